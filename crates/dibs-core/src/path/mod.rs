@@ -1,0 +1,1 @@
+//! One path: packet numbers, acknowledgements, loss detection, congestion control, MTU.

@@ -1,0 +1,1 @@
+//! The session with a peer: handshake, keys, replay windows, rekey.

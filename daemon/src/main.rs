@@ -1,0 +1,2 @@
+//! (see Cargo.toml)
+fn main() {}
