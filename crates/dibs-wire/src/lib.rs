@@ -1,1 +1,16 @@
-//! (see Cargo.toml)
+//! Bytes only: IP and TCP views, sequence numbers, the virtio header and the frames that two
+//! daemons exchange. Nothing here knows keys, time or state.
+//!
+//! Parsers take bytes from the network or from a peer. They return an error for anything that is
+//! not well formed and never panic; accessors of a parsed value cannot fail.
+
+pub mod bytes;
+pub mod checksum;
+pub mod emit;
+pub mod frame;
+pub mod packet;
+pub mod seq;
+pub mod virtio;
+
+pub use packet::{Packet, ParseError, Segment, Tuple};
+pub use seq::SeqNumber;
