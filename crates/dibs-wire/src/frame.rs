@@ -32,6 +32,7 @@ const HAS_OPTIONS: u8 = 0x04;
 const HAS_URGENT: u8 = 0x08;
 const HAS_OPEN: u8 = 0x10;
 const IS_SOLO: u8 = 0x20;
+const IS_FIRST: u8 = 0x40;
 
 /// Longest options of a TCP header.
 pub const MAX_TCP_OPTIONS: usize = 40;
@@ -107,6 +108,8 @@ pub struct Chunk<'a> {
     pub incarnation: u16,
     /// Restored on its own (true) or in the order of its epoch.
     pub solo: bool,
+    /// The epoch begins with this chunk.
+    pub first: bool,
     /// The epoch.
     pub epoch: u32,
     /// Stream offset of the first byte.
@@ -263,7 +266,7 @@ pub const CONTROL_OVERHEAD: usize = 7;
 /// Bytes around the ranges of an acknowledgement frame.
 pub const ACK_OVERHEAD: usize = 3;
 
-fn flag_bits(tcp: &TcpFields<'_>, open: bool, solo: bool) -> u8 {
+fn flag_bits(tcp: &TcpFields<'_>, open: bool) -> u8 {
     let mut bits = 0;
     for (present, bit) in [
         (tcp.timestamps.is_some(), HAS_TIMESTAMPS),
@@ -271,7 +274,6 @@ fn flag_bits(tcp: &TcpFields<'_>, open: bool, solo: bool) -> u8 {
         (tcp.options.is_some(), HAS_OPTIONS),
         (tcp.urgent.is_some(), HAS_URGENT),
         (open, HAS_OPEN),
-        (solo, IS_SOLO),
     ] {
         if present {
             bits |= bit;
@@ -419,7 +421,9 @@ impl Chunk<'_> {
     /// Writes the frame; it takes [`chunk_len`] bytes.
     pub fn encode(&self, w: &mut Writer<'_>) {
         w.u8(CHUNK);
-        w.u8(flag_bits(&self.tcp, self.open.is_some(), self.solo));
+        w.u8(flag_bits(&self.tcp, self.open.is_some())
+            | if self.solo { IS_SOLO } else { 0 }
+            | if self.first { IS_FIRST } else { 0 });
         w.u32(self.flow);
         w.u16(self.incarnation);
         w.u32(self.epoch);
@@ -436,7 +440,7 @@ impl EmptySegment<'_> {
     /// Writes the frame; it takes [`segment_len`] bytes.
     pub fn encode(&self, w: &mut Writer<'_>) {
         w.u8(SEGMENT);
-        w.u8(flag_bits(&self.tcp, self.open.is_some(), false));
+        w.u8(flag_bits(&self.tcp, self.open.is_some()));
         w.u32(self.flow);
         w.u16(self.incarnation);
         w.u32(self.seq.raw());
@@ -564,11 +568,12 @@ impl<'a> Frames<'a> {
             ACK => Frame::Ack(block(r)?),
             CHUNK => {
                 let bits = r.u8()?;
-                if bits & !0x3f != 0 {
+                if bits & !0x7f != 0 {
                     return Err(FrameError::UnknownFlags(bits));
                 }
                 Frame::Chunk(Chunk {
                     solo: bits & IS_SOLO != 0,
+                    first: bits & IS_FIRST != 0,
                     flow: r.u32()?,
                     incarnation: r.u16()?,
                     epoch: r.u32()?,

@@ -56,6 +56,7 @@ fn samples() -> Vec<Frame<'static>> {
             flow: 1,
             incarnation: 2,
             solo,
+            first: !solo,
             epoch: 3,
             offset: BASE_OFFSET + 4,
             crc: 5,
