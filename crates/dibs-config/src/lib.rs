@@ -1,1 +1,339 @@
-//! (see Cargo.toml)
+//! The configuration file of `dibsd`: its keys, their defaults, and every check that needs no host.
+//!
+//! [`parse`] turns TOML into a [`Config`] whose values need no further checking, or says in one
+//! sentence what is wrong, where, and what was probably meant. Nothing here touches the network;
+//! only [`load`] and the key readers touch files.
+
+mod check;
+mod error;
+mod keys;
+mod match_expr;
+mod parse;
+mod table;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+
+pub use check::{DaySpan, PortRange};
+pub use error::{Error, Invalid};
+pub use keys::{
+    KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
+    read_private_key,
+};
+pub use match_expr::MatchExpr;
+use table::Origin;
+
+/// Said at each load, in `status` and on `enable` wherever `scramble` is in use.
+pub const SCRAMBLE_WARNING: &str = "scramble: text can be recovered from the untrusted path alone \
+     (docs/threat-model.md); for secrecy use seal or share";
+
+/// The kinds of bump that this version's daemon carries; the file may name the others already.
+pub const CARRIED: &[BumpKind] = &[BumpKind::Scramble];
+
+/// A configuration whose values were checked one by one and against each other.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Section `[daemon]`.
+    pub daemon: Daemon,
+    /// Each `[[path]]`, in order of the file; at least one is trusted.
+    pub paths: Vec<PathConfig>,
+    /// Each `[[peer]]`, in order of the file.
+    pub peers: Vec<PeerConfig>,
+    /// The three built-in bumps, then each `[[bump]]` in order of the file.
+    pub bumps: Vec<BumpConfig>,
+    /// Each `[[rule]]`, in order of the file, which is the order in which they are tried.
+    pub rules: Vec<RuleConfig>,
+    origin: Origin,
+}
+
+/// Section `[daemon]`; a missing key has the value that is shown here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Daemon {
+    /// `/etc/dibs/private.key`; see [`read_private_key`].
+    pub private_key_file: PathBuf,
+    /// `/run/dibs/dibsd.sock`
+    pub control_socket: PathBuf,
+    /// 5300; the UDP port of all paths.
+    pub port: u16,
+    /// 0x3f000000; one run of at least six bits of the firewall mark.
+    pub mark_mask: u32,
+    /// 5200; the routing table of bump id n is `table_base + n`, n below 16.
+    pub table_base: u32,
+    /// `closed`
+    pub fail: Fail,
+    /// `on`
+    pub integrity: Integrity,
+    /// `balanced`
+    pub scheduler: Scheduler,
+    /// 0.05; the least part, 0 to 1, of each chained flow's bytes that goes by trusted paths.
+    pub trusted_share: f64,
+    /// `hold`
+    pub on_trusted_down: OnTrustedDown,
+    /// What `enable` takes without `--bump`; none: it must be named.
+    pub default_bump: Option<String>,
+}
+
+/// What becomes of steered traffic while the daemon is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fail {
+    /// Blocked until the daemon is back.
+    Closed,
+    /// Let go in plain.
+    Open,
+}
+
+/// Whether scrambled data is authenticated, or bare as in the papers (SECURITY 3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Integrity {
+    /// Every datagram is authenticated.
+    On,
+    /// The papers' bare scheme.
+    Off,
+}
+
+/// How datagrams are shared out over the paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheduler {
+    /// Earliest predicted delivery within the windows.
+    Balanced,
+    /// The lowest round trip with room.
+    LowestRtt,
+    /// In turn.
+    RoundRobin,
+    /// Every chunk by every path that its placement allows.
+    Redundant,
+    /// Blocking estimation: a slow path is left out where it would delay the fast one.
+    Blest,
+}
+
+/// What chained flows do while no trusted path is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnTrustedDown {
+    /// Wait.
+    Hold,
+    /// Go on by untrusted paths alone.
+    Untrusted,
+}
+
+/// Whether somebody may be listening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Nobody is.
+    Trusted,
+    /// Somebody may be.
+    Untrusted,
+}
+
+/// A `[[path]]`: a way out of this host. Has an interface, an address, or both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathConfig {
+    /// Unique.
+    pub name: String,
+    /// The interface that its socket is bound to. Always there where two paths differ in trust.
+    pub interface: Option<String>,
+    /// The local address, where the interface has several.
+    pub address: Option<IpAddr>,
+    /// This end's label.
+    pub trust: Trust,
+}
+
+/// A `[[peer]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerConfig {
+    /// Unique.
+    pub name: String,
+    /// Unique.
+    pub public_key: PublicKey,
+    /// See [`read_preshared_key`].
+    pub preshared_key_file: Option<PathBuf>,
+    /// The hosts behind this peer, host bits zero. No two peers have the same prefix; where one
+    /// prefix contains another, the longest decides.
+    pub addresses: Vec<IpNet>,
+    /// Where the peer listens, by name of a local path. A missing path waits to be called.
+    pub endpoints: Vec<(String, SocketAddr)>,
+}
+
+/// What a bump does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BumpKind {
+    /// The papers' XOR scrambler.
+    Scramble,
+    /// Secret sharing over the paths.
+    Share,
+    /// Authenticated encryption.
+    Seal,
+    /// Somebody else's TUN or TAP device; dibs only steers to it.
+    Device,
+}
+
+/// A bump: built in, or a `[[bump]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BumpConfig {
+    /// Unique.
+    pub name: String,
+    /// What it does.
+    pub kind: BumpKind,
+    /// The device of a [`BumpKind::Device`], none of the others.
+    pub device: Option<String>,
+}
+
+/// A protocol that rules select.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// TCP, the only one that is steered.
+    Tcp,
+}
+
+/// A `[[rule]]`: connections that match in everything it names take its bump.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleConfig {
+    /// A name out of [`Config::bumps`].
+    pub bump: String,
+    /// `tcp`
+    pub protocol: Protocol,
+    /// Local ports; empty: any.
+    pub sport: Vec<PortRange>,
+    /// Remote ports; empty: any.
+    pub dport: Vec<PortRange>,
+    /// Owner of the socket by number. Not together with `user`.
+    pub uid: Option<u32>,
+    /// Owner of the socket by name.
+    pub user: Option<String>,
+    /// Group of the socket.
+    pub gid: Option<u32>,
+    /// Remote addresses; empty: any.
+    pub destination: Vec<IpNet>,
+    /// When the rule holds.
+    pub time: Option<DaySpan>,
+    /// Further matches of iptables.
+    pub match_expr: Option<MatchExpr>,
+}
+
+/// Reads and checks the file.
+pub fn load(path: &Path) -> Result<Config, Error> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
+        file: name.clone(),
+        reason: error.to_string(),
+    })?;
+    parse(&name, &text)
+}
+
+/// Checks `text`; `name` is what errors call the file.
+pub fn parse(name: &str, text: &str) -> Result<Config, Error> {
+    parse::config(name, text)
+}
+
+impl Config {
+    /// The bump of that name.
+    pub fn bump(&self, name: &str) -> Option<&BumpConfig> {
+        self.bumps.iter().find(|bump| bump.name == name)
+    }
+
+    /// Refuses a file that uses a bump which this version does not carry ([`CARRIED`]): as the
+    /// default, in a rule, or declared as a device.
+    pub fn check_carried(&self) -> Result<(), Error> {
+        let default = self.daemon.default_bump.iter();
+        let uses = default
+            .map(|name| ("daemon.default_bump".to_owned(), name))
+            .chain(
+                self.rules
+                    .iter()
+                    .enumerate()
+                    .map(|(i, r)| (format!("rule.{i}.bump"), &r.bump)),
+            )
+            .chain(
+                self.declared_bumps()
+                    .map(|(i, bump)| (format!("bump.{i}.kind"), &bump.name)),
+            );
+        for (key, name) in uses {
+            let bump = self
+                .bump(name)
+                .expect("parse() lets only known bumps through");
+            if !CARRIED.contains(&bump.kind) {
+                let carried: Vec<_> = CARRIED.iter().map(BumpKind::as_str).collect();
+                return Err(self.refuse(
+                    &key,
+                    format!("this version of dibsd does not carry the bump \"{name}\" yet"),
+                    Some(format!("it carries {}", carried.join(", "))),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the user should hear at each load, one sentence each.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let scrambles = |name: &String| {
+            self.bump(name)
+                .is_some_and(|bump| bump.kind == BumpKind::Scramble)
+        };
+        if self
+            .daemon
+            .default_bump
+            .iter()
+            .chain(self.rules.iter().map(|r| &r.bump))
+            .any(scrambles)
+        {
+            warnings.push(SCRAMBLE_WARNING.to_owned());
+        }
+        if self.daemon.integrity == Integrity::Off {
+            warnings.push(
+                "integrity = \"off\": scrambled data is not authenticated, whoever is on an \
+                 untrusted path can change it"
+                    .to_owned(),
+            );
+        }
+        if self.daemon.on_trusted_down == OnTrustedDown::Untrusted {
+            warnings.push(
+                "on_trusted_down = \"untrusted\": with the trusted paths down, scrambled data \
+                 goes by untrusted paths alone"
+                    .to_owned(),
+            );
+        }
+        if self.daemon.fail == Fail::Open {
+            warnings.push(
+                "fail = \"open\": while dibsd is away, connections go on in plain".to_owned(),
+            );
+        }
+        warnings
+    }
+
+    /// An error at the place of a key that this file is otherwise right to have, such as
+    /// `daemon.scheduler` or `rule.0.bump`; a key that the file leaves out is placed at its top.
+    pub fn refuse(&self, key: &str, message: String, hint: Option<String>) -> Error {
+        self.origin.error_at(key, message, hint)
+    }
+
+    fn declared_bumps(&self) -> impl Iterator<Item = (usize, &BumpConfig)> {
+        self.bumps
+            .iter()
+            .filter(|bump| bump.kind == BumpKind::Device)
+            .enumerate()
+    }
+}
+
+impl BumpKind {
+    /// Its name in the file.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            BumpKind::Scramble => "scramble",
+            BumpKind::Share => "share",
+            BumpKind::Seal => "seal",
+            BumpKind::Device => "device",
+        }
+    }
+}
+
+impl Trust {
+    /// Its name in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Trust::Trusted => "trusted",
+            Trust::Untrusted => "untrusted",
+        }
+    }
+}

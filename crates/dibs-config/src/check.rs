@@ -1,0 +1,363 @@
+//! The shapes of single values.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+use crate::table::Wrong;
+
+/// Ports `first..=last`, `first <= last`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    /// Lowest, at least 1.
+    pub first: u16,
+    /// Highest.
+    pub last: u16,
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}-{}", self.first, self.last)
+        }
+    }
+}
+
+/// A part of each day by the host's local time, from `start` up to, not including, `end`, in
+/// minutes after midnight. `end` below `start` reaches into the next day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DaySpan {
+    /// 0 to 1439.
+    pub start: u16,
+    /// 0 to 1439, not `start`.
+    pub end: u16,
+}
+
+impl DaySpan {
+    /// Whether a minute after midnight lies within.
+    pub fn contains(self, minute: u16) -> bool {
+        if self.start < self.end {
+            (self.start..self.end).contains(&minute)
+        } else {
+            minute >= self.start || minute < self.end
+        }
+    }
+}
+
+impl fmt::Display for DaySpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (start, end) = (self.start, self.end);
+        write!(
+            f,
+            "{:02}:{:02}-{:02}:{:02}",
+            start / 60,
+            start % 60,
+            end / 60,
+            end % 60
+        )
+    }
+}
+
+/// `8000-8010`, or `80`.
+pub(crate) fn port_range(text: &str) -> Result<PortRange, Wrong> {
+    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (port(first), port(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(PortRange { first, last }),
+        _ => Err(Wrong::new(
+            format!(
+                "\"{}\" is not a port or a range of ports",
+                text.escape_debug()
+            ),
+            "a port is 80, a range \"8000-8010\", several [80, \"8000-8010\"]",
+        )),
+    }
+}
+
+/// `08:00-18:00`
+pub(crate) fn day_span(text: &str) -> Result<DaySpan, Wrong> {
+    let number = |text: &str, limit: u16| {
+        let digits = text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit());
+        text.parse::<u16>()
+            .ok()
+            .filter(|number| digits && *number < limit)
+    };
+    let minute = |text: &str| {
+        let (hour, minute) = text.split_once(':')?;
+        Some(number(hour, 24)? * 60 + number(minute, 60)?)
+    };
+    let parsed = text
+        .split_once('-')
+        .and_then(|(start, end)| Some((minute(start)?, minute(end)?)));
+    match parsed {
+        Some((start, end)) if start == end => Err(Wrong::new(
+            format!("\"{text}\" is empty"),
+            "leave time out for a rule that always holds",
+        )),
+        Some((start, end)) => Ok(DaySpan { start, end }),
+        None => Err(Wrong::new(
+            format!("\"{}\" is not a part of a day", text.escape_debug()),
+            "write \"08:00-18:00\"",
+        )),
+    }
+}
+
+/// A mask that is one run of at least six bits: four for the bump id, OVERRIDE, LOCKED.
+pub(crate) fn mark_mask(mask: u32) -> Result<u32, Wrong> {
+    let run = mask.checked_shr(mask.trailing_zeros()).unwrap_or(0);
+    if run.wrapping_add(1) & run != 0 || mask == 0 {
+        return Err(Wrong::new(
+            format!("{mask:#x} is not one run of bits"),
+            "such as the default 0x3f000000",
+        ));
+    }
+    if mask.count_ones() < 6 {
+        return Err(Wrong::new(
+            format!(
+                "{mask:#x} has {} bits, and six are needed",
+                mask.count_ones()
+            ),
+            "such as the default 0x3f000000",
+        ));
+    }
+    Ok(mask)
+}
+
+/// A network, or an address, which stands for itself alone.
+pub(crate) fn prefix(text: &str) -> Result<IpNet, Wrong> {
+    let parsed = text
+        .parse::<IpNet>()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    match parsed {
+        Ok(net) if net.trunc() != net => Err(Wrong::new(
+            format!("\"{net}\" has bits set behind its prefix length"),
+            format!("{} or {}/{}", net.trunc(), net.addr(), net.max_prefix_len()),
+        )),
+        Ok(net) => Ok(net),
+        Err(_) => Err(Wrong::new(
+            format!(
+                "\"{}\" is not an address with prefix length",
+                text.escape_debug()
+            ),
+            "write \"10.0.1.2/32\" or \"fd00::/64\"",
+        )),
+    }
+}
+
+/// A prefix that traffic may be steered to (SECURITY 6).
+pub(crate) fn steered_prefix(text: &str) -> Result<IpNet, Wrong> {
+    let net = prefix(text)?;
+    let address = net.network();
+    if net.prefix_len() > 0 && (address.is_loopback() || address.is_multicast()) {
+        let kind = if address.is_loopback() {
+            "loopback"
+        } else {
+            "multicast"
+        };
+        return Err(Wrong::bare(format!(
+            "\"{net}\" is {kind}, which is never steered"
+        )));
+    }
+    Ok(net)
+}
+
+/// A local address that a socket can be bound to and a peer can answer.
+pub(crate) fn local_address(text: &str) -> Result<IpAddr, Wrong> {
+    match text.parse::<IpAddr>() {
+        Ok(address) if address.is_unspecified() || address.is_multicast() => Err(Wrong::bare(
+            format!("\"{address}\" is not the address of one interface"),
+        )),
+        Ok(address) => Ok(address),
+        Err(_) => Err(Wrong::new(
+            format!("\"{}\" is not an address", text.escape_debug()),
+            "write \"10.0.1.1\", without prefix length",
+        )),
+    }
+}
+
+/// An address with port.
+pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, Wrong> {
+    let wrong = match text.parse::<SocketAddr>() {
+        Ok(endpoint) if endpoint.port() == 0 => "has port 0",
+        Ok(endpoint) if endpoint.ip().is_unspecified() || endpoint.ip().is_multicast() => {
+            "is not the address of one host"
+        }
+        Ok(endpoint) => return Ok(endpoint),
+        Err(_) => match text.trim_matches(['[', ']']).parse::<IpAddr>() {
+            Ok(IpAddr::V4(address)) => {
+                return Err(Wrong::new(
+                    "has no port",
+                    format!("write \"{address}:5300\""),
+                ));
+            }
+            Ok(IpAddr::V6(address)) => {
+                return Err(Wrong::new(
+                    "has no port",
+                    format!("write \"[{address}]:5300\""),
+                ));
+            }
+            Err(_) => "is not an address with port",
+        },
+    };
+    Err(Wrong::new(
+        format!("\"{}\" {wrong}", text.escape_debug()),
+        "write \"10.0.1.2:5300\" or \"[fd00::2]:5300\"",
+    ))
+}
+
+/// The name of a path, peer or bump: fit for a table, a comment in iptables and a command line.
+pub(crate) fn name(text: &str) -> Result<String, Wrong> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    if (1..=32).contains(&text.len()) && text.chars().all(fits) && !text.starts_with(['-', '.']) {
+        return Ok(text.to_owned());
+    }
+    Err(Wrong::new(
+        format!("\"{}\" is not a name", text.escape_debug()),
+        "1 to 32 letters, digits, \"_\", \"-\" and \".\", the first not \"-\" or \".\"",
+    ))
+}
+
+/// The name of an interface: what the kernel takes, less what shells and iptables (`+`) misread.
+pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "_.-:@".contains(c);
+    if (1..=15).contains(&text.len()) && text.chars().all(fits) && !text.starts_with(['-', '.']) {
+        return Ok(text.to_owned());
+    }
+    Err(Wrong::new(
+        format!(
+            "\"{}\" is not the name of an interface",
+            text.escape_debug()
+        ),
+        "1 to 15 letters, digits and \"_.-:@\", as `ip link` shows it",
+    ))
+}
+
+/// The name of a user.
+pub(crate) fn user(text: &str) -> Result<String, Wrong> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "_.-@".contains(c);
+    let body = text.strip_suffix('$').unwrap_or(text);
+    if (1..=32).contains(&body.len()) && body.chars().all(fits) && !body.starts_with(['-', '.']) {
+        return Ok(text.to_owned());
+    }
+    Err(Wrong::new(
+        format!("\"{}\" is not the name of a user", text.escape_debug()),
+        "for a number use uid",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mark_masks() {
+        for good in [0x3f00_0000, 0x3f, 0xfc00_0000, u32::MAX, 0x0007_f800] {
+            assert_eq!(mark_mask(good).unwrap(), good);
+        }
+        for bad in [0, 1, 0x1f, 0x3f00_0001, 0x7e00_7e00, 0xf800_0000] {
+            assert!(mark_mask(bad).is_err(), "{bad:#x}");
+        }
+    }
+
+    #[test]
+    fn day_spans_may_cross_midnight() {
+        let day = day_span("08:00-18:00").unwrap();
+        assert!(day.contains(8 * 60) && day.contains(17 * 60 + 59));
+        assert!(!day.contains(7 * 60 + 59) && !day.contains(18 * 60));
+        let night = day_span("22:30-06:00").unwrap();
+        assert!(night.contains(23 * 60) && night.contains(0) && !night.contains(12 * 60));
+        assert_eq!(night.to_string(), "22:30-06:00");
+        for bad in [
+            "08:00",
+            "8:00-18:00",
+            "08:00-24:00",
+            "08:60-09:00",
+            "+8:00-09:00",
+            "1:1-2:2",
+        ] {
+            assert!(day_span(bad).is_err(), "{bad}");
+        }
+        assert!(day_span("08:00-08:00").is_err());
+    }
+
+    #[test]
+    fn port_ranges() {
+        assert_eq!(
+            port_range("80").unwrap(),
+            PortRange {
+                first: 80,
+                last: 80
+            }
+        );
+        assert_eq!(port_range("8000-8010").unwrap().to_string(), "8000-8010");
+        for bad in ["0", "", "-", "9-8", "1-65536", "http", "1 - 2"] {
+            assert!(port_range(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn prefixes() {
+        assert_eq!(prefix("10.0.1.2").unwrap().to_string(), "10.0.1.2/32");
+        assert_eq!(prefix("fd00::/64").unwrap().to_string(), "fd00::/64");
+        assert!(
+            prefix("10.0.1.2/24")
+                .unwrap_err()
+                .hint
+                .unwrap()
+                .contains("10.0.1.0/24")
+        );
+        for bad in ["10.0.1/24", "10.0.1.2/33", "host", "fd00::/129", ""] {
+            assert!(prefix(bad).is_err(), "{bad}");
+        }
+        assert!(steered_prefix("0.0.0.0/0").is_ok());
+        assert!(steered_prefix("127.0.0.0/8").is_err() && steered_prefix("ff02::/16").is_err());
+    }
+
+    #[test]
+    fn endpoints_need_a_port() {
+        assert!(endpoint("10.0.1.2:5300").is_ok() && endpoint("[fd00::2]:1").is_ok());
+        assert_eq!(
+            endpoint("fd00::2").unwrap_err().hint.unwrap(),
+            "write \"[fd00::2]:5300\""
+        );
+        assert_eq!(
+            endpoint("10.0.1.2").unwrap_err().hint.unwrap(),
+            "write \"10.0.1.2:5300\""
+        );
+        for bad in [
+            "10.0.1.2:0",
+            "0.0.0.0:1",
+            "server:5300",
+            "10.0.1.2:65536",
+            "224.0.0.1:5",
+        ] {
+            assert!(endpoint(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_carry_nothing_into_commands() {
+        for bad in [
+            "",
+            "-j",
+            "a b",
+            "a\nb",
+            "a;b",
+            "a+",
+            "..",
+            "x\u{e9}",
+            "\"",
+            &"x".repeat(33),
+        ] {
+            assert!(
+                name(bad).is_err() && interface(bad).is_err() && user(bad).is_err(),
+                "{bad:?}"
+            );
+        }
+        assert!(interface("sixteen-letters-").is_err() && interface("wlp0s20f3").is_ok());
+        assert!(user("machine$").is_ok() && user("www-data").is_ok());
+    }
+}

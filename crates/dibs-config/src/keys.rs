@@ -1,0 +1,293 @@
+//! Keys in WireGuard's form: 32 bytes, base64.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use x25519_dalek::StaticSecret;
+use zeroize::Zeroizing;
+
+/// A text is no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Not the base64 of 32 bytes.
+    #[error("is not a key, which is the base64 of 32 bytes")]
+    Form,
+    /// A point of small order: whoever uses it agrees on a secret that everybody knows.
+    #[error("is not a usable public key")]
+    Weak,
+}
+
+/// A file that should hold a key does not.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    /// The file could not be read.
+    #[error("key file {}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// Group or others may access it.
+    #[error("key file {} is open to others than its owner (mode {mode:04o}); chmod 600 it", path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A directory, device or the like.
+    #[error("key file {} is not a file", path.display())]
+    NotAFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It holds something else.
+    #[error("the content of key file {} {error}", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: KeyError,
+    },
+}
+
+/// An X25519 public key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PublicKey([u8; 32]);
+
+impl PublicKey {
+    /// The key's bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        let bytes = decode(text)?;
+        let probe = StaticSecret::from([1; 32]).diffie_hellman(&(*bytes).into());
+        if probe.was_contributory() {
+            Ok(PublicKey(*bytes))
+        } else {
+            Err(KeyError::Weak)
+        }
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&STANDARD.encode(self.0))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// An X25519 private key, wiped when dropped.
+#[derive(Clone)]
+pub struct PrivateKey(StaticSecret);
+
+impl PrivateKey {
+    /// A new key out of the system's generator.
+    pub fn generate() -> Self {
+        PrivateKey(StaticSecret::from(*random()))
+    }
+
+    /// The key that the base64 in `text` stands for.
+    pub fn from_base64(text: &str) -> Result<Self, KeyError> {
+        Ok(PrivateKey(StaticSecret::from(*decode(text)?)))
+    }
+
+    /// The public key that belongs to it.
+    pub fn public(&self) -> PublicKey {
+        PublicKey(x25519_dalek::PublicKey::from(&self.0).to_bytes())
+    }
+
+    /// The key's bytes; clamping is X25519's business.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        self.0.as_bytes()
+    }
+
+    /// The key as files hold it.
+    pub fn to_base64(&self) -> Zeroizing<String> {
+        encode(self.as_bytes())
+    }
+}
+
+/// A preshared key, wiped when dropped.
+#[derive(Clone)]
+pub struct PresharedKey(Zeroizing<[u8; 32]>);
+
+impl PresharedKey {
+    /// A new key out of the system's generator.
+    pub fn generate() -> Self {
+        PresharedKey(random())
+    }
+
+    /// The key that the base64 in `text` stands for.
+    pub fn from_base64(text: &str) -> Result<Self, KeyError> {
+        decode(text).map(PresharedKey)
+    }
+
+    /// The key's bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The key as files hold it.
+    pub fn to_base64(&self) -> Zeroizing<String> {
+        encode(&self.0)
+    }
+}
+
+/// Reads a private key from a file that only its owner may access.
+pub fn read_private_key(path: &Path) -> Result<PrivateKey, KeyFileError> {
+    read(path, PrivateKey::from_base64)
+}
+
+/// Reads a preshared key from a file that only its owner may access.
+pub fn read_preshared_key(path: &Path) -> Result<PresharedKey, KeyFileError> {
+    read(path, PresharedKey::from_base64)
+}
+
+fn read<K>(path: &Path, parse: fn(&str) -> Result<K, KeyError>) -> Result<K, KeyFileError> {
+    let path = path.to_owned();
+    let io = |error| KeyFileError::Io {
+        path: path.clone(),
+        error,
+    };
+    // The opened file is what is asked for its mode, so that it cannot be another one by then.
+    let file = File::open(&path).map_err(io)?;
+    let metadata = file.metadata().map_err(io)?;
+    if !metadata.is_file() {
+        return Err(KeyFileError::NotAFile { path });
+    }
+    let mode = metadata.permissions().mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(KeyFileError::Exposed { path, mode });
+    }
+    // Full capacity from the start: a growing buffer leaves copies of the key behind.
+    const LIMIT: usize = 256;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(LIMIT));
+    file.take(LIMIT as u64)
+        .read_to_end(&mut bytes)
+        .map_err(io)?;
+    std::str::from_utf8(&bytes)
+        .map_err(|_| KeyError::Form)
+        .and_then(|text| parse(text.trim_ascii()))
+        .map_err(|error| KeyFileError::Key { path, error })
+}
+
+fn random() -> Zeroizing<[u8; 32]> {
+    let mut bytes = Zeroizing::new([0; 32]);
+    getrandom::fill(&mut *bytes).expect("the system's generator serves since boot");
+    bytes
+}
+
+fn decode(text: &str) -> Result<Zeroizing<[u8; 32]>, KeyError> {
+    // 44 characters hold up to 33 bytes.
+    let mut bytes = Zeroizing::new([0; 33]);
+    if text.len() != 44 || STANDARD.decode_slice(text, &mut *bytes) != Ok(32) {
+        return Err(KeyError::Form);
+    }
+    let mut key = Zeroizing::new([0; 32]);
+    key.copy_from_slice(&bytes[..32]);
+    Ok(key)
+}
+
+fn encode(key: &[u8; 32]) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(44));
+    STANDARD.encode_string(key, &mut text);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// RFC 7748, 6.1, in base64.
+    const PRIVATE: &str = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
+    const PUBLIC: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
+
+    #[test]
+    fn public_key_of_rfc_7748() {
+        let key = PrivateKey::from_base64(PRIVATE).unwrap();
+        assert_eq!(key.public().to_string(), PUBLIC);
+        assert_eq!(*key.to_base64(), PRIVATE);
+    }
+
+    #[test]
+    fn new_keys_differ() {
+        assert_ne!(
+            PrivateKey::generate().as_bytes(),
+            PrivateKey::generate().as_bytes()
+        );
+        let psk = PresharedKey::generate();
+        let again = PresharedKey::from_base64(&psk.to_base64()).unwrap();
+        assert_eq!(again.as_bytes(), psk.as_bytes());
+    }
+
+    #[test]
+    fn other_texts_are_no_keys() {
+        let unpadded = &PUBLIC[..43];
+        let trailing_bits = PUBLIC.replace("mo=", "mp=");
+        for bad in [
+            "",
+            "key",
+            unpadded,
+            &trailing_bits,
+            &PUBLIC.replace('/', "_"),
+        ] {
+            assert_eq!(bad.parse::<PublicKey>(), Err(KeyError::Form), "{bad}");
+        }
+        let zero = STANDARD.encode([0; 32]);
+        assert_eq!(zero.parse::<PublicKey>(), Err(KeyError::Weak));
+    }
+
+    #[test]
+    fn key_files_belong_to_their_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, format!("{PRIVATE}\n")).unwrap();
+        for (mode, open) in [(0o600, false), (0o400, false), (0o640, true), (0o604, true)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            match read_private_key(&path) {
+                Ok(key) => assert!(!open && key.public().to_string() == PUBLIC, "{mode:o}"),
+                Err(error) => {
+                    assert!(
+                        open && matches!(error, KeyFileError::Exposed { .. }),
+                        "{error}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn key_files_hold_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let error = |path| read_preshared_key(path).err().unwrap();
+        assert!(matches!(error(&path), KeyFileError::Io { .. }));
+        assert!(matches!(error(dir.path()), KeyFileError::NotAFile { .. }));
+        for content in [&b""[..], b"\xff\xfe", &[b'A'; 1000]] {
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(matches!(error(&path), KeyFileError::Key { .. }));
+        }
+    }
+}

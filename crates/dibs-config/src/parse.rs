@@ -1,0 +1,453 @@
+//! From tables to a [`Config`]: the sections one by one, each against those before it.
+
+use std::path::PathBuf;
+
+use crate::check;
+use crate::error::Error;
+use crate::table::{Source, Table, Value, Wrong, meant};
+use crate::{
+    BumpConfig, BumpKind, Config, Daemon, Fail, Integrity, MatchExpr, OnTrustedDown, PathConfig,
+    PeerConfig, PortRange, Protocol, RuleConfig, Scheduler, Trust,
+};
+
+const SECTIONS: &[&str] = &["daemon", "path", "peer", "bump", "rule"];
+const DAEMON: &[&str] = &[
+    "private_key_file",
+    "control_socket",
+    "port",
+    "mark_mask",
+    "table_base",
+    "fail",
+    "integrity",
+    "scheduler",
+    "trusted_share",
+    "on_trusted_down",
+    "default_bump",
+];
+const PATH: &[&str] = &["name", "interface", "address", "trust"];
+const PEER: &[&str] = &[
+    "name",
+    "public_key",
+    "preshared_key_file",
+    "addresses",
+    "endpoints",
+];
+const BUMP: &[&str] = &["name", "kind", "device"];
+const RULE: &[&str] = &[
+    "bump",
+    "protocol",
+    "dport",
+    "sport",
+    "uid",
+    "user",
+    "gid",
+    "destination",
+    "time",
+    "match",
+];
+
+/// Ids are four bits: 0 is no bump, 15 the daemon's own sockets, three are built in.
+const MOST_DEVICES: usize = 11;
+
+/// Tables 253 to 255 are the kernel's.
+const LOWEST_TABLE: u32 = 256;
+
+pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
+    let source = Source::new(name, text);
+    let mut root = source.root(SECTIONS)?;
+
+    let (daemon, default_bump) = daemon(root.take("daemon"))?;
+    let paths = paths(tables(&mut root, "path", "[[path]]", PATH)?)?;
+    let peers = peers(tables(&mut root, "peer", "[[peer]]", PEER)?, &paths)?;
+    let bumps = bumps(tables(&mut root, "bump", "[[bump]]", BUMP)?)?;
+    let default_bump = default_bump
+        .map(|value| known_bump(&value, &bumps))
+        .transpose()?;
+    let rules = tables(&mut root, "rule", "[[rule]]", RULE)?;
+    let rules = rules
+        .into_iter()
+        .map(|table| rule(table, &bumps))
+        .collect::<Result<_, _>>()?;
+
+    let daemon = Daemon {
+        default_bump,
+        ..daemon
+    };
+    let config = Config {
+        daemon,
+        paths,
+        peers,
+        bumps,
+        rules,
+        origin: source.into_origin(),
+    };
+    if !config.paths.iter().any(|path| path.trust == Trust::Trusted) {
+        return Err(config.refuse(
+            "path.0.trust",
+            "no path is trusted, and keys are agreed over a trusted one".to_owned(),
+            Some("write trust = \"trusted\" in the [[path]] that nobody listens to".to_owned()),
+        ));
+    }
+    Ok(config)
+}
+
+fn tables<'a>(
+    root: &mut Table<'a>,
+    key: &'static str,
+    title: &'static str,
+    known: &[&'static str],
+) -> Result<Vec<Table<'a>>, Error> {
+    root.take(key)
+        .map_or(Ok(Vec::new()), |value| value.tables(title, known))
+}
+
+/// The section, and its default bump, to be checked once the bumps are known.
+fn daemon(section: Option<Value<'_>>) -> Result<(Daemon, Option<Value<'_>>), Error> {
+    let mut daemon = Daemon {
+        private_key_file: PathBuf::from("/etc/dibs/private.key"),
+        control_socket: PathBuf::from("/run/dibs/dibsd.sock"),
+        port: 5300,
+        mark_mask: 0x3f00_0000,
+        table_base: 5200,
+        fail: Fail::Closed,
+        integrity: Integrity::On,
+        scheduler: Scheduler::Balanced,
+        trusted_share: 0.05,
+        on_trusted_down: OnTrustedDown::Hold,
+        default_bump: None,
+    };
+    let Some(section) = section else {
+        return Ok((daemon, None));
+    };
+    let mut table = section.table("[daemon]", DAEMON)?;
+    if let Some(value) = table.take("private_key_file") {
+        daemon.private_key_file = file(&value)?;
+    }
+    if let Some(value) = table.take("control_socket") {
+        daemon.control_socket = socket(&value)?;
+    }
+    if let Some(value) = table.take("port") {
+        daemon.port = port(&value)?;
+    }
+    if let Some(value) = table.take("mark_mask") {
+        let mask = value.integer(0..=u32::MAX)?;
+        daemon.mark_mask = check::mark_mask(mask).map_err(|wrong| value.error(wrong))?;
+    }
+    if let Some(value) = table.take("table_base") {
+        daemon.table_base = value.integer(LOWEST_TABLE..=u32::MAX - 16)?;
+    }
+    if let Some(value) = table.take("fail") {
+        daemon.fail = value.one_of(&[("closed", Fail::Closed), ("open", Fail::Open)])?;
+    }
+    if let Some(value) = table.take("integrity") {
+        daemon.integrity = value.one_of(&[("on", Integrity::On), ("off", Integrity::Off)])?;
+    }
+    if let Some(value) = table.take("scheduler") {
+        daemon.scheduler = value.one_of(&[
+            ("balanced", Scheduler::Balanced),
+            ("lowest-rtt", Scheduler::LowestRtt),
+            ("round-robin", Scheduler::RoundRobin),
+            ("redundant", Scheduler::Redundant),
+            ("blest", Scheduler::Blest),
+        ])?;
+    }
+    if let Some(value) = table.take("trusted_share") {
+        daemon.trusted_share = value.number(0.0..=1.0)?;
+    }
+    if let Some(value) = table.take("on_trusted_down") {
+        daemon.on_trusted_down = value.one_of(&[
+            ("hold", OnTrustedDown::Hold),
+            ("untrusted", OnTrustedDown::Untrusted),
+        ])?;
+    }
+    Ok((daemon, table.take("default_bump")))
+}
+
+fn paths(tables: Vec<Table<'_>>) -> Result<Vec<PathConfig>, Error> {
+    let mut paths: Vec<PathConfig> = Vec::new();
+    // An address-only path, refused as soon as two labels are seen.
+    let mut unbound = None;
+    for mut table in tables {
+        let name = unique_name(&table.require("name")?, paths.iter().map(|path| &path.name))?;
+        let interface = table.take("interface");
+        let address = table.take("address");
+        let label = table.require("trust")?;
+        let path = PathConfig {
+            name,
+            interface: interface
+                .as_ref()
+                .map(|v| v.parse(check::interface))
+                .transpose()?,
+            address: address
+                .as_ref()
+                .map(|v| v.parse(check::local_address))
+                .transpose()?,
+            trust: label.one_of(&[("trusted", Trust::Trusted), ("untrusted", Trust::Untrusted)])?,
+        };
+        let same = paths.iter().find(|other| {
+            other.interface == path.interface
+                && (other.address == path.address
+                    || other.address.is_none()
+                    || path.address.is_none())
+        });
+        if let Some(other) = same {
+            let value = interface.as_ref().or(address.as_ref());
+            let wrong = Wrong::new(
+                format!("is that of path \"{}\" too", other.name),
+                "paths over one interface each need an address of their own",
+            );
+            return Err(match value {
+                Some(value) => value.error(wrong),
+                None => lacks_interface(&table),
+            });
+        }
+        if path.interface.is_none() {
+            let Some(address) = address else {
+                return Err(lacks_interface(&table));
+            };
+            unbound.get_or_insert(address);
+        }
+        paths.push(path);
+    }
+    // A socket that is bound to an address only leaves by another link when its own is down.
+    if let (Some(address), Some((first, rest))) = (unbound, paths.split_first())
+        && rest.iter().any(|path| path.trust != first.trust)
+    {
+        return Err(address.error(Wrong::new(
+            "alone does not keep a path to its link, which matters as paths differ in trust",
+            "name the path's interface too",
+        )));
+    }
+    Ok(paths)
+}
+
+fn lacks_interface(table: &Table<'_>) -> Error {
+    table.error("[[path]] lacks \"interface\"".to_owned(), None)
+}
+
+fn peers(tables: Vec<Table<'_>>, paths: &[PathConfig]) -> Result<Vec<PeerConfig>, Error> {
+    let mut peers: Vec<PeerConfig> = Vec::new();
+    for mut table in tables {
+        let name = unique_name(&table.require("name")?, peers.iter().map(|peer| &peer.name))?;
+        let key = table.require("public_key")?;
+        let public_key = key.parse(|text| {
+            text.parse().map_err(|error: crate::KeyError| {
+                Wrong::new(
+                    error.to_string(),
+                    "`dibsctl pubkey` prints it, 44 characters long",
+                )
+            })
+        })?;
+        if let Some(other) = peers.iter().find(|peer| peer.public_key == public_key) {
+            return Err(key.error(Wrong::bare(format!(
+                "is that of peer \"{}\" too",
+                other.name
+            ))));
+        }
+        let preshared_key_file = table
+            .take("preshared_key_file")
+            .map(|value| file(&value))
+            .transpose()?;
+        let mut addresses = Vec::new();
+        for value in table.require("addresses")?.list()? {
+            let prefix = value.parse(check::steered_prefix)?;
+            let owner = peers.iter().find(|peer| peer.addresses.contains(&prefix));
+            let wrong = match owner {
+                Some(peer) => format!("has {prefix}, which is peer \"{}\"'s", peer.name),
+                None if addresses.contains(&prefix) => format!("has {prefix} twice"),
+                None => {
+                    addresses.push(prefix);
+                    continue;
+                }
+            };
+            return Err(value.error(Wrong::bare(wrong)));
+        }
+        let endpoints = match table.take("endpoints") {
+            Some(value) => endpoints(value.table("[peer.endpoints]", &[])?, paths)?,
+            None => Vec::new(),
+        };
+        peers.push(PeerConfig {
+            name,
+            public_key,
+            preshared_key_file,
+            addresses,
+            endpoints,
+        });
+    }
+    Ok(peers)
+}
+
+fn endpoints(
+    table: Table<'_>,
+    paths: &[PathConfig],
+) -> Result<Vec<(String, std::net::SocketAddr)>, Error> {
+    let mut endpoints = Vec::new();
+    for value in table.rest() {
+        let Some(path) = paths.iter().find(|path| path.name == value.key()) else {
+            let names: Vec<_> = paths.iter().map(|path| path.name.as_str()).collect();
+            let message = format!("there is no path \"{}\"", value.key().escape_debug());
+            return Err(value.key_error(message, Some(meant(value.key(), &names))));
+        };
+        let endpoint = value.parse(check::endpoint)?;
+        if path
+            .address
+            .is_some_and(|address| address.is_ipv4() != endpoint.is_ipv4())
+        {
+            return Err(value.error(Wrong::bare(format!(
+                "is {endpoint}, which the address of path \"{}\" cannot reach: one is IPv4, the \
+                 other IPv6",
+                path.name
+            ))));
+        }
+        endpoints.push((path.name.clone(), endpoint));
+    }
+    Ok(endpoints)
+}
+
+fn bumps(tables: Vec<Table<'_>>) -> Result<Vec<BumpConfig>, Error> {
+    let mut bumps: Vec<_> = [BumpKind::Scramble, BumpKind::Share, BumpKind::Seal]
+        .into_iter()
+        .map(|kind| BumpConfig {
+            name: kind.as_str().to_owned(),
+            kind,
+            device: None,
+        })
+        .collect();
+    for (devices, mut table) in tables.into_iter().enumerate() {
+        let value = table.require("name")?;
+        let name = value.parse(check::name)?;
+        if ["plain", "scramble", "share", "seal"].contains(&name.as_str()) {
+            return Err(value.error(Wrong::new(
+                format!("\"{name}\" is taken"),
+                "scramble, share and seal exist without being listed, plain is no bump",
+            )));
+        }
+        let name = unique_name(&value, bumps.iter().map(|bump| &bump.name))?;
+        table.require("kind")?.one_of(&[("device", ())])?;
+        let device = Some(table.require("device")?.parse(check::interface)?);
+        if devices == MOST_DEVICES {
+            return Err(value.key_error(
+                format!("this is one [[bump]] more than the {MOST_DEVICES} that have a mark"),
+                None,
+            ));
+        }
+        bumps.push(BumpConfig {
+            name,
+            kind: BumpKind::Device,
+            device,
+        });
+    }
+    Ok(bumps)
+}
+
+fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error> {
+    let bump = known_bump(&table.require("bump")?, bumps)?;
+    if let Some(value) = table.take("protocol") {
+        value.one_of(&[("tcp", ())])?;
+    }
+    let uid = table.take("uid").map(|value| number(&value)).transpose()?;
+    let user = match table.take("user") {
+        Some(value) if uid.is_some() => {
+            return Err(value.key_error(
+                "a rule has uid or user, not both".to_owned(),
+                Some("delete one of them".to_owned()),
+            ));
+        }
+        Some(value) => Some(value.parse(check::user)?),
+        None => None,
+    };
+    let destination = match table.take("destination") {
+        Some(value) => value
+            .one_or_many()?
+            .iter()
+            .map(|value| value.parse(check::steered_prefix))
+            .collect::<Result<_, _>>()?,
+        None => Vec::new(),
+    };
+    Ok(RuleConfig {
+        bump,
+        protocol: Protocol::Tcp,
+        sport: ports(table.take("sport"))?,
+        dport: ports(table.take("dport"))?,
+        uid,
+        user,
+        gid: table.take("gid").map(|value| number(&value)).transpose()?,
+        destination,
+        time: table
+            .take("time")
+            .map(|value| value.parse(check::day_span))
+            .transpose()?,
+        match_expr: table
+            .take("match")
+            .map(|value| value.parse(MatchExpr::parse))
+            .transpose()?,
+    })
+}
+
+fn ports(value: Option<Value<'_>>) -> Result<Vec<PortRange>, Error> {
+    let Some(value) = value else {
+        return Ok(Vec::new());
+    };
+    let range = |value: &Value<'_>| {
+        if value.is_string() {
+            return value.parse(check::port_range);
+        }
+        let port = port(value)?;
+        Ok(PortRange {
+            first: port,
+            last: port,
+        })
+    };
+    value.one_or_many()?.iter().map(range).collect()
+}
+
+fn port(value: &Value<'_>) -> Result<u16, Error> {
+    let port = value.integer(1..=u32::from(u16::MAX))?;
+    Ok(u16::try_from(port).expect("integer() keeps to its range"))
+}
+
+/// The number of a user or group; the highest is the kernel's "none".
+fn number(value: &Value<'_>) -> Result<u32, Error> {
+    value.integer(0..=u32::MAX - 1)
+}
+
+fn file(value: &Value<'_>) -> Result<PathBuf, Error> {
+    value.parse(|text| match text {
+        "" => Err(Wrong::bare("is empty")),
+        text if text.contains('\0') => Err(Wrong::bare("has a zero byte")),
+        text => Ok(PathBuf::from(text)),
+    })
+}
+
+/// A socket's address has room for 107 bytes and a zero: unix(7).
+fn socket(value: &Value<'_>) -> Result<PathBuf, Error> {
+    let path = file(value)?;
+    match path.as_os_str().len() {
+        0..=107 => Ok(path),
+        long => Err(value.error(Wrong::bare(format!(
+            "is {long} bytes long, and the path of a socket at most 107"
+        )))),
+    }
+}
+
+fn unique_name<'n>(
+    value: &Value<'_>,
+    mut taken: impl Iterator<Item = &'n String>,
+) -> Result<String, Error> {
+    let name = value.parse(check::name)?;
+    if taken.any(|other| *other == name) {
+        return Err(value.error(Wrong::bare(format!("\"{name}\" is taken by another"))));
+    }
+    Ok(name)
+}
+
+fn known_bump(value: &Value<'_>, bumps: &[BumpConfig]) -> Result<String, Error> {
+    value.parse(|text| {
+        if bumps.iter().any(|bump| bump.name == text) {
+            return Ok(text.to_owned());
+        }
+        let names: Vec<_> = bumps.iter().map(|bump| bump.name.as_str()).collect();
+        let message = format!("\"{}\" is no known bump", text.escape_debug());
+        Err(Wrong::new(message, meant(text, &names)))
+    })
+}

@@ -1,0 +1,76 @@
+//! The shipped examples are right, and show what they claim to show.
+
+use std::path::PathBuf;
+
+use dibs_config::{Config, load, parse};
+
+fn configs() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs")
+}
+
+fn example(name: &str) -> Config {
+    load(&configs().join(name)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn each_example_is_right_and_carried() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(configs()).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "toml")
+        {
+            let config = load(&path).unwrap_or_else(|error| panic!("{error}"));
+            config
+                .check_carried()
+                .unwrap_or_else(|error| panic!("{error}"));
+            seen += 1;
+        }
+    }
+    assert!(seen >= 3, "examples are missing: {seen}");
+}
+
+/// Uncommented, the lines that show defaults parse, and change nothing.
+#[test]
+fn commented_keys_show_the_defaults() {
+    let text = std::fs::read_to_string(configs().join("host-a.toml")).unwrap();
+    let (section, _) = text.split_once("[[path]]").unwrap();
+    let uncommented: String = section
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(key) if key.starts_with(char::is_lowercase) => format!("{key}\n"),
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    let assignments = uncommented
+        .lines()
+        .filter(|line| line.contains(" = "))
+        .count();
+    assert_eq!(
+        assignments, 11,
+        "each key of [daemon] is shown:\n{uncommented}"
+    );
+    let shown = parse("shown", &text.replace(section, &uncommented)).unwrap();
+    assert_eq!(shown.daemon, example("host-a.toml").daemon);
+}
+
+#[test]
+fn the_two_hosts_belong_together() {
+    let (a, b) = (example("host-a.toml"), example("host-b.toml"));
+    assert_eq!(a.daemon.port, b.daemon.port);
+    let eth = |config: &Config| config.peers[0].endpoints[0].1;
+    assert!(
+        a.peers[0]
+            .addresses
+            .iter()
+            .any(|net| net.contains(&eth(&a).ip()))
+    );
+    assert!(
+        b.peers[0]
+            .addresses
+            .iter()
+            .any(|net| net.contains(&eth(&b).ip()))
+    );
+    assert_ne!(a.peers[0].public_key, b.peers[0].public_key);
+}

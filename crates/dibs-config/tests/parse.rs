@@ -1,0 +1,547 @@
+//! What the file may say, what it may not, and how it is told.
+
+use dibs_config::{
+    BumpKind, Config, Error, Fail, Integrity, Invalid, OnTrustedDown, SCRAMBLE_WARNING, Scheduler,
+    Trust, load, parse,
+};
+
+const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
+const KEY2: &str = "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=";
+
+/// The file of the contract.
+fn contract() -> String {
+    format!(
+        r#"
+[daemon]
+private_key_file = "/etc/dibs/private.key"
+control_socket   = "/run/dibs/dibsd.sock"
+port             = 5300
+mark_mask        = 0x3f000000
+table_base       = 5200
+fail             = "closed"
+integrity        = "on"
+scheduler        = "balanced"
+trusted_share    = 0.05
+on_trusted_down  = "hold"
+default_bump     = "scramble"
+
+[[path]]
+name = "eth"
+interface = "eth0"
+trust = "trusted"
+
+[[path]]
+name = "wlan"
+interface = "wlan0"
+address = "10.0.2.1"
+trust = "untrusted"
+
+[[peer]]
+name = "server"
+public_key = "{KEY}"
+preshared_key_file = "/etc/dibs/psk"
+addresses = ["10.0.1.2/32"]
+[peer.endpoints]
+eth  = "10.0.1.2:5300"
+wlan = "10.0.2.2:5300"
+
+[[bump]]
+name = "vpn"
+kind = "device"
+device = "tun9"
+
+[[rule]]
+bump = "scramble"
+protocol = "tcp"
+dport = 80
+sport = ["1024-65535", 7]
+uid = 1000
+gid = 100
+destination = "10.0.1.0/24"
+time = "08:00-18:00"
+match = "-m dscp --dscp-class EF"
+"#
+    )
+}
+
+fn good(text: &str) -> Config {
+    parse("dibs.toml", text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[track_caller]
+fn fault(text: &str) -> Box<Invalid> {
+    match parse("dibs.toml", text) {
+        Err(Error::Invalid(invalid)) => invalid,
+        other => panic!("was to be refused: {other:?}\n{text}"),
+    }
+}
+
+/// The contract's file with one piece replaced is refused; returns how, without the file's name.
+#[track_caller]
+fn refused(piece: &str, replacement: &str) -> String {
+    let text = contract();
+    assert!(text.contains(piece), "{piece}");
+    let message = fault(&text.replacen(piece, replacement, 1)).to_string();
+    assert_eq!(message.lines().count(), 1, "one sentence: {message}");
+    message.strip_prefix("dibs.toml:").unwrap().to_owned()
+}
+
+#[test]
+fn the_contract_is_read() {
+    let config = good(&contract());
+    let daemon = &config.daemon;
+    assert_eq!(
+        daemon.private_key_file.to_str(),
+        Some("/etc/dibs/private.key")
+    );
+    assert_eq!(daemon.control_socket.to_str(), Some("/run/dibs/dibsd.sock"));
+    assert_eq!(
+        (daemon.port, daemon.mark_mask, daemon.table_base),
+        (5300, 0x3f00_0000, 5200)
+    );
+    assert_eq!(
+        (daemon.fail, daemon.integrity),
+        (Fail::Closed, Integrity::On)
+    );
+    assert_eq!(
+        (daemon.scheduler, daemon.trusted_share),
+        (Scheduler::Balanced, 0.05)
+    );
+    assert_eq!(daemon.on_trusted_down, OnTrustedDown::Hold);
+    assert_eq!(daemon.default_bump.as_deref(), Some("scramble"));
+
+    let [eth, wlan] = &config.paths[..] else {
+        panic!("{:?}", config.paths)
+    };
+    assert_eq!(
+        (eth.name.as_str(), eth.trust, eth.address),
+        ("eth", Trust::Trusted, None)
+    );
+    assert_eq!(wlan.interface.as_deref(), Some("wlan0"));
+    assert_eq!(wlan.address, Some("10.0.2.1".parse().unwrap()));
+
+    let [peer] = &config.peers[..] else {
+        panic!("{:?}", config.peers)
+    };
+    assert_eq!(
+        (peer.name.as_str(), peer.public_key.to_string().as_str()),
+        ("server", KEY)
+    );
+    assert_eq!(peer.addresses, ["10.0.1.2/32".parse().unwrap()]);
+    let endpoint = |path: &str, at: &str| (path.to_owned(), at.parse().unwrap());
+    assert_eq!(
+        peer.endpoints,
+        [
+            endpoint("eth", "10.0.1.2:5300"),
+            endpoint("wlan", "10.0.2.2:5300")
+        ]
+    );
+
+    let bumps: Vec<_> = config.bumps.iter().map(|bump| bump.name.as_str()).collect();
+    assert_eq!(bumps, ["scramble", "share", "seal", "vpn"]);
+    assert_eq!(config.bump("vpn").unwrap().kind, BumpKind::Device);
+    assert_eq!(config.bump("vpn").unwrap().device.as_deref(), Some("tun9"));
+
+    let [rule] = &config.rules[..] else {
+        panic!("{:?}", config.rules)
+    };
+    let ports = |ranges: &[dibs_config::PortRange]| -> Vec<String> {
+        ranges.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(
+        (ports(&rule.dport), ports(&rule.sport)),
+        (
+            vec!["80".to_owned()],
+            vec!["1024-65535".to_owned(), "7".to_owned()]
+        )
+    );
+    assert_eq!(
+        (rule.uid, rule.gid, &rule.user),
+        (Some(1000), Some(100), &None)
+    );
+    assert_eq!(rule.destination, ["10.0.1.0/24".parse().unwrap()]);
+    assert_eq!(rule.time.unwrap().to_string(), "08:00-18:00");
+    assert_eq!(rule.match_expr.as_ref().unwrap().args()[1], "dscp");
+}
+
+#[test]
+fn all_but_a_trusted_path_may_be_left_out() {
+    let config = good("[[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n");
+    let shown = good(&contract()).daemon;
+    assert_eq!(
+        config.daemon,
+        dibs_config::Daemon {
+            default_bump: None,
+            ..shown
+        }
+    );
+    assert!(config.peers.is_empty() && config.rules.is_empty() && config.warnings().is_empty());
+}
+
+#[test]
+fn places_and_hints() {
+    let refusals = [
+        (
+            "mark_mask ",
+            "mark_msk ",
+            "6:1: unknown key \"mark_msk\" in [daemon]; hint: did you mean \"mark_mask\"?",
+        ),
+        (
+            "interface = \"eth0\"",
+            "interfaces = \"eth0\"",
+            "17:1: unknown key \"interfaces\" in [[path]]; hint: did you mean \"interface\"?",
+        ),
+        (
+            "[[rule]]",
+            "[[rules]]",
+            "40:3: unknown key \"rules\" in the file; hint: did you mean \"rule\"?",
+        ),
+        (
+            "gid = 100",
+            "colour = 3",
+            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, destination, time, match",
+        ),
+        (
+            "wlan = \"10.0.2.2:5300\"",
+            "wlna = \"10.0.2.2:5300\"",
+            "33:1: there is no path \"wlna\"; hint: did you mean \"wlan\"?",
+        ),
+        (
+            "wlan = \"10.0.2.2:5300\"",
+            "wlan = \"10.0.2.2\"",
+            "33:8: wlan has no port; hint: write \"10.0.2.2:5300\"",
+        ),
+        (
+            "\"balanced\"",
+            "\"ballanced\"",
+            "10:20: scheduler cannot be \"ballanced\"; hint: did you mean \"balanced\"?",
+        ),
+        (
+            "bump = \"scramble\"",
+            "bump = \"scrambel\"",
+            "41:8: bump \"scrambel\" is no known bump; hint: did you mean \"scramble\"?",
+        ),
+        (
+            "trusted_share    = 0.05",
+            "trusted_share    = 1.5",
+            "11:20: trusted_share has to be within 0 and 1",
+        ),
+        (
+            "0x3f000000",
+            "0x3f00003f",
+            "6:20: mark_mask 0x3f00003f is not one run of bits; hint: such as the default 0x3f000000",
+        ),
+        (
+            "port             = 5300",
+            "port = \"5300\"",
+            "5:8: port is a string, but has to be a whole number",
+        ),
+        (
+            "trust = \"untrusted\"\n",
+            "",
+            "20:1: [[path]] lacks \"trust\"",
+        ),
+    ];
+    for (piece, replacement, message) in refusals {
+        assert_eq!(refused(piece, replacement), message);
+    }
+}
+
+#[test]
+fn each_value_is_checked() {
+    for (piece, replacement, part) in [
+        // daemon
+        ("port             = 5300", "port = 0", "within 1 and 65535"),
+        (
+            "port             = 5300",
+            "port = 65536",
+            "within 1 and 65535",
+        ),
+        ("port             = 5300", "port = -1", "within 1 and 65535"),
+        (
+            "port             = 5300",
+            "port = 99999999999999999999",
+            "within 1 and 65535",
+        ),
+        ("0x3f000000", "0x1f000000", "has 5 bits"),
+        ("table_base       = 5200", "table_base = 253", "within 256"),
+        ("\"closed\"", "\"shut\"", "known are closed, open"),
+        (
+            "integrity        = \"on\"",
+            "integrity = true",
+            "is a boolean",
+        ),
+        (
+            "\"hold\"",
+            "\"plain\"",
+            "on_trusted_down cannot be \"plain\"",
+        ),
+        (
+            "trusted_share    = 0.05",
+            "trusted_share = nan",
+            "within 0 and 1",
+        ),
+        (
+            "trusted_share    = 0.05",
+            "trusted_share = \"much\"",
+            "has to be a number",
+        ),
+        (
+            "default_bump     = \"scramble\"",
+            "default_bump = \"plain\"",
+            "no known bump",
+        ),
+        ("\"/etc/dibs/private.key\"", "\"\"", "is empty"),
+        (
+            "\"/run/dibs/dibsd.sock\"",
+            &format!("\"/{}\"", "x".repeat(107)),
+            "108 bytes long",
+        ),
+        // path
+        ("name = \"wlan\"", "name = \"eth\"", "\"eth\" is taken"),
+        ("name = \"wlan\"", "name = \"w lan\"", "is not a name"),
+        ("name = \"wlan\"\n", "", "[[path]] lacks \"name\""),
+        (
+            "\"wlan0\"",
+            "\"wlan0\\n-j ACCEPT\"",
+            "is not the name of an interface",
+        ),
+        ("\"10.0.2.1\"", "\"10.0.2.1/24\"", "without prefix length"),
+        (
+            "\"10.0.2.1\"",
+            "\"0.0.0.0\"",
+            "not the address of one interface",
+        ),
+        ("\"untrusted\"", "\"semi\"", "trust cannot be \"semi\""),
+        (
+            "interface = \"wlan0\"\n",
+            "",
+            "name the path's interface too",
+        ),
+        (
+            "interface = \"wlan0\"\naddress = \"10.0.2.1\"\n",
+            "",
+            "lacks \"interface\"",
+        ),
+        ("\"wlan0\"", "\"eth0\"", "is that of path \"eth\" too"),
+        (
+            "trust = \"trusted\"",
+            "trust = \"untrusted\"",
+            "no path is trusted",
+        ),
+        // peer
+        (KEY, "c2hvcnQ=", "base64 of 32 bytes"),
+        (
+            KEY,
+            "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+            "not a usable public key",
+        ),
+        ("[\"10.0.1.2/32\"]", "[]", "addresses is empty"),
+        ("[\"10.0.1.2/32\"]", "\"10.0.1.2/32\"", "has to be a list"),
+        (
+            "[\"10.0.1.2/32\"]",
+            "[\"10.0.1.2/24\"]",
+            "10.0.1.0/24 or 10.0.1.2/32",
+        ),
+        (
+            "[\"10.0.1.2/32\"]",
+            "[\"10.0.1.2\", \"10.0.1.2/32\"]",
+            "twice",
+        ),
+        ("[\"10.0.1.2/32\"]", "[\"127.0.0.1/32\"]", "loopback"),
+        (
+            "addresses = [\"10.0.1.2/32\"]\n",
+            "",
+            "[[peer]] lacks \"addresses\"",
+        ),
+        (
+            "\"10.0.2.2:5300\"",
+            "\"[fd00::2]:5300\"",
+            "one is IPv4, the other IPv6",
+        ),
+        (
+            "\"10.0.2.2:5300\"",
+            "\"server:5300\"",
+            "not an address with port",
+        ),
+        // bump
+        ("name = \"vpn\"", "name = \"seal\"", "\"seal\" is taken"),
+        ("name = \"vpn\"", "name = \"plain\"", "\"plain\" is taken"),
+        (
+            "kind = \"device\"",
+            "kind = \"seal\"",
+            "kind cannot be \"seal\"",
+        ),
+        ("device = \"tun9\"\n", "", "[[bump]] lacks \"device\""),
+        ("\"tun9\"", "\"../tun9\"", "is not the name of an interface"),
+        // rule
+        ("bump = \"scramble\"\n", "", "[[rule]] lacks \"bump\""),
+        ("\"tcp\"", "\"udp\"", "known are tcp"),
+        ("dport = 80", "dport = 0", "within 1 and 65535"),
+        ("dport = 80", "dport = \"90-80\"", "not a port or a range"),
+        ("dport = 80", "dport = []", "dport is empty"),
+        ("dport = 80", "dport = [80, true]", "is a boolean"),
+        ("uid = 1000", "uid = -1", "within 0 and 4294967294"),
+        ("gid = 100", "user = \"www-data\"", "uid or user, not both"),
+        ("uid = 1000", "user = \"a b\"", "is not the name of a user"),
+        (
+            "\"10.0.1.0/24\"",
+            "\"10.0.1.0/33\"",
+            "not an address with prefix length",
+        ),
+        ("\"08:00-18:00\"", "\"8-18\"", "write \"08:00-18:00\""),
+        (
+            "\"-m dscp --dscp-class EF\"",
+            "\"-j ACCEPT\"",
+            "may not use \"-j\"",
+        ),
+        (
+            "\"-m dscp --dscp-class EF\"",
+            "\"-m dscp\\nCOMMIT\"",
+            "control character",
+        ),
+        // shapes
+        ("[daemon]", "[[daemon]]", "has to be a table, [daemon]"),
+        ("[[bump]]", "[bump]", "written as [[bump]]"),
+        ("port             = 5300", "port =", "dibs.toml"),
+    ] {
+        let message = format!("dibs.toml:{}", refused(piece, replacement));
+        assert!(message.contains(part), "{replacement}: {message}");
+    }
+}
+
+#[test]
+fn peers_share_neither_key_nor_name_nor_prefix() {
+    let second = |name: &str, key: &str, address: &str| {
+        let peer = format!(
+            "\n[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\naddresses = [\"{address}\"]\n"
+        );
+        contract() + &peer
+    };
+    // A prefix within another peer's is WireGuard's longest match, and stands.
+    assert_eq!(good(&second("other", KEY2, "10.0.1.0/24")).peers.len(), 2);
+    for (text, part) in [
+        (second("server", KEY2, "10.9.0.0/16"), "\"server\" is taken"),
+        (
+            second("other", KEY, "10.9.0.0/16"),
+            "is that of peer \"server\" too",
+        ),
+        (
+            second("other", KEY2, "10.0.1.2"),
+            "10.0.1.2/32, which is peer \"server\"'s",
+        ),
+    ] {
+        let message = fault(&text).to_string();
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn address_only_paths_stand_where_trust_is_equal() {
+    let path = |name: &str, address: &str, trust: &str| {
+        format!("[[path]]\nname = \"{name}\"\naddress = \"{address}\"\ntrust = \"{trust}\"\n")
+    };
+    let two = |trust| path("a", "10.0.1.1", "trusted") + &path("b", "10.0.2.1", trust);
+    assert_eq!(good(&two("trusted")).paths[1].interface, None);
+    assert_eq!(fault(&two("untrusted")).line, 3);
+    let twice = path("a", "10.0.1.1", "trusted") + &path("b", "10.0.1.1", "trusted");
+    assert!(fault(&twice).message.contains("is that of path \"a\" too"));
+    let neither = "[[path]]\nname = \"a\"\ntrust = \"trusted\"\n";
+    assert!(fault(neither).message.contains("lacks \"interface\""));
+}
+
+#[test]
+fn devices_end_where_marks_end() {
+    let device = |i| format!("[[bump]]\nname = \"b{i}\"\nkind = \"device\"\ndevice = \"tun{i}\"\n");
+    let devices = |n: u32| contract() + &(0..n).map(device).collect::<String>();
+    assert_eq!(good(&devices(10)).bumps.len(), 14);
+    assert!(fault(&devices(11)).message.contains("more than the 11"));
+}
+
+#[test]
+fn bumps_of_later_versions_are_known_but_not_carried() {
+    let place = |text: String| match good(&text).check_carried() {
+        Ok(()) => String::new(),
+        Err(error) => error.to_string(),
+    };
+    let without_device = contract().replace(
+        "[[bump]]\nname = \"vpn\"\nkind = \"device\"\ndevice = \"tun9\"\n",
+        "",
+    );
+    assert_eq!(place(without_device.clone()), "");
+    let says = |at: &str, name: &str| {
+        format!(
+            "dibs.toml:{at}: this version of dibsd does not carry the bump \"{name}\" yet; hint: \
+             it carries scramble"
+        )
+    };
+    assert_eq!(place(contract()), says("37:8", "vpn"));
+    let rule = without_device.replace("bump = \"scramble\"\nprotocol", "bump = \"seal\"\nprotocol");
+    assert_eq!(place(rule), says("37:8", "seal"));
+    let default = without_device.replace(
+        "default_bump     = \"scramble\"",
+        "default_bump = \"share\"",
+    );
+    assert_eq!(place(default), says("13:16", "share"));
+}
+
+#[test]
+fn weak_choices_are_warned_of() {
+    assert_eq!(good(&contract()).warnings(), [SCRAMBLE_WARNING]);
+    let all = contract()
+        .replace("\"closed\"", "\"open\"")
+        .replace("= \"on\"", "= \"off\"")
+        .replace("\"hold\"", "\"untrusted\"");
+    assert_eq!(good(&all).warnings().len(), 4);
+    let sealed = contract().replace("\"scramble\"", "\"seal\"");
+    assert!(good(&sealed).warnings().is_empty());
+}
+
+#[test]
+fn excerpt_underlines_the_fault() {
+    let invalid = fault("[daemon]\n\tport = 70000 # high\n");
+    assert_eq!(
+        invalid.excerpt(),
+        "2 | \tport = 70000 # high\n  | \t       ^^^^^"
+    );
+    // Columns are characters, not bytes.
+    let invalid = fault("[daemon]\nfail = \"é\" \nx = { é = 1 }");
+    assert_eq!((invalid.line, invalid.column), (3, 7));
+}
+
+#[test]
+fn toml_faults_have_a_place() {
+    for (text, line) in [
+        ("[daemon", 1),
+        ("[daemon]\nport = 1\nport = 2\n", 3),
+        ("a = 'x", 1),
+    ] {
+        assert_eq!(fault(text).line, line, "{text}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = load("/nonexistent/dibs.toml".as_ref())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("/nonexistent/dibs.toml: cannot be read: No such file"),
+        "{error}"
+    );
+}
+
+/// Any text, however broken, is read or refused.
+#[test]
+fn damaged_files_never_panic() {
+    let text = contract();
+    for at in (0..text.len()).filter(|at| text.is_char_boundary(*at)) {
+        let _ = parse("cut", &text[..at]);
+        for damage in ["\"", "[", "=", "\n", "é", "\0", "{", "9"] {
+            let _ = parse(
+                "damaged",
+                &format!("{}{damage}{}", &text[..at], &text[at..]),
+            );
+        }
+    }
+}
