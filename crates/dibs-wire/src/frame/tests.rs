@@ -143,6 +143,7 @@ fn lengths_are_as_announced() {
                 flow: 0,
                 incarnation: 0,
                 solo: false,
+                first: false,
                 epoch: 0,
                 offset: 0,
                 crc: 0,
