@@ -1,1 +1,111 @@
-//! (see Cargo.toml)
+//! The scrambler of Kato et al. (PAPERS 1): each byte of one direction of a connection is sent as
+//! its XOR with the 64 plaintext bytes before it.
+//!
+//! With `b` the plaintext and `B` what is sent, both counted from the start of the stream, and with
+//! the initial buffer standing at `b[-64..0]`:
+//!
+//! ```text
+//! X[i] = b[i-64] ^ ... ^ b[i-1]        the running XOR
+//! B[i] = b[i] ^ X[i]                   scrambling; descrambling is the same the other way
+//! X[i+1] = B[i] ^ b[i-64]              what makes it cheap
+//! ```
+//!
+//! It keeps the length, needs no key beyond the initial buffer, and deters casual capture; it is
+//! not encryption. The last line also says that `B[i] ^ B[i-1] = b[i] ^ b[i-65]` for anyone who
+//! holds consecutive bytes of `B`.
+//!
+//! [`Scrambler`] and [`Descrambler`] run on the fastest [`Kernel`] the CPU has.
+//! [`reference`](mod@reference) has the two versions the papers measured.
+
+mod kernel;
+pub mod reference;
+mod window;
+
+use kernel::{Across, InPlace};
+use window::Window;
+
+pub use kernel::Kernel;
+
+/// Length of the shift buffer, in bytes.
+pub const BUFFER_LEN: usize = 64;
+
+/// The shift buffer at the start of a stream, oldest byte first: zeros, then the 20 bytes of the
+/// HMAC of the sender's key (PAPERS 1, "Initial buffer").
+pub fn initial_buffer(mac: &[u8; 20]) -> [u8; BUFFER_LEN] {
+    let mut buffer = [0; BUFFER_LEN];
+    buffer[BUFFER_LEN - mac.len()..].copy_from_slice(mac);
+    buffer
+}
+
+/// Scrambles one direction of a stream. A clone continues from the same position.
+#[derive(Clone)]
+pub struct Scrambler {
+    window: Window,
+    kernel: Kernel,
+}
+
+impl Scrambler {
+    /// A scrambler at the start of a stream, `initial` being the shift buffer, oldest byte first.
+    pub fn new(initial: &[u8; BUFFER_LEN]) -> Self {
+        Self::with_kernel(initial, Kernel::best())
+    }
+
+    /// The same on a kernel of the caller's choice.
+    pub fn with_kernel(initial: &[u8; BUFFER_LEN], kernel: Kernel) -> Self {
+        Self {
+            window: Window::new(initial),
+            kernel,
+        }
+    }
+
+    /// Scrambles the next bytes of the stream from `src` to `dst`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn scramble(&mut self, src: &[u8], dst: &mut [u8]) {
+        self.kernel
+            .scramble(&mut self.window, Across::new(src, dst));
+    }
+
+    /// Scrambles the next bytes of the stream where they are.
+    pub fn scramble_in_place(&mut self, buf: &mut [u8]) {
+        self.kernel.scramble(&mut self.window, InPlace::new(buf));
+    }
+}
+
+/// Descrambles one direction of a stream. A clone continues from the same position.
+#[derive(Clone)]
+pub struct Descrambler {
+    window: Window,
+    kernel: Kernel,
+}
+
+impl Descrambler {
+    /// A descrambler at the start of a stream, `initial` being the sender's shift buffer, oldest
+    /// byte first.
+    pub fn new(initial: &[u8; BUFFER_LEN]) -> Self {
+        Self::with_kernel(initial, Kernel::best())
+    }
+
+    /// The same on a kernel of the caller's choice.
+    pub fn with_kernel(initial: &[u8; BUFFER_LEN], kernel: Kernel) -> Self {
+        Self {
+            window: Window::new(initial),
+            kernel,
+        }
+    }
+
+    /// Descrambles the next bytes of the stream from `src` to `dst`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn descramble(&mut self, src: &[u8], dst: &mut [u8]) {
+        self.kernel
+            .descramble(&mut self.window, Across::new(src, dst));
+    }
+
+    /// Descrambles the next bytes of the stream where they are.
+    pub fn descramble_in_place(&mut self, buf: &mut [u8]) {
+        self.kernel.descramble(&mut self.window, InPlace::new(buf));
+    }
+}
