@@ -1,0 +1,205 @@
+//! Recording what passes an interface: the eavesdropper of the tests.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::host::Host;
+use crate::packet_socket::{PacketSocket, Receiver};
+
+/// Bytes that a recording may hold; what comes then is missed.
+const MOST_BYTES: usize = 1 << 30;
+
+/// A recording in progress. Dropping it ends and discards it.
+#[derive(Debug)]
+pub struct Capture {
+    shared: Arc<Shared>,
+    /// Closed to stop the thread.
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    socket: PacketSocket,
+    recording: Mutex<Recording>,
+}
+
+/// What passed an interface.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// The packets, in the order seen.
+    pub packets: Vec<Packet>,
+    bytes: usize,
+    missed: u64,
+}
+
+/// One packet; where an offload hands over a larger one than the wire's, that one.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// When it was read.
+    pub at: SystemTime,
+    /// Whether the host sent it, rather than received it.
+    pub outgoing: bool,
+    /// The whole frame, from the Ethernet header on. Checksums of outgoing ones may be unfinished.
+    pub frame: Vec<u8>,
+}
+
+impl Capture {
+    pub(crate) fn start(host: &Host, interface: &str) -> Result<Self> {
+        let socket = host.in_ns(|| PacketSocket::open(interface, false))?;
+        let shared = Arc::new(Shared {
+            socket,
+            recording: Mutex::default(),
+        });
+        let (stopped, stop) = nix::unistd::pipe().context("pipe")?;
+        let reader = Arc::clone(&shared);
+        let thread = host.thread("capture", move || reader.record(&stopped))?;
+        Ok(Self {
+            shared,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// How many packets have been seen so far.
+    pub fn seen(&self) -> usize {
+        self.shared.recording().packets.len()
+    }
+
+    /// Whether the bytes have been seen so far, within one packet.
+    pub fn has_seen(&self, needle: &[u8]) -> bool {
+        self.shared.recording().contains(needle)
+    }
+
+    /// Ends the recording, with everything that passed before the call.
+    ///
+    /// # Errors
+    /// If packets were missed: nothing can be concluded from what an incomplete recording lacks.
+    pub fn finish(mut self) -> Result<Recording> {
+        self.end();
+        let mut recording = std::mem::take(&mut *self.shared.recording());
+        recording.missed += self.shared.socket.missed()?;
+        ensure!(
+            recording.missed == 0,
+            "the recording missed {} packets",
+            recording.missed
+        );
+        Ok(recording)
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn recording(&self) -> MutexGuard<'_, Recording> {
+        self.recording
+            .lock()
+            .expect("no holder of this lock panics")
+    }
+
+    fn record(&self, stop: &OwnedFd) {
+        let mut receiver = Receiver::new();
+        loop {
+            // Asked before reading, so that what passed before the stop is still read.
+            let stopped = {
+                let mut fds = [self.socket.as_fd(), stop.as_fd()]
+                    .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+                match poll(&mut fds, PollTimeout::NONE) {
+                    Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                    Err(error) => panic!("poll on descriptors of our own: {error}"),
+                }
+                fds[1].revents().is_some_and(|events| !events.is_empty())
+            };
+            while self.socket.receive(&mut receiver) > 0 {
+                let at = SystemTime::now();
+                let mut recording = self.recording();
+                for (frame, outgoing) in receiver.frames().zip(receiver.outgoing()) {
+                    recording.add(Packet {
+                        at,
+                        outgoing,
+                        frame: frame.to_vec(),
+                    });
+                }
+            }
+            if stopped {
+                return;
+            }
+        }
+    }
+}
+
+impl Recording {
+    fn add(&mut self, packet: Packet) {
+        if self.bytes + packet.frame.len() > MOST_BYTES {
+            self.missed += 1;
+            return;
+        }
+        self.bytes += packet.frame.len();
+        self.packets.push(packet);
+    }
+
+    /// Whether the bytes occur within one packet.
+    pub fn contains(&self, needle: &[u8]) -> bool {
+        assert!(!needle.is_empty(), "nothing to look for");
+        self.packets.iter().any(|packet| {
+            packet
+                .frame
+                .windows(needle.len())
+                .any(|window| window == needle)
+        })
+    }
+
+    /// Bytes of all frames.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Writes a pcap file (libpcap-savefile(5), microseconds, Ethernet).
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write_pcap(&self, path: &Path) -> Result<()> {
+        self.try_write_pcap(path)
+            .with_context(|| path.display().to_string())
+    }
+
+    fn try_write_pcap(&self, path: &Path) -> std::io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        // Magic, version 2.4, two reserved words, longest packet, link type Ethernet.
+        file.write_all(&0xa1b2_c3d4u32.to_ne_bytes())?;
+        for half in [2u16, 4] {
+            file.write_all(&half.to_ne_bytes())?;
+        }
+        for word in [0u32, 0, 1 << 18, 1] {
+            file.write_all(&word.to_ne_bytes())?;
+        }
+        for packet in &self.packets {
+            let at = packet.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+            let len = packet.frame.len() as u32;
+            for word in [at.as_secs() as u32, at.subsec_micros(), len, len] {
+                file.write_all(&word.to_ne_bytes())?;
+            }
+            file.write_all(&packet.frame)?;
+        }
+        file.flush()
+    }
+}

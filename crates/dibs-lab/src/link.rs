@@ -1,0 +1,366 @@
+//! Links between two hosts: plain veth, rate-limited by the kernel, or emulated.
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::emulator::Conditions;
+use crate::host::Host;
+use crate::wire::{Wire, WireStats};
+
+/// One of a link's two ends: the first or the second host of its [`LinkSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The first.
+    A,
+    /// The second.
+    B,
+}
+
+impl End {
+    /// Both.
+    pub const BOTH: [End; 2] = [End::A, End::B];
+}
+
+/// What a link is to be.
+#[derive(Clone, Debug)]
+pub struct LinkSpec {
+    ends: [(Host, String, String); 2],
+    mtu: u32,
+    seed: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Plain,
+    Shaped(u64),
+    Emulated(Box<[Conditions; 2]>),
+}
+
+impl LinkSpec {
+    /// A plain veth pair between `interface_a` of host `a` and `interface_b` of host `b`. Addresses
+    /// are given with their prefix lengths, none to several, separated by spaces:
+    /// `"10.0.1.1/24 fd01::1/64"`.
+    pub fn new(
+        a: &Host,
+        interface_a: &str,
+        addresses_a: &str,
+        b: &Host,
+        interface_b: &str,
+        addresses_b: &str,
+    ) -> Self {
+        let end = |host: &Host, interface: &str, addresses: &str| {
+            (host.clone(), interface.to_owned(), addresses.to_owned())
+        };
+        Self {
+            ends: [
+                end(a, interface_a, addresses_a),
+                end(b, interface_b, addresses_b),
+            ],
+            mtu: 1500,
+            seed: 1,
+            kind: Kind::Plain,
+        }
+    }
+
+    /// The MTU of both ends; 1500 if not set.
+    pub fn mtu(mut self, mtu: u32) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// Limits each direction to so many bits per second with the kernel's token bucket filter. It
+    /// costs next to nothing, and does nothing else.
+    pub fn shaped(mut self, bits_per_second: u64) -> Self {
+        self.kind = Kind::Shaped(bits_per_second);
+        self
+    }
+
+    /// Emulates both directions. The ends then hand over wire-size packets only, and each meets
+    /// its own fate.
+    pub fn emulated(self, both: Conditions) -> Self {
+        self.emulated_each(both.clone(), both)
+    }
+
+    /// Emulates each direction with conditions of its own.
+    pub fn emulated_each(mut self, from_a: Conditions, from_b: Conditions) -> Self {
+        self.kind = Kind::Emulated(Box::new([from_a, from_b]));
+        self
+    }
+
+    /// The seed of an emulated link; each direction derives its own. 1 if not set.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    pub(crate) fn is_emulated(&self) -> bool {
+        matches!(self.kind, Kind::Emulated(_))
+    }
+}
+
+/// A link. It stays when the handle is dropped, unless it is emulated: then nothing passes any more.
+#[derive(Debug)]
+pub struct Link {
+    ends: [(Host, String); 2],
+    wire: Option<Wire>,
+}
+
+impl Link {
+    pub(crate) fn make(spec: LinkSpec, number: u32, middle: Option<Host>) -> Result<Self> {
+        for (_, interface, addresses) in &spec.ends {
+            check_interface(interface)?;
+            check_addresses(addresses)?;
+        }
+        let [(host_a, if_a, _), (host_b, if_b, _)] = &spec.ends;
+        let mtu = spec.mtu;
+        let wire = match (&spec.kind, middle) {
+            (Kind::Emulated(conditions), Some(middle)) => {
+                let names = [format!("l{number}a"), format!("l{number}b")];
+                for (name, (host, interface, _)) in names.iter().zip(&spec.ends) {
+                    add_veth((host, interface), (&middle, name), mtu)?;
+                    middle.run(&format!("ip link set {name} arp off up"))?;
+                    // Segmentation then happens on the host, before the packet leaves it.
+                    host.run(&format!(
+                        "ethtool -K {interface} tso off tx-udp-segmentation off \
+                         tx-sctp-segmentation off tx-gso-list off"
+                    ))?;
+                }
+                let conditions = Vec::from(conditions.as_ref().clone());
+                Some(Wire::start(
+                    &middle,
+                    names,
+                    conditions.try_into().expect("two"),
+                    spec.seed,
+                )?)
+            }
+            _ => {
+                add_veth((host_a, if_a), (host_b, if_b), mtu)?;
+                None
+            }
+        };
+        let ends = spec.ends.map(|(host, interface, addresses)| {
+            configure(&host, &interface, &addresses).map(|()| (host, interface))
+        });
+        let [a, b] = ends;
+        let link = Self {
+            ends: [a?, b?],
+            wire,
+        };
+        if let Kind::Shaped(rate) = spec.kind {
+            link.shape(rate)?;
+        }
+        Ok(link)
+    }
+
+    /// The host at an end.
+    pub fn host(&self, end: End) -> &Host {
+        &self.ends[end as usize].0
+    }
+
+    /// The interface's name at an end.
+    pub fn interface(&self, end: End) -> &str {
+        &self.ends[end as usize].1
+    }
+
+    /// Takes the interface at an end down. Its IPv6 addresses and its routes are gone; after
+    /// [`up`](Self::up) the kernel restores the IPv4 addresses' own routes only.
+    ///
+    /// # Errors
+    /// If the interface is gone.
+    pub fn down(&self, end: End) -> Result<()> {
+        self.on(end, "ip link set dev", "down")
+    }
+
+    /// Brings the interface at an end up.
+    ///
+    /// # Errors
+    /// If the interface is gone.
+    pub fn up(&self, end: End) -> Result<()> {
+        self.on(end, "ip link set dev", "up")
+    }
+
+    /// Changes the MTU of both ends.
+    ///
+    /// # Errors
+    /// If the kernel refuses the value.
+    pub fn set_mtu(&self, mtu: u32) -> Result<()> {
+        if let Some(wire) = &self.wire {
+            wire.set_mtu(mtu)?;
+        }
+        End::BOTH
+            .iter()
+            .try_for_each(|&end| self.on(end, "ip link set dev", &format!("mtu {mtu}")))
+    }
+
+    /// Limits both directions to so many bits per second with the kernel's token bucket filter, in
+    /// place of an earlier limit.
+    ///
+    /// # Errors
+    /// On an emulated link, whose rate is one of its conditions.
+    pub fn shape(&self, bits_per_second: u64) -> Result<()> {
+        ensure!(
+            self.wire.is_none(),
+            "an emulated link has its rate in its conditions"
+        );
+        let (burst, limit) = bucket(bits_per_second);
+        let bucket = format!("root tbf rate {bits_per_second}bit burst {burst} limit {limit}");
+        End::BOTH
+            .iter()
+            .try_for_each(|&end| self.on(end, "tc qdisc replace dev", &bucket))
+    }
+
+    /// Changes the conditions of both directions of an emulated link, from the next packet on.
+    ///
+    /// # Errors
+    /// If the link is not emulated.
+    pub fn set(&self, mut change: impl FnMut(&mut Conditions)) -> Result<()> {
+        End::BOTH
+            .iter()
+            .try_for_each(|&from| self.set_from(from, &mut change))
+    }
+
+    /// The same for what comes from one end.
+    ///
+    /// # Errors
+    /// If the link is not emulated.
+    pub fn set_from(&self, from: End, change: impl FnOnce(&mut Conditions)) -> Result<()> {
+        self.wire()?.set(from, change);
+        Ok(())
+    }
+
+    /// What became of the packets from one end so far.
+    ///
+    /// # Errors
+    /// If the link is not emulated.
+    pub fn stats(&self, from: End) -> Result<WireStats> {
+        self.wire()?.stats(from)
+    }
+
+    /// Time since an emulated link's start: the clock of [`Conditions::outages`].
+    ///
+    /// # Errors
+    /// If the link is not emulated.
+    pub fn elapsed(&self) -> Result<Duration> {
+        Ok(self.wire()?.elapsed())
+    }
+
+    /// Removes the link and its interfaces.
+    ///
+    /// # Errors
+    /// If an interface is gone already.
+    pub fn remove(self) -> Result<()> {
+        self.on(End::A, "ip link del dev", "")?;
+        match self.wire {
+            Some(_) => self.on(End::B, "ip link del dev", ""),
+            None => Ok(()),
+        }
+    }
+
+    fn wire(&self) -> Result<&Wire> {
+        self.wire.as_ref().context("the link is not emulated")
+    }
+
+    fn on(&self, end: End, command: &str, arguments: &str) -> Result<()> {
+        let line = format!("{command} {} {arguments}", self.interface(end));
+        self.host(end).run(&line).map(drop)
+    }
+}
+
+/// Burst and limit in bytes for a token bucket filter: the burst covers 2 ms, or else the timer's
+/// lateness would cost rate, and the queue 50 ms, enough for TCP to fill links as short as these.
+fn bucket(rate: u64) -> (u64, u64) {
+    let bytes = rate / 8;
+    ((bytes / 500).max(16 << 10), (bytes / 20).max(128 << 10))
+}
+
+/// Makes a veth pair with its ends on two hosts. Run in the lab's own namespace, where the hosts'
+/// names are known.
+fn add_veth(a: (&Host, &str), b: (&Host, &str), mtu: u32) -> Result<()> {
+    let line = format!(
+        "link add {} mtu {mtu} netns {} type veth peer name {} mtu {mtu} netns {}",
+        a.1,
+        a.0.name(),
+        b.1,
+        b.0.name()
+    );
+    let program = if std::path::Path::new("/usr/sbin/ip").exists() {
+        "/usr/sbin/ip"
+    } else {
+        "ip"
+    };
+    let output = Command::new(program)
+        .args(line.split(' '))
+        .output()
+        .with_context(|| format!("cannot start: ip {line}"))?;
+    if !output.status.success() {
+        bail!("ip {line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+fn configure(host: &Host, interface: &str, addresses: &str) -> Result<()> {
+    host.run(&format!("ip link set {interface} up"))?;
+    for address in addresses.split_ascii_whitespace() {
+        // No duplicate address detection: usable at once.
+        let nodad = if address.contains(':') { "nodad" } else { "" };
+        host.run(&format!("ip address add {address} dev {interface} {nodad}"))?;
+    }
+    Ok(())
+}
+
+fn check_interface(name: &str) -> Result<()> {
+    let valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    ensure!(
+        (1..16).contains(&name.len()) && name.chars().all(valid) && !name.starts_with('-'),
+        "not a name for an interface: {name:?}"
+    );
+    Ok(())
+}
+
+fn check_addresses(addresses: &str) -> Result<()> {
+    for address in addresses.split_ascii_whitespace() {
+        let valid = address.split_once('/').is_some_and(|(ip, prefix)| {
+            let longest = match ip.parse() {
+                Ok(IpAddr::V4(_)) => 32,
+                Ok(IpAddr::V6(_)) => 128,
+                Err(_) => return false,
+            };
+            prefix.parse::<u8>().is_ok_and(|prefix| prefix <= longest)
+        });
+        ensure!(valid, "not an address with a prefix length: {address:?}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_need_a_prefix_length() {
+        assert!(check_addresses("").is_ok());
+        assert!(check_addresses("10.0.1.1/24 fd01::1/64").is_ok());
+        for wrong in [
+            "10.0.1.1",
+            "10.0.1.1/33",
+            "fd01::1/129",
+            "10.0.1/24",
+            "a/8",
+            "1.2.3.4/-1",
+        ] {
+            assert!(check_addresses(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn interfaces_are_not_options() {
+        assert!(check_interface("eth0.1").is_ok());
+        for wrong in ["", "-eth0", "eth 0", "sixteen-letters-"] {
+            assert!(check_interface(wrong).is_err(), "{wrong}");
+        }
+    }
+}
