@@ -1,1 +1,183 @@
-//! (see Cargo.toml)
+//! What `dibsctl` and `dibsd` say to each other over the control socket, and the client's side.
+//!
+//! One JSON object a line. A request is `{"version":1,"request":...}`; the answer one line,
+//! `{"ok":...}` or `{"error":{"kind":...,"message":...}}`. A connection may carry several requests,
+//! one after the other. [`Request::Events`] ends that: it is answered by `{"ok":"following"}`,
+//! then by one `{"ok":{"event":...}}` for each event until one side closes.
+//!
+//! The codec ([`decode_request`], [`encode_reply`], [`LineBuffer`]) does no IO, so that the daemon
+//! can drive it from any runtime; [`Client`] blocks, with a timeout. The JSON keys of the `*Info`
+//! types are what `dibsctl --json` prints: they stay.
+
+mod client;
+mod codec;
+mod info;
+mod selector;
+
+pub use client::{Client, ClientError, Events, TIMEOUT};
+pub use codec::{
+    LineBuffer, LineError, MAX_REPLY, MAX_REQUEST, VERSION, decode_reply, decode_request,
+    encode_reply, encode_request,
+};
+pub use info::{
+    BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, Integrity, PathInfo, PathState, PeerInfo,
+    PeerState, RuleInfo, RuleOrigin, Skipped, Status, Trust,
+};
+pub use selector::{Match, Selector};
+use serde::{Deserialize, Serialize};
+
+/// Names a connection of [`ConnInfo`] as long as it lives.
+pub type ConnId = u64;
+
+/// Names a rule of [`RuleInfo`] until it is deleted.
+pub type RuleId = u64;
+
+/// What a client may ask for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "snake_case",
+    rename_all_fields = "snake_case",
+    deny_unknown_fields
+)]
+pub enum Request {
+    /// Answered by [`Reply::Status`].
+    Status,
+    /// Answered by [`Reply::Conns`].
+    ConnList,
+    /// Puts a bump into the live connections that match. Answered by [`Reply::Changed`].
+    Enable {
+        /// Which.
+        selector: Selector,
+        /// None: the configuration's `default_bump`.
+        bump: Option<String>,
+    },
+    /// Takes the live connections that match back to plain. Answered by [`Reply::Changed`].
+    Disable {
+        /// Which.
+        selector: Selector,
+    },
+    /// Makes a rule for connections to come, applied to the established ones at once. Answered by
+    /// [`Reply::Rule`].
+    RuleAdd {
+        /// Which; [`Selector::names_class`].
+        selector: Selector,
+        /// What they take.
+        bump: String,
+    },
+    /// Answered by [`Reply::Rules`].
+    RuleList,
+    /// Deletes a rule that `RuleAdd` made. Answered by [`Reply::Done`].
+    RuleDel {
+        /// Which.
+        id: RuleId,
+    },
+    /// Answered by [`Reply::Paths`].
+    PathList,
+    /// Answered by [`Reply::Peers`].
+    PeerList,
+    /// Answered by [`Reply::Bumps`].
+    BumpList,
+    /// Answered by [`Reply::Following`], then [`Reply::Event`] without end.
+    Events,
+    /// Lets go of everything that is installed in the kernel. Answered by [`Reply::Done`].
+    Cleanup,
+}
+
+impl Request {
+    /// What no daemon could do, for a reason that the request shows by itself.
+    pub fn check(&self) -> Result<(), Failure> {
+        let (Request::Enable { selector, .. }
+        | Request::Disable { selector }
+        | Request::RuleAdd { selector, .. }) = self
+        else {
+            return Ok(());
+        };
+        if matches!(selector, Selector::Match(wanted) if *wanted == Match::default()) {
+            return Err(Failure::new(
+                ErrorKind::BadRequest,
+                "the selector names nothing",
+            ));
+        }
+        if matches!(self, Request::RuleAdd { .. }) && !selector.names_class() {
+            return Err(Failure::new(
+                ErrorKind::BadRequest,
+                "a rule is for connections to come, and a connection's id or a process is not \
+                 known beforehand",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// An answer to a [`Request`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Status),
+    /// To [`Request::ConnList`].
+    Conns(Vec<ConnInfo>),
+    /// To [`Request::Enable`] and [`Request::Disable`].
+    Changed(Changed),
+    /// To [`Request::RuleAdd`].
+    Rule(RuleInfo),
+    /// To [`Request::RuleList`].
+    Rules(Vec<RuleInfo>),
+    /// To [`Request::PathList`].
+    Paths(Vec<PathInfo>),
+    /// To [`Request::PeerList`].
+    Peers(Vec<PeerInfo>),
+    /// To [`Request::BumpList`].
+    Bumps(Vec<BumpInfo>),
+    /// To [`Request::Events`], at once.
+    Following,
+    /// To [`Request::Events`], each time.
+    Event(Event),
+    /// To a request that has nothing to tell.
+    Done,
+}
+
+/// Why a request was not done. Displays as its message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// For programs.
+    pub kind: ErrorKind,
+    /// For people: one clear sentence without a full stop.
+    pub message: String,
+}
+
+impl Failure {
+    /// The error of that kind.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Failure {
+            kind,
+            message: message.into(),
+        }
+    }
+}
+
+/// The kinds of [`Failure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The line is no request.
+    BadRequest,
+    /// The client speaks another version of this protocol.
+    Version,
+    /// The caller may not do this.
+    Denied,
+    /// What was named (a rule, a bump, a peer) does not exist.
+    NotFound,
+    /// No live connection matches.
+    NoMatch,
+    /// The peer's session is not established.
+    NoSession,
+    /// It exists, is allowed, and still cannot be; the message says why.
+    Refused,
+    /// The system did not let the daemon.
+    Failed,
+    /// A kind of a later version.
+    #[serde(other)]
+    Other,
+}

@@ -1,0 +1,321 @@
+//! The blocking client.
+
+use std::io::{self, ErrorKind as Io, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::codec::{LineBuffer, MAX_REPLY, decode_reply, encode_request};
+use crate::{
+    BumpInfo, Changed, ConnInfo, Event, Failure, PathInfo, PeerInfo, Reply, Request, RuleId,
+    RuleInfo, Selector, Status,
+};
+
+/// How long the daemon has for an answer. `enable` waits for the peer, so this is longer than the
+/// daemon's own patience with it.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("dibsd is not running: nothing answers at {}", socket.display())]
+    NotRunning {
+        /// Where it would.
+        socket: PathBuf,
+    },
+    /// The socket is not for this user.
+    #[error("no access to {}: it is for root and the group of the socket", socket.display())]
+    NoAccess {
+        /// Where it listens.
+        socket: PathBuf,
+    },
+    /// It listens, and does not answer.
+    #[error("dibsd did not answer at {} within {} s", socket.display(), timeout.as_secs_f32())]
+    Timeout {
+        /// Where it listens.
+        socket: PathBuf,
+        /// How long it had.
+        timeout: Duration,
+    },
+    /// It went away before it had answered.
+    #[error("dibsd closed {} without an answer", socket.display())]
+    Closed {
+        /// Where it listened.
+        socket: PathBuf,
+    },
+    /// What listens there does not speak this protocol.
+    #[error("what answers at {} is not this version's dibsd: {what}", socket.display())]
+    Garbage {
+        /// Where it listens.
+        socket: PathBuf,
+        /// What was wrong with its answer.
+        what: String,
+    },
+    /// The system did not let us.
+    #[error("{}: {error}", socket.display())]
+    Io {
+        /// Where the daemon listens.
+        socket: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The daemon refused, or failed.
+    #[error(transparent)]
+    Refused(#[from] Failure),
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    socket: PathBuf,
+    lines: LineBuffer,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects, and gives the daemon [`TIMEOUT`] for each answer.
+    pub fn connect(socket: &Path) -> Result<Self, ClientError> {
+        Self::connect_timeout(socket, TIMEOUT)
+    }
+
+    /// Connects, and gives the daemon `timeout` for each answer.
+    pub fn connect_timeout(socket: &Path, timeout: Duration) -> Result<Self, ClientError> {
+        let connect = || {
+            let stream = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            // Bounds connect() as well: it waits while the listener's backlog is full.
+            stream.set_write_timeout(Some(timeout))?;
+            stream.connect(&SockAddr::unix(socket)?)?;
+            Ok(UnixStream::from(std::os::fd::OwnedFd::from(stream)))
+        };
+        let place = Place { socket, timeout };
+        let stream = connect().map_err(|error: io::Error| place.error(error))?;
+        let lines = LineBuffer::new(MAX_REPLY);
+        Ok(Client {
+            stream,
+            socket: socket.to_owned(),
+            lines,
+            timeout,
+        })
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        request.check()?;
+        let sent = self.stream.write_all(encode_request(request).as_bytes());
+        sent.map_err(|error| self.place().error(error))?;
+        self.answer(Some(Instant::now() + self.timeout))
+    }
+
+    /// [`Request::Status`]
+    pub fn status(&mut self) -> Result<Status, ClientError> {
+        match self.request(&Request::Status)? {
+            Reply::Status(status) => Ok(status),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// [`Request::ConnList`]
+    pub fn conns(&mut self) -> Result<Vec<ConnInfo>, ClientError> {
+        match self.request(&Request::ConnList)? {
+            Reply::Conns(conns) => Ok(conns),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// [`Request::Enable`]
+    pub fn enable(
+        &mut self,
+        selector: Selector,
+        bump: Option<String>,
+    ) -> Result<Changed, ClientError> {
+        self.change(&Request::Enable { selector, bump })
+    }
+
+    /// [`Request::Disable`]
+    pub fn disable(&mut self, selector: Selector) -> Result<Changed, ClientError> {
+        self.change(&Request::Disable { selector })
+    }
+
+    /// [`Request::RuleAdd`]
+    pub fn add_rule(&mut self, selector: Selector, bump: String) -> Result<RuleInfo, ClientError> {
+        match self.request(&Request::RuleAdd { selector, bump })? {
+            Reply::Rule(rule) => Ok(rule),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// [`Request::RuleList`]
+    pub fn rules(&mut self) -> Result<Vec<RuleInfo>, ClientError> {
+        match self.request(&Request::RuleList)? {
+            Reply::Rules(rules) => Ok(rules),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// [`Request::RuleDel`]
+    pub fn delete_rule(&mut self, id: RuleId) -> Result<(), ClientError> {
+        self.done(&Request::RuleDel { id })
+    }
+
+    /// [`Request::PathList`]
+    pub fn paths(&mut self) -> Result<Vec<PathInfo>, ClientError> {
+        match self.request(&Request::PathList)? {
+            Reply::Paths(paths) => Ok(paths),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// [`Request::PeerList`]
+    pub fn peers(&mut self) -> Result<Vec<PeerInfo>, ClientError> {
+        match self.request(&Request::PeerList)? {
+            Reply::Peers(peers) => Ok(peers),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// [`Request::BumpList`]
+    pub fn bumps(&mut self) -> Result<Vec<BumpInfo>, ClientError> {
+        match self.request(&Request::BumpList)? {
+            Reply::Bumps(bumps) => Ok(bumps),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// [`Request::Cleanup`]
+    pub fn cleanup(&mut self) -> Result<(), ClientError> {
+        self.done(&Request::Cleanup)
+    }
+
+    /// [`Request::Events`]: returns once the daemon follows, so that nothing after is missed.
+    pub fn events(mut self) -> Result<Events, ClientError> {
+        match self.request(&Request::Events)? {
+            Reply::Following => Ok(Events { client: Some(self) }),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn change(&mut self, request: &Request) -> Result<Changed, ClientError> {
+        match self.request(request)? {
+            Reply::Changed(changed) => Ok(changed),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn done(&mut self, request: &Request) -> Result<(), ClientError> {
+        match self.request(request)? {
+            Reply::Done => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// The next answer; no deadline: however long it takes.
+    fn answer(&mut self, deadline: Option<Instant>) -> Result<Reply, ClientError> {
+        loop {
+            let line = self
+                .lines
+                .next_line()
+                .map_err(|error| self.garbage(error.to_string()))?;
+            if let Some(line) = line {
+                let answer =
+                    decode_reply(&line).map_err(|error| self.garbage(error.to_string()))?;
+                return Ok(answer?);
+            }
+            self.read(deadline)
+                .map_err(|error| self.place().error(error))?;
+        }
+    }
+
+    fn read(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(Io::TimedOut.into());
+        }
+        self.stream.set_read_timeout(left)?;
+        let mut piece = [0; 16 * 1024];
+        match self.stream.read(&mut piece) {
+            Ok(0) => Err(Io::UnexpectedEof.into()),
+            Ok(length) => {
+                self.lines.extend(&piece[..length]);
+                Ok(())
+            }
+            Err(error) if error.kind() == Io::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place {
+            socket: &self.socket,
+            timeout: self.timeout,
+        }
+    }
+
+    fn garbage(&self, what: String) -> ClientError {
+        ClientError::Garbage {
+            socket: self.socket.clone(),
+            what,
+        }
+    }
+
+    fn unexpected(&self, reply: &Reply) -> ClientError {
+        let reply = serde_json::to_value(reply).expect("our types have string keys only");
+        let kind = match &reply {
+            serde_json::Value::Object(fields) => fields.keys().next().cloned(),
+            other => other.as_str().map(str::to_owned),
+        };
+        self.garbage(format!(
+            "it answered \"{}\" to another question",
+            kind.unwrap_or_default()
+        ))
+    }
+}
+
+/// The daemon's events, one after the other, without end.
+#[derive(Debug)]
+pub struct Events {
+    /// None: failed, and ended.
+    client: Option<Client>,
+}
+
+impl Iterator for Events {
+    type Item = Result<Event, ClientError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let client = self.client.as_mut()?;
+        let next = match client.answer(None) {
+            Ok(Reply::Event(event)) => return Some(Ok(event)),
+            Ok(other) => client.unexpected(&other),
+            Err(error) => error,
+        };
+        self.client = None;
+        Some(Err(next))
+    }
+}
+
+/// Where an error of the system happened.
+struct Place<'a> {
+    socket: &'a Path,
+    timeout: Duration,
+}
+
+impl Place<'_> {
+    fn error(&self, error: io::Error) -> ClientError {
+        let socket = self.socket.to_owned();
+        match error.kind() {
+            Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning { socket },
+            Io::PermissionDenied => ClientError::NoAccess { socket },
+            Io::TimedOut | Io::WouldBlock => ClientError::Timeout {
+                socket,
+                timeout: self.timeout,
+            },
+            Io::UnexpectedEof | Io::BrokenPipe | Io::ConnectionReset => {
+                ClientError::Closed { socket }
+            }
+            _ => ClientError::Io { socket, error },
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What the daemon tells of itself. The JSON keys are the fields' names, and stay; all are always
+//! there, null where nothing is known. Times are seconds since 1970, byte counts are of payload.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::{ConnId, RuleId};
+
+/// The daemon at a glance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Of dibsd.
+    pub version: String,
+    /// Of its process.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime: u64,
+    /// Whether scrambled data is authenticated.
+    pub integrity: Integrity,
+    /// What the user should hear, one sentence each.
+    pub warnings: Vec<String>,
+    /// As `peer list`.
+    pub peers: Vec<PeerInfo>,
+    /// As `path list`.
+    pub paths: Vec<PathInfo>,
+    /// As `bump list`.
+    pub bumps: Vec<BumpInfo>,
+    /// Live connections to peers, plain ones too.
+    pub connections: u64,
+    /// What was counted since the start, drops by reason among it.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// See [`Status::integrity`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Integrity {
+    /// Authenticated.
+    On,
+    /// The papers' bare scheme.
+    Off,
+}
+
+/// A peer and the session with it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PeerInfo {
+    /// From the configuration.
+    pub name: String,
+    /// Of the session.
+    pub state: PeerState,
+    /// Base64.
+    pub public_key: String,
+    /// The hosts behind it.
+    pub addresses: Vec<IpNet>,
+    /// When the session was established.
+    pub since: Option<f64>,
+    /// Datagram bytes over all paths.
+    pub bytes_sent: u64,
+    /// Datagram bytes over all paths.
+    pub bytes_received: u64,
+    /// Live connections that are on a bump.
+    pub connections: u64,
+    /// Why the state is not "established".
+    pub reason: Option<String>,
+}
+
+/// See [`PeerInfo::state`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerState {
+    /// Keys are agreed and the peer answers.
+    Established,
+    /// A handshake is under way.
+    Connecting,
+    /// Nobody answers, or nobody may be called.
+    Down,
+}
+
+/// A live connection to a peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConnInfo {
+    /// For `--conn`.
+    pub id: ConnId,
+    /// Whose address the remote one is.
+    pub peer: String,
+    /// This host's end.
+    pub local: SocketAddr,
+    /// The far end.
+    pub remote: SocketAddr,
+    /// Its name, or "plain".
+    pub bump: String,
+    /// Name of the process that holds the socket.
+    pub process: Option<String>,
+    /// Number of the process that holds the socket.
+    pub pid: Option<u32>,
+    /// Owner of the socket.
+    pub uid: Option<u32>,
+    /// When it took the bump; for a plain one, when it was first seen.
+    pub since: f64,
+    /// On the bump.
+    pub bytes_sent: u64,
+    /// On the bump.
+    pub bytes_received: u64,
+    /// Segments that the local kernel sent again.
+    pub retransmissions: u64,
+    /// Where the bytes went.
+    pub paths: Vec<ConnPathInfo>,
+}
+
+/// A connection's part of a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnPathInfo {
+    /// Of the path.
+    pub name: String,
+    /// By this path.
+    pub bytes_sent: u64,
+    /// By this path.
+    pub bytes_received: u64,
+}
+
+/// A path to a peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathInfo {
+    /// From the configuration.
+    pub name: String,
+    /// Whom it leads to.
+    pub peer: String,
+    /// The lower label of both ends.
+    pub trust: Trust,
+    /// Whether it carries data.
+    pub state: PathState,
+    /// Where the peer is.
+    pub remote: Option<SocketAddr>,
+    /// Smoothed round trip in microseconds (RFC 9002, 5.3).
+    pub srtt_us: Option<u64>,
+    /// Least round trip in microseconds.
+    pub min_rtt_us: Option<u64>,
+    /// Variation of the round trip in microseconds (RFC 9002, 5.3).
+    pub rttvar_us: Option<u64>,
+    /// Part of the datagrams that is lost, 0 to 1, lately.
+    pub loss: f64,
+    /// Datagrams lost since the start.
+    pub lost: u64,
+    /// Datagram bytes.
+    pub bytes_sent: u64,
+    /// Datagram bytes.
+    pub bytes_received: u64,
+    /// Largest UDP payload in bytes.
+    pub mtu: u32,
+    /// Congestion window in bytes.
+    pub cwnd: u64,
+    /// Bytes that wait for acknowledgement.
+    pub in_flight: u64,
+    /// Bytes per second; none: not paced.
+    pub pacing_rate: Option<u64>,
+    /// Whether the kernel segments for it.
+    pub gso: bool,
+    /// Whether the user's hint names it.
+    pub preferred: bool,
+    /// Why it is not up, or carries less than it could.
+    pub reason: Option<String>,
+}
+
+/// See [`PathInfo::trust`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trust {
+    /// Nobody listens.
+    Trusted,
+    /// Somebody may be listening.
+    Untrusted,
+}
+
+/// See [`PathInfo::state`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathState {
+    /// Carries data.
+    Up,
+    /// Is being challenged.
+    Validating,
+    /// Does not answer, or has no endpoint or interface.
+    Down,
+}
+
+/// A bump that can be asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BumpInfo {
+    /// For `--bump`.
+    pub name: String,
+    /// scramble, share, seal or device.
+    pub kind: String,
+    /// Of kind "device".
+    pub device: Option<String>,
+    /// Whether `enable` takes it without `--bump`.
+    pub default: bool,
+    /// Live connections on it.
+    pub connections: u64,
+    /// Why it cannot be asked for now.
+    pub reason: Option<String>,
+}
+
+/// A rule for connections to come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleInfo {
+    /// For `rule del`.
+    pub id: RuleId,
+    /// What they take.
+    pub bump: String,
+    /// Who made it.
+    pub origin: RuleOrigin,
+    /// What it selects by: keys as in the configuration (`dport`, `uid`, `time`, ...), values as
+    /// written. Empty: all.
+    pub selector: BTreeMap<String, String>,
+}
+
+/// See [`RuleInfo::origin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RuleOrigin {
+    /// The configuration file; cannot be deleted by request.
+    Config,
+    /// `dibsctl rule add`.
+    User,
+}
+
+/// What `enable` and `disable` did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Changed {
+    /// What the connections are on now, or "plain".
+    pub bump: String,
+    /// Those that were changed, as they are now.
+    pub connections: Vec<ConnInfo>,
+    /// Those that match, and could not be.
+    pub skipped: Vec<Skipped>,
+    /// What the user should hear, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// A connection that matched and stayed as it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// Its id.
+    pub id: ConnId,
+    /// This host's end.
+    pub local: SocketAddr,
+    /// The far end.
+    pub remote: SocketAddr,
+    /// Why.
+    pub reason: String,
+}
+
+/// Something happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// When.
+    pub time: f64,
+    /// One word for programs.
+    pub kind: String,
+    /// One sentence for people.
+    pub text: String,
+    /// What it was about.
+    pub fields: BTreeMap<String, String>,
+}

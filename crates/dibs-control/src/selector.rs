@@ -1,0 +1,208 @@
+//! Which connections a request is about.
+
+use std::fmt;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::{ConnId, ConnInfo};
+
+/// Some of the connections to peers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selector {
+    /// All.
+    All,
+    /// One live connection.
+    Conn(ConnId),
+    /// Those that match in everything that is named, which is not nothing.
+    Match(Match),
+}
+
+/// What connections have in common. Destination is the far end, source this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Match {
+    /// Remote port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dport: Option<u16>,
+    /// Local port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sport: Option<u16>,
+    /// Remote address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dst: Option<IpNet>,
+    /// Local address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub src: Option<IpNet>,
+    /// Owner of the local socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Process that holds the local socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Name of the peer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+}
+
+impl Selector {
+    /// Whether the connection is one of them.
+    pub fn matches(&self, conn: &ConnInfo) -> bool {
+        match self {
+            Selector::All => true,
+            Selector::Conn(id) => conn.id == *id,
+            Selector::Match(wanted) => wanted.matches(conn),
+        }
+    }
+
+    /// Whether it names connections by what is known before they exist, as a rule has to.
+    pub fn names_class(&self) -> bool {
+        match self {
+            Selector::All => true,
+            Selector::Conn(_) => false,
+            Selector::Match(wanted) => wanted.pid.is_none(),
+        }
+    }
+}
+
+impl Match {
+    fn matches(&self, conn: &ConnInfo) -> bool {
+        fn fits<T>(wanted: &Option<T>, test: impl FnOnce(&T) -> bool) -> bool {
+            wanted.as_ref().is_none_or(test)
+        }
+        fits(&self.dport, |port| conn.remote.port() == *port)
+            && fits(&self.sport, |port| conn.local.port() == *port)
+            && fits(&self.dst, |net| net.contains(&conn.remote.ip()))
+            && fits(&self.src, |net| net.contains(&conn.local.ip()))
+            && fits(&self.uid, |uid| conn.uid == Some(*uid))
+            && fits(&self.pid, |pid| conn.pid == Some(*pid))
+            && fits(&self.peer, |peer| conn.peer == *peer)
+    }
+
+    /// What is named, in the words of the command line.
+    pub fn terms(&self) -> Vec<(&'static str, String)> {
+        fn term<T: ToString>(
+            name: &'static str,
+            value: &Option<T>,
+        ) -> Option<(&'static str, String)> {
+            value.as_ref().map(|value| (name, value.to_string()))
+        }
+        [
+            term("dport", &self.dport),
+            term("sport", &self.sport),
+            term("dst", &self.dst),
+            term("src", &self.src),
+            term("uid", &self.uid),
+            term("pid", &self.pid),
+            term("peer", &self.peer),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Selector::All => f.write_str("all"),
+            Selector::Conn(id) => write!(f, "conn {id}"),
+            Selector::Match(wanted) => {
+                let terms: Vec<_> = wanted
+                    .terms()
+                    .iter()
+                    .map(|(name, value)| format!("{name} {value}"))
+                    .collect();
+                f.write_str(&terms.join(" "))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conn() -> ConnInfo {
+        ConnInfo {
+            id: 7,
+            peer: "server".to_owned(),
+            local: "10.0.1.1:40000".parse().unwrap(),
+            remote: "10.0.1.2:80".parse().unwrap(),
+            bump: "plain".to_owned(),
+            process: None,
+            pid: Some(42),
+            uid: None,
+            since: 0.0,
+            bytes_sent: 0,
+            bytes_received: 0,
+            retransmissions: 0,
+            paths: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_selector_means_all_that_it_names() {
+        let matches = |wanted: Match| Selector::Match(wanted).matches(&conn());
+        let base = Match {
+            dport: Some(80),
+            ..Match::default()
+        };
+        assert!(Selector::All.matches(&conn()));
+        assert!(Selector::Conn(7).matches(&conn()) && !Selector::Conn(8).matches(&conn()));
+        assert!(matches(base.clone()));
+        assert!(matches(Match {
+            sport: Some(40000),
+            pid: Some(42),
+            ..base.clone()
+        }));
+        assert!(matches(Match {
+            dst: "10.0.1.0/24".parse().ok(),
+            ..base.clone()
+        }));
+        for other in [
+            Match {
+                dport: Some(40000),
+                ..base.clone()
+            },
+            Match {
+                sport: Some(80),
+                ..base.clone()
+            },
+            Match {
+                dst: "10.0.1.1/32".parse().ok(),
+                ..base.clone()
+            },
+            Match {
+                src: "fd00::/8".parse().ok(),
+                ..base.clone()
+            },
+            Match {
+                uid: Some(0),
+                ..base.clone()
+            },
+            Match {
+                pid: Some(41),
+                ..base.clone()
+            },
+            Match {
+                peer: Some("other".to_owned()),
+                ..base
+            },
+        ] {
+            assert!(!matches(other.clone()), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn prints_as_the_command_line_says_it() {
+        let wanted = Match {
+            dport: Some(80),
+            uid: Some(1000),
+            ..Match::default()
+        };
+        assert_eq!(Selector::Match(wanted).to_string(), "dport 80 uid 1000");
+        assert_eq!(Selector::Conn(3).to_string(), "conn 3");
+    }
+}
