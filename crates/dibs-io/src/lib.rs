@@ -1,1 +1,52 @@
-//! (see Cargo.toml)
+//! TUN devices and UDP sockets with their offloads, for one thread with its own epoll loop.
+//!
+//! All descriptors are nonblocking. A [`Tun`] moves raw frames: virtio header and packet, TCP
+//! superpackets of up to 64 KiB included. A [`PathSocket`] sends runs of equal datagrams with one
+//! call (UDP_SEGMENT) and receives them coalesced (UDP_GRO) into a [`RecvBatch`]. Where the
+//! kernel refuses an offload, the data at hand goes out without it, in the same call. A
+//! [`Poller`] waits for them, for [`Waker`]s and for a deadline in nanoseconds.
+//!
+//! Nothing here locks, and after the set-up nothing allocates.
+
+mod clock;
+mod fallback;
+mod netlink;
+mod poll;
+mod segment;
+mod tun;
+mod udp;
+mod virtio;
+
+pub use clock::monotonic_ns;
+pub use poll::{Event, Interest, Poller, Waker, precise_timers};
+pub use segment::{Malformed, Segment, Segments};
+pub use tun::{FRAME_MAX, Tun, TunCounters};
+pub use udp::{
+    Endpoint, Family, PathSocket, RECV_BATCH, Received, RecvBatch, SendOutcome, Stop, UdpCounters,
+};
+pub use virtio::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, HDR_LEN, NEEDS_CSUM, VirtioHdr};
+
+use std::io;
+
+/// A device or socket could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} ({target}): {source}")]
+pub struct SetupError {
+    /// The operation that the system refused, such as `SO_BINDTODEVICE`.
+    pub operation: &'static str,
+    /// What it was done to: an interface, an address.
+    pub target: String,
+    /// The system's answer.
+    pub source: io::Error,
+}
+
+impl SetupError {
+    /// For `map_err`: names what failed, and on what.
+    fn at(operation: &'static str, target: impl ToString) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self {
+            operation,
+            target: target.to_string(),
+            source,
+        }
+    }
+}
