@@ -1,1 +1,570 @@
 //! One path: packet numbers, acknowledgements, loss detection, congestion control, MTU.
+//!
+//! Pure and synchronous. The owner drives a [`Path`] like this:
+//! - Before sending, ask [`Path::budget`]; build a datagram with number [`Path::next_seq`]; report
+//!   it with [`Path::on_sent`]. If the budget is zero, [`Path::blocked_until`] says what to wait for.
+//! - When a datagram's content has been taken, call [`Path::on_received`]; when
+//!   [`Path::next_ack_time`] has come, or when a datagram goes that way anyhow,
+//!   [`Path::encode_ack`].
+//! - Acknowledgements from the peer go to [`Path::on_ack`], which returns the tokens of what
+//!   arrived and of what is lost. Each token of an ack-eliciting datagram is returned once.
+//! - When [`Path::poll_timeout`] has come, first take in what the socket holds, then call
+//!   [`Path::on_timeout`]: an answer that waits in the socket must not count as silence.
+//! - Whenever the path is served, send the probe that [`Path::poll_mtu_probe`] asks for.
+
+mod ack;
+mod bbr;
+mod loss;
+mod mtud;
+mod pacing;
+mod ranges;
+mod rate;
+mod received;
+mod rtt;
+mod sent;
+mod state;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use ack::{AckDecodeError, AckFrame, MAX_ACK_RANGES};
+pub use ranges::SeqRange;
+pub use state::PathState;
+
+use crate::time::Time;
+use bbr::{AckEvent, Bbr};
+use core::time::Duration;
+use loss::LossDetector;
+use mtud::Mtud;
+use pacing::Pacer;
+use ranges::Ranges;
+use rate::DeliveryRate;
+use received::{MAX_ACK_DELAY, Received};
+use rtt::Rtt;
+use sent::{Fate, Sent, SentRing};
+use state::{Alarm, Liveness};
+
+/// What the outside world fixes about a path.
+#[derive(Clone, Copy, Debug)]
+pub struct PathConfig {
+    /// MTU of the local interface.
+    pub interface_mtu: u16,
+    /// Bytes of IP and UDP header of a datagram.
+    pub overhead: u16,
+}
+
+/// What keeps a path from sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocked {
+    /// Nothing.
+    No,
+    /// The congestion window: until an acknowledgement comes.
+    Window,
+    /// The pacer: until then.
+    Pacing(Time),
+    /// The path is not active.
+    Inactive,
+}
+
+/// What [`Path::on_timeout`] asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeoutAction {
+    /// Nothing.
+    Nothing,
+    /// Send an ack-eliciting datagram now, whatever the budget.
+    Probe,
+}
+
+/// An acknowledgement that cannot be: the peer's fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AckError {
+    /// It names a datagram that was never sent.
+    #[error("datagram {0} acknowledged, but never sent")]
+    NeverSent(u64),
+}
+
+/// What is known about a path. Bytes are of UDP payload.
+#[derive(Clone, Copy, Debug)]
+pub struct PathStats {
+    /// How the path stands.
+    pub state: PathState,
+    /// Smoothed round-trip time.
+    pub srtt: Duration,
+    /// Its mean deviation.
+    pub rttvar: Duration,
+    /// Least round trip of the last seconds.
+    pub min_rtt: Duration,
+    /// Smoothed fraction of datagrams lost.
+    pub loss: f64,
+    /// Datagrams sent, received (taken), declared lost, and wrongly so.
+    pub sent: u64,
+    /// Datagrams received and taken.
+    pub received: u64,
+    /// Datagrams declared lost.
+    pub lost: u64,
+    /// Datagrams declared lost that arrived after all.
+    pub spurious: u64,
+    /// Bytes sent.
+    pub bytes_sent: u64,
+    /// Bytes acknowledged by the peer.
+    pub bytes_acked: u64,
+    /// Bytes that may be in flight.
+    pub cwnd: u64,
+    /// Bytes in flight.
+    pub in_flight: u64,
+    /// Bytes a second that the pacer lets go.
+    pub pacing_rate: u64,
+    /// Bytes a second that the path delivers; zero as long as unknown.
+    pub delivery_rate: u64,
+    /// Probe timeouts in all.
+    pub ptos: u64,
+    /// Largest UDP payload that passes.
+    pub mtu: u16,
+}
+
+/// One path to the peer.
+#[derive(Debug)]
+pub struct Path {
+    sent: SentRing,
+    /// Numbers known to be acknowledged, so that ranges told again cost nothing.
+    acked: Ranges,
+    rtt: Rtt,
+    loss: LossDetector,
+    rate: DeliveryRate,
+    bbr: Bbr,
+    pacer: Pacer,
+    mtud: Mtud,
+    received: Received,
+    liveness: Liveness,
+    /// Bytes and datagrams that wait for acknowledgement.
+    in_flight: u64,
+    waiting: u64,
+    /// The datagram sent last has filled the window.
+    window_filled: bool,
+    /// Last time that something went either way.
+    busy_at: Time,
+    count: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    sent: u64,
+    bytes_sent: u64,
+    lost: u64,
+    spurious: u64,
+    ptos: u64,
+}
+
+impl Path {
+    /// A path that has not been validated.
+    pub fn new(now: Time, config: PathConfig) -> Self {
+        let mtud = Mtud::new(config.interface_mtu.saturating_sub(config.overhead));
+        let mtu = u64::from(mtud.current());
+        let rtt = Rtt::new();
+        let bbr = Bbr::new(now, mtu);
+        let pacer = Pacer::new(now, bbr.pacing_rate(rtt.smoothed()), mtu);
+        Self {
+            sent: SentRing::new(),
+            acked: Ranges::with_capacity(2 * MAX_ACK_RANGES),
+            rtt,
+            loss: LossDetector::new(),
+            rate: DeliveryRate::new(now),
+            bbr,
+            pacer,
+            mtud,
+            received: Received::new(now),
+            liveness: Liveness::new(now),
+            in_flight: 0,
+            waiting: 0,
+            window_filled: false,
+            busy_at: now,
+            count: Counters::default(),
+        }
+    }
+
+    /// The peer has answered a challenge on this path, `rtt` after it was sent.
+    pub fn on_validated(&mut self, now: Time, rtt: Duration) {
+        if !self.rtt.is_measured() {
+            self.rtt.update(rtt, Duration::ZERO);
+            self.update_pacing();
+        }
+        self.revive(now);
+    }
+
+    /// How the path stands.
+    pub const fn state(&self) -> PathState {
+        self.liveness.state()
+    }
+
+    /// Largest UDP payload that passes.
+    pub const fn mtu(&self) -> u16 {
+        self.mtud.current()
+    }
+
+    /// The number of the datagram sent next.
+    pub const fn next_seq(&self) -> u64 {
+        self.sent.next()
+    }
+
+    /// Bytes that window and pacer let go now; zero if blocked.
+    ///
+    /// `wanted` is what the caller has to send. The pacer lets go in bursts: the answer is zero
+    /// until there is credit for all of it or for a burst, so that each call is worth a send.
+    pub fn budget(&mut self, now: Time, wanted: usize) -> usize {
+        if self.blocked_until(now, wanted) != Blocked::No {
+            return 0;
+        }
+        if self.pacer.is_full(now) && !self.window_filled {
+            // Capacity has passed unused although nothing was in the way.
+            self.rate.on_app_limited(self.in_flight);
+        }
+        self.pacer.credit(now).min(self.window()) as usize
+    }
+
+    /// What keeps the path from sending `wanted` bytes, or a burst of them.
+    pub fn blocked_until(&self, now: Time, wanted: usize) -> Blocked {
+        if !self.liveness.is_active() {
+            return Blocked::Inactive;
+        }
+        if self.window() < u64::from(self.mtu()) {
+            return Blocked::Window;
+        }
+        let burst = (wanted as u64).min(self.pacer.quantum());
+        let ready = self.pacer.ready_at(burst);
+        if ready > now {
+            Blocked::Pacing(ready)
+        } else {
+            Blocked::No
+        }
+    }
+
+    fn window(&self) -> u64 {
+        self.bbr.cwnd().saturating_sub(self.in_flight)
+    }
+
+    /// Bytes of one burst: what is best sent with one call.
+    pub const fn quantum(&self) -> usize {
+        self.pacer.quantum() as usize
+    }
+
+    /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go.
+    pub fn predict_delivery(&self, now: Time, bytes: usize) -> Time {
+        let bytes = bytes as u64;
+        let paced = self.pacer.ready_after(now, bytes);
+        let excess = (self.in_flight + bytes).saturating_sub(self.bbr.cwnd());
+        let windowed = now + self.pacer.duration_of(excess);
+        paced.max(windowed) + self.rtt.smoothed() / 2
+    }
+
+    /// Records a datagram as sent and returns its number, which [`Self::next_seq`] told before.
+    ///
+    /// `token` comes back when it is acknowledged or lost. One that is not ack-eliciting is neither
+    /// in flight nor paced, and its token never comes back.
+    pub fn on_sent(&mut self, now: Time, bytes: u16, token: u64, ack_eliciting: bool) -> u64 {
+        self.record(now, bytes, token, ack_eliciting, false)
+    }
+
+    /// Records the probe that [`Self::poll_mtu_probe`] asked for as sent.
+    pub fn on_mtu_probe_sent(&mut self, now: Time, bytes: u16) -> u64 {
+        self.mtud.on_probe_sent();
+        self.record(now, bytes, 0, true, true)
+    }
+
+    fn record(&mut self, now: Time, bytes: u16, token: u64, elicits: bool, probe: bool) -> u64 {
+        self.count.sent += 1;
+        self.count.bytes_sent += u64::from(bytes);
+        let mut sent = Sent {
+            at: now,
+            token,
+            bytes,
+            mtu_probe: probe,
+            ..Sent::EMPTY
+        };
+        if elicits {
+            if self.waiting == 0 {
+                self.liveness.on_first_in_flight(now);
+            }
+            self.busy_at = now;
+            sent.fate = Fate::Waiting;
+            sent.rate = self.rate.on_sent(now, self.waiting == 0);
+            self.in_flight += u64::from(bytes);
+            self.waiting += 1;
+            self.pacer.on_sent(now, u64::from(bytes));
+            self.window_filled = self.window() < u64::from(self.mtu());
+        }
+        self.sent.push(sent)
+    }
+
+    /// Takes an acknowledgement; appends the tokens of what it says to have arrived to `acked`, and
+    /// of what is lost by it to `lost`. Refused without any effect if it cannot be true.
+    pub fn on_ack(
+        &mut self,
+        now: Time,
+        frame: &AckFrame,
+        acked: &mut Vec<u64>,
+        lost: &mut Vec<u64>,
+    ) -> Result<(), AckError> {
+        let largest = frame.largest();
+        if largest >= self.sent.next() {
+            return Err(AckError::NeverSent(largest));
+        }
+        let mut news = News::default();
+        let base = self.sent.base();
+        for range in frame.ranges().iter().take_while(|r| r.end >= base) {
+            let range = SeqRange {
+                start: range.start.max(base),
+                end: range.end,
+            };
+            let (ring, mtud, loss, bbr) = (
+                &mut self.sent,
+                &mut self.mtud,
+                &mut self.loss,
+                &mut self.bbr,
+            );
+            self.acked.insert(range, |added| {
+                for seq in added.start..=added.end {
+                    let Some(sent) = ring.get_mut(seq) else {
+                        continue;
+                    };
+                    match core::mem::replace(&mut sent.fate, Fate::Done) {
+                        Fate::Done => {
+                            news.any = true;
+                            continue;
+                        }
+                        Fate::Lost => {
+                            news.spurious += 1;
+                            loss.on_spurious(seq);
+                            bbr.on_spurious();
+                        }
+                        Fate::Waiting => {
+                            news.settled += 1;
+                            news.settled_bytes += u64::from(sent.bytes);
+                            if !sent.mtu_probe {
+                                acked.push(sent.token);
+                            }
+                        }
+                    }
+                    if sent.mtu_probe {
+                        mtud.on_probe_acked(now, sent.bytes);
+                    } else {
+                        mtud.on_acked(sent.bytes);
+                    }
+                    news.datagrams += 1;
+                    news.bytes += u64::from(sent.bytes);
+                    if news.newest.is_none_or(|(n, _)| seq > n) {
+                        news.newest = Some((seq, *sent));
+                    }
+                }
+            });
+        }
+        self.in_flight -= news.settled_bytes;
+        self.waiting -= news.settled;
+        self.count.spurious += news.spurious;
+        self.loss.on_acked(largest);
+        if news.any || news.newest.is_some() {
+            self.busy_at = now;
+            self.revive(now);
+        }
+        let mut rtt = None;
+        if let Some((seq, sent)) = news.newest
+            && seq == largest
+        {
+            let sample = now.since(sent.at);
+            self.rtt
+                .update(sample, Duration::from_micros(frame.delay_us().into()));
+            rtt = Some(sample);
+        }
+        self.detect_loss(now, lost);
+        if let Some((_, sent)) = news.newest {
+            let min_rtt = self.bbr.min_rtt().unwrap_or_default();
+            let rate = self
+                .rate
+                .on_delivered(now, news.bytes, sent.at, sent.rate, min_rtt);
+            self.bbr.on_ack(&AckEvent {
+                now,
+                bytes: news.bytes,
+                datagrams: news.datagrams,
+                delivered: self.rate.delivered(),
+                in_flight: self.in_flight,
+                rtt,
+                rate,
+                app_limited: self.rate.is_app_limited(),
+                mtu: self.mtu().into(),
+                quantum: self.pacer.quantum(),
+            });
+            self.update_pacing();
+        }
+        let patience = 2 * self.rtt.pto(MAX_ACK_DELAY);
+        self.sent.forget(now - patience);
+        Ok(())
+    }
+
+    fn update_pacing(&mut self) {
+        self.pacer
+            .set_rate(self.bbr.pacing_rate(self.rtt.smoothed()), self.mtu().into());
+    }
+
+    fn revive(&mut self, now: Time) {
+        if self.liveness.move_to_active(now) {
+            self.bbr.on_recovered(now);
+        }
+    }
+
+    fn detect_loss(&mut self, now: Time, lost: &mut Vec<u64>) {
+        let mut smallest = u16::MAX;
+        let mut datagrams = 0;
+        let (in_flight, waiting, mtud) = (&mut self.in_flight, &mut self.waiting, &mut self.mtud);
+        self.loss.detect(now, &self.rtt, &mut self.sent, |sent| {
+            *in_flight -= u64::from(sent.bytes);
+            *waiting -= 1;
+            if sent.mtu_probe {
+                mtud.on_probe_lost(now, sent.bytes);
+            } else {
+                smallest = smallest.min(sent.bytes);
+                datagrams += 1;
+                lost.push(sent.token);
+            }
+        });
+        if datagrams > 0 {
+            self.count.lost += datagrams;
+            self.bbr.on_lost(datagrams);
+            self.mtud.on_lost(now, smallest);
+        }
+    }
+
+    /// Gives up what is in flight, so that it can go another way.
+    fn abandon(&mut self, lost: &mut Vec<u64>) {
+        self.mtud.on_outage();
+        self.bbr.on_outage();
+        for seq in self.sent.base()..self.sent.next() {
+            if let Some(sent) = self.sent.get_mut(seq)
+                && sent.fate == Fate::Waiting
+            {
+                sent.fate = Fate::Lost;
+                if !sent.mtu_probe {
+                    self.count.lost += 1;
+                    lost.push(sent.token);
+                }
+            }
+        }
+        self.in_flight = 0;
+        self.waiting = 0;
+    }
+
+    /// A datagram with this number has come in and its content was taken.
+    pub fn on_received(&mut self, now: Time, seq: u64, ack_eliciting: bool) {
+        self.busy_at = now;
+        self.received.on_received(now, seq, ack_eliciting);
+    }
+
+    /// Whether an acknowledgement should go now.
+    pub fn ack_due(&self, now: Time) -> bool {
+        self.received.due_at().is_some_and(|t| t <= now)
+    }
+
+    /// When an acknowledgement should go; `None` if there is nothing to acknowledge.
+    pub fn next_ack_time(&self) -> Option<Time> {
+        self.received.due_at()
+    }
+
+    /// Appends an acknowledgement of at most `max_len` bytes to `out`; false, and nothing appended,
+    /// if there is nothing new to acknowledge or no room.
+    pub fn encode_ack(&mut self, now: Time, max_len: usize, out: &mut Vec<u8>) -> bool {
+        self.received.report(now, max_len, out)
+    }
+
+    /// When [`Self::on_timeout`] or [`Self::poll_mtu_probe`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let mtu = self.mtud.due_at().filter(|_| self.liveness.is_active());
+        [self.loss.due_at(), self.alarm_at(), mtu]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn alarm_at(&self) -> Option<Time> {
+        self.liveness
+            .due_at(&self.rtt, MAX_ACK_DELAY, self.waiting > 0)
+    }
+
+    /// Does what is due; appends the tokens of what is lost to `lost`.
+    pub fn on_timeout(&mut self, now: Time, lost: &mut Vec<u64>) -> TimeoutAction {
+        if self.loss.due_at().is_some_and(|t| t <= now) {
+            self.detect_loss(now, lost);
+        }
+        if self.alarm_at().is_none_or(|t| t > now) {
+            return TimeoutAction::Nothing;
+        }
+        self.count.ptos += 1;
+        if self.liveness.on_alarm(now) == Alarm::ProbeAndAbandon {
+            self.abandon(lost);
+        }
+        TimeoutAction::Probe
+    }
+
+    /// Whether the path, having been idle for `interval`, should be asked if it is still there.
+    ///
+    /// With an ack-eliciting datagram in flight the probe timeout sees to that.
+    pub fn wants_ping(&self, now: Time, interval: Duration) -> bool {
+        self.next_ping(interval).is_some_and(|t| t <= now)
+    }
+
+    /// When [`Self::wants_ping`] becomes true if nothing else happens.
+    pub fn next_ping(&self, interval: Duration) -> Option<Time> {
+        (self.liveness.is_active() && self.waiting == 0).then(|| self.busy_at + interval)
+    }
+
+    /// Size of the probe to send now, as UDP payload. It goes whatever the budget.
+    pub fn poll_mtu_probe(&mut self, now: Time) -> Option<u16> {
+        if self.liveness.is_active() {
+            self.mtud.poll(now)
+        } else {
+            None
+        }
+    }
+
+    /// The system refused a UDP payload of `bytes` (EMSGSIZE).
+    pub fn on_message_too_big(&mut self, now: Time, bytes: u16) {
+        self.mtud.on_too_big(now, bytes);
+    }
+
+    /// What is known about the path.
+    pub fn stats(&self) -> PathStats {
+        PathStats {
+            state: self.state(),
+            srtt: self.rtt.smoothed(),
+            rttvar: self.rtt.variance(),
+            min_rtt: self.bbr.min_rtt().unwrap_or_else(|| self.rtt.min()),
+            loss: self.bbr.loss(),
+            sent: self.count.sent,
+            received: self.received.datagrams,
+            lost: self.count.lost,
+            spurious: self.count.spurious,
+            bytes_sent: self.count.bytes_sent,
+            bytes_acked: self.rate.delivered(),
+            cwnd: self.bbr.cwnd(),
+            in_flight: self.in_flight,
+            pacing_rate: self.pacer.rate(),
+            delivery_rate: self.bbr.rate(),
+            ptos: self.count.ptos,
+            mtu: self.mtu(),
+        }
+    }
+}
+
+/// What one acknowledgement frame says that was not known.
+#[derive(Default)]
+struct News {
+    /// Ack-eliciting, late ones included.
+    datagrams: u64,
+    bytes: u64,
+    /// Of these, what was in flight.
+    settled: u64,
+    settled_bytes: u64,
+    spurious: u64,
+    /// Something that elicits none was acknowledged.
+    any: bool,
+    /// The one sent last.
+    newest: Option<(u64, Sent)>,
+}

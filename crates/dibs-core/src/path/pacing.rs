@@ -1,0 +1,144 @@
+//! Pacing: a leaky bucket kept as the time at which it is empty (GCRA).
+
+use crate::time::Time;
+use core::time::Duration;
+
+/// Capacity left unused that may be caught up with: one tick of a coarse timer.
+const CATCH_UP: Duration = Duration::from_millis(1);
+
+/// Bytes of one burst at most: what one send with UDP_SEGMENT takes.
+const MAX_QUANTUM: u64 = 64 * 1024;
+
+/// Binary places of the time that a byte takes.
+const SCALE: u32 = 20;
+
+/// Releases bytes at a rate, in bursts.
+#[derive(Debug)]
+pub(super) struct Pacer {
+    /// The time up to which capacity is used. Behind `now`: credit; ahead of it: debt.
+    used_until: Time,
+    /// Nanoseconds that a byte takes, in units of 2^-SCALE.
+    per_byte: u64,
+    rate: u64,
+    quantum: u64,
+}
+
+impl Pacer {
+    pub(super) fn new(now: Time, rate: u64, mtu: u64) -> Self {
+        let mut pacer = Self {
+            used_until: now,
+            per_byte: 0,
+            rate: 0,
+            quantum: 0,
+        };
+        pacer.set_rate(rate, mtu);
+        pacer
+    }
+
+    /// Sets the rate in bytes a second, not zero.
+    pub(super) fn set_rate(&mut self, rate: u64, mtu: u64) {
+        self.rate = rate;
+        self.per_byte = (1_000_000_000 << SCALE) / rate;
+        let in_a_tick = rate / 1000;
+        self.quantum = in_a_tick.clamp(2 * mtu, MAX_QUANTUM);
+    }
+
+    /// Bytes a second.
+    pub(super) const fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// Bytes of a burst.
+    pub(super) const fn quantum(&self) -> u64 {
+        self.quantum
+    }
+
+    /// Time that `bytes` take.
+    pub(super) fn duration_of(&self, bytes: u64) -> Duration {
+        Duration::from_nanos(((u128::from(bytes) * u128::from(self.per_byte)) >> SCALE) as u64)
+    }
+
+    /// Credit at most.
+    fn depth(&self) -> Duration {
+        self.duration_of(self.quantum).max(CATCH_UP)
+    }
+
+    /// Bytes that may go now.
+    pub(super) fn credit(&self, now: Time) -> u64 {
+        let unused = now.since(self.used_until).min(self.depth());
+        ((unused.as_nanos() << SCALE) / u128::from(self.per_byte)) as u64
+    }
+
+    /// Whether capacity has passed unused: more than may be caught up with.
+    pub(super) fn is_full(&self, now: Time) -> bool {
+        now.since(self.used_until) > self.depth()
+    }
+
+    /// When there will be credit for `bytes`, at most a burst.
+    pub(super) fn ready_at(&self, bytes: u64) -> Time {
+        // One nanosecond for the fraction that was cut off.
+        self.used_until + self.duration_of(bytes.min(self.quantum)) + Duration::from_nanos(1)
+    }
+
+    /// When `bytes` more, however many, will all have been let go.
+    pub(super) fn ready_after(&self, now: Time, bytes: u64) -> Time {
+        (self.used_until.max(now - self.depth()) + self.duration_of(bytes)).max(now)
+    }
+
+    /// Takes note of `bytes` sent, let go or not.
+    pub(super) fn on_sent(&mut self, now: Time, bytes: u64) {
+        self.used_until = self.used_until.max(now - self.depth()) + self.duration_of(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: u64 = 1400;
+
+    #[test]
+    fn holds_the_rate_and_lets_go_in_bursts() {
+        for rate in [20_000, 125_000, 12_500_000, 1_250_000_000] {
+            let mut now = Time::from_nanos(5_000_000_000);
+            let start = now;
+            let mut p = Pacer::new(now, rate, MTU);
+            let (mut sent, mut bursts) = (0, 0);
+            while now.since(start) < Duration::from_secs(2) {
+                let credit = p.credit(now);
+                if credit < p.quantum() {
+                    now = p.ready_at(p.quantum());
+                    assert!(p.credit(now) >= p.quantum());
+                    continue;
+                }
+                p.on_sent(now, credit);
+                sent += credit;
+                bursts += 1;
+            }
+            let want = rate as f64 * now.since(start).as_secs_f64();
+            assert!(
+                (sent as f64 - want).abs() < 0.002 * want + 3.0 * MTU as f64,
+                "{rate}: {sent}"
+            );
+            let burst = sent / bursts;
+            assert!(
+                (2 * MTU..=MAX_QUANTUM + 1).contains(&burst),
+                "{rate}: {burst}"
+            );
+        }
+    }
+
+    #[test]
+    fn idle_time_is_caught_up_with_for_a_tick_only() {
+        let now = Time::from_nanos(1_000_000_000);
+        let p = Pacer::new(now, 125_000_000, MTU);
+        assert!(!p.is_full(now + Duration::from_micros(900)));
+        let later = now + Duration::from_secs(1);
+        assert!(p.is_full(later));
+        assert!(
+            (124_999..=125_000).contains(&p.credit(later)),
+            "{}",
+            p.credit(later)
+        );
+    }
+}

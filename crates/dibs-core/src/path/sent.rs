@@ -1,0 +1,177 @@
+//! The sending side's memory: one record per datagram, in a ring indexed by sequence number.
+
+use crate::time::Time;
+
+/// What has become of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Acknowledged, or never waited for.
+    Done,
+    /// In flight.
+    Waiting,
+    /// Declared lost; kept for a while to see whether that was wrong.
+    Lost,
+}
+
+/// A datagram that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) at: Time,
+    pub(super) token: u64,
+    /// What the rate estimator knew when it was sent.
+    pub(super) rate: super::rate::Snapshot,
+    pub(super) bytes: u16,
+    pub(super) fate: Fate,
+    /// A probe of the path MTU: it carries nothing, and its loss says nothing about congestion.
+    pub(super) mtu_probe: bool,
+}
+
+impl Sent {
+    pub(super) const EMPTY: Self = Self {
+        at: Time::ZERO,
+        token: 0,
+        rate: super::rate::Snapshot::EMPTY,
+        bytes: 0,
+        fate: Fate::Done,
+        mtu_probe: false,
+    };
+}
+
+/// Records of the numbers from `base` to `next`, the latter excluded.
+///
+/// Bounded by the congestion window: only a waiting datagram, or one lost a short time ago, keeps
+/// the records above it.
+#[derive(Debug)]
+pub(super) struct SentRing {
+    /// A power of two of slots; number n has slot n mod length.
+    slots: Vec<Sent>,
+    base: u64,
+    next: u64,
+}
+
+impl SentRing {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: vec![Sent::EMPTY; 256],
+            base: 0,
+            next: 0,
+        }
+    }
+
+    /// The number that the next datagram gets.
+    pub(super) const fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The lowest number remembered.
+    pub(super) const fn base(&self) -> u64 {
+        self.base
+    }
+
+    const fn slot(&self, seq: u64) -> usize {
+        seq as usize & (self.slots.len() - 1)
+    }
+
+    pub(super) fn push(&mut self, sent: Sent) -> u64 {
+        let seq = self.next;
+        if seq - self.base == self.slots.len() as u64 {
+            self.grow();
+        }
+        let slot = self.slot(seq);
+        self.slots[slot] = sent;
+        self.next += 1;
+        seq
+    }
+
+    fn grow(&mut self) {
+        let old = self.slots.len();
+        self.slots.resize(2 * old, Sent::EMPTY);
+        for seq in self.base..self.next {
+            let slot = self.slot(seq);
+            self.slots[slot] = self.slots[seq as usize & (old - 1)];
+        }
+    }
+
+    pub(super) fn get(&self, seq: u64) -> Option<&Sent> {
+        (self.base..self.next)
+            .contains(&seq)
+            .then(|| &self.slots[self.slot(seq)])
+    }
+
+    pub(super) fn get_mut(&mut self, seq: u64) -> Option<&mut Sent> {
+        let slot = self.slot(seq);
+        (self.base..self.next)
+            .contains(&seq)
+            .then(|| &mut self.slots[slot])
+    }
+
+    /// Forgets from the front what is done, and what was lost and sent before `lost_before`.
+    pub(super) fn forget(&mut self, lost_before: Time) {
+        while let Some(sent) = self.get(self.base) {
+            match sent.fate {
+                Fate::Done => {}
+                Fate::Lost if sent.at < lost_before => {}
+                Fate::Lost | Fate::Waiting => break,
+            }
+            self.base += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Rng;
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn agrees_with_a_map() {
+        let mut rng = Rng::new(11);
+        let mut ring = SentRing::new();
+        let mut map: BTreeMap<u64, (u64, Fate)> = BTreeMap::new();
+        let mut longest = 0;
+        for step in 0..50_000u64 {
+            match rng.below(5) {
+                // Alternately more is sent than done, and the reverse.
+                0..=1 if step / 5000 % 2 == 0 => {
+                    for _ in 0..4 {
+                        let sent = Sent {
+                            token: step,
+                            fate: Fate::Waiting,
+                            ..Sent::EMPTY
+                        };
+                        map.insert(ring.push(sent), (step, Fate::Waiting));
+                    }
+                }
+                _ => {
+                    let low = map.keys().next().copied().unwrap_or(0);
+                    let seq = low + rng.below(8);
+                    let fate = if rng.below(4) == 0 {
+                        Fate::Lost
+                    } else {
+                        Fate::Done
+                    };
+                    let in_ring = ring.get_mut(seq).map(|s| s.fate = fate).is_some();
+                    let in_map = map.get_mut(&seq).map(|s| s.1 = fate).is_some();
+                    assert_eq!(in_ring, in_map);
+                }
+            }
+            let patience = Time::from_nanos(rng.below(2));
+            ring.forget(patience);
+            while let Some(e) = map.first_entry()
+                && (e.get().1 == Fate::Done || e.get().1 == Fate::Lost && patience > Time::ZERO)
+            {
+                e.remove();
+            }
+            assert_eq!(ring.next() - ring.base(), map.len() as u64);
+            longest = longest.max(map.len());
+            if step % 100 == 0 {
+                for (&seq, &(token, fate)) in &map {
+                    let sent = ring.get(seq).unwrap();
+                    assert_eq!((sent.token, sent.fate), (token, fate));
+                }
+            }
+        }
+        assert!(longest > 512, "the ring has never grown: {longest}");
+    }
+}

@@ -1,0 +1,156 @@
+//! Whether a path is alive.
+
+use super::rtt::Rtt;
+use crate::time::Time;
+use core::time::Duration;
+
+/// How a path stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// The peer's address has not proved to be the peer's. Nothing but challenges goes there.
+    Unvalidated,
+    /// In use.
+    Active,
+    /// Has not answered for several probe timeouts: gets no new data, is probed often.
+    Suspect,
+    /// Has not answered for seconds: is probed now and then.
+    Down,
+}
+
+/// Probe timeouts in a row without an answer that make a path suspect, if it has also been silent
+/// for [`SUSPECT_SILENCE`]: on a quick path several timeouts fit into one pause of a busy peer.
+const SUSPECT_PTOS: u32 = 2;
+const SUSPECT_SILENCE: Duration = Duration::from_millis(60);
+
+/// Silence after which a suspect path is down.
+const DOWN_SILENCE: Duration = Duration::from_secs(5);
+
+/// Spacing of the probes of a suspect path: a round trip within these bounds.
+const SUSPECT_PROBE: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
+
+/// Spacing of the probes of a path that is down, at most.
+const DOWN_PROBE: Duration = Duration::from_secs(1);
+
+/// Doublings of the probe timeout, at most.
+const MAX_BACKOFF: u32 = 6;
+
+/// The state and its timer.
+#[derive(Debug)]
+pub(super) struct Liveness {
+    inner: Inner,
+    /// Since when an answer is waited for: the latest answer, or the first datagram after none was
+    /// in flight.
+    silent_since: Time,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Inner {
+    Unvalidated,
+    Active { ptos: u32, timer_from: Time },
+    Suspect { probed_at: Time },
+    Down { probed_at: Time, spacing: Duration },
+}
+
+/// What the timer calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Alarm {
+    Probe,
+    /// As well as a probe: nothing in flight is expected to arrive any more.
+    ProbeAndAbandon,
+}
+
+impl Liveness {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            inner: Inner::Unvalidated,
+            silent_since: now,
+        }
+    }
+
+    pub(super) const fn state(&self) -> PathState {
+        match self.inner {
+            Inner::Unvalidated => PathState::Unvalidated,
+            Inner::Active { .. } => PathState::Active,
+            Inner::Suspect { .. } => PathState::Suspect,
+            Inner::Down { .. } => PathState::Down,
+        }
+    }
+
+    pub(super) const fn is_active(&self) -> bool {
+        matches!(self.inner, Inner::Active { .. })
+    }
+
+    /// The peer has answered. True if the path was not active.
+    pub(super) fn move_to_active(&mut self, now: Time) -> bool {
+        let revived = !self.is_active();
+        self.inner = Inner::Active {
+            ptos: 0,
+            timer_from: now,
+        };
+        self.silent_since = now;
+        revived
+    }
+
+    /// A datagram that asks for an answer was sent while none was in flight.
+    pub(super) fn on_first_in_flight(&mut self, now: Time) {
+        if let Inner::Active { timer_from, .. } = &mut self.inner {
+            *timer_from = now;
+            self.silent_since = now;
+        }
+    }
+
+    /// When the timer fires. Unlike in RFC 9002 sending does not put it off: after an answer the
+    /// next is due within a round trip as long as anything is in flight, and a path that a steady
+    /// trickle is sent on must not look alive by that.
+    pub(super) fn due_at(
+        &self,
+        rtt: &Rtt,
+        max_ack_delay: Duration,
+        in_flight: bool,
+    ) -> Option<Time> {
+        match self.inner {
+            Inner::Unvalidated => None,
+            Inner::Active { ptos, timer_from } => in_flight.then(|| {
+                let backoff = ptos.saturating_sub(1).min(MAX_BACKOFF);
+                timer_from + rtt.pto(max_ack_delay) * (1 << backoff)
+            }),
+            Inner::Suspect { probed_at } => {
+                let [least, most] = SUSPECT_PROBE;
+                Some(probed_at + rtt.smoothed().clamp(least, most))
+            }
+            Inner::Down { probed_at, spacing } => Some(probed_at + spacing),
+        }
+    }
+
+    /// The timer has fired.
+    pub(super) fn on_alarm(&mut self, now: Time) -> Alarm {
+        let silence = now.since(self.silent_since);
+        match &mut self.inner {
+            Inner::Unvalidated => Alarm::Probe,
+            Inner::Active { ptos, timer_from } => {
+                *ptos += 1;
+                *timer_from = now;
+                if *ptos < SUSPECT_PTOS || silence < SUSPECT_SILENCE {
+                    return Alarm::Probe;
+                }
+                self.inner = Inner::Suspect { probed_at: now };
+                Alarm::ProbeAndAbandon
+            }
+            Inner::Suspect { probed_at } => {
+                *probed_at = now;
+                if silence >= DOWN_SILENCE {
+                    self.inner = Inner::Down {
+                        probed_at: now,
+                        spacing: SUSPECT_PROBE[1],
+                    };
+                }
+                Alarm::ProbeAndAbandon
+            }
+            Inner::Down { probed_at, spacing } => {
+                *probed_at = now;
+                *spacing = (*spacing * 2).min(DOWN_PROBE);
+                Alarm::ProbeAndAbandon
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Helpers of this module's tests: a seeded generator, and two paths joined by links in virtual time.
+
+use super::{AckFrame, Blocked, Path, PathConfig, TimeoutAction};
+use crate::time::Time;
+use core::cmp::Reverse;
+use core::time::Duration;
+use std::collections::BinaryHeap;
+
+/// A small seeded generator (splitmix64).
+#[derive(Debug)]
+pub(super) struct Rng(u64);
+
+impl Rng {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`.
+    pub(super) const fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// True in `fraction` of the calls.
+    pub(super) fn chance(&mut self, fraction: f64) -> bool {
+        ((self.next() >> 11) as f64) < fraction * (1u64 << 53) as f64
+    }
+}
+
+/// One direction between two hosts.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Bits a second; zero: unlimited.
+    pub(super) rate: u64,
+    pub(super) delay: Duration,
+    /// Added to the delay of each datagram, evenly from zero to this: it reorders.
+    pub(super) jitter: Duration,
+    /// Bytes that the queue holds.
+    pub(super) queue: u64,
+    /// Fraction lost before the queue.
+    pub(super) loss: f64,
+    /// Largest datagram that passes, headers included.
+    pub(super) mtu: u16,
+    pub(super) down: bool,
+    free_at: Time,
+    rng: Rng,
+    /// What each datagram waited in the queue, in microseconds, and how many did not fit.
+    pub(super) waits: Vec<u32>,
+    pub(super) overflows: u64,
+}
+
+impl Link {
+    pub(super) fn new(rate: u64, delay: Duration, queue: Duration) -> Self {
+        Self {
+            rate,
+            delay,
+            jitter: Duration::ZERO,
+            queue: (rate as f64 / 8.0 * queue.as_secs_f64()) as u64,
+            loss: 0.0,
+            mtu: 1500,
+            down: false,
+            free_at: Time::ZERO,
+            rng: Rng::new(42),
+            waits: Vec::new(),
+            overflows: 0,
+        }
+    }
+
+    /// When a datagram sent now arrives, if it does.
+    fn send(&mut self, now: Time, bytes: u16) -> Option<Time> {
+        if self.down || bytes > self.mtu || self.rng.chance(self.loss) {
+            return None;
+        }
+        let mut out = now;
+        if self.rate > 0 {
+            let wait = self.free_at.since(now);
+            let backlog = (wait.as_secs_f64() * self.rate as f64 / 8.0) as u64;
+            if backlog + u64::from(bytes) > self.queue.max(3000) {
+                self.overflows += 1;
+                return None;
+            }
+            self.waits.push(wait.as_micros() as u32);
+            let busy = Duration::from_nanos(u64::from(bytes) * 8_000_000_000 / self.rate);
+            self.free_at = self.free_at.max(now) + busy;
+            out = self.free_at;
+        }
+        let jitter = self.jitter.as_nanos() as u64;
+        let late = if jitter > 0 {
+            self.rng.below(jitter)
+        } else {
+            0
+        };
+        Some(out + self.delay + Duration::from_nanos(late))
+    }
+
+    /// The wait in the queue that `fraction` of the datagrams stayed below.
+    pub(super) fn wait(&mut self, fraction: f64) -> Duration {
+        if self.waits.is_empty() {
+            return Duration::ZERO;
+        }
+        let at = ((self.waits.len() - 1) as f64 * fraction) as usize;
+        let (_, &mut us, _) = self.waits.select_nth_unstable(at);
+        Duration::from_micros(us.into())
+    }
+}
+
+/// Bytes of IP and UDP header.
+const OVERHEAD: u16 = 28;
+
+const PING: u16 = 64;
+
+/// What travels.
+#[derive(Debug)]
+enum Event {
+    ToB { seq: u64, bytes: u16, elicits: bool },
+    ToA { seq: u64, ack: Vec<u8> },
+    WakeA,
+    WakeB,
+}
+
+/// Two paths, the first of which sends, and the links between them.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) now: Time,
+    pub(super) a: Path,
+    pub(super) b: Path,
+    pub(super) ab: Link,
+    pub(super) ba: Link,
+    /// Bytes a second that A has to send; `None`: any amount.
+    pub(super) demand: Option<u64>,
+    /// B handles what has come in at multiples of this.
+    pub(super) lump: Duration,
+    /// A wakes at multiples of this.
+    pub(super) tick: Duration,
+    /// Bytes on the wire that arrived at B, and datagrams of A told to be acknowledged and lost.
+    pub(super) arrived: u64,
+    pub(super) acked: u64,
+    pub(super) lost: u64,
+    /// Each token is told once.
+    told: Vec<bool>,
+    offered: u64,
+    wake_a: Option<Time>,
+    wake_b: Option<Time>,
+    events: BinaryHeap<Reverse<(Time, u64)>>,
+    queue: std::collections::HashMap<u64, Event>,
+    order: u64,
+    acked_tokens: Vec<u64>,
+    lost_tokens: Vec<u64>,
+}
+
+impl World {
+    pub(super) fn new(ab: Link, ba: Link) -> Self {
+        let now = Time::from_nanos(1_000_000_000);
+        let config = PathConfig {
+            interface_mtu: 1500,
+            overhead: OVERHEAD,
+        };
+        let (mut a, b) = (Path::new(now, config), Path::new(now, config));
+        a.on_validated(now, ab.delay + ba.delay + Duration::from_micros(100));
+        let mut world = Self {
+            now,
+            a,
+            b,
+            ab,
+            ba,
+            demand: None,
+            lump: Duration::from_nanos(1),
+            tick: Duration::from_nanos(1),
+            arrived: 0,
+            acked: 0,
+            lost: 0,
+            told: Vec::new(),
+            offered: 0,
+            wake_a: None,
+            wake_b: None,
+            events: BinaryHeap::new(),
+            queue: std::collections::HashMap::new(),
+            order: 0,
+            acked_tokens: Vec::new(),
+            lost_tokens: Vec::new(),
+        };
+        world.at(now, Event::WakeA);
+        world
+    }
+
+    fn at(&mut self, time: Time, event: Event) {
+        self.order += 1;
+        self.events.push(Reverse((time, self.order)));
+        self.queue.insert(self.order, event);
+    }
+
+    /// Lets `time` pass.
+    pub(super) fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(&Reverse((at, id))) = self.events.peek()
+            && at <= end
+        {
+            self.events.pop();
+            self.now = at;
+            match self.queue.remove(&id).expect("each event is queued once") {
+                Event::ToB {
+                    seq,
+                    bytes,
+                    elicits,
+                } => {
+                    self.arrived += u64::from(bytes + OVERHEAD);
+                    self.b.on_received(at, seq, elicits);
+                    self.serve_b();
+                }
+                Event::ToA { seq, ack } => {
+                    self.a.on_received(at, seq, false);
+                    let frame = AckFrame::decode(&ack).expect("what was encoded");
+                    self.a
+                        .on_ack(at, &frame, &mut self.acked_tokens, &mut self.lost_tokens)
+                        .expect("only what was sent is acknowledged");
+                    self.take_tokens();
+                    self.serve_a();
+                }
+                Event::WakeA => {
+                    self.wake_a = None;
+                    self.serve_a();
+                }
+                Event::WakeB => {
+                    self.wake_b = None;
+                    self.serve_b();
+                }
+            }
+        }
+        self.now = end;
+    }
+
+    /// Lets `time` pass; the fraction of the link's rate that arrived.
+    pub(super) fn utilisation(&mut self, time: Duration) -> f64 {
+        let before = self.arrived;
+        self.run(time);
+        (self.arrived - before) as f64 * 8.0 / (self.ab.rate as f64 * time.as_secs_f64())
+    }
+
+    fn take_tokens(&mut self) {
+        self.acked += self.acked_tokens.len() as u64;
+        self.lost += self.lost_tokens.len() as u64;
+        for token in self
+            .acked_tokens
+            .drain(..)
+            .chain(self.lost_tokens.drain(..))
+        {
+            let told = &mut self.told[token as usize];
+            assert!(!*told, "token {token} is told twice");
+            *told = true;
+        }
+    }
+
+    /// Tokens that have not been told yet.
+    pub(super) fn untold(&self) -> usize {
+        self.told.iter().filter(|t| !**t).count()
+    }
+
+    fn send_a(&mut self, bytes: u16, probe: bool) {
+        let seq = if probe {
+            self.a.on_mtu_probe_sent(self.now, bytes)
+        } else {
+            self.told.push(false);
+            self.a
+                .on_sent(self.now, bytes, self.told.len() as u64 - 1, true)
+        };
+        if let Some(t) = self.ab.send(self.now, bytes + OVERHEAD) {
+            let grid = self.lump.as_nanos() as u64;
+            let t = Time::from_nanos(t.as_nanos().div_ceil(grid) * grid);
+            self.at(
+                t,
+                Event::ToB {
+                    seq,
+                    bytes,
+                    elicits: true,
+                },
+            );
+        }
+    }
+
+    fn wanted(&self) -> usize {
+        match self.demand {
+            None => usize::MAX,
+            Some(rate) => {
+                let due = rate as f64 * (self.now.as_nanos() - 1_000_000_000) as f64 / 1e9;
+                (due as usize).saturating_sub(self.offered as usize)
+            }
+        }
+    }
+
+    fn serve_a(&mut self) {
+        let now = self.now;
+        if self.a.poll_timeout().is_some_and(|t| t <= now) {
+            let action = self.a.on_timeout(now, &mut self.lost_tokens);
+            self.take_tokens();
+            if action == TimeoutAction::Probe {
+                self.send_a(PING, false);
+            }
+        }
+        if let Some(size) = self.a.poll_mtu_probe(now) {
+            self.send_a(size, true);
+        }
+        let mtu = self.a.mtu();
+        while self.wanted() >= usize::from(mtu) {
+            let wanted = self.wanted();
+            let budget = self.a.budget(now, wanted);
+            if budget < usize::from(mtu) {
+                break;
+            }
+            for _ in 0..budget.min(wanted) / usize::from(mtu) {
+                self.send_a(mtu, false);
+                self.offered += u64::from(mtu);
+            }
+        }
+        let mut wake = self.a.poll_timeout();
+        let paced = match self.a.blocked_until(now, self.wanted()) {
+            Blocked::Pacing(t) => Some(t),
+            Blocked::No => Some(now + Duration::from_millis(1)),
+            Blocked::Window | Blocked::Inactive => None,
+        };
+        wake = [wake, paced].into_iter().flatten().min();
+        if let Some(t) = wake {
+            let grid = self.tick.as_nanos() as u64;
+            let t = Time::from_nanos(t.as_nanos().div_ceil(grid) * grid).max(now);
+            if self.wake_a.is_none_or(|w| t < w) {
+                self.wake_a = Some(t);
+                self.at(t, Event::WakeA);
+            }
+        }
+    }
+
+    fn serve_b(&mut self) {
+        let now = self.now;
+        if self.b.ack_due(now) {
+            let mut ack = Vec::new();
+            assert!(self.b.encode_ack(now, 1000, &mut ack));
+            let bytes = ack.len() as u16 + 30;
+            let seq = self.b.on_sent(now, bytes, 0, false);
+            if let Some(t) = self.ba.send(now, bytes + OVERHEAD) {
+                self.at(t, Event::ToA { seq, ack });
+            }
+        }
+        if let Some(t) = self.b.next_ack_time()
+            && self.wake_b.is_none_or(|w| t < w)
+        {
+            self.wake_b = Some(t.max(now));
+            self.at(t.max(now), Event::WakeB);
+        }
+    }
+}
