@@ -10,70 +10,33 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const TESTS: &[(&str, fn())] = &[
-    (
-        "tun_is_noqueue_and_down_until_told",
-        tun::is_noqueue_and_down_until_told,
-    ),
-    (
-        "tun_carries_superpackets_ipv4",
-        tun::carries_superpackets_ipv4,
-    ),
-    (
-        "tun_carries_superpackets_ipv6",
-        tun::carries_superpackets_ipv6,
-    ),
-    (
-        "tun_without_offload_carries_the_same_ipv4",
-        tun::without_offload_carries_the_same_ipv4,
-    ),
-    (
-        "tun_without_offload_carries_the_same_ipv6",
-        tun::without_offload_carries_the_same_ipv6,
-    ),
-    (
-        "tun_refused_superpackets_are_not_lost",
-        tun::refused_superpackets_are_not_lost,
-    ),
-    ("tun_errors_are_the_kernels", tun::errors_are_the_kernels),
-    (
-        "udp_runs_arrive_as_runs_ipv4",
-        udp::runs_arrive_as_runs_ipv4,
-    ),
-    (
-        "udp_runs_arrive_as_runs_ipv6",
-        udp::runs_arrive_as_runs_ipv6,
-    ),
-    (
-        "udp_refused_runs_go_out_singly",
-        udp::refused_runs_go_out_singly,
-    ),
-    (
-        "udp_too_big_is_reported_with_its_size",
-        udp::too_big_is_reported_with_its_size,
-    ),
-    (
-        "udp_mark_and_options_are_set",
-        udp::mark_and_options_are_set,
-    ),
-    (
-        "udp_bound_interface_is_never_left",
-        udp::bound_interface_is_never_left,
-    ),
-    (
-        "udp_answers_come_from_the_address_asked",
-        udp::answers_come_from_the_address_asked,
-    ),
-    (
-        "udp_full_buffer_keeps_the_rest",
-        udp::full_buffer_keeps_the_rest,
-    ),
-    ("udp_overflow_is_counted", udp::overflow_is_counted),
-    (
-        "udp_refused_port_is_no_error",
-        udp::refused_port_is_no_error,
-    ),
-    ("udp_open_names_what_failed", udp::open_names_what_failed),
+macro_rules! tests {
+    ($($module:ident::$test:ident,)*) => {
+        &[$((concat!(stringify!($module), "::", stringify!($test)), $module::$test),)*]
+    };
+}
+
+const TESTS: &[(&str, fn())] = tests![
+    tun::is_noqueue_and_down_until_told,
+    tun::carries_superpackets_ipv4,
+    tun::carries_superpackets_ipv6,
+    tun::without_offload_carries_the_same_ipv4,
+    tun::without_offload_carries_the_same_ipv6,
+    tun::refused_superpackets_are_not_lost,
+    tun::errors_are_the_kernels,
+    tun::does_not_allocate,
+    udp::runs_arrive_as_runs_ipv4,
+    udp::runs_arrive_as_runs_ipv6,
+    udp::refused_runs_go_out_singly,
+    udp::too_big_is_reported_with_its_size,
+    udp::mark_and_options_are_set,
+    udp::bound_interface_is_never_left,
+    udp::answers_come_from_the_address_asked,
+    udp::full_buffer_keeps_the_rest,
+    udp::overflow_is_counted,
+    udp::refused_port_is_no_error,
+    udp::open_names_what_failed,
+    udp::does_not_allocate,
 ];
 
 fn main() -> ExitCode {

@@ -263,6 +263,10 @@ pub(crate) fn errors_are_the_kernels() {
 }
 
 pub(crate) fn does_not_allocate() {
+    assert_eq!(
+        allocations::during(|| drop(std::hint::black_box(Box::new(1)))),
+        1
+    );
     let host = Host::new();
     for open in [offloaded, plain] {
         let mut tun = host.run(|| open("t", 65_535));
