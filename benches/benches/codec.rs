@@ -1,0 +1,182 @@
+//! The bumps' codecs against the papers' ciphers, against what libraries offer today, and against memcpy:
+//! `cargo bench --bench codec`.
+//!
+//! Software AES needs a build of its own, as the switch of the `aes` crate is global; this benchmark
+//! builds it and runs it at the end, into the same groups.
+
+use std::{env, hint::black_box, path::Path, process::Command};
+
+use aws_lc_rs::{
+    aead::{
+        AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
+    },
+    rand,
+};
+use criterion::Criterion;
+use des::{Des, TdesEde3};
+use dibs_benches::{BOTH_WAYS, Group, MESSAGE, SIZES, block_cipher, candidates, group, message};
+use dibs_scramble::{
+    BUFFER_LEN, Descrambler, Kernel, Scrambler,
+    reference::{Revised, Straightforward},
+};
+
+const INITIAL: [u8; BUFFER_LEN] = [0x5a; BUFFER_LEN];
+
+fn main() {
+    let mut criterion = dibs_benches::criterion();
+    for (name, len) in SIZES {
+        let mut group = group(&mut criterion, name, len);
+        scrambler(&mut group, len);
+        published(&mut group, len);
+        block_cipher::one_way::<Des>(&mut group, "des", len);
+        block_cipher::one_way::<TdesEde3>(&mut group, "tdea", len);
+        aead(&mut group, "aes-128-gcm", &AES_128_GCM, len);
+        aead(&mut group, "aes-256-gcm", &AES_256_GCM, len);
+        aead(&mut group, "chacha20-poly1305", &CHACHA20_POLY1305, len);
+        other_candidates(&mut group, len);
+        group.finish();
+    }
+    both_ways(&mut criterion);
+    kernels(&mut criterion);
+    criterion.final_summary();
+    software_aes();
+}
+
+fn scrambler(group: &mut Group<'_>, len: usize) {
+    let (src, mut dst) = (message(len), vec![0; len]);
+    let mut scrambler = Scrambler::new(&INITIAL);
+    group.bench_function("scramble", |b| {
+        b.iter(|| scrambler.scramble(black_box(&src), black_box(&mut dst)));
+    });
+    let mut descrambler = Descrambler::new(&INITIAL);
+    group.bench_function("descramble", |b| {
+        b.iter(|| descrambler.descramble(black_box(&src), black_box(&mut dst)));
+    });
+    group.bench_function("memcpy", |b| {
+        b.iter(|| black_box(&mut dst).copy_from_slice(black_box(&src)));
+    });
+}
+
+fn published(group: &mut Group<'_>, len: usize) {
+    let mut buf = message(len);
+    let mut revised = Revised::new(&INITIAL);
+    group.bench_function("revised", |b| {
+        b.iter(|| revised.scramble(black_box(&mut buf)))
+    });
+    let mut straightforward = Straightforward::new(&INITIAL);
+    group.bench_function("straightforward", |b| {
+        b.iter(|| straightforward.scramble(black_box(&mut buf)));
+    });
+}
+
+fn aead(group: &mut Group<'_>, id: &str, algorithm: &'static Algorithm, len: usize) {
+    let key = message(algorithm.key_len());
+    let key = LessSafeKey::new(UnboundKey::new(algorithm, &key).expect("a key of its length"));
+    let mut buf = message(len);
+    let mut counter = 0_u64;
+    group.bench_function(id, |b| {
+        b.iter(|| {
+            counter += 1;
+            let mut nonce = [0; 12];
+            nonce[4..].copy_from_slice(&counter.to_be_bytes());
+            let nonce = Nonce::assume_unique_for_key(nonce);
+            key.seal_in_place_separate_tag(nonce, Aad::empty(), black_box(&mut buf))
+                .expect("a message far below the limit of the cipher")
+        });
+    });
+}
+
+fn other_candidates(group: &mut Group<'_>, len: usize) {
+    let src = message(len);
+    let (mut first, mut second) = (vec![0; len], vec![0; len]);
+    group.bench_function("xor-share", |b| {
+        b.iter(|| {
+            rand::fill(&mut first).expect("the system's random numbers");
+            candidates::share(black_box(&src), &first, black_box(&mut second));
+        });
+    });
+    group.bench_function("packet-xor", |b| {
+        b.iter(|| {
+            candidates::packet_xor(black_box(&src), black_box(&first), black_box(&mut second))
+        });
+    });
+    group.bench_function("block-chain", |b| {
+        b.iter(|| candidates::chain(black_box(&src), black_box(&mut second)));
+    });
+}
+
+/// The papers' Table II: one message there and back.
+fn both_ways(criterion: &mut Criterion) {
+    let mut group = group(criterion, BOTH_WAYS, MESSAGE);
+    let mut buf = message(MESSAGE);
+    let (mut sender, mut receiver) = (Scrambler::new(&INITIAL), Descrambler::new(&INITIAL));
+    group.bench_function("scramble", |b| {
+        b.iter(|| {
+            sender.scramble_in_place(black_box(&mut buf));
+            receiver.descramble_in_place(black_box(&mut buf));
+        });
+    });
+    let (mut sender, mut receiver) = (Revised::new(&INITIAL), Revised::new(&INITIAL));
+    group.bench_function("revised", |b| {
+        b.iter(|| {
+            sender.scramble(black_box(&mut buf));
+            receiver.descramble(black_box(&mut buf));
+        });
+    });
+    let (mut sender, mut receiver) = (
+        Straightforward::new(&INITIAL),
+        Straightforward::new(&INITIAL),
+    );
+    group.bench_function("straightforward", |b| {
+        b.iter(|| {
+            sender.scramble(black_box(&mut buf));
+            receiver.descramble(black_box(&mut buf));
+        });
+    });
+    block_cipher::both_ways::<Des>(&mut group, "des");
+    block_cipher::both_ways::<TdesEde3>(&mut group, "tdea");
+    group.finish();
+}
+
+/// What CPUs without the widest vectors get.
+fn kernels(criterion: &mut Criterion) {
+    let mut group = group(criterion, "1280B-kernels", MESSAGE);
+    let (src, mut dst) = (message(MESSAGE), vec![0; MESSAGE]);
+    for kernel in Kernel::available() {
+        let mut scrambler = Scrambler::with_kernel(&INITIAL, kernel);
+        group.bench_function(format!("scramble-{}", kernel.name()), |b| {
+            b.iter(|| scrambler.scramble(black_box(&src), black_box(&mut dst)));
+        });
+        let mut descrambler = Descrambler::with_kernel(&INITIAL, kernel);
+        group.bench_function(format!("descramble-{}", kernel.name()), |b| {
+            b.iter(|| descrambler.descramble(black_box(&src), black_box(&mut dst)));
+        });
+    }
+    group.finish();
+}
+
+/// Builds and runs `codec-soft-aes` with the arguments of this process.
+fn software_aes() {
+    let flags = env::var("RUSTFLAGS").unwrap_or_default() + r#" --cfg aes_backend="soft""#;
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args([
+            "bench",
+            "--quiet",
+            "--bench",
+            "codec-soft-aes",
+            "--manifest-path",
+        ])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .arg("--target-dir")
+        .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("soft-aes"))
+        .arg("--")
+        .args(env::args_os().skip(1).filter(|arg| arg != "--bench"))
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env("RUSTFLAGS", flags)
+        .status()
+        .expect("cargo starts, as it started this benchmark");
+    assert!(
+        status.success(),
+        "cargo bench --bench codec-soft-aes: {status}"
+    );
+}
