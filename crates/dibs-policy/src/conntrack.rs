@@ -1,0 +1,378 @@
+//! Connection tracking over ctnetlink: list, set the mark of one connection, follow events.
+//!
+//! The kernel tracks connections only while a rule of some program asks for it, and entries come and go
+//! with expiry and flushes: a connection may live without one.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use netlink_packet_netfilter::conntrack::{
+    ConntrackAttribute as Attribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP,
+    ProtoTuple, Tuple as TupleAttribute,
+};
+use netlink_packet_netfilter::{
+    NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
+};
+use rtnetlink::packet_core::{
+    DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NetlinkMessage, NetlinkPayload, Nla,
+};
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
+use rtnetlink::sys::{AsyncSocket, TokioSocket};
+
+use crate::wire::{Wire, receive};
+use crate::{BumpId, Error, Family, MarkLayout};
+
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+const CTA_MARK_MASK: u16 = 21;
+
+/// Bytes of events that may wait before the kernel drops some and [`Event::Lost`] is seen.
+const EVENT_BUFFER: usize = 4 << 20;
+
+/// One direction of a tracked connection. ICMP has port 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tuple {
+    /// IP protocol number: 6 is TCP.
+    pub protocol: u8,
+    /// Who sends.
+    pub source: SocketAddr,
+    /// Who receives.
+    pub destination: SocketAddr,
+}
+
+impl Tuple {
+    /// A TCP connection from `source` to `destination`.
+    pub fn tcp(source: SocketAddr, destination: SocketAddr) -> Self {
+        Self {
+            protocol: libc::IPPROTO_TCP as u8,
+            source,
+            destination,
+        }
+    }
+
+    /// IPv4 or IPv6.
+    pub fn family(&self) -> Family {
+        Family::of(self.source.ip())
+    }
+}
+
+/// A tracked connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// As its first packet went.
+    pub original: Tuple,
+    /// As its answers come; differs from the mirrored original where addresses are translated.
+    pub reply: Tuple,
+    /// The whole ctmark, bits of others included.
+    pub mark: u32,
+    /// The kernel's number for the entry.
+    pub id: u32,
+    /// The conntrack zone; 0 unless another program uses zones.
+    pub zone: u16,
+    /// The kernel's TCP state (3 is established), if it is TCP.
+    pub tcp_state: Option<u8>,
+}
+
+/// What happened to a tracked connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It is tracked from now on.
+    New(Connection),
+    /// Its mark or state changed.
+    Update(Connection),
+    /// It is no longer tracked.
+    Destroyed(Connection),
+    /// Events were lost: list again.
+    Lost,
+}
+
+/// A connection to ctnetlink, in the network namespace of the thread that opened it.
+pub struct Conntrack {
+    wire: Wire,
+}
+
+impl Conntrack {
+    /// Opens a socket. Needs a tokio runtime.
+    pub fn open() -> Result<Self, Error> {
+        let wire = Wire::open(NETLINK_NETFILTER).map_err(Error::netlink("open ctnetlink"))?;
+        Ok(Self { wire })
+    }
+
+    /// Every tracked connection of both families.
+    pub async fn list(&mut self) -> Result<Vec<Connection>, Error> {
+        let mut connections = Vec::new();
+        for family in Family::BOTH {
+            let query = message(family, ConntrackMessage::Get(Vec::new()));
+            let answers = self
+                .wire
+                .dump(query)
+                .await
+                .map_err(Error::netlink("list tracked connections"))?;
+            connections.extend(answers.into_iter().filter_map(connection));
+        }
+        Ok(connections)
+    }
+
+    /// One connection, by either of its tuples; `None` if it is not tracked.
+    pub async fn get(&mut self, tuple: &Tuple) -> Result<Option<Connection>, Error> {
+        let query = ConntrackMessage::Get(vec![Attribute::CtaTupleOrig(attributes(tuple))]);
+        match self.wire.request(message(tuple.family(), query), 0).await {
+            Ok(answers) => Ok(answers.into_iter().find_map(connection)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(Error::netlink(format!("look up {tuple:?}"))(error)),
+        }
+    }
+
+    /// Replaces the bits `mask` of one connection's mark by those of `value`, in one step in the
+    /// kernel. `false`: it is not tracked.
+    pub async fn set_mark(&mut self, tuple: &Tuple, value: u32, mask: u32) -> Result<bool, Error> {
+        let which = vec![Attribute::CtaTupleOrig(attributes(tuple))];
+        self.replace_mark(tuple.family(), which, value, mask)
+            .await
+            .map_err(Error::netlink(format!("set the mark of {tuple:?}")))
+    }
+
+    /// Clears our bits from each connection whose bump is not among `keep` (with none: from each that has
+    /// any of them) and says from how many.
+    pub async fn release(&mut self, marks: MarkLayout, keep: &[BumpId]) -> Result<usize, Error> {
+        let mut released = 0;
+        for family in Family::BOTH {
+            let query = message(family, ConntrackMessage::Get(Vec::new()));
+            let entries = self
+                .wire
+                .dump(query)
+                .await
+                .map_err(Error::netlink("list tracked connections"))?;
+            for entry in entries {
+                let which = identity(&entry);
+                let Some(Connection { mark, .. }) = connection(entry) else {
+                    continue;
+                };
+                let stale = match marks.bump_of(mark) {
+                    Some(bump) => !keep.contains(&bump),
+                    None => keep.is_empty() && mark & marks.mask() != 0,
+                };
+                if stale {
+                    let done = self
+                        .replace_mark(family, which, 0, marks.mask())
+                        .await
+                        .map_err(Error::netlink("clear a connection's mark"))?;
+                    released += usize::from(done);
+                }
+            }
+        }
+        Ok(released)
+    }
+
+    async fn replace_mark(
+        &mut self,
+        family: Family,
+        mut which: Vec<Attribute>,
+        value: u32,
+        mask: u32,
+    ) -> io::Result<bool> {
+        // Without CREATE: a connection that is not tracked stays so.
+        which.push(Attribute::CtaMark(value & mask));
+        let mask = DefaultNla::new(CTA_MARK_MASK, mask.to_be_bytes().to_vec());
+        which.push(Attribute::Other(mask));
+        match self
+            .wire
+            .request(message(family, ConntrackMessage::New(which)), 0)
+            .await
+        {
+            Ok(_) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A stream of conntrack events.
+///
+/// With the kernel's default (`nf_conntrack_events = 2`) it covers connections that were first seen
+/// while some listener existed.
+pub struct Events {
+    socket: TokioSocket,
+    ready: std::collections::VecDeque<Event>,
+}
+
+impl Events {
+    /// Subscribes, from this moment on. Needs a tokio runtime.
+    pub fn open() -> Result<Self, Error> {
+        let open = || -> io::Result<TokioSocket> {
+            let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
+            let inner = socket.socket_mut();
+            // Bound before it is subscribed: an unbound socket loses what comes before its first request.
+            inner.bind_auto()?;
+            inner.set_rx_buf_sz(EVENT_BUFFER as i32)?;
+            for group in [1, 2, 3] {
+                inner.add_membership(group)?; // new, update, destroy
+            }
+            Ok(socket)
+        };
+        let socket = open().map_err(Error::netlink("subscribe to conntrack events"))?;
+        Ok(Self {
+            socket,
+            ready: Default::default(),
+        })
+    }
+
+    /// The next event. Safe to drop and call again.
+    pub async fn next(&mut self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(event);
+            }
+            match receive(&self.socket).await {
+                Ok(messages) => self.ready.extend(messages.into_iter().filter_map(event)),
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    return Ok(Event::Lost);
+                }
+                Err(error) => return Err(Error::netlink("read conntrack events")(error)),
+            }
+        }
+    }
+}
+
+fn message(family: Family, message: ConntrackMessage) -> NetfilterMessage {
+    let family = match family {
+        Family::V4 => NetfilterProtoFamily::IPv4,
+        Family::V6 => NetfilterProtoFamily::IPv6,
+    };
+    NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), message)
+}
+
+fn event(message: NetlinkMessage<NetfilterMessage>) -> Option<Event> {
+    let fresh = message.header.flags & (NLM_F_CREATE | NLM_F_EXCL) != 0;
+    let NetlinkPayload::InnerMessage(inner) = message.payload else {
+        return None;
+    };
+    let gone = matches!(
+        inner.inner,
+        NetfilterMessageInner::Conntrack(ConntrackMessage::Delete(_))
+    );
+    let connection = connection(inner)?;
+    Some(match (gone, fresh) {
+        (true, _) => Event::Destroyed(connection),
+        (false, true) => Event::New(connection),
+        (false, false) => Event::Update(connection),
+    })
+}
+
+fn attributes(tuple: &Tuple) -> Vec<TupleAttribute> {
+    vec![
+        TupleAttribute::Ip(vec![
+            IPTuple::SourceAddress(tuple.source.ip()),
+            IPTuple::DestinationAddress(tuple.destination.ip()),
+        ]),
+        TupleAttribute::Proto(vec![
+            ProtoTuple::Protocol(tuple.protocol.into()),
+            ProtoTuple::SourcePort(tuple.source.port()),
+            ProtoTuple::DestinationPort(tuple.destination.port()),
+        ]),
+    ]
+}
+
+/// What tells an entry from all others, as the kernel gave it: also for protocols without ports.
+fn identity(message: &NetfilterMessage) -> Vec<Attribute> {
+    let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) = &message.inner else {
+        return Vec::new();
+    };
+    let identifies = |attribute: &&Attribute| match attribute {
+        Attribute::CtaTupleOrig(_) => true,
+        Attribute::Other(other) => other.kind() == CTA_ZONE,
+        _ => false,
+    };
+    attributes.iter().filter(identifies).cloned().collect()
+}
+
+fn tuple(attributes: &[TupleAttribute]) -> Option<Tuple> {
+    let unknown = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let (mut source, mut destination): (Option<IpAddr>, Option<IpAddr>) = (None, None);
+    let mut tuple = Tuple {
+        protocol: 0,
+        source: unknown,
+        destination: unknown,
+    };
+    for attribute in attributes {
+        match attribute {
+            TupleAttribute::Ip(parts) => {
+                for part in parts {
+                    match part {
+                        IPTuple::SourceAddress(address) => source = Some(*address),
+                        IPTuple::DestinationAddress(address) => destination = Some(*address),
+                        _ => {}
+                    }
+                }
+            }
+            TupleAttribute::Proto(parts) => {
+                for part in parts {
+                    match part {
+                        ProtoTuple::Protocol(protocol) => tuple.protocol = (*protocol).into(),
+                        ProtoTuple::SourcePort(port) => tuple.source.set_port(*port),
+                        ProtoTuple::DestinationPort(port) => tuple.destination.set_port(*port),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    tuple.source.set_ip(source?);
+    tuple.destination.set_ip(destination?);
+    Some(tuple)
+}
+
+fn connection(message: NetfilterMessage) -> Option<Connection> {
+    let NetfilterMessageInner::Conntrack(
+        ConntrackMessage::New(attributes) | ConntrackMessage::Delete(attributes),
+    ) = message.inner
+    else {
+        return None;
+    };
+    let (mut original, mut reply) = (None, None);
+    let (mut mark, mut id, mut zone, mut tcp_state) = (0, 0, 0, None);
+    for attribute in &attributes {
+        match attribute {
+            Attribute::CtaTupleOrig(parts) => original = tuple(parts),
+            Attribute::CtaTupleReply(parts) => reply = tuple(parts),
+            Attribute::CtaMark(value) => mark = *value,
+            Attribute::CtaProtoInfo(infos) => tcp_state = tcp_state_of(infos),
+            Attribute::Other(other) if other.kind() == CTA_ID => {
+                id = value(other).map(u32::from_be_bytes).unwrap_or(0);
+            }
+            Attribute::Other(other) if other.kind() == CTA_ZONE => {
+                zone = value(other).map(u16::from_be_bytes).unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+    Some(Connection {
+        original: original?,
+        reply: reply?,
+        mark,
+        id,
+        zone,
+        tcp_state,
+    })
+}
+
+fn tcp_state_of(infos: &[ProtoInfo]) -> Option<u8> {
+    let tcp = infos.iter().find_map(|info| match info {
+        ProtoInfo::TCP(parts) => Some(parts),
+        _ => None,
+    })?;
+    tcp.iter().find_map(|part| match part {
+        ProtoInfoTCP::State(state) => Some(*state),
+        _ => None,
+    })
+}
+
+fn value<const N: usize>(nla: &DefaultNla) -> Option<[u8; N]> {
+    if nla.value_len() != N {
+        return None;
+    }
+    let mut bytes = [0; N];
+    nla.emit_value(&mut bytes);
+    Some(bytes)
+}

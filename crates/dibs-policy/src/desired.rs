@@ -1,0 +1,291 @@
+//! What the daemon wants steered. Plain data, complete each time; how to get there is not its business.
+
+use std::net::IpAddr;
+
+use crate::{BumpId, DeviceName, Family, MarkLayout, Prefix};
+
+/// The whole of what should be steered on this host. Without bumps: nothing, and nothing is installed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Desired {
+    /// The field used in fwmark and ctmark.
+    pub marks: MarkLayout,
+    /// Routing table of bump `id` is `table_base + id`; `table_base` itself holds the backup routes.
+    pub table_base: u32,
+    /// Priority of the RPDB rules that send marked packets to their table.
+    pub rule_priority: u32,
+    /// What becomes of steered packets when their device is missing.
+    pub fail: Fail,
+    /// The bumps in use.
+    pub bumps: Vec<BumpRoute>,
+    /// Class rules, in the order in which they are tried; the first that matches decides.
+    pub rules: Vec<ClassRule>,
+}
+
+impl Default for Desired {
+    fn default() -> Self {
+        Self {
+            marks: MarkLayout::default(),
+            table_base: 5200,
+            rule_priority: 5200,
+            fail: Fail::Closed,
+            bumps: Vec::new(),
+            rules: Vec::new(),
+        }
+    }
+}
+
+/// What becomes of steered packets that cannot leave by their bump's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fail {
+    /// They are dropped.
+    Closed,
+    /// They leave in plain by the ordinary route.
+    Open,
+}
+
+/// How packets marked for one bump leave this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BumpRoute {
+    /// The bump's number in the marks.
+    pub id: BumpId,
+    /// The device its packets leave by.
+    pub device: DeviceName,
+    /// Whose device that is.
+    pub owner: DeviceOwner,
+    /// This host's addresses that steered connections use. They stand on a TUN of ours as well, so that
+    /// a connection outlives the interface it began on.
+    pub addresses: Vec<IpAddr>,
+    /// The hosts behind the peers that this bump reaches. Only traffic to them is ever steered, and
+    /// only traffic from them comes out of a TUN of ours.
+    pub peers: Vec<Prefix>,
+}
+
+/// Who made a bump's device, and may therefore set it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceOwner {
+    /// A TUN of the daemon's: given MTU, qdisc, sysctls, addresses and input filter.
+    Ours,
+    /// Another program's device (a VPN): only routed to, never changed.
+    Foreign,
+}
+
+/// New and established connections that match are moved to a bump. What is `None` matches everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassRule {
+    /// The number under which the user knows the rule; it stands in the rule's comment.
+    pub id: u32,
+    /// Where matching connections go.
+    pub bump: BumpId,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// Destination port of outgoing packets.
+    pub dport: Option<u16>,
+    /// Source port of outgoing packets.
+    pub sport: Option<u16>,
+    /// Destination of outgoing packets.
+    pub destination: Option<Prefix>,
+    /// Source of outgoing packets.
+    pub source: Option<Prefix>,
+    /// Owner of the local socket.
+    pub uid: Option<u32>,
+    /// Group of the local socket.
+    pub gid: Option<u32>,
+}
+
+impl ClassRule {
+    /// All TCP connections to the bump's peers.
+    pub fn tcp(id: u32, bump: BumpId) -> Self {
+        Self {
+            id,
+            bump,
+            protocol: Protocol::Tcp,
+            dport: None,
+            sport: None,
+            destination: None,
+            source: None,
+            uid: None,
+            gid: None,
+        }
+    }
+}
+
+/// The transport protocol a class rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// Any protocol; ports cannot be asked for.
+    Any,
+}
+
+/// A wish that cannot be carried out: the caller's fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// Two bumps with one number.
+    #[error("bump id {0} is used twice")]
+    DuplicateBump(BumpId),
+    /// Two bumps with one device: the guard could not tell their packets apart.
+    #[error("device {0} serves two bumps")]
+    DuplicateDevice(DeviceName),
+    /// A rule names a bump that is not there.
+    #[error("rule {rule} names bump {bump}, which is not in use")]
+    UnknownBump {
+        /// The rule's number.
+        rule: u32,
+        /// The bump it names.
+        bump: BumpId,
+    },
+    /// A port without a protocol that has ports.
+    #[error("rule {0} has a port but no protocol that has ports")]
+    PortWithoutProtocol(u32),
+    /// Source and destination of different families.
+    #[error("rule {0} mixes IPv4 and IPv6")]
+    MixedFamilies(u32),
+    /// Loopback, multicast or unspecified addresses are never steered (SECURITY.md 6).
+    #[error("{0} cannot be steered: it is loopback, multicast or unspecified")]
+    Unsteerable(Prefix),
+    /// The sixteen tables from here would include one of the kernel's.
+    #[error("table_base {0} leaves no sixteen free tables (0 and 253 to 255 are the kernel's)")]
+    TableBase(u32),
+    /// The rules would not stand between the local and the main table.
+    #[error("rule priority {0} is not between 1 and 32765")]
+    RulePriority(u32),
+}
+
+impl Desired {
+    /// Refuses what the kernel would take but nobody can mean.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let last = self
+            .table_base
+            .checked_add(15)
+            .ok_or(Invalid::TableBase(self.table_base))?;
+        if self.table_base == 0 || (self.table_base <= 255 && last >= 253) {
+            return Err(Invalid::TableBase(self.table_base));
+        }
+        if !(1..=32765).contains(&self.rule_priority) {
+            return Err(Invalid::RulePriority(self.rule_priority));
+        }
+        for (n, bump) in self.bumps.iter().enumerate() {
+            let others = &self.bumps[..n];
+            if others.iter().any(|other| other.id == bump.id) {
+                return Err(Invalid::DuplicateBump(bump.id));
+            }
+            if others.iter().any(|other| other.device == bump.device) {
+                return Err(Invalid::DuplicateDevice(bump.device.clone()));
+            }
+            let addresses = bump.addresses.iter().map(|&address| Prefix::host(address));
+            for prefix in bump.peers.iter().copied().chain(addresses) {
+                let address = prefix.address();
+                let unspecified = address.is_unspecified() && prefix.length() > 0;
+                if address.is_loopback() || address.is_multicast() || unspecified {
+                    return Err(Invalid::Unsteerable(prefix));
+                }
+            }
+        }
+        for rule in &self.rules {
+            let id = rule.id;
+            if !self.bumps.iter().any(|bump| bump.id == rule.bump) {
+                return Err(Invalid::UnknownBump {
+                    rule: id,
+                    bump: rule.bump,
+                });
+            }
+            if rule.protocol == Protocol::Any && (rule.dport.is_some() || rule.sport.is_some()) {
+                return Err(Invalid::PortWithoutProtocol(id));
+            }
+            if let (Some(source), Some(destination)) = (rule.source, rule.destination)
+                && source.family() != destination.family()
+            {
+                return Err(Invalid::MixedFamilies(id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every prefix of `family` that some bump reaches, without those inside another.
+    pub fn peers(&self, family: Family) -> Vec<Prefix> {
+        widest(self.bumps.iter().flat_map(|bump| &bump.peers), family)
+    }
+}
+
+/// The prefixes of `family`, ordered, without those inside another.
+pub(crate) fn widest<'a>(
+    prefixes: impl IntoIterator<Item = &'a Prefix>,
+    family: Family,
+) -> Vec<Prefix> {
+    let mut all: Vec<Prefix> = prefixes
+        .into_iter()
+        .copied()
+        .filter(|p| p.family() == family)
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    let inside = |p: &Prefix| all.iter().any(|other| other != p && other.contains(*p));
+    all.iter().filter(|p| !inside(p)).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish() -> Desired {
+        let bump = |id, device| BumpRoute {
+            id: BumpId::new(id).unwrap(),
+            device: DeviceName::new(device).unwrap(),
+            owner: DeviceOwner::Ours,
+            addresses: vec!["10.0.1.1".parse().unwrap()],
+            peers: vec!["10.0.1.2".parse().unwrap(), "fd00::/64".parse().unwrap()],
+        };
+        Desired {
+            bumps: vec![bump(1, "dibs1"), bump(2, "dibs2")],
+            ..Desired::default()
+        }
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        assert_eq!(wish().validate(), Ok(()));
+        let fault = |change: fn(&mut Desired)| {
+            let mut wish = wish();
+            change(&mut wish);
+            wish.validate().unwrap_err().to_string()
+        };
+        assert_eq!(
+            fault(|w| w.bumps[1].id = w.bumps[0].id),
+            "bump id 1 is used twice"
+        );
+        assert_eq!(
+            fault(|w| w.bumps[1].device = w.bumps[0].device.clone()),
+            "device dibs1 serves two bumps"
+        );
+        assert_eq!(
+            fault(|w| w.rules.push(ClassRule::tcp(7, BumpId::new(3).unwrap()))),
+            "rule 7 names bump 3, which is not in use"
+        );
+        assert_eq!(
+            fault(|w| w.bumps[0].peers.push("127.0.0.0/8".parse().unwrap())),
+            "127.0.0.0/8 cannot be steered: it is loopback, multicast or unspecified"
+        );
+        assert!(fault(|w| w.table_base = 240).starts_with("table_base 240"));
+        assert!(fault(|w| w.table_base = u32::MAX - 3).starts_with("table_base"));
+        assert!(fault(|w| w.rule_priority = 40000).starts_with("rule priority"));
+        assert_eq!(
+            fault(|w| w.rules.push(ClassRule {
+                protocol: Protocol::Any,
+                dport: Some(1),
+                ..ClassRule::tcp(4, w.bumps[0].id)
+            })),
+            "rule 4 has a port but no protocol that has ports"
+        );
+    }
+
+    #[test]
+    fn peers_inside_others_are_left_out() {
+        let mut wish = wish();
+        wish.bumps[0].peers.push("10.0.0.0/16".parse().unwrap());
+        assert_eq!(wish.peers(Family::V4), ["10.0.0.0/16".parse().unwrap()]);
+        assert_eq!(wish.peers(Family::V6), ["fd00::/64".parse().unwrap()]);
+    }
+}

@@ -1,0 +1,79 @@
+//! What can go wrong, by fault: the caller's wish, or the system, with the operation that failed.
+
+use std::io;
+
+use crate::Invalid;
+
+/// Why steering could not be changed or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The wish contradicts itself.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// No program of that name in the system's directories.
+    #[error("{0} is not installed (looked in /usr/sbin, /sbin, /usr/bin, /bin)")]
+    NotInstalled(String),
+    /// A program could not be run to its end.
+    #[error("cannot run {command}: {source}")]
+    Run {
+        /// The program and its arguments.
+        command: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A program refused.
+    #[error("{command} failed{}: {stderr}", at(.line))]
+    Command {
+        /// The program and its arguments.
+        command: String,
+        /// The line of its input that it complained about.
+        line: Option<String>,
+        /// What it said.
+        stderr: String,
+    },
+    /// No variant of iptables works here.
+    #[error("iptables cannot be used: {0}")]
+    NoIptables(String),
+    /// iptables took a chain and shows it with another number of rules.
+    #[error("chain {chain} was written with {written} rules, but {found} are there")]
+    NotTaken {
+        /// The chain.
+        chain: String,
+        /// Rules written.
+        written: usize,
+        /// Rules read back.
+        found: usize,
+    },
+    /// Steps succeed, and are undone at once by somebody else.
+    #[error("another program keeps undoing: {0}")]
+    Undone(String),
+    /// The kernel refused over netlink, or a netlink socket failed.
+    #[error("{operation}: {source}")]
+    Netlink {
+        /// What was asked for.
+        operation: String,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+fn at(line: &Option<String>) -> String {
+    line.as_ref()
+        .map(|line| format!(" at `{line}`"))
+        .unwrap_or_default()
+}
+
+impl Error {
+    pub(crate) fn netlink(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let operation = operation.into();
+        move |source| Error::Netlink { operation, source }
+    }
+
+    /// The error number of the system, if it gave one.
+    pub fn os_error(&self) -> Option<i32> {
+        match self {
+            Error::Run { source, .. } | Error::Netlink { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}

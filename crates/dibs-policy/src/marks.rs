@@ -1,0 +1,132 @@
+//! The field in fwmark and ctmark that dibs uses, and nothing beside it.
+//!
+//! From its lowest bit: the bump id (4 bits), OVERRIDE, LOCKED (SECURITY.md 5). With the default mask
+//! `0x3f000000` the bump id is `0x0f000000`, OVERRIDE `0x10000000`, LOCKED `0x20000000`.
+
+use std::fmt;
+
+/// Where dibs keeps its six bits in fwmark and ctmark. Every shift comes from the mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkLayout {
+    mask: u32,
+}
+
+/// The mask is not six adjacent bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("mark mask {0:#x} is not six adjacent bits, such as 0x3f000000")]
+pub struct BadMask(pub u32);
+
+impl MarkLayout {
+    /// A layout in `mask`, which must be six adjacent bits.
+    pub fn new(mask: u32) -> Result<Self, BadMask> {
+        if mask != 0 && mask >> mask.trailing_zeros() == 0x3f {
+            Ok(Self { mask })
+        } else {
+            Err(BadMask(mask))
+        }
+    }
+
+    /// All six bits.
+    pub fn mask(self) -> u32 {
+        self.mask
+    }
+
+    /// The four bits of the bump id.
+    pub fn bump_mask(self) -> u32 {
+        0xf << self.shift()
+    }
+
+    /// Set in a ctmark by an explicit choice (`enable`, `disable`): class rules and following leave it alone.
+    pub fn override_bit(self) -> u32 {
+        0x10 << self.shift()
+    }
+
+    /// Set in a ctmark once the peer has confirmed a switch: plain packets of it are no longer accepted.
+    pub fn locked_bit(self) -> u32 {
+        0x20 << self.shift()
+    }
+
+    /// The mark of packets that take `bump`.
+    pub fn bump(self, bump: BumpId) -> u32 {
+        u32::from(bump.0) << self.shift()
+    }
+
+    /// The mark of the daemon's own sockets (bump id 15), which are never steered.
+    pub fn own(self) -> u32 {
+        self.bump_mask()
+    }
+
+    /// The bump that `mark` names, if any.
+    pub fn bump_of(self, mark: u32) -> Option<BumpId> {
+        BumpId::new(((mark & self.bump_mask()) >> self.shift()) as u8)
+    }
+
+    fn shift(self) -> u32 {
+        self.mask.trailing_zeros()
+    }
+}
+
+impl Default for MarkLayout {
+    fn default() -> Self {
+        Self { mask: 0x3f00_0000 }
+    }
+}
+
+/// A bump's number in the marks: 1 to 14. 0 is plain, 15 the daemon's own sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BumpId(u8);
+
+impl BumpId {
+    /// The id `id`, if it is one a bump may have.
+    pub fn new(id: u8) -> Option<Self> {
+        (1..=14).contains(&id).then_some(Self(id))
+    }
+
+    /// The number.
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for BumpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_field_is_the_documented_one() {
+        let marks = MarkLayout::default();
+        assert_eq!(MarkLayout::new(0x3f00_0000), Ok(marks));
+        assert_eq!(marks.bump_mask(), 0x0f00_0000);
+        assert_eq!(marks.override_bit(), 0x1000_0000);
+        assert_eq!(marks.locked_bit(), 0x2000_0000);
+        assert_eq!(marks.own(), 0x0f00_0000);
+    }
+
+    #[test]
+    fn shifts_follow_the_mask() {
+        let marks = MarkLayout::new(0x3f).unwrap();
+        let three = BumpId::new(3).unwrap();
+        assert_eq!(marks.bump(three), 3);
+        assert_eq!(marks.bump_of(0xffff_ff43), Some(three));
+        assert_eq!(marks.bump_of(marks.own()), None);
+        assert_eq!(
+            MarkLayout::new(0xfc00_0000).unwrap().locked_bit(),
+            0x8000_0000
+        );
+    }
+
+    #[test]
+    fn other_masks_are_refused() {
+        for mask in [0, 0x1f, 0x7f, 0x3e00_0001, u32::MAX, 0xf800_0000] {
+            assert_eq!(MarkLayout::new(mask), Err(BadMask(mask)));
+        }
+        assert_eq!(BumpId::new(0), None);
+        assert_eq!(BumpId::new(15), None);
+    }
+}

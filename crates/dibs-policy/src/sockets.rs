@@ -1,0 +1,152 @@
+//! The TCP sockets of this host (sock_diag) and the processes that hold them (/proc).
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use netlink_packet_sock_diag::SockDiagMessage;
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
+use netlink_packet_sock_diag::inet::nlas::Nla;
+use netlink_packet_sock_diag::inet::{
+    ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
+};
+use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
+
+use crate::Error;
+use crate::wire::Wire;
+
+/// A connected TCP socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpSocket {
+    /// Its own address.
+    pub local: SocketAddr,
+    /// The address it is connected to.
+    pub remote: SocketAddr,
+    /// The kernel's TCP state; 1 is established.
+    pub state: u8,
+    /// Its owner.
+    pub uid: u32,
+    /// Its inode; 0 when no process holds it any more.
+    pub inode: u64,
+    /// Index of the device it is bound to: such a socket cannot be steered (DESIGN.md 5). 0: none.
+    pub bound_device: u32,
+    /// What TCP counts, if the kernel told.
+    pub counts: Option<TcpCounts>,
+}
+
+/// From the kernel's tcp_info.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpCounts {
+    /// Smoothed round-trip time in microseconds.
+    pub rtt_us: u32,
+    /// Segments sent again over the connection's life.
+    pub retransmissions: u32,
+    /// Bytes that the far end acknowledged.
+    pub bytes_acked: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+}
+
+/// A process that holds a socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its name as in /proc/PID/comm.
+    pub name: String,
+}
+
+/// Every connected TCP socket of both families; IPv4-mapped addresses are given as IPv4.
+pub async fn list() -> Result<Vec<TcpSocket>, Error> {
+    let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
+    let mut sockets = Vec::new();
+    for (family, socket_id) in [
+        (AF_INET, SocketId::new_v4()),
+        (AF_INET6, SocketId::new_v6()),
+    ] {
+        let query = SockDiagMessage::InetRequest(InetRequest {
+            family,
+            protocol: IPPROTO_TCP,
+            extensions: ExtensionFlags::INFO,
+            states: StateFlags::all() - StateFlags::LISTEN - StateFlags::CLOSE,
+            socket_id,
+        });
+        let answers = wire
+            .dump(query)
+            .await
+            .map_err(Error::netlink("list TCP sockets"))?;
+        sockets.extend(answers.into_iter().filter_map(|answer| match answer {
+            SockDiagMessage::InetResponse(response) => Some(socket(&response)),
+            _ => None,
+        }));
+    }
+    Ok(sockets)
+}
+
+fn socket(response: &InetResponse) -> TcpSocket {
+    let header = &response.header;
+    let id = &header.socket_id;
+    let address = |ip: IpAddr, port| SocketAddr::new(ip.to_canonical(), port);
+    let counts = response.nlas.iter().find_map(|nla| match nla {
+        Nla::TcpInfo(info) => Some(TcpCounts {
+            rtt_us: info.rtt,
+            retransmissions: info.total_retrans,
+            bytes_acked: info.bytes_acked,
+            bytes_received: info.bytes_received,
+        }),
+        _ => None,
+    });
+    TcpSocket {
+        local: address(id.source_address, id.source_port),
+        remote: address(id.destination_address, id.destination_port),
+        state: header.state,
+        uid: header.uid,
+        inode: u64::from(header.inode),
+        bound_device: id.interface_id,
+        counts,
+    }
+}
+
+/// The processes that hold the sockets `inodes`: for each inode the lowest pid. Reads all of
+/// /proc: it takes milliseconds, and blocks. Processes that may not be looked into are missing.
+pub fn processes(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
+    let mut found: HashMap<u64, Process> = HashMap::new();
+    let numbered = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
+    let mut pids: Vec<u32> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(numbered)
+        .collect();
+    pids.sort_unstable();
+    for pid in pids {
+        let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
+            continue;
+        };
+        for file in files.flatten() {
+            let Some(inode) = socket_inode(&file.path()) else {
+                continue;
+            };
+            if inodes.contains(&inode) && !found.contains_key(&inode) {
+                let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                found.insert(
+                    inode,
+                    Process {
+                        pid,
+                        name: name.trim_end().to_owned(),
+                    },
+                );
+            }
+        }
+    }
+    found
+}
+
+fn socket_inode(path: &std::path::Path) -> Option<u64> {
+    let target = std::fs::read_link(path).ok()?;
+    target
+        .to_str()?
+        .strip_prefix("socket:[")?
+        .strip_suffix(']')?
+        .parse()
+        .ok()
+}

@@ -1,0 +1,387 @@
+//! Carries a wish out: observe, compare, change, look again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::chains::{Chain, Table};
+use crate::iptables::Tables;
+use crate::kernel::{Kernel, Netlink};
+use crate::net::NetChange;
+use crate::plan::{Observed, Plan, Step};
+use crate::runner::{Command, CommandRunner, System};
+use crate::{BumpId, Desired, DeviceName, Error, Family, MarkLayout};
+
+/// Which iptables programs are used. Each sees only the rules made with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// What this host calls `iptables`.
+    Default,
+    /// `iptables-nft`.
+    Nft,
+    /// `iptables-legacy`.
+    Legacy,
+}
+
+impl Variant {
+    const ALL: [Variant; 3] = [Variant::Default, Variant::Nft, Variant::Legacy];
+
+    fn program(self, family: Family, verb: &str) -> String {
+        let name = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let variant = match self {
+            Variant::Default => "",
+            Variant::Nft => "-nft",
+            Variant::Legacy => "-legacy",
+        };
+        format!("{name}{variant}-{verb}")
+    }
+}
+
+/// Rounds of observing and changing: another program may change the rules in between.
+const ATTEMPTS: usize = 3;
+
+/// Steers: brings the kernel to a wish and knows when it is there.
+pub struct Steering<R = System, K = Netlink> {
+    runner: R,
+    kernel: K,
+    /// The variant in use, once one has been seen to work.
+    variant: Option<Variant>,
+    /// Whether the other variants were cleared of what an earlier run may have left there.
+    others_clear: bool,
+    /// How iptables-save shows a chain of ours, where that is not the way we write it.
+    shown: BTreeMap<(Family, Table, String), (Vec<String>, Vec<String>)>,
+}
+
+/// What [`Steering::set`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The steps taken, in order. Empty: everything was as wanted.
+    pub steps: Vec<Step>,
+    /// What could not be had but does not stand in the way, in words for the log.
+    pub warnings: Vec<String>,
+}
+
+/// Packets that the guard has dropped since its chain was last written, IPv4 and IPv6 together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuardDrops {
+    /// By bump: marked for it, but about to leave by another device.
+    pub by_bump: BTreeMap<BumpId, u64>,
+    /// With the id of no bump in use.
+    pub unknown: u64,
+}
+
+impl Steering {
+    /// Steering of this host, in the network namespace of the calling thread. `variant` fixes the
+    /// iptables variant; without it, the host's default, or the one of the others that works.
+    pub fn system(variant: Option<Variant>) -> Result<Self, Error> {
+        Ok(Self::new(System, Netlink::new()?, variant))
+    }
+}
+
+impl<R: CommandRunner, K: Kernel> Steering<R, K> {
+    /// Steering with the given means.
+    pub fn new(runner: R, kernel: K, variant: Option<Variant>) -> Self {
+        let others_clear = variant.is_some();
+        Self {
+            runner,
+            kernel,
+            variant,
+            others_clear,
+            shown: BTreeMap::new(),
+        }
+    }
+
+    /// Brings the kernel to `desired` by the difference alone; may be repeated at any time. After an error
+    /// the kernel is somewhere between, with no marked packet let out in plain; call again.
+    pub async fn set(&mut self, desired: &Desired) -> Result<Report, Error> {
+        let plan = Plan::new(desired)?;
+        let mut report = Report::default();
+        if plan.is_empty() && self.variant.is_none() {
+            for variant in Variant::ALL {
+                self.bring(variant, &plan, &mut report).await?;
+            }
+            return Ok(report);
+        }
+        let variant = match self.variant {
+            Some(variant) => variant,
+            None => self.choose().await?,
+        };
+        self.variant = Some(variant);
+        let observed = self.bring(variant, &plan, &mut report).await?;
+        if !self.others_clear {
+            self.clear_others(variant, &mut report).await?;
+            self.others_clear = true;
+        }
+        report.warnings.extend(missing(&plan, &observed));
+        Ok(report)
+    }
+
+    /// Removes everything of ours, whoever left it: chains, jumps, RPDB rules, routes, addresses, our bits in
+    /// ctmarks. Works without a daemon and without knowing what was wanted; touches nothing else.
+    pub async fn cleanup(&mut self, marks: MarkLayout) -> Result<Report, Error> {
+        let mut report = Report::default();
+        let plan = Plan::empty(marks);
+        for variant in Variant::ALL {
+            self.bring(variant, &plan, &mut report).await?;
+        }
+        // Marks outlive the rules that set them.
+        let mut released = 0;
+        match self.kernel.release_marks(marks, &[]).await {
+            Ok(count) => released = count,
+            Err(error) => report.warnings.push(error.to_string()),
+        }
+        if released > 0 {
+            report.steps.push(Step::ReleaseMarks {
+                marks,
+                keep: Vec::new(),
+            });
+        }
+        Ok(report)
+    }
+
+    /// What is ours in the kernel, seen with the variant in use.
+    pub async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
+        let plan = Plan::new(desired)?;
+        self.look(self.variant.unwrap_or(Variant::Default), &plan)
+            .await
+    }
+
+    /// What the guard of `desired` has dropped.
+    pub async fn guard_drops(&mut self, desired: &Desired) -> Result<GuardDrops, Error> {
+        let observed = self.observe(desired).await?;
+        let mut drops = GuardDrops::default();
+        for family in Family::BOTH {
+            let guard = (Table::Mangle, "DIBS-POSTROUTING".to_owned());
+            let rules = observed
+                .tables(family)
+                .chains
+                .get(&guard)
+                .into_iter()
+                .flatten();
+            for counted in rules.filter(|counted| counted.rule.ends_with("-j DROP")) {
+                let named = desired.bumps.iter().find(|bump| {
+                    counted
+                        .rule
+                        .contains(&format!("--mark {:#x}/", desired.marks.bump(bump.id)))
+                });
+                match named {
+                    Some(bump) => *drops.by_bump.entry(bump.id).or_default() += counted.packets,
+                    None => drops.unknown += counted.packets,
+                }
+            }
+        }
+        Ok(drops)
+    }
+
+    /// The first variant that can set up its tables here.
+    async fn choose(&self) -> Result<Variant, Error> {
+        let mut reasons = Vec::new();
+        for variant in Variant::ALL {
+            let program = variant.program(Family::V4, "restore");
+            let probe = Command::new(program, &["--noflush", "--wait"], "*mangle\nCOMMIT\n");
+            match self.runner.run(&probe).await {
+                Ok(_) => return Ok(variant),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        Err(Error::NoIptables(reasons.join("; ")))
+    }
+
+    /// What an earlier run left with another variant goes last, so that there is no gap.
+    async fn clear_others(&mut self, used: Variant, report: &mut Report) -> Result<(), Error> {
+        for variant in Variant::ALL.into_iter().filter(|variant| *variant != used) {
+            for family in Family::BOTH {
+                let found = self.tables(variant, family, false).await?;
+                if self.same_as_used(used, family, &found).await? {
+                    continue;
+                }
+                for role in [crate::chains::Role::Marker, crate::chains::Role::Guard] {
+                    let input = crate::iptables::remove(&[], &found, role);
+                    if !input.is_empty() {
+                        self.restore(variant, family, &input).await?;
+                        report.steps.push(Step::Restore { family, input });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `found` is only another name's view of the variant in use.
+    async fn same_as_used(
+        &self,
+        used: Variant,
+        family: Family,
+        found: &Tables,
+    ) -> Result<bool, Error> {
+        Ok(found.is_empty() || self.tables(used, family, false).await?.same_rules(found))
+    }
+
+    /// Takes the steps to `plan` until none is left.
+    async fn bring(
+        &mut self,
+        variant: Variant,
+        plan: &Plan,
+        report: &mut Report,
+    ) -> Result<Observed, Error> {
+        let mut failure = None;
+        for _ in 0..=ATTEMPTS {
+            let observed = self.look(variant, plan).await?;
+            self.learn(plan, &observed, report)?;
+            let steps = plan.steps(&observed, |family, chain, rules| {
+                self.is_shown_as(family, chain, rules)
+            });
+            let steps: Vec<Step> = steps
+                .into_iter()
+                .filter(|step| !report.gave_up(step))
+                .collect();
+            if steps.is_empty() {
+                return Ok(observed);
+            }
+            failure = steps.first().map(|step| Error::Undone(step.to_string()));
+            for step in steps {
+                match self.take(variant, &step).await {
+                    Ok(()) => report.steps.push(step),
+                    Err(error) if optional(&step) => {
+                        report.warnings.push(error.to_string());
+                        report.steps.push(step);
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "steering step failed, looking again");
+                        failure = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+        Err(failure.expect("the last round left steps, or it would have returned"))
+    }
+
+    async fn take(&mut self, variant: Variant, step: &Step) -> Result<(), Error> {
+        match step {
+            Step::Restore { family, input } => self.restore(variant, *family, input).await,
+            Step::Net(change) => self.kernel.change(change).await,
+            Step::ReleaseMarks { marks, keep } => {
+                self.kernel.release_marks(*marks, keep).await.map(drop)
+            }
+        }
+    }
+
+    async fn restore(&self, variant: Variant, family: Family, input: &str) -> Result<(), Error> {
+        let program = variant.program(family, "restore");
+        self.runner
+            .run(&Command::new(program, &["--noflush", "--wait"], input))
+            .await
+            .map(drop)
+    }
+
+    async fn look(&mut self, variant: Variant, plan: &Plan) -> Result<Observed, Error> {
+        let devices: Vec<DeviceName> = plan.network.watched().cloned().collect();
+        let network = self.kernel.observe(&devices).await?;
+        let v4 = self
+            .tables(variant, Family::V4, !plan.v4.is_empty())
+            .await?;
+        let v6 = self
+            .tables(variant, Family::V6, !plan.v6.is_empty())
+            .await?;
+        Ok(Observed { v4, v6, network })
+    }
+
+    /// Our chains of a family. A variant that is not installed has none; unless it is needed, one that
+    /// fails (no IPv6 here, no kernel module) has none either.
+    async fn tables(
+        &self,
+        variant: Variant,
+        family: Family,
+        needed: bool,
+    ) -> Result<Tables, Error> {
+        // Without `-t`: naming a table would make the legacy variant create it.
+        let command = Command::new(variant.program(family, "save"), &["-c"], "");
+        match self.runner.run(&command).await {
+            Ok(text) => Ok(Tables::parse(&text)),
+            Err(Error::NotInstalled(_) | Error::Command { .. }) if !needed => Ok(Tables::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_shown_as(&self, family: Family, chain: &Chain, rules: &[&str]) -> bool {
+        chain.rules == rules
+            || self
+                .shown
+                .get(&(family, chain.table, chain.name.clone()))
+                .is_some_and(|(written, shown)| *written == chain.rules && shown == rules)
+    }
+
+    /// iptables versions differ in how they print a rule. What is there right after it was written is
+    /// how this one prints it, if it has as many rules.
+    fn learn(&mut self, plan: &Plan, observed: &Observed, report: &Report) -> Result<(), Error> {
+        for family in Family::BOTH {
+            let written: BTreeSet<&str> = report
+                .steps
+                .iter()
+                .filter_map(|step| match step {
+                    Step::Restore { family: of, input } if *of == family => Some(input),
+                    _ => None,
+                })
+                .flat_map(|input| input.lines().filter_map(declared))
+                .collect();
+            for chain in plan
+                .chains(family)
+                .iter()
+                .filter(|c| written.contains(c.name.as_str()))
+            {
+                let Some(rules) = observed.tables(family).rules(chain) else {
+                    continue;
+                };
+                if rules.len() != chain.rules.len() {
+                    return Err(Error::NotTaken {
+                        chain: chain.name.clone(),
+                        written: chain.rules.len(),
+                        found: rules.len(),
+                    });
+                }
+                if chain.rules != rules {
+                    let shown = rules.iter().map(|&rule| rule.to_owned()).collect();
+                    let key = (family, chain.table, chain.name.clone());
+                    self.shown.insert(key, (chain.rules.clone(), shown));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn declared(line: &str) -> Option<&str> {
+    line.strip_prefix(':')?.split(' ').next()
+}
+
+/// Steps without which steering still works and still is safe.
+fn optional(step: &Step) -> bool {
+    match step {
+        // /proc/sys may be read-only in a container; qdisc modules may be missing.
+        Step::Net(change) => matches!(change, NetChange::Sysctl { .. } | NetChange::NoQueue(_)),
+        // Without ctnetlink no mark was ever set by it; the guard stands until the last step.
+        Step::ReleaseMarks { .. } => true,
+        Step::Restore { .. } => false,
+    }
+}
+
+impl Report {
+    /// Steps that are taken once for each `set`, whatever is seen afterwards: optional ones, and
+    /// addresses, which do not show our protocol number before Linux 5.18.
+    fn gave_up(&self, step: &Step) -> bool {
+        let once = optional(step) || matches!(step, Step::Net(NetChange::Address(..)));
+        once && self.steps.contains(step)
+    }
+}
+
+fn missing(plan: &Plan, observed: &Observed) -> Vec<String> {
+    let links = &observed.network.links;
+    let absent = |device: &&DeviceName| links.get(*device).is_none_or(|link| !link.up);
+    plan.network
+        .watched()
+        .filter(absent)
+        .map(|device| format!("device {device} is missing or down: its bump carries nothing"))
+        .collect()
+}

@@ -1,0 +1,84 @@
+//! Notices that something which steering rests on may have changed.
+
+use std::io;
+
+use rtnetlink::MulticastGroup as Group;
+use rtnetlink::sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
+use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, TokioSocket};
+
+use crate::Error;
+
+/// NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h: every change of nftables, hence of iptables-nft.
+const NFTABLES: u32 = 7;
+
+/// Wakes when links, addresses, routes, RPDB rules or nftables change, our own changes included: then
+/// `Steering::set` is repeated, which does nothing where nothing is amiss. Changes made with the legacy variant of
+/// iptables are not announced by the kernel; against those only repeating from time to time helps.
+pub struct Watch {
+    route: TokioSocket,
+    tables: TokioSocket,
+}
+
+impl Watch {
+    /// Watches from this moment on. Needs a tokio runtime.
+    pub fn open() -> Result<Self, Error> {
+        let groups = [
+            Group::Link,
+            Group::Ipv4Ifaddr,
+            Group::Ipv6Ifaddr,
+            Group::Ipv4Route,
+            Group::Ipv6Route,
+            Group::Ipv4Rule,
+            Group::Ipv6Rule,
+        ];
+        let groups = groups.map(|group| group as u32);
+        let open = || -> io::Result<Self> {
+            Ok(Self {
+                route: subscribe(NETLINK_ROUTE, &groups)?,
+                tables: subscribe(NETLINK_NETFILTER, &[NFTABLES])?,
+            })
+        };
+        open().map_err(Error::netlink("watch for changes"))
+    }
+
+    /// Waits for the next change. What came together is told once. Safe to drop and call again.
+    pub async fn changed(&mut self) -> Result<(), Error> {
+        let woken = tokio::select! {
+            woken = self.route.recv_from_full() => woken,
+            woken = self.tables.recv_from_full() => woken,
+        };
+        told(woken.map(drop))?;
+        for socket in [&self.route, &self.tables] {
+            while let Some(more) = now(socket.recv_from_full()).await {
+                told(more.map(drop))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An overrun is a change too.
+fn told(received: io::Result<()>) -> Result<(), Error> {
+    match received {
+        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(()),
+        other => other.map_err(Error::netlink("watch for changes")),
+    }
+}
+
+fn subscribe(protocol: isize, groups: &[u32]) -> io::Result<TokioSocket> {
+    let mut socket = TokioSocket::new(protocol)?;
+    socket.socket_mut().bind_auto()?;
+    for &group in groups {
+        socket.socket_mut().add_membership(group)?;
+    }
+    Ok(socket)
+}
+
+/// What `future` gives without waiting.
+async fn now<T>(future: impl Future<Output = T> + Unpin) -> Option<T> {
+    tokio::select! {
+        biased;
+        value = future => Some(value),
+        () = std::future::ready(()) => None,
+    }
+}

@@ -1,0 +1,119 @@
+//! A netlink socket that asks one thing at a time.
+//!
+//! Requests wait for their answers in the kernel's buffer, so nothing here grows without bound.
+
+use std::fmt::Debug;
+use std::io;
+
+use rtnetlink::packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable,
+};
+use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+
+/// How often a dump that the kernel calls inconsistent is asked for again.
+const DUMP_ATTEMPTS: usize = 5;
+
+pub(crate) struct Wire {
+    socket: TokioSocket,
+    sequence: u32,
+}
+
+impl Wire {
+    /// A socket in the network namespace of the calling thread.
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = TokioSocket::new(protocol)?;
+        socket.socket_mut().bind_auto()?;
+        Ok(Self {
+            socket,
+            sequence: 0,
+        })
+    }
+
+    /// Everything of a kind.
+    pub(crate) async fn dump<T>(&mut self, message: T) -> io::Result<Vec<T>>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Debug + Clone,
+        NetlinkPayload<T>: From<T>,
+    {
+        for _ in 0..DUMP_ATTEMPTS {
+            if let Some(answers) = self.exchange(message.clone(), NLM_F_DUMP).await? {
+                return Ok(answers);
+            }
+        }
+        Err(io::Error::other("what was listed kept changing"))
+    }
+
+    /// One change or question, acknowledged.
+    pub(crate) async fn request<T>(&mut self, message: T, flags: u16) -> io::Result<Vec<T>>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Debug + Clone,
+        NetlinkPayload<T>: From<T>,
+    {
+        Ok(self
+            .exchange(message, NLM_F_ACK | flags)
+            .await?
+            .unwrap_or_default())
+    }
+
+    /// Answers until the end of the dump or the acknowledgement; `None` if the dump is inconsistent.
+    async fn exchange<T>(&mut self, message: T, flags: u16) -> io::Result<Option<Vec<T>>>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Debug,
+        NetlinkPayload<T>: From<T>,
+    {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut request = NetlinkMessage::from(message);
+        request.header.flags = NLM_F_REQUEST | flags;
+        request.header.sequence_number = self.sequence;
+        request.finalize();
+        let mut buffer = vec![0; request.buffer_len()];
+        request.serialize(&mut buffer);
+        self.socket.send_to(&buffer, &SocketAddr::new(0, 0)).await?;
+
+        let mut answers = Vec::new();
+        let mut consistent = true;
+        loop {
+            for answer in receive::<T>(&self.socket).await? {
+                if answer.header.sequence_number != self.sequence {
+                    continue; // of an earlier request, given up half way
+                }
+                consistent &= answer.header.flags & NLM_F_DUMP_INTR == 0;
+                match answer.payload {
+                    NetlinkPayload::InnerMessage(inner) => answers.push(inner),
+                    NetlinkPayload::Done(_) => return Ok(consistent.then_some(answers)),
+                    NetlinkPayload::Error(error) if error.code.is_some() => {
+                        return Err(error.to_io());
+                    }
+                    NetlinkPayload::Error(_) => return Ok(Some(answers)),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// The messages of the next datagram; those that cannot be read are skipped.
+pub(crate) async fn receive<T>(socket: &TokioSocket) -> io::Result<Vec<NetlinkMessage<T>>>
+where
+    T: NetlinkDeserializable + Debug,
+{
+    let (datagram, from) = socket.recv_from_full().await?;
+    let mut messages = Vec::new();
+    if from.port_number() != 0 {
+        return Ok(messages); // not from the kernel
+    }
+    let mut rest = datagram.as_slice();
+    while let Some(head) = rest.first_chunk::<4>() {
+        let length = u32::from_ne_bytes(*head) as usize;
+        if length < 16 || length > rest.len() {
+            break;
+        }
+        match NetlinkMessage::deserialize(&rest[..length]) {
+            Ok(message) => messages.push(message),
+            Err(error) => tracing::debug!(%error, "skipped a netlink message"),
+        }
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(messages)
+}
