@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::Host;
-use crate::packet_socket::{PacketSocket, Receiver};
+use crate::packet_socket::{PacketSocket, Ring, Use};
 
 /// Bytes that a recording may hold; what comes then is missed.
 const MOST_BYTES: usize = 1 << 30;
@@ -44,7 +44,7 @@ pub struct Recording {
 /// One packet; where an offload hands over a larger one than the wire's, that one.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// When it was read.
+    /// When it passed.
     pub at: SystemTime,
     /// Whether the host sent it, rather than received it.
     pub outgoing: bool,
@@ -54,14 +54,14 @@ pub struct Packet {
 
 impl Capture {
     pub(crate) fn start(host: &Host, interface: &str) -> Result<Self> {
-        let socket = host.in_ns(|| PacketSocket::open(interface, false))?;
+        let (socket, ring) = host.in_ns(|| PacketSocket::open(interface, Use::Listen))?;
         let shared = Arc::new(Shared {
             socket,
             recording: Mutex::default(),
         });
         let (stopped, stop) = nix::unistd::pipe().context("pipe")?;
         let reader = Arc::clone(&shared);
-        let thread = host.thread("capture", move || reader.record(&stopped))?;
+        let thread = host.thread("capture", move || reader.record(ring, &stopped))?;
         Ok(Self {
             shared,
             stop: Some(stop),
@@ -116,8 +116,7 @@ impl Shared {
             .expect("no holder of this lock panics")
     }
 
-    fn record(&self, stop: &OwnedFd) {
-        let mut receiver = Receiver::new();
+    fn record(&self, mut ring: Ring, stop: &OwnedFd) {
         loop {
             // Asked before reading, so that what passed before the stop is still read.
             let stopped = {
@@ -129,16 +128,17 @@ impl Shared {
                 }
                 fds[1].revents().is_some_and(|events| !events.is_empty())
             };
-            while self.socket.receive(&mut receiver) > 0 {
-                let at = SystemTime::now();
+            let mut read = usize::MAX;
+            while read > 0 {
                 let mut recording = self.recording();
-                for (frame, outgoing) in receiver.frames().zip(receiver.outgoing()) {
+                read = ring.receive(|frame| {
+                    let (at, outgoing) = (UNIX_EPOCH + frame.at, frame.outgoing);
                     recording.add(Packet {
                         at,
                         outgoing,
-                        frame: frame.to_vec(),
+                        frame: frame.bytes.to_vec(),
                     });
-                }
+                });
             }
             if stopped {
                 return;

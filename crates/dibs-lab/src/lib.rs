@@ -30,6 +30,7 @@ mod host;
 mod isolate;
 mod lab;
 mod link;
+pub mod load;
 mod packet_socket;
 mod process;
 mod wire;

@@ -129,11 +129,11 @@ impl Link {
                          tx-sctp-segmentation off tx-gso-list off"
                     ))?;
                 }
-                let conditions = Vec::from(conditions.as_ref().clone());
                 Some(Wire::start(
                     &middle,
                     names,
-                    conditions.try_into().expect("two"),
+                    mtu,
+                    conditions.as_ref().clone(),
                     spec.seed,
                 )?)
             }

@@ -8,19 +8,19 @@ use std::collections::BinaryHeap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use crate::emulator::{Cause, Conditions, Emulator, Fate};
 use crate::host::Host;
 use crate::link::End;
-use crate::packet_socket::{BATCH, PacketSocket, Receiver};
+use crate::packet_socket::{BATCH, PacketSocket, Ring, Use};
 
 /// virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
-const HEADER: usize = 10;
+pub(crate) const HEADER: usize = 10;
 const NEEDS_CSUM: u8 = 1;
 const ETHERNET: usize = 14;
 /// Bytes that one direction may hold: 1 Gbit/s for two seconds.
@@ -52,6 +52,8 @@ pub struct WireStats {
     /// Larger than the wire's packets, because someone switched an offload of the interface back
     /// on; dropped.
     pub oversized: u64,
+    /// Not taken by the interface at the far end, which is down.
+    pub undeliverable: u64,
     /// Missed because this machine was too slow: the run says nothing about the link.
     pub overruns: u64,
 }
@@ -62,6 +64,7 @@ pub(crate) struct Wire {
     shared: Arc<Shared>,
     middle: Host,
     names: [String; 2],
+    largest_mtu: u32,
     start: Instant,
     /// Closed to stop the thread.
     stop: Option<OwnedFd>,
@@ -81,11 +84,14 @@ impl Wire {
     pub(crate) fn start(
         middle: &Host,
         names: [String; 2],
+        mtu: u32,
         conditions: [Conditions; 2],
         seed: u64,
     ) -> Result<Self> {
-        let open = |name: &str| middle.in_ns(|| PacketSocket::open(name, true));
-        let sockets = [open(&names[0])?, open(&names[1])?];
+        let open = |name: &str| middle.in_ns(|| PacketSocket::open(name, Use::Forward { mtu }));
+        let [(a, ring_a), (b, ring_b)] = [open(&names[0])?, open(&names[1])?];
+        let largest_mtu = ring_a.largest_mtu();
+        let (sockets, rings) = ([a, b], [ring_a, ring_b]);
         let shared = Arc::new(Shared {
             sockets,
             conditions: conditions.map(Mutex::new),
@@ -94,14 +100,13 @@ impl Wire {
         let start = Instant::now();
         let (stopped, stop) = nix::unistd::pipe().context("pipe")?;
         let worker = Arc::clone(&shared);
-        let thread = middle.thread(&format!("link {}", names[0]), move || {
-            worker.carry(start, seed, &stopped)
-        })?;
+        let thread = middle.thread("link", move || worker.carry(rings, start, seed, &stopped))?;
         let (middle, stop, thread) = (middle.clone(), Some(stop), Some(thread));
         Ok(Self {
             shared,
             middle,
             names,
+            largest_mtu,
             start,
             stop,
             thread,
@@ -124,6 +129,11 @@ impl Wire {
     }
 
     pub(crate) fn set_mtu(&self, mtu: u32) -> Result<()> {
+        let largest = self.largest_mtu;
+        ensure!(
+            mtu <= largest,
+            "this link was made for an MTU of at most {largest}"
+        );
         for name in &self.names {
             self.middle
                 .run(&format!("ip link set dev {name} mtu {mtu}"))?;
@@ -165,6 +175,8 @@ impl PartialOrd for Held {
 /// One direction: what the emulator decided about frames that have not come out yet.
 struct Direction {
     emulator: Emulator,
+    /// When the last frame came.
+    entered_at: Duration,
     held: BinaryHeap<Held>,
     held_bytes: usize,
     number: u64,
@@ -174,16 +186,16 @@ struct Direction {
 
 impl Shared {
     /// Carries frames until the other end of `stop` is closed.
-    fn carry(&self, start: Instant, seed: u64, stop: &OwnedFd) {
+    fn carry(&self, mut rings: [Ring; 2], start: Instant, seed: u64, stop: &OwnedFd) {
         // The default of 50 us would be added to every delay; a refusal only costs that.
         let _ = nix::sys::prctl::set_timerslack(1);
-        let mut receiver = Receiver::new();
         // Neighbouring seeds must not give two links the same dice.
         let mut directions = [0, 1].map(|n| Direction::new(seed.wrapping_mul(2).wrapping_add(n)));
         loop {
             let mut received = 0;
-            for (from, direction) in directions.iter_mut().enumerate() {
-                received += self.receive(from, direction, &mut receiver, start);
+            let pairs = rings.iter_mut().zip(&mut directions).enumerate();
+            for (from, (ring, direction)) in pairs {
+                received += self.receive(from, direction, ring, start);
                 self.release(from, direction, start);
             }
             if received > 0 {
@@ -213,20 +225,25 @@ impl Shared {
         &self,
         from: usize,
         direction: &mut Direction,
-        receiver: &mut Receiver,
+        ring: &mut Ring,
         start: Instant,
     ) -> usize {
-        let received = self.sockets[from].receive(receiver);
-        if received == 0 {
-            return 0;
-        }
         let conditions = lock(&self.conditions[from]);
         let mut stats = lock(&self.stats[from]);
+        // Frames bear the time of their coming, so that our being late costs the link no rate.
         let now = start.elapsed();
-        for frame in receiver.frames() {
-            direction.enter(&conditions, now, frame, &mut stats);
-        }
-        received
+        let clock = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        ring.receive(|frame| {
+            let age = clock.saturating_sub(frame.at);
+            direction.enter(
+                &conditions,
+                now.saturating_sub(age),
+                frame.bytes,
+                &mut stats,
+            );
+        })
     }
 
     /// Sends on what is due.
@@ -250,7 +267,7 @@ impl Shared {
                     stats.delivered += 1;
                     stats.bytes += (frame.len() - HEADER) as u64;
                 } else {
-                    stats.overruns += 1;
+                    stats.undeliverable += 1;
                 }
             });
             direction.spare.append(&mut direction.due);
@@ -265,6 +282,7 @@ impl Direction {
         let seed = seed.wrapping_mul(0xd134_2543_de82_ef95).rotate_left(29);
         Self {
             emulator: Emulator::new(seed),
+            entered_at: Duration::ZERO,
             held: BinaryHeap::new(),
             held_bytes: 0,
             number: 0,
@@ -286,7 +304,12 @@ impl Direction {
             stats.oversized += 1;
             return;
         }
-        let delivery = match self.emulator.enter(conditions, now, frame.len() - HEADER) {
+        // The wall clock may be set back.
+        self.entered_at = self.entered_at.max(now);
+        let delivery = match self
+            .emulator
+            .enter(conditions, self.entered_at, frame.len() - HEADER)
+        {
             Fate::Dropped(Cause::Outage) => return stats.outage_dropped += 1,
             Fate::Dropped(Cause::Queue) => return stats.queue_dropped += 1,
             Fate::Dropped(Cause::Loss) => return stats.lost += 1,

@@ -1,0 +1,307 @@
+//! Bulk transfers: what arrives, when, and whether it is what was sent.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use serde::Serialize;
+
+use super::sockets::{Transport, accept, host_retransmissions, retransmissions, subflows};
+use crate::host::Host;
+
+/// Bytes per read and write.
+const CHUNK: usize = 128 << 10;
+/// A prime, so that the pattern does not repeat in step with anybody's blocks.
+const PERIOD: usize = 65_521;
+
+/// A bulk transfer from one host to another.
+#[derive(Clone, Debug)]
+pub struct Throughput {
+    to: SocketAddr,
+    transport: Transport,
+    duration: Duration,
+    interval: Duration,
+    streams: usize,
+}
+
+/// What a bulk transfer came to, as its receiver saw it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ThroughputReport {
+    /// The transport.
+    pub transport: Transport,
+    /// Connections.
+    pub streams: usize,
+    /// Bytes received, each as it was sent.
+    pub bytes: u64,
+    /// Time from the start to the last byte.
+    pub seconds: f64,
+    /// The mean over that time.
+    pub bits_per_second: f64,
+    /// Length of an interval.
+    pub interval_seconds: f64,
+    /// Bytes received in each interval since the start.
+    pub intervals: Vec<u64>,
+    /// The longest time in which a connection received nothing, in microseconds.
+    pub longest_gap_us: u64,
+    /// Segments that the sender retransmitted.
+    pub retransmissions: u64,
+    /// Subflows of all MPTCP connections; 0 for TCP.
+    pub subflows: u32,
+}
+
+/// A bulk transfer under way.
+#[derive(Debug)]
+pub struct Transfer {
+    plan: Throughput,
+    from: Host,
+    addresses: Vec<SocketAddr>,
+    received: Arc<AtomicU64>,
+    retransmissions_before: u64,
+    senders: Vec<JoinHandle<Result<Sent>>>,
+    receivers: Vec<JoinHandle<Result<Received>>>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    bytes: u64,
+    retransmissions: u64,
+    subflows: u32,
+}
+
+#[derive(Debug)]
+struct Received {
+    bytes: u64,
+    last: Duration,
+    longest_gap: Duration,
+    intervals: Vec<u64>,
+}
+
+impl Throughput {
+    /// One TCP connection for 5 seconds to a listener at `to`, in intervals of 100 ms.
+    pub fn new(to: SocketAddr) -> Self {
+        Self {
+            to,
+            transport: Transport::Tcp,
+            duration: Duration::from_secs(5),
+            interval: Duration::from_millis(100),
+            streams: 1,
+        }
+    }
+
+    /// The transport of all connections.
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = transport;
+        self
+    }
+
+    /// How long to send.
+    pub fn duration(mut self, duration: Duration) -> Self {
+        self.duration = duration;
+        self
+    }
+
+    /// The length of the report's intervals.
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+
+    /// Connections at a time.
+    pub fn streams(mut self, streams: usize) -> Self {
+        self.streams = streams;
+        self
+    }
+
+    /// Sends `from` one host `to` another, to the end.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start) and [`Transfer::finish`].
+    pub fn run(&self, from: &Host, to: &Host) -> Result<ThroughputReport> {
+        self.start(from, to)?.finish()
+    }
+
+    /// Starts sending, and returns once all connections stand.
+    ///
+    /// # Errors
+    /// If they do not come about.
+    pub fn start(&self, from: &Host, to: &Host) -> Result<Transfer> {
+        let listener = self.transport.listen(to, self.to)?;
+        let pairs = (0..self.streams)
+            .map(|_| self.pair(from, &listener))
+            .collect::<Result<Vec<_>>>()?;
+        let mut transfer = Transfer {
+            plan: self.clone(),
+            from: from.clone(),
+            addresses: Vec::new(),
+            received: Arc::default(),
+            retransmissions_before: host_retransmissions(from)?,
+            senders: Vec::new(),
+            receivers: Vec::new(),
+        };
+        let start = Instant::now();
+        for (near, far) in pairs {
+            transfer.addresses.push(near.local_addr()?);
+            let (plan, total) = (self.clone(), Arc::clone(&transfer.received));
+            let interval = self.interval;
+            let receiver = to.thread("receiver", move || receive(far, start, interval, &total))?;
+            transfer.receivers.push(receiver);
+            let sender = from.thread("sender", move || plan.send(near, start))?;
+            transfer.senders.push(sender);
+        }
+        Ok(transfer)
+    }
+
+    fn pair(&self, from: &Host, listener: &TcpListener) -> Result<(TcpStream, TcpStream)> {
+        let near = self.transport.connect(from, self.to)?;
+        Ok((near, accept(listener)?))
+    }
+
+    fn send(&self, mut stream: TcpStream, start: Instant) -> Result<Sent> {
+        let pattern = pattern();
+        let mut bytes = 0;
+        while start.elapsed() < self.duration {
+            let offset = (bytes % PERIOD as u64) as usize;
+            bytes += stream.write(&pattern[offset..][..CHUNK]).context("send")? as u64;
+        }
+        let (retransmissions, subflows) = match self.transport {
+            Transport::Tcp => (retransmissions(&stream)?, 0),
+            Transport::Mptcp => (0, subflows(&stream)?),
+        };
+        stream.shutdown(Shutdown::Write).context("shutdown")?;
+        // The far end closes when it has read everything.
+        ensure!(
+            stream.read(&mut [0]).context("wait for the far end")? == 0,
+            "unexpected data"
+        );
+        Ok(Sent {
+            bytes,
+            retransmissions,
+            subflows,
+        })
+    }
+}
+
+impl Transfer {
+    /// The sender's own address of each connection.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Bytes received so far, over all connections.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Whether sending or receiving is still going on.
+    pub fn is_running(&self) -> bool {
+        !self.receivers.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// If a connection broke, stood still for half a minute, or delivered other bytes than those
+    /// sent.
+    pub fn finish(self) -> Result<ThroughputReport> {
+        let sent = join(self.senders);
+        let received = join(self.receivers);
+        // What went wrong at the receiver is the cause of what the sender complains of.
+        let (received, sent) = (received?, sent?);
+        for (sent, received) in sent.iter().zip(&received) {
+            let (sent, received) = (sent.bytes, received.bytes);
+            ensure!(
+                sent == received,
+                "{sent} bytes were sent, {received} received"
+            );
+        }
+        let bytes = received.iter().map(|stream| stream.bytes).sum();
+        let last = received
+            .iter()
+            .map(|stream| stream.last)
+            .max()
+            .unwrap_or_default();
+        let mut intervals = Vec::new();
+        for stream in &received {
+            intervals.resize(intervals.len().max(stream.intervals.len()), 0);
+            intervals
+                .iter_mut()
+                .zip(&stream.intervals)
+                .for_each(|(sum, bytes)| *sum += bytes);
+        }
+        let retransmissions = match self.plan.transport {
+            Transport::Tcp => sent.iter().map(|stream| stream.retransmissions).sum(),
+            // The kernel tells only the first subflow's.
+            Transport::Mptcp => host_retransmissions(&self.from)? - self.retransmissions_before,
+        };
+        Ok(ThroughputReport {
+            transport: self.plan.transport,
+            streams: self.plan.streams,
+            bytes,
+            seconds: last.as_secs_f64(),
+            bits_per_second: bytes as f64 * 8.0 / last.as_secs_f64().max(f64::MIN_POSITIVE),
+            interval_seconds: self.plan.interval.as_secs_f64(),
+            intervals,
+            longest_gap_us: received
+                .iter()
+                .map(|stream| stream.longest_gap.as_micros() as u64)
+                .max()
+                .unwrap_or(0),
+            retransmissions,
+            subflows: sent.iter().map(|stream| stream.subflows).sum(),
+        })
+    }
+}
+
+fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
+    let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+    results
+        .into_iter()
+        .map(|result| result.map_err(|_| anyhow!("a thread panicked"))?)
+        .collect()
+}
+
+fn receive(
+    mut stream: TcpStream,
+    start: Instant,
+    interval: Duration,
+    total: &AtomicU64,
+) -> Result<Received> {
+    let pattern = pattern();
+    let mut buffer = vec![0; CHUNK];
+    let mut seen = Received {
+        bytes: 0,
+        last: Duration::ZERO,
+        longest_gap: Duration::ZERO,
+        intervals: Vec::new(),
+    };
+    loop {
+        let read = stream.read(&mut buffer).context("receive")?;
+        if read == 0 {
+            return Ok(seen);
+        }
+        let now = start.elapsed();
+        let offset = (seen.bytes % PERIOD as u64) as usize;
+        ensure!(
+            buffer[..read] == pattern[offset..][..read],
+            "the {read} bytes from {} on are not those sent",
+            seen.bytes
+        );
+        seen.bytes += read as u64;
+        total.fetch_add(read as u64, Ordering::Relaxed);
+        seen.longest_gap = seen.longest_gap.max(now - seen.last);
+        seen.last = now;
+        let slot = (now.as_nanos() / interval.as_nanos().max(1)) as usize;
+        seen.intervals.resize(seen.intervals.len().max(slot + 1), 0);
+        seen.intervals[slot] += read as u64;
+    }
+}
+
+/// The stream's first period and a chunk: any chunk of the stream is a slice of it.
+fn pattern() -> Vec<u8> {
+    let byte = |n: usize| ((n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+    (0..PERIOD + CHUNK).map(|n| byte(n % PERIOD)).collect()
+}
