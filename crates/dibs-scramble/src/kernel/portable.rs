@@ -35,7 +35,7 @@ fn scramble_blocks(window: &mut Window, pass: &mut impl Pass) {
             prefix ^= prefix << 16;
             prefix ^= prefix << 32;
             let sent = prefix ^ (xor * EVERYWHERE);
-            xor = (sent ^ before[lane]) >> 56;
+            xor ^= (prefix ^ before[lane]) >> 56;
             sent
         });
         store(&sent, pass.dst(block));
