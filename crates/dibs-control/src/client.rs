@@ -40,8 +40,8 @@ pub enum ClientError {
         /// How long it had.
         timeout: Duration,
     },
-    /// It went away before it had answered.
-    #[error("dibsd closed {} without an answer", socket.display())]
+    /// It went away.
+    #[error("dibsd closed the connection at {}", socket.display())]
     Closed {
         /// Where it listened.
         socket: PathBuf,

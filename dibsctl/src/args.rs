@@ -1,0 +1,228 @@
+//! What may stand on the command line.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Parser, Subcommand};
+use clap_complete::Shell;
+use dibs_control::{ConnId, Match, RuleId, Selector};
+use ipnet::IpNet;
+
+/// Sees and steers what dibsd does to this host's connections.
+#[derive(Parser)]
+#[command(name = "dibsctl", version, disable_help_subcommand = true)]
+pub(crate) struct Args {
+    /// Where dibsd listens
+    #[arg(
+        long,
+        global = true,
+        display_order = 99,
+        value_name = "PATH",
+        default_value = "/run/dibs/dibsd.sock"
+    )]
+    pub(crate) socket: PathBuf,
+    /// Print JSON, with keys that stay
+    #[arg(long, global = true, display_order = 100)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Daemon, session, peers, paths and bumps at a glance
+    Status,
+    /// Live connections to peers
+    #[command(subcommand)]
+    Conn(ConnCommand),
+    /// Put a bump into the live connections that match, now
+    #[command(override_usage = "dibsctl enable SELECTOR... [--bump <NAME>]")]
+    Enable {
+        #[command(flatten)]
+        selector: SelectorArgs,
+        /// Which bump; without it the configuration's default_bump
+        #[arg(long, value_name = "NAME")]
+        bump: Option<String>,
+    },
+    /// Take the live connections that match back to plain, now
+    #[command(override_usage = "dibsctl disable SELECTOR...")]
+    Disable {
+        #[command(flatten)]
+        selector: SelectorArgs,
+    },
+    /// Rules for connections to come; they apply to established ones at once
+    #[command(subcommand)]
+    Rule(RuleCommand),
+    /// Paths to the peers
+    #[command(subcommand)]
+    Path(PathCommand),
+    /// Peers and the sessions with them
+    #[command(subcommand)]
+    Peer(PeerCommand),
+    /// Bumps that can be asked for
+    #[command(subcommand)]
+    Bump(BumpCommand),
+    /// Follow what happens
+    Events,
+    /// Check a configuration file, without touching anything
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Let go of everything that is installed in the kernel: steered connections go on in plain
+    Cleanup,
+    /// Print a new private key
+    Genkey,
+    /// Print the public key of the private key on stdin
+    Pubkey,
+    /// Print a new preshared key
+    Genpsk,
+    /// Print the completions for a shell
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+    /// Write the manual pages to a directory
+    #[command(hide = true)]
+    Man {
+        /// Where, which exists
+        directory: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum ConnCommand {
+    /// Id, ends, process, bump, since when, bytes and retransmissions, per path
+    List,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum RuleCommand {
+    /// Make a rule; it outlives the daemon
+    #[command(override_usage = "dibsctl rule add SELECTOR... --bump <NAME>")]
+    Add {
+        #[command(flatten)]
+        selector: SelectorArgs,
+        /// What the connections take
+        #[arg(long, value_name = "NAME")]
+        bump: String,
+    },
+    /// All rules, in the order in which they are tried
+    List,
+    /// Delete a rule that `rule add` made
+    Del {
+        /// As `rule list` shows it
+        id: RuleId,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum PathCommand {
+    /// Trust, state, round trip, loss and load
+    List,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum PeerCommand {
+    /// Name, state and load
+    List,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum BumpCommand {
+    /// Name, kind and use
+    List,
+}
+
+const SELECTOR: [&str; 9] = [
+    "conn", "all", "dport", "sport", "dst", "src", "uid", "pid", "peer",
+];
+
+/// A connection has to match in everything that is given.
+#[derive(clap::Args)]
+#[command(group(ArgGroup::new("selector").required(true).multiple(true).args(SELECTOR)))]
+pub(crate) struct SelectorArgs {
+    /// One connection, as `conn list` shows it
+    #[arg(long, value_name = "ID", conflicts_with_all = &SELECTOR[1..])]
+    conn: Option<ConnId>,
+    /// All connections to peers
+    #[arg(long, conflicts_with_all = &SELECTOR[2..])]
+    all: bool,
+    /// Port of the far end
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    dport: Option<u16>,
+    /// Port of this end
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    sport: Option<u16>,
+    /// Address or prefix of the far end
+    #[arg(long, value_name = "ADDRESS", value_parser = prefix)]
+    dst: Option<IpNet>,
+    /// Address or prefix of this end
+    #[arg(long, value_name = "ADDRESS", value_parser = prefix)]
+    src: Option<IpNet>,
+    /// Number of the user that owns the socket
+    #[arg(long, value_name = "UID")]
+    uid: Option<u32>,
+    /// Process that holds the socket
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+    /// Name of the peer
+    #[arg(long, value_name = "NAME")]
+    peer: Option<String>,
+}
+
+impl From<SelectorArgs> for Selector {
+    fn from(args: SelectorArgs) -> Self {
+        let SelectorArgs {
+            conn,
+            all,
+            dport,
+            sport,
+            dst,
+            src,
+            uid,
+            pid,
+            peer,
+        } = args;
+        match conn {
+            Some(id) => Selector::Conn(id),
+            None if all => Selector::All,
+            None => Selector::Match(Match {
+                dport,
+                sport,
+                dst,
+                src,
+                uid,
+                pid,
+                peer,
+            }),
+        }
+    }
+}
+
+fn prefix(text: &str) -> Result<IpNet, String> {
+    let net = text
+        .parse::<IpNet>()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    net.map(|net| net.trunc())
+        .map_err(|_| "write 10.0.1.2, 10.0.1.0/24 or fd00::/64".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn prefixes() {
+        assert_eq!(prefix("10.0.1.2").unwrap().to_string(), "10.0.1.2/32");
+        assert_eq!(prefix("10.0.1.2/24").unwrap().to_string(), "10.0.1.0/24");
+        assert!(prefix("server").is_err());
+    }
+}

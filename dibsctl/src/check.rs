@@ -1,0 +1,60 @@
+//! `check FILE`
+
+use std::path::Path;
+
+use anyhow::Result;
+use dibs_config::{Config, Error};
+use serde_json::json;
+
+use crate::commands::show;
+use crate::units::count;
+
+pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
+    let name = file.display().to_string();
+    let checked = dibs_config::load(file).and_then(|config| {
+        config.check_carried()?;
+        Ok(config)
+    });
+    match checked {
+        Ok(config) => {
+            let warnings = config.warnings();
+            let answer = json!({ "ok": true, "file": name, "warnings": warnings });
+            show(json, &answer, || {
+                format!("{name} is right: {}\n", summary(&config))
+            })?;
+            if !json {
+                warnings
+                    .iter()
+                    .for_each(|warning| eprintln!("warning: {warning}"));
+            }
+            Ok(())
+        }
+        Err(error) => {
+            let answer = match &error {
+                Error::Read { reason, .. } => json!({
+                    "ok": false, "file": name, "line": null, "column": null,
+                    "message": reason, "hint": null,
+                }),
+                Error::Invalid(fault) => json!({
+                    "ok": false, "file": name, "line": fault.line, "column": fault.column,
+                    "message": fault.message, "hint": fault.hint,
+                }),
+            };
+            if json {
+                show(true, &answer, String::new)?;
+            } else if let Error::Invalid(fault) = &error {
+                eprintln!("{}", fault.excerpt());
+            }
+            Err(error.into())
+        }
+    }
+}
+
+fn summary(config: &Config) -> String {
+    [
+        count(config.paths.len(), "path"),
+        count(config.peers.len(), "peer"),
+        count(config.rules.len(), "rule"),
+    ]
+    .join(", ")
+}

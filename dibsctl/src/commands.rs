@@ -1,0 +1,167 @@
+//! The commands, one by one.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result, bail};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use dibs_control::{Changed, Client, Selector};
+use serde::Serialize;
+
+use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
+use crate::table::Table;
+use crate::{check, keys, render, units};
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let json = args.json;
+    let connect = || Client::connect(&args.socket);
+    let now = unix_now();
+    match args.command {
+        Command::Status => {
+            let status = connect()?.status()?;
+            show(json, &status, || render::status(&status, now))
+        }
+        Command::Conn(ConnCommand::List) => {
+            let conns = connect()?.conns()?;
+            show_list(json, &conns, "connection to a peer", || {
+                render::conns(&conns, now)
+            })
+        }
+        Command::Enable { selector, bump } => {
+            let changed = connect()?.enable(selector.into(), bump)?;
+            show_changed(json, &changed, now)
+        }
+        Command::Disable { selector } => {
+            let changed = connect()?.disable(selector.into())?;
+            show_changed(json, &changed, now)
+        }
+        Command::Rule(RuleCommand::Add { selector, bump }) => {
+            let selector = Selector::from(selector);
+            if !selector.names_class() {
+                let message = "a rule is for connections to come: --conn and --pid name live ones";
+                Args::command()
+                    .error(ErrorKind::ArgumentConflict, message)
+                    .exit();
+            }
+            let rule = connect()?.add_rule(selector, bump)?;
+            show(json, &rule, || {
+                format!("rule {}: {}\n", rule.id, render::rule(&rule))
+            })
+        }
+        Command::Rule(RuleCommand::List) => {
+            let rules = connect()?.rules()?;
+            show_list(json, &rules, "rule", || render::rules(&rules))
+        }
+        Command::Rule(RuleCommand::Del { id }) => {
+            connect()?.delete_rule(id)?;
+            show(json, &serde_json::json!({ "id": id }), || {
+                format!("rule {id} is deleted\n")
+            })
+        }
+        Command::Path(PathCommand::List) => {
+            let paths = connect()?.paths()?;
+            show_list(json, &paths, "path", || render::paths(&paths))
+        }
+        Command::Peer(PeerCommand::List) => {
+            let peers = connect()?.peers()?;
+            show_list(json, &peers, "peer", || render::peers(&peers, now))
+        }
+        Command::Bump(BumpCommand::List) => {
+            let bumps = connect()?.bumps()?;
+            show_list(json, &bumps, "bump", || render::bumps(&bumps))
+        }
+        Command::Events => follow(json, connect()?),
+        Command::Check { file } => check::run(&file, json),
+        Command::Cleanup => {
+            connect()?.cleanup()?;
+            show(json, &serde_json::json!({}), || {
+                "nothing of dibs is left in the kernel\n".into()
+            })
+        }
+        Command::Genkey => keys::genkey(),
+        Command::Pubkey => keys::pubkey(),
+        Command::Genpsk => keys::genpsk(),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "dibsctl", &mut script);
+            Ok(io::stdout().write_all(&script)?)
+        }
+        Command::Man { directory } => man(&directory),
+    }
+}
+
+/// Prints `value`, or what `human` makes of it.
+pub(crate) fn show(
+    json: bool,
+    value: &impl Serialize,
+    human: impl FnOnce() -> String,
+) -> Result<()> {
+    let text = if json {
+        serde_json::to_string_pretty(value)? + "\n"
+    } else {
+        human()
+    };
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+fn show_list<T: Serialize>(
+    json: bool,
+    list: &[T],
+    noun: &str,
+    human: impl FnOnce() -> Table,
+) -> Result<()> {
+    show(json, &list, || {
+        if list.is_empty() {
+            format!("no {noun}\n")
+        } else {
+            human().to_string()
+        }
+    })
+}
+
+fn show_changed(json: bool, changed: &Changed, now: f64) -> Result<()> {
+    show(json, changed, || render::changed(changed, now))?;
+    if !json {
+        for warning in &changed.warnings {
+            eprintln!("warning: {}", units::printable(warning));
+        }
+    }
+    match &changed.skipped[..] {
+        [first, ..] if changed.connections.is_empty() => bail!(
+            "none of {} could be changed: {}",
+            units::count(changed.skipped.len(), "connection"),
+            first.reason
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn follow(json: bool, client: Client) -> Result<()> {
+    let mut out = io::stdout().lock();
+    for event in client.events()? {
+        let event = event?;
+        let line = if json {
+            serde_json::to_string(&event)?
+        } else {
+            render::event(&event)
+        };
+        writeln!(out, "{line}")?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn man(directory: &Path) -> Result<()> {
+    clap_mangen::generate_to(Args::command(), directory)
+        .with_context(|| format!("cannot write the manual to {}", directory.display()))
+}
+
+fn unix_now() -> f64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
+}

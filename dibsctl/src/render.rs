@@ -1,0 +1,286 @@
+//! What the daemon tells, for people.
+
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+use dibs_control::{
+    BumpInfo, Changed, ConnInfo, Event, Integrity, PathInfo, PathState, PeerInfo, PeerState,
+    RuleInfo, RuleOrigin, Status, Trust,
+};
+
+use crate::table::Table;
+use crate::units::{age, bytes, count, micros, percent, printable, rate};
+
+pub(crate) fn status(status: &Status, now: f64) -> String {
+    let mut text = format!(
+        "dibsd {}, pid {}, up {}, integrity {}\n",
+        printable(&status.version),
+        status.pid,
+        age(status.uptime),
+        match status.integrity {
+            Integrity::On => "on",
+            Integrity::Off => "off",
+        }
+    );
+    for warning in &status.warnings {
+        text += &format!("warning: {}\n", printable(warning));
+    }
+    let bumped: u64 = status.bumps.iter().map(|bump| bump.connections).sum();
+    let connections = usize::try_from(status.connections).unwrap_or(usize::MAX);
+    text += &format!(
+        "{} to peers, {bumped} on a bump\n",
+        count(connections, "connection")
+    );
+
+    let counted: Vec<_> = status
+        .counters
+        .iter()
+        .filter(|(_, value)| **value > 0)
+        .collect();
+    let counters = Table::new(
+        ["COUNTER", ">VALUE"],
+        counted
+            .iter()
+            .map(|(name, value)| [(*name).clone(), value.to_string()]),
+    );
+    for (table, filled) in [
+        (peers(&status.peers, now), !status.peers.is_empty()),
+        (paths(&status.paths), !status.paths.is_empty()),
+        (bumps(&status.bumps), !status.bumps.is_empty()),
+        (counters, !counted.is_empty()),
+    ] {
+        if filled {
+            text += &format!("\n{table}");
+        }
+    }
+    text
+}
+
+pub(crate) fn conns(conns: &[ConnInfo], now: f64) -> Table {
+    let headers = [
+        ">ID",
+        "LOCAL",
+        "REMOTE",
+        "PEER",
+        "PROCESS",
+        "BUMP",
+        ">SINCE",
+        ">SENT",
+        ">RECEIVED",
+        ">RETRANS",
+        "PATHS (SENT/RECEIVED)",
+    ];
+    let row = |conn: &ConnInfo| {
+        let paths: Vec<_> = conn
+            .paths
+            .iter()
+            .map(|path| {
+                let (sent, received) = (bytes(path.bytes_sent), bytes(path.bytes_received));
+                format!("{} {sent}/{received}", path.name)
+            })
+            .collect();
+        [
+            conn.id.to_string(),
+            conn.local.to_string(),
+            conn.remote.to_string(),
+            conn.peer.clone(),
+            process(conn),
+            conn.bump.clone(),
+            since(conn.since, now),
+            bytes(conn.bytes_sent),
+            bytes(conn.bytes_received),
+            conn.retransmissions.to_string(),
+            paths.join(", "),
+        ]
+    };
+    Table::new(headers, conns.iter().map(row))
+}
+
+pub(crate) fn changed(changed: &Changed, now: f64) -> String {
+    let number = count(changed.connections.len(), "connection");
+    let mut text = format!("{number} now on {}\n", printable(&changed.bump));
+    if !changed.connections.is_empty() {
+        text += &conns(&changed.connections, now).to_string();
+    }
+    for skipped in &changed.skipped {
+        let (local, remote, reason) = (skipped.local, skipped.remote, printable(&skipped.reason));
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "skipped {}: {local} to {remote}: {reason}",
+            skipped.id
+        );
+    }
+    text
+}
+
+/// `dport 80 uid 1000 -> scramble`
+pub(crate) fn rule(rule: &RuleInfo) -> String {
+    printable(&format!("{} -> {}", rule_selector(rule), rule.bump))
+}
+
+pub(crate) fn rules(rules: &[RuleInfo]) -> Table {
+    let row = |rule: &RuleInfo| {
+        let origin = match rule.origin {
+            RuleOrigin::Config => "configuration",
+            RuleOrigin::User => "dibsctl",
+        };
+        [
+            rule.id.to_string(),
+            rule.bump.clone(),
+            rule_selector(rule),
+            origin.to_owned(),
+        ]
+    };
+    Table::new(
+        [">ID", "BUMP", "SELECTOR", "MADE BY"],
+        rules.iter().map(row),
+    )
+}
+
+pub(crate) fn paths(paths: &[PathInfo]) -> Table {
+    let headers = [
+        "PATH",
+        "PEER",
+        "TRUST",
+        "STATE",
+        "REMOTE",
+        ">RTT",
+        ">LOSS",
+        ">SENT",
+        ">RECEIVED",
+        ">WINDOW",
+        ">IN FLIGHT",
+        ">PACED",
+        ">MTU",
+        "NOTE",
+    ];
+    let row = |path: &PathInfo| {
+        let trust = match path.trust {
+            Trust::Trusted => "trusted",
+            Trust::Untrusted => "untrusted",
+        };
+        let state = match path.state {
+            PathState::Up => "up",
+            PathState::Validating => "validating",
+            PathState::Down => "down",
+        };
+        let notes: Vec<_> = path
+            .preferred
+            .then_some("preferred")
+            .into_iter()
+            .chain(path.reason.as_deref())
+            .collect();
+        [
+            path.name.clone(),
+            path.peer.clone(),
+            trust.to_owned(),
+            state.to_owned(),
+            path.remote
+                .map(|remote| remote.to_string())
+                .unwrap_or_default(),
+            path.srtt_us.map(micros).unwrap_or_default(),
+            percent(path.loss),
+            bytes(path.bytes_sent),
+            bytes(path.bytes_received),
+            bytes(path.cwnd),
+            bytes(path.in_flight),
+            path.pacing_rate.map(rate).unwrap_or_default(),
+            path.mtu.to_string(),
+            notes.join("; "),
+        ]
+    };
+    Table::new(headers, paths.iter().map(row))
+}
+
+pub(crate) fn peers(peers: &[PeerInfo], now: f64) -> Table {
+    let headers = [
+        "PEER",
+        "STATE",
+        ">SINCE",
+        ">SENT",
+        ">RECEIVED",
+        ">BUMPED",
+        "ADDRESSES",
+        "NOTE",
+    ];
+    let row = |peer: &PeerInfo| {
+        let state = match peer.state {
+            PeerState::Established => "established",
+            PeerState::Connecting => "connecting",
+            PeerState::Down => "down",
+        };
+        let addresses: Vec<_> = peer.addresses.iter().map(ToString::to_string).collect();
+        [
+            peer.name.clone(),
+            state.to_owned(),
+            peer.since.map(|time| since(time, now)).unwrap_or_default(),
+            bytes(peer.bytes_sent),
+            bytes(peer.bytes_received),
+            peer.connections.to_string(),
+            addresses.join(", "),
+            peer.reason.clone().unwrap_or_default(),
+        ]
+    };
+    Table::new(headers, peers.iter().map(row))
+}
+
+pub(crate) fn bumps(bumps: &[BumpInfo]) -> Table {
+    let row = |bump: &BumpInfo| {
+        let notes: Vec<_> = bump
+            .default
+            .then_some("default")
+            .into_iter()
+            .chain(bump.reason.as_deref())
+            .collect();
+        [
+            bump.name.clone(),
+            bump.kind.clone(),
+            bump.device.clone().unwrap_or_default(),
+            bump.connections.to_string(),
+            notes.join("; "),
+        ]
+    };
+    Table::new(
+        ["BUMP", "KIND", "DEVICE", ">CONNECTIONS", "NOTE"],
+        bumps.iter().map(row),
+    )
+}
+
+/// One line: when (UTC), what, and what about.
+pub(crate) fn event(event: &Event) -> String {
+    // The year 9999 is as far as the format reaches.
+    let seconds = event.time.clamp(0.0, 253_402_300_799.0);
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds);
+    let mut line = format!("{}  {}", humantime::format_rfc3339_millis(time), event.text);
+    for (name, value) in &event.fields {
+        line += &format!("  {name}={value}");
+    }
+    printable(&line)
+}
+
+fn process(conn: &ConnInfo) -> String {
+    match (&conn.process, conn.pid) {
+        (Some(name), Some(pid)) => format!("{name} ({pid})"),
+        (Some(name), None) => name.clone(),
+        (None, Some(pid)) => format!("({pid})"),
+        (None, None) => String::new(),
+    }
+}
+
+fn rule_selector(rule: &RuleInfo) -> String {
+    if rule.selector.is_empty() {
+        return "all".to_owned();
+    }
+    let terms: Vec<_> = rule
+        .selector
+        .iter()
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    terms.join(" ")
+}
+
+fn since(time: f64, now: f64) -> String {
+    // A clock that was set back shows as no time at all.
+    age((now - time).max(0.0) as u64)
+}

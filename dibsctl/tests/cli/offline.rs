@@ -1,0 +1,273 @@
+//! Commands that need no daemon, and wrong command lines.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{dibsctl, run, run_with_input};
+
+const GOOD: &str = "[daemon]\ndefault_bump = \"scramble\"\n[[path]]\nname = \"eth\"\n\
+                    interface = \"eth0\"\ntrust = \"trusted\"\n";
+
+#[test]
+fn wrong_command_lines_are_usage() {
+    for line in [
+        "",
+        "dance",
+        "conn",
+        "conn drop",
+        "enable",
+        "disable",
+        "enable --dport 0",
+        "enable --dport 65536",
+        "enable --dport http",
+        "enable --dst server",
+        "enable --dst 10.0.0.0/33",
+        "enable --all --dport 80",
+        "enable --conn 1 --uid 0",
+        "enable --conn 1 --all",
+        "enable --conn seven",
+        "enable --all --bump",
+        "disable --all --bump scramble",
+        "rule add --dport 80",
+        "rule add --bump scramble",
+        "rule add --conn 1 --bump scramble",
+        "rule add --pid 1 --bump scramble",
+        "rule del",
+        "rule del x",
+        "check",
+        "completions",
+        "completions cmd",
+        "status --verbose",
+    ] {
+        let ended = run(&line.split_whitespace().collect::<Vec<_>>());
+        assert_eq!((ended.code, ended.out.as_str()), (2, ""), "{line}");
+        assert!(ended.err.contains("--help"), "{line}: {}", ended.err);
+    }
+}
+
+#[test]
+fn help_and_version() {
+    let help = run(&["--help"]).good();
+    for command in [
+        "status",
+        "conn",
+        "enable",
+        "rule",
+        "path",
+        "check",
+        "genkey",
+        "completions",
+    ] {
+        assert!(
+            help.contains(&format!("\n  {command} ")),
+            "{command}: {help}"
+        );
+    }
+    assert!(!help.contains("\n  man "), "{help}");
+    assert_eq!(
+        run(&["--version"]).good(),
+        format!("dibsctl {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn keys_belong_together() {
+    let private = run(&["genkey"]).good();
+    assert_eq!(private.len(), 45);
+    let public = run_with_input(&["pubkey"], private.as_bytes()).good();
+    assert_eq!(
+        public
+            .trim_end()
+            .parse::<dibs_config::PublicKey>()
+            .unwrap()
+            .to_string()
+            .len(),
+        44
+    );
+    assert_ne!(run(&["genkey"]).good(), private);
+    assert_ne!(run(&["genpsk"]).good(), run(&["genpsk"]).good());
+    // RFC 7748, 6.1.
+    let alice = b"dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
+    let public = run_with_input(&["pubkey"], alice).good();
+    assert_eq!(public, "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=\n");
+}
+
+#[test]
+fn pubkey_takes_keys_only() {
+    for input in [&b""[..], b"secret", &[b'A'; 4000], b"\xff\xff"] {
+        let sentence = run_with_input(&["pubkey"], input).failed();
+        assert!(
+            sentence.contains("stdin") && !sentence.contains("secret"),
+            "{sentence}"
+        );
+    }
+}
+
+#[test]
+fn a_key_in_an_open_file_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    for (mode, warned) in [(0o600, false), (0o644, true), (0o640, true)] {
+        let path = dir.path().join(format!("{mode:o}"));
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&path)
+            .unwrap();
+        let output = dibsctl(&["genkey"]).stdout(file).output().unwrap();
+        assert!(output.status.success());
+        assert_eq!(!output.stderr.is_empty(), warned, "{mode:o}");
+        assert_eq!(
+            dibs_config::read_private_key(&path).is_ok(),
+            !warned,
+            "{mode:o}"
+        );
+    }
+}
+
+fn check(dir: &Path, text: &str, options: &[&str]) -> crate::Run {
+    let file = dir.join("dibs.toml");
+    fs::write(&file, text).unwrap();
+    run(&[&["check", file.to_str().unwrap()], options].concat())
+}
+
+#[test]
+fn check_tells_right_from_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("dibs.toml").display().to_string();
+
+    let right = check(dir.path(), GOOD, &[]);
+    assert_eq!(right.code, 0);
+    assert_eq!(
+        right.out,
+        format!("{file} is right: 1 path, 0 peers, 0 rules\n")
+    );
+    assert_eq!(
+        right.err,
+        format!("warning: {}\n", dibs_config::SCRAMBLE_WARNING)
+    );
+
+    let wrong = check(dir.path(), &GOOD.replace("interface", "interfaces"), &[]);
+    assert_eq!((wrong.code, wrong.out.as_str()), (1, ""));
+    let expected = format!(
+        "5 | interfaces = \"eth0\"\n  | ^^^^^^^^^^\n\
+         dibsctl: {file}:5:1: unknown key \"interfaces\" in [[path]]; hint: did you mean \
+         \"interface\"?\n"
+    );
+    assert_eq!(wrong.err, expected);
+
+    let later = check(dir.path(), &GOOD.replace("\"scramble\"", "\"seal\""), &[]);
+    assert_eq!(later.code, 1);
+    assert!(
+        later
+            .err
+            .contains(":2:16: this version of dibsd does not carry"),
+        "{}",
+        later.err
+    );
+
+    let sentence = run(&["check", "/nonexistent"]).failed();
+    assert!(
+        sentence.starts_with("/nonexistent: cannot be read"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn check_tells_programs_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let right = check(dir.path(), GOOD, &["--json"]).good();
+    let right: Value = serde_json::from_str(&right).unwrap();
+    assert_eq!(
+        (&right["ok"], right["warnings"].as_array().unwrap().len()),
+        (&true.into(), 1)
+    );
+
+    let wrong = check(
+        dir.path(),
+        &GOOD.replace("\"trusted\"", "\"trust\""),
+        &["--json"],
+    );
+    let answer: Value = serde_json::from_str(&wrong.out).unwrap();
+    assert_eq!((wrong.code, &answer["ok"]), (1, &false.into()));
+    assert_eq!((&answer["line"], &answer["column"]), (&6.into(), &9.into()));
+    assert_eq!(answer["hint"], "did you mean \"trusted\"?");
+    assert!(
+        wrong.err.starts_with("dibsctl: ") && wrong.err.lines().count() == 1,
+        "{}",
+        wrong.err
+    );
+
+    let missing = run(&["check", "/nonexistent", "--json"]);
+    let answer: Value = serde_json::from_str(&missing.out).unwrap();
+    assert_eq!((missing.code, &answer["line"]), (1, &Value::Null));
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&["completions", shell]).good();
+        assert!(
+            script.contains("disable") && script.contains("dport"),
+            "{shell}"
+        );
+    }
+}
+
+#[test]
+fn manual_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    run(&["man", dir.path().to_str().unwrap()]).good();
+    for page in ["dibsctl.1", "dibsctl-enable.1", "dibsctl-rule-add.1"] {
+        let text = fs::read_to_string(dir.path().join(page)).unwrap();
+        assert!(text.contains(".SH NAME"), "{page}");
+    }
+    assert!(
+        run(&["man", "/nonexistent"])
+            .failed()
+            .starts_with("cannot write the manual")
+    );
+}
+
+/// A reader that is gone, or a disk that is full.
+#[test]
+fn output_that_cannot_be_written() {
+    for command in [
+        &["genkey"][..],
+        &["completions", "bash"],
+        &["check", "FILE"],
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("dibs.toml");
+        fs::write(&file, GOOD.replace("\ndefault_bump = \"scramble\"", "")).unwrap();
+        let args: Vec<_> = command
+            .iter()
+            .map(|arg| {
+                if *arg == "FILE" {
+                    file.to_str().unwrap()
+                } else {
+                    arg
+                }
+            })
+            .collect();
+
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = dibsctl(&args).stdout(writer).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), err.as_str()),
+            (Some(0), ""),
+            "{args:?}"
+        );
+
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = dibsctl(&args).stdout(full).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(err.contains("No space left"), "{err}");
+    }
+}
