@@ -1,1 +1,47 @@
 //! The session with a peer: handshake, keys, replay windows, rekey.
+//!
+//! [`Sessions`] holds all of a node's. Its methods are of four kinds:
+//! - commands: [`add_peer`](Sessions::add_peer), [`initiate`](Sessions::initiate);
+//! - input: [`handle`](Sessions::handle) for the handshake datagrams (types 1 to 3, see
+//!   [`is_handshake`]), [`open`](Sessions::open) for data (types 4 to 6),
+//!   [`handle_timeout`](Sessions::handle_timeout);
+//! - output: what these return, and [`sending`](Sessions::sending), the session to seal with;
+//! - [`poll_timeout`](Sessions::poll_timeout), when to call `handle_timeout` next.
+//!
+//! Who sent message 1 has to send some datagram as soon as its session is established: the
+//! other end sends nothing under it before that datagram has come.
+
+mod cookie;
+mod established;
+mod handshake;
+mod keys;
+mod message;
+mod noise;
+mod peer;
+mod random;
+mod replay;
+mod seal;
+
+pub use established::{REJECT_AFTER, Session};
+pub use handshake::{Config, Dropped, Established, Outcome, Received, Sessions, Transmit};
+pub use keys::{Direction, EpochKey, EpochSecrets, Integrity, Role, Secret, SessionId, Suite};
+pub use message::{Hello, HelloTooLong, MAX_HELLO, is_handshake};
+pub use peer::{AddPeerError, PeerId, PeerState};
+pub use random::{Random, SeededRandom};
+pub use replay::{REPLAY_WINDOW, ReplayWindow};
+pub use seal::{
+    CLEAR_HEADER_LEN, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened, SealError, TAG_LEN,
+};
+pub use x25519_dalek::{PublicKey, StaticSecret};
+
+#[cfg(test)]
+mod testing {
+    /// Bytes of a hexadecimal text; white space is skipped.
+    pub(super) fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+        digits
+            .chunks(2)
+            .map(|d| u8::from_str_radix(core::str::from_utf8(d).unwrap(), 16).unwrap())
+            .collect()
+    }
+}

@@ -1,0 +1,611 @@
+//! All sessions of a node, and the handshakes by which they come about: Noise IKpsk2, with
+//! WireGuard's rules for timestamps, cookies, rekeying and confirmation (SECURITY 4).
+
+use core::net::SocketAddr;
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+use x25519_dalek::{PublicKey, StaticSecret};
+
+use super::cookie::{self, COOKIE_LIFETIME, CookieJar, Mac, NONCE_LEN, PublicMacs};
+use super::established::{Agreement, Session};
+use super::keys::{EpochSecrets, Integrity, Role, Secret, SessionId, Suite};
+use super::message::{self, Hello, Message, Prologue, Timestamp, VERSION};
+use super::noise::Noise;
+use super::peer::{AddPeerError, Indices, Initiation, Peer, PeerId, PeerState, SentInitiation};
+use super::random::{self, Random};
+use super::seal::{self, OpenError, Opened};
+use crate::time::Time;
+
+/// Wait for an answer to the first message 1; doubled each time.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const MAX_RETRY: Duration = Duration::from_secs(5);
+
+/// Age at which the initiator of a session begins the next one.
+const INITIATOR_REKEY: Duration = Duration::from_secs(120);
+/// Age at which its responder does, if the initiator has not.
+const RESPONDER_REKEY: Duration = Duration::from_secs(150);
+const REKEY_JITTER: Duration = Duration::from_secs(10);
+
+/// For how long after our first message 1 the smaller public key makes us ignore the peer's.
+/// Later ones show that ours do not get through.
+const TIE_BREAK: Duration = Duration::from_secs(2);
+/// How long we wait for the confirmation of a session before calling again ourselves.
+const CONFIRMATION: Duration = Duration::from_secs(1);
+
+/// Forged answers to one message 1 that are looked at while under load.
+const FORGERIES_UNDER_LOAD: u32 = 8;
+
+/// Who this node is, and what it wants of its sessions.
+pub struct Config {
+    /// The node's static key.
+    pub private: StaticSecret,
+    /// The AEAD of sessions that this node initiates.
+    pub suite: Suite,
+    /// Has to be the same at both ends.
+    pub integrity: Integrity,
+}
+
+/// Why a handshake datagram had no effect. All are a peer's or a stranger's doing, or the
+/// network's; counted by name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Error)]
+pub enum Dropped {
+    /// Not a handshake message.
+    #[error("malformed handshake message")]
+    Malformed,
+    /// Another version of the protocol.
+    #[error("another protocol version")]
+    Version,
+    /// A suite that we do not know.
+    #[error("unknown cipher suite")]
+    Suite,
+    /// The peer's `integrity` is not ours.
+    #[error("the two ends differ in `integrity`")]
+    IntegrityMismatch,
+    /// The sender does not know whom it calls.
+    #[error("wrong mac1")]
+    Mac1,
+    /// Under load and without proof of its address: told so by a cookie reply.
+    #[error("address to be proved first")]
+    CookieDemanded,
+    /// Does not decrypt: forged, or meant for other keys, or another preshared key.
+    #[error("handshake message failed authentication")]
+    Unauthentic,
+    /// Authentic, from a key that is no peer's.
+    #[error("unknown peer")]
+    UnknownPeer,
+    /// Not newer than the latest message 1 of this peer.
+    #[error("replayed handshake message")]
+    Replayed,
+    /// Both called at once, and our own call stands.
+    #[error("crossed by our own handshake message")]
+    Crossed,
+    /// An answer to nothing that we wait for.
+    #[error("unknown receiver index")]
+    UnknownIndex,
+    /// Under load, after too many forged answers to the same message.
+    #[error("too many forged answers")]
+    Overload,
+}
+
+/// What came of a handshake datagram.
+#[derive(Default)]
+pub struct Outcome {
+    /// To be sent to where the datagram came from, never longer than it.
+    pub reply: Option<Vec<u8>>,
+    /// A new session.
+    pub established: Option<Established>,
+    /// Why nothing else came of it.
+    pub dropped: Option<Dropped>,
+}
+
+impl From<Dropped> for Outcome {
+    fn from(reason: Dropped) -> Self {
+        Self {
+            dropped: Some(reason),
+            ..Self::default()
+        }
+    }
+}
+
+/// A session that came about.
+///
+/// As the initiator, send a datagram by it now. As the responder, wait with all that the hello
+/// asks for until [`Received::confirmed`]: a message 1 recorded before our last start would
+/// get this far too.
+pub struct Established {
+    /// With whom.
+    pub peer: PeerId,
+    /// The session's name.
+    pub session: SessionId,
+    /// Which end we are.
+    pub role: Role,
+    /// What the peer says of itself.
+    pub hello: Hello,
+    /// The roots of its epoch keys.
+    pub epochs: EpochSecrets,
+}
+
+/// A datagram of data, opened.
+pub struct Received<'a> {
+    /// From whom.
+    pub peer: PeerId,
+    /// By which session.
+    pub session: SessionId,
+    /// The initiator's first datagram by this session: it is now the one to send by.
+    pub confirmed: bool,
+    /// The datagram.
+    pub opened: Opened<'a>,
+}
+
+/// A message 1 to be sent to a peer.
+pub struct Transmit {
+    /// To whom.
+    pub peer: PeerId,
+    /// The whole datagram.
+    pub datagram: Vec<u8>,
+}
+
+/// All sessions and handshakes of a node; the [module](super) says how to drive it.
+pub struct Sessions {
+    config: Config,
+    public: PublicKey,
+    macs: PublicMacs,
+    jar: CookieJar,
+    /// By [`PeerId::index`]; a removed peer leaves its place empty.
+    peers: Vec<Option<Peer>>,
+    by_key: BTreeMap<[u8; 32], PeerId>,
+    indices: Indices,
+    /// Wall-clock time of our latest message 1: the next one is later, whatever the clock does.
+    last_wall: Duration,
+}
+
+impl Sessions {
+    /// A node without peers.
+    pub fn new(config: Config, now: Time, rng: &mut dyn Random) -> Self {
+        let public = PublicKey::from(&config.private);
+        Self {
+            public,
+            macs: PublicMacs::new(&public),
+            jar: CookieJar::new(now, rng),
+            peers: Vec::new(),
+            by_key: BTreeMap::new(),
+            indices: Indices::default(),
+            last_wall: Duration::ZERO,
+            config,
+        }
+    }
+
+    /// This node's public key.
+    pub const fn public_key(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// Adds a peer, with the key that both ends share beforehand if there is one.
+    ///
+    /// # Errors
+    /// The public key is ours, or another peer's.
+    pub fn add_peer(
+        &mut self,
+        public: PublicKey,
+        psk: Option<Secret>,
+    ) -> Result<PeerId, AddPeerError> {
+        if public == self.public {
+            return Err(AddPeerError::OwnKey);
+        }
+        if self.by_key.contains_key(public.as_bytes()) {
+            return Err(AddPeerError::DuplicateKey);
+        }
+        let id = PeerId::from_index(self.peers.len() as u32);
+        let psk = psk.unwrap_or(Secret::new([0; 32]));
+        self.peers.push(Some(Peer::new(public, psk)));
+        self.by_key.insert(public.to_bytes(), id);
+        Ok(id)
+    }
+
+    /// Forgets a peer and all sessions with it.
+    pub fn remove_peer(&mut self, id: PeerId) {
+        let removed = self.peers.get_mut(id.index()).and_then(Option::take);
+        if let Some(mut peer) = removed {
+            self.by_key.remove(peer.public.as_bytes());
+            peer.stop_calling(&mut self.indices);
+            peer.sessions.clear(&mut self.indices);
+        }
+    }
+
+    /// The peer that has this public key.
+    pub fn peer_by_key(&self, public: &PublicKey) -> Option<PeerId> {
+        self.by_key.get(public.as_bytes()).copied()
+    }
+
+    /// How far we are with a peer.
+    pub fn state(&self, now: Time, id: PeerId) -> PeerState {
+        let Some(peer) = self.peers.get(id.index()).and_then(Option::as_ref) else {
+            return PeerState::Down;
+        };
+        if peer.sessions.has_current(now) {
+            PeerState::Established
+        } else if peer.initiation.is_some() || peer.sessions.has_next() {
+            PeerState::Connecting
+        } else {
+            PeerState::Down
+        }
+    }
+
+    /// The session to send to a peer by.
+    pub fn sending(&mut self, now: Time, id: PeerId) -> Option<&mut Session> {
+        self.peers
+            .get_mut(id.index())?
+            .as_mut()?
+            .sessions
+            .current(now)
+    }
+
+    /// Calls a peer: returns the message 1 to send, or `None` if the peer was removed.
+    ///
+    /// The call goes on, by [`handle_timeout`](Self::handle_timeout), until a session is
+    /// confirmed. `wall` is the time since the Unix epoch.
+    pub fn initiate(
+        &mut self,
+        now: Time,
+        wall: Duration,
+        id: PeerId,
+        hello: &Hello,
+        rng: &mut dyn Random,
+    ) -> Option<Vec<u8>> {
+        let peer = self.peers.get_mut(id.index())?.as_mut()?;
+        self.last_wall = wall.max(self.last_wall + Duration::from_nanos(1));
+
+        let initiation = peer.initiation.get_or_insert(Initiation {
+            started: now,
+            attempts: 0,
+            retry_at: now,
+            sent: None,
+        });
+        if let Some(unanswered) = initiation.sent.take() {
+            self.indices.free(unanswered.local_index);
+        }
+        let backoff = FIRST_RETRY * (1 << initiation.attempts.min(8));
+        let backoff = backoff.min(MAX_RETRY);
+        initiation.retry_at = now + backoff + random::jitter(rng, backoff / 4);
+        initiation.attempts += 1;
+
+        let local_index = self.indices.allocate(id, rng);
+        let Config {
+            private,
+            suite,
+            integrity,
+        } = &self.config;
+        let prologue = Prologue::new(*suite, *integrity, local_index);
+        let ephemeral = random::secret(rng);
+        let mut noise = Noise::initiator(
+            private,
+            &peer.public,
+            &peer.psk,
+            &prologue.bytes(),
+            ephemeral,
+        );
+        let cookie = peer
+            .cookie
+            .filter(|(came, _)| now.since(*came) < COOKIE_LIFETIME);
+        let mut mac1 = Mac::default();
+        let datagram = message::emit_initiation(
+            prologue,
+            Timestamp::new(self.last_wall),
+            hello,
+            |payload, out| noise.write(payload, out),
+            |message| {
+                mac1 = peer.macs.mac1(message);
+                mac1
+            },
+            |message| cookie.map_or(Mac::default(), |(_, cookie)| cookie::mac2(&cookie, message)),
+        );
+        initiation.sent = Some(SentInitiation {
+            local_index,
+            noise,
+            mac1,
+            forgeries: 0,
+        });
+        Some(datagram)
+    }
+
+    /// Takes a handshake datagram that came from `source`. `under_load` asks strangers to prove
+    /// their address first; `hello_for` is what we say to a peer that calls.
+    pub fn handle(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        under_load: bool,
+        datagram: &[u8],
+        hello_for: impl FnOnce(PeerId) -> Hello,
+        rng: &mut dyn Random,
+    ) -> Outcome {
+        match Message::parse(datagram) {
+            Some(Message::Initiation(message)) => {
+                if let Err(reason) = self.check_initiation(&message) {
+                    return reason.into();
+                }
+                if under_load
+                    && !self
+                        .jar
+                        .verify(now, source, message.before_mac2, message.mac2, rng)
+                {
+                    return self.demand_cookie(now, source, &message, rng);
+                }
+                self.on_initiation(now, &message, hello_for, rng)
+                    .unwrap_or_else(Outcome::from)
+            }
+            Some(Message::Response(message)) => self
+                .on_response(now, under_load, &message, rng)
+                .unwrap_or_else(Outcome::from),
+            Some(Message::CookieReply(message)) => {
+                let dropped = self.on_cookie_reply(now, &message).err();
+                Outcome {
+                    dropped,
+                    ..Outcome::default()
+                }
+            }
+            None => Dropped::Malformed.into(),
+        }
+    }
+
+    /// What can be said of a message 1 without expense.
+    fn check_initiation(&self, message: &message::Initiation<'_>) -> Result<(), Dropped> {
+        if message.prologue.version != VERSION {
+            return Err(Dropped::Version);
+        }
+        if !self.macs.verify_mac1(message.before_mac1, message.mac1) {
+            return Err(Dropped::Mac1);
+        }
+        if message.prologue.integrity != self.config.integrity as u8 {
+            return Err(Dropped::IntegrityMismatch);
+        }
+        Ok(())
+    }
+
+    fn demand_cookie(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        message: &message::Initiation<'_>,
+        rng: &mut dyn Random,
+    ) -> Outcome {
+        let cookie = self.jar.cookie(now, source, rng);
+        let mut nonce = [0; NONCE_LEN];
+        rng.fill(&mut nonce);
+        let sealed = self.macs.seal_cookie(&nonce, message.mac1, &cookie);
+        Outcome {
+            reply: Some(message::emit_cookie_reply(
+                message.prologue.sender,
+                &nonce,
+                &sealed,
+            )),
+            established: None,
+            dropped: Some(Dropped::CookieDemanded),
+        }
+    }
+
+    fn on_initiation(
+        &mut self,
+        now: Time,
+        message: &message::Initiation<'_>,
+        hello_for: impl FnOnce(PeerId) -> Hello,
+        rng: &mut dyn Random,
+    ) -> Result<Outcome, Dropped> {
+        let suite = Suite::from_wire(message.prologue.suite).ok_or(Dropped::Suite)?;
+        let prologue = message.prologue.bytes();
+        let mut noise = Noise::responder(&self.config.private, &prologue, random::secret(rng));
+        let payload = noise
+            .read(message.noise)
+            .map_err(|_| Dropped::Unauthentic)?;
+        let remote = noise
+            .remote_static()
+            .expect("message 1 names the initiator");
+        let id = self.peer_by_key(&remote).ok_or(Dropped::UnknownPeer)?;
+        let peer = self.peers[id.index()]
+            .as_mut()
+            .expect("a key leads to a peer");
+
+        let (timestamp, hello) =
+            message::parse_initiation_payload(&payload).ok_or(Dropped::Malformed)?;
+        if peer.latest >= Some(timestamp) {
+            return Err(Dropped::Replayed);
+        }
+        peer.latest = Some(timestamp);
+
+        if let Some(ours) = &mut peer.initiation {
+            let ours_stands = ours.sent.is_some() && now.since(ours.started) < TIE_BREAK;
+            if ours_stands && self.public.as_bytes() < remote.as_bytes() {
+                return Err(Dropped::Crossed);
+            }
+            // The peer's goes first; ours is taken up again if nothing comes of it.
+            if let Some(sent) = ours.sent.take() {
+                self.indices.free(sent.local_index);
+            }
+            ours.retry_at = ours.retry_at.max(now + CONFIRMATION);
+        }
+
+        noise.set_psk(&peer.psk);
+        let local_index = self.indices.allocate(id, rng);
+        let reply = message::emit_response(
+            message.prologue.sender,
+            local_index,
+            &hello_for(id),
+            |payload, out| noise.write(payload, out),
+            |message| peer.macs.mac1(message),
+        );
+        let agreement = Agreement {
+            role: Role::Responder,
+            suite,
+            integrity: self.config.integrity,
+            local_index,
+            remote_index: message.prologue.sender,
+        };
+        let rekey_at = now + (RESPONDER_REKEY - random::jitter(rng, REKEY_JITTER));
+        let session = Session::new(now, rekey_at, agreement, &noise.finish());
+        let established = established(id, &session, hello);
+        peer.sessions.install_answered(session, &mut self.indices);
+        Ok(Outcome {
+            reply: Some(reply),
+            established: Some(established),
+            dropped: None,
+        })
+    }
+
+    fn on_response(
+        &mut self,
+        now: Time,
+        under_load: bool,
+        message: &message::Response<'_>,
+        rng: &mut dyn Random,
+    ) -> Result<Outcome, Dropped> {
+        if !self.macs.verify_mac1(message.before_mac1, message.mac1) {
+            return Err(Dropped::Mac1);
+        }
+        let (id, peer) = self
+            .peer_of(message.receiver)
+            .ok_or(Dropped::UnknownIndex)?;
+        let sent = peer
+            .awaiting(message.receiver)
+            .ok_or(Dropped::UnknownIndex)?;
+        if under_load && sent.forgeries >= FORGERIES_UNDER_LOAD {
+            return Err(Dropped::Overload);
+        }
+        let Ok(payload) = sent.noise.read(message.noise) else {
+            sent.forgeries = sent.forgeries.saturating_add(1);
+            return Err(Dropped::Unauthentic);
+        };
+        let (remote_index, hello) =
+            message::parse_response_payload(&payload).ok_or(Dropped::Malformed)?;
+        let sent = peer
+            .initiation
+            .take()
+            .and_then(|initiation| initiation.sent);
+        let sent = sent.expect("the answered message was found there");
+
+        let agreement = Agreement {
+            role: Role::Initiator,
+            suite: self.config.suite,
+            integrity: self.config.integrity,
+            local_index: sent.local_index,
+            remote_index,
+        };
+        let rekey_at = now + (INITIATOR_REKEY - random::jitter(rng, REKEY_JITTER));
+        let session = Session::new(now, rekey_at, agreement, &sent.noise.finish());
+        let established = established(id, &session, hello);
+        let peer = self.peers[id.index()].as_mut().expect("just found");
+        peer.sessions.install_initiated(session, &mut self.indices);
+        Ok(Outcome {
+            established: Some(established),
+            ..Outcome::default()
+        })
+    }
+
+    fn on_cookie_reply(
+        &mut self,
+        now: Time,
+        message: &message::CookieReply<'_>,
+    ) -> Result<(), Dropped> {
+        let (_, peer) = self
+            .peer_of(message.receiver)
+            .ok_or(Dropped::UnknownIndex)?;
+        let mac1 = peer
+            .awaiting(message.receiver)
+            .ok_or(Dropped::UnknownIndex)?
+            .mac1;
+        let cookie = peer.macs.open_cookie(message.nonce, &mac1, message.sealed);
+        peer.cookie = Some((now, cookie.ok_or(Dropped::Unauthentic)?));
+        Ok(())
+    }
+
+    /// The peer that was given `index`.
+    fn peer_of(&mut self, index: u32) -> Option<(PeerId, &mut Peer)> {
+        let id = self.indices.peer(index)?;
+        Some((
+            id,
+            self.peers[id.index()]
+                .as_mut()
+                .expect("an index leads to a peer"),
+        ))
+    }
+
+    /// Authenticates and decrypts a data datagram in place, by whichever session it names.
+    ///
+    /// # Errors
+    /// Every error means: drop, count. The bytes of the datagram are void then.
+    pub fn open<'a>(
+        &mut self,
+        now: Time,
+        datagram: &'a mut [u8],
+    ) -> Result<Received<'a>, OpenError> {
+        let index = seal::receiver_index(datagram).ok_or(OpenError::Malformed)?;
+        let id = self.indices.peer(index).ok_or(OpenError::UnknownIndex)?;
+        let peer = self.peers[id.index()]
+            .as_mut()
+            .expect("an index leads to a peer");
+        let session = peer.sessions.find(index).ok_or(OpenError::UnknownIndex)?;
+        if session.expires_at() <= now {
+            return Err(OpenError::Expired);
+        }
+        let name = session.id();
+        let opened = session.open(datagram)?;
+        let confirmed = opened.authenticated && peer.sessions.confirm(index, &mut self.indices);
+        if confirmed {
+            peer.stop_calling(&mut self.indices);
+        }
+        Ok(Received {
+            peer: id,
+            session: name,
+            confirmed,
+            opened,
+        })
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.peers
+            .iter()
+            .flatten()
+            .filter_map(Peer::next_timeout)
+            .min()
+    }
+
+    /// Drops expired sessions, and returns the message 1 of every call and rekey that is due.
+    pub fn handle_timeout(
+        &mut self,
+        now: Time,
+        wall: Duration,
+        mut hello_for: impl FnMut(PeerId) -> Hello,
+        rng: &mut dyn Random,
+    ) -> Vec<Transmit> {
+        let mut transmits = Vec::new();
+        for index in 0..self.peers.len() {
+            let Some(peer) = &mut self.peers[index] else {
+                continue;
+            };
+            // Asked first, so that a host that slept through a session's end calls again.
+            let due = peer.call_due(now);
+            peer.sessions.expire(now, &mut self.indices);
+            if due {
+                let id = PeerId::from_index(index as u32);
+                let datagram = self.initiate(now, wall, id, &hello_for(id), rng);
+                transmits.extend(datagram.map(|datagram| Transmit { peer: id, datagram }));
+            }
+        }
+        transmits
+    }
+}
+
+fn established(peer: PeerId, session: &Session, hello: Hello) -> Established {
+    Established {
+        peer,
+        session: session.id(),
+        role: session.role(),
+        hello,
+        epochs: session.epoch_secrets().clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! One peer: who it is, its sessions in use, and the handshake under way with it.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+use x25519_dalek::PublicKey;
+
+use super::cookie::{Mac, PublicMacs};
+use super::established::Session;
+use super::keys::Secret;
+use super::message::Timestamp;
+use super::noise::Noise;
+use super::random::Random;
+use crate::time::Time;
+
+/// Sessions kept to receive late datagrams by.
+const PREVIOUS_SESSIONS: usize = 2;
+
+/// A peer of this node, as long as the node runs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PeerId(u32);
+
+impl PeerId {
+    pub(super) const fn from_index(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// Counted from 0 in the order of adding; not reused.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Why a peer was not added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum AddPeerError {
+    /// The key is this node's own.
+    #[error("the peer has this host's own public key")]
+    OwnKey,
+    /// Another peer has this key.
+    #[error("another peer has the same public key")]
+    DuplicateKey,
+}
+
+/// How far we are with a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum PeerState {
+    /// There is a session to send by.
+    Established,
+    /// A handshake is under way.
+    Connecting,
+    /// Neither.
+    Down,
+}
+
+/// The receiver indices given out: random, so that they tell an observer nothing, and unique.
+#[derive(Default)]
+pub(super) struct Indices {
+    peers: BTreeMap<u32, PeerId>,
+}
+
+impl Indices {
+    /// A free index, from now on `peer`'s.
+    pub(super) fn allocate(&mut self, peer: PeerId, rng: &mut dyn Random) -> u32 {
+        let mut bytes = [0; 4];
+        rng.fill(&mut bytes);
+        let mut index = u32::from_ne_bytes(bytes);
+        while self.peers.contains_key(&index) {
+            index = index.wrapping_add(1);
+        }
+        self.peers.insert(index, peer);
+        index
+    }
+
+    pub(super) fn free(&mut self, index: u32) {
+        let owner = self.peers.remove(&index);
+        assert!(owner.is_some(), "an index is freed once");
+    }
+
+    pub(super) fn peer(&self, index: u32) -> Option<PeerId> {
+        self.peers.get(&index).copied()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.peers.len()
+    }
+}
+
+/// The sessions with one peer. A new one takes over only once it is known to work at both ends.
+#[derive(Default)]
+pub(super) struct PeerSessions {
+    /// The one to send by.
+    current: Option<Session>,
+    /// One that we answered, and that the initiator has not used yet: receive only, for message
+    /// 1 could have been sent long ago.
+    next: Option<Session>,
+    /// Receive only, the newest first.
+    previous: Vec<Session>,
+}
+
+impl PeerSessions {
+    /// The session to send by.
+    pub(super) fn current(&mut self, now: Time) -> Option<&mut Session> {
+        self.current
+            .as_mut()
+            .filter(|session| session.expires_at() > now)
+    }
+
+    pub(super) fn has_current(&self, now: Time) -> bool {
+        self.current
+            .as_ref()
+            .is_some_and(|session| session.expires_at() > now)
+    }
+
+    pub(super) fn has_next(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// The session whose datagrams carry `index`.
+    pub(super) fn find(&mut self, index: u32) -> Option<&mut Session> {
+        self.current
+            .iter_mut()
+            .chain(&mut self.next)
+            .chain(&mut self.previous)
+            .find(|session| session.local_index() == index)
+    }
+
+    /// Takes a session that we initiated: the answer proved that the peer has it.
+    pub(super) fn install_initiated(&mut self, session: Session, indices: &mut Indices) {
+        // The peer may be sending by the one that waits, which so becomes the newest of the
+        // previous ones; promoting it later would set the two ends apart.
+        let replaced = [self.current.replace(session), self.next.take()];
+        self.retire(replaced, indices);
+    }
+
+    /// Takes a session that we answered: it waits for the initiator's first datagram.
+    pub(super) fn install_answered(&mut self, session: Session, indices: &mut Indices) {
+        if let Some(unused) = self.next.replace(session) {
+            indices.free(unused.local_index());
+        }
+    }
+
+    /// Notes that an authenticated datagram came by `index`; true if that makes a session current.
+    pub(super) fn confirm(&mut self, index: u32, indices: &mut Indices) -> bool {
+        let Some(next) = self.next.take_if(|session| session.local_index() == index) else {
+            return false;
+        };
+        let replaced = [self.current.replace(next)];
+        self.retire(replaced, indices);
+        true
+    }
+
+    fn retire<const N: usize>(&mut self, replaced: [Option<Session>; N], indices: &mut Indices) {
+        for session in replaced.into_iter().flatten() {
+            self.previous.insert(0, session);
+        }
+        let keep = self.previous.len().min(PREVIOUS_SESSIONS);
+        for session in self.previous.drain(keep..) {
+            indices.free(session.local_index());
+        }
+    }
+
+    /// Drops what is past its lifetime at `now`.
+    pub(super) fn expire(&mut self, now: Time, indices: &mut Indices) {
+        self.drop_if(indices, |session| session.expires_at() <= now);
+    }
+
+    /// Drops all.
+    pub(super) fn clear(&mut self, indices: &mut Indices) {
+        self.drop_if(indices, |_| true);
+    }
+
+    fn drop_if(&mut self, indices: &mut Indices, gone: impl Fn(&Session) -> bool) {
+        let slots = [&mut self.current, &mut self.next];
+        let dropped = slots
+            .into_iter()
+            .filter_map(|slot| slot.take_if(|session| gone(session)));
+        for session in dropped.chain(self.previous.extract_if(.., |session| gone(session))) {
+            indices.free(session.local_index());
+        }
+    }
+
+    /// When the first of them expires.
+    pub(super) fn next_expiry(&self) -> Option<Time> {
+        let sessions = self.current.iter().chain(&self.next).chain(&self.previous);
+        sessions.map(Session::expires_at).min()
+    }
+
+    /// When the current session should be followed by another.
+    pub(super) fn rekey_at(&self) -> Option<Time> {
+        self.current.as_ref().map(Session::rekey_at)
+    }
+}
+
+/// Our own call to a peer, until a session is confirmed.
+pub(super) struct Initiation {
+    /// When the first message 1 of this call was sent.
+    pub(super) started: Time,
+    pub(super) attempts: u32,
+    pub(super) retry_at: Time,
+    /// The latest message 1; none while we let the peer's own go first.
+    pub(super) sent: Option<SentInitiation>,
+}
+
+/// A message 1 that may still be answered.
+pub(super) struct SentInitiation {
+    pub(super) local_index: u32,
+    pub(super) noise: Noise,
+    /// What a cookie reply is tied to.
+    pub(super) mac1: Mac,
+    /// Answers that did not authenticate.
+    pub(super) forgeries: u32,
+}
+
+/// All that is kept about one peer.
+pub(super) struct Peer {
+    pub(super) public: PublicKey,
+    pub(super) psk: Secret,
+    pub(super) macs: PublicMacs,
+    /// The peer's latest cookie, and when it came.
+    pub(super) cookie: Option<(Time, Mac)>,
+    /// The latest message 1 of the peer: none older is answered.
+    pub(super) latest: Option<Timestamp>,
+    pub(super) initiation: Option<Initiation>,
+    pub(super) sessions: PeerSessions,
+}
+
+impl Peer {
+    pub(super) fn new(public: PublicKey, psk: Secret) -> Self {
+        Self {
+            public,
+            psk,
+            macs: PublicMacs::new(&public),
+            cookie: None,
+            latest: None,
+            initiation: None,
+            sessions: PeerSessions::default(),
+        }
+    }
+
+    /// Our message 1 that carried `index`, if it may still be answered.
+    pub(super) fn awaiting(&mut self, index: u32) -> Option<&mut SentInitiation> {
+        let sent = self.initiation.as_mut()?.sent.as_mut();
+        sent.filter(|sent| sent.local_index == index)
+    }
+
+    /// Ends our call, if there is one.
+    pub(super) fn stop_calling(&mut self, indices: &mut Indices) {
+        let sent = self
+            .initiation
+            .take()
+            .and_then(|initiation| initiation.sent);
+        if let Some(sent) = sent {
+            indices.free(sent.local_index);
+        }
+    }
+
+    /// The next time at which something is to be done for this peer.
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        let handshake = match &self.initiation {
+            Some(initiation) => Some(initiation.retry_at),
+            None => self.sessions.rekey_at(),
+        };
+        handshake
+            .into_iter()
+            .chain(self.sessions.next_expiry())
+            .min()
+    }
+
+    /// Whether a message 1 is to be sent at `now`.
+    pub(super) fn call_due(&self, now: Time) -> bool {
+        match &self.initiation {
+            Some(initiation) => initiation.retry_at <= now,
+            None => self.sessions.rekey_at().is_some_and(|at| at <= now),
+        }
+    }
+}

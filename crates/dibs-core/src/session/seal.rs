@@ -1,0 +1,454 @@
+//! Data datagrams of an established session: their layout, sealing and opening.
+//!
+//! ```text
+//!  0  type u8             4 and 5: data under an even or odd key phase; 6: bare (SECURITY 3)
+//!  1  path id u8
+//!  2  shape u16           bit 15: the payload is encrypted too; below: length h of the header
+//!                         block; masked, so that lengths and kinds of frames do not show
+//!  4  receiver index u32
+//!  8  sequence number u64 per path, never used twice in a session
+//! 16  payload             p bytes
+//!     header block        h bytes
+//!     tag                 16 bytes, absent in type 6
+//! ```
+//!
+//! The header block stands last, so that the clear header and a payload that stays in its
+//! published form are one piece of associated data and a datagram costs one AEAD call.
+
+use siphasher::sip::SipHasher24;
+use thiserror::Error;
+
+use super::keys::{DirectionKeys, PhaseKey, Secret, Suite};
+use super::replay::ReplayWindow;
+
+/// Bytes before the payload.
+pub const CLEAR_HEADER_LEN: usize = 16;
+/// Bytes after the header block.
+pub const TAG_LEN: usize = 16;
+/// What an authenticated datagram adds to payload and header block.
+pub const OVERHEAD: usize = CLEAR_HEADER_LEN + TAG_LEN;
+/// The longest header block that the shape field can tell.
+pub const MAX_HEADER_BLOCK: usize = 0x7fff;
+
+const DATA: u8 = 4;
+const BARE: u8 = 6;
+const PAYLOAD_INSIDE: u16 = 0x8000;
+
+/// Datagrams sealed under one key, all paths together, before the next key phase.
+///
+/// Well below 2^28: with datagrams of 64 KiB these are 2^38 blocks of AES-GCM, a
+/// distinguishing advantage of 2^-53 (RFC 9001, B.1).
+const DATAGRAMS_PER_PHASE: u64 = 1 << 26;
+/// Key phases of one session; then sending stops.
+const PHASES: u64 = 64;
+/// Authenticated datagrams of a phase after which the one before is forgotten.
+const PREVIOUS_PHASE_KEPT: u64 = 1 << 20;
+
+/// Why a datagram was not sealed. Nothing of it may be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum SealError {
+    /// The buffer has no room for header block, clear header and tag, or the header block is
+    /// longer than [`MAX_HEADER_BLOCK`].
+    #[error("the datagram has no room for its header block, or that is too long")]
+    Layout,
+    /// The sequence number is not above the last one of this path: a nonce would be used twice.
+    #[error("the sequence number was used before on this path")]
+    SequenceReused,
+    /// The session sealed all that its keys may; only a new handshake helps.
+    #[error("the session has sealed as much as its keys allow")]
+    Exhausted,
+    /// A bare datagram in a session that did not agree to any.
+    #[error("the session does not allow unauthenticated datagrams")]
+    IntegrityRequired,
+}
+
+/// Why a datagram was dropped; its bytes are void. All of these are the peer's or a stranger's
+/// doing, so they are counted by name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Error)]
+pub enum OpenError {
+    /// Too short, of an unknown type, or its lengths do not add up.
+    #[error("malformed datagram")]
+    Malformed,
+    /// No session has this receiver index.
+    #[error("unknown receiver index")]
+    UnknownIndex,
+    /// The session is past its lifetime.
+    #[error("session expired")]
+    Expired,
+    /// Seen before, or too old to tell.
+    #[error("replayed datagram")]
+    Replayed,
+    /// The tag does not match.
+    #[error("datagram failed authentication")]
+    Unauthentic,
+    /// A bare datagram in a session that did not agree to any.
+    #[error("bare datagram in an authenticated session")]
+    BareRefused,
+}
+
+/// A datagram opened in place.
+pub struct Opened<'a> {
+    /// The path that the sender meant; the caller checks that it came in by that one.
+    pub path_id: u8,
+    /// Sequence number on that path.
+    pub seq: u64,
+    /// The header block, in clear.
+    pub header: &'a [u8],
+    /// The payload, mutable so that a bump can be undone where it lies.
+    pub payload: &'a mut [u8],
+    /// Whether the payload was encrypted, not only authenticated.
+    pub payload_inside: bool,
+    /// False for a bare datagram: nothing in it is known to be the peer's.
+    pub authenticated: bool,
+}
+
+/// The clear header, decoded; any 16 bytes are one.
+#[derive(Clone, Copy)]
+struct ClearHeader {
+    kind: u8,
+    path_id: u8,
+    shape: u16,
+    receiver: u32,
+    seq: u64,
+}
+
+impl ClearHeader {
+    fn parse(datagram: &[u8]) -> Option<Self> {
+        let (header, _) = datagram.split_first_chunk::<CLEAR_HEADER_LEN>()?;
+        let [kind, path_id, s0, s1, r0, r1, r2, r3, seq @ ..] = *header;
+        Some(Self {
+            kind,
+            path_id,
+            shape: u16::from_be_bytes([s0, s1]),
+            receiver: u32::from_be_bytes([r0, r1, r2, r3]),
+            seq: u64::from_be_bytes(seq),
+        })
+    }
+
+    fn emit(&self, datagram: &mut [u8]) {
+        datagram[0] = self.kind;
+        datagram[1] = self.path_id;
+        datagram[2..4].copy_from_slice(&self.shape.to_be_bytes());
+        datagram[4..8].copy_from_slice(&self.receiver.to_be_bytes());
+        datagram[8..16].copy_from_slice(&self.seq.to_be_bytes());
+    }
+}
+
+/// The receiver index of a data datagram; `None` if it is none.
+pub(super) fn receiver_index(datagram: &[u8]) -> Option<u32> {
+    let header = ClearHeader::parse(datagram)?;
+    (DATA..=BARE)
+        .contains(&header.kind)
+        .then_some(header.receiver)
+}
+
+/// SipHash-2-4 of path and sequence number under a key of the direction.
+struct ShapeMask(SipHasher24);
+
+impl ShapeMask {
+    fn new(key: &[u8; 16]) -> Self {
+        Self(SipHasher24::new_with_key(key))
+    }
+
+    fn of(&self, path_id: u8, seq: u64) -> u16 {
+        let mut input = [0; 9];
+        input[0] = path_id;
+        input[1..].copy_from_slice(&seq.to_be_bytes());
+        self.0.hash(&input) as u16
+    }
+}
+
+/// How much one key, and one session, may seal. Constants but for the tests.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) per_phase: u64,
+    pub(super) phases: u64,
+    pub(super) previous_kept: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            per_phase: DATAGRAMS_PER_PHASE,
+            phases: PHASES,
+            previous_kept: PREVIOUS_PHASE_KEPT,
+        }
+    }
+}
+
+/// The sending direction.
+pub(super) struct SealKeys {
+    suite: Suite,
+    /// Secret of the current phase.
+    secret: Secret,
+    key: PhaseKey,
+    mask: ShapeMask,
+    phase: u64,
+    sealed_in_phase: u64,
+    /// Per path, the lowest sequence number not yet used.
+    next_seq: Box<[u64; 256]>,
+    pub(super) limits: Limits,
+}
+
+impl SealKeys {
+    pub(super) fn new(suite: Suite, keys: &DirectionKeys) -> Self {
+        Self {
+            suite,
+            secret: keys.datagram.clone(),
+            key: PhaseKey::new(suite, &keys.datagram),
+            mask: ShapeMask::new(&keys.shape),
+            phase: 0,
+            sealed_in_phase: 0,
+            next_seq: Box::new([0; 256]),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Whether half of what the session may seal is used up, so that it is time for another.
+    pub(super) fn wants_rekey(&self) -> bool {
+        self.phase >= self.limits.phases / 2
+    }
+
+    pub(super) fn seal(
+        &mut self,
+        receiver: u32,
+        buf: &mut [u8],
+        path_id: u8,
+        seq: u64,
+        header_len: usize,
+        payload_inside: bool,
+    ) -> Result<(), SealError> {
+        let room = buf.len().checked_sub(OVERHEAD).ok_or(SealError::Layout)?;
+        let mut shape = shape_of(header_len, room)?;
+        if payload_inside {
+            shape |= PAYLOAD_INSIDE;
+        }
+        self.claim(path_id, seq)?;
+        self.spend()?;
+
+        ClearHeader {
+            kind: DATA | (self.phase & 1) as u8,
+            path_id,
+            shape: shape ^ self.mask.of(path_id, seq),
+            receiver,
+            seq,
+        }
+        .emit(buf);
+        let text_end = buf.len() - TAG_LEN;
+        let aad_len = if payload_inside {
+            CLEAR_HEADER_LEN
+        } else {
+            text_end - header_len
+        };
+        let (body, tag) = buf.split_at_mut(text_end);
+        let (aad, text) = body.split_at_mut(aad_len);
+        tag.copy_from_slice(self.key.seal(path_id, seq, aad, text).as_ref());
+        Ok(())
+    }
+
+    pub(super) fn seal_bare(
+        &mut self,
+        receiver: u32,
+        buf: &mut [u8],
+        path_id: u8,
+        seq: u64,
+        header_len: usize,
+    ) -> Result<(), SealError> {
+        let room = buf
+            .len()
+            .checked_sub(CLEAR_HEADER_LEN)
+            .ok_or(SealError::Layout)?;
+        let shape = shape_of(header_len, room)?;
+        self.claim(path_id, seq)?;
+        ClearHeader {
+            kind: BARE,
+            path_id,
+            shape,
+            receiver,
+            seq,
+        }
+        .emit(buf);
+        Ok(())
+    }
+
+    /// Takes `seq` for this datagram; one nonce, one content, whatever the caller does.
+    fn claim(&mut self, path_id: u8, seq: u64) -> Result<(), SealError> {
+        let next = &mut self.next_seq[usize::from(path_id)];
+        if seq < *next || seq == u64::MAX {
+            return Err(SealError::SequenceReused);
+        }
+        *next = seq + 1;
+        Ok(())
+    }
+
+    /// Counts one use of the key, and moves on to the next key in time.
+    fn spend(&mut self) -> Result<(), SealError> {
+        if self.sealed_in_phase == self.limits.per_phase {
+            if self.phase + 1 == self.limits.phases {
+                return Err(SealError::Exhausted);
+            }
+            self.secret = PhaseKey::successor(&self.secret);
+            self.key = PhaseKey::new(self.suite, &self.secret);
+            self.phase += 1;
+            self.sealed_in_phase = 0;
+        }
+        self.sealed_in_phase += 1;
+        Ok(())
+    }
+}
+
+fn shape_of(header_len: usize, room: usize) -> Result<u16, SealError> {
+    if header_len > room || header_len > MAX_HEADER_BLOCK {
+        return Err(SealError::Layout);
+    }
+    Ok(header_len as u16)
+}
+
+/// The receiving direction.
+pub(super) struct OpenKeys {
+    suite: Suite,
+    previous: Option<PhaseKey>,
+    current: PhaseKey,
+    next: PhaseKey,
+    /// Secret of the next phase.
+    next_secret: Secret,
+    mask: ShapeMask,
+    phase: u64,
+    opened_in_phase: u64,
+    /// Per path, made at its first authenticated datagram: an index into 256 of them.
+    windows: Vec<Option<Box<ReplayWindow>>>,
+    /// Where a trial decryption goes that must not cost the ciphertext.
+    scratch: Vec<u8>,
+    pub(super) limits: Limits,
+}
+
+impl OpenKeys {
+    pub(super) fn new(suite: Suite, keys: &DirectionKeys) -> Self {
+        let next_secret = PhaseKey::successor(&keys.datagram);
+        Self {
+            suite,
+            previous: None,
+            current: PhaseKey::new(suite, &keys.datagram),
+            next: PhaseKey::new(suite, &next_secret),
+            next_secret,
+            mask: ShapeMask::new(&keys.shape),
+            phase: 0,
+            opened_in_phase: 0,
+            windows: core::iter::repeat_with(|| None).take(256).collect(),
+            scratch: Vec::new(),
+            limits: Limits::default(),
+        }
+    }
+
+    pub(super) fn open<'a>(&mut self, datagram: &'a mut [u8]) -> Result<Opened<'a>, OpenError> {
+        let clear = ClearHeader::parse(datagram).ok_or(OpenError::Malformed)?;
+        if clear.kind & !1 != DATA {
+            return Err(OpenError::Malformed);
+        }
+        let ClearHeader { path_id, seq, .. } = clear;
+        let window = self.windows[usize::from(path_id)].as_deref();
+        if window.map_or(seq == u64::MAX, |w| !w.is_new(seq)) {
+            return Err(OpenError::Replayed);
+        }
+
+        let shape = clear.shape ^ self.mask.of(path_id, seq);
+        let payload_inside = shape & PAYLOAD_INSIDE != 0;
+        let header_len = usize::from(shape & !PAYLOAD_INSIDE);
+        let payload_len = datagram
+            .len()
+            .checked_sub(OVERHEAD + header_len)
+            .ok_or(OpenError::Malformed)?;
+        let header_start = CLEAR_HEADER_LEN + payload_len;
+        let aad_len = if payload_inside {
+            CLEAR_HEADER_LEN
+        } else {
+            header_start
+        };
+
+        let (aad, text) = datagram.split_at_mut(aad_len);
+        if !self.open_text(clear, aad, text) {
+            return Err(OpenError::Unauthentic);
+        }
+        self.windows[usize::from(path_id)]
+            .get_or_insert_default()
+            .accept(seq);
+
+        let (front, back) = datagram.split_at_mut(header_start);
+        Ok(Opened {
+            path_id,
+            seq,
+            header: &back[..header_len],
+            payload: &mut front[CLEAR_HEADER_LEN..],
+            payload_inside,
+            authenticated: true,
+        })
+    }
+
+    /// Decrypts by the phase that the type's low bit names: the current one, or one of its
+    /// neighbours, which share the other parity.
+    fn open_text(&mut self, clear: ClearHeader, aad: &[u8], text: &mut [u8]) -> bool {
+        let ClearHeader {
+            kind, path_id, seq, ..
+        } = clear;
+        if u64::from(kind & 1) == self.phase & 1 {
+            let authentic = self.current.open(path_id, seq, aad, text);
+            self.opened_in_phase += u64::from(authentic);
+            if self.opened_in_phase >= self.limits.previous_kept {
+                self.previous = None;
+            }
+            return authentic;
+        }
+        // A late one of the phase before is likelier than the first of the next one, but if it
+        // is not, the ciphertext is needed again.
+        if let Some(previous) = &self.previous {
+            let (sealed, tag) = text.split_at_mut(text.len() - TAG_LEN);
+            self.scratch.resize(sealed.len(), 0);
+            if previous.open_to(path_id, seq, aad, sealed, tag, &mut self.scratch) {
+                sealed.copy_from_slice(&self.scratch);
+                return true;
+            }
+        }
+        let authentic = self.next.open(path_id, seq, aad, text);
+        if authentic {
+            self.advance();
+        }
+        authentic
+    }
+
+    /// The peer moved to the next phase: so do we.
+    fn advance(&mut self) {
+        self.next_secret = PhaseKey::successor(&self.next_secret);
+        let after_next = PhaseKey::new(self.suite, &self.next_secret);
+        let current = core::mem::replace(&mut self.next, after_next);
+        self.previous = Some(core::mem::replace(&mut self.current, current));
+        self.phase += 1;
+        self.opened_in_phase = 1;
+    }
+}
+
+/// Whether `datagram` is a bare one, of type 6.
+pub(super) fn is_bare(datagram: &[u8]) -> bool {
+    datagram.first() == Some(&BARE)
+}
+
+/// Splits a bare datagram. Neither replay window nor keys have a say.
+pub(super) fn open_bare(datagram: &mut [u8]) -> Result<Opened<'_>, OpenError> {
+    let clear = ClearHeader::parse(datagram).ok_or(OpenError::Malformed)?;
+    let room = datagram.len() - CLEAR_HEADER_LEN;
+    let header_len = usize::from(clear.shape);
+    if clear.kind != BARE || clear.shape & PAYLOAD_INSIDE != 0 || header_len > room {
+        return Err(OpenError::Malformed);
+    }
+    let (front, header) = datagram.split_at_mut(datagram.len() - header_len);
+    Ok(Opened {
+        path_id: clear.path_id,
+        seq: clear.seq,
+        header,
+        payload: &mut front[CLEAR_HEADER_LEN..],
+        payload_inside: false,
+        authenticated: false,
+    })
+}
+
+#[cfg(test)]
+mod tests;
