@@ -26,6 +26,7 @@ struct Node {
     under_load: bool,
     established: Vec<Established>,
     dropped: Vec<Dropped>,
+    not_opened: Vec<OpenError>,
 }
 
 impl Node {
@@ -90,7 +91,9 @@ impl Node {
     /// Takes any datagram, as a node does; returns what is to be sent back.
     fn receive(&mut self, now: Time, source: SocketAddr, datagram: &[u8]) -> Option<Vec<u8>> {
         if !message::is_handshake(datagram) {
-            let _ = self.sessions.open(now, &mut datagram.to_vec());
+            let mut datagram = datagram.to_vec();
+            self.not_opened
+                .extend(self.sessions.open(now, &mut datagram).err());
             return None;
         }
         let outcome = self.handle(now, source, datagram);
@@ -152,6 +155,7 @@ fn pair_with(options: &Options) -> [Node; 2] {
             under_load: false,
             established: Vec::new(),
             dropped: Vec::new(),
+            not_opened: Vec::new(),
         }
     })
 }
@@ -688,6 +692,26 @@ proptest! {
         for node in &link.nodes {
             prop_assert!(node.sessions.state(link.now, node.peer) == PeerState::Established);
             prop_assert!(node.sessions.peers[0].as_ref().unwrap().initiation.is_none());
+        }
+    }
+
+    /// However many messages are lost, neither end is ever without a session that works.
+    #[test]
+    fn rekeying_stands_loss(seed in any::<u8>(), loss in 0..50u64, delay in 1..800u64) {
+        let mut link = Link::new(seed, loss, Duration::from_millis(delay));
+        link.initiate(0);
+        let mut connected = false;
+        for second in 1..500 {
+            link.chat();
+            link.run_until(at(second));
+            let currents = link.currents();
+            connected |= currents.iter().all(Option::is_some);
+            prop_assert!(!connected || currents.iter().all(Option::is_some), "at {second} s");
+        }
+        prop_assert!(connected);
+        for node in &link.nodes {
+            prop_assert!(node.not_opened.is_empty(), "{:?}", node.not_opened);
+            prop_assert!(node.sessions.indices.len() <= 5);
         }
     }
 
