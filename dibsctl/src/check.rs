@@ -6,7 +6,7 @@ use anyhow::Result;
 use dibs_config::{Config, Error};
 use serde_json::json;
 
-use crate::commands::show;
+use crate::commands::{say, show, warn};
 use crate::units::count;
 
 pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
@@ -23,9 +23,7 @@ pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
                 format!("{name} is right: {}\n", summary(&config))
             })?;
             if !json {
-                warnings
-                    .iter()
-                    .for_each(|warning| eprintln!("warning: {warning}"));
+                warn(&warnings);
             }
             Ok(())
         }
@@ -43,7 +41,7 @@ pub(crate) fn run(file: &Path, json: bool) -> Result<()> {
             if json {
                 show(true, &answer, String::new)?;
             } else if let Error::Invalid(fault) = &error {
-                eprintln!("{}", fault.excerpt());
+                say(&fault.excerpt());
             }
             Err(error.into())
         }

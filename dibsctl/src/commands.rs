@@ -108,6 +108,18 @@ pub(crate) fn show(
     Ok(out.flush()?)
 }
 
+/// Says sentences on stderr.
+pub(crate) fn warn(warnings: &[String]) {
+    for warning in warnings {
+        say(&format!("warning: {}", units::printable(warning)));
+    }
+}
+
+/// Says it on stderr, or to nobody when that is closed.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 fn show_list<T: Serialize>(
     json: bool,
     list: &[T],
@@ -126,9 +138,7 @@ fn show_list<T: Serialize>(
 fn show_changed(json: bool, changed: &Changed, now: f64) -> Result<()> {
     show(json, changed, || render::changed(changed, now))?;
     if !json {
-        for warning in &changed.warnings {
-            eprintln!("warning: {}", units::printable(warning));
-        }
+        warn(&changed.warnings);
     }
     match &changed.skipped[..] {
         [first, ..] if changed.connections.is_empty() => bail!(

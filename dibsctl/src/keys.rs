@@ -9,6 +9,8 @@ use anyhow::{Context, Result};
 use dibs_config::{PresharedKey, PrivateKey};
 use zeroize::Zeroizing;
 
+use crate::commands::say;
+
 pub(crate) fn genkey() -> Result<()> {
     print_secret(PrivateKey::generate().to_base64())
 }
@@ -35,7 +37,7 @@ fn print_secret(mut key: Zeroizing<String>) -> Result<()> {
     let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let metadata = out.metadata()?;
     if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
-        eprintln!("warning: others can read the file that this key goes to; set umask 077 before");
+        say("warning: others can read the file that this key goes to; set umask 077 before");
     }
     key.push('\n');
     Ok(out.write_all(key.as_bytes())?)

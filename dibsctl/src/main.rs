@@ -22,7 +22,10 @@ fn main() -> ExitCode {
         // Whoever reads our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("dibsctl: {}", units::printable(&format!("{error:#}")));
+            commands::say(&format!(
+                "dibsctl: {}",
+                units::printable(&format!("{error:#}"))
+            ));
             ExitCode::FAILURE
         }
     }

@@ -62,7 +62,7 @@ impl Invalid {
             column,
             message,
             hint,
-            source_line: source_line.to_owned(),
+            source_line: source_line.chars().map(shown).collect(),
             width: marked.max(1),
         }
     }
@@ -83,6 +83,15 @@ impl Invalid {
             "{number} | {}\n{gutter} | {indent}{marks}",
             self.source_line
         )
+    }
+}
+
+/// What a terminal may be shown of a line.
+fn shown(c: char) -> char {
+    if c.is_control() && c != '\t' {
+        char::REPLACEMENT_CHARACTER
+    } else {
+        c
     }
 }
 

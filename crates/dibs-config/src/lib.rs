@@ -1,6 +1,6 @@
 //! The configuration file of `dibsd`: its keys, their defaults, and every check that needs no host.
 //!
-//! [`parse`] turns TOML into a [`Config`] whose values need no further checking, or says in one
+//! [`parse()`] turns TOML into a [`Config`] whose values need no further checking, or says in one
 //! sentence what is wrong, where, and what was probably meant. Nothing here touches the network;
 //! only [`load`] and the key readers touch files.
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dibs_config::{Config, load, parse};
+use dibs_config::{BumpKind, Config, load, parse};
 
 fn configs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs")
@@ -31,28 +31,30 @@ fn each_example_is_right_and_carried() {
     assert!(seen >= 3, "examples are missing: {seen}");
 }
 
-/// Uncommented, the lines that show defaults parse, and change nothing.
+/// Uncommented, the lines that show a key are right, and those of [daemon] change nothing.
 #[test]
-fn commented_keys_show_the_defaults() {
+fn commented_keys_are_right_and_show_the_defaults() {
     let text = std::fs::read_to_string(configs().join("host-a.toml")).unwrap();
-    let (section, _) = text.split_once("[[path]]").unwrap();
-    let uncommented: String = section
+    let uncommented: String = text
         .lines()
         .map(|line| match line.strip_prefix('#') {
-            Some(key) if key.starts_with(char::is_lowercase) => format!("{key}\n"),
-            _ => format!("{line}\n"),
+            Some(key) if key.starts_with(|c: char| c.is_lowercase() || c == '[') => key,
+            _ => line,
         })
+        .flat_map(|line| [line, "\n"])
         .collect();
-    let assignments = uncommented
-        .lines()
-        .filter(|line| line.contains(" = "))
-        .count();
-    assert_eq!(
-        assignments, 11,
-        "each key of [daemon] is shown:\n{uncommented}"
+    let (section, _) = uncommented.split_once("[[path]]").unwrap();
+    let assignments = section.lines().filter(|line| line.contains(" = ")).count();
+    assert_eq!(assignments, 11, "each key of [daemon] is shown:\n{section}");
+
+    let (shown, shipped) = (
+        parse("shown", &uncommented).unwrap(),
+        example("host-a.toml"),
     );
-    let shown = parse("shown", &text.replace(section, &uncommented)).unwrap();
-    assert_eq!(shown.daemon, example("host-a.toml").daemon);
+    assert_eq!(shown.daemon, shipped.daemon);
+    assert_eq!(shown.rules.len(), shipped.rules.len() + 1);
+    assert_eq!(shown.bump("vpn").unwrap().kind, BumpKind::Device);
+    assert!(shown.peers[0].preshared_key_file.is_some());
 }
 
 #[test]

@@ -504,6 +504,12 @@ fn excerpt_underlines_the_fault() {
         invalid.excerpt(),
         "2 | \tport = 70000 # high\n  | \t       ^^^^^"
     );
+    let invalid = fault("a = 1\u{1b}[2J");
+    assert!(
+        invalid.excerpt().contains("1 | a = 1\u{fffd}[2J"),
+        "{}",
+        invalid.excerpt()
+    );
     // Columns are characters, not bytes.
     let invalid = fault("[daemon]\nfail = \"é\" \nx = { é = 1 }");
     assert_eq!((invalid.line, invalid.column), (3, 7));
