@@ -24,6 +24,7 @@
 //! [`isolated`]. Each host has a network namespace, a private `/run` and a thread of its own, whose
 //! end takes the host's processes along.
 
+pub mod baseline;
 pub mod capture;
 pub mod emulator;
 mod host;

@@ -1,7 +1,7 @@
 //! Listening, connecting, and asking the kernel about a connection.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::time::Duration;
 
@@ -40,11 +40,17 @@ impl Transport {
         Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))
     }
 
+    /// Listens at the port on every address of the family: MPTCP's further subflows come to others
+    /// than the one asked for.
     pub(super) fn listen(self, host: &Host, address: SocketAddr) -> Result<TcpListener> {
         let listener = host.in_ns(|| {
             let socket = self.socket(address)?;
             socket.set_reuse_address(true)?;
-            socket.bind(&address.into())?;
+            let any: IpAddr = match address {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            socket.bind(&SocketAddr::new(any, address.port()).into())?;
             socket.listen(64)?;
             // For `accept`, which must be able to give up.
             socket.set_nonblocking(true)?;

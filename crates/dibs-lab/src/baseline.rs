@@ -1,0 +1,23 @@
+//! What dibs is compared with: kernel MPTCP, wireguard-go, OpenVPN. Plain TCP needs nothing.
+
+mod mptcp;
+mod openvpn;
+mod wireguard;
+
+use std::net::IpAddr;
+
+pub use mptcp::mptcp;
+pub use openvpn::openvpn;
+pub use wireguard::{WIREGUARD_GO, build_wireguard_go, wireguard_go};
+
+use crate::process::Process;
+
+/// A VPN between two hosts, gone when dropped.
+#[derive(Debug)]
+pub struct Tunnel {
+    /// The first host's address inside.
+    pub a: IpAddr,
+    /// The second host's.
+    pub b: IpAddr,
+    _processes: [Process; 2],
+}

@@ -1,0 +1,98 @@
+//! OpenVPN over UDP, point to point, AES-256-GCM, in its user-space process.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::Tunnel;
+use crate::host::Host;
+use crate::process::Process;
+
+const DEVICE: &str = "tun99";
+const STARTUP: Duration = Duration::from_secs(20);
+
+/// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
+/// are 10.98.0.1 and 10.98.0.2.
+///
+/// # Errors
+/// If openvpn (2.6 or later) or openssl is missing, or the two do not get along.
+pub fn openvpn(a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
+    let inside = [[10, 98, 0, 1], [10, 98, 0, 2]].map(IpAddr::from);
+    let fingerprints = [certify(a.0)?, certify(b.0)?];
+    let mut far = start(
+        b.0,
+        "--tls-server",
+        [inside[1], inside[0]],
+        None,
+        &fingerprints[0],
+    )?;
+    let mut near = start(a.0, "--tls-client", inside, Some(b.1), &fingerprints[1])?;
+    for process in [&mut far, &mut near] {
+        process.wait_for_output("Initialization Sequence Completed", STARTUP)?;
+    }
+    Ok(Tunnel {
+        a: inside[0],
+        b: inside[1],
+        _processes: [near, far],
+    })
+}
+
+/// Makes the host a key and a certificate, and returns the latter's fingerprint.
+fn certify(host: &Host) -> Result<String> {
+    host.run(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 \
+         -subj /CN=lab -keyout /run/openvpn.key -out /run/openvpn.crt",
+    )
+    .context("a certificate for openvpn (Debian package openssl)")?;
+    let line = host.run("openssl x509 -noout -fingerprint -sha256 -in /run/openvpn.crt")?;
+    let fingerprint = line
+        .trim()
+        .split_once('=')
+        .context("openssl's fingerprint")?
+        .1;
+    Ok(fingerprint.to_owned())
+}
+
+fn start(
+    host: &Host,
+    role: &str,
+    [own, peer]: [IpAddr; 2],
+    server: Option<IpAddr>,
+    fingerprint: &str,
+) -> Result<Process> {
+    let mut command = host.command("openvpn");
+    command.current_dir(Path::new("/"));
+    command.args([
+        "--dev",
+        DEVICE,
+        "--dev-type",
+        "tun",
+        "--proto",
+        "udp",
+        "--disable-dco",
+    ]);
+    command.args(["--ifconfig", &own.to_string(), &peer.to_string(), role]);
+    command.args([
+        "--dh",
+        "none",
+        "--cert",
+        "/run/openvpn.crt",
+        "--key",
+        "/run/openvpn.key",
+    ]);
+    command.args([
+        "--peer-fingerprint",
+        fingerprint,
+        "--data-ciphers",
+        "AES-256-GCM",
+    ]);
+    if let Some(server) = server {
+        command.args(["--remote", &server.to_string(), "1194"]);
+    } else {
+        command.args(["--port", "1194"]);
+    }
+    host.spawn(command)
+        .context("openvpn (Debian package openvpn)")
+}

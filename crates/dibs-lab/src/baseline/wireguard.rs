@@ -1,0 +1,135 @@
+//! wireguard-go, built from its Go module and configured over its UAPI socket.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use x25519_dalek::{PublicKey, StaticSecret};
+
+use super::Tunnel;
+use crate::host::Host;
+use crate::process::{Process, wait_for};
+
+/// The Go module and its version.
+pub const WIREGUARD_GO: &str = "golang.zx2c4.com/wireguard@v0.0.0-20260522210424-ecfc5a8d5446";
+const DEVICE: &str = "wg0";
+const PORT: u16 = 51820;
+const STARTUP: Duration = Duration::from_secs(10);
+
+/// Private keys: what they protect is a measurement.
+const KEYS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
+
+/// Builds wireguard-go into `directory`, unless it is there, and returns the program. Call it
+/// before the lab is entered, where there is no way to the module proxy.
+///
+/// # Errors
+/// If there is no Go toolchain, or the build fails.
+pub fn build_wireguard_go(directory: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+    let directory = directory.canonicalize()?;
+    let version = WIREGUARD_GO.rsplit('-').next().unwrap_or(WIREGUARD_GO);
+    let program = directory.join(format!("wireguard-go-{version}"));
+    if program.exists() {
+        return Ok(program);
+    }
+    let output = Command::new("go")
+        .args(["install", WIREGUARD_GO])
+        .env("GOBIN", &directory)
+        .output()
+        .context("wireguard-go needs go (Debian package golang-go)")?;
+    if !output.status.success() {
+        bail!(
+            "go install {WIREGUARD_GO}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    std::fs::rename(directory.join("wireguard"), &program)
+        .with_context(|| program.display().to_string())?;
+    Ok(program)
+}
+
+/// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
+/// are 10.99.0.1 and 10.99.0.2.
+///
+/// # Errors
+/// If the program does not start or refuses its configuration.
+pub fn wireguard_go(program: &Path, a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
+    let inside = [[10, 99, 0, 1], [10, 99, 0, 2]].map(IpAddr::from);
+    let ends = [a, b];
+    let [near, far] = [0, 1].map(|n| {
+        let (peer, host) = (1 - n, ends[n].0);
+        let mut process = launch(program, host)?;
+        let endpoint = SocketAddr::new(ends[peer].1, PORT);
+        configure(
+            host,
+            &mut process,
+            KEYS[n],
+            KEYS[peer],
+            endpoint,
+            inside[peer],
+        )?;
+        host.run(&format!("ip address add {}/24 dev {DEVICE}", inside[n]))?;
+        host.run(&format!("ip link set {DEVICE} up"))?;
+        Ok::<_, anyhow::Error>(process)
+    });
+    let (near, far) = (near?, far?);
+    Ok(Tunnel {
+        a: inside[0],
+        b: inside[1],
+        _processes: [near, far],
+    })
+}
+
+fn launch(program: &Path, host: &Host) -> Result<Process> {
+    let mut command = host.command(program);
+    command.args(["-f", DEVICE]).env("LOG_LEVEL", "error");
+    host.spawn(command)
+}
+
+/// Speaks the cross-platform user-space configuration protocol (wireguard.com/xplatform).
+fn configure(
+    host: &Host,
+    process: &mut Process,
+    private: [u8; 32],
+    peer_private: [u8; 32],
+    endpoint: SocketAddr,
+    peer_inside: IpAddr,
+) -> Result<()> {
+    let path = host.run_dir().join(format!("wireguard/{DEVICE}.sock"));
+    let connected = wait_for(STARTUP, "wireguard-go's socket", || {
+        let connection = UnixStream::connect(&path).ok();
+        (connection.is_some() || !process.is_running()).then_some(connection)
+    })?;
+    let mut uapi =
+        connected.with_context(|| format!("wireguard-go ended: {}", process.stderr()))?;
+    let peer = PublicKey::from(&StaticSecret::from(peer_private));
+    write!(
+        uapi,
+        "set=1\nprivate_key={}\nlisten_port={PORT}\npublic_key={}\n\
+         endpoint={endpoint}\nallowed_ip={peer_inside}/32\n\n",
+        hexadecimal(&private),
+        hexadecimal(peer.as_bytes())
+    )
+    .context("wireguard-go's socket")?;
+    uapi.set_read_timeout(Some(STARTUP))?;
+    let mut answer = String::new();
+    while !answer.ends_with("\n\n") {
+        let mut bytes = [0; 256];
+        let read = uapi.read(&mut bytes).context("wireguard-go's answer")?;
+        ensure!(read > 0, "wireguard-go closed its socket after {answer:?}");
+        answer.push_str(&String::from_utf8_lossy(&bytes[..read]));
+    }
+    ensure!(
+        answer.trim() == "errno=0",
+        "wireguard-go refuses its configuration: {answer:?}"
+    );
+    Ok(())
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
