@@ -1,0 +1,68 @@
+//! The system packages that tests need, and getting them.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::run::run;
+
+/// Programs, and the Debian packages they come in.
+const NEEDED: [(&str, &str); 9] = [
+    ("conntrack", "conntrack"),
+    ("curl", "curl"),
+    ("ethtool", "ethtool"),
+    ("ip", "iproute2"),
+    ("iperf3", "iperf3"),
+    ("iptables", "iptables"),
+    ("openssl", "openssl"),
+    ("openvpn", "openvpn"),
+    ("socat", "socat"),
+];
+/// Where system programs live; an ordinary user's PATH may lack it.
+const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
+
+/// Sees to it that the programs are there.
+///
+/// # Errors
+/// Where they cannot be installed: names what is missing.
+pub(crate) fn ensure() -> Result<()> {
+    let missing: Vec<&str> = NEEDED
+        .iter()
+        .filter(|(program, _)| !exists(program))
+        .map(|&(_, package)| package)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list = missing.join(" ");
+    let root = std::fs::metadata("/proc/self").context("/proc/self")?.uid() == 0;
+    if !root || !exists("apt-get") {
+        bail!("these Debian packages are missing: {list}\nas root: apt-get install {list}");
+    }
+    let mut update = Command::new("apt-get");
+    run(update.arg("update"))?;
+    let mut install = Command::new("apt-get");
+    install
+        .args(["install", "--yes", "--no-install-recommends"])
+        .args(&missing);
+    run(install.env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+fn exists(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut directories = path.split(':').chain(SYSTEM_PATHS.split(':'));
+    directories.any(|directory| Path::new(directory).join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_in_system_directories() {
+        assert!(exists("sh"));
+        assert!(!exists("no-such-program"));
+    }
+}
