@@ -1,7 +1,25 @@
 //! The pure core of dibs: no IO, no clock, no threads. `now` and randomness are arguments.
+//!
+//! [`node::Node`] is the whole of it; its documentation says how to drive it. The layers below, from
+//! the local kernel to the network:
+//!
+//! - [`flow`]: connections, their queues toward the paths, the packets made for the kernel;
+//! - [`stream`]: where each byte stands, which epoch carries it, restoring in order;
+//! - [`chunk`]: what waits for an acknowledgement;
+//! - [`path`]: packet numbers, acknowledgements, loss, congestion, MTU;
+//! - [`session`]: handshakes, keys, replay windows.
 
+pub mod buffer;
+pub mod chunk;
+pub mod counters;
+pub mod flow;
+pub mod node;
 pub mod path;
+pub mod prefix;
 pub mod session;
+pub mod slab;
+pub mod stream;
 pub mod time;
 
+pub use prefix::Prefix;
 pub use time::Time;

@@ -17,6 +17,8 @@
 //! [`Scrambler`] and [`Descrambler`] run on the fastest [`Kernel`] the CPU has.
 //! [`reference`](mod@reference) has the two versions the papers measured.
 
+use core::fmt;
+
 mod kernel;
 pub mod reference;
 mod window;
@@ -73,6 +75,13 @@ impl Scrambler {
     }
 }
 
+impl fmt::Debug for Scrambler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The state is plaintext.
+        f.debug_struct("Scrambler").finish_non_exhaustive()
+    }
+}
+
 /// Descrambles one direction of a stream. A clone continues from the same position.
 #[derive(Clone)]
 pub struct Descrambler {
@@ -104,8 +113,40 @@ impl Descrambler {
             .descramble(&mut self.window, Across::new(src, dst));
     }
 
+    /// Moves on over bytes of the stream whose plaintext has come another way.
+    pub fn advance(&mut self, plain: &[u8]) {
+        self.window.push(plain);
+    }
+
     /// Descrambles the next bytes of the stream where they are.
     pub fn descramble_in_place(&mut self, buf: &mut [u8]) {
         self.kernel.descramble(&mut self.window, InPlace::new(buf));
+    }
+}
+
+impl fmt::Debug for Descrambler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descrambler").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BUFFER_LEN, Descrambler, Scrambler};
+
+    #[test]
+    fn bytes_that_came_another_way_are_passed_over() {
+        let plain: Vec<u8> = (0..400u32).map(|i| (i * 37 + 5) as u8).collect();
+        for gap in [1, 5, 63, 64, 65, 200] {
+            let mut sent = vec![0; plain.len()];
+            Scrambler::new(&[7; BUFFER_LEN]).scramble(&plain, &mut sent);
+            let mut descrambler = Descrambler::new(&[7; BUFFER_LEN]);
+            let mut out = vec![0; 100];
+            descrambler.descramble(&sent[..100], &mut out);
+            descrambler.advance(&plain[100..100 + gap]);
+            let mut rest = vec![0; plain.len() - 100 - gap];
+            descrambler.descramble(&sent[100 + gap..], &mut rest);
+            assert_eq!(rest, plain[100 + gap..], "gap of {gap}");
+        }
     }
 }

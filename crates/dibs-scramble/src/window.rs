@@ -26,4 +26,12 @@ impl Window {
         self.bytes.copy_within(n.., 0);
         self.bytes[BUFFER_LEN - n..].copy_from_slice(&plain[..n]);
     }
+
+    /// Moves on by any number of plaintext bytes.
+    pub(crate) fn push(&mut self, plain: &[u8]) {
+        let last = &plain[plain.len().saturating_sub(BUFFER_LEN)..];
+        self.bytes.copy_within(last.len().., 0);
+        self.bytes[BUFFER_LEN - last.len()..].copy_from_slice(last);
+        self.xor = self.bytes.iter().fold(0, |xor, byte| xor ^ byte);
+    }
 }

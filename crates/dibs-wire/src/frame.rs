@@ -10,8 +10,10 @@ use crate::packet::{IpMeta, Tuple};
 use crate::seq::SeqNumber;
 
 const PADDING: u8 = 0x00;
-const PING: u8 = 0x01;
-const ACK: u8 = 0x02;
+/// Type of [`Frame::Ping`], which is nothing but its type.
+pub const PING: u8 = 0x01;
+/// Type of [`Frame::Ack`]; a 16-bit length and that many bytes follow.
+pub const ACK: u8 = 0x02;
 const CHUNK: u8 = 0x10;
 const SEGMENT: u8 = 0x11;
 const OPAQUE: u8 = 0x12;

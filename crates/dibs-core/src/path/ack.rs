@@ -17,7 +17,7 @@ const VARINT_MAX: u64 = (1 << 62) - 1;
 pub struct AckFrame {
     delay_us: u32,
     /// Never empty; descending, with at least one number missing between two ranges.
-    ranges: SmallVec<[SeqRange; 8]>,
+    ranges: SmallVec<[SeqRange; MAX_ACK_RANGES]>,
 }
 
 /// A malformed acknowledgement: the peer's fault.

@@ -42,7 +42,7 @@ const CRUISE_PHASES: u32 = 6;
 
 /// What a probe's queue may come to in time; with the probe's phase it gives the gain.
 const PROBE_QUEUE: Duration = Duration::from_millis(6);
-const MIN_PROBE: f64 = 0.08;
+const MIN_PROBE: f64 = 0.05;
 const MAX_PROBE: f64 = 0.15;
 
 /// Rounds without growth by a quarter that end the start.
@@ -59,10 +59,11 @@ const PROBE_RTT: Duration = Duration::from_millis(20);
 
 /// Loss that is heavy, in a sample of at least so many datagrams.
 const HEAVY_LOSS: f64 = 0.15;
-const LOSS_SAMPLE: u64 = 64;
+const LOSS_SAMPLE: u64 = 128;
 
-/// What heavy loss leaves of the rate, unless more was delivered.
+/// What heavy loss leaves of the rate, unless more was delivered, and rounds until it does so again.
 const LOSS_BETA: f64 = 0.85;
+const LOSS_ROUNDS: u64 = 4;
 
 /// Clumping of reports that the window makes room for at most.
 const MAX_CLUMP: Duration = Duration::from_millis(8);
@@ -144,7 +145,9 @@ pub(super) struct Bbr {
     acked: u64,
     loss_round: u64,
     loss: f64,
-    /// The rates before heavy loss changed them.
+    /// Round of the last reaction to heavy loss.
+    backoff_round: u64,
+    /// The rates before the last reaction to loss or queue.
     undo: Option<[u64; 2]>,
 
     clump: Clump,
@@ -179,6 +182,7 @@ impl Bbr {
             acked: 0,
             loss_round: 0,
             loss: 0.0,
+            backoff_round: 0,
             undo: None,
             clump: Clump::new(now),
         }
@@ -235,11 +239,13 @@ impl Bbr {
     /// A datagram declared lost was late.
     pub(super) fn on_spurious(&mut self) {
         self.lost = self.lost.saturating_sub(1);
-        if let Some(rates) = self.undo.take() {
-            self.cycle_rates = [
-                self.cycle_rates[0].max(rates[0]),
-                self.cycle_rates[1].max(rates[1]),
-            ];
+        self.undo();
+    }
+
+    /// The last reaction was wrong.
+    fn undo(&mut self) {
+        if let Some([this, last]) = self.undo.take() {
+            self.cycle_rates = [self.cycle_rates[0].max(this), self.cycle_rates[1].max(last)];
         }
     }
 
@@ -323,9 +329,9 @@ impl Bbr {
             self.check_growth();
         }
         let queued = self.round_rtt != Duration::MAX
-            && self.min_rtt.is_some_and(|min| {
-                self.round_rtt > min + min / 4 + QUEUE_LIMIT + self.time_of(4 * ev.mtu)
-            });
+            && self
+                .min_rtt
+                .is_some_and(|min| self.round_rtt > min + self.queue_limit(ev.mtu));
         if queued {
             if self.queued_rounds == 0 {
                 self.queued_since = ev.now;
@@ -358,8 +364,8 @@ impl Bbr {
         self.lost = 0;
         self.acked = 0;
         self.loss_round = self.rounds;
-        self.undo = None;
-        if loss > HEAVY_LOSS {
+        if loss > HEAVY_LOSS && self.rounds >= self.backoff_round + LOSS_ROUNDS {
+            self.backoff_round = self.rounds;
             self.undo = Some(self.cycle_rates);
             self.full = true;
             let floor = (self.rate() as f64 * LOSS_BETA) as u64;
@@ -421,6 +427,13 @@ impl Bbr {
                 let (round, min) = self.probe_rtt;
                 // The first round still sees the queue, the second what is left of it.
                 if in_phase >= phase_len.max(PROBE_RTT) && self.rounds >= round + 2 {
+                    if self
+                        .min_rtt
+                        .is_some_and(|old| min > old + self.queue_limit(ev.mtu))
+                    {
+                        // There was no queue: the path has become longer.
+                        self.undo();
+                    }
                     self.min_rtt = Some(min);
                     self.min_rtt_at = now;
                     self.enter(Phase::Cruise, now);
@@ -465,16 +478,21 @@ impl Bbr {
             return;
         }
         self.queue_strikes += 1;
-        if self.queue_strikes > 2 {
+        if self.queue_strikes > 1 {
             self.queue_strikes = 0;
             self.enter_probe_rtt(now);
             return;
         }
         if !self.round_app_limited && self.round_rate > 0 {
+            self.undo = Some(self.cycle_rates);
             self.set_rate(self.round_rate);
         }
-        self.probe = 0.0;
-        self.enter(Phase::Down, now);
+        self.enter(Phase::Drain, now);
+    }
+
+    /// A queue, in time, that is too long to be chance.
+    fn queue_limit(&self, mtu: u64) -> Duration {
+        self.min_rtt.unwrap_or_default() / 4 + QUEUE_LIMIT + self.time_of(4 * mtu)
     }
 
     /// Time that `bytes` take at the path's rate.

@@ -29,6 +29,7 @@ mod testing;
 mod tests;
 
 pub use ack::{AckDecodeError, AckFrame, MAX_ACK_RANGES};
+pub use mtud::BASE as MIN_MTU;
 pub use ranges::SeqRange;
 pub use state::PathState;
 
@@ -97,7 +98,7 @@ pub struct PathStats {
     pub min_rtt: Duration,
     /// Smoothed fraction of datagrams lost.
     pub loss: f64,
-    /// Datagrams sent, received (taken), declared lost, and wrongly so.
+    /// Datagrams sent.
     pub sent: u64,
     /// Datagrams received and taken.
     pub received: u64,
@@ -253,7 +254,11 @@ impl Path {
         let bytes = bytes as u64;
         let paced = self.pacer.ready_after(now, bytes);
         let excess = (self.in_flight + bytes).saturating_sub(self.bbr.cwnd());
-        let windowed = now + self.pacer.duration_of(excess);
+        // The window opens as the path delivers, which the pacer may exceed in search of more.
+        let windowed = match self.bbr.rate() {
+            0 => now + self.pacer.duration_of(excess),
+            rate => now + Duration::from_secs_f64(excess as f64 / rate as f64),
+        };
         paced.max(windowed) + self.rtt.smoothed() / 2
     }
 
@@ -309,6 +314,7 @@ impl Path {
         if largest >= self.sent.next() {
             return Err(AckError::NeverSent(largest));
         }
+        self.loss.on_acked(largest);
         let mut news = News::default();
         let base = self.sent.base();
         for range in frame.ranges().iter().take_while(|r| r.end >= base) {
@@ -327,11 +333,12 @@ impl Path {
                     let Some(sent) = ring.get_mut(seq) else {
                         continue;
                     };
+                    news.any = true;
+                    if seq == largest {
+                        news.largest_at = Some(sent.at);
+                    }
                     match core::mem::replace(&mut sent.fate, Fate::Done) {
-                        Fate::Done => {
-                            news.any = true;
-                            continue;
-                        }
+                        Fate::Done => continue,
                         Fate::Lost => {
                             news.spurious += 1;
                             loss.on_spurious(seq);
@@ -352,31 +359,29 @@ impl Path {
                     }
                     news.datagrams += 1;
                     news.bytes += u64::from(sent.bytes);
-                    if news.newest.is_none_or(|(n, _)| seq > n) {
-                        news.newest = Some((seq, *sent));
-                    }
+                    news.newest = news.newest.max(Some(seq));
                 }
             });
         }
         self.in_flight -= news.settled_bytes;
         self.waiting -= news.settled;
         self.count.spurious += news.spurious;
-        self.loss.on_acked(largest);
-        if news.any || news.newest.is_some() {
+        if news.any {
             self.busy_at = now;
-            self.revive(now);
+            if self.state() != PathState::Unvalidated {
+                self.revive(now);
+            }
         }
+        let newest = news.newest.and_then(|seq| self.sent.get(seq)).copied();
         let mut rtt = None;
-        if let Some((seq, sent)) = news.newest
-            && seq == largest
-        {
-            let sample = now.since(sent.at);
+        if let (Some(_), Some(at)) = (newest, news.largest_at) {
+            let sample = now.since(at);
             self.rtt
                 .update(sample, Duration::from_micros(frame.delay_us().into()));
             rtt = Some(sample);
         }
         self.detect_loss(now, lost);
-        if let Some((_, sent)) = news.newest {
+        if let Some(sent) = newest {
             let min_rtt = self.bbr.min_rtt().unwrap_or_default();
             let rate = self
                 .rate
@@ -433,8 +438,8 @@ impl Path {
         }
     }
 
-    /// Gives up what is in flight, so that it can go another way.
-    fn abandon(&mut self, lost: &mut Vec<u64>) {
+    /// Gives up what is in flight, so that it can go another way; appends its tokens to `lost`.
+    pub fn abandon(&mut self, lost: &mut Vec<u64>) {
         self.mtud.on_outage();
         self.bbr.on_outage();
         for seq in self.sent.base()..self.sent.next() {
@@ -563,8 +568,10 @@ struct News {
     settled: u64,
     settled_bytes: u64,
     spurious: u64,
-    /// Something that elicits none was acknowledged.
+    /// Something was acknowledged, be it what elicits none.
     any: bool,
-    /// The one sent last.
-    newest: Option<(u64, Sent)>,
+    /// The ack-eliciting one sent last.
+    newest: Option<u64>,
+    /// When the largest was sent, if that is news.
+    largest_at: Option<Time>,
 }

@@ -2,7 +2,7 @@
 //!
 //! A sample is the amount delivered between two reports over the longer of the time that took and
 //! the time its sending took. One thing differs from the draft: what a datagram remembers of the
-//! moment it was sent is not the present state but that of one to two milliseconds ago. On a path
+//! moment it was sent is not the present state but that of a few milliseconds ago. On a path
 //! with a round trip of 50 us and reports for 32 datagrams at once, a sample over one round trip
 //! would measure how reports are clumped; over some milliseconds it measures the path.
 
@@ -10,7 +10,7 @@ use crate::time::Time;
 use core::time::Duration;
 
 /// Age of the state that a datagram remembers, at least.
-const MIN_AGE: Duration = Duration::from_millis(1);
+const MIN_AGE: Duration = Duration::from_millis(2);
 
 /// The estimator's state at some moment.
 #[derive(Clone, Copy, Debug)]
@@ -116,15 +116,18 @@ impl DeliveryRate {
         snapshot: Snapshot,
         min_rtt: Duration,
     ) -> Option<RateSample> {
+        // A state is final once a report comes at a later time: some come in clumps.
+        if now > self.now.delivered_at
+            && self.now.delivered_at.since(self.recent.delivered_at) >= MIN_AGE
+        {
+            self.older = self.recent;
+            self.recent = self.now;
+        }
         self.now = Checkpoint {
             delivered: self.now.delivered + bytes,
             delivered_at: now,
             sent_at,
         };
-        if now.since(self.recent.delivered_at) >= MIN_AGE {
-            self.older = self.recent;
-            self.recent = self.now;
-        }
         let start = snapshot.checkpoint;
         let elapsed = now
             .since(start.delivered_at)

@@ -2,9 +2,8 @@
 
 use super::{AckFrame, Blocked, Path, PathConfig, TimeoutAction};
 use crate::time::Time;
-use core::cmp::Reverse;
 use core::time::Duration;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 
 /// A small seeded generator (splitmix64).
 #[derive(Debug)]
@@ -147,8 +146,8 @@ pub(super) struct World {
     offered: u64,
     wake_a: Option<Time>,
     wake_b: Option<Time>,
-    events: BinaryHeap<Reverse<(Time, u64)>>,
-    queue: std::collections::HashMap<u64, Event>,
+    /// By time and order of creation.
+    events: BTreeMap<(Time, u64), Event>,
     order: u64,
     acked_tokens: Vec<u64>,
     lost_tokens: Vec<u64>,
@@ -179,8 +178,7 @@ impl World {
             offered: 0,
             wake_a: None,
             wake_b: None,
-            events: BinaryHeap::new(),
-            queue: std::collections::HashMap::new(),
+            events: BTreeMap::new(),
             order: 0,
             acked_tokens: Vec::new(),
             lost_tokens: Vec::new(),
@@ -191,19 +189,18 @@ impl World {
 
     fn at(&mut self, time: Time, event: Event) {
         self.order += 1;
-        self.events.push(Reverse((time, self.order)));
-        self.queue.insert(self.order, event);
+        self.events.insert((time, self.order), event);
     }
 
     /// Lets `time` pass.
     pub(super) fn run(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(&Reverse((at, id))) = self.events.peek()
-            && at <= end
+        while let Some(first) = self.events.first_entry()
+            && first.key().0 <= end
         {
-            self.events.pop();
+            let ((at, _), event) = first.remove_entry();
             self.now = at;
-            match self.queue.remove(&id).expect("each event is queued once") {
+            match event {
                 Event::ToB {
                     seq,
                     bytes,

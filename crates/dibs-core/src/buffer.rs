@@ -1,0 +1,66 @@
+//! Buffers that travel through the core: filled by IO, held while chunks wait, used again.
+
+/// Bytes of a large buffer: a virtio header and the longest IP packet, or a GSO send of 64 KiB, with
+/// room to align.
+pub const BUFFER_LEN: usize = 64 * 1024 + 512;
+
+/// Bytes of a small buffer: a short run of datagrams, a small packet.
+pub const SMALL_LEN: usize = 4 * 1024;
+
+/// A buffer of [`BUFFER_LEN`] or [`SMALL_LEN`] bytes.
+pub type Buffer = Box<[u8]>;
+
+/// Buffers that are not in use.
+///
+/// The pool keeps a bounded number of them, so that a burst does not hold memory for ever; how many
+/// are in use is bounded by those who hold them.
+#[derive(Debug)]
+pub struct Pool {
+    large: Vec<Buffer>,
+    small: Vec<Buffer>,
+    keep: usize,
+}
+
+impl Pool {
+    /// An empty pool that keeps up to `keep` returned buffers of each size.
+    pub const fn new(keep: usize) -> Self {
+        Self {
+            large: Vec::new(),
+            small: Vec::new(),
+            keep,
+        }
+    }
+
+    /// A large buffer with unspecified content.
+    pub fn take(&mut self) -> Buffer {
+        self.large
+            .pop()
+            .unwrap_or_else(|| vec![0; BUFFER_LEN].into_boxed_slice())
+    }
+
+    /// A buffer for `len` bytes, with unspecified content.
+    ///
+    /// # Panics
+    /// If `len` exceeds [`BUFFER_LEN`].
+    pub fn take_for(&mut self, len: usize) -> Buffer {
+        assert!(len <= BUFFER_LEN, "no buffer holds {len} bytes");
+        if len > SMALL_LEN {
+            return self.take();
+        }
+        self.small
+            .pop()
+            .unwrap_or_else(|| vec![0; SMALL_LEN].into_boxed_slice())
+    }
+
+    /// Gives a buffer back.
+    pub fn give(&mut self, buffer: Buffer) {
+        let class = match buffer.len() {
+            BUFFER_LEN => &mut self.large,
+            SMALL_LEN => &mut self.small,
+            len => panic!("a buffer of {len} bytes is not of this pool"),
+        };
+        if class.len() < self.keep {
+            class.push(buffer);
+        }
+    }
+}

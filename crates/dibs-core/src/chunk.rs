@@ -1,0 +1,388 @@
+//! What waits for an acknowledgement.
+//!
+//! Chunks are kept, datagrams never (SECURITY 1): a lost chunk is encoded anew, under a fresh
+//! sequence number, by a path that its placement allows.
+
+use std::collections::VecDeque;
+
+use dibs_wire::frame::{self, Open, TcpFields};
+use smallvec::SmallVec;
+
+use crate::buffer::{Buffer, Pool};
+use crate::flow::fields::OwnedFields;
+use crate::slab::{Key, Slab};
+
+/// Which paths may carry a chunk; fixed when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Only trusted paths.
+    TrustedOnly,
+    /// Any path.
+    Any,
+}
+
+impl Placement {
+    /// Whether a path with this label may carry it.
+    pub const fn allows(self, trusted: bool) -> bool {
+        trusted || matches!(self, Self::Any)
+    }
+}
+
+/// A piece of a stream as it was sent: what its frame says, and where its bytes lie.
+#[derive(Debug)]
+pub struct Chunk {
+    /// The connection.
+    pub conn: Key,
+    /// Its flow number.
+    pub flow: u32,
+    /// Its incarnation.
+    pub incarnation: u16,
+    /// Not part of the chain.
+    pub solo: bool,
+    /// First of its epoch.
+    pub first: bool,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Stream offset.
+    pub offset: u64,
+    /// CRC-32C of the plaintext.
+    pub crc: u32,
+    /// TCP header fields.
+    pub tcp: OwnedFields,
+    /// Where the transformed bytes lie.
+    pub batch: Key,
+    /// Offset in the batch.
+    pub at: u32,
+    /// Number of bytes.
+    pub len: u16,
+}
+
+impl Chunk {
+    /// The frame that says so to the peer.
+    pub fn frame<'a>(&self, tcp: TcpFields<'a>, open: Option<Open>) -> frame::Chunk<'a> {
+        frame::Chunk {
+            flow: self.flow,
+            incarnation: self.incarnation,
+            solo: self.solo,
+            first: self.first,
+            epoch: self.epoch,
+            offset: self.offset,
+            crc: self.crc,
+            tcp,
+            open,
+        }
+    }
+
+    /// Where it stands.
+    pub const fn origin(&self) -> Origin {
+        Origin {
+            conn: self.conn,
+            incarnation: self.incarnation,
+            epoch: if self.solo { None } else { Some(self.epoch) },
+        }
+    }
+}
+
+/// The chain that breaks if this is never delivered.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    /// The connection.
+    pub conn: Key,
+    /// Its incarnation.
+    pub incarnation: u16,
+    /// The epoch; none for a solo chunk.
+    pub epoch: Option<u32>,
+}
+
+/// A piece of a whole that was encoded once: header block and payload of a chunk.
+#[derive(Debug)]
+pub struct Fragment {
+    /// What it is a piece of.
+    pub origin: Origin,
+    /// Names the whole.
+    pub id: u32,
+    /// Length of the whole.
+    pub total: u32,
+    /// Length of the header block at its front.
+    pub header: u16,
+    /// Where the whole lies; it begins at the batch's first byte.
+    pub batch: Key,
+    /// Where the piece begins.
+    pub at: u32,
+    /// Number of bytes.
+    pub len: u16,
+}
+
+/// The content of something that is sent until it is acknowledged.
+#[derive(Debug)]
+pub enum Content {
+    /// A piece of a stream.
+    Chunk(Chunk),
+    /// A message between the daemons.
+    Control {
+        /// Its number.
+        id: u32,
+        /// Its bytes.
+        bytes: Box<[u8]>,
+    },
+    /// A piece of a chunk that is too large for the path that it is sent again by.
+    Fragment(Fragment),
+    /// Segments without payload that opened flows: not sent again, but their acknowledgement says
+    /// that the peer knows the flow.
+    Opened {
+        /// The connection.
+        conn: Key,
+        /// The incarnation that was opened.
+        incarnation: u16,
+    },
+}
+
+/// One thing that waits for an acknowledgement.
+#[derive(Debug)]
+pub struct Pending {
+    /// What.
+    pub content: Content,
+    /// Where it may go.
+    pub placement: Placement,
+    /// How often it has been sent.
+    pub sent: u8,
+    /// Its place in the order of first sending.
+    order: u64,
+}
+
+/// Transformed bytes of a run of chunks, in the buffer that they were sent from.
+#[derive(Debug)]
+struct Batch {
+    buffer: Buffer,
+    chunks: u32,
+}
+
+/// All that waits, bounded by the bytes it holds and by what the peer can hold.
+#[derive(Debug, Default)]
+pub struct Unacknowledged {
+    pending: Slab<Pending>,
+    batches: Slab<Batch>,
+    batch_bytes: usize,
+    /// Bytes of each chunk in order of first sending, from the oldest unacknowledged one on; zero
+    /// once acknowledged.
+    order: VecDeque<Sent>,
+    first_order: u64,
+    span: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    len: u32,
+    done: bool,
+}
+
+impl Unacknowledged {
+    /// Bytes sent since the oldest chunk that is not acknowledged: the peer may have to hold as much.
+    pub const fn span(&self) -> usize {
+        self.span
+    }
+
+    /// Bytes of buffers held.
+    pub const fn held(&self) -> usize {
+        self.batch_bytes
+    }
+
+    /// Number of things that wait.
+    pub fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Keeps a buffer whose chunks are about to be added.
+    pub fn add_batch(&mut self, buffer: Buffer) -> Key {
+        self.batch_bytes += buffer.len();
+        self.batches.insert(Batch { buffer, chunks: 0 })
+    }
+
+    /// The bytes of a batch.
+    ///
+    /// # Panics
+    /// If it holds no chunk any more.
+    pub fn batch(&self, batch: Key) -> &[u8] {
+        &self
+            .batches
+            .get(batch)
+            .expect("a batch lives as long as its chunks")
+            .buffer
+    }
+
+    /// The bytes of a batch, to be filled.
+    pub fn batch_mut(&mut self, batch: Key) -> &mut [u8] {
+        &mut self
+            .batches
+            .get_mut(batch)
+            .expect("a batch lives as long as its chunks")
+            .buffer
+    }
+
+    /// Adds something that has been sent once.
+    pub fn add(&mut self, content: Content, placement: Placement) -> Key {
+        let len = match &content {
+            Content::Chunk(chunk) => {
+                self.batches
+                    .get_mut(chunk.batch)
+                    .expect("a chunk's batch is there")
+                    .chunks += 1;
+                u32::from(chunk.len)
+            }
+            Content::Fragment(fragment) => {
+                self.batches
+                    .get_mut(fragment.batch)
+                    .expect("a fragment's batch is there")
+                    .chunks += 1;
+                u32::from(fragment.len)
+            }
+            Content::Control { .. } | Content::Opened { .. } => 0,
+        };
+        let order = self.first_order + self.order.len() as u64;
+        self.order.push_back(Sent { len, done: false });
+        self.span += len as usize;
+        self.pending.insert(Pending {
+            content,
+            placement,
+            sent: 1,
+            order,
+        })
+    }
+
+    /// What waits under this key.
+    pub fn get(&self, key: Key) -> Option<&Pending> {
+        self.pending.get(key)
+    }
+
+    /// What waits under this key.
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut Pending> {
+        self.pending.get_mut(key)
+    }
+
+    /// Takes out what was acknowledged or given up; its buffer goes back when it was the last.
+    pub fn remove(&mut self, key: Key, pool: &mut Pool) -> Option<Pending> {
+        let pending = self.pending.remove(key)?;
+        match &pending.content {
+            Content::Chunk(chunk) => self.release(chunk.batch, pool),
+            Content::Fragment(fragment) => self.release(fragment.batch, pool),
+            Content::Control { .. } | Content::Opened { .. } => {}
+        }
+        let at = (pending.order - self.first_order) as usize;
+        self.order[at].done = true;
+        while self.order.front().is_some_and(|s| s.done) {
+            let sent = self.order.pop_front().expect("it was just seen");
+            self.span -= sent.len as usize;
+            self.first_order += 1;
+        }
+        Some(pending)
+    }
+
+    /// Moves a chunk's bytes to another batch, from which it is sent again.
+    pub fn rebatch(&mut self, key: Key, batch: Key, at: u32, pool: &mut Pool) {
+        let Some(Pending {
+            content: Content::Chunk(chunk),
+            ..
+        }) = self.pending.get_mut(key)
+        else {
+            panic!("only a waiting chunk is moved");
+        };
+        let old = std::mem::replace(&mut chunk.batch, batch);
+        chunk.at = at;
+        self.batches
+            .get_mut(batch)
+            .expect("the new batch is there")
+            .chunks += 1;
+        self.release(old, pool);
+    }
+
+    /// Gives a buffer back to which no chunk was added.
+    pub fn drop_empty_batch(&mut self, batch: Key, pool: &mut Pool) {
+        let b = self.batches.remove(batch).expect("it was just added");
+        assert_eq!(b.chunks, 0, "a batch with chunks lives as long as they");
+        self.batch_bytes -= b.buffer.len();
+        pool.give(b.buffer);
+    }
+
+    /// Everything that waits, and nothing waits any more.
+    pub fn drain(&mut self, pool: &mut Pool) -> SmallVec<[Pending; 8]> {
+        let keys: Vec<Key> = self.pending.iter().map(|(key, _)| key).collect();
+        keys.into_iter()
+            .filter_map(|key| self.remove(key, pool))
+            .collect()
+    }
+
+    fn release(&mut self, batch: Key, pool: &mut Pool) {
+        let b = self
+            .batches
+            .get_mut(batch)
+            .expect("a batch lives as long as its chunks");
+        b.chunks -= 1;
+        if b.chunks == 0 {
+            let b = self.batches.remove(batch).expect("it was just seen");
+            self.batch_bytes -= b.buffer.len();
+            pool.give(b.buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control(id: u32) -> Content {
+        Content::Control {
+            id,
+            bytes: Box::from(*b"x"),
+        }
+    }
+
+    #[test]
+    fn the_span_counts_from_the_oldest_unacknowledged() {
+        let mut pool = Pool::new(1);
+        let mut waiting = Unacknowledged::default();
+        let first = waiting.add(control(0), Placement::TrustedOnly);
+        let batch = {
+            let buffer = pool.take();
+            waiting.add_batch(buffer)
+        };
+        let chunk = |len| {
+            Content::Chunk(Chunk {
+                conn: first,
+                flow: 0,
+                incarnation: 0,
+                solo: false,
+                first: false,
+                epoch: 1,
+                offset: 0,
+                crc: 0,
+                tcp: OwnedFields::new(&dibs_wire::frame::TcpFields {
+                    flags: 0,
+                    window: 0,
+                    ack: dibs_wire::SeqNumber::new(0),
+                    timestamps: None,
+                    meta: None,
+                    options: None,
+                    urgent: None,
+                }),
+                batch,
+                at: 0,
+                len,
+            })
+        };
+        let a = waiting.add(chunk(100), Placement::Any);
+        let b = waiting.add(chunk(50), Placement::Any);
+        assert_eq!(waiting.span(), 150);
+        waiting.remove(a, &mut pool);
+        assert_eq!(waiting.span(), 150, "the first is still out");
+        waiting.remove(first, &mut pool);
+        assert_eq!(waiting.span(), 50);
+        assert!(waiting.held() > 0);
+        waiting.remove(b, &mut pool);
+        assert_eq!((waiting.span(), waiting.held(), waiting.len()), (0, 0, 0));
+    }
+}

@@ -1,0 +1,122 @@
+//! Named counters: every drop has one, and the user can see them all.
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// What is counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Counter {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Counter {
+            /// All of them, in order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name that the user sees.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// A packet from the TUN that is not IP, or whose lengths contradict each other.
+    TunMalformed = "tun_malformed",
+    /// A packet from the TUN for nobody's prefix.
+    TunNoPeer = "tun_no_peer",
+    /// A packet for a peer without a session.
+    TunNoSession = "tun_no_session",
+    /// A packet that found its flow's queue full.
+    QueueFull = "queue_full",
+    /// Segments that CoDel dropped.
+    CodelDropped = "codel_dropped",
+    /// Packets that CoDel marked.
+    CodelMarked = "codel_marked",
+    /// An opaque packet that found its queue full.
+    OpaqueQueueFull = "opaque_queue_full",
+    /// A handshake message that came in by an untrusted path.
+    HandshakeUntrusted = "handshake_untrusted_path",
+    /// A handshake message without effect.
+    HandshakeDropped = "handshake_dropped",
+    /// A datagram too short or of no known type.
+    DatagramMalformed = "datagram_malformed",
+    /// A datagram for no session of ours.
+    DatagramUnknownIndex = "datagram_unknown_index",
+    /// A datagram of an expired session.
+    DatagramExpired = "datagram_expired",
+    /// A datagram seen before.
+    DatagramReplayed = "datagram_replayed",
+    /// A datagram whose tag does not match.
+    DatagramUnauthentic = "datagram_unauthentic",
+    /// A bare datagram where none was agreed to, or with what only authenticated ones may carry.
+    BareRefused = "bare_refused",
+    /// A datagram on a path that it does not belong to.
+    WrongPath = "wrong_path",
+    /// Data on a path that has not been validated.
+    PathNotValidated = "path_not_validated",
+    /// A frame that does not parse.
+    FrameMalformed = "frame_malformed",
+    /// A frame that contradicts what the same peer said before.
+    PeerContradiction = "peer_contradiction",
+    /// An acknowledgement that cannot be.
+    AckRefused = "ack_refused",
+    /// An inner packet whose source is not the peer's or whose destination is not ours.
+    InnerAddress = "inner_address_refused",
+    /// A chunk of a flow that was never opened.
+    FlowUnknown = "flow_unknown",
+    /// A chunk of an older incarnation.
+    FlowOld = "flow_old_incarnation",
+    /// A chunk that came twice.
+    ChunkDuplicate = "chunk_duplicate",
+    /// A chunk for which the store had no room.
+    StoreFull = "store_full",
+    /// A chunk of an epoch that had ended.
+    EpochEnded = "epoch_ended",
+    /// A chunk that did not restore to its CRC.
+    CrcMismatch = "crc_mismatch",
+    /// Fragments given up before they were whole.
+    FragmentsExpired = "fragments_expired",
+    /// Chunks sent again.
+    ChunkResent = "chunk_resent",
+    /// Chunks given up and left to TCP.
+    ChunkGivenUp = "chunk_given_up",
+    /// Datagrams not sent because the session's keys are used up.
+    KeysExhausted = "keys_exhausted",
+    /// Handshake sessions established.
+    Sessions = "sessions_established",
+    /// Restarts of a peer noticed.
+    PeerRestarts = "peer_restarts",
+    /// Packets injected into a TUN.
+    Injected = "injected",
+}
+
+/// The counts.
+#[derive(Clone, Debug)]
+pub struct Counters([u64; Counter::ALL.len()]);
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self([0; Counter::ALL.len()])
+    }
+}
+
+impl Counters {
+    /// Counts one.
+    pub fn count(&mut self, counter: Counter) {
+        self.0[counter as usize] += 1;
+    }
+
+    /// How many there were.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize]
+    }
+
+    /// All with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Counter::ALL.iter().map(|&c| (c.name(), self.get(c)))
+    }
+}

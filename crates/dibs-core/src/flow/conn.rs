@@ -1,0 +1,215 @@
+//! A connection: the streams of both directions and what they share.
+
+use dibs_scramble::{BUFFER_LEN, initial_buffer};
+use dibs_wire::SeqNumber;
+use dibs_wire::frame::{BASE_OFFSET, Open};
+use dibs_wire::packet::{IpMeta, Tuple};
+
+use super::inject::Template;
+use super::queue::Queue;
+use crate::session::{Direction, EpochSecrets};
+use crate::stream::rx::{Buffers, RxStream};
+use crate::stream::tx::TxStream;
+use crate::time::Time;
+
+/// Counters of a connection that the user sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnStats {
+    /// Payload bytes taken from the TUN.
+    pub bytes_sent: u64,
+    /// Payload bytes restored.
+    pub bytes_received: u64,
+    /// Segments of the local kernel that lay below what it had sent: its retransmissions.
+    pub retransmissions: u64,
+    /// Epochs opened.
+    pub epochs: u64,
+    /// Payload bytes sent first by trusted paths.
+    pub bytes_trusted: u64,
+}
+
+/// The direction from the local kernel to the peer.
+pub struct Outgoing {
+    /// Our number of the flow.
+    pub flow: u32,
+    /// Where the kernel's segments stand.
+    pub stream: TxStream,
+    /// IP fields that the flow was opened with.
+    pub meta: IpMeta,
+    /// Roots of this incarnation's epoch keys.
+    pub secrets: Option<EpochSecrets>,
+    /// The peer has acknowledged an opening of this incarnation.
+    pub confirmed: bool,
+    /// What waits for a path.
+    pub queue: Queue,
+    /// Bytes until the next chunk that only trusted paths carry.
+    pub until_trusted: u32,
+    /// Bytes that it may still send in this round (deficit round robin).
+    pub deficit: i64,
+    /// It is in one of the rounds.
+    pub scheduled: bool,
+}
+
+/// The initial buffer of the current epoch of an outgoing stream, or of a solo chunk in it.
+pub fn outgoing_buffer(
+    secrets: &EpochSecrets,
+    flow: u32,
+    stream: &TxStream,
+    solo_at: Option<u64>,
+) -> [u8; BUFFER_LEN] {
+    let at = (flow, stream.incarnation(), stream.epoch());
+    initial(secrets, Direction::Outgoing, at, solo_at)
+}
+
+/// The direction from the peer to the local kernel.
+pub struct Incoming {
+    /// The peer's number of the flow.
+    pub flow: u32,
+    /// Its incarnation.
+    pub incarnation: u16,
+    /// How its packets look.
+    pub template: Template,
+    /// The sequence number of [`BASE_OFFSET`].
+    pub base: SeqNumber,
+    /// Roots of this incarnation's epoch keys.
+    pub secrets: EpochSecrets,
+    /// Restores the stream.
+    pub stream: RxStream,
+    /// Highest offset injected.
+    pub top: u64,
+}
+
+impl Incoming {
+    /// The sequence number at a stream offset.
+    pub const fn seq(&self, offset: u64) -> SeqNumber {
+        self.base.add(offset.wrapping_sub(BASE_OFFSET) as u32)
+    }
+
+    /// The offset of a sequence number near the highest injected one.
+    pub fn offset_of(&self, seq: SeqNumber) -> u64 {
+        self.top
+            .wrapping_add_signed(i64::from(seq.distance_from(self.seq(self.top))))
+    }
+}
+
+/// Initial buffers of an incoming flow.
+pub struct IncomingBuffers<'a> {
+    secrets: &'a EpochSecrets,
+    flow: u32,
+    incarnation: u16,
+}
+
+impl<'a> IncomingBuffers<'a> {
+    /// Those of one incarnation of a flow.
+    pub const fn new(secrets: &'a EpochSecrets, flow: u32, incarnation: u16) -> Self {
+        Self {
+            secrets,
+            flow,
+            incarnation,
+        }
+    }
+}
+
+impl Buffers for IncomingBuffers<'_> {
+    fn epoch(&self, epoch: u32) -> [u8; BUFFER_LEN] {
+        let at = (self.flow, self.incarnation, epoch);
+        initial(self.secrets, Direction::Incoming, at, None)
+    }
+
+    fn solo(&self, epoch: u32, offset: u64) -> [u8; BUFFER_LEN] {
+        let at = (self.flow, self.incarnation, epoch);
+        initial(self.secrets, Direction::Incoming, at, Some(offset))
+    }
+}
+
+fn initial(
+    secrets: &EpochSecrets,
+    direction: Direction,
+    (flow, incarnation, epoch): (u32, u16, u32),
+    solo_at: Option<u64>,
+) -> [u8; BUFFER_LEN] {
+    let key = secrets.epoch_key(direction, flow, u32::from(incarnation), epoch);
+    match solo_at {
+        None => initial_buffer(&key.initial_mac()),
+        Some(offset) => initial_buffer(&key.solo(offset).initial_mac()),
+    }
+}
+
+/// One connection in one bump.
+pub struct Conn {
+    /// Addresses and ports as the local host sends.
+    pub tuple: Tuple,
+    /// The bump.
+    pub bump: u8,
+    /// From the local kernel.
+    pub out: Outgoing,
+    /// To the local kernel, once the peer opened it.
+    pub inc: Option<Incoming>,
+    /// The highest TSval that the local kernel was given in this direction, or echoed: what is
+    /// injected never falls behind it, switches between bumps included.
+    pub tsval_floor: Option<u32>,
+    /// Last packet of either direction.
+    pub last_seen: Time,
+    /// First packet.
+    pub since: Time,
+    /// Counters.
+    pub stats: ConnStats,
+    /// When the peer was last told of a broken epoch, so that it is not told with every datagram.
+    pub complained: Option<(u32, Time)>,
+}
+
+impl Conn {
+    /// A connection of which neither direction has sent anything.
+    pub fn new(now: Time, tuple: Tuple, bump: u8, flow: u32) -> Self {
+        Self {
+            tuple,
+            bump,
+            out: Outgoing {
+                flow,
+                stream: TxStream::new(0),
+                meta: IpMeta::default(),
+                secrets: None,
+                confirmed: false,
+                queue: Queue::default(),
+                until_trusted: 0,
+                deficit: 0,
+                scheduled: false,
+            },
+            inc: None,
+            tsval_floor: None,
+            last_seen: now,
+            since: now,
+            stats: ConnStats::default(),
+            complained: None,
+        }
+    }
+
+    /// The frame that opens the outgoing flow, while the peer has not confirmed it.
+    pub fn open_frame(&self) -> Option<Open> {
+        if self.out.confirmed {
+            return None;
+        }
+        let secrets = self.out.secrets.as_ref()?;
+        Some(Open {
+            bump: self.bump,
+            tuple: self.tuple,
+            meta: self.out.meta,
+            base_seq: self.out.stream.base().unwrap_or_default(),
+            session: secrets.session().as_u64(),
+        })
+    }
+
+    /// Opens the outgoing flow under a session: its first packet, or the peer forgot it.
+    pub fn open(&mut self, secrets: EpochSecrets, meta: IpMeta) {
+        self.out.meta = meta;
+        self.out.secrets = Some(secrets);
+        self.out.confirmed = false;
+    }
+
+    /// Raises the TSval floor to what the local kernel echoed.
+    pub fn echoed(&mut self, tsecr: u32) {
+        match self.tsval_floor {
+            Some(floor) if (tsecr.wrapping_sub(floor) as i32) <= 0 => {}
+            _ => self.tsval_floor = Some(tsecr),
+        }
+    }
+}

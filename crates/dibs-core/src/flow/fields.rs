@@ -1,0 +1,163 @@
+//! TCP header fields that outlive the packet they came from.
+
+use dibs_wire::frame::TcpFields;
+use dibs_wire::packet::{IpMeta, Segment, flags};
+use smallvec::SmallVec;
+
+/// [`TcpFields`] that own their options.
+#[derive(Clone, Debug)]
+pub struct OwnedFields {
+    tcp: TcpFields<'static>,
+    options: Option<Box<[u8]>>,
+}
+
+impl OwnedFields {
+    /// Copies the fields.
+    pub fn new(tcp: &TcpFields<'_>) -> Self {
+        let options = tcp.options.map(Box::from);
+        Self {
+            tcp: TcpFields {
+                options: None,
+                ..*tcp
+            },
+            options,
+        }
+    }
+
+    /// The fields.
+    pub fn get(&self) -> TcpFields<'_> {
+        TcpFields {
+            options: self.options.as_deref(),
+            ..self.tcp
+        }
+    }
+
+    /// The flag bits.
+    pub const fn flags(&self) -> u16 {
+        self.tcp.flags
+    }
+
+    /// Takes PSH and FIN over from the last piece of a superpacket.
+    pub const fn merge_last(&mut self, last: u16) {
+        self.tcp.flags |= last & (flags::PSH | flags::FIN);
+    }
+
+    /// The piece that brought a FIN is gone.
+    pub const fn clear_fin(&mut self) {
+        self.tcp.flags &= !flags::FIN;
+    }
+}
+
+/// The fields of a segment, with what the flow's `meta` already says left out.
+pub fn of_segment<'a>(segment: &Segment<'a>, meta: IpMeta) -> TcpFields<'a> {
+    let plain = segment.has_plain_options();
+    TcpFields {
+        flags: segment.flags,
+        window: segment.window,
+        ack: segment.ack,
+        timestamps: if plain { segment.timestamps } else { None },
+        meta: (segment.meta != meta).then_some(segment.meta),
+        options: (!plain).then_some(segment.options),
+        urgent: segment.has(flags::URG).then_some(segment.urgent),
+    }
+}
+
+/// Raises the TSval of the fields to `floor` where it lies behind it, wherever it stands; returns
+/// the TSval that results. `scratch` takes the changed options.
+///
+/// A TSval that goes back in stream order is dropped silently by the receiver (PAWS, RFC 7323, 5).
+pub fn raise_tsval<'a>(
+    tcp: &mut TcpFields<'a>,
+    floor: Option<u32>,
+    scratch: &'a mut SmallVec<[u8; 64]>,
+) -> Option<u32> {
+    let raised = |val: u32| match floor {
+        Some(f) if (f.wrapping_sub(val) as i32) > 0 => f,
+        _ => val,
+    };
+    if let Some((val, ecr)) = tcp.timestamps {
+        tcp.timestamps = Some((raised(val), ecr));
+        return tcp.timestamps.map(|t| t.0);
+    }
+    let at = find_timestamps(tcp.options?)?;
+    scratch.clear();
+    scratch.extend_from_slice(tcp.options?);
+    let val = raised(u32::from_be_bytes(scratch[at..at + 4].try_into().ok()?));
+    scratch[at..at + 4].copy_from_slice(&val.to_be_bytes());
+    tcp.options = Some(&*scratch);
+    Some(val)
+}
+
+/// Where TSval stands among raw options.
+fn find_timestamps(options: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        match *options.get(at)? {
+            0 => return None,
+            1 => at += 1,
+            8 if options.get(at + 1) == Some(&10) && options.len() >= at + 10 => {
+                return Some(at + 2);
+            }
+            _ => match usize::from(*options.get(at + 1)?) {
+                0 | 1 => return None,
+                len => at += len,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dibs_wire::SeqNumber;
+
+    fn fields(options: Option<&[u8]>, timestamps: Option<(u32, u32)>) -> TcpFields<'_> {
+        TcpFields {
+            flags: flags::ACK,
+            window: 1,
+            ack: SeqNumber::new(0),
+            timestamps,
+            meta: None,
+            options,
+            urgent: None,
+        }
+    }
+
+    #[test]
+    fn tsval_is_raised_over_the_wrap_and_never_lowered() {
+        for (val, floor, want) in [
+            (5, 9, 9),
+            (9, 5, 9),
+            (u32::MAX, 3, 3),
+            (3, u32::MAX, 3),
+            (7, 7, 7),
+        ] {
+            let mut tcp = fields(None, Some((val, 1)));
+            assert_eq!(
+                raise_tsval(&mut tcp, Some(floor), &mut SmallVec::new()),
+                Some(want)
+            );
+            assert_eq!(tcp.timestamps, Some((want, 1)));
+        }
+    }
+
+    #[test]
+    fn tsval_among_raw_options_is_raised_too() {
+        let sack = [
+            1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 0, 1, 1, 1, 5, 10, 0, 0, 0, 1, 0, 0, 0, 2,
+        ];
+        let mut scratch = SmallVec::new();
+        let mut tcp = fields(Some(&sack), None);
+        assert_eq!(raise_tsval(&mut tcp, Some(9), &mut scratch), Some(9));
+        let options = tcp.options.unwrap();
+        assert_eq!(options[4..8], [0, 0, 0, 9]);
+        assert_eq!(options[8..], sack[8..]);
+    }
+
+    #[test]
+    fn without_timestamps_nothing_changes() {
+        let mut tcp = fields(Some(&[2, 4, 5, 180]), None);
+        assert_eq!(raise_tsval(&mut tcp, Some(9), &mut SmallVec::new()), None);
+        assert_eq!(tcp.options, Some(&[2, 4, 5, 180][..]));
+    }
+}

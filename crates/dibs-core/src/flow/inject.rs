@@ -1,0 +1,268 @@
+//! Builds the packets that go into the TUN: restored pieces that follow each other become one
+//! superpacket.
+
+use std::collections::VecDeque;
+
+use dibs_wire::emit::{Headers, MAX_HEADERS};
+use dibs_wire::frame::TcpFields;
+use dibs_wire::packet::{IpMeta, Tuple, flags};
+use dibs_wire::{SeqNumber, virtio};
+use smallvec::SmallVec;
+
+use super::fields::{OwnedFields, raise_tsval};
+use crate::buffer::{Buffer, Pool};
+
+/// Most bytes of IP headers and payload in one superpacket.
+const MAX_PACKET: usize = 65535;
+
+/// A packet ready for a TUN.
+#[derive(Debug)]
+pub struct Injection {
+    /// The bump whose TUN it goes to.
+    pub bump: u8,
+    buffer: Buffer,
+    start: usize,
+    end: usize,
+}
+
+impl Injection {
+    /// Virtio header and packet.
+    pub fn frame(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+}
+
+/// What is the same for all packets of a direction of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Template {
+    /// The bump.
+    pub bump: u8,
+    /// Addresses and ports.
+    pub tuple: Tuple,
+    /// IP fields unless a piece says otherwise.
+    pub meta: IpMeta,
+}
+
+#[derive(Debug)]
+struct Building {
+    template: Template,
+    /// Names the connection: pieces of another one do not join.
+    owner: u64,
+    seq: SeqNumber,
+    fields: OwnedFields,
+    /// Payload of the first piece, which all but the last must have.
+    piece: usize,
+    len: usize,
+    pieces: usize,
+    last: usize,
+    closed: bool,
+    buffer: Buffer,
+}
+
+/// Collects what is to be injected.
+#[derive(Debug, Default)]
+pub struct Injector {
+    building: Option<Building>,
+    done: VecDeque<Injection>,
+}
+
+/// Payload begins here in every buffer, so that it can be written before the headers are known.
+const PAYLOAD_AT: usize = MAX_HEADERS;
+
+impl Injector {
+    /// Room for a piece of `len` bytes; it joins the superpacket being built where it can. The piece
+    /// counts from now on, see [`retract`](Self::retract). `floor` is the connection's lowest TSval
+    /// and is raised.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call a piece, each value from elsewhere"
+    )]
+    pub fn room(
+        &mut self,
+        pool: &mut Pool,
+        owner: u64,
+        template: Template,
+        seq: SeqNumber,
+        tcp: &TcpFields<'_>,
+        floor: &mut Option<u32>,
+        len: usize,
+    ) -> &mut [u8] {
+        let mut tcp = *tcp;
+        let mut scratch = SmallVec::new();
+        *floor = raise_tsval(&mut tcp, *floor, &mut scratch).or(*floor);
+        if !self
+            .building
+            .as_ref()
+            .is_some_and(|b| b.takes(owner, template.bump, seq, &tcp, len))
+        {
+            self.flush();
+            self.building = Some(Building {
+                template,
+                owner,
+                seq,
+                fields: OwnedFields::new(&tcp),
+                piece: len,
+                len: 0,
+                pieces: 0,
+                last: 0,
+                closed: false,
+                buffer: pool.take(),
+            });
+        }
+        let b = self.building.as_mut().expect("it was just made");
+        if b.pieces > 0 {
+            b.fields.merge_last(tcp.flags);
+        }
+        b.closed = len != b.piece || tcp.flags & (flags::PSH | flags::FIN | flags::URG) != 0;
+        b.last = len;
+        b.pieces += 1;
+        b.len += len;
+        let end = PAYLOAD_AT + b.len;
+        &mut b.buffer[end - len..end]
+    }
+
+    /// Takes the last piece back: its bytes are not valid. What was built before it is finished.
+    pub fn retract(&mut self, pool: &mut Pool) {
+        let b = self
+            .building
+            .as_mut()
+            .expect("a piece is taken back right after it was added");
+        b.len -= b.last;
+        b.pieces -= 1;
+        if b.pieces == 0 {
+            let b = self.building.take().expect("it was just seen");
+            pool.give(b.buffer);
+        } else {
+            // The flags were merged; a PSH too many is harmless and FIN cannot have been.
+            b.fields.clear_fin();
+            self.flush();
+        }
+    }
+
+    /// Adds a segment without payload, behind everything added so far.
+    pub fn empty_segment(
+        &mut self,
+        pool: &mut Pool,
+        template: Template,
+        seq: SeqNumber,
+        tcp: &TcpFields<'_>,
+        floor: &mut Option<u32>,
+    ) {
+        self.flush();
+        let mut tcp = *tcp;
+        let mut scratch = SmallVec::new();
+        *floor = raise_tsval(&mut tcp, *floor, &mut scratch).or(*floor);
+        let mut buffer = pool.take();
+        let headers = headers(&template, seq, &tcp);
+        let start = PAYLOAD_AT - headers.encoded_len();
+        headers.write(&mut buffer[start..PAYLOAD_AT], 0, 0);
+        self.done.push_back(Injection {
+            bump: template.bump,
+            buffer,
+            start,
+            end: PAYLOAD_AT,
+        });
+    }
+
+    /// Adds a whole packet as it is; its checksums are its own.
+    pub fn opaque(&mut self, pool: &mut Pool, bump: u8, packet: &[u8]) {
+        self.flush();
+        let mut buffer = pool.take();
+        let end = virtio::LEN + packet.len();
+        buffer[..virtio::LEN].fill(0);
+        buffer[virtio::LEN..end].copy_from_slice(packet);
+        self.done.push_back(Injection {
+            bump,
+            buffer,
+            start: 0,
+            end,
+        });
+    }
+
+    /// Finishes the superpacket being built.
+    pub fn flush(&mut self) {
+        let Some(mut b) = self.building.take() else {
+            return;
+        };
+        let tcp = b.fields.get();
+        let headers = headers(&b.template, b.seq, &tcp);
+        let start = PAYLOAD_AT - headers.encoded_len();
+        let gso = if b.pieces > 1 { b.piece as u16 } else { 0 };
+        headers.write(&mut b.buffer[start..PAYLOAD_AT], b.len, gso);
+        let end = PAYLOAD_AT + b.len;
+        self.done.push_back(Injection {
+            bump: b.template.bump,
+            buffer: b.buffer,
+            start,
+            end,
+        });
+    }
+
+    /// The next packet for a TUN.
+    pub fn pop(&mut self) -> Option<Injection> {
+        self.done.pop_front()
+    }
+
+    /// Puts a packet back to the front: the TUN did not take it.
+    pub fn unpop(&mut self, injection: Injection) {
+        self.done.push_front(injection);
+    }
+
+    /// Gives the buffer of an injected packet back.
+    pub fn recycle(pool: &mut Pool, injection: Injection) {
+        pool.give(injection.buffer);
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.done.is_empty() && self.building.is_none()
+    }
+}
+
+fn headers<'a>(template: &Template, seq: SeqNumber, tcp: &TcpFields<'a>) -> Headers<'a> {
+    Headers {
+        tuple: template.tuple,
+        meta: tcp.meta.unwrap_or(template.meta),
+        seq,
+        ack: tcp.ack,
+        flags: tcp.flags,
+        window: tcp.window,
+        urgent: tcp.urgent.unwrap_or(0),
+        timestamps: tcp.timestamps,
+        options: tcp.options,
+    }
+}
+
+impl Building {
+    fn takes(&self, owner: u64, bump: u8, seq: SeqNumber, tcp: &TcpFields<'_>, len: usize) -> bool {
+        // SYN, RST, URG and CWR stand on a segment of their own or on a first one.
+        let mergeable = tcp.flags & !(flags::PSH | flags::FIN | flags::ACK | flags::ECE) == 0;
+        !self.closed
+            && self.owner == owner
+            && self.template.bump == bump
+            && mergeable
+            && len > 0
+            && len <= self.piece
+            && self.seq.add(self.len as u32) == seq
+            && self.fields.joins(tcp)
+            && PAYLOAD_AT - virtio::LEN + self.len + len <= MAX_PACKET
+    }
+}
+
+impl OwnedFields {
+    /// Whether a piece with these fields can follow in the same superpacket.
+    fn joins(&self, tcp: &TcpFields<'_>) -> bool {
+        let own = self.get();
+        let varying = flags::PSH | flags::FIN | flags::CWR;
+        own.flags & !varying == tcp.flags & !varying
+            && own.ack == tcp.ack
+            && own.window == tcp.window
+            && own.timestamps == tcp.timestamps
+            && own.meta == tcp.meta
+            && own.options == tcp.options
+            && tcp.urgent.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests;

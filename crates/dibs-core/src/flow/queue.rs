@@ -1,0 +1,237 @@
+//! One flow's queue between the TUN and the paths.
+//!
+//! The TUN's own ring drops whole superpackets without a word, so it is always read and the queue
+//! stands here: bounded, and short by CoDel (RFC 8289). This is where the end-to-end TCP learns to
+//! slow down.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::buffer::Buffer;
+use crate::time::Time;
+
+/// Acceptable standing delay (RFC 8289, 4.4).
+const TARGET: Duration = Duration::from_millis(5);
+/// Time in which a good queue falls below the target at least once (RFC 8289, 4.3).
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Most bytes in one queue.
+const LIMIT: usize = 4 << 20;
+/// Most packets in one queue.
+const MAX_PACKETS: usize = 1024;
+/// A packet that waits.
+#[derive(Debug)]
+pub struct Waiting {
+    /// The buffer that holds it.
+    pub buffer: Buffer,
+    /// Offset of its payload.
+    pub payload_at: usize,
+    /// End of its payload.
+    pub end: usize,
+    /// Payload bytes of one of the segments that it stands for.
+    pub mss: usize,
+    arrived: Time,
+}
+
+impl Waiting {
+    /// Payload bytes left.
+    pub const fn len(&self) -> usize {
+        self.end - self.payload_at
+    }
+}
+
+/// What CoDel asks for at a dequeue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Send.
+    Pass,
+    /// Mark congestion experienced, or drop one segment where that cannot be.
+    Signal,
+}
+
+/// A bounded queue with CoDel.
+#[derive(Debug, Default)]
+pub struct Queue {
+    items: VecDeque<Waiting>,
+    bytes: usize,
+    codel: Codel,
+}
+
+/// A packet that found the queue full comes back.
+#[derive(Debug)]
+pub struct Full(pub Buffer);
+
+impl Queue {
+    /// Appends the packet in `buffer[..end]`.
+    pub fn push(
+        &mut self,
+        now: Time,
+        buffer: Buffer,
+        payload_at: usize,
+        end: usize,
+        mss: usize,
+    ) -> Result<(), Full> {
+        if self.bytes + (end - payload_at) > LIMIT || self.items.len() >= MAX_PACKETS {
+            return Err(Full(buffer));
+        }
+        self.bytes += end - payload_at;
+        self.items.push_back(Waiting {
+            buffer,
+            payload_at,
+            end,
+            mss,
+            arrived: now,
+        });
+        Ok(())
+    }
+
+    /// The packet at the head.
+    pub fn head(&mut self) -> Option<&mut Waiting> {
+        self.items.front_mut()
+    }
+
+    /// What CoDel says of the packet at the head; asked once per packet sent.
+    pub fn judge(&mut self, now: Time) -> Verdict {
+        let Some(head) = self.items.front() else {
+            return Verdict::Pass;
+        };
+        let sojourn = now.since(head.arrived);
+        self.codel
+            .judge(now, sojourn, self.bytes <= 2 * head.mss.max(1500))
+    }
+
+    /// Takes `len` payload bytes off the head, which leaves when it is empty.
+    pub fn consume(&mut self, len: usize) -> Option<Buffer> {
+        let head = self
+            .items
+            .front_mut()
+            .expect("consumed bytes were at the head");
+        head.payload_at += len;
+        self.bytes -= len;
+        if head.len() > 0 {
+            return None;
+        }
+        self.items.pop_front().map(|w| w.buffer)
+    }
+
+    /// Drops the packet at the head whatever is left of it.
+    pub fn pop(&mut self) -> Option<Buffer> {
+        let head = self.items.pop_front()?;
+        self.bytes -= head.len();
+        Some(head.buffer)
+    }
+
+    /// Payload bytes waiting.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+}
+
+/// CoDel's control law (RFC 8289, 5).
+#[derive(Debug, Default)]
+struct Codel {
+    first_above: Option<Time>,
+    dropping: Option<Dropping>,
+    last_count: u32,
+    last_end: Time,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Dropping {
+    next: Time,
+    count: u32,
+}
+
+impl Codel {
+    fn judge(&mut self, now: Time, sojourn: Duration, nearly_empty: bool) -> Verdict {
+        if sojourn < TARGET || nearly_empty {
+            self.first_above = None;
+            if let Some(d) = self.dropping.take() {
+                self.last_count = d.count;
+                self.last_end = now;
+            }
+            return Verdict::Pass;
+        }
+        let due = *self.first_above.get_or_insert(now + INTERVAL);
+        match &mut self.dropping {
+            None if now >= due => {
+                // Soon after the last time: take up near where it left off.
+                let recent = now.since(self.last_end) < INTERVAL * 16 && self.last_count > 2;
+                let count = if recent { self.last_count - 2 } else { 1 };
+                self.dropping = Some(Dropping {
+                    next: now + control_law(count),
+                    count,
+                });
+                Verdict::Signal
+            }
+            Some(d) if now >= d.next => {
+                d.count += 1;
+                d.next += control_law(d.count);
+                Verdict::Signal
+            }
+            _ => Verdict::Pass,
+        }
+    }
+}
+
+fn control_law(count: u32) -> Duration {
+    INTERVAL.div_f64(f64::from(count.max(1)).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::{BUFFER_LEN, Pool};
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_standing_queue_is_signalled_ever_more_often() {
+        let mut codel = Codel::default();
+        let signals: Vec<u64> = (0..1000)
+            .filter(|&ms| codel.judge(at(ms), Duration::from_millis(20), false) == Verdict::Signal)
+            .collect();
+        assert_eq!(signals[0], 100);
+        assert!(signals.len() > 10, "{signals:?}");
+        let gaps: Vec<u64> = signals.windows(2).map(|w| w[1] - w[0]).collect();
+        assert!(gaps.windows(2).all(|w| w[1] <= w[0] + 1), "{gaps:?}");
+    }
+
+    #[test]
+    fn a_short_queue_is_left_alone() {
+        let mut codel = Codel::default();
+        for ms in 0..1000 {
+            assert_eq!(
+                codel.judge(at(ms), Duration::from_millis(4), false),
+                Verdict::Pass
+            );
+        }
+    }
+
+    #[test]
+    fn the_queue_is_bounded_and_gives_the_buffer_back() {
+        let mut pool = Pool::new(4);
+        let mut queue = Queue::default();
+        let mut pushed = 0;
+        loop {
+            match queue.push(Time::ZERO, pool.take(), 40, BUFFER_LEN, 1400) {
+                Ok(()) => pushed += BUFFER_LEN - 40,
+                Err(Full(buffer)) => {
+                    assert_eq!(buffer.len(), BUFFER_LEN);
+                    break;
+                }
+            }
+        }
+        assert_eq!(pushed, queue.bytes());
+        assert!(pushed <= LIMIT && pushed + BUFFER_LEN > LIMIT);
+        assert!(queue.consume(100).is_none());
+        assert!(queue.consume(BUFFER_LEN - 140).is_some());
+        assert_eq!(queue.bytes(), pushed - (BUFFER_LEN - 40));
+    }
+}

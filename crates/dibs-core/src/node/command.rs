@@ -1,0 +1,75 @@
+//! What the owner asks for.
+
+use std::net::IpAddr;
+
+use super::Node;
+use crate::time::Time;
+
+/// A message to a peer that cannot be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// There is no such peer.
+    #[error("no such peer")]
+    UnknownPeer,
+    /// The peer has no session.
+    #[error("no session with this peer")]
+    NoSession,
+    /// It would not fit a datagram.
+    #[error("the message is longer than {MAX_CONTROL} bytes")]
+    TooLong,
+}
+
+/// Longest message between the daemons, in bytes.
+pub const MAX_CONTROL: usize = 1024;
+
+impl Node {
+    /// Sends a message to the peer's daemon, reliably, once, by a trusted path. Messages may arrive
+    /// in another order.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; nothing was sent then.
+    pub fn send_control(
+        &mut self,
+        now: Time,
+        peer: usize,
+        message: &[u8],
+    ) -> Result<(), ControlError> {
+        let peer = self.peers.get_mut(peer).ok_or(ControlError::UnknownPeer)?;
+        if self.sessions.sending(now, peer.id).is_none() {
+            return Err(ControlError::NoSession);
+        }
+        if message.len() > MAX_CONTROL {
+            return Err(ControlError::TooLong);
+        }
+        peer.control_out.push_back(message.into());
+        Ok(())
+    }
+
+    /// The interface of a local path came or went, or its MTU changed.
+    pub fn set_path(&mut self, now: Time, path: usize, up: bool, mtu: u16) {
+        let local = &mut self.shared.local[path];
+        let changed = local.up != up;
+        local.up = up;
+        local.mtu = mtu;
+        if changed {
+            for peer in &mut self.peers {
+                peer.on_local_change(now, &mut self.shared, path);
+            }
+        }
+    }
+
+    /// The addresses of this host, to which inner packets may go.
+    pub fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
+        self.shared.addresses = addresses;
+    }
+
+    /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).
+    pub fn datagram_too_big(&mut self, now: Time, path: usize, size: usize) {
+        for peer in &mut self.peers {
+            for link in peer.links.iter_mut().filter(|l| l.local == path) {
+                link.path
+                    .on_message_too_big(now, size.min(usize::from(u16::MAX)) as u16);
+            }
+        }
+    }
+}

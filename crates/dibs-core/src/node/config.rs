@@ -1,0 +1,67 @@
+//! What a node is told at its start.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::prefix::Prefix;
+use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
+
+/// The bumps, as numbered on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Bump {
+    /// The papers' 64-byte XOR (PAPERS 1).
+    Scramble = 1,
+}
+
+impl Bump {
+    /// The bump of this number, if this version has it.
+    pub const fn from_wire(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Scramble),
+            _ => None,
+        }
+    }
+}
+
+/// A local interface that a path uses.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalPath {
+    /// Our trust label.
+    pub trusted: bool,
+    /// The interface's MTU.
+    pub mtu: u16,
+    /// The interface can be used.
+    pub up: bool,
+}
+
+/// A peer.
+pub struct PeerConfig {
+    /// Its static public key.
+    pub public: PublicKey,
+    /// The preshared key, if there is one.
+    pub preshared: Option<Secret>,
+    /// The hosts behind it: only they are sent to it, and only they may appear as a source.
+    pub prefixes: Vec<Prefix>,
+    /// Where it listens, by index of our local path. Without any, we wait to be called.
+    pub endpoints: Vec<(usize, SocketAddr)>,
+}
+
+/// Everything that a node needs to know.
+pub struct NodeConfig {
+    /// Our static key.
+    pub private: StaticSecret,
+    /// The AEAD of sessions that we initiate.
+    pub suite: Suite,
+    /// Whether bare datagrams are agreed to (SECURITY 3).
+    pub integrity: Integrity,
+    /// The local paths.
+    pub paths: Vec<LocalPath>,
+    /// The peers.
+    pub peers: Vec<PeerConfig>,
+    /// Addresses of this host: only to them does anything go out of a TUN.
+    pub addresses: Vec<IpAddr>,
+    /// Least share of each chained flow's bytes that goes by trusted paths, 0 to 1.
+    pub trusted_share: f64,
+    /// Chained flows wait while no trusted path is alive; otherwise untrusted ones carry them.
+    pub hold_without_trusted: bool,
+}

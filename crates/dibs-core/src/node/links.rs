@@ -1,0 +1,384 @@
+//! The paths to a peer: joining, validation, roaming.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use dibs_wire::bytes::Writer;
+use dibs_wire::frame::{self, Frame};
+
+use super::Shared;
+use super::notice::Event;
+use crate::path::{Path, PathConfig, PathState};
+use crate::session::Random;
+use crate::time::Time;
+
+/// Wait for the answer to the first join or accept; doubled each time.
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const MAX_RETRY: Duration = Duration::from_secs(4);
+/// Times that an accept is repeated before the peer has to ask again.
+const ACCEPTS: u32 = 6;
+
+/// How far a path has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// We asked; the peer has not answered.
+    Joining { nonce: [u8; 8], retry: Retry },
+    /// The peer asked, and has not answered our challenge.
+    Accepting {
+        nonce: [u8; 8],
+        challenge: [u8; 8],
+        retry: Retry,
+    },
+    /// Both ends have proved themselves.
+    Open,
+}
+
+/// A repeated question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Retry {
+    at: Time,
+    tries: u32,
+    first: Time,
+}
+
+impl Retry {
+    fn new(now: Time) -> Self {
+        Self {
+            at: now,
+            tries: 0,
+            first: now,
+        }
+    }
+
+    fn next(&mut self, now: Time) {
+        let wait = FIRST_RETRY * (1 << self.tries.min(8));
+        self.at = now + wait.min(MAX_RETRY);
+        self.tries += 1;
+    }
+}
+
+/// An address that a path's datagrams began to come from.
+#[derive(Clone, Copy, Debug)]
+struct Roaming {
+    to: SocketAddr,
+    challenge: [u8; 8],
+    retry: Retry,
+}
+
+/// A path to the peer.
+pub(crate) struct Link {
+    /// Its number on the wire.
+    pub(crate) id: u8,
+    /// The local path.
+    pub(crate) local: usize,
+    /// The peer's end.
+    pub(crate) remote: SocketAddr,
+    /// The lower of both ends' labels.
+    pub(crate) trusted: bool,
+    pub(crate) stage: Stage,
+    pub(crate) path: Path,
+    /// Bytes received by it.
+    pub(crate) bytes_received: u64,
+    /// Frames to be sent by it at once, whatever its state.
+    pub(crate) frames: Vec<u8>,
+    /// A datagram that asks for an acknowledgement is due.
+    pub(crate) probe: bool,
+    roaming: Option<Roaming>,
+    highest: u64,
+    shown: &'static str,
+}
+
+impl Link {
+    /// A path that we ask the peer to open.
+    pub(crate) fn join(
+        now: Time,
+        shared: &mut Shared,
+        id: u8,
+        local: usize,
+        remote: SocketAddr,
+    ) -> Self {
+        let mut nonce = [0; 8];
+        shared.rng.fill(&mut nonce);
+        Self::new(
+            now,
+            shared,
+            id,
+            local,
+            remote,
+            Stage::Joining {
+                nonce,
+                retry: Retry::new(now),
+            },
+        )
+    }
+
+    /// A path that the peer asks to open.
+    pub(crate) fn accept(
+        now: Time,
+        shared: &mut Shared,
+        id: u8,
+        local: usize,
+        remote: SocketAddr,
+        nonce: [u8; 8],
+        trusted: bool,
+    ) -> Self {
+        let mut challenge = [0; 8];
+        shared.rng.fill(&mut challenge);
+        let stage = Stage::Accepting {
+            nonce,
+            challenge,
+            retry: Retry::new(now),
+        };
+        let mut link = Self::new(now, shared, id, local, remote, stage);
+        link.trusted &= trusted;
+        link
+    }
+
+    fn new(
+        now: Time,
+        shared: &Shared,
+        id: u8,
+        local: usize,
+        remote: SocketAddr,
+        stage: Stage,
+    ) -> Self {
+        let overhead = if remote.is_ipv4() { 28 } else { 48 };
+        let interface_mtu = shared.local[local].mtu;
+        Self {
+            id,
+            local,
+            remote,
+            trusted: shared.local[local].trusted,
+            stage,
+            path: Path::new(
+                now,
+                PathConfig {
+                    interface_mtu,
+                    overhead,
+                },
+            ),
+            bytes_received: 0,
+            frames: Vec::new(),
+            probe: false,
+            roaming: None,
+            highest: 0,
+            shown: "",
+        }
+    }
+
+    /// Whether it may carry what the peers exchange.
+    pub(crate) fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    /// Whether new data may go by it.
+    pub(crate) fn is_active(&self, shared: &Shared) -> bool {
+        self.is_open() && shared.local[self.local].up && self.path.state() == PathState::Active
+    }
+
+    /// What the user is shown.
+    pub(crate) fn state_name(&self, shared: &Shared) -> &'static str {
+        if !self.is_open() {
+            return "joining";
+        }
+        if !shared.local[self.local].up {
+            return "down";
+        }
+        match self.path.state() {
+            PathState::Active => "active",
+            PathState::Suspect => "suspect",
+            PathState::Down | PathState::Unvalidated => "down",
+        }
+    }
+
+    /// Tells the owner if the state is not what it was told last.
+    pub(crate) fn note_state(&mut self, shared: &mut Shared, peer: usize) {
+        let state = self.state_name(shared);
+        if state != self.shown {
+            self.shown = state;
+            shared.events.push_back(Event::Path {
+                peer,
+                path: self.local,
+                state,
+            });
+        }
+    }
+
+    /// Queues a frame that goes by this path.
+    pub(crate) fn push_frame(&mut self, frame: &Frame<'_>) {
+        let mut bytes = [0; 64];
+        let mut w = Writer::new(&mut bytes);
+        frame::encode(frame, &mut w);
+        let len = w.len();
+        // What a peer can make us answer is bounded.
+        if self.frames.len() + len <= 512 {
+            self.frames.extend_from_slice(&bytes[..len]);
+        }
+    }
+
+    /// When [`on_timer`](Self::on_timer) is due.
+    pub(crate) fn timer(&self) -> Option<Time> {
+        let stage = match self.stage {
+            Stage::Joining { retry, .. } => Some(retry.at),
+            Stage::Accepting { retry, .. } if retry.tries < ACCEPTS => Some(retry.at),
+            Stage::Accepting { .. } | Stage::Open => None,
+        };
+        let roaming = self.roaming.as_ref().map(|r| r.retry.at);
+        [stage, roaming].into_iter().flatten().min()
+    }
+
+    /// Repeats what has not been answered.
+    pub(crate) fn on_timer(&mut self, now: Time, shared: &Shared) {
+        let label = shared.local[self.local].trusted;
+        match &mut self.stage {
+            Stage::Joining { nonce, retry } if retry.at <= now => {
+                if retry.tries == 0 {
+                    retry.first = now;
+                }
+                retry.next(now);
+                let frame = Frame::PathJoin {
+                    nonce: *nonce,
+                    trusted: label,
+                };
+                self.push_frame(&frame);
+            }
+            Stage::Accepting {
+                nonce,
+                challenge,
+                retry,
+            } if retry.at <= now && retry.tries < ACCEPTS => {
+                if retry.tries == 0 {
+                    retry.first = now;
+                }
+                retry.next(now);
+                let frame = Frame::PathAccept {
+                    nonce: *nonce,
+                    challenge: *challenge,
+                    trusted: label,
+                };
+                self.push_frame(&frame);
+            }
+            _ => {}
+        }
+        // At most three challenges go to a place that is not proved; `poll_challenge` sends them.
+        if self
+            .roaming
+            .as_ref()
+            .is_some_and(|r| r.retry.at <= now && r.retry.tries >= 3)
+        {
+            self.roaming = None;
+        }
+    }
+
+    /// The peer asks (again) to open this path.
+    pub(crate) fn on_join(&mut self, now: Time, shared: &Shared, nonce: [u8; 8], trusted: bool) {
+        match &mut self.stage {
+            Stage::Accepting {
+                nonce: known,
+                retry,
+                ..
+            } => {
+                *known = nonce;
+                *retry = Retry::new(now);
+                self.trusted = shared.local[self.local].trusted && trusted;
+            }
+            // The peer missed our confirmation of its own challenge, or the other way round: it
+            // proved itself before; the label can only fall.
+            Stage::Open => {
+                self.trusted &= trusted;
+                let label = shared.local[self.local].trusted;
+                self.push_frame(&Frame::PathAccept {
+                    nonce,
+                    challenge: [0; 8],
+                    trusted: label,
+                });
+            }
+            Stage::Joining { .. } => {}
+        }
+    }
+
+    /// The peer accepts; false if that answers nothing of ours.
+    pub(crate) fn on_accept(
+        &mut self,
+        now: Time,
+        nonce: [u8; 8],
+        challenge: [u8; 8],
+        trusted: bool,
+    ) -> bool {
+        match self.stage {
+            Stage::Joining { nonce: ours, retry } if ours == nonce => {
+                self.trusted &= trusted;
+                self.stage = Stage::Open;
+                self.path.on_validated(now, now.since(retry.first));
+                self.push_frame(&Frame::PathConfirm { challenge });
+                true
+            }
+            // Our confirmation was lost.
+            Stage::Open => {
+                self.push_frame(&Frame::PathConfirm { challenge });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The peer answers our challenge; false if it does not.
+    pub(crate) fn on_confirm(&mut self, now: Time, challenge: [u8; 8]) -> bool {
+        match self.stage {
+            Stage::Accepting {
+                challenge: ours,
+                retry,
+                ..
+            } if ours == challenge => {
+                self.stage = Stage::Open;
+                self.path.on_validated(now, now.since(retry.first));
+                true
+            }
+            Stage::Open => true,
+            _ => false,
+        }
+    }
+
+    /// An authentic datagram came from `from`. If that is not where the peer was, and nothing newer
+    /// came from there, the new place is challenged; the old one is kept meanwhile (SECURITY 4).
+    pub(crate) fn on_source(&mut self, now: Time, shared: &mut Shared, seq: u64, from: SocketAddr) {
+        let newest = seq >= self.highest;
+        self.highest = self.highest.max(seq);
+        if from == self.remote || !newest || !self.is_open() {
+            return;
+        }
+        // Trusted paths do not roam.
+        if self.trusted || self.roaming.as_ref().is_some_and(|r| r.to == from) {
+            return;
+        }
+        let mut challenge = [0; 8];
+        shared.rng.fill(&mut challenge);
+        self.roaming = Some(Roaming {
+            to: from,
+            challenge,
+            retry: Retry::new(now),
+        });
+    }
+
+    /// A challenge to send to a place that is not proved yet.
+    pub(crate) fn poll_challenge(&mut self, now: Time) -> Option<(SocketAddr, [u8; 8])> {
+        let roaming = self.roaming.as_mut()?;
+        if roaming.retry.at > now || roaming.retry.tries >= 3 {
+            return None;
+        }
+        roaming.retry.next(now);
+        Some((roaming.to, roaming.challenge))
+    }
+
+    /// The new place answered: it is where the peer is now.
+    pub(crate) fn on_response(&mut self, from: SocketAddr, challenge: [u8; 8]) -> bool {
+        match self.roaming {
+            Some(roaming) if roaming.challenge == challenge && roaming.to == from => {
+                self.remote = from;
+                self.roaming = None;
+                true
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The whole core: peers, their paths and connections, between a TUN and sockets.
+//!
+//! # Driving it
+//!
+//! The owner holds the TUNs, the sockets and the clock, and calls in turn:
+//!
+//! 1. inputs: [`Node::handle_tun`] for each packet read from a TUN, [`Node::handle_datagram`] for
+//!    each datagram received, [`Node::handle_timeout`] when [`Node::poll_timeout`] has come;
+//! 2. then the outputs until they are empty: [`Node::poll_transmit`], [`Node::poll_injection`],
+//!    [`Node::poll_event`].
+//!
+//! Commands ([`Node::send_control`], [`Node::set_path_up`], …) may come at any time and are followed
+//! by the outputs as well. Whatever arrives, nothing panics; what is dropped is counted.
+
+mod command;
+mod config;
+mod links;
+mod notice;
+mod opaque;
+mod peer;
+mod receive;
+mod schedule;
+mod send;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use dibs_wire::packet::{self, Packet};
+use dibs_wire::virtio::{self, VirtioHdr};
+
+pub use command::{ControlError, MAX_CONTROL};
+pub use config::{Bump, LocalPath, NodeConfig, PeerConfig};
+pub use notice::Event;
+pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};
+
+use crate::buffer::{Buffer, Pool};
+use crate::counters::{Counter, Counters};
+use crate::flow::inject::{Injection, Injector};
+use crate::session::{
+    Config as SessionConfig, Hello, OpenError, Random, SeededRandom, Sessions, is_handshake,
+};
+use crate::time::Time;
+use peer::{Out, Peer, Source};
+
+/// What all peers use.
+pub(crate) struct Shared {
+    pub(crate) pool: Pool,
+    pub(crate) rng: SeededRandom,
+    pub(crate) injector: Injector,
+    pub(crate) counters: Counters,
+    pub(crate) events: VecDeque<Event>,
+    pub(crate) local: Vec<LocalPath>,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) trusted_share: f64,
+    pub(crate) hold_without_trusted: bool,
+    pub(crate) instance: u64,
+    /// Seeds the hash tables.
+    pub(crate) hash_keys: (u64, u64),
+    /// One datagram that nobody keeps.
+    pub(crate) scratch: Vec<u8>,
+}
+
+impl Shared {
+    pub(crate) fn count(&mut self, counter: Counter) {
+        self.counters.count(counter);
+    }
+
+    pub(crate) fn random_u64(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        self.rng.fill(&mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Uniform in `0..=max`.
+    pub(crate) fn random_below(&mut self, max: u64) -> u64 {
+        match max.checked_add(1) {
+            Some(n) => self.random_u64() % n,
+            None => self.random_u64(),
+        }
+    }
+}
+
+/// A send for a socket: datagrams of `segment` bytes each, the last one may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub struct Transmit<'a> {
+    /// Index of the local path whose socket it leaves by.
+    pub path: usize,
+    /// Where it goes.
+    pub to: SocketAddr,
+    /// Length of each datagram.
+    pub segment: usize,
+    /// The datagrams, one behind the other.
+    pub bytes: &'a [u8],
+}
+
+/// Everything that one daemon knows; see the [module](self) for how to drive it.
+pub struct Node {
+    shared: Shared,
+    sessions: Sessions,
+    peers: Vec<Peer>,
+    /// Handshake messages and answers to strangers.
+    outbox: VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    outbox_head: Vec<u8>,
+    /// The peer that is asked first for something to send.
+    turn: usize,
+}
+
+/// Handshake messages that wait to be sent, at most.
+const OUTBOX: usize = 64;
+
+impl Node {
+    /// A node that has sent nothing yet. `seed` is the source of all its randomness.
+    ///
+    /// # Errors
+    /// A peer's key is this host's own, or another peer's.
+    pub fn new(
+        now: Time,
+        config: NodeConfig,
+        seed: [u8; 32],
+    ) -> Result<Self, crate::session::AddPeerError> {
+        let mut rng = SeededRandom::new(seed);
+        let session_config = SessionConfig {
+            private: config.private,
+            suite: config.suite,
+            integrity: config.integrity,
+        };
+        let mut sessions = Sessions::new(session_config, now, &mut rng);
+        let mut shared = Shared {
+            pool: Pool::new(64),
+            rng,
+            injector: Injector::default(),
+            counters: Counters::default(),
+            events: VecDeque::new(),
+            local: config.paths,
+            addresses: config.addresses,
+            trusted_share: config.trusted_share,
+            hold_without_trusted: config.hold_without_trusted,
+            instance: 0,
+            hash_keys: (0, 0),
+            scratch: Vec::with_capacity(2048),
+        };
+        shared.instance = shared.random_u64();
+        shared.hash_keys = (shared.random_u64(), shared.random_u64());
+        let own = *sessions.public_key();
+        let mut peers = Vec::with_capacity(config.peers.len());
+        for peer in config.peers {
+            let id = sessions.add_peer(peer.public, peer.preshared)?;
+            let smaller_key = own.as_bytes() < peer.public.as_bytes();
+            peers.push(Peer::new(
+                now,
+                id,
+                peer.prefixes,
+                peer.endpoints,
+                smaller_key,
+                &mut shared,
+            ));
+        }
+        Ok(Self {
+            shared,
+            sessions,
+            peers,
+            outbox: VecDeque::new(),
+            outbox_head: Vec::new(),
+            turn: 0,
+        })
+    }
+
+    /// A buffer to read a TUN packet into.
+    pub fn tun_buffer(&mut self) -> Buffer {
+        self.shared.pool.take()
+    }
+
+    /// Takes a packet read from the TUN of `bump`: virtio header and packet stand in
+    /// `buffer[..len]`.
+    pub fn handle_tun(&mut self, now: Time, bump: u8, mut buffer: Buffer, len: usize) {
+        let Self {
+            shared,
+            sessions,
+            peers,
+            ..
+        } = self;
+        let Some((header, bytes)) = buffer[..len].split_first_chunk_mut::<{ virtio::LEN }>() else {
+            shared.count(Counter::TunMalformed);
+            return shared.pool.give(buffer);
+        };
+        let Ok(header) = VirtioHdr::decode(header) else {
+            shared.count(Counter::TunMalformed);
+            return shared.pool.give(buffer);
+        };
+        let Ok(parsed) = packet::parse(bytes) else {
+            shared.count(Counter::TunMalformed);
+            return shared.pool.give(buffer);
+        };
+        let destination = match &parsed {
+            Packet::Tcp(segment) => segment.tuple.dst,
+            Packet::Opaque(opaque) => opaque.dst,
+        };
+        let Some(peer) = route(peers, destination) else {
+            shared.count(Counter::TunNoPeer);
+            return shared.pool.give(buffer);
+        };
+        let Some(session) = sessions.sending(now, peer.id) else {
+            shared.count(Counter::TunNoSession);
+            return shared.pool.give(buffer);
+        };
+        match parsed {
+            Packet::Tcp(segment) => {
+                let taken =
+                    peer.take_segment(now, shared, session, bump, &segment, header.gso_size);
+                match taken {
+                    peer::Taken::Done => shared.pool.give(buffer),
+                    peer::Taken::Queue(place) => peer.enqueue(now, shared, place, buffer),
+                    peer::Taken::Opaque => peer.take_opaque(shared, bump, header, buffer, len),
+                }
+            }
+            Packet::Opaque(_) => peer.take_opaque(shared, bump, header, buffer, len),
+        }
+    }
+
+    /// Takes one datagram that came in by the socket of local path `path` from `from`. It is
+    /// decrypted in place.
+    pub fn handle_datagram(
+        &mut self,
+        now: Time,
+        path: usize,
+        from: SocketAddr,
+        datagram: &mut [u8],
+    ) {
+        if is_handshake(datagram) {
+            return self.handle_handshake(now, path, from, datagram);
+        }
+        let Self {
+            shared,
+            sessions,
+            peers,
+            ..
+        } = self;
+        match sessions.open(now, datagram) {
+            Ok(received) => {
+                let index = received.peer.index();
+                peers[index].receive(now, shared, path, from, received);
+            }
+            Err(error) => shared.count(match error {
+                OpenError::Malformed => Counter::DatagramMalformed,
+                OpenError::UnknownIndex => Counter::DatagramUnknownIndex,
+                OpenError::Expired => Counter::DatagramExpired,
+                OpenError::Replayed => Counter::DatagramReplayed,
+                OpenError::Unauthentic => Counter::DatagramUnauthentic,
+                OpenError::BareRefused => Counter::BareRefused,
+            }),
+        }
+    }
+
+    fn handle_handshake(&mut self, now: Time, path: usize, from: SocketAddr, datagram: &[u8]) {
+        let Self {
+            shared,
+            sessions,
+            peers,
+            outbox,
+            ..
+        } = self;
+        // Keys are agreed over trusted paths only (SECURITY 4).
+        if !shared.local[path].trusted {
+            return shared.count(Counter::HandshakeUntrusted);
+        }
+        let under_load = outbox.len() > OUTBOX / 4;
+        let hello = peer::hello(shared);
+        let outcome = sessions.handle(now, from, under_load, datagram, |_| hello, &mut shared.rng);
+        if let Some(reply) = outcome.reply
+            && outbox.len() < OUTBOX
+        {
+            outbox.push_back((path, from, reply));
+        }
+        if outcome.dropped.is_some() {
+            shared.count(Counter::HandshakeDropped);
+        }
+        if let Some(established) = outcome.established {
+            shared.count(Counter::Sessions);
+            let index = established.peer.index();
+            peers[index].on_established(now, shared, (path, from), established);
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is due next.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let peers = self.peers.iter().filter_map(Peer::poll_timeout);
+        peers.chain(self.sessions.poll_timeout()).min()
+    }
+
+    /// Does what is due. `wall` is the time since the Unix epoch.
+    pub fn handle_timeout(&mut self, now: Time, wall: Duration) {
+        let Self {
+            shared,
+            sessions,
+            peers,
+            outbox,
+            ..
+        } = self;
+        let hello = peer::hello(shared);
+        for peer in peers.iter_mut() {
+            peer.handle_timeout(now, shared);
+            if peer.wants_call(now, shared)
+                && sessions.state(now, peer.id) == crate::session::PeerState::Down
+                && let Some(message) =
+                    sessions.initiate(now, wall, peer.id, &hello, &mut shared.rng)
+            {
+                send_call(shared, peer, outbox, &message);
+            }
+        }
+        for call in sessions.handle_timeout(now, wall, |_| hello.clone(), &mut shared.rng) {
+            send_call(
+                shared,
+                &mut peers[call.peer.index()],
+                outbox,
+                &call.datagram,
+            );
+        }
+    }
+
+    /// The next send, or `None` if there is nothing that may go now.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit<'_>> {
+        if let Some((path, to, bytes)) = self.outbox.pop_front() {
+            self.outbox_head = bytes;
+            let bytes = &self.outbox_head[..];
+            return Some(Transmit {
+                path,
+                to,
+                segment: bytes.len(),
+                bytes,
+            });
+        }
+        let count = self.peers.len();
+        for step in 0..count {
+            let index = (self.turn + step) % count;
+            let peer = &mut self.peers[index];
+            let Some(session) = self.sessions.sending(now, peer.id) else {
+                continue;
+            };
+            let Some(out) = peer.poll_transmit(now, &mut self.shared, session) else {
+                continue;
+            };
+            self.turn = (index + 1) % count;
+            let Out {
+                path,
+                to,
+                segment,
+                source,
+            } = out;
+            let bytes = match source {
+                Source::Scratch => &self.shared.scratch[..],
+                Source::Batch(key, len) => &self.peers[index].waiting.batch(key)[..len],
+            };
+            return Some(Transmit {
+                path,
+                to,
+                segment,
+                bytes,
+            });
+        }
+        None
+    }
+
+    /// Finishes the packet being built: nothing more has arrived that could join it.
+    pub fn flush_injections(&mut self) {
+        self.shared.injector.flush();
+    }
+
+    /// The next packet for a TUN; give it back with [`recycle`](Self::recycle).
+    pub fn poll_injection(&mut self) -> Option<Injection> {
+        let injection = self.shared.injector.pop()?;
+        self.shared.count(Counter::Injected);
+        Some(injection)
+    }
+
+    /// Gives the memory of an injected packet back.
+    pub fn recycle(&mut self, injection: Injection) {
+        Injector::recycle(&mut self.shared.pool, injection);
+    }
+
+    /// The next thing that the owner should know.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.shared.events.pop_front()
+    }
+}
+
+fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer> {
+    let best = peers
+        .iter_mut()
+        .filter_map(|peer| peer.matches(destination).map(|len| (len, peer)))
+        .max_by_key(|(len, _)| *len);
+    best.map(|(_, peer)| peer)
+}
+
+/// Queues a first handshake message to each trusted endpoint in turn.
+fn send_call(
+    shared: &Shared,
+    peer: &mut Peer,
+    outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    message: &[u8],
+) {
+    if let Some((path, to)) = peer.next_call(shared)
+        && outbox.len() < OUTBOX
+    {
+        outbox.push_back((path, to, message.to_vec()));
+    }
+}
+
+/// A hello that cannot be too long.
+pub(crate) fn short_hello(bytes: Vec<u8>) -> Hello {
+    Hello::new(bytes).expect("our hello is a few bytes long")
+}

@@ -1,0 +1,45 @@
+//! What the owner is told.
+
+use dibs_wire::Tuple;
+
+/// Something that happened; peers and paths by their index in the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A session with a peer is in use for the first time since it was down, or it restarted.
+    PeerUp {
+        /// The peer.
+        peer: usize,
+        /// It is not the instance that we knew.
+        restarted: bool,
+    },
+    /// The last session with a peer expired.
+    PeerDown {
+        /// The peer.
+        peer: usize,
+    },
+    /// A path changed its state.
+    Path {
+        /// The peer.
+        peer: usize,
+        /// The local path.
+        path: usize,
+        /// What it is now: "active", "suspect", "down", "joining".
+        state: &'static str,
+    },
+    /// A message of the peer's daemon, once.
+    Control {
+        /// The peer.
+        peer: usize,
+        /// The message.
+        bytes: Vec<u8>,
+    },
+    /// The first packet of a connection came from the peer: the connection is in the bump.
+    Opened {
+        /// The peer.
+        peer: usize,
+        /// The bump.
+        bump: u8,
+        /// The connection as the local host sends.
+        tuple: Tuple,
+    },
+}

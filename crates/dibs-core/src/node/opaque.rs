@@ -1,0 +1,189 @@
+//! Packets that are carried whole, in pieces where a datagram is too small for them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::Shared;
+use crate::counters::Counter;
+use crate::time::Time;
+
+/// Bytes of opaque packets that wait for a trusted path, at most.
+const QUEUE_LIMIT: usize = 512 * 1024;
+/// Unfinished wholes, and their bytes, at most.
+const MAX_WHOLES: usize = 64;
+const MAX_BYTES: usize = 4 << 20;
+/// Longest whole: header block and payload of a chunk, or an IP packet with its frame.
+const MAX_TOTAL: u32 = 66 * 1024;
+/// A whole that is not complete by then never will be.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Opaque packets on their way out.
+#[derive(Default)]
+pub(super) struct OpaqueQueue {
+    packets: VecDeque<(u8, Box<[u8]>)>,
+    bytes: usize,
+    /// How much of the first one is out, and under which number.
+    sent: usize,
+    number: u32,
+}
+
+/// What to send next of the first packet.
+pub(super) struct Part<'a> {
+    /// Its bump.
+    pub(super) bump: u8,
+    /// All of it.
+    pub(super) packet: &'a [u8],
+    /// Names the whole.
+    pub(super) number: u32,
+    /// Where the piece begins.
+    pub(super) at: usize,
+}
+
+impl OpaqueQueue {
+    /// Appends a packet; false if it does not fit.
+    pub(super) fn push(&mut self, bump: u8, packet: &[u8]) -> bool {
+        if self.bytes + packet.len() > QUEUE_LIMIT {
+            return false;
+        }
+        self.bytes += packet.len();
+        self.packets.push_back((bump, packet.into()));
+        true
+    }
+
+    /// The packet at the head.
+    pub(super) fn head(&self) -> Option<Part<'_>> {
+        let (bump, packet) = self.packets.front()?;
+        Some(Part {
+            bump: *bump,
+            packet,
+            number: self.number,
+            at: self.sent,
+        })
+    }
+
+    /// `len` more bytes of the head are out.
+    pub(super) fn consume(&mut self, len: usize) {
+        self.sent += len;
+        if self
+            .packets
+            .front()
+            .is_some_and(|(_, p)| self.sent >= p.len())
+        {
+            let (_, packet) = self.packets.pop_front().expect("it was just seen");
+            self.bytes -= packet.len();
+            self.sent = 0;
+            // Even numbers are opaque packets, odd ones chunks.
+            self.number = self.number.wrapping_add(2);
+        }
+    }
+}
+
+struct Whole {
+    header: u16,
+    bytes: Vec<u8>,
+    /// Parts that are there, by start; they do not overlap.
+    parts: BTreeMap<u32, u32>,
+    since: Time,
+}
+
+/// Puts fragments together, within bounds.
+#[derive(Default)]
+pub(super) struct Reassembly {
+    wholes: BTreeMap<u32, Whole>,
+    bytes: usize,
+}
+
+/// A fragment's fields.
+pub(super) struct Fragment<'a> {
+    pub(super) id: u32,
+    pub(super) at: u32,
+    pub(super) total: u32,
+    pub(super) header: u16,
+    pub(super) bytes: &'a [u8],
+}
+
+/// What came of a fragment.
+pub(super) enum Assembled {
+    /// More is needed.
+    Partly,
+    /// It was the last one: the whole, and the length of its header block.
+    Whole(Vec<u8>, usize),
+    /// It contradicts itself or an earlier one.
+    Contradiction,
+}
+
+impl Reassembly {
+    /// Adds a fragment.
+    pub(super) fn add(&mut self, now: Time, shared: &mut Shared, f: &Fragment<'_>) -> Assembled {
+        let end = u64::from(f.at) + f.bytes.len() as u64;
+        if f.total > MAX_TOTAL
+            || end > u64::from(f.total)
+            || f.bytes.is_empty()
+            || u32::from(f.header) > f.total
+        {
+            return Assembled::Contradiction;
+        }
+        if !self.wholes.contains_key(&f.id) {
+            while self.wholes.len() >= MAX_WHOLES || self.bytes + f.total as usize > MAX_BYTES {
+                let oldest = self
+                    .wholes
+                    .iter()
+                    .min_by_key(|(_, w)| w.since)
+                    .map(|(id, _)| *id);
+                self.remove(oldest.expect("the bounds exceed one whole"));
+                shared.count(Counter::FragmentsExpired);
+            }
+            self.bytes += f.total as usize;
+            let whole = Whole {
+                header: f.header,
+                bytes: vec![0; f.total as usize],
+                parts: BTreeMap::new(),
+                since: now,
+            };
+            self.wholes.insert(f.id, whole);
+        }
+        let whole = self.wholes.get_mut(&f.id).expect("it was just made");
+        if whole.bytes.len() != f.total as usize || whole.header != f.header {
+            return Assembled::Contradiction;
+        }
+        let end = end as u32;
+        let before = whole.parts.range(..end).next_back();
+        if let Some((&start, &stop)) = before
+            && stop > f.at
+        {
+            // Seen before, or cut otherwise than the first time.
+            return if start == f.at && stop == end {
+                Assembled::Partly
+            } else {
+                Assembled::Contradiction
+            };
+        }
+        whole.bytes[f.at as usize..end as usize].copy_from_slice(f.bytes);
+        whole.parts.insert(f.at, end);
+        let have: u32 = whole.parts.iter().map(|(start, stop)| stop - start).sum();
+        if have < f.total {
+            return Assembled::Partly;
+        }
+        let header = usize::from(whole.header);
+        Assembled::Whole(self.remove(f.id), header)
+    }
+
+    fn remove(&mut self, id: u32) -> Vec<u8> {
+        let whole = self.wholes.remove(&id).expect("the caller saw it");
+        self.bytes -= whole.bytes.len();
+        whole.bytes
+    }
+
+    /// When the oldest one is given up.
+    pub(super) fn expires_at(&self) -> Option<Time> {
+        self.wholes.values().map(|w| w.since + PATIENCE).min()
+    }
+
+    /// Gives up what is too old.
+    pub(super) fn expire(&mut self, now: Time, shared: &mut Shared) {
+        while let Some((&id, _)) = self.wholes.iter().find(|(_, w)| w.since + PATIENCE <= now) {
+            self.remove(id);
+            shared.count(Counter::FragmentsExpired);
+        }
+    }
+}

@@ -1,0 +1,659 @@
+//! One peer: what is known of it, and what the local kernel has for it.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use dibs_wire::packet::{Segment, flags};
+use dibs_wire::virtio::{self, VirtioHdr};
+use dibs_wire::{SeqNumber, Tuple};
+use siphasher::sip::SipHasher13;
+
+use super::config::Bump;
+use super::links::Link;
+use super::notice::Event;
+use super::opaque::{OpaqueQueue, Reassembly};
+use super::{LocalPath, Shared, short_hello};
+use crate::buffer::Buffer;
+use crate::chunk::{Content, Unacknowledged};
+use crate::counters::Counter;
+use crate::flow::conn::Conn;
+use crate::flow::fields::{self, OwnedFields};
+use crate::flow::queue::Full;
+use crate::prefix::Prefix;
+use crate::session::{EpochSecrets, Established, Hello, PeerId, Role, Session, SessionId};
+use crate::slab::{Key, Slab};
+use crate::stream::rx::Store;
+use crate::time::Time;
+
+/// Bytes that a peer may make us hold out of order; told to it in the hello.
+const STORE_LIMIT: usize = 32 << 20;
+/// Connections of a peer, at most; beyond, the longest idle ones are forgotten.
+const MAX_CONNS: usize = 65_536;
+/// A connection that was silent as long is forgotten; it opens again when it speaks.
+const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
+/// How often idle connections are looked for.
+const SWEEP: Duration = Duration::from_secs(30);
+/// Sessions whose epoch secrets are kept, for flows opened under them.
+const SECRETS_KEPT: usize = 4;
+/// Segments without payload that wait to be sent, at most.
+const MAX_SEGMENTS: usize = 4096;
+/// An idle path is asked whether it is still there.
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
+/// The wait before a path that could not be had is asked for again.
+const REDIAL: Duration = Duration::from_secs(1);
+
+/// What became of a segment from the TUN.
+pub(crate) enum Taken {
+    /// Dealt with.
+    Done,
+    /// To be queued at the place.
+    Queue(Place),
+    /// Not to be cut: as it is.
+    Opaque,
+}
+
+/// Where a segment's payload goes.
+pub(crate) struct Place {
+    conn: Key,
+    payload_at: usize,
+    end: usize,
+    mss: usize,
+}
+
+/// A segment without payload that waits to be sent.
+pub(super) struct EmptyOut {
+    pub(super) conn: Key,
+    pub(super) seq: SeqNumber,
+    pub(super) tcp: OwnedFields,
+}
+
+/// Where the bytes of a send lie.
+pub(crate) enum Source {
+    /// In the shared scratch buffer.
+    Scratch,
+    /// In a batch, its first bytes.
+    Batch(Key, usize),
+}
+
+/// A send.
+pub(crate) struct Out {
+    pub(crate) path: usize,
+    pub(crate) to: SocketAddr,
+    pub(crate) segment: usize,
+    pub(crate) source: Source,
+}
+
+/// Seeds the hash tables: what a peer chooses must not make them slow.
+#[derive(Clone)]
+pub(super) struct Hashing(u64, u64);
+
+impl BuildHasher for Hashing {
+    type Hasher = SipHasher13;
+
+    fn build_hasher(&self) -> SipHasher13 {
+        SipHasher13::new_with_keys(self.0, self.1)
+    }
+}
+
+/// What the node knows of a peer.
+pub(crate) struct Peer {
+    pub(crate) id: PeerId,
+    pub(super) prefixes: Vec<Prefix>,
+    endpoints: Vec<(usize, SocketAddr)>,
+    next_endpoint: usize,
+    /// Ties between the two ends go our way.
+    smaller_key: bool,
+    /// The running instance of its daemon.
+    instance: Option<u64>,
+    /// Hellos of sessions that the peer has not confirmed.
+    unconfirmed: VecDeque<(SessionId, u64, usize)>,
+    pub(super) up: bool,
+    /// Newest last.
+    pub(super) secrets: VecDeque<EpochSecrets>,
+    pub(super) links: Vec<Link>,
+    next_path_id: u8,
+    redial_at: Time,
+    pub(super) conns: Slab<Conn>,
+    pub(super) by_tuple: HashMap<(Tuple, u8), Key, Hashing>,
+    /// By the peer's flow numbers.
+    pub(super) incoming: HashMap<u32, Key, Hashing>,
+    /// By ours.
+    pub(super) outgoing: HashMap<u32, Key, Hashing>,
+    next_flow: u32,
+    pub(crate) waiting: Unacknowledged,
+    /// Lost and to be sent again, with the path that lost it.
+    pub(super) resend: VecDeque<(Key, u8)>,
+    /// Flows with something queued: those that just began, and the others.
+    pub(super) new_flows: VecDeque<Key>,
+    pub(super) old_flows: VecDeque<Key>,
+    /// Bytes in all queues.
+    pub(super) backlog: usize,
+    pub(super) segments: VecDeque<EmptyOut>,
+    pub(super) opaque: OpaqueQueue,
+    pub(super) reassembly: Reassembly,
+    pub(super) control_out: VecDeque<Box<[u8]>>,
+    pub(super) next_control: u32,
+    /// Messages that wait for acknowledgement.
+    pub(super) controls_waiting: usize,
+    /// Odd numbers name chunks in pieces, even ones opaque packets.
+    pub(super) next_fragmented: u32,
+    pub(super) control_seen: VecDeque<u32>,
+    /// Frames that tell the peer of flows and epochs; they may be lost.
+    pub(super) notices: Vec<u8>,
+    pub(super) store: Store,
+    /// What the peer says it can hold.
+    pub(super) peer_store: usize,
+    /// When a pacer lets the next data go.
+    pub(super) paced_until: Option<Time>,
+    /// Trust keeps data waiting that an untrusted path could carry.
+    pub(super) held_by_trust: bool,
+    sweep_at: Time,
+    pub(super) acked: Vec<u64>,
+    pub(super) lost: Vec<u64>,
+}
+
+/// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB.
+pub(crate) fn hello(shared: &Shared) -> Hello {
+    let mut bytes = vec![1];
+    bytes.extend_from_slice(&shared.instance.to_be_bytes());
+    bytes.extend_from_slice(&((STORE_LIMIT / 1024) as u32).to_be_bytes());
+    short_hello(bytes)
+}
+
+fn read_hello(hello: &Hello) -> Option<(u64, usize)> {
+    let bytes: &[u8; 13] = hello.as_bytes().first_chunk()?;
+    let instance = u64::from_be_bytes(bytes[1..9].try_into().expect("eight bytes"));
+    let store = u32::from_be_bytes(bytes[9..13].try_into().expect("four bytes"));
+    (bytes[0] == 1).then_some((instance, (store as usize).saturating_mul(1024)))
+}
+
+impl Peer {
+    pub(crate) fn new(
+        now: Time,
+        id: PeerId,
+        prefixes: Vec<Prefix>,
+        endpoints: Vec<(usize, SocketAddr)>,
+        smaller_key: bool,
+        shared: &mut Shared,
+    ) -> Self {
+        let hashing = Hashing(shared.hash_keys.0, shared.hash_keys.1);
+        Self {
+            id,
+            prefixes,
+            endpoints,
+            next_endpoint: 0,
+            smaller_key,
+            instance: None,
+            unconfirmed: VecDeque::new(),
+            up: false,
+            secrets: VecDeque::new(),
+            links: Vec::new(),
+            next_path_id: u8::from(!smaller_key),
+            redial_at: now,
+            conns: Slab::default(),
+            by_tuple: HashMap::with_hasher(hashing.clone()),
+            incoming: HashMap::with_hasher(hashing.clone()),
+            outgoing: HashMap::with_hasher(hashing),
+            next_flow: 0,
+            waiting: Unacknowledged::default(),
+            resend: VecDeque::new(),
+            new_flows: VecDeque::new(),
+            old_flows: VecDeque::new(),
+            backlog: 0,
+            segments: VecDeque::new(),
+            opaque: OpaqueQueue::default(),
+            reassembly: Reassembly::default(),
+            control_out: VecDeque::new(),
+            next_control: 0,
+            controls_waiting: 0,
+            next_fragmented: 1,
+            control_seen: VecDeque::new(),
+            notices: Vec::new(),
+            store: Store::new(STORE_LIMIT),
+            peer_store: 0,
+            paced_until: None,
+            held_by_trust: false,
+            sweep_at: now + SWEEP,
+            acked: Vec::new(),
+            lost: Vec::new(),
+        }
+    }
+
+    /// Length of the longest prefix of this peer that `addr` lies in.
+    pub(crate) fn matches(&self, addr: IpAddr) -> Option<u8> {
+        self.prefixes
+            .iter()
+            .filter(|p| p.contains(addr))
+            .map(Prefix::len)
+            .max()
+    }
+
+    /// Whether a session should be asked for.
+    pub(crate) fn wants_call(&self, now: Time, shared: &Shared) -> bool {
+        now >= self.redial_at
+            && self
+                .endpoints
+                .iter()
+                .any(|(l, _)| is_callable(&shared.local[*l]))
+    }
+
+    /// The trusted endpoint to send the next handshake message to.
+    pub(crate) fn next_call(&mut self, shared: &Shared) -> Option<(usize, SocketAddr)> {
+        let count = self.endpoints.len();
+        for step in 0..count {
+            let at = (self.next_endpoint + step) % count;
+            let (local, to) = self.endpoints[at];
+            if is_callable(&shared.local[local]) {
+                self.next_endpoint = at + 1;
+                return Some((local, to));
+            }
+        }
+        None
+    }
+
+    /// A session came about.
+    pub(crate) fn on_established(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        _from: (usize, SocketAddr),
+        established: Established,
+    ) {
+        let Some((instance, store)) = read_hello(&established.hello) else {
+            return shared.count(Counter::PeerContradiction);
+        };
+        self.secrets.push_back(established.epochs);
+        if self.secrets.len() > SECRETS_KEPT {
+            self.secrets.pop_front();
+        }
+        match established.role {
+            // The answer proves that the peer is there now.
+            Role::Initiator => self.on_instance(now, shared, instance, store),
+            Role::Responder => {
+                self.unconfirmed
+                    .push_back((established.session, instance, store));
+                if self.unconfirmed.len() > SECRETS_KEPT {
+                    self.unconfirmed.pop_front();
+                }
+            }
+        }
+    }
+
+    /// The initiator used a session that we answered.
+    pub(super) fn on_confirmed(&mut self, now: Time, shared: &mut Shared, session: SessionId) {
+        if let Some(at) = self.unconfirmed.iter().position(|(id, ..)| *id == session) {
+            let (_, instance, store) = self.unconfirmed.remove(at).expect("it was just found");
+            self.on_instance(now, shared, instance, store);
+        }
+    }
+
+    fn on_instance(&mut self, now: Time, shared: &mut Shared, instance: u64, store: usize) {
+        self.peer_store = store;
+        let restarted = self.instance.is_some_and(|known| known != instance);
+        if restarted {
+            shared.count(Counter::PeerRestarts);
+            self.forget(shared);
+        }
+        self.instance = Some(instance);
+        if restarted || !self.up {
+            self.up = true;
+            shared.events.push_back(Event::PeerUp {
+                peer: self.id.index(),
+                restarted,
+            });
+        }
+        self.redial_at = now;
+        // The new session is to be used at once, so that the peer confirms it.
+        match self.links.iter_mut().find(|l| l.is_open()) {
+            Some(link) => link.probe = true,
+            None => self.dial(now, shared),
+        }
+    }
+
+    /// The peer restarted: it knows nothing of what we had with it.
+    fn forget(&mut self, shared: &mut Shared) {
+        self.links.clear();
+        self.resend.clear();
+        // A message that the old instance had not taken is for the new one.
+        for pending in self.waiting.drain(&mut shared.pool).into_iter().rev() {
+            if let Content::Control { bytes, .. } = pending.content {
+                self.control_out.push_front(bytes);
+            }
+        }
+        self.controls_waiting = 0;
+        self.incoming.clear();
+        self.control_seen.clear();
+        self.reassembly = Reassembly::default();
+        self.notices.clear();
+        // What we derived under older sessions means nothing to it.
+        while self.secrets.len() > 1 {
+            self.secrets.pop_front();
+        }
+        for (_, conn) in self.conns.iter_mut() {
+            conn.out.stream.reincarnate();
+            conn.out.secrets = None;
+            conn.out.confirmed = false;
+            if let Some(mut inc) = conn.inc.take() {
+                inc.stream.clear(&mut self.store);
+            }
+        }
+    }
+
+    /// A local interface came or went.
+    pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: usize) {
+        self.redial_at = now;
+        let peer = self.id.index();
+        let up = shared.local[local].up;
+        let mut lost = std::mem::take(&mut self.lost);
+        for at in 0..self.links.len() {
+            let link = &mut self.links[at];
+            if link.local != local {
+                continue;
+            }
+            if up {
+                link.probe = true;
+            } else {
+                // What is on its way there goes by the others at once.
+                link.path.abandon(&mut lost);
+            }
+            let id = link.id;
+            link.note_state(shared, peer);
+            self.take_lost(shared, id, &mut lost);
+        }
+        self.lost = lost;
+    }
+
+    /// Asks for a path over every endpoint that has none.
+    fn dial(&mut self, now: Time, shared: &mut Shared) {
+        self.redial_at = now + REDIAL;
+        for at in 0..self.endpoints.len() {
+            let (local, remote) = self.endpoints[at];
+            let known = self.links.iter().any(|l| l.local == local);
+            if known || !shared.local[local].up {
+                continue;
+            }
+            let id = self.next_path_id;
+            self.next_path_id = self.next_path_id.wrapping_add(2);
+            self.links.push(Link::join(now, shared, id, local, remote));
+        }
+    }
+
+    /// Whether a path that the peer opens replaces ours between the same places: both ends called.
+    pub(super) fn resolve_crossed(&mut self, local: usize, remote: SocketAddr) -> bool {
+        let Some(at) = self
+            .links
+            .iter()
+            .position(|l| l.local == local && l.remote == remote)
+        else {
+            return true;
+        };
+        if self.smaller_key {
+            return false;
+        }
+        self.links.remove(at);
+        true
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        let links = self.links.iter().flat_map(|l| {
+            [
+                l.timer(),
+                l.path.poll_timeout(),
+                l.path.next_ack_time(),
+                l.path.next_ping(KEEPALIVE),
+            ]
+        });
+        let rest = [
+            self.paced_until,
+            Some(self.sweep_at),
+            (!self.endpoints.is_empty()).then_some(self.redial_at),
+            self.reassembly.expires_at(),
+        ];
+        links.chain(rest).flatten().min()
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Time, shared: &mut Shared) {
+        if self.paced_until.is_some_and(|t| t <= now) {
+            self.paced_until = None;
+        }
+        let peer = self.id.index();
+        for at in 0..self.links.len() {
+            let link = &mut self.links[at];
+            link.on_timer(now, shared);
+            if link.path.poll_timeout().is_some_and(|t| t <= now) {
+                let mut lost = std::mem::take(&mut self.lost);
+                if link.path.on_timeout(now, &mut lost) == crate::path::TimeoutAction::Probe {
+                    link.probe = true;
+                }
+                let id = link.id;
+                self.take_lost(shared, id, &mut lost);
+                self.lost = lost;
+            }
+            let link = &mut self.links[at];
+            if link.is_open() && link.path.wants_ping(now, KEEPALIVE) {
+                link.probe = true;
+            }
+            link.note_state(shared, peer);
+        }
+        if now >= self.redial_at && !self.endpoints.is_empty() {
+            if self.up {
+                self.dial(now, shared);
+            } else {
+                self.redial_at = now + REDIAL;
+            }
+        }
+        self.reassembly.expire(now, shared);
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP;
+            self.sweep(now, shared);
+        }
+    }
+
+    /// Forgets connections that have long been silent.
+    fn sweep(&mut self, now: Time, shared: &mut Shared) {
+        let idle: Vec<Key> = self
+            .conns
+            .iter()
+            .filter(|(_, c)| now.since(c.last_seen) > CONN_IDLE && c.out.queue.is_empty())
+            .map(|(key, _)| key)
+            .collect();
+        for key in idle {
+            self.remove_conn(shared, key);
+        }
+    }
+
+    fn remove_conn(&mut self, shared: &mut Shared, key: Key) {
+        let Some(mut conn) = self.conns.remove(key) else {
+            return;
+        };
+        self.by_tuple.remove(&(conn.tuple, conn.bump));
+        self.outgoing.remove(&conn.out.flow);
+        self.backlog -= conn.out.queue.bytes();
+        while let Some(buffer) = conn.out.queue.pop() {
+            shared.pool.give(buffer);
+        }
+        if let Some(mut inc) = conn.inc {
+            inc.stream.clear(&mut self.store);
+            self.incoming.remove(&inc.flow);
+        }
+    }
+
+    /// The connection of this tuple in this bump, made if it is new.
+    pub(super) fn conn(&mut self, now: Time, shared: &mut Shared, tuple: Tuple, bump: u8) -> Key {
+        if let Some(&key) = self.by_tuple.get(&(tuple, bump)) {
+            return key;
+        }
+        if self.conns.len() >= MAX_CONNS {
+            let oldest = self
+                .conns
+                .iter()
+                .min_by_key(|(_, c)| c.last_seen)
+                .map(|(k, _)| k);
+            self.remove_conn(shared, oldest.expect("the table is full"));
+        }
+        let flow = self.next_flow;
+        self.next_flow = self.next_flow.wrapping_add(1);
+        let mut conn = Conn::new(now, tuple, bump, flow);
+        // A switch from another bump must not take TSval back.
+        conn.tsval_floor = self.floor_of_others(tuple);
+        let key = self.conns.insert(conn);
+        self.by_tuple.insert((tuple, bump), key);
+        self.outgoing.insert(flow, key);
+        key
+    }
+
+    fn floor_of_others(&self, tuple: Tuple) -> Option<u32> {
+        (1..15).find_map(|bump| {
+            let key = self.by_tuple.get(&(tuple, bump))?;
+            self.conns.get(*key)?.tsval_floor
+        })
+    }
+
+    /// Takes a TCP segment of the local kernel.
+    pub(crate) fn take_segment(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: &Session,
+        bump: u8,
+        segment: &Segment<'_>,
+        gso_size: u16,
+    ) -> Taken {
+        if Bump::from_wire(bump).is_none() {
+            return Taken::Opaque;
+        }
+        let key = self.conn(now, shared, segment.tuple, bump);
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        conn.last_seen = now;
+        if let Some((_, tsecr)) = segment.timestamps
+            && segment.has(flags::ACK)
+        {
+            conn.echoed(tsecr);
+        }
+        let syn = segment.has(flags::SYN);
+        if syn {
+            conn.out.stream.reincarnate();
+            // What is left of an older connection between the same ports is of no use.
+            self.backlog -= conn.out.queue.bytes();
+            while let Some(buffer) = conn.out.queue.pop() {
+                shared.pool.give(buffer);
+            }
+        }
+        if syn || conn.out.secrets.is_none() {
+            conn.open(session.epoch_secrets().clone(), segment.meta);
+        }
+        if syn {
+            // The stream's first byte follows the SYN.
+            conn.out.stream.offset_of(segment.seq.add(1));
+        }
+        if segment.has(flags::ACK) {
+            self.note_local_ack(now, key, segment.ack);
+        }
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        if segment.payload.is_empty() {
+            // FIN and RST keep their place behind the bytes before them.
+            let in_stream = segment.flags & (flags::FIN | flags::RST) != 0
+                && !syn
+                && conn.out.stream.base().is_some();
+            if !in_stream {
+                let tcp = OwnedFields::new(&fields::of_segment(segment, conn.out.meta));
+                if self.segments.len() >= MAX_SEGMENTS {
+                    self.segments.pop_front();
+                    shared.count(Counter::QueueFull);
+                }
+                self.segments.push_back(EmptyOut {
+                    conn: key,
+                    seq: segment.seq,
+                    tcp,
+                });
+                return Taken::Done;
+            }
+        } else if syn {
+            // TCP fast open: rare, and not worth a stream that begins twice.
+            return Taken::Opaque;
+        }
+        conn.stats.bytes_sent += segment.payload.len() as u64;
+        let payload_at = virtio::LEN + segment.payload_at;
+        Taken::Queue(Place {
+            conn: key,
+            payload_at,
+            end: payload_at + segment.payload.len(),
+            mss: if gso_size == 0 {
+                segment.payload.len().max(1)
+            } else {
+                usize::from(gso_size)
+            },
+        })
+    }
+
+    /// What the local kernel acknowledges may prove that a gap was filled past us.
+    fn note_local_ack(&mut self, now: Time, key: Key, ack: SeqNumber) {
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let Some(inc) = &mut conn.inc else { return };
+        if !inc.stream.is_waiting() {
+            return;
+        }
+        let offset = inc.offset_of(ack);
+        if let Some(epoch) = inc.stream.local_ack(offset, &mut self.store) {
+            self.complain(now, key, epoch);
+        }
+    }
+
+    /// Queues a segment's payload.
+    pub(crate) fn enqueue(&mut self, now: Time, shared: &mut Shared, place: Place, buffer: Buffer) {
+        let Place {
+            conn: key,
+            payload_at,
+            end,
+            mss,
+        } = place;
+        let conn = self
+            .conns
+            .get_mut(key)
+            .expect("the place is of a connection");
+        // A short packet that has to wait must not pin a large buffer.
+        let buffer = if end <= crate::buffer::SMALL_LEN {
+            let mut small = shared.pool.take_for(end);
+            small[..end].copy_from_slice(&buffer[..end]);
+            shared.pool.give(buffer);
+            small
+        } else {
+            buffer
+        };
+        if let Err(Full(buffer)) = conn.out.queue.push(now, buffer, payload_at, end, mss) {
+            shared.count(Counter::QueueFull);
+            return shared.pool.give(buffer);
+        }
+        self.backlog += end - payload_at;
+        if !conn.out.scheduled {
+            conn.out.scheduled = true;
+            conn.out.deficit = 0;
+            self.new_flows.push_back(key);
+        }
+    }
+
+    /// Takes a packet that is not cut.
+    pub(crate) fn take_opaque(
+        &mut self,
+        shared: &mut Shared,
+        bump: u8,
+        header: VirtioHdr,
+        mut buffer: Buffer,
+        len: usize,
+    ) {
+        let packet = &mut buffer[virtio::LEN..len];
+        let complete = header.gso_size == 0
+            && (!header.needs_csum || dibs_wire::emit::complete_checksum(&header, packet));
+        if !complete || !self.opaque.push(bump, packet) {
+            shared.count(Counter::OpaqueQueueFull);
+        }
+        shared.pool.give(buffer);
+    }
+}
+
+/// Whether a handshake may go by this local path.
+fn is_callable(local: &LocalPath) -> bool {
+    local.up && local.trusted
+}

@@ -1,0 +1,661 @@
+//! What came from the peer.
+
+use std::net::{IpAddr, SocketAddr};
+
+use dibs_wire::bytes::Writer;
+use dibs_wire::frame::{self, Chunk, EmptySegment, Frame, Frames, Open, TcpFields};
+use dibs_wire::packet::{self, ICMP, ICMPV6, Packet};
+
+use super::Shared;
+use super::config::Bump;
+use super::links::Link;
+use super::notice::Event;
+use super::opaque::{Assembled, Fragment};
+use super::peer::Peer;
+use crate::buffer::Pool;
+use crate::chunk::Content;
+use crate::counters::Counter;
+use crate::flow::conn::Incoming;
+use crate::flow::inject::{Injector, Template};
+use crate::path::AckFrame;
+use crate::session::Received;
+use crate::slab::Key;
+use crate::stream::rx::{Outcome, Piece, RxStream, Sink};
+use crate::time::Time;
+
+/// How often a peer is told of the same broken epoch.
+const COMPLAINT_SPACING: std::time::Duration = std::time::Duration::from_millis(20);
+/// Bytes of notices that wait to be sent, at most.
+const MAX_NOTICES: usize = 512;
+/// Messages whose repetitions are recognised.
+const CONTROLS_SEEN: usize = 256;
+
+/// Where a datagram came in.
+#[derive(Clone, Copy)]
+struct Arrival {
+    path: usize,
+    from: SocketAddr,
+}
+
+/// What the frames of a datagram come to.
+struct Verdict {
+    /// Its content was taken, so it may be acknowledged.
+    taken: bool,
+    /// It asks for that.
+    eliciting: bool,
+}
+
+impl Peer {
+    /// Takes a datagram that belongs to a session with this peer.
+    pub(crate) fn receive(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        path: usize,
+        from: SocketAddr,
+        received: Received<'_>,
+    ) {
+        let arrival = Arrival { path, from };
+        if received.confirmed {
+            self.on_confirmed(now, shared, received.session);
+        }
+        let opened = received.opened;
+        let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
+            if opened.authenticated {
+                self.receive_join(now, shared, arrival, opened.path_id, opened.header);
+            }
+            return;
+        };
+        if self.links[at].local != path {
+            return shared.count(Counter::WrongPath);
+        }
+        let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
+        if opened.authenticated {
+            self.links[at].bytes_received += len as u64;
+            self.links[at].on_source(now, shared, opened.seq, from);
+        }
+        let mut verdict = Verdict {
+            taken: true,
+            eliciting: false,
+        };
+        let mut payload = Some(&*opened.payload);
+        for frame in Frames::new(opened.header) {
+            let Ok(frame) = frame else {
+                shared.count(Counter::FrameMalformed);
+                return;
+            };
+            if !opened.authenticated && !is_bare_data(&frame) {
+                return shared.count(Counter::BareRefused);
+            }
+            verdict.eliciting |= frame.is_ack_eliciting();
+            let open = self.links[at].is_open();
+            if !open && !is_joining(&frame) {
+                shared.count(Counter::PathNotValidated);
+                return;
+            }
+            if let Frame::Chunk(chunk) = &frame {
+                // At most one frame describes the payload.
+                let Some(bytes) = payload.take() else {
+                    return shared.count(Counter::FrameMalformed);
+                };
+                verdict.taken &= self.take_chunk(now, shared, chunk, bytes, opened.authenticated);
+            } else {
+                verdict.taken &= self.take_frame(now, shared, arrival, at, &frame);
+            }
+        }
+        if verdict.taken
+            && let Some(link) = self.links.iter_mut().find(|l| l.id == opened.path_id)
+            && link.is_open()
+        {
+            link.path.on_received(now, opened.seq, verdict.eliciting);
+        }
+    }
+
+    /// A datagram of a path that we do not know can only ask to open it.
+    fn receive_join(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        arrival: Arrival,
+        id: u8,
+        header: &[u8],
+    ) {
+        let Some(Ok(Frame::PathJoin { nonce, trusted })) = Frames::new(header).next() else {
+            return shared.count(Counter::WrongPath);
+        };
+        if !self.resolve_crossed(arrival.path, arrival.from) {
+            return;
+        }
+        // The peer opens a path anew where it had one: the old one is of no use to it.
+        self.links
+            .retain(|l| !(l.local == arrival.path && l.remote == arrival.from));
+        let Arrival { path, from } = arrival;
+        self.links
+            .push(Link::accept(now, shared, id, path, from, nonce, trusted));
+    }
+
+    fn take_frame(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        arrival: Arrival,
+        at: usize,
+        frame: &Frame<'_>,
+    ) -> bool {
+        let link = &mut self.links[at];
+        match *frame {
+            Frame::Ping => {}
+            Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
+            Frame::Chunk(_) => unreachable!("the caller keeps chunks to itself"),
+            Frame::Segment(ref segment) => self.take_empty(now, shared, segment),
+            Frame::Opaque { bump, packet } => self.take_packet(shared, bump, packet),
+            Frame::Fragment {
+                id,
+                at,
+                total,
+                header,
+                bytes,
+            } => {
+                let fragment = Fragment {
+                    id,
+                    at,
+                    total,
+                    header,
+                    bytes,
+                };
+                return self.take_fragment(now, shared, &fragment);
+            }
+            Frame::Control { id, bytes } => {
+                if !self.control_seen.contains(&id) {
+                    if self.control_seen.len() == CONTROLS_SEEN {
+                        self.control_seen.pop_front();
+                    }
+                    self.control_seen.push_back(id);
+                    let peer = self.id.index();
+                    shared.events.push_back(Event::Control {
+                        peer,
+                        bytes: bytes.to_vec(),
+                    });
+                }
+            }
+            Frame::FlowUnknown { flow, incarnation } => {
+                if let Some(conn) = self
+                    .outgoing
+                    .get(&flow)
+                    .and_then(|k| self.conns.get_mut(*k))
+                    && conn.out.stream.incarnation() == incarnation
+                {
+                    conn.out.stream.reincarnate();
+                    conn.out.secrets = None;
+                    conn.out.confirmed = false;
+                }
+            }
+            Frame::EpochBroken {
+                flow,
+                incarnation,
+                epoch,
+            } => {
+                if let Some(conn) = self
+                    .outgoing
+                    .get(&flow)
+                    .and_then(|k| self.conns.get_mut(*k))
+                    && conn.out.stream.incarnation() == incarnation
+                    && conn.out.stream.is_current(epoch)
+                {
+                    conn.out.stream.break_chain();
+                }
+            }
+            Frame::PathJoin { nonce, trusted } => link.on_join(now, shared, nonce, trusted),
+            Frame::PathAccept {
+                nonce,
+                challenge,
+                trusted,
+            } => {
+                if !link.on_accept(now, nonce, challenge, trusted) {
+                    shared.count(Counter::PeerContradiction);
+                }
+            }
+            Frame::PathConfirm { challenge } => {
+                if !link.on_confirm(now, challenge) {
+                    shared.count(Counter::PeerContradiction);
+                }
+            }
+            Frame::PathChallenge { challenge } => {
+                link.push_frame(&Frame::PathResponse { challenge });
+            }
+            Frame::PathResponse { challenge } => {
+                if !link.on_response(arrival.from, challenge) {
+                    shared.count(Counter::PeerContradiction);
+                }
+            }
+            Frame::PathClose => {
+                let id = link.id;
+                self.close_link(shared, id);
+            }
+        }
+        let peer = self.id.index();
+        if let Some(link) = self.links.get_mut(at) {
+            link.note_state(shared, peer);
+        }
+        true
+    }
+
+    /// The peer gives a path up: what it carried goes by the others.
+    fn close_link(&mut self, shared: &mut Shared, id: u8) {
+        if let Some(at) = self.links.iter().position(|l| l.id == id) {
+            let mut link = self.links.remove(at);
+            let mut lost = std::mem::take(&mut self.lost);
+            link.path.abandon(&mut lost);
+            self.take_lost(shared, id, &mut lost);
+            self.lost = lost;
+        }
+    }
+
+    fn take_ack(&mut self, now: Time, shared: &mut Shared, at: usize, bytes: &[u8]) {
+        let Ok(ack) = AckFrame::decode(bytes) else {
+            return shared.count(Counter::FrameMalformed);
+        };
+        let link = &mut self.links[at];
+        let mut acked = std::mem::take(&mut self.acked);
+        let mut lost = std::mem::take(&mut self.lost);
+        if link.path.on_ack(now, &ack, &mut acked, &mut lost).is_err() {
+            shared.count(Counter::AckRefused);
+        }
+        let id = link.id;
+        for token in acked.drain(..) {
+            let Some(key) = super::send::key_of(token) else {
+                continue;
+            };
+            let Some(pending) = self.waiting.remove(key, &mut shared.pool) else {
+                continue;
+            };
+            match pending.content {
+                Content::Chunk(chunk) => self.confirm(chunk.conn, chunk.incarnation),
+                Content::Opened { conn, incarnation } => self.confirm(conn, incarnation),
+                Content::Control { .. } => self.controls_waiting -= 1,
+                Content::Fragment(_) => {}
+            }
+        }
+        self.take_lost(shared, id, &mut lost);
+        self.acked = acked;
+        self.lost = lost;
+    }
+
+    fn confirm(&mut self, conn: Key, incarnation: u16) {
+        if let Some(conn) = self.conns.get_mut(conn)
+            && conn.out.stream.incarnation() == incarnation
+        {
+            conn.out.confirmed = true;
+        }
+    }
+
+    /// The connection that a frame belongs to, its flow opened if the frame does that.
+    fn incoming_conn(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        flow: u32,
+        incarnation: u16,
+        open: Option<&Open>,
+    ) -> Result<Key, bool> {
+        let known = self.incoming.get(&flow).copied();
+        let current = known.and_then(|key| Some((key, self.conns.get(key)?.inc.as_ref()?)));
+        if let Some((key, inc)) = current {
+            match incarnation.wrapping_sub(inc.incarnation) as i16 {
+                0 => return Ok(key),
+                older if older < 0 => {
+                    shared.count(Counter::FlowOld);
+                    return Err(true);
+                }
+                _ => {}
+            }
+        }
+        let Some(open) = open else {
+            shared.count(Counter::FlowUnknown);
+            self.notice(&Frame::FlowUnknown { flow, incarnation });
+            return Err(false);
+        };
+        self.open_incoming(now, shared, flow, incarnation, open)
+    }
+
+    fn open_incoming(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        flow: u32,
+        incarnation: u16,
+        open: &Open,
+    ) -> Result<Key, bool> {
+        let may_pass = Bump::from_wire(open.bump).is_some()
+            && self.is_from_here(open.tuple.src)
+            && is_for_us(shared, open.tuple.dst);
+        if !may_pass {
+            shared.count(Counter::InnerAddress);
+            return Err(true);
+        }
+        let Some(secrets) = self
+            .secrets
+            .iter()
+            .find(|s| s.session().as_u64() == open.session)
+        else {
+            // Opened under a session that is gone: to be opened again under this one.
+            shared.count(Counter::FlowUnknown);
+            self.notice(&Frame::FlowUnknown { flow, incarnation });
+            return Err(false);
+        };
+        let secrets = secrets.clone();
+        let key = self.conn(now, shared, open.tuple.reversed(), open.bump);
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        if let Some(mut old) = conn.inc.take() {
+            old.stream.clear(&mut self.store);
+            self.incoming.remove(&old.flow);
+        }
+        conn.inc = Some(Incoming {
+            flow,
+            incarnation,
+            template: Template {
+                bump: open.bump,
+                tuple: open.tuple,
+                meta: open.meta,
+            },
+            base: open.base_seq,
+            secrets,
+            stream: RxStream::default(),
+            top: frame::BASE_OFFSET,
+        });
+        self.incoming.insert(flow, key);
+        shared.events.push_back(Event::Opened {
+            peer: self.id.index(),
+            bump: open.bump,
+            tuple: conn.tuple,
+        });
+        Ok(key)
+    }
+
+    /// Whether an inner source is one of this peer's hosts.
+    fn is_from_here(&self, addr: IpAddr) -> bool {
+        self.matches(addr).is_some()
+    }
+
+    /// Takes a chunk; false if it counts as not received.
+    fn take_chunk(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        chunk: &Chunk<'_>,
+        bytes: &[u8],
+        authenticated: bool,
+    ) -> bool {
+        let key = match self.incoming_conn(
+            now,
+            shared,
+            chunk.flow,
+            chunk.incarnation,
+            chunk.open.as_ref(),
+        ) {
+            Ok(key) => key,
+            Err(taken) => return taken && authenticated,
+        };
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        conn.last_seen = now;
+        let piece = Piece {
+            solo: chunk.solo,
+            first: chunk.first,
+            epoch: chunk.epoch,
+            offset: chunk.offset,
+            crc: chunk.crc,
+            tcp: chunk.tcp,
+            bytes,
+        };
+        let inc = conn
+            .inc
+            .as_mut()
+            .expect("an incoming flow leads to its connection");
+        let Incoming {
+            stream,
+            template,
+            base,
+            secrets,
+            flow,
+            incarnation,
+            top,
+        } = inc;
+        let buffers = crate::flow::conn::IncomingBuffers::new(secrets, *flow, *incarnation);
+        let mut sink = ConnSink {
+            injector: &mut shared.injector,
+            pool: &mut shared.pool,
+            owner: key.to_u64(),
+            template: *template,
+            base: *base,
+            floor: &mut conn.tsval_floor,
+            top,
+            received: &mut conn.stats.bytes_received,
+            last: 0,
+        };
+        match stream.chunk(&piece, &buffers, &mut self.store, &mut sink) {
+            Outcome::Restored | Outcome::Held => {}
+            Outcome::Duplicate => shared.count(Counter::ChunkDuplicate),
+            Outcome::NoRoom => {
+                shared.count(Counter::StoreFull);
+                return false;
+            }
+            Outcome::Broken => {
+                shared.count(Counter::EpochEnded);
+                self.complain(now, key, chunk.epoch);
+            }
+            Outcome::Corrupt => {
+                shared.count(Counter::CrcMismatch);
+                self.complain(now, key, chunk.epoch);
+            }
+            Outcome::Contradiction => shared.count(Counter::PeerContradiction),
+        }
+        true
+    }
+
+    /// Takes a segment without payload.
+    fn take_empty(&mut self, now: Time, shared: &mut Shared, segment: &EmptySegment<'_>) {
+        let EmptySegment {
+            flow,
+            incarnation,
+            seq,
+            tcp,
+            open,
+        } = segment;
+        let Ok(key) = self.incoming_conn(now, shared, *flow, *incarnation, open.as_ref()) else {
+            return;
+        };
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        conn.last_seen = now;
+        let inc = conn
+            .inc
+            .as_ref()
+            .expect("an incoming flow leads to its connection");
+        let floor = &mut conn.tsval_floor;
+        shared
+            .injector
+            .empty_segment(&mut shared.pool, inc.template, *seq, tcp, floor);
+    }
+
+    /// Takes a packet that was not cut.
+    fn take_packet(&mut self, shared: &mut Shared, bump: u8, bytes: &[u8]) {
+        let (src, dst, whole) = match packet::parse(bytes) {
+            Ok(Packet::Tcp(s)) => (s.tuple.src, s.tuple.dst, true),
+            Ok(Packet::Opaque(o)) => (o.src, o.dst, icmp_may_pass(self, shared, &o)),
+            Err(_) => return shared.count(Counter::FrameMalformed),
+        };
+        if Bump::from_wire(bump).is_none()
+            || !whole
+            || !self.is_from_here(src)
+            || !is_for_us(shared, dst)
+        {
+            return shared.count(Counter::InnerAddress);
+        }
+        shared.injector.opaque(&mut shared.pool, bump, bytes);
+    }
+
+    /// Takes a piece of an opaque packet or of a chunk.
+    fn take_fragment(&mut self, now: Time, shared: &mut Shared, fragment: &Fragment<'_>) -> bool {
+        let opaque = fragment.id.is_multiple_of(2);
+        let mut reassembly = std::mem::take(&mut self.reassembly);
+        let assembled = reassembly.add(now, shared, fragment);
+        self.reassembly = reassembly;
+        match assembled {
+            Assembled::Partly => true,
+            Assembled::Contradiction => {
+                shared.count(Counter::PeerContradiction);
+                true
+            }
+            Assembled::Whole(bytes, _) if opaque => {
+                if let Some((&bump, packet)) = bytes.split_first() {
+                    self.take_packet(shared, bump, packet);
+                }
+                true
+            }
+            Assembled::Whole(bytes, header) => {
+                let (block, payload) = bytes.split_at(header);
+                match Frames::new(block).next() {
+                    Some(Ok(Frame::Chunk(chunk))) => {
+                        self.take_chunk(now, shared, &chunk, payload, true)
+                    }
+                    _ => {
+                        shared.count(Counter::FrameMalformed);
+                        true
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells the peer that an epoch cannot be restored, now and then.
+    pub(super) fn complain(&mut self, now: Time, key: Key, epoch: u32) {
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let Some(inc) = &conn.inc else { return };
+        if conn
+            .complained
+            .is_some_and(|(e, t)| e == epoch && now.since(t) < COMPLAINT_SPACING)
+        {
+            return;
+        }
+        conn.complained = Some((epoch, now));
+        let (flow, incarnation) = (inc.flow, inc.incarnation);
+        self.notice(&Frame::EpochBroken {
+            flow,
+            incarnation,
+            epoch,
+        });
+    }
+
+    fn notice(&mut self, frame: &Frame<'_>) {
+        let mut bytes = [0; 32];
+        let mut w = Writer::new(&mut bytes);
+        frame::encode(frame, &mut w);
+        let len = w.len();
+        if self.notices.len() + len <= MAX_NOTICES {
+            self.notices.extend_from_slice(&bytes[..len]);
+        }
+    }
+}
+
+/// What may come without authentication: data of the scramble bump in a flow that an authenticated
+/// frame opened (SECURITY 3).
+fn is_bare_data(frame: &Frame<'_>) -> bool {
+    matches!(frame, Frame::Chunk(chunk) if !chunk.solo && chunk.open.is_none())
+}
+
+fn is_joining(frame: &Frame<'_>) -> bool {
+    matches!(
+        frame,
+        Frame::PathJoin { .. }
+            | Frame::PathAccept { .. }
+            | Frame::PathConfirm { .. }
+            | Frame::PathChallenge { .. }
+            | Frame::PathResponse { .. }
+            | Frame::Ack(_)
+    )
+}
+
+/// An inner destination must be an address of this host, and nothing else (SECURITY 6).
+fn is_for_us(shared: &Shared, addr: IpAddr) -> bool {
+    !addr.is_loopback() && !addr.is_multicast() && shared.addresses.contains(&addr)
+}
+
+/// No redirects, and an error only about a packet of ours to this peer (SECURITY 6).
+fn icmp_may_pass(peer: &Peer, shared: &Shared, packet: &packet::Opaque<'_>) -> bool {
+    let upper = &packet.bytes[packet.upper.min(packet.bytes.len())..];
+    let Some(&kind) = upper.first() else {
+        return true;
+    };
+    let is_error = match packet.protocol {
+        // Destination unreachable, source quench, redirect, time exceeded, parameter problem.
+        ICMP if kind == 5 => return false,
+        ICMP => matches!(kind, 3 | 4 | 11 | 12),
+        // Redirect; router and neighbour discovery are of the link, not of the peer.
+        ICMPV6 if (133..=137).contains(&kind) => return false,
+        ICMPV6 => kind < 128,
+        _ => false,
+    };
+    if !is_error {
+        return true;
+    }
+    // The quoted packet is cut short, so only its addresses are looked at.
+    let Some((src, dst)) = upper.get(8..).and_then(quoted_addresses) else {
+        return false;
+    };
+    shared.addresses.contains(&src) && peer.matches(dst).is_some()
+}
+
+fn quoted_addresses(quoted: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    match quoted.first()? >> 4 {
+        4 => {
+            let src: [u8; 4] = quoted.get(12..16)?.try_into().ok()?;
+            let dst: [u8; 4] = quoted.get(16..20)?.try_into().ok()?;
+            Some((src.into(), dst.into()))
+        }
+        6 => {
+            let src: [u8; 16] = quoted.get(8..24)?.try_into().ok()?;
+            let dst: [u8; 16] = quoted.get(24..40)?.try_into().ok()?;
+            Some((src.into(), dst.into()))
+        }
+        _ => None,
+    }
+}
+
+/// Hands restored bytes of one connection to the injector.
+struct ConnSink<'a> {
+    injector: &'a mut Injector,
+    pool: &'a mut Pool,
+    owner: u64,
+    template: Template,
+    base: dibs_wire::SeqNumber,
+    floor: &'a mut Option<u32>,
+    top: &'a mut u64,
+    received: &'a mut u64,
+    last: u64,
+}
+
+impl Sink for ConnSink<'_> {
+    fn room(&mut self, offset: u64, tcp: &TcpFields<'_>, len: usize) -> &mut [u8] {
+        self.last = len as u64;
+        *self.top = (*self.top).max(offset + len as u64);
+        let seq = self
+            .base
+            .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
+        self.injector.room(
+            self.pool,
+            self.owner,
+            self.template,
+            seq,
+            tcp,
+            self.floor,
+            len,
+        )
+    }
+
+    fn commit(&mut self) {
+        *self.received += self.last;
+    }
+
+    fn retract(&mut self) {
+        self.injector.retract(self.pool);
+    }
+}

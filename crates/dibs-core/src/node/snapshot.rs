@@ -1,0 +1,128 @@
+//! What the user may see.
+
+use std::net::SocketAddr;
+
+use dibs_wire::Tuple;
+
+use super::Node;
+use crate::counters::Counters;
+use crate::flow::conn::ConnStats;
+use crate::path::PathStats;
+use crate::session::PeerState;
+use crate::time::Time;
+
+/// A peer.
+#[derive(Clone, Debug)]
+pub struct PeerSnapshot {
+    /// Its session.
+    pub state: PeerState,
+    /// At least one path to it carries data.
+    pub reachable: bool,
+    /// Connections known.
+    pub conns: usize,
+    /// Bytes held out of order for it.
+    pub held: usize,
+    /// Bytes sent and not acknowledged.
+    pub unacknowledged: usize,
+}
+
+/// A path to a peer.
+#[derive(Clone, Debug)]
+pub struct PathSnapshot {
+    /// The peer's index.
+    pub peer: usize,
+    /// The local path's index.
+    pub local: usize,
+    /// The peer's end.
+    pub remote: SocketAddr,
+    /// The lower of both labels.
+    pub trusted: bool,
+    /// "active", "suspect", "down", "joining".
+    pub state: &'static str,
+    /// Bytes received by it.
+    pub bytes_received: u64,
+    /// What is measured on it.
+    pub stats: PathStats,
+    /// Trust keeps data waiting that another path could carry.
+    pub held_by_trust: bool,
+}
+
+/// A connection.
+#[derive(Clone, Debug)]
+pub struct ConnSnapshot {
+    /// The peer's index.
+    pub peer: usize,
+    /// Addresses and ports as the local host sends.
+    pub tuple: Tuple,
+    /// The bump.
+    pub bump: u8,
+    /// First packet.
+    pub since: Time,
+    /// Last packet.
+    pub last_seen: Time,
+    /// The peer opened its direction.
+    pub opened: bool,
+    /// Counters.
+    pub stats: ConnStats,
+}
+
+impl Node {
+    /// All peers, by index.
+    pub fn peers(&self, now: Time) -> Vec<PeerSnapshot> {
+        self.peers
+            .iter()
+            .map(|p| PeerSnapshot {
+                state: self.sessions.state(now, p.id),
+                reachable: p.links.iter().any(|l| l.is_active(&self.shared)),
+                conns: p.conns.len(),
+                held: p.store.held(),
+                unacknowledged: p.waiting.span(),
+            })
+            .collect()
+    }
+
+    /// All paths.
+    pub fn paths(&self) -> Vec<PathSnapshot> {
+        let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
+            let held_by_trust = peer.held_by_trust;
+            peer.links
+                .iter()
+                .map(|link| PathSnapshot {
+                    peer: index,
+                    local: link.local,
+                    remote: link.remote,
+                    trusted: link.trusted,
+                    state: link.state_name(&self.shared),
+                    bytes_received: link.bytes_received,
+                    stats: link.path.stats(),
+                    held_by_trust: held_by_trust && link.trusted,
+                })
+                .collect::<Vec<_>>()
+        };
+        self.peers.iter().enumerate().flat_map(of_peer).collect()
+    }
+
+    /// All connections.
+    pub fn conns(&self) -> Vec<ConnSnapshot> {
+        let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
+            peer.conns
+                .iter()
+                .map(|(_, conn)| ConnSnapshot {
+                    peer: index,
+                    tuple: conn.tuple,
+                    bump: conn.bump,
+                    since: conn.since,
+                    last_seen: conn.last_seen,
+                    opened: conn.inc.is_some(),
+                    stats: conn.stats,
+                })
+                .collect::<Vec<_>>()
+        };
+        self.peers.iter().enumerate().flat_map(of_peer).collect()
+    }
+
+    /// All counters.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+}

@@ -1,0 +1,451 @@
+//! The receiver's side of a stream.
+
+use std::collections::BTreeMap;
+
+use dibs_scramble::{BUFFER_LEN, Descrambler};
+use dibs_wire::checksum::crc32c;
+use dibs_wire::frame::TcpFields;
+use dibs_wire::packet::flags;
+use smallvec::SmallVec;
+
+use crate::flow::fields::OwnedFields;
+
+/// Epochs of one stream that are restored side by side; what belongs to an older one has been sent
+/// again by TCP long since.
+const EPOCHS: usize = 4;
+
+/// What a held piece costs beside its bytes.
+const HELD_OVERHEAD: usize = 160;
+
+/// A chunk as the stream sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Restored on its own.
+    pub solo: bool,
+    /// First of its epoch.
+    pub first: bool,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Stream offset.
+    pub offset: u64,
+    /// CRC-32C of the plaintext.
+    pub crc: u32,
+    /// TCP header fields.
+    pub tcp: TcpFields<'a>,
+    /// The scrambled bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Piece<'_> {
+    fn end(&self) -> u64 {
+        end(self.offset, self.bytes.len(), self.tcp.flags)
+    }
+}
+
+/// A FIN occupies one number behind the bytes.
+fn end(offset: u64, len: usize, tcp_flags: u16) -> u64 {
+    offset.saturating_add(len as u64 + u64::from(tcp_flags & flags::FIN != 0))
+}
+
+/// What became of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Injected.
+    Restored,
+    /// Kept until what lies in front of it arrives.
+    Held,
+    /// Seen before.
+    Duplicate,
+    /// No room to hold it: it counts as not received.
+    NoRoom,
+    /// Its epoch has ended and cannot be restored; the sender must be told.
+    Broken,
+    /// It did not restore to what its CRC says: its epoch ends here; the sender must be told.
+    Corrupt,
+    /// It contradicts what the same peer sent before.
+    Contradiction,
+}
+
+/// Takes restored bytes, in any order of offsets.
+pub trait Sink {
+    /// Room for `len` bytes at `offset`; they count only after [`commit`](Self::commit).
+    fn room(&mut self, offset: u64, tcp: &TcpFields<'_>, len: usize) -> &mut [u8];
+    /// The bytes written to the last room are valid.
+    fn commit(&mut self);
+    /// They are not, and must vanish.
+    fn retract(&mut self);
+}
+
+/// Initial buffers of the epochs of one incarnation.
+pub trait Buffers {
+    /// The chain's initial buffer.
+    fn epoch(&self, epoch: u32) -> [u8; BUFFER_LEN];
+    /// The initial buffer of a solo chunk.
+    fn solo(&self, epoch: u32, offset: u64) -> [u8; BUFFER_LEN];
+}
+
+/// Memory for held bytes, shared by the streams of a peer and bounded.
+#[derive(Debug)]
+pub struct Store {
+    free: Vec<Vec<u8>>,
+    held: usize,
+    limit: usize,
+}
+
+impl Store {
+    /// Holds at most `limit` bytes.
+    pub const fn new(limit: usize) -> Self {
+        Self {
+            free: Vec::new(),
+            held: 0,
+            limit,
+        }
+    }
+
+    /// Bytes held, overhead included.
+    pub const fn held(&self) -> usize {
+        self.held
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let cost = bytes.len() + HELD_OVERHEAD;
+        if self.held + cost > self.limit {
+            return None;
+        }
+        self.held += cost;
+        let mut block = self.free.pop().unwrap_or_default();
+        block.extend_from_slice(bytes);
+        Some(block)
+    }
+
+    fn give(&mut self, mut block: Vec<u8>) {
+        self.held -= block.len() + HELD_OVERHEAD;
+        // Enough to serve a burst without the allocator, too few to matter.
+        if self.free.len() < 4096 {
+            block.clear();
+            self.free.push(block);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    scrambled: bool,
+    crc: u32,
+    tcp: OwnedFields,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Epoch {
+    number: u32,
+    /// Next offset of the chain; none until its first chunk came.
+    next: Option<u64>,
+    descrambler: Descrambler,
+    /// Ended before its time; what still comes is of no use.
+    broken: bool,
+    /// Pieces beyond `next`, scrambled or (from solo chunks) plain.
+    held: BTreeMap<u64, Held>,
+}
+
+/// Restores the stream of one incarnation.
+///
+/// Chained chunks are injected in the order of their epoch; solo chunks at once, always, for the
+/// kernel alone knows what it has. Their plaintext also closes gaps of the chain.
+#[derive(Debug, Default)]
+pub struct RxStream {
+    epochs: SmallVec<[Epoch; 1]>,
+}
+
+impl RxStream {
+    /// Takes a chunk.
+    pub fn chunk(
+        &mut self,
+        piece: &Piece<'_>,
+        buffers: &impl Buffers,
+        store: &mut Store,
+        sink: &mut impl Sink,
+    ) -> Outcome {
+        if piece.solo {
+            self.solo(piece, buffers, store, sink)
+        } else {
+            self.chained(piece, buffers, store, sink)
+        }
+    }
+
+    fn solo(
+        &mut self,
+        piece: &Piece<'_>,
+        buffers: &impl Buffers,
+        store: &mut Store,
+        sink: &mut impl Sink,
+    ) -> Outcome {
+        let room = sink.room(piece.offset, &piece.tcp, piece.bytes.len());
+        Descrambler::new(&buffers.solo(piece.epoch, piece.offset)).descramble(piece.bytes, room);
+        if crc32c(room) != piece.crc {
+            sink.retract();
+            // A solo chunk says nothing about its epoch's chain.
+            return Outcome::Contradiction;
+        }
+        for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
+            epoch.remember(piece, room, store);
+        }
+        sink.commit();
+        for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
+            epoch.drain(store, sink);
+        }
+        Outcome::Restored
+    }
+
+    fn chained(
+        &mut self,
+        piece: &Piece<'_>,
+        buffers: &impl Buffers,
+        store: &mut Store,
+        sink: &mut impl Sink,
+    ) -> Outcome {
+        let Some(epoch) = self.epoch(piece.epoch, buffers, store) else {
+            return Outcome::Duplicate;
+        };
+        if epoch.broken {
+            return Outcome::Broken;
+        }
+        if piece.first {
+            match epoch.next {
+                None => epoch.next = Some(piece.offset),
+                Some(next) if next <= piece.offset => return Outcome::Contradiction,
+                Some(_) => return Outcome::Duplicate,
+            }
+        }
+        match epoch.next {
+            Some(next) if next == piece.offset => {
+                if !epoch.restore(piece.bytes, piece.crc, &piece.tcp, sink) {
+                    epoch.end(store);
+                    return Outcome::Corrupt;
+                }
+                if epoch.drain(store, sink) {
+                    Outcome::Restored
+                } else {
+                    Outcome::Corrupt
+                }
+            }
+            Some(next) if piece.offset < next => {
+                if piece.end() <= next {
+                    Outcome::Duplicate
+                } else {
+                    Outcome::Contradiction
+                }
+            }
+            next => {
+                let outcome = epoch.hold(piece, piece.bytes, true, store);
+                // Plain bytes of a solo chunk may already reach up to this piece.
+                if outcome == Outcome::Held && next.is_some() && !epoch.drain(store, sink) {
+                    return Outcome::Corrupt;
+                }
+                outcome
+            }
+        }
+    }
+
+    /// The local kernel has acknowledged everything up to `offset`. Returns an epoch that this
+    /// proves unrestorable: the gap in front of its held pieces was filled past us.
+    pub fn local_ack(&mut self, offset: u64, store: &mut Store) -> Option<u32> {
+        let epoch = self.epochs.iter_mut().find(|e| e.is_passed_by(offset))?;
+        epoch.end(store);
+        Some(epoch.number)
+    }
+
+    /// Whether something waits for a gap to close.
+    pub fn is_waiting(&self) -> bool {
+        self.epochs.iter().any(|e| !e.held.is_empty())
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self, store: &mut Store) {
+        for epoch in &mut self.epochs {
+            epoch.end(store);
+        }
+        self.epochs.clear();
+    }
+
+    fn epoch(
+        &mut self,
+        number: u32,
+        buffers: &impl Buffers,
+        store: &mut Store,
+    ) -> Option<&mut Epoch> {
+        if let Some(at) = self.epochs.iter().position(|e| e.number == number) {
+            return Some(&mut self.epochs[at]);
+        }
+        let oldest = self.epochs.iter().map(|e| e.number).min();
+        if self.epochs.len() == EPOCHS {
+            let oldest = oldest.expect("the list is full");
+            if number < oldest {
+                return None;
+            }
+            self.epochs.retain(|e| {
+                if e.number == oldest {
+                    e.end(store);
+                }
+                e.number != oldest
+            });
+        }
+        self.epochs.push(Epoch {
+            number,
+            next: None,
+            descrambler: Descrambler::new(&buffers.epoch(number)),
+            broken: false,
+            held: BTreeMap::new(),
+        });
+        self.epochs.last_mut()
+    }
+}
+
+impl Epoch {
+    /// Restores bytes that stand at `next` and injects them; false if the CRC disagrees.
+    fn restore(
+        &mut self,
+        bytes: &[u8],
+        crc: u32,
+        tcp: &TcpFields<'_>,
+        sink: &mut impl Sink,
+    ) -> bool {
+        let next = self.next.expect("the chain has begun");
+        let room = sink.room(next, tcp, bytes.len());
+        self.descrambler.descramble(bytes, room);
+        if crc32c(room) != crc {
+            sink.retract();
+            return false;
+        }
+        sink.commit();
+        self.next = Some(end(next, bytes.len(), tcp.flags));
+        true
+    }
+
+    /// Restores what is held and has come within reach; false if a piece was corrupt, which ends
+    /// the epoch.
+    fn drain(&mut self, store: &mut Store, sink: &mut impl Sink) -> bool {
+        while let Some(target) = self.restorable() {
+            self.pass_plain(target, store);
+            let held = self.held.remove(&target).expect("the target is held");
+            let intact = self.restore(&held.bytes, held.crc, &held.tcp.get(), sink);
+            store.give(held.bytes);
+            if !intact {
+                self.end(store);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The first held scrambled piece that plain bytes, if any are needed, reach up to.
+    fn restorable(&self) -> Option<u64> {
+        let mut reach = self.next?;
+        for (&offset, held) in &self.held {
+            if offset > reach {
+                return None;
+            }
+            if held.scrambled {
+                return Some(offset);
+            }
+            reach = reach.max(end(offset, held.bytes.len(), held.tcp.flags()));
+        }
+        None
+    }
+
+    /// Moves the chain on to `target` over held plain bytes.
+    fn pass_plain(&mut self, target: u64, store: &mut Store) {
+        let mut next = self.next.expect("the chain has begun");
+        while next < target {
+            let (&offset, held) = self
+                .held
+                .first_key_value()
+                .expect("plain bytes reach the target");
+            let held_end = end(offset, held.bytes.len(), held.tcp.flags());
+            let from = (next - offset).min(held.bytes.len() as u64) as usize;
+            let to = (target - offset).min(held.bytes.len() as u64) as usize;
+            self.descrambler.advance(&held.bytes[from..to]);
+            next = next.max(held_end.min(target));
+            if held_end <= target {
+                let held = self.held.remove(&offset).expect("it was just seen");
+                store.give(held.bytes);
+            } else {
+                break;
+            }
+        }
+        // What begins before the target and ends behind it still serves the next gap.
+        while let Some((&offset, held)) = self.held.first_key_value()
+            && !held.scrambled
+            && end(offset, held.bytes.len(), held.tcp.flags()) <= target
+        {
+            let held = self.held.remove(&offset).expect("it was just seen");
+            store.give(held.bytes);
+        }
+        self.next = Some(target);
+    }
+
+    /// Keeps the plaintext of a solo chunk if the chain still has to pass it.
+    fn remember(&mut self, piece: &Piece<'_>, plain: &[u8], store: &mut Store) {
+        if self.next.is_some_and(|next| piece.end() > next)
+            && !self.held.contains_key(&piece.offset)
+        {
+            // Without room the chain may break later, and says so then.
+            self.hold(piece, plain, false, store);
+        }
+    }
+
+    fn hold(
+        &mut self,
+        piece: &Piece<'_>,
+        bytes: &[u8],
+        scrambled: bool,
+        store: &mut Store,
+    ) -> Outcome {
+        if let Some(old) = self.held.get(&piece.offset) {
+            if old.scrambled || !scrambled {
+                return Outcome::Duplicate;
+            }
+            // The chained piece itself has come after its retransmission: either would do, but the
+            // chain is cut at its pieces.
+            let old = self.held.remove(&piece.offset).expect("it was just seen");
+            store.give(old.bytes);
+        }
+        let Some(block) = store.take(bytes) else {
+            return Outcome::NoRoom;
+        };
+        let held = Held {
+            scrambled,
+            crc: piece.crc,
+            tcp: OwnedFields::new(&piece.tcp),
+            bytes: block,
+        };
+        self.held.insert(piece.offset, held);
+        Outcome::Held
+    }
+
+    fn is_passed_by(&self, acked: u64) -> bool {
+        let Some(mut reach) = self.next else {
+            return false;
+        };
+        if self.broken || self.held.is_empty() || acked <= reach {
+            return false;
+        }
+        for (&offset, held) in &self.held {
+            if offset > reach {
+                break;
+            }
+            reach = reach.max(end(offset, held.bytes.len(), held.tcp.flags()));
+        }
+        acked > reach
+    }
+
+    fn end(&mut self, store: &mut Store) {
+        self.broken = true;
+        while let Some((_, held)) = self.held.pop_first() {
+            store.give(held.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

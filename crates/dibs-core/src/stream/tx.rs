@@ -1,0 +1,251 @@
+//! The sender's side of a stream.
+
+use dibs_scramble::{BUFFER_LEN, Scrambler};
+use dibs_wire::SeqNumber;
+use dibs_wire::frame::BASE_OFFSET;
+
+use super::MAX_WINDOW;
+
+/// Bytes at the start of an epoch that an observer of the untrusted path must not have: with them
+/// the zeros of the initial buffer give the next ones away (SECURITY 1).
+pub const GUARDED: u64 = BUFFER_LEN as u64 + 1;
+
+/// A run of retransmitted bytes as long as this is worth an epoch of its own.
+const SOLO_RUN: u64 = 256 * 1024;
+
+/// How the next bytes of a segment go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Stream offset.
+    pub offset: u64,
+    /// On its own (a kernel retransmission) or in the chain.
+    pub solo: bool,
+    /// The chain begins here.
+    pub first: bool,
+    /// No more bytes than this go the same way.
+    pub limit: usize,
+}
+
+/// Where the local kernel's segments stand in the stream.
+///
+/// No plaintext is kept but the 64 bytes of the scrambler's buffer.
+#[derive(Debug, Default)]
+pub struct TxStream {
+    incarnation: u16,
+    /// The number that [`BASE_OFFSET`] stands for; none before the first segment.
+    base: Option<SeqNumber>,
+    epoch: u32,
+    chain: Option<Chain>,
+    /// Highest offset sent so far.
+    top: u64,
+    /// Where the run of retransmitted bytes ends, and how long it is.
+    solo_end: u64,
+    solo_run: u64,
+}
+
+#[derive(Debug)]
+struct Chain {
+    start: u64,
+    next: u64,
+    scrambler: Option<Scrambler>,
+}
+
+impl TxStream {
+    /// A stream of the given incarnation with no segment yet.
+    pub fn new(incarnation: u16) -> Self {
+        Self {
+            incarnation,
+            ..Self::default()
+        }
+    }
+
+    /// Counts the connections of this flow.
+    pub const fn incarnation(&self) -> u16 {
+        self.incarnation
+    }
+
+    /// The current epoch; epochs count from 1.
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// The base sequence number, set by the first segment.
+    pub const fn base(&self) -> Option<SeqNumber> {
+        self.base
+    }
+
+    /// Begins a new incarnation with the base unset: a SYN, or a peer that forgot the flow.
+    pub fn reincarnate(&mut self) {
+        *self = Self::new(self.incarnation.wrapping_add(1));
+    }
+
+    /// Ends the chain, so that the next byte begins a new epoch.
+    pub fn break_chain(&mut self) {
+        self.chain = None;
+    }
+
+    /// Whether `epoch` is the chain being sent.
+    pub fn is_current(&self, epoch: u32) -> bool {
+        self.chain.is_some() && self.epoch == epoch
+    }
+
+    /// The offset of `seq`, taken near the highest one sent; the first call sets the base.
+    pub fn offset_of(&mut self, seq: SeqNumber) -> u64 {
+        let base = *self.base.get_or_insert_with(|| {
+            self.top = BASE_OFFSET;
+            seq
+        });
+        let top_seq = base.add((self.top - BASE_OFFSET) as u32);
+        self.top
+            .wrapping_add_signed(i64::from(seq.distance_from(top_seq)))
+    }
+
+    /// Says how the next bytes, `len` of them at `offset`, go, and opens an epoch where one is
+    /// needed.
+    pub fn position(&mut self, offset: u64, len: usize) -> Position {
+        let distance = self
+            .chain
+            .as_ref()
+            .map(|c| offset.wrapping_sub(c.next) as i64);
+        match distance {
+            Some(0) => {}
+            Some(below) if below < 0 && below > -MAX_WINDOW && !self.is_long_run(offset) => {
+                let limit = len.min(below.unsigned_abs() as usize);
+                return Position {
+                    offset,
+                    solo: true,
+                    first: false,
+                    limit,
+                };
+            }
+            _ => self.open(offset),
+        }
+        let first = self.chain.as_ref().is_some_and(|c| c.start == offset);
+        Position {
+            offset,
+            solo: false,
+            first,
+            limit: len,
+        }
+    }
+
+    fn is_long_run(&self, offset: u64) -> bool {
+        offset == self.solo_end && self.solo_run >= SOLO_RUN
+    }
+
+    fn open(&mut self, offset: u64) {
+        self.epoch = self
+            .epoch
+            .checked_add(1)
+            .expect("an incarnation has fewer than 2^32 epochs");
+        self.chain = Some(Chain {
+            start: offset,
+            next: offset,
+            scrambler: None,
+        });
+        self.solo_run = 0;
+    }
+
+    /// Whether bytes at `offset` belong to the guarded start of the current epoch.
+    pub fn is_guarded(&self, offset: u64) -> bool {
+        self.chain
+            .as_ref()
+            .is_some_and(|c| offset.wrapping_sub(c.start) < GUARDED)
+    }
+
+    /// The chain's scrambler; `init` makes the initial buffer when the epoch begins.
+    ///
+    /// # Panics
+    /// Without an open chain, see [`position`](Self::position).
+    pub fn scrambler(&mut self, init: impl FnOnce() -> [u8; BUFFER_LEN]) -> &mut Scrambler {
+        let chain = self.chain.as_mut().expect("chained bytes have a chain");
+        chain
+            .scrambler
+            .get_or_insert_with(|| Scrambler::new(&init()))
+    }
+
+    /// `len` bytes (and the number of a FIN) at `offset` have gone out.
+    pub fn advance(&mut self, offset: u64, len: u64, solo: bool) {
+        let end = offset + len;
+        if solo {
+            self.solo_run = if offset == self.solo_end {
+                self.solo_run + len
+            } else {
+                len
+            };
+            self.solo_end = end;
+        } else if let Some(chain) = &mut self.chain {
+            debug_assert_eq!(chain.next, offset, "chained bytes go in order");
+            chain.next = end;
+        }
+        self.top = self.top.max(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn send(s: &mut TxStream, seq: u32, len: usize) -> Vec<(u64, bool, u32, usize)> {
+        let mut offset = s.offset_of(SeqNumber::new(seq));
+        let mut left = len;
+        let mut out = Vec::new();
+        while left > 0 {
+            let p = s.position(offset, left);
+            s.advance(offset, p.limit as u64, p.solo);
+            out.push((offset - BASE_OFFSET, p.solo, s.epoch(), p.limit));
+            offset += p.limit as u64;
+            left -= p.limit;
+        }
+        out
+    }
+
+    #[test]
+    fn in_order_bytes_form_one_chain_over_the_wrap() {
+        let mut s = TxStream::new(0);
+        assert_eq!(send(&mut s, u32::MAX - 9, 10), [(0, false, 1, 10)]);
+        assert_eq!(send(&mut s, 0, 10), [(10, false, 1, 10)]);
+        assert!(s.is_guarded(BASE_OFFSET + 64));
+        assert!(!s.is_guarded(BASE_OFFSET + 65));
+    }
+
+    #[test]
+    fn what_lies_beyond_next_opens_an_epoch() {
+        let mut s = TxStream::new(0);
+        send(&mut s, 0, 10);
+        assert_eq!(send(&mut s, 20, 5), [(20, false, 2, 5)]);
+    }
+
+    #[test]
+    fn a_straddling_segment_is_cut_in_two() {
+        let mut s = TxStream::new(0);
+        send(&mut s, 0, 100);
+        assert_eq!(
+            send(&mut s, 60, 50),
+            [(60, true, 1, 40), (100, false, 1, 10)]
+        );
+    }
+
+    #[test]
+    fn a_long_run_of_retransmissions_becomes_an_epoch() {
+        let mut s = TxStream::new(0);
+        send(&mut s, 0, 4 << 20);
+        let run = SOLO_RUN as u32;
+        assert_eq!(send(&mut s, 0, run as usize), [(0, true, 1, run as usize)]);
+        assert_eq!(send(&mut s, run, 1000), [(u64::from(run), false, 2, 1000)]);
+        assert_eq!(
+            send(&mut s, run + 1000, 1000),
+            [(u64::from(run) + 1000, false, 2, 1000)]
+        );
+    }
+
+    #[test]
+    fn a_broken_chain_opens_the_next_epoch() {
+        let mut s = TxStream::new(0);
+        send(&mut s, 0, 100);
+        s.break_chain();
+        assert_eq!(send(&mut s, 100, 100), [(100, false, 2, 100)]);
+        s.reincarnate();
+        assert_eq!((s.incarnation(), s.epoch()), (1, 0));
+    }
+}
