@@ -1,7 +1,7 @@
 //! The rows of the `codec` benchmark for AES in software, without the CPU's AES instructions.
 //!
-//! The `aes` crate is bitsliced, four blocks at a time, and takes constant time; the papers measured
-//! plain C code.
+//! The `aes` crate is bitsliced, four blocks at a time, and takes constant time; the papers
+//! measured plain C code.
 
 use aes::{Aes128, Aes192, Aes256};
 use dibs_benches::{

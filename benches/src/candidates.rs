@@ -1,11 +1,11 @@
-//! Ways to need every path, without a cipher: secret sharing, network coding, and chaining of blocks.
-//! All slices of a call have the same length.
+//! Ways to need every path, without a cipher: secret sharing, network coding, and chaining of
+//! blocks. All slices of a call have the same length.
 
 /// A block of the chaining, in bytes.
 const BLOCK: usize = 16;
 
-/// One message onto two paths, either of which alone is random: `mask`, which must be random and used once, and
-/// `message ^ mask`.
+/// One message onto two paths, either of which alone is random: `mask`, which must be random and
+/// used once, and `message ^ mask`.
 pub fn share(message: &[u8], mask: &[u8], other: &mut [u8]) {
     xor(message, mask, other);
 }
@@ -15,7 +15,8 @@ pub fn packet_xor(first: &[u8], second: &[u8], coded: &mut [u8]) {
     xor(first, second, coded);
 }
 
-/// Cipher block chaining with the identity for a cipher: each block is the XOR of all plaintext blocks up to it.
+/// Cipher block chaining with the identity for a cipher: each block is the XOR of all plaintext
+/// blocks up to it.
 pub fn chain(message: &[u8], chained: &mut [u8]) {
     let mut last = [0; BLOCK];
     for (plain, out) in message.chunks(BLOCK).zip(chained.chunks_mut(BLOCK)) {

@@ -89,9 +89,9 @@ impl Sums {
         }
     }
 
-    /// This block scrambled, `before` being the one before it: within the group from the byte's
-    /// place to the end of the group before and up to the place in this one; then whole groups, the
-    /// later ones of the block before and the earlier ones of this.
+    /// This block scrambled, `before` being the one before it. In a byte's own group: from its place
+    /// on in the block before, and up to its place in this one. And whole groups: the later ones of
+    /// the block before, the earlier ones of this.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
     fn scrambled_after(&self, before: &Self) -> __m512i {
