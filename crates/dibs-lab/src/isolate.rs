@@ -16,6 +16,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, getegid, geteuid, mkdir, write};
@@ -106,7 +107,7 @@ fn test_name<F>() -> &'static str {
 /// Runs this binary again for one test, in fresh namespaces and a process group of its own.
 fn run_alone(test: &str) -> Result<(ExitStatus, String)> {
     // A pipe would have to be drained while waiting; a file need not.
-    let mut output = unnamed_file()?;
+    let mut output = File::from(memfd_create("output", MFdFlags::MFD_CLOEXEC).context("memfd")?);
     let isolation = Isolation::new();
     let mut command = Command::new(std::env::current_exe()?);
     command
@@ -148,17 +149,6 @@ fn run_alone(test: &str) -> Result<(ExitStatus, String)> {
     let text = String::from_utf8_lossy(&text).into_owned();
     let status = status.ok_or_else(|| anyhow!("still running after {TEST_LIMIT:?}:\n{text}"))?;
     Ok((status, text))
-}
-
-fn unnamed_file() -> Result<File> {
-    let directory = std::env::temp_dir();
-    let file = open(
-        &directory,
-        OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC,
-        Mode::S_IRUSR,
-    )
-    .with_context(|| format!("temporary file in {}", directory.display()))?;
-    Ok(File::from(file))
 }
 
 fn explain(error: io::Error) -> anyhow::Error {

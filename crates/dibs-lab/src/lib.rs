@@ -26,7 +26,6 @@
 
 pub mod baseline;
 pub mod capture;
-pub mod emulator;
 mod host;
 mod isolate;
 mod lab;
@@ -37,7 +36,7 @@ mod process;
 mod wire;
 
 pub use capture::{Capture, Packet, Recording};
-pub use emulator::Conditions;
+pub use dibs_sim::emulator::{self, Conditions};
 pub use host::{Counters, Host};
 pub use isolate::{enter, is_inside, isolated};
 pub use lab::Lab;

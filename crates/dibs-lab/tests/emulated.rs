@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use dibs_lab::load::{Latency, Throughput};
 use dibs_lab::{Conditions, End, Host, Lab, Link, LinkSpec, isolated, wait_until};
+use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
 
 const MS: Duration = Duration::from_millis(1);
 const SOON: Duration = Duration::from_secs(5);
@@ -141,6 +142,32 @@ fn each_datagram_is_lost_for_itself() {
 }
 
 #[test]
+fn losses_hit_single_datagrams_of_a_batch() {
+    isolated(|| {
+        let (_lab, a, b, link) = emulated(Conditions::new())?;
+        assert_eq!(datagrams(&a, &b, 1, MS)?.len(), 1);
+        link.set_from(End::A, |conditions| conditions.loss = 0.2)?;
+        let receiver = b.in_ns(|| UdpSocket::bind(address()))?;
+        receiver.set_read_timeout(Some(Duration::from_millis(500)))?;
+        let sender = a.in_ns(|| UdpSocket::bind("10.0.1.1:0"))?;
+        // UDP_SEGMENT: one call hands over ten datagrams.
+        setsockopt(&sender, UdpGsoSegment, &100)?;
+        for _ in 0..30 {
+            sender.send_to(&[0; 1000], address())?;
+        }
+        let mut datagram = [0; 1000];
+        let mut arrived = 0;
+        while let Ok(len) = receiver.recv(&mut datagram) {
+            assert_eq!(len, 100);
+            arrived += 1;
+        }
+        assert!((200..280).contains(&arrived), "{arrived} of 300");
+        assert_eq!(link.stats(End::A)?.oversized, 0);
+        Ok(())
+    });
+}
+
+#[test]
 fn losses_hit_single_segments_of_a_superpacket() {
     isolated(|| {
         let conditions = Conditions::new().rate(100_000_000).loss(0.01);
@@ -258,16 +285,21 @@ fn the_queue_is_bounded() {
 fn the_same_seed_loses_the_same_datagrams() {
     isolated(|| {
         let run = || -> Result<Vec<u32>> {
-            let (_lab, a, b, _link) = emulated(Conditions::new().loss(0.2))?;
-            // Nothing but the datagrams may enter.
-            for (host, other) in [(&a, "10.0.1.2"), (&b, "10.0.1.1")] {
-                host.sysctl("net.ipv6.conf.all.disable_ipv6", "1")?;
-                host.run("ip link set eth0 address 02:00:00:00:00:01")?;
-                host.run(&format!(
-                    "ip neighbour replace {other} lladdr 02:00:00:00:00:01 dev eth0"
-                ))?;
+            let mut lab = Lab::new()?;
+            let (a, b) = (lab.host("a")?, lab.host("b")?);
+            // Nothing but the datagrams may enter: each packet moves the dice on by one.
+            for host in [&a, &b] {
+                host.sysctl("net.ipv6.conf.default.disable_ipv6", "1")?;
             }
-            datagrams(&a, &b, 1000, MS / 10)
+            let link = lab.link(spec(&a, &b).emulated(Conditions::new().loss(0.2)).seed(7))?;
+            for (host, other) in [(&a, "10.0.1.2"), (&b, "10.0.1.1")] {
+                host.run("ip link set eth0 address 02:00:00:00:00:01")?;
+                let neighbour = format!("{other} lladdr 02:00:00:00:00:01 dev eth0");
+                host.run(&format!("ip neighbour replace {neighbour}"))?;
+            }
+            let arrived = datagrams(&a, &b, 1000, MS / 10)?;
+            assert_eq!(link.stats(End::A)?.entered, 1000);
+            Ok(arrived)
         };
         let first = run()?;
         assert!((700..900).contains(&first.len()));
