@@ -133,10 +133,8 @@ mod tests {
             (7, 7, 7),
         ] {
             let mut tcp = fields(None, Some((val, 1)));
-            assert_eq!(
-                raise_tsval(&mut tcp, Some(floor), &mut SmallVec::new()),
-                Some(want)
-            );
+            let mut scratch = SmallVec::new();
+            assert_eq!(raise_tsval(&mut tcp, Some(floor), &mut scratch), Some(want));
             assert_eq!(tcp.timestamps, Some((want, 1)));
         }
     }
@@ -157,7 +155,8 @@ mod tests {
     #[test]
     fn without_timestamps_nothing_changes() {
         let mut tcp = fields(Some(&[2, 4, 5, 180]), None);
-        assert_eq!(raise_tsval(&mut tcp, Some(9), &mut SmallVec::new()), None);
+        let mut scratch = SmallVec::new();
+        assert_eq!(raise_tsval(&mut tcp, Some(9), &mut scratch), None);
         assert_eq!(tcp.options, Some(&[2, 4, 5, 180][..]));
     }
 }

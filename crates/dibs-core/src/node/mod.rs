@@ -302,7 +302,6 @@ impl Node {
         } = self;
         let hello = peer::hello(shared);
         for peer in peers.iter_mut() {
-            peer.handle_timeout(now, shared);
             if peer.wants_call(now, shared)
                 && sessions.state(now, peer.id) == crate::session::PeerState::Down
                 && let Some(message) =
@@ -310,6 +309,7 @@ impl Node {
             {
                 send_call(shared, peer, outbox, &message);
             }
+            peer.handle_timeout(now, shared);
         }
         for call in sessions.handle_timeout(now, wall, |_| hello.clone(), &mut shared.rng) {
             send_call(

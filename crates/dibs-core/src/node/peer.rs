@@ -556,7 +556,7 @@ impl Peer {
             // FIN and RST keep their place behind the bytes before them.
             let in_stream = segment.flags & (flags::FIN | flags::RST) != 0
                 && !syn
-                && conn.out.stream.base().is_some();
+                && (conn.out.stream.base().is_some() || !conn.out.queue.is_empty());
             if !in_stream {
                 let tcp = OwnedFields::new(&fields::of_segment(segment, conn.out.meta));
                 if self.segments.len() >= MAX_SEGMENTS {

@@ -623,11 +623,11 @@ impl Peer {
         }
     }
 
-    /// Asks CoDel about the head of a flow's queue; false if that emptied it.
+    /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
     fn judge(&mut self, now: Time, shared: &mut Shared, key: Key) -> bool {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         if conn.out.queue.judge(now) == Verdict::Pass {
-            return true;
+            return false;
         }
         let head = conn
             .out
@@ -636,18 +636,18 @@ impl Peer {
             .expect("a flow that is scheduled has a head");
         if mark_congestion(&mut head.buffer[virtio::LEN..]) {
             shared.count(Counter::CodelMarked);
-            return true;
-        }
-        if head.len() == 0 {
-            return true;
+            return false;
         }
         let dropped = head.mss.min(head.len());
+        if dropped == 0 {
+            return false;
+        }
         shared.count(Counter::CodelDropped);
         self.backlog -= dropped;
         if let Some(buffer) = conn.out.queue.consume(dropped) {
             shared.pool.give(buffer);
         }
-        !conn.out.queue.is_empty()
+        true
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
@@ -658,9 +658,31 @@ impl Peer {
         session: &mut Session,
         key: Key,
     ) -> Option<Out> {
+        let link = self.place(now, shared, session, key)?;
+        // Only what can go is judged: waiting for a path is no congestion.
         if !self.judge(now, shared, key) {
+            return self.fill_run(now, shared, session, key, link);
+        }
+        // A segment is missing now, so what follows stands elsewhere.
+        if self
+            .conns
+            .get_mut(key)
+            .is_some_and(|c| c.out.queue.is_empty())
+        {
             return None;
         }
+        let link = self.place(now, shared, session, key)?;
+        self.fill_run(now, shared, session, key, link)
+    }
+
+    /// The path, and its budget, for what stands at the head of a flow's queue.
+    fn place(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: &mut Session,
+        key: Key,
+    ) -> Option<(usize, usize)> {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let head = conn
             .out
@@ -674,34 +696,31 @@ impl Peer {
             // The peer restarted since this was queued.
             conn.open(session.epoch_secrets().clone(), meta);
         }
-        let offset = conn.out.stream.offset_of(seq) + consumed as u64;
-        let before = conn.out.stream.epoch();
-        let position = conn.out.stream.position(offset, left.max(1));
-        if conn.out.stream.epoch() != before {
+        let stream = &mut conn.out.stream;
+        let offset = stream.offset_of(seq) + consumed as u64;
+        let before = stream.epoch();
+        let position = stream.position(offset, left.max(1));
+        if stream.epoch() != before {
             conn.stats.epochs += 1;
         }
-        let strict = position.solo || conn.out.stream.is_guarded(offset);
-        let due = conn.out.until_trusted == 0;
-        let placement = if strict || due {
+        let strict = position.solo || stream.is_guarded(offset) || conn.out.until_trusted == 0;
+        let placement = if strict {
             Placement::TrustedOnly
         } else {
             Placement::Any
         };
-        let wanted = left + 128;
-        let backlog = self.backlog;
-        let link = match self.choose(shared, now, placement, wanted, backlog) {
-            Choice::Send { link, budget } => (link, budget),
+        match self.choose(shared, now, placement, left + 128, self.backlog) {
+            Choice::Send { link, budget } => Some((link, budget)),
             Choice::Wait(at) => {
-                self.held_by_trust |= placement == Placement::TrustedOnly;
+                self.held_by_trust |= strict;
                 self.wait_until(at);
-                return None;
+                None
             }
             Choice::Nobody => {
                 self.held_by_trust = true;
-                return None;
+                None
             }
-        };
-        self.fill_run(now, shared, session, key, link)
+        }
     }
 
     /// The scheduler under the rules of trust.
