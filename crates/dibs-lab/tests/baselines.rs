@@ -65,8 +65,8 @@ fn openvpn_carries_data() {
 #[test]
 #[ignore = "needs a Go toolchain and network access"]
 fn wireguard_go_carries_data() {
-    let cache = std::env::temp_dir().join("dibs-lab-wireguard-go");
-    let program = baseline::build_wireguard_go(&cache).unwrap();
+    let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let program = baseline::build_wireguard_go(cache).unwrap();
     isolated(|| {
         let (_lab, a, b) = two_links()?;
         let near = (&a, "10.0.1.1".parse()?);
