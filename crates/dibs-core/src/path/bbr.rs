@@ -3,8 +3,8 @@
 //!
 //! The rate is the highest delivery rate of the last two probing cycles, the window what that rate
 //! has under way, twice. Random loss changes neither. Departures from the draft:
-//! - A queue is a sign of congestion: if the least round trip of two rounds in a row lies well above
-//!   the propagation time, the rate becomes what is being delivered, and the queue is drained. If
+//! - A queue is a sign of congestion: if the least round trip of a round lies well above the
+//!   propagation time, the rate becomes what is being delivered, and the queue is drained. If
 //!   that does not help, the propagation time has changed and is measured again.
 //! - Heavy loss (over 15 % of some dozens of datagrams) does the same.
 //! - Phases and windows allow for clumped reports and late threads by a millisecond or two: with
@@ -34,7 +34,7 @@ const CWND_GAIN: f64 = 2.0;
 /// threads that wait for a processor.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// A phase lasts a round trip, and at least this.
+/// A phase lasts a round trip and this, so that a sample of the rate can lie within it.
 const MIN_PHASE: Duration = Duration::from_millis(4);
 
 /// Phases of steady rate between two probes.
@@ -48,8 +48,10 @@ const MAX_PROBE: f64 = 0.15;
 /// Rounds without growth by a quarter that end the start.
 const STARTUP_ROUNDS: u32 = 3;
 
-/// A queue that is tolerated for a round, beside a quarter of the propagation time.
+/// A queue that is tolerated, beside a quarter of the propagation time, and for how long a longer
+/// one is (and for at least a round): a pause of a busy host looks the same.
 const QUEUE_LIMIT: Duration = Duration::from_millis(4);
+const QUEUE_TIME: Duration = Duration::from_millis(20);
 
 /// Age at which the propagation time is measured again.
 const MIN_RTT_AGE: Duration = Duration::from_secs(10);
@@ -123,6 +125,7 @@ pub(super) struct Bbr {
     /// A round ends when what is sent after this much was delivered is acknowledged.
     round_end: u64,
     rounds: u64,
+    round_started: Time,
     round_rate: u64,
     round_app_limited: bool,
     round_rtt: Duration,
@@ -136,10 +139,10 @@ pub(super) struct Bbr {
     probe: f64,
     probe_from: u64,
 
-    /// Rounds in a row with a queue, since when, and how often that had a consequence.
-    queued_rounds: u32,
-    queued_since: Time,
+    /// Since when each round has had a queue, and how often that had a consequence.
+    queued_since: Option<Time>,
     queue_strikes: u32,
+    drained_at: Time,
 
     lost: u64,
     acked: u64,
@@ -147,7 +150,7 @@ pub(super) struct Bbr {
     loss: f64,
     /// Round of the last reaction to heavy loss.
     backoff_round: u64,
-    /// The rates before the last reaction to loss or queue.
+    /// The rates before the last reaction to heavy loss.
     undo: Option<[u64; 2]>,
 
     clump: Clump,
@@ -167,6 +170,7 @@ impl Bbr {
             probe_rtt: (0, Duration::MAX),
             round_end: 0,
             rounds: 0,
+            round_started: now,
             round_rate: 0,
             round_app_limited: false,
             round_rtt: Duration::MAX,
@@ -175,9 +179,9 @@ impl Bbr {
             full_rounds: 0,
             probe: 0.0,
             probe_from: 0,
-            queued_rounds: 0,
-            queued_since: now,
+            queued_since: None,
             queue_strikes: 0,
+            drained_at: now,
             lost: 0,
             acked: 0,
             loss_round: 0,
@@ -239,11 +243,6 @@ impl Bbr {
     /// A datagram declared lost was late.
     pub(super) fn on_spurious(&mut self) {
         self.lost = self.lost.saturating_sub(1);
-        self.undo();
-    }
-
-    /// The last reaction was wrong.
-    fn undo(&mut self) {
         if let Some([this, last]) = self.undo.take() {
             self.cycle_rates = [self.cycle_rates[0].max(this), self.cycle_rates[1].max(last)];
         }
@@ -254,7 +253,7 @@ impl Bbr {
     pub(super) fn on_outage(&mut self) {
         self.lost = 0;
         self.acked = 0;
-        self.queued_rounds = 0;
+        self.queued_since = None;
         self.queue_strikes = 0;
         self.round_rtt = Duration::MAX;
     }
@@ -279,6 +278,7 @@ impl Bbr {
         self.update_phase(ev);
         self.update_cwnd(ev);
         if round_ended {
+            self.round_started = ev.now;
             self.round_rate = 0;
             self.round_app_limited = false;
             self.round_rtt = Duration::MAX;
@@ -328,18 +328,25 @@ impl Bbr {
         if !self.full && !self.round_app_limited {
             self.check_growth();
         }
-        let queued = self.round_rtt != Duration::MAX
+        // A sender that does not fill the path has not filled its queue either.
+        let queued = !self.round_app_limited
+            && self.round_rtt != Duration::MAX
             && self
                 .min_rtt
                 .is_some_and(|min| self.round_rtt > min + self.queue_limit(ev.mtu));
-        if queued {
-            if self.queued_rounds == 0 {
-                self.queued_since = ev.now;
-            }
-            self.queued_rounds += 1;
-        } else {
-            self.queued_rounds = 0;
+        if self.round_started < self.drained_at
+            || matches!(self.phase, Phase::Drain | Phase::ProbeRtt)
+        {
+            // The queue is on its way out.
+            self.queued_since = None;
+        } else if !queued {
+            self.queued_since = None;
             self.queue_strikes = 0;
+        } else {
+            let since = *self.queued_since.get_or_insert(self.round_started);
+            if ev.now.since(since) >= QUEUE_TIME {
+                self.on_queue(ev.now);
+            }
         }
         self.check_loss(ev);
     }
@@ -382,10 +389,7 @@ impl Bbr {
     fn update_phase(&mut self, ev: &AckEvent) {
         let now = ev.now;
         let in_phase = now.since(self.phase_since);
-        let phase_len = self.min_rtt.unwrap_or_default().max(MIN_PHASE);
-        if self.queued_rounds >= 2 && now.since(self.queued_since) >= MIN_PHASE {
-            self.on_queue(now);
-        }
+        let phase_len = self.min_rtt.unwrap_or_default() + MIN_PHASE;
         match self.phase {
             Phase::Startup => {
                 if self.full {
@@ -393,7 +397,8 @@ impl Bbr {
                 }
             }
             Phase::Drain => {
-                if ev.in_flight <= self.under_way(ev) || in_phase > 3 * phase_len {
+                if ev.in_flight <= self.under_way(ev) || in_phase > 8 * phase_len {
+                    self.drained_at = now;
                     self.enter(Phase::Cruise, now);
                 }
             }
@@ -403,18 +408,18 @@ impl Bbr {
                 }
             }
             Phase::Down => {
-                if self.probe > 0.0
-                    && self.rate() as f64 > self.probe_from as f64 * (1.0 + self.probe / 2.0)
-                {
+                let drained = ev.in_flight <= self.under_way(ev) && in_phase >= MIN_PHASE;
+                if self.probe_succeeded() {
                     self.start_probe(2.0 * self.probe, now);
-                } else if in_phase >= phase_len && ev.in_flight <= self.under_way(ev)
-                    || in_phase >= 2 * phase_len
-                {
+                } else if drained || in_phase >= 2 * phase_len {
                     self.enter(Phase::Cruise, now);
                 }
             }
             Phase::Cruise => {
-                if in_phase >= CRUISE_PHASES * phase_len {
+                // What a probe has found shows a round trip later.
+                if in_phase < 2 * phase_len && self.probe_succeeded() {
+                    self.start_probe(2.0 * self.probe, now);
+                } else if in_phase >= CRUISE_PHASES * phase_len {
                     if self.cycle_full {
                         self.cycle_rates = [0, self.cycle_rates[0]];
                         self.cycle_full = false;
@@ -431,22 +436,32 @@ impl Bbr {
                         .min_rtt
                         .is_some_and(|old| min > old + self.queue_limit(ev.mtu))
                     {
-                        // There was no queue: the path has become longer.
-                        self.undo();
+                        // There was no queue: the path has become longer, and what was measured
+                        // while it was thought to be short is worth nothing.
+                        self.full = false;
+                        self.full_rate = 0;
+                        self.full_rounds = 0;
                     }
                     self.min_rtt = Some(min);
                     self.min_rtt_at = now;
-                    self.enter(Phase::Cruise, now);
+                    self.enter(
+                        if self.full {
+                            Phase::Cruise
+                        } else {
+                            Phase::Startup
+                        },
+                        now,
+                    );
                 }
             }
         }
         if self.full && self.phase != Phase::ProbeRtt && now.since(self.min_rtt_at) > MIN_RTT_AGE {
-            if ev.app_limited && self.round_rtt != Duration::MAX {
-                // Too little is sent to make a queue: any sample will do.
-                self.min_rtt = Some(self.round_rtt);
-                self.min_rtt_at = now;
-            } else {
+            if !ev.app_limited {
                 self.enter_probe_rtt(now);
+            } else if ev.rtt.is_some() {
+                // Too little is sent to make a queue: any sample will do.
+                self.min_rtt = ev.rtt;
+                self.min_rtt_at = now;
             }
         }
     }
@@ -462,19 +477,21 @@ impl Bbr {
         self.enter(Phase::Up, now);
     }
 
+    /// The rate has grown by half of what the last probe tried.
+    fn probe_succeeded(&self) -> bool {
+        self.probe > 0.0 && self.rate() as f64 > self.probe_from as f64 * (1.0 + self.probe / 2.0)
+    }
+
     fn enter_probe_rtt(&mut self, now: Time) {
         self.probe_rtt = (self.rounds, Duration::MAX);
         self.enter(Phase::ProbeRtt, now);
     }
 
-    /// A queue has stood for two rounds.
+    /// A queue stands.
     fn on_queue(&mut self, now: Time) {
-        self.queued_rounds = 0;
+        self.queued_since = None;
         if !self.full {
             self.full = true;
-            return;
-        }
-        if self.phase == Phase::ProbeRtt {
             return;
         }
         self.queue_strikes += 1;
@@ -483,8 +500,7 @@ impl Bbr {
             self.enter_probe_rtt(now);
             return;
         }
-        if !self.round_app_limited && self.round_rate > 0 {
-            self.undo = Some(self.cycle_rates);
+        if self.round_rate > 0 {
             self.set_rate(self.round_rate);
         }
         self.enter(Phase::Drain, now);
@@ -506,7 +522,7 @@ impl Bbr {
 
     /// What the rate has under way when there is no queue: the pipe, and what waits for a report.
     fn under_way(&self, ev: &AckEvent) -> u64 {
-        self.bytes_in(self.min_rtt.unwrap_or_default() + MS) + ev.quantum
+        self.bytes_in(self.min_rtt.unwrap_or_default() + MS) + ev.quantum / 2
     }
 
     fn update_cwnd(&mut self, ev: &AckEvent) {

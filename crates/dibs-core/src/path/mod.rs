@@ -46,6 +46,9 @@ use rtt::Rtt;
 use sent::{Fate, Sent, SentRing};
 use state::{Alarm, Liveness};
 
+/// Delay of a report that is believed at most: several times what a peer should take.
+const CREDIBLE_ACK_DELAY: Duration = Duration::from_millis(10);
+
 /// What the outside world fixes about a path.
 #[derive(Clone, Copy, Debug)]
 pub struct PathConfig {
@@ -141,7 +144,7 @@ pub struct Path {
     /// Bytes and datagrams that wait for acknowledgement.
     in_flight: u64,
     waiting: u64,
-    /// The datagram sent last has filled the window.
+    /// The window has been full since the last datagram was sent.
     window_filled: bool,
     /// Last time that something went either way.
     busy_at: Time,
@@ -373,19 +376,19 @@ impl Path {
             }
         }
         let newest = news.newest.and_then(|seq| self.sent.get(seq)).copied();
+        let ack_delay = Duration::from_micros(frame.delay_us().into()).min(CREDIBLE_ACK_DELAY);
         let mut rtt = None;
         if let (Some(_), Some(at)) = (newest, news.largest_at) {
             let sample = now.since(at);
-            self.rtt
-                .update(sample, Duration::from_micros(frame.delay_us().into()));
+            self.rtt.update(sample, ack_delay);
             rtt = Some(sample);
         }
         self.detect_loss(now, lost);
         if let Some(sent) = newest {
             let min_rtt = self.bbr.min_rtt().unwrap_or_default();
-            let rate = self
-                .rate
-                .on_delivered(now, news.bytes, sent.at, sent.rate, min_rtt);
+            let rate =
+                self.rate
+                    .on_delivered(now - ack_delay, news.bytes, sent.at, sent.rate, min_rtt);
             self.bbr.on_ack(&AckEvent {
                 now,
                 bytes: news.bytes,
@@ -399,6 +402,7 @@ impl Path {
                 quantum: self.pacer.quantum(),
             });
             self.update_pacing();
+            self.window_filled |= self.window() < u64::from(self.mtu());
         }
         let patience = 2 * self.rtt.pto(MAX_ACK_DELAY);
         self.sent.forget(now - patience);

@@ -3,8 +3,8 @@
 use crate::time::Time;
 use core::time::Duration;
 
-/// Capacity left unused that may be caught up with: a timer that fires late.
-const CATCH_UP: Duration = Duration::from_millis(2);
+/// Capacity that may be caught up with beyond a burst: a timer that fires late.
+const CATCH_UP: Duration = Duration::from_millis(1);
 
 /// Bytes of one burst at most: what one send with UDP_SEGMENT takes.
 const MAX_QUANTUM: u64 = 64 * 1024;
@@ -60,7 +60,7 @@ impl Pacer {
 
     /// Credit at most.
     fn depth(&self) -> Duration {
-        self.duration_of(self.quantum).max(CATCH_UP)
+        self.duration_of(self.quantum) + CATCH_UP
     }
 
     /// Bytes that may go now.
@@ -132,11 +132,12 @@ mod tests {
     fn idle_time_is_caught_up_with_for_a_moment_only() {
         let now = Time::from_nanos(1_000_000_000);
         let p = Pacer::new(now, 125_000_000, MTU);
-        assert!(!p.is_full(now + Duration::from_micros(1900)));
+        let most = p.quantum() + 125_000;
+        assert!(!p.is_full(now + Duration::from_micros(1500)));
         let later = now + Duration::from_secs(1);
         assert!(p.is_full(later));
         assert!(
-            (249_999..=250_000).contains(&p.credit(later)),
+            (most - 1..=most).contains(&p.credit(later)),
             "{}",
             p.credit(later)
         );

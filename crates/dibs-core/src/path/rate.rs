@@ -106,18 +106,20 @@ impl DeliveryRate {
         self.app_limited_until > self.older.delivered
     }
 
-    /// `bytes` were reported delivered, of which the datagram sent last was sent at `sent_at` with
+    /// `bytes` were delivered at `at`, of which the datagram sent last was sent at `sent_at` with
     /// `snapshot`. No sample if the interval is shorter than `min_rtt`.
     pub(super) fn on_delivered(
         &mut self,
-        now: Time,
+        at: Time,
         bytes: u64,
         sent_at: Time,
         snapshot: Snapshot,
         min_rtt: Duration,
     ) -> Option<RateSample> {
+        // Reports may overtake each other.
+        let at = at.max(self.now.delivered_at);
         // A state is final once a report comes at a later time: some come in clumps.
-        if now > self.now.delivered_at
+        if at > self.now.delivered_at
             && self.now.delivered_at.since(self.recent.delivered_at) >= MIN_AGE
         {
             self.older = self.recent;
@@ -125,11 +127,11 @@ impl DeliveryRate {
         }
         self.now = Checkpoint {
             delivered: self.now.delivered + bytes,
-            delivered_at: now,
+            delivered_at: at,
             sent_at,
         };
         let start = snapshot.checkpoint;
-        let elapsed = now
+        let elapsed = at
             .since(start.delivered_at)
             .max(sent_at.since(start.sent_at));
         if elapsed < min_rtt || elapsed.is_zero() {

@@ -1,317 +1,329 @@
-//! Two paths over a modelled link: utilisation, queue, recovery.
+//! Two paths over a modelled link: utilisation, queue, loss, outage, MTU.
 
 use super::testing::{Link, World};
 use super::*;
 
+const S: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
-const S: Duration = Duration::from_secs(1);
 const MBIT: u64 = 1_000_000;
+const GBIT: u64 = 1000 * MBIT;
 
 /// A link of `rate` bits a second, with `rtt` and a queue of `queue`.
 fn world(rate: u64, rtt: Duration, queue: Duration) -> World {
     World::new(Link::new(rate, rtt / 2, queue), Link::new(0, rtt / 2, MS))
 }
 
-struct Row {
-    name: &'static str,
-    rate: u64,
-    rtt: Duration,
-    queue: Duration,
-    loss: f64,
+/// A world past its start, and its queue's history forgotten.
+fn warm(rate: u64, rtt: Duration, queue: Duration) -> World {
+    let mut w = world(rate, rtt, queue);
+    w.run(start_time(rate, rtt));
+    w.ab.waits.clear();
+    w
+}
+
+fn start_time(rate: u64, rtt: Duration) -> Duration {
+    20 * rtt + if rate >= GBIT { S / 5 } else { S }
+}
+
+/// The time until the link is used to `fraction` over `step`, at most `limit`.
+fn time_to(w: &mut World, fraction: f64, step: Duration, limit: Duration) -> Duration {
+    let start = w.now;
+    while w.utilisation(step) < fraction {
+        assert!(
+            w.now.since(start) < limit,
+            "not within {limit:?}: {:?}",
+            w.a.stats()
+        );
+    }
+    w.now.since(start)
 }
 
 #[test]
 fn fills_the_link_and_keeps_the_queue_short() {
-    let row = |name, rate, rtt, queue, loss| Row {
-        name,
-        rate,
-        rtt,
-        queue,
-        loss,
-    };
+    // Rate, round trip, the queue's size, loss; the utilisation and the queue asked for.
     let table = [
-        row("1 Mbit/s 100 ms", MBIT, 100 * MS, 500 * MS, 0.0),
-        row("20 Mbit/s 20 ms", 20 * MBIT, 20 * MS, 100 * MS, 0.0),
-        row("20 Mbit/s 300 ms", 20 * MBIT, 300 * MS, 100 * MS, 0.0),
-        row("100 Mbit/s 4 ms 1 %", 100 * MBIT, 4 * MS, 50 * MS, 0.01),
-        row("100 Mbit/s 4 ms 5 %", 100 * MBIT, 4 * MS, 50 * MS, 0.05),
-        row("100 Mbit/s 300 ms 5 %", 100 * MBIT, 300 * MS, 50 * MS, 0.05),
-        row("1 Gbit/s 0.1 ms", 1000 * MBIT, 100 * US, 50 * MS, 0.0),
-        row("1 Gbit/s 0.1 ms shallow", 1000 * MBIT, 100 * US, MS, 0.0),
-        row("1 Gbit/s 1 ms", 1000 * MBIT, MS, 10 * MS, 0.0),
-        row("1 Gbit/s 50 ms", 1000 * MBIT, 50 * MS, 50 * MS, 0.0),
-        row("1 Gbit/s 50 ms shallow", 1000 * MBIT, 50 * MS, MS, 0.0),
-        row("1 Gbit/s 50 ms 1 %", 1000 * MBIT, 50 * MS, 20 * MS, 0.01),
-        row("10 Gbit/s 0.05 ms", 10_000 * MBIT, 50 * US, 5 * MS, 0.0),
-        row(
-            "10 Gbit/s 0.05 ms 1 %",
-            10_000 * MBIT,
-            50 * US,
-            5 * MS,
-            0.01,
-        ),
+        (MBIT, 100 * MS, 500 * MS, 0.0, 0.97, 35 * MS),
+        (20 * MBIT, 20 * MS, 100 * MS, 0.0, 0.98, 5 * MS),
+        (20 * MBIT, 300 * MS, 100 * MS, 0.0, 0.97, 15 * MS),
+        (100 * MBIT, 4 * MS, 50 * MS, 0.01, 0.97, 2 * MS),
+        (100 * MBIT, 4 * MS, 50 * MS, 0.05, 0.935, 2 * MS),
+        (100 * MBIT, 300 * MS, 50 * MS, 0.05, 0.93, 15 * MS),
+        (GBIT, 100 * US, 50 * MS, 0.0, 0.965, 2 * MS),
+        (GBIT, 100 * US, MS, 0.0, 0.965, MS),
+        (GBIT, MS, 10 * MS, 0.0, 0.965, 2 * MS),
+        (GBIT, 50 * MS, 50 * MS, 0.0, 0.965, 8 * MS),
+        (GBIT, 50 * MS, MS, 0.0, 0.965, MS),
+        (GBIT, 50 * MS, 20 * MS, 0.01, 0.965, 8 * MS),
+        (10 * GBIT, 50 * US, 5 * MS, 0.0, 0.965, MS),
+        (10 * GBIT, 50 * US, 5 * MS, 0.01, 0.965, MS),
     ];
-    for r in table {
-        let mut w = world(r.rate, r.rtt, r.queue);
-        w.ab.loss = r.loss;
-        let warm = if r.rate >= 5_000 * MBIT {
-            300 * MS
-        } else {
-            2 * S + 20 * r.rtt
-        };
-        let mut t90 = Duration::ZERO;
-        for _ in 0..40 {
-            let u = w.utilisation(warm / 40);
-            if t90.is_zero() && u > 0.9 {
-                t90 = w.now.since(Time::from_nanos(1_000_000_000));
-            }
-        }
+    for (rate, rtt, queue, loss, least, longest) in table {
+        let mut w = world(rate, rtt, queue);
+        w.ab.loss = loss;
+        w.run(start_time(rate, rtt));
         w.ab.waits.clear();
-        w.ab.overflows = 0;
-        let span = if r.rate >= 5_000 * MBIT {
-            S / 2
-        } else {
-            3 * S + 20 * r.rtt
-        };
-        let u = w.utilisation(span);
-        assert!(u > 0.955 * (1.0 - r.loss), "{}: {u}", r.name);
-        let (p50, p95, max) = (w.ab.wait(0.5), w.ab.wait(0.95), w.ab.wait(1.0));
+        let used = w.utilisation(20 * rtt + if rate > GBIT { S / 5 } else { S });
+        let (half, most, max) = (w.ab.wait(0.5), w.ab.wait(0.95), w.ab.wait(1.0));
         println!(
-            "{:25} {:.3} t90 {:?} queue p50 {:?} p95 {:?} max {:?} over {} stats {:?}",
-            r.name,
-            u,
-            t90,
-            p50,
-            p95,
-            max,
-            w.ab.overflows,
-            w.a.stats()
+            "{:5} Mbit/s {rtt:>5?} {:1.0} %: used {used:.3}, queue {half:?} {most:?} {max:?}",
+            rate / MBIT,
+            loss * 100.0,
         );
+        assert!(
+            used > least && most <= longest,
+            "{rate} {rtt:?} {loss}: {used} {most:?}"
+        );
+        assert!(w.a.stats().spurious == 0);
     }
 }
 
 #[test]
-fn explore() {
-    let start = Time::from_nanos(1_000_000_000);
-    // rate changes
+fn a_start_takes_about_a_round_trip_for_each_doubling() {
     for (rate, rtt) in [
         (20 * MBIT, 20 * MS),
-        (100 * MBIT, 4 * MS),
-        (1000 * MBIT, 100 * US),
-        (1000 * MBIT, 50 * MS),
-        (20 * MBIT, 300 * MS),
-    ] {
-        let mut w = world(rate, rtt, 100 * MS);
-        w.run(2 * S + 10 * rtt);
-        for (what, r) in [
-            ("halved", rate / 2),
-            ("doubled", rate),
-            ("x4", rate * 4),
-            ("/10", rate * 4 / 10),
-        ] {
-            w.ab.rate = r;
-            w.ab.waits.clear();
-            let t0 = w.now;
-            let mut t90 = None;
-            let (mut tq, lost0) = (None, w.lost);
-            for _ in 0..400 {
-                w.ab.waits.clear();
-                let u = w.utilisation((rtt.max(4 * MS)) / 4);
-                if t90.is_none() && u > 0.9 {
-                    t90 = Some(w.now.since(t0));
-                }
-                if tq.is_none() && w.ab.wait(0.9) < 10 * MS && w.now.since(t0) > rtt {
-                    tq = Some(w.now.since(t0));
-                }
-            }
-            println!(
-                "{rate} {rtt:?} {what}: t90 {t90:?} queue short after {tq:?} lost {} {:?} u {}",
-                w.lost - lost0,
-                w.a.stats().delivery_rate * 8,
-                w.utilisation(S)
-            );
-        }
-    }
-    // ack aggregation and noise
-    for (rate, rtt, lump, tick, jitter) in [
-        (100 * MBIT, 20 * MS, 8 * MS, US, US),
-        (1000 * MBIT, 100 * US, 500 * US, 100 * US, US),
-        (1000 * MBIT, 100 * US, 2 * MS, MS, US),
-        (10_000 * MBIT, 50 * US, 300 * US, 100 * US, US),
-        (10_000 * MBIT, 50 * US, 2 * MS, MS, US),
-        (100 * MBIT, 10 * MS, US, US, 2 * MS),
-        (100 * MBIT, 10 * MS, US, US, 10 * MS),
-        (20 * MBIT, 40 * MS, US, US, 40 * MS),
-        (20 * MBIT, 40 * MS, 10 * MS, MS, 40 * MS),
+        (100 * MBIT, 100 * MS),
+        (GBIT, 50 * MS),
     ] {
         let mut w = world(rate, rtt, 50 * MS);
-        (w.lump, w.tick, w.ab.jitter) = (lump, tick, jitter);
-        let span = if rate > 5000 * MBIT { 300 * MS } else { 3 * S };
-        w.run(span);
+        let doublings = (rate as f64 / 8.0 * rtt.as_secs_f64() / 12_000.0).log2() as u32;
+        time_to(&mut w, 0.9, rtt, (doublings + 4) * rtt);
+    }
+}
+
+#[test]
+fn follows_the_rate_down_and_up() {
+    for (rate, rtt) in [(20 * MBIT, 20 * MS), (100 * MBIT, 4 * MS), (GBIT, 100 * US)] {
+        let mut w = warm(rate, rtt, 100 * MS);
+        let step = rtt.max(5 * MS);
+        w.ab.rate = rate / 2;
+        w.run(20 * step);
         w.ab.waits.clear();
-        let u = w.utilisation(span);
-        let st = w.a.stats();
-        println!(
-            "{rate} {rtt:?} lump {lump:?} tick {tick:?} jitter {jitter:?}: {u:.3} p95 {:?} lost {} spurious {} {:?} pto {}",
-            w.ab.wait(0.95),
-            st.lost,
-            st.spurious,
-            st.srtt,
-            st.ptos
+        let used = w.utilisation(S / 2);
+        assert!(used > 0.95, "{rate} halved: {used}");
+        assert!(
+            w.ab.wait(0.95) < 8 * MS,
+            "{rate} halved: {:?}",
+            w.ab.wait(0.95)
         );
+        for (up, steps) in [(rate, 30), (4 * rate, 60)] {
+            w.ab.rate = up;
+            time_to(&mut w, 0.93, step, steps * step);
+            let used = w.utilisation(S / 2);
+            assert!(used > 0.95, "{rate} to {up}: {used}");
+        }
     }
-    // heavy loss
-    for loss in [0.1, 0.2, 0.3] {
-        let mut w = world(100 * MBIT, 10 * MS, 50 * MS);
-        w.run(2 * S);
-        w.ab.loss = loss;
-        let us: Vec<f64> = (0..6).map(|_| w.utilisation(S / 2)).collect();
-        w.ab.loss = 0.0;
-        println!(
-            "loss {loss}: {us:.2?} then {:.2} {:.2}",
-            w.utilisation(S / 2),
-            w.utilisation(S / 2)
-        );
-    }
-    // outage
-    for (rate, rtt) in [
-        (MBIT, 100 * MS),
-        (20 * MBIT, 20 * MS),
-        (1000 * MBIT, 100 * US),
-        (100 * MBIT, 300 * MS),
+}
+
+#[test]
+fn clumped_reports_and_late_timers_cost_neither_rate_nor_queue() {
+    for (rate, rtt, lump, tick) in [
+        (100 * MBIT, 20 * MS, 8 * MS, US),
+        (GBIT, 100 * US, 500 * US, 100 * US),
+        (GBIT, 100 * US, 2 * MS, MS),
+        (10 * GBIT, 50 * US, 300 * US, 100 * US),
+        (10 * GBIT, 50 * US, 2 * MS, MS),
     ] {
-        let mut w = world(rate, rtt, 100 * MS);
-        w.run(2 * S + 10 * rtt);
-        w.ab.down = true;
-        let t0 = w.now;
-        let mut sus = None;
-        while w.now.since(t0) < 2 * S {
-            w.run(MS);
-            if sus.is_none() && w.a.state() == PathState::Suspect {
-                sus = Some(w.now.since(t0));
-            }
-        }
-        let untold = w.untold();
-        w.ab.down = false;
-        let t0 = w.now;
-        while w.a.state() != PathState::Active {
-            w.run(MS);
-        }
-        let t1 = w.now.since(t0);
-        let (mut t90, mut n) = (None, 0);
-        while t90.is_none() && n < 400 {
-            n += 1;
-            if w.utilisation((rtt / 2).max(5 * MS)) > 0.8 {
-                t90 = Some(w.now.since(t0));
-            }
-        }
-        println!(
-            "outage {rate} {rtt:?}: suspect {sus:?} untold {untold} active {t1:?} t90 {t90:?} then {:.3} mtu {}",
-            w.utilisation(S),
-            w.a.mtu()
+        let mut w = world(rate, rtt, 50 * MS);
+        (w.lump, w.tick) = (lump, tick);
+        w.run(start_time(rate, rtt));
+        w.ab.waits.clear();
+        let used = w.utilisation(S / 4);
+        let most = w.ab.wait(0.95);
+        println!("{rate} {rtt:?} {lump:?} {tick:?}: {used:.3} {most:?}");
+        assert!(
+            used > 0.95 && most < 2 * lump + 2 * MS,
+            "{rate} {lump:?}: {used} {most:?}"
         );
     }
-    // base rtt change
-    for (from, to) in [(20 * MS, 70 * MS), (70 * MS, 20 * MS), (MS, 30 * MS)] {
-        let mut w = world(100 * MBIT, from, 50 * MS);
-        w.run(2 * S);
-        w.ab.delay = to / 2;
-        w.ba.delay = to / 2;
-        let us: Vec<f64> = (0..20).map(|_| w.utilisation(S / 4)).collect();
-        println!("rtt {from:?} -> {to:?}: {us:.2?} {:?}", w.a.stats().min_rtt);
+}
+
+#[test]
+fn where_the_processor_is_the_limit_the_path_is_none() {
+    for (lump, tick) in [(US, US), (300 * US, 100 * US), (2 * MS, 500 * US)] {
+        let mut w = world(40 * GBIT, 40 * US, 10 * MS);
+        (w.lump, w.tick) = (lump, tick);
+        w.demand = Some(GBIT);
+        w.run(100 * MS);
+        let got = w.utilisation(S / 10) * 40.0 / 8.0;
+        assert!(got > 1.0, "{lump:?}: {got}");
     }
-    // app limited
-    let mut w = world(100 * MBIT, 20 * MS, 50 * MS);
-    w.run(2 * S);
+}
+
+#[test]
+fn reordering_is_learned() {
+    for (rate, rtt, jitter) in [(100 * MBIT, 10 * MS, 2 * MS), (20 * MBIT, 40 * MS, 40 * MS)] {
+        let mut w = world(rate, rtt, 50 * MS);
+        w.ab.jitter = jitter;
+        w.run(S);
+        let used = w.utilisation(2 * S);
+        let stats = w.a.stats();
+        assert!(used > 0.9, "{jitter:?}: {used}");
+        assert!(
+            stats.spurious > 0 && stats.lost < stats.sent / 50,
+            "{stats:?}"
+        );
+    }
+}
+
+#[test]
+fn heavy_loss_makes_it_back_off_and_its_end_come_back() {
+    let mut w = warm(100 * MBIT, 10 * MS, 50 * MS);
+    w.ab.loss = 0.3;
+    w.run(S);
+    let sent = w.a.stats().bytes_sent;
+    w.run(S);
+    let rate = (w.a.stats().bytes_sent - sent) * 8;
+    assert!(rate < 30 * MBIT, "{rate}");
+    w.ab.loss = 0.0;
+    time_to(&mut w, 0.9, 50 * MS, S);
+}
+
+#[test]
+fn a_route_that_becomes_longer_or_shorter_is_measured_again() {
+    for (from, to) in [(20 * MS, 70 * MS), (70 * MS, 20 * MS), (MS, 30 * MS)] {
+        let mut w = warm(100 * MBIT, from, 50 * MS);
+        (w.ab.delay, w.ba.delay) = (to / 2, to / 2);
+        w.run(S);
+        let used = w.utilisation(S);
+        assert!(used > 0.9, "{from:?} to {to:?}: {used}");
+        let min = w.a.stats().min_rtt;
+        assert!(
+            min >= to && min < to + 2 * MS,
+            "{from:?} to {to:?}: {min:?}"
+        );
+    }
+}
+
+#[test]
+fn an_outage_is_noticed_gives_back_what_was_in_flight_and_ends_quickly() {
+    for (rate, rtt) in [(MBIT, 100 * MS), (20 * MBIT, 20 * MS), (GBIT, 100 * US)] {
+        let mut w = warm(rate, rtt, 100 * MS);
+        let mtu = w.a.mtu();
+        w.ab.down = true;
+        w.run(4 * rtt + 100 * MS);
+        assert_eq!(w.a.state(), PathState::Suspect);
+        assert!(w.untold() <= 1, "all but the latest probe is given back");
+        w.run(2 * S - 4 * rtt - 100 * MS);
+        assert_eq!(w.a.blocked_until(w.now, 1), Blocked::Inactive);
+        w.ab.down = false;
+        let limit = 2 * rtt + 30 * MS;
+        let took = time_to(&mut w, 0.8, (rtt / 4).max(4 * MS), limit + rtt);
+        println!("{rate} {rtt:?}: back after {took:?}");
+        assert_eq!((w.a.state(), w.a.mtu()), (PathState::Active, mtu));
+    }
+}
+
+#[test]
+fn a_dead_path_goes_down_and_comes_back() {
+    let mut w = warm(20 * MBIT, 20 * MS, 50 * MS);
+    w.ab.down = true;
+    w.run(10 * S);
+    assert_eq!(w.a.state(), PathState::Down);
+    let sent = w.a.stats().sent;
+    w.run(10 * S);
+    assert!(
+        (9..=11).contains(&(w.a.stats().sent - sent)),
+        "a probe each second"
+    );
+    w.ab.down = false;
+    time_to(&mut w, 0.9, 20 * MS, S + 200 * MS);
+}
+
+#[test]
+fn a_trickle_does_not_keep_a_dead_path_alive() {
+    let mut w = warm(20 * MBIT, 20 * MS, 50 * MS);
+    w.demand = Some(0);
+    w.run(S);
+    w.ab.down = true;
+    // A datagram each ten milliseconds never fills the window.
+    let deadline = w.now + 150 * MS;
+    while w.now < deadline {
+        w.send_one();
+        w.run(10 * MS);
+    }
+    assert_eq!(w.a.state(), PathState::Suspect);
+}
+
+#[test]
+fn little_to_send_does_not_lower_the_rate() {
+    let mut w = warm(100 * MBIT, 20 * MS, 50 * MS);
     w.demand = Some(125_000);
     w.run(20 * S);
-    println!("app limited {:?}", w.a.stats());
+    let rate = w.a.stats().delivery_rate * 8;
+    assert!(rate > 95 * MBIT, "{rate}");
     w.demand = None;
-    for _ in 0..5 {
-        println!("  {:.3}", w.utilisation(20 * MS));
-    }
-    let _ = start;
+    w.ab.waits.clear();
+    time_to(&mut w, 0.9, 20 * MS, 60 * MS);
+    assert!(
+        w.ab.wait(1.0) < 10 * MS,
+        "the restart is paced: {:?}",
+        w.ab.wait(1.0)
+    );
 }
 
 #[test]
-fn cpu_noise() {
-    for (lump, tick, demand) in [
-        (300 * US, 100 * US, 1_000_000_000u64),
-        (2 * MS, 500 * US, 1_000_000_000),
-        (US, US, 1_000_000_000),
-        (300 * US, 100 * US, 50_000_000),
-    ] {
-        let mut w = world(40_000 * MBIT, 40 * US, 10 * MS);
-        w.lump = lump;
-        w.tick = tick;
-        w.demand = Some(demand);
-        w.run(100 * MS);
-        let u = w.utilisation(200 * MS) * 40e9 / 8.0;
-        println!(
-            "cpu {lump:?} {tick:?} {:.3} of demand {:?}",
-            u / demand as f64,
-            w.a.stats()
+fn idle_needs_no_timer_and_wants_a_ping() {
+    let mut w = warm(20 * MBIT, 20 * MS, 50 * MS);
+    w.demand = Some(0);
+    w.run(S / 2);
+    assert_eq!(w.untold(), 0, "all is acknowledged");
+    assert_eq!(w.a.stats().in_flight, 0);
+    assert_eq!(w.a.poll_timeout(), None);
+    assert!(!w.a.wants_ping(w.now, S));
+    let at = w.a.next_ping(S).unwrap();
+    assert!(at > w.now && at <= w.now + S && w.a.wants_ping(at, S));
+}
+
+#[test]
+fn the_mtu_is_found_and_a_black_hole_noticed() {
+    let mut w = warm(20 * MBIT, 20 * MS, 50 * MS);
+    assert_eq!(w.a.mtu(), 1472);
+    w.ab.mtu = 1400;
+    w.run(S);
+    assert!((1340..=1372).contains(&w.a.mtu()), "{}", w.a.mtu());
+    let used = w.utilisation(S);
+    assert!(used > 0.93, "{used}");
+}
+
+#[test]
+fn the_predicted_delivery_is_about_when_it_arrives() {
+    let w = warm(20 * MBIT, 20 * MS, 50 * MS);
+    // The queue is short: half a round trip, and the time that the link takes.
+    for bytes in [1472, 100_000, 1_000_000] {
+        let took =
+            w.a.predict_delivery(w.now, bytes)
+                .since(w.now)
+                .as_secs_f64();
+        let want = 0.01 + bytes as f64 * 8.0 / 20e6;
+        assert!(
+            (took - want).abs() < 0.25 * want + 0.003,
+            "{bytes}: {took} for {want}"
         );
     }
 }
 
 #[test]
-fn speed() {
-    use std::time::Instant;
-    for loss in [0, 100] {
-        let start = Time::from_nanos(1_000_000_000);
-        let config = PathConfig {
+fn before_validation_nothing_goes_and_no_acknowledgement_changes_that() {
+    let now = Time::from_nanos(1);
+    let mut path = Path::new(
+        now,
+        PathConfig {
             interface_mtu: 1500,
             overhead: 28,
-        };
-        let mut a = Path::new(start, config);
-        let mut b = Path::new(start, config);
-        a.on_validated(start, US * 100);
-        let (mut acked, mut lost, mut buf) = (Vec::new(), Vec::new(), Vec::new());
-        let t0 = Instant::now();
-        let mut n = 0u64;
-        let mut now = start;
-        let (mut ts, mut tr, mut ta) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-        let mut pending = std::collections::VecDeque::new();
-        for _ in 0..100_000 {
-            now += US * 32;
-            let t = Instant::now();
-            a.budget(now, 40_000);
-            let first = a.next_seq();
-            for _ in 0..32 {
-                a.on_sent(now, 1472, n, true);
-                n += 1;
-            }
-            ts += t.elapsed();
-            let t = Instant::now();
-            for s in first..first + 32 {
-                if loss == 0 || s * 7919 % 10007 % loss != 0 {
-                    b.on_received(now, s, true);
-                }
-            }
-            buf.clear();
-            b.encode_ack(now, 1000, &mut buf);
-            tr += t.elapsed();
-            pending.push_back(buf.clone());
-            if pending.len() > 20 {
-                let f = pending.pop_front().unwrap();
-                let t = Instant::now();
-                let f = AckFrame::decode(&f).unwrap();
-                acked.clear();
-                lost.clear();
-                a.on_ack(now, &f, &mut acked, &mut lost).unwrap();
-                a.poll_timeout();
-                ta += t.elapsed();
-            }
-        }
-        println!(
-            "speed loss 1/{loss}: {:?} per datagram: sent {:.1} received {:.1} ack {:.1} ns, lost {}",
-            t0.elapsed() / n as u32,
-            ts.as_nanos() as f64 / n as f64,
-            tr.as_nanos() as f64 / n as f64,
-            ta.as_nanos() as f64 / n as f64,
-            a.stats().lost
-        );
-    }
+        },
+    );
+    let (mut acked, mut lost) = (Vec::new(), Vec::new());
+    assert_eq!((path.budget(now, 1), path.poll_mtu_probe(now)), (0, None));
+    let frame = |n| AckFrame::new(0, &[SeqRange { start: n, end: n }]).unwrap();
+    let refused = path.on_ack(now, &frame(0), &mut acked, &mut lost);
+    assert_eq!(refused, Err(AckError::NeverSent(0)));
+    path.on_sent(now, 100, 7, true);
+    path.on_ack(now + MS, &frame(0), &mut acked, &mut lost)
+        .unwrap();
+    assert_eq!((acked, lost), (vec![7], vec![]));
+    assert_eq!(path.state(), PathState::Unvalidated);
+    path.on_validated(now + MS, MS);
+    assert!(path.budget(now + 2 * MS, 1) > 0);
+    assert_eq!(path.poll_mtu_probe(now + MS), Some(1472));
 }
