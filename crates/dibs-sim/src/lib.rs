@@ -1,1 +1,3 @@
-//! (see Cargo.toml)
+//! Two dibs cores, TCP endpoints and seeded links in virtual time.
+
+pub mod emulator;
