@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::pipe2;
 
 use crate::host::Host;
 use crate::packet_socket::{PacketSocket, Ring, Use};
@@ -59,7 +61,7 @@ impl Capture {
             socket,
             recording: Mutex::default(),
         });
-        let (stopped, stop) = nix::unistd::pipe().context("pipe")?;
+        let (stopped, stop) = pipe2(OFlag::O_CLOEXEC).context("pipe")?;
         let reader = Arc::clone(&shared);
         let thread = host.thread("capture", move || reader.record(ring, &stopped))?;
         Ok(Self {

@@ -11,8 +11,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
+use nix::unistd::pipe2;
 
 use crate::emulator::{Cause, Conditions, Emulator, Fate};
 use crate::host::Host;
@@ -98,7 +100,7 @@ impl Wire {
             stats: Default::default(),
         });
         let start = Instant::now();
-        let (stopped, stop) = nix::unistd::pipe().context("pipe")?;
+        let (stopped, stop) = pipe2(OFlag::O_CLOEXEC).context("pipe")?;
         let worker = Arc::clone(&shared);
         let thread = middle.thread("link", move || worker.carry(rings, start, seed, &stopped))?;
         let (middle, stop, thread) = (middle.clone(), Some(stop), Some(thread));

@@ -266,6 +266,22 @@ fn an_outage_stops_everything_and_ends() {
 }
 
 #[test]
+fn links_and_recordings_end_while_processes_run() {
+    isolated(|| {
+        let (_lab, a, b, link) = emulated(Conditions::new())?;
+        let capture = a.capture("eth0")?;
+        let mut sleep = b.command("sleep");
+        sleep.arg("1000");
+        let mut process = b.spawn(sleep)?;
+        // Both stop threads of theirs by closing a pipe, which the process must not hold.
+        drop(capture);
+        drop(link);
+        assert!(process.is_running());
+        Ok(())
+    });
+}
+
+#[test]
 fn the_queue_is_bounded() {
     isolated(|| {
         // 100 ms of 1 Mbit/s: about 88 datagrams of 142 bytes as frames.
