@@ -128,11 +128,18 @@ impl Store {
     }
 }
 
+/// A chained piece that waits for what lies in front of it.
 #[derive(Debug)]
 struct Held {
-    scrambled: bool,
     crc: u32,
     tcp: OwnedFields,
+    bytes: Vec<u8>,
+}
+
+/// The plaintext of a solo chunk that the chain has still to pass over.
+#[derive(Debug)]
+struct Plain {
+    end: u64,
     bytes: Vec<u8>,
 }
 
@@ -144,8 +151,10 @@ struct Epoch {
     descrambler: Descrambler,
     /// Ended before its time; what still comes is of no use.
     broken: bool,
-    /// Pieces beyond `next`, scrambled or (from solo chunks) plain.
+    /// Pieces beyond `next`, by offset.
     held: BTreeMap<u64, Held>,
+    /// What came by solo chunks beyond `next`, by offset; may overlap.
+    plain: BTreeMap<u64, Plain>,
 }
 
 /// Restores the stream of one incarnation.
@@ -237,7 +246,7 @@ impl RxStream {
                 }
             }
             next => {
-                let outcome = epoch.hold(piece, piece.bytes, true, store);
+                let outcome = epoch.hold(piece, store);
                 // Plain bytes of a solo chunk may already reach up to this piece.
                 if outcome == Outcome::Held && next.is_some() && !epoch.drain(store, sink) {
                     return Outcome::Corrupt;
@@ -296,6 +305,7 @@ impl RxStream {
             descrambler: Descrambler::new(&buffers.epoch(number)),
             broken: false,
             held: BTreeMap::new(),
+            plain: BTreeMap::new(),
         });
         self.epochs.last_mut()
     }
@@ -338,111 +348,105 @@ impl Epoch {
         true
     }
 
-    /// The first held scrambled piece that plain bytes, if any are needed, reach up to.
+    /// The first held piece, if it stands at `next` or plain bytes reach up to it.
     fn restorable(&self) -> Option<u64> {
-        let mut reach = self.next?;
-        for (&offset, held) in &self.held {
-            if offset > reach {
-                return None;
-            }
-            if held.scrambled {
-                return Some(offset);
-            }
-            reach = reach.max(end(offset, held.bytes.len(), held.tcp.flags()));
-        }
-        None
+        let (&first, _) = self.held.first_key_value()?;
+        (first <= self.reach()?).then_some(first)
     }
 
-    /// Moves the chain on to `target` over held plain bytes.
+    /// How far the stream is known: `next`, and the plain bytes that join it.
+    fn reach(&self) -> Option<u64> {
+        let mut reach = self.next?;
+        for (&offset, plain) in &self.plain {
+            if offset > reach {
+                break;
+            }
+            reach = reach.max(plain.end);
+        }
+        Some(reach)
+    }
+
+    /// Moves the chain on to `target` over plain bytes, and forgets those behind it.
+    ///
+    /// Those of a peer that cuts its chain twice may lead back: then the CRC ends the epoch.
     fn pass_plain(&mut self, target: u64, store: &mut Store) {
         let mut next = self.next.expect("the chain has begun");
         while next < target {
-            let (&offset, held) = self
-                .held
-                .first_key_value()
-                .expect("plain bytes reach the target");
-            let held_end = end(offset, held.bytes.len(), held.tcp.flags());
-            let from = (next - offset).min(held.bytes.len() as u64) as usize;
-            let to = (target - offset).min(held.bytes.len() as u64) as usize;
-            self.descrambler.advance(&held.bytes[from..to]);
-            next = next.max(held_end.min(target));
-            if held_end <= target {
-                let held = self.held.remove(&offset).expect("it was just seen");
-                store.give(held.bytes);
-            } else {
+            let (&offset, plain) = self.plain.first_key_value().expect("plain bytes reach up");
+            let len = plain.bytes.len() as u64;
+            let from = next.saturating_sub(offset).min(len) as usize;
+            let to = (target - offset).min(len) as usize;
+            self.descrambler.advance(&plain.bytes[from..to]);
+            next = next.max(plain.end.min(target));
+            if plain.end > target {
                 break;
             }
+            self.forget_plain(offset, store);
         }
-        // What begins before the target and ends behind it still serves the next gap.
-        while let Some((&offset, held)) = self.held.first_key_value()
-            && !held.scrambled
-            && end(offset, held.bytes.len(), held.tcp.flags()) <= target
+        while let Some((&offset, plain)) = self.plain.first_key_value()
+            && plain.end <= target
         {
-            let held = self.held.remove(&offset).expect("it was just seen");
-            store.give(held.bytes);
+            self.forget_plain(offset, store);
         }
         self.next = Some(target);
     }
 
+    fn forget_plain(&mut self, offset: u64, store: &mut Store) {
+        let plain = self.plain.remove(&offset).expect("the caller saw it");
+        store.give(plain.bytes);
+    }
+
     /// Keeps the plaintext of a solo chunk if the chain still has to pass it.
     fn remember(&mut self, piece: &Piece<'_>, plain: &[u8], store: &mut Store) {
-        if self.next.is_some_and(|next| piece.end() > next)
-            && !self.held.contains_key(&piece.offset)
-        {
-            // Without room the chain may break later, and says so then.
-            self.hold(piece, plain, false, store);
+        if self.next.is_none_or(|next| piece.end() <= next) {
+            return;
+        }
+        if let Some(known) = self.plain.get(&piece.offset) {
+            if known.end >= piece.end() {
+                return;
+            }
+            self.forget_plain(piece.offset, store);
+        }
+        // Without room the chain may break later, and says so then.
+        if let Some(bytes) = store.take(plain) {
+            self.plain.insert(
+                piece.offset,
+                Plain {
+                    end: piece.end(),
+                    bytes,
+                },
+            );
         }
     }
 
-    fn hold(
-        &mut self,
-        piece: &Piece<'_>,
-        bytes: &[u8],
-        scrambled: bool,
-        store: &mut Store,
-    ) -> Outcome {
-        if let Some(old) = self.held.get(&piece.offset) {
-            if old.scrambled || !scrambled {
-                return Outcome::Duplicate;
-            }
-            // The chained piece itself has come after its retransmission: either would do, but the
-            // chain is cut at its pieces.
-            let old = self.held.remove(&piece.offset).expect("it was just seen");
-            store.give(old.bytes);
+    fn hold(&mut self, piece: &Piece<'_>, store: &mut Store) -> Outcome {
+        if self.held.contains_key(&piece.offset) {
+            return Outcome::Duplicate;
         }
-        let Some(block) = store.take(bytes) else {
+        let Some(bytes) = store.take(piece.bytes) else {
             return Outcome::NoRoom;
         };
         let held = Held {
-            scrambled,
             crc: piece.crc,
             tcp: OwnedFields::new(&piece.tcp),
-            bytes: block,
+            bytes,
         };
         self.held.insert(piece.offset, held);
         Outcome::Held
     }
 
+    /// Whether `acked` lies beyond a gap in front of held pieces, which nothing will close then.
     fn is_passed_by(&self, acked: u64) -> bool {
-        let Some(mut reach) = self.next else {
-            return false;
-        };
-        if self.broken || self.held.is_empty() || acked <= reach {
-            return false;
-        }
-        for (&offset, held) in &self.held {
-            if offset > reach {
-                break;
-            }
-            reach = reach.max(end(offset, held.bytes.len(), held.tcp.flags()));
-        }
-        acked > reach
+        !self.broken && !self.held.is_empty() && self.reach().is_some_and(|reach| acked > reach)
     }
 
     fn end(&mut self, store: &mut Store) {
         self.broken = true;
         while let Some((_, held)) = self.held.pop_first() {
             store.give(held.bytes);
+        }
+        while let Some((_, plain)) = self.plain.pop_first() {
+            store.give(plain.bytes);
         }
     }
 }

@@ -1,1 +1,322 @@
+use std::collections::BTreeMap;
 
+use dibs_scramble::Scrambler;
+use dibs_wire::SeqNumber;
+use dibs_wire::frame::BASE_OFFSET;
+use proptest::prelude::*;
+
+use super::*;
+
+struct Keys;
+
+impl Buffers for Keys {
+    fn epoch(&self, epoch: u32) -> [u8; BUFFER_LEN] {
+        [epoch as u8; BUFFER_LEN]
+    }
+
+    fn solo(&self, epoch: u32, offset: u64) -> [u8; BUFFER_LEN] {
+        [(u64::from(epoch) * 31 + offset) as u8; BUFFER_LEN]
+    }
+}
+
+/// Keeps what was injected, by offset.
+#[derive(Default)]
+struct Kernel {
+    room: Vec<u8>,
+    at: u64,
+    got: Vec<(u64, Vec<u8>)>,
+}
+
+impl Sink for Kernel {
+    fn room(&mut self, offset: u64, _: &TcpFields<'_>, len: usize) -> &mut [u8] {
+        self.at = offset;
+        self.room = vec![0; len];
+        &mut self.room
+    }
+
+    fn commit(&mut self) {
+        self.got.push((self.at, std::mem::take(&mut self.room)));
+    }
+
+    fn retract(&mut self) {}
+}
+
+impl Kernel {
+    /// All that was injected agrees with `plain`; returns which bytes are there.
+    fn coverage(&self, plain: &[u8]) -> BTreeMap<usize, bool> {
+        let mut have: BTreeMap<usize, bool> = (0..plain.len()).map(|i| (i, false)).collect();
+        for (offset, bytes) in &self.got {
+            let start = (offset - BASE_OFFSET) as usize;
+            assert_eq!(*bytes, plain[start..start + bytes.len()], "at {start}");
+            for i in start..start + bytes.len() {
+                have.insert(i, true);
+            }
+        }
+        have
+    }
+}
+
+fn tcp(flags: u16) -> TcpFields<'static> {
+    TcpFields {
+        flags,
+        window: 0,
+        ack: SeqNumber::new(0),
+        timestamps: None,
+        meta: None,
+        options: None,
+        urgent: None,
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Sent {
+    solo: bool,
+    first: bool,
+    epoch: u32,
+    offset: u64,
+    plain: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+impl Sent {
+    fn piece(&self) -> Piece<'_> {
+        Piece {
+            solo: self.solo,
+            first: self.first,
+            epoch: self.epoch,
+            offset: self.offset,
+            crc: crc32c(&self.plain),
+            tcp: tcp(0),
+            bytes: &self.bytes,
+        }
+    }
+}
+
+/// Cuts `plain` into chained pieces of the given lengths.
+fn chain(epoch: u32, start: u64, plain: &[u8], cuts: &[usize]) -> Vec<Sent> {
+    let mut scrambler = Scrambler::new(&Keys.epoch(epoch));
+    let mut at = 0;
+    let mut out = Vec::new();
+    for len in cuts.iter().cycle() {
+        if at == plain.len() {
+            break;
+        }
+        let part = &plain[at..plain.len().min(at + len)];
+        let mut bytes = vec![0; part.len()];
+        scrambler.scramble(part, &mut bytes);
+        let offset = start + at as u64;
+        out.push(Sent {
+            solo: false,
+            first: at == 0,
+            epoch,
+            offset,
+            plain: part.into(),
+            bytes,
+        });
+        at += part.len();
+    }
+    out
+}
+
+fn solo(epoch: u32, plain: &[u8], start: usize, len: usize) -> Sent {
+    let end = plain.len().min(start + len);
+    let offset = BASE_OFFSET + start as u64;
+    let mut bytes = vec![0; end - start];
+    Scrambler::new(&Keys.solo(epoch, offset)).scramble(&plain[start..end], &mut bytes);
+    Sent {
+        solo: true,
+        first: false,
+        epoch,
+        offset,
+        plain: plain[start..end].into(),
+        bytes,
+    }
+}
+
+fn plain(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+fn feed(stream: &mut RxStream, store: &mut Store, kernel: &mut Kernel, sent: &Sent) -> Outcome {
+    stream.chunk(&sent.piece(), &Keys, store, kernel)
+}
+
+proptest! {
+    /// Whatever the order and the repetitions, a chain is restored whole, once, in order.
+    #[test]
+    fn a_chain_is_restored_in_any_order(
+        len in 1usize..3000,
+        cuts in prop::collection::vec(1usize..300, 1..6),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 0..60),
+    ) {
+        let plain = plain(len);
+        let mut pieces = chain(1, BASE_OFFSET, &plain, &cuts);
+        let mut extra: Vec<Sent> =
+            order.iter().map(|i| pieces[i.index(pieces.len())].clone()).collect();
+        for i in order.iter().rev() {
+            let at = i.index(pieces.len());
+            let piece = pieces.remove(at);
+            pieces.push(piece);
+        }
+        extra.extend(pieces);
+        let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+        let mut kernel = Kernel::default();
+        for sent in &extra {
+            feed(&mut stream, &mut store, &mut kernel, sent);
+        }
+        let stream_bytes: Vec<u8> = kernel.got.iter().flat_map(|(_, b)| b.clone()).collect();
+        prop_assert_eq!(stream_bytes, plain);
+        prop_assert_eq!(store.held(), 0);
+    }
+
+    /// Lost pieces come as solo chunks of any cut, before or after what follows them; the chain
+    /// closes over them and nothing wrong is ever injected.
+    #[test]
+    fn solo_chunks_close_gaps(
+        len in 500usize..3000,
+        cuts in prop::collection::vec(1usize..300, 1..6),
+        lost in prop::collection::vec(any::<bool>(), 40),
+        step in 1usize..400,
+        early in any::<bool>(),
+    ) {
+        let plain = plain(len);
+        let pieces = chain(1, BASE_OFFSET, &plain, &cuts);
+        let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+        let mut kernel = Kernel::default();
+        let gone = |i: usize| i > 0 && lost[i % lost.len()];
+        let solos: Vec<Sent> = (0..len).step_by(step).map(|at| solo(1, &plain, at, step)).collect();
+        let chained = pieces.iter().enumerate().filter(|(i, _)| !gone(*i)).map(|(_, p)| p);
+        let mut all: Vec<&Sent> = chained.collect();
+        if early {
+            all.splice(1..1, &solos);
+        } else {
+            all.extend(&solos);
+        }
+        for sent in all {
+            let outcome = feed(&mut stream, &mut store, &mut kernel, sent);
+            prop_assert!(!matches!(outcome, Outcome::Corrupt | Outcome::Broken), "{:?}", outcome);
+        }
+        prop_assert!(kernel.coverage(&plain).values().all(|have| *have));
+        prop_assert!(!stream.epochs.iter().any(|e| e.broken));
+        prop_assert!(stream.epochs[0].held.is_empty());
+    }
+
+    /// A wrong byte anywhere is never injected, and ends the epoch.
+    #[test]
+    fn a_corrupt_chunk_is_never_injected(at in 0usize..1000, bit in 0u8..8) {
+        let plain = plain(1000);
+        let mut pieces = chain(1, BASE_OFFSET, &plain, &[100]);
+        pieces[at / 100].bytes[at % 100] ^= 1 << bit;
+        let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+        let mut kernel = Kernel::default();
+        let outcomes: Vec<Outcome> =
+            pieces.iter().map(|p| feed(&mut stream, &mut store, &mut kernel, p)).collect();
+        prop_assert_eq!(outcomes[at / 100], Outcome::Corrupt);
+        prop_assert!(outcomes[at / 100 + 1..].iter().all(|o| *o == Outcome::Broken));
+        let have = kernel.coverage(&plain);
+        prop_assert!(have.iter().all(|(i, have)| *have == (*i < at / 100 * 100)));
+    }
+}
+
+#[test]
+fn a_later_epoch_does_not_wait_for_an_earlier_one() {
+    let plain = plain(2000);
+    let old = chain(1, BASE_OFFSET, &plain[..1000], &[100]);
+    let new = chain(2, BASE_OFFSET + 1000, &plain[1000..], &[100]);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    assert_eq!(
+        feed(&mut stream, &mut store, &mut kernel, &old[0]),
+        Outcome::Restored
+    );
+    assert_eq!(
+        feed(&mut stream, &mut store, &mut kernel, &old[2]),
+        Outcome::Held
+    );
+    for piece in &new {
+        assert_eq!(
+            feed(&mut stream, &mut store, &mut kernel, piece),
+            Outcome::Restored
+        );
+    }
+    assert_eq!(
+        feed(&mut stream, &mut store, &mut kernel, &old[1]),
+        Outcome::Restored
+    );
+    kernel.coverage(&plain);
+    assert_eq!(store.held(), 0);
+}
+
+#[test]
+fn a_gap_that_the_kernel_filled_otherwise_ends_the_epoch() {
+    let plain = plain(1000);
+    let pieces = chain(1, BASE_OFFSET, &plain, &[100]);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    feed(&mut stream, &mut store, &mut kernel, &pieces[0]);
+    feed(&mut stream, &mut store, &mut kernel, &pieces[3]);
+    assert_eq!(stream.local_ack(BASE_OFFSET + 100, &mut store), None);
+    assert_eq!(stream.local_ack(BASE_OFFSET + 150, &mut store), Some(1));
+    assert_eq!(store.held(), 0);
+    assert_eq!(
+        feed(&mut stream, &mut store, &mut kernel, &pieces[1]),
+        Outcome::Broken
+    );
+}
+
+#[test]
+fn what_solo_chunks_delivered_is_no_proof_of_a_gap() {
+    let plain = plain(1000);
+    let pieces = chain(1, BASE_OFFSET, &plain, &[100]);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    feed(&mut stream, &mut store, &mut kernel, &pieces[0]);
+    feed(
+        &mut stream,
+        &mut store,
+        &mut kernel,
+        &solo(1, &plain, 100, 150),
+    );
+    assert_eq!(stream.local_ack(BASE_OFFSET + 250, &mut store), None);
+    feed(&mut stream, &mut store, &mut kernel, &pieces[2]);
+    assert_eq!(kernel.got.last().unwrap().0, BASE_OFFSET + 200);
+}
+
+#[test]
+fn the_store_is_bounded() {
+    let plain = plain(10_000);
+    let pieces = chain(1, BASE_OFFSET, &plain, &[100]);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(2000));
+    let mut kernel = Kernel::default();
+    let held = pieces[1..]
+        .iter()
+        .filter(|p| feed(&mut stream, &mut store, &mut kernel, p) == Outcome::Held)
+        .count();
+    assert_eq!(held, 2000 / (100 + HELD_OVERHEAD));
+    assert!(store.held() <= 2000);
+    stream.clear(&mut store);
+    assert_eq!(store.held(), 0);
+}
+
+#[test]
+fn a_fin_takes_a_number() {
+    let plain = plain(200);
+    let mut pieces = chain(1, BASE_OFFSET, &plain, &[100]);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    let second = pieces.pop().unwrap();
+    feed(&mut stream, &mut store, &mut kernel, &pieces[0]);
+    let fin = Piece {
+        tcp: tcp(flags::FIN),
+        ..second.piece()
+    };
+    assert_eq!(
+        stream.chunk(&fin, &Keys, &mut store, &mut kernel),
+        Outcome::Restored
+    );
+    assert_eq!(stream.epochs[0].next, Some(BASE_OFFSET + 201));
+    assert_eq!(
+        stream.chunk(&fin, &Keys, &mut store, &mut kernel),
+        Outcome::Duplicate
+    );
+}
