@@ -1,0 +1,162 @@
+//! The core alone: superpackets of 64 KiB from one node's TUN to the other's, over a wire that costs
+//! nothing, acknowledgements included.
+
+use std::hint::black_box;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use dibs_core::node::{Bump, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
+use dibs_core::{Prefix, Time};
+use dibs_wire::emit::{Headers, MAX_HEADERS};
+use dibs_wire::packet::{IpMeta, flags};
+use dibs_wire::{SeqNumber, Tuple};
+
+const PAYLOAD: usize = 64 * 1024 - 512;
+/// Virtual time between superpackets: 9.5 Gbit/s.
+const STEP: Duration = Duration::from_micros(55);
+
+fn inner(host: usize) -> IpAddr {
+    IpAddr::from([10, 0, 1, host as u8 + 1])
+}
+
+fn addr(host: usize, path: usize) -> SocketAddr {
+    SocketAddr::new(IpAddr::from([10, 0, path as u8 + 1, host as u8 + 1]), 5300)
+}
+
+struct Wire {
+    nodes: [Node; 2],
+    now: Time,
+    seq: u32,
+    /// Datagrams on their way: (receiver, path, from, segment, bytes).
+    flying: Vec<(usize, usize, SocketAddr, usize, Vec<u8>)>,
+    spare: Vec<Vec<u8>>,
+    delivered: usize,
+}
+
+impl Wire {
+    fn new(paths: usize, integrity: Integrity) -> Self {
+        let keys = [StaticSecret::from([7; 32]), StaticSecret::from([9; 32])];
+        let node = |host: usize| {
+            let config = NodeConfig {
+                private: keys[host].clone(),
+                suite: Suite::for_this_cpu(),
+                integrity,
+                paths: (0..paths)
+                    .map(|p| LocalPath { trusted: p == 0, mtu: 1500, up: true })
+                    .collect(),
+                peers: vec![PeerConfig {
+                    public: PublicKey::from(&keys[1 - host]),
+                    preshared: None,
+                    prefixes: vec![Prefix::new(inner(1 - host), 32).expect("32 bits")],
+                    endpoints: if host == 0 {
+                        (0..paths).map(|p| (p, addr(1, p))).collect()
+                    } else {
+                        Vec::new()
+                    },
+                }],
+                addresses: vec![inner(host)],
+                trusted_share: 0.05,
+                hold_without_trusted: true,
+            };
+            Node::new(Time::ZERO, config, [host as u8; 32]).expect("two different keys")
+        };
+        let mut wire = Self {
+            nodes: [node(0), node(1)],
+            now: Time::ZERO + Duration::from_secs(1),
+            seq: 0,
+            flying: Vec::new(),
+            spare: Vec::new(),
+            delivered: 0,
+        };
+        for _ in 0..20_000 {
+            wire.now += Duration::from_micros(100);
+            wire.turn();
+        }
+        for _ in 0..2_000 {
+            wire.superpacket();
+        }
+        assert!(wire.delivered > 1_000, "the path is open: {}", wire.delivered);
+        wire
+    }
+
+    fn superpacket(&mut self) {
+        let tuple = Tuple { src: inner(0), dst: inner(1), sport: 40_000, dport: 80 };
+        let headers = Headers {
+            tuple,
+            meta: IpMeta { tos: 0, ttl: 64, flow_label: 0 },
+            seq: SeqNumber::new(self.seq),
+            ack: SeqNumber::new(5),
+            flags: flags::ACK,
+            window: 1000,
+            urgent: 0,
+            timestamps: Some((self.seq >> 16, 1)),
+            options: None,
+        };
+        self.seq = self.seq.wrapping_add(PAYLOAD as u32);
+        let mut buffer = self.nodes[0].tun_buffer();
+        headers.write(&mut buffer[..MAX_HEADERS], PAYLOAD, 1448);
+        self.nodes[0].handle_tun(
+            self.now,
+            Bump::Scramble as u8,
+            buffer,
+            headers.encoded_len() + PAYLOAD,
+        );
+        self.now += STEP;
+        self.turn();
+    }
+
+    /// Lets both nodes do what they can at this time.
+    fn turn(&mut self) {
+        loop {
+            for host in 0..2 {
+                let node = &mut self.nodes[host];
+                if node.poll_timeout().is_some_and(|t| t <= self.now) {
+                    node.handle_timeout(self.now, Duration::from_secs(1));
+                }
+                while let Some(t) = node.poll_transmit(self.now) {
+                    let mut bytes = self.spare.pop().unwrap_or_default();
+                    bytes.clear();
+                    bytes.extend_from_slice(t.bytes);
+                    self.flying.push((1 - host, t.path, addr(host, t.path), t.segment, bytes));
+                }
+            }
+            if self.flying.is_empty() {
+                return;
+            }
+            for (to, path, from, segment, mut bytes) in self.flying.drain(..) {
+                for datagram in bytes.chunks_mut(segment) {
+                    self.nodes[to].handle_datagram(self.now, path, from, datagram);
+                }
+                self.spare.push(bytes);
+            }
+            for node in &mut self.nodes {
+                node.flush_injections();
+                while let Some(injection) = node.poll_injection() {
+                    black_box(injection.frame());
+                    node.recycle(injection);
+                    self.delivered += 1;
+                }
+                while node.poll_event().is_some() {}
+            }
+        }
+    }
+}
+
+fn node(c: &mut Criterion) {
+    let mut group = c.benchmark_group("node");
+    group.throughput(Throughput::Bytes(PAYLOAD as u64));
+    for (name, paths, integrity) in [
+        ("one-path", 1, Integrity::On),
+        ("two-paths", 2, Integrity::On),
+        ("bare", 1, Integrity::Off),
+    ] {
+        let mut wire = Wire::new(paths, integrity);
+        group.bench_function(name, |b| b.iter(|| wire.superpacket()));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, node);
+criterion_main!(benches);
