@@ -190,9 +190,11 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
             "-j CONNMARK --restore-mark --nfmask {mask:#x} --ctmask {mask:#x}"
         )],
     )];
-    let mut steer = vec![format!(
-        "-m connmark --mark {chosen:#x}/{chosen:#x} -g DIBS-FOLLOW"
-    )];
+    let mut steer = vec![
+        // A peer's prefix may hold addresses of this very host.
+        "-o lo -j RETURN".to_owned(),
+        format!("-m connmark --mark {chosen:#x}/{chosen:#x} -g DIBS-FOLLOW"),
+    ];
     for bump in &desired.bumps {
         let matches: Vec<String> = desired
             .rules

@@ -56,6 +56,13 @@ impl MarkLayout {
         self.bump_mask()
     }
 
+    /// What `enable` (a bump) and `disable` (none) write into a ctmark: the value, and the bits that
+    /// it replaces. LOCKED is not among them.
+    pub fn choice(self, bump: Option<BumpId>) -> (u32, u32) {
+        let value = self.override_bit() | bump.map_or(0, |bump| self.bump(bump));
+        (value, self.override_bit() | self.bump_mask())
+    }
+
     /// The bump that `mark` names, if any.
     pub fn bump_of(self, mark: u32) -> Option<BumpId> {
         BumpId::new(((mark & self.bump_mask()) >> self.shift()) as u8)
@@ -106,6 +113,8 @@ mod tests {
         assert_eq!(marks.override_bit(), 0x1000_0000);
         assert_eq!(marks.locked_bit(), 0x2000_0000);
         assert_eq!(marks.own(), 0x0f00_0000);
+        assert_eq!(marks.choice(None), (0x1000_0000, 0x1f00_0000));
+        assert_eq!(marks.choice(BumpId::new(2)), (0x1200_0000, 0x1f00_0000));
     }
 
     #[test]

@@ -67,7 +67,10 @@ pub async fn list() -> Result<Vec<TcpSocket>, Error> {
             family,
             protocol: IPPROTO_TCP,
             extensions: ExtensionFlags::INFO,
-            states: StateFlags::all() - StateFlags::LISTEN - StateFlags::CLOSE,
+            states: StateFlags::all()
+                - StateFlags::LISTEN
+                - StateFlags::CLOSE
+                - StateFlags::TIME_WAIT,
             socket_id,
         });
         let answers = wire

@@ -50,7 +50,13 @@ pub struct Steering<R = System, K = Netlink> {
     /// Whether the other variants were cleared of what an earlier run may have left there.
     others_clear: bool,
     /// How iptables-save shows a chain of ours, where that is not the way we write it.
-    shown: BTreeMap<(Family, Table, String), (Vec<String>, Vec<String>)>,
+    shown: BTreeMap<(Family, Table, String), Shown>,
+}
+
+/// A chain as it was written and as it is shown.
+struct Shown {
+    written: Vec<String>,
+    shown: Vec<String>,
 }
 
 /// What [`Steering::set`] did.
@@ -310,7 +316,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             || self
                 .shown
                 .get(&(family, chain.table, chain.name.clone()))
-                .is_some_and(|(written, shown)| *written == chain.rules && shown == rules)
+                .is_some_and(|known| known.written == chain.rules && known.shown == rules)
     }
 
     /// iptables versions differ in how they print a rule. What is there right after it was written is
@@ -344,7 +350,13 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
                 if chain.rules != rules {
                     let shown = rules.iter().map(|&rule| rule.to_owned()).collect();
                     let key = (family, chain.table, chain.name.clone());
-                    self.shown.insert(key, (chain.rules.clone(), shown));
+                    self.shown.insert(
+                        key,
+                        Shown {
+                            written: chain.rules.clone(),
+                            shown,
+                        },
+                    );
                 }
             }
         }
@@ -385,3 +397,6 @@ fn missing(plan: &Plan, observed: &Observed) -> Vec<String> {
         .map(|device| format!("device {device} is missing or down: its bump carries nothing"))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -87,6 +87,7 @@ iptables-restore --noflush --wait <<EOF
 -A DIBS-FOLLOW -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
 -A DIBS-SET-1 -j CONNMARK --set-xmark 0x1000000/0xf000000
 -A DIBS-SET-1 -j MARK --set-xmark 0x1000000/0xf000000
+-A DIBS-STEER -o lo -j RETURN
 -A DIBS-STEER -m connmark --mark 0x10000000/0x10000000 -g DIBS-FOLLOW
 -A DIBS-STEER -p tcp -m tcp --dport 80 -m comment --comment dibs-rule-1 -g DIBS-SET-1
 -A DIBS-STEER -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW
@@ -128,6 +129,7 @@ ip6tables-restore --noflush --wait <<EOF
 :DIBS-OUTPUT - [0:0]
 :DIBS-INPUT - [0:0]
 -A DIBS-FOLLOW -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
+-A DIBS-STEER -o lo -j RETURN
 -A DIBS-STEER -m connmark --mark 0x10000000/0x10000000 -g DIBS-FOLLOW
 -A DIBS-STEER -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW
 -A DIBS-OUTPUT -m mark --mark 0xf000000/0xf000000 -j RETURN
@@ -159,7 +161,7 @@ fn class_rules(desired: &Desired, family: Family) -> Vec<String> {
         .iter()
         .find(|chain| chain.name == "DIBS-STEER");
     let rules = &steer.unwrap().rules;
-    rules[1..rules.len() - 1].to_vec()
+    rules[2..rules.len() - 1].to_vec()
 }
 
 #[test]

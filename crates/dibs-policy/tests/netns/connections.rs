@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 
 use dibs_policy::conntrack::{Conntrack, Event, Events, Tuple};
 use dibs_policy::{ClassRule, sockets};
 use nix::poll::PollFlags;
 
 use crate::lab::{ENDS, Lab, address, bump, connecting, marks, wait_for, wish};
+use crate::packet::syn;
 
 fn tuple(stream: &TcpStream) -> Tuple {
     Tuple::tcp(
@@ -48,7 +49,7 @@ pub(crate) fn a_live_connection_moves_and_returns(lab: &Lab) {
         let mark = set(lab, &near, chosen, marks().mask());
         assert_eq!(mark, chosen | 0x42, "bits of others stay");
         near.write_all(b"bumped").expect("sent");
-        assert_eq!(lab.data_from_tun(), b"bumped");
+        assert_eq!(lab.tun_takes_data(), b"bumped");
 
         // Back to plain: TCP sends again what the TUN swallowed.
         set(lab, &near, marks().override_bit(), marks().mask());
@@ -70,7 +71,11 @@ pub(crate) fn a_moved_connection_outlives_its_interface(lab: &Lab) {
         set(lab, &near, marks().bump(bump(1)), marks().bump_mask());
         lab.sh(&format!("ip {family} addr del {here}/{last} dev veth0"));
         near.write_all(b"still here").expect("sent");
-        assert_eq!(lab.data_from_tun(), b"still here");
+        assert_eq!(lab.tun_takes_data(), b"still here");
+        // In by the TUN still works too, with no other route back.
+        let _listener = TcpListener::bind(address(here, 9000)).expect("a listener");
+        lab.tun_gives(&syn(address(there, 5555), address(here, 9000)));
+        while lab.tun_takes().destination != address(there, 5555) {}
     }
 }
 
@@ -92,7 +97,7 @@ pub(crate) fn an_explicit_choice_outranks_class_rules(lab: &Lab) {
             },
         );
         moved.write_all(b"by rule").expect("sent");
-        assert_eq!(lab.data_from_tun(), b"by rule");
+        assert_eq!(lab.tun_takes_data(), b"by rule");
         kept.write_all(b"by choice").expect("sent");
         arrives(&mut far, b"by choice");
         lab.set(&mut steering, &wish);

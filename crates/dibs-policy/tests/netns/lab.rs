@@ -208,7 +208,7 @@ impl Lab {
     }
 
     /// The next TCP, UDP or ICMP error packet that the TUN takes from the kernel.
-    pub(crate) fn from_tun(&self) -> Packet {
+    pub(crate) fn tun_takes(&self) -> Packet {
         let mut buffer = vec![0; 65535];
         loop {
             wait_for(&self.tun, PollFlags::POLLIN, "a packet from the TUN");
@@ -220,16 +220,16 @@ impl Lab {
     }
 
     /// The next payload that the TUN takes: acknowledgements and ends of connections are passed over.
-    pub(crate) fn data_from_tun(&self) -> Vec<u8> {
+    pub(crate) fn tun_takes_data(&self) -> Vec<u8> {
         loop {
-            let packet = self.from_tun();
+            let packet = self.tun_takes();
             if !packet.payload.is_empty() {
                 return packet.payload;
             }
         }
     }
 
-    pub(crate) fn into_tun(&self, packet: &[u8]) {
+    pub(crate) fn tun_gives(&self, packet: &[u8]) {
         assert_eq!(self.tun.send(packet).expect("the TUN is up"), packet.len());
     }
 

@@ -21,7 +21,9 @@ macro_rules! tests {
     };
 }
 
-const TESTS: &[(&str, fn(&Lab))] = tests![
+type Test = (&'static str, fn(&Lab));
+
+const TESTS: &[Test] = tests![
     reconcile::repeating_changes_nothing,
     reconcile::what_others_remove_is_put_back,
     reconcile::every_wish_can_follow_every_other,
@@ -30,6 +32,8 @@ const TESTS: &[(&str, fn(&Lab))] = tests![
     traffic::class_rules_send_new_connections_into_the_tun,
     traffic::own_datagrams_are_never_steered,
     traffic::what_comes_by_the_tun_is_followed,
+    traffic::icmp_errors_go_with_their_connection,
+    traffic::this_hosts_own_addresses_are_no_peers,
     traffic::the_tun_delivers_only_what_peers_may_send,
     traffic::the_guard_drops_what_leaves_elsewhere,
     traffic::plain_packets_are_refused_by_the_tun,

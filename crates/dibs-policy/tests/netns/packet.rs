@@ -5,7 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const ACK: u8 = 0x10;
 
-/// A TCP segment or UDP datagram.
+/// ICMP's and ICMPv6's "destination unreachable".
+pub(crate) const UNREACHABLE: [u8; 2] = [3, 1];
+
+/// A TCP segment, UDP datagram or ICMP error; of the last `flags` is the type.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
     pub(crate) protocol: u8,
@@ -16,7 +19,7 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Reads an IP packet without extension headers; `None` for anything but TCP and UDP.
+    /// Reads an IP packet without extension headers; `None` for anything else.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let (protocol, source, destination, body): (_, IpAddr, IpAddr, _) =
             match bytes.first()? >> 4 {
@@ -48,9 +51,17 @@ impl Packet {
         let (flags, header) = match protocol {
             6 => (*body.get(13)?, usize::from(body.get(12)? >> 4) * 4),
             17 => (0, 8),
+            1 | 58 if UNREACHABLE.contains(body.first()?) => (body[0], 8),
             _ => return None,
         };
-        let port = |at: usize| Some(u16::from_be_bytes(body.get(at..at + 2)?.try_into().ok()?));
+        let port = |at: usize| {
+            let ports = if header == 8 && flags > 0 {
+                &[0; 4]
+            } else {
+                body.get(..4)?
+            };
+            Some(u16::from_be_bytes([ports[at], ports[at + 1]]))
+        };
         Some(Self {
             protocol,
             source: SocketAddr::new(source, port(0)?),
@@ -63,38 +74,53 @@ impl Packet {
 
 /// A SYN.
 pub(crate) fn syn(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
-    let mut tcp = Vec::new();
-    tcp.extend(source.port().to_be_bytes());
-    tcp.extend(destination.port().to_be_bytes());
-    tcp.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, SYN, 0xff, 0xff, 0, 0, 0, 0]);
-    let length = (tcp.len() as u16).to_be_bytes();
-    let mut pseudo = match (source.ip(), destination.ip()) {
+    let rest = [0, 0, 0, 1, 0, 0, 0, 0, 0x50, SYN, 0xff, 0xff, 0, 0, 0, 0];
+    packet(6, source, destination, &rest, 16)
+}
+
+/// A UDP datagram without payload.
+pub(crate) fn datagram(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+    packet(17, source, destination, &[0, 8, 0, 0], 6)
+}
+
+/// A packet whose transport header is both ports, then `rest`, with its checksum at `at`.
+fn packet(
+    protocol: u8,
+    source: SocketAddr,
+    destination: SocketAddr,
+    rest: &[u8],
+    at: usize,
+) -> Vec<u8> {
+    let mut body = [
+        source.port().to_be_bytes(),
+        destination.port().to_be_bytes(),
+    ]
+    .concat();
+    body.extend(rest);
+    let length = (body.len() as u16).to_be_bytes();
+    let addresses = match (source.ip(), destination.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => [from.octets(), to.octets()].concat(),
         (IpAddr::V6(from), IpAddr::V6(to)) => [from.octets(), to.octets()].concat(),
         _ => panic!("one family"),
     };
-    let addresses = pseudo.clone();
-    pseudo.extend([0, 6]);
-    pseudo.extend(length);
-    pseudo.extend(&tcp);
-    let checksum = checksum(&pseudo);
-    tcp[16..18].copy_from_slice(&checksum);
+    let sum = checksum(&[&addresses[..], &[0, protocol], &length, &body].concat());
+    body[at..at + 2].copy_from_slice(&sum);
     let mut packet = match source {
         SocketAddr::V4(_) => {
-            let total = (20 + tcp.len() as u16).to_be_bytes();
-            let mut ip = vec![0x45, 0, total[0], total[1], 0, 0, 0, 0, 64, 6, 0, 0];
+            let total = (20 + body.len() as u16).to_be_bytes();
+            let mut ip = vec![0x45, 0, total[0], total[1], 0, 0, 0, 0, 64, protocol, 0, 0];
             ip.extend(&addresses);
-            let checksum = self::checksum(&ip);
-            ip[10..12].copy_from_slice(&checksum);
+            let sum = checksum(&ip);
+            ip[10..12].copy_from_slice(&sum);
             ip
         }
         SocketAddr::V6(_) => {
-            let mut ip = vec![0x60, 0, 0, 0, length[0], length[1], 6, 64];
+            let mut ip = vec![0x60, 0, 0, 0, length[0], length[1], protocol, 64];
             ip.extend(&addresses);
             ip
         }
     };
-    packet.extend(tcp);
+    packet.extend(body);
     packet
 }
 

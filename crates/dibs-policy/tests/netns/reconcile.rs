@@ -172,7 +172,7 @@ pub(crate) fn a_missing_device_stays_closed(lab: &Lab) {
     assert_eq!(lab.set(&mut steering, &wish).warnings, [""; 0]);
     let mut seen = BTreeSet::new();
     while seen.len() < ENDS.len() {
-        seen.insert(lab.from_tun().destination);
+        seen.insert(lab.tun_takes().destination);
     }
     for (listener, _connecting) in attempts {
         let accepted = listener.accept().map_err(|error| error.kind());

@@ -8,13 +8,13 @@ use nix::poll::PollFlags;
 use socket2::SockRef;
 
 use crate::lab::{ENDS, Lab, accept, address, bump, connecting, marks, wait_for, wish};
-use crate::packet::{ACK, SYN, syn};
+use crate::packet::{ACK, SYN, UNREACHABLE, datagram, syn};
 
 pub(crate) fn class_rules_send_new_connections_into_the_tun(lab: &Lab) {
     lab.steered(&wish());
     for (here, there) in ENDS {
         let _socket = connecting(address(there, 80), None);
-        let packet = lab.from_tun();
+        let packet = lab.tun_takes();
         assert_eq!(
             (packet.flags, packet.destination),
             (SYN, address(there, 80))
@@ -37,7 +37,7 @@ pub(crate) fn own_datagrams_are_never_steered(lab: &Lab) {
         let near = UdpSocket::bind(address(here, 0)).expect("a socket");
         near.send_to(b"steered", address(there, 5300))
             .expect("sent");
-        assert_eq!(lab.from_tun().payload, b"steered");
+        assert_eq!(lab.tun_takes().payload, b"steered");
         SockRef::from(&near)
             .set_mark(marks().own())
             .expect("a mark");
@@ -50,10 +50,12 @@ pub(crate) fn own_datagrams_are_never_steered(lab: &Lab) {
 
 pub(crate) fn what_comes_by_the_tun_is_followed(lab: &Lab) {
     lab.steered(&wish());
+    // The strictest host: only the TUN's own setting lets this in.
+    lab.sh("sysctl -qw net.ipv4.conf.all.rp_filter=1");
     for (here, there) in ENDS {
         let listener = TcpListener::bind(address(here, 9000)).expect("a listener");
-        lab.into_tun(&syn(address(there, 5555), address(here, 9000)));
-        let answer = lab.from_tun();
+        lab.tun_gives(&syn(address(there, 5555), address(here, 9000)));
+        let answer = lab.tun_takes();
         assert_eq!(
             answer.flags,
             SYN | ACK,
@@ -61,6 +63,33 @@ pub(crate) fn what_comes_by_the_tun_is_followed(lab: &Lab) {
         );
         assert_eq!(answer.destination, address(there, 5555));
         drop(listener);
+    }
+}
+
+pub(crate) fn icmp_errors_go_with_their_connection(lab: &Lab) {
+    lab.steered(&wish());
+    for (here, there) in ENDS {
+        // Nobody listens: the error answers a datagram that came by the TUN.
+        lab.tun_gives(&datagram(address(there, 7), address(here, 7)));
+        let error = lab.tun_takes();
+        assert!(UNREACHABLE.contains(&error.flags), "{error:?}");
+        assert_eq!(error.destination, address(there, 0));
+    }
+}
+
+pub(crate) fn this_hosts_own_addresses_are_no_peers(lab: &Lab) {
+    let mut wish = wish();
+    wish.bumps[0].peers = ["10.7.0.0/16", "fd07::/16"]
+        .map(|p| p.parse().expect("a prefix"))
+        .into();
+    wish.rules = vec![ClassRule::tcp(1, bump(1))];
+    lab.steered(&wish);
+    for (here, there) in ENDS {
+        let listener = TcpListener::bind(address(here, 80)).expect("a listener");
+        let _near = connecting(address(here, 80), None);
+        accept(&listener);
+        let _far = connecting(address(there, 80), None);
+        assert_eq!(lab.tun_takes().destination, address(there, 80));
     }
 }
 
@@ -74,12 +103,12 @@ pub(crate) fn the_tun_delivers_only_what_peers_may_send(lab: &Lab) {
         lab.sh("sysctl -qw net.ipv4.conf.all.route_localnet=1");
         let _listeners =
             [here, loopback].map(|ip| TcpListener::bind(address(ip, 9000)).expect("a listener"));
-        lab.into_tun(&syn(address(stranger, 1), address(here, 9000)));
-        lab.into_tun(&syn(address(there, 2), address(loopback, 9000)));
-        lab.into_tun(&syn(address(there, 3), address(elsewhere, 9000)));
-        lab.into_tun(&syn(address(there, 4), address(here, 9000)));
+        lab.tun_gives(&syn(address(stranger, 1), address(here, 9000)));
+        lab.tun_gives(&syn(address(there, 2), address(loopback, 9000)));
+        lab.tun_gives(&syn(address(there, 3), address(elsewhere, 9000)));
+        lab.tun_gives(&syn(address(there, 4), address(here, 9000)));
         // Packets are handled in order: an answer to an earlier one would be out before.
-        assert_eq!(lab.from_tun().destination, address(there, 4));
+        assert_eq!(lab.tun_takes().destination, address(there, 4));
         let family = if here.contains(':') {
             "ip6tables"
         } else {
@@ -164,7 +193,7 @@ pub(crate) fn plain_packets_are_refused_by_the_tun(lab: &Lab) {
         assert!(matches!(error, Some(libc::EHOSTUNREACH)), "{error:?}");
         // ... and what is marked the TUN.
         let mut steered = connecting(address(there, 80), None);
-        assert_eq!(lab.from_tun().destination, address(there, 80));
+        assert_eq!(lab.tun_takes().destination, address(there, 80));
         assert!(steered.read(&mut [0]).is_err());
     }
 }
