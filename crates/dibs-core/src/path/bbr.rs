@@ -129,6 +129,9 @@ pub(super) struct Bbr {
     round_rate: u64,
     round_app_limited: bool,
     round_rtt: Duration,
+    /// Longest time between two reports.
+    round_pause: Duration,
+    reported_at: Time,
 
     /// Startup has found the path's rate.
     full: bool,
@@ -174,6 +177,8 @@ impl Bbr {
             round_rate: 0,
             round_app_limited: false,
             round_rtt: Duration::MAX,
+            round_pause: Duration::ZERO,
+            reported_at: now,
             full: false,
             full_rate: 0,
             full_rounds: 0,
@@ -268,6 +273,8 @@ impl Bbr {
 
     pub(super) fn on_ack(&mut self, ev: &AckEvent) {
         self.acked += ev.datagrams;
+        self.round_pause = self.round_pause.max(ev.now.since(self.reported_at));
+        self.reported_at = ev.now;
         let round_ended = self.update_round(ev);
         self.update_rate(ev);
         self.clump.update(ev, self.rate(), self.rounds);
@@ -282,6 +289,7 @@ impl Bbr {
             self.round_rate = 0;
             self.round_app_limited = false;
             self.round_rtt = Duration::MAX;
+            self.round_pause = Duration::ZERO;
         }
     }
 
@@ -328,12 +336,15 @@ impl Bbr {
         if !self.full && !self.round_app_limited {
             self.check_growth();
         }
-        // A sender that does not fill the path has not filled its queue either.
-        let queued = !self.round_app_limited
-            && self.round_rtt != Duration::MAX
-            && self
-                .min_rtt
-                .is_some_and(|min| self.round_rtt > min + self.queue_limit(ev.mtu));
+        let excess = match self.min_rtt {
+            Some(min) if self.round_rtt != Duration::MAX => self.round_rtt.saturating_sub(min),
+            _ => Duration::ZERO,
+        };
+        // A sender that does not fill the path has not filled its queue either, and what has waited
+        // while no report came at all has waited for a host, not in a queue.
+        let queued = excess > self.queue_limit(ev.mtu)
+            && excess > 2 * self.round_pause
+            && !self.round_app_limited;
         if self.round_started < self.drained_at
             || matches!(self.phase, Phase::Drain | Phase::ProbeRtt)
         {

@@ -215,13 +215,9 @@ impl Path {
     ///
     /// `wanted` is what the caller has to send. The pacer lets go in bursts: the answer is zero
     /// until there is credit for all of it or for a burst, so that each call is worth a send.
-    pub fn budget(&mut self, now: Time, wanted: usize) -> usize {
+    pub fn budget(&self, now: Time, wanted: usize) -> usize {
         if self.blocked_until(now, wanted) != Blocked::No {
             return 0;
-        }
-        if self.pacer.is_full(now) && !self.window_filled {
-            // Capacity has passed unused although nothing was in the way.
-            self.rate.on_app_limited(self.in_flight);
         }
         self.pacer.credit(now).min(self.window()) as usize
     }
@@ -295,7 +291,12 @@ impl Path {
             }
             self.busy_at = now;
             sent.fate = Fate::Waiting;
-            sent.rate = self.rate.on_sent(now, self.waiting == 0);
+            let unused = self.pacer.is_full(now) && !self.window_filled;
+            if unused {
+                // Capacity has passed unused although nothing was in the way.
+                self.rate.on_app_limited(self.in_flight);
+            }
+            sent.rate = self.rate.on_sent(now, unused && self.waiting == 0);
             self.in_flight += u64::from(bytes);
             self.waiting += 1;
             self.pacer.on_sent(now, u64::from(bytes));
@@ -385,7 +386,12 @@ impl Path {
         }
         self.detect_loss(now, lost);
         if let Some(sent) = newest {
-            let min_rtt = self.bbr.min_rtt().unwrap_or_default();
+            // The delay is no part of the interval.
+            let min_rtt = self
+                .bbr
+                .min_rtt()
+                .unwrap_or_default()
+                .saturating_sub(ack_delay);
             let rate =
                 self.rate
                     .on_delivered(now - ack_delay, news.bytes, sent.at, sent.rate, min_rtt);

@@ -9,7 +9,7 @@
 use crate::time::Time;
 use core::time::Duration;
 
-/// Age of the state that a datagram remembers, at least.
+/// Age of the state that a datagram remembers, and interval of a sample, at least.
 const MIN_AGE: Duration = Duration::from_millis(2);
 
 /// The estimator's state at some moment.
@@ -80,7 +80,7 @@ impl DeliveryRate {
         self.now.delivered
     }
 
-    /// To be called before a datagram is sent; `idle`: nothing else is in flight.
+    /// To be called before a datagram is sent; `idle`: there was nothing to send.
     pub(super) fn on_sent(&mut self, now: Time, idle: bool) -> Snapshot {
         if idle {
             // Idle time is not delivery time.
@@ -97,7 +97,8 @@ impl DeliveryRate {
 
     /// The sender lets the path's capacity pass unused, with `in_flight` bytes under way.
     pub(super) fn on_app_limited(&mut self, in_flight: u64) {
-        self.app_limited_until = (self.now.delivered + in_flight).max(1);
+        // One more: until what is sent next is delivered.
+        self.app_limited_until = self.now.delivered + in_flight + 1;
     }
 
     /// Whether what is sent now makes app-limited samples.
@@ -107,7 +108,8 @@ impl DeliveryRate {
     }
 
     /// `bytes` were delivered at `at`, of which the datagram sent last was sent at `sent_at` with
-    /// `snapshot`. No sample if the interval is shorter than `min_rtt`.
+    /// `snapshot`. No sample if the interval is shorter than `min_rtt`, or
+    /// so short, after idle time, that it would measure a burst.
     pub(super) fn on_delivered(
         &mut self,
         at: Time,
@@ -134,7 +136,7 @@ impl DeliveryRate {
         let elapsed = at
             .since(start.delivered_at)
             .max(sent_at.since(start.sent_at));
-        if elapsed < min_rtt || elapsed.is_zero() {
+        if elapsed < min_rtt.max(MIN_AGE) {
             return None;
         }
         let amount = self.now.delivered - start.delivered;

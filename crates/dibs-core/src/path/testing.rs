@@ -40,6 +40,8 @@ pub(super) struct Link {
     pub(super) delay: Duration,
     /// Added to the delay of each datagram, evenly from zero to this: it reorders.
     pub(super) jitter: Duration,
+    /// Unused time that may be made up for at once, as a token bucket does.
+    pub(super) burst: Duration,
     /// Bytes that the queue holds.
     pub(super) queue: u64,
     /// Fraction lost before the queue.
@@ -60,6 +62,7 @@ impl Link {
             rate,
             delay,
             jitter: Duration::ZERO,
+            burst: Duration::ZERO,
             queue: (rate as f64 / 8.0 * queue.as_secs_f64()) as u64,
             loss: 0.0,
             mtu: 1500,
@@ -86,8 +89,8 @@ impl Link {
             }
             self.waits.push(wait.as_micros() as u32);
             let busy = Duration::from_nanos(u64::from(bytes) * 8_000_000_000 / self.rate);
-            self.free_at = self.free_at.max(now) + busy;
-            out = self.free_at;
+            self.free_at = self.free_at.max(now - self.burst) + busy;
+            out = self.free_at.max(now);
         }
         let jitter = self.jitter.as_nanos() as u64;
         let late = if jitter > 0 {
@@ -135,6 +138,8 @@ pub(super) struct World {
     pub(super) demand: Option<u64>,
     /// B handles what has come in at multiples of this.
     pub(super) lump: Duration,
+    /// B stands still for the second of these in each of the first.
+    pub(super) pause: [Duration; 2],
     /// A wakes at multiples of this.
     pub(super) tick: Duration,
     /// Bytes on the wire that arrived at B, and datagrams of A told to be acknowledged and lost.
@@ -170,6 +175,7 @@ impl World {
             ba,
             demand: None,
             lump: Duration::from_nanos(1),
+            pause: [Duration::from_secs(1), Duration::ZERO],
             tick: Duration::from_nanos(1),
             arrived: 0,
             acked: 0,
@@ -268,7 +274,12 @@ impl World {
         };
         if let Some(t) = self.ab.send(self.now, bytes + OVERHEAD) {
             let grid = self.lump.as_nanos() as u64;
-            let t = Time::from_nanos(t.as_nanos().div_ceil(grid) * grid);
+            let mut t = Time::from_nanos(t.as_nanos().div_ceil(grid) * grid);
+            let [period, pause] = self.pause.map(|d| d.as_nanos() as u64);
+            let into = t.as_nanos() % period;
+            if into < pause {
+                t += Duration::from_nanos(pause - into);
+            }
             self.at(
                 t,
                 Event::ToB {
