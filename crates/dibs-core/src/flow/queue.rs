@@ -34,7 +34,7 @@ pub struct Waiting {
 
 impl Waiting {
     /// Payload bytes left.
-    pub const fn len(&self) -> usize {
+    pub const fn left(&self) -> usize {
         self.end - self.payload_at
     }
 }
@@ -107,7 +107,7 @@ impl Queue {
             .expect("consumed bytes were at the head");
         head.payload_at += len;
         self.bytes -= len;
-        if head.len() > 0 {
+        if head.left() > 0 {
             return None;
         }
         self.items.pop_front().map(|w| w.buffer)
@@ -116,7 +116,7 @@ impl Queue {
     /// Drops the packet at the head whatever is left of it.
     pub fn pop(&mut self) -> Option<Buffer> {
         let head = self.items.pop_front()?;
-        self.bytes -= head.len();
+        self.bytes -= head.left();
         Some(head.buffer)
     }
 

@@ -50,6 +50,8 @@ use peer::{Out, Peer, Source};
 pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) rng: SeededRandom,
+    /// Drawn from `rng` and not used yet.
+    numbers: Vec<u64>,
     pub(crate) injector: Injector,
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
@@ -70,9 +72,19 @@ impl Shared {
     }
 
     pub(crate) fn random_u64(&mut self) -> u64 {
-        let mut bytes = [0; 8];
-        self.rng.fill(&mut bytes);
-        u64::from_le_bytes(bytes)
+        // The generator works in blocks; a number alone would cost as much as these.
+        if self.numbers.is_empty() {
+            let mut bytes = [0; 512];
+            self.rng.fill(&mut bytes);
+            self.numbers.extend(
+                bytes
+                    .as_chunks::<8>()
+                    .0
+                    .iter()
+                    .map(|b| u64::from_le_bytes(*b)),
+            );
+        }
+        self.numbers.pop().expect("it was just filled")
     }
 
     /// Uniform in `0..=max`.
@@ -132,6 +144,7 @@ impl Node {
         let mut shared = Shared {
             pool: Pool::new(64),
             rng,
+            numbers: Vec::new(),
             injector: Injector::default(),
             counters: Counters::default(),
             events: VecDeque::new(),

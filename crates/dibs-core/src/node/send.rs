@@ -638,7 +638,7 @@ impl Peer {
             shared.count(Counter::CodelMarked);
             return false;
         }
-        let dropped = head.mss.min(head.len());
+        let dropped = head.mss.min(head.left());
         if dropped == 0 {
             return false;
         }
@@ -690,7 +690,7 @@ impl Peer {
             .head()
             .expect("a flow that is scheduled has a head");
         let segment = parsed(&head.buffer);
-        let left = head.len();
+        let left = head.left();
         let (seq, meta, consumed) = (segment.seq, segment.meta, segment.payload.len() - left);
         if conn.out.secrets.is_none() {
             // The peer restarted since this was queued.
@@ -797,7 +797,7 @@ impl Peer {
             .expect("a flow has secrets before it sends");
         let head = queue.head().expect("the caller saw it");
         let segment = parsed(&head.buffer);
-        let left = head.len();
+        let left = head.left();
         let total = segment.payload.len();
         let tcp = fields::of_segment(&segment, *meta);
         let header = frame::chunk_len(&tcp, open.as_ref());
