@@ -11,6 +11,7 @@
 //!   round trips of 50 us these, not the path, decide how much must be under way.
 //! - A probe that finds more bandwidth is followed at once by one twice as strong.
 
+use super::clump::Clump;
 use super::rate::RateSample;
 use crate::time::Time;
 use core::time::Duration;
@@ -35,7 +36,7 @@ const CWND_GAIN: f64 = 2.0;
 const SLACK: Duration = Duration::from_millis(2);
 
 /// A phase lasts a round trip and this, so that a sample of the rate can lie within it.
-const MIN_PHASE: Duration = Duration::from_millis(4);
+const PHASE_MARGIN: Duration = Duration::from_millis(4);
 
 /// Phases of steady rate between two probes.
 const CRUISE_PHASES: u32 = 6;
@@ -277,7 +278,8 @@ impl Bbr {
         self.reported_at = ev.now;
         let round_ended = self.update_round(ev);
         self.update_rate(ev);
-        self.clump.update(ev, self.rate(), self.rounds);
+        self.clump
+            .update(ev.now, ev.bytes, self.rate(), self.rounds);
         self.update_min_rtt(ev);
         if round_ended {
             self.on_round(ev);
@@ -400,7 +402,7 @@ impl Bbr {
     fn update_phase(&mut self, ev: &AckEvent) {
         let now = ev.now;
         let in_phase = now.since(self.phase_since);
-        let phase_len = self.min_rtt.unwrap_or_default() + MIN_PHASE;
+        let phase_len = self.min_rtt.unwrap_or_default() + PHASE_MARGIN;
         match self.phase {
             Phase::Startup => {
                 if self.full {
@@ -419,7 +421,7 @@ impl Bbr {
                 }
             }
             Phase::Down => {
-                let drained = ev.in_flight <= self.under_way(ev) && in_phase >= MIN_PHASE;
+                let drained = ev.in_flight <= self.under_way(ev) && in_phase >= PHASE_MARGIN;
                 if self.probe_succeeded() {
                     self.start_probe(2.0 * self.probe, now);
                 } else if drained || in_phase >= 2 * phase_len {
@@ -554,49 +556,5 @@ impl Bbr {
         }
         self.cwnd_floor = floor;
         self.cwnd = self.cwnd.clamp(floor, MAX_CWND);
-    }
-}
-
-/// By how much reports run ahead of the rate when they come in clumps (Wi-Fi, busy receivers).
-#[derive(Debug)]
-struct Clump {
-    since: Time,
-    acked: u64,
-    /// Largest excess of the current and of the last ten rounds.
-    max: [u64; 2],
-    round: u64,
-}
-
-impl Clump {
-    const ROUNDS: u64 = 10;
-
-    const fn new(now: Time) -> Self {
-        Self {
-            since: now,
-            acked: 0,
-            max: [0; 2],
-            round: 0,
-        }
-    }
-
-    fn max(&self) -> u64 {
-        self.max[0].max(self.max[1])
-    }
-
-    fn update(&mut self, ev: &AckEvent, rate: u64, round: u64) {
-        if round >= self.round + Self::ROUNDS {
-            self.max = [0, self.max[0]];
-            self.round = round;
-        }
-        let expected = (rate as f64 * ev.now.since(self.since).as_secs_f64()) as u64;
-        if self.acked <= expected {
-            self.since = ev.now;
-            self.acked = 0;
-        }
-        let expected = if self.acked == 0 { 0 } else { expected };
-        self.acked += ev.bytes;
-        self.max[0] = self.max[0]
-            .max(self.acked - expected.min(self.acked))
-            .min(MAX_CWND);
     }
 }

@@ -14,6 +14,7 @@
 
 mod ack;
 mod bbr;
+mod clump;
 mod loss;
 mod mtud;
 mod pacing;

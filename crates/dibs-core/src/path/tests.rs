@@ -410,3 +410,94 @@ fn a_report_whose_largest_elicited_none_measures_the_round_trip() {
         "told again is no news"
     );
 }
+
+#[test]
+fn random_operations_keep_the_books() {
+    use super::testing::Rng;
+    use std::collections::BTreeMap;
+
+    for seed in 0..20 {
+        let mut rng = Rng::new(seed);
+        let mut now = Time::from_nanos(1);
+        let mut path = Path::new(
+            now,
+            PathConfig {
+                interface_mtu: 9000,
+                overhead: 48,
+            },
+        );
+        path.on_validated(now, MS);
+        // What waits: token and bytes by number. MTU probes have no token.
+        let mut waiting: BTreeMap<u64, (Option<u64>, u64)> = BTreeMap::new();
+        let (mut acked, mut lost) = (Vec::new(), Vec::new());
+        let mut probes = 0;
+        for token in 0..5000 {
+            let scale = [10, 1000, 100_000][rng.below(3) as usize];
+            now += Duration::from_micros(rng.below(scale));
+            match rng.below(8) {
+                0..=2 => {
+                    let bytes = 1 + rng.below(9000);
+                    let seq = path.next_seq();
+                    assert_eq!(path.on_sent(now, bytes as u16, token, true), seq);
+                    waiting.insert(seq, (Some(token), bytes));
+                }
+                3 => {
+                    path.on_sent(now, 50, u64::MAX, false);
+                }
+                4 => {
+                    if let Some(size) = path.poll_mtu_probe(now) {
+                        waiting.insert(path.next_seq(), (None, size.into()));
+                        path.on_mtu_probe_sent(now, size);
+                        probes += 1;
+                    }
+                }
+                5 => {
+                    path.on_timeout(now, &mut lost);
+                }
+                _ => {
+                    let mut ranges = Vec::new();
+                    let mut end = path.next_seq().saturating_sub(rng.below(4)) as i64;
+                    while end >= 0 && ranges.len() < 1 + rng.below(40) as usize {
+                        let start = (end - rng.below(12) as i64).max(0);
+                        ranges.push(SeqRange {
+                            start: start as u64,
+                            end: end as u64,
+                        });
+                        end = start - 2 - rng.below(6) as i64;
+                    }
+                    let delay = rng.below(5000) as u32;
+                    let Some(frame) = AckFrame::new(delay, &ranges) else {
+                        continue;
+                    };
+                    match path.on_ack(now, &frame, &mut acked, &mut lost) {
+                        Ok(()) => assert!(frame.largest() < path.next_seq()),
+                        Err(AckError::NeverSent(n)) => assert!(n >= path.next_seq()),
+                    }
+                }
+            }
+            for &token in acked.iter().chain(&lost) {
+                let found = waiting.iter().find(|(_, w)| w.0 == Some(token));
+                let seq = *found.expect("each token is told once").0;
+                waiting.remove(&seq);
+            }
+            acked.clear();
+            lost.clear();
+            let waits: u64 = waiting
+                .values()
+                .filter(|w| w.0.is_some())
+                .map(|w| w.1)
+                .sum();
+            let probed: u64 = waiting
+                .values()
+                .filter(|w| w.0.is_none())
+                .map(|w| w.1)
+                .sum();
+            let in_flight = path.stats().in_flight;
+            assert!(waits <= in_flight && in_flight <= waits + probed);
+            let budget = path.budget(now, usize::MAX) as u64;
+            assert!(budget <= path.stats().cwnd.saturating_sub(in_flight));
+            assert!(path.predict_delivery(now, 1500) >= now);
+        }
+        assert!(probes > 0);
+    }
+}
