@@ -41,7 +41,8 @@ use crate::buffer::{Buffer, Pool};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::{Injection, Injector};
 use crate::session::{
-    Config as SessionConfig, Hello, OpenError, Random, SeededRandom, Sessions, is_handshake,
+    Config as SessionConfig, Hello, OpenError, PeerState, Random, SeededRandom, Sessions,
+    is_handshake,
 };
 use crate::time::Time;
 use peer::{Out, Peer, Source};
@@ -315,8 +316,11 @@ impl Node {
         } = self;
         let hello = peer::hello(shared);
         for peer in peers.iter_mut() {
-            if peer.wants_call(now, shared)
-                && sessions.state(now, peer.id) == crate::session::PeerState::Down
+            let state = sessions.state(now, peer.id);
+            if state == PeerState::Down {
+                peer.on_down(shared);
+            }
+            if peer.wants_call(now, shared, state)
                 && let Some(message) =
                     sessions.initiate(now, wall, peer.id, &hello, &mut shared.rng)
             {

@@ -22,7 +22,9 @@ use crate::flow::conn::Conn;
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Full;
 use crate::prefix::Prefix;
-use crate::session::{EpochSecrets, Established, Hello, PeerId, Role, Session, SessionId};
+use crate::session::{
+    EpochSecrets, Established, Hello, PeerId, PeerState, Role, Session, SessionId,
+};
 use crate::slab::{Key, Slab};
 use crate::stream::rx::Store;
 use crate::time::Time;
@@ -41,6 +43,9 @@ const SECRETS_KEPT: usize = 4;
 const MAX_SEGMENTS: usize = 4096;
 /// An idle path is asked whether it is still there.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
+/// Silence on all paths after which the peer is called anew, and how often.
+const PATIENCE: Duration = Duration::from_millis(400);
+const RECALL: Duration = Duration::from_millis(700);
 /// The wait before a path that could not be had is asked for again.
 const REDIAL: Duration = Duration::from_secs(1);
 
@@ -115,6 +120,9 @@ pub(crate) struct Peer {
     pub(super) links: Vec<Link>,
     next_path_id: u8,
     redial_at: Time,
+    /// Since when no path has been active.
+    silent_since: Option<Time>,
+    recall_at: Time,
     pub(super) conns: Slab<Conn>,
     pub(super) by_tuple: HashMap<(Tuple, u8), Key, Hashing>,
     /// By the peer's flow numbers.
@@ -192,6 +200,8 @@ impl Peer {
             links: Vec::new(),
             next_path_id: u8::from(!smaller_key),
             redial_at: now,
+            silent_since: None,
+            recall_at: now,
             conns: Slab::default(),
             by_tuple: HashMap::with_hasher(hashing.clone()),
             incoming: HashMap::with_hasher(hashing.clone()),
@@ -230,13 +240,39 @@ impl Peer {
             .max()
     }
 
-    /// Whether a session should be asked for.
-    pub(crate) fn wants_call(&self, now: Time, shared: &Shared) -> bool {
-        now >= self.redial_at
-            && self
+    /// Whether a session should be asked for: there is none, or nobody has answered by it for a
+    /// while on any path, as after a restart of the peer.
+    pub(crate) fn wants_call(&mut self, now: Time, shared: &Shared, state: PeerState) -> bool {
+        let answered = self.links.iter().any(|l| l.is_active(shared));
+        if answered {
+            self.silent_since = None;
+        }
+        let silent = !answered && now.since(*self.silent_since.get_or_insert(now)) >= PATIENCE;
+        let due = match state {
+            PeerState::Down => now >= self.redial_at,
+            PeerState::Established => silent && now >= self.recall_at,
+            // The call goes on by itself.
+            PeerState::Connecting => false,
+        };
+        if !due
+            || !self
                 .endpoints
                 .iter()
-                .any(|(l, _)| is_callable(&shared.local[*l]))
+                .any(|(local, _)| is_callable(&shared.local[*local]))
+        {
+            return false;
+        }
+        self.recall_at = now + RECALL;
+        true
+    }
+
+    /// The session has expired.
+    pub(crate) fn on_down(&mut self, shared: &mut Shared) {
+        if std::mem::take(&mut self.up) {
+            shared.events.push_back(Event::PeerDown {
+                peer: self.id.index(),
+            });
+        }
     }
 
     /// The trusted endpoint to send the next handshake message to.
@@ -315,6 +351,7 @@ impl Peer {
     /// The peer restarted: it knows nothing of what we had with it.
     fn forget(&mut self, shared: &mut Shared) {
         self.links.clear();
+        self.segments.clear();
         self.resend.clear();
         // A message that the old instance had not taken is for the new one.
         for pending in self.waiting.drain(&mut shared.pool).into_iter().rev() {
@@ -409,6 +446,7 @@ impl Peer {
             self.paced_until,
             Some(self.sweep_at),
             (!self.endpoints.is_empty()).then_some(self.redial_at),
+            self.silent_since.map(|t| self.recall_at.max(t + PATIENCE)),
             self.reassembly.expires_at(),
         ];
         links.chain(rest).flatten().min()

@@ -20,7 +20,7 @@ use crate::time::Time;
 
 /// Wait for an answer to the first message 1; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
-const MAX_RETRY: Duration = Duration::from_secs(5);
+const MAX_RETRY: Duration = Duration::from_secs(1);
 
 /// Age at which the initiator of a session begins the next one.
 const INITIATOR_REKEY: Duration = Duration::from_secs(120);
