@@ -1,2 +1,38 @@
-//! (see Cargo.toml)
-fn main() {}
+//! `dibsd --config FILE`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+/// Puts bumps into live TCP connections, and carries them over several paths.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE", default_value = "/etc/dibs/dibsd.toml")]
+    config: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = EnvFilter::try_from_env("DIBS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false)
+        .init();
+    match dibsd::run(&args.config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One sentence; what led to it follows behind colons.
+            eprintln!("dibsd: {error:#}");
+            if let Some(dibs_config::Error::Invalid(fault)) = error.downcast_ref() {
+                eprintln!("{}", fault.excerpt());
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

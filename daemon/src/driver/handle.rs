@@ -1,0 +1,245 @@
+//! The main thread's end of the data path.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use dibs_core::Time;
+use dibs_core::node::{ConnSnapshot, ControlError, Event, Node, PathSnapshot, PeerSnapshot};
+use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, precise_timers};
+use tokio::sync::{mpsc, oneshot};
+
+use super::path::PathIo;
+use super::{DataPath, WAKER};
+
+/// Notices that wait for the main thread, at most: a peer can cause them.
+const NOTICES: usize = 4096;
+
+/// What the data path tells the main thread.
+pub enum Notice {
+    /// An event of the node.
+    Node(Event),
+    /// A TUN cannot be read any more.
+    TunLost {
+        /// Its bump.
+        bump: u8,
+        /// The device, to be closed where that does not stop packets.
+        tun: Box<Tun>,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+pub(super) enum Command {
+    AddTun {
+        bump: u8,
+        tun: Box<Tun>,
+        done: oneshot::Sender<io::Result<()>>,
+    },
+    RemoveTun {
+        bump: u8,
+        done: oneshot::Sender<Option<Box<Tun>>>,
+    },
+    SetSocket {
+        path: usize,
+        socket: Box<PathSocket>,
+        done: oneshot::Sender<io::Result<()>>,
+    },
+    SetPath {
+        path: usize,
+        up: bool,
+        mtu: u16,
+    },
+    SetAddresses(Vec<IpAddr>),
+    SendControl {
+        peer: usize,
+        message: Vec<u8>,
+        done: oneshot::Sender<Result<(), ControlError>>,
+    },
+    Snapshot(oneshot::Sender<Snapshot>),
+    Conns(oneshot::Sender<(Time, Vec<ConnSnapshot>)>),
+    Ping(oneshot::Sender<()>),
+    Stop,
+}
+
+/// What the data path knows, at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The moment, of the monotonic clock.
+    pub now: Time,
+    /// By index of the configuration.
+    pub peers: Vec<PeerSnapshot>,
+    /// All paths to all peers.
+    pub paths: Vec<PathSnapshot>,
+    /// By index of the configuration's paths.
+    pub sockets: Vec<SocketSnapshot>,
+    /// All counters by name.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// What is known of a path's socket.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketSnapshot {
+    /// Its interface exists.
+    pub open: bool,
+    /// Runs go out as one over IPv4.
+    pub gso_v4: bool,
+    /// Runs go out as one over IPv6.
+    pub gso_v6: bool,
+    /// Errors of the system.
+    pub errors: u64,
+    /// Sends dropped.
+    pub dropped: u64,
+    /// Datagrams that the kernel dropped before they were received.
+    pub overflowed: u64,
+}
+
+/// What is counted beside the node.
+#[derive(Default)]
+pub(super) struct DriverCounters {
+    pub(super) tun_refused: u64,
+    pub(super) tun_missing: u64,
+    pub(super) notices_dropped: u64,
+}
+
+impl DriverCounters {
+    pub(super) fn named(&self) -> [(&'static str, u64); 3] {
+        [
+            ("tun_refused", self.tun_refused),
+            ("tun_missing", self.tun_missing),
+            ("notices_dropped", self.notices_dropped),
+        ]
+    }
+}
+
+/// The thread of the data path has ended.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the data path has ended")]
+pub struct Gone;
+
+/// Commands to the data path. Cheap to clone.
+#[derive(Clone)]
+pub struct Driver {
+    commands: Sender<Command>,
+    waker: Waker,
+}
+
+/// Starts the thread of the data path. Its notices end with it; the handle gives its error.
+pub fn start(
+    node: Node,
+    names: Vec<String>,
+) -> io::Result<(Driver, mpsc::Receiver<Notice>, JoinHandle<io::Result<()>>)> {
+    let poller = Poller::new()?;
+    let waker = poller.waker(WAKER)?;
+    let (commands, inbox) = channel();
+    let (notices, told) = mpsc::channel(NOTICES);
+    let thread = std::thread::Builder::new()
+        .name("data".to_owned())
+        .spawn(move || {
+            precise_timers()?;
+            data_path(node, poller, inbox, notices, names).run()
+        })?;
+    Ok((Driver { commands, waker }, told, thread))
+}
+
+fn data_path(
+    node: Node,
+    poller: Poller,
+    commands: Receiver<Command>,
+    notices: mpsc::Sender<Notice>,
+    names: Vec<String>,
+) -> DataPath {
+    DataPath {
+        node,
+        poller,
+        commands,
+        notices,
+        paths: names.into_iter().map(PathIo::new).collect(),
+        tuns: Default::default(),
+        batch: RecvBatch::new(),
+        spare: None,
+        counters: DriverCounters::default(),
+    }
+}
+
+impl Driver {
+    fn send(&self, command: Command) -> Result<(), Gone> {
+        self.commands.send(command).map_err(|_| Gone)?;
+        self.waker.wake();
+        Ok(())
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Gone> {
+        let (done, answer) = oneshot::channel();
+        self.send(command(done))?;
+        answer.await.map_err(|_| Gone)
+    }
+
+    /// Reads and writes `tun` for `bump` from now on.
+    pub async fn add_tun(&self, bump: u8, tun: Tun) -> Result<io::Result<()>, Gone> {
+        let tun = Box::new(tun);
+        self.ask(|done| Command::AddTun { bump, tun, done }).await
+    }
+
+    /// Lets go of a bump's TUN and returns it: closing it takes a while.
+    pub async fn remove_tun(&self, bump: u8) -> Result<Option<Box<Tun>>, Gone> {
+        self.ask(|done| Command::RemoveTun { bump, done }).await
+    }
+
+    /// Uses `socket` for a local path from now on.
+    pub async fn set_socket(
+        &self,
+        path: usize,
+        socket: PathSocket,
+    ) -> Result<io::Result<()>, Gone> {
+        let socket = Box::new(socket);
+        self.ask(|done| Command::SetSocket { path, socket, done })
+            .await
+    }
+
+    /// The interface of a local path came, went, or has another MTU.
+    pub fn set_path(&self, path: usize, up: bool, mtu: u16) -> Result<(), Gone> {
+        self.send(Command::SetPath { path, up, mtu })
+    }
+
+    /// The addresses of this host.
+    pub fn set_addresses(&self, addresses: Vec<IpAddr>) -> Result<(), Gone> {
+        self.send(Command::SetAddresses(addresses))
+    }
+
+    /// Hands a message for the peer's daemon to the node.
+    pub async fn send_control(
+        &self,
+        peer: usize,
+        message: Vec<u8>,
+    ) -> Result<Result<(), ControlError>, Gone> {
+        self.ask(|done| Command::SendControl {
+            peer,
+            message,
+            done,
+        })
+        .await
+    }
+
+    /// What there is to see, but for the connections.
+    pub async fn snapshot(&self) -> Result<Snapshot, Gone> {
+        self.ask(Command::Snapshot).await
+    }
+
+    /// All connections on bumps, and the moment.
+    pub async fn conns(&self) -> Result<(Time, Vec<ConnSnapshot>), Gone> {
+        self.ask(Command::Conns).await
+    }
+
+    /// Returns once the data path has taken the command: it lives.
+    pub async fn ping(&self) -> Result<(), Gone> {
+        self.ask(Command::Ping).await
+    }
+
+    /// Ends the data path.
+    pub fn stop(&self) {
+        // It may have ended by itself.
+        let _ = self.send(Command::Stop);
+    }
+}

@@ -1,0 +1,357 @@
+//! The data path: one thread that owns the node, the TUNs and the sockets of the paths.
+//!
+//! It waits for packets, for commands of the main thread and for the node's deadline, and moves what
+//! there is in rounds that are bounded, so that neither side starves. It takes no locks and, once its
+//! buffers have grown, allocates nothing for a packet. It never waits for the main thread: what that
+//! has to know goes by a bounded channel.
+
+mod handle;
+mod path;
+
+use std::io;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dibs_core::Time;
+use dibs_core::buffer::Buffer;
+use dibs_core::node::Node;
+use dibs_io::{Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, monotonic_ns};
+
+use handle::{Command, DriverCounters};
+pub use handle::{Driver, Gone, Notice, Snapshot, SocketSnapshot, start};
+use path::PathIo;
+
+/// Receive calls for one socket in a round.
+const RECEIVES: usize = 4;
+/// Packets read from one TUN in a round.
+const READS: usize = 16;
+/// Sends in a round; each may be a run of 64 KiB.
+const SENDS: usize = 32;
+
+/// Paths that the tokens have room for.
+pub const MAX_PATHS: usize = 32;
+/// Bump ids, 0 (plain) among them.
+const BUMPS: usize = 16;
+
+const WAKER: u64 = 0;
+const TUNS: u64 = 1 << 8;
+const SOCKETS: u64 = 1 << 16;
+
+fn socket_token(path: usize, family: Family) -> u64 {
+    SOCKETS + 2 * path as u64 + u64::from(family == Family::V6)
+}
+
+/// What a wait found, a bit for each token of a kind.
+#[derive(Default)]
+struct Ready {
+    woken: bool,
+    tuns: u16,
+    readable: u64,
+    writable: u64,
+}
+
+struct DataPath {
+    node: Node,
+    poller: Poller,
+    commands: Receiver<Command>,
+    notices: tokio::sync::mpsc::Sender<Notice>,
+    paths: Vec<PathIo>,
+    tuns: [Option<Tun>; BUMPS],
+    batch: RecvBatch,
+    /// A buffer that no packet was read into.
+    spare: Option<Buffer>,
+    counters: DriverCounters,
+}
+
+impl DataPath {
+    /// Runs until it is told to stop.
+    fn run(&mut self) -> io::Result<()> {
+        let mut more = false;
+        loop {
+            let ready = self.wait(more)?;
+            let now = Time::from_nanos(monotonic_ns());
+            if ready.woken && !self.take_commands(now) {
+                return Ok(());
+            }
+            self.receive(now, ready.readable);
+            self.read_tuns(now, ready.tuns);
+            if self.node.poll_timeout().is_some_and(|due| due <= now) {
+                let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+                self.node.handle_timeout(now, wall.unwrap_or_default());
+            }
+            self.node.flush_injections();
+            self.inject();
+            self.drain_backlogs(ready.writable)?;
+            more = self.transmit(now)?;
+            self.report();
+        }
+    }
+
+    /// Waits for readiness and the node's deadline; not at all if there is more to send.
+    fn wait(&mut self, more: bool) -> io::Result<Ready> {
+        let timeout = if more {
+            Some(Duration::ZERO)
+        } else {
+            let due = self.node.poll_timeout();
+            due.map(|due| due.since(Time::from_nanos(monotonic_ns())))
+        };
+        self.poller.wait(timeout)?;
+        let mut ready = Ready::default();
+        for event in self.poller.events() {
+            match event.token {
+                WAKER => ready.woken = true,
+                token if token >= SOCKETS => {
+                    let bit = 1u64 << (token - SOCKETS);
+                    ready.readable |= if event.readable { bit } else { 0 };
+                    ready.writable |= if event.writable { bit } else { 0 };
+                }
+                token => ready.tuns |= 1 << (token - TUNS),
+            }
+        }
+        Ok(ready)
+    }
+
+    fn receive(&mut self, now: Time, readable: u64) {
+        for index in 0..self.paths.len() {
+            for family in [Family::V4, Family::V6] {
+                if readable & 1 << (socket_token(index, family) - SOCKETS) != 0 {
+                    self.receive_from(now, index, family);
+                }
+            }
+        }
+    }
+
+    fn receive_from(&mut self, now: Time, index: usize, family: Family) {
+        for _ in 0..RECEIVES {
+            let Some(socket) = &mut self.paths[index].socket else {
+                return;
+            };
+            match socket.recv(family, &mut self.batch) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return self.paths[index].note_error("receive", &error, now),
+            }
+            let mut runs = 0;
+            for mut run in self.batch.iter_mut() {
+                let from = run.remote;
+                for datagram in run.datagrams() {
+                    self.node.handle_datagram(now, index, from, datagram);
+                }
+                runs += 1;
+            }
+            // What is complete goes on while it is in the cache.
+            self.inject();
+            if runs < RECV_BATCH {
+                return;
+            }
+        }
+    }
+
+    fn read_tuns(&mut self, now: Time, ready: u16) {
+        for bump in 0..BUMPS {
+            if ready & 1 << bump != 0 {
+                self.read_tun(now, bump);
+            }
+        }
+    }
+
+    fn read_tun(&mut self, now: Time, bump: usize) {
+        for _ in 0..READS {
+            let Some(tun) = &self.tuns[bump] else { return };
+            let mut buffer = match self.spare.take() {
+                Some(buffer) => buffer,
+                None => self.node.tun_buffer(),
+            };
+            match tun.recv(&mut buffer) {
+                Ok(len) => self.node.handle_tun(now, bump as u8, buffer, len),
+                Err(error) => {
+                    self.spare = Some(buffer);
+                    match error.kind() {
+                        io::ErrorKind::WouldBlock => {}
+                        io::ErrorKind::Interrupted => continue,
+                        // The device is gone: somebody deleted it.
+                        _ => self.lose_tun(bump, error),
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A TUN that cannot be read would be reported as ready for ever.
+    fn lose_tun(&mut self, bump: usize, error: io::Error) {
+        if let Some(tun) = self.tuns[bump].take() {
+            // Fails only if the descriptor is not watched.
+            let _ = self.poller.remove(&tun);
+            self.tell(Notice::TunLost {
+                bump: bump as u8,
+                tun: Box::new(tun),
+                error,
+            });
+        }
+    }
+
+    fn inject(&mut self) {
+        while let Some(injection) = self.node.poll_injection() {
+            match self.tuns.get_mut(usize::from(injection.bump)) {
+                Some(Some(tun)) => {
+                    if tun.send(injection.frame()).is_err() {
+                        self.counters.tun_refused += 1;
+                    }
+                }
+                _ => self.counters.tun_missing += 1,
+            }
+            self.node.recycle(injection);
+        }
+    }
+
+    /// Sends what the node has, up to a bound; true if there may be more.
+    fn transmit(&mut self, now: Time) -> io::Result<bool> {
+        for _ in 0..SENDS {
+            let Some(transmit) = self.node.poll_transmit(now) else {
+                return Ok(false);
+            };
+            let index = transmit.path;
+            let path = &mut self.paths[index];
+            let was_blocked = path.is_blocked();
+            let too_big = path.send(now, transmit.to, transmit.bytes, transmit.segment);
+            if path.is_blocked() && !was_blocked {
+                self.watch(index, Interest::ReadWrite)?;
+            }
+            if let Some(size) = too_big {
+                self.node.datagram_too_big(now, index, size);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends what a full socket did not take before.
+    fn drain_backlogs(&mut self, writable: u64) -> io::Result<()> {
+        for index in 0..self.paths.len() {
+            let bits = 0b11 << (2 * index);
+            if writable & bits != 0 && self.paths[index].is_blocked() {
+                self.paths[index].drain();
+                if !self.paths[index].is_blocked() {
+                    self.watch(index, Interest::Read)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn watch(&self, index: usize, interest: Interest) -> io::Result<()> {
+        let Some(socket) = &self.paths[index].socket else {
+            return Ok(());
+        };
+        for family in [Family::V4, Family::V6] {
+            if let Some(fd) = socket.fd(family) {
+                self.poller
+                    .modify(fd, socket_token(index, family), interest)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&mut self) {
+        while let Some(event) = self.node.poll_event() {
+            self.tell(Notice::Node(event));
+        }
+    }
+
+    fn tell(&mut self, notice: Notice) {
+        // A main thread that does not follow must not make this one hold or wait.
+        if self.notices.try_send(notice).is_err() {
+            self.counters.notices_dropped += 1;
+        }
+    }
+
+    /// Carries out what waits; false: to stop.
+    fn take_commands(&mut self, now: Time) -> bool {
+        loop {
+            let command = match self.commands.try_recv() {
+                Ok(command) => command,
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            };
+            // Whoever asked may have given up waiting for the answer.
+            match command {
+                Command::AddTun { bump, tun, done } => {
+                    let added = self.add_tun(bump, *tun);
+                    let _ = done.send(added);
+                }
+                Command::RemoveTun { bump, done } => {
+                    let tun = self.tuns[usize::from(bump)].take();
+                    if let Some(tun) = &tun {
+                        let _ = self.poller.remove(tun);
+                    }
+                    let _ = done.send(tun.map(Box::new));
+                }
+                Command::SetSocket { path, socket, done } => {
+                    let set = self.set_socket(path, *socket);
+                    let _ = done.send(set);
+                }
+                Command::SetPath { path, up, mtu } => {
+                    self.node.set_path(now, path, up, mtu);
+                    if let Some(socket) = &mut self.paths[path].socket {
+                        socket.retry_offloads();
+                    }
+                }
+                Command::SetAddresses(addresses) => self.node.set_addresses(addresses),
+                Command::SendControl {
+                    peer,
+                    message,
+                    done,
+                } => {
+                    let sent = self.node.send_control(now, peer, &message);
+                    let _ = done.send(sent);
+                }
+                Command::Snapshot(done) => {
+                    let _ = done.send(self.snapshot(now));
+                }
+                Command::Conns(done) => {
+                    let _ = done.send((now, self.node.conns()));
+                }
+                Command::Ping(done) => {
+                    let _ = done.send(());
+                }
+                Command::Stop => return false,
+            }
+        }
+    }
+
+    fn add_tun(&mut self, bump: u8, tun: Tun) -> io::Result<()> {
+        self.poller
+            .add(&tun, TUNS + u64::from(bump), Interest::Read)?;
+        self.tuns[usize::from(bump)] = Some(tun);
+        Ok(())
+    }
+
+    /// Puts a path's socket in place of the one before, whose descriptor is closed with it.
+    fn set_socket(&mut self, path: usize, socket: PathSocket) -> io::Result<()> {
+        for family in [Family::V4, Family::V6] {
+            if let Some(fd) = socket.fd(family) {
+                self.poller
+                    .add(fd, socket_token(path, family), Interest::Read)?;
+            }
+        }
+        self.paths[path].replace(socket);
+        Ok(())
+    }
+
+    fn snapshot(&self, now: Time) -> Snapshot {
+        let mut counters: Vec<(&'static str, u64)> = self.node.counters().iter().collect();
+        counters.extend(self.counters.named());
+        let tuns = || self.tuns.iter().flatten();
+        counters.push((
+            "tun_gso_refused",
+            tuns().map(|tun| tun.counters().gso_refused).sum(),
+        ));
+        Snapshot {
+            now,
+            peers: self.node.peers(now),
+            paths: self.node.paths(),
+            sockets: self.paths.iter().map(PathIo::snapshot).collect(),
+            counters,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The host's interfaces and addresses, as the kernel lists them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use dibs_config::PathConfig;
+use futures_util::TryStreamExt as _;
+use rtnetlink::Handle;
+use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The kernel's number, a new one each time that it is made.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Set up, with a carrier.
+    pub up: bool,
+    /// MTU in bytes, as far as a datagram can be.
+    pub mtu: u16,
+    /// All its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// All interfaces of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory(pub Vec<Interface>);
+
+/// What an interface that is missing is taken to have.
+const DEFAULT_MTU: u16 = 1500;
+
+impl Inventory {
+    /// The interface of a configured path: the one that it names, or the one with its address.
+    pub fn of_path(&self, path: &PathConfig) -> Option<&Interface> {
+        let fits = |interface: &&Interface| match (&path.interface, path.address) {
+            (Some(name), _) => interface.name == *name,
+            (None, Some(address)) => interface.addresses.contains(&address),
+            (None, None) => false,
+        };
+        self.0.iter().find(fits)
+    }
+
+    /// Whether a path can be used, and its MTU.
+    pub fn path_state(&self, path: &PathConfig) -> (bool, u16) {
+        match self.of_path(path) {
+            Some(interface) => {
+                let has_address = match path.address {
+                    Some(address) => interface.addresses.contains(&address),
+                    None => true,
+                };
+                (interface.up && has_address, interface.mtu)
+            }
+            None => (false, DEFAULT_MTU),
+        }
+    }
+
+    /// The addresses that connections of this host may use, but for those of the interfaces `ours`.
+    pub fn host_addresses(&self, ours: impl Fn(&str) -> bool) -> Vec<IpAddr> {
+        let mut addresses: Vec<IpAddr> = self
+            .0
+            .iter()
+            .filter(|interface| !ours(&interface.name))
+            .flat_map(|interface| &interface.addresses)
+            .copied()
+            .filter(|address| is_routable(*address))
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses
+    }
+}
+
+/// Neither loopback nor link-local.
+fn is_routable(address: IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    !link_local && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast()
+}
+
+/// A netlink socket that lists interfaces.
+pub struct Interfaces {
+    handle: Handle,
+}
+
+impl Interfaces {
+    /// Opens a socket in the network namespace of the calling thread.
+    pub fn open() -> anyhow::Result<Self> {
+        let (connection, handle, _) = rtnetlink::new_connection().context("open rtnetlink")?;
+        tokio::spawn(connection);
+        Ok(Self { handle })
+    }
+
+    /// What there is now.
+    pub async fn list(&self) -> anyhow::Result<Inventory> {
+        let mut found = BTreeMap::new();
+        let mut links = self.handle.link().get().execute();
+        while let Some(link) = links.try_next().await.context("list interfaces")? {
+            let mut interface = Interface {
+                index: link.header.index,
+                name: String::new(),
+                up: link
+                    .header
+                    .flags
+                    .contains(LinkFlags::Up | LinkFlags::LowerUp),
+                mtu: DEFAULT_MTU,
+                addresses: Vec::new(),
+            };
+            for attribute in link.attributes {
+                match attribute {
+                    LinkAttribute::IfName(name) => interface.name = name,
+                    LinkAttribute::Mtu(mtu) => interface.mtu = mtu.try_into().unwrap_or(u16::MAX),
+                    _ => {}
+                }
+            }
+            found.insert(interface.index, interface);
+        }
+        let mut addresses = self.handle.address().get().execute();
+        while let Some(message) = addresses.try_next().await.context("list addresses")? {
+            let Some(interface) = found.get_mut(&message.header.index) else {
+                continue;
+            };
+            // Of a point-to-point link, IFA_ADDRESS is the far end and IFA_LOCAL ours.
+            let local = message.attributes.iter().find_map(|a| match a {
+                AddressAttribute::Local(address) => Some(*address),
+                _ => None,
+            });
+            let any = message.attributes.iter().find_map(|a| match a {
+                AddressAttribute::Address(address) => Some(*address),
+                _ => None,
+            });
+            interface.addresses.extend(local.or(any));
+        }
+        Ok(Inventory(found.into_values().collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dibs_config::Trust;
+
+    fn interface(name: &str, up: bool, addresses: &[&str]) -> Interface {
+        Interface {
+            index: 1,
+            name: name.to_owned(),
+            up,
+            mtu: 1400,
+            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        }
+    }
+
+    fn path(interface: Option<&str>, address: Option<&str>) -> PathConfig {
+        PathConfig {
+            name: "p".to_owned(),
+            interface: interface.map(str::to_owned),
+            address: address.map(|a| a.parse().unwrap()),
+            trust: Trust::Trusted,
+        }
+    }
+
+    #[test]
+    fn paths_are_up_with_their_interface_and_address() {
+        let inventory = Inventory(vec![
+            interface("eth0", true, &["10.0.1.1"]),
+            interface("eth1", false, &["10.0.2.1"]),
+        ]);
+        let state = |interface, address| inventory.path_state(&path(interface, address));
+        assert_eq!(state(Some("eth0"), None), (true, 1400));
+        assert_eq!(state(Some("eth0"), Some("10.0.1.1")), (true, 1400));
+        assert_eq!(state(Some("eth0"), Some("10.0.1.9")), (false, 1400));
+        assert_eq!(state(None, Some("10.0.1.1")), (true, 1400));
+        assert_eq!(state(Some("eth1"), None), (false, 1400));
+        assert_eq!(state(Some("eth2"), None), (false, DEFAULT_MTU));
+        assert_eq!(state(None, Some("10.0.3.1")), (false, DEFAULT_MTU));
+    }
+
+    #[test]
+    fn only_routable_addresses_of_others_are_the_hosts() {
+        let inventory = Inventory(vec![
+            interface("lo", true, &["127.0.0.1", "::1"]),
+            interface("eth0", true, &["10.0.1.1", "fe80::1", "fd00::1"]),
+            interface("dibs1", true, &["10.0.1.1", "10.9.9.9"]),
+        ]);
+        let addresses = inventory.host_addresses(|name| name.starts_with("dibs"));
+        let expected: Vec<IpAddr> = ["10.0.1.1", "fd00::1"].map(|a| a.parse().unwrap()).into();
+        assert_eq!(addresses, expected);
+    }
+}

@@ -1,0 +1,186 @@
+//! From the configuration file to a node, its sockets and what steering starts with.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use dibs_config::{Config, Scheduler};
+use dibs_core::Prefix;
+use dibs_core::node::{Bump, LocalPath, NodeConfig, PeerConfig};
+use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
+use dibs_io::PathSocket;
+use dibs_policy::{BumpId, MarkLayout};
+use ipnet::IpNet;
+use nix::libc;
+
+use crate::driver::MAX_PATHS;
+use crate::interfaces::Inventory;
+use crate::rules;
+
+/// A bump that this version carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// For the user.
+    pub name: &'static str,
+    /// In marks and on the wire.
+    pub id: BumpId,
+}
+
+/// The bumps that this version carries.
+pub fn carried() -> Vec<Carried> {
+    let id = BumpId::new(Bump::Scramble as u8).expect("the wire numbers bumps as the marks do");
+    vec![Carried {
+        name: "scramble",
+        id,
+    }]
+}
+
+/// The name of a bump's TUN.
+pub fn tun_name(id: BumpId) -> String {
+    format!("dibs{id}")
+}
+
+/// Whether a device is one of our TUNs.
+pub fn is_our_tun(name: &str) -> bool {
+    (1..=14)
+        .filter_map(BumpId::new)
+        .any(|id| tun_name(id) == name)
+}
+
+/// Reads the file, and refuses what this version does not carry.
+pub fn load(file: &Path) -> Result<Config, dibs_config::Error> {
+    let config = dibs_config::load(file)?;
+    check(&config)?;
+    Ok(config)
+}
+
+/// Refuses what this version does not carry, at its place in the file.
+pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
+    config.check_carried()?;
+    let refuse = |key: &str, what: &str, hint: Option<&str>| {
+        let message = format!("this version of dibsd does not carry {what} yet");
+        Err(config.refuse(key, message, hint.map(str::to_owned)))
+    };
+    if config.daemon.scheduler != Scheduler::Balanced {
+        return refuse(
+            "daemon.scheduler",
+            "this scheduler",
+            Some("it carries \"balanced\""),
+        );
+    }
+    if config.paths.len() > MAX_PATHS {
+        return refuse("path", &format!("more than {MAX_PATHS} paths"), None);
+    }
+    for (index, rule) in config.rules.iter().enumerate() {
+        if rule.time.is_some() {
+            return refuse(&format!("rule.{index}.time"), "rules with a time", None);
+        }
+        if rule.match_expr.is_some() {
+            return refuse(&format!("rule.{index}.match"), "rules with a match", None);
+        }
+        if rules::classes_of(rule) > rules::MAX_CLASSES {
+            return refuse(
+                &format!("rule.{index}"),
+                &format!(
+                    "rules of more than {} combinations of ports and destinations",
+                    rules::MAX_CLASSES
+                ),
+                Some("a range of ports counts as each of them; leave it out for all ports"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The field in the marks: the lowest six bits of the configured run.
+pub fn marks(config: &Config) -> MarkLayout {
+    let mask = config.daemon.mark_mask;
+    MarkLayout::new(0x3f << mask.trailing_zeros()).expect("the run has six bits at least")
+}
+
+/// What the node is told; reads the key files.
+pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<NodeConfig> {
+    let key = dibs_config::read_private_key(&config.daemon.private_key_file)?;
+    let path_index = |name: &String| {
+        let found = config.paths.iter().position(|path| path.name == *name);
+        found.expect("the configuration was checked: endpoints name paths")
+    };
+    let mut peers = Vec::with_capacity(config.peers.len());
+    for peer in &config.peers {
+        let preshared = match &peer.preshared_key_file {
+            Some(file) => {
+                let key = dibs_config::read_preshared_key(file)
+                    .with_context(|| format!("peer {}", peer.name))?;
+                Some(Secret::new(*key.as_bytes()))
+            }
+            None => None,
+        };
+        peers.push(PeerConfig {
+            public: PublicKey::from(*peer.public_key.as_bytes()),
+            preshared,
+            prefixes: peer.addresses.iter().map(core_prefix).collect(),
+            endpoints: peer
+                .endpoints
+                .iter()
+                .map(|(path, to)| (path_index(path), *to))
+                .collect(),
+        });
+    }
+    let local = |path: &dibs_config::PathConfig| {
+        let (up, mtu) = inventory.path_state(path);
+        LocalPath {
+            trusted: path.trust == dibs_config::Trust::Trusted,
+            mtu,
+            up,
+        }
+    };
+    Ok(NodeConfig {
+        private: StaticSecret::from(*key.as_bytes()),
+        suite: Suite::for_this_cpu(),
+        integrity: match config.daemon.integrity {
+            dibs_config::Integrity::On => Integrity::On,
+            dibs_config::Integrity::Off => Integrity::Off,
+        },
+        paths: config.paths.iter().map(local).collect(),
+        peers,
+        addresses: inventory.host_addresses(is_our_tun),
+        trusted_share: config.daemon.trusted_share,
+        hold_without_trusted: config.daemon.on_trusted_down == dibs_config::OnTrustedDown::Hold,
+    })
+}
+
+/// Opens the socket of a path; `None` if its interface or address is not there (yet).
+pub fn open_socket(
+    config: &Config,
+    path: &dibs_config::PathConfig,
+) -> anyhow::Result<Option<PathSocket>> {
+    let mark = marks(config).own();
+    let opened = PathSocket::open(
+        path.interface.as_deref(),
+        path.address,
+        config.daemon.port,
+        mark,
+    );
+    match opened {
+        Ok(socket) => Ok(Some(socket)),
+        Err(error)
+            if matches!(
+                error.source.raw_os_error(),
+                Some(libc::ENODEV | libc::EADDRNOTAVAIL)
+            ) =>
+        {
+            tracing::warn!(path = path.name, "not there yet: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error).with_context(|| format!("path {}", path.name)),
+    }
+}
+
+fn core_prefix(net: &IpNet) -> Prefix {
+    Prefix::new(net.network(), net.prefix_len()).expect("an IpNet's length fits its family")
+}
+
+/// The same prefix for steering.
+pub fn policy_prefix(net: &IpNet) -> dibs_policy::Prefix {
+    dibs_policy::Prefix::new(net.network(), net.prefix_len())
+        .expect("an IpNet's length fits its family")
+}

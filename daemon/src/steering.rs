@@ -1,0 +1,109 @@
+//! What is to be steered, in the terms of `dibs-policy`, and the TUNs that it needs.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use dibs_config::Config;
+use dibs_io::Tun;
+use dibs_policy::{BumpId, BumpRoute, Desired, DeviceName, DeviceOwner, Fail, Report, Steering};
+
+use crate::driver::Driver;
+use crate::rules::Rule;
+use crate::startup::{marks, policy_prefix, tun_name};
+
+/// No real route has a larger MTU, so that a switch never makes a segment too long.
+const TUN_MTU: u16 = 65_535;
+
+/// Steers for the daemon: kernel state and TUNs together.
+pub struct Steerer {
+    steering: Steering,
+    driver: Driver,
+    /// Bumps whose TUN the data path has.
+    open: BTreeSet<BumpId>,
+    warned: BTreeSet<String>,
+}
+
+/// The wish that follows from the configuration, `rules`, and the bumps in use.
+pub fn desired(
+    config: &Config,
+    rules: &[Rule],
+    in_use: &BTreeSet<BumpId>,
+    addresses: &[IpAddr],
+) -> Desired {
+    let peers: Vec<_> = config
+        .peers
+        .iter()
+        .flat_map(|peer| peer.addresses.iter().map(policy_prefix))
+        .collect();
+    let route = |&id: &BumpId| BumpRoute {
+        id,
+        device: DeviceName::new(&tun_name(id)).expect("our names are plain words"),
+        owner: DeviceOwner::Ours,
+        addresses: addresses.to_vec(),
+        peers: peers.clone(),
+    };
+    let classes = rules.iter().flat_map(|rule| rule.classes.iter().cloned());
+    Desired {
+        marks: marks(config),
+        table_base: config.daemon.table_base,
+        fail: match config.daemon.fail {
+            dibs_config::Fail::Closed => Fail::Closed,
+            dibs_config::Fail::Open => Fail::Open,
+        },
+        bumps: in_use.iter().map(route).collect(),
+        rules: classes
+            .filter(|class| in_use.contains(&class.bump))
+            .collect(),
+        ..Desired::default()
+    }
+}
+
+impl Steerer {
+    /// Steering of this host. Needs a tokio runtime.
+    pub fn new(driver: Driver) -> anyhow::Result<Self> {
+        Ok(Self {
+            steering: Steering::system(None)?,
+            driver,
+            open: BTreeSet::new(),
+            warned: BTreeSet::new(),
+        })
+    }
+
+    /// Brings TUNs and kernel to the wish. TUNs come before what leads to them, and go after it.
+    pub async fn set(&mut self, desired: &Desired) -> anyhow::Result<Report> {
+        let wanted: BTreeSet<BumpId> = desired.bumps.iter().map(|bump| bump.id).collect();
+        for &id in wanted.difference(&self.open.clone()) {
+            let tun = Tun::open(&tun_name(id), TUN_MTU)?;
+            let added = self.driver.add_tun(id.get(), tun).await?;
+            added.with_context(|| format!("watch {}", tun_name(id)))?;
+            self.open.insert(id);
+        }
+        let report = self.steering.set(desired).await?;
+        for step in &report.steps {
+            tracing::debug!("steering: {}", step.to_string().trim_end());
+        }
+        for warning in &report.warnings {
+            if self.warned.insert(warning.clone()) {
+                tracing::warn!("{warning}");
+            }
+        }
+        for &id in self.open.clone().difference(&wanted) {
+            let tun = self.driver.remove_tun(id.get()).await?;
+            // Closing takes the kernel milliseconds, which is not the data path's business.
+            drop(tun);
+            self.open.remove(&id);
+        }
+        Ok(report)
+    }
+
+    /// Forgets the TUN of a bump: the data path lost it. The next [`set`](Self::set) opens another.
+    pub fn tun_lost(&mut self, bump: BumpId) {
+        self.open.remove(&bump);
+    }
+
+    /// Removes everything of ours from the kernel.
+    pub async fn cleanup(&mut self, config: &Config) -> anyhow::Result<Report> {
+        Ok(self.steering.cleanup(marks(config)).await?)
+    }
+}
