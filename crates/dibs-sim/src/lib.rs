@@ -1,3 +1,51 @@
 //! Two dibs cores, TCP endpoints and seeded links in virtual time.
+//!
+//! A [`World`](world::World) is two hosts: an application and a kernel (smoltcp) each, a
+//! [`Node`](dibs_core::node::Node), and between them an ordinary route and the paths, each with an
+//! [`Observer`](observer::Observer). [`run`] draws a [`History`](history::History) from a seed and
+//! checks at every step that
+//!
+//! - delivered bytes are sent bytes, and every transfer comes to its end;
+//! - an untrusted path shows no plaintext, no start of an epoch, no solo chunk, no opaque packet, no
+//!   handshake, and no path shows a key or a nonce with two contents;
+//! - what goes into a TUN is what a kernel accepts, its time stamps included;
+//! - honest ends never find fault with each other, and afterwards nothing is left over.
+//!
+//! The same seed gives the same run, bit by bit.
 
+pub mod conn;
 pub mod emulator;
+pub mod history;
+pub mod kernel;
+pub mod observer;
+pub mod offload;
+pub mod payload;
+pub mod rng;
+pub mod world;
+
+pub use history::History;
+pub use world::{Failure, Report, World};
+
+/// Runs the history of a seed.
+///
+/// # Errors
+/// A promise was broken; the text says which, and how to repeat it.
+pub fn run(seed: u64) -> Result<Report, String> {
+    let history = History::random(seed);
+    let outcome = std::panic::catch_unwind(|| World::run(seed, &history));
+    let (at, what, state) = match outcome {
+        Ok(Ok(report)) => return Ok(report),
+        Ok(Err(Failure { at, what, state })) => (format!("{at:?}"), what, state),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("no message").to_owned();
+            ("some time".into(), format!("panic: {text}"), String::new())
+        }
+    };
+    Err(format!(
+        "seed {seed}: {what} (at {at})\n{history}\n{state}repeat with: cargo xtask sim --seed {seed}"
+    ))
+}

@@ -1,0 +1,408 @@
+//! What happens in one run: a setup and a list of operations, both from a seed.
+
+use std::fmt;
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_core::session::{Integrity, Suite};
+
+use crate::emulator::Conditions;
+use crate::payload::Kind;
+use crate::rng::Rng;
+
+/// Two hosts, A and B, as they begin. Arrays of two are by host.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The paths between them.
+    pub paths: Vec<PathSetup>,
+    /// The ordinary route of what is in no bump.
+    pub direct: Conditions,
+    /// AEAD that each asks for.
+    pub suite: [Suite; 2],
+    /// Whether bare datagrams are agreed to.
+    pub integrity: Integrity,
+    /// There is a preshared key.
+    pub preshared: bool,
+    /// Who knows where the other is.
+    pub calls: [bool; 2],
+    /// Least share by trusted paths.
+    pub trusted_share: f64,
+    /// What happens with no trusted path.
+    pub hold_without_trusted: bool,
+    /// MTU of the kernels' links.
+    pub mtu: [usize; 2],
+    /// The hosts look at what has arrived so often.
+    pub tick: [Duration; 2],
+    /// TSval at time zero.
+    pub clock: [u32; 2],
+    /// A host whose peer opens a connection in the bump moves its own direction there, too.
+    pub follow: bool,
+}
+
+/// A path.
+#[derive(Clone, Debug)]
+pub struct PathSetup {
+    /// Labels at both ends.
+    pub trusted: [bool; 2],
+    /// Over IPv6.
+    pub v6: bool,
+    /// MTU of both interfaces.
+    pub mtu: u16,
+    /// The link, by sending host.
+    pub link: [Conditions; 2],
+}
+
+/// In which order the ends of a connection speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Both at once; each closes when it has sent everything.
+    Both,
+    /// The client closes its half after its request, the server answers then.
+    HalfClose,
+    /// The server answers the whole request, the client closes after the answer.
+    Reply,
+}
+
+/// A connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The host of the client.
+    pub client: usize,
+    /// Over IPv6.
+    pub v6: bool,
+    /// The client's port is that of this earlier connection.
+    pub port_of: Option<usize>,
+    /// Bytes from the client and from the server.
+    pub bytes: [u64; 2],
+    /// Who speaks when.
+    pub order: Order,
+    /// What it looks like.
+    pub kind: Kind,
+    /// Buffers of the sockets.
+    pub buffer: usize,
+    /// CUBIC, or no congestion control.
+    pub cubic: bool,
+    /// Each host's direction is in the bump from the start.
+    pub bump: [bool; 2],
+    /// Halfway both ends pause so long.
+    pub pause: Duration,
+    /// The ends read at most 1000 bytes so often.
+    pub slow: Option<Duration>,
+}
+
+/// Something that happens. Connections by their place among the openings.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// A connection is opened.
+    Open(Plan),
+    /// An end (0 client, 1 server) of a connection aborts it.
+    Abort(usize, usize),
+    /// A host's direction of a connection goes into the bump or leaves it.
+    Switch(usize, usize, bool),
+    /// A daemon dies, and another one starts after a while.
+    Restart(usize, Duration),
+    /// A host's interface of a path goes down or up, and its daemon is told.
+    Interface(usize, usize, bool),
+    /// A path carries nothing, without a word, or carries again.
+    Outage(usize, bool),
+    /// A direction of a path changes.
+    Link(usize, usize, Conditions),
+    /// A path's network takes only packets up to this size; the daemons may be told.
+    Mtu(usize, u16, bool),
+    /// A host sends an opaque packet of so many payload bytes through the bump.
+    Opaque(usize, usize, bool),
+    /// A host's daemon sends the other a message.
+    Control(usize, usize),
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// How it begins.
+    pub setup: Setup,
+    /// What happens, in order.
+    pub ops: Vec<(Time, Op)>,
+    /// From then on nothing disturbs any more, and everything has to come to an end.
+    pub quiet: Time,
+}
+
+/// What a link becomes when nothing disturbs it any more.
+pub fn calm(conditions: &Conditions) -> Conditions {
+    Conditions {
+        rate: conditions.rate.map(|r| r.max(2_000_000)),
+        queue: conditions.queue.map(|q| q.max(64 << 10)),
+        loss: conditions.loss.min(0.02),
+        reorder: conditions.reorder.min(0.05),
+        corrupt: 0.0,
+        ..conditions.clone()
+    }
+}
+
+impl History {
+    /// The history of a seed.
+    pub fn random(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed);
+        let setup = setup(rng);
+        let long = rng.chance(0.04);
+        let span = if long {
+            Duration::from_secs(rng.range(130, 400))
+        } else {
+            Duration::from_micros(rng.magnitude(200_000, 30_000_000))
+        };
+        let mut ops = Vec::new();
+        let mut at = Time::ZERO;
+        let mut conns = 0;
+        let budget = &mut if rng.chance(0.1) { 2_000_000 } else { 300_000 };
+        let mut interface_down = vec![[false; 2]; setup.paths.len()];
+        let rounds = rng.range(1, 24);
+        if rng.chance(0.7) {
+            // Let a session come about first.
+            at += Duration::from_millis(rng.range(0, 1000));
+        }
+        for round in 0..rounds {
+            let op = if conns == 0 || (round < 4 && rng.chance(0.4)) {
+                conns += 1;
+                Op::Open(plan(rng, budget, conns - 1))
+            } else {
+                random_op(rng, &setup, budget, &mut conns, &mut interface_down)
+            };
+            ops.push((at, op));
+            let mean = span.div_f64(rounds as f64);
+            if !rng.chance(0.25) {
+                at += mean.mul_f64(2.0 * rng.unit());
+            }
+        }
+        let quiet = at + Duration::from_millis(rng.range(0, 2000));
+        Self { setup, ops, quiet }
+    }
+}
+
+fn setup(rng: &mut Rng) -> Setup {
+    let labels: &[&[bool]] = &[
+        &[true],
+        &[true, false],
+        &[true, false],
+        &[false, true],
+        &[true, false, false],
+        &[true, true, false],
+        &[true, true],
+    ];
+    let easy = rng.chance(0.3);
+    let paths = rng.pick(labels).iter().map(|&trusted| {
+        // Now and then the ends disagree; the lower label counts.
+        let mixed = !trusted && rng.chance(0.15);
+        let other = if mixed { [true, false] } else { [trusted; 2] };
+        PathSetup {
+            trusted: if rng.chance(0.5) { other } else { [other[1], other[0]] },
+            v6: rng.chance(0.3),
+            mtu: rng.pick(&[1500, 1500, 1500, 1400, 9000, 1300]),
+            link: if easy {
+                [0; 2].map(|_| Conditions::new().delay(Duration::from_millis(rng.range(0, 20))))
+            } else {
+                [conditions(rng), conditions(rng)]
+            },
+        }
+    });
+    let paths = paths.collect();
+    let direct = Conditions::new()
+        .rate(rng.magnitude(2_000_000, 1_000_000_000))
+        .delay(Duration::from_micros(rng.magnitude(1, 50_000)))
+        .loss(rng.pick(&[0.0, 0.0, 0.0, 0.005]));
+    Setup {
+        paths,
+        direct,
+        suite: [0; 2].map(|_| rng.pick(&[Suite::Aes256Gcm, Suite::ChaCha20Poly1305])),
+        integrity: if rng.chance(0.15) { Integrity::Off } else { Integrity::On },
+        preshared: rng.chance(0.3),
+        calls: rng.pick(&[[true, true], [true, false], [false, true]]),
+        trusted_share: rng.pick(&[0.05, 0.05, 0.0, 0.5, 1.0]),
+        hold_without_trusted: rng.chance(0.85),
+        mtu: [0; 2].map(|_| rng.pick(&[1500, 1500, 1400, 9000])),
+        tick: [0; 2].map(|_| Duration::from_micros(rng.pick(&[1, 1, 50, 500]))),
+        clock: [0; 2].map(|_| rng.pick(&[1, 12_345, 0x7fff_ff00, 0xffff_fe00])),
+        follow: rng.chance(0.5),
+    }
+}
+
+fn conditions(rng: &mut Rng) -> Conditions {
+    let delay = Duration::from_micros(rng.magnitude(1, 100_000));
+    let mut c = Conditions::new().delay(delay);
+    if rng.chance(0.7) {
+        c = c.rate(rng.magnitude(1_000_000, 1_000_000_000));
+        if rng.chance(0.5) {
+            c = c.queue(rng.magnitude(8_000, 1_000_000) as usize);
+        }
+    }
+    if rng.chance(0.4) {
+        c = c.jitter(delay.mul_f64(rng.unit()));
+    }
+    c = c.loss(rng.pick(&[0.0, 0.0, 0.0, 0.001, 0.01, 0.05, 0.3]));
+    if rng.chance(0.3) {
+        let late = Duration::from_micros(rng.magnitude(10, 50_000));
+        c = c.reorder(rng.pick(&[0.001, 0.02, 0.2]), late);
+    }
+    c = c.duplicate(rng.pick(&[0.0, 0.0, 0.01, 0.2]));
+    c.corrupt(rng.pick(&[0.0, 0.0, 0.0, 0.01]))
+}
+
+fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
+    let mut bytes = [0; 2].map(|_| match rng.below(5) {
+        0 => 0,
+        1 => rng.range(1, 200),
+        _ => rng.magnitude(1, (*budget / 2).max(2)),
+    });
+    bytes[0] = bytes[0].max(u64::from(bytes[1] == 0));
+    *budget = budget.saturating_sub(bytes[0] + bytes[1]);
+    let both = rng.chance(0.6);
+    let first = rng.chance(0.6);
+    Plan {
+        client: rng.below(2) as usize,
+        v6: rng.chance(0.3),
+        port_of: (before > 0 && rng.chance(0.1)).then(|| rng.below(before as u64) as usize),
+        bytes,
+        order: rng.pick(&[Order::Both, Order::HalfClose, Order::Reply]),
+        kind: if rng.chance(0.85) { Kind::Marked } else { Kind::Digits },
+        buffer: rng.magnitude(2_000, 1 << 20) as usize,
+        cubic: rng.chance(0.5),
+        bump: [first, if both { first } else { !first }],
+        pause: match rng.below(4) {
+            0 => Duration::from_millis(rng.magnitude(1, 60_000)),
+            _ => Duration::ZERO,
+        },
+        slow: (bytes[0].max(bytes[1]) < 30_000 && rng.chance(0.1))
+            .then(|| Duration::from_millis(rng.range(1, 100))),
+    }
+}
+
+fn random_op(
+    rng: &mut Rng,
+    setup: &Setup,
+    budget: &mut u64,
+    conns: &mut usize,
+    interface_down: &mut [[bool; 2]],
+) -> Op {
+    let host = rng.below(2) as usize;
+    let conn = rng.below(*conns as u64) as usize;
+    let path = rng.below(setup.paths.len() as u64) as usize;
+    match rng.below(100) {
+        0..15 => {
+            *conns += 1;
+            Op::Open(plan(rng, budget, *conns - 1))
+        }
+        15..19 => Op::Abort(conn, host),
+        19..50 => Op::Switch(conn, host, rng.chance(0.5)),
+        50..56 => Op::Restart(host, Duration::from_micros(rng.magnitude(1, 5_000_000))),
+        56..66 => {
+            let down = &mut interface_down[path][host];
+            *down = !*down;
+            Op::Interface(host, path, !*down)
+        }
+        66..74 => Op::Outage(path, rng.chance(0.5)),
+        74..82 => Op::Link(path, host, conditions(rng)),
+        82..87 => Op::Mtu(path, rng.pick(&[1300, 1400, 1500, 9000]), rng.chance(0.3)),
+        87..95 => Op::Opaque(host, rng.magnitude(40, 9000) as usize, rng.chance(0.3)),
+        _ => Op::Control(host, rng.range(1, 1024) as usize),
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.setup;
+        for (at, p) in s.paths.iter().enumerate() {
+            writeln!(
+                f,
+                "path {at}: trusted {:?}, IPv{}, MTU {}",
+                p.trusted,
+                if p.v6 { 6 } else { 4 },
+                p.mtu
+            )?;
+            for (host, link) in p.link.iter().enumerate() {
+                writeln!(f, "  from {}: {}", name(host), Shown(link))?;
+            }
+        }
+        writeln!(f, "direct: {}", Shown(&s.direct))?;
+        writeln!(
+            f,
+            "suite {:?}, integrity {:?}, preshared {}, calls {:?}, share {}, hold {}, mtu {:?}, tick {:?}, clock {:?}, follow {}",
+            s.suite,
+            s.integrity,
+            s.preshared,
+            s.calls,
+            s.trusted_share,
+            s.hold_without_trusted,
+            s.mtu,
+            s.tick,
+            s.clock,
+            s.follow
+        )?;
+        let mut conns = 0;
+        for (at, op) in &self.ops {
+            write!(f, "{at:?} ")?;
+            match op {
+                Op::Open(plan) => {
+                    writeln!(f, "open {conns}: {plan:?}")?;
+                    conns += 1;
+                }
+                Op::Abort(c, end) => writeln!(f, "abort {c} by end {end}")?,
+                Op::Switch(c, host, bump) => writeln!(
+                    f,
+                    "switch {c} on {} to {}",
+                    name(*host),
+                    if *bump { "scramble" } else { "plain" }
+                )?,
+                Op::Restart(host, gap) => writeln!(f, "restart {} after {gap:?}", name(*host))?,
+                Op::Interface(host, path, up) => {
+                    writeln!(f, "interface of path {path} at {} up {up}", name(*host))?;
+                }
+                Op::Outage(path, out) => writeln!(f, "outage of path {path}: {out}")?,
+                Op::Link(path, host, c) => {
+                    writeln!(f, "path {path} from {}: {}", name(*host), Shown(c))?;
+                }
+                Op::Mtu(path, mtu, told) => writeln!(f, "MTU of path {path}: {mtu}, told {told}")?,
+                Op::Opaque(host, len, v6) => {
+                    writeln!(f, "opaque packet of {len} from {}, IPv6 {v6}", name(*host))?;
+                }
+                Op::Control(host, len) => writeln!(f, "message of {len} from {}", name(*host))?,
+            }
+        }
+        write!(f, "{:?} quiet", self.quiet)
+    }
+}
+
+/// A host's letter.
+pub fn name(host: usize) -> char {
+    if host == 0 { 'A' } else { 'B' }
+}
+
+/// Conditions, what is out of the ordinary only.
+struct Shown<'a>(&'a Conditions);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let c = self.0;
+        write!(f, "delay {:?}", c.delay)?;
+        if let Some(rate) = c.rate {
+            write!(f, ", {rate} bit/s")?;
+        }
+        if let Some(queue) = c.queue {
+            write!(f, ", queue {queue}")?;
+        }
+        if !c.jitter.is_zero() {
+            write!(f, ", jitter {:?}", c.jitter)?;
+        }
+        for (name, p) in [
+            ("loss", c.loss),
+            ("reorder", c.reorder),
+            ("duplicate", c.duplicate),
+            ("corrupt", c.corrupt),
+        ] {
+            if p > 0.0 {
+                write!(f, ", {name} {p}")?;
+            }
+        }
+        if c.reorder > 0.0 {
+            write!(f, " by {:?}", c.reorder_by)?;
+        }
+        Ok(())
+    }
+}

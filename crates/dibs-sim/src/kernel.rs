@@ -1,0 +1,230 @@
+//! A host's kernel: a TCP/IP stack between its applications and what carries its packets.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+
+use dibs_core::Time;
+use dibs_wire::packet::{Tuple, flags};
+use dibs_wire::SeqNumber;
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{self, DeviceCapabilities, Medium};
+use smoltcp::socket::tcp;
+use smoltcp::time::Instant;
+use smoltcp::wire::{HardwareAddress, IpCidr};
+
+use crate::offload;
+
+thread_local! {
+    /// TSval of the kernel that runs: smoltcp asks a plain function for it.
+    static TSVAL: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The packets between smoltcp and the world.
+#[derive(Default)]
+struct Device {
+    mtu: usize,
+    received: VecDeque<Vec<u8>>,
+    sent: Vec<Vec<u8>>,
+}
+
+struct Received(Vec<u8>);
+
+impl phy::RxToken for Received {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(&self.0)
+    }
+}
+
+struct Sending<'a>(&'a mut Vec<Vec<u8>>);
+
+impl phy::TxToken for Sending<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut packet = vec![0; len];
+        let result = f(&mut packet);
+        self.0.push(packet);
+        result
+    }
+}
+
+impl phy::Device for Device {
+    type RxToken<'a> = Received;
+    type TxToken<'a> = Sending<'a>;
+
+    fn receive(&mut self, _: Instant) -> Option<(Received, Sending<'_>)> {
+        let packet = self.received.pop_front()?;
+        Some((Received(packet), Sending(&mut self.sent)))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Sending<'_>> {
+        Some(Sending(&mut self.sent))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ip;
+        capabilities.max_transmission_unit = self.mtu;
+        capabilities
+    }
+}
+
+/// How a segment came to a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By the ordinary route.
+    Plain,
+    /// By a bump's TUN.
+    Bump,
+}
+
+/// What a kernel keeps for PAWS (RFC 7323, 5.3), which smoltcp does not do.
+#[derive(Clone, Copy, Debug)]
+struct Paws {
+    recent: u32,
+    from: Way,
+    acked: SeqNumber,
+}
+
+/// One host's stack.
+pub struct Kernel {
+    interface: Interface,
+    device: Device,
+    /// Its sockets.
+    pub sockets: SocketSet<'static>,
+    paws: BTreeMap<Tuple, Paws>,
+    /// TSval at time zero.
+    clock: u32,
+    /// Payload bytes that its TCP sent again.
+    pub retransmitted: u64,
+    top: BTreeMap<Tuple, SeqNumber>,
+}
+
+impl Kernel {
+    /// A stack with these addresses; links of `mtu` bytes.
+    pub fn new(seed: u64, addresses: &[IpAddr], mtu: usize, clock: u32) -> Self {
+        let mut device = Device {
+            mtu,
+            ..Device::default()
+        };
+        let mut config = Config::new(HardwareAddress::Ip);
+        config.random_seed = seed;
+        let mut interface = Interface::new(config, &mut device, Instant::ZERO);
+        interface.update_ip_addrs(|list| {
+            for &address in addresses {
+                let len = if address.is_ipv4() { 24 } else { 64 };
+                list.push(IpCidr::new(address.into(), len))
+                    .expect("two addresses fit");
+            }
+        });
+        Self {
+            interface,
+            device,
+            sockets: SocketSet::new(Vec::new()),
+            paws: BTreeMap::new(),
+            clock,
+            retransmitted: 0,
+            top: BTreeMap::new(),
+        }
+    }
+
+    /// A new TCP socket.
+    pub fn socket(&mut self, rx: usize, tx: usize) -> SocketHandle {
+        let mut socket = tcp::Socket::new(
+            tcp::SocketBuffer::new(vec![0; rx]),
+            tcp::SocketBuffer::new(vec![0; tx]),
+        );
+        socket.set_tsval_generator(Some(|| TSVAL.get()));
+        self.sockets.add(socket)
+    }
+
+    /// Connects a socket.
+    pub fn connect(&mut self, socket: SocketHandle, to: (IpAddr, u16), from: (IpAddr, u16)) {
+        let socket = self.sockets.get_mut::<tcp::Socket<'_>>(socket);
+        socket
+            .connect(self.interface.context(), to, from)
+            .expect("a fresh socket connects");
+    }
+
+    /// Hands a packet in, which may be dropped as PAWS does.
+    ///
+    /// # Errors
+    /// A bump's segment with new data is too old by the time stamp that the bump itself brought.
+    pub fn receive(&mut self, packet: Vec<u8>, way: Way) -> Result<(), String> {
+        if let Some(s) = offload::tcp(&packet)
+            && let Some((tsval, _)) = s.timestamps
+        {
+            if s.has(flags::SYN) {
+                let acked = s.seq;
+                let paws = Paws {
+                    recent: tsval,
+                    from: way,
+                    acked,
+                };
+                self.paws.insert(s.tuple, paws);
+            } else if let Some(paws) = self.paws.get_mut(&s.tuple) {
+                let end = s.seq.add(s.payload.len() as u32);
+                if (tsval.wrapping_sub(paws.recent) as i32) < 0 && !s.has(flags::RST) {
+                    if way == Way::Bump && paws.from == Way::Bump && end.is_after(paws.acked) {
+                        return Err(format!(
+                            "TSval went back from {} to {tsval} at {}",
+                            paws.recent,
+                            s.seq.raw()
+                        ));
+                    }
+                    if !s.payload.is_empty() {
+                        return Ok(());
+                    }
+                } else if !s.seq.is_after(paws.acked) {
+                    paws.recent = tsval;
+                    paws.from = way;
+                }
+            }
+        }
+        self.device.received.push_back(packet);
+        Ok(())
+    }
+
+    /// Lets the stack work; what it sends comes out.
+    pub fn poll(&mut self, now: Time) -> Vec<Vec<u8>> {
+        let millis = (now.as_nanos() / 1_000_000) as u32;
+        TSVAL.set(self.clock.wrapping_add(millis));
+        self.interface
+            .poll(instant(now), &mut self.device, &mut self.sockets);
+        let sent = std::mem::take(&mut self.device.sent);
+        for packet in &sent {
+            self.note_sent(packet);
+        }
+        sent
+    }
+
+    fn note_sent(&mut self, packet: &[u8]) {
+        let Some(s) = offload::tcp(packet) else { return };
+        if let Some(paws) = self.paws.get_mut(&s.tuple.reversed())
+            && s.has(flags::ACK)
+            && s.ack.is_after(paws.acked)
+        {
+            paws.acked = s.ack;
+        }
+        if s.has(flags::SYN) {
+            self.top.insert(s.tuple, s.seq.add(1));
+        } else if let Some(top) = self.top.get_mut(&s.tuple) {
+            let end = s.seq.add(s.payload.len() as u32);
+            if top.is_after(s.seq) && !s.payload.is_empty() {
+                self.retransmitted += top.distance_from(s.seq).min(s.payload.len() as i32) as u64;
+            }
+            if end.is_after(*top) {
+                *top = end;
+            }
+        }
+    }
+
+    /// When the stack wants to work again.
+    pub fn poll_at(&mut self, now: Time) -> Option<Time> {
+        let at = self.interface.poll_at(instant(now), &self.sockets)?;
+        Some(Time::from_nanos(at.total_micros().max(0) as u64 * 1000))
+    }
+}
+
+fn instant(now: Time) -> Instant {
+    Instant::from_micros((now.as_nanos() / 1000) as i64)
+}

@@ -1,0 +1,89 @@
+//! Who listens on a path.
+
+use std::collections::HashMap;
+
+use dibs_core::session::is_handshake;
+
+use crate::payload;
+use crate::rng::mix;
+
+/// Sees every datagram on every path, and looks for what must not be there.
+#[derive(Default)]
+pub struct Observer {
+    /// Content by what the nonce is made of.
+    nonces: HashMap<Nonce, u64>,
+    /// Halves of keys that must never show.
+    secrets: Vec<u64>,
+    /// What was seen, as one number.
+    pub digest: u64,
+    /// Datagrams seen.
+    pub datagrams: u64,
+    /// Bytes seen on trusted and untrusted paths.
+    pub bytes: [u64; 2],
+}
+
+/// Direction, type (with the key phase), path id, receiver index, sequence number.
+type Nonce = (usize, u8, u8, u32, u64);
+
+impl Observer {
+    /// Looks for these keys, too.
+    pub fn guard(&mut self, key: &[u8; 32]) {
+        let halves = key.chunks(8);
+        self.secrets
+            .extend(halves.map(|h| u64::from_le_bytes(h.try_into().expect("eight bytes"))));
+    }
+
+    /// A datagram passes from host `from` by a path.
+    ///
+    /// # Errors
+    /// What it gives away.
+    pub fn see(&mut self, from: usize, path: usize, trusted: bool, datagram: &[u8]) -> Result<(), String> {
+        let content = digest(datagram);
+        self.digest = mix(self.digest ^ content ^ path as u64).wrapping_add(from as u64);
+        self.datagrams += 1;
+        self.bytes[usize::from(!trusted)] += datagram.len() as u64;
+        if is_handshake(datagram) {
+            return match trusted {
+                true => Ok(()),
+                false => Err(format!("a handshake message on untrusted path {path}")),
+            };
+        }
+        if datagram.len() < 16 {
+            return Err(format!("a datagram of {} bytes", datagram.len()));
+        }
+        let index = u32::from_be_bytes(datagram[4..8].try_into().expect("four bytes"));
+        let seq = u64::from_be_bytes(datagram[8..16].try_into().expect("eight bytes"));
+        let nonce = (from, datagram[0], datagram[1], index, seq);
+        if self.nonces.insert(nonce, content).is_some_and(|c| c != content) {
+            return Err(format!("nonce {nonce:?} with two contents"));
+        }
+        if let Some(at) = self.find_secret(datagram) {
+            return Err(format!("key bytes on path {path} at {at}"));
+        }
+        if !trusted && payload::shows(datagram) {
+            return Err(format!("plaintext on untrusted path {path}"));
+        }
+        if !trusted && payload::shows_unchained(datagram) {
+            return Err(format!(
+                "the guarded start of an epoch, or a solo chunk, on untrusted path {path}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn find_secret(&self, datagram: &[u8]) -> Option<usize> {
+        datagram.windows(8).position(|w| {
+            let word = u64::from_le_bytes(w.try_into().expect("eight bytes"));
+            self.secrets.contains(&word)
+        })
+    }
+}
+
+/// A number that stands for these bytes.
+pub fn digest(bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(bytes.len() as u64, |sum, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        mix(sum ^ u64::from_le_bytes(word)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+    })
+}

@@ -1,0 +1,787 @@
+//! Two hosts, the paths between them, and time that jumps from one event to the next.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use dibs_core::counters::Counter;
+use dibs_core::node::{Bump, Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::session::{PublicKey, Secret, StaticSecret};
+use dibs_core::{Prefix, Time};
+use dibs_wire::checksum;
+
+use crate::conn::Conn;
+use crate::emulator::{Conditions, Emulator, Fate};
+use crate::history::{History, Op, Setup, calm, name};
+use crate::kernel::{Kernel, Way};
+use crate::observer::{self, Observer};
+use crate::offload;
+use crate::payload::{Kind, Stream};
+use crate::rng::{Rng, mix};
+
+/// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
+/// up to a minute by then, and a few of them may meet losses again.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// Time for what is left to be acknowledged and forgotten.
+const SETTLING: Duration = Duration::from_secs(30);
+/// The UDP port of the daemons.
+const PORT: u16 = 5300;
+const SCRAMBLE: u8 = Bump::Scramble as u8;
+
+/// What came of a run that kept all promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// All datagrams of the run, their order and their content, as one number.
+    pub digest: u64,
+    /// Virtual time that it took to deliver everything.
+    pub took: Duration,
+    /// Bytes that reached applications.
+    pub delivered: u64,
+    /// Payload bytes that the kernels sent again.
+    pub retransmitted: u64,
+    /// Datagrams between the daemons.
+    pub datagrams: u64,
+    /// Bytes of datagrams on trusted and on untrusted paths.
+    pub bytes: [u64; 2],
+}
+
+/// A broken promise.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// When.
+    pub at: Time,
+    /// Which.
+    pub what: String,
+    /// What the daemons and connections look like.
+    pub state: String,
+}
+
+struct Host {
+    kernel: Kernel,
+    node: Option<Node>,
+    /// When the next daemon starts.
+    starts_at: Option<Time>,
+    /// Interfaces by path.
+    up: Vec<bool>,
+    mtu: Vec<u16>,
+    instances: u64,
+    spins: u32,
+}
+
+struct Link {
+    emulators: [Emulator; 2],
+    conditions: [Conditions; 2],
+    mtu: u16,
+    trusted: bool,
+    v6: bool,
+}
+
+enum What {
+    Datagram { path: usize, bytes: Vec<u8> },
+    Packet(Vec<u8>),
+}
+
+struct Arrival {
+    host: usize,
+    what: What,
+}
+
+/// A run as it goes on.
+pub struct World {
+    now: Time,
+    rng: Rng,
+    setup: Setup,
+    seed: u64,
+    hosts: [Host; 2],
+    links: Vec<Link>,
+    direct: [Emulator; 2],
+    direct_conditions: Conditions,
+    arrivals: BinaryHeap<Reverse<(Time, u64)>>,
+    arriving: BTreeMap<u64, Arrival>,
+    order: u64,
+    conns: Vec<Conn>,
+    observer: Observer,
+    /// Opaque packets and messages by content, with the number of times they came.
+    opaque: BTreeMap<Vec<u8>, u32>,
+    controls: BTreeMap<Vec<u8>, u32>,
+    restarts: u64,
+    /// How the digest of all arrivals goes.
+    digest: u64,
+}
+
+/// Addresses by host and family.
+fn addresses() -> [[IpAddr; 2]; 2] {
+    [1, 2].map(|host| {
+        [
+            IpAddr::V4(Ipv4Addr::new(10, 1, 0, host)),
+            IpAddr::V6(Ipv6Addr::new(0xfd01, 0, 0, 0, 0, 0, 0, u16::from(host))),
+        ]
+    })
+}
+
+/// Where a host's path ends.
+fn endpoint(path: usize, host: usize, v6: bool) -> SocketAddr {
+    let (p, h) = (path as u8, host as u8 + 1);
+    let ip = if v6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd02, u16::from(p), 0, 0, 0, 0, 0, u16::from(h)))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(10, 2, p, h))
+    };
+    SocketAddr::new(ip, PORT)
+}
+
+fn private(seed: u64, host: usize) -> [u8; 32] {
+    Rng::new(mix(seed ^ 0x5ec4e7 ^ host as u64)).bytes32()
+}
+
+fn preshared(seed: u64) -> [u8; 32] {
+    Rng::new(mix(seed ^ 0x95c)).bytes32()
+}
+
+impl World {
+    /// Two hosts that have not spoken yet.
+    pub fn new(seed: u64, setup: &Setup) -> Self {
+        let mut rng = Rng::new(mix(seed ^ 0x3091d));
+        let links = setup.paths.iter().map(|p| Link {
+            emulators: [(); 2].map(|()| Emulator::new(rng.next())),
+            conditions: p.link.clone(),
+            mtu: p.mtu,
+            trusted: p.trusted == [true; 2],
+            v6: p.v6,
+        });
+        let links: Vec<Link> = links.collect();
+        let mut observer = Observer::default();
+        observer.guard(&private(seed, 0));
+        observer.guard(&private(seed, 1));
+        if setup.preshared {
+            observer.guard(&preshared(seed));
+        }
+        let hosts = [0, 1].map(|host| Host {
+            kernel: Kernel::new(
+                rng.next(),
+                &addresses()[host],
+                setup.mtu[host],
+                setup.clock[host],
+            ),
+            node: None,
+            starts_at: Some(Time::ZERO),
+            up: vec![true; links.len()],
+            mtu: setup.paths.iter().map(|p| p.mtu).collect(),
+            instances: 0,
+            spins: 0,
+        });
+        Self {
+            now: Time::ZERO,
+            direct: [(); 2].map(|()| Emulator::new(rng.next())),
+            direct_conditions: setup.direct.clone(),
+            rng,
+            setup: setup.clone(),
+            seed,
+            hosts,
+            links,
+            arrivals: BinaryHeap::new(),
+            arriving: BTreeMap::new(),
+            order: 0,
+            conns: Vec::new(),
+            observer,
+            opaque: BTreeMap::new(),
+            controls: BTreeMap::new(),
+            restarts: 0,
+            digest: 0,
+        }
+    }
+
+    /// Runs a history to its end.
+    ///
+    /// # Errors
+    /// A promise was broken.
+    pub fn run(seed: u64, history: &History) -> Result<Report, Failure> {
+        let mut world = Self::new(seed, &history.setup);
+        world.drive(history).map_err(|what| Failure {
+            at: world.now,
+            what,
+            state: world.describe(),
+        })
+    }
+
+    fn drive(&mut self, history: &History) -> Result<Report, String> {
+        for (at, op) in &history.ops {
+            self.run_until(*at)?;
+            self.apply(op)?;
+        }
+        self.run_until(history.quiet)?;
+        self.calm();
+        let deadline = self.now + PATIENCE;
+        while !self.conns.iter().all(Conn::is_done) {
+            let next = self.next_event();
+            if next.is_none_or(|t| t > deadline) {
+                return Err("a transfer stalls".into());
+            }
+            self.step(next.expect("it was just checked"))?;
+        }
+        let took = self.now.since(Time::ZERO);
+        self.run_until(self.now + SETTLING)?;
+        let before = self.observer.datagrams;
+        self.run_until(self.now + Duration::from_secs(10))?;
+        self.check_rest(self.observer.datagrams - before)?;
+        Ok(Report {
+            digest: self.digest ^ self.observer.digest,
+            took,
+            delivered: self.conns.iter().map(Conn::received).sum(),
+            retransmitted: self.hosts.iter().map(|h| h.kernel.retransmitted).sum(),
+            datagrams: self.observer.datagrams,
+            bytes: self.observer.bytes,
+        })
+    }
+
+    /// Lets time pass.
+    ///
+    /// # Errors
+    /// A promise was broken.
+    pub fn run_until(&mut self, until: Time) -> Result<(), String> {
+        while let Some(next) = self.next_event()
+            && next <= until
+        {
+            self.step(next)?;
+        }
+        self.now = self.now.max(until);
+        Ok(())
+    }
+
+    fn next_event(&mut self) -> Option<Time> {
+        let now = self.now;
+        let mut next = self.arrivals.peek().map(|Reverse((at, _))| *at);
+        let mut consider = |t: Option<Time>| {
+            if let Some(t) = t {
+                next = Some(next.map_or(t, |n| n.min(t)));
+            }
+        };
+        for host in &mut self.hosts {
+            // A stack that asks for now although it has just worked can wait a moment.
+            let least = now + Duration::from_millis(1);
+            let kernel = host.kernel.poll_at(now);
+            consider(kernel.map(|t| if t <= now { least } else { t }));
+            consider(host.starts_at);
+            consider(host.node.as_ref().and_then(Node::poll_timeout));
+        }
+        for conn in &self.conns {
+            consider(conn.wakes_at(now));
+        }
+        next.map(|t| t.max(now))
+    }
+
+    fn step(&mut self, at: Time) -> Result<(), String> {
+        if at > self.now {
+            self.hosts.iter_mut().for_each(|h| h.spins = 0);
+        }
+        self.now = at;
+        while let Some(&Reverse((due, order))) = self.arrivals.peek()
+            && due <= at
+        {
+            self.arrivals.pop();
+            let arrival = self.arriving.remove(&order).expect("what is due is there");
+            self.arrive(arrival)?;
+        }
+        for host in 0..2 {
+            self.start_due(host);
+            let (now, wall) = (self.now, self.wall());
+            let h = &mut self.hosts[host];
+            if let Some(node) = &mut h.node
+                && node.poll_timeout().is_some_and(|t| t <= now)
+            {
+                h.spins += 1;
+                if h.spins > 50 {
+                    return Err(format!("the daemon of {} is busy doing nothing", name(host)));
+                }
+                node.handle_timeout(now, wall);
+            }
+            self.pump(host)?;
+        }
+        Ok(())
+    }
+
+    fn wall(&self) -> Duration {
+        Duration::from_secs(1_700_000_000) + self.now.since(Time::ZERO)
+    }
+
+    fn start_due(&mut self, host: usize) {
+        let now = self.now;
+        if self.hosts[host].starts_at.is_some_and(|t| t <= now) {
+            self.hosts[host].starts_at = None;
+            self.hosts[host].node = Some(self.node(host));
+        }
+    }
+
+    fn node(&mut self, host: usize) -> Node {
+        let h = &mut self.hosts[host];
+        h.instances += 1;
+        let seed = Rng::new(mix(self.seed ^ h.instances << 8 ^ host as u64)).bytes32();
+        let paths = self.setup.paths.iter().enumerate().map(|(at, p)| LocalPath {
+            trusted: p.trusted[host],
+            mtu: h.mtu[at],
+            up: h.up[at],
+        });
+        let endpoints = if self.setup.calls[host] {
+            let ends = self.links.iter().enumerate();
+            ends.map(|(at, link)| (at, endpoint(at, 1 - host, link.v6)))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        let prefixes = addresses()[1 - host].map(|a| {
+            Prefix::new(a, if a.is_ipv4() { 32 } else { 128 }).expect("a whole address")
+        });
+        let peer = PeerConfig {
+            public: PublicKey::from(&StaticSecret::from(private(self.seed, 1 - host))),
+            preshared: self
+                .setup
+                .preshared
+                .then(|| Secret::new(preshared(self.seed))),
+            prefixes: prefixes.to_vec(),
+            endpoints,
+        };
+        let config = NodeConfig {
+            private: StaticSecret::from(private(self.seed, host)),
+            suite: self.setup.suite[host],
+            integrity: self.setup.integrity,
+            paths: paths.collect(),
+            peers: vec![peer],
+            addresses: addresses()[host].to_vec(),
+            trusted_share: self.setup.trusted_share,
+            hold_without_trusted: self.setup.hold_without_trusted,
+        };
+        Node::new(self.now, config, seed).expect("two different keys")
+    }
+
+    fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
+        let Arrival { host, what } = arrival;
+        let now = self.now;
+        self.digest = mix(self.digest ^ now.as_nanos()).wrapping_add(host as u64);
+        match what {
+            What::Packet(packet) => self.hosts[host].kernel.receive(packet, Way::Plain),
+            What::Datagram { path, mut bytes } => {
+                let h = &mut self.hosts[host];
+                if let Some(node) = &mut h.node
+                    && h.up[path]
+                {
+                    let from = endpoint(path, 1 - host, self.links[path].v6);
+                    node.handle_datagram(now, path, from, &mut bytes);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets a host work until it has nothing to do.
+    fn pump(&mut self, host: usize) -> Result<(), String> {
+        for _ in 0..10_000 {
+            let mut worked = false;
+            for conn in &mut self.conns {
+                worked |= conn.work(self.now, host, &mut self.hosts[host].kernel)?;
+            }
+            let packets = self.hosts[host].kernel.poll(self.now);
+            worked |= !packets.is_empty();
+            self.route(host, packets);
+            worked |= self.drain(host)?;
+            if !worked {
+                return Ok(());
+            }
+        }
+        Err(format!("{} works without end", name(host)))
+    }
+
+    /// Sends each packet of a kernel the way that its connection goes on this host.
+    fn route(&mut self, host: usize, packets: Vec<Vec<u8>>) {
+        let mut bumped = Vec::new();
+        for packet in packets {
+            let in_bump = offload::tcp(&packet).is_some_and(|s| {
+                let conn = self.conns.iter().rev();
+                conn.clone()
+                    .find(|c| c.has_ports(s.tuple.sport, s.tuple.dport))
+                    .is_some_and(|c| c.bump[host])
+            });
+            if in_bump {
+                bumped.push(packet);
+            } else {
+                self.send_plain(host, packet);
+            }
+        }
+        for frame in offload::frames(bumped, &mut self.rng) {
+            self.tun(host, &frame);
+        }
+    }
+
+    fn tun(&mut self, host: usize, frame: &[u8]) {
+        if let Some(node) = &mut self.hosts[host].node {
+            let mut buffer = node.tun_buffer();
+            buffer[..frame.len()].copy_from_slice(frame);
+            node.handle_tun(self.now, SCRAMBLE, buffer, frame.len());
+        }
+    }
+
+    fn send_plain(&mut self, host: usize, packet: Vec<u8>) {
+        let now = self.now.since(Time::ZERO);
+        let fate = self.direct[host].enter(&self.direct_conditions, now, packet.len());
+        let Fate::Delivered(delivery) = fate else { return };
+        self.schedule(1 - host, delivery.at, What::Packet(packet));
+    }
+
+    fn schedule(&mut self, host: usize, at: Duration, what: What) {
+        // The receiver looks at what has arrived now and then.
+        let tick = self.setup.tick[host].as_nanos() as u64;
+        let at = (at.as_nanos() as u64).div_ceil(tick) * tick;
+        self.order += 1;
+        self.arrivals
+            .push(Reverse((Time::from_nanos(at), self.order)));
+        self.arriving.insert(self.order, Arrival { host, what });
+    }
+
+    /// Takes what a node has for the network, its kernel and its owner.
+    fn drain(&mut self, host: usize) -> Result<bool, String> {
+        let now = self.now;
+        let mut worked = false;
+        let Some(node) = &mut self.hosts[host].node else {
+            return Ok(false);
+        };
+        let mut sends = Vec::new();
+        while let Some(t) = node.poll_transmit(now) {
+            let whole = t.bytes.chunks(t.segment.max(1));
+            sends.extend(whole.map(|d| (t.path, t.to, d.to_vec())));
+            if sends.len() > 200_000 {
+                return Err("a node sends without end".into());
+            }
+        }
+        node.flush_injections();
+        let mut injected = Vec::new();
+        while let Some(injection) = node.poll_injection() {
+            injected.push(injection.frame().to_vec());
+            node.recycle(injection);
+        }
+        let mut events = Vec::new();
+        while let Some(event) = node.poll_event() {
+            events.push(event);
+        }
+        for frame in injected {
+            worked = true;
+            self.inject(host, &frame)?;
+        }
+        for (path, to, datagram) in sends {
+            worked = true;
+            self.send(host, path, to, datagram)?;
+        }
+        for event in events {
+            self.note(host, event)?;
+        }
+        self.check_bounds(host)?;
+        Ok(worked)
+    }
+
+    fn inject(&mut self, host: usize, frame: &[u8]) -> Result<(), String> {
+        for packet in offload::segments(frame)? {
+            if offload::tcp(&packet).is_some() {
+                self.hosts[host].kernel.receive(packet, Way::Bump)?;
+            } else {
+                let Some(count) = self.opaque.get_mut(&packet) else {
+                    return Err("an opaque packet that nobody sent".into());
+                };
+                *count += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, host: usize, event: Event) -> Result<(), String> {
+        match event {
+            Event::Control { bytes, .. } => {
+                let restarts = self.restarts;
+                let Some(count) = self.controls.get_mut(&bytes) else {
+                    return Err("a message that nobody sent".into());
+                };
+                *count += 1;
+                if u64::from(*count) > 1 + restarts {
+                    return Err(format!("a message came {count} times"));
+                }
+            }
+            Event::Opened { tuple, .. } if self.setup.follow => {
+                let conns = self.conns.iter_mut().rev();
+                let mut conns = conns.filter(|c| c.has_ports(tuple.sport, tuple.dport));
+                if let Some(conn) = conns.next() {
+                    conn.bump[host] = true;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, host: usize, path: usize, to: SocketAddr, datagram: Vec<u8>) -> Result<(), String> {
+        let link = &mut self.links[path];
+        if to != endpoint(path, 1 - host, link.v6) {
+            return Err(format!("a datagram on path {path} to {to}"));
+        }
+        self.observer.see(host, path, link.trusted, &datagram)?;
+        let size = datagram.len() + if link.v6 { 48 } else { 28 };
+        let h = &mut self.hosts[host];
+        if !h.up[path] {
+            return Err(format!("a datagram by path {path}, whose interface is down"));
+        }
+        if size > usize::from(h.mtu[path]) {
+            if let Some(node) = &mut h.node {
+                node.datagram_too_big(self.now, path, datagram.len());
+            }
+            return Ok(());
+        }
+        if size > usize::from(link.mtu) {
+            return Ok(());
+        }
+        let now = self.now.since(Time::ZERO);
+        let Fate::Delivered(delivery) = link.emulators[host].enter(&link.conditions[host], now, size)
+        else {
+            return Ok(());
+        };
+        if delivery.duplicate {
+            let bytes = datagram.clone();
+            self.schedule(1 - host, delivery.at, What::Datagram { path, bytes });
+        }
+        let mut bytes = datagram;
+        if let Some(dice) = delivery.corrupt {
+            let bit = (dice % (bytes.len() as u64 * 8)) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        self.schedule(1 - host, delivery.at, What::Datagram { path, bytes });
+        Ok(())
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<(), String> {
+        let now = self.now;
+        match op {
+            Op::Open(plan) => {
+                let number = self.conns.len();
+                let ports = (20_000 + number as u16, 30_000 + number as u16);
+                let ports = self.free_ports(plan.port_of, plan.client).unwrap_or(ports);
+                let [a, b] = &mut self.hosts;
+                let kernels = [&mut a.kernel, &mut b.kernel];
+                let conn = Conn::open(number, *plan, ports, addresses(), kernels);
+                self.conns.push(conn);
+            }
+            Op::Abort(conn, end) => {
+                let conn = &mut self.conns[*conn];
+                if !conn.is_done() {
+                    let host = conn.host(*end);
+                    conn.abort(*end, &mut self.hosts[host].kernel);
+                }
+            }
+            Op::Switch(conn, host, bump) => self.conns[*conn].bump[*host] = *bump,
+            Op::Restart(host, gap) => {
+                self.restarts += 1;
+                let h = &mut self.hosts[*host];
+                h.node = None;
+                h.starts_at = Some(now + *gap);
+            }
+            Op::Interface(host, path, up) => self.set_interface(*host, *path, *up),
+            Op::Outage(path, out) => {
+                for conditions in &mut self.links[*path].conditions {
+                    conditions.outage = *out;
+                }
+            }
+            Op::Link(path, host, conditions) => {
+                let outage = self.links[*path].conditions[*host].outage;
+                self.links[*path].conditions[*host] = Conditions {
+                    outage,
+                    ..conditions.clone()
+                };
+            }
+            Op::Mtu(path, mtu, told) => {
+                self.links[*path].mtu = *mtu;
+                for h in self.hosts.iter_mut().filter(|_| *told) {
+                    h.mtu[*path] = *mtu;
+                    let up = h.up[*path];
+                    if let Some(node) = &mut h.node {
+                        node.set_path(now, *path, up, *mtu);
+                    }
+                }
+            }
+            Op::Opaque(host, len, v6) => {
+                let packet = self.opaque_packet(*host, *len, *v6);
+                self.opaque.insert(packet.clone(), 0);
+                self.tun(*host, &offload::plain_frame(&packet));
+            }
+            Op::Control(host, len) => {
+                let mut message = vec![0; *len];
+                let key = self.rng.next();
+                let kind = Kind::Marked;
+                Stream { key, kind }.fill(0, &mut message);
+                if let Some(node) = &mut self.hosts[*host].node
+                    && node.send_control(now, 0, &message).is_ok()
+                {
+                    self.controls.entry(message).or_default();
+                }
+            }
+        }
+        self.pump(0)?;
+        self.pump(1)
+    }
+
+    /// The ports of an earlier connection of the same client, if it is over.
+    fn free_ports(&mut self, earlier: Option<usize>, client: usize) -> Option<(u16, u16)> {
+        let [a, b] = &mut self.hosts;
+        let conn = self.conns.get_mut(earlier?)?;
+        let over = conn.is_over([&a.kernel, &b.kernel]);
+        if !over || conn.host(0) != client {
+            return None;
+        }
+        let ports = conn.ports;
+        for conn in self.conns.iter_mut().filter(|c| c.ports == ports) {
+            if !conn.is_over([&a.kernel, &b.kernel]) {
+                return None;
+            }
+            conn.remove([&mut a.kernel, &mut b.kernel]);
+        }
+        Some(ports)
+    }
+
+    fn set_interface(&mut self, host: usize, path: usize, up: bool) {
+        let h = &mut self.hosts[host];
+        h.up[path] = up;
+        let mtu = h.mtu[path];
+        if let Some(node) = &mut h.node {
+            node.set_path(self.now, path, up, mtu);
+        }
+    }
+
+    /// A UDP packet of recognisable bytes.
+    fn opaque_packet(&mut self, host: usize, len: usize, v6: bool) -> Vec<u8> {
+        let ends = addresses();
+        let (src, dst) = (ends[host][usize::from(v6)], ends[1 - host][usize::from(v6)]);
+        let udp_len = 8 + len;
+        let mut p = Vec::new();
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                p.extend_from_slice(&[0x45, 0]);
+                p.extend_from_slice(&((20 + udp_len) as u16).to_be_bytes());
+                p.extend_from_slice(&[0, 0, 0x40, 0, 64, 17, 0, 0]);
+                p.extend_from_slice(&src.octets());
+                p.extend_from_slice(&dst.octets());
+                let sum = !checksum::fold(checksum::sum(&p));
+                p[10..12].copy_from_slice(&sum.to_be_bytes());
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                p.extend_from_slice(&[0x60, 0, 0, 0]);
+                p.extend_from_slice(&(udp_len as u16).to_be_bytes());
+                p.extend_from_slice(&[17, 64]);
+                p.extend_from_slice(&src.octets());
+                p.extend_from_slice(&dst.octets());
+            }
+            _ => unreachable!("both addresses are of the family asked for"),
+        }
+        let at = p.len();
+        p.extend_from_slice(&[0x10, 0, 0x20, 0]);
+        p.extend_from_slice(&(udp_len as u16).to_be_bytes());
+        p.extend_from_slice(&[0, 0]);
+        p.resize(at + udp_len, 0);
+        let key = self.rng.next();
+        let kind = Kind::Marked;
+        Stream { key, kind }.fill(0, &mut p[at + 8..]);
+        p
+    }
+
+    /// Everything that disturbs comes to an end.
+    fn calm(&mut self) {
+        for link in &mut self.links {
+            for conditions in &mut link.conditions {
+                *conditions = calm(conditions);
+                conditions.outage = false;
+            }
+        }
+        for path in 0..self.links.len() {
+            for host in 0..2 {
+                if !self.hosts[host].up[path] {
+                    self.set_interface(host, path, true);
+                }
+            }
+        }
+    }
+
+    fn check_bounds(&self, host: usize) -> Result<(), String> {
+        let Some(node) = &self.hosts[host].node else {
+            return Ok(());
+        };
+        for counter in [
+            Counter::CrcMismatch,
+            Counter::PeerContradiction,
+            Counter::AckRefused,
+            Counter::FrameMalformed,
+            Counter::InnerAddress,
+            Counter::TunMalformed,
+            Counter::TunNoPeer,
+            Counter::KeysExhausted,
+        ] {
+            if node.counters().get(counter) > 0 {
+                return Err(format!("{} between honest ends, at {}", counter.name(), name(host)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything has been delivered and some time has passed: nothing may be left.
+    fn check_rest(&self, datagrams: u64) -> Result<(), String> {
+        let paths = self.links.len() as u64;
+        if datagrams > 200 * paths {
+            return Err(format!("{datagrams} datagrams in 10 s of silence"));
+        }
+        for (host, h) in self.hosts.iter().enumerate() {
+            let Some(node) = &h.node else { continue };
+            for peer in node.peers(self.now) {
+                if peer.unacknowledged > 0 {
+                    return Err(format!(
+                        "{} still waits for the acknowledgement of {} bytes",
+                        name(host),
+                        peer.unacknowledged
+                    ));
+                }
+            }
+        }
+        if let Some(late) = self.conns.iter().find(|c| !c.is_done()) {
+            return Err(format!("{:?} is not done", late.ports));
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let [a, b] = &self.hosts;
+        let mut text = String::new();
+        for (number, conn) in self.conns.iter().enumerate() {
+            let done = if conn.is_done() { "done" } else { "open" };
+            text += &format!(
+                "conn {number} {done} {}\n",
+                conn.describe([&a.kernel, &b.kernel])
+            );
+        }
+        for (host, h) in self.hosts.iter().enumerate() {
+            text += &format!("{}: ", name(host));
+            let Some(node) = &h.node else {
+                text += "no daemon\n";
+                continue;
+            };
+            text += &format!("{:?}\n", node.peers(self.now));
+            for path in node.paths() {
+                text += &format!("  {path:?}\n");
+            }
+            for conn in node.conns() {
+                text += &format!("  {conn:?}\n");
+            }
+            let counts = node.counters().iter().filter(|(_, n)| *n > 0);
+            for (counter, n) in counts {
+                text += &format!("  {counter} {n}");
+            }
+            text += "\n";
+        }
+        text
+    }
+}
+
+/// A number that stands for a run's report.
+pub fn fingerprint(report: &Report) -> u64 {
+    observer::digest(format!("{report:?}").as_bytes())
+}
