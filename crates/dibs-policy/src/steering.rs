@@ -135,6 +135,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         let mut released = 0;
         match self.kernel.release_marks(marks, &[]).await {
             Ok(count) => released = count,
+            Err(error) if error.os_error() == Some(libc::EPERM) => return Err(error),
             Err(error) => report.warnings.push(error.to_string()),
         }
         if released > 0 {
@@ -247,6 +248,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             }
             failure = steps.first().map(|step| Error::Undone(step.to_string()));
             for step in steps {
+                tracing::debug!(%step, "steering");
                 match self.take(variant, &step).await {
                     Ok(()) => report.steps.push(step),
                     Err(error) if optional(&step) => {
@@ -306,7 +308,10 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         let command = Command::new(variant.program(family, "save"), &["-c"], "");
         match self.runner.run(&command).await {
             Ok(text) => Ok(Tables::parse(&text)),
-            Err(Error::NotInstalled(_) | Error::Command { .. }) if !needed => Ok(Tables::default()),
+            Err(Error::NotInstalled(_)) if !needed => Ok(Tables::default()),
+            Err(Error::Command { stderr, .. }) if !needed && !forbidden(&stderr) => {
+                Ok(Tables::default())
+            }
             Err(error) => Err(error),
         }
     }
@@ -364,6 +369,13 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
     }
 }
 
+/// Whether a program failed for want of rights: then nothing can be said about what is there.
+fn forbidden(stderr: &str) -> bool {
+    ["ermission denied", "not permitted", "be root"]
+        .iter()
+        .any(|words| stderr.contains(words))
+}
+
 fn declared(line: &str) -> Option<&str> {
     line.strip_prefix(':')?.split(' ').next()
 }
@@ -380,10 +392,15 @@ fn optional(step: &Step) -> bool {
 }
 
 impl Report {
-    /// Steps that are taken once for each `set`, whatever is seen afterwards: optional ones, and
-    /// addresses, which do not show our protocol number before Linux 5.18.
+    /// Steps that are taken once for each `set`, whatever is seen afterwards: optional ones;
+    /// addresses, which do not show our protocol number before Linux 5.18; RPDB rules, which
+    /// somebody else may have made word for word.
     fn gave_up(&self, step: &Step) -> bool {
-        let once = optional(step) || matches!(step, Step::Net(NetChange::Address(..)));
+        let once = optional(step)
+            || matches!(
+                step,
+                Step::Net(NetChange::Address(..) | NetChange::Rule(..))
+            );
         once && self.steps.contains(step)
     }
 }

@@ -197,6 +197,69 @@ fn who_keeps_undoing_is_not_fought_for_ever() {
     assert!(matches!(error, Error::Undone(_)), "{error}");
 }
 
+#[test]
+fn a_default_that_does_not_work_is_passed_over() {
+    /// A host whose `iptables` is of a kind that its kernel does not have.
+    struct OnlyNft(Fake);
+    impl CommandRunner for OnlyNft {
+        async fn run(&self, command: &Command) -> Result<String, Error> {
+            let refuse = |stderr: &str| Error::Command {
+                command: command.to_string(),
+                line: None,
+                stderr: stderr.to_owned(),
+            };
+            match command.program.split_once("-nft") {
+                Some((name, verb)) => {
+                    let command = Command {
+                        program: format!("{name}{verb}"),
+                        ..command.clone()
+                    };
+                    self.0.run(&command).await
+                }
+                None => Err(refuse(
+                    "can't initialize iptables table `mangle': no such table",
+                )),
+            }
+        }
+    }
+    let fake = fake();
+    let mut steering = Steering::new(OnlyNft(fake.clone()), fake.clone(), None);
+    let wish = wish(&[1], &[1]);
+    block_on(steering.set(&wish)).unwrap();
+    assert_eq!(state(&fake), fresh(&wish));
+    assert_eq!(block_on(steering.set(&wish)).unwrap(), Report::default());
+}
+
+#[test]
+fn cleanup_without_rights_is_an_error() {
+    struct Forbidden;
+    impl CommandRunner for Forbidden {
+        async fn run(&self, command: &Command) -> Result<String, Error> {
+            let stderr =
+                "Could not fetch rule set generation id: Permission denied (you must be root)";
+            Err(Error::Command {
+                command: command.to_string(),
+                line: None,
+                stderr: stderr.into(),
+            })
+        }
+    }
+    let mut steering = Steering::new(Forbidden, fake(), None);
+    let error = block_on(steering.cleanup(MarkLayout::default())).unwrap_err();
+    assert!(error.to_string().contains("you must be root"), "{error}");
+}
+
+#[test]
+fn futures_can_be_spawned() {
+    fn sendable<T: Send>(value: T) -> T {
+        value
+    }
+    async fn set(mut steering: Steering, wish: Desired) -> Result<Report, Error> {
+        steering.set(&wish).await
+    }
+    let _ = |steering, wish| sendable(set(steering, wish));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

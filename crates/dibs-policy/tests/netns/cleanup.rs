@@ -82,6 +82,18 @@ pub(crate) fn leaves_what_others_made(lab: &Lab) {
     );
 }
 
+pub(crate) fn a_rule_of_the_users_like_ours_is_left_alone(lab: &Lab) {
+    let twin = "rule add fwmark 0x1000000/0xf000000 lookup 5201 priority 5200 protocol static";
+    lab.sh(&format!("ip {twin}; ip -6 {twin}"));
+    let mut steering = lab.steered(&wish());
+    lab.wait(steering.cleanup(marks())).expect("cleanup");
+    for family in ["", "-6"] {
+        let rules = lab.sh(&format!("ip {family} rule"));
+        assert!(rules.contains("lookup 5201 proto static"), "{rules}");
+        assert!(!rules.contains("proto 219"), "{rules}");
+    }
+}
+
 pub(crate) fn releases_the_bumps_that_go(lab: &Lab) {
     lab.sh("ip link add dibs2 type veth peer name far2");
     let mut two = wish();

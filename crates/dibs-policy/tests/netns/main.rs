@@ -42,6 +42,7 @@ const TESTS: &[Test] = tests![
     connections::an_explicit_choice_outranks_class_rules,
     connections::events_and_sockets_tell_of_a_connection,
     cleanup::leaves_what_others_made,
+    cleanup::a_rule_of_the_users_like_ours_is_left_alone,
     cleanup::releases_the_bumps_that_go,
     cleanup::finds_what_another_variant_left,
 ];
