@@ -96,23 +96,6 @@ impl Tables {
         self.chains.is_empty() && self.jumps.is_empty()
     }
 
-    /// Whether the same rules are there, whatever they have counted.
-    pub(crate) fn same_rules(&self, other: &Tables) -> bool {
-        let plain = |tables: &Tables| -> Vec<_> {
-            let rules = tables.chains.iter().map(|(key, rules)| {
-                (
-                    key.clone(),
-                    rules
-                        .iter()
-                        .map(|counted| counted.rule.clone())
-                        .collect::<Vec<_>>(),
-                )
-            });
-            rules.collect()
-        };
-        plain(self) == plain(other) && self.jumps == other.jumps
-    }
-
     pub(crate) fn rules(&self, chain: &Chain) -> Option<Vec<&str>> {
         let rules = self.chains.get(&(chain.table, chain.name.clone()))?;
         Some(rules.iter().map(|counted| counted.rule.as_str()).collect())

@@ -37,8 +37,8 @@ pub trait Kernel {
     /// Makes one change. What is so already is success.
     fn change(&mut self, change: &NetChange) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Clears our bits from each conntrack entry whose bump is not among `keep` (with none: from each that has
-    /// any) and says from how many.
+    /// Clears our bits from each conntrack entry whose bump is not among `keep` (with none: from
+    /// each that has any) and says from how many.
     fn release_marks(
         &mut self,
         marks: MarkLayout,

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::chains::{Chain, Table};
-use crate::iptables::Tables;
+use crate::chains::{Chain, Role, Table};
+use crate::iptables::{self, Tables};
 use crate::kernel::{Kernel, Netlink};
 use crate::net::NetChange;
 use crate::plan::{Observed, Plan, Step};
@@ -197,14 +197,18 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
 
     /// What an earlier run left with another variant goes last, so that there is no gap.
     async fn clear_others(&mut self, used: Variant, report: &mut Report) -> Result<(), Error> {
-        for variant in Variant::ALL.into_iter().filter(|variant| *variant != used) {
+        let ours = self.is_nft(used).await?;
+        for variant in Variant::ALL {
+            // Two names of one kind see the same rules: those in use.
+            match self.is_nft(variant).await {
+                Ok(kind) if kind != ours => {}
+                Ok(_) | Err(Error::NotInstalled(_)) => continue,
+                Err(error) => return Err(error),
+            }
             for family in Family::BOTH {
                 let found = self.tables(variant, family, false).await?;
-                if self.same_as_used(used, family, &found).await? {
-                    continue;
-                }
-                for role in [crate::chains::Role::Marker, crate::chains::Role::Guard] {
-                    let input = crate::iptables::remove(&[], &found, role);
+                for role in [Role::Marker, Role::Guard] {
+                    let input = iptables::remove(&[], &found, role);
                     if !input.is_empty() {
                         self.restore(variant, family, &input).await?;
                         report.steps.push(Step::Restore { family, input });
@@ -215,14 +219,14 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         Ok(())
     }
 
-    /// Whether `found` is only another name's view of the variant in use.
-    async fn same_as_used(
-        &self,
-        used: Variant,
-        family: Family,
-        found: &Tables,
-    ) -> Result<bool, Error> {
-        Ok(found.is_empty() || self.tables(used, family, false).await?.same_rules(found))
+    /// Whether a variant's rules are nftables', as its version says since there are two kinds (1.8).
+    async fn is_nft(&self, variant: Variant) -> Result<bool, Error> {
+        let program = variant.program(Family::V4, "restore");
+        let version = self
+            .runner
+            .run(&Command::new(program, &["--version"], ""))
+            .await?;
+        Ok(version.contains("nf_tables"))
     }
 
     /// Takes the steps to `plan` until none is left.

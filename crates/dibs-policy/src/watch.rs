@@ -12,8 +12,9 @@ use crate::Error;
 const NFTABLES: u32 = 7;
 
 /// Wakes when links, addresses, routes, RPDB rules or nftables change, our own changes included: then
-/// `Steering::set` is repeated, which does nothing where nothing is amiss. Changes made with the legacy variant of
-/// iptables are not announced by the kernel; against those only repeating from time to time helps.
+/// [`Steering::set`](crate::Steering::set) is repeated, which does nothing where nothing is amiss.
+/// Changes made with the legacy variant of iptables are not announced by the kernel; against those
+/// only repeating from time to time helps.
 pub struct Watch {
     route: TokioSocket,
     tables: TokioSocket,

@@ -209,6 +209,7 @@ fn a_default_that_does_not_work_is_passed_over() {
                 stderr: stderr.to_owned(),
             };
             match command.program.split_once("-nft") {
+                _ if command.arguments == ["--version"] => Ok("(nf_tables)".to_owned()),
                 Some((name, verb)) => {
                     let command = Command {
                         program: format!("{name}{verb}"),

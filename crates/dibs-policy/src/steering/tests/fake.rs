@@ -107,6 +107,7 @@ impl CommandRunner for Fake {
         };
         match (command.program.as_str(), arguments.as_slice()) {
             ("iptables-save" | "ip6tables-save", ["-c"]) => Ok(save(&host.state.chains[&family])),
+            ("iptables-restore", ["--version"]) => Ok("iptables-restore v1.8.9 (legacy)".into()),
             ("iptables-restore" | "ip6tables-restore", ["--noflush", "--wait"]) => host
                 .change(|state| restore(state.chains.get_mut(&family).unwrap(), &command.input))
                 .map(|()| String::new())
