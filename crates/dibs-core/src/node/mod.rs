@@ -301,7 +301,10 @@ impl Node {
 
     /// When [`handle_timeout`](Self::handle_timeout) is due next.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let peers = self.peers.iter().filter_map(Peer::poll_timeout);
+        let peers = self
+            .peers
+            .iter()
+            .filter_map(|peer| peer.poll_timeout(&self.shared));
         peers.chain(self.sessions.poll_timeout()).min()
     }
 

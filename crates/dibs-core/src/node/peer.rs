@@ -248,22 +248,20 @@ impl Peer {
             self.silent_since = None;
         }
         let silent = !answered && now.since(*self.silent_since.get_or_insert(now)) >= PATIENCE;
+        let recall = silent && now >= self.recall_at;
+        if recall {
+            self.recall_at = now + RECALL;
+        }
         let due = match state {
             PeerState::Down => now >= self.redial_at,
-            PeerState::Established => silent && now >= self.recall_at,
+            PeerState::Established => recall,
             // The call goes on by itself.
             PeerState::Connecting => false,
         };
-        if !due
-            || !self
-                .endpoints
-                .iter()
-                .any(|(local, _)| is_callable(&shared.local[*local]))
-        {
-            return false;
-        }
-        self.recall_at = now + RECALL;
-        true
+        due && self
+            .endpoints
+            .iter()
+            .any(|(local, _)| is_callable(&shared.local[*local]))
     }
 
     /// The session has expired.
@@ -433,8 +431,9 @@ impl Peer {
         true
     }
 
-    pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        let links = self.links.iter().flat_map(|l| {
+    pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {
+        let usable = self.links.iter().filter(|l| shared.local[l.local].up);
+        let links = usable.flat_map(|l| {
             [
                 l.timer(),
                 l.path.poll_timeout(),
@@ -459,6 +458,9 @@ impl Peer {
         let peer = self.id.index();
         for at in 0..self.links.len() {
             let link = &mut self.links[at];
+            if !shared.local[link.local].up {
+                continue;
+            }
             link.on_timer(now, shared);
             if link.path.poll_timeout().is_some_and(|t| t <= now) {
                 let mut lost = std::mem::take(&mut self.lost);
