@@ -134,7 +134,9 @@ impl Conn {
         }
         let waits_for_answer = self.plan.order == Order::Reply && end == 0;
         let said_all = this.sent == this.to_send && may_speak;
-        if said_all && !this.closed && (!waits_for_answer || this.received == this.expected)
+        if said_all
+            && !this.closed
+            && (!waits_for_answer || this.received == this.expected)
             && socket.may_send()
         {
             socket.close();
@@ -167,7 +169,8 @@ impl Conn {
     /// Bytes that this end sends before the pause.
     fn halfway(&self, end: usize) -> u64 {
         let whole = self.plan.bytes[end];
-        if self.plan.pause.is_zero() || self.pause_until.is_some() || self.plan.order != Order::Both {
+        if self.plan.pause.is_zero() || self.pause_until.is_some() || self.plan.order != Order::Both
+        {
             whole
         } else {
             whole / 2
@@ -249,7 +252,12 @@ impl Conn {
             )
         });
         let ends: Vec<String> = ends.collect();
-        format!("ports {:?} bump {:?}: {}", self.ports, self.bump, ends.join("; "))
+        format!(
+            "ports {:?} bump {:?}: {}",
+            self.ports,
+            self.bump,
+            ends.join("; ")
+        )
     }
 }
 
@@ -264,7 +272,11 @@ impl End {
         while socket.can_recv() && now >= self.read_at {
             let (at, stream) = (self.received, self.receives);
             let read = socket.recv(|bytes| {
-                let take = if slow.is_some() { bytes.len().min(1000) } else { bytes.len() };
+                let take = if slow.is_some() {
+                    bytes.len().min(1000)
+                } else {
+                    bytes.len()
+                };
                 let mut want = vec![0; take];
                 stream.fill(at, &mut want);
                 let wrong = want.iter().zip(&*bytes).position(|(a, b)| a != b);
@@ -273,7 +285,10 @@ impl End {
             match read {
                 Ok(Ok(len)) => self.received += len as u64,
                 Ok(Err(wrong)) => {
-                    return Err(format!("wrong bytes delivered from {} on", at + wrong as u64));
+                    return Err(format!(
+                        "wrong bytes delivered from {} on",
+                        at + wrong as u64
+                    ));
                 }
                 Err(_) => break,
             }
@@ -283,14 +298,23 @@ impl End {
             worked = true;
         }
         if self.received > self.expected {
-            return Err(format!("{} bytes delivered of {}", self.received, self.expected));
+            return Err(format!(
+                "{} bytes delivered of {}",
+                self.received, self.expected
+            ));
         }
-        let connected = !matches!(socket.state(), State::Listen | State::SynSent | State::SynReceived | State::Closed);
+        let connected = !matches!(
+            socket.state(),
+            State::Listen | State::SynSent | State::SynReceived | State::Closed
+        );
         if connected && !socket.may_recv() && !socket.can_recv() && !self.eof {
             self.eof = true;
             worked = true;
             if self.received < self.expected {
-                return Err(format!("an end of stream at {} of {}", self.received, self.expected));
+                return Err(format!(
+                    "an end of stream at {} of {}",
+                    self.received, self.expected
+                ));
             }
         }
         Ok(worked)

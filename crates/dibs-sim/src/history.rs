@@ -193,7 +193,11 @@ fn setup(rng: &mut Rng) -> Setup {
         let mixed = !trusted && rng.chance(0.15);
         let other = if mixed { [true, false] } else { [trusted; 2] };
         PathSetup {
-            trusted: if rng.chance(0.5) { other } else { [other[1], other[0]] },
+            trusted: if rng.chance(0.5) {
+                other
+            } else {
+                [other[1], other[0]]
+            },
             v6: rng.chance(0.3),
             mtu: rng.pick(&[1500, 1500, 1500, 1400, 9000, 1300]),
             link: if easy {
@@ -212,7 +216,11 @@ fn setup(rng: &mut Rng) -> Setup {
         paths,
         direct,
         suite: [0; 2].map(|_| rng.pick(&[Suite::Aes256Gcm, Suite::ChaCha20Poly1305])),
-        integrity: if rng.chance(0.15) { Integrity::Off } else { Integrity::On },
+        integrity: if rng.chance(0.15) {
+            Integrity::Off
+        } else {
+            Integrity::On
+        },
         preshared: rng.chance(0.3),
         calls: rng.pick(&[[true, true], [true, false], [false, true]]),
         trusted_share: rng.pick(&[0.05, 0.05, 0.0, 0.5, 1.0]),
@@ -261,7 +269,11 @@ fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
         port_of: (before > 0 && rng.chance(0.1)).then(|| rng.below(before as u64) as usize),
         bytes,
         order: rng.pick(&[Order::Both, Order::HalfClose, Order::Reply]),
-        kind: if rng.chance(0.85) { Kind::Marked } else { Kind::Digits },
+        kind: if rng.chance(0.85) {
+            Kind::Marked
+        } else {
+            Kind::Digits
+        },
         buffer: rng.magnitude(2_000, 1 << 20) as usize,
         cubic: rng.chance(0.5),
         bump: [first, if both { first } else { !first }],

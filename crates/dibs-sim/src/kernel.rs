@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use dibs_core::Time;
-use dibs_wire::packet::{Tuple, flags};
 use dibs_wire::SeqNumber;
+use dibs_wire::packet::{Tuple, flags};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;
@@ -198,7 +198,9 @@ impl Kernel {
     }
 
     fn note_sent(&mut self, packet: &[u8]) {
-        let Some(s) = offload::tcp(packet) else { return };
+        let Some(s) = offload::tcp(packet) else {
+            return;
+        };
         if let Some(paws) = self.paws.get_mut(&s.tuple.reversed())
             && s.has(flags::ACK)
             && s.ack.is_after(paws.acked)

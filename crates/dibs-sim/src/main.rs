@@ -22,7 +22,8 @@ fn arguments() -> Result<Arguments, String> {
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or(format!("{word} needs a number"))?;
-            text.parse::<u64>().map_err(|e| format!("{word} {text}: {e}"))
+            text.parse::<u64>()
+                .map_err(|e| format!("{word} {text}: {e}"))
         };
         match word.as_str() {
             "--seed" => first = Some(number()?),
@@ -59,7 +60,11 @@ fn main() -> ExitCode {
         arguments.count,
         began.elapsed().as_secs_f64()
     );
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn work(arguments: &Arguments, next: &AtomicU64, failed: &AtomicU64, began: Instant) {

@@ -33,17 +33,24 @@ impl Observer {
             .extend(halves.map(|h| u64::from_le_bytes(h.try_into().expect("eight bytes"))));
     }
 
-    /// A datagram passes from host `from` by a path.
+    /// A datagram passes from host `from` by a path that is trusted by the sender's label, and by
+    /// both ends'. The labels are exchanged within the session, so the handshake knows only one.
     ///
     /// # Errors
     /// What it gives away.
-    pub fn see(&mut self, from: usize, path: usize, trusted: bool, datagram: &[u8]) -> Result<(), String> {
+    pub fn see(
+        &mut self,
+        from: usize,
+        path: usize,
+        (label, trusted): (bool, bool),
+        datagram: &[u8],
+    ) -> Result<(), String> {
         let content = digest(datagram);
         self.digest = mix(self.digest ^ content ^ path as u64).wrapping_add(from as u64);
         self.datagrams += 1;
         self.bytes[usize::from(!trusted)] += datagram.len() as u64;
         if is_handshake(datagram) {
-            return match trusted {
+            return match label {
                 true => Ok(()),
                 false => Err(format!("a handshake message on untrusted path {path}")),
             };
@@ -54,18 +61,26 @@ impl Observer {
         let index = u32::from_be_bytes(datagram[4..8].try_into().expect("four bytes"));
         let seq = u64::from_be_bytes(datagram[8..16].try_into().expect("eight bytes"));
         let nonce = (from, datagram[0], datagram[1], index, seq);
-        if self.nonces.insert(nonce, content).is_some_and(|c| c != content) {
+        if self
+            .nonces
+            .insert(nonce, content)
+            .is_some_and(|c| c != content)
+        {
             return Err(format!("nonce {nonce:?} with two contents"));
         }
         if let Some(at) = self.find_secret(datagram) {
             return Err(format!("key bytes on path {path} at {at}"));
         }
         if !trusted && payload::shows(datagram) {
-            return Err(format!("plaintext on untrusted path {path}"));
+            return Err(format!(
+                "plaintext on untrusted path {path} from {}",
+                crate::history::name(from)
+            ));
         }
         if !trusted && payload::shows_unchained(datagram) {
             return Err(format!(
-                "the guarded start of an epoch, or a solo chunk, on untrusted path {path}"
+                "the guarded start of an epoch, or a solo chunk, on untrusted path {path} from {}",
+                crate::history::name(from)
             ));
         }
         Ok(())

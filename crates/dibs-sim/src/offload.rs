@@ -93,7 +93,11 @@ impl Super {
             if self.segments > 1 || rng.chance(0.5) {
                 header = VirtioHdr {
                     needs_csum: true,
-                    gso_size: if self.segments > 1 { self.mss as u16 } else { 0 },
+                    gso_size: if self.segments > 1 {
+                        self.mss as u16
+                    } else {
+                        0
+                    },
                     ipv6: tuple.src.is_ipv6(),
                     ecn: false,
                     hdr_len: headers as u16,
@@ -101,7 +105,8 @@ impl Super {
                     csum_offset: CSUM as u16,
                 };
                 let len = self.packet.len() - at;
-                let partial = checksum::fold(checksum::pseudo_header(tuple.src, tuple.dst, TCP, len));
+                let partial =
+                    checksum::fold(checksum::pseudo_header(tuple.src, tuple.dst, TCP, len));
                 self.packet[at + CSUM..at + CSUM + 2].copy_from_slice(&partial.to_be_bytes());
             }
         }
@@ -140,7 +145,10 @@ pub fn segments(frame: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let tcp_at = s.payload_at - s.options.len() - 20;
     let end = s.payload_at + s.payload.len();
     if end != packet.len() {
-        return Err(format!("{} bytes behind a packet of {end}", packet.len() - end));
+        return Err(format!(
+            "{} bytes behind a packet of {end}",
+            packet.len() - end
+        ));
     }
     if tcp_at == 20 && checksum::fold(checksum::sum(&packet[..20])) != 0xffff {
         return Err("a wrong IPv4 header checksum".into());
@@ -156,7 +164,9 @@ pub fn segments(frame: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let want = checksum::fold(checksum::pseudo_header(s.tuple.src, s.tuple.dst, TCP, len));
     let have = u16::from_be_bytes([packet[tcp_at + CSUM], packet[tcp_at + CSUM + 1]]);
     if want != have {
-        return Err(format!("a partial checksum of {have:04x} instead of {want:04x}"));
+        return Err(format!(
+            "a partial checksum of {have:04x} instead of {want:04x}"
+        ));
     }
     if header.gso_size == 0 {
         return Ok(vec![piece(packet, &s, tcp_at, 0, s.payload.len())]);
@@ -168,7 +178,10 @@ pub fn segments(frame: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         || s.flags & (flags::SYN | flags::RST | flags::URG) != 0
         || (s.has(flags::CWR) && !header.ecn)
     {
-        return Err(format!("a superpacket of {} bytes with {header:?}", s.payload.len()));
+        return Err(format!(
+            "a superpacket of {} bytes with {header:?}",
+            s.payload.len()
+        ));
     }
     let starts = (0..s.payload.len()).step_by(mss);
     Ok(starts

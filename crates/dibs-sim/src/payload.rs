@@ -1,12 +1,15 @@
 //! What the applications send: every byte known from its place, and recognisable wherever it shows.
 //!
-//! A stream is made of blocks of 16 bytes, a random half and the same half XOR [`MARK`]. So any 31
-//! consecutive bytes of it give themselves away without a copy of it at hand, and nothing else does
-//! (but for a chance of 2^-64 a place).
+//! A stream is made of blocks of 16 bytes, a random half and a function of it. So any 31 consecutive
+//! bytes of it give themselves away without a copy of it at hand, and nothing else does (but for a
+//! chance of 2^-64 a place). The function is not linear: the scrambler's XOR must not keep it.
 
 use crate::rng::mix;
 
-const MARK: u64 = 0x6b1d_c29e_53f4_08a7;
+/// The second half of a block whose first half is this.
+const fn second(first: u64) -> u64 {
+    mix(first ^ 0x6b1d_c29e_53f4_08a7)
+}
 
 /// What a stream looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,14 +48,14 @@ impl Stream {
 
     fn marked(&self, offset: u64) -> u8 {
         let half = mix(self.key ^ mix(offset / 16));
-        let half = if offset % 16 < 8 { half } else { half ^ MARK };
+        let half = if offset % 16 < 8 { half } else { second(half) };
         half.to_le_bytes()[(offset % 8) as usize]
     }
 }
 
 /// Whether marked bytes stand anywhere in `bytes`.
 pub fn shows(bytes: &[u8]) -> bool {
-    bytes.windows(16).any(|w| word(w, 0) ^ word(w, 8) == MARK)
+    bytes.windows(16).any(|w| second(word(w, 0)) == word(w, 8))
 }
 
 /// The same of what an observer gets by adding neighbours: at the start of an epoch, behind the
@@ -63,7 +66,11 @@ pub fn shows_unchained(bytes: &[u8]) -> bool {
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes were sliced"))
+    u64::from_le_bytes(
+        bytes[at..at + 8]
+            .try_into()
+            .expect("eight bytes were sliced"),
+    )
 }
 
 #[cfg(test)]

@@ -74,6 +74,8 @@ struct Link {
     conditions: [Conditions; 2],
     mtu: u16,
     trusted: bool,
+    /// Labels by host.
+    labels: [bool; 2],
     v6: bool,
 }
 
@@ -124,7 +126,16 @@ fn addresses() -> [[IpAddr; 2]; 2] {
 fn endpoint(path: usize, host: usize, v6: bool) -> SocketAddr {
     let (p, h) = (path as u8, host as u8 + 1);
     let ip = if v6 {
-        IpAddr::V6(Ipv6Addr::new(0xfd02, u16::from(p), 0, 0, 0, 0, 0, u16::from(h)))
+        IpAddr::V6(Ipv6Addr::new(
+            0xfd02,
+            u16::from(p),
+            0,
+            0,
+            0,
+            0,
+            0,
+            u16::from(h),
+        ))
     } else {
         IpAddr::V4(Ipv4Addr::new(10, 2, p, h))
     };
@@ -148,6 +159,7 @@ impl World {
             conditions: p.link.clone(),
             mtu: p.mtu,
             trusted: p.trusted == [true; 2],
+            labels: p.trusted,
             v6: p.v6,
         });
         let links: Vec<Link> = links.collect();
@@ -292,7 +304,11 @@ impl World {
             {
                 h.spins += 1;
                 if h.spins > 50 {
-                    return Err(format!("the daemon of {} is busy doing nothing", name(host)));
+                    let due = node.poll_timeout();
+                    return Err(format!(
+                        "the daemon of {} is busy doing nothing, due {due:?}",
+                        name(host)
+                    ));
                 }
                 node.handle_timeout(now, wall);
             }
@@ -317,11 +333,16 @@ impl World {
         let h = &mut self.hosts[host];
         h.instances += 1;
         let seed = Rng::new(mix(self.seed ^ h.instances << 8 ^ host as u64)).bytes32();
-        let paths = self.setup.paths.iter().enumerate().map(|(at, p)| LocalPath {
-            trusted: p.trusted[host],
-            mtu: h.mtu[at],
-            up: h.up[at],
-        });
+        let paths = self
+            .setup
+            .paths
+            .iter()
+            .enumerate()
+            .map(|(at, p)| LocalPath {
+                trusted: p.trusted[host],
+                mtu: h.mtu[at],
+                up: h.up[at],
+            });
         let endpoints = if self.setup.calls[host] {
             let ends = self.links.iter().enumerate();
             ends.map(|(at, link)| (at, endpoint(at, 1 - host, link.v6)))
@@ -329,9 +350,8 @@ impl World {
         } else {
             Vec::new()
         };
-        let prefixes = addresses()[1 - host].map(|a| {
-            Prefix::new(a, if a.is_ipv4() { 32 } else { 128 }).expect("a whole address")
-        });
+        let prefixes = addresses()[1 - host]
+            .map(|a| Prefix::new(a, if a.is_ipv4() { 32 } else { 128 }).expect("a whole address"));
         let peer = PeerConfig {
             public: PublicKey::from(&StaticSecret::from(private(self.seed, 1 - host))),
             preshared: self
@@ -423,7 +443,9 @@ impl World {
     fn send_plain(&mut self, host: usize, packet: Vec<u8>) {
         let now = self.now.since(Time::ZERO);
         let fate = self.direct[host].enter(&self.direct_conditions, now, packet.len());
-        let Fate::Delivered(delivery) = fate else { return };
+        let Fate::Delivered(delivery) = fate else {
+            return;
+        };
         self.schedule(1 - host, delivery.at, What::Packet(packet));
     }
 
@@ -515,16 +537,25 @@ impl World {
         Ok(())
     }
 
-    fn send(&mut self, host: usize, path: usize, to: SocketAddr, datagram: Vec<u8>) -> Result<(), String> {
+    fn send(
+        &mut self,
+        host: usize,
+        path: usize,
+        to: SocketAddr,
+        datagram: Vec<u8>,
+    ) -> Result<(), String> {
         let link = &mut self.links[path];
         if to != endpoint(path, 1 - host, link.v6) {
             return Err(format!("a datagram on path {path} to {to}"));
         }
-        self.observer.see(host, path, link.trusted, &datagram)?;
+        let secrecy = (link.labels[host], link.trusted);
+        self.observer.see(host, path, secrecy, &datagram)?;
         let size = datagram.len() + if link.v6 { 48 } else { 28 };
         let h = &mut self.hosts[host];
         if !h.up[path] {
-            return Err(format!("a datagram by path {path}, whose interface is down"));
+            return Err(format!(
+                "a datagram by path {path}, whose interface is down"
+            ));
         }
         if size > usize::from(h.mtu[path]) {
             if let Some(node) = &mut h.node {
@@ -536,7 +567,8 @@ impl World {
             return Ok(());
         }
         let now = self.now.since(Time::ZERO);
-        let Fate::Delivered(delivery) = link.emulators[host].enter(&link.conditions[host], now, size)
+        let Fate::Delivered(delivery) =
+            link.emulators[host].enter(&link.conditions[host], now, size)
         else {
             return Ok(());
         };
@@ -718,7 +750,11 @@ impl World {
             Counter::KeysExhausted,
         ] {
             if node.counters().get(counter) > 0 {
-                return Err(format!("{} between honest ends, at {}", counter.name(), name(host)));
+                return Err(format!(
+                    "{} between honest ends, at {}",
+                    counter.name(),
+                    name(host)
+                ));
             }
         }
         Ok(())
