@@ -584,10 +584,8 @@ impl Peer {
         if syn || conn.out.secrets.is_none() {
             conn.open(session.epoch_secrets().clone(), segment.meta);
         }
-        if syn {
-            // The stream's first byte follows the SYN.
-            conn.out.stream.offset_of(segment.seq.add(1));
-        }
+        // The stream's first byte follows the SYN. Whatever opens the flow tells the base.
+        conn.out.stream.begin_at(segment.seq.add(u32::from(syn)));
         if segment.has(flags::ACK) {
             self.note_local_ack(now, key, segment.ack);
         }

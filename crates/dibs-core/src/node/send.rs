@@ -230,10 +230,15 @@ impl Peer {
         let mut block = std::mem::take(&mut self.notices);
         let mut opened = None;
         while let Some(head) = self.segments.front() {
-            let Some(conn) = self.conns.get(head.conn) else {
+            let Some(conn) = self.conns.get_mut(head.conn) else {
                 self.segments.pop_front();
                 continue;
             };
+            if conn.out.secrets.is_none() {
+                // The peer forgot the flow since this was queued.
+                conn.open(session.epoch_secrets().clone(), conn.out.meta);
+                conn.out.stream.begin_at(head.seq);
+            }
             let tcp = head.tcp.get();
             let open = conn.open_frame();
             let len = frame::segment_len(&tcp, open.as_ref());

@@ -222,7 +222,9 @@ impl RxStream {
         if piece.first {
             match epoch.next {
                 None => epoch.next = Some(piece.offset),
-                Some(next) if next <= piece.offset => return Outcome::Contradiction,
+                // So far it brought no byte: a reset, perhaps sent twice.
+                Some(next) if next == piece.offset => {}
+                Some(next) if next < piece.offset => return Outcome::Contradiction,
                 Some(_) => return Outcome::Duplicate,
             }
         }

@@ -89,12 +89,18 @@ impl TxStream {
         self.chain.is_some() && self.epoch == epoch
     }
 
+    /// Sets the base, unless it is set.
+    pub fn begin_at(&mut self, seq: SeqNumber) {
+        if self.base.is_none() {
+            self.base = Some(seq);
+            self.top = BASE_OFFSET;
+        }
+    }
+
     /// The offset of `seq`, taken near the highest one sent; the first call sets the base.
     pub fn offset_of(&mut self, seq: SeqNumber) -> u64 {
-        let base = *self.base.get_or_insert_with(|| {
-            self.top = BASE_OFFSET;
-            seq
-        });
+        self.begin_at(seq);
+        let base = self.base.expect("it was just set");
         let top_seq = base.add((self.top - BASE_OFFSET) as u32);
         self.top
             .wrapping_add_signed(i64::from(seq.distance_from(top_seq)))
