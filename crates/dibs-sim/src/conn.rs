@@ -143,7 +143,7 @@ impl Conn {
             this.closed = true;
             worked = true;
         }
-        let ended = socket.state() == State::Closed;
+        let ended = socket.state() == State::Closed && !socket.can_recv();
         if ended && !this.is_done() && !self.aborted {
             return Err(format!(
                 "a connection died at {}: sent {}, received {}, eof {}",
@@ -317,6 +317,11 @@ impl End {
                 ));
             }
         }
+        // Both ends had closed before everything was read.
+        self.eof |= self.closed
+            && socket.state() == State::Closed
+            && !socket.can_recv()
+            && self.received == self.expected;
         Ok(worked)
     }
 
