@@ -115,8 +115,8 @@ pub(crate) struct Peer {
     /// Hellos of sessions that the peer has not confirmed.
     unconfirmed: VecDeque<(SessionId, u64, usize)>,
     pub(super) up: bool,
-    /// Newest last.
-    pub(super) secrets: VecDeque<EpochSecrets>,
+    /// Those of each session that still counts, with the instance of the peer; newest last.
+    pub(super) secrets: VecDeque<(u64, EpochSecrets)>,
     pub(super) links: Vec<Link>,
     next_path_id: u8,
     redial_at: Time,
@@ -298,7 +298,7 @@ impl Peer {
         let Some((instance, store)) = read_hello(&established.hello) else {
             return shared.count(Counter::PeerContradiction);
         };
-        self.secrets.push_back(established.epochs);
+        self.secrets.push_back((instance, established.epochs));
         if self.secrets.len() > SECRETS_KEPT {
             self.secrets.pop_front();
         }
@@ -330,7 +330,12 @@ impl Peer {
             shared.count(Counter::PeerRestarts);
             self.forget(shared);
         }
-        self.instance = Some(instance);
+        if let Some(old) = self.instance.replace(instance)
+            && old != instance
+        {
+            // What was agreed with it means nothing to this one.
+            self.secrets.retain(|(of, _)| *of != old);
+        }
         if restarted || !self.up {
             self.up = true;
             shared.events.push_back(Event::PeerUp {
@@ -362,10 +367,6 @@ impl Peer {
         self.control_seen.clear();
         self.reassembly = Reassembly::default();
         self.notices.clear();
-        // What we derived under older sessions means nothing to it.
-        while self.secrets.len() > 1 {
-            self.secrets.pop_front();
-        }
         for (_, conn) in self.conns.iter_mut() {
             conn.out.stream.reincarnate();
             conn.out.secrets = None;

@@ -59,6 +59,14 @@ impl Peer {
         if received.confirmed {
             self.on_confirmed(now, shared, received.session);
         }
+        // What an instance that is gone left on the way speaks of paths that are gone.
+        if !self
+            .secrets
+            .iter()
+            .any(|(_, s)| s.session() == received.session)
+        {
+            return shared.count(Counter::DatagramExpired);
+        }
         let opened = received.opened;
         let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
             if opened.authenticated {
@@ -336,6 +344,7 @@ impl Peer {
         let Some(secrets) = self
             .secrets
             .iter()
+            .map(|(_, s)| s)
             .find(|s| s.session().as_u64() == open.session)
         else {
             // Opened under a session that is gone: to be opened again under this one.
