@@ -71,6 +71,8 @@ pub(crate) enum Command {
     },
     /// Let go of everything that is installed in the kernel: steered connections go on in plain
     Cleanup,
+    /// Show what dibs does: two hosts on this machine, a file between them, an eavesdropper
+    Demo,
     /// Print a new private key
     Genkey,
     /// Print the public key of the private key on stdin

@@ -80,6 +80,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 "nothing of dibs is left in the kernel\n".into()
             })
         }
+        Command::Demo => {
+            // Before anything starts a thread.
+            dibs_lab::enter()?;
+            dibs_lab::demo::run()
+        }
         Command::Genkey => keys::genkey(),
         Command::Pubkey => keys::pubkey(),
         Command::Genpsk => keys::genpsk(),

@@ -50,13 +50,14 @@ pub struct Packet {
     pub at: SystemTime,
     /// Whether the host sent it, rather than received it.
     pub outgoing: bool,
-    /// The whole frame, from the Ethernet header on. Checksums of outgoing ones may be unfinished.
+    /// The frame, from the Ethernet header on; all of it, unless only heads are recorded. Checksums
+    /// of outgoing ones may be unfinished.
     pub frame: Vec<u8>,
 }
 
 impl Capture {
-    pub(crate) fn start(host: &Host, interface: &str) -> Result<Self> {
-        let (socket, ring) = host.in_ns(|| PacketSocket::open(interface, Use::Listen))?;
+    pub(crate) fn start(host: &Host, interface: &str, purpose: Use) -> Result<Self> {
+        let (socket, ring) = host.in_ns(|| PacketSocket::open(interface, purpose))?;
         let shared = Arc::new(Shared {
             socket,
             recording: Mutex::default(),

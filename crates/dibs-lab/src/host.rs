@@ -15,6 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::capture::Capture;
+use crate::packet_socket::Use;
 use crate::process::{Process, describe};
 
 /// What [`Host::run`] allows a command.
@@ -291,7 +292,16 @@ impl Host {
     /// # Errors
     /// If there is none of this name.
     pub fn capture(&self, interface: &str) -> Result<Capture> {
-        Capture::start(self, interface)
+        Capture::start(self, interface, Use::Listen)
+    }
+
+    /// Records the beginnings, 256 bytes at least, of what passes an interface: enough to tell what
+    /// they are, and little to keep.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn capture_heads(&self, interface: &str) -> Result<Capture> {
+        Capture::start(self, interface, Use::ListenToHeads)
     }
 
     /// Makes the namespace known to `ip netns`.

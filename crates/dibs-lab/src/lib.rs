@@ -25,7 +25,10 @@
 //! end takes the host's processes along.
 
 pub mod baseline;
+pub mod bench;
 pub mod capture;
+pub mod demo;
+pub mod dibs;
 mod host;
 mod isolate;
 mod lab;
@@ -33,6 +36,7 @@ mod link;
 pub mod load;
 mod packet_socket;
 mod process;
+pub mod site;
 mod wire;
 
 pub use capture::{Capture, Packet, Recording};

@@ -4,7 +4,7 @@
 //! no wrapper. Reports serialise to JSON.
 
 mod latency;
-mod sockets;
+pub(crate) mod sockets;
 mod throughput;
 
 pub use latency::{Latency, LatencyReport};

@@ -26,6 +26,8 @@ pub(crate) enum Use {
     Forward { mtu: u32 },
     /// Both directions as they are, superpackets included.
     Listen,
+    /// The same, of each frame only the beginning.
+    ListenToHeads,
 }
 
 /// A packet socket bound to one interface.
@@ -91,6 +93,7 @@ impl PacketSocket {
                 Ring::new(&socket, slot, 16.max(4 * slot / 2048), crate::wire::HEADER)?
             }
             Use::Listen => Ring::new(&socket, 65536 + 1024, 64, 0)?,
+            Use::ListenToHeads => Ring::new(&socket, 512, 32, 0)?,
         };
         // SAFETY: all zero is a valid sockaddr_ll.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

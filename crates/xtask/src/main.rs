@@ -3,7 +3,11 @@
 mod packages;
 mod run;
 
-use anyhow::Result;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process;
+
+use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
 /// Project commands.
@@ -20,19 +24,73 @@ enum Command {
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere.
     Test,
+    /// Show what dibs does: a file on its way between two hosts in network namespaces, on one
+    /// connection that is scrambled and plain again while it runs, and what an eavesdropper sees.
+    ///
+    /// Installs missing system packages as root on Debian, and names them elsewhere.
+    Demo,
+    /// Compare dibs with plain TCP, kernel MPTCP and wireguard-go; has options of its own.
+    ///
+    /// Installs missing system packages as root on Debian, and names them elsewhere. wireguard-go
+    /// is built where there is a Go toolchain, and left out elsewhere.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Options of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
 }
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Test => test(),
+        Command::Demo => demo(),
+        Command::Bench { options } => bench(&options),
     }
 }
 
 fn test() -> Result<()> {
-    packages::ensure()?;
+    packages::ensure_tests()?;
     // The tests on real traffic start these; cargo builds a package's binaries only for its own.
     run::cargo(&["build", "--package", "dibsd", "--package", "dibsctl"])?;
     run::cargo(&["test", "--workspace"])
+}
+
+fn demo() -> Result<()> {
+    packages::ensure_lab()?;
+    run::cargo(&RELEASE)?;
+    run::run(process::Command::new(release("dibsctl")?).arg("demo"))
+}
+
+fn bench(options: &[OsString]) -> Result<()> {
+    packages::ensure_lab()?;
+    run::cargo(&RELEASE)?;
+    run::cargo(&[
+        "build",
+        "--release",
+        "--package",
+        "dibs-lab",
+        "--bin",
+        "dibs-bench",
+    ])?;
+    run::run(process::Command::new(release("dibs-bench")?).args(options))
+}
+
+/// The programs as they are installed.
+const RELEASE: [&str; 6] = [
+    "build",
+    "--release",
+    "--package",
+    "dibsd",
+    "--package",
+    "dibsctl",
+];
+
+/// Where cargo puts a release program; this one is in `debug` beside it.
+fn release(program: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("the running program's place")?;
+    let target = own.ancestors().nth(2).context("cargo's target directory")?;
+    Ok(target.join("release").join(program))
 }
 
 #[cfg(test)]

@@ -8,14 +8,20 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::run::run;
 
-/// Programs, and the Debian packages they come in.
-const NEEDED: [(&str, &str); 9] = [
-    ("conntrack", "conntrack"),
-    ("curl", "curl"),
+/// A program, and the Debian package it comes in.
+type Need = (&'static str, &'static str);
+
+/// What hosts in namespaces and dibsd on them need.
+const LAB: [Need; 3] = [
     ("ethtool", "ethtool"),
     ("ip", "iproute2"),
-    ("iperf3", "iperf3"),
     ("iptables", "iptables"),
+];
+/// What the tests need beside that.
+const TESTS: [Need; 6] = [
+    ("conntrack", "conntrack"),
+    ("curl", "curl"),
+    ("iperf3", "iperf3"),
     ("openssl", "openssl"),
     ("openvpn", "openvpn"),
     ("socat", "socat"),
@@ -23,12 +29,24 @@ const NEEDED: [(&str, &str); 9] = [
 /// Where system programs live; an ordinary user's PATH may lack it.
 const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
 
-/// Sees to it that the programs are there.
+/// Sees to it that what the demo and the benchmark need is there.
 ///
 /// # Errors
-/// Where they cannot be installed: names what is missing.
-pub(crate) fn ensure() -> Result<()> {
-    let missing: Vec<&str> = NEEDED
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_lab() -> Result<()> {
+    ensure(&LAB)
+}
+
+/// Sees to it that what the tests need is there.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_tests() -> Result<()> {
+    ensure(&[&LAB[..], &TESTS].concat())
+}
+
+fn ensure(needed: &[Need]) -> Result<()> {
+    let missing: Vec<&str> = needed
         .iter()
         .filter(|(program, _)| !exists(program))
         .map(|&(_, package)| package)

@@ -14,7 +14,7 @@ use crate::process::wait_for;
 
 /// How long a connection may take to come about, and how long it may be silent before it is given
 /// up.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// linux/socket.h and linux/mptcp.h; not in libc.
 const SOL_MPTCP: libc::c_int = 284;
@@ -42,7 +42,7 @@ impl Transport {
 
     /// Listens at the port on every address of the family: MPTCP's further subflows come to others
     /// than the one asked for.
-    pub(super) fn listen(self, host: &Host, address: SocketAddr) -> Result<TcpListener> {
+    pub(crate) fn listen(self, host: &Host, address: SocketAddr) -> Result<TcpListener> {
         let listener = host.in_ns(|| {
             let socket = self.socket(address)?;
             socket.set_reuse_address(true)?;
@@ -59,7 +59,7 @@ impl Transport {
         listener.with_context(|| format!("{self:?} listener at {address} on host {}", host.name()))
     }
 
-    pub(super) fn connect(self, host: &Host, address: SocketAddr) -> Result<TcpStream> {
+    pub(crate) fn connect(self, host: &Host, address: SocketAddr) -> Result<TcpStream> {
         let stream = host.in_ns(|| {
             let socket = self.socket(address)?;
             socket.connect_timeout(&address.into(), PATIENCE)?;
@@ -72,7 +72,7 @@ impl Transport {
 }
 
 /// Accepts one connection on a non-blocking listener.
-pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream> {
+pub(crate) fn accept(listener: &TcpListener) -> Result<TcpStream> {
     let accepted = wait_for(PATIENCE, "a connection", || match listener.accept() {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
         result => Some(result),
@@ -90,7 +90,7 @@ fn settle(stream: TcpStream) -> io::Result<TcpStream> {
 }
 
 /// Segments that a TCP connection has retransmitted (TCP_INFO).
-pub(super) fn retransmissions(stream: &TcpStream) -> Result<u64> {
+pub(crate) fn retransmissions(stream: &TcpStream) -> Result<u64> {
     // SAFETY: all zero is a valid tcp_info, which has nothing but integers.
     #[allow(unsafe_code)]
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -99,7 +99,7 @@ pub(super) fn retransmissions(stream: &TcpStream) -> Result<u64> {
 }
 
 /// Subflows of an MPTCP connection, the first included.
-pub(super) fn subflows(stream: &TcpStream) -> Result<u32> {
+pub(crate) fn subflows(stream: &TcpStream) -> Result<u32> {
     // struct mptcp_info begins with the number of additional subflows.
     let mut info = [0u8; 64];
     get_option(stream, SOL_MPTCP, MPTCP_INFO, &mut info)
@@ -127,7 +127,7 @@ fn get_option<T>(
 }
 
 /// Segments that all TCP connections of a host have retransmitted.
-pub(super) fn host_retransmissions(host: &Host) -> Result<u64> {
+pub(crate) fn host_retransmissions(host: &Host) -> Result<u64> {
     let table = host.in_ns(|| std::fs::read_to_string("/proc/thread-self/net/snmp"))?;
     parse_retransmissions(&table).context("/proc/net/snmp has no Tcp RetransSegs")
 }

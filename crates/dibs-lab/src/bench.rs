@@ -1,0 +1,172 @@
+//! The benchmark: dibs beside plain TCP, kernel MPTCP and wireguard-go, on the same kernel in the
+//! same minutes.
+//!
+//! Each system has hosts and links of its own, so that the idle ones do not weigh on the one that
+//! runs. They take turns, round by round; what is compared within a round is compared under the
+//! same conditions, and medians are over the rounds.
+
+mod latency;
+mod report;
+mod switch;
+mod system;
+mod throughput;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result};
+use clap::ValueEnum;
+
+pub use self::report::{Environment, Ratio, Report, Table};
+use self::system::{Contestant, Place, System};
+use crate::dibs::Programs;
+use crate::emulator::Conditions;
+use crate::link::LinkSpec;
+use crate::site::UNTRUSTED;
+
+const GIGABIT: u64 = 1_000_000_000;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Experiment {
+    /// One stream over links without a limit.
+    Unlimited,
+    /// One stream over two links of 1 Gbit/s.
+    Gigabit,
+    /// Switching live at 1 Gbit/s.
+    Switch,
+    /// One stream over two links of 100 Mbit/s and 2 ms, with and without 1 % of loss on one.
+    Loss,
+    /// Small messages to and fro.
+    Latency,
+}
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Each system's turns.
+    pub rounds: usize,
+    /// The length of a turn.
+    pub duration: Duration,
+    /// What, in this order.
+    pub experiments: Vec<Experiment>,
+    /// The program, or why there is none.
+    pub wireguard_go: Result<PathBuf, String>,
+}
+
+/// Runs the experiments, with a word on standard error for each turn. Call
+/// [`enter`](crate::enter) before.
+///
+/// # Errors
+/// If a system does not come up, or one of its connections breaks.
+pub fn run(options: &Options) -> Result<Report> {
+    let programs = Programs::find()?;
+    let environment = Environment::of(SystemTime::now())?;
+    let mut tables = Vec::new();
+    for &experiment in &options.experiments {
+        let stage = Stage {
+            programs: &programs,
+            options,
+        };
+        let name = experiment.to_possible_value();
+        let name = name.expect("no experiment is hidden").get_name().to_owned();
+        let table = match experiment {
+            Experiment::Unlimited => unlimited(&stage),
+            Experiment::Gigabit => gigabit(&stage),
+            Experiment::Switch => switch::run(&stage),
+            Experiment::Loss => loss(&stage),
+            Experiment::Latency => latency::run(&stage),
+        };
+        tables.push(table.with_context(|| format!("experiment {name}"))?);
+    }
+    Ok(Report {
+        environment,
+        rounds: options.rounds,
+        seconds: options.duration.as_secs_f64(),
+        tables,
+    })
+}
+
+/// What every experiment needs.
+struct Stage<'a> {
+    programs: &'a Programs,
+    options: &'a Options,
+}
+
+fn plain_links(_: &str, link: LinkSpec) -> LinkSpec {
+    link
+}
+
+fn unlimited(stage: &Stage<'_>) -> Result<Table> {
+    let systems = [
+        System::Plain,
+        System::Mptcp,
+        System::WireguardGo,
+        System::Scramble,
+        System::Bare,
+    ];
+    let mut place = Place::new(stage)?;
+    let mut contestants = Vec::new();
+    let mut notes = Vec::new();
+    for system in systems {
+        match (system, &stage.options.wireguard_go) {
+            (System::WireguardGo, Err(reason)) => notes.push(format!("no wireguard-go: {reason}")),
+            _ => contestants.push(place.contestant(system, system.label(), plain_links)?),
+        }
+    }
+    let mut table = throughput::table(
+        stage,
+        "One stream, links without a limit (veth, MTU 1500)",
+        &contestants,
+        &[
+            ("scramble", "wireguard-go", Some(1.0)),
+            ("scramble", "kernel MPTCP", None),
+            ("scramble", "plain TCP", None),
+        ],
+    )?;
+    table.notes.extend(notes);
+    Ok(table)
+}
+
+fn gigabit(stage: &Stage<'_>) -> Result<Table> {
+    let mut place = Place::new(stage)?;
+    let shaped = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
+    let contestants = [System::Mptcp, System::Scramble]
+        .map(|system| place.contestant(system, system.label(), shaped));
+    let [mptcp, scramble] = contestants;
+    throughput::table(
+        stage,
+        "One stream, two links of 1 Gbit/s",
+        &[mptcp?, scramble?],
+        &[("scramble", "kernel MPTCP", Some(0.9))],
+    )
+}
+
+fn loss(stage: &Stage<'_>) -> Result<Table> {
+    let mut place = Place::new(stage)?;
+    let clean = Conditions::new()
+        .rate(100_000_000)
+        .delay(Duration::from_millis(2));
+    let lossy = clean.clone().loss(0.01);
+    let mut contestants: Vec<Contestant> = Vec::new();
+    for system in [System::Mptcp, System::Scramble] {
+        let label = system.label();
+        let links = |_: &str, link: LinkSpec| link.emulated(clean.clone());
+        contestants.push(place.contestant(system, &format!("{label}, no loss"), links)?);
+        let links = |interface: &str, link: LinkSpec| {
+            let untrusted = interface == UNTRUSTED;
+            link.emulated(if untrusted { &lossy } else { &clean }.clone())
+        };
+        contestants.push(place.contestant(system, &format!("{label}, 1 % loss"), links)?);
+    }
+    throughput::table(
+        stage,
+        "One stream, two emulated links of 100 Mbit/s and 2 ms, each wire packet of wlan0 lost \
+         with 1 %",
+        &contestants,
+        &[
+            ("scramble, 1 % loss", "scramble, no loss", Some(0.8)),
+            ("kernel MPTCP, 1 % loss", "kernel MPTCP, no loss", None),
+        ],
+    )
+}

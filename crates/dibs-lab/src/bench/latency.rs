@@ -1,0 +1,68 @@
+//! Messages of 64 bytes to and fro.
+
+use anyhow::{Context as _, Result};
+
+use super::report::{Ratio, Table, median};
+use super::system::{Place, System};
+use super::{Stage, plain_links};
+use crate::load::{Latency, LatencyReport};
+
+pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
+    let mut place = Place::new(stage)?;
+    let mut systems = vec![System::Plain, System::Scramble];
+    if stage.options.wireguard_go.is_ok() {
+        systems.insert(1, System::WireguardGo);
+    }
+    let contestants = systems
+        .iter()
+        .map(|system| place.contestant(*system, system.label(), plain_links))
+        .collect::<Result<Vec<_>>>()?;
+    let title = "64-byte messages to and fro, half of the round trip";
+    let mut all = vec![Vec::<LatencyReport>::new(); contestants.len()];
+    for round in 1..=stage.options.rounds {
+        for (contestant, turns) in contestants.iter().zip(&mut all) {
+            let load = Latency::new(contestant.to).duration(stage.options.duration);
+            let turn = load
+                .run(&contestant.site.a, &contestant.site.b)
+                .with_context(|| contestant.label.clone())?;
+            eprintln!(
+                "{title}, round {round}, {}: p50 {:.1} us",
+                contestant.label, turn.p50_us
+            );
+            turns.push(turn);
+        }
+    }
+    let half_trip = |turns: &[LatencyReport], of: fn(&LatencyReport) -> f64| {
+        format!("{:.1}", median(turns.iter().map(of)))
+    };
+    let rows = contestants.iter().zip(&all).map(|(contestant, turns)| {
+        vec![
+            contestant.label.clone(),
+            half_trip(turns, |turn| turn.p50_us),
+            half_trip(turns, |turn| turn.p90_us),
+            half_trip(turns, |turn| turn.p99_us),
+            half_trip(turns, |turn| turn.max_us),
+        ]
+    });
+    let rows = rows.collect();
+    let (plain, scramble) = (&all[0], &all[all.len() - 1]);
+    let pairs = scramble.iter().zip(plain);
+    let ratio = Ratio {
+        what: "p50, scramble / plain TCP".to_owned(),
+        value: median(pairs.map(|(scramble, plain)| scramble.p50_us / plain.p50_us)),
+        least: None,
+        most: None,
+    };
+    let labels = contestants.iter().map(|contestant| &contestant.label);
+    let turns: Vec<_> = labels.zip(&all).collect();
+    Ok(Table {
+        title: title.to_owned(),
+        columns: ["system", "p50, us", "p90, us", "p99, us", "highest, us"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows,
+        ratios: vec![ratio],
+        notes: Vec::new(),
+        turns: serde_json::to_value(&turns)?,
+    })
+}

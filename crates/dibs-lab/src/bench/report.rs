@@ -1,0 +1,221 @@
+//! What a run came to, for people and for programs.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+/// A run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Where and when.
+    pub environment: Environment,
+    /// Each system's turns.
+    pub rounds: usize,
+    /// The length of a turn.
+    pub seconds: f64,
+    /// The experiments.
+    pub tables: Vec<Table>,
+}
+
+/// Where and when a run was.
+#[derive(Clone, Debug, Serialize)]
+pub struct Environment {
+    /// UTC.
+    pub date: String,
+    /// Its release.
+    pub kernel: String,
+    /// Its model.
+    pub cpu: String,
+    /// How many of them.
+    pub cpus: usize,
+    /// Of the last minute, when the run began: what else the machine did.
+    pub load: String,
+}
+
+/// An experiment.
+#[derive(Clone, Debug, Serialize)]
+pub struct Table {
+    /// What was done.
+    pub title: String,
+    /// The names of the columns.
+    pub columns: Vec<String>,
+    /// Medians over the rounds.
+    pub rows: Vec<Vec<String>>,
+    /// Comparisons.
+    pub ratios: Vec<Ratio>,
+    /// What else is to be said.
+    pub notes: Vec<String>,
+    /// All turns.
+    pub turns: serde_json::Value,
+}
+
+/// A comparison.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ratio {
+    /// Of what.
+    pub what: String,
+    /// The median over the rounds.
+    pub value: f64,
+    /// What it should reach.
+    pub least: Option<f64>,
+    /// What it should not exceed.
+    pub most: Option<f64>,
+}
+
+impl Environment {
+    pub(super) fn of(now: SystemTime) -> Result<Self> {
+        let read = |path: &str| std::fs::read_to_string(path).context(path.to_owned());
+        let cpus = read("/proc/cpuinfo")?;
+        // Not every architecture names it.
+        let model = cpus
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+            .map_or("unknown", |(_, model)| model.trim());
+        let load = read("/proc/loadavg")?;
+        Ok(Self {
+            date: humantime::format_rfc3339_seconds(now).to_string(),
+            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            cpu: model.to_owned(),
+            cpus: std::thread::available_parallelism()?.get(),
+            load: load.split(' ').next().unwrap_or_default().to_owned(),
+        })
+    }
+}
+
+impl Ratio {
+    fn is_met(&self) -> bool {
+        self.least.is_none_or(|least| self.value >= least)
+            && self.most.is_none_or(|most| self.value <= most)
+    }
+}
+
+/// In Markdown.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Environment {
+            date,
+            kernel,
+            cpu,
+            cpus,
+            load,
+        } = &self.environment;
+        writeln!(f, "{date}, Linux {kernel}, {cpus} x {cpu}, load {load}.")?;
+        writeln!(
+            f,
+            "Medians of {} rounds of {} s, the systems in turn; ratios are taken within rounds.",
+            self.rounds, self.seconds
+        )?;
+        self.tables
+            .iter()
+            .try_for_each(|table| write!(f, "\n{table}"))
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "### {}\n", self.title)?;
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|column| {
+                let cells = self.rows.iter().map(|row| row[column].len());
+                cells
+                    .chain([self.columns[column].len(), 3])
+                    .max()
+                    .unwrap_or(3)
+            })
+            .collect();
+        let mut line = |cells: &[String]| {
+            for (cell, width) in cells.iter().zip(&widths) {
+                write!(f, "| {cell:width$} ")?;
+            }
+            writeln!(f, "|")
+        };
+        line(&self.columns)?;
+        let rule = widths
+            .iter()
+            .enumerate()
+            .map(|(column, width)| match column {
+                0 => "-".repeat(*width),
+                _ => format!("{}:", "-".repeat(width - 1)),
+            });
+        line(&rule.collect::<Vec<_>>())?;
+        self.rows.iter().try_for_each(|row| line(row))?;
+        if !self.ratios.is_empty() || !self.notes.is_empty() {
+            writeln!(f)?;
+        }
+        for ratio in &self.ratios {
+            write!(f, "- {}: {:.2}", ratio.what, ratio.value)?;
+            let target = match (ratio.least, ratio.most) {
+                (Some(least), _) => format!("at least {least}"),
+                (None, Some(most)) => format!("at most {most}"),
+                (None, None) => {
+                    writeln!(f)?;
+                    continue;
+                }
+            };
+            let verdict = if ratio.is_met() { "met" } else { "missed" };
+            writeln!(f, " ({target}: {verdict})")?;
+        }
+        self.notes
+            .iter()
+            .try_for_each(|note| writeln!(f, "- {note}"))
+    }
+}
+
+/// The middle value, or the mean of the middle two.
+pub(super) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        _ if values.is_empty() => f64::NAN,
+        0 => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn tables_are_markdown() {
+        let ratio = |what: &str, least, most| Ratio {
+            what: what.to_owned(),
+            value: 0.9,
+            least,
+            most,
+        };
+        let table = Table {
+            title: "One stream".to_owned(),
+            columns: vec!["system".to_owned(), "Gbit/s".to_owned()],
+            rows: vec![vec!["plain".to_owned(), "1.5".to_owned()]],
+            ratios: vec![
+                ratio("x / y", Some(0.9), None),
+                ratio("x / z", Some(1.0), None),
+                ratio("lost", None, Some(0.5)),
+                ratio("other", None, None),
+            ],
+            notes: vec!["a note".to_owned()],
+            turns: serde_json::Value::Null,
+        };
+        let expected = "### One stream\n\n\
+            | system | Gbit/s |\n\
+            | ------ | -----: |\n\
+            | plain  | 1.5    |\n\n\
+            - x / y: 0.90 (at least 0.9: met)\n\
+            - x / z: 0.90 (at least 1: missed)\n\
+            - lost: 0.90 (at most 0.5: missed)\n\
+            - other: 0.90\n\
+            - a note\n";
+        assert_eq!(table.to_string(), expected);
+    }
+}

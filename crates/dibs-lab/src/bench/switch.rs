@@ -1,0 +1,150 @@
+//! The scrambler put into a running transfer and taken out again.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_control::Changed;
+use serde::Serialize;
+
+use super::report::{Ratio, Table, median};
+use super::system::{Contestant, PORT, Place, System};
+use super::{GIGABIT, Stage};
+use crate::link::LinkSpec;
+use crate::load::Throughput;
+
+/// A quarter of a second.
+const QUARTER: Duration = Duration::from_millis(250);
+/// TCP retransmissions that a transfer with two switches may have.
+const MOST_RETRANSMISSIONS: f64 = 5.0;
+
+/// A transfer with both switches.
+#[derive(Clone, Debug, Serialize)]
+struct Turn {
+    /// Of the time before the first switch.
+    plain_bits_per_second: f64,
+    /// Of the time between the switches.
+    scramble_bits_per_second: f64,
+    /// The lowest quarter second after the first, against the mean before the first switch.
+    lowest_quarter: f64,
+    longest_gap_us: u64,
+    retransmissions: u64,
+    resent: u64,
+    /// How long the commands took.
+    enable_us: u64,
+    disable_us: u64,
+}
+
+pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
+    let mut place = Place::new(stage)?;
+    let shaped = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
+    let contestant = place.contestant(System::Idle, "live switch", shaped)?;
+    let title = "Plain, scramble, plain in one connection, two links of 1 Gbit/s";
+    let mut turns = Vec::new();
+    for round in 1..=stage.options.rounds {
+        let turn = turn(stage, &contestant)?;
+        eprintln!(
+            "{title}, round {round}: {:.2}, then {:.2} Gbit/s, {} retransmissions",
+            turn.plain_bits_per_second / 1e9,
+            turn.scramble_bits_per_second / 1e9,
+            turn.retransmissions
+        );
+        turns.push(turn);
+    }
+    let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
+    let values: [(&str, f64, usize); 8] = [
+        ("plain, Gbit/s", of(|t| t.plain_bits_per_second / 1e9), 3),
+        (
+            "scramble, Gbit/s",
+            of(|t| t.scramble_bits_per_second / 1e9),
+            3,
+        ),
+        (
+            "lowest quarter second / plain mean",
+            of(|t| t.lowest_quarter),
+            2,
+        ),
+        (
+            "longest gap at the receiver, ms",
+            of(|t| t.longest_gap_us as f64 / 1e3),
+            1,
+        ),
+        ("TCP retransmissions", of(|t| t.retransmissions as f64), 0),
+        ("resent by the path layer", of(|t| t.resent as f64), 0),
+        ("enable took, ms", of(|t| t.enable_us as f64 / 1e3), 1),
+        ("disable took, ms", of(|t| t.disable_us as f64 / 1e3), 1),
+    ];
+    let rows =
+        values.map(|(name, value, digits)| vec![name.to_owned(), format!("{value:.digits$}")]);
+    let worst = turns.iter().map(|turn| turn.retransmissions).max();
+    Ok(Table {
+        title: title.to_owned(),
+        columns: vec!["".to_owned(), "median".to_owned()],
+        rows: rows.to_vec(),
+        ratios: vec![Ratio {
+            what: "TCP retransmissions, the most of any round".to_owned(),
+            value: worst.unwrap_or(0) as f64,
+            least: None,
+            most: Some(MOST_RETRANSMISSIONS),
+        }],
+        notes: vec![format!(
+            "No connection was lost and every byte was right in {} transfers.",
+            turns.len()
+        )],
+        turns: serde_json::to_value(&turns)?,
+    })
+}
+
+/// Three times the usual length, with a switch after each third.
+fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
+    let third = stage.options.duration;
+    let [daemon, _] = contestant
+        .daemons
+        .as_ref()
+        .expect("this contestant has daemons");
+    let before = contestant.counts()?;
+    let load = Throughput::new(contestant.to)
+        .duration(3 * third)
+        .interval(QUARTER);
+    let start = Instant::now();
+    let transfer = load.start(&contestant.site.a, &contestant.site.b)?;
+    let port = PORT.to_string();
+    let switch = |at: Duration, words: &[&str]| -> Result<(f64, Duration)> {
+        std::thread::sleep((start + at).saturating_duration_since(Instant::now()));
+        ensure!(
+            transfer.is_running(),
+            "the transfer ended before the switch"
+        );
+        let asked = Instant::now();
+        let received = transfer.received() as f64;
+        let changed: Changed = daemon.ctl(words)?;
+        let count = changed.connections.len();
+        ensure!(
+            count == 1,
+            "{count} connections were switched instead of one"
+        );
+        Ok((received, asked.elapsed()))
+    };
+    let (at_enable, enable) = switch(third, &["enable", "--dport", &port, "--bump", "scramble"])?;
+    let (at_disable, disable) = switch(2 * third, &["disable", "--dport", &port])?;
+    let report = transfer.finish()?;
+    let counts = contestant.since(before, report.bytes)?;
+
+    let plain = at_enable / third.as_secs_f64();
+    // The first quarter has the start in it, the last only a part.
+    let whole = report.intervals.len().saturating_sub(1);
+    let quarters = report.intervals.get(1..whole).unwrap_or_default();
+    let lowest = quarters
+        .iter()
+        .min()
+        .context("the transfer was too short")?;
+    Ok(Turn {
+        plain_bits_per_second: plain * 8.0,
+        scramble_bits_per_second: (at_disable - at_enable) * 8.0 / third.as_secs_f64(),
+        lowest_quarter: *lowest as f64 / QUARTER.as_secs_f64() / plain,
+        longest_gap_us: report.longest_gap_us,
+        retransmissions: report.retransmissions,
+        resent: counts.resent,
+        enable_us: enable.as_micros() as u64,
+        disable_us: disable.as_micros() as u64,
+    })
+}

@@ -1,0 +1,182 @@
+//! The systems that are compared, each on hosts of its own.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+
+use super::Stage;
+use crate::baseline::{self, Tunnel};
+use crate::dibs::{Daemon, Settings};
+use crate::lab::Lab;
+use crate::link::LinkSpec;
+use crate::load::Transport;
+use crate::site::{INTERFACES, Site, addresses};
+
+/// Where the servers listen.
+pub(super) const PORT: u16 = 7000;
+/// Puts connections to [`PORT`] on the scrambler from their start.
+const RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000\n";
+
+/// A way to carry a stream from one host to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum System {
+    /// TCP over the trusted link.
+    Plain,
+    /// Two subflows, one a link.
+    Mptcp,
+    /// A tunnel over the trusted link.
+    WireguardGo,
+    /// dibs over both.
+    Scramble,
+    /// The same without integrity.
+    Bare,
+    /// dibs over both, but nothing on the scrambler until it is asked for.
+    Idle,
+}
+
+impl System {
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Plain => "plain TCP",
+            Self::Mptcp => "kernel MPTCP",
+            Self::WireguardGo => "wireguard-go",
+            Self::Scramble => "scramble",
+            Self::Bare => "scramble, integrity off",
+            Self::Idle => "plain, dibsd running",
+        }
+    }
+}
+
+/// Where an experiment's contestants live.
+pub(super) struct Place<'a> {
+    stage: &'a Stage<'a>,
+    lab: Lab,
+    pairs: usize,
+}
+
+/// A system, ready to run.
+pub(super) struct Contestant {
+    pub(super) label: String,
+    pub(super) site: Site,
+    pub(super) to: SocketAddr,
+    pub(super) transport: Transport,
+    pub(super) daemons: Option<[Daemon; 2]>,
+    on_bump: bool,
+    _tunnel: Option<Tunnel>,
+}
+
+/// What the counters say, to be compared before and after.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    /// Bytes that the first host sent by each link, headers and all.
+    pub(super) links: [u64; 2],
+    /// Chunks that its dibsd sent again.
+    pub(super) resent: u64,
+    /// Datagram bytes that its dibsd sent, over all paths.
+    datagrams: u64,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(stage: &'a Stage<'a>) -> Result<Self> {
+        let lab = Lab::new()?;
+        Ok(Self {
+            stage,
+            lab,
+            pairs: 0,
+        })
+    }
+
+    /// Brings a system up on two hosts and two links of its own.
+    pub(super) fn contestant(
+        &mut self,
+        system: System,
+        label: &str,
+        links: impl Fn(&str, LinkSpec) -> LinkSpec,
+    ) -> Result<Contestant> {
+        self.set_up(system, label, links)
+            .with_context(|| label.to_owned())
+    }
+
+    fn set_up(
+        &mut self,
+        system: System,
+        label: &str,
+        links: impl Fn(&str, LinkSpec) -> LinkSpec,
+    ) -> Result<Contestant> {
+        self.pairs += 1;
+        let names = ["a", "b"].map(|name| format!("{name}{}", self.pairs));
+        let site = Site::new(&mut self.lab, [&names[0], &names[1]], links)?;
+        let [near, far] = addresses(0);
+        let hosts = [&site.a, &site.b];
+        let (mut to, mut transport) = (far, Transport::Tcp);
+        let (mut tunnel, mut daemons) = (None, None);
+        let mut join = |daemon: &str, tables: &str| -> Result<()> {
+            let both = Settings { daemon, tables: "" };
+            let settings = [Settings { daemon, tables }, both];
+            let programs = self.stage.programs;
+            daemons = Some(programs.join(hosts, &Site::paths(), settings)?);
+            Ok(())
+        };
+        match system {
+            System::Plain => {}
+            System::Mptcp => {
+                transport = Transport::Mptcp;
+                baseline::mptcp(&site.a, &site.b, &[addresses(1)[1]])?;
+            }
+            System::WireguardGo => {
+                let program = self.stage.options.wireguard_go.as_ref();
+                let program = program.map_err(|reason| anyhow!("{reason}"))?;
+                let ends: [(_, IpAddr); 2] = [(&site.a, near), (&site.b, far)];
+                let made = baseline::wireguard_go(program, ends[0], ends[1])?;
+                to = made.b;
+                tunnel = Some(made);
+            }
+            System::Scramble => join("", RULE)?,
+            System::Bare => join("integrity = \"off\"", RULE)?,
+            System::Idle => join("", "")?,
+        }
+        Ok(Contestant {
+            label: label.to_owned(),
+            to: SocketAddr::new(to, PORT),
+            transport,
+            daemons,
+            on_bump: matches!(system, System::Scramble | System::Bare),
+            _tunnel: tunnel,
+            site,
+        })
+    }
+}
+
+impl Contestant {
+    pub(super) fn counts(&self) -> Result<Counts> {
+        let mut counts = Counts::default();
+        for (bytes, interface) in counts.links.iter_mut().zip(INTERFACES) {
+            *bytes = self.site.a.counters(interface)?.tx_bytes;
+        }
+        if let Some([daemon, _]) = &self.daemons {
+            let status = daemon.status()?;
+            counts.datagrams = status.paths.iter().map(|path| path.bytes_sent).sum();
+            counts.resent = status.counters.get("chunk_resent").copied().unwrap_or(0);
+        }
+        Ok(counts)
+    }
+
+    /// What was counted since, when so many bytes were sent.
+    ///
+    /// # Errors
+    /// If they should have gone through dibs and did not.
+    pub(super) fn since(&self, before: Counts, sent: u64) -> Result<Counts> {
+        let now = self.counts()?;
+        let [eth, wlan] = [0, 1].map(|link| now.links[link] - before.links[link]);
+        let datagrams = now.datagrams - before.datagrams;
+        ensure!(
+            !self.on_bump || datagrams >= sent,
+            "{sent} bytes were sent, of which dibsd carried {datagrams} at most"
+        );
+        Ok(Counts {
+            links: [eth, wlan],
+            resent: now.resent - before.resent,
+            datagrams,
+        })
+    }
+}

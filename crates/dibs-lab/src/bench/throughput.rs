@@ -1,0 +1,156 @@
+//! One stream, as fast as it goes.
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::Stage;
+use super::report::{Ratio, Table, median};
+use super::system::Contestant;
+use crate::load::{Throughput, Transport};
+
+/// A turn.
+#[derive(Clone, Debug, Serialize)]
+struct Turn {
+    bits_per_second: f64,
+    retransmissions: u64,
+    resent: u64,
+    longest_gap_us: u64,
+    link_bytes: [u64; 2],
+}
+
+/// A system's turns.
+#[derive(Clone, Debug, Serialize)]
+struct Series {
+    system: String,
+    turns: Vec<Turn>,
+}
+
+/// Two systems, and what the first should reach of the second.
+type Comparison = (&'static str, &'static str, Option<f64>);
+
+/// Runs the contestants in turn and compares them.
+pub(super) fn table(
+    stage: &Stage<'_>,
+    title: &str,
+    contestants: &[Contestant],
+    comparisons: &[Comparison],
+) -> Result<Table> {
+    let mut all: Vec<Series> = contestants
+        .iter()
+        .map(|contestant| Series {
+            system: contestant.label.clone(),
+            turns: Vec::new(),
+        })
+        .collect();
+    for round in 1..=stage.options.rounds {
+        for (contestant, series) in contestants.iter().zip(&mut all) {
+            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
+            eprintln!(
+                "{title}, round {round}, {}: {:.2} Gbit/s",
+                contestant.label,
+                turn.bits_per_second / 1e9
+            );
+            series.turns.push(turn);
+        }
+    }
+    let ratios = comparisons
+        .iter()
+        .filter_map(|&(one, other, least)| compare(&all, one, other, least))
+        .collect();
+    Ok(Table {
+        title: title.to_owned(),
+        columns: [
+            "system",
+            "Gbit/s",
+            "lowest to highest",
+            "TCP retransmissions",
+            "resent by the path layer",
+            "longest gap, ms",
+            "eth0 / wlan0, MB",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: all.iter().map(row).collect(),
+        ratios,
+        notes: Vec::new(),
+        turns: serde_json::to_value(&all)?,
+    })
+}
+
+fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
+    let before = contestant.counts()?;
+    let load = Throughput::new(contestant.to)
+        .transport(contestant.transport)
+        .duration(stage.options.duration);
+    let report = load.run(&contestant.site.a, &contestant.site.b)?;
+    let counts = contestant.since(before, report.bytes)?;
+    if contestant.transport == Transport::Mptcp {
+        anyhow::ensure!(report.subflows == 2, "{} subflows", report.subflows);
+    }
+    Ok(Turn {
+        bits_per_second: report.bits_per_second,
+        retransmissions: report.retransmissions,
+        resent: counts.resent,
+        longest_gap_us: report.longest_gap_us,
+        link_bytes: counts.links,
+    })
+}
+
+fn row(series: &Series) -> Vec<String> {
+    let of = |value: fn(&Turn) -> f64| median(series.turns.iter().map(value));
+    let rates = || series.turns.iter().map(|turn| turn.bits_per_second / 1e9);
+    let lowest = rates().fold(f64::INFINITY, f64::min);
+    let highest = rates().fold(0.0, f64::max);
+    vec![
+        series.system.clone(),
+        format!("{:.3}", of(|turn| turn.bits_per_second / 1e9)),
+        format!("{lowest:.3} to {highest:.3}"),
+        format!("{:.0}", of(|turn| turn.retransmissions as f64)),
+        format!("{:.0}", of(|turn| turn.resent as f64)),
+        format!("{:.1}", of(|turn| turn.longest_gap_us as f64 / 1e3)),
+        format!(
+            "{:.0} / {:.0}",
+            of(|turn| turn.link_bytes[0] as f64 / 1e6),
+            of(|turn| turn.link_bytes[1] as f64 / 1e6)
+        ),
+    ]
+}
+
+/// The median of the rounds' ratios; nothing if one of the two did not run.
+fn compare(all: &[Series], one: &str, other: &str, least: Option<f64>) -> Option<Ratio> {
+    let find = |name: &str| all.iter().find(|series| series.system == name);
+    let pairs = find(one)?.turns.iter().zip(&find(other)?.turns);
+    Some(Ratio {
+        what: format!("{one} / {other}"),
+        value: median(pairs.map(|(one, other)| one.bits_per_second / other.bits_per_second)),
+        least,
+        most: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(system: &str, rates: &[f64]) -> Series {
+        let turn = |&bits_per_second: &f64| Turn {
+            bits_per_second,
+            retransmissions: 0,
+            resent: 0,
+            longest_gap_us: 0,
+            link_bytes: [0; 2],
+        };
+        Series {
+            system: system.to_owned(),
+            turns: rates.iter().map(turn).collect(),
+        }
+    }
+
+    #[test]
+    fn ratios_are_taken_round_by_round() {
+        // In the second round, the machine was slow for both.
+        let all = [series("x", &[8.0, 2.0, 9.0]), series("y", &[4.0, 1.0, 3.0])];
+        assert_eq!(compare(&all, "x", "y", None).unwrap().value, 2.0);
+        assert!(compare(&all, "x", "z", None).is_none());
+    }
+}

@@ -1,0 +1,62 @@
+//! The benchmark, as `cargo xtask bench` runs it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, ValueEnum as _};
+use dibs_lab::baseline::build_wireguard_go;
+use dibs_lab::bench::{self, Experiment, Options};
+
+/// Compares dibs with plain TCP, kernel MPTCP and wireguard-go, in network namespaces.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask bench")]
+struct Arguments {
+    /// Write all turns of all rounds to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Only this experiment; may be given several times
+    #[arg(long, value_name = "NAME", value_enum)]
+    only: Vec<Experiment>,
+    /// Turns of each system
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Length of a turn
+    #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=600))]
+    seconds: u16,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let experiments = match arguments.only {
+        only if only.is_empty() => Experiment::value_variants().to_vec(),
+        only => only,
+    };
+    let options = Options {
+        rounds: arguments.rounds.into(),
+        duration: Duration::from_secs(arguments.seconds.into()),
+        wireguard_go: wireguard_go(&experiments),
+        experiments,
+    };
+    dibs_lab::enter()?;
+    let report = bench::run(&options)?;
+    print!("{report}");
+    if let Some(file) = arguments.json {
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        std::fs::write(&file, text).with_context(|| file.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Built beside this program; only where it is compared with.
+fn wireguard_go(experiments: &[Experiment]) -> Result<PathBuf, String> {
+    let compared = [Experiment::Unlimited, Experiment::Latency];
+    if !experiments.iter().any(|one| compared.contains(one)) {
+        return Err("not compared with".to_owned());
+    }
+    let build = || {
+        let own = std::env::current_exe().context("the running program's place")?;
+        build_wireguard_go(own.parent().unwrap_or(Path::new("/")))
+    };
+    build().map_err(|error: anyhow::Error| format!("{error:#}"))
+}

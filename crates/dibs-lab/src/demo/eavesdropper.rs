@@ -1,0 +1,218 @@
+//! Who listens on the untrusted link, and what that tells.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result};
+
+use super::text::NEEDLE;
+use crate::capture::{Packet, Recording};
+
+/// Bytes of a line of a dump, and lines.
+const WIDTH: usize = 16;
+const LINES: usize = 6;
+/// Payload bytes from which a datagram is one of data rather than of control.
+const DATA: usize = 200;
+
+/// When the bump was in force.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InForce {
+    /// `enable` returned.
+    pub(super) from: SystemTime,
+    /// `disable` was called.
+    pub(super) to: SystemTime,
+}
+
+/// What was overheard.
+#[derive(Debug)]
+pub(super) struct Overheard {
+    /// The first data segment before the bump, from its TCP payload on.
+    pub(super) before: Vec<u8>,
+    /// The first data datagram while the bump was in force, from its UDP payload on.
+    pub(super) during: Vec<u8>,
+    /// Packets with readable text before the bump was in force.
+    pub(super) readable_before: usize,
+    /// Packets with readable text while it was.
+    pub(super) readable_during: usize,
+    /// How long after `enable` had returned the last of them passed: the link had them queued.
+    pub(super) readable_for: Duration,
+    /// All packets with data while the bump was in force.
+    pub(super) packets_during: usize,
+}
+
+/// Makes sense of a recording of the untrusted link's far end.
+pub(super) fn study(recording: &Recording, bump: InForce) -> Result<Overheard> {
+    let heard: Vec<_> = recording
+        .packets
+        .iter()
+        .filter(|packet| !packet.outgoing)
+        .filter_map(|packet| Some((packet, payload(&packet.frame)?)))
+        .collect();
+    let readable = |bytes: &[u8]| bytes.windows(NEEDLE.len()).any(|window| window == NEEDLE);
+    let before = |packet: &Packet| packet.at < bump.from;
+    let during = |packet: &Packet| (bump.from..bump.to).contains(&packet.at);
+    let in_force = || heard.iter().filter(|(packet, _)| during(packet));
+
+    let first_before = heard
+        .iter()
+        .find(|(packet, payload)| before(packet) && payload.is_text(readable));
+    let first_during = in_force().find(|(_, payload)| payload.is_scrambled_data());
+    let readable_during: Vec<_> = in_force()
+        .filter(|(_, payload)| readable(payload.bytes()))
+        .map(|(packet, _)| packet.at)
+        .collect();
+    let last = readable_during.last().copied().unwrap_or(bump.from);
+    Ok(Overheard {
+        before: first_before
+            .context("nothing passed the untrusted link before the bump")?
+            .1
+            .bytes()
+            .to_vec(),
+        during: first_during
+            .context("no data passed the untrusted link while the bump was in force")?
+            .1
+            .bytes()
+            .to_vec(),
+        readable_before: heard
+            .iter()
+            .filter(|(packet, payload)| before(packet) && readable(payload.bytes()))
+            .count(),
+        readable_during: readable_during.len(),
+        readable_for: last.duration_since(bump.from).unwrap_or_default(),
+        packets_during: in_force()
+            .filter(|(_, payload)| payload.bytes().len() >= DATA)
+            .count(),
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Payload<'a> {
+    Tcp(&'a [u8]),
+    Udp(&'a [u8]),
+}
+
+impl<'a> Payload<'a> {
+    fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::Tcp(bytes) | Self::Udp(bytes) => bytes,
+        }
+    }
+
+    fn is_text(self, readable: impl Fn(&[u8]) -> bool) -> bool {
+        matches!(self, Self::Tcp(bytes) if readable(bytes))
+    }
+
+    fn is_scrambled_data(self) -> bool {
+        matches!(self, Self::Udp(bytes) if bytes.len() >= DATA)
+    }
+}
+
+/// What TCP or UDP over IPv4 carries in an Ethernet frame, which may be cut at its end.
+fn payload(frame: &[u8]) -> Option<Payload<'_>> {
+    let (ethernet, packet) = frame.split_at_checked(14)?;
+    if ethernet[12..] != [8, 0] {
+        return None;
+    }
+    let header = usize::from(packet.first()? & 15) * 4;
+    let protocol = *packet.get(9)?;
+    let segment = packet.get(header..)?;
+    match protocol {
+        6 => {
+            let header = usize::from(segment.get(12)? >> 4) * 4;
+            segment.get(header..).map(Payload::Tcp)
+        }
+        17 => segment.get(8..).map(Payload::Udp),
+        _ => None,
+    }
+}
+
+/// The first bytes in hexadecimal and as text.
+pub(super) fn dump(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (number, line) in bytes.chunks(WIDTH).take(LINES).enumerate() {
+        let mut hexadecimal = String::new();
+        for byte in line {
+            write!(hexadecimal, "{byte:02x} ").expect("a string takes it");
+        }
+        let readable: String = line
+            .iter()
+            .map(|&byte| match byte {
+                b' '..=b'~' => char::from(byte),
+                _ => '.',
+            })
+            .collect();
+        let (offset, width) = (number * WIDTH, WIDTH * 3);
+        writeln!(text, "  {offset:04x}  {hexadecimal:width$} {readable}")
+            .expect("a string takes it");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(protocol: u8, header: &[u8], payload: &[u8]) -> Vec<u8> {
+        let mut ip = [0; 20];
+        (ip[0], ip[9]) = (0x45, protocol);
+        [&[0; 12], &[8, 0][..], &ip, header, payload].concat()
+    }
+
+    fn tcp(payload: &[u8]) -> Vec<u8> {
+        let mut header = [0; 32];
+        header[12] = 8 << 4;
+        frame(6, &header, payload)
+    }
+
+    #[test]
+    fn payloads_begin_behind_the_headers() {
+        assert_eq!(payload(&tcp(b"text")), Some(Payload::Tcp(b"text")));
+        let udp = frame(17, &[0; 8], b"data");
+        assert_eq!(payload(&udp), Some(Payload::Udp(b"data")));
+        assert_eq!(payload(&udp[..40]), None);
+        assert_eq!(payload(b""), None);
+    }
+
+    #[test]
+    fn what_was_queued_is_told_from_what_leaks() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let packet = |seconds, frame| Packet {
+            at: at(seconds),
+            outgoing: false,
+            frame,
+        };
+        let text = || tcp(b"1. Dear Bob, come.");
+        let scrambled = || frame(17, &[0; 8], &[7; DATA]);
+        let mut recording = Recording::default();
+        recording.packets = vec![
+            packet(1, text()),
+            packet(2, text()),
+            packet(5, text()),
+            packet(6, scrambled()),
+            packet(9, text()),
+        ];
+        let bump = InForce {
+            from: at(4),
+            to: at(8),
+        };
+        let overheard = study(&recording, bump).unwrap();
+        assert_eq!(overheard.before, b"1. Dear Bob, come.");
+        assert_eq!(overheard.during, [7; DATA]);
+        assert_eq!(overheard.readable_before, 2);
+        assert_eq!(overheard.readable_during, 1);
+        assert_eq!(overheard.readable_for, Duration::from_secs(1));
+        assert_eq!(overheard.packets_during, 1);
+    }
+
+    #[test]
+    fn dumps_show_bytes_and_text() {
+        let text = dump(b"0123456789abcdef\x00Z");
+        let mut lines = text.lines();
+        assert_eq!(
+            lines.next().unwrap(),
+            "  0000  30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66  0123456789abcdef"
+        );
+        assert!(lines.next().unwrap().ends_with(" .Z"));
+        assert_eq!(dump(&[0; 4096]).lines().count(), LINES);
+    }
+}

@@ -1,0 +1,70 @@
+//! Where demo and benchmark take place: two hosts, a trusted and an untrusted link.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::Result;
+
+use crate::dibs::{PathSpec, Trust};
+use crate::host::Host;
+use crate::lab::Lab;
+use crate::link::{Link, LinkSpec};
+
+/// The trusted link's interface at both ends.
+pub const TRUSTED: &str = "eth0";
+/// The untrusted link's interface at both ends.
+pub const UNTRUSTED: &str = "wlan0";
+/// The interfaces of a site, the trusted one first.
+pub const INTERFACES: [&str; 2] = [TRUSTED, UNTRUSTED];
+
+/// Two hosts, joined twice: `eth0`, 10.0.1.1 and 10.0.1.2, is trusted, `wlan0`, 10.0.2.1 and
+/// 10.0.2.2, is not.
+#[derive(Debug)]
+pub struct Site {
+    /// The first host.
+    pub a: Host,
+    /// The second.
+    pub b: Host,
+    /// The trusted link and the untrusted one.
+    pub links: [Link; 2],
+}
+
+impl Site {
+    /// Hosts of these names, and the links that `shape` makes of each interface's plain one.
+    ///
+    /// # Errors
+    /// As [`Lab::host`] and [`Lab::link`].
+    pub fn new(
+        lab: &mut Lab,
+        names: [&str; 2],
+        shape: impl Fn(&str, LinkSpec) -> LinkSpec,
+    ) -> Result<Self> {
+        let (a, b) = (lab.host(names[0])?, lab.host(names[1])?);
+        let mut link = |number: usize| {
+            let interface = INTERFACES[number];
+            let [near, far] = addresses(number).map(|address| format!("{address}/24"));
+            let spec = LinkSpec::new(&a, interface, &near, &b, interface, &far);
+            lab.link(shape(interface, spec))
+        };
+        let links = [link(0)?, link(1)?];
+        Ok(Self { a, b, links })
+    }
+
+    /// Both links as paths, `eth` and `wlan`.
+    pub fn paths() -> [PathSpec; 2] {
+        let path = |name, number: usize, trust| PathSpec {
+            name,
+            interface: INTERFACES[number],
+            trust,
+            ends: addresses(number),
+        };
+        [
+            path("eth", 0, Trust::Trusted),
+            path("wlan", 1, Trust::Untrusted),
+        ]
+    }
+}
+
+/// The addresses of a link's two ends, by its place in [`INTERFACES`].
+pub fn addresses(link: usize) -> [IpAddr; 2] {
+    [1, 2].map(|end| Ipv4Addr::new(10, 0, link as u8 + 1, end).into())
+}
