@@ -41,8 +41,7 @@ use crate::buffer::{Buffer, Pool};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::{Injection, Injector};
 use crate::session::{
-    Config as SessionConfig, Hello, OpenError, PeerState, Random, SeededRandom, Sessions,
-    is_handshake,
+    Config as SessionConfig, Hello, OpenError, Random, SeededRandom, Sessions, is_handshake,
 };
 use crate::time::Time;
 use peer::{Out, Peer, Source};
@@ -320,7 +319,7 @@ impl Node {
         let hello = peer::hello(shared);
         for peer in peers.iter_mut() {
             let state = sessions.state(now, peer.id);
-            if state == PeerState::Down {
+            if sessions.sending(now, peer.id).is_none() {
                 peer.on_down(shared);
             }
             if peer.wants_call(now, shared, state)

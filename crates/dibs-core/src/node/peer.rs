@@ -35,6 +35,8 @@ const STORE_LIMIT: usize = 32 << 20;
 const MAX_CONNS: usize = 65_536;
 /// A connection that was silent as long is forgotten; it opens again when it speaks.
 const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
+/// A silent connection holds nothing longer than this.
+const GAP_PATIENCE: Duration = Duration::from_secs(60);
 /// How often idle connections are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
 /// Sessions whose epoch secrets are kept, for flows opened under them.
@@ -114,6 +116,7 @@ pub(crate) struct Peer {
     instance: Option<u64>,
     /// Hellos of sessions that the peer has not confirmed.
     unconfirmed: VecDeque<(SessionId, u64, usize)>,
+    /// There is a session to send by.
     pub(super) up: bool,
     /// Those of each session that still counts, with the instance of the peer; newest last.
     pub(super) secrets: VecDeque<(u64, EpochSecrets)>,
@@ -432,8 +435,13 @@ impl Peer {
         true
     }
 
+    /// Whether anything can be sent by this local path.
+    fn may_use(&self, shared: &Shared, local: usize) -> bool {
+        self.up && shared.local[local].up
+    }
+
     pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {
-        let usable = self.links.iter().filter(|l| shared.local[l.local].up);
+        let usable = self.links.iter().filter(|l| self.may_use(shared, l.local));
         let links = usable.flat_map(|l| {
             [
                 l.timer(),
@@ -458,10 +466,10 @@ impl Peer {
         }
         let peer = self.id.index();
         for at in 0..self.links.len() {
-            let link = &mut self.links[at];
-            if !shared.local[link.local].up {
+            if !self.may_use(shared, self.links[at].local) {
                 continue;
             }
+            let link = &mut self.links[at];
             link.on_timer(now, shared);
             if link.path.poll_timeout().is_some_and(|t| t <= now) {
                 let mut lost = std::mem::take(&mut self.lost);
@@ -492,7 +500,8 @@ impl Peer {
         }
     }
 
-    /// Forgets connections that have long been silent.
+    /// Forgets connections that have long been silent, and what others hold for a gap that nobody
+    /// closes any more, as when the connection left the bump.
     fn sweep(&mut self, now: Time, shared: &mut Shared) {
         let idle: Vec<Key> = self
             .conns
@@ -502,6 +511,13 @@ impl Peer {
             .collect();
         for key in idle {
             self.remove_conn(shared, key);
+        }
+        for (_, conn) in self.conns.iter_mut() {
+            if now.since(conn.last_seen) > GAP_PATIENCE
+                && let Some(inc) = &mut conn.inc
+            {
+                inc.stream.give_up(&mut self.store);
+            }
         }
     }
 

@@ -266,6 +266,18 @@ impl RxStream {
         Some(epoch.number)
     }
 
+    /// Ends the epochs that wait for a gap to close, and keeps nothing for later ones: it has been
+    /// too long.
+    pub fn give_up(&mut self, store: &mut Store) {
+        for epoch in &mut self.epochs {
+            if epoch.held.is_empty() {
+                epoch.forget_plain_up_to(u64::MAX, store);
+            } else {
+                epoch.end(store);
+            }
+        }
+    }
+
     /// Whether something waits for a gap to close.
     pub fn is_waiting(&self) -> bool {
         self.epochs.iter().any(|e| !e.held.is_empty())
@@ -347,6 +359,9 @@ impl Epoch {
                 return false;
             }
         }
+        if let Some(next) = self.next {
+            self.forget_plain_up_to(next, store);
+        }
         true
     }
 
@@ -368,7 +383,7 @@ impl Epoch {
         Some(reach)
     }
 
-    /// Moves the chain on to `target` over plain bytes, and forgets those behind it.
+    /// Moves the chain on to `target` over plain bytes.
     ///
     /// Those of a peer that cuts its chain twice may lead back: then the CRC ends the epoch.
     fn pass_plain(&mut self, target: u64, store: &mut Store) {
@@ -385,12 +400,15 @@ impl Epoch {
             }
             self.forget_plain(offset, store);
         }
+        self.next = Some(target);
+    }
+
+    fn forget_plain_up_to(&mut self, reach: u64, store: &mut Store) {
         while let Some((&offset, plain)) = self.plain.first_key_value()
-            && plain.end <= target
+            && plain.end <= reach
         {
             self.forget_plain(offset, store);
         }
-        self.next = Some(target);
     }
 
     fn forget_plain(&mut self, offset: u64, store: &mut Store) {
@@ -439,7 +457,11 @@ impl Epoch {
 
     /// Whether `acked` lies beyond a gap in front of held pieces, which nothing will close then.
     fn is_passed_by(&self, acked: u64) -> bool {
-        !self.broken && !self.held.is_empty() && self.reach().is_some_and(|reach| acked > reach)
+        let Some((&first, _)) = self.held.first_key_value() else {
+            return false;
+        };
+        // Where a chain whose start is missing begins is not known.
+        acked > self.reach().unwrap_or(first)
     }
 
     fn end(&mut self, store: &mut Store) {
