@@ -97,6 +97,8 @@ pub struct Kernel {
     /// Payload bytes that its TCP sent again.
     pub retransmitted: u64,
     top: BTreeMap<Tuple, SeqNumber>,
+    /// Where the FIN of each direction stands, and how many bare acknowledgements came up to it.
+    fins: BTreeMap<Tuple, (SeqNumber, u32)>,
 }
 
 impl Kernel {
@@ -124,6 +126,7 @@ impl Kernel {
             clock,
             retransmitted: 0,
             top: BTreeMap::new(),
+            fins: BTreeMap::new(),
         }
     }
 
@@ -180,8 +183,27 @@ impl Kernel {
                 }
             }
         }
-        self.device.received.push_back(packet);
+        if !self.repeats_up_to_fin(&packet) {
+            self.device.received.push_back(packet);
+        }
         Ok(())
+    }
+
+    /// Whether this is a duplicate acknowledgement of everything but a FIN. Three of them make
+    /// smoltcp 0.14 stop its timer and send nothing, so a lost FIN would never be sent again
+    /// (`seq_to_transmit` lets a fast retransmission pass only with data).
+    fn repeats_up_to_fin(&mut self, packet: &[u8]) -> bool {
+        let Some(s) = offload::tcp(packet) else {
+            return false;
+        };
+        let bare = s.payload.is_empty() && s.flags & (flags::SYN | flags::FIN | flags::RST) == 0;
+        match self.fins.get_mut(&s.tuple.reversed()) {
+            Some((fin, seen)) if bare && s.ack == *fin => {
+                *seen += 1;
+                *seen > 1
+            }
+            _ => false,
+        }
     }
 
     /// Lets the stack work; what it sends comes out.
@@ -207,7 +229,12 @@ impl Kernel {
         {
             paws.acked = s.ack;
         }
+        if s.has(flags::FIN) {
+            let fin = s.seq.add(s.payload.len() as u32);
+            self.fins.entry(s.tuple).or_insert((fin, 0));
+        }
         if s.has(flags::SYN) {
+            self.fins.remove(&s.tuple);
             self.top.insert(s.tuple, s.seq.add(1));
         } else if let Some(top) = self.top.get_mut(&s.tuple) {
             let end = s.seq.add(s.payload.len() as u32);

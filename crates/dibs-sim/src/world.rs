@@ -24,7 +24,7 @@ use crate::rng::{Rng, mix};
 /// up to a minute by then, and a few of them may meet losses again.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Time for what is left to be acknowledged and forgotten.
-const SETTLING: Duration = Duration::from_secs(30);
+const SETTLING: Duration = Duration::from_secs(150);
 /// The UDP port of the daemons.
 const PORT: u16 = 5300;
 const SCRAMBLE: u8 = Bump::Scramble as u8;
@@ -743,6 +743,12 @@ impl World {
         let Some(node) = &self.hosts[host].node else {
             return Ok(());
         };
+        for peer in node.peers(self.now) {
+            // What each end says in its hello that it can hold.
+            if peer.held > 32 << 20 || peer.unacknowledged > (32 << 20) + (64 << 10) {
+                return Err(format!("bounds exceeded at {}: {peer:?}", name(host)));
+            }
+        }
         for counter in [
             Counter::CrcMismatch,
             Counter::PeerContradiction,
@@ -779,6 +785,9 @@ impl World {
                         name(host),
                         peer.unacknowledged
                     ));
+                }
+                if peer.held > 0 {
+                    return Err(format!("{} still holds {} bytes", name(host), peer.held));
                 }
             }
         }
