@@ -297,6 +297,13 @@ impl Link {
         }
     }
 
+    /// Data came although the peer has not answered our challenge: it did, and the answer was lost.
+    pub(crate) fn on_early_data(&mut self) {
+        if let Stage::Accepting { retry, .. } = &mut self.stage {
+            retry.tries = retry.tries.min(ACCEPTS - 1);
+        }
+    }
+
     /// The peer accepts; false if that answers nothing of ours.
     pub(crate) fn on_accept(
         &mut self,

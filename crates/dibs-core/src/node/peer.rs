@@ -136,6 +136,8 @@ pub(crate) struct Peer {
     pub(crate) waiting: Unacknowledged,
     /// Lost and to be sent again, with the path that lost it.
     pub(super) resend: VecDeque<(Key, u8)>,
+    /// Not sent yet, and only trusted paths may.
+    pub(super) deferred: VecDeque<Key>,
     /// Flows with something queued: those that just began, and the others.
     pub(super) new_flows: VecDeque<Key>,
     pub(super) old_flows: VecDeque<Key>,
@@ -212,6 +214,7 @@ impl Peer {
             next_flow: 0,
             waiting: Unacknowledged::default(),
             resend: VecDeque::new(),
+            deferred: VecDeque::new(),
             new_flows: VecDeque::new(),
             old_flows: VecDeque::new(),
             backlog: 0,
@@ -359,6 +362,7 @@ impl Peer {
         self.links.clear();
         self.segments.clear();
         self.resend.clear();
+        self.deferred.clear();
         // A message that the old instance had not taken is for the new one.
         for pending in self.waiting.drain(&mut shared.pool).into_iter().rev() {
             if let Content::Control { bytes, .. } = pending.content {

@@ -99,6 +99,7 @@ impl Peer {
             let open = self.links[at].is_open();
             if !open && !is_joining(&frame) {
                 shared.count(Counter::PathNotValidated);
+                self.links[at].on_early_data();
                 return;
             }
             if let Frame::Chunk(chunk) = &frame {

@@ -3,7 +3,7 @@
 //! In this order: what opens and keeps paths, acknowledgements (of paths and of TCP), messages
 //! between the daemons, what was lost, new data.
 
-use dibs_scramble::Scrambler;
+use dibs_scramble::{BUFFER_LEN, Scrambler};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{self, EmptySegment, Frame, TcpFields};
@@ -22,6 +22,7 @@ use crate::flow::queue::Verdict;
 use crate::session::CLEAR_HEADER_LEN as CLEAR;
 use crate::session::{Integrity, OVERHEAD, Session, TAG_LEN};
 use crate::slab::Key;
+use crate::stream::tx::TxStream;
 use crate::time::Time;
 
 /// Segments of one GSO send, at most (the kernel's UDP_MAX_SEGMENTS of old).
@@ -30,6 +31,8 @@ const MAX_SEGMENTS: usize = 64;
 const MAX_BATCH: usize = 65_000;
 /// Times that a chunk is sent before it is left to TCP.
 const MAX_SENDS: u8 = 12;
+/// Chunks left out of untrusted runs that may wait for a trusted path.
+const MAX_DEFERRED: usize = 64;
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
 /// What a flow may send in one round.
@@ -84,6 +87,9 @@ impl Peer {
             return Some(out);
         }
         if let Some(out) = self.send_lost(now, shared, session) {
+            return Some(out);
+        }
+        if let Some(out) = self.send_deferred(now, shared, session) {
             return Some(out);
         }
         if let Some(out) = self.send_opaque(now, shared, session) {
@@ -371,6 +377,49 @@ impl Peer {
             };
             if out.is_some() {
                 return out;
+            }
+        }
+        None
+    }
+
+    /// Sends chunks that an untrusted path had to leave out.
+    fn send_deferred(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: &mut Session,
+    ) -> Option<Out> {
+        while let Some(&key) = self.deferred.front() {
+            let Some(Pending {
+                content: Content::Chunk(chunk),
+                ..
+            }) = self.waiting.get(key)
+            else {
+                self.deferred.pop_front();
+                continue;
+            };
+            let wanted = usize::from(chunk.len) + OVERHEAD + 128;
+            let placement = Placement::TrustedOnly;
+            let choice = balanced(
+                &mut self.links,
+                shared,
+                now,
+                placement,
+                wanted,
+                wanted,
+                None,
+            );
+            let link = match choice {
+                Choice::Send { link, .. } => link,
+                Choice::Wait(at) => {
+                    self.wait_until(at);
+                    return None;
+                }
+                Choice::Nobody => return None,
+            };
+            self.deferred.pop_front();
+            if let Some(out) = self.send_chunk_again(now, shared, session, link, key) {
+                return Some(out);
             }
         }
         None
@@ -708,7 +757,10 @@ impl Peer {
         if stream.epoch() != before {
             conn.stats.epochs += 1;
         }
-        let strict = position.solo || stream.is_guarded(offset) || conn.out.until_trusted == 0;
+        // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
+        // beyond it trust wins over speed.
+        let due = conn.out.until_trusted == 0 && self.deferred.len() >= MAX_DEFERRED;
+        let strict = position.solo || stream.is_guarded(offset) || due;
         let placement = if strict {
             Placement::TrustedOnly
         } else {
@@ -820,16 +872,18 @@ impl Peer {
         let mut stride = 0;
         let mut pieces = 0;
         let mut unused = true;
+        let mut deferred = false;
         while pieces < most {
             let offset = base + done as u64;
             let position = stream.position(offset, (total - done).max(1));
             let due = *until_trusted == 0;
-            let strict = due || position.solo || stream.is_guarded(offset);
-            let placement = if strict {
+            let guarded = position.solo || stream.is_guarded(offset);
+            let placement = if due || guarded {
                 Placement::TrustedOnly
             } else {
                 Placement::Any
             };
+            let allowed = placement.allows(trusted || lax);
             let bare = may_be_bare && !position.solo;
             let tag = if bare { 0 } else { TAG_LEN };
             let len = (mtu - CLEAR - header - tag)
@@ -840,27 +894,23 @@ impl Peer {
                 header,
                 tag,
             };
+            let defer = !allowed && !guarded && self.deferred.len() < MAX_DEFERRED;
             // The datagrams of one send are equally long, but for the last.
-            if !placement.allows(trusted || lax) || (pieces > 0 && shape.len() > stride) {
+            if (!allowed && !defer) || (pieces > 0 && shape.len() > stride) {
                 break;
             }
             let bytes = &segment.payload[done..done + len];
             let last = done + len == total;
-            let datagram = &mut self.waiting.batch_mut(batch)[at..at + shape.len()];
-            let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
-            if position.solo {
-                let initial = outgoing_buffer(secrets, *flow, stream, Some(offset));
-                Scrambler::new(&initial).scramble(bytes, payload);
-                stats.retransmissions += 1;
-            } else {
-                let initial = position
-                    .first
-                    .then(|| outgoing_buffer(secrets, *flow, stream, None));
-                stream
-                    .scrambler(|| initial.expect("a chain's scrambler is made with its start"))
-                    .scramble(bytes, payload);
-            }
             let piece_tcp = piece_fields(&tcp, done, last);
+            let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
+            let initial = if position.solo {
+                stats.retransmissions += 1;
+                Some(outgoing_buffer(secrets, *flow, stream, Some(offset)))
+            } else if position.first {
+                Some(outgoing_buffer(secrets, *flow, stream, None))
+            } else {
+                None
+            };
             let chunk = Chunk {
                 conn: key,
                 flow: *flow,
@@ -875,6 +925,32 @@ impl Peer {
                 at: (at + CLEAR) as u32,
                 len: len as u16,
             };
+            if defer {
+                // It goes by a trusted path when that has room; the others need not wait for it.
+                let mut buffer = shared.pool.take_for(len);
+                transform(stream, position.solo, initial, bytes, &mut buffer[..len]);
+                let batch = self.waiting.add_batch(buffer);
+                let chunk = Chunk {
+                    batch,
+                    at: 0,
+                    ..chunk
+                };
+                let pending = self.waiting.add(Content::Chunk(chunk), placement);
+                self.deferred.push_back(pending);
+                deferred = true;
+                stream.advance(offset, numbers, position.solo);
+                stats.bytes_trusted += len as u64;
+                *until_trusted = next_trusted(shared, capacity);
+                *deficit -= len as i64;
+                done += len;
+                if last {
+                    break;
+                }
+                continue;
+            }
+            let datagram = &mut self.waiting.batch_mut(batch)[at..at + shape.len()];
+            let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
+            transform(stream, position.solo, initial, bytes, payload);
             chunk
                 .frame(piece_tcp, open)
                 .encode(&mut Writer::new(&mut rest[..header]));
@@ -896,7 +972,6 @@ impl Peer {
                 stream.break_chain();
                 break;
             }
-            let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
             stream.advance(offset, numbers, position.solo);
             if trusted {
                 stats.bytes_trusted += len as u64;
@@ -917,10 +992,10 @@ impl Peer {
         if unused {
             self.waiting.drop_empty_batch(batch, &mut shared.pool);
         }
-        if pieces == 0 {
+        let sent = done - (total - left);
+        if pieces == 0 && !deferred {
             return None;
         }
-        let sent = done - (total - left);
         self.backlog -= sent;
         let emptied = if left == 0 {
             queue.pop()
@@ -929,6 +1004,9 @@ impl Peer {
         };
         if let Some(buffer) = emptied {
             shared.pool.give(buffer);
+        }
+        if pieces == 0 {
+            return self.send_deferred(now, shared, session);
         }
         let link = &self.links[link];
         Some(Out {
@@ -984,6 +1062,23 @@ fn parsed(buffer: &[u8]) -> Segment<'_> {
     match packet::parse(&buffer[virtio::LEN..]) {
         Ok(Packet::Tcp(segment)) => segment,
         _ => panic!("what is queued was parsed before"),
+    }
+}
+
+/// Scrambles a piece from where it was read to where it is sent from. `initial` is the buffer of a
+/// solo chunk, or of a chain that begins here.
+fn transform(
+    stream: &mut TxStream,
+    solo: bool,
+    initial: Option<[u8; BUFFER_LEN]>,
+    bytes: &[u8],
+    out: &mut [u8],
+) {
+    let initial = || initial.expect("solo chunks and the start of a chain have an initial buffer");
+    if solo {
+        Scrambler::new(&initial()).scramble(bytes, out);
+    } else {
+        stream.scrambler(initial).scramble(bytes, out);
     }
 }
 
