@@ -112,3 +112,62 @@ pub fn digest(bytes: &[u8]) -> u64 {
         mix(sum ^ u64::from_le_bytes(word)).wrapping_add(0x9e37_79b9_7f4a_7c15)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::{Kind, Stream};
+
+    fn datagram(seq: u8, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![4, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, seq];
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    fn plaintext() -> [u8; 40] {
+        let mut bytes = [0; 40];
+        let kind = Kind::Marked;
+        Stream { key: 5, kind }.fill(3, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_must_not_show_is_seen() {
+        let trusted = (true, true);
+        let untrusted = (false, false);
+        let mut observer = Observer::new(false);
+        let plain = datagram(0, &plaintext());
+        assert!(observer.see(0, 0, trusted, &plain).is_ok());
+        assert!(observer.see(0, 0, untrusted, &plain).is_err());
+        let mut chained = plaintext();
+        for i in 1..chained.len() {
+            chained[i] ^= chained[i - 1];
+        }
+        let chained = datagram(1, &chained);
+        assert!(observer.see(0, 0, untrusted, &chained).is_err());
+        assert!(Observer::new(true).see(0, 0, untrusted, &chained).is_ok());
+        let handshake = [1; 100];
+        assert!(observer.see(0, 0, trusted, &handshake).is_ok());
+        assert!(observer.see(0, 0, untrusted, &handshake).is_err());
+    }
+
+    #[test]
+    fn a_nonce_serves_one_content() {
+        let mut observer = Observer::new(false);
+        let trusted = (true, true);
+        assert!(observer.see(0, 0, trusted, &datagram(0, b"one")).is_ok());
+        assert!(observer.see(0, 0, trusted, &datagram(0, b"one")).is_ok());
+        assert!(observer.see(0, 0, trusted, &datagram(1, b"two")).is_ok());
+        assert!(observer.see(1, 0, trusted, &datagram(0, b"two")).is_ok());
+        assert!(observer.see(0, 0, trusted, &datagram(0, b"two")).is_err());
+    }
+
+    #[test]
+    fn a_key_shows_wherever_it_stands() {
+        let mut observer = Observer::new(false);
+        let key = std::array::from_fn(|i| i as u8 ^ 0xa5);
+        observer.guard(&key);
+        let part = datagram(0, &key[5..25]);
+        assert!(observer.see(0, 0, (true, true), &part).is_err());
+    }
+}

@@ -237,3 +237,89 @@ pub fn tcp(packet: &[u8]) -> Option<Segment<'_>> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dibs_wire::SeqNumber;
+    use dibs_wire::emit::Headers;
+    use dibs_wire::packet::{IpMeta, Tuple};
+
+    fn packet(seq: u32, len: usize, tcp_flags: u16, v6: bool) -> Vec<u8> {
+        let (src, dst) = if v6 {
+            ("fd01::1", "fd01::2")
+        } else {
+            ("10.0.0.1", "10.0.0.2")
+        };
+        let headers = Headers {
+            tuple: Tuple {
+                src: src.parse().unwrap(),
+                dst: dst.parse().unwrap(),
+                sport: 1,
+                dport: 2,
+            },
+            meta: IpMeta {
+                ttl: 64,
+                ..IpMeta::default()
+            },
+            seq: SeqNumber::new(seq),
+            ack: SeqNumber::new(7),
+            flags: tcp_flags,
+            window: 100,
+            urgent: 0,
+            timestamps: Some((3, 4)),
+            options: None,
+        };
+        let at = headers.encoded_len();
+        let mut frame = vec![0; at];
+        frame.extend((0..len).map(|i| (seq as usize + i) as u8));
+        headers.write(&mut frame, len, 0);
+        let mut whole = segments(&frame).unwrap();
+        assert_eq!(whole.len(), 1);
+        whole.remove(0)
+    }
+
+    #[test]
+    fn joined_segments_come_apart_as_they_were() {
+        for v6 in [false, true] {
+            let last = flags::ACK | flags::PSH | flags::FIN;
+            let packets = vec![
+                packet(0, 100, flags::ACK, v6),
+                packet(100, 100, flags::ACK, v6),
+                packet(200, 60, last, v6),
+                packet(260, 100, flags::ACK, v6),
+                packet(500, 100, flags::ACK, v6),
+            ];
+            let mut joined = 0;
+            for seed in 0..50 {
+                let frames = frames(packets.clone(), &mut Rng::new(seed));
+                joined += packets.len() - frames.len();
+                let back: Vec<_> = frames.iter().flat_map(|f| segments(f).unwrap()).collect();
+                assert_eq!(back, packets);
+            }
+            assert!(joined > 50, "superpackets are made: {joined}");
+        }
+    }
+
+    #[test]
+    fn what_a_kernel_would_not_take_is_named() {
+        let good = frames(
+            vec![
+                packet(0, 100, flags::ACK, false),
+                packet(100, 50, flags::ACK, false),
+            ],
+            &mut Rng::new(0),
+        );
+        let good = good.into_iter().find(|f| f[1] != 0).expect("a superpacket");
+        assert!(segments(&good).is_ok());
+        let broken = |at: usize| {
+            let mut frame = good.clone();
+            frame[at] ^= 1;
+            segments(&frame)
+        };
+        // hdr_len, gso_size, csum_start, csum_offset, IP length, checksums of IP and TCP.
+        for at in [2, 5, 6, 8, 13, 20, 46] {
+            assert!(broken(at).is_err(), "byte {at}");
+        }
+    }
+}

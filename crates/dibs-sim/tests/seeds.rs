@@ -1,0 +1,48 @@
+//! Random histories, and the promise that a seed repeats.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Seeds of the normal test run; `cargo xtask sim --seeds N` runs any number.
+const SEEDS: u64 = 2000;
+
+#[test]
+fn random_histories_keep_all_promises() {
+    let next = AtomicU64::new(0);
+    let failures = Mutex::new(Vec::new());
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= SEEDS {
+                        return;
+                    }
+                    if let Err(text) = dibs_sim::run(seed) {
+                        failures.lock().unwrap().push((seed, text));
+                    }
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().unwrap();
+    failures.sort();
+    if let Some((_, first)) = failures.first() {
+        panic!("{} of {SEEDS} seeds fail\n{first}", failures.len());
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let mut digests: Vec<u64> = (0..50)
+        .map(|seed| {
+            let first = dibs_sim::run(seed).unwrap();
+            assert_eq!(first, dibs_sim::run(seed).unwrap(), "seed {seed}");
+            first.digest
+        })
+        .collect();
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), 50, "other seeds give other runs");
+}
