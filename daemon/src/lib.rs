@@ -1,18 +1,41 @@
 //! The daemon: a thread for packets ([`driver`]), and this one for everything else.
+//!
+//! The main thread steers: it decides which connections take a bump, tells the kernel
+//! ([`steering`]) and the peers' daemons ([`messages`]), and serves users ([`control_socket`]). None of
+//! that stands in a packet's way.
 
+pub mod background;
+pub mod conns;
+pub mod control_socket;
+pub mod daemon;
 pub mod driver;
 pub mod interfaces;
+mod listing;
+pub mod live;
+pub mod messages;
+pub mod requests;
 pub mod rules;
 pub mod startup;
+pub mod state;
 pub mod steering;
+mod switching;
 
-use std::collections::BTreeSet;
 use std::path::Path;
+use std::rc::Rc;
+use std::thread::JoinHandle;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
+use dibs_config::Config;
 use dibs_core::Time;
 use dibs_core::node::Node;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use daemon::{Daemon, PeerState, State};
+use driver::{Driver, Notice};
+use interfaces::{Interfaces, Inventory};
+use state::{Saved, StateFile};
+use steering::Steerer;
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -26,59 +49,176 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("start the runtime")?;
+        .context("cannot start the runtime")?;
     tokio::task::LocalSet::new().block_on(&runtime, serve(config))
 }
 
-async fn serve(config: dibs_config::Config) -> anyhow::Result<()> {
-    let interfaces = interfaces::Interfaces::open()?;
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let file = StateFile::open(&config.daemon.control_socket)?;
+    let saved = file.load()?;
+    let interfaces = Interfaces::open()?;
     let inventory = interfaces.list().await?;
-    let addresses = inventory.host_addresses(startup::is_our_tun);
-    let mut seed = [0; 32];
-    getrandom::fill(&mut seed).context("the system's random generator")?;
-    let now = Time::from_nanos(dibs_io::monotonic_ns());
-    let node = Node::new(now, startup::node_config(&config, &inventory)?, seed)?;
-    let names = config.paths.iter().map(|path| path.name.clone()).collect();
-    let (driver, mut notices, thread) =
-        driver::start(node, names).context("start the data path")?;
-    for (index, path) in config.paths.iter().enumerate() {
-        if let Some(socket) = startup::open_socket(&config, path)? {
-            let set = driver.set_socket(index, socket).await?;
-            set.with_context(|| format!("watch path {}", path.name))?;
-        }
+    let (driver, notices, thread) = start_data_path(&config, &inventory).await?;
+    let state = initial_state(&config, &saved, inventory)?;
+    let steerer = Steerer::new(driver.clone())?;
+    let mut seed = [0; 4];
+    getrandom::fill(&mut seed).context("the system's random generator failed")?;
+    let host = host_id(&config)?;
+    let first_request = u32::from_ne_bytes(seed);
+    let daemon = Rc::new(Daemon::new(
+        config,
+        driver,
+        interfaces,
+        steerer,
+        file,
+        state,
+        host,
+        first_request,
+    ));
+    daemon.steer().await.context("cannot steer")?;
+    let socket = daemon.config.daemon.control_socket.clone();
+    let listener = control_socket::bind(&socket)?;
+    let ended = main_loop(&daemon, listener, notices).await;
+    // Whoever asks from now on learns that nobody is here.
+    let _ = std::fs::remove_file(&socket);
+    if daemon.config.daemon.fail == dibs_config::Fail::Open {
+        let mut steerer = daemon.steerer.lock().await;
+        steerer
+            .cleanup(&daemon.config)
+            .await
+            .context("cannot let go")?;
     }
-    let mut rules = Vec::new();
-    for (index, rule) in config.rules.iter().enumerate() {
-        let bump = startup::carried()
-            .into_iter()
-            .find(|bump| bump.name == rule.bump)
-            .expect("others were refused");
-        let id = index as u64 + 1;
-        rules.push(
-            rules::of_file(id, rule, bump.id)
-                .map_err(|message| config.refuse(&format!("rule.{index}"), message, None))?,
-        );
-    }
-    let mut steerer = steering::Steerer::new(driver.clone())?;
-    let in_use: BTreeSet<_> = startup::carried().iter().map(|bump| bump.id).collect();
-    let wish = steering::desired(&config, &rules, &in_use, &addresses);
-    steerer.set(&wish).await?;
-    sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("sd_notify")?;
+    daemon.driver.stop();
+    let joined = tokio::task::spawn_blocking(move || thread.join()).await?;
+    joined
+        .map_err(|_| anyhow!("the data path panicked"))?
+        .context("the data path failed")?;
+    ended
+}
+
+/// Everything at once, until a signal to end or a failure.
+async fn main_loop(
+    daemon: &Rc<Daemon>,
+    listener: tokio::net::UnixListener,
+    notices: mpsc::Receiver<Notice>,
+) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let own = || Rc::clone(daemon);
+    tokio::task::spawn_local(control_socket::serve(own(), listener));
+    tokio::task::spawn_local(background::watchdog(own()));
+    let mut data_path = tokio::task::spawn_local(background::follow_data_path(own(), notices));
+    tokio::task::spawn_local(background::follow_host(own()));
+    tokio::task::spawn_local(background::sweep(own()));
+    tokio::task::spawn_local(background::follow_conntrack(own()));
+    sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
-    let mut term = signal(SignalKind::terminate())?;
     loop {
         tokio::select! {
-            notice = notices.recv() => match notice {
-                Some(driver::Notice::Node(dibs_core::node::Event::PeerUp { .. })) => tracing::info!("session is established"),
-                Some(driver::Notice::Node(event)) => tracing::info!(?event),
-                Some(driver::Notice::TunLost { error, .. }) => tracing::warn!("{error}"),
-                None => break,
-            },
-            _ = term.recv() => { driver.stop(); }
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hang_up.recv() => reapply(daemon).await,
+            _ = &mut data_path => return Err(anyhow!("the data path has ended")),
         }
     }
-    let ended = thread.join();
-    ended
-        .map_err(|_| anyhow::anyhow!("the data path panicked"))?
-        .context("the data path")
+}
+
+/// SIGHUP: puts back what others removed, and what `cleanup` suspended.
+async fn reapply(daemon: &Rc<Daemon>) {
+    daemon.state.borrow_mut().suspended = false;
+    let done = async {
+        background::refresh_interfaces(daemon).await?;
+        daemon.steer().await
+    };
+    match done.await {
+        Ok(report) => tracing::info!("steering applied again, {} step(s)", report.steps.len()),
+        Err(error) => tracing::error!("steering: {error:#}"),
+    }
+    daemon.mark_choices().await;
+    daemon.send_wants().await;
+}
+
+async fn start_data_path(
+    config: &Config,
+    inventory: &Inventory,
+) -> anyhow::Result<(
+    Driver,
+    mpsc::Receiver<Notice>,
+    JoinHandle<std::io::Result<()>>,
+)> {
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).context("the system's random generator failed")?;
+    let now = Time::from_nanos(dibs_io::monotonic_ns());
+    let node = Node::new(now, startup::node_config(config, inventory)?, seed)?;
+    let names = config.paths.iter().map(|path| path.name.clone()).collect();
+    let (driver, notices, thread) =
+        driver::start(node, names).context("cannot start the data path")?;
+    for (index, path) in config.paths.iter().enumerate() {
+        if let Some(socket) = startup::open_socket(config, path)? {
+            let set = driver.set_socket(index, socket).await?;
+            set.with_context(|| format!("cannot watch path {}", path.name))?;
+        }
+    }
+    Ok((driver, notices, thread))
+}
+
+/// The first bytes of our public key: another number than any peer's, but for one chance in 2^64.
+fn host_id(config: &Config) -> anyhow::Result<u64> {
+    let key = dibs_config::read_private_key(&config.daemon.private_key_file)?.public();
+    let (first, _) = key.as_bytes().split_first_chunk().expect("32 bytes");
+    Ok(u64::from_be_bytes(*first))
+}
+
+/// What the last run left, and the rules of the file.
+fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow::Result<State> {
+    let carried = startup::carried();
+    let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
+    let mut rules = Vec::new();
+    for (index, rule) in config.rules.iter().enumerate() {
+        let bump = bump_id(&rule.bump).expect("others were refused");
+        let made = rules::of_file(index as u64 + 1, rule, bump)
+            .map_err(|message| config.refuse(&format!("rule.{index}"), message, None))?;
+        rules.push(made);
+    }
+    let mut user_rules = Vec::new();
+    for rule in &saved.rules {
+        let behind = |name: &str| {
+            let peer = config.peers.iter().find(|peer| peer.name == name);
+            peer.map(|peer| peer.addresses.clone())
+        };
+        let made = bump_id(&rule.bump)
+            .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
+            .and_then(|bump| rules::of_user(rule.id, &rule.selector, &rule.bump, bump, behind));
+        match made {
+            Ok(made) => {
+                rules.push(made);
+                user_rules.push(rule.clone());
+            }
+            Err(reason) => tracing::warn!("rule {} is dropped: {reason}", rule.id),
+        }
+    }
+    let mut choices = conns::Choices::default();
+    for saved in &saved.choices {
+        choices.restore(saved.conn, saved.choice);
+    }
+    let peer_state = |peer: &dibs_config::PeerConfig| PeerState {
+        engaged: saved
+            .engaged
+            .get(&peer.public_key.to_string())
+            .copied()
+            .unwrap_or(0),
+        ..PeerState::default()
+    };
+    Ok(State {
+        rules,
+        user_rules,
+        next_rule: saved.next_rule,
+        choices,
+        peers: config.peers.iter().map(peer_state).collect(),
+        addresses: inventory.host_addresses(startup::is_our_tun),
+        inventory,
+        installed: Default::default(),
+        suspended: false,
+    })
 }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use netlink_packet_netfilter::conntrack::{
     ConntrackAttribute as Attribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP,
-    ProtoTuple, Tuple as TupleAttribute,
+    ProtoTuple, Status, Tuple as TupleAttribute,
 };
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
@@ -25,6 +25,16 @@ use crate::{BumpId, Error, Family, MarkLayout};
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_MARK_MASK: u16 = 21;
+
+const CTA_PROTOINFO_TCP_FLAGS_ORIGINAL: u16 = 4;
+const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
+
+/// IP_CT_TCP_FLAG_BE_LIBERAL, as value and as mask.
+const TCP_BE_LIBERAL: u8 = 0x08;
+/// TCP_CONNTRACK_ESTABLISHED.
+const TCP_ESTABLISHED: u8 = 3;
+/// Seconds, the kernel's own default for established connections.
+const ESTABLISHED_TIMEOUT: u32 = 432_000;
 
 /// Bytes of events that may wait before the kernel drops some and [`Event::Lost`] is seen.
 const EVENT_BUFFER: usize = 4 << 20;
@@ -130,6 +140,40 @@ impl Conntrack {
         self.replace_mark(tuple.family(), which, value, mask)
             .await
             .map_err(Error::netlink(format!("set the mark of {tuple:?}")))
+    }
+
+    /// Tracks an established TCP connection that the kernel does not track, with `mark` from its first
+    /// packet on. `false`: it is tracked by now.
+    ///
+    /// A connection that is older than our rules gets an entry with its next packet only, which for an
+    /// idle one may be the far end's.
+    pub async fn adopt(&mut self, tuple: &Tuple, mark: u32) -> Result<bool, Error> {
+        let reply = Tuple {
+            source: tuple.destination,
+            destination: tuple.source,
+            ..*tuple
+        };
+        // As the kernel picks up a connection half way: its windows are not known.
+        let flags = |kind| ProtoInfoTCP::Other(DefaultNla::new(kind, vec![TCP_BE_LIBERAL; 2]));
+        let tcp = vec![
+            ProtoInfoTCP::State(TCP_ESTABLISHED),
+            flags(CTA_PROTOINFO_TCP_FLAGS_ORIGINAL),
+            flags(CTA_PROTOINFO_TCP_FLAGS_REPLY),
+        ];
+        let entry = vec![
+            Attribute::CtaTupleOrig(attributes(tuple)),
+            Attribute::CtaTupleReply(attributes(&reply)),
+            Attribute::CtaProtoInfo(vec![ProtoInfo::TCP(tcp)]),
+            Attribute::CtaStatus(Status::Confirmed | Status::SeenReply | Status::Assured),
+            Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
+            Attribute::CtaMark(mark),
+        ];
+        let message = message(tuple.family(), ConntrackMessage::New(entry));
+        match self.wire.request(message, NLM_F_CREATE | NLM_F_EXCL).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+            Err(error) => Err(Error::netlink(format!("track {tuple:?}"))(error)),
+        }
     }
 
     /// Clears our bits from each connection whose bump is not among `keep` (with none: from each that has

@@ -1,0 +1,447 @@
+//! What goes on by itself: news of the data path and of peers' daemons, changes of the host, connections
+//! that end, steering that others undo, the watchdog.
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use dibs_core::node::Event;
+use dibs_policy::conntrack::{self, Events};
+use dibs_policy::{BumpId, Watch};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use crate::conns::{Pair, Version};
+use crate::daemon::Daemon;
+use crate::driver::Notice;
+use crate::live::bump_name;
+use crate::messages::{Body, Message, Outcome};
+use crate::startup::{is_our_tun, marks, open_socket};
+
+/// Questions of peers that wait for their turn; those beyond are not answered.
+const QUESTIONS: usize = 64;
+/// What changes together is looked at together.
+const SETTLE: Duration = Duration::from_millis(50);
+/// Between two looks for connections that ended.
+const SWEEP: Duration = Duration::from_secs(2);
+/// Before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+/// Sweeps between two looks for what no event tells of: rules undone with iptables-legacy.
+const SWEEPS_PER_CHECK: u32 = 15;
+
+/// A question of a peer's daemon.
+struct Asked {
+    peer: usize,
+    request: u32,
+    what: What,
+}
+
+enum What {
+    Want {
+        sequence: u64,
+        bumps: u16,
+    },
+    Switch {
+        bump: u8,
+        explicit: bool,
+        conns: Vec<(Pair, Version)>,
+    },
+}
+
+/// Follows the data path until it ends.
+pub async fn follow_data_path(daemon: Rc<Daemon>, mut notices: mpsc::Receiver<Notice>) {
+    let (asked, questions) = mpsc::channel(QUESTIONS);
+    tokio::task::spawn_local(answer_peers(Rc::clone(&daemon), questions));
+    while let Some(notice) = notices.recv().await {
+        match notice {
+            Notice::Node(Event::Control { peer, bytes }) => {
+                take_message(&daemon, peer, &bytes, &asked);
+            }
+            Notice::Node(event) => note(&daemon, event),
+            Notice::TunLost { bump, tun, error } => {
+                let name = tun.name().to_owned();
+                // Closed first, so that the name is free.
+                drop(tun);
+                let daemon = Rc::clone(&daemon);
+                tokio::task::spawn_local(async move {
+                    restore_tun(&daemon, bump, &name, &error).await;
+                });
+            }
+        }
+    }
+}
+
+fn note(daemon: &Rc<Daemon>, event: Event) {
+    match event {
+        Event::PeerUp { peer, restarted } => {
+            {
+                let state = &mut daemon.state.borrow_mut().peers[peer];
+                state.since = Some(crate::daemon::wall());
+                if restarted {
+                    state.want = 0;
+                }
+            }
+            let name = daemon.peer_name(peer).to_owned();
+            let how = if restarted { " anew: it restarted" } else { "" };
+            daemon.tell(
+                "session_up",
+                format!("the session with peer {name} is established{how}"),
+                &[("peer", name)],
+            );
+            let daemon = Rc::clone(daemon);
+            tokio::task::spawn_local(async move { daemon.resync(peer).await });
+        }
+        Event::PeerDown { peer } => {
+            daemon.state.borrow_mut().peers[peer].since = None;
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.tell(
+                "session_down",
+                format!("the session with peer {name} is down"),
+                &[("peer", name)],
+            );
+        }
+        Event::Path { peer, path, state } => {
+            let name = daemon.config.paths[path].name.clone();
+            let peer = daemon.peer_name(peer).to_owned();
+            daemon.tell(
+                "path",
+                format!("path {name} to peer {peer} is {state}"),
+                &[("path", name), ("peer", peer), ("state", state.to_owned())],
+            );
+        }
+        Event::Opened { peer, bump, tuple } => {
+            let peer = daemon.peer_name(peer);
+            tracing::debug!(peer, bump, ?tuple, "connection seen on its bump");
+        }
+        Event::Control { .. } => unreachable!("messages are taken before"),
+    }
+}
+
+/// Sorts a message of a peer's daemon.
+fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender<Asked>) {
+    let Ok(Message { request, body }) = Message::decode(bytes) else {
+        tracing::debug!(peer = daemon.peer_name(peer), "message dropped: malformed");
+        return;
+    };
+    let what = match body {
+        Body::Answer(outcomes) => return daemon.answered(peer, request, outcomes),
+        Body::Want { sequence, bumps } => What::Want { sequence, bumps },
+        Body::Switch {
+            bump,
+            explicit,
+            conns,
+        } => What::Switch {
+            bump,
+            explicit,
+            conns,
+        },
+    };
+    let question = Asked {
+        peer,
+        request,
+        what,
+    };
+    if asked.try_send(question).is_err() {
+        tracing::debug!(peer = daemon.peer_name(peer), "message dropped: too many");
+    }
+}
+
+/// Deals with questions one after the other.
+async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) {
+    while let Some(Asked {
+        peer,
+        request,
+        what,
+    }) = questions.recv().await
+    {
+        let outcomes = match what {
+            What::Want { sequence, bumps } => {
+                vec![(on_want(&daemon, peer, sequence, bumps).await, 0)]
+            }
+            What::Switch {
+                bump,
+                explicit,
+                conns,
+            } => daemon.on_switch(peer, bump, explicit, conns).await,
+        };
+        let body = Body::Answer(outcomes);
+        if let Err(error) = daemon.post(peer, Message { request, body }).await {
+            tracing::debug!(peer = daemon.peer_name(peer), "no answer sent: {error}");
+        }
+    }
+}
+
+/// Makes ready what a peer's rules need here.
+async fn on_want(daemon: &Daemon, peer: usize, sequence: u64, bumps: u16) -> Outcome {
+    let carried = crate::startup::carried()
+        .iter()
+        .fold(0, |all, bump| all | 1 << bump.id.get());
+    {
+        let mut state = daemon.state.borrow_mut();
+        let known = &mut state.peers[peer];
+        if sequence <= known.want {
+            return Outcome::Older;
+        }
+        known.want = sequence;
+        if known.engaged == bumps & carried {
+            return Outcome::Done;
+        }
+        known.engaged = bumps & carried;
+    }
+    let ready = async {
+        daemon.save()?;
+        daemon.steer().await.map(drop)
+    };
+    match ready.await {
+        Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
+        Ok(()) => Outcome::Done,
+        Err(error) => {
+            tracing::warn!("cannot make ready for a peer's rules: {error:#}");
+            Outcome::Failed
+        }
+    }
+}
+
+async fn restore_tun(daemon: &Daemon, bump: u8, name: &str, error: &std::io::Error) {
+    daemon.tell(
+        "tun_lost",
+        format!("device {name} is gone ({error}); making it again"),
+        &[("device", name.to_owned())],
+    );
+    if let Some(id) = BumpId::new(bump) {
+        daemon.steerer.lock().await.tun_lost(id);
+    }
+    if let Err(error) = daemon.steer().await {
+        tracing::error!("cannot restore {name}: {error:#}");
+    }
+}
+
+/// Follows interfaces and addresses, and puts back steering that others undid.
+pub async fn follow_host(daemon: Rc<Daemon>) {
+    loop {
+        let Err(error) = follow_host_once(&daemon).await;
+        tracing::warn!("cannot follow the host's interfaces: {error:#}");
+        sleep(RETRY).await;
+    }
+}
+
+async fn follow_host_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
+    let mut watch = Watch::open()?;
+    loop {
+        watch.changed().await?;
+        sleep(SETTLE).await;
+        let moved = refresh_interfaces(daemon).await?;
+        repair(daemon, !moved).await;
+    }
+}
+
+/// Has the kernel brought to what is wanted, if anything is. `undone`: what is amiss was there before.
+async fn repair(daemon: &Daemon, undone: bool) {
+    if daemon.state.borrow().installed.is_empty() {
+        return;
+    }
+    match daemon.steer().await {
+        Ok(report) if !report.steps.is_empty() && undone => daemon.tell(
+            "steering_restored",
+            format!(
+                "another program changed the steering: put {} thing(s) back",
+                report.steps.len()
+            ),
+            &[("steps", report.steps.len().to_string())],
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::error!("steering: {error:#}"),
+    }
+}
+
+/// Looks at the interfaces again, and tells the data path what is new. Whether the host's addresses are.
+pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> {
+    let fresh = daemon.interfaces.list().await?;
+    let before = std::mem::replace(&mut daemon.state.borrow_mut().inventory, fresh.clone());
+    for (index, path) in daemon.config.paths.iter().enumerate() {
+        let number = |interface: Option<&crate::interfaces::Interface>| interface.map(|i| i.index);
+        let (was, is) = (number(before.of_path(path)), number(fresh.of_path(path)));
+        // A socket stays bound to an interface that is gone, even if one of the same name comes.
+        if is.is_some()
+            && was != is
+            && let Some(socket) = open_socket(&daemon.config, path)?
+        {
+            let set = daemon.driver.set_socket(index, socket).await?;
+            set.with_context(|| format!("watch path {}", path.name))?;
+        }
+        let (up, mtu) = fresh.path_state(path);
+        if (up, mtu) != before.path_state(path) || was != is {
+            daemon.driver.set_path(index, up, mtu)?;
+        }
+    }
+    let mut addresses = fresh.host_addresses(is_our_tun);
+    let old = daemon.state.borrow().addresses.clone();
+    if old.iter().any(|address| !addresses.contains(address)) {
+        // A connection outlives the interface whose address it uses.
+        let used: HashSet<_> = daemon
+            .connections()
+            .await?
+            .iter()
+            .map(|live| live.pair.local.ip())
+            .collect();
+        addresses.extend(old.iter().filter(|address| used.contains(address)));
+        addresses.sort_unstable();
+        addresses.dedup();
+    }
+    let changed = old != addresses;
+    if changed {
+        daemon.driver.set_addresses(addresses.clone())?;
+        daemon.state.borrow_mut().addresses = addresses;
+    }
+    Ok(changed)
+}
+
+/// Forgets what was chosen for connections that ended, and bumps that nobody uses.
+pub async fn sweep(daemon: Rc<Daemon>) {
+    let mut ticks = interval(SWEEP);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut round = 0;
+    loop {
+        ticks.tick().await;
+        let idle = {
+            let state = daemon.state.borrow();
+            state.installed.is_empty() && state.choices.is_empty()
+        };
+        if idle {
+            continue;
+        }
+        if let Err(error) = sweep_once(&daemon).await {
+            tracing::warn!("cannot look for connections that ended: {error:#}");
+        }
+        round = (round + 1) % SWEEPS_PER_CHECK;
+        if round == 0 {
+            repair(&daemon, true).await;
+        }
+    }
+}
+
+async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
+    let lives = daemon.connections().await?;
+    daemon.forget_gone(&lives);
+    let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
+    let gone = daemon
+        .state
+        .borrow_mut()
+        .choices
+        .sweep(|pair| alive.contains(pair));
+    for pair in &gone {
+        // Another connection of the same ends is not to inherit it.
+        daemon.mark(pair, 0, false).await?;
+    }
+    if !gone.is_empty() {
+        daemon.save()?;
+    }
+    daemon.retire().await
+}
+
+/// Follows the conntrack table while anything is installed: entries of chosen connections that vanish are
+/// made again, and choices made with other programs are noticed.
+pub async fn follow_conntrack(daemon: Rc<Daemon>) {
+    loop {
+        let Err(error) = follow_conntrack_once(&daemon).await;
+        tracing::warn!("cannot follow the conntrack table: {error:#}");
+        sleep(RETRY).await;
+    }
+}
+
+async fn follow_conntrack_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
+    let mut events = Events::open()?;
+    loop {
+        match events.next().await? {
+            conntrack::Event::Destroyed(entry) => {
+                for pair in ends(&entry) {
+                    let choice = daemon.state.borrow().choices.get(&pair);
+                    if let Some(choice) = choice.filter(|choice| !choice.pending) {
+                        restore_mark(daemon, pair, choice.bump).await?;
+                    }
+                }
+            }
+            conntrack::Event::New(entry) | conntrack::Event::Update(entry) => {
+                note_mark(daemon, &entry).await?;
+            }
+            conntrack::Event::Lost => daemon.mark_choices().await,
+        }
+    }
+}
+
+/// A connection as either end may have begun it.
+fn ends(entry: &conntrack::Connection) -> [Pair; 2] {
+    let pair = Pair {
+        local: entry.original.source,
+        remote: entry.original.destination,
+    };
+    [pair, pair.reversed()]
+}
+
+/// The entry of a chosen connection is gone; the connection may not be.
+async fn restore_mark(daemon: &Daemon, pair: Pair, bump: u8) -> anyhow::Result<()> {
+    let lives = daemon.connections().await?;
+    if lives.iter().any(|live| live.pair == pair && !live.over) {
+        daemon.mark(&pair, bump, true).await?;
+    }
+    Ok(())
+}
+
+/// A mark that says otherwise than our record was set by another program, as its user chose.
+async fn note_mark(daemon: &Rc<Daemon>, entry: &conntrack::Connection) -> anyhow::Result<()> {
+    let marks = marks(&daemon.config);
+    if entry.mark & marks.override_bit() == 0 {
+        return Ok(());
+    }
+    let bump = marks.bump_of(entry.mark).map_or(0, |bump| bump.get());
+    let known = {
+        let state = daemon.state.borrow();
+        ends(entry)
+            .iter()
+            .any(|pair| match state.choices.get(pair) {
+                Some(choice) => choice.pending || choice.bump == bump,
+                None => false,
+            })
+    };
+    if known || bump_name(bump) == "unknown" {
+        return Ok(());
+    }
+    let lives = daemon.connections().await?;
+    let ends = ends(entry);
+    let Some(live) = lives.into_iter().find(|live| ends.contains(&live.pair)) else {
+        return Ok(());
+    };
+    daemon.tell(
+        "marked",
+        format!("another program moved a connection to {}", bump_name(bump)),
+        &[("bump", bump_name(bump).to_owned())],
+    );
+    let daemon = Rc::clone(daemon);
+    tokio::task::spawn_local(async move {
+        let _turn = daemon.changes.lock().await;
+        if let Err(error) = daemon.choose(&[live], bump).await {
+            tracing::warn!("{error:#}");
+        }
+    });
+    Ok(())
+}
+
+/// Tells systemd that we live, as long as the data path answers.
+pub async fn watchdog(daemon: Rc<Daemon>) {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return;
+    };
+    let mut ticks = interval(limit / 3);
+    loop {
+        ticks.tick().await;
+        match timeout(limit / 3, daemon.driver.ping()).await {
+            Ok(Ok(())) => {
+                // Systemd is there, or it would not have set the limit.
+                let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+            }
+            _ => tracing::error!("the data path does not answer"),
+        }
+    }
+}

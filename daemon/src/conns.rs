@@ -1,0 +1,224 @@
+//! What was chosen for single connections, by their users here or at the other end.
+//!
+//! Each choice has a version, (generation, host); the higher wins wherever two meet, so that both ends
+//! come to the same one however their messages cross (SECURITY.md 5).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// A TCP connection of this host, as it sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Pair {
+    /// This host's end.
+    pub local: SocketAddr,
+    /// The far end.
+    pub remote: SocketAddr,
+}
+
+impl Pair {
+    /// The same connection, as the other end sends.
+    pub fn reversed(self) -> Self {
+        Self {
+            local: self.remote,
+            remote: self.local,
+        }
+    }
+}
+
+/// Which of two choices is the later one: ordered by generation, then by host.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Version {
+    /// Grows with each choice for the connection.
+    pub generation: u64,
+    /// Who chose: the first bytes of the public key.
+    pub host: u64,
+}
+
+/// What was chosen for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// The bump's number; 0 is plain.
+    pub bump: u8,
+    /// Against other choices.
+    pub version: Version,
+    /// The peer has not answered yet, and the kernel has not been told.
+    #[serde(skip)]
+    pub pending: bool,
+}
+
+/// All choices that are in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choices(BTreeMap<Pair, Choice>);
+
+impl Choices {
+    /// The choice for a connection.
+    pub fn get(&self, pair: &Pair) -> Option<Choice> {
+        self.0.get(pair).copied()
+    }
+
+    /// All of them, ordered.
+    pub fn iter(&self) -> impl Iterator<Item = (Pair, Choice)> {
+        self.0.iter().map(|(pair, choice)| (*pair, *choice))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing was chosen.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Makes a choice of `host` that is later than what is known here, and later than generation
+    /// `above`. It is pending. Returns it.
+    pub fn propose(&mut self, pair: Pair, bump: u8, host: u64, above: u64) -> Choice {
+        let known = self.0.get(&pair).map_or(0, |c| c.version.generation);
+        let choice = Choice {
+            bump,
+            version: Version {
+                generation: known.max(above).saturating_add(1),
+                host,
+            },
+            pending: true,
+        };
+        self.0.insert(pair, choice);
+        choice
+    }
+
+    /// Ends the wait for the peer, unless a later choice has come meanwhile: then false.
+    pub fn settle(&mut self, pair: &Pair, version: Version) -> bool {
+        match self.0.get_mut(pair) {
+            Some(choice) if choice.version == version => {
+                choice.pending = false;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes the choice `version` back in favour of the one before, unless a later one has come.
+    pub fn take_back(&mut self, pair: &Pair, version: Version, before: Option<Choice>) {
+        if self
+            .0
+            .get(pair)
+            .is_some_and(|choice| choice.version == version)
+        {
+            match before {
+                Some(before) => self.0.insert(*pair, before),
+                None => self.0.remove(pair),
+            };
+        }
+    }
+
+    /// Takes a choice of the other end, if it is later; otherwise gives the one that stays.
+    pub fn accept(&mut self, pair: Pair, bump: u8, version: Version) -> Result<(), Choice> {
+        match self.0.get(&pair) {
+            Some(known) if known.version > version => Err(*known),
+            // Said again.
+            Some(known) if known.version == version && known.bump != bump => Err(*known),
+            _ => {
+                let pending = false;
+                self.0.insert(
+                    pair,
+                    Choice {
+                        bump,
+                        version,
+                        pending,
+                    },
+                );
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts back what was saved.
+    pub fn restore(&mut self, pair: Pair, choice: Choice) {
+        self.0.insert(pair, choice);
+    }
+
+    /// Forgets the choices for connections that are gone; returns them.
+    pub fn sweep(&mut self, lives: impl Fn(&Pair) -> bool) -> Vec<Pair> {
+        let gone: Vec<Pair> = self.0.keys().filter(|pair| !lives(pair)).copied().collect();
+        for pair in &gone {
+            self.0.remove(pair);
+        }
+        gone
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pair() -> Pair {
+        Pair {
+            local: "10.0.1.1:40000".parse().unwrap(),
+            remote: "10.0.1.2:80".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_refused_choice_leaves_what_was_before() {
+        let mut choices = Choices::default();
+        let first = choices.propose(pair(), 1, 7, 0);
+        choices.take_back(&pair(), first.version, None);
+        assert!(choices.is_empty());
+
+        let first = choices.propose(pair(), 1, 7, 0);
+        assert!(choices.settle(&pair(), first.version));
+        let settled = choices.get(&pair());
+        let second = choices.propose(pair(), 0, 7, 0);
+        assert_eq!(second.version.generation, 2);
+        choices.take_back(&pair(), second.version, settled);
+        assert_eq!(choices.get(&pair()), settled);
+    }
+
+    #[test]
+    fn a_later_choice_is_not_taken_back() {
+        let mut choices = Choices::default();
+        let ours = choices.propose(pair(), 1, 7, 0);
+        let theirs = Version {
+            generation: 1,
+            host: 8,
+        };
+        assert_eq!(choices.accept(pair(), 0, theirs), Ok(()));
+        choices.take_back(&pair(), ours.version, None);
+        assert!(!choices.settle(&pair(), ours.version));
+        assert_eq!(choices.get(&pair()).map(|c| c.version), Some(theirs));
+    }
+
+    proptest! {
+        /// Two ends choose at any time; each choice arrives once, whenever. Both end up the same.
+        #[test]
+        fn ends_converge(steps in proptest::collection::vec((any::<bool>(), 0u8..3, any::<usize>()), 1..24)) {
+            let mut ends = [Choices::default(), Choices::default()];
+            let mut wire: Vec<(usize, u8, Version)> = Vec::new();
+            for (second, bump, deliver) in steps {
+                let from = usize::from(second);
+                let choice = ends[from].propose(pair(), bump, from as u64, 0);
+                ends[from].settle(&pair(), choice.version);
+                wire.push((1 - from, bump, choice.version));
+                if deliver % 2 == 0 {
+                    let (to, bump, version) = wire.swap_remove(deliver / 2 % wire.len());
+                    let _ = ends[to].accept(pair(), bump, version);
+                }
+            }
+            for (to, bump, version) in wire.into_iter().rev() {
+                let _ = ends[to].accept(pair(), bump, version);
+            }
+            prop_assert_eq!(ends[0].get(&pair()), ends[1].get(&pair()));
+        }
+    }
+}

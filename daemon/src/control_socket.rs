@@ -1,0 +1,116 @@
+//! The control socket: JSON lines from root and the members of a group.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::Context as _;
+use dibs_control::{
+    Failure, LineBuffer, MAX_REQUEST, Reply, Request, decode_request, encode_reply,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::daemon::Daemon;
+use crate::requests::Caller;
+
+/// Clients served at once; others wait.
+const CLIENTS: usize = 64;
+
+/// Listens at `path`, for the owner and the group. The caller made sure that no other daemon does.
+pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+        }
+        _ => {}
+    }
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+        .with_context(|| format!("cannot open {} to its group", path.display()))?;
+    Ok(listener)
+}
+
+/// Serves clients without end. Runs inside a [`tokio::task::LocalSet`].
+pub async fn serve(daemon: Rc<Daemon>, listener: UnixListener) {
+    let room = Rc::new(Semaphore::new(CLIENTS));
+    loop {
+        let permit = Rc::clone(&room);
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: those in use have to end first.
+                tracing::warn!("control socket: {error}");
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let daemon = Rc::clone(&daemon);
+        tokio::task::spawn_local(async move {
+            let _permit = permit.acquire().await.expect("it is never closed");
+            if let Err(error) = client(&daemon, stream).await {
+                tracing::debug!("control socket: {error}");
+            }
+        });
+    }
+}
+
+async fn client(daemon: &Daemon, mut stream: UnixStream) -> std::io::Result<()> {
+    let caller = Caller {
+        uid: stream.peer_cred()?.uid(),
+    };
+    let mut lines = LineBuffer::new(MAX_REQUEST);
+    let mut piece = vec![0; 4096];
+    loop {
+        loop {
+            let line = match lines.next_line() {
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(error) => {
+                    let kind = dibs_control::ErrorKind::BadRequest;
+                    let failure = Failure::new(kind, error.to_string());
+                    return answer(&mut stream, &Err(failure)).await;
+                }
+            };
+            match decode_request(&line) {
+                Ok(Request::Events) => return follow(daemon, stream).await,
+                Ok(request) => {
+                    let reply = daemon.serve(caller, request).await;
+                    answer(&mut stream, &reply).await?;
+                }
+                Err(failure) => answer(&mut stream, &Err(failure)).await?,
+            }
+        }
+        match stream.read(&mut piece).await? {
+            0 => return Ok(()),
+            len => lines.extend(&piece[..len]),
+        }
+    }
+}
+
+async fn answer(stream: &mut UnixStream, reply: &Result<Reply, Failure>) -> std::io::Result<()> {
+    stream.write_all(encode_reply(reply).as_bytes()).await
+}
+
+/// Tells of events until the client goes.
+async fn follow(daemon: &Daemon, mut stream: UnixStream) -> std::io::Result<()> {
+    let mut events = daemon.follow();
+    answer(&mut stream, &Ok(Reply::Following)).await?;
+    let mut byte = [0];
+    loop {
+        tokio::select! {
+            event = events.recv() => match event {
+                Ok(event) => answer(&mut stream, &Ok(Reply::Event(event))).await?,
+                // Too slow for some; it goes on with the latest.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return Ok(()),
+            },
+            read = stream.read(&mut byte) => if read? == 0 {
+                return Ok(());
+            },
+        }
+    }
+}

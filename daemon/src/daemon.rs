@@ -1,0 +1,370 @@
+//! What the main thread holds, and the few things that everything else is made of: saving, steering,
+//! asking a peer's daemon, telling who follows the events.
+//!
+//! All of it runs on one thread. State is borrowed only between two waits; what must not interleave
+//! takes a lock: `changes` (one request of a user at a time) or `steerer`. What peers ask is dealt with
+//! without `changes`, so that two daemons that ask each other do not wait for each other.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use dibs_config::Config;
+use dibs_control::{Event, RuleId, RuleOrigin};
+use dibs_core::node::ControlError;
+use dibs_policy::{BumpId, Report};
+use tokio::sync::{Mutex, broadcast, oneshot};
+
+use crate::conns::Choices;
+use crate::driver::{Driver, Gone};
+use crate::interfaces::{Interfaces, Inventory};
+use crate::live::Registry;
+use crate::messages::{Body, Message, Outcome};
+use crate::rules::Rule;
+use crate::startup::policy_prefix;
+use crate::state::{Saved, SavedChoice, SavedRule, StateFile};
+use crate::steering::{Steerer, desired};
+
+/// How long a peer's daemon has for an answer; `dibsctl` waits longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Events that wait for a slow follower.
+const EVENTS: usize = 256;
+
+/// The main thread's side of the daemon.
+pub struct Daemon {
+    /// As read at the start.
+    pub config: Config,
+    /// The data path.
+    pub driver: Driver,
+    pub(crate) interfaces: Interfaces,
+    /// Names this host in versions.
+    pub(crate) host: u64,
+    pub(crate) started: Instant,
+    pub(crate) state: RefCell<State>,
+    pub(crate) registry: RefCell<Registry>,
+    /// Held while a user's request changes something.
+    pub(crate) changes: Mutex<()>,
+    pub(crate) steerer: Mutex<Steerer>,
+    file: StateFile,
+    questions: RefCell<HashMap<u32, Question>>,
+    next_request: Cell<u32>,
+    next_want: Cell<u64>,
+    events: broadcast::Sender<Event>,
+}
+
+/// What changes.
+pub(crate) struct State {
+    /// Of the file, then of the user.
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) user_rules: Vec<SavedRule>,
+    pub(crate) next_rule: RuleId,
+    pub(crate) choices: Choices,
+    /// By index of the configuration.
+    pub(crate) peers: Vec<PeerState>,
+    pub(crate) inventory: Inventory,
+    /// Of this host, as far as steered connections may use them.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Bumps that are installed, with the number of sweeps that found no use for them.
+    pub(crate) installed: BTreeMap<BumpId, u32>,
+    /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
+    pub(crate) suspended: bool,
+}
+
+/// What is known of a peer beside the node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerState {
+    /// When the session was established, in seconds since 1970.
+    pub(crate) since: Option<f64>,
+    /// Bumps that its rules use, bit n for bump n.
+    pub(crate) engaged: u16,
+    /// Of its latest WANT.
+    pub(crate) want: u64,
+}
+
+struct Question {
+    peer: usize,
+    answer: oneshot::Sender<Vec<(Outcome, u64)>>,
+}
+
+/// Why a peer's daemon gave no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unanswered {
+    #[error("there is no session with it")]
+    NoSession,
+    #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
+    Silent,
+    #[error("the data path has ended")]
+    Ended,
+}
+
+impl From<Gone> for Unanswered {
+    fn from(_: Gone) -> Self {
+        Self::Ended
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn wall() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs_f64()
+}
+
+impl State {
+    /// The rules in force.
+    pub(crate) fn active_rules(&self) -> impl Iterator<Item = &Rule> {
+        let suspended = self.suspended;
+        let active = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
+        self.rules.iter().filter(active)
+    }
+
+    /// The bumps that something here or at a peer uses.
+    fn in_use(&self) -> BTreeSet<BumpId> {
+        let ruled = self
+            .active_rules()
+            .filter_map(|rule| Some(rule.classes.first()?.bump));
+        let chosen = self
+            .choices
+            .iter()
+            .filter_map(|(_, choice)| BumpId::new(choice.bump));
+        let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
+        ruled.chain(chosen).chain(engaged).collect()
+    }
+}
+
+fn bits(bumps: u16) -> impl Iterator<Item = BumpId> {
+    (1..15)
+        .filter(move |n| bumps & 1 << n != 0)
+        .filter_map(BumpId::new)
+}
+
+impl Daemon {
+    #[expect(clippy::too_many_arguments, reason = "called once, by the start")]
+    pub(crate) fn new(
+        config: Config,
+        driver: Driver,
+        interfaces: Interfaces,
+        steerer: Steerer,
+        file: StateFile,
+        state: State,
+        host: u64,
+        first_request: u32,
+    ) -> Self {
+        Self {
+            config,
+            driver,
+            interfaces,
+            host,
+            started: Instant::now(),
+            state: RefCell::new(state),
+            registry: RefCell::default(),
+            changes: Mutex::new(()),
+            steerer: Mutex::new(steerer),
+            file,
+            questions: RefCell::default(),
+            next_request: Cell::new(first_request),
+            next_want: Cell::new(1),
+            events: broadcast::channel(EVENTS).0,
+        }
+    }
+
+    /// The peer that an address is behind, by index: the longest prefix decides.
+    pub(crate) fn peer_of(&self, address: IpAddr) -> Option<usize> {
+        let lengths = self
+            .config
+            .peers
+            .iter()
+            .enumerate()
+            .flat_map(|(index, peer)| peer.addresses.iter().map(move |net| (index, net)))
+            .filter(|(_, net)| net.contains(&address));
+        lengths
+            .max_by_key(|(_, net)| net.prefix_len())
+            .map(|(index, _)| index)
+    }
+
+    /// The name of a peer.
+    pub(crate) fn peer_name(&self, peer: usize) -> &str {
+        &self.config.peers[peer].name
+    }
+
+    /// Writes what is to outlive us.
+    pub(crate) fn save(&self) -> anyhow::Result<()> {
+        let state = self.state.borrow();
+        let engaged = state.peers.iter().zip(&self.config.peers);
+        let saved = Saved {
+            next_rule: state.next_rule,
+            rules: state.user_rules.clone(),
+            choices: state
+                .choices
+                .iter()
+                .map(|(conn, choice)| SavedChoice { conn, choice })
+                .collect(),
+            engaged: engaged
+                .filter(|(state, _)| state.engaged != 0)
+                .map(|(state, peer)| (peer.public_key.to_string(), state.engaged))
+                .collect(),
+            ..Saved::default()
+        };
+        self.file.save(&saved)
+    }
+
+    /// Brings the kernel to what is wanted. A bump that nothing uses any more stays, see
+    /// [`retire`](Self::retire).
+    pub(crate) async fn steer(&self) -> anyhow::Result<Report> {
+        let mut steerer = self.steerer.lock().await;
+        let (wish, fresh) = {
+            let state = self.state.borrow();
+            let mut bumps = state.in_use();
+            let fresh = state.installed.is_empty() && !bumps.is_empty();
+            bumps.extend(state.installed.keys());
+            let rules: Vec<Rule> = state.active_rules().cloned().collect();
+            (
+                desired(&self.config, &rules, &bumps, &state.addresses),
+                fresh,
+            )
+        };
+        let report = steerer.set(&wish).await?;
+        {
+            let mut state = self.state.borrow_mut();
+            for bump in &wish.bumps {
+                state.installed.entry(bump.id).or_default();
+            }
+        }
+        // While nothing was installed, the kernel forgot what was chosen.
+        if fresh {
+            self.mark_choices().await;
+        }
+        Ok(report)
+    }
+
+    /// Removes bumps that two sweeps in a row found unused: what is on its way has arrived by then.
+    pub(crate) async fn retire(&self) -> anyhow::Result<()> {
+        let due = {
+            let mut state = self.state.borrow_mut();
+            let used = state.in_use();
+            for (bump, unused) in &mut state.installed {
+                *unused = if used.contains(bump) { 0 } else { *unused + 1 };
+            }
+            let before = state.installed.len();
+            state.installed.retain(|_, unused| *unused < 2);
+            state.installed.len() < before
+        };
+        if due {
+            self.steer().await?;
+        }
+        Ok(())
+    }
+
+    /// Tells who follows, and the log.
+    pub(crate) fn tell(&self, kind: &str, text: String, fields: &[(&str, String)]) {
+        tracing::info!("{text}");
+        let event = Event {
+            time: wall(),
+            kind: kind.to_owned(),
+            text,
+            fields: fields
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), value.clone()))
+                .collect(),
+        };
+        // Nobody may be following.
+        let _ = self.events.send(event);
+    }
+
+    /// Events from now on.
+    pub(crate) fn follow(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// Asks a peer's daemon, and waits for the answer.
+    pub(crate) async fn ask(
+        &self,
+        peer: usize,
+        body: Body,
+    ) -> Result<Vec<(Outcome, u64)>, Unanswered> {
+        let request = self.next_request.get();
+        self.next_request.set(request.wrapping_add(1));
+        let (answer, answered) = oneshot::channel();
+        self.questions
+            .borrow_mut()
+            .insert(request, Question { peer, answer });
+        let asked = async {
+            self.post(peer, Message { request, body }).await?;
+            match tokio::time::timeout(PATIENCE, answered).await {
+                Ok(Ok(outcomes)) => Ok(outcomes),
+                _ => Err(Unanswered::Silent),
+            }
+        };
+        let answer = asked.await;
+        self.questions.borrow_mut().remove(&request);
+        answer
+    }
+
+    /// Sends a message to a peer's daemon.
+    pub(crate) async fn post(&self, peer: usize, message: Message) -> Result<(), Unanswered> {
+        match self.driver.send_control(peer, message.encode()).await? {
+            Ok(()) => Ok(()),
+            Err(ControlError::NoSession) => Err(Unanswered::NoSession),
+            Err(error @ (ControlError::UnknownPeer | ControlError::TooLong)) => {
+                panic!("messages are short and for known peers: {error}")
+            }
+        }
+    }
+
+    /// Hands an answer to whoever asked.
+    pub(crate) fn answered(&self, peer: usize, request: u32, outcomes: Vec<(Outcome, u64)>) {
+        let mut questions = self.questions.borrow_mut();
+        if questions.get(&request).is_some_and(|q| q.peer == peer) {
+            let question = questions.remove(&request).expect("it was just seen");
+            // Who asked may have given up.
+            let _ = question.answer.send(outcomes);
+        }
+    }
+
+    /// The bumps that our rules put connections of a peer into.
+    fn wanted_of(&self, peer: usize) -> u16 {
+        let state = self.state.borrow();
+        let behind: Vec<_> = self.config.peers[peer]
+            .addresses
+            .iter()
+            .map(policy_prefix)
+            .collect();
+        let concerns = |rule: &&Rule| {
+            rule.classes.iter().any(|class| {
+                class.destination.is_none_or(|to| {
+                    behind
+                        .iter()
+                        .any(|net| net.contains(to) || to.contains(*net))
+                })
+            })
+        };
+        state
+            .active_rules()
+            .filter(concerns)
+            .flat_map(|rule| rule.classes.first())
+            .fold(0, |bumps, class| bumps | 1 << class.bump.get())
+    }
+
+    /// Has a peer's daemon make ready what our rules need there; waits until it has.
+    pub(crate) async fn send_want(&self, peer: usize) -> Result<(), Unanswered> {
+        let sequence = self.next_want.get();
+        self.next_want.set(sequence + 1);
+        let bumps = self.wanted_of(peer);
+        self.ask(peer, Body::Want { sequence, bumps })
+            .await
+            .map(drop)
+    }
+
+    /// As [`send_want`](Self::send_want), to all peers with a session at once.
+    pub(crate) async fn send_wants(&self) {
+        let peers = 0..self.config.peers.len();
+        let asked = peers.map(|peer| async move {
+            match self.send_want(peer).await {
+                // It hears of it as soon as there is a session.
+                Ok(()) | Err(Unanswered::NoSession) => {}
+                Err(error) => tracing::warn!(peer = self.peer_name(peer), "{error}"),
+            }
+        });
+        futures_util::future::join_all(asked).await;
+    }
+}

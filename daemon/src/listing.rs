@@ -1,0 +1,252 @@
+//! What users are shown of the daemon, its peers, paths and bumps.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dibs_config::SCRAMBLE_WARNING;
+use dibs_control::{
+    BumpInfo, ErrorKind, Failure, PathInfo, PathState, PeerInfo, PeerState, Status,
+};
+use dibs_core::node::PathSnapshot;
+use dibs_core::session;
+
+use crate::daemon::Daemon;
+use crate::driver::{Gone, Snapshot};
+use crate::requests::Caller;
+
+impl Daemon {
+    pub(crate) async fn status(&self, caller: Caller) -> Result<Status, Failure> {
+        let failed = |error: Gone| Failure::new(ErrorKind::Failed, error.to_string());
+        let connections = self.visible(caller).await?.len() as u64;
+        let snapshot = self.driver.snapshot().await.map_err(failed)?;
+        let mut warnings = self.config.warnings();
+        let scrambles = !self.state.borrow().installed.is_empty();
+        if scrambles && !warnings.iter().any(|warning| warning == SCRAMBLE_WARNING) {
+            warnings.push(SCRAMBLE_WARNING.to_owned());
+        }
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs(),
+            integrity: match self.config.daemon.integrity {
+                dibs_config::Integrity::On => dibs_control::Integrity::On,
+                dibs_config::Integrity::Off => dibs_control::Integrity::Off,
+            },
+            warnings,
+            peers: self.peers_of(&snapshot),
+            paths: self.paths_of(&snapshot),
+            bumps: self.bump_list().await.map_err(failed)?,
+            connections,
+            counters: snapshot
+                .counters
+                .iter()
+                .map(|(name, count)| ((*name).to_owned(), *count))
+                .collect::<BTreeMap<_, _>>(),
+        })
+    }
+
+    pub(crate) async fn peer_list(&self) -> Result<Vec<PeerInfo>, Gone> {
+        Ok(self.peers_of(&self.driver.snapshot().await?))
+    }
+
+    pub(crate) async fn path_list(&self) -> Result<Vec<PathInfo>, Gone> {
+        Ok(self.paths_of(&self.driver.snapshot().await?))
+    }
+
+    pub(crate) async fn bump_list(&self) -> Result<Vec<BumpInfo>, Gone> {
+        let (_, conns) = self.driver.conns().await?;
+        let default = self.config.daemon.default_bump.as_ref();
+        let info = |bump: &dibs_config::BumpConfig| {
+            let number = crate::startup::carried()
+                .into_iter()
+                .find(|carried| carried.name == bump.name)
+                .map(|carried| carried.id.get());
+            let connections = conns.iter().filter(|conn| Some(conn.bump) == number);
+            let carried = Self::is_carried(&bump.kind);
+            BumpInfo {
+                name: bump.name.clone(),
+                kind: bump.kind.as_str().to_owned(),
+                device: bump.device.clone(),
+                default: default == Some(&bump.name),
+                connections: connections.count() as u64,
+                reason: (!carried)
+                    .then(|| "this version of dibsd does not carry it yet".to_owned()),
+            }
+        };
+        Ok(self.config.bumps.iter().map(info).collect())
+    }
+
+    fn peers_of(&self, snapshot: &Snapshot) -> Vec<PeerInfo> {
+        let peers = self.config.peers.iter().zip(&snapshot.peers).enumerate();
+        peers
+            .map(|(index, (peer, seen))| {
+                let paths = || snapshot.paths.iter().filter(|path| path.peer == index);
+                let state = match seen.state {
+                    session::PeerState::Established => PeerState::Established,
+                    session::PeerState::Connecting => PeerState::Connecting,
+                    session::PeerState::Down => PeerState::Down,
+                };
+                let established = state == PeerState::Established;
+                PeerInfo {
+                    name: peer.name.clone(),
+                    state,
+                    public_key: peer.public_key.to_string(),
+                    addresses: peer.addresses.clone(),
+                    since: self.state.borrow().peers[index]
+                        .since
+                        .filter(|_| established),
+                    bytes_sent: paths().map(|path| path.stats.bytes_sent).sum(),
+                    bytes_received: paths().map(|path| path.bytes_received).sum(),
+                    connections: seen.conns as u64,
+                    reason: self.peer_reason(index, state),
+                }
+            })
+            .collect()
+    }
+
+    fn peer_reason(&self, index: usize, state: PeerState) -> Option<String> {
+        if state == PeerState::Established {
+            return None;
+        }
+        let peer = &self.config.peers[index];
+        let trusted = |name: &str| {
+            let path = self.config.paths.iter().find(|path| path.name == name);
+            path.is_some_and(|path| path.trust == dibs_config::Trust::Trusted)
+        };
+        let mut callable = peer
+            .endpoints
+            .iter()
+            .filter(|(path, _)| trusted(path))
+            .peekable();
+        if callable.peek().is_none() {
+            return Some("it has no endpoint on a trusted path, so it has to call".to_owned());
+        }
+        let inventory = &self.state.borrow().inventory;
+        let up = |name: &str| {
+            let path = self.config.paths.iter().find(|path| path.name == name);
+            path.is_some_and(|path| inventory.path_state(path).0)
+        };
+        let called: Vec<String> = callable
+            .filter(|(path, _)| up(path))
+            .map(|(path, to)| format!("{to} by {path}"))
+            .collect();
+        Some(if called.is_empty() {
+            "no trusted path to it is up on this host".to_owned()
+        } else {
+            format!("nobody answers at {}", called.join(", "))
+        })
+    }
+
+    /// Each path of the file, to each peer that it leads to.
+    fn paths_of(&self, snapshot: &Snapshot) -> Vec<PathInfo> {
+        let mut infos = Vec::new();
+        for (local, path) in self.config.paths.iter().enumerate() {
+            for (index, peer) in self.config.peers.iter().enumerate() {
+                let mut seen = snapshot
+                    .paths
+                    .iter()
+                    .filter(|seen| seen.local == local && seen.peer == index)
+                    .peekable();
+                let endpoint = peer.endpoints.iter().find(|(name, _)| *name == path.name);
+                if seen.peek().is_none() && endpoint.is_some() {
+                    infos.push(self.absent_path(local, index, endpoint.map(|(_, to)| *to)));
+                }
+                infos.extend(seen.map(|seen| self.path_info(seen, snapshot)));
+            }
+        }
+        infos
+    }
+
+    fn absent_path(
+        &self,
+        local: usize,
+        peer: usize,
+        remote: Option<std::net::SocketAddr>,
+    ) -> PathInfo {
+        let path = &self.config.paths[local];
+        let (up, mtu) = self.state.borrow().inventory.path_state(path);
+        PathInfo {
+            name: path.name.clone(),
+            peer: self.peer_name(peer).to_owned(),
+            trust: trust(path.trust == dibs_config::Trust::Trusted),
+            state: PathState::Down,
+            remote,
+            srtt_us: None,
+            min_rtt_us: None,
+            rttvar_us: None,
+            loss: 0.0,
+            lost: 0,
+            bytes_sent: 0,
+            bytes_received: 0,
+            mtu: mtu.into(),
+            cwnd: 0,
+            in_flight: 0,
+            pacing_rate: None,
+            gso: false,
+            preferred: false,
+            reason: Some(if up {
+                "there is no session with the peer".to_owned()
+            } else {
+                "its interface is missing, down, or without the address".to_owned()
+            }),
+        }
+    }
+
+    fn path_info(&self, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
+        let path = &self.config.paths[seen.local];
+        let socket = &snapshot.sockets[seen.local];
+        let (up, _) = self.state.borrow().inventory.path_state(path);
+        let state = match seen.state {
+            "active" => PathState::Up,
+            "joining" => PathState::Validating,
+            _ => PathState::Down,
+        };
+        let reason = match (seen.state, up) {
+            (_, false) => Some("its interface is missing, down, or without the address"),
+            ("active", _) if seen.held_by_trust => {
+                Some("data waits for this trusted path, though another could carry it")
+            }
+            ("active", _) => None,
+            ("joining", _) => Some("the peer has not answered by this path yet"),
+            ("suspect", _) => Some("it stopped answering a moment ago"),
+            _ => Some("it does not answer"),
+        };
+        let stats = &seen.stats;
+        let measured = |duration: Duration| {
+            (stats.received > 0 && !duration.is_zero()).then_some(duration.as_micros() as u64)
+        };
+        PathInfo {
+            name: path.name.clone(),
+            peer: self.peer_name(seen.peer).to_owned(),
+            trust: trust(seen.trusted),
+            state,
+            remote: Some(seen.remote),
+            srtt_us: measured(stats.srtt),
+            min_rtt_us: measured(stats.min_rtt),
+            rttvar_us: measured(stats.rttvar),
+            loss: stats.loss,
+            lost: stats.lost,
+            bytes_sent: stats.bytes_sent,
+            bytes_received: seen.bytes_received,
+            mtu: stats.mtu.into(),
+            cwnd: stats.cwnd,
+            in_flight: stats.in_flight,
+            pacing_rate: (stats.pacing_rate > 0).then_some(stats.pacing_rate),
+            gso: if seen.remote.is_ipv4() {
+                socket.gso_v4
+            } else {
+                socket.gso_v6
+            },
+            preferred: false,
+            reason: reason.map(str::to_owned),
+        }
+    }
+}
+
+fn trust(trusted: bool) -> dibs_control::Trust {
+    if trusted {
+        dibs_control::Trust::Trusted
+    } else {
+        dibs_control::Trust::Untrusted
+    }
+}

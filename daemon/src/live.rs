@@ -1,0 +1,191 @@
+//! The live TCP connections to peers: sockets, their marks, their numbers for the user.
+
+use std::collections::{HashMap, HashSet};
+
+use dibs_control::{ConnId, ConnInfo};
+use dibs_core::node::ConnSnapshot;
+use dibs_policy::conntrack::Conntrack;
+use dibs_policy::sockets::{self, TcpCounts};
+
+use crate::conns::Pair;
+use crate::daemon::{Daemon, wall};
+use crate::startup::{carried, marks};
+
+/// The kernel's TCP states, include/net/tcp_states.h.
+const TIME_WAIT: u8 = 6;
+
+/// A TCP connection of this host to a host behind a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Live {
+    /// Its ends.
+    pub pair: Pair,
+    /// The peer's index.
+    pub peer: usize,
+    /// The socket's owner.
+    pub uid: u32,
+    /// The socket's inode.
+    pub inode: u64,
+    /// The socket is bound to a device.
+    pub bound: bool,
+    /// Only waits for stray packets.
+    pub over: bool,
+    /// What TCP counts.
+    pub counts: TcpCounts,
+    /// Its ctmark; 0 if it is not tracked.
+    pub mark: u32,
+}
+
+/// Numbers of connections, and when what was seen of them.
+#[derive(Default)]
+pub(crate) struct Registry {
+    known: HashMap<Pair, Known>,
+    last: ConnId,
+}
+
+struct Known {
+    id: ConnId,
+    inode: u64,
+    bump: u8,
+    since: f64,
+}
+
+impl Registry {
+    /// The number of a connection and since when it is on `bump`.
+    fn note(&mut self, live: &Live, bump: u8, now: f64) -> (ConnId, f64) {
+        let same = |known: &Known| known.inode == live.inode || live.inode == 0;
+        match self.known.get_mut(&live.pair) {
+            Some(known) if same(known) => {
+                if known.bump != bump {
+                    known.bump = bump;
+                    known.since = now;
+                }
+                (known.id, known.since)
+            }
+            _ => {
+                self.last += 1;
+                let known = Known {
+                    id: self.last,
+                    inode: live.inode,
+                    bump,
+                    since: now,
+                };
+                self.known.insert(live.pair, known);
+                (self.last, now)
+            }
+        }
+    }
+}
+
+impl Daemon {
+    /// All connections to peers, those that are over included.
+    pub(crate) async fn connections(&self) -> anyhow::Result<Vec<Live>> {
+        let mut tracked = HashMap::new();
+        let installed = !self.state.borrow().installed.is_empty();
+        if installed {
+            for entry in Conntrack::open()?.list().await? {
+                let pair = Pair {
+                    local: entry.original.source,
+                    remote: entry.original.destination,
+                };
+                tracked.insert(pair, entry.mark);
+                tracked.insert(pair.reversed(), entry.mark);
+            }
+        }
+        let sockets = sockets::list().await?;
+        let live = sockets.into_iter().filter_map(|socket| {
+            let pair = Pair {
+                local: socket.local,
+                remote: socket.remote,
+            };
+            Some(Live {
+                peer: self.peer_of(socket.remote.ip())?,
+                uid: socket.uid,
+                inode: socket.inode,
+                bound: socket.bound_device != 0,
+                over: socket.state == TIME_WAIT,
+                counts: socket.counts.unwrap_or_default(),
+                mark: tracked.get(&pair).copied().unwrap_or(0),
+                pair,
+            })
+        });
+        Ok(live.collect())
+    }
+
+    /// The bump that a connection is on; 0: plain.
+    pub(crate) fn bump_of(&self, live: &Live) -> u8 {
+        let state = self.state.borrow();
+        if let Some(choice) = state
+            .choices
+            .get(&live.pair)
+            .filter(|choice| !choice.pending)
+        {
+            return choice.bump;
+        }
+        if let Some(bump) = marks(&self.config).bump_of(live.mark) {
+            return bump.get();
+        }
+        // The kernel applies a rule with the next packet.
+        let ruled = state
+            .active_rules()
+            .find(|rule| rule.matches(live.pair.local, live.pair.remote, live.uid));
+        ruled.map_or(0, |rule| rule.classes[0].bump.get())
+    }
+
+    /// What the user is shown of connections, in the same order.
+    pub(crate) async fn describe(&self, lives: &[Live]) -> anyhow::Result<Vec<ConnInfo>> {
+        let (_, conns) = self.driver.conns().await?;
+        let mut carried: HashMap<Pair, Vec<ConnSnapshot>> = HashMap::new();
+        for conn in conns {
+            let pair = Pair {
+                local: (conn.tuple.src, conn.tuple.sport).into(),
+                remote: (conn.tuple.dst, conn.tuple.dport).into(),
+            };
+            carried.entry(pair).or_default().push(conn);
+        }
+        let inodes: HashSet<u64> = lives.iter().map(|live| live.inode).collect();
+        // It reads all of /proc.
+        let processes = tokio::task::spawn_blocking(move || sockets::processes(&inodes)).await?;
+        let now = wall();
+        let mut infos = Vec::with_capacity(lives.len());
+        for live in lives {
+            let bump = self.bump_of(live);
+            let (id, since) = self.registry.borrow_mut().note(live, bump, now);
+            let process = processes.get(&live.inode);
+            let on_bumps = carried.get(&live.pair).map_or(&[][..], Vec::as_slice);
+            infos.push(ConnInfo {
+                id,
+                peer: self.peer_name(live.peer).to_owned(),
+                local: live.pair.local,
+                remote: live.pair.remote,
+                bump: bump_name(bump).to_owned(),
+                process: process.map(|process| process.name.clone()),
+                pid: process.map(|process| process.pid),
+                uid: Some(live.uid),
+                since,
+                bytes_sent: on_bumps.iter().map(|conn| conn.stats.bytes_sent).sum(),
+                bytes_received: on_bumps.iter().map(|conn| conn.stats.bytes_received).sum(),
+                retransmissions: live.counts.retransmissions.into(),
+                paths: Vec::new(),
+            });
+        }
+        Ok(infos)
+    }
+
+    /// Forgets the numbers of connections that are gone.
+    pub(crate) fn forget_gone(&self, lives: &[Live]) {
+        let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
+        self.registry
+            .borrow_mut()
+            .known
+            .retain(|pair, _| alive.contains(pair));
+    }
+}
+
+/// The name of a bump by its number; 0 is "plain".
+pub(crate) fn bump_name(number: u8) -> &'static str {
+    match carried().into_iter().find(|bump| bump.id.get() == number) {
+        Some(bump) => bump.name,
+        None if number == 0 => "plain",
+        None => "unknown",
+    }
+}

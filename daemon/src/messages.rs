@@ -1,0 +1,360 @@
+//! What the daemons of two hosts say to each other, over [`Node::send_control`].
+//!
+//! The node delivers each message once, authenticated and encrypted, but in any order. All numbers are
+//! big-endian.
+//!
+//! ```text
+//! message  = version:8 (1)  kind:8  request:32  body
+//! body of kind 1, WANT    = sequence:64  bumps:16
+//! body of kind 2, SWITCH  = bump:8  flags:8  host:64  count:8  count * entry
+//!   entry                 = family:8 (4 or 6)  address of the sender  address of the receiver
+//!                           port of the sender:16  port of the receiver:16  generation:64
+//! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64)
+//! ```
+//!
+//! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
+//! that the receiver has their TUNs ready; the highest sequence since the sender's start counts. SWITCH
+//! says what connections are on from now on; bump 0 releases them. Flag 1: an explicit choice, which
+//! stands above rules and is kept. Both are answered with the same request number: SWITCH with an
+//! outcome for each entry in order, WANT with one.
+//!
+//! [`Node::send_control`]: dibs_core::node::Node::send_control
+
+use std::net::{IpAddr, SocketAddr};
+
+use dibs_core::node::MAX_CONTROL;
+
+use crate::conns::{Pair, Version};
+
+const VERSION: u8 = 1;
+const WANT: u8 = 1;
+const SWITCH: u8 = 2;
+const ANSWER: u8 = 3;
+const EXPLICIT: u8 = 1;
+
+/// Connections in one SWITCH, at most.
+pub const MAX_ENTRIES: usize = 20;
+
+const HEADER: usize = 6;
+const LONGEST_ENTRY: usize = 1 + 2 * 16 + 2 * 2 + 8;
+const _: () = assert!(HEADER + 11 + MAX_ENTRIES * LONGEST_ENTRY <= MAX_CONTROL);
+
+/// A message, see the [module](self).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Names a question and its answer; the asker's choice.
+    pub request: u32,
+    /// What it says.
+    pub body: Body,
+}
+
+/// See [`Message`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Bumps that the sender's rules use.
+    Want {
+        /// Grows with each WANT since the sender started.
+        sequence: u64,
+        /// Bit n for bump n.
+        bumps: u16,
+    },
+    /// Where connections are from now on.
+    Switch {
+        /// The bump; 0: plain.
+        bump: u8,
+        /// A user's choice, as opposed to a rule's.
+        explicit: bool,
+        /// Up to [`MAX_ENTRIES`] connections as the sender sends, with the version of the choice.
+        conns: Vec<(Pair, Version)>,
+    },
+    /// What came of a question.
+    Answer(Vec<(Outcome, u64)>),
+}
+
+/// What came of a SWITCH for one connection. Beside it stands the generation known afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Outcome {
+    /// It is so now.
+    Done = 0,
+    /// A later choice stands.
+    Older = 1,
+    /// No such connection here.
+    NoConnection = 2,
+    /// A rule of this host wants the bump.
+    OwnRule = 3,
+    /// This host does not carry the bump.
+    NoBump = 4,
+    /// The socket is bound to a device and cannot be steered.
+    Bound = 5,
+    /// The system did not let this host.
+    Failed = 6,
+}
+
+impl Outcome {
+    fn from_wire(byte: u8) -> Option<Self> {
+        use Outcome::*;
+        let all = [Done, Older, NoConnection, OwnRule, NoBump, Bound, Failed];
+        all.into_iter().find(|outcome| *outcome as u8 == byte)
+    }
+}
+
+/// The peer's fault: bytes that are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a message of this version")]
+pub struct Malformed;
+
+impl Message {
+    /// The bytes of the message.
+    ///
+    /// # Panics
+    /// If it has more than [`MAX_ENTRIES`] entries, or a pair of mixed families.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION, 0];
+        out.extend(self.request.to_be_bytes());
+        match &self.body {
+            Body::Want { sequence, bumps } => {
+                out[1] = WANT;
+                out.extend(sequence.to_be_bytes());
+                out.extend(bumps.to_be_bytes());
+            }
+            Body::Switch {
+                bump,
+                explicit,
+                conns,
+            } => {
+                out[1] = SWITCH;
+                out.extend([*bump, if *explicit { EXPLICIT } else { 0 }]);
+                let host = conns.first().map_or(0, |(_, version)| version.host);
+                out.extend(host.to_be_bytes());
+                out.push(count(conns.len()));
+                for (pair, version) in conns {
+                    assert_eq!(
+                        version.host, host,
+                        "one host makes the choices of a message"
+                    );
+                    put_pair(&mut out, pair);
+                    out.extend(version.generation.to_be_bytes());
+                }
+            }
+            Body::Answer(outcomes) => {
+                out[1] = ANSWER;
+                out.push(count(outcomes.len()));
+                for (outcome, generation) in outcomes {
+                    out.push(*outcome as u8);
+                    out.extend(generation.to_be_bytes());
+                }
+            }
+        }
+        out
+    }
+
+    /// Reads a message.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut r = Reader(bytes);
+        if r.u8()? != VERSION {
+            return Err(Malformed);
+        }
+        let kind = r.u8()?;
+        let request = r.u32()?;
+        let body = match kind {
+            WANT => Body::Want {
+                sequence: r.u64()?,
+                bumps: r.u16()?,
+            },
+            SWITCH => {
+                let bump = r.u8()?;
+                let flags = r.u8()?;
+                if flags & !EXPLICIT != 0 {
+                    return Err(Malformed);
+                }
+                let host = r.u64()?;
+                let conns = (0..r.count()?).map(|_| {
+                    let pair = r.pair()?;
+                    let generation = r.u64()?;
+                    Ok((pair, Version { generation, host }))
+                });
+                Body::Switch {
+                    bump,
+                    explicit: flags & EXPLICIT != 0,
+                    conns: conns.collect::<Result<_, _>>()?,
+                }
+            }
+            ANSWER => {
+                let outcomes = (0..r.count()?)
+                    .map(|_| Ok((Outcome::from_wire(r.u8()?).ok_or(Malformed)?, r.u64()?)));
+                Body::Answer(outcomes.collect::<Result<_, _>>()?)
+            }
+            _ => return Err(Malformed),
+        };
+        if !r.0.is_empty() {
+            return Err(Malformed);
+        }
+        Ok(Self { request, body })
+    }
+}
+
+fn count(len: usize) -> u8 {
+    assert!(len <= MAX_ENTRIES, "a message holds {MAX_ENTRIES} entries");
+    len as u8
+}
+
+fn put_pair(out: &mut Vec<u8>, pair: &Pair) {
+    match (pair.local.ip(), pair.remote.ip()) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            out.push(4);
+            out.extend(local.octets());
+            out.extend(remote.octets());
+        }
+        (IpAddr::V6(local), IpAddr::V6(remote)) => {
+            out.push(6);
+            out.extend(local.octets());
+            out.extend(remote.octets());
+        }
+        _ => panic!("both ends of a connection are of one family"),
+    }
+    out.extend(pair.local.port().to_be_bytes());
+    out.extend(pair.remote.port().to_be_bytes());
+}
+
+/// What is left to read.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.take().map(u8::from_be_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.take().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.take().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.take().map(u64::from_be_bytes)
+    }
+
+    fn count(&mut self) -> Result<u8, Malformed> {
+        let count = self.u8()?;
+        if usize::from(count) > MAX_ENTRIES {
+            return Err(Malformed);
+        }
+        Ok(count)
+    }
+
+    fn pair(&mut self) -> Result<Pair, Malformed> {
+        let (local, remote): (IpAddr, IpAddr) = match self.u8()? {
+            4 => (self.take::<4>()?.into(), self.take::<4>()?.into()),
+            6 => (self.take::<16>()?.into(), self.take::<16>()?.into()),
+            _ => return Err(Malformed),
+        };
+        Ok(Pair {
+            local: SocketAddr::new(local, self.u16()?),
+            remote: SocketAddr::new(remote, self.u16()?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address() -> impl Strategy<Value = (IpAddr, IpAddr)> {
+        prop_oneof![
+            any::<([u8; 4], [u8; 4])>().prop_map(|(a, b)| (a.into(), b.into())),
+            any::<([u8; 16], [u8; 16])>().prop_map(|(a, b)| (a.into(), b.into())),
+        ]
+    }
+
+    fn pair() -> impl Strategy<Value = Pair> {
+        (address(), any::<(u16, u16)>()).prop_map(|((local, remote), (from, to))| Pair {
+            local: SocketAddr::new(local, from),
+            remote: SocketAddr::new(remote, to),
+        })
+    }
+
+    fn body() -> impl Strategy<Value = Body> {
+        let entries = proptest::collection::vec((pair(), any::<u64>()), 1..=MAX_ENTRIES);
+        let outcomes = proptest::collection::vec((0u8..7, any::<u64>()), 0..=MAX_ENTRIES);
+        prop_oneof![
+            any::<(u64, u16)>().prop_map(|(sequence, bumps)| Body::Want { sequence, bumps }),
+            (any::<(u8, bool, u64)>(), entries).prop_map(|((bump, explicit, host), entries)| {
+                let version = |generation| Version { generation, host };
+                Body::Switch {
+                    bump,
+                    explicit,
+                    conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
+                }
+            }),
+            outcomes.prop_map(|outcomes| Body::Answer(
+                outcomes
+                    .into_iter()
+                    .map(|(o, g)| (Outcome::from_wire(o).unwrap(), g))
+                    .collect()
+            )),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_come_back_and_fit(request: u32, body in body()) {
+            let message = Message { request, body };
+            let bytes = message.encode();
+            prop_assert!(bytes.len() <= MAX_CONTROL);
+            prop_assert_eq!(Message::decode(&bytes), Ok(message));
+            for len in 0..bytes.len() {
+                prop_assert_eq!(Message::decode(&bytes[..len]), Err(Malformed));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..4) {
+            let _ = Message::decode(&bytes);
+            // Deeper than chance would get.
+            let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();
+            if let Ok(message) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(), bytes.as_slice());
+            }
+            bytes[0] = 2;
+            prop_assert_eq!(Message::decode(&bytes), Err(Malformed));
+        }
+    }
+
+    #[test]
+    fn a_release_has_these_bytes() {
+        let pair = Pair {
+            local: "10.0.1.1:40000".parse().unwrap(),
+            remote: "10.0.1.2:80".parse().unwrap(),
+        };
+        let version = Version {
+            generation: 3,
+            host: 0x0102_0304_0506_0708,
+        };
+        let message = Message {
+            request: 9,
+            body: Body::Switch {
+                bump: 0,
+                explicit: true,
+                conns: vec![(pair, version)],
+            },
+        };
+        let expected = [
+            &[1, 2, 0, 0, 0, 9, 0, 1][..],
+            &[1, 2, 3, 4, 5, 6, 7, 8, 1, 4],
+            &[10, 0, 1, 1, 10, 0, 1, 2, 0x9c, 0x40, 0, 80],
+            &[0, 0, 0, 0, 0, 0, 0, 3],
+        ]
+        .concat();
+        assert_eq!(message.encode(), expected);
+    }
+}

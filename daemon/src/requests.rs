@@ -1,0 +1,397 @@
+//! What users ask for over the control socket.
+
+use std::collections::BTreeSet;
+
+use dibs_config::{BumpKind, SCRAMBLE_WARNING};
+use dibs_control::{
+    Changed, ConnInfo, ErrorKind, Failure, Reply, Request, RuleId, RuleInfo, RuleOrigin, Selector,
+    Skipped,
+};
+use dibs_core::session::PeerState;
+
+use crate::daemon::Daemon;
+use crate::live::{Live, bump_name};
+use crate::rules::{self, Rule};
+use crate::startup::{Carried, carried};
+use crate::state::SavedRule;
+
+/// Who asks: the uid at the other end of the socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// Its user.
+    pub uid: u32,
+}
+
+impl Caller {
+    fn is_root(self) -> bool {
+        self.uid == 0
+    }
+
+    /// Members of the group see and move what is their own (SECURITY.md 8).
+    fn may(self, uid: u32) -> bool {
+        self.is_root() || self.uid == uid
+    }
+}
+
+/// Something that should work did not.
+fn failed(error: impl Into<anyhow::Error>) -> Failure {
+    let error: anyhow::Error = error.into();
+    Failure::new(ErrorKind::Failed, format!("{error:#}"))
+}
+
+fn refused(message: impl Into<String>) -> Failure {
+    Failure::new(ErrorKind::Refused, message)
+}
+
+impl Daemon {
+    /// Does what a user asks for; [`Request::Events`] is the socket's business.
+    pub async fn serve(&self, caller: Caller, request: Request) -> Result<Reply, Failure> {
+        match request {
+            Request::Status => self.status(caller).await.map(Reply::Status),
+            Request::ConnList => {
+                let conns = self.visible(caller).await?;
+                Ok(Reply::Conns(
+                    conns.into_iter().map(|(_, info)| info).collect(),
+                ))
+            }
+            Request::Enable { selector, bump } => {
+                let bump = self.bump_for(bump.as_deref())?;
+                self.change(caller, &selector, bump.id.get())
+                    .await
+                    .map(Reply::Changed)
+            }
+            Request::Disable { selector } => {
+                self.change(caller, &selector, 0).await.map(Reply::Changed)
+            }
+            Request::RuleAdd { selector, bump } => {
+                let bump = self.bump_for(Some(&bump))?;
+                self.rule_add(caller, selector, bump).await.map(Reply::Rule)
+            }
+            Request::RuleList => {
+                let state = self.state.borrow();
+                Ok(Reply::Rules(state.active_rules().map(Rule::info).collect()))
+            }
+            Request::RuleDel { id } => self.rule_del(caller, id).await.map(|()| Reply::Done),
+            Request::PathList => self.path_list().await.map(Reply::Paths).map_err(failed),
+            Request::PeerList => self.peer_list().await.map(Reply::Peers).map_err(failed),
+            Request::BumpList => self.bump_list().await.map(Reply::Bumps).map_err(failed),
+            Request::Events => Ok(Reply::Following),
+            Request::Cleanup => self.cleanup(caller).await.map(|()| Reply::Done),
+        }
+    }
+
+    /// The bump of that name, or the default.
+    fn bump_for(&self, name: Option<&str>) -> Result<Carried, Failure> {
+        let name = name
+            .or(self.config.daemon.default_bump.as_deref())
+            .ok_or_else(|| {
+                refused("the configuration has no default_bump: name one with --bump")
+            })?;
+        if let Some(bump) = carried().into_iter().find(|bump| bump.name == name) {
+            return Ok(bump);
+        }
+        match self.config.bump(name) {
+            Some(_) => Err(refused(format!(
+                "this version of dibsd does not carry the bump \"{name}\" yet"
+            ))),
+            None => Err(Failure::new(
+                ErrorKind::NotFound,
+                format!("there is no bump \"{name}\""),
+            )),
+        }
+    }
+
+    /// The live connections that the caller may see.
+    pub(crate) async fn visible(&self, caller: Caller) -> Result<Vec<(Live, ConnInfo)>, Failure> {
+        let all = self.connections().await.map_err(failed)?;
+        self.forget_gone(&all);
+        let lives: Vec<Live> = all
+            .into_iter()
+            .filter(|live| !live.over && caller.may(live.uid))
+            .collect();
+        let infos = self.describe(&lives).await.map_err(failed)?;
+        Ok(lives.into_iter().zip(infos).collect())
+    }
+
+    /// Which peers have a session, by index.
+    async fn sessions(&self) -> Result<Vec<bool>, Failure> {
+        let snapshot = self.driver.snapshot().await.map_err(failed)?;
+        let up = |peer: &dibs_core::node::PeerSnapshot| peer.state == PeerState::Established;
+        Ok(snapshot.peers.iter().map(up).collect())
+    }
+
+    /// `enable` and `disable` (bump 0).
+    async fn change(
+        &self,
+        caller: Caller,
+        selector: &Selector,
+        bump: u8,
+    ) -> Result<Changed, Failure> {
+        let _turn = self.changes.lock().await;
+        if let Selector::Match(wanted) = selector {
+            self.check_peer(wanted.peer.as_deref())?;
+        }
+        let matching: Vec<Live> = self
+            .visible(caller)
+            .await?
+            .into_iter()
+            .filter(|(_, info)| selector.matches(info))
+            .map(|(live, _)| live)
+            .collect();
+        if matching.is_empty() {
+            return Err(Failure::new(
+                ErrorKind::NoMatch,
+                format!("no live connection to a peer matches {selector}"),
+            ));
+        }
+        let up = self.sessions().await?;
+        let (able, unable): (Vec<Live>, Vec<Live>) = matching
+            .into_iter()
+            .partition(|live| up[live.peer] || bump == 0);
+        if able.is_empty() {
+            return Err(self.no_session(&unable));
+        }
+        let moved = self.choose(&able, bump).await.map_err(failed)?;
+        let no_session = |live: &Live| {
+            let peer = self.peer_name(live.peer);
+            (*live, Err(format!("there is no session with peer {peer}")))
+        };
+        let outcomes: Vec<(Live, Result<(), String>)> = moved
+            .into_iter()
+            .chain(unable.iter().map(no_session))
+            .collect();
+        let lives: Vec<Live> = outcomes.iter().map(|(live, _)| *live).collect();
+        let infos = self.describe(&lives).await.map_err(failed)?;
+        let name = bump_name(bump);
+        let mut changed = Changed {
+            bump: name.to_owned(),
+            connections: Vec::new(),
+            skipped: Vec::new(),
+            warnings: Vec::new(),
+        };
+        for (info, (_, outcome)) in infos.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => changed.connections.push(info),
+                Err(reason) => changed.skipped.push(Skipped {
+                    id: info.id,
+                    local: info.local,
+                    remote: info.remote,
+                    reason,
+                }),
+            }
+        }
+        if name == "scramble" {
+            changed.warnings.push(SCRAMBLE_WARNING.to_owned());
+        }
+        let waiting: BTreeSet<usize> = lives
+            .iter()
+            .map(|live| live.peer)
+            .filter(|peer| bump == 0 && !up[*peer])
+            .collect();
+        for peer in waiting {
+            changed.warnings.push(format!(
+                "there is no session with peer {}: it follows when there is one",
+                self.peer_name(peer)
+            ));
+        }
+        let count = changed.connections.len();
+        self.tell(
+            if bump == 0 { "disabled" } else { "enabled" },
+            format!("{count} connection(s) moved to {name}"),
+            &[("bump", name.to_owned()), ("count", count.to_string())],
+        );
+        Ok(changed)
+    }
+
+    fn check_peer(&self, name: Option<&str>) -> Result<(), Failure> {
+        match name {
+            Some(name) if !self.config.peers.iter().any(|peer| peer.name == name) => Err(
+                Failure::new(ErrorKind::NotFound, format!("there is no peer \"{name}\"")),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn no_session(&self, lives: &[Live]) -> Failure {
+        let peers: BTreeSet<&str> = lives.iter().map(|live| self.peer_name(live.peer)).collect();
+        let peers: Vec<&str> = peers.into_iter().collect();
+        Failure::new(
+            ErrorKind::NoSession,
+            format!(
+                "there is no session with peer {}: nothing was changed",
+                peers.join(", ")
+            ),
+        )
+    }
+
+    async fn rule_add(
+        &self,
+        caller: Caller,
+        selector: Selector,
+        bump: Carried,
+    ) -> Result<RuleInfo, Failure> {
+        let _turn = self.changes.lock().await;
+        let own = matches!(&selector, Selector::Match(wanted) if wanted.uid == Some(caller.uid));
+        if !caller.is_root() && !own {
+            return Err(Failure::new(
+                ErrorKind::Denied,
+                format!("only root makes rules for others: add --uid {}", caller.uid),
+            ));
+        }
+        let behind = |name: &str| {
+            let peer = self.config.peers.iter().find(|peer| peer.name == name);
+            peer.map(|peer| peer.addresses.clone())
+        };
+        if let Selector::Match(wanted) = &selector {
+            self.check_peer(wanted.peer.as_deref())?;
+        }
+        let id = self.state.borrow().next_rule;
+        let rule = rules::of_user(id, &selector, bump.name, bump.id, behind).map_err(refused)?;
+        let lives = self.connections().await.map_err(failed)?;
+        let up = self.sessions().await?;
+        let stuck: Vec<Live> = lives
+            .iter()
+            .filter(|live| !live.over && !up[live.peer])
+            .filter(|live| rule.matches(live.pair.local, live.pair.remote, live.uid))
+            .copied()
+            .collect();
+        if !stuck.is_empty() {
+            return Err(self.no_session(&stuck));
+        }
+        let info = rule.info();
+        {
+            let mut state = self.state.borrow_mut();
+            state.next_rule = id + 1;
+            state.rules.push(rule);
+            state.user_rules.push(SavedRule {
+                id,
+                selector,
+                bump: bump.name.to_owned(),
+            });
+        }
+        // Peers first: what comes to them by the bump finds it there.
+        self.send_wants().await;
+        let carried_out = async {
+            self.save()?;
+            self.steer().await.map(drop)
+        };
+        if let Err(error) = carried_out.await {
+            self.forget_rule(id);
+            self.send_wants().await;
+            return Err(failed(error));
+        }
+        for (bump, lives) in self.ruled(&lives, None) {
+            self.follow_rules(&lives, bump).await;
+        }
+        self.tell(
+            "rule_added",
+            format!("rule {id} puts connections on {}", bump.name),
+            &[("rule", id.to_string()), ("bump", bump.name.to_owned())],
+        );
+        Ok(info)
+    }
+
+    fn forget_rule(&self, id: RuleId) {
+        let mut state = self.state.borrow_mut();
+        state.rules.retain(|rule| rule.id != id);
+        state.user_rules.retain(|rule| rule.id != id);
+    }
+
+    async fn rule_del(&self, caller: Caller, id: RuleId) -> Result<(), Failure> {
+        let _turn = self.changes.lock().await;
+        let rule = self
+            .state
+            .borrow()
+            .rules
+            .iter()
+            .find(|rule| rule.id == id)
+            .cloned();
+        let Some(rule) = rule else {
+            return Err(Failure::new(
+                ErrorKind::NotFound,
+                format!("there is no rule {id}"),
+            ));
+        };
+        if rule.origin == RuleOrigin::Config {
+            return Err(refused(format!(
+                "rule {id} stands in the configuration file: change it there"
+            )));
+        }
+        if !caller.is_root() && !rule.classes.iter().all(|c| c.uid == Some(caller.uid)) {
+            return Err(Failure::new(
+                ErrorKind::Denied,
+                format!("rule {id} is not for you alone: only root deletes it"),
+            ));
+        }
+        let lives = self.connections().await.map_err(failed)?;
+        self.forget_rule(id);
+        self.save().map_err(failed)?;
+        self.steer().await.map_err(failed)?;
+        let freed: Vec<Live> = {
+            let state = self.state.borrow();
+            let matches = |rule: &Rule, live: &Live| {
+                rule.matches(live.pair.local, live.pair.remote, live.uid)
+            };
+            lives
+                .into_iter()
+                .filter(|live| !live.over && matches(&rule, live))
+                .filter(|live| state.choices.get(&live.pair).is_none())
+                .filter(|live| !state.active_rules().any(|other| matches(other, live)))
+                .collect()
+        };
+        self.follow_rules(&freed, 0).await;
+        self.send_wants().await;
+        self.tell(
+            "rule_deleted",
+            format!("rule {id} is gone, {} connection(s) with it", freed.len()),
+            &[("rule", id.to_string())],
+        );
+        Ok(())
+    }
+
+    async fn cleanup(&self, caller: Caller) -> Result<(), Failure> {
+        if !caller.is_root() {
+            return Err(Failure::new(ErrorKind::Denied, "only root may clean up"));
+        }
+        let _turn = self.changes.lock().await;
+        let lives = self.connections().await.map_err(failed)?;
+        let on_bumps: Vec<Live> = lives
+            .into_iter()
+            .filter(|live| !live.over && self.bump_of(live) != 0)
+            .collect();
+        let up = self.sessions().await?;
+        // Peers whose rules want otherwise keep their part, and answer into nothing.
+        let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
+        self.choose(&told, 0).await.map_err(failed)?;
+        {
+            let mut state = self.state.borrow_mut();
+            state.rules.retain(|rule| rule.origin == RuleOrigin::Config);
+            state.user_rules.clear();
+            state.choices.clear();
+            state.suspended = true;
+            state.installed.clear();
+            for peer in &mut state.peers {
+                peer.engaged = 0;
+            }
+        }
+        self.save().map_err(failed)?;
+        self.send_wants().await;
+        {
+            let mut steerer = self.steerer.lock().await;
+            steerer.cleanup(&self.config).await.map_err(failed)?;
+        }
+        self.steer().await.map_err(failed)?;
+        self.tell(
+            "cleanup",
+            "everything was removed from the kernel; rules of the file wait for SIGHUP or a restart"
+                .to_owned(),
+            &[],
+        );
+        Ok(())
+    }
+
+    /// Whether a bump is one that the configuration knows but we do not carry.
+    pub(crate) fn is_carried(kind: &BumpKind) -> bool {
+        dibs_config::CARRIED.contains(kind)
+    }
+}

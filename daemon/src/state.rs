@@ -1,0 +1,219 @@
+//! What outlives the daemon: the user's rules, choices, and what peers asked for. A JSON file beside the
+//! control socket, readable by its owner alone, replaced as a whole.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use dibs_control::{RuleId, Selector};
+use serde::{Deserialize, Serialize};
+
+use crate::conns::{Choice, Pair};
+
+/// The form of the file; others are refused.
+const VERSION: u32 = 1;
+
+/// The content of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Saved {
+    /// Of the form.
+    pub(crate) version: u32,
+    /// The number of the next rule.
+    pub next_rule: RuleId,
+    /// Rules made with `dibsctl rule add`.
+    pub rules: Vec<SavedRule>,
+    /// Choices for live connections.
+    pub choices: Vec<SavedChoice>,
+    /// Bumps that a peer's rules use (bit n for bump n), by its public key.
+    pub engaged: BTreeMap<String, u16>,
+}
+
+/// A rule as its user wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedRule {
+    /// For the user.
+    pub id: RuleId,
+    /// Whose connections.
+    pub selector: Selector,
+    /// The bump's name.
+    pub bump: String,
+}
+
+/// A choice and its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedChoice {
+    /// The connection.
+    pub conn: Pair,
+    /// What was chosen.
+    pub choice: Choice,
+}
+
+impl Default for Saved {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            next_rule: crate::rules::FIRST_USER_RULE,
+            rules: Vec::new(),
+            choices: Vec::new(),
+            engaged: BTreeMap::new(),
+        }
+    }
+}
+
+/// The file, and the right to write it: no two daemons have one control socket.
+pub struct StateFile {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    _lock: nix::fcntl::Flock<File>,
+}
+
+impl StateFile {
+    /// The file that belongs to a control socket, which no other daemon serves from now on.
+    pub fn open(socket: &Path) -> anyhow::Result<Self> {
+        let lock_path = socket.with_extension("lock");
+        let lock = private(OpenOptions::new().write(true).create(true).truncate(false))
+            .open(&lock_path)
+            .with_context(|| format!("cannot open {}", lock_path.display()))?;
+        let arg = nix::fcntl::FlockArg::LockExclusiveNonblock;
+        let lock = nix::fcntl::Flock::lock(lock, arg).map_err(|(_, error)| match error {
+            nix::errno::Errno::EWOULDBLOCK => {
+                anyhow::anyhow!("another dibsd serves {}", socket.display())
+            }
+            error => anyhow::anyhow!("cannot lock {}: {error}", lock_path.display()),
+        })?;
+        Ok(Self {
+            path: socket.with_extension("state"),
+            _lock: lock,
+        })
+    }
+
+    /// What was saved last; nothing if there is no file.
+    ///
+    /// # Errors
+    /// The file cannot be read or understood. It is better not to start than to let connections go in
+    /// plain that were to be on a bump.
+    pub fn load(&self) -> anyhow::Result<Saved> {
+        let path = self.path.display();
+        let text = match fs::read_to_string(&self.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Saved::default());
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
+        };
+        let saved: Saved = serde_json::from_str(&text)
+            .with_context(|| format!("{path} is not a state file; remove it to forget choices"))?;
+        anyhow::ensure!(
+            saved.version == VERSION,
+            "{path} is of version {}, and this dibsd writes {VERSION}; remove it to forget choices",
+            saved.version
+        );
+        Ok(saved)
+    }
+
+    /// Replaces the file.
+    pub fn save(&self, saved: &Saved) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(saved).expect("our types have string keys only");
+        let new = self.path.with_extension("state.new");
+        let write = || -> std::io::Result<()> {
+            let mut file =
+                private(OpenOptions::new().write(true).create(true).truncate(true)).open(&new)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &self.path)
+        };
+        write().with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.mode(0o600)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conns::Version;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn saved() -> Saved {
+        let choice = Choice {
+            bump: 1,
+            version: Version {
+                generation: 2,
+                host: u64::MAX,
+            },
+            pending: false,
+        };
+        Saved {
+            next_rule: 1002,
+            rules: vec![SavedRule {
+                id: 1001,
+                selector: Selector::All,
+                bump: "scramble".to_owned(),
+            }],
+            choices: vec![SavedChoice {
+                conn: Pair {
+                    local: "[fd00::1]:40000".parse().unwrap(),
+                    remote: "[fd00::2]:80".parse().unwrap(),
+                },
+                choice,
+            }],
+            engaged: BTreeMap::from([("key".to_owned(), 2)]),
+            ..Saved::default()
+        }
+    }
+
+    #[test]
+    fn comes_back_and_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::open(&dir.path().join("dibsd.sock")).unwrap();
+        assert_eq!(file.load().unwrap(), Saved::default());
+        file.save(&saved()).unwrap();
+        file.save(&saved()).unwrap();
+        assert_eq!(file.load().unwrap(), saved());
+        let names: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .collect();
+        assert_eq!(names.len(), 2, "state and lock: {names:?}");
+        for entry in names {
+            assert_eq!(
+                entry.metadata().unwrap().permissions().mode() & 0o777,
+                0o600
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_not_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::open(&dir.path().join("dibsd.sock")).unwrap();
+        for text in ["", "{}", r#"{"version":2}"#, "null"] {
+            fs::write(dir.path().join("dibsd.state"), text).unwrap();
+            assert!(file.load().is_err(), "{text}");
+        }
+        let mut other = saved();
+        other.version = 2;
+        file.save(&other).unwrap();
+        let error = file.load().unwrap_err().to_string();
+        assert!(error.contains("is of version 2"), "{error}");
+    }
+
+    #[test]
+    fn one_daemon_a_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("dibsd.sock");
+        let first = StateFile::open(&socket).unwrap();
+        let error = StateFile::open(&socket).err().unwrap().to_string();
+        assert!(error.starts_with("another dibsd serves"), "{error}");
+        drop(first);
+        assert!(StateFile::open(&socket).is_ok());
+    }
+}

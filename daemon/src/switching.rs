@@ -1,0 +1,457 @@
+//! Moving live connections: what users here choose, what peers ask for, what rules imply.
+//!
+//! Into a bump: TUN and chains first, then the peer, whose packets may come by the bump from then on,
+//! then our own mark. Back to plain likewise: the peer first, then our own mark. Data under way may
+//! arrive by both ways; TCP puts it in order.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use dibs_policy::BumpId;
+use dibs_policy::conntrack::{Conntrack, Tuple};
+
+use crate::conns::{Choice, Pair, Version};
+use crate::daemon::{Daemon, Unanswered};
+use crate::live::{Live, bump_name};
+use crate::messages::{Body, MAX_ENTRIES, Message, Outcome};
+use crate::startup::{carried, marks};
+
+/// How long `enable` waits for a connection that has something to send to be seen on the bump.
+const SEEN_WITHIN: Duration = Duration::from_secs(1);
+/// A connection that moves no byte for as long is taken to be idle.
+const IDLE_AFTER: Duration = Duration::from_millis(150);
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// What came of a choice for one connection: moved, or why not.
+pub(crate) type Moved = (Live, Result<(), String>);
+
+impl Daemon {
+    /// Moves connections, as a user here chose: to `bump`, or to plain (0). What comes of it for each, in
+    /// the same order.
+    pub(crate) async fn choose(&self, lives: &[Live], bump: u8) -> anyhow::Result<Vec<Moved>> {
+        let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
+        let mut by_peer: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
+        for live in lives {
+            if live.bound {
+                let why = "its socket is bound to a device and cannot be steered";
+                outcomes.insert(live.pair, Err(why.to_owned()));
+            } else {
+                by_peer.entry(live.peer).or_default().push(live.pair);
+            }
+        }
+        let mut proposed: Vec<(Pair, Choice, Option<Choice>)> = Vec::new();
+        {
+            let mut state = self.state.borrow_mut();
+            for pair in by_peer.values().flatten() {
+                let before = state.choices.get(pair);
+                let choice = state.choices.propose(*pair, bump, self.host, 0);
+                proposed.push((*pair, choice, before));
+            }
+        }
+        let prepared = async {
+            self.save()?;
+            self.steer().await.map(drop)
+        };
+        if let Err(error) = prepared.await {
+            let mut state = self.state.borrow_mut();
+            for (pair, choice, before) in proposed {
+                state.choices.take_back(&pair, choice.version, before);
+            }
+            return Err(error);
+        }
+        let asked = by_peer
+            .iter()
+            .map(|(peer, pairs)| self.negotiate(*peer, pairs, bump));
+        let answers = futures_util::future::join_all(asked).await;
+        let before: HashMap<Pair, Option<Choice>> = proposed
+            .into_iter()
+            .map(|(pair, _, before)| (pair, before))
+            .collect();
+        for (pair, version, verdict) in answers.into_iter().flatten() {
+            let verdict = self
+                .conclude(pair, version, bump, verdict, before[&pair])
+                .await;
+            outcomes.insert(pair, verdict);
+        }
+        self.save()?;
+        if bump != 0 {
+            let moved: Vec<&Live> = lives
+                .iter()
+                .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
+                .collect();
+            self.wait_seen(&moved, bump).await?;
+        }
+        let outcome = |live: &Live| {
+            let missing = || Err("it has ended".to_owned());
+            outcomes.get(&live.pair).cloned().unwrap_or_else(missing)
+        };
+        Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
+    }
+
+    /// Asks a peer for its part; once more where it knew of a later choice.
+    async fn negotiate(
+        &self,
+        peer: usize,
+        pairs: &[Pair],
+        bump: u8,
+    ) -> Vec<(Pair, Version, Result<Outcome, Unanswered>)> {
+        let mut results = Vec::new();
+        for pairs in pairs.chunks(MAX_ENTRIES) {
+            let mut again = Vec::new();
+            for (pair, version, answer) in self.ask_switch(peer, pairs, bump, true).await {
+                match answer {
+                    Ok((Outcome::Older, generation)) => {
+                        let mut state = self.state.borrow_mut();
+                        // Unless that later choice has come here meanwhile: then it stands.
+                        if state.choices.get(&pair).map(|c| c.version) == Some(version) {
+                            state.choices.propose(pair, bump, self.host, generation);
+                            again.push(pair);
+                        } else {
+                            results.push((pair, version, Ok(Outcome::Older)));
+                        }
+                    }
+                    other => results.push((pair, version, other.map(|(outcome, _)| outcome))),
+                }
+            }
+            if !again.is_empty() {
+                let second = self.ask_switch(peer, &again, bump, true).await;
+                let second = second
+                    .into_iter()
+                    .map(|(pair, version, answer)| (pair, version, answer.map(|(o, _)| o)));
+                results.extend(second);
+            }
+        }
+        results
+    }
+
+    /// Sends one SWITCH; the answer for each connection with the version that it was asked for.
+    async fn ask_switch(
+        &self,
+        peer: usize,
+        pairs: &[Pair],
+        bump: u8,
+        explicit: bool,
+    ) -> Vec<(Pair, Version, Result<(Outcome, u64), Unanswered>)> {
+        let conns: Vec<(Pair, Version)> = {
+            let state = self.state.borrow();
+            let ours = Version {
+                generation: 0,
+                host: self.host,
+            };
+            let version = |pair| match state.choices.get(pair) {
+                Some(choice) if explicit && choice.version.host == self.host => choice.version,
+                _ => ours,
+            };
+            pairs.iter().map(|pair| (*pair, version(pair))).collect()
+        };
+        let body = Body::Switch {
+            bump,
+            explicit,
+            conns: conns.clone(),
+        };
+        match self.ask(peer, body).await {
+            Ok(outcomes) => {
+                let mut outcomes = outcomes.into_iter();
+                conns
+                    .into_iter()
+                    // An answer that is too short is no answer for the rest.
+                    .map(|(pair, v)| (pair, v, outcomes.next().ok_or(Unanswered::Silent)))
+                    .collect()
+            }
+            Err(error) => conns
+                .into_iter()
+                .map(|(pair, version)| (pair, version, Err(error)))
+                .collect(),
+        }
+    }
+
+    /// Carries out what the peer agreed to, takes back what it did not.
+    async fn conclude(
+        &self,
+        pair: Pair,
+        version: Version,
+        bump: u8,
+        verdict: Result<Outcome, Unanswered>,
+        before: Option<Choice>,
+    ) -> Result<(), String> {
+        let refusal = match verdict {
+            Ok(Outcome::Done) => None,
+            // The peer's part waits for a session: the choice is sent again then.
+            Err(Unanswered::NoSession) if bump == 0 => None,
+            Ok(Outcome::Older) => Some("the other end chose otherwise at the same time".to_owned()),
+            Ok(Outcome::NoConnection) => Some("the peer has no such connection".to_owned()),
+            Ok(Outcome::OwnRule) => Some("a rule of the peer wants it on its bump".to_owned()),
+            Ok(Outcome::NoBump) => Some("the peer does not carry this bump".to_owned()),
+            Ok(Outcome::Bound) => {
+                Some("its socket at the peer is bound to a device and cannot be steered".to_owned())
+            }
+            Ok(Outcome::Failed) => Some("the peer's daemon could not; see its log".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        let Some(refusal) = refusal else {
+            if !self.state.borrow_mut().choices.settle(&pair, version) {
+                return Err("the other end chose otherwise at the same time".to_owned());
+            }
+            return self
+                .mark(&pair, bump, true)
+                .await
+                .map_err(|error| error.to_string());
+        };
+        let mut state = self.state.borrow_mut();
+        state.choices.take_back(&pair, version, before);
+        if let Err(Unanswered::Silent) = verdict {
+            // It may have moved all the same; a later choice brings it back.
+            let was = before.map_or(0, |choice| choice.bump);
+            let back = state
+                .choices
+                .propose(pair, was, self.host, version.generation);
+            state.choices.settle(&pair, back.version);
+            drop(state);
+            let body = Body::Switch {
+                bump: was,
+                explicit: true,
+                conns: vec![(pair, back.version)],
+            };
+            let message = Message { request: 0, body };
+            if let Err(error) = self.mark(&pair, was, true).await {
+                tracing::warn!("{error}");
+            }
+            if let Some(peer) = self.peer_of(pair.remote.ip()) {
+                // Without a session it is sent with the next one.
+                let _ = self.post(peer, message).await;
+            }
+        }
+        Err(refusal)
+    }
+
+    /// Sets the bump of one connection in its ctmark, which is made if it is not tracked.
+    pub(crate) async fn mark(
+        &self,
+        pair: &Pair,
+        bump: u8,
+        explicit: bool,
+    ) -> Result<(), dibs_policy::Error> {
+        let marks = marks(&self.config);
+        let chosen = if explicit { marks.override_bit() } else { 0 };
+        let value = BumpId::new(bump).map_or(0, |bump| marks.bump(bump)) | chosen;
+        let mask = marks.bump_mask() | marks.override_bit();
+        let tuple = Tuple::tcp(pair.local, pair.remote);
+        let mut conntrack = Conntrack::open()?;
+        if conntrack.set_mark(&tuple, value, mask).await? || value == 0 {
+            return Ok(());
+        }
+        if self.state.borrow().installed.is_empty() || conntrack.adopt(&tuple, value).await? {
+            return Ok(());
+        }
+        conntrack.set_mark(&tuple, value, mask).await.map(drop)
+    }
+
+    /// Puts all choices into the kernel again.
+    pub(crate) async fn mark_choices(&self) {
+        let choices: Vec<_> = self.state.borrow().choices.iter().collect();
+        for (pair, choice) in choices.into_iter().filter(|(_, choice)| !choice.pending) {
+            if let Err(error) = self.mark(&pair, choice.bump, true).await {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
+    /// Waits until those connections that have something to send are seen on the bump, both ways.
+    async fn wait_seen(&self, lives: &[&Live], bump: u8) -> anyhow::Result<()> {
+        let start = tokio::time::Instant::now();
+        let mut waiting: HashMap<Pair, (u64, u64)> =
+            lives.iter().map(|live| (live.pair, moved(live))).collect();
+        while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let (_, conns) = self.driver.conns().await?;
+            for conn in conns.iter().filter(|conn| conn.bump == bump && conn.opened) {
+                waiting.remove(&Pair {
+                    local: (conn.tuple.src, conn.tuple.sport).into(),
+                    remote: (conn.tuple.dst, conn.tuple.dport).into(),
+                });
+            }
+            if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
+                let now = self.connections().await?;
+                let now: HashMap<Pair, (u64, u64)> =
+                    now.iter().map(|live| (live.pair, moved(live))).collect();
+                // What moved nothing so far is idle, or ended.
+                waiting.retain(|pair, before| now.get(pair).is_some_and(|after| after != before));
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out a SWITCH of a peer.
+    pub(crate) async fn on_switch(
+        &self,
+        peer: usize,
+        bump: u8,
+        explicit: bool,
+        conns: Vec<(Pair, Version)>,
+    ) -> Vec<(Outcome, u64)> {
+        let known = bump == 0 || carried().iter().any(|carried| carried.id.get() == bump);
+        let lives: HashMap<Pair, Live> = match self.connections().await {
+            Ok(lives) => lives.into_iter().map(|live| (live.pair, live)).collect(),
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                return vec![(Outcome::Failed, 0); conns.len()];
+            }
+        };
+        let mut outcomes = Vec::with_capacity(conns.len());
+        let mut moving = Vec::new();
+        for (pair, version) in conns {
+            let pair = pair.reversed();
+            let live = lives.get(&pair).filter(|live| live.peer == peer);
+            let verdict = match live {
+                None => Err((Outcome::NoConnection, 0)),
+                Some(_) if !known => Err((Outcome::NoBump, 0)),
+                Some(live) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
+                Some(live) => self.take_switch(live, bump, explicit, version),
+            };
+            outcomes.push(match verdict {
+                Ok(()) => {
+                    moving.push((outcomes.len(), pair));
+                    (Outcome::Done, version.generation)
+                }
+                Err(refused) => refused,
+            });
+        }
+        if moving.is_empty() {
+            return outcomes;
+        }
+        if bump != 0 && !explicit {
+            self.state.borrow_mut().peers[peer].engaged |= 1 << bump;
+        }
+        let prepared = async {
+            self.save()?;
+            self.steer().await.map(drop)
+        };
+        let prepared = prepared.await;
+        for (index, pair) in moving {
+            let done = match &prepared {
+                Ok(()) => self.mark(&pair, bump, explicit).await.map_err(Into::into),
+                Err(error) => Err(anyhow::anyhow!("{error:#}")),
+            };
+            if let Err(error) = done {
+                tracing::warn!("cannot follow the peer's switch: {error:#}");
+                outcomes[index].0 = Outcome::Failed;
+            }
+        }
+        let (name, count) = (self.peer_name(peer).to_owned(), outcomes.len());
+        let bump = bump_name(bump).to_owned();
+        self.tell(
+            "switched",
+            format!("peer {name} moved {count} connection(s) to {bump}"),
+            &[("peer", name), ("bump", bump), ("count", count.to_string())],
+        );
+        outcomes
+    }
+
+    /// Whether a peer's wish for one connection is to be carried out; notes it if so.
+    fn take_switch(
+        &self,
+        live: &Live,
+        bump: u8,
+        explicit: bool,
+        version: Version,
+    ) -> Result<(), (Outcome, u64)> {
+        let mut state = self.state.borrow_mut();
+        let (local, remote) = (live.pair.local, live.pair.remote);
+        let ruled = state
+            .active_rules()
+            .any(|rule| rule.matches(local, remote, live.uid));
+        if bump == 0 && ruled {
+            return Err((Outcome::OwnRule, version.generation));
+        }
+        if explicit {
+            let kept = state.choices.accept(live.pair, bump, version);
+            return kept.map_err(|known| (Outcome::Older, known.version.generation));
+        }
+        match state.choices.get(&live.pair) {
+            Some(choice) => Err((Outcome::Older, choice.version.generation)),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves connections here and at their peers because rules changed, not by choice.
+    pub(crate) async fn follow_rules(&self, lives: &[Live], bump: u8) {
+        let mut by_peer: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
+        for live in lives.iter().filter(|live| !live.bound) {
+            by_peer.entry(live.peer).or_default().push(live.pair);
+        }
+        for (peer, pairs) in by_peer {
+            for pairs in pairs.chunks(MAX_ENTRIES) {
+                // What the peer does not take part in goes one way only, as rules allow.
+                self.ask_switch(peer, pairs, bump, false).await;
+                for pair in pairs {
+                    if let Err(error) = self.mark(pair, bump, false).await {
+                        tracing::warn!("{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells a peer, whose session is new, all that concerns it.
+    pub(crate) async fn resync(&self, peer: usize) {
+        if let Err(error) = self.send_want(peer).await {
+            tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
+            return;
+        }
+        let mut chosen: BTreeMap<(u8, u64), Vec<(Pair, Version)>> = BTreeMap::new();
+        for (pair, choice) in self.state.borrow().choices.iter() {
+            if !choice.pending && self.peer_of(pair.remote.ip()) == Some(peer) {
+                let group = chosen.entry((choice.bump, choice.version.host));
+                group.or_default().push((pair, choice.version));
+            }
+        }
+        for ((bump, _), conns) in chosen {
+            for conns in conns.chunks(MAX_ENTRIES) {
+                let body = Body::Switch {
+                    bump,
+                    explicit: true,
+                    conns: conns.to_vec(),
+                };
+                // What it refuses stays as it is there; it tells us of later choices itself.
+                if let Err(error) = self.ask(peer, body).await {
+                    tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
+                    return;
+                }
+            }
+        }
+        match self.connections().await {
+            Ok(lives) => {
+                for (bump, lives) in self.ruled(&lives, Some(peer)) {
+                    self.follow_rules(&lives, bump).await;
+                }
+            }
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+
+    /// The connections that rules decide over, by the bump of the first rule that matches.
+    pub(crate) fn ruled(&self, lives: &[Live], peer: Option<usize>) -> BTreeMap<u8, Vec<Live>> {
+        let state = self.state.borrow();
+        let mut ruled: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
+        for live in lives {
+            let meant = !live.over
+                && peer.is_none_or(|peer| live.peer == peer)
+                && state.choices.get(&live.pair).is_none();
+            let rule = state
+                .active_rules()
+                .filter(|_| meant)
+                .find(|rule| rule.matches(live.pair.local, live.pair.remote, live.uid));
+            if let Some(rule) = rule {
+                let bump = rule.classes[0].bump.get();
+                ruled.entry(bump).or_default().push(*live);
+            }
+        }
+        ruled
+    }
+}
+
+/// Bytes that a connection moved, either way.
+fn moved(live: &Live) -> (u64, u64) {
+    (live.counts.bytes_acked, live.counts.bytes_received)
+}
