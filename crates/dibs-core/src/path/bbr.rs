@@ -342,11 +342,12 @@ impl Bbr {
             Some(min) if self.round_rtt != Duration::MAX => self.round_rtt.saturating_sub(min),
             _ => Duration::ZERO,
         };
-        // A sender that does not fill the path has not filled its queue either, and what has waited
-        // while no report came at all has waited for a host, not in a queue.
+        // A sender that does not fill the path has not filled its queue either, unless it was let
+        // send at many times the rate; and what has waited while no report came at all has waited
+        // for a host, not in a queue.
         let queued = excess > self.queue_limit(ev.mtu)
             && excess > 2 * self.round_pause
-            && !self.round_app_limited;
+            && (!self.round_app_limited || self.phase == Phase::Startup);
         if self.round_started < self.drained_at
             || matches!(self.phase, Phase::Drain | Phase::ProbeRtt)
         {

@@ -249,17 +249,19 @@ impl Path {
         self.pacer.quantum() as usize
     }
 
-    /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go.
+    /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go:
+    /// behind what is in flight beyond a round trip, at the path's rate. The pacer's gain says
+    /// nothing about that.
     pub fn predict_delivery(&self, now: Time, bytes: usize) -> Time {
-        let bytes = bytes as u64;
-        let paced = self.pacer.ready_after(now, bytes);
-        let excess = (self.in_flight + bytes).saturating_sub(self.bbr.cwnd());
-        // The window opens as the path delivers, which the pacer may exceed in search of more.
-        let windowed = match self.bbr.rate() {
-            0 => now + self.pacer.duration_of(excess),
-            rate => now + Duration::from_secs_f64(excess as f64 / rate as f64),
-        };
-        paced.max(windowed) + self.rtt.smoothed() / 2
+        let rate = self.bbr.rate();
+        if rate == 0 {
+            return now + self.rtt.smoothed() / 2;
+        }
+        let min_rtt = self.bbr.min_rtt().unwrap_or_default();
+        let under_way = Duration::from_secs_f64(self.in_flight as f64 / rate as f64);
+        let own = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        let sent = now + under_way.saturating_sub(min_rtt) + own;
+        sent.max(self.pacer.ready_at(bytes as u64)) + min_rtt / 2
     }
 
     /// Records a datagram as sent and returns its number, which [`Self::next_seq`] told before.

@@ -80,11 +80,6 @@ impl Pacer {
         self.used_until + self.duration_of(bytes.min(self.quantum)) + Duration::from_nanos(1)
     }
 
-    /// When `bytes` more, however many, will all have been let go.
-    pub(super) fn ready_after(&self, now: Time, bytes: u64) -> Time {
-        (self.used_until.max(now - self.depth()) + self.duration_of(bytes)).max(now)
-    }
-
     /// Takes note of `bytes` sent, let go or not.
     pub(super) fn on_sent(&mut self, now: Time, bytes: u64) {
         self.used_until = self.used_until.max(now - self.depth()) + self.duration_of(bytes);
