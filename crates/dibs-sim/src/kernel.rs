@@ -189,6 +189,14 @@ impl Kernel {
         Ok(())
     }
 
+    /// The daemon that saw the time stamps so far is gone: the next one knows of none until this
+    /// kernel echoes them.
+    pub fn forget_floors(&mut self) {
+        for paws in self.paws.values_mut() {
+            paws.from = Way::Plain;
+        }
+    }
+
     /// Whether this is a duplicate acknowledgement of everything but a FIN. Three of them make
     /// smoltcp 0.14 stop its timer and send nothing, so a lost FIN would never be sent again
     /// (`seq_to_transmit` lets a fast retransmission pass only with data).
@@ -213,15 +221,16 @@ impl Kernel {
         self.interface
             .poll(instant(now), &mut self.device, &mut self.sockets);
         let sent = std::mem::take(&mut self.device.sent);
-        for packet in &sent {
-            self.note_sent(packet);
-        }
-        sent
+        let sent = sent.into_iter().map(|packet| self.finish(packet));
+        sent.collect()
     }
 
-    fn note_sent(&mut self, packet: &[u8]) {
-        let Some(s) = offload::tcp(packet) else {
-            return;
+    /// Notes what smoltcp sends. After a timeout it acknowledges with the number that it goes back
+    /// to; if both ends do so, neither accepts the other's any more. A bare acknowledgement carries
+    /// the highest number sent, as in 4.4BSD.
+    fn finish(&mut self, packet: Vec<u8>) -> Vec<u8> {
+        let Some(s) = offload::tcp(&packet) else {
+            return packet;
         };
         if let Some(paws) = self.paws.get_mut(&s.tuple.reversed())
             && s.has(flags::ACK)
@@ -229,22 +238,27 @@ impl Kernel {
         {
             paws.acked = s.ack;
         }
+        let len = s.payload.len() as u32;
         if s.has(flags::FIN) {
-            let fin = s.seq.add(s.payload.len() as u32);
-            self.fins.entry(s.tuple).or_insert((fin, 0));
+            self.fins.entry(s.tuple).or_insert((s.seq.add(len), 0));
         }
         if s.has(flags::SYN) {
             self.fins.remove(&s.tuple);
             self.top.insert(s.tuple, s.seq.add(1));
-        } else if let Some(top) = self.top.get_mut(&s.tuple) {
-            let end = s.seq.add(s.payload.len() as u32);
-            if top.is_after(s.seq) && !s.payload.is_empty() {
-                self.retransmitted += top.distance_from(s.seq).min(s.payload.len() as i32) as u64;
+        } else if let Some(top) = self.top.get_mut(&s.tuple)
+            && !s.has(flags::RST)
+        {
+            if top.is_after(s.seq) && len > 0 {
+                self.retransmitted += u64::from(len).min(top.distance_from(s.seq) as u64);
             }
+            let end = s.seq.add(len + u32::from(s.has(flags::FIN)));
             if end.is_after(*top) {
                 *top = end;
+            } else if end == s.seq {
+                return offload::with_seq(&packet, *top);
             }
         }
+        packet
     }
 
     /// When the stack wants to work again.

@@ -78,7 +78,7 @@ fn work(arguments: &Arguments, next: &AtomicU64, failed: &AtomicU64, began: Inst
             Ok(_) => {}
             Err(text) => {
                 failed.fetch_add(1, Ordering::Relaxed);
-                println!("{text}\n");
+                drop(writeln!(std::io::stdout(), "{text}\n"));
             }
         }
         if at > 0 && at.is_multiple_of(500) {

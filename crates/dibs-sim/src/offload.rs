@@ -1,5 +1,6 @@
 //! What a kernel and a device with offloads do between them: superpackets made and taken apart.
 
+use dibs_wire::SeqNumber;
 use dibs_wire::checksum;
 use dibs_wire::packet::{self, Packet, Segment, TCP, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
@@ -197,6 +198,17 @@ fn whole(packet: &[u8], s: &Segment<'_>, tcp_at: usize) -> Result<Vec<u8>, Strin
     Ok(copy)
 }
 
+/// A TCP packet with another sequence number.
+///
+/// # Panics
+/// If it is not a TCP packet.
+pub fn with_seq(packet: &[u8], seq: SeqNumber) -> Vec<u8> {
+    let mut s = tcp(packet).expect("the caller has a TCP packet");
+    let tcp_at = s.payload_at - s.options.len() - 20;
+    s.seq = seq;
+    piece(packet, &s, tcp_at, 0, s.payload.len())
+}
+
 /// The segment of `len` payload bytes at `at`: PSH and FIN on the last one only, CWR on the first.
 fn piece(packet: &[u8], s: &Segment<'_>, tcp_at: usize, at: usize, len: usize) -> Vec<u8> {
     let mut out = packet[..s.payload_at].to_vec();
@@ -241,7 +253,6 @@ pub fn tcp(packet: &[u8]) -> Option<Segment<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dibs_wire::SeqNumber;
     use dibs_wire::emit::Headers;
     use dibs_wire::packet::{IpMeta, Tuple};
 

@@ -614,6 +614,7 @@ impl World {
                 let h = &mut self.hosts[*host];
                 h.node = None;
                 h.starts_at = Some(now + *gap);
+                h.kernel.forget_floors();
             }
             Op::Interface(host, path, up) => self.set_interface(*host, *path, *up),
             Op::Outage(path, out) => {
