@@ -6,9 +6,6 @@ use crate::chunk::Placement;
 use crate::path::Blocked;
 use crate::time::Time;
 
-/// With less than this queued it can be better to wait for a quick path than to use a slow one.
-const WORTH_WAITING: usize = 32 * 1024;
-
 /// A scheduler's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
@@ -60,9 +57,7 @@ pub(super) fn balanced(
         (None, _) if any => Choice::Wait(release),
         (None, _) => Choice::Nobody,
         // All that waits would be there earlier by the path that is blocked now (ECF).
-        (Some((_, at, ..)), Some(earlier)) if backlog < WORTH_WAITING && earlier < at => {
-            Choice::Wait(release)
-        }
+        (Some((_, at, ..)), Some(earlier)) if earlier < at => Choice::Wait(release),
         (Some((_, _, link, budget)), _) => Choice::Send { link, budget },
     }
 }

@@ -1,0 +1,267 @@
+//! Chunks that are sent again, or for the first time by a path that they had to wait for.
+
+use dibs_wire::bytes::Writer;
+use dibs_wire::frame::{self, Frame};
+
+use super::super::Shared;
+use super::super::peer::{Out, Peer, Source};
+use super::super::schedule::{Choice, balanced};
+use super::{CLEAR, Shape, Turn, key_of, token};
+use crate::chunk::{Content, Fragment, Pending, Placement};
+use crate::counters::Counter;
+use crate::flow::conn::Conn;
+use crate::session::{OVERHEAD, TAG_LEN};
+use crate::slab::Key;
+
+/// Times that a chunk is sent before it is left to TCP.
+const MAX_SENDS: u8 = 12;
+
+impl Peer {
+    /// Sends again what was lost.
+    pub(super) fn send_lost(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        while let Some(&(key, lost_by)) = self.resend.front() {
+            let Some(pending) = self.waiting.get(key) else {
+                self.resend.pop_front();
+                continue;
+            };
+            let (placement, wanted) = match &pending.content {
+                Content::Chunk(chunk) => (pending.placement, usize::from(chunk.len)),
+                _ => (pending.placement, 0),
+            };
+            let wanted = wanted + OVERHEAD + 128;
+            let choice = balanced(
+                &mut self.links,
+                turn.shared,
+                turn.now,
+                placement,
+                wanted,
+                wanted,
+                Some(lost_by),
+            );
+            let link = match choice {
+                Choice::Send { link, .. } => link,
+                Choice::Wait(at) => {
+                    self.wait_until(at);
+                    return None;
+                }
+                Choice::Nobody => return None,
+            };
+            self.resend.pop_front();
+            turn.shared.count(Counter::ChunkResent);
+            let pending = self.waiting.get(key).expect("it was just seen");
+            let out = match pending.content {
+                Content::Control { .. } => self.send_control_again(turn, link, key),
+                Content::Fragment(_) => self.send_fragment(turn, link, key),
+                _ => self.send_chunk_again(turn, link, key),
+            };
+            if out.is_some() {
+                return out;
+            }
+        }
+        None
+    }
+
+    /// Sends chunks that an untrusted path had to leave out.
+    pub(super) fn send_deferred(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        while let Some(&key) = self.deferred.front() {
+            let Some(Pending {
+                content: Content::Chunk(chunk),
+                ..
+            }) = self.waiting.get(key)
+            else {
+                self.deferred.pop_front();
+                continue;
+            };
+            let wanted = usize::from(chunk.len) + OVERHEAD + 128;
+            let placement = Placement::TrustedOnly;
+            let choice = balanced(
+                &mut self.links,
+                turn.shared,
+                turn.now,
+                placement,
+                wanted,
+                wanted,
+                None,
+            );
+            let link = match choice {
+                Choice::Send { link, .. } => link,
+                Choice::Wait(at) => {
+                    self.wait_until(at);
+                    return None;
+                }
+                Choice::Nobody => return None,
+            };
+            self.deferred.pop_front();
+            if let Some(out) = self.send_chunk_again(turn, link, key) {
+                return Some(out);
+            }
+        }
+        None
+    }
+
+    /// Encodes a chunk anew and moves its bytes to a buffer of its own.
+    fn send_chunk_again(&mut self, turn: &mut Turn<'_>, link: usize, key: Key) -> Option<Out> {
+        let Some(Pending {
+            content: Content::Chunk(chunk),
+            ..
+        }) = self.waiting.get(key)
+        else {
+            return None;
+        };
+        let Some(conn) = self.conns.get(chunk.conn) else {
+            self.waiting.remove(key, &mut turn.shared.pool);
+            return None;
+        };
+        let open = conn.open_frame();
+        let tcp = chunk.tcp.get();
+        let shape = Shape {
+            payload: usize::from(chunk.len),
+            header: frame::chunk_len(&tcp, open.as_ref()),
+            tag: TAG_LEN,
+        };
+        if shape.len() > usize::from(self.links[link].path.mtu()) {
+            self.cut_chunk(turn.shared, link, key);
+            return None;
+        }
+        let mut buffer = turn.shared.pool.take_for(shape.len());
+        let datagram = &mut buffer[..shape.len()];
+        let from = chunk.at as usize;
+        datagram[CLEAR..CLEAR + shape.payload]
+            .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + shape.payload]);
+        let mut w = Writer::new(&mut datagram[CLEAR + shape.payload..][..shape.header]);
+        chunk.frame(tcp, open).encode(&mut w);
+        let link = &mut self.links[link];
+        let seq = link
+            .path
+            .on_sent(turn.now, shape.len() as u16, token(key), true);
+        if turn
+            .session
+            .seal(datagram, link.id, seq, shape.header, false)
+            .is_err()
+        {
+            turn.shared.count(Counter::KeysExhausted);
+            turn.shared.pool.give(buffer);
+            return None;
+        }
+        let out = (link.local, link.remote);
+        let batch = self.waiting.add_batch(buffer);
+        self.waiting
+            .rebatch(key, batch, CLEAR as u32, &mut turn.shared.pool);
+        Some(Out {
+            path: out.0,
+            to: out.1,
+            segment: shape.len(),
+            source: Source::Batch(batch, shape.len()),
+        })
+    }
+
+    /// A chunk that was cut for a larger path becomes fragments, which are sent like chunks.
+    fn cut_chunk(&mut self, shared: &mut Shared, link: usize, key: Key) {
+        let Some(Pending {
+            content: Content::Chunk(chunk),
+            placement,
+            ..
+        }) = self.waiting.get(key)
+        else {
+            panic!("the caller saw a chunk");
+        };
+        let (placement, lost_by) = (*placement, self.links[link].id.wrapping_add(1));
+        let open = self.conns.get(chunk.conn).and_then(Conn::open_frame);
+        let tcp = chunk.tcp.get();
+        let header = frame::chunk_len(&tcp, open.as_ref());
+        let total = header + usize::from(chunk.len);
+        let mut buffer = shared.pool.take_for(total);
+        chunk
+            .frame(tcp, open)
+            .encode(&mut Writer::new(&mut buffer[..header]));
+        let from = chunk.at as usize;
+        buffer[header..total]
+            .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + usize::from(chunk.len)]);
+        let origin = chunk.origin();
+        let id = self.next_fragmented;
+        self.next_fragmented = self.next_fragmented.wrapping_add(2);
+        let batch = self.waiting.add_batch(buffer);
+        // Every path carries the least size, so one cut serves them all.
+        let room = usize::from(crate::path::MIN_MTU) - OVERHEAD - frame::FRAGMENT_OVERHEAD;
+        for at in (0..total).step_by(room) {
+            let len = room.min(total - at) as u16;
+            let fragment = Fragment {
+                origin,
+                id,
+                total: total as u32,
+                header: header as u16,
+                batch,
+                at: at as u32,
+                len,
+            };
+            let key = self.waiting.add(Content::Fragment(fragment), placement);
+            self.resend.push_back((key, lost_by));
+        }
+        self.waiting.remove(key, &mut shared.pool);
+    }
+
+    fn send_fragment(&mut self, turn: &mut Turn<'_>, link: usize, key: Key) -> Option<Out> {
+        let Some(Pending {
+            content: Content::Fragment(f),
+            ..
+        }) = self.waiting.get(key)
+        else {
+            panic!("the caller saw a fragment");
+        };
+        let from = f.at as usize;
+        let piece = Frame::Fragment {
+            id: f.id,
+            at: f.at,
+            total: f.total,
+            header: f.header,
+            bytes: &self.waiting.batch(f.batch)[from..from + usize::from(f.len)],
+        };
+        let mut block = vec![0; frame::FRAGMENT_OVERHEAD + usize::from(f.len)];
+        frame::encode(&piece, &mut Writer::new(&mut block));
+        self.finish(turn, link, &block, true, token(key))
+    }
+
+    /// Deals with what a path declared lost.
+    pub(in crate::node) fn take_lost(
+        &mut self,
+        shared: &mut Shared,
+        path: u8,
+        lost: &mut Vec<u64>,
+    ) {
+        for token in lost.drain(..) {
+            let Some(key) = key_of(token) else { continue };
+            let Some(pending) = self.waiting.get_mut(key) else {
+                continue;
+            };
+            let again = match pending.content {
+                Content::Chunk(_) | Content::Fragment(_) => pending.sent < MAX_SENDS,
+                Content::Control { .. } => true,
+                Content::Opened { .. } => false,
+            };
+            if again {
+                pending.sent = pending.sent.saturating_add(1);
+                self.resend.push_back((key, path));
+            } else if let Some(pending) = self.waiting.remove(key, &mut shared.pool) {
+                self.give_up(shared, &pending);
+            }
+        }
+    }
+
+    /// A chunk is left to TCP: the chain cannot be restored beyond it, so a new one begins.
+    pub(super) fn give_up(&mut self, shared: &mut Shared, pending: &Pending) {
+        let origin = match &pending.content {
+            Content::Chunk(chunk) => chunk.origin(),
+            Content::Fragment(fragment) => fragment.origin,
+            Content::Control { .. } | Content::Opened { .. } => return,
+        };
+        shared.count(Counter::ChunkGivenUp);
+        if let Some(conn) = self.conns.get_mut(origin.conn)
+            && conn.out.stream.incarnation() == origin.incarnation
+            && origin
+                .epoch
+                .is_some_and(|epoch| conn.out.stream.is_current(epoch))
+        {
+            conn.out.stream.break_chain();
+        }
+    }
+}

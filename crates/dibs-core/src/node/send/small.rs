@@ -1,0 +1,267 @@
+//! Datagrams without payload: what keeps paths, segments without payload, messages between the
+//! daemons, packets that are not cut.
+
+use dibs_wire::bytes::Writer;
+use dibs_wire::frame::{self, EmptySegment, Frame};
+
+use super::super::links::Link;
+use super::super::opaque::Part;
+use super::super::peer::{Out, Peer, Source};
+use super::super::schedule::{Choice, balanced};
+use super::{CLEAR, Turn, token};
+use crate::chunk::{Content, Pending, Placement};
+use crate::counters::Counter;
+use crate::session::OVERHEAD;
+use crate::slab::Key;
+use crate::time::Time;
+
+/// Length of an acknowledgement frame's content, at most.
+const ACK_BYTES: usize = 300;
+/// Messages between the daemons that are on their way at once.
+const CONTROL_WINDOW: usize = 16;
+
+impl Peer {
+    /// Frames that belong to one path: joining, probes, acknowledgements.
+    pub(super) fn send_link_frames(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        for at in 0..self.links.len() {
+            let link = &mut self.links[at];
+            if !turn.shared.local[link.local].up {
+                continue;
+            }
+            if let Some((to, challenge)) = link.poll_challenge(turn.now) {
+                let mut block = [0; 16];
+                let mut w = Writer::new(&mut block);
+                frame::encode(&Frame::PathChallenge { challenge }, &mut w);
+                let len = w.len();
+                let out = self.finish(turn, at, &block[..len], false, 0)?;
+                return Some(Out { to, ..out });
+            }
+            if link.is_open()
+                && let Some(size) = link.path.poll_mtu_probe(turn.now)
+            {
+                return self.send_mtu_probe(turn, at, size);
+            }
+            let ack = link.is_open() && link.path.ack_due(turn.now);
+            if link.frames.is_empty() && !link.probe && !ack {
+                continue;
+            }
+            let mut block = std::mem::take(&mut link.frames);
+            if link.is_open() {
+                put_ack(turn.now, link, &mut block);
+            }
+            let probe = std::mem::take(&mut link.probe) && link.is_open();
+            if probe {
+                block.push(frame::PING);
+            }
+            if block.is_empty() {
+                self.links[at].frames = block;
+                continue;
+            }
+            let out = self.finish(turn, at, &block, probe, 0);
+            block.clear();
+            self.links[at].frames = block;
+            return out;
+        }
+        None
+    }
+
+    fn send_mtu_probe(&mut self, turn: &mut Turn<'_>, at: usize, size: u16) -> Option<Out> {
+        let link = &mut self.links[at];
+        let len = usize::from(size);
+        turn.shared.scratch.clear();
+        // A ping, and padding, which is zero.
+        turn.shared.scratch.resize(len, 0);
+        turn.shared.scratch[CLEAR] = frame::PING;
+        let seq = link.path.on_mtu_probe_sent(turn.now, size);
+        if turn
+            .session
+            .seal(
+                &mut turn.shared.scratch,
+                link.id,
+                seq,
+                len - OVERHEAD,
+                false,
+            )
+            .is_err()
+        {
+            turn.shared.count(Counter::KeysExhausted);
+            return None;
+        }
+        Some(Out {
+            path: link.local,
+            to: link.remote,
+            segment: len,
+            source: Source::Scratch,
+        })
+    }
+
+    /// TCP segments without payload, as many as fit one datagram, and notices.
+    pub(super) fn send_segments(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        if self.segments.is_empty() && self.notices.is_empty() {
+            return None;
+        }
+        let at = self.quickest(turn.shared, Placement::Any)?;
+        let room = usize::from(self.links[at].path.mtu()) - OVERHEAD;
+        let mut block = std::mem::take(&mut self.notices);
+        let mut opened = None;
+        while let Some(head) = self.segments.front() {
+            let Some(conn) = self.conns.get_mut(head.conn) else {
+                self.segments.pop_front();
+                continue;
+            };
+            if conn.out.secrets.is_none() {
+                // The peer forgot the flow since this was queued.
+                conn.open(turn.session.epoch_secrets().clone(), conn.out.meta);
+                conn.out.stream.begin_at(head.seq);
+            }
+            let tcp = head.tcp.get();
+            let open = conn.open_frame();
+            let len = frame::segment_len(&tcp, open.as_ref());
+            if block.len() + len > room || (open.is_some() && !block.is_empty()) {
+                break;
+            }
+            let frame = EmptySegment {
+                flow: conn.out.flow,
+                incarnation: conn.out.stream.incarnation(),
+                seq: head.seq,
+                tcp,
+                open,
+            };
+            let start = block.len();
+            block.resize(start + len, 0);
+            frame.encode(&mut Writer::new(&mut block[start..]));
+            if open.is_some() {
+                opened = Some((head.conn, frame.incarnation));
+            }
+            self.segments.pop_front();
+            if opened.is_some() {
+                break;
+            }
+        }
+        if block.is_empty() {
+            return None;
+        }
+        // An opening asks for an acknowledgement, so that it need not be repeated for ever.
+        let key = opened.map(|(conn, incarnation)| {
+            self.waiting
+                .add(Content::Opened { conn, incarnation }, Placement::Any)
+        });
+        if block.len() + ACK_BYTES + frame::ACK_OVERHEAD <= room {
+            put_ack(turn.now, &mut self.links[at], &mut block);
+        }
+        let out = self.finish(turn, at, &block, key.is_some(), key.map_or(0, token));
+        block.clear();
+        self.notices = block;
+        out
+    }
+
+    /// Messages between the daemons: reliable, by trusted paths.
+    pub(super) fn send_control(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        if self.control_out.is_empty() || self.controls_waiting >= CONTROL_WINDOW {
+            return None;
+        }
+        let at = self.quickest(turn.shared, Placement::TrustedOnly)?;
+        let bytes = self.control_out.pop_front()?;
+        let id = self.next_control;
+        self.next_control = self.next_control.wrapping_add(1);
+        let key = self
+            .waiting
+            .add(Content::Control { id, bytes }, Placement::TrustedOnly);
+        self.controls_waiting += 1;
+        self.send_control_again(turn, at, key)
+    }
+
+    pub(super) fn send_control_again(
+        &mut self,
+        turn: &mut Turn<'_>,
+        at: usize,
+        key: Key,
+    ) -> Option<Out> {
+        let Some(Pending {
+            content: Content::Control { id, bytes },
+            ..
+        }) = self.waiting.get(key)
+        else {
+            return None;
+        };
+        let mut block = vec![0; frame::CONTROL_OVERHEAD + bytes.len()];
+        frame::encode(
+            &Frame::Control { id: *id, bytes },
+            &mut Writer::new(&mut block),
+        );
+        self.finish(turn, at, &block, true, token(key))
+    }
+
+    /// A packet that is not cut, or its next piece, by a trusted path.
+    pub(super) fn send_opaque(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        let head = self.opaque.head()?;
+        let wanted = head.packet.len() - head.at + OVERHEAD;
+        let placement = Placement::TrustedOnly;
+        let choice = balanced(
+            &mut self.links,
+            turn.shared,
+            turn.now,
+            placement,
+            wanted,
+            wanted,
+            None,
+        );
+        let at = match choice {
+            Choice::Send { link, .. } => link,
+            Choice::Wait(at) => {
+                self.wait_until(at);
+                return None;
+            }
+            Choice::Nobody => return None,
+        };
+        let room = usize::from(self.links[at].path.mtu()) - OVERHEAD;
+        let Part {
+            bump,
+            packet,
+            number,
+            at: from,
+        } = self.opaque.head()?;
+        let whole = frame::OPAQUE_OVERHEAD + packet.len();
+        let (block, taken) = if from == 0 && whole <= room {
+            let mut block = vec![0; whole];
+            frame::encode(
+                &Frame::Opaque { bump, packet },
+                &mut Writer::new(&mut block),
+            );
+            (block, packet.len())
+        } else {
+            let len = (packet.len() - from).min(room - frame::FRAGMENT_OVERHEAD - 1);
+            // The whole is an opaque frame without its length: bump, then packet.
+            let mut bytes = Vec::with_capacity(len + 1);
+            let first = from == 0;
+            if first {
+                bytes.push(bump);
+            }
+            bytes.extend_from_slice(&packet[from..from + len]);
+            let piece = Frame::Fragment {
+                id: number,
+                at: if first { 0 } else { from as u32 + 1 },
+                total: packet.len() as u32 + 1,
+                header: 0,
+                bytes: &bytes,
+            };
+            let mut block = vec![0; frame::FRAGMENT_OVERHEAD + bytes.len()];
+            frame::encode(&piece, &mut Writer::new(&mut block));
+            (block, len)
+        };
+        self.opaque.consume(taken);
+        self.finish(turn, at, &block, true, 0)
+    }
+}
+
+/// Appends an acknowledgement frame, if there is anything to acknowledge.
+fn put_ack(now: Time, link: &mut Link, block: &mut Vec<u8>) {
+    let start = block.len();
+    block.extend_from_slice(&[frame::ACK, 0, 0]);
+    if link.path.encode_ack(now, ACK_BYTES, block) {
+        let len = (block.len() - start - 3) as u16;
+        block[start + 1..start + 3].copy_from_slice(&len.to_be_bytes());
+    } else {
+        block.truncate(start);
+    }
+}
