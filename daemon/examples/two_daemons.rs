@@ -1,8 +1,9 @@
 //! Two hosts with a daemon each, over a trusted and an untrusted link, and what a user does with them:
-//! `cargo run -p dibsd --example two_daemons -- speed|live|restart [BINARIES]`.
+//! `cargo run -p dibsd --example two_daemons -- speed|live|restart|trouble [BINARIES]`.
 //!
 //! `speed`: iperf3 through the bump by a rule. `live`: a transfer is moved in and out of the bump from
-//! both ends. `restart`: daemons are killed under it. Each ends with a look at what is left behind.
+//! both ends. `restart`: daemons are killed under it. `trouble`: other programs interfere, links fail,
+//! over IPv6. Each ends with a look at what is left behind.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -37,8 +38,13 @@ fn main() -> Result<()> {
     let mut lab = Lab::new()?;
     let rules = if scenario == "speed" { RULE } else { "" };
     let (mut a, mut b, links) = sites(&mut lab, &binaries, rules)?;
+    if scenario == "trouble" {
+        a.start()?;
+        no_session(&a, &b)?;
+    } else {
+        a.start()?;
+    }
     b.start()?;
-    a.start()?;
     wait_until(PATIENCE, "a session", || {
         a.ctl("peer list")
             .is_ok_and(|peers| peers.contains("established"))
@@ -47,6 +53,7 @@ fn main() -> Result<()> {
         "speed" => speed(&a, &b)?,
         "live" => live(&mut a, &mut b, &links, false)?,
         "restart" => live(&mut a, &mut b, &links, true)?,
+        "trouble" => trouble(&a, &b, &links)?,
         other => bail!("no scenario {other}"),
     }
     for site in [&a, &b] {
@@ -65,10 +72,10 @@ fn sites(lab: &mut Lab, binaries: &Path, rules: &'static str) -> Result<(Site, S
         lab.link(LinkSpec::new(
             &a,
             "eth0",
-            "10.0.1.1/24",
+            "10.0.1.1/24 fd01::1/64",
             &b,
             "eth0",
-            "10.0.1.2/24",
+            "10.0.1.2/24 fd01::2/64",
         ))?,
         lab.link(LinkSpec::new(
             &a,
@@ -108,7 +115,7 @@ impl Site {
              default_bump = \"scramble\"\n\
              [[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n\
              [[path]]\nname = \"wlan\"\ninterface = \"eth1\"\ntrust = \"untrusted\"\n\
-             [[peer]]\nname = \"peer\"\npublic_key = \"{}\"\naddresses = [\"10.0.1.{far}/32\"]\n\
+             [[peer]]\nname = \"peer\"\npublic_key = \"{}\"\naddresses = [\"10.0.1.{far}/32\", \"fd01::{far}/128\"]\n\
              [peer.endpoints]\neth = \"10.0.1.{far}:5300\"\nwlan = \"10.0.2.{far}:5300\"\n{}",
             self.peer.public(),
             self.rules
@@ -200,86 +207,215 @@ fn speed(a: &Site, b: &Site) -> Result<()> {
     Ok(())
 }
 
+/// A transfer from a to b.
+struct Transfer {
+    server: Process,
+    client: Process,
+    out: PathBuf,
+    start: Instant,
+}
+
+const MIB: u64 = 1 << 20;
+
+impl Transfer {
+    fn start(a: &Site, b: &Site, to: &str, mib: u32) -> Result<Self> {
+        a.host
+            .run(&format!("dd if=/dev/urandom of=/run/in bs=1M count={mib}"))?;
+        let mut server = b.host.command("socat");
+        let family = if to.starts_with("TCP6") {
+            "TCP6"
+        } else {
+            "TCP4"
+        };
+        server.args(["-u", &format!("{family}-LISTEN:7000,reuseaddr")]);
+        server.arg("OPEN:/run/out,creat,trunc");
+        let server = b.host.spawn(server)?;
+        wait_until(PATIENCE, "socat", || {
+            b.host.is_listening(7000).unwrap_or(false)
+        })?;
+        let mut client = a.host.command("socat");
+        client.args(["-u", "OPEN:/run/in,rdonly", to]);
+        Ok(Self {
+            server,
+            client: a.host.spawn(client)?,
+            out: b.host.run_dir().join("out"),
+            start: Instant::now(),
+        })
+    }
+
+    fn received(&self) -> u64 {
+        std::fs::metadata(&self.out).map_or(0, |file| file.len())
+    }
+
+    /// Waits until some more has arrived.
+    fn flows(&self, mib: u64, what: &str) -> Result<()> {
+        let aim = self.received() + mib * MIB;
+        wait_until(2 * PATIENCE, what, || self.received() > aim).with_context(|| {
+            let (sender, receiver) = (self.client.stderr(), self.server.stderr());
+            format!("sender: {sender}, receiver: {receiver}")
+        })?;
+        println!(
+            "{what}: {} MiB after {:?}",
+            self.received() / MIB,
+            self.start.elapsed()
+        );
+        Ok(())
+    }
+
+    fn end(mut self, a: &Site, b: &Site) -> Result<()> {
+        let ended = self.client.wait(4 * PATIENCE)?;
+        ensure!(
+            ended.success(),
+            "the sender failed: {}",
+            self.client.stderr()
+        );
+        ensure!(self.server.wait(PATIENCE)?.success(), "the receiver failed");
+        println!("transfer took {:?}", self.start.elapsed());
+        let sums = [
+            a.host.run("sha256sum /run/in")?,
+            b.host.run("sha256sum /run/out")?,
+        ];
+        ensure!(
+            sums[0][..64] == sums[1][..64],
+            "the data is not intact: {sums:?}"
+        );
+        println!("the data is intact: {}", &sums[0][..64]);
+        // Nobody uses the bump any more: it goes by itself.
+        wait_until(PATIENCE, "the bump to go", || {
+            a.expect_clean().is_ok() && b.expect_clean().is_ok()
+        })
+    }
+}
+
 fn live(a: &mut Site, b: &mut Site, links: &[Link; 2], restart: bool) -> Result<()> {
     for link in links {
         link.shape(100_000_000)?;
     }
-    a.host.run("dd if=/dev/urandom of=/run/in bs=1M count=96")?;
-    let mut server = b.host.command("socat");
-    server.args([
-        "-u",
-        "TCP-LISTEN:7000,reuseaddr",
-        "OPEN:/run/out,creat,trunc",
-    ]);
-    let mut server = b.host.spawn(server)?;
-    wait_until(PATIENCE, "socat", || {
-        b.host.is_listening(7000).unwrap_or(false)
-    })?;
-    let mut client = a.host.command("socat");
-    client.args(["-u", "OPEN:/run/in,rdonly", "TCP:10.0.1.2:7000"]);
-    let start = Instant::now();
-    let mut client = a.host.spawn(client)?;
-    let out = b.host.run_dir().join("out");
-    let received = |bytes: u64| {
-        let out = out.clone();
-        move || std::fs::metadata(&out).is_ok_and(|file| file.len() > bytes)
-    };
-    let mib = 1 << 20;
-    wait_until(PATIENCE, "data", received(2 * mib))?;
-    if !restart {
-        for site in [&*a, &*b] {
-            site.expect_clean()?;
-        }
+    let transfer = Transfer::start(a, b, "TCP:10.0.1.2:7000", 96)?;
+    transfer.flows(2, "in plain")?;
+    for site in [&*a, &*b] {
+        site.expect_clean()?;
     }
     a.show("conn list")?;
     a.show("enable --dport 7000")?;
-    wait_until(PATIENCE, "data", received(16 * mib))?;
+    transfer.flows(12, "enabled")?;
     a.show("conn list")?;
     a.show("path list")?;
     b.show("conn list")?;
     if restart {
         a.crash();
         a.start()?;
-        let far = a.host.run_dir().join("dibsd.state");
-        println!("{}", std::fs::read_to_string(far)?);
-        wait_until(2 * PATIENCE, "data after a's crash", received(32 * mib))?;
-        println!("a's crash survived after {:?}", start.elapsed());
+        transfer.flows(12, "after a's crash")?;
         a.show("conn list")?;
         b.crash();
         b.start()?;
-        wait_until(2 * PATIENCE, "data after b's crash", received(48 * mib))?;
-        println!("b's crash survived after {:?}", start.elapsed());
+        transfer.flows(12, "after b's crash")?;
     } else {
         a.show("disable --dport 7000")?;
-        wait_until(PATIENCE, "data", received(32 * mib))?;
+        transfer.flows(8, "disabled")?;
         b.show("enable --sport 7000")?;
-        wait_until(PATIENCE, "data", received(48 * mib))?;
+        transfer.flows(12, "enabled from the other end")?;
         a.show("disable --all")?;
-        wait_until(PATIENCE, "data", received(56 * mib))?;
+        transfer.flows(8, "disabled")?;
         a.show("rule add --dport 7000 --bump scramble")?;
         a.show("rule list")?;
         a.show("enable --all")?;
-        wait_until(PATIENCE, "data", received(64 * mib))?;
+        transfer.flows(12, "enabled")?;
         a.show("rule del 1000")?;
     }
     a.show("conn list")?;
     b.show("status")?;
-    let ended = client.wait(4 * PATIENCE)?;
-    ensure!(ended.success(), "the sender failed: {}", client.stderr());
-    ensure!(server.wait(PATIENCE)?.success(), "the receiver failed");
-    println!("transfer took {:?}", start.elapsed());
-    let sums = [
-        a.host.run("sha256sum /run/in")?,
-        b.host.run("sha256sum /run/out")?,
-    ];
-    ensure!(
-        sums[0][..64] == sums[1][..64],
-        "the data is not intact: {sums:?}"
-    );
-    println!("the data is intact: {}", &sums[0][..64]);
-    // Nobody uses the bump any more: it goes by itself.
-    wait_until(PATIENCE, "the bump to go", || {
-        a.expect_clean().is_ok() && b.expect_clean().is_ok()
+    transfer.end(a, b)
+}
+
+/// Nobody is at the other end.
+fn no_session(a: &Site, b: &Site) -> Result<()> {
+    let mut server = b.host.command("socat");
+    server.args(["-u", "TCP-LISTEN:7001", "-"]);
+    let _server = b.host.spawn(server)?;
+    wait_until(PATIENCE, "socat", || {
+        b.host.is_listening(7001).unwrap_or(false)
     })?;
-    Ok(())
+    let mut client = a.host.command("socat");
+    client.args(["-u", "PIPE", "TCP:10.0.1.2:7001"]);
+    let _client = a.host.spawn(client)?;
+    wait_until(PATIENCE, "the connection", || {
+        a.ctl("conn list").is_ok_and(|conns| conns.contains("7001"))
+    })?;
+    for words in [
+        "enable --dport 7001",
+        "rule add --dport 7001 --bump scramble",
+        "enable --dport 9",
+    ] {
+        match a.ctl(words) {
+            Ok(_) => bail!("{words} was done without a session"),
+            Err(error) => println!("{error}"),
+        }
+    }
+    a.show("peer list")?;
+    a.show("path list")?;
+    a.expect_clean()
+}
+
+/// Bytes that went by the bump's device.
+fn bumped(site: &Site) -> Result<u64> {
+    Ok(site.host.counters("dibs1")?.tx_bytes)
+}
+
+fn trouble(a: &Site, b: &Site, links: &[Link; 2]) -> Result<()> {
+    for link in links {
+        link.shape(100_000_000)?;
+    }
+    let transfer = Transfer::start(a, b, "TCP6:[fd01::2]:7000", 160)?;
+    transfer.flows(2, "in plain")?;
+    a.show("enable --dport 7000")?;
+    transfer.flows(8, "enabled")?;
+
+    a.host.run("conntrack -F")?;
+    b.host.run("conntrack -F")?;
+    let before = bumped(a)?;
+    transfer.flows(8, "after a flush of conntrack")?;
+    ensure!(bumped(a)? - before > 7 * MIB, "it left the bump");
+
+    a.host.run("ip6tables -t mangle -F")?;
+    a.host.run("ip -6 rule del priority 5200")?;
+    let before = bumped(a)?;
+    transfer.flows(8, "after a flush of rules")?;
+    ensure!(bumped(a)? - before > 6 * MIB, "it left the bump");
+
+    links[1].down(dibs_lab::End::A)?;
+    transfer.flows(8, "with the untrusted link down")?;
+    a.show("path list")?;
+    links[1].up(dibs_lab::End::A)?;
+    links[0].down(dibs_lab::End::A)?;
+    a.show("path list")?;
+    std::thread::sleep(Duration::from_secs(1));
+    let held = transfer.received();
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(
+        transfer.received() == held,
+        "chained data went without a trusted path"
+    );
+    links[0].up(dibs_lab::End::A)?;
+    // The kernel took it with the link; on the bump it was not missed.
+    a.host.run("ip address add fd01::1/64 dev eth0")?;
+    transfer.flows(8, "with all links up again")?;
+    a.show("path list")?;
+
+    // Somebody takes it out with iptables alone.
+    let mark = "-p tcp --dport 7000 -j CONNMARK --set-xmark 0x10000000/0x1f000000";
+    a.host
+        .run(&format!("ip6tables -t mangle -A OUTPUT {mark}"))?;
+    wait_until(PATIENCE, "the mark to be noticed", || {
+        b.ctl("conn list")
+            .is_ok_and(|conns| conns.contains("plain"))
+    })?;
+    a.host
+        .run(&format!("ip6tables -t mangle -D OUTPUT {mark}"))?;
+    let before = bumped(b)?;
+    transfer.flows(8, "taken out by iptables")?;
+    ensure!(bumped(b)? - before < MIB, "it is still on the bump");
+    a.show("conn list")?;
+    b.show("conn list")?;
+    transfer.end(a, b)
 }

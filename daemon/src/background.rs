@@ -281,7 +281,7 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
     if old.iter().any(|address| !addresses.contains(address)) {
         // A connection outlives the interface whose address it uses.
         let used: HashSet<_> = daemon
-            .connections()
+            .sockets()
             .await?
             .iter()
             .map(|live| live.pair.local.ip())
@@ -323,20 +323,22 @@ pub async fn sweep(daemon: Rc<Daemon>) {
 }
 
 async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
-    let lives = daemon.connections().await?;
-    daemon.forget_gone(&lives);
-    let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
-    let gone = daemon
-        .state
-        .borrow_mut()
-        .choices
-        .sweep(|pair| alive.contains(pair));
-    for pair in &gone {
-        // Another connection of the same ends is not to inherit it.
-        daemon.mark(pair, 0, false).await?;
-    }
-    if !gone.is_empty() {
-        daemon.save()?;
+    let chosen = !daemon.state.borrow().choices.is_empty();
+    if chosen {
+        let lives = daemon.sockets().await?;
+        let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
+        let gone = daemon
+            .state
+            .borrow_mut()
+            .choices
+            .sweep(|pair| alive.contains(pair));
+        for pair in &gone {
+            // Another connection of the same ends is not to inherit it.
+            daemon.mark(pair, 0, false).await?;
+        }
+        if !gone.is_empty() {
+            daemon.save()?;
+        }
     }
     daemon.retire().await
 }
@@ -382,7 +384,7 @@ fn ends(entry: &conntrack::Connection) -> [Pair; 2] {
 
 /// The entry of a chosen connection is gone; the connection may not be.
 async fn restore_mark(daemon: &Daemon, pair: Pair, bump: u8) -> anyhow::Result<()> {
-    let lives = daemon.connections().await?;
+    let lives = daemon.sockets().await?;
     if lives.iter().any(|live| live.pair == pair && !live.over) {
         daemon.mark(&pair, bump, true).await?;
     }
@@ -408,7 +410,7 @@ async fn note_mark(daemon: &Rc<Daemon>, entry: &conntrack::Connection) -> anyhow
     if known || bump_name(bump) == "unknown" {
         return Ok(());
     }
-    let lives = daemon.connections().await?;
+    let lives = daemon.sockets().await?;
     let ends = ends(entry);
     let Some(live) = lives.into_iter().find(|live| ends.contains(&live.pair)) else {
         return Ok(());

@@ -31,7 +31,7 @@ pub struct Live {
     pub over: bool,
     /// What TCP counts.
     pub counts: TcpCounts,
-    /// Its ctmark; 0 if it is not tracked.
+    /// Its ctmark; 0 if it is not tracked, or was not looked at.
     pub mark: u32,
 }
 
@@ -77,11 +77,12 @@ impl Registry {
 }
 
 impl Daemon {
-    /// All connections to peers, those that are over included.
+    /// All connections to peers, those that are over included, with their marks.
     pub(crate) async fn connections(&self) -> anyhow::Result<Vec<Live>> {
-        let mut tracked = HashMap::new();
+        let mut lives = self.sockets().await?;
         let installed = !self.state.borrow().installed.is_empty();
-        if installed {
+        if installed && !lives.is_empty() {
+            let mut tracked = HashMap::new();
             for entry in Conntrack::open()?.list().await? {
                 let pair = Pair {
                     local: entry.original.source,
@@ -90,7 +91,15 @@ impl Daemon {
                 tracked.insert(pair, entry.mark);
                 tracked.insert(pair.reversed(), entry.mark);
             }
+            for live in &mut lives {
+                live.mark = tracked.get(&live.pair).copied().unwrap_or(0);
+            }
         }
+        Ok(lives)
+    }
+
+    /// As [`connections`](Self::connections), without looking at marks.
+    pub(crate) async fn sockets(&self) -> anyhow::Result<Vec<Live>> {
         let sockets = sockets::list().await?;
         let live = sockets.into_iter().filter_map(|socket| {
             let pair = Pair {
@@ -104,7 +113,7 @@ impl Daemon {
                 bound: socket.bound_device != 0,
                 over: socket.state == TIME_WAIT,
                 counts: socket.counts.unwrap_or_default(),
-                mark: tracked.get(&pair).copied().unwrap_or(0),
+                mark: 0,
                 pair,
             })
         });

@@ -272,7 +272,7 @@ impl Daemon {
                 });
             }
             if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
-                let now = self.connections().await?;
+                let now = self.sockets().await?;
                 let now: HashMap<Pair, (u64, u64)> =
                     now.iter().map(|live| (live.pair, moved(live))).collect();
                 // What moved nothing so far is idle, or ended.
@@ -291,7 +291,7 @@ impl Daemon {
         conns: Vec<(Pair, Version)>,
     ) -> Vec<(Outcome, u64)> {
         let known = bump == 0 || carried().iter().any(|carried| carried.id.get() == bump);
-        let lives: HashMap<Pair, Live> = match self.connections().await {
+        let lives: HashMap<Pair, Live> = match self.sockets().await {
             Ok(lives) => lives.into_iter().map(|live| (live.pair, live)).collect(),
             Err(error) => {
                 tracing::warn!("{error:#}");
@@ -300,6 +300,7 @@ impl Daemon {
         };
         let mut outcomes = Vec::with_capacity(conns.len());
         let mut moving = Vec::new();
+        let mut news = 0;
         for (pair, version) in conns {
             let pair = pair.reversed();
             let live = lives.get(&pair).filter(|live| live.peer == peer);
@@ -310,7 +311,8 @@ impl Daemon {
                 Some(live) => self.take_switch(live, bump, explicit, version),
             };
             outcomes.push(match verdict {
-                Ok(()) => {
+                Ok(is_new) => {
+                    news += usize::from(is_new);
                     moving.push((outcomes.len(), pair));
                     (Outcome::Done, version.generation)
                 }
@@ -319,9 +321,6 @@ impl Daemon {
         }
         if moving.is_empty() {
             return outcomes;
-        }
-        if bump != 0 && !explicit {
-            self.state.borrow_mut().peers[peer].engaged |= 1 << bump;
         }
         let prepared = async {
             self.save()?;
@@ -338,24 +337,27 @@ impl Daemon {
                 outcomes[index].0 = Outcome::Failed;
             }
         }
-        let (name, count) = (self.peer_name(peer).to_owned(), outcomes.len());
+        if news == 0 {
+            return outcomes;
+        }
+        let name = self.peer_name(peer).to_owned();
         let bump = bump_name(bump).to_owned();
         self.tell(
             "switched",
-            format!("peer {name} moved {count} connection(s) to {bump}"),
-            &[("peer", name), ("bump", bump), ("count", count.to_string())],
+            format!("peer {name} moved {news} connection(s) to {bump}"),
+            &[("peer", name), ("bump", bump), ("count", news.to_string())],
         );
         outcomes
     }
 
-    /// Whether a peer's wish for one connection is to be carried out; notes it if so.
+    /// Notes a peer's wish for one connection if it is to be carried out: then whether it is news.
     fn take_switch(
         &self,
         live: &Live,
         bump: u8,
         explicit: bool,
         version: Version,
-    ) -> Result<(), (Outcome, u64)> {
+    ) -> Result<bool, (Outcome, u64)> {
         let mut state = self.state.borrow_mut();
         let (local, remote) = (live.pair.local, live.pair.remote);
         let ruled = state
@@ -364,13 +366,16 @@ impl Daemon {
         if bump == 0 && ruled {
             return Err((Outcome::OwnRule, version.generation));
         }
-        if explicit {
-            let kept = state.choices.accept(live.pair, bump, version);
-            return kept.map_err(|known| (Outcome::Older, known.version.generation));
+        let before = state.choices.get(&live.pair);
+        if !explicit {
+            return match before {
+                Some(choice) => Err((Outcome::Older, choice.version.generation)),
+                None => Ok(true),
+            };
         }
-        match state.choices.get(&live.pair) {
-            Some(choice) => Err((Outcome::Older, choice.version.generation)),
-            None => Ok(()),
+        match state.choices.accept(live.pair, bump, version) {
+            Ok(()) => Ok(before.is_none_or(|before| before.bump != bump)),
+            Err(known) => Err((Outcome::Older, known.version.generation)),
         }
     }
 
