@@ -13,10 +13,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use dibs_config::Config;
 use dibs_control::{Event, RuleId, RuleOrigin};
 use dibs_core::node::ControlError;
-use dibs_policy::{BumpId, Report};
+use dibs_policy::{BumpId, ClassRule, Prefix, Report};
 use tokio::sync::{Mutex, broadcast, oneshot};
 
-use crate::conns::Choices;
+use crate::conns::{Choices, Pair};
 use crate::driver::{Driver, Gone};
 use crate::interfaces::{Interfaces, Inventory};
 use crate::live::Registry;
@@ -28,6 +28,10 @@ use crate::steering::{Steerer, desired};
 
 /// How long a peer's daemon has for an answer; `dibsctl` waits longer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections that may have a rule of their own: each costs the packets of all others a comparison.
+const PINS: usize = 32;
+/// The rule number of those.
+const PIN: u32 = 0;
 /// Events that wait for a slow follower.
 const EVENTS: usize = 256;
 
@@ -67,6 +71,8 @@ pub(crate) struct State {
     pub(crate) addresses: Vec<IpAddr>,
     /// Bumps that are installed, with the number of sweeps that found no use for them.
     pub(crate) installed: BTreeMap<BumpId, u32>,
+    /// Connections that have a rule of their own in the kernel.
+    pub(crate) pinned: BTreeSet<Pair>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
     pub(crate) suspended: bool,
 }
@@ -129,6 +135,35 @@ impl State {
             .filter_map(|(_, choice)| BumpId::new(choice.bump));
         let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
         ruled.chain(chosen).chain(engaged).collect()
+    }
+}
+
+/// The rule of a single connection.
+fn pin(pair: &Pair, bump: BumpId) -> ClassRule {
+    ClassRule {
+        dport: Some(pair.remote.port()),
+        sport: Some(pair.local.port()),
+        destination: Some(Prefix::host(pair.remote.ip())),
+        source: Some(Prefix::host(pair.local.ip())),
+        ..ClassRule::tcp(PIN, bump)
+    }
+}
+
+impl State {
+    /// Connections on a bump by choice that get a rule of their own: where the kernel loses the entry that
+    /// holds their mark, no packet leaves in plain until it is made again.
+    fn pins(&self) -> BTreeMap<Pair, BumpId> {
+        let chosen = self
+            .choices
+            .iter()
+            .filter(|(_, choice)| !choice.pending)
+            .filter_map(|(pair, choice)| Some((pair, BumpId::new(choice.bump)?)));
+        chosen.take(PINS).collect()
+    }
+
+    /// Whether the kernel has rules of their own for other connections than it should.
+    pub(crate) fn pins_are_stale(&self) -> bool {
+        !self.pins().keys().eq(&self.pinned)
     }
 }
 
@@ -212,16 +247,18 @@ impl Daemon {
     /// [`retire`](Self::retire).
     pub(crate) async fn steer(&self) -> anyhow::Result<Report> {
         let mut steerer = self.steerer.lock().await;
-        let (wish, fresh) = {
+        let (wish, pins, fresh) = {
             let state = self.state.borrow();
             let mut bumps = state.in_use();
             let fresh = state.installed.is_empty() && !bumps.is_empty();
             bumps.extend(state.installed.keys());
-            let rules: Vec<Rule> = state.active_rules().cloned().collect();
-            (
-                desired(&self.config, &rules, &bumps, &state.addresses),
-                fresh,
-            )
+            let pins = state.pins();
+            let classes = pins
+                .iter()
+                .map(|(pair, bump)| pin(pair, *bump))
+                .chain(state.active_rules().flat_map(|rule| rule.classes.clone()));
+            let wish = desired(&self.config, classes, &bumps, &state.addresses);
+            (wish, pins, fresh)
         };
         let report = steerer.set(&wish).await?;
         {
@@ -229,6 +266,7 @@ impl Daemon {
             for bump in &wish.bumps {
                 state.installed.entry(bump.id).or_default();
             }
+            state.pinned = pins.into_keys().collect();
         }
         // While nothing was installed, the kernel forgot what was chosen.
         if fresh {
@@ -237,7 +275,21 @@ impl Daemon {
         Ok(report)
     }
 
-    /// Removes bumps that two sweeps in a row found unused: what is on its way has arrived by then.
+    /// Has everything that is in use installed; quick if it is.
+    pub(crate) async fn install(&self) -> anyhow::Result<()> {
+        let installed = {
+            let state = self.state.borrow();
+            let mut used = state.in_use().into_iter();
+            used.all(|bump| state.installed.contains_key(&bump))
+        };
+        if !installed {
+            self.steer().await?;
+        }
+        Ok(())
+    }
+
+    /// Removes bumps that two sweeps in a row found unused (what is on its way has arrived by then), and
+    /// brings rules for single connections up to date.
     pub(crate) async fn retire(&self) -> anyhow::Result<()> {
         let due = {
             let mut state = self.state.borrow_mut();
@@ -247,7 +299,7 @@ impl Daemon {
             }
             let before = state.installed.len();
             state.installed.retain(|_, unused| *unused < 2);
-            state.installed.len() < before
+            state.installed.len() < before || state.pins_are_stale()
         };
         if due {
             self.steer().await?;

@@ -219,6 +219,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         addresses: inventory.host_addresses(startup::is_our_tun),
         inventory,
         installed: Default::default(),
+        pinned: Default::default(),
         suspended: false,
     })
 }

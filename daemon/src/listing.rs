@@ -7,7 +7,7 @@ use dibs_config::SCRAMBLE_WARNING;
 use dibs_control::{
     BumpInfo, ErrorKind, Failure, PathInfo, PathState, PeerInfo, PeerState, Status,
 };
-use dibs_core::node::PathSnapshot;
+use dibs_core::node::{PathSnapshot, PeerSnapshot};
 use dibs_core::session;
 
 use crate::daemon::Daemon;
@@ -81,11 +81,7 @@ impl Daemon {
         peers
             .map(|(index, (peer, seen))| {
                 let paths = || snapshot.paths.iter().filter(|path| path.peer == index);
-                let state = match seen.state {
-                    session::PeerState::Established => PeerState::Established,
-                    session::PeerState::Connecting => PeerState::Connecting,
-                    session::PeerState::Down => PeerState::Down,
-                };
+                let state = peer_state(seen);
                 let established = state == PeerState::Established;
                 PeerInfo {
                     name: peer.name.clone(),
@@ -240,6 +236,15 @@ impl Daemon {
             preferred: false,
             reason: reason.map(str::to_owned),
         }
+    }
+}
+
+/// How a peer stands: a session alone does not mean that it answers.
+pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
+    match peer.state {
+        session::PeerState::Established if peer.reachable => PeerState::Established,
+        session::PeerState::Established | session::PeerState::Connecting => PeerState::Connecting,
+        session::PeerState::Down => PeerState::Down,
     }
 }
 

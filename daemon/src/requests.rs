@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use dibs_config::{BumpKind, SCRAMBLE_WARNING};
 use dibs_control::{
-    Changed, ConnInfo, ErrorKind, Failure, Reply, Request, RuleId, RuleInfo, RuleOrigin, Selector,
-    Skipped,
+    Changed, ConnInfo, ErrorKind, Failure, PeerState, Reply, Request, RuleId, RuleInfo, RuleOrigin,
+    Selector, Skipped,
 };
-use dibs_core::session::PeerState;
 
 use crate::daemon::Daemon;
+use crate::listing::peer_state;
 use crate::live::{Live, bump_name};
 use crate::rules::{self, Rule};
 use crate::startup::{Carried, carried};
@@ -113,10 +113,10 @@ impl Daemon {
         Ok(lives.into_iter().zip(infos).collect())
     }
 
-    /// Which peers have a session, by index.
+    /// Which peers have a session and answer, by index.
     async fn sessions(&self) -> Result<Vec<bool>, Failure> {
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
-        let up = |peer: &dibs_core::node::PeerSnapshot| peer.state == PeerState::Established;
+        let up = |peer| peer_state(peer) == PeerState::Established;
         Ok(snapshot.peers.iter().map(up).collect())
     }
 
@@ -370,6 +370,7 @@ impl Daemon {
             state.choices.clear();
             state.suspended = true;
             state.installed.clear();
+            state.pinned.clear();
             for peer in &mut state.peers {
                 peer.engaged = 0;
             }

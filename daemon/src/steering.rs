@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
-use dibs_policy::{BumpId, BumpRoute, Desired, DeviceName, DeviceOwner, Fail, Report, Steering};
+use dibs_policy::{
+    BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Fail, Report, Steering,
+};
 
 use crate::driver::Driver;
-use crate::rules::Rule;
 use crate::startup::{marks, policy_prefix, tun_name};
 
 /// No real route has a larger MTU, so that a switch never makes a segment too long.
@@ -24,10 +25,10 @@ pub struct Steerer {
     warned: BTreeSet<String>,
 }
 
-/// The wish that follows from the configuration, `rules`, and the bumps in use.
+/// The wish that follows from the configuration, the rules, and the bumps in use.
 pub fn desired(
     config: &Config,
-    rules: &[Rule],
+    rules: impl Iterator<Item = ClassRule>,
     in_use: &BTreeSet<BumpId>,
     addresses: &[IpAddr],
 ) -> Desired {
@@ -43,7 +44,6 @@ pub fn desired(
         addresses: addresses.to_vec(),
         peers: peers.clone(),
     };
-    let classes = rules.iter().flat_map(|rule| rule.classes.iter().cloned());
     Desired {
         marks: marks(config),
         table_base: config.daemon.table_base,
@@ -52,9 +52,7 @@ pub fn desired(
             dibs_config::Fail::Open => Fail::Open,
         },
         bumps: in_use.iter().map(route).collect(),
-        rules: classes
-            .filter(|class| in_use.contains(&class.bump))
-            .collect(),
+        rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),
         ..Desired::default()
     }
 }

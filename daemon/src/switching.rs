@@ -51,7 +51,7 @@ impl Daemon {
         }
         let prepared = async {
             self.save()?;
-            self.steer().await.map(drop)
+            self.install().await
         };
         if let Err(error) = prepared.await {
             let mut state = self.state.borrow_mut();
@@ -324,7 +324,7 @@ impl Daemon {
         }
         let prepared = async {
             self.save()?;
-            self.steer().await.map(drop)
+            self.install().await
         };
         let prepared = prepared.await;
         for (index, pair) in moving {
