@@ -1,1 +1,42 @@
-//! (see Cargo.toml)
+//! Two hosts, a trusted and an untrusted link, a daemon on each host, and real traffic: what the
+//! tests in `tests/` are written with.
+//!
+//! ```no_run
+//! use netns_tests::{Setup, isolated};
+//!
+//! #[test]
+//! fn a_bump_goes_in() {
+//!     isolated(|| {
+//!         Setup::new().run(|net| {
+//!             let talk = net.talk(7000)?;
+//!             net.a.enable(7000)?;
+//!             talk.advance(1 << 20)?;
+//!             talk.finish()
+//!         })
+//!     });
+//! }
+//! ```
+
+pub mod attacker;
+pub mod daemon;
+pub mod eavesdropper;
+pub mod kernel;
+pub mod plaintext;
+pub mod programs;
+pub mod topology;
+pub mod traffic;
+
+use anyhow::Result;
+
+pub use daemon::Node;
+pub use eavesdropper::Eavesdropper;
+pub use topology::{Net, Setup};
+
+/// Runs the body of a test in namespaces of its own ([`dibs_lab::isolated`]), once the binaries
+/// under test are built.
+pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
+    if !dibs_lab::is_inside() {
+        programs::build();
+    }
+    dibs_lab::isolated(body);
+}

@@ -1,0 +1,335 @@
+//! A host with its keys, its configuration, and `dibsd` on it.
+
+use std::fmt::Write as _;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use dibs_lab::{Host, Process, wait_for, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::programs;
+
+/// What any answer of the daemon may take, handshakes with a peer that was away included.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// One of the two hosts.
+#[derive(Debug)]
+pub struct Node {
+    /// The host, whose `/run` is its own.
+    pub host: Host,
+    daemon: Option<Process>,
+    /// What earlier daemons of this host logged.
+    logs: String,
+}
+
+impl Node {
+    /// A host with a new key pair; returns its public key too.
+    pub(crate) fn new(host: Host) -> Result<(Self, String)> {
+        let node = Self {
+            host,
+            daemon: None,
+            logs: String::new(),
+        };
+        let directory = node.directory();
+        std::fs::create_dir(&directory).context("directory of the daemon")?;
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o700))?;
+        let dibsctl = programs::built("dibsctl");
+        let dibsctl = dibsctl.display();
+        let make = format!(
+            "umask 077; {dibsctl} genkey >/run/dibs/private.key && \
+             {dibsctl} pubkey </run/dibs/private.key"
+        );
+        let mut shell = node.host.command("sh");
+        shell.args(["-c", &make]);
+        let made = node.host.run_within(SOON, shell)?;
+        let public = String::from_utf8(made.stdout)?.trim().to_owned();
+        Ok((node, public))
+    }
+
+    /// The host's `/run/dibs`, as seen from the test.
+    pub fn directory(&self) -> PathBuf {
+        self.host.run_dir().join("dibs")
+    }
+
+    /// Writes the configuration that the next daemon reads.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn configure(&self, config: &str) -> Result<()> {
+        std::fs::write(self.directory().join("dibsd.toml"), config).context("configuration")
+    }
+
+    /// Starts the daemon and waits until it answers.
+    ///
+    /// # Errors
+    /// If it ends instead; with what it said.
+    pub fn start(&mut self) -> Result<()> {
+        self.spawn()?;
+        wait_until(SOON, "an answer of the daemon", || {
+            !self.is_running() || self.ctl(&["peer", "list"]).is_ok()
+        })?;
+        ensure!(self.is_running(), "dibsd ended: {}", self.log());
+        Ok(())
+    }
+
+    /// Starts the daemon.
+    ///
+    /// # Errors
+    /// If its program does not start.
+    pub fn spawn(&mut self) -> Result<()> {
+        self.forget();
+        let mut command = self.host.command(programs::built("dibsd"));
+        command.args(["--config", "/run/dibs/dibsd.toml"]);
+        command.env("DIBS_LOG", "debug");
+        self.daemon = Some(self.host.spawn(command)?);
+        Ok(())
+    }
+
+    /// Sends the daemon a signal and waits for its end; what it logged is kept.
+    ///
+    /// # Errors
+    /// If none runs, or it does not end.
+    pub fn stop(&mut self, signal: Signal) -> Result<()> {
+        let daemon = self.daemon.as_mut().context("no daemon runs")?;
+        daemon.signal(signal)?;
+        let status = daemon.wait(SOON)?;
+        ensure!(
+            signal == Signal::SIGKILL || status.success(),
+            "dibsd ended with {status}: {}",
+            self.log()
+        );
+        self.forget();
+        Ok(())
+    }
+
+    /// Waits for a daemon to end by itself, and returns what it said.
+    ///
+    /// # Errors
+    /// If it does not, or says that all is well.
+    pub fn refusal(&mut self) -> Result<String> {
+        let mut daemon = self.daemon.take().context("no daemon runs")?;
+        let status = daemon.wait(SOON)?;
+        ensure!(!status.success(), "dibsd ended with {status}");
+        Ok(daemon.stderr())
+    }
+
+    /// Whether the daemon runs.
+    pub fn is_running(&mut self) -> bool {
+        self.daemon.as_mut().is_some_and(Process::is_running)
+    }
+
+    /// What the host's daemons logged so far.
+    pub fn log(&self) -> String {
+        let current = self.daemon.as_ref().map(Process::stderr);
+        format!("{}{}", self.logs, current.unwrap_or_default())
+    }
+
+    fn forget(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            // Infallible: a String takes everything.
+            let _ = writeln!(self.logs, "{}--- the end of this daemon", daemon.stderr());
+        }
+    }
+
+    /// What a command of `dibsctl --json` prints.
+    ///
+    /// # Errors
+    /// If it fails; with what it said.
+    pub fn ctl(&self, arguments: &[&str]) -> Result<Value> {
+        let output = self.dibsctl(arguments)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "dibsctl {} on host {}: {}: {said}",
+            arguments.join(" "),
+            self.host.name(),
+            output.status
+        );
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            let printed = String::from_utf8_lossy(&output.stdout);
+            format!("dibsctl {} prints no JSON: {printed}", arguments.join(" "))
+        })
+    }
+
+    /// What a command that must be refused says on standard error.
+    ///
+    /// # Errors
+    /// If it does anything but exit with 1.
+    pub fn refused(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.dibsctl(arguments)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(1),
+            "dibsctl {} on host {}: {}, {said}",
+            arguments.join(" "),
+            self.host.name(),
+            output.status
+        );
+        Ok(said)
+    }
+
+    fn dibsctl(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = self.host.command(programs::built("dibsctl"));
+        command.arg("--json").args(arguments);
+        self.host.spawn(command)?.output(SOON)
+    }
+
+    /// Waits until the session with the peer stands, with both paths up.
+    ///
+    /// # Errors
+    /// If it does not; with the list of peers.
+    pub fn wait_established(&self) -> Result<()> {
+        let mut seen = Value::Null;
+        let up = wait_until(SOON, "an established session on two paths", || {
+            let peers = self.ctl(&["peer", "list"]).unwrap_or_default();
+            let paths = self.ctl(&["path", "list"]).unwrap_or_default();
+            let up = states(&peers) == ["established"] && states(&paths) == ["up", "up"];
+            seen = Value::from(vec![peers, paths]);
+            up
+        });
+        up.with_context(|| format!("host {}: {seen:#}", self.host.name()))
+    }
+
+    /// Waits until a path is in this state.
+    ///
+    /// # Errors
+    /// If it does not get there.
+    pub fn wait_path(&self, name: &str, state: &str) -> Result<()> {
+        let mut seen = Value::Null;
+        let there = wait_until(SOON, &format!("path {name} to be {state}"), || {
+            let paths = self.ctl(&["path", "list"]).unwrap_or_default();
+            let there = named(&paths, name).is_some_and(|path| path["state"] == state);
+            seen = paths;
+            there
+        });
+        there.with_context(|| format!("host {}: {seen:#}", self.host.name()))
+    }
+
+    /// The entry of a path in `path list`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn path(&self, name: &str) -> Result<Value> {
+        let paths = self.ctl(&["path", "list"])?;
+        named(&paths, name).cloned().context("no such path")
+    }
+
+    /// A counter of `status`.
+    ///
+    /// # Errors
+    /// If it does not exist.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        let status = self.ctl(&["status"])?;
+        let count = status["counters"][name].as_u64();
+        count.with_context(|| format!("no counter {name}: {status:#}"))
+    }
+
+    /// Puts the default bump into the live connections to this port.
+    ///
+    /// # Errors
+    /// If that changes none, or leaves one out.
+    pub fn enable(&self, dport: u16) -> Result<()> {
+        self.switch("enable", "--dport", dport)
+    }
+
+    /// Takes the live connections to this port back to plain.
+    ///
+    /// # Errors
+    /// If that changes none, or leaves one out.
+    pub fn disable(&self, dport: u16) -> Result<()> {
+        self.switch("disable", "--dport", dport)
+    }
+
+    /// Enables or disables, by the far end's port (`--dport`) or this end's (`--sport`).
+    ///
+    /// # Errors
+    /// If that changes none, or leaves one out.
+    pub fn switch(&self, command: &str, end: &str, port: u16) -> Result<()> {
+        let changed = self.ctl(&[command, end, &port.to_string()])?;
+        let count = |key: &str| changed[key].as_array().map_or(0, Vec::len);
+        ensure!(
+            count("connections") > 0 && count("skipped") == 0,
+            "{command} {end} {port} on host {}: {changed:#}",
+            self.host.name()
+        );
+        Ok(())
+    }
+
+    /// The bump of each live connection of which either end has this port.
+    ///
+    /// # Errors
+    /// If `conn list` fails.
+    pub fn bumps(&self, port: u16) -> Result<Vec<String>> {
+        let conns = self.ctl(&["conn", "list"])?;
+        let conns = conns.as_array().context("conn list is an array")?;
+        let end = format!(":{port}");
+        let with_port = conns.iter().filter(|conn| {
+            let ends = [&conn["local"], &conn["remote"]];
+            ends.iter()
+                .any(|address| address.as_str().is_some_and(|text| text.ends_with(&end)))
+        });
+        let bump = |conn: &Value| conn["bump"].as_str().map(str::to_owned);
+        with_port
+            .map(|conn| bump(conn).ok_or_else(|| anyhow!("no bump: {conn}")))
+            .collect()
+    }
+
+    /// Waits until all live connections of a port, of which there are some, have this bump.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub fn wait_bump(&self, port: u16, bump: &str) -> Result<()> {
+        let mut seen = Vec::new();
+        let what = format!("connections of port {port} on {bump}");
+        let on = wait_for(SOON, &what, || {
+            seen = self.bumps(port).unwrap_or_default();
+            (!seen.is_empty() && seen.iter().all(|on| on == bump)).then_some(())
+        });
+        on.with_context(|| format!("host {}: {seen:?}", self.host.name()))
+    }
+
+    /// Everything that helps to see why a test failed.
+    pub(crate) fn describe(&self) -> String {
+        let name = self.host.name();
+        let mut text = format!("===== host {name}: log of dibsd\n{}", self.log());
+        let dibsctl = programs::built("dibsctl").display().to_string();
+        for command in [
+            format!("{dibsctl} status"),
+            format!("{dibsctl} conn list"),
+            "iptables-save".to_owned(),
+            "ip6tables-save".to_owned(),
+            "ip rule".to_owned(),
+            "ip -6 rule".to_owned(),
+            "ip route show table all".to_owned(),
+            "ip address".to_owned(),
+            "conntrack -L".to_owned(),
+            "ss -tnoi".to_owned(),
+        ] {
+            let said = self
+                .host
+                .run(&command)
+                .unwrap_or_else(|error| format!("{error:#}\n"));
+            // Infallible: a String takes everything.
+            let _ = write!(text, "===== host {name}: {command}\n{said}");
+        }
+        text
+    }
+}
+
+/// The entry of this name.
+fn named<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
+    let mut entries = list.as_array()?.iter();
+    entries.find(|entry| entry["name"] == name)
+}
+
+fn states(list: &Value) -> Vec<&str> {
+    let entries = list.as_array().into_iter().flatten();
+    entries
+        .filter_map(|entry| entry["state"].as_str())
+        .collect()
+}

@@ -1,0 +1,59 @@
+//! What dibs leaves in a host's kernel.
+
+use anyhow::Result;
+use dibs_lab::Host;
+
+/// Firewall rules, routing rules, routes, interfaces, and conntrack marks: everything that a daemon
+/// could have changed, in a form in which equal states are equal.
+///
+/// # Errors
+/// If one of the listing commands fails.
+pub fn state(host: &Host) -> Result<Vec<String>> {
+    let mut state = Vec::new();
+    for list in ["iptables-save", "ip6tables-save"] {
+        let listed = host.run(list)?;
+        // Empty tables and the counters of chains say only that somebody looked.
+        let rules = listed.lines().filter(|line| {
+            let own_chain = line.starts_with(':') && line.contains(" - ");
+            line.starts_with('-') || own_chain
+        });
+        state.extend(rules.map(|rule| format!("{list}: {rule}")));
+    }
+    for list in [
+        "ip rule",
+        "ip -6 rule",
+        "ip route show table all",
+        "ip -br link",
+    ] {
+        let mut lines: Vec<String> = host
+            .run(list)?
+            .lines()
+            .map(|line| format!("{list}: {}", line.trim_end()))
+            .collect();
+        lines.sort();
+        state.extend(lines);
+    }
+    state.extend(
+        marked(host)?
+            .into_iter()
+            .map(|mark| format!("conntrack: {mark}")),
+    );
+    Ok(state)
+}
+
+/// The connections with a mark, as conntrack(8) lists them.
+///
+/// # Errors
+/// If it cannot list them.
+pub fn marked(host: &Host) -> Result<Vec<String>> {
+    let mut marked = Vec::new();
+    for family in ["ipv4", "ipv6"] {
+        let listed = host.run(&format!("conntrack -L -f {family}"))?;
+        let lines = listed.lines().filter(|line| {
+            let mark = line.split(' ').find_map(|word| word.strip_prefix("mark="));
+            mark.is_some_and(|mark| mark != "0")
+        });
+        marked.extend(lines.map(str::to_owned));
+    }
+    Ok(marked)
+}

@@ -1,0 +1,229 @@
+//! Two hosts, `a` and `b`, joined by a trusted and an untrusted link.
+//!
+//! |        | interface | trust     | `a`                     | `b`                     |
+//! |--------|-----------|-----------|-------------------------|-------------------------|
+//! | `eth`  | `eth0`    | trusted   | `10.0.1.1`, `fd00:1::1` | `10.0.1.2`, `fd00:1::2` |
+//! | `wlan` | `wlan0`   | untrusted | `10.0.2.1`, `fd00:2::1` | `10.0.2.2`, `fd00:2::2` |
+//!
+//! `a` calls `b` on both links; `b` knows `a`'s key, and an endpoint on the trusted link.
+
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use anyhow::Result;
+use dibs_lab::{Lab, Link, LinkSpec};
+
+use crate::daemon::Node;
+use crate::eavesdropper::Eavesdropper;
+use crate::programs;
+use crate::traffic::Talk;
+
+/// What both directions of both links carry, in bits per second: enough that a transfer is no
+/// matter of seconds, little enough that switches happen in its midst.
+const RATE: u64 = 60_000_000;
+
+/// The two hosts and what joins them.
+#[derive(Debug)]
+pub struct Net {
+    /// Calls.
+    pub a: Node,
+    /// Is called.
+    pub b: Node,
+    /// The trusted link.
+    pub eth: Link,
+    /// The untrusted link.
+    pub wlan: Link,
+    // Holds what the links need.
+    _lab: Lab,
+}
+
+/// How a net differs from the usual one.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    keys: String,
+    rules: String,
+    ipv6: bool,
+    daemons: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Setup {
+    /// No rules, the endpoints IPv4, the session established before the test starts.
+    pub fn new() -> Self {
+        Self {
+            keys: String::new(),
+            rules: String::new(),
+            ipv6: false,
+            daemons: true,
+        }
+    }
+
+    /// Adds a line to both hosts' `[daemon]`.
+    pub fn key(mut self, line: &str) -> Self {
+        self.keys.push_str(line);
+        self.keys.push('\n');
+        self
+    }
+
+    /// Adds a `[[rule]]` to host `a`.
+    pub fn rule(mut self, lines: &str) -> Self {
+        self.rules.push_str(&format!("\n[[rule]]\n{lines}\n"));
+        self
+    }
+
+    /// The daemons speak IPv6 to each other.
+    pub fn ipv6(mut self) -> Self {
+        self.ipv6 = true;
+        self
+    }
+
+    /// The daemons are configured, and not started.
+    pub fn without_daemons(mut self) -> Self {
+        self.daemons = false;
+        self
+    }
+
+    /// Makes the net, runs the test on it, and prints what can be seen on the hosts if it fails.
+    ///
+    /// # Errors
+    /// Those of the test, and of making the net.
+    pub fn run(self, test: impl FnOnce(&mut Net) -> Result<()>) -> Result<()> {
+        programs::check()?;
+        let mut net = Net::new(&self)?;
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            if self.daemons {
+                net.start()?;
+            }
+            test(&mut net)
+        }));
+        if !matches!(result, Ok(Ok(()))) {
+            println!("{}\n{}", net.a.describe(), net.b.describe());
+        }
+        result.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    fn config(&self, peer: &str, peer_key: &str, peer_number: u8, calls: &[(&str, u8)]) -> String {
+        let Self { keys, .. } = self;
+        let endpoints: String = calls
+            .iter()
+            .map(|&(path, net)| {
+                let to = self.endpoint(net, peer_number);
+                format!("{path} = \"{to}\"\n")
+            })
+            .collect();
+        format!(
+            "[daemon]\n\
+             private_key_file = \"/run/dibs/private.key\"\n\
+             default_bump = \"scramble\"\n\
+             {keys}\n\
+             [[path]]\n\
+             name = \"eth\"\n\
+             interface = \"eth0\"\n\
+             trust = \"trusted\"\n\n\
+             [[path]]\n\
+             name = \"wlan\"\n\
+             interface = \"wlan0\"\n\
+             trust = \"untrusted\"\n\n\
+             [[peer]]\n\
+             name = \"{peer}\"\n\
+             public_key = \"{peer_key}\"\n\
+             addresses = [\"10.0.1.{peer_number}/32\", \"fd00:1::{peer_number}/128\"]\n\n\
+             [peer.endpoints]\n\
+             {endpoints}"
+        )
+    }
+
+    fn endpoint(&self, net: u8, host: u8) -> SocketAddr {
+        let ip = if self.ipv6 {
+            format!("fd00:{net}::{host}").parse()
+        } else {
+            format!("10.0.{net}.{host}").parse()
+        };
+        SocketAddr::new(ip.expect("an address"), 5300)
+    }
+}
+
+impl Net {
+    fn new(setup: &Setup) -> Result<Self> {
+        let mut lab = Lab::new()?;
+        let (host_a, host_b) = (lab.host("a")?, lab.host("b")?);
+        let mut link = |interface: &str, net: u8| {
+            let addresses = |host: u8| format!("10.0.{net}.{host}/24 fd00:{net}::{host}/64");
+            let (of_a, of_b) = (addresses(1), addresses(2));
+            let spec = LinkSpec::new(&host_a, interface, &of_a, &host_b, interface, &of_b);
+            lab.link(spec.shaped(RATE))
+        };
+        let (eth, wlan) = (link("eth0", 1)?, link("wlan0", 2)?);
+        let (a, key_a) = Node::new(host_a)?;
+        let (b, key_b) = Node::new(host_b)?;
+        let calls = [("eth", 1), ("wlan", 2)];
+        a.configure(&(setup.config("server", &key_b, 2, &calls) + &setup.rules))?;
+        b.configure(&setup.config("laptop", &key_a, 1, &calls[..1]))?;
+        Ok(Self {
+            a,
+            b,
+            eth,
+            wlan,
+            _lab: lab,
+        })
+    }
+
+    /// Starts both daemons and waits for the session.
+    ///
+    /// # Errors
+    /// If it does not come about.
+    pub fn start(&mut self) -> Result<()> {
+        self.a.start()?;
+        self.b.start()?;
+        self.wait_established()
+    }
+
+    /// Waits until both hosts have the session and both paths.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub fn wait_established(&self) -> Result<()> {
+        self.a.wait_established()?;
+        self.b.wait_established()
+    }
+
+    /// A connection from `a` to this port of `b`, on which both talk without end.
+    ///
+    /// # Errors
+    /// If it does not come about.
+    pub fn talk(&self, port: u16) -> Result<Talk> {
+        Talk::start(&self.a.host, &self.b.host, server(port))
+    }
+
+    /// Listens on both links from now on.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn eavesdrop(&self) -> Result<Eavesdropper> {
+        Eavesdropper::new(&self.b.host)
+    }
+
+    /// Waits until the connections of a port have this bump on both hosts.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub fn wait_bump(&self, port: u16, bump: &str) -> Result<()> {
+        self.a.wait_bump(port, bump)?;
+        self.b.wait_bump(port, bump)
+    }
+}
+
+/// The address of `b` on the trusted link.
+pub fn server(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 1, 2], port))
+}
+
+/// The same over IPv6.
+pub fn server_v6(port: u16) -> SocketAddr {
+    SocketAddr::from(([0xfd00, 1, 0, 0, 0, 0, 0, 2], port))
+}

@@ -1,0 +1,254 @@
+//! Connections whose every byte is checked.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use dibs_lab::{Host, wait_for, wait_until};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::plaintext::Plaintext;
+
+/// How long a connection may stand still. TCP doubles its timeouts while nobody answers: after 10
+/// seconds of silence the next attempt may be 10 more away.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Bytes per read and write.
+const CHUNK: usize = 16 << 10;
+
+/// A connection on which both ends send without end, and check what they receive.
+#[derive(Debug)]
+pub struct Talk {
+    /// What the client and the server send.
+    pub plaintexts: [Plaintext; 2],
+    /// The client's end.
+    pub client: SocketAddr,
+    received: [Arc<AtomicU64>; 2],
+    stop: Arc<AtomicBool>,
+    writers: Vec<JoinHandle<Result<u64>>>,
+    readers: Vec<JoinHandle<Result<u64>>>,
+}
+
+impl Talk {
+    /// Connects, and starts talking.
+    ///
+    /// # Errors
+    /// If the connection does not come about.
+    pub fn start(from: &Host, to: &Host, server: SocketAddr) -> Result<Self> {
+        let (near, far) = connect(from, to, server)?;
+        let mut talk = Self {
+            plaintexts: [next_plaintext(), next_plaintext()],
+            client: near.local_addr()?,
+            received: Default::default(),
+            stop: Arc::default(),
+            writers: Vec::new(),
+            readers: Vec::new(),
+        };
+        let ends = [(from, near), (to, far)];
+        for (number, (host, stream)) in ends.into_iter().enumerate() {
+            let (mine, theirs) = (talk.plaintexts[number], talk.plaintexts[1 - number]);
+            let reading = stream.try_clone()?;
+            let stop = Arc::clone(&talk.stop);
+            let received = Arc::clone(&talk.received[1 - number]);
+            let writer = host.thread("writer", move || write(stream, mine, &stop))?;
+            let reader = host.thread("reader", move || read(reading, theirs, &received))?;
+            talk.writers.push(writer);
+            talk.readers.push(reader);
+        }
+        Ok(talk)
+    }
+
+    /// Bytes that have arrived: the client's, the server's.
+    pub fn received(&self) -> [u64; 2] {
+        self.received
+            .each_ref()
+            .map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Waits until so many more bytes have arrived in each direction.
+    ///
+    /// # Errors
+    /// If they do not, or are not those sent.
+    pub fn advance(&self, bytes: u64) -> Result<()> {
+        let from = self.received();
+        let advanced = || {
+            let now = self.received();
+            now.iter().zip(from).all(|(now, from)| now - from >= bytes)
+        };
+        let broken = || self.readers.iter().any(JoinHandle::is_finished);
+        let what = format!("{bytes} bytes each way");
+        wait_until(PATIENCE, &what, || advanced() || broken())
+            .with_context(|| format!("received {from:?}, then {:?}", self.received()))?;
+        ensure!(advanced(), "the connection broke at {:?}", self.received());
+        Ok(())
+    }
+
+    /// Waits for a time in which nothing arrives in either direction.
+    ///
+    /// # Errors
+    /// If bytes keep arriving.
+    pub fn stands_still(&self, time: Duration) -> Result<()> {
+        let mut last = (std::time::Instant::now(), self.received());
+        wait_until(PATIENCE, "silence", || {
+            let received = self.received();
+            if received != last.1 {
+                last = (std::time::Instant::now(), received);
+            }
+            last.0.elapsed() >= time
+        })
+    }
+
+    /// Lets both ends finish, and checks that all that was sent has arrived.
+    ///
+    /// # Errors
+    /// If the connection broke, or delivered other bytes than those sent.
+    pub fn finish(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let received = join(self.readers);
+        let sent = join(self.writers);
+        // What went wrong at a reader is the cause of what a writer complains of.
+        let (received, mut sent) = (received?, sent?);
+        sent.reverse();
+        ensure!(
+            sent == received,
+            "sent {sent:?} bytes, received {received:?}"
+        );
+        Ok(())
+    }
+}
+
+/// Sends a message over a new connection and reads it back.
+///
+/// # Errors
+/// If it does not come back, or not as it was.
+pub fn echo(from: &Host, to: &Host, server: SocketAddr, bytes: usize) -> Result<()> {
+    let (mut near, mut far) = connect(from, to, server)?;
+    let answer = to.thread("echo", move || -> Result<()> {
+        let mut buffer = [0; CHUNK];
+        loop {
+            let read = far.read(&mut buffer).context("echo")?;
+            if read == 0 {
+                return Ok(());
+            }
+            far.write_all(&buffer[..read]).context("echo")?;
+        }
+    })?;
+    let plaintext = next_plaintext();
+    let mut sending = near.try_clone()?;
+    let writer = from.thread("writer", move || -> Result<()> {
+        let mut message = vec![0; bytes];
+        plaintext.fill(0, &mut message);
+        sending.write_all(&message).context("send")?;
+        sending.shutdown(Shutdown::Write).context("shutdown")
+    })?;
+    let received = read_all(&mut near, plaintext, &AtomicU64::new(0));
+    let done = join(vec![answer, writer]);
+    let received = received?;
+    done?;
+    ensure!(
+        received == bytes as u64,
+        "{received} of {bytes} bytes came back"
+    );
+    Ok(())
+}
+
+/// Sends an ICMP echo request, and waits for the reply.
+///
+/// # Errors
+/// If there is none.
+pub fn ping(from: &Host, to: IpAddr) -> Result<()> {
+    // The kernel's own ICMP echo sockets: it sees to identifiers and checksums.
+    from.sysctl("net.ipv4.ping_group_range", "0 0")?;
+    let (domain, protocol, request, reply) = match to {
+        IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8, 0),
+        IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128, 129),
+    };
+    let mut socket = from
+        .in_ns(|| Socket::new(domain, Type::DGRAM, Some(protocol)))
+        .context("ICMP socket")?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    // Type, code, checksum, identifier, sequence number, data (RFC 792, RFC 4443).
+    let mut message = [request, 0, 0, 0, 0, 0, 0, 1, 0xd1, 0xb5];
+    socket.send_to(&message, &SocketAddr::new(to, 0).into())?;
+    let read = socket.read(&mut message).context("echo reply")?;
+    ensure!(
+        message[..read].starts_with(&[reply]) && message.ends_with(&[0xd1, 0xb5]),
+        "no echo reply: {message:?}"
+    );
+    Ok(())
+}
+
+/// Both ends of a new connection; sockets that give up after a while.
+fn connect(from: &Host, to: &Host, server: SocketAddr) -> Result<(TcpStream, TcpStream)> {
+    let listener = to
+        .in_ns(|| TcpListener::bind(server))
+        .with_context(|| format!("listen at {server}"))?;
+    listener.set_nonblocking(true)?;
+    let near = from
+        .in_ns(|| TcpStream::connect_timeout(&server, PATIENCE))
+        .with_context(|| format!("connect to {server}"))?;
+    let accepted = wait_for(PATIENCE, "a connection", || match listener.accept() {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+        result => Some(result),
+    })?;
+    let (far, _) = accepted.context("accept")?;
+    for stream in [&near, &far] {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+    }
+    Ok((near, far))
+}
+
+fn next_plaintext() -> Plaintext {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    Plaintext::new(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn write(mut stream: TcpStream, plaintext: Plaintext, stop: &AtomicBool) -> Result<u64> {
+    let mut sent = 0;
+    let mut buffer = [0; CHUNK];
+    while !stop.load(Ordering::Relaxed) {
+        plaintext.fill(sent, &mut buffer);
+        sent += stream.write(&buffer).context("send")? as u64;
+    }
+    stream.shutdown(Shutdown::Write).context("shutdown")?;
+    Ok(sent)
+}
+
+fn read(mut stream: TcpStream, plaintext: Plaintext, received: &AtomicU64) -> Result<u64> {
+    let read = read_all(&mut stream, plaintext, received);
+    if read.is_err() {
+        // The far writer is to know.
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+    read
+}
+
+fn read_all(stream: &mut TcpStream, plaintext: Plaintext, received: &AtomicU64) -> Result<u64> {
+    let mut total = 0;
+    let (mut buffer, mut expected) = ([0; CHUNK], [0; CHUNK]);
+    loop {
+        let read = stream.read(&mut buffer).context("receive")?;
+        if read == 0 {
+            return Ok(total);
+        }
+        plaintext.fill(total, &mut expected[..read]);
+        if buffer[..read] != expected[..read] {
+            bail!("the {read} bytes from {total} on are not those sent");
+        }
+        total += read as u64;
+        received.store(total, Ordering::Relaxed);
+    }
+}
+
+fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
+    let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+    results
+        .into_iter()
+        .map(|result| result.map_err(|_| anyhow!("a thread panicked"))?)
+        .collect()
+}

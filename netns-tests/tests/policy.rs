@@ -1,0 +1,144 @@
+//! What dibs does to the kernel, and what it leaves alone.
+
+use anyhow::{Result, ensure};
+use dibs_lab::wait_until;
+use netns_tests::daemon::SOON;
+use netns_tests::{Net, Setup, isolated, kernel};
+
+fn states(net: &Net) -> Result<[Vec<String>; 2]> {
+    Ok([kernel::state(&net.a.host)?, kernel::state(&net.b.host)?])
+}
+
+/// What is in one state and not in the other.
+fn difference(before: &[Vec<String>; 2], after: &[Vec<String>; 2]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (before, after) in before.iter().zip(after) {
+        let gone = before.iter().filter(|line| !after.contains(line));
+        lines.extend(gone.map(|line| format!("- {line}")));
+        let new = after.iter().filter(|line| !before.contains(line));
+        lines.extend(new.map(|line| format!("+ {line}")));
+    }
+    lines
+}
+
+fn expect_same(before: &[Vec<String>; 2], after: &[Vec<String>; 2]) -> Result<()> {
+    let difference = difference(before, after);
+    ensure!(difference.is_empty(), "{difference:#?}");
+    Ok(())
+}
+
+#[test]
+fn nothing_enabled_nothing_installed() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let before = states(net)?;
+            net.start()?;
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            expect_same(&before, &states(net)?)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn cleanup_leaves_the_connection_in_plain_and_nothing_in_the_kernel() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let before = states(net)?;
+            net.start()?;
+            let talk = net.talk(7000)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(1 << 20)?;
+            ensure!(!difference(&before, &states(net)?).is_empty());
+
+            for node in [&net.a, &net.b] {
+                node.ctl(&["cleanup"])?;
+            }
+            expect_same(&before, &states(net)?)?;
+            let ears = net.eavesdrop()?;
+            talk.advance(1 << 20)?;
+            let plain = ears.finish()?.plain(&talk.plaintexts);
+            ensure!(plain[0] > 0 && plain[1] == 0, "{plain:?}");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn enable_without_a_session_is_refused_and_changes_nothing() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            net.a.start()?;
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            let before = states(net)?;
+            let said = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(
+                said.contains("no session") && said.contains("server"),
+                "{said}"
+            );
+            expect_same(&before, &states(net)?)?;
+            ensure!(net.a.bumps(7000)? == ["plain"]);
+            talk.advance(256 << 10)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn enable_of_nothing_is_refused() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let said = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(said.contains("no live connection"), "{said}");
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn what_others_remove_is_put_back_and_nothing_leaks_meanwhile() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(2 << 20)?;
+            let ears = net.eavesdrop()?;
+            let rules = |net: &Net| -> Result<Vec<String>> {
+                let listed = net.a.host.run("ip rule")?;
+                Ok(listed.lines().map(str::to_owned).collect())
+            };
+            let before = rules(net)?;
+            let ours = "ip rule del fwmark 0x1000000/0xf000000";
+            net.a.host.run(ours)?;
+            wait_until(SOON, "the rule to be back", || {
+                rules(net).is_ok_and(|now| now == before)
+            })?;
+            talk.advance(1 << 20)?;
+            let plaintexts = talk.plaintexts;
+            talk.finish()?;
+            ears.heard_nothing(&plaintexts, 2 << 20)
+        })
+    });
+}
+
+#[test]
+fn a_connection_of_the_peers_rule_stays_on_its_bump() {
+    isolated(|| {
+        Setup::new()
+            .rule("bump = \"scramble\"\ndport = 7000")
+            .run(|net| {
+                let talk = net.talk(7000)?;
+                talk.advance(256 << 10)?;
+                net.wait_bump(7000, "scramble")?;
+                let said = net.b.refused(&["disable", "--sport", "7000"])?;
+                ensure!(said.contains("a rule of the peer"), "{said}");
+                net.wait_bump(7000, "scramble")?;
+                talk.advance(256 << 10)?;
+                talk.finish()
+            })
+    });
+}

@@ -1,0 +1,137 @@
+//! Bumps go into live connections and out of them.
+
+use anyhow::{Result, ensure};
+use netns_tests::{Net, Setup, isolated};
+
+/// More than can still be under way on a link: what is heard from then on was sent after a switch.
+const SETTLED: u64 = 2 << 20;
+
+/// Pseudorandom numbers (SplitMix64), so that a run can be repeated.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) % limit
+    }
+}
+
+/// Switches the connections to port 7000 of `b`, on one host or the other.
+fn switch(net: &Net, on_a: bool, into: bool) -> Result<()> {
+    let command = if into { "enable" } else { "disable" };
+    if on_a {
+        net.a.switch(command, "--dport", 7000)
+    } else {
+        net.b.switch(command, "--sport", 7000)
+    }
+}
+
+#[test]
+fn in_and_out_again() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            let plaintexts = talk.plaintexts;
+
+            let ears = net.eavesdrop()?;
+            talk.advance(SETTLED)?;
+            let plain = ears.finish()?.plain(&plaintexts);
+            ensure!(plain[0] > 0 && plain[1] == 0, "before: {plain:?}");
+
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            let ears = net.eavesdrop()?;
+            talk.advance(SETTLED)?;
+            ears.heard_nothing(&plaintexts, 2 * SETTLED as usize)?;
+
+            net.a.disable(7000)?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(SETTLED)?;
+            let ears = net.eavesdrop()?;
+            talk.advance(SETTLED)?;
+            let plain = ears.finish()?.plain(&plaintexts);
+            ensure!(plain[0] > 0 && plain[1] == 0, "after: {plain:?}");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn at_random_moments_by_either_host() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            let mut dice = Dice(7);
+            for round in 0..16 {
+                talk.advance(dice.below(1 << 20))?;
+                switch(net, dice.below(2) == 0, round % 2 == 0)?;
+            }
+            for into in [true, false, true] {
+                for on_a in [true, false] {
+                    switch(net, on_a, into)?;
+                }
+            }
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn crossed_commands_converge() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            for round in 0..6 {
+                let into_on_a = round % 2 == 0;
+                let net = &*net;
+                std::thread::scope(|scope| {
+                    // One of the two may learn that the other was first.
+                    let ours = scope.spawn(move || switch(net, true, into_on_a).is_ok());
+                    let theirs = scope.spawn(move || switch(net, false, !into_on_a).is_ok());
+                    let done = [ours, theirs].map(|thread| thread.join().expect("no panic"));
+                    ensure!(done.contains(&true), "both were refused");
+                    Ok(())
+                })?;
+                dibs_lab::wait_until(netns_tests::daemon::SOON, "the hosts to agree", || {
+                    let [on_a, on_b] = [&net.a, &net.b].map(|node| node.bumps(7000));
+                    matches!((on_a, on_b), (Ok(a), Ok(b)) if a.len() == 1 && a == b)
+                })?;
+                talk.advance(256 << 10)?;
+            }
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_class_rule_moves_an_established_connection() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            let other = net.talk(7001)?;
+            talk.advance(256 << 10)?;
+            let made = net
+                .a
+                .ctl(&["rule", "add", "--dport", "7000", "--bump", "scramble"])?;
+            net.wait_bump(7000, "scramble")?;
+            net.wait_bump(7001, "plain")?;
+            talk.advance(SETTLED)?;
+            let ears = net.eavesdrop()?;
+            talk.advance(SETTLED)?;
+            ears.heard_nothing(&talk.plaintexts, 2 * SETTLED as usize)?;
+
+            let id = made["id"].to_string();
+            net.a.ctl(&["rule", "del", &id])?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(256 << 10)?;
+            talk.finish()?;
+            other.finish()
+        })
+    });
+}
