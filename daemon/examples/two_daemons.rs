@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use dibs_config::PrivateKey;
-use dibs_lab::{Host, Lab, Link, LinkSpec, Process, wait_until};
+use dibs_lab::{Capture, Host, Lab, Link, LinkSpec, Process, wait_until};
 
 const RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 5201\n";
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -303,6 +303,7 @@ fn live(a: &mut Site, b: &mut Site, links: &[Link; 2], restart: bool) -> Result<
     a.show("path list")?;
     b.show("conn list")?;
     if restart {
+        let captures = watch([a, b])?;
         a.crash();
         a.start()?;
         transfer.flows(12, "after a's crash")?;
@@ -310,6 +311,7 @@ fn live(a: &mut Site, b: &mut Site, links: &[Link; 2], restart: bool) -> Result<
         b.crash();
         b.start()?;
         transfer.flows(12, "after b's crash")?;
+        expect_no_plain(captures)?;
     } else {
         a.show("disable --dport 7000")?;
         transfer.flows(8, "disabled")?;
@@ -326,6 +328,55 @@ fn live(a: &mut Site, b: &mut Site, links: &[Link; 2], restart: bool) -> Result<
     a.show("conn list")?;
     b.show("status")?;
     transfer.end(a, b)
+}
+
+/// Records what leaves both hosts by the trusted link, where the transfer went in plain.
+fn watch(sites: [&Site; 2]) -> Result<[Capture; 2]> {
+    for site in sites {
+        // The rule of a single connection comes a moment after the mark.
+        wait_until(PATIENCE, "the pin", || {
+            let saved = |family| site.host.run(&format!("{family}tables-save -t mangle"));
+            [saved("ip"), saved("ip6")]
+                .iter()
+                .flatten()
+                .any(|rules| rules.contains("dibs-rule-0"))
+        })?;
+    }
+    Ok([
+        sites[0].host.capture("eth0")?,
+        sites[1].host.capture("eth0")?,
+    ])
+}
+
+/// Nothing of the transfer may have left in plain since.
+fn expect_no_plain(captures: [Capture; 2]) -> Result<()> {
+    for capture in captures {
+        let seen = capture.finish()?;
+        let plain = seen
+            .packets
+            .iter()
+            .filter(|packet| packet.outgoing && is_plain(&packet.frame));
+        println!(
+            "{} packets seen, {} in plain",
+            seen.packets.len(),
+            plain.clone().count()
+        );
+        ensure!(plain.count() == 0, "packets left in plain");
+    }
+    Ok(())
+}
+
+/// Whether it is a TCP packet of the transfer.
+fn is_plain(frame: &[u8]) -> bool {
+    let upper = match (frame.get(12..14), frame.get(14 + 9), frame.get(14 + 6)) {
+        (Some([0x08, 0x00]), Some(6), _) => 14 + 20,
+        (Some([0x86, 0xdd]), _, Some(6)) => 14 + 40,
+        _ => return false,
+    };
+    let port = 7000u16.to_be_bytes();
+    [upper, upper + 2]
+        .iter()
+        .any(|at| frame.get(*at..at + 2) == Some(&port[..]))
 }
 
 /// Nobody is at the other end.
@@ -371,11 +422,13 @@ fn trouble(a: &Site, b: &Site, links: &[Link; 2]) -> Result<()> {
     a.show("enable --dport 7000")?;
     transfer.flows(8, "enabled")?;
 
+    let captures = watch([a, b])?;
     a.host.run("conntrack -F")?;
     b.host.run("conntrack -F")?;
     let before = bumped(a)?;
     transfer.flows(8, "after a flush of conntrack")?;
     ensure!(bumped(a)? - before > 7 * MIB, "it left the bump");
+    expect_no_plain(captures)?;
 
     a.host.run("ip6tables -t mangle -F")?;
     a.host.run("ip -6 rule del priority 5200")?;
