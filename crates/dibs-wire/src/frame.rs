@@ -26,7 +26,6 @@ const PATH_ACCEPT: u8 = 0x31;
 const PATH_CONFIRM: u8 = 0x32;
 const PATH_CHALLENGE: u8 = 0x33;
 const PATH_RESPONSE: u8 = 0x34;
-const PATH_CLOSE: u8 = 0x35;
 
 const HAS_TIMESTAMPS: u8 = 0x01;
 const HAS_META: u8 = 0x02;
@@ -224,14 +223,17 @@ pub enum Frame<'a> {
         /// As received.
         challenge: [u8; 8],
     },
-    /// The sender will not use this path any longer.
-    PathClose,
 }
 
 impl Frame<'_> {
     /// Whether the frame asks for an acknowledgement of its datagram.
     pub const fn is_ack_eliciting(&self) -> bool {
-        !matches!(self, Self::Ack(_) | Self::Segment(_) | Self::PathClose)
+        match self {
+            Self::Ack(_) => false,
+            // Repeated until the peer is known to have seen it.
+            Self::Segment(segment) => segment.open.is_some(),
+            _ => true,
+        }
     }
 }
 
@@ -536,7 +538,6 @@ pub fn encode(frame: &Frame<'_>, w: &mut Writer<'_>) {
             w.u8(PATH_RESPONSE);
             w.put(&challenge);
         }
-        Frame::PathClose => w.u8(PATH_CLOSE),
     }
 }
 
@@ -648,7 +649,6 @@ impl<'a> Frames<'a> {
             PATH_RESPONSE => Frame::PathResponse {
                 challenge: r.array()?,
             },
-            PATH_CLOSE => Frame::PathClose,
             other => return Err(FrameError::UnknownType(other)),
         })
     }

@@ -4,6 +4,7 @@ use dibs_scramble::{BUFFER_LEN, initial_buffer};
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::{BASE_OFFSET, Open};
 use dibs_wire::packet::{IpMeta, Tuple};
+use smallvec::SmallVec;
 
 use super::inject::Template;
 use super::queue::Queue;
@@ -25,6 +26,36 @@ pub struct ConnStats {
     pub epochs: u64,
     /// Payload bytes sent first by trusted paths.
     pub bytes_trusted: u64,
+}
+
+/// Payload bytes of a connection that a path carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathBytes {
+    /// Sent, the first time.
+    pub sent: u64,
+    /// Received, repetitions included.
+    pub received: u64,
+}
+
+/// [`PathBytes`] by local path.
+#[derive(Clone, Debug, Default)]
+pub struct ByPath(SmallVec<[(usize, PathBytes); 2]>);
+
+impl ByPath {
+    /// The counts of a local path.
+    pub fn entry(&mut self, local: usize) -> &mut PathBytes {
+        let at = self.0.iter().position(|(path, _)| *path == local);
+        let at = at.unwrap_or_else(|| {
+            self.0.push((local, PathBytes::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+
+    /// All that carried anything.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, PathBytes)> {
+        self.0.iter().copied()
+    }
 }
 
 /// The direction from the local kernel to the peer.
@@ -153,6 +184,8 @@ pub struct Conn {
     pub since: Time,
     /// Counters.
     pub stats: ConnStats,
+    /// Which paths carried it.
+    pub by_path: ByPath,
     /// When the peer was last told of a broken epoch, so that it is not told with every datagram.
     pub complained: Option<(u32, Time)>,
 }
@@ -179,6 +212,7 @@ impl Conn {
             last_seen: now,
             since: now,
             stats: ConnStats::default(),
+            by_path: ByPath::default(),
             complained: None,
         }
     }

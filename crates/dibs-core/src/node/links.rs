@@ -18,6 +18,9 @@ const MAX_RETRY: Duration = Duration::from_secs(4);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
 
+/// How far the number of a bare datagram may lie ahead of all before it.
+const BARE_AHEAD: u64 = 1 << 12;
+
 /// How far a path has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -365,6 +368,16 @@ impl Link {
             challenge,
             retry: Retry::new(now),
         });
+    }
+
+    /// Whether a bare datagram may be one of the peer's: it comes from where the peer is, and its
+    /// number is one that may have been sent. A forged one must not acknowledge the future.
+    pub(crate) fn expects_bare(&mut self, seq: u64, from: SocketAddr) -> bool {
+        if from != self.remote || seq > self.highest + BARE_AHEAD {
+            return false;
+        }
+        self.highest = self.highest.max(seq);
+        true
     }
 
     /// A challenge to send to a place that is not proved yet.

@@ -76,6 +76,14 @@ pub(super) struct EmptyOut {
     pub(super) tcp: OwnedFields,
 }
 
+/// Something that waits to be sent, other than as new data.
+#[derive(Clone, Copy)]
+pub(super) struct Delayed {
+    pub(super) key: Key,
+    /// The path that lost it; none if it has not been sent.
+    pub(super) lost_by: Option<u8>,
+}
+
 /// Where the bytes of a send lie.
 pub(crate) enum Source {
     /// In the shared scratch buffer.
@@ -134,10 +142,9 @@ pub(crate) struct Peer {
     pub(super) outgoing: HashMap<u32, Key, Hashing>,
     next_flow: u32,
     pub(crate) waiting: Unacknowledged,
-    /// Lost and to be sent again, with the path that lost it.
-    pub(super) resend: VecDeque<(Key, u8)>,
-    /// Not sent yet, and only trusted paths may.
-    pub(super) deferred: VecDeque<Key>,
+    /// What was lost, or left out of a run, by who may carry it.
+    pub(super) delayed_trusted: VecDeque<Delayed>,
+    pub(super) delayed_any: VecDeque<Delayed>,
     /// Flows with something queued: those that just began, and the others.
     pub(super) new_flows: VecDeque<Key>,
     pub(super) old_flows: VecDeque<Key>,
@@ -213,8 +220,8 @@ impl Peer {
             outgoing: HashMap::with_hasher(hashing),
             next_flow: 0,
             waiting: Unacknowledged::default(),
-            resend: VecDeque::new(),
-            deferred: VecDeque::new(),
+            delayed_trusted: VecDeque::new(),
+            delayed_any: VecDeque::new(),
             new_flows: VecDeque::new(),
             old_flows: VecDeque::new(),
             backlog: 0,
@@ -361,8 +368,8 @@ impl Peer {
     fn forget(&mut self, shared: &mut Shared) {
         self.links.clear();
         self.segments.clear();
-        self.resend.clear();
-        self.deferred.clear();
+        self.delayed_trusted.clear();
+        self.delayed_any.clear();
         // A message that the old instance had not taken is for the new one.
         for pending in self.waiting.drain(&mut shared.pool).into_iter().rev() {
             if let Content::Control { bytes, .. } = pending.content {

@@ -79,9 +79,11 @@ impl Peer {
         }
         let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
         if opened.authenticated {
-            self.links[at].bytes_received += len as u64;
             self.links[at].on_source(now, shared, opened.seq, from);
+        } else if !self.links[at].expects_bare(opened.seq, from) {
+            return shared.count(Counter::BareRefused);
         }
+        self.links[at].bytes_received += len as u64;
         let mut verdict = Verdict {
             taken: true,
             eliciting: false,
@@ -107,7 +109,8 @@ impl Peer {
                 let Some(bytes) = payload.take() else {
                     return shared.count(Counter::FrameMalformed);
                 };
-                verdict.taken &= self.take_chunk(now, shared, chunk, bytes, opened.authenticated);
+                verdict.taken &=
+                    self.take_chunk(now, shared, path, chunk, bytes, opened.authenticated);
             } else {
                 verdict.taken &= self.take_frame(now, shared, arrival, at, &frame);
             }
@@ -156,7 +159,7 @@ impl Peer {
             Frame::Ping => {}
             Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
             Frame::Chunk(_) => unreachable!("the caller keeps chunks to itself"),
-            Frame::Segment(ref segment) => self.take_empty(now, shared, segment),
+            Frame::Segment(ref segment) => return self.take_empty(now, shared, segment),
             Frame::Opaque { bump, packet } => self.take_packet(shared, bump, packet),
             Frame::Fragment {
                 id,
@@ -172,7 +175,7 @@ impl Peer {
                     header,
                     bytes,
                 };
-                return self.take_fragment(now, shared, &fragment);
+                return self.take_fragment(now, shared, arrival.path, &fragment);
             }
             Frame::Control { id, bytes } => {
                 if !self.control_seen.contains(&id) {
@@ -237,27 +240,12 @@ impl Peer {
                     shared.count(Counter::PeerContradiction);
                 }
             }
-            Frame::PathClose => {
-                let id = link.id;
-                self.close_link(shared, id);
-            }
         }
         let peer = self.id.index();
         if let Some(link) = self.links.get_mut(at) {
             link.note_state(shared, peer);
         }
         true
-    }
-
-    /// The peer gives a path up: what it carried goes by the others.
-    fn close_link(&mut self, shared: &mut Shared, id: u8) {
-        if let Some(at) = self.links.iter().position(|l| l.id == id) {
-            let mut link = self.links.remove(at);
-            let mut lost = std::mem::take(&mut self.lost);
-            link.path.abandon(&mut lost);
-            self.take_lost(shared, id, &mut lost);
-            self.lost = lost;
-        }
     }
 
     fn take_ack(&mut self, now: Time, shared: &mut Shared, at: usize, bytes: &[u8]) {
@@ -392,6 +380,7 @@ impl Peer {
         &mut self,
         now: Time,
         shared: &mut Shared,
+        path: usize,
         chunk: &Chunk<'_>,
         bytes: &[u8],
         authenticated: bool,
@@ -408,6 +397,7 @@ impl Peer {
         };
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
+        conn.by_path.entry(path).received += bytes.len() as u64;
         let piece = Piece {
             solo: chunk.solo,
             first: chunk.first,
@@ -462,8 +452,8 @@ impl Peer {
         true
     }
 
-    /// Takes a segment without payload.
-    fn take_empty(&mut self, now: Time, shared: &mut Shared, segment: &EmptySegment<'_>) {
+    /// Takes a segment without payload; false if it counts as not received.
+    fn take_empty(&mut self, now: Time, shared: &mut Shared, segment: &EmptySegment<'_>) -> bool {
         let EmptySegment {
             flow,
             incarnation,
@@ -471,8 +461,9 @@ impl Peer {
             tcp,
             open,
         } = segment;
-        let Ok(key) = self.incoming_conn(now, shared, *flow, *incarnation, open.as_ref()) else {
-            return;
+        let key = match self.incoming_conn(now, shared, *flow, *incarnation, open.as_ref()) {
+            Ok(key) => key,
+            Err(taken) => return taken,
         };
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
@@ -484,6 +475,7 @@ impl Peer {
         shared
             .injector
             .empty_segment(&mut shared.pool, inc.template, *seq, tcp, floor);
+        true
     }
 
     /// Takes a packet that was not cut.
@@ -504,7 +496,13 @@ impl Peer {
     }
 
     /// Takes a piece of an opaque packet or of a chunk.
-    fn take_fragment(&mut self, now: Time, shared: &mut Shared, fragment: &Fragment<'_>) -> bool {
+    fn take_fragment(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        path: usize,
+        fragment: &Fragment<'_>,
+    ) -> bool {
         let opaque = fragment.id.is_multiple_of(2);
         let mut reassembly = std::mem::take(&mut self.reassembly);
         let assembled = reassembly.add(now, shared, fragment);
@@ -525,7 +523,7 @@ impl Peer {
                 let (block, payload) = bytes.split_at(header);
                 match Frames::new(block).next() {
                     Some(Ok(Frame::Chunk(chunk))) => {
-                        self.take_chunk(now, shared, &chunk, payload, true)
+                        self.take_chunk(now, shared, path, &chunk, payload, true)
                     }
                     _ => {
                         shared.count(Counter::FrameMalformed);

@@ -62,8 +62,8 @@ impl Peer {
         self.send_link_frames(turn)
             .or_else(|| self.send_segments(turn))
             .or_else(|| self.send_control(turn))
-            .or_else(|| self.send_lost(turn))
-            .or_else(|| self.send_deferred(turn))
+            .or_else(|| self.send_delayed_trusted(turn))
+            .or_else(|| self.send_delayed_any(turn))
             .or_else(|| self.send_opaque(turn))
             .or_else(|| self.send_data(turn))
     }

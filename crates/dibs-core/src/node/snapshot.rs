@@ -6,7 +6,7 @@ use dibs_wire::Tuple;
 
 use super::Node;
 use crate::counters::Counters;
-use crate::flow::conn::ConnStats;
+use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;
 use crate::session::PeerState;
 use crate::time::Time;
@@ -64,6 +64,8 @@ pub struct ConnSnapshot {
     pub opened: bool,
     /// Counters.
     pub stats: ConnStats,
+    /// Payload bytes by local path.
+    pub by_path: ByPath,
 }
 
 impl Node {
@@ -115,6 +117,7 @@ impl Node {
                     last_seen: conn.last_seen,
                     opened: conn.inc.is_some(),
                     stats: conn.stats,
+                    by_path: conn.by_path.clone(),
                 })
                 .collect::<Vec<_>>()
         };

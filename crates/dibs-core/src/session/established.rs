@@ -2,9 +2,7 @@
 
 use core::time::Duration;
 
-use super::keys::{
-    EpochSecrets, HandshakeKeys, Integrity, JoinKeys, Role, SessionId, SessionKeys, Suite,
-};
+use super::keys::{EpochSecrets, HandshakeKeys, Integrity, Role, SessionId, SessionKeys, Suite};
 use super::seal::{self, OpenError, OpenKeys, Opened, SealError, SealKeys};
 use crate::time::Time;
 
@@ -31,7 +29,6 @@ pub struct Session {
     seal: SealKeys,
     open: OpenKeys,
     epochs: EpochSecrets,
-    join: JoinKeys,
 }
 
 impl Session {
@@ -50,7 +47,6 @@ impl Session {
             seal: SealKeys::new(agreement.suite, &keys.outgoing),
             open: OpenKeys::new(agreement.suite, &keys.incoming),
             epochs: keys.epochs(),
-            join: keys.join(),
         }
     }
 
@@ -158,17 +154,6 @@ impl Session {
             Integrity::On => Err(OpenError::BareRefused),
             Integrity::Off => seal::open_bare(datagram),
         }
-    }
-
-    /// Proof toward the peer that we, in this session, say `message` to join a path.
-    pub fn join_mac(&self, message: &[u8]) -> [u8; 32] {
-        self.join.mac(message)
-    }
-
-    /// Whether the peer, in this session, made `mac` for `message`; in constant time. A proof of
-    /// our own that is sent back to us does not pass.
-    pub fn verify_join(&self, message: &[u8], mac: &[u8; 32]) -> bool {
-        self.join.verify(message, mac)
     }
 }
 

@@ -168,7 +168,6 @@ pub(super) struct DirectionKeys {
     /// Key of the mask over the shape field.
     pub(super) shape: [u8; 16],
     epoch: Secret,
-    join: Secret,
 }
 
 impl DirectionKeys {
@@ -185,7 +184,6 @@ impl DirectionKeys {
             datagram: derive(b"datagram"),
             shape,
             epoch: derive(b"epoch"),
-            join: derive(b"join"),
         }
     }
 }
@@ -219,14 +217,6 @@ impl SessionKeys {
             session: self.id,
             outgoing: self.outgoing.epoch.clone(),
             incoming: self.incoming.epoch.clone(),
-        }
-    }
-
-    pub(super) fn join(&self) -> JoinKeys {
-        let key = |secret: &Secret| hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
-        JoinKeys {
-            outgoing: key(&self.outgoing.join),
-            incoming: key(&self.incoming.join),
         }
     }
 }
@@ -288,24 +278,6 @@ impl EpochKey {
     /// The key itself.
     pub const fn secret(&self) -> &Secret {
         &self.0
-    }
-}
-
-/// Keys of the challenge by which a path joins a session (SECURITY 4).
-pub(super) struct JoinKeys {
-    outgoing: hmac::Key,
-    incoming: hmac::Key,
-}
-
-impl JoinKeys {
-    pub(super) fn mac(&self, message: &[u8]) -> [u8; 32] {
-        let mut mac = [0; 32];
-        mac.copy_from_slice(hmac::sign(&self.outgoing, message).as_ref());
-        mac
-    }
-
-    pub(super) fn verify(&self, message: &[u8], mac: &[u8; 32]) -> bool {
-        hmac::verify(&self.incoming, message, mac).is_ok()
     }
 }
 
@@ -468,13 +440,6 @@ mod tests {
         assert_eq!(mac(&a, out), mac(&b, inc));
         assert_eq!(mac(&a, inc), mac(&b, out));
         assert_ne!(mac(&a, out), mac(&a, inc));
-        let mac = a.join().mac(b"path");
-        assert!(b.join().verify(b"path", &mac));
-        assert!(
-            !a.join().verify(b"path", &mac),
-            "a reflected challenge is refused"
-        );
-        assert!(!b.join().verify(b"other", &mac));
     }
 
     #[test]

@@ -177,7 +177,6 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
         ("frame_path_confirm", Frame::PathConfirm { challenge }),
         ("frame_path_challenge", Frame::PathChallenge { challenge }),
         ("frame_path_response", Frame::PathResponse { challenge }),
-        ("frame_path_close", Frame::PathClose),
     ]
 }
 

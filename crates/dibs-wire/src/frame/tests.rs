@@ -116,7 +116,6 @@ fn samples() -> Vec<Frame<'static>> {
         Frame::PathConfirm { challenge: [3; 8] },
         Frame::PathChallenge { challenge: [4; 8] },
         Frame::PathResponse { challenge: [5; 8] },
-        Frame::PathClose,
     ]
 }
 

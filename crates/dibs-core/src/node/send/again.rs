@@ -1,10 +1,12 @@
 //! Chunks that are sent again, or for the first time by a path that they had to wait for.
 
+use std::collections::VecDeque;
+
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
 use super::super::Shared;
-use super::super::peer::{Out, Peer, Source};
+use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
 use super::{CLEAR, Shape, Turn, key_of, token};
 use crate::chunk::{Content, Fragment, Pending, Placement};
@@ -17,27 +19,48 @@ use crate::slab::Key;
 const MAX_SENDS: u8 = 12;
 
 impl Peer {
-    /// Sends again what was lost.
-    pub(super) fn send_lost(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        while let Some(&(key, lost_by)) = self.resend.front() {
+    /// Sends what was lost, or left out of a run, and only trusted paths may carry.
+    pub(super) fn send_delayed_trusted(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        let placement = match self.is_lax(turn.shared) {
+            true => Placement::Any,
+            false => Placement::TrustedOnly,
+        };
+        let mut queue = std::mem::take(&mut self.delayed_trusted);
+        let out = self.send_delayed(turn, placement, &mut queue);
+        self.delayed_trusted = queue;
+        out
+    }
+
+    /// Sends again what was lost and any path may carry.
+    pub(super) fn send_delayed_any(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        let mut queue = std::mem::take(&mut self.delayed_any);
+        let out = self.send_delayed(turn, Placement::Any, &mut queue);
+        self.delayed_any = queue;
+        out
+    }
+
+    /// Sends the first of a queue that still waits for its acknowledgement. Nothing that this calls
+    /// may add to the queue but by `cut_chunk`, which returns what to put in its place.
+    fn send_delayed(
+        &mut self,
+        turn: &mut Turn<'_>,
+        placement: Placement,
+        queue: &mut VecDeque<Delayed>,
+    ) -> Option<Out> {
+        while let Some(&Delayed { key, lost_by }) = queue.front() {
             let Some(pending) = self.waiting.get(key) else {
-                self.resend.pop_front();
+                queue.pop_front();
                 continue;
             };
-            let (placement, wanted) = match &pending.content {
-                Content::Chunk(chunk) => (pending.placement, usize::from(chunk.len)),
-                _ => (pending.placement, 0),
-            };
-            let wanted = wanted + OVERHEAD + 128;
-            let choice = balanced(
-                &mut self.links,
-                turn.shared,
-                turn.now,
-                placement,
-                wanted,
-                wanted,
-                Some(lost_by),
-            );
+            let wanted = OVERHEAD
+                + 128
+                + match &pending.content {
+                    Content::Chunk(chunk) => usize::from(chunk.len),
+                    Content::Fragment(fragment) => usize::from(fragment.len),
+                    Content::Control { .. } | Content::Opened { .. } => 0,
+                };
+            let (links, shared) = (&mut self.links, &*turn.shared);
+            let choice = balanced(links, shared, turn.now, placement, wanted, wanted, lost_by);
             let link = match choice {
                 Choice::Send { link, .. } => link,
                 Choice::Wait(at) => {
@@ -46,13 +69,25 @@ impl Peer {
                 }
                 Choice::Nobody => return None,
             };
-            self.resend.pop_front();
-            turn.shared.count(Counter::ChunkResent);
+            queue.pop_front();
+            if lost_by.is_some() {
+                turn.shared.count(Counter::ChunkResent);
+            }
             let pending = self.waiting.get(key).expect("it was just seen");
             let out = match pending.content {
                 Content::Control { .. } => self.send_control_again(turn, link, key),
                 Content::Fragment(_) => self.send_fragment(turn, link, key),
-                _ => self.send_chunk_again(turn, link, key),
+                Content::Chunk(_) if self.fits(link, key) => self.send_chunk_again(turn, link, key),
+                Content::Chunk(_) => {
+                    for piece in self.cut_chunk(turn.shared, key).into_iter().rev() {
+                        queue.push_front(Delayed {
+                            key: piece,
+                            lost_by,
+                        });
+                    }
+                    None
+                }
+                Content::Opened { .. } => None,
             };
             if out.is_some() {
                 return out;
@@ -61,42 +96,18 @@ impl Peer {
         None
     }
 
-    /// Sends chunks that an untrusted path had to leave out.
-    pub(super) fn send_deferred(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        while let Some(&key) = self.deferred.front() {
-            let Some(Pending {
-                content: Content::Chunk(chunk),
-                ..
-            }) = self.waiting.get(key)
-            else {
-                self.deferred.pop_front();
-                continue;
-            };
-            let wanted = usize::from(chunk.len) + OVERHEAD + 128;
-            let placement = Placement::TrustedOnly;
-            let choice = balanced(
-                &mut self.links,
-                turn.shared,
-                turn.now,
-                placement,
-                wanted,
-                wanted,
-                None,
-            );
-            let link = match choice {
-                Choice::Send { link, .. } => link,
-                Choice::Wait(at) => {
-                    self.wait_until(at);
-                    return None;
-                }
-                Choice::Nobody => return None,
-            };
-            self.deferred.pop_front();
-            if let Some(out) = self.send_chunk_again(turn, link, key) {
-                return Some(out);
-            }
-        }
-        None
+    /// Whether a chunk fits a datagram of this path.
+    fn fits(&self, link: usize, key: Key) -> bool {
+        let Some(Pending {
+            content: Content::Chunk(chunk),
+            ..
+        }) = self.waiting.get(key)
+        else {
+            return false;
+        };
+        let open = self.conns.get(chunk.conn).and_then(Conn::open_frame);
+        let header = frame::chunk_len(&chunk.tcp.get(), open.as_ref());
+        OVERHEAD + header + usize::from(chunk.len) <= usize::from(self.links[link].path.mtu())
     }
 
     /// Encodes a chunk anew and moves its bytes to a buffer of its own.
@@ -119,10 +130,6 @@ impl Peer {
             header: frame::chunk_len(&tcp, open.as_ref()),
             tag: TAG_LEN,
         };
-        if shape.len() > usize::from(self.links[link].path.mtu()) {
-            self.cut_chunk(turn.shared, link, key);
-            return None;
-        }
         let mut buffer = turn.shared.pool.take_for(shape.len());
         let datagram = &mut buffer[..shape.len()];
         let from = chunk.at as usize;
@@ -156,7 +163,7 @@ impl Peer {
     }
 
     /// A chunk that was cut for a larger path becomes fragments, which are sent like chunks.
-    fn cut_chunk(&mut self, shared: &mut Shared, link: usize, key: Key) {
+    fn cut_chunk(&mut self, shared: &mut Shared, key: Key) -> Vec<Key> {
         let Some(Pending {
             content: Content::Chunk(chunk),
             placement,
@@ -165,7 +172,7 @@ impl Peer {
         else {
             panic!("the caller saw a chunk");
         };
-        let (placement, lost_by) = (*placement, self.links[link].id.wrapping_add(1));
+        let placement = *placement;
         let open = self.conns.get(chunk.conn).and_then(Conn::open_frame);
         let tcp = chunk.tcp.get();
         let header = frame::chunk_len(&tcp, open.as_ref());
@@ -183,6 +190,7 @@ impl Peer {
         let batch = self.waiting.add_batch(buffer);
         // Every path carries the least size, so one cut serves them all.
         let room = usize::from(crate::path::MIN_MTU) - OVERHEAD - frame::FRAGMENT_OVERHEAD;
+        let mut pieces = Vec::new();
         for at in (0..total).step_by(room) {
             let len = room.min(total - at) as u16;
             let fragment = Fragment {
@@ -194,10 +202,10 @@ impl Peer {
                 at: at as u32,
                 len,
             };
-            let key = self.waiting.add(Content::Fragment(fragment), placement);
-            self.resend.push_back((key, lost_by));
+            pieces.push(self.waiting.add(Content::Fragment(fragment), placement));
         }
         self.waiting.remove(key, &mut shared.pool);
+        pieces
     }
 
     fn send_fragment(&mut self, turn: &mut Turn<'_>, link: usize, key: Key) -> Option<Out> {
@@ -240,7 +248,14 @@ impl Peer {
             };
             if again {
                 pending.sent = pending.sent.saturating_add(1);
-                self.resend.push_back((key, path));
+                let delayed = Delayed {
+                    key,
+                    lost_by: Some(path),
+                };
+                match pending.placement {
+                    Placement::TrustedOnly => self.delayed_trusted.push_back(delayed),
+                    Placement::Any => self.delayed_any.push_back(delayed),
+                }
             } else if let Some(pending) = self.waiting.remove(key, &mut shared.pool) {
                 self.give_up(shared, &pending);
             }

@@ -8,7 +8,7 @@ use dibs_wire::packet::{self, Packet, Segment, flags};
 use dibs_wire::virtio;
 
 use super::super::Shared;
-use super::super::peer::{Out, Peer, Source};
+use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
 use super::{CLEAR, Shape, Turn, token};
 use crate::chunk::{Chunk, Content, Placement};
@@ -26,7 +26,7 @@ const MAX_SEGMENTS: usize = 64;
 /// Bytes of one GSO send, at most: an IPv6 payload with its UDP header.
 const MAX_BATCH: usize = 65_000;
 /// Chunks left out of untrusted runs that may wait for a trusted path.
-const MAX_DEFERRED: usize = 64;
+const MAX_DELAYED: usize = 64;
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
 /// What a flow may send in one round.
@@ -150,7 +150,7 @@ impl Peer {
         }
         // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
         // beyond it trust wins over speed.
-        let due = conn.out.until_trusted == 0 && self.deferred.len() >= MAX_DEFERRED;
+        let due = conn.out.until_trusted == 0 && self.delayed_trusted.len() >= MAX_DELAYED;
         let strict = position.solo || stream.is_guarded(offset) || due;
         let placement = if strict {
             Placement::TrustedOnly
@@ -211,7 +211,7 @@ impl Peer {
     }
 
     /// Untrusted paths may carry everything: `on_trusted_down = "untrusted"`, and it is down.
-    fn is_lax(&self, shared: &Shared) -> bool {
+    pub(super) fn is_lax(&self, shared: &Shared) -> bool {
         !shared.hold_without_trusted && !self.has_trusted(shared)
     }
 
@@ -227,7 +227,7 @@ impl Peer {
         let mtu = usize::from(self.links[link].path.mtu());
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let open = conn.open_frame();
-        let Conn { out, stats, .. } = conn;
+        let Conn { out, stats, .. } = &mut *conn;
         let Outgoing {
             queue,
             stream,
@@ -262,6 +262,7 @@ impl Peer {
         let mut pieces = 0;
         let mut unused = true;
         let mut deferred = false;
+        let mut by_path = 0;
         while pieces < most {
             let offset = base + done as u64;
             let position = stream.position(offset, (total - done).max(1));
@@ -283,7 +284,7 @@ impl Peer {
                 header,
                 tag,
             };
-            let defer = !allowed && !guarded && self.deferred.len() < MAX_DEFERRED;
+            let defer = !allowed && !guarded && self.delayed_trusted.len() < MAX_DELAYED;
             // The datagrams of one send are equally long, but for the last.
             if (!allowed && !defer) || (pieces > 0 && shape.len() > stride) {
                 break;
@@ -325,7 +326,10 @@ impl Peer {
                     ..chunk
                 };
                 let pending = self.waiting.add(Content::Chunk(chunk), placement);
-                self.deferred.push_back(pending);
+                self.delayed_trusted.push_back(Delayed {
+                    key: pending,
+                    lost_by: None,
+                });
                 deferred = true;
                 stream.advance(offset, numbers, position.solo);
                 stats.bytes_trusted += len as u64;
@@ -365,6 +369,7 @@ impl Peer {
             if trusted {
                 stats.bytes_trusted += len as u64;
             }
+            by_path += len as u64;
             *until_trusted = match due {
                 true => next_trusted(turn.shared, capacity),
                 false => until_trusted.saturating_sub(len as u32),
@@ -395,9 +400,10 @@ impl Peer {
             turn.shared.pool.give(buffer);
         }
         if pieces == 0 {
-            return self.send_deferred(turn);
+            return self.send_delayed_trusted(turn);
         }
         let link = &self.links[link];
+        conn.by_path.entry(link.local).sent += by_path;
         Some(Out {
             path: link.local,
             to: link.remote,
