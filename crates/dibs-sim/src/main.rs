@@ -1,5 +1,6 @@
 //! Runs histories of the simulator: `dibs-sim [--seeds N] [--seed S] [--jobs J]`.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -55,11 +56,11 @@ fn main() -> ExitCode {
         }
     });
     let failed = failed.into_inner();
-    println!(
+    say(&format!(
         "{} seeds in {:.1} s, {failed} failed",
         arguments.count,
         began.elapsed().as_secs_f64()
-    );
+    ));
     if failed == 0 {
         ExitCode::SUCCESS
     } else {
@@ -74,15 +75,20 @@ fn work(arguments: &Arguments, next: &AtomicU64, failed: &AtomicU64, began: Inst
             return;
         }
         match dibs_sim::run(arguments.first + at) {
-            Ok(report) if arguments.count == 1 => println!("{report:#?}"),
+            Ok(report) if arguments.count == 1 => say(&format!("{report:#?}")),
             Ok(_) => {}
             Err(text) => {
                 failed.fetch_add(1, Ordering::Relaxed);
-                drop(writeln!(std::io::stdout(), "{text}\n"));
+                say(&format!("{text}\n"));
             }
         }
         if at > 0 && at.is_multiple_of(500) {
             eprintln!("{at} seeds in {:.1} s", began.elapsed().as_secs_f64());
         }
     }
+}
+
+/// Prints a line; whoever reads may have gone.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

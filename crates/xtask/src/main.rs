@@ -24,6 +24,13 @@ enum Command {
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere.
     Test,
+    /// Run random histories of two hosts in the simulator; has options of its own.
+    #[command(disable_help_flag = true)]
+    Sim {
+        /// Options of the simulator: --seeds N, --seed S, --jobs J
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Show what dibs does: a file on its way between two hosts in network namespaces, on one
     /// connection that is scrambled and plain again while it runs, and what an eavesdropper sees.
     ///
@@ -44,6 +51,7 @@ enum Command {
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Test => test(),
+        Command::Sim { options } => sim(&options),
         Command::Demo => demo(),
         Command::Bench { options } => bench(&options),
     }
@@ -54,6 +62,11 @@ fn test() -> Result<()> {
     // The tests on real traffic start these; cargo builds a package's binaries only for its own.
     run::cargo(&["build", "--package", "dibsd", "--package", "dibsctl"])?;
     run::cargo(&["test", "--workspace"])
+}
+
+fn sim(options: &[OsString]) -> Result<()> {
+    run::cargo(&["build", "--release", "--package", "dibs-sim"])?;
+    run::run(process::Command::new(release("dibs-sim")?).args(options))
 }
 
 fn demo() -> Result<()> {

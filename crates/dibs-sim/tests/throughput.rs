@@ -1,0 +1,106 @@
+//! What several paths give together, without chance in it.
+
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_core::session::{Integrity, Suite};
+use dibs_sim::emulator::Conditions;
+use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
+use dibs_sim::payload::Kind;
+use dibs_sim::{History, Report, World};
+
+const RATE: u64 = 20_000_000;
+const DELAY: Duration = Duration::from_millis(10);
+const BYTES: u64 = 10_000_000;
+
+fn path(trusted: bool, link: Conditions) -> PathSetup {
+    PathSetup {
+        trusted: [trusted; 2],
+        v6: false,
+        mtu: 1500,
+        link: [link.clone(), link],
+    }
+}
+
+fn link() -> Conditions {
+    Conditions::new().rate(RATE).delay(DELAY)
+}
+
+/// One connection from A to B with a window of `buffer` bytes: about what the paths hold, for CoDel
+/// drops what stands in the queue longer. Returns Mbit/s.
+fn transfer(paths: Vec<PathSetup>, buffer: usize) -> (f64, Report) {
+    let setup = Setup {
+        paths,
+        direct: Conditions::new(),
+        suite: [Suite::Aes256Gcm; 2],
+        integrity: Integrity::On,
+        preshared: false,
+        calls: [true, false],
+        trusted_share: 0.05,
+        hold_without_trusted: true,
+        mtu: [1500; 2],
+        tick: [Duration::from_micros(50); 2],
+        clock: [0; 2],
+        follow: false,
+    };
+    let plan = Plan {
+        client: 0,
+        v6: false,
+        port_of: None,
+        bytes: [BYTES, 0],
+        order: Order::HalfClose,
+        kind: Kind::Marked,
+        buffer,
+        cubic: true,
+        bump: [true; 2],
+        pause: Duration::ZERO,
+        slow: None,
+    };
+    let begin = Time::ZERO + Duration::from_secs(1);
+    let history = History {
+        setup,
+        ops: vec![(begin, Op::Open(plan))],
+        quiet: begin,
+    };
+    let report = World::run(1, &history).unwrap_or_else(|f| panic!("{f:?}"));
+    assert_eq!(report.delivered, BYTES);
+    let took = report.took - Duration::from_secs(1);
+    let megabits = BYTES as f64 * 8e-6 / took.as_secs_f64();
+    (megabits, report)
+}
+
+#[test]
+fn two_equal_paths_carry_nearly_twice_as_much_as_one() {
+    let (one, report) = transfer(vec![path(true, link())], 64 << 10);
+    assert_eq!(report.retransmitted, 0, "TCP notices nothing");
+    assert!(one > 0.85 * RATE as f64 * 1e-6, "{one} Mbit/s by one path");
+
+    let (two, report) = transfer(vec![path(true, link()), path(false, link())], 128 << 10);
+    assert_eq!(report.retransmitted, 0, "TCP notices nothing");
+    assert!(two > 1.7 * one, "{two} Mbit/s by two paths, {one} by one");
+    let [trusted, untrusted] = report.bytes.map(|bytes| bytes as f64);
+    assert!((0.8..1.25).contains(&(trusted / untrusted)), "{report:?}");
+
+    let lossy = vec![path(true, link()), path(false, link().loss(0.01))];
+    let (lossy, _) = transfer(lossy, 192 << 10);
+    assert!(
+        lossy > 0.8 * two,
+        "{lossy} Mbit/s with 1 % loss, {two} without"
+    );
+}
+
+#[test]
+fn a_slow_or_lossy_path_does_not_hold_up_a_quick_one() {
+    let quick = || path(true, link());
+    let (alone, _) = transfer(vec![quick()], 64 << 10);
+    for (name, other) in [
+        ("slow", link().rate(RATE / 20).delay(4 * DELAY)),
+        ("lossy", link().loss(0.2)),
+    ] {
+        let (both, _) = transfer(vec![quick(), path(false, other)], 128 << 10);
+        assert!(
+            both > 0.9 * alone,
+            "{both} Mbit/s with a {name} path, {alone} without"
+        );
+    }
+}
