@@ -214,16 +214,21 @@ fn tell(overheard: &Overheard) -> Result<()> {
         packets_during,
         ..
     } = overheard;
-    writeln!(
+    write!(
         io::stdout(),
-        "What was heard on wlan0, first bytes of the payload.\n\
-         Plain, a TCP segment ({readable_before} packets with readable text):\n{}\
-         Scrambled, a datagram of dibsd ({packets_during} packets; {readable_during} plain ones were \
-         still queued, the last passed {:.1} ms after the switch):\n{}",
+        "What was heard on wlan0, first bytes of the payload\n\
+         before, a TCP segment, one of {readable_before} with readable text:\n{}\
+         after, a datagram of dibsd, one of {packets_during}:\n{}",
         dump(&overheard.before),
-        overheard.readable_for.as_secs_f64() * 1e3,
         dump(&overheard.during)
     )?;
+    if *readable_during > 0 {
+        let last = overheard.readable_for.as_secs_f64() * 1e3;
+        writeln!(
+            io::stdout(),
+            "{readable_during} plain segments were queued at the switch; the last passed {last:.1} ms after."
+        )?;
+    }
     Ok(())
 }
 

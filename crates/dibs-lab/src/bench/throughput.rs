@@ -1,6 +1,6 @@
 //! One stream, as fast as it goes.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use super::Stage;
@@ -85,7 +85,7 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     let report = load.run(&contestant.site.a, &contestant.site.b)?;
     let counts = contestant.since(before, report.bytes)?;
     if contestant.transport == Transport::Mptcp {
-        anyhow::ensure!(report.subflows == 2, "{} subflows", report.subflows);
+        ensure!(report.subflows == 2, "{} subflows", report.subflows);
     }
     Ok(Turn {
         bits_per_second: report.bits_per_second,

@@ -61,6 +61,8 @@ pub struct Transfer {
     addresses: Vec<SocketAddr>,
     received: Arc<AtomicU64>,
     retransmissions_before: u64,
+    /// Further subflows of an MPTCP connection come to it, too.
+    _listener: TcpListener,
     senders: Vec<JoinHandle<Result<Sent>>>,
     receivers: Vec<JoinHandle<Result<Received>>>,
 }
@@ -139,6 +141,7 @@ impl Throughput {
             addresses: Vec::new(),
             received: Arc::default(),
             retransmissions_before: host_retransmissions(from)?,
+            _listener: listener,
             senders: Vec::new(),
             receivers: Vec::new(),
         };
