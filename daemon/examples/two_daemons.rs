@@ -1,9 +1,9 @@
 //! Two hosts with a daemon each, over a trusted and an untrusted link, and what a user does with them:
-//! `cargo run -p dibsd --example two_daemons -- speed|live|restart|trouble [BINARIES]`.
+//! `cargo run -p dibsd --example two_daemons -- speed|live|restart|trouble|manners [BINARIES]`.
 //!
 //! `speed`: iperf3 through the bump by a rule. `live`: a transfer is moved in and out of the bump from
 //! both ends. `restart`: daemons are killed under it. `trouble`: other programs interfere, links fail,
-//! over IPv6. Each ends with a look at what is left behind.
+//! over IPv6. `manners`: ends of the daemon, other users, wrong starts. Each ends with a look at what is left behind.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -54,6 +54,7 @@ fn main() -> Result<()> {
         "live" => live(&mut a, &mut b, &links, false)?,
         "restart" => live(&mut a, &mut b, &links, true)?,
         "trouble" => trouble(&a, &b, &links)?,
+        "manners" => manners(&mut a, &mut b, &links)?,
         other => bail!("no scenario {other}"),
     }
     for site in [&a, &b] {
@@ -470,5 +471,99 @@ fn trouble(a: &Site, b: &Site, links: &[Link; 2]) -> Result<()> {
     ensure!(bumped(b)? - before < MIB, "it is still on the bump");
     a.show("conn list")?;
     b.show("conn list")?;
+    transfer.end(a, b)
+}
+
+fn manners(a: &mut Site, b: &mut Site, links: &[Link; 2]) -> Result<()> {
+    for link in links {
+        link.shape(100_000_000)?;
+    }
+    let mut events = a.host.command(a.binaries.join("dibsctl"));
+    events.args(["--socket", "/run/dibsd.sock", "events"]);
+    let events = a.host.spawn(events)?;
+    let transfer = Transfer::start(a, b, "TCP:10.0.1.2:7000", 64)?;
+    transfer.flows(2, "in plain")?;
+
+    // Another user, in the socket's group.
+    let own = |words: &str| {
+        a.host.run(&format!(
+            "setpriv --reuid 1234 --regid 0 --clear-groups {}/dibsctl --socket /run/dibsd.sock {words}",
+            a.binaries.display()
+        ))
+    };
+    println!("{}", own("conn list")?);
+    for words in [
+        "enable --all",
+        "rule add --dport 7000 --bump scramble",
+        "cleanup",
+        "rule del 77",
+        "enable --dport 7000 --bump seal",
+        "enable --dport 7000 --bump nonsense",
+        "enable --peer nobody",
+    ] {
+        match own(words) {
+            Ok(_) => bail!("{words} was done"),
+            Err(error) => println!("{error}"),
+        }
+    }
+
+    a.show("enable --dport 7000")?;
+    transfer.flows(4, "enabled")?;
+    println!("{}", events.stdout());
+    // An orderly end blocks what was carried.
+    let mut daemon = a.daemon.take().context("it runs")?;
+    daemon.signal(nix::sys::signal::Signal::SIGTERM)?;
+    let ended = daemon.wait(PATIENCE)?;
+    println!("SIGTERM: {ended}\n{}", daemon.stderr());
+    ensure!(ended.success(), "not an orderly end");
+    let kept = a.host.run("iptables-save -t mangle")?;
+    ensure!(kept.contains("DIBS-POSTROUTING"), "the guard is gone");
+    let held = transfer.received();
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(transfer.received() - held < MIB, "it goes on in plain");
+    a.start()?;
+    transfer.flows(4, "started again")?;
+
+    // With fail = "open" it goes on in plain.
+    let mut daemon = a.daemon.take().context("it runs")?;
+    daemon.signal(nix::sys::signal::Signal::SIGTERM)?;
+    daemon.wait(PATIENCE)?;
+    let file = a.host.run_dir().join("dibsd.toml");
+    let text = std::fs::read_to_string(&file)?;
+    for (change, to) in [
+        ("dibsd.sock", "nowhere/dibsd.sock"),
+        ("eth0", "eth0\"\naddress = \"10.9.9.9"),
+        ("[[path]]", "shceduler = \"x\"\n[[path]]"),
+        ("[[path]]", "scheduler = \"redundant\"\n[[path]]"),
+        ("/run/key", "/run/none"),
+        ("/run/key", "/run/dibsd.toml"),
+    ] {
+        std::fs::write(&file, text.replacen(change, to, 1))?;
+        let mut command = a.host.command("timeout");
+        command
+            .arg("1")
+            .arg(a.binaries.join("dibsd"))
+            .args(["--config", "/run/dibsd.toml"]);
+        let output = a.host.spawn(command)?.output(PATIENCE)?;
+        println!(
+            "{to}: {}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    std::fs::write(&file, text.replace("[daemon]", "[daemon]\nfail = \"open\""))?;
+    let mut command = a.host.command(a.binaries.join("dibsd"));
+    command.args(["--config", "/run/dibsd.toml"]);
+    let mut daemon = a.host.spawn(command)?;
+    daemon.wait_for_output("ready", PATIENCE)?;
+    let mut second = a.host.command(a.binaries.join("dibsd"));
+    second.args(["--config", "/run/dibsd.toml"]);
+    let second = a.host.spawn(second)?.output(PATIENCE)?;
+    println!("{}", String::from_utf8_lossy(&second.stderr));
+    transfer.flows(2, "started once more")?;
+    daemon.signal(nix::sys::signal::Signal::SIGTERM)?;
+    daemon.wait(PATIENCE)?;
+    a.expect_clean()?;
+    a.start()?;
     transfer.end(a, b)
 }

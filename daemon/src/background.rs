@@ -242,6 +242,7 @@ async fn repair(daemon: &Daemon, undone: bool) {
     if daemon.state.borrow().installed.is_empty() {
         return;
     }
+    let undone = undone && daemon.is_settled();
     match daemon.steer().await {
         Ok(report) if !report.steps.is_empty() && undone => daemon.tell(
             "steering_restored",

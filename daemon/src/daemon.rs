@@ -54,6 +54,8 @@ pub struct Daemon {
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
     next_want: Cell<u64>,
+    /// The kernel is let go of for good: nothing is steered any more.
+    let_go: Cell<bool>,
     events: broadcast::Sender<Event>,
 }
 
@@ -161,6 +163,12 @@ impl State {
         chosen.take(PINS).collect()
     }
 
+    /// Whether all bumps in use are installed.
+    fn is_installed(&self) -> bool {
+        let mut used = self.in_use().into_iter();
+        used.all(|bump| self.installed.contains_key(&bump))
+    }
+
     /// Whether the kernel has rules of their own for other connections than it should.
     pub(crate) fn pins_are_stale(&self) -> bool {
         !self.pins().keys().eq(&self.pinned)
@@ -199,6 +207,7 @@ impl Daemon {
             questions: RefCell::default(),
             next_request: Cell::new(first_request),
             next_want: Cell::new(1),
+            let_go: Cell::new(false),
             events: broadcast::channel(EVENTS).0,
         }
     }
@@ -247,6 +256,9 @@ impl Daemon {
     /// [`retire`](Self::retire).
     pub(crate) async fn steer(&self) -> anyhow::Result<Report> {
         let mut steerer = self.steerer.lock().await;
+        if self.let_go.get() {
+            return Ok(Report::default());
+        }
         let (wish, pins, fresh) = {
             let state = self.state.borrow();
             let mut bumps = state.in_use();
@@ -275,13 +287,28 @@ impl Daemon {
         Ok(report)
     }
 
+    /// Whether the kernel was brought to all that is wanted now.
+    pub(crate) fn is_settled(&self) -> bool {
+        let state = self.state.borrow();
+        !state.pins_are_stale() && state.is_installed()
+    }
+
+    /// Removes everything of ours from the kernel; what is still in use comes back with the next
+    /// [`steer`](Self::steer), unless this is `for_good`.
+    pub(crate) async fn remove_all(&self, for_good: bool) -> anyhow::Result<()> {
+        let mut steerer = self.steerer.lock().await;
+        self.let_go.set(for_good);
+        {
+            let mut state = self.state.borrow_mut();
+            state.installed.clear();
+            state.pinned.clear();
+        }
+        steerer.cleanup(&self.config).await.map(drop)
+    }
+
     /// Has everything that is in use installed; quick if it is.
     pub(crate) async fn install(&self) -> anyhow::Result<()> {
-        let installed = {
-            let state = self.state.borrow();
-            let mut used = state.in_use().into_iter();
-            used.all(|bump| state.installed.contains_key(&bump))
-        };
+        let installed = self.state.borrow().is_installed();
         if !installed {
             self.steer().await?;
         }

@@ -13,6 +13,7 @@ pub mod interfaces;
 mod listing;
 pub mod live;
 pub mod messages;
+mod privileges;
 pub mod requests;
 pub mod rules;
 pub mod startup;
@@ -46,6 +47,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
+    privileges::restrict()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -82,11 +84,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // Whoever asks from now on learns that nobody is here.
     let _ = std::fs::remove_file(&socket);
     if daemon.config.daemon.fail == dibs_config::Fail::Open {
-        let mut steerer = daemon.steerer.lock().await;
-        steerer
-            .cleanup(&daemon.config)
-            .await
-            .context("cannot let go")?;
+        daemon.remove_all(true).await.context("cannot let go")?;
     }
     daemon.driver.stop();
     let joined = tokio::task::spawn_blocking(move || thread.join()).await?;
@@ -178,7 +176,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
     for (index, rule) in config.rules.iter().enumerate() {
         let bump = bump_id(&rule.bump).expect("others were refused");
         let made = rules::of_file(index as u64 + 1, rule, bump)
-            .map_err(|message| config.refuse(&format!("rule.{index}"), message, None))?;
+            .map_err(|message| config.refuse(&format!("rule.{index}.user"), message, None))?;
         rules.push(made);
     }
     let mut user_rules = Vec::new();

@@ -369,19 +369,13 @@ impl Daemon {
             state.user_rules.clear();
             state.choices.clear();
             state.suspended = true;
-            state.installed.clear();
-            state.pinned.clear();
             for peer in &mut state.peers {
                 peer.engaged = 0;
             }
         }
         self.save().map_err(failed)?;
         self.send_wants().await;
-        {
-            let mut steerer = self.steerer.lock().await;
-            steerer.cleanup(&self.config).await.map_err(failed)?;
-        }
-        self.steer().await.map_err(failed)?;
+        self.remove_all(false).await.map_err(failed)?;
         self.tell(
             "cleanup",
             "everything was removed from the kernel; rules of the file wait for SIGHUP or a restart"

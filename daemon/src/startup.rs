@@ -68,7 +68,8 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
         );
     }
     if config.paths.len() > MAX_PATHS {
-        return refuse("path", &format!("more than {MAX_PATHS} paths"), None);
+        let key = format!("path.{MAX_PATHS}.name");
+        return refuse(&key, &format!("more than {MAX_PATHS} paths"), None);
     }
     for (index, rule) in config.rules.iter().enumerate() {
         if rule.time.is_some() {
@@ -78,8 +79,13 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
             return refuse(&format!("rule.{index}.match"), "rules with a match", None);
         }
         if rules::classes_of(rule) > rules::MAX_CLASSES {
+            let wide = if rule.dport.is_empty() {
+                "sport"
+            } else {
+                "dport"
+            };
             return refuse(
-                &format!("rule.{index}"),
+                &format!("rule.{index}.{wide}"),
                 &format!(
                     "rules of more than {} combinations of ports and destinations",
                     rules::MAX_CLASSES

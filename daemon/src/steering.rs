@@ -86,12 +86,7 @@ impl Steerer {
                 tracing::warn!("{warning}");
             }
         }
-        for &id in self.open.clone().difference(&wanted) {
-            let tun = self.driver.remove_tun(id.get()).await?;
-            // Closing takes the kernel milliseconds, which is not the data path's business.
-            drop(tun);
-            self.open.remove(&id);
-        }
+        self.close(wanted).await?;
         Ok(report)
     }
 
@@ -100,8 +95,21 @@ impl Steerer {
         self.open.remove(&bump);
     }
 
-    /// Removes everything of ours from the kernel.
+    /// Removes everything of ours from the kernel, TUNs included.
     pub async fn cleanup(&mut self, config: &Config) -> anyhow::Result<Report> {
-        Ok(self.steering.cleanup(marks(config)).await?)
+        let report = self.steering.cleanup(marks(config)).await?;
+        self.close(BTreeSet::new()).await?;
+        Ok(report)
+    }
+
+    /// Closes the TUNs of all bumps but `wanted`.
+    async fn close(&mut self, wanted: BTreeSet<BumpId>) -> anyhow::Result<()> {
+        for &id in self.open.clone().difference(&wanted) {
+            let tun = self.driver.remove_tun(id.get()).await?;
+            // Closing takes the kernel milliseconds, which is not the data path's business.
+            drop(tun);
+            self.open.remove(&id);
+        }
+        Ok(())
     }
 }

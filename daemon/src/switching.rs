@@ -198,31 +198,39 @@ impl Daemon {
                 .await
                 .map_err(|error| error.to_string());
         };
-        let mut state = self.state.borrow_mut();
-        state.choices.take_back(&pair, version, before);
+        self.state
+            .borrow_mut()
+            .choices
+            .take_back(&pair, version, before);
         if let Err(Unanswered::Silent) = verdict {
-            // It may have moved all the same; a later choice brings it back.
-            let was = before.map_or(0, |choice| choice.bump);
-            let back = state
-                .choices
-                .propose(pair, was, self.host, version.generation);
-            state.choices.settle(&pair, back.version);
-            drop(state);
-            let body = Body::Switch {
-                bump: was,
-                explicit: true,
-                conns: vec![(pair, back.version)],
-            };
-            let message = Message { request: 0, body };
-            if let Err(error) = self.mark(&pair, was, true).await {
-                tracing::warn!("{error}");
-            }
-            if let Some(peer) = self.peer_of(pair.remote.ip()) {
-                // Without a session it is sent with the next one.
-                let _ = self.post(peer, message).await;
-            }
+            self.bring_back(pair, version, before).await;
         }
         Err(refusal)
+    }
+
+    /// A peer that did not answer may have moved a connection all the same: a later choice than the one
+    /// that it was asked for puts it back.
+    async fn bring_back(&self, pair: Pair, asked: Version, before: Option<Choice>) {
+        let bump = before.map_or(0, |choice| choice.bump);
+        let back = {
+            let mut state = self.state.borrow_mut();
+            let above = asked.generation;
+            let back = state.choices.propose(pair, bump, self.host, above);
+            state.choices.settle(&pair, back.version);
+            back
+        };
+        if let Err(error) = self.mark(&pair, bump, true).await {
+            tracing::warn!("{error}");
+        }
+        let body = Body::Switch {
+            bump,
+            explicit: true,
+            conns: vec![(pair, back.version)],
+        };
+        if let Some(peer) = self.peer_of(pair.remote.ip()) {
+            // Nobody waits for the answer. Without a session it is sent with the next one.
+            let _ = self.post(peer, Message { request: 0, body }).await;
+        }
     }
 
     /// Sets the bump of one connection in its ctmark, which is made if it is not tracked.

@@ -1,0 +1,41 @@
+//! What the daemon may do, and what may be learnt from its memory.
+
+use anyhow::Context as _;
+use caps::{CapSet, Capability, CapsHashSet};
+use nix::sys::prctl::set_dumpable;
+use nix::sys::resource::{Resource, setrlimit};
+
+/// TUN, routes, rules, marks; iptables and binding to an interface; whose a socket is.
+const NEEDED: [Capability; 4] = [
+    Capability::CAP_NET_ADMIN,
+    Capability::CAP_NET_RAW,
+    Capability::CAP_SYS_PTRACE,
+    Capability::CAP_DAC_READ_SEARCH,
+];
+
+/// Gives up every capability that steering does not need, for this process and the programs that it
+/// runs, and keeps keys out of core dumps. To be called before there is a second thread.
+pub(crate) fn restrict() -> anyhow::Result<()> {
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).context("cannot forbid core dumps")?;
+    // The limit does not hold where a program takes the dumps.
+    set_dumpable(false).context("cannot forbid core dumps")?;
+    let needed: CapsHashSet = NEEDED.into_iter().collect();
+    let keep = |set: CapSet| -> anyhow::Result<CapsHashSet> {
+        let held = caps::read(None, set).context("cannot read capabilities")?;
+        Ok(held.intersection(&needed).copied().collect())
+    };
+    // First, for it takes CAP_SETPCAP; it is what programs run as root get back.
+    if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
+        for capability in caps::read(None, CapSet::Bounding)
+            .context("cannot read capabilities")?
+            .difference(&needed)
+        {
+            caps::drop(None, CapSet::Bounding, *capability)
+                .with_context(|| format!("cannot give up {capability}"))?;
+        }
+    }
+    for set in [CapSet::Effective, CapSet::Permitted, CapSet::Inheritable] {
+        caps::set(None, set, &keep(set)?).context("cannot give up capabilities")?;
+    }
+    Ok(())
+}

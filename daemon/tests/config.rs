@@ -1,0 +1,268 @@
+//! From a configuration file to what the node and the kernel are told.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use dibs_config::{Config, PrivateKey};
+use dibs_control::{Match, Selector};
+use dibs_policy::{BumpId, ClassRule, Desired, Fail, Plan};
+use dibsd::interfaces::{Interface, Inventory};
+use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
+use dibsd::{startup, steering};
+
+const PEER: &str = "Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=";
+
+/// A file with `more` in its `[daemon]` section and `rest` at its end.
+fn text(more: &str, rest: &str) -> String {
+    format!(
+        "[daemon]\n{more}\n\
+         [[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n\
+         [[path]]\nname = \"wlan\"\ninterface = \"wlan0\"\ntrust = \"untrusted\"\n\
+         [[peer]]\nname = \"server\"\npublic_key = \"{PEER}\"\n\
+         addresses = [\"10.0.1.2/32\", \"fd00:1::/64\"]\n\
+         [peer.endpoints]\neth = \"10.0.1.2:5300\"\n{rest}"
+    )
+}
+
+fn config(more: &str, rest: &str) -> Config {
+    dibs_config::parse("dibsd.toml", &text(more, rest)).expect("a right file")
+}
+
+fn refusal(more: &str, rest: &str) -> String {
+    let error = startup::check(&config(more, rest)).expect_err("not carried");
+    error.to_string()
+}
+
+fn inventory() -> Inventory {
+    let interface = |index, name: &str, up, addresses: &[&str]| Interface {
+        index,
+        name: name.to_owned(),
+        up,
+        mtu: 1500,
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+    };
+    Inventory(vec![
+        interface(1, "lo", true, &["127.0.0.1"]),
+        interface(2, "eth0", true, &["10.0.1.1", "fd00:2::1"]),
+        interface(3, "wlan0", false, &[]),
+        interface(4, "dibs1", true, &["10.0.1.1", "10.9.9.9"]),
+    ])
+}
+
+fn scramble() -> BumpId {
+    startup::carried()[0].id
+}
+
+#[test]
+fn what_is_not_carried_is_refused_at_its_place() {
+    let rule = |more| format!("[[rule]]\nbump = \"scramble\"\n{more}\n");
+    for (error, line, word) in [
+        (refusal("scheduler = \"blest\"", ""), 2, "scheduler"),
+        (refusal("default_bump = \"seal\"", ""), 2, "seal"),
+        (refusal("", &rule("time = \"08:00-18:00\"")), 19, "time"),
+        (
+            refusal("", &rule("match = \"-m tos --tos 8\"")),
+            19,
+            "match",
+        ),
+        (refusal("", &rule("dport = \"1-1000\"")), 19, "combinations"),
+        (
+            refusal(
+                "",
+                "[[bump]]\nname = \"vpn\"\nkind = \"device\"\ndevice = \"tun9\"\n",
+            ),
+            19,
+            "vpn",
+        ),
+    ] {
+        assert!(error.starts_with(&format!("dibsd.toml:{line}:")), "{error}");
+        assert!(
+            error.contains("this version of dibsd does not carry"),
+            "{error}"
+        );
+        assert!(error.contains(word), "{error}");
+    }
+    assert!(startup::check(&config("", &rule("dport = [80, \"8000-8100\"]"))).is_ok());
+}
+
+#[test]
+fn the_shipped_examples_are_carried() {
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    for name in ["minimal.toml", "host-a.toml", "host-b.toml"] {
+        startup::load(&configs.join(name)).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
+fn the_node_is_told_of_paths_peers_and_addresses() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    fs::write(&key, PrivateKey::generate().to_base64().as_bytes()).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    let file = format!(
+        "private_key_file = \"{}\"\ntrusted_share = 0.25\non_trusted_down = \"untrusted\"",
+        key.display()
+    );
+    let config = config(&file, "");
+    let node = startup::node_config(&config, &inventory()).unwrap();
+    let paths: Vec<_> = node
+        .paths
+        .iter()
+        .map(|p| (p.trusted, p.up, p.mtu))
+        .collect();
+    assert_eq!(paths, [(true, true, 1500), (false, false, 1500)]);
+    assert_eq!(node.peers.len(), 1);
+    assert_eq!(
+        node.peers[0].public.as_bytes(),
+        config.peers[0].public_key.as_bytes()
+    );
+    assert!(node.peers[0].preshared.is_none());
+    assert_eq!(
+        node.peers[0].endpoints,
+        [(0, "10.0.1.2:5300".parse().unwrap())]
+    );
+    assert!(node.peers[0].prefixes[1].contains("fd00:1::77".parse().unwrap()));
+    let addresses: Vec<String> = node.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.0.1.1", "fd00:2::1"]);
+    assert_eq!(node.trusted_share, 0.25);
+    assert!(!node.hold_without_trusted);
+
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
+    let error = startup::node_config(&config, &inventory())
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("chmod 600"), "{error}");
+}
+
+#[test]
+fn a_rule_of_the_file_becomes_each_combination() {
+    let rest = "[[rule]]\nbump = \"scramble\"\ndport = [80, \"8000-8001\"]\nuid = 1000\n\
+                destination = [\"10.0.1.2/32\", \"fd00:1::/64\"]\n";
+    let config = config("", rest);
+    let rule = of_file(3, &config.rules[0], scramble()).unwrap();
+    let combinations: BTreeSet<(u16, String)> = rule
+        .classes
+        .iter()
+        .map(|class| (class.dport.unwrap(), class.destination.unwrap().to_string()))
+        .collect();
+    assert_eq!(combinations.len(), 6);
+    assert_eq!(rule.classes.len(), 6);
+    assert!(
+        rule.classes
+            .iter()
+            .all(|class| class.uid == Some(1000) && class.id == 3)
+    );
+    assert_eq!(rule.info().selector["dport"], "80,8000-8001");
+
+    let local = "10.0.1.1:40000".parse().unwrap();
+    let matches = |remote: &str, uid| rule.matches(local, remote.parse().unwrap(), uid);
+    assert!(matches("10.0.1.2:8001", 1000));
+    assert!(!matches("10.0.1.2:8002", 1000));
+    assert!(!matches("10.0.1.3:8001", 1000));
+    assert!(!matches("10.0.1.2:8001", 1001));
+}
+
+#[test]
+fn a_rule_for_an_unknown_user_is_refused() {
+    let config = config(
+        "",
+        "[[rule]]\nbump = \"scramble\"\nuser = \"nobody-of-this-name\"\n",
+    );
+    let error = of_file(1, &config.rules[0], scramble()).unwrap_err();
+    assert_eq!(error, "there is no user \"nobody-of-this-name\"");
+}
+
+#[test]
+fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
+    let config = config("", "");
+    let make = |wanted: Match| {
+        of_user(
+            FIRST_USER_RULE,
+            &Selector::Match(wanted),
+            "scramble",
+            scramble(),
+            |name| (name == "server").then(|| config.peers[0].addresses.clone()),
+        )
+    };
+    let destinations = |wanted: Match| -> Vec<String> {
+        let classes = make(wanted).unwrap().classes;
+        let shown = |class: &ClassRule| class.destination.map(|d| d.to_string());
+        classes
+            .iter()
+            .map(|class| shown(class).unwrap_or_default())
+            .collect()
+    };
+    let peer = || Match {
+        peer: Some("server".to_owned()),
+        ..Match::default()
+    };
+    assert_eq!(
+        destinations(Match {
+            dport: Some(80),
+            ..Match::default()
+        }),
+        [""]
+    );
+    assert_eq!(destinations(peer()), ["10.0.1.2/32", "fd00:1::/64"]);
+    let narrowed = |dst: &str| Match {
+        dst: dst.parse().ok(),
+        ..peer()
+    };
+    assert_eq!(destinations(narrowed("fd00:1::7/128")), ["fd00:1::7/128"]);
+    assert_eq!(destinations(narrowed("10.0.0.0/8")), ["10.0.1.2/32"]);
+    assert!(make(narrowed("10.0.2.0/24")).is_err());
+    let unknown = Match {
+        peer: Some("other".to_owned()),
+        ..Match::default()
+    };
+    assert_eq!(make(unknown).unwrap_err(), "there is no peer \"other\"");
+    let process = Match {
+        pid: Some(1),
+        ..Match::default()
+    };
+    assert!(make(process).is_err());
+    let mixed = Match {
+        src: "10.0.1.1/32".parse().ok(),
+        dst: "fd00:1::/64".parse().ok(),
+        ..Match::default()
+    };
+    assert!(make(mixed).is_err());
+}
+
+#[test]
+fn nothing_in_use_is_nothing_installed() {
+    let config = config("", "[[rule]]\nbump = \"scramble\"\ndport = 80\n");
+    let rule = of_file(1, &config.rules[0], scramble()).unwrap();
+    let addresses = inventory().host_addresses(startup::is_our_tun);
+    let classes = || rule.classes.iter().cloned();
+    let idle = steering::desired(&config, classes(), &BTreeSet::new(), &addresses);
+    assert!(Plan::new(&idle).unwrap().is_empty());
+    assert_eq!(idle, Desired::default());
+
+    let used = steering::desired(
+        &config,
+        classes(),
+        &BTreeSet::from([scramble()]),
+        &addresses,
+    );
+    assert_eq!(used.validate(), Ok(()));
+    assert_eq!(used.rules, rule.classes);
+    assert_eq!(used.bumps[0].device.as_str(), "dibs1");
+    assert_eq!(used.bumps[0].addresses, addresses);
+    assert_eq!(used.bumps[0].peers.len(), 2);
+}
+
+#[test]
+fn settings_reach_the_kernel() {
+    let more = "fail = \"open\"\ntable_base = 7000\nmark_mask = 0xff00";
+    let config = config(more, "");
+    let used = BTreeSet::from([scramble()]);
+    let wish = steering::desired(&config, std::iter::empty(), &used, &[]);
+    assert_eq!(wish.fail, Fail::Open);
+    assert_eq!(wish.table_base, 7000);
+    // Of a longer run the lowest six bits.
+    assert_eq!(wish.marks.mask(), 0x3f00);
+}
