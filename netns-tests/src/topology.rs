@@ -20,7 +20,7 @@ use crate::traffic::Talk;
 
 /// What both directions of both links carry, in bits per second: enough that a transfer is no
 /// matter of seconds, little enough that switches happen in its midst.
-const RATE: u64 = 60_000_000;
+const RATE: u64 = 40_000_000;
 
 /// The two hosts and what joins them.
 #[derive(Debug)]

@@ -1,0 +1,124 @@
+//! Links go and come under a connection on a bump.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::{End, wait_until};
+use netns_tests::daemon::SOON;
+use netns_tests::traffic::Talk;
+use netns_tests::{Net, Setup, isolated};
+
+/// A connection on the bump, well under way.
+fn bumped(net: &Net) -> Result<Talk> {
+    let talk = net.talk(7000)?;
+    talk.advance(256 << 10)?;
+    net.a.enable(7000)?;
+    net.wait_bump(7000, "scramble")?;
+    talk.advance(1 << 20)?;
+    Ok(talk)
+}
+
+/// Waits until the path carries data again, and not only probes.
+fn carries_again(net: &Net, talk: &Talk, path: &str) -> Result<()> {
+    for node in [&net.a, &net.b] {
+        node.wait_path(path, "up")?;
+    }
+    let sent = || {
+        let path = net.a.path(path)?;
+        path["bytes_sent"].as_u64().context("bytes_sent")
+    };
+    let before = sent()?;
+    wait_until(SOON, "data on the path", || {
+        sent().is_ok_and(|sent| sent > before + (256 << 10))
+    })?;
+    talk.advance(1 << 20)
+}
+
+#[test]
+fn the_untrusted_link_down_and_up() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = bumped(net)?;
+            for end in End::BOTH {
+                net.wlan.down(end)?;
+                talk.advance(2 << 20)?;
+                net.a.wait_path("wlan", "down")?;
+                net.wlan.up(end)?;
+                carries_again(net, &talk, "wlan")?;
+            }
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn the_untrusted_link_swallows_everything_for_a_while() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = bumped(net)?;
+            for command in ["-I", "-D"] {
+                for node in [&net.a, &net.b] {
+                    let drop = format!("iptables -t raw {command} PREROUTING -i wlan0 -j DROP");
+                    node.host.run(&drop)?;
+                }
+                talk.advance(2 << 20)?;
+            }
+            carries_again(net, &talk, "wlan")?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn without_the_trusted_link_data_is_held() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = bumped(net)?;
+            let ears = net.eavesdrop()?;
+            net.eth.down(End::A)?;
+            talk.stands_still(Duration::from_secs(1))?;
+            net.eth.up(End::A)?;
+            carries_again(net, &talk, "eth")?;
+            let plaintexts = talk.plaintexts;
+            talk.finish()?;
+            ears.heard_nothing(&plaintexts, 1 << 20)
+        })
+    });
+}
+
+#[test]
+fn without_the_trusted_link_data_goes_on_if_so_configured() {
+    isolated(|| {
+        let setup = Setup::new().key("on_trusted_down = \"untrusted\"");
+        setup.run(|net| {
+            let talk = bumped(net)?;
+            let ears = net.eavesdrop()?;
+            net.eth.down(End::A)?;
+            net.a.wait_path("eth", "down")?;
+            talk.advance(2 << 20)?;
+            net.eth.up(End::A)?;
+            carries_again(net, &talk, "eth")?;
+            let plaintexts = talk.plaintexts;
+            talk.finish()?;
+            ears.heard_nothing(&plaintexts, 1 << 20)
+        })
+    });
+}
+
+#[test]
+fn both_links_down_and_up() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = bumped(net)?;
+            net.eth.down(End::B)?;
+            net.wlan.down(End::A)?;
+            talk.stands_still(Duration::from_secs(1))?;
+            net.wlan.up(End::A)?;
+            net.eth.up(End::B)?;
+            carries_again(net, &talk, "eth")?;
+            carries_again(net, &talk, "wlan")?;
+            ensure!(net.a.bumps(7000)? == ["scramble"]);
+            talk.finish()
+        })
+    });
+}
