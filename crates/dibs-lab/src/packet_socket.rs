@@ -92,7 +92,7 @@ impl PacketSocket {
                 let slot = (mtu as usize + OVERHEAD).next_power_of_two().max(2048);
                 Ring::new(&socket, slot, 16.max(4 * slot / 2048), crate::wire::HEADER)?
             }
-            Use::Listen => Ring::new(&socket, 65536 + 1024, 64, 0)?,
+            Use::Listen => Ring::new(&socket, 65536 + 1024, 128, 0)?,
             Use::ListenToHeads => Ring::new(&socket, 512, 32, 0)?,
         };
         // SAFETY: all zero is a valid sockaddr_ll.
