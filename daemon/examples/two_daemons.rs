@@ -1,9 +1,10 @@
 //! Two hosts with a daemon each, over a trusted and an untrusted link, and what a user does with them:
-//! `cargo run -p dibsd --example two_daemons -- speed|live|restart|trouble|manners [BINARIES]`.
+//! `cargo run -p dibsd --example two_daemons -- speed|live|restart|trouble|manners|idle [BINARIES]`.
 //!
 //! `speed`: iperf3 through the bump by a rule. `live`: a transfer is moved in and out of the bump from
 //! both ends. `restart`: daemons are killed under it. `trouble`: other programs interfere, links fail,
-//! over IPv6. `manners`: ends of the daemon, other users, wrong starts. Each ends with a look at what is left behind.
+//! over IPv6. `manners`: ends of the daemon, other users, wrong starts. `idle`: an
+//! idle connection on which the far side speaks next, and many at once. Each ends with a look at what is left behind.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -54,6 +55,7 @@ fn main() -> Result<()> {
         "live" => live(&mut a, &mut b, &links, false)?,
         "restart" => live(&mut a, &mut b, &links, true)?,
         "trouble" => trouble(&a, &b, &links)?,
+        "idle" => idle(&a, &b)?,
         "manners" => manners(&mut a, &mut b, &links)?,
         other => bail!("no scenario {other}"),
     }
@@ -566,4 +568,64 @@ fn manners(a: &mut Site, b: &mut Site, links: &[Link; 2]) -> Result<()> {
     a.expect_clean()?;
     a.start()?;
     transfer.end(a, b)
+}
+
+fn idle(a: &Site, b: &Site) -> Result<()> {
+    // The far side sends what comes by its pipe.
+    b.host.run("mkfifo /run/pipe")?;
+    let mut server = b.host.command("sh");
+    server.args(["-c", "exec socat -u - TCP-LISTEN:7000 <>/run/pipe"]);
+    let _server = b.host.spawn(server)?;
+    wait_until(PATIENCE, "socat", || {
+        b.host.is_listening(7000).unwrap_or(false)
+    })?;
+    let mut client = a.host.command("socat");
+    client.args(["-u", "TCP:10.0.1.2:7000", "OPEN:/run/out,creat,trunc"]);
+    let _client = a.host.spawn(client)?;
+    wait_until(PATIENCE, "the connection", || {
+        a.ctl("conn list").is_ok_and(|conns| conns.contains("7000"))
+    })?;
+    let captures = [a.host.capture("eth0")?, b.host.capture("eth0")?];
+    a.show("enable --dport 7000")?;
+    b.host
+        .run("dd if=/dev/urandom of=/run/pipe bs=1000 count=100")?;
+    let out = a.host.run_dir().join("out");
+    wait_until(PATIENCE, "the far side's data", || {
+        std::fs::metadata(&out).is_ok_and(|file| file.len() == 100_000)
+    })?;
+    expect_no_plain(captures)?;
+
+    let mut server = b.host.command("iperf3");
+    server.args(["-s", "-p", "7000", "-1"]);
+    drop(_client);
+    drop(_server);
+    let _server = b.host.spawn(server)?;
+    wait_until(PATIENCE, "iperf3", || {
+        b.host.is_listening(7000).unwrap_or(false)
+    })?;
+    let mut client = a.host.command("iperf3");
+    client.args([
+        "-c", "10.0.1.2", "-p", "7000", "-P", "60", "-t", "4", "-b", "2M",
+    ]);
+    let mut client = a.host.spawn(client)?;
+    let many = || {
+        a.ctl("conn list")
+            .is_ok_and(|conns| conns.lines().count() > 61)
+    };
+    wait_until(PATIENCE, "60 connections", many)?;
+    for words in [
+        "enable --dport 7000",
+        "disable --dport 7000",
+        "enable --all",
+    ] {
+        let start = Instant::now();
+        let shown = a.ctl(words)?;
+        println!(
+            "{} in {:?}",
+            shown.lines().next().unwrap_or_default(),
+            start.elapsed()
+        );
+    }
+    ensure!(client.wait(PATIENCE)?.success(), "iperf3 failed");
+    Ok(())
 }

@@ -198,7 +198,10 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
     }
     let mut choices = conns::Choices::default();
     for saved in &saved.choices {
-        choices.restore(saved.conn, saved.choice);
+        let bump = saved.choice.bump;
+        if bump == 0 || carried.iter().any(|carried| carried.id.get() == bump) {
+            choices.restore(saved.conn, saved.choice);
+        }
     }
     let peer_state = |peer: &dibs_config::PeerConfig| PeerState {
         engaged: saved
