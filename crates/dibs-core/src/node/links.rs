@@ -174,6 +174,34 @@ impl Link {
         self.stage == Stage::Open
     }
 
+    /// Lets its datagrams be numbered from `seq` on.
+    pub(crate) fn starting_at(self, seq: u64) -> Self {
+        Self {
+            path: self.path.starting_at(seq),
+            ..self
+        }
+    }
+
+    /// Whether the peer asked for it and has not proved itself.
+    pub(crate) const fn is_accepting(&self) -> bool {
+        matches!(self.stage, Stage::Accepting { .. })
+    }
+
+    /// Whether we asked for it and were not answered.
+    pub(crate) const fn is_joining(&self) -> bool {
+        matches!(self.stage, Stage::Joining { .. })
+    }
+
+    /// Whether another path over the same interface is worth asking for: the peer has stopped
+    /// asking for this one, or does not answer by it, perhaps for it knows nothing of it.
+    pub(crate) fn is_lost(&self) -> bool {
+        match self.stage {
+            Stage::Joining { .. } => false,
+            Stage::Accepting { retry, .. } => retry.tries >= ACCEPTS,
+            Stage::Open => self.path.state() == PathState::Down,
+        }
+    }
+
     /// Whether new data may go by it.
     pub(crate) fn is_active(&self, shared: &Shared) -> bool {
         self.is_open() && shared.local[self.local].up && self.path.state() == PathState::Active
@@ -354,6 +382,10 @@ impl Link {
     pub(crate) fn on_source(&mut self, now: Time, shared: &mut Shared, seq: u64, from: SocketAddr) {
         let newest = seq >= self.highest;
         self.highest = self.highest.max(seq);
+        if self.is_accepting() && newest {
+            // Where it asked from at first, it has not proved to be.
+            self.remote = from;
+        }
         if from == self.remote || !newest || !self.is_open() {
             return;
         }

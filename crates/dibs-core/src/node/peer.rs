@@ -130,6 +130,8 @@ pub(crate) struct Peer {
     pub(super) secrets: VecDeque<(u64, EpochSecrets)>,
     pub(super) links: Vec<Link>,
     next_path_id: u8,
+    /// Where the numbers of a path id go on if it is opened again: a nonce serves once.
+    next_seq: Box<[u64; 256]>,
     redial_at: Time,
     /// Since when no path has been active.
     silent_since: Option<Time>,
@@ -211,6 +213,7 @@ impl Peer {
             secrets: VecDeque::new(),
             links: Vec::new(),
             next_path_id: u8::from(!smaller_key),
+            next_seq: Box::new([0; 256]),
             redial_at: now,
             silent_since: None,
             recall_at: now,
@@ -366,7 +369,9 @@ impl Peer {
 
     /// The peer restarted: it knows nothing of what we had with it.
     fn forget(&mut self, shared: &mut Shared) {
-        self.links.clear();
+        while !self.links.is_empty() {
+            self.remove_link(0);
+        }
         self.segments.clear();
         self.delayed_trusted.clear();
         self.delayed_any.clear();
@@ -420,30 +425,55 @@ impl Peer {
         self.redial_at = now + REDIAL;
         for at in 0..self.endpoints.len() {
             let (local, remote) = self.endpoints[at];
-            let known = self.links.iter().any(|l| l.local == local);
+            let known = self.links.iter().any(|l| l.local == local && !l.is_lost());
             if known || !shared.local[local].up {
                 continue;
             }
             let id = self.next_path_id;
             self.next_path_id = self.next_path_id.wrapping_add(2);
-            self.links.push(Link::join(now, shared, id, local, remote));
+            self.add_link(Link::join(now, shared, id, local, remote));
         }
     }
 
-    /// Whether a path that the peer opens replaces ours between the same places: both ends called.
+    /// Whether a path that the peer opens goes before one that we ask for between the same places:
+    /// both ends called.
     pub(super) fn resolve_crossed(&mut self, local: usize, remote: SocketAddr) -> bool {
-        let Some(at) = self
-            .links
-            .iter()
-            .position(|l| l.local == local && l.remote == remote)
-        else {
+        let ours = |l: &Link| l.local == local && l.remote == remote && l.is_joining();
+        let Some(at) = self.links.iter().position(ours) else {
             return true;
         };
-        if self.smaller_key {
-            return false;
+        if !self.smaller_key {
+            self.remove_link(at);
         }
-        self.links.remove(at);
-        true
+        !self.smaller_key
+    }
+
+    pub(super) fn add_link(&mut self, link: Link) {
+        let seq = self.next_seq[usize::from(link.id)];
+        self.links.push(link.starting_at(seq));
+    }
+
+    pub(super) fn remove_link(&mut self, at: usize) -> Link {
+        let link = self.links.remove(at);
+        self.next_seq[usize::from(link.id)] = link.path.next_seq();
+        link
+    }
+
+    /// A path has been proved: what there was between the same places is of no use any more, and
+    /// what it carried goes by the others.
+    pub(super) fn supersede(&mut self, shared: &mut Shared, id: u8) {
+        let Some(link) = self.links.iter().find(|l| l.id == id) else {
+            return;
+        };
+        let (local, remote) = (link.local, link.remote);
+        let older = |l: &Link| l.id != id && l.local == local && l.remote == remote;
+        while let Some(at) = self.links.iter().position(older) {
+            let mut link = self.remove_link(at);
+            let mut lost = std::mem::take(&mut self.lost);
+            link.path.abandon(&mut lost);
+            self.take_lost(shared, link.id, &mut lost);
+            self.lost = lost;
+        }
     }
 
     /// Whether anything can be sent by this local path.

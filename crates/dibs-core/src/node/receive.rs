@@ -27,6 +27,8 @@ use crate::time::Time;
 const COMPLAINT_SPACING: std::time::Duration = std::time::Duration::from_millis(20);
 /// Bytes of notices that wait to be sent, at most.
 const MAX_NOTICES: usize = 512;
+/// Paths to a peer, those included that are being opened.
+const MAX_LINKS: usize = 16;
 /// Messages whose repetitions are recognised.
 const CONTROLS_SEEN: usize = 256;
 
@@ -75,7 +77,11 @@ impl Peer {
             return;
         };
         if self.links[at].local != path {
-            return shared.count(Counter::WrongPath);
+            // Somebody may have brought the first question here by another interface.
+            if !opened.authenticated || !self.links[at].is_accepting() {
+                return shared.count(Counter::WrongPath);
+            }
+            return self.receive_join(now, shared, arrival, opened.path_id, opened.header);
         }
         let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
         if opened.authenticated {
@@ -98,6 +104,10 @@ impl Peer {
                 return shared.count(Counter::BareRefused);
             }
             verdict.eliciting |= frame.is_ack_eliciting();
+            // A path that was proved may have taken the place of others.
+            let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
+                return;
+            };
             let open = self.links[at].is_open();
             if !open && !is_joining(&frame) {
                 shared.count(Counter::PathNotValidated);
@@ -138,12 +148,17 @@ impl Peer {
         if !self.resolve_crossed(arrival.path, arrival.from) {
             return;
         }
-        // The peer opens a path anew where it had one: the old one is of no use to it.
-        self.links
-            .retain(|l| !(l.local == arrival.path && l.remote == arrival.from));
+        if let Some(at) = self.links.iter().position(|l| l.id == id) {
+            self.remove_link(at);
+        }
+        if self.links.len() >= MAX_LINKS {
+            let unproved = self.links.iter().position(Link::is_accepting);
+            let Some(unproved) = unproved else { return };
+            self.remove_link(unproved);
+        }
         let Arrival { path, from } = arrival;
-        self.links
-            .push(Link::accept(now, shared, id, path, from, nonce, trusted));
+        let link = Link::accept(now, shared, id, path, from, nonce, trusted);
+        self.add_link(link);
     }
 
     fn take_frame(
@@ -223,12 +238,18 @@ impl Peer {
                 challenge,
                 trusted,
             } => {
-                if !link.on_accept(now, nonce, challenge, trusted) {
+                let id = link.id;
+                if link.on_accept(now, nonce, challenge, trusted) {
+                    self.supersede(shared, id);
+                } else {
                     shared.count(Counter::PeerContradiction);
                 }
             }
             Frame::PathConfirm { challenge } => {
-                if !link.on_confirm(now, challenge) {
+                let id = link.id;
+                if link.on_confirm(now, challenge) {
+                    self.supersede(shared, id);
+                } else {
                     shared.count(Counter::PeerContradiction);
                 }
             }

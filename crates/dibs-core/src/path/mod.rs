@@ -188,6 +188,13 @@ impl Path {
         }
     }
 
+    /// The same with `seq` as the number of its first datagram: a path id was used before, and a
+    /// nonce serves once.
+    pub const fn starting_at(mut self, seq: u64) -> Self {
+        self.sent.start_at(seq);
+        self
+    }
+
     /// The peer has answered a challenge on this path, `rtt` after it was sent.
     pub fn on_validated(&mut self, now: Time, rtt: Duration) {
         if !self.rtt.is_measured() {
@@ -252,10 +259,13 @@ impl Path {
     /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go:
     /// behind what is in flight beyond a round trip, at the path's rate. The pacer's gain says
     /// nothing about that.
+    ///
+    /// As long as the rate is to be found, the best is hoped for within the window: a path that is
+    /// thought slow because it had nothing to carry would be left without.
     pub fn predict_delivery(&self, now: Time, bytes: usize) -> Time {
         let rate = self.bbr.rate();
-        if rate == 0 {
-            return now + self.rtt.smoothed() / 2;
+        if rate == 0 || self.bbr.is_starting() {
+            return now.max(self.pacer.ready_at(bytes as u64)) + self.rtt.smoothed() / 2;
         }
         let min_rtt = self.bbr.min_rtt().unwrap_or_default();
         let under_way = Duration::from_secs_f64(self.in_flight as f64 / rate as f64);

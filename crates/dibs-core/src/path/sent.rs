@@ -58,6 +58,12 @@ impl SentRing {
         }
     }
 
+    /// Lets the first datagram have this number.
+    pub(super) const fn start_at(&mut self, seq: u64) {
+        self.base = seq;
+        self.next = seq;
+    }
+
     /// The number that the next datagram gets.
     pub(super) const fn next(&self) -> u64 {
         self.next
