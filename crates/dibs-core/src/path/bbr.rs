@@ -224,6 +224,11 @@ impl Bbr {
         self.loss
     }
 
+    /// Whether the path's rate is still to be found.
+    pub(super) const fn is_starting(&self) -> bool {
+        !self.full
+    }
+
     /// Bytes a second to send at now; `srtt` counts as long as no rate is known.
     pub(super) fn pacing_rate(&self, srtt: Duration) -> u64 {
         let gain = match self.phase {

@@ -261,10 +261,11 @@ impl Path {
     /// nothing about that.
     ///
     /// As long as the rate is to be found, the best is hoped for within the window: a path that is
-    /// thought slow because it had nothing to carry would be left without.
+    /// thought slow because it had nothing to carry would be left with nothing for ever.
     pub fn predict_delivery(&self, now: Time, bytes: usize) -> Time {
         let rate = self.bbr.rate();
-        if rate == 0 || self.bbr.is_starting() {
+        let hopeful = self.bbr.is_starting() && bytes as u64 <= self.window();
+        if rate == 0 || hopeful {
             return now.max(self.pacer.ready_at(bytes as u64)) + self.rtt.smoothed() / 2;
         }
         let min_rtt = self.bbr.min_rtt().unwrap_or_default();
