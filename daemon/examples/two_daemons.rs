@@ -420,7 +420,7 @@ fn trouble(a: &Site, b: &Site, links: &[Link; 2]) -> Result<()> {
     for link in links {
         link.shape(100_000_000)?;
     }
-    let transfer = Transfer::start(a, b, "TCP6:[fd01::2]:7000", 160)?;
+    let transfer = Transfer::start(a, b, "TCP6:[fd01::2]:7000", 176)?;
     transfer.flows(2, "in plain")?;
     a.show("enable --dport 7000")?;
     transfer.flows(8, "enabled")?;
@@ -438,6 +438,9 @@ fn trouble(a: &Site, b: &Site, links: &[Link; 2]) -> Result<()> {
     let before = bumped(a)?;
     transfer.flows(8, "after a flush of rules")?;
     ensure!(bumped(a)? - before > 6 * MIB, "it left the bump");
+
+    b.host.run("ip link del dibs1")?;
+    transfer.flows(8, "after the loss of b's device")?;
 
     links[1].down(dibs_lab::End::A)?;
     transfer.flows(8, "with the untrusted link down")?;

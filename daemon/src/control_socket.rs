@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use dibs_control::{
@@ -16,7 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::daemon::Daemon;
 use crate::requests::Caller;
 
-/// Clients served at once; others wait.
+/// Clients served at once, root not counted: the group cannot keep root out.
 const CLIENTS: usize = 64;
 
 /// Listens at `path`, for the owner and the group. The caller made sure that no other daemon does.
@@ -36,9 +37,8 @@ pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
 
 /// Serves clients without end. Runs inside a [`tokio::task::LocalSet`].
 pub async fn serve(daemon: Rc<Daemon>, listener: UnixListener) {
-    let room = Rc::new(Semaphore::new(CLIENTS));
+    let room = Arc::new(Semaphore::new(CLIENTS));
     loop {
-        let permit = Rc::clone(&room);
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -48,20 +48,26 @@ pub async fn serve(daemon: Rc<Daemon>, listener: UnixListener) {
                 continue;
             }
         };
+        let Ok(peer) = stream.peer_cred() else {
+            continue;
+        };
+        let caller = Caller { uid: peer.uid() };
+        let permit = Arc::clone(&room).try_acquire_owned();
+        if permit.is_err() && !caller.is_root() {
+            tracing::warn!(uid = caller.uid, "control socket: too many clients");
+            continue;
+        }
         let daemon = Rc::clone(&daemon);
         tokio::task::spawn_local(async move {
-            let _permit = permit.acquire().await.expect("it is never closed");
-            if let Err(error) = client(&daemon, stream).await {
+            let _permit = permit;
+            if let Err(error) = client(&daemon, caller, stream).await {
                 tracing::debug!("control socket: {error}");
             }
         });
     }
 }
 
-async fn client(daemon: &Daemon, mut stream: UnixStream) -> std::io::Result<()> {
-    let caller = Caller {
-        uid: stream.peer_cred()?.uid(),
-    };
+async fn client(daemon: &Daemon, caller: Caller, mut stream: UnixStream) -> std::io::Result<()> {
     let mut lines = LineBuffer::new(MAX_REQUEST);
     let mut piece = vec![0; 4096];
     loop {

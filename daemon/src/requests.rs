@@ -23,7 +23,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    fn is_root(self) -> bool {
+    pub(crate) fn is_root(self) -> bool {
         self.uid == 0
     }
 
@@ -282,6 +282,9 @@ impl Daemon {
         }
         for (bump, lives) in self.ruled(&lives, None) {
             self.follow_rules(&lives, bump).await;
+        }
+        if bump.name == "scramble" {
+            tracing::warn!("{SCRAMBLE_WARNING}");
         }
         self.tell(
             "rule_added",
