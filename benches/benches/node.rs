@@ -44,7 +44,11 @@ impl Wire {
                 suite: Suite::for_this_cpu(),
                 integrity,
                 paths: (0..paths)
-                    .map(|p| LocalPath { trusted: p == 0, mtu: 1500, up: true })
+                    .map(|p| LocalPath {
+                        trusted: p == 0,
+                        mtu: 1500,
+                        up: true,
+                    })
                     .collect(),
                 peers: vec![PeerConfig {
                     public: PublicKey::from(&keys[1 - host]),
@@ -77,15 +81,28 @@ impl Wire {
         for _ in 0..2_000 {
             wire.superpacket();
         }
-        assert!(wire.delivered > 1_000, "the path is open: {}", wire.delivered);
+        assert!(
+            wire.delivered > 1_000,
+            "the path is open: {}",
+            wire.delivered
+        );
         wire
     }
 
     fn superpacket(&mut self) {
-        let tuple = Tuple { src: inner(0), dst: inner(1), sport: 40_000, dport: 80 };
+        let tuple = Tuple {
+            src: inner(0),
+            dst: inner(1),
+            sport: 40_000,
+            dport: 80,
+        };
         let headers = Headers {
             tuple,
-            meta: IpMeta { tos: 0, ttl: 64, flow_label: 0 },
+            meta: IpMeta {
+                tos: 0,
+                ttl: 64,
+                flow_label: 0,
+            },
             seq: SeqNumber::new(self.seq),
             ack: SeqNumber::new(5),
             flags: flags::ACK,
@@ -119,7 +136,8 @@ impl Wire {
                     let mut bytes = self.spare.pop().unwrap_or_default();
                     bytes.clear();
                     bytes.extend_from_slice(t.bytes);
-                    self.flying.push((1 - host, t.path, addr(host, t.path), t.segment, bytes));
+                    self.flying
+                        .push((1 - host, t.path, addr(host, t.path), t.segment, bytes));
                 }
             }
             if self.flying.is_empty() {
