@@ -113,6 +113,8 @@ pub enum Op {
     Opaque(usize, usize, bool),
     /// A host's daemon sends the other a message.
     Control(usize, usize),
+    /// Somebody sends a host so many datagrams that he saw or made up.
+    Attack(usize, usize),
 }
 
 /// A run.
@@ -312,7 +314,8 @@ fn random_op(
         66..74 => Op::Outage(path, rng.chance(0.5)),
         74..82 => Op::Link(path, host, conditions(rng)),
         82..87 => Op::Mtu(path, rng.pick(&[1300, 1400, 1500, 9000]), rng.chance(0.3)),
-        87..95 => Op::Opaque(host, rng.magnitude(40, 9000) as usize, rng.chance(0.3)),
+        87..91 => Op::Attack(host, rng.magnitude(1, 200) as usize),
+        91..96 => Op::Opaque(host, rng.magnitude(40, 9000) as usize, rng.chance(0.3)),
         _ => Op::Control(host, rng.range(1, 1024) as usize),
     }
 }
@@ -374,6 +377,7 @@ impl fmt::Display for History {
                 Op::Opaque(host, len, v6) => {
                     writeln!(f, "opaque packet of {len} from {}, IPv6 {v6}", name(*host))?;
                 }
+                Op::Attack(host, count) => writeln!(f, "{count} forged to {}", name(*host))?,
                 Op::Control(host, len) => writeln!(f, "message of {len} from {}", name(*host))?,
             }
         }

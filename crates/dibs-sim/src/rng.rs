@@ -11,14 +11,14 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// A generator of its own, so that one user's draws do not change another's.
     pub fn fork(&mut self) -> Self {
-        Self(self.next())
+        Self(self.word())
     }
 
     /// Uniform in `0..n`.
@@ -26,7 +26,7 @@ impl Rng {
     /// # Panics
     /// If `n` is zero.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.word() % n
     }
 
     /// Uniform in `low..=high`.
@@ -42,7 +42,7 @@ impl Rng {
 
     /// Uniform in `0..1`.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// True with this probability.
@@ -59,7 +59,7 @@ impl Rng {
     pub fn bytes32(&mut self) -> [u8; 32] {
         let mut bytes = [0; 32];
         for word in bytes.chunks_mut(8) {
-            word.copy_from_slice(&self.next().to_le_bytes());
+            word.copy_from_slice(&self.word().to_le_bytes());
         }
         bytes
     }

@@ -1,23 +1,23 @@
 //! Two hosts, the paths between them, and time that jumps from one event to the next.
 
+mod checks;
+mod ops;
+
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use dibs_core::counters::Counter;
 use dibs_core::node::{Bump, Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
-use dibs_wire::checksum;
 
 use crate::conn::Conn;
 use crate::emulator::{Conditions, Emulator, Fate};
-use crate::history::{History, Op, Setup, calm, name};
+use crate::history::{History, Setup, name};
 use crate::kernel::{Kernel, Way};
 use crate::observer::{self, Observer};
 use crate::offload;
-use crate::payload::{Kind, Stream};
 use crate::rng::{Rng, mix};
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
@@ -25,6 +25,8 @@ use crate::rng::{Rng, mix};
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Time for what is left to be acknowledged and forgotten.
 const SETTLING: Duration = Duration::from_secs(150);
+/// Datagrams that an attacker remembers.
+const SEEN: usize = 256;
 /// The UDP port of the daemons.
 const PORT: u16 = 5300;
 const SCRAMBLE: u8 = Bump::Scramble as u8;
@@ -108,6 +110,8 @@ pub struct World {
     opaque: BTreeMap<Vec<u8>, u32>,
     controls: BTreeMap<Vec<u8>, u32>,
     restarts: u64,
+    /// The latest datagrams of all paths, for who sends them again.
+    seen: VecDeque<Vec<u8>>,
     /// How the digest of all arrivals goes.
     digest: u64,
 }
@@ -155,7 +159,7 @@ impl World {
     pub fn new(seed: u64, setup: &Setup) -> Self {
         let mut rng = Rng::new(mix(seed ^ 0x3091d));
         let links = setup.paths.iter().map(|p| Link {
-            emulators: [(); 2].map(|()| Emulator::new(rng.next())),
+            emulators: [(); 2].map(|()| Emulator::new(rng.word())),
             conditions: p.link.clone(),
             mtu: p.mtu,
             trusted: p.trusted == [true; 2],
@@ -171,7 +175,7 @@ impl World {
         }
         let hosts = [0, 1].map(|host| Host {
             kernel: Kernel::new(
-                rng.next(),
+                rng.word(),
                 &addresses()[host],
                 setup.mtu[host],
                 setup.clock[host],
@@ -185,7 +189,7 @@ impl World {
         });
         Self {
             now: Time::ZERO,
-            direct: [(); 2].map(|()| Emulator::new(rng.next())),
+            direct: [(); 2].map(|()| Emulator::new(rng.word())),
             direct_conditions: setup.direct.clone(),
             rng,
             setup: setup.clone(),
@@ -200,6 +204,7 @@ impl World {
             opaque: BTreeMap::new(),
             controls: BTreeMap::new(),
             restarts: 0,
+            seen: VecDeque::new(),
             digest: 0,
         }
     }
@@ -545,11 +550,21 @@ impl World {
         datagram: Vec<u8>,
     ) -> Result<(), String> {
         let link = &mut self.links[path];
-        if to != endpoint(path, 1 - host, link.v6) {
-            return Err(format!("a datagram on path {path} to {to}"));
-        }
         let secrecy = (link.labels[host], link.trusted);
         self.observer.see(host, path, secrecy, &datagram)?;
+        let there = endpoint(path, 1 - host, link.v6);
+        if to != there {
+            // Where somebody forwarded the peer's datagrams from: they go there until the peer is
+            // heard itself. Anywhere else nothing ever goes.
+            return match to.ip() == there.ip() {
+                true => Ok(()),
+                false => Err(format!("a datagram on path {path} to {to}")),
+            };
+        }
+        if self.seen.len() == SEEN {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(datagram.clone());
         let size = datagram.len() + if link.v6 { 48 } else { 28 };
         let h = &mut self.hosts[host];
         if !h.up[path] {
@@ -587,247 +602,6 @@ impl World {
         }
         self.schedule(1 - host, delivery.at, What::Datagram { path, bytes });
         Ok(())
-    }
-
-    fn apply(&mut self, op: &Op) -> Result<(), String> {
-        let now = self.now;
-        match op {
-            Op::Open(plan) => {
-                let number = self.conns.len();
-                let ports = (20_000 + number as u16, 30_000 + number as u16);
-                let ports = self.free_ports(plan.port_of, plan.client).unwrap_or(ports);
-                let [a, b] = &mut self.hosts;
-                let kernels = [&mut a.kernel, &mut b.kernel];
-                let conn = Conn::open(number, *plan, ports, addresses(), kernels);
-                self.conns.push(conn);
-            }
-            Op::Abort(conn, end) => {
-                let conn = &mut self.conns[*conn];
-                if !conn.is_done() {
-                    let host = conn.host(*end);
-                    conn.abort(*end, &mut self.hosts[host].kernel);
-                }
-            }
-            Op::Switch(conn, host, bump) => self.conns[*conn].bump[*host] = *bump,
-            Op::Restart(host, gap) => {
-                self.restarts += 1;
-                let h = &mut self.hosts[*host];
-                h.node = None;
-                h.starts_at = Some(now + *gap);
-                h.kernel.forget_floors();
-            }
-            Op::Interface(host, path, up) => self.set_interface(*host, *path, *up),
-            Op::Outage(path, out) => {
-                for conditions in &mut self.links[*path].conditions {
-                    conditions.outage = *out;
-                }
-            }
-            Op::Link(path, host, conditions) => {
-                let outage = self.links[*path].conditions[*host].outage;
-                self.links[*path].conditions[*host] = Conditions {
-                    outage,
-                    ..conditions.clone()
-                };
-            }
-            Op::Mtu(path, mtu, told) => {
-                self.links[*path].mtu = *mtu;
-                for h in self.hosts.iter_mut().filter(|_| *told) {
-                    h.mtu[*path] = *mtu;
-                    let up = h.up[*path];
-                    if let Some(node) = &mut h.node {
-                        node.set_path(now, *path, up, *mtu);
-                    }
-                }
-            }
-            Op::Opaque(host, len, v6) => {
-                let packet = self.opaque_packet(*host, *len, *v6);
-                self.opaque.insert(packet.clone(), 0);
-                self.tun(*host, &offload::plain_frame(&packet));
-            }
-            Op::Control(host, len) => {
-                let mut message = vec![0; *len];
-                let key = self.rng.next();
-                let kind = Kind::Marked;
-                Stream { key, kind }.fill(0, &mut message);
-                if let Some(node) = &mut self.hosts[*host].node
-                    && node.send_control(now, 0, &message).is_ok()
-                {
-                    self.controls.entry(message).or_default();
-                }
-            }
-        }
-        self.pump(0)?;
-        self.pump(1)
-    }
-
-    /// The ports of an earlier connection of the same client, if it is over.
-    fn free_ports(&mut self, earlier: Option<usize>, client: usize) -> Option<(u16, u16)> {
-        let [a, b] = &mut self.hosts;
-        let conn = self.conns.get_mut(earlier?)?;
-        let over = conn.is_over([&a.kernel, &b.kernel]);
-        if !over || conn.host(0) != client {
-            return None;
-        }
-        let ports = conn.ports;
-        for conn in self.conns.iter_mut().filter(|c| c.ports == ports) {
-            if !conn.is_over([&a.kernel, &b.kernel]) {
-                return None;
-            }
-            conn.remove([&mut a.kernel, &mut b.kernel]);
-        }
-        Some(ports)
-    }
-
-    fn set_interface(&mut self, host: usize, path: usize, up: bool) {
-        let h = &mut self.hosts[host];
-        h.up[path] = up;
-        let mtu = h.mtu[path];
-        if let Some(node) = &mut h.node {
-            node.set_path(self.now, path, up, mtu);
-        }
-    }
-
-    /// A UDP packet of recognisable bytes.
-    fn opaque_packet(&mut self, host: usize, len: usize, v6: bool) -> Vec<u8> {
-        let ends = addresses();
-        let (src, dst) = (ends[host][usize::from(v6)], ends[1 - host][usize::from(v6)]);
-        let udp_len = 8 + len;
-        let mut p = Vec::new();
-        match (src, dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                p.extend_from_slice(&[0x45, 0]);
-                p.extend_from_slice(&((20 + udp_len) as u16).to_be_bytes());
-                p.extend_from_slice(&[0, 0, 0x40, 0, 64, 17, 0, 0]);
-                p.extend_from_slice(&src.octets());
-                p.extend_from_slice(&dst.octets());
-                let sum = !checksum::fold(checksum::sum(&p));
-                p[10..12].copy_from_slice(&sum.to_be_bytes());
-            }
-            (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                p.extend_from_slice(&[0x60, 0, 0, 0]);
-                p.extend_from_slice(&(udp_len as u16).to_be_bytes());
-                p.extend_from_slice(&[17, 64]);
-                p.extend_from_slice(&src.octets());
-                p.extend_from_slice(&dst.octets());
-            }
-            _ => unreachable!("both addresses are of the family asked for"),
-        }
-        let at = p.len();
-        p.extend_from_slice(&[0x10, 0, 0x20, 0]);
-        p.extend_from_slice(&(udp_len as u16).to_be_bytes());
-        p.extend_from_slice(&[0, 0]);
-        p.resize(at + udp_len, 0);
-        let key = self.rng.next();
-        let kind = Kind::Marked;
-        Stream { key, kind }.fill(0, &mut p[at + 8..]);
-        p
-    }
-
-    /// Everything that disturbs comes to an end.
-    fn calm(&mut self) {
-        for link in &mut self.links {
-            for conditions in &mut link.conditions {
-                *conditions = calm(conditions);
-                conditions.outage = false;
-            }
-        }
-        for path in 0..self.links.len() {
-            for host in 0..2 {
-                if !self.hosts[host].up[path] {
-                    self.set_interface(host, path, true);
-                }
-            }
-        }
-    }
-
-    fn check_bounds(&self, host: usize) -> Result<(), String> {
-        let Some(node) = &self.hosts[host].node else {
-            return Ok(());
-        };
-        for peer in node.peers(self.now) {
-            // What each end says in its hello that it can hold.
-            if peer.held > 32 << 20 || peer.unacknowledged > (32 << 20) + (64 << 10) {
-                return Err(format!("bounds exceeded at {}: {peer:?}", name(host)));
-            }
-        }
-        for counter in [
-            Counter::CrcMismatch,
-            Counter::PeerContradiction,
-            Counter::AckRefused,
-            Counter::FrameMalformed,
-            Counter::InnerAddress,
-            Counter::TunMalformed,
-            Counter::TunNoPeer,
-            Counter::KeysExhausted,
-        ] {
-            if node.counters().get(counter) > 0 {
-                return Err(format!(
-                    "{} between honest ends, at {}",
-                    counter.name(),
-                    name(host)
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// Everything has been delivered and some time has passed: nothing may be left.
-    fn check_rest(&self, datagrams: u64) -> Result<(), String> {
-        let paths = self.links.len() as u64;
-        if datagrams > 200 * paths {
-            return Err(format!("{datagrams} datagrams in 10 s of silence"));
-        }
-        for (host, h) in self.hosts.iter().enumerate() {
-            let Some(node) = &h.node else { continue };
-            for peer in node.peers(self.now) {
-                if peer.unacknowledged > 0 {
-                    return Err(format!(
-                        "{} still waits for the acknowledgement of {} bytes",
-                        name(host),
-                        peer.unacknowledged
-                    ));
-                }
-                if peer.held > 0 {
-                    return Err(format!("{} still holds {} bytes", name(host), peer.held));
-                }
-            }
-        }
-        if let Some(late) = self.conns.iter().find(|c| !c.is_done()) {
-            return Err(format!("{:?} is not done", late.ports));
-        }
-        Ok(())
-    }
-
-    fn describe(&self) -> String {
-        let [a, b] = &self.hosts;
-        let mut text = String::new();
-        for (number, conn) in self.conns.iter().enumerate() {
-            let done = if conn.is_done() { "done" } else { "open" };
-            text += &format!(
-                "conn {number} {done} {}\n",
-                conn.describe([&a.kernel, &b.kernel])
-            );
-        }
-        for (host, h) in self.hosts.iter().enumerate() {
-            text += &format!("{}: ", name(host));
-            let Some(node) = &h.node else {
-                text += "no daemon\n";
-                continue;
-            };
-            text += &format!("{:?}\n", node.peers(self.now));
-            for path in node.paths() {
-                text += &format!("  {path:?}\n");
-            }
-            for conn in node.conns() {
-                text += &format!("  {conn:?}\n");
-            }
-            let counts = node.counters().iter().filter(|(_, n)| *n > 0);
-            for (counter, n) in counts {
-                text += &format!("  {counter} {n}");
-            }
-            text += "\n";
-        }
-        text
     }
 }
 

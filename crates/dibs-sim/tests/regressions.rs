@@ -1,0 +1,177 @@
+//! Faults that random histories found, as histories of their own: what a seed does changes with the
+//! simulator, these do not.
+
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_core::session::{Integrity, Suite};
+use dibs_sim::emulator::Conditions;
+use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
+use dibs_sim::payload::Kind;
+use dibs_sim::{History, Report, World};
+
+fn at(millis: u64) -> Time {
+    Time::ZERO + Duration::from_millis(millis)
+}
+
+fn path(trusted: bool, link: Conditions) -> PathSetup {
+    PathSetup {
+        trusted: [trusted; 2],
+        v6: false,
+        mtu: 1500,
+        link: [link.clone(), link],
+    }
+}
+
+fn clean() -> Conditions {
+    Conditions::new()
+        .rate(50_000_000)
+        .delay(Duration::from_millis(5))
+}
+
+fn setup(paths: Vec<PathSetup>) -> Setup {
+    Setup {
+        paths,
+        direct: clean(),
+        suite: [Suite::Aes256Gcm; 2],
+        integrity: Integrity::On,
+        preshared: true,
+        calls: [true, false],
+        trusted_share: 0.05,
+        hold_without_trusted: true,
+        mtu: [1500; 2],
+        tick: [Duration::from_micros(1); 2],
+        clock: [0xffff_ff00, 7],
+        follow: false,
+    }
+}
+
+fn plan(bytes: [u64; 2], order: Order, bump: [bool; 2]) -> Plan {
+    Plan {
+        client: 0,
+        v6: false,
+        port_of: None,
+        bytes,
+        order,
+        kind: Kind::Marked,
+        buffer: 64 << 10,
+        cubic: true,
+        bump,
+        pause: Duration::ZERO,
+        slow: None,
+    }
+}
+
+fn run(setup: Setup, ops: Vec<(Time, Op)>) -> Report {
+    let quiet = ops.last().map_or(Time::ZERO, |(at, _)| *at);
+    let history = History { setup, ops, quiet };
+    World::run(1, &history).unwrap_or_else(|f| panic!("{} at {:?}\n{}", f.what, f.at, f.state))
+}
+
+/// The first packet in the bump was a bare acknowledgement, which opened the flow without a base:
+/// all data behind it stood at wrong numbers.
+#[test]
+fn a_direction_that_opens_with_an_acknowledgement_carries_data_later() {
+    let request = plan([50_000, 50_000], Order::Reply, [false, false]);
+    let ops = vec![
+        (at(1000), Op::Open(request)),
+        // In the midst of the request: the server only acknowledges so far.
+        (at(1025), Op::Switch(0, 1, true)),
+    ];
+    let report = run(setup(vec![path(true, clean())]), ops);
+    assert_eq!(report.delivered, 100_000);
+    assert!(report.bytes[0] > 50_000, "the answer went by the bump");
+}
+
+/// The timers of paths that nothing could be sent by were due for ever.
+#[test]
+fn an_outage_beyond_the_session_s_life_keeps_no_daemon_busy() {
+    let paths = vec![path(true, clean()), path(false, clean())];
+    let ops = vec![
+        (
+            at(1000),
+            Op::Open(plan([1000, 1000], Order::Both, [true; 2])),
+        ),
+        (at(2000), Op::Interface(0, 0, false)),
+        (
+            at(250_000),
+            Op::Open(plan([1000, 1000], Order::Both, [true; 2])),
+        ),
+        (at(260_000), Op::Interface(0, 0, true)),
+    ];
+    assert_eq!(run(setup(paths), ops).delivered, 4000);
+}
+
+/// Everything that a restarted daemon's peer still had on its way spoke of paths and flows that the
+/// new one did not know.
+#[test]
+fn restarts_of_both_ends_lose_no_byte() {
+    let paths = || vec![path(true, clean()), path(false, clean())];
+    for gap in [
+        Duration::ZERO,
+        Duration::from_millis(30),
+        Duration::from_secs(3),
+    ] {
+        let ops = vec![
+            (
+                at(1000),
+                Op::Open(plan([2_000_000, 500_000], Order::Both, [true; 2])),
+            ),
+            (at(1150), Op::Restart(0, gap)),
+            (at(1400), Op::Restart(1, gap)),
+            (at(1401), Op::Restart(0, gap)),
+        ];
+        assert_eq!(run(setup(paths()), ops).delivered, 2_500_000);
+    }
+}
+
+/// With the last confirmation lost one end took the path as open, the other refused all it brought.
+#[test]
+fn a_path_opens_however_much_of_its_opening_is_lost() {
+    let lossy = clean().loss(0.5);
+    for seed in 0..20 {
+        let mut ops: Vec<_> = (0..10)
+            .map(|i| {
+                (
+                    at(300 * i),
+                    Op::Restart((i % 2) as usize, Duration::from_millis(i)),
+                )
+            })
+            .collect();
+        ops.push((
+            at(9000),
+            Op::Open(plan([3000, 3000], Order::Both, [true; 2])),
+        ));
+        let history = History {
+            setup: setup(vec![path(true, lossy.clone()), path(false, lossy.clone())]),
+            ops,
+            quiet: at(9000),
+        };
+        World::run(seed, &history).unwrap_or_else(|f| panic!("{seed}: {} {}", f.what, f.state));
+    }
+}
+
+/// A question that somebody forwarded to another path's socket took that path's number for good.
+#[test]
+fn who_forwards_old_datagrams_shuts_no_path() {
+    for seed in 0..20 {
+        let mut ops = Vec::new();
+        for i in 0..40 {
+            ops.push((at(50 * i), Op::Attack((i % 2) as usize, 50)));
+            if i % 10 == 0 {
+                ops.push((at(50 * i), Op::Restart(1, Duration::ZERO)));
+            }
+        }
+        ops.push((
+            at(2100),
+            Op::Open(plan([100_000, 100_000], Order::Both, [true; 2])),
+        ));
+        let lossy = clean().loss(0.3);
+        let history = History {
+            setup: setup(vec![path(true, lossy.clone()), path(false, lossy)]),
+            ops,
+            quiet: at(2100),
+        };
+        World::run(seed, &history).unwrap_or_else(|f| panic!("{seed}: {} {}", f.what, f.state));
+    }
+}
