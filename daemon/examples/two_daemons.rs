@@ -329,6 +329,7 @@ fn live(a: &mut Site, b: &mut Site, links: &[Link; 2], restart: bool) -> Result<
         a.show("rule del 1000")?;
     }
     a.show("conn list")?;
+    b.show("--json conn list")?;
     b.show("status")?;
     transfer.end(a, b)
 }

@@ -1,8 +1,8 @@
 //! The live TCP connections to peers: sockets, their marks, their numbers for the user.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use dibs_control::{ConnId, ConnInfo};
+use dibs_control::{ConnId, ConnInfo, ConnPathInfo};
 use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::Conntrack;
 use dibs_policy::sockets::{self, TcpCounts};
@@ -174,10 +174,25 @@ impl Daemon {
                 bytes_sent: on_bumps.iter().map(|conn| conn.stats.bytes_sent).sum(),
                 bytes_received: on_bumps.iter().map(|conn| conn.stats.bytes_received).sum(),
                 retransmissions: live.counts.retransmissions.into(),
-                paths: Vec::new(),
+                paths: self.by_path(on_bumps),
             });
         }
         Ok(infos)
+    }
+
+    /// The part that each path had in a connection's bytes.
+    fn by_path(&self, conns: &[ConnSnapshot]) -> Vec<ConnPathInfo> {
+        let mut infos: BTreeMap<usize, ConnPathInfo> = BTreeMap::new();
+        for (path, bytes) in conns.iter().flat_map(|conn| conn.by_path.iter()) {
+            let info = infos.entry(path).or_insert_with(|| ConnPathInfo {
+                name: self.config.paths[path].name.clone(),
+                bytes_sent: 0,
+                bytes_received: 0,
+            });
+            info.bytes_sent += bytes.sent;
+            info.bytes_received += bytes.received;
+        }
+        infos.into_values().collect()
     }
 
     /// Forgets the numbers of connections that are gone.
