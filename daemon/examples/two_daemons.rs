@@ -294,7 +294,7 @@ fn live(a: &mut Site, b: &mut Site, links: &[Link; 2], restart: bool) -> Result<
     for link in links {
         link.shape(100_000_000)?;
     }
-    let transfer = Transfer::start(a, b, "TCP:10.0.1.2:7000", 96)?;
+    let transfer = Transfer::start(a, b, "TCP:10.0.1.2:7000", 128)?;
     transfer.flows(2, "in plain")?;
     for site in [&*a, &*b] {
         site.expect_clean()?;
@@ -322,6 +322,8 @@ fn live(a: &mut Site, b: &mut Site, links: &[Link; 2], restart: bool) -> Result<
         transfer.flows(12, "enabled from the other end")?;
         a.show("disable --all")?;
         transfer.flows(8, "disabled")?;
+        crossed(a, b)?;
+        transfer.flows(4, "after crossed commands")?;
         a.show("rule add --dport 7000 --bump scramble")?;
         a.show("rule list")?;
         a.show("enable --all")?;
@@ -381,6 +383,31 @@ fn is_plain(frame: &[u8]) -> bool {
     [upper, upper + 2]
         .iter()
         .any(|at| frame.get(*at..at + 2) == Some(&port[..]))
+}
+
+/// Both ends choose at once, and come to the same.
+fn crossed(a: &Site, b: &Site) -> Result<()> {
+    for round in 0..10 {
+        let (here, there) = if round % 2 == 0 { (a, b) } else { (b, a) };
+        let told = std::thread::scope(|scope| {
+            let enabling = scope.spawn(|| here.ctl("enable --all"));
+            let disabling = scope.spawn(|| there.ctl("disable --all"));
+            [enabling.join(), disabling.join()].map(|told| told.expect("no panic").is_ok())
+        });
+        let mut agreed = String::new();
+        wait_until(PATIENCE, "both ends to agree", || {
+            let bump = |site: &Site| {
+                let conns = site.ctl("conn list").unwrap_or_default();
+                ["plain", "scramble"]
+                    .into_iter()
+                    .find(|bump| conns.contains(bump))
+            };
+            agreed = format!("{:?}", bump(a));
+            bump(a).is_some() && bump(a) == bump(b)
+        })?;
+        println!("crossed: {told:?}, both on {agreed}");
+    }
+    Ok(())
 }
 
 /// Nobody is at the other end.

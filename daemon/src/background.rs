@@ -360,9 +360,9 @@ async fn follow_conntrack_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
                 for pair in ends(&entry) {
-                    let choice = daemon.state.borrow().choices.get(&pair);
-                    if let Some(choice) = choice.filter(|choice| !choice.pending) {
-                        restore_mark(daemon, pair, choice.bump).await?;
+                    let chosen = daemon.state.borrow().choices.get(&pair).is_some();
+                    if chosen {
+                        restore_mark(daemon, pair).await?;
                     }
                 }
             }
@@ -384,10 +384,10 @@ fn ends(entry: &conntrack::Connection) -> [Pair; 2] {
 }
 
 /// The entry of a chosen connection is gone; the connection may not be.
-async fn restore_mark(daemon: &Daemon, pair: Pair, bump: u8) -> anyhow::Result<()> {
+async fn restore_mark(daemon: &Daemon, pair: Pair) -> anyhow::Result<()> {
     let lives = daemon.sockets().await?;
     if lives.iter().any(|live| live.pair == pair && !live.over) {
-        daemon.mark(&pair, bump, true).await?;
+        daemon.mark_choice(&pair).await?;
     }
     Ok(())
 }

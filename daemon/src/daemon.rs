@@ -50,6 +50,8 @@ pub struct Daemon {
     /// Held while a user's request changes something.
     pub(crate) changes: Mutex<()>,
     pub(crate) steerer: Mutex<Steerer>,
+    /// Held while the kernel is told of a choice.
+    pub(crate) marking: Mutex<()>,
     file: StateFile,
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
@@ -203,6 +205,7 @@ impl Daemon {
             registry: RefCell::default(),
             changes: Mutex::new(()),
             steerer: Mutex::new(steerer),
+            marking: Mutex::new(()),
             file,
             questions: RefCell::default(),
             next_request: Cell::new(first_request),

@@ -195,11 +195,13 @@ impl Daemon {
             ));
         }
         let count = changed.connections.len();
-        self.tell(
-            if bump == 0 { "disabled" } else { "enabled" },
-            format!("{count} connection(s) moved to {name}"),
-            &[("bump", name.to_owned()), ("count", count.to_string())],
-        );
+        if count > 0 {
+            self.tell(
+                if bump == 0 { "disabled" } else { "enabled" },
+                format!("{count} connection(s) moved to {name}"),
+                &[("bump", name.to_owned()), ("count", count.to_string())],
+            );
+        }
         Ok(changed)
     }
 

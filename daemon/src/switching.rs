@@ -194,7 +194,7 @@ impl Daemon {
                 return Err("the other end chose otherwise at the same time".to_owned());
             }
             return self
-                .mark(&pair, bump, true)
+                .mark_choice(&pair)
                 .await
                 .map_err(|error| error.to_string());
         };
@@ -204,6 +204,8 @@ impl Daemon {
             .take_back(&pair, version, before);
         if let Err(Unanswered::Silent) = verdict {
             self.bring_back(pair, version, before).await;
+        } else if let Err(error) = self.mark_choice(&pair).await {
+            tracing::warn!("{error}");
         }
         Err(refusal)
     }
@@ -219,7 +221,7 @@ impl Daemon {
             state.choices.settle(&pair, back.version);
             back
         };
-        if let Err(error) = self.mark(&pair, bump, true).await {
+        if let Err(error) = self.mark_choice(&pair).await {
             tracing::warn!("{error}");
         }
         let body = Body::Switch {
@@ -255,11 +257,22 @@ impl Daemon {
         conntrack.set_mark(&tuple, value, mask).await.map(drop)
     }
 
+    /// Puts the choice for one connection into the kernel, if there is one that is not pending. One at a
+    /// time, and whichever is in force by then: so the last one that the kernel is told is the latest.
+    pub(crate) async fn mark_choice(&self, pair: &Pair) -> Result<(), dibs_policy::Error> {
+        let _turn = self.marking.lock().await;
+        let choice = self.state.borrow().choices.get(pair);
+        match choice.filter(|choice| !choice.pending) {
+            Some(choice) => self.mark(pair, choice.bump, true).await,
+            None => Ok(()),
+        }
+    }
+
     /// Puts all choices into the kernel again.
     pub(crate) async fn mark_choices(&self) {
         let choices: Vec<_> = self.state.borrow().choices.iter().collect();
-        for (pair, choice) in choices.into_iter().filter(|(_, choice)| !choice.pending) {
-            if let Err(error) = self.mark(&pair, choice.bump, true).await {
+        for (pair, _) in choices {
+            if let Err(error) = self.mark_choice(&pair).await {
                 tracing::warn!("{error}");
             }
         }
@@ -337,7 +350,8 @@ impl Daemon {
         let prepared = prepared.await;
         for (index, pair) in moving {
             let done = match &prepared {
-                Ok(()) => self.mark(&pair, bump, explicit).await.map_err(Into::into),
+                Ok(()) if explicit => self.mark_choice(&pair).await.map_err(Into::into),
+                Ok(()) => self.mark(&pair, bump, false).await.map_err(Into::into),
                 Err(error) => Err(anyhow::anyhow!("{error:#}")),
             };
             if let Err(error) = done {
