@@ -5,10 +5,10 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Output;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use dibs_lab::{Host, Process, wait_for, wait_until};
+use dibs_lab::{Host, Process};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -16,6 +16,26 @@ use crate::programs;
 
 /// What any answer of the daemon may take, handshakes with a peer that was away included.
 pub const SOON: Duration = Duration::from_secs(20);
+
+/// Between two looks that start a program each: less would take the processor from those who are
+/// waited for.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Waits until a condition holds that is asked of a program.
+///
+/// # Errors
+/// If that is not [`SOON`], naming `what` was awaited.
+pub fn wait(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + SOON;
+    while !holds() {
+        ensure!(
+            Instant::now() < deadline,
+            "waited {SOON:?} in vain for {what}"
+        );
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
 
 /// One of the two hosts.
 #[derive(Debug)]
@@ -70,7 +90,7 @@ impl Node {
     /// If it ends instead; with what it said.
     pub fn start(&mut self) -> Result<()> {
         self.spawn()?;
-        wait_until(SOON, "an answer of the daemon", || {
+        wait("an answer of the daemon", || {
             !self.is_running() || self.ctl(&["peer", "list"]).is_ok()
         })?;
         ensure!(self.is_running(), "dibsd ended: {}", self.log());
@@ -185,7 +205,7 @@ impl Node {
     /// If it does not; with the list of peers.
     pub fn wait_established(&self) -> Result<()> {
         let mut seen = Value::Null;
-        let up = wait_until(SOON, "an established session on two paths", || {
+        let up = wait("an established session on two paths", || {
             let peers = self.ctl(&["peer", "list"]).unwrap_or_default();
             let paths = self.ctl(&["path", "list"]).unwrap_or_default();
             let up = states(&peers) == ["established"] && states(&paths) == ["up", "up"];
@@ -201,7 +221,7 @@ impl Node {
     /// If it does not get there.
     pub fn wait_path(&self, name: &str, state: &str) -> Result<()> {
         let mut seen = Value::Null;
-        let there = wait_until(SOON, &format!("path {name} to be {state}"), || {
+        let there = wait(&format!("path {name} to be {state}"), || {
             let paths = self.ctl(&["path", "list"]).unwrap_or_default();
             let there = named(&paths, name).is_some_and(|path| path["state"] == state);
             seen = paths;
@@ -286,9 +306,9 @@ impl Node {
     pub fn wait_bump(&self, port: u16, bump: &str) -> Result<()> {
         let mut seen = Vec::new();
         let what = format!("connections of port {port} on {bump}");
-        let on = wait_for(SOON, &what, || {
+        let on = wait(&what, || {
             seen = self.bumps(port).unwrap_or_default();
-            (!seen.is_empty() && seen.iter().all(|on| on == bump)).then_some(())
+            !seen.is_empty() && seen.iter().all(|on| on == bump)
         });
         on.with_context(|| format!("host {}: {seen:?}", self.host.name()))
     }

@@ -182,7 +182,10 @@ pub fn ping(from: &Host, to: IpAddr) -> Result<()> {
 }
 
 /// Both ends of a new connection; sockets that give up after a while.
-fn connect(from: &Host, to: &Host, server: SocketAddr) -> Result<(TcpStream, TcpStream)> {
+///
+/// # Errors
+/// If it does not come about.
+pub fn connect(from: &Host, to: &Host, server: SocketAddr) -> Result<(TcpStream, TcpStream)> {
     let listener = to
         .in_ns(|| TcpListener::bind(server))
         .with_context(|| format!("listen at {server}"))?;
@@ -203,7 +206,8 @@ fn connect(from: &Host, to: &Host, server: SocketAddr) -> Result<(TcpStream, Tcp
     Ok((near, far))
 }
 
-fn next_plaintext() -> Plaintext {
+/// A stream that no other connection of the test carries.
+pub fn next_plaintext() -> Plaintext {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     Plaintext::new(NEXT.fetch_add(1, Ordering::Relaxed))
 }

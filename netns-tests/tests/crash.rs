@@ -23,8 +23,9 @@ fn bumped(net: &Net) -> Result<Talk> {
 /// bump, and is never in plain.
 fn survives(signal: Signal, ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result<()> {
     Setup::new().run(|net| {
+        let mut ears = net.eavesdrop()?;
         let talk = bumped(net)?;
-        let ears = net.eavesdrop()?;
+        ears.from_now();
         for node in ends(net) {
             node.stop(signal)?;
         }

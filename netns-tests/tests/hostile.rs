@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::wait_until;
 use netns_tests::attacker::{Attacker, datagrams};
-use netns_tests::daemon::SOON;
+use netns_tests::daemon::{SOON, wait};
 use netns_tests::traffic::Talk;
 use netns_tests::{Net, Setup, isolated};
 
@@ -86,7 +86,7 @@ fn attack(
             attacker.send(from, server(), &forge(&heard, number))?;
         }
         let mut counted = 0;
-        wait_until(SOON, "the attack to be counted", || {
+        wait("the attack to be counted", || {
             counted = count(net).unwrap_or(0) - before.0;
             counted >= MANY as u64
         })

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{End, wait_until};
-use netns_tests::daemon::SOON;
+use dibs_lab::End;
+use netns_tests::daemon::wait;
 use netns_tests::traffic::Talk;
 use netns_tests::{Net, Setup, isolated};
 
@@ -28,7 +28,7 @@ fn carries_again(net: &Net, talk: &Talk, path: &str) -> Result<()> {
         path["bytes_sent"].as_u64().context("bytes_sent")
     };
     let before = sent()?;
-    wait_until(SOON, "data on the path", || {
+    wait("data on the path", || {
         sent().is_ok_and(|sent| sent > before + (256 << 10))
     })?;
     talk.advance(1 << 20)
@@ -73,8 +73,9 @@ fn the_untrusted_link_swallows_everything_for_a_while() {
 fn without_the_trusted_link_data_is_held() {
     isolated(|| {
         Setup::new().run(|net| {
+            let mut ears = net.eavesdrop()?;
             let talk = bumped(net)?;
-            let ears = net.eavesdrop()?;
+            ears.from_now();
             net.eth.down(End::A)?;
             talk.stands_still(Duration::from_secs(1))?;
             net.eth.up(End::A)?;
@@ -91,8 +92,9 @@ fn without_the_trusted_link_data_goes_on_if_so_configured() {
     isolated(|| {
         let setup = Setup::new().key("on_trusted_down = \"untrusted\"");
         setup.run(|net| {
+            let mut ears = net.eavesdrop()?;
             let talk = bumped(net)?;
-            let ears = net.eavesdrop()?;
+            ears.from_now();
             net.eth.down(End::A)?;
             net.a.wait_path("eth", "down")?;
             talk.advance(2 << 20)?;

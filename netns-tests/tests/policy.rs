@@ -1,8 +1,9 @@
 //! What dibs does to the kernel, and what it leaves alone.
 
+use std::time::SystemTime;
+
 use anyhow::{Result, ensure};
-use dibs_lab::wait_until;
-use netns_tests::daemon::SOON;
+use netns_tests::daemon::wait;
 use netns_tests::{Net, Setup, isolated, kernel};
 
 fn states(net: &Net) -> Result<[Vec<String>; 2]> {
@@ -47,6 +48,7 @@ fn cleanup_leaves_the_connection_in_plain_and_nothing_in_the_kernel() {
         Setup::new().without_daemons().run(|net| {
             let before = states(net)?;
             net.start()?;
+            let ears = net.eavesdrop()?;
             let talk = net.talk(7000)?;
             net.a.enable(7000)?;
             net.wait_bump(7000, "scramble")?;
@@ -57,9 +59,10 @@ fn cleanup_leaves_the_connection_in_plain_and_nothing_in_the_kernel() {
                 node.ctl(&["cleanup"])?;
             }
             expect_same(&before, &states(net)?)?;
-            let ears = net.eavesdrop()?;
+            let clean = SystemTime::now();
             talk.advance(1 << 20)?;
-            let plain = ears.finish()?.plain(&talk.plaintexts);
+            let during = clean..SystemTime::now();
+            let plain = ears.finish()?.plain(&talk.plaintexts, &during);
             ensure!(plain[0] > 0 && plain[1] == 0, "{plain:?}");
             talk.finish()
         })
@@ -102,11 +105,12 @@ fn enable_of_nothing_is_refused() {
 fn what_others_remove_is_put_back_and_nothing_leaks_meanwhile() {
     isolated(|| {
         Setup::new().run(|net| {
+            let mut ears = net.eavesdrop()?;
             let talk = net.talk(7000)?;
             net.a.enable(7000)?;
             net.wait_bump(7000, "scramble")?;
             talk.advance(2 << 20)?;
-            let ears = net.eavesdrop()?;
+            ears.from_now();
             let rules = |net: &Net| -> Result<Vec<String>> {
                 let listed = net.a.host.run("ip rule")?;
                 Ok(listed.lines().map(str::to_owned).collect())
@@ -114,13 +118,35 @@ fn what_others_remove_is_put_back_and_nothing_leaks_meanwhile() {
             let before = rules(net)?;
             let ours = "ip rule del fwmark 0x1000000/0xf000000";
             net.a.host.run(ours)?;
-            wait_until(SOON, "the rule to be back", || {
+            wait("the rule to be back", || {
                 rules(net).is_ok_and(|now| now == before)
             })?;
             talk.advance(1 << 20)?;
             let plaintexts = talk.plaintexts;
             talk.finish()?;
             ears.heard_nothing(&plaintexts, 2 << 20)
+        })
+    });
+}
+
+#[test]
+fn the_loss_of_all_conntrack_entries_lets_nothing_out_in_plain() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let mut ears = net.eavesdrop()?;
+            let talk = net.talk(7000)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(2 << 20)?;
+            ears.from_now();
+            for node in [&net.a, &net.b] {
+                node.host.run("conntrack -F")?;
+                talk.advance(1 << 20)?;
+            }
+            net.wait_bump(7000, "scramble")?;
+            let plaintexts = talk.plaintexts;
+            talk.finish()?;
+            ears.heard_nothing(&plaintexts, 4 << 20)
         })
     });
 }

@@ -1,6 +1,13 @@
 //! Bumps go into live connections and out of them.
 
+use std::io::{Read as _, Write as _};
+use std::ops::Range;
+use std::time::SystemTime;
+
 use anyhow::{Result, ensure};
+use netns_tests::daemon::wait;
+use netns_tests::topology::server;
+use netns_tests::traffic::{connect, next_plaintext};
 use netns_tests::{Net, Setup, isolated};
 
 /// More than can still be under way on a link: what is heard from then on was sent after a switch.
@@ -33,28 +40,29 @@ fn switch(net: &Net, on_a: bool, into: bool) -> Result<()> {
 fn in_and_out_again() {
     isolated(|| {
         Setup::new().run(|net| {
-            let talk = net.talk(7000)?;
-            let plaintexts = talk.plaintexts;
-
             let ears = net.eavesdrop()?;
-            talk.advance(SETTLED)?;
-            let plain = ears.finish()?.plain(&plaintexts);
-            ensure!(plain[0] > 0 && plain[1] == 0, "before: {plain:?}");
-
+            let talk = net.talk(7000)?;
+            let while_settled = || -> Result<Range<SystemTime>> {
+                talk.advance(SETTLED)?;
+                let start = SystemTime::now();
+                talk.advance(SETTLED)?;
+                Ok(start..SystemTime::now())
+            };
+            let before = while_settled()?;
             net.a.enable(7000)?;
             net.wait_bump(7000, "scramble")?;
-            talk.advance(SETTLED)?;
-            let ears = net.eavesdrop()?;
-            talk.advance(SETTLED)?;
-            ears.heard_nothing(&plaintexts, 2 * SETTLED as usize)?;
-
+            let bumped = while_settled()?;
             net.a.disable(7000)?;
             net.wait_bump(7000, "plain")?;
-            talk.advance(SETTLED)?;
-            let ears = net.eavesdrop()?;
-            talk.advance(SETTLED)?;
-            let plain = ears.finish()?.plain(&plaintexts);
-            ensure!(plain[0] > 0 && plain[1] == 0, "after: {plain:?}");
+            let after = while_settled()?;
+
+            let heard = ears.finish()?;
+            let plain = |during| heard.plain(&talk.plaintexts, during);
+            ensure!(plain(&bumped) == [0, 0], "bumped: {:?}", plain(&bumped));
+            for during in [&before, &after] {
+                let [eth, wlan] = plain(during);
+                ensure!(eth > 0 && wlan == 0, "{eth} on eth, {wlan} on wlan");
+            }
             talk.finish()
         })
     });
@@ -98,7 +106,7 @@ fn crossed_commands_converge() {
                     ensure!(done.contains(&true), "both were refused");
                     Ok(())
                 })?;
-                dibs_lab::wait_until(netns_tests::daemon::SOON, "the hosts to agree", || {
+                wait("the hosts to agree", || {
                     let [on_a, on_b] = [&net.a, &net.b].map(|node| node.bumps(7000));
                     matches!((on_a, on_b), (Ok(a), Ok(b)) if a.len() == 1 && a == b)
                 })?;
@@ -110,9 +118,31 @@ fn crossed_commands_converge() {
 }
 
 #[test]
+fn an_idle_connection_on_which_the_far_side_speaks_next() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
+            net.a.enable(7000)?;
+            let ears = net.eavesdrop()?;
+            let plaintext = next_plaintext();
+            let mut message = vec![0; 64 << 10];
+            plaintext.fill(0, &mut message);
+            let speaking = message.clone();
+            let speaker = std::thread::spawn(move || far.write_all(&speaking));
+            let mut received = vec![0; message.len()];
+            near.read_exact(&mut received)?;
+            speaker.join().expect("no panic")?;
+            ensure!(received == message, "other bytes arrived");
+            ears.heard_nothing(&[plaintext], message.len())
+        })
+    });
+}
+
+#[test]
 fn a_class_rule_moves_an_established_connection() {
     isolated(|| {
         Setup::new().run(|net| {
+            let mut ears = net.eavesdrop()?;
             let talk = net.talk(7000)?;
             let other = net.talk(7001)?;
             talk.advance(256 << 10)?;
@@ -122,7 +152,7 @@ fn a_class_rule_moves_an_established_connection() {
             net.wait_bump(7000, "scramble")?;
             net.wait_bump(7001, "plain")?;
             talk.advance(SETTLED)?;
-            let ears = net.eavesdrop()?;
+            ears.from_now();
             talk.advance(SETTLED)?;
             ears.heard_nothing(&talk.plaintexts, 2 * SETTLED as usize)?;
 

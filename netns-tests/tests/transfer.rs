@@ -1,15 +1,13 @@
 //! Data through a bump arrives, whatever carries it.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::wait_until;
+use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{Talk, echo, ping};
 use netns_tests::{Net, Setup, isolated};
 
 const RULE: &str = "bump = \"scramble\"\ndport = [80, \"7000-7031\"]";
-const SOON: Duration = Duration::from_secs(20);
 
 /// Bytes that `a` has sent by a path.
 fn sent(net: &Net, path: &str) -> Result<u64> {
@@ -194,7 +192,7 @@ fn udp_and_icmp_go_beside_it() {
             echo.args(["UDP6-RECVFROM:7000,fork,ipv6only=0", "EXEC:cat"]);
             let mut echo = b.spawn(echo)?;
             for address in ["UDP4:10.0.1.2:7000", "UDP6:[fd00:1::2]:7000"] {
-                wait_until(SOON, "an answer by UDP", || {
+                wait("an answer by UDP", || {
                     let mut client = a.command("sh");
                     let line = format!("echo dibs | socat -T 1 -t 1 - {address}");
                     client.args(["-c", &line]);
