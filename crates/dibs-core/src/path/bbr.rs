@@ -224,9 +224,20 @@ impl Bbr {
         self.loss
     }
 
-    /// Whether the path's rate is still to be found.
-    pub(super) const fn is_starting(&self) -> bool {
-        !self.full
+    /// The rate to count on. As long as it is to be found, that is no less than a window a round
+    /// trip: what was delivered before there was much to send measures the sender, and a path that
+    /// is thought slow for that would be left with nothing for ever.
+    pub(super) fn expected_rate(&self, srtt: Duration) -> u64 {
+        let least = match self.full {
+            true => MIN_RATE,
+            false => self.window_rate(srtt),
+        };
+        self.rate().max(least)
+    }
+
+    /// Bytes a second that the window lets pass.
+    fn window_rate(&self, srtt: Duration) -> u64 {
+        (self.cwnd as f64 / srtt.max(MS / 10).as_secs_f64()) as u64
     }
 
     /// Bytes a second to send at now; `srtt` counts as long as no rate is known.
@@ -240,7 +251,7 @@ impl Bbr {
             Phase::Cruise | Phase::ProbeRtt => CRUISE_GAIN,
         };
         let rate = match self.rate() {
-            0 => (self.cwnd as f64 / srtt.max(MS / 10).as_secs_f64()) as u64,
+            0 => self.window_rate(srtt),
             rate => rate,
         };
         ((rate as f64 * gain) as u64).max(MIN_RATE)

@@ -259,15 +259,8 @@ impl Path {
     /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go:
     /// behind what is in flight beyond a round trip, at the path's rate. The pacer's gain says
     /// nothing about that.
-    ///
-    /// As long as the rate is to be found, the best is hoped for within the window: a path that is
-    /// thought slow because it had nothing to carry would be left with nothing for ever.
     pub fn predict_delivery(&self, now: Time, bytes: usize) -> Time {
-        let rate = self.bbr.rate();
-        let hopeful = self.bbr.is_starting() && bytes as u64 <= self.window();
-        if rate == 0 || hopeful {
-            return now.max(self.pacer.ready_at(bytes as u64)) + self.rtt.smoothed() / 2;
-        }
+        let rate = self.bbr.expected_rate(self.rtt.smoothed());
         let min_rtt = self.bbr.min_rtt().unwrap_or_default();
         let under_way = Duration::from_secs_f64(self.in_flight as f64 / rate as f64);
         let own = Duration::from_secs_f64(bytes as f64 / rate as f64);

@@ -304,6 +304,35 @@ fn the_predicted_delivery_is_about_when_it_arrives() {
 }
 
 #[test]
+fn a_path_that_had_little_to_carry_is_not_thought_slow() {
+    let mut now = Time::from_nanos(1);
+    let mut path = Path::new(
+        now,
+        PathConfig {
+            interface_mtu: 1500,
+            overhead: 28,
+        },
+    );
+    path.on_validated(now, 3 * MS);
+    let (mut acked, mut lost) = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        now += 20 * MS;
+        let seq = path.on_sent(now, 100, 0, true);
+        let range = SeqRange {
+            start: seq,
+            end: seq,
+        };
+        now += 3 * MS;
+        let frame = AckFrame::new(0, &[range]).unwrap();
+        path.on_ack(now, &frame, &mut acked, &mut lost).unwrap();
+    }
+    let rate = path.stats().delivery_rate;
+    assert!((1..50_000).contains(&rate), "{rate}");
+    let predicted = path.predict_delivery(now, 1472).since(now);
+    assert!(predicted < 5 * MS, "{predicted:?}");
+}
+
+#[test]
 fn before_validation_nothing_goes_and_no_acknowledgement_changes_that() {
     let now = Time::from_nanos(1);
     let mut path = Path::new(
