@@ -6,15 +6,23 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use dibs_control::{RuleId, Selector};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::conns::{Choice, Pair};
 
 /// The form of the file; others are refused.
 const VERSION: u32 = 1;
+/// How long the lock of a daemon that was killed may stay: a child that it was just starting has the
+/// descriptor until it becomes another program.
+const HANDOVER: Duration = Duration::from_millis(500);
+/// Between two attempts.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,23 +78,28 @@ impl Default for Saved {
 pub struct StateFile {
     path: PathBuf,
     /// Locked as long as it is open.
-    _lock: nix::fcntl::Flock<File>,
+    _lock: Flock<File>,
 }
 
 impl StateFile {
     /// The file that belongs to a control socket, which no other daemon serves from now on.
     pub fn open(socket: &Path) -> anyhow::Result<Self> {
         let lock_path = socket.with_extension("lock");
-        let lock = private(OpenOptions::new().write(true).create(true).truncate(false))
+        let mut file = private(OpenOptions::new().write(true).create(true).truncate(false))
             .open(&lock_path)
             .with_context(|| format!("cannot open {}", lock_path.display()))?;
-        let arg = nix::fcntl::FlockArg::LockExclusiveNonblock;
-        let lock = nix::fcntl::Flock::lock(lock, arg).map_err(|(_, error)| match error {
-            nix::errno::Errno::EWOULDBLOCK => {
-                anyhow::anyhow!("another dibsd serves {}", socket.display())
+        let deadline = Instant::now() + HANDOVER;
+        let lock = loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => break lock,
+                Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
+                    file = unlocked;
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                Err((_, Errno::EWOULDBLOCK)) => bail!("another dibsd serves {}", socket.display()),
+                Err((_, error)) => bail!("cannot lock {}: {error}", lock_path.display()),
             }
-            error => anyhow::anyhow!("cannot lock {}: {error}", lock_path.display()),
-        })?;
+        };
         Ok(Self {
             path: socket.with_extension("state"),
             _lock: lock,
