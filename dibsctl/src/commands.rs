@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
 use crate::table::Table;
-use crate::{check, keys, render, units};
+use crate::{check, cleanup, keys, render, units};
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
@@ -75,7 +75,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Command::Events => follow(json, connect()?),
         Command::Check { file } => check::run(&file, json),
         Command::Cleanup => {
-            connect()?.cleanup()?;
+            cleanup::run(&args.socket)?;
             show(json, &serde_json::json!({}), || {
                 "nothing of dibs is left in the kernel\n".into()
             })

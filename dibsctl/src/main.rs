@@ -3,6 +3,7 @@
 
 mod args;
 mod check;
+mod cleanup;
 mod commands;
 mod keys;
 mod render;

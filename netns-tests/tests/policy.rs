@@ -1,10 +1,11 @@
 //! What dibs does to the kernel, and what it leaves alone.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 use netns_tests::daemon::wait;
 use netns_tests::{Net, Setup, isolated, kernel};
+use nix::sys::signal::Signal;
 
 fn states(net: &Net) -> Result<[Vec<String>; 2]> {
     Ok([kernel::state(&net.a.host)?, kernel::state(&net.b.host)?])
@@ -64,6 +65,31 @@ fn cleanup_leaves_the_connection_in_plain_and_nothing_in_the_kernel() {
             let during = clean..SystemTime::now();
             let plain = ears.finish()?.plain(&talk.plaintexts, &during);
             ensure!(plain[0] > 0 && plain[1] == 0, "{plain:?}");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn cleanup_lets_go_of_what_a_daemon_left_that_runs_no_more() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let before = states(net)?;
+            net.start()?;
+            let talk = net.talk(7000)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(1 << 20)?;
+            for node in [&mut net.a, &mut net.b] {
+                node.stop(Signal::SIGTERM)?;
+            }
+            talk.stands_still(Duration::from_secs(1))?;
+
+            for node in [&net.a, &net.b] {
+                node.ctl(&["cleanup"])?;
+            }
+            expect_same(&before, &states(net)?)?;
+            talk.advance(1 << 20)?;
             talk.finish()
         })
     });

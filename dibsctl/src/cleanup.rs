@@ -1,0 +1,47 @@
+//! Letting go of everything that is installed, with or without a daemon.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use dibs_control::{Client, ClientError};
+use dibs_policy::{MarkLayout, Steering};
+
+/// Where the marks of a daemon that does not run are looked up.
+const CONFIG: &str = "/etc/dibs/dibsd.toml";
+
+/// Has the daemon let go; where none runs, what it left is removed from here.
+pub(crate) fn run(socket: &Path) -> Result<()> {
+    match Client::connect(socket) {
+        Ok(mut client) => Ok(client.cleanup()?),
+        Err(ClientError::NotRunning { .. }) => offline(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn offline(socket: &Path) -> Result<()> {
+    let marks = marks()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")?;
+    runtime.block_on(async { Steering::system(None)?.cleanup(marks).await })?;
+    // Rules and choices made at runtime would be installed again at the next start.
+    let state = socket.with_extension("state");
+    match fs::remove_file(&state) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", state.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The configured marks, or the default ones where there is no configuration.
+fn marks() -> Result<MarkLayout> {
+    if !Path::new(CONFIG).exists() {
+        return Ok(MarkLayout::default());
+    }
+    let config = dibs_config::load(Path::new(CONFIG))?;
+    Ok(MarkLayout::new(config.daemon.mark_mask)?)
+}
