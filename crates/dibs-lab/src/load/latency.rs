@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::sockets::{Transport, accept};
@@ -13,7 +15,8 @@ use crate::host::Host;
 /// Messages before the measurement, for caches and congestion windows.
 const WARM_UP: usize = 200;
 
-/// Ping-pong over one connection: the next message leaves when the answer to the last is there.
+/// Ping-pong over one connection: the next message leaves when the answer to the last is there. The
+/// two ends run on different processors, as they would on two machines.
 #[derive(Clone, Debug)]
 pub struct Latency {
     to: SocketAddr,
@@ -85,13 +88,18 @@ impl Latency {
         let near = self.transport.connect(from, self.to)?;
         let far = accept(&listener)?;
         let size = self.size;
-        let echo = to.thread("echo", move || answer(far, size))?;
-        let trips = self.play(near);
-        let answered = echo
-            .join()
-            .map_err(|_| anyhow!("the echo thread panicked"))?;
-        let trips = trips?;
-        answered?;
+        let echo = to.thread("echo", move || {
+            pin(1)?;
+            answer(far, size)
+        })?;
+        let plan = self.clone();
+        let player = from.thread("ping", move || {
+            pin(0)?;
+            plan.play(near)
+        })?;
+        let (trips, answered) = (player.join(), echo.join());
+        let trips = trips.map_err(|_| anyhow!("the ping thread panicked"))??;
+        answered.map_err(|_| anyhow!("the echo thread panicked"))??;
         Ok(self.report(trips))
     }
 
@@ -133,6 +141,19 @@ impl Latency {
             max_us: at(1.0),
         }
     }
+}
+
+/// Keeps the calling thread on the processor with this place among those allowed, as far as there are
+/// as many.
+fn pin(place: usize) -> Result<()> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this).context("sched_getaffinity")?;
+    let processors: Vec<usize> = (0..CpuSet::count())
+        .filter(|&processor| allowed.is_set(processor) == Ok(true))
+        .collect();
+    let mut one = CpuSet::new();
+    one.set(processors[place % processors.len()])?;
+    sched_setaffinity(this, &one).context("sched_setaffinity")
 }
 
 /// Returns each message until the connection ends.
