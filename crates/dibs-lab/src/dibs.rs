@@ -19,6 +19,8 @@ use crate::process::{Process, wait_for};
 
 /// The daemon's UDP port, on all paths.
 pub const PORT: u16 = 5300;
+/// Where TUNs come from.
+const TUN: &str = "/dev/net/tun";
 /// How long two daemons may take to start and to agree on keys and paths.
 const STARTUP: Duration = Duration::from_secs(20);
 /// Longer than dibsctl's own patience with the daemon.
@@ -126,13 +128,15 @@ impl Programs {
     /// all paths carry data.
     ///
     /// # Errors
-    /// If a daemon ends or the two do not get along; with what they printed.
+    /// If this user may make no TUN, a daemon ends or the two do not get along; with what they printed.
     pub fn join(
         &self,
         hosts: [&Host; 2],
         paths: &[PathSpec],
         settings: [Settings<'_>; 2],
     ) -> Result<[Daemon; 2]> {
+        let tun = OpenOptions::new().read(true).write(true).open(TUN);
+        tun.with_context(|| format!("{TUN}, which dibsd needs, and which usually is open to all"))?;
         let keys = [self.keys()?, self.keys()?];
         let start = |near: usize| {
             let far = 1 - near;

@@ -78,25 +78,21 @@ fn demo() -> Result<()> {
 fn bench(options: &[OsString]) -> Result<()> {
     packages::ensure_lab()?;
     run::cargo(&RELEASE)?;
-    run::cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "dibs-lab",
-        "--bin",
-        "dibs-bench",
-    ])?;
     run::run(process::Command::new(release("dibs-bench")?).args(options))
 }
 
-/// The programs as they are installed.
-const RELEASE: [&str; 6] = [
+/// The programs as they are installed, and the benchmark. All at once, for cargo chooses the features
+/// of what they share by what is built together.
+const RELEASE: [&str; 9] = [
     "build",
     "--release",
     "--package",
     "dibsd",
     "--package",
     "dibsctl",
+    "--package",
+    "dibs-lab",
+    "--bins",
 ];
 
 /// Where cargo puts a release program; this one is in `debug` beside it.
