@@ -149,6 +149,8 @@ impl Show<'_> {
     /// Shows the transfer until so much was received.
     fn watch_until(&mut self, received: u64) -> Result<()> {
         loop {
+            // Asked before counting, so that the last bytes before the end are counted.
+            let running = self.transfer.is_running();
             let sample = Sample {
                 received: self.transfer.received(),
                 bump: &self.bump,
@@ -161,7 +163,7 @@ impl Show<'_> {
             }
             // How it ended is told by `finish`; of the switches, none is left out.
             ensure!(
-                self.transfer.is_running(),
+                running,
                 "the transfer ended after {} of {SIZE} bytes",
                 sample.received
             );
