@@ -41,6 +41,8 @@ pub struct Chunk {
     pub solo: bool,
     /// First of its epoch.
     pub first: bool,
+    /// What lies in front of its epoch goes another way.
+    pub detached: bool,
     /// Its epoch.
     pub epoch: u32,
     /// Stream offset.
@@ -65,6 +67,7 @@ impl Chunk {
             incarnation: self.incarnation,
             solo: self.solo,
             first: self.first,
+            detached: self.detached,
             epoch: self.epoch,
             offset: self.offset,
             crc: self.crc,
@@ -254,6 +257,17 @@ impl Unacknowledged {
         })
     }
 
+    /// Whether any byte of a connection waits.
+    pub fn has(&self, conn: Key) -> bool {
+        self.pending
+            .iter()
+            .any(|(_, pending)| match &pending.content {
+                Content::Chunk(chunk) => chunk.conn == conn,
+                Content::Fragment(fragment) => fragment.origin.conn == conn,
+                Content::Control { .. } | Content::Opened { .. } => false,
+            })
+    }
+
     /// What waits under this key.
     pub fn get(&self, key: Key) -> Option<&Pending> {
         self.pending.get(key)
@@ -357,6 +371,7 @@ mod tests {
                 incarnation: 0,
                 solo: false,
                 first: false,
+                detached: false,
                 epoch: 1,
                 offset: 0,
                 crc: 0,

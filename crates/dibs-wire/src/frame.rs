@@ -34,6 +34,7 @@ const HAS_URGENT: u8 = 0x08;
 const HAS_OPEN: u8 = 0x10;
 const IS_SOLO: u8 = 0x20;
 const IS_FIRST: u8 = 0x40;
+const IS_DETACHED: u8 = 0x80;
 
 /// Longest options of a TCP header.
 pub const MAX_TCP_OPTIONS: usize = 40;
@@ -111,6 +112,8 @@ pub struct Chunk<'a> {
     pub solo: bool,
     /// The epoch begins with this chunk.
     pub first: bool,
+    /// What lies in front of the epoch goes, or went, to the receiver by another way than this bump.
+    pub detached: bool,
     /// The epoch.
     pub epoch: u32,
     /// Stream offset of the first byte.
@@ -427,7 +430,8 @@ impl Chunk<'_> {
         w.u8(CHUNK);
         w.u8(flag_bits(&self.tcp, self.open.is_some())
             | if self.solo { IS_SOLO } else { 0 }
-            | if self.first { IS_FIRST } else { 0 });
+            | if self.first { IS_FIRST } else { 0 }
+            | if self.detached { IS_DETACHED } else { 0 });
         w.u32(self.flow);
         w.u16(self.incarnation);
         w.u32(self.epoch);
@@ -571,12 +575,10 @@ impl<'a> Frames<'a> {
             ACK => Frame::Ack(block(r)?),
             CHUNK => {
                 let bits = r.u8()?;
-                if bits & !0x7f != 0 {
-                    return Err(FrameError::UnknownFlags(bits));
-                }
                 Frame::Chunk(Chunk {
                     solo: bits & IS_SOLO != 0,
                     first: bits & IS_FIRST != 0,
+                    detached: bits & IS_DETACHED != 0,
                     flow: r.u32()?,
                     incarnation: r.u16()?,
                     epoch: r.u32()?,

@@ -178,6 +178,8 @@ pub struct Conn {
     /// The highest TSval that the local kernel was given in this direction, or echoed: what is
     /// injected never falls behind it, switches between bumps included.
     pub tsval_floor: Option<u32>,
+    /// The highest number that the local kernel acknowledged by this bump.
+    pub acked: Option<SeqNumber>,
     /// Last packet of either direction.
     pub last_seen: Time,
     /// First packet.
@@ -209,6 +211,7 @@ impl Conn {
             },
             inc: None,
             tsval_floor: None,
+            acked: None,
             last_seen: now,
             since: now,
             stats: ConnStats::default(),

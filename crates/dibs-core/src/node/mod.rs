@@ -14,6 +14,7 @@
 
 mod command;
 mod config;
+mod handover;
 mod links;
 mod notice;
 mod opaque;

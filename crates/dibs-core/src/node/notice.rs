@@ -33,6 +33,15 @@ pub enum Event {
         /// The message.
         bytes: Vec<u8>,
     },
+    /// Nothing of a connection that is to leave its bump is under way any more.
+    Drained {
+        /// The peer.
+        peer: usize,
+        /// The bump.
+        bump: u8,
+        /// The connection as the local host sends.
+        tuple: Tuple,
+    },
     /// The first packet of a connection came from the peer: the connection is in the bump.
     Opened {
         /// The peer.

@@ -11,6 +11,7 @@ use dibs_wire::{SeqNumber, Tuple};
 use siphasher::sip::SipHasher13;
 
 use super::config::Bump;
+use super::handover::Drain;
 use super::links::Link;
 use super::notice::Event;
 use super::opaque::{OpaqueQueue, Reassembly};
@@ -155,6 +156,9 @@ pub(crate) struct Peer {
     pub(super) segments: VecDeque<EmptyOut>,
     pub(super) opaque: OpaqueQueue,
     pub(super) reassembly: Reassembly,
+    /// Connections that leave their bump, and those whose start is held back.
+    pub(super) drains: Vec<Drain>,
+    pub(super) gates: Vec<(Key, Time)>,
     pub(super) control_out: VecDeque<Box<[u8]>>,
     pub(super) next_control: u32,
     /// Messages that wait for acknowledgement.
@@ -231,6 +235,8 @@ impl Peer {
             segments: VecDeque::new(),
             opaque: OpaqueQueue::default(),
             reassembly: Reassembly::default(),
+            drains: Vec::new(),
+            gates: Vec::new(),
             control_out: VecDeque::new(),
             next_control: 0,
             controls_waiting: 0,
@@ -497,6 +503,7 @@ impl Peer {
             (!self.endpoints.is_empty()).then_some(self.redial_at),
             self.silent_since.map(|t| self.recall_at.max(t + PATIENCE)),
             self.reassembly.expires_at(),
+            self.handover_due(),
         ];
         links.chain(rest).flatten().min()
     }
@@ -535,6 +542,7 @@ impl Peer {
             }
         }
         self.reassembly.expire(now, shared);
+        self.handle_handover(now, shared);
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP;
             self.sweep(now, shared);
@@ -632,6 +640,7 @@ impl Peer {
         }
         let syn = segment.has(flags::SYN);
         if syn {
+            conn.acked = None;
             conn.out.stream.reincarnate();
             // What is left of an older connection between the same ports is of no use.
             self.backlog -= conn.out.queue.bytes();
@@ -645,7 +654,7 @@ impl Peer {
         // The stream's first byte follows the SYN. Whatever opens the flow tells the base.
         conn.out.stream.begin_at(segment.seq.add(u32::from(syn)));
         if segment.has(flags::ACK) {
-            self.note_local_ack(now, key, segment.ack);
+            self.note_local_ack(now, shared, key, segment.ack);
         }
         let conn = self.conns.get_mut(key).expect("it was just found");
         if segment.payload.is_empty() {
@@ -685,8 +694,11 @@ impl Peer {
     }
 
     /// What the local kernel acknowledges may prove that a gap was filled past us.
-    fn note_local_ack(&mut self, now: Time, key: Key, ack: SeqNumber) {
+    fn note_local_ack(&mut self, now: Time, shared: &mut Shared, key: Key, ack: SeqNumber) {
         let conn = self.conns.get_mut(key).expect("the caller has it");
+        if conn.acked.is_none_or(|before| ack.is_after(before)) {
+            conn.acked = Some(ack);
+        }
         let Some(inc) = &mut conn.inc else { return };
         if !inc.stream.is_waiting() {
             return;
@@ -694,6 +706,8 @@ impl Peer {
         let offset = inc.offset_of(ack);
         if let Some(epoch) = inc.stream.local_ack(offset, &mut self.store) {
             self.complain(now, key, epoch);
+        } else if inc.stream.gate().is_some_and(|start| offset >= start) {
+            self.open_gate(now, shared, key);
         }
     }
 
@@ -719,6 +733,7 @@ impl Peer {
             buffer
         };
         if let Err(Full(buffer)) = conn.out.queue.push(now, buffer, payload_at, end, mss) {
+            conn.out.stream.note_drop();
             shared.count(Counter::QueueFull);
             return shared.pool.give(buffer);
         }

@@ -11,11 +11,12 @@ use super::config::Bump;
 use super::links::Link;
 use super::notice::Event;
 use super::opaque::{Assembled, Fragment};
-use super::peer::Peer;
+use super::peer::{EmptyOut, Peer};
 use crate::buffer::Pool;
 use crate::chunk::Content;
 use crate::counters::Counter;
-use crate::flow::conn::Incoming;
+use crate::flow::conn::{Conn, Incoming, IncomingBuffers};
+use crate::flow::fields::OwnedFields;
 use crate::flow::inject::{Injector, Template};
 use crate::path::AckFrame;
 use crate::session::Received;
@@ -295,6 +296,9 @@ impl Peer {
             }
         }
         self.take_lost(shared, id, &mut lost);
+        if !self.drains.is_empty() {
+            self.check_drains(shared);
+        }
         self.acked = acked;
         self.lost = lost;
     }
@@ -419,42 +423,29 @@ impl Peer {
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
         conn.by_path.entry(path).received += bytes.len() as u64;
+        let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         let piece = Piece {
             solo: chunk.solo,
             first: chunk.first,
+            early: chunk.detached
+                && base
+                    .zip(conn.acked)
+                    .is_some_and(|(base, acked)| base.is_after(acked)),
             epoch: chunk.epoch,
             offset: chunk.offset,
             crc: chunk.crc,
             tcp: chunk.tcp,
             bytes,
         };
-        let inc = conn
-            .inc
-            .as_mut()
-            .expect("an incoming flow leads to its connection");
-        let Incoming {
-            stream,
-            template,
-            base,
-            secrets,
-            flow,
-            incarnation,
-            top,
-        } = inc;
-        let buffers = crate::flow::conn::IncomingBuffers::new(secrets, *flow, *incarnation);
-        let mut sink = ConnSink {
-            injector: &mut shared.injector,
-            pool: &mut shared.pool,
-            owner: key.to_u64(),
-            template: *template,
-            base: *base,
-            floor: &mut conn.tsval_floor,
-            top,
-            received: &mut conn.stats.bytes_received,
-            last: 0,
-        };
+        let (stream, buffers, mut sink) =
+            incoming(shared, key, conn).expect("an incoming flow leads to its connection");
         match stream.chunk(&piece, &buffers, &mut self.store, &mut sink) {
-            Outcome::Restored | Outcome::Held => {}
+            Outcome::Restored => {}
+            Outcome::Held => {
+                if stream.gate().is_some() {
+                    self.note_gate(now, key);
+                }
+            }
             Outcome::Duplicate => shared.count(Counter::ChunkDuplicate),
             Outcome::NoRoom => {
                 shared.count(Counter::StoreFull);
@@ -488,6 +479,20 @@ impl Peer {
         };
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
+        if !self.drains.is_empty() {
+            let tcp = OwnedFields::new(tcp);
+            if self
+                .hold_ack(EmptyOut {
+                    conn: key,
+                    seq: *seq,
+                    tcp,
+                })
+                .is_none()
+            {
+                return true;
+            }
+        }
+        let conn = self.conns.get_mut(key).expect("it was just found");
         let inc = conn
             .inc
             .as_ref()
@@ -649,8 +654,38 @@ fn quoted_addresses(quoted: &[u8]) -> Option<(IpAddr, IpAddr)> {
     }
 }
 
+/// The incoming stream of a connection, its initial buffers, and where its bytes go.
+pub(super) fn incoming<'a>(
+    shared: &'a mut Shared,
+    key: Key,
+    conn: &'a mut Conn,
+) -> Option<(&'a mut RxStream, IncomingBuffers<'a>, ConnSink<'a>)> {
+    let Incoming {
+        flow,
+        incarnation,
+        template,
+        base,
+        secrets,
+        stream,
+        top,
+    } = conn.inc.as_mut()?;
+    let sink = ConnSink {
+        injector: &mut shared.injector,
+        pool: &mut shared.pool,
+        owner: key.to_u64(),
+        template: *template,
+        base: *base,
+        floor: &mut conn.tsval_floor,
+        top,
+        received: &mut conn.stats.bytes_received,
+        last: 0,
+    };
+    let buffers = IncomingBuffers::new(secrets, *flow, *incarnation);
+    Some((stream, buffers, sink))
+}
+
 /// Hands restored bytes of one connection to the injector.
-struct ConnSink<'a> {
+pub(super) struct ConnSink<'a> {
     injector: &'a mut Injector,
     pool: &'a mut Pool,
     owner: u64,

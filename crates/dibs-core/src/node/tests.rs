@@ -173,6 +173,15 @@ impl Pair {
 
     /// The kernel of `host` sends `payload` at `seq`.
     fn send(&mut self, host: usize, seq: u32, payload: &[u8], bits: u16, tsval: u32) {
+        self.segment(host, seq, payload, bits, tsval, 5);
+    }
+
+    /// The kernel of `host` acknowledges up to `ack`.
+    fn send_ack(&mut self, host: usize, ack: u32) {
+        self.segment(host, 7, b"", 0, 1, ack);
+    }
+
+    fn segment(&mut self, host: usize, seq: u32, payload: &[u8], bits: u16, tsval: u32, ack: u32) {
         let headers = Headers {
             tuple: tuple(host),
             meta: IpMeta {
@@ -181,7 +190,7 @@ impl Pair {
                 flow_label: 0,
             },
             seq: SeqNumber::new(seq),
-            ack: SeqNumber::new(5),
+            ack: SeqNumber::new(ack),
             flags: flags::ACK | bits,
             window: 1000,
             urgent: 0,
@@ -562,4 +571,68 @@ fn an_opaque_packet_larger_than_a_datagram_arrives_whole() {
         pair.sent[0][1] - before < 300,
         "only the trusted path carries it"
     );
+}
+
+#[test]
+fn a_chain_waits_for_what_went_before_it_in_plain() {
+    let mut pair = Pair::connected();
+    // The far kernel, already steered, acknowledges what it has of the plain stream: up to 1000.
+    pair.send_ack(1, 1000);
+    pair.run(Duration::from_millis(10));
+    let data = text(30_000);
+    pair.send(0, 5000, &data, 0, 1);
+    pair.run(Duration::from_millis(20));
+    assert!(
+        pair.stream(1).is_empty(),
+        "4000 bytes are still on their way in plain"
+    );
+    pair.send_ack(1, 5000);
+    pair.run(Duration::from_millis(5));
+    pair.assert_stream(1, &data);
+    // Where they never come, it goes on all the same.
+    pair.send(0, 100_000, &data, 0, 2);
+    pair.run(Duration::from_millis(30));
+    pair.assert_stream(1, &data);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.stream(1).len(), 2 * data.len());
+}
+
+#[test]
+fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
+    let mut pair = Pair::connected();
+    let data = text(50_000);
+    pair.send(0, 1, &data, 0, 1);
+    pair.run(Duration::from_millis(100));
+    let silence = pair.injected[0].len();
+    let left = Event::Drained {
+        peer: 0,
+        bump: BUMP,
+        tuple: tuple(0),
+    };
+
+    pair.send(0, 50_001, &data, 0, 2);
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0));
+    pair.outputs();
+    assert!(!pair.events[0].contains(&left), "it is under way");
+    pair.send_ack(1, 50_001);
+    pair.run(Duration::from_millis(20));
+    assert!(pair.events[0].contains(&left));
+    assert_eq!(
+        pair.injected[0].len(),
+        silence,
+        "acknowledgements are held back"
+    );
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.outputs();
+    assert_eq!(pair.injected[0].len(), silence + 1);
+
+    // Without an end it ends by itself.
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0));
+    pair.send_ack(1, 100_001);
+    pair.run(Duration::from_millis(50));
+    assert_eq!(pair.injected[0].len(), silence + 1);
+    pair.run(Duration::from_millis(150));
+    assert_eq!(pair.injected[0].len(), silence + 2);
 }

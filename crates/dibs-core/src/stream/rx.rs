@@ -24,6 +24,9 @@ pub struct Piece<'a> {
     pub solo: bool,
     /// First of its epoch.
     pub first: bool,
+    /// To be held back, with its whole epoch, until [`RxStream::open_gate`]: what lies in front of it
+    /// is still on its way elsewhere, and the kernel would take it for lost.
+    pub early: bool,
     /// Its epoch.
     pub epoch: u32,
     /// Stream offset.
@@ -146,8 +149,10 @@ struct Plain {
 #[derive(Debug)]
 struct Epoch {
     number: u32,
-    /// Next offset of the chain; none until its first chunk came.
+    /// Next offset of the chain; none until its first chunk came and may go on.
     next: Option<u64>,
+    /// Where the chain begins, while its start is held back.
+    gate: Option<u64>,
     descrambler: Descrambler,
     /// Ended before its time; what still comes is of no use.
     broken: bool,
@@ -221,6 +226,13 @@ impl RxStream {
         }
         if piece.first {
             match epoch.next {
+                None if piece.early => {
+                    let outcome = epoch.hold(piece, store);
+                    if outcome == Outcome::Held {
+                        epoch.gate = Some(piece.offset);
+                    }
+                    return outcome;
+                }
                 None => epoch.next = Some(piece.offset),
                 // So far it brought no byte: a reset, perhaps sent twice.
                 Some(next) if next == piece.offset => {}
@@ -278,6 +290,18 @@ impl RxStream {
         }
     }
 
+    /// Where an epoch that is held back begins.
+    pub fn gate(&self) -> Option<u64> {
+        self.epochs.iter().find_map(|e| e.gate)
+    }
+
+    /// Lets what was held back go on; returns an epoch that turned out corrupt.
+    pub fn open_gate(&mut self, store: &mut Store, sink: &mut impl Sink) -> Option<u32> {
+        let epoch = self.epochs.iter_mut().find(|e| e.gate.is_some())?;
+        epoch.next = epoch.gate.take();
+        (!epoch.drain(store, sink)).then_some(epoch.number)
+    }
+
     /// Whether something waits for a gap to close.
     pub fn is_waiting(&self) -> bool {
         self.epochs.iter().any(|e| !e.held.is_empty())
@@ -316,6 +340,7 @@ impl RxStream {
         self.epochs.push(Epoch {
             number,
             next: None,
+            gate: None,
             descrambler: Descrambler::new(&buffers.epoch(number)),
             broken: false,
             held: BTreeMap::new(),
@@ -466,6 +491,7 @@ impl Epoch {
 
     fn end(&mut self, store: &mut Store) {
         self.broken = true;
+        self.gate = None;
         while let Some((_, held)) = self.held.pop_first() {
             store.give(held.bytes);
         }

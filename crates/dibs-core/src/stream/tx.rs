@@ -22,6 +22,8 @@ pub struct Position {
     pub solo: bool,
     /// The chain begins here.
     pub first: bool,
+    /// What lies in front of the chain goes another way.
+    pub detached: bool,
     /// No more bytes than this go the same way.
     pub limit: usize,
 }
@@ -41,11 +43,16 @@ pub struct TxStream {
     /// Where the run of retransmitted bytes ends, and how long it is.
     solo_end: u64,
     solo_run: u64,
+    /// A segment was dropped on our side: what is missing comes by us again.
+    dropped: bool,
+    /// The stream began with a SYN that came by us.
+    whole: bool,
 }
 
 #[derive(Debug)]
 struct Chain {
     start: u64,
+    detached: bool,
     next: u64,
     scrambler: Option<Scrambler>,
 }
@@ -77,6 +84,17 @@ impl TxStream {
     /// Begins a new incarnation with the base unset: a SYN, or a peer that forgot the flow.
     pub fn reincarnate(&mut self) {
         *self = Self::new(self.incarnation.wrapping_add(1));
+    }
+
+    /// A SYN came by: the stream begins with `seq`.
+    pub fn begin(&mut self, seq: SeqNumber) {
+        self.offset_of(seq);
+        self.whole = true;
+    }
+
+    /// A segment was dropped before it was sent.
+    pub fn note_drop(&mut self) {
+        self.dropped = true;
     }
 
     /// Ends the chain, so that the next byte begins a new epoch.
@@ -121,16 +139,25 @@ impl TxStream {
                     offset,
                     solo: true,
                     first: false,
+                    detached: false,
                     limit,
                 };
             }
-            _ => self.open(offset),
+            _ => {
+                // A first byte without a SYN, or one beyond the last: the bump was put in under way.
+                let gap = distance.is_some_and(|d| d > 0);
+                let late = self.epoch == 0 && !self.whole;
+                self.open(offset, (gap || late) && !self.dropped);
+            }
         }
-        let first = self.chain.as_ref().is_some_and(|c| c.start == offset);
+        let chain = self.chain.as_ref().expect("it is open");
+        let first = chain.start == offset;
+        let detached = first && chain.detached;
         Position {
             offset,
             solo: false,
             first,
+            detached,
             limit: len,
         }
     }
@@ -139,13 +166,15 @@ impl TxStream {
         offset == self.solo_end && self.solo_run >= SOLO_RUN
     }
 
-    fn open(&mut self, offset: u64) {
+    fn open(&mut self, offset: u64, detached: bool) {
+        self.dropped = false;
         self.epoch = self
             .epoch
             .checked_add(1)
             .expect("an incarnation has fewer than 2^32 epochs");
         self.chain = Some(Chain {
             start: offset,
+            detached,
             next: offset,
             scrambler: None,
         });
@@ -253,5 +282,26 @@ mod tests {
         assert_eq!(send(&mut s, 100, 100), [(100, false, 2, 100)]);
         s.reincarnate();
         assert_eq!((s.incarnation(), s.epoch()), (1, 0));
+    }
+
+    #[test]
+    fn an_epoch_says_whether_what_is_before_it_goes_another_way() {
+        let detached = |s: &mut TxStream, offset| {
+            let p = s.position(BASE_OFFSET + offset, 10);
+            s.advance(p.offset, 10, p.solo);
+            p.detached
+        };
+        let mut late = TxStream::new(0);
+        late.offset_of(SeqNumber::new(7));
+        assert!(detached(&mut late, 0), "begun without a SYN");
+        assert!(!detached(&mut late, 10));
+        assert!(detached(&mut late, 50), "bytes went in plain between");
+        late.note_drop();
+        assert!(!detached(&mut late, 80), "bytes were dropped here");
+        late.break_chain();
+        assert!(!detached(&mut late, 90));
+        let mut whole = TxStream::new(0);
+        whole.begin(SeqNumber::new(7));
+        assert!(!detached(&mut whole, 0));
     }
 }

@@ -79,6 +79,7 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
         incarnation: 1,
         solo: false,
         first: false,
+        detached: false,
         epoch: 1,
         offset: BASE_OFFSET + 130,
         crc: 0x8182_8384,

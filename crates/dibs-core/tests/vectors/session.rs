@@ -198,6 +198,7 @@ pub(crate) fn header_block(session: SessionId, open: bool) -> Vec<u8> {
         incarnation: INCARNATION,
         solo: false,
         first: true,
+        detached: false,
         epoch: EPOCH,
         offset: BASE_OFFSET,
         crc: crc32c(&plaintext()),

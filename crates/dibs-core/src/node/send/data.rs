@@ -99,6 +99,7 @@ impl Peer {
         if dropped == 0 {
             return false;
         }
+        conn.out.stream.note_drop();
         shared.count(Counter::CodelDropped);
         self.backlog -= dropped;
         if let Some(buffer) = conn.out.queue.consume(dropped) {
@@ -307,6 +308,7 @@ impl Peer {
                 incarnation: stream.incarnation(),
                 solo: position.solo,
                 first: position.first,
+                detached: position.detached,
                 epoch: stream.epoch(),
                 offset,
                 crc: crc32c(bytes),

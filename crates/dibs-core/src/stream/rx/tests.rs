@@ -83,6 +83,7 @@ impl Sent {
         Piece {
             solo: self.solo,
             first: self.first,
+            early: false,
             epoch: self.epoch,
             offset: self.offset,
             crc: crc32c(&self.plain),

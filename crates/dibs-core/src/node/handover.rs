@@ -1,0 +1,164 @@
+//! Moving a live connection without reordering it.
+//!
+//! The plain way and the bump's paths are not equally long, so at a switch new bytes overtake older
+//! ones, and TCP takes those for lost. Into the bump: the receiver holds the start of the chain back
+//! until its kernel has what went before in plain. Out of it: the sender's kernel gets no
+//! acknowledgements, so that it falls silent, until all it sent by the bump has arrived; then its
+//! packets leave in plain and the acknowledgements are handed on. Both are bounded by time.
+
+use std::time::Duration;
+
+use dibs_wire::Tuple;
+use dibs_wire::packet::flags;
+
+use super::notice::Event;
+use super::peer::{EmptyOut, Peer};
+use super::{Node, Shared, route};
+use crate::counters::Counter;
+use crate::flow::conn::Conn;
+use crate::slab::Key;
+use crate::time::Time;
+
+/// The start of a chain is held back no longer: what went in plain may be lost.
+const GATE_PATIENCE: Duration = Duration::from_millis(80);
+/// Nor are acknowledgements.
+const DRAIN_PATIENCE: Duration = Duration::from_millis(150);
+/// Acknowledgements held back, at most; the oldest ones say nothing that a later one does not.
+const HELD_ACKS: usize = 64;
+
+/// A connection that is about to leave its bump.
+pub(super) struct Drain {
+    key: Key,
+    until: Time,
+    told: bool,
+    acks: std::collections::VecDeque<EmptyOut>,
+}
+
+impl Node {
+    /// Prepares a connection to leave its bump: its kernel is kept from sending more, and
+    /// [`Event::Drained`] tells when all that it sent has arrived. Then the packets may be steered
+    /// elsewhere, and [`end_drain`](Self::end_drain) lets the connection go on; after a moment it
+    /// goes on anyhow.
+    pub fn drain(&mut self, now: Time, bump: u8, tuple: Tuple) {
+        let Self { shared, peers, .. } = self;
+        let Some(peer) = route(peers, tuple.dst) else {
+            return;
+        };
+        match peer.by_tuple.get(&(tuple, bump)) {
+            Some(&key) if peer.drains.iter().all(|d| d.key != key) => {
+                let until = now + DRAIN_PATIENCE;
+                let acks = std::collections::VecDeque::new();
+                peer.drains.push(Drain {
+                    key,
+                    until,
+                    told: false,
+                    acks,
+                });
+                peer.check_drains(shared);
+            }
+            Some(_) => {}
+            None => {
+                let peer = peer.id.index();
+                shared
+                    .events
+                    .push_back(Event::Drained { peer, bump, tuple });
+            }
+        }
+    }
+
+    /// Lets a connection go on after [`drain`](Self::drain).
+    pub fn end_drain(&mut self, bump: u8, tuple: Tuple) {
+        let Self { shared, peers, .. } = self;
+        if let Some(peer) = route(peers, tuple.dst)
+            && let Some(&key) = peer.by_tuple.get(&(tuple, bump))
+            && let Some(at) = peer.drains.iter().position(|d| d.key == key)
+        {
+            peer.let_go(shared, at);
+        }
+    }
+}
+
+impl Peer {
+    /// Tells of connections of which nothing is under way any more.
+    pub(super) fn check_drains(&mut self, shared: &mut Shared) {
+        for drain in &mut self.drains {
+            let conn = self.conns.get(drain.key);
+            let busy = conn.is_some_and(|c| !c.out.queue.is_empty()) || self.waiting.has(drain.key);
+            if busy || drain.told {
+                continue;
+            }
+            drain.told = true;
+            if let Some(Conn { bump, tuple, .. }) = conn {
+                let (peer, bump, tuple) = (self.id.index(), *bump, *tuple);
+                shared
+                    .events
+                    .push_back(Event::Drained { peer, bump, tuple });
+            }
+        }
+    }
+
+    /// Keeps an acknowledgement for a kernel that is to fall silent; gives back any other segment.
+    pub(super) fn hold_ack(&mut self, ack: EmptyOut) -> Option<EmptyOut> {
+        let drain = self.drains.iter_mut().find(|d| d.key == ack.conn);
+        match drain {
+            Some(drain) if ack.tcp.flags() & (flags::SYN | flags::FIN | flags::RST) == 0 => {
+                if drain.acks.len() == HELD_ACKS {
+                    drain.acks.pop_front();
+                }
+                drain.acks.push_back(ack);
+                None
+            }
+            _ => Some(ack),
+        }
+    }
+
+    /// Hands the acknowledgements on that were held back.
+    fn let_go(&mut self, shared: &mut Shared, at: usize) {
+        for ack in self.drains.swap_remove(at).acks {
+            if let Some(conn) = self.conns.get_mut(ack.conn)
+                && let Some(inc) = &conn.inc
+            {
+                let (tcp, floor) = (ack.tcp.get(), &mut conn.tsval_floor);
+                let (injector, pool) = (&mut shared.injector, &mut shared.pool);
+                injector.empty_segment(pool, inc.template, ack.seq, &tcp, floor);
+            }
+        }
+    }
+
+    /// A chain's start is held back; it is looked at again then.
+    pub(super) fn note_gate(&mut self, now: Time, key: Key) {
+        if self.gates.iter().all(|(gated, _)| *gated != key) {
+            self.gates.push((key, now + GATE_PATIENCE));
+        }
+    }
+
+    /// Lets a chain go on whose start was held back.
+    pub(super) fn open_gate(&mut self, now: Time, shared: &mut Shared, key: Key) {
+        self.gates.retain(|(gated, _)| *gated != key);
+        while let Some(conn) = self.conns.get_mut(key)
+            && let Some((stream, _, mut sink)) = super::receive::incoming(shared, key, conn)
+            && stream.gate().is_some()
+        {
+            if let Some(epoch) = stream.open_gate(&mut self.store, &mut sink) {
+                shared.count(Counter::CrcMismatch);
+                self.complain(now, key, epoch);
+            }
+        }
+    }
+
+    /// When something that is held back goes on anyhow.
+    pub(super) fn handover_due(&self) -> Option<Time> {
+        let drains = self.drains.iter().map(|d| d.until);
+        self.gates.iter().map(|(_, t)| *t).chain(drains).min()
+    }
+
+    /// Lets go on what was held back for long enough.
+    pub(super) fn handle_handover(&mut self, now: Time, shared: &mut Shared) {
+        while let Some((key, _)) = self.gates.iter().find(|(_, t)| *t <= now).copied() {
+            self.open_gate(now, shared, key);
+        }
+        while let Some(at) = self.drains.iter().position(|d| d.until <= now) {
+            self.let_go(shared, at);
+        }
+    }
+}
