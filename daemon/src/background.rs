@@ -115,7 +115,9 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             let peer = daemon.peer_name(peer);
             tracing::debug!(peer, bump, ?tuple, "connection seen on its bump");
         }
-        Event::Control { .. } => unreachable!("messages are taken before"),
+        Event::Control { .. } | Event::Drained { .. } => {
+            unreachable!("messages and ends of drains are taken before")
+        }
     }
 }
 

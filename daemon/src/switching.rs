@@ -20,6 +20,8 @@ use crate::startup::{carried, marks};
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
 /// A connection that moves no byte for as long is taken to be idle.
 const IDLE_AFTER: Duration = Duration::from_millis(150);
+/// How long what a connection sent by its bump may take to arrive before it leaves all the same.
+const DRAIN_WITHIN: Duration = Duration::from_millis(100);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -248,13 +250,45 @@ impl Daemon {
         let mask = marks.bump_mask() | marks.override_bit();
         let tuple = Tuple::tcp(pair.local, pair.remote);
         let mut conntrack = Conntrack::open()?;
-        if conntrack.set_mark(&tuple, value, mask).await? || value == 0 {
+        if bump == 0 {
+            return self.leave(pair, &mut conntrack, &tuple, value, mask).await;
+        }
+        if conntrack.set_mark(&tuple, value, mask).await? {
             return Ok(());
         }
         if self.state.borrow().installed.is_empty() || conntrack.adopt(&tuple, value).await? {
             return Ok(());
         }
         conntrack.set_mark(&tuple, value, mask).await.map(drop)
+    }
+
+    /// Takes a connection off its bump, once what it sent by it has arrived: in plain, what follows may
+    /// be quicker, and TCP would take what it overtakes for lost.
+    async fn leave(
+        &self,
+        pair: &Pair,
+        conntrack: &mut Conntrack,
+        tuple: &Tuple,
+        value: u32,
+        mask: u32,
+    ) -> Result<(), dibs_policy::Error> {
+        let ends = dibs_wire::Tuple {
+            src: pair.local.ip(),
+            dst: pair.remote.ip(),
+            sport: pair.local.port(),
+            dport: pair.remote.port(),
+        };
+        for bump in carried() {
+            let drained = self.driver.drain(bump.id.get(), ends);
+            // A path that is gone must not hold it up: what is missing is sent again then.
+            let _ = tokio::time::timeout(DRAIN_WITHIN, drained).await;
+        }
+        let marked = conntrack.set_mark(tuple, value, mask).await;
+        for bump in carried() {
+            // Without the data path nothing is held back.
+            let _ = self.driver.end_drain(bump.id.get(), ends);
+        }
+        marked.map(drop)
     }
 
     /// Puts the choice for one connection into the kernel, if there is one that is not pending. One at a

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use dibs_core::Time;
 use dibs_core::node::{ConnSnapshot, ControlError, Event, Node, PathSnapshot, PeerSnapshot};
 use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, precise_timers};
+use dibs_wire::Tuple;
 use tokio::sync::{mpsc, oneshot};
 
 use super::path::PathIo;
@@ -56,6 +57,15 @@ pub(super) enum Command {
         peer: usize,
         message: Vec<u8>,
         done: oneshot::Sender<Result<(), ControlError>>,
+    },
+    Drain {
+        bump: u8,
+        tuple: Tuple,
+        done: oneshot::Sender<()>,
+    },
+    EndDrain {
+        bump: u8,
+        tuple: Tuple,
     },
     Snapshot(oneshot::Sender<Snapshot>),
     Conns(oneshot::Sender<(Time, Vec<ConnSnapshot>)>),
@@ -159,6 +169,7 @@ fn data_path(
         tuns: Default::default(),
         batch: RecvBatch::new(),
         spare: None,
+        drains: Vec::new(),
         counters: DriverCounters::default(),
     }
 }
@@ -220,6 +231,17 @@ impl Driver {
             done,
         })
         .await
+    }
+
+    /// Returns once nothing of a connection in `bump` is under way any more. Its kernel sends nothing
+    /// new meanwhile, and goes on after [`end_drain`](Self::end_drain), or by itself after a moment.
+    pub async fn drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
+        self.ask(|done| Command::Drain { bump, tuple, done }).await
+    }
+
+    /// The connection leaves by another way from now on.
+    pub fn end_drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
+        self.send(Command::EndDrain { bump, tuple })
     }
 
     /// What there is to see, but for the connections.

@@ -14,8 +14,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dibs_core::Time;
 use dibs_core::buffer::Buffer;
-use dibs_core::node::Node;
+use dibs_core::node::{Event, Node};
 use dibs_io::{Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, monotonic_ns};
+use dibs_wire::Tuple;
+use tokio::sync::oneshot;
 
 use handle::{Command, DriverCounters};
 pub use handle::{Driver, Gone, Notice, Snapshot, SocketSnapshot, start};
@@ -60,6 +62,8 @@ struct DataPath {
     batch: RecvBatch,
     /// A buffer that no packet was read into.
     spare: Option<Buffer>,
+    /// Who waits for connections to have nothing under way.
+    drains: Vec<(u8, Tuple, oneshot::Sender<()>)>,
     counters: DriverCounters,
 }
 
@@ -254,7 +258,22 @@ impl DataPath {
 
     fn report(&mut self) {
         while let Some(event) = self.node.poll_event() {
-            self.tell(Notice::Node(event));
+            if let Event::Drained { bump, tuple, .. } = event {
+                self.drained(bump, tuple);
+            } else {
+                self.tell(Notice::Node(event));
+            }
+        }
+    }
+
+    fn drained(&mut self, bump: u8, tuple: Tuple) {
+        while let Some(at) = self
+            .drains
+            .iter()
+            .position(|(b, t, _)| (*b, *t) == (bump, tuple))
+        {
+            // Whoever asked may have given up waiting.
+            let _ = self.drains.swap_remove(at).2.send(());
         }
     }
 
@@ -305,6 +324,12 @@ impl DataPath {
                     let sent = self.node.send_control(now, peer, &message);
                     let _ = done.send(sent);
                 }
+                Command::Drain { bump, tuple, done } => {
+                    self.drains.retain(|(.., done)| !done.is_closed());
+                    self.drains.push((bump, tuple, done));
+                    self.node.drain(now, bump, tuple);
+                }
+                Command::EndDrain { bump, tuple } => self.node.end_drain(bump, tuple),
                 Command::Snapshot(done) => {
                     let _ = done.send(self.snapshot(now));
                 }

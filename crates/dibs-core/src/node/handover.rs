@@ -23,6 +23,9 @@ use crate::time::Time;
 const GATE_PATIENCE: Duration = Duration::from_millis(80);
 /// Nor are acknowledgements.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(150);
+/// Beside a round trip of the paths, the time after which a kernel that hears nothing would try again
+/// (the least tail loss probe of Linux): one acknowledgement is let through before.
+const PROBE_MARGIN: Duration = Duration::from_millis(2);
 /// Acknowledgements held back, at most; the oldest ones say nothing that a later one does not.
 const HELD_ACKS: usize = 64;
 
@@ -31,6 +34,8 @@ pub(super) struct Drain {
     key: Key,
     until: Time,
     told: bool,
+    /// When one of `acks` goes on so that the kernel does not think the rest lost.
+    next_ack: Time,
     acks: std::collections::VecDeque<EmptyOut>,
 }
 
@@ -48,10 +53,12 @@ impl Node {
             Some(&key) if peer.drains.iter().all(|d| d.key != key) => {
                 let until = now + DRAIN_PATIENCE;
                 let acks = std::collections::VecDeque::new();
+                let next_ack = now + peer.ack_spacing(shared);
                 peer.drains.push(Drain {
                     key,
                     until,
                     told: false,
+                    next_ack,
                     acks,
                 });
                 peer.check_drains(shared);
@@ -115,14 +122,25 @@ impl Peer {
     /// Hands the acknowledgements on that were held back.
     fn let_go(&mut self, shared: &mut Shared, at: usize) {
         for ack in self.drains.swap_remove(at).acks {
-            if let Some(conn) = self.conns.get_mut(ack.conn)
-                && let Some(inc) = &conn.inc
-            {
-                let (tcp, floor) = (ack.tcp.get(), &mut conn.tsval_floor);
-                let (injector, pool) = (&mut shared.injector, &mut shared.pool);
-                injector.empty_segment(pool, inc.template, ack.seq, &tcp, floor);
-            }
+            self.hand_on(shared, &ack);
         }
+    }
+
+    fn hand_on(&mut self, shared: &mut Shared, ack: &EmptyOut) {
+        if let Some(conn) = self.conns.get_mut(ack.conn)
+            && let Some(inc) = &conn.inc
+        {
+            let (tcp, floor) = (ack.tcp.get(), &mut conn.tsval_floor);
+            let (injector, pool) = (&mut shared.injector, &mut shared.pool);
+            injector.empty_segment(pool, inc.template, ack.seq, &tcp, floor);
+        }
+    }
+
+    /// How long a kernel may hear nothing.
+    fn ack_spacing(&self, shared: &Shared) -> Duration {
+        let active = self.links.iter().filter(|l| l.is_active(shared));
+        let longest = active.map(|l| l.path.stats().srtt).max();
+        longest.unwrap_or_default() + PROBE_MARGIN
     }
 
     /// A chain's start is held back; it is looked at again then.
@@ -148,7 +166,13 @@ impl Peer {
 
     /// When something that is held back goes on anyhow.
     pub(super) fn handover_due(&self) -> Option<Time> {
-        let drains = self.drains.iter().map(|d| d.until);
+        let drains = self
+            .drains
+            .iter()
+            .map(|d| match d.told || d.acks.is_empty() {
+                true => d.until,
+                false => d.until.min(d.next_ack),
+            });
         self.gates.iter().map(|(_, t)| *t).chain(drains).min()
     }
 
@@ -156,6 +180,17 @@ impl Peer {
     pub(super) fn handle_handover(&mut self, now: Time, shared: &mut Shared) {
         while let Some((key, _)) = self.gates.iter().find(|(_, t)| *t <= now).copied() {
             self.open_gate(now, shared, key);
+        }
+        let spacing = self.ack_spacing(shared);
+        for at in 0..self.drains.len() {
+            let drain = &mut self.drains[at];
+            if !drain.told
+                && drain.next_ack <= now
+                && let Some(ack) = drain.acks.pop_front()
+            {
+                drain.next_ack = now + spacing;
+                self.hand_on(shared, &ack);
+            }
         }
         while let Some(at) = self.drains.iter().position(|d| d.until <= now) {
             self.let_go(shared, at);
