@@ -26,6 +26,8 @@ const DRAIN_PATIENCE: Duration = Duration::from_millis(150);
 /// Beside a round trip of the paths, the time after which a kernel that hears nothing would try again
 /// (the least tail loss probe of Linux): one acknowledgement is let through before.
 const PROBE_MARGIN: Duration = Duration::from_millis(2);
+/// A kernel that has sent nothing for so long is silent, not only between two paced bursts.
+const SILENCE: Duration = Duration::from_millis(2);
 /// Acknowledgements held back, at most; the oldest ones say nothing that a later one does not.
 const HELD_ACKS: usize = 64;
 
@@ -34,6 +36,8 @@ pub(super) struct Drain {
     key: Key,
     until: Time,
     told: bool,
+    /// The kernel's latest segment, or the begin.
+    heard: Time,
     /// When one of `acks` goes on so that the kernel does not think the rest lost.
     next_ack: Time,
     acks: std::collections::VecDeque<EmptyOut>,
@@ -58,10 +62,10 @@ impl Node {
                     key,
                     until,
                     told: false,
+                    heard: now,
                     next_ack,
                     acks,
                 });
-                peer.check_drains(shared);
             }
             Some(_) => {}
             None => {
@@ -86,21 +90,33 @@ impl Node {
 }
 
 impl Peer {
+    /// Whether anything of a connection is under way.
+    fn is_busy(&self, key: Key) -> bool {
+        let conn = self.conns.get(key);
+        conn.is_some_and(|c| !c.out.queue.is_empty()) || self.waiting.has(key)
+    }
+
     /// Tells of connections of which nothing is under way any more.
-    pub(super) fn check_drains(&mut self, shared: &mut Shared) {
-        for drain in &mut self.drains {
-            let conn = self.conns.get(drain.key);
-            let busy = conn.is_some_and(|c| !c.out.queue.is_empty()) || self.waiting.has(drain.key);
-            if busy || drain.told {
+    fn check_drains(&mut self, now: Time, shared: &mut Shared) {
+        for at in 0..self.drains.len() {
+            let drain = &self.drains[at];
+            if drain.told || now < drain.heard + SILENCE || self.is_busy(drain.key) {
                 continue;
             }
-            drain.told = true;
-            if let Some(Conn { bump, tuple, .. }) = conn {
+            if let Some(Conn { bump, tuple, .. }) = self.conns.get(drain.key) {
                 let (peer, bump, tuple) = (self.id.index(), *bump, *tuple);
                 shared
                     .events
                     .push_back(Event::Drained { peer, bump, tuple });
             }
+            self.drains[at].told = true;
+        }
+    }
+
+    /// The kernel of a connection that is to fall silent sent something.
+    pub(super) fn note_heard(&mut self, now: Time, key: Key) {
+        if let Some(drain) = self.drains.iter_mut().find(|d| d.key == key) {
+            drain.heard = now;
         }
     }
 
@@ -166,13 +182,11 @@ impl Peer {
 
     /// When something that is held back goes on anyhow.
     pub(super) fn handover_due(&self) -> Option<Time> {
-        let drains = self
-            .drains
-            .iter()
-            .map(|d| match d.told || d.acks.is_empty() {
-                true => d.until,
-                false => d.until.min(d.next_ack),
-            });
+        let drains = self.drains.iter().flat_map(|d| {
+            let silent = (!d.told && !self.is_busy(d.key)).then_some(d.heard + SILENCE);
+            let ack = (!d.told && !d.acks.is_empty()).then_some(d.next_ack);
+            [Some(d.until), silent, ack].into_iter().flatten()
+        });
         self.gates.iter().map(|(_, t)| *t).chain(drains).min()
     }
 
@@ -181,6 +195,7 @@ impl Peer {
         while let Some((key, _)) = self.gates.iter().find(|(_, t)| *t <= now).copied() {
             self.open_gate(now, shared, key);
         }
+        self.check_drains(now, shared);
         let spacing = self.ack_spacing(shared);
         for at in 0..self.drains.len() {
             let drain = &mut self.drains[at];

@@ -680,6 +680,7 @@ impl Peer {
             return Taken::Opaque;
         }
         conn.stats.bytes_sent += segment.payload.len() as u64;
+        self.note_heard(now, key);
         let payload_at = virtio::LEN + segment.payload_at;
         Taken::Queue(Place {
             conn: key,

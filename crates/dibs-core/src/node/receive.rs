@@ -296,9 +296,6 @@ impl Peer {
             }
         }
         self.take_lost(shared, id, &mut lost);
-        if !self.drains.is_empty() {
-            self.check_drains(shared);
-        }
         self.acked = acked;
         self.lost = lost;
     }
