@@ -18,10 +18,12 @@ const LAB: [Need; 3] = [
     ("iptables", "iptables"),
 ];
 /// What the tests need beside that.
-const TESTS: [Need; 6] = [
+const TESTS: [Need; 7] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("iperf3", "iperf3"),
+    // Only the program is used; on Debian its service starts when it is installed.
+    ("nginx", "nginx-light"),
     ("openssl", "openssl"),
     ("openvpn", "openvpn"),
     ("socat", "socat"),
