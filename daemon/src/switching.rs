@@ -62,6 +62,16 @@ impl Daemon {
             }
             return Err(error);
         }
+        if bump == 0 {
+            // Both ends fall silent at once: acknowledgements of an end that left come in plain, and
+            // cannot be held back.
+            for pair in by_peer.values().flatten() {
+                for bump in carried() {
+                    // Without the data path nothing is under way.
+                    let _ = self.driver.begin_drain(bump.id.get(), ends(pair));
+                }
+            }
+        }
         let asked = by_peer
             .iter()
             .map(|(peer, pairs)| self.negotiate(*peer, pairs, bump));
@@ -272,12 +282,7 @@ impl Daemon {
         value: u32,
         mask: u32,
     ) -> Result<(), dibs_policy::Error> {
-        let ends = dibs_wire::Tuple {
-            src: pair.local.ip(),
-            dst: pair.remote.ip(),
-            sport: pair.local.port(),
-            dport: pair.remote.port(),
-        };
+        let ends = ends(pair);
         for bump in carried() {
             let drained = self.driver.drain(bump.id.get(), ends);
             // A path that is gone must not hold it up: what is missing is sent again then.
@@ -509,6 +514,16 @@ impl Daemon {
             }
         }
         ruled
+    }
+}
+
+/// The connection as the core names it.
+fn ends(pair: &Pair) -> dibs_wire::Tuple {
+    dibs_wire::Tuple {
+        src: pair.local.ip(),
+        dst: pair.remote.ip(),
+        sport: pair.local.port(),
+        dport: pair.remote.port(),
     }
 }
 

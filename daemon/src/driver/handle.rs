@@ -239,6 +239,12 @@ impl Driver {
         self.ask(|done| Command::Drain { bump, tuple, done }).await
     }
 
+    /// Has a connection in `bump` fall silent, without waiting for it.
+    pub fn begin_drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
+        let (done, _) = oneshot::channel();
+        self.send(Command::Drain { bump, tuple, done })
+    }
+
     /// The connection leaves by another way from now on.
     pub fn end_drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
         self.send(Command::EndDrain { bump, tuple })

@@ -36,11 +36,24 @@ pub(super) struct Drain {
     key: Key,
     until: Time,
     told: bool,
-    /// The kernel's latest segment, or the begin.
+    /// When either end's kernel was last heard, or the begin.
     heard: Time,
     /// When one of `acks` goes on so that the kernel does not think the rest lost.
     next_ack: Time,
     acks: std::collections::VecDeque<EmptyOut>,
+}
+
+impl Drain {
+    /// Whether it is this connection's.
+    pub(super) fn is_of(&self, key: Key) -> bool {
+        self.key == key
+    }
+
+    /// A byte of the connection came, from either end: as long as the far kernel speaks, it needs our
+    /// acknowledgements by the bump, or it would not fall silent.
+    pub(super) fn hear(&mut self, now: Time) {
+        self.heard = now;
+    }
 }
 
 impl Node {
@@ -54,8 +67,14 @@ impl Node {
             return;
         };
         match peer.by_tuple.get(&(tuple, bump)) {
-            Some(&key) if peer.drains.iter().all(|d| d.key != key) => {
+            Some(&key) => {
                 let until = now + DRAIN_PATIENCE;
+                if let Some(known) = peer.drains.iter_mut().find(|d| d.key == key) {
+                    // It may have been silent before; now it is asked again.
+                    known.told = false;
+                    known.until = until;
+                    return;
+                }
                 let acks = std::collections::VecDeque::new();
                 let next_ack = now + peer.ack_spacing(shared);
                 peer.drains.push(Drain {
@@ -67,7 +86,6 @@ impl Node {
                     acks,
                 });
             }
-            Some(_) => {}
             None => {
                 let peer = peer.id.index();
                 shared
@@ -110,13 +128,6 @@ impl Peer {
                     .push_back(Event::Drained { peer, bump, tuple });
             }
             self.drains[at].told = true;
-        }
-    }
-
-    /// The kernel of a connection that is to fall silent sent something.
-    pub(super) fn note_heard(&mut self, now: Time, key: Key) {
-        if let Some(drain) = self.drains.iter_mut().find(|d| d.key == key) {
-            drain.heard = now;
         }
     }
 
@@ -184,7 +195,7 @@ impl Peer {
     pub(super) fn handover_due(&self) -> Option<Time> {
         let drains = self.drains.iter().flat_map(|d| {
             let silent = (!d.told && !self.is_busy(d.key)).then_some(d.heard + SILENCE);
-            let ack = (!d.told && !d.acks.is_empty()).then_some(d.next_ack);
+            let ack = (!d.acks.is_empty()).then_some(d.next_ack);
             [Some(d.until), silent, ack].into_iter().flatten()
         });
         self.gates.iter().map(|(_, t)| *t).chain(drains).min()
@@ -199,8 +210,7 @@ impl Peer {
         let spacing = self.ack_spacing(shared);
         for at in 0..self.drains.len() {
             let drain = &mut self.drains[at];
-            if !drain.told
-                && drain.next_ack <= now
+            if drain.next_ack <= now
                 && let Some(ack) = drain.acks.pop_front()
             {
                 drain.next_ack = now + spacing;

@@ -680,7 +680,9 @@ impl Peer {
             return Taken::Opaque;
         }
         conn.stats.bytes_sent += segment.payload.len() as u64;
-        self.note_heard(now, key);
+        if let Some(drain) = self.drains.iter_mut().find(|d| d.is_of(key)) {
+            drain.hear(now);
+        }
         let payload_at = virtio::LEN + segment.payload_at;
         Taken::Queue(Place {
             conn: key,

@@ -420,6 +420,9 @@ impl Peer {
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
         conn.by_path.entry(path).received += bytes.len() as u64;
+        if let Some(drain) = self.drains.iter_mut().find(|d| d.is_of(key)) {
+            drain.hear(now);
+        }
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         let piece = Piece {
             solo: chunk.solo,
