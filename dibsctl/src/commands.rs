@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use dibs_control::{Changed, Client, Selector};
+use dibs_lab::dibs::Programs;
 use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
@@ -81,9 +82,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
             })
         }
         Command::Demo => {
+            // In another mount namespace our own place may have another name.
+            let programs = Programs::find()?;
             // Before anything starts a thread.
             dibs_lab::enter()?;
-            dibs_lab::demo::run()
+            dibs_lab::demo::run(&programs)
         }
         Command::Genkey => keys::genkey(),
         Command::Pubkey => keys::pubkey(),

@@ -38,8 +38,7 @@ const QUEUED: Duration = Duration::from_millis(250);
 /// # Errors
 /// If anything is not as promised: the connection broke, another file arrived, the eavesdropper
 /// could not read before, or could while the bump was in force.
-pub fn run() -> Result<()> {
-    let programs = Programs::find()?;
+pub fn run(programs: &Programs) -> Result<()> {
     let mut lab = Lab::new()?;
     let site = Site::new(&mut lab, ["laptop", "server"], |_, link| link.shaped(RATE))?;
     let mut out = io::stdout();
