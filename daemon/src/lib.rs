@@ -5,14 +5,12 @@
 //! that stands in a packet's way.
 
 pub mod background;
-pub mod conns;
 pub mod control_socket;
 pub mod daemon;
 pub mod driver;
 pub mod interfaces;
 mod listing;
 pub mod live;
-pub mod messages;
 mod privileges;
 pub mod requests;
 pub mod rules;
@@ -21,6 +19,7 @@ pub mod state;
 pub mod steering;
 mod switching;
 
+use dibs_switch::{conns, messages};
 use std::path::Path;
 use std::rc::Rc;
 use std::thread::JoinHandle;
