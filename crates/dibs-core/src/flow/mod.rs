@@ -1,6 +1,5 @@
 //! Connections: their queues of segments to send, their fields, what is built from what arrives.
 
-pub mod clamp;
 pub mod conn;
 pub mod fields;
 pub mod inject;

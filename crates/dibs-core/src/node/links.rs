@@ -360,7 +360,8 @@ impl Link {
         }
     }
 
-    /// The peer answers our challenge; false if it does not.
+    /// The peer answers our challenge; false if it does not, or one that was not sent to where it is
+    /// now.
     pub(crate) fn on_confirm(&mut self, now: Time, challenge: [u8; 8]) -> bool {
         match self.stage {
             Stage::Accepting {
@@ -382,9 +383,8 @@ impl Link {
     pub(crate) fn on_source(&mut self, now: Time, shared: &mut Shared, seq: u64, from: SocketAddr) {
         let newest = seq >= self.highest;
         self.highest = self.highest.max(seq);
-        if self.is_accepting() && newest {
-            // Where it asked from at first, it has not proved to be.
-            self.remote = from;
+        if newest && from != self.remote {
+            self.ask_anew(now, shared, from);
         }
         if from == self.remote || !newest || !self.is_open() {
             return;
@@ -400,6 +400,21 @@ impl Link {
             challenge,
             retry: Retry::new(now),
         });
+    }
+
+    /// Where the peer asked from at first, it has not proved to be: what it is to prove itself with
+    /// goes to `from`, too, and only an answer from there counts. Otherwise whoever sends its answer
+    /// from elsewhere would open the path to there.
+    fn ask_anew(&mut self, now: Time, shared: &mut Shared, from: SocketAddr) {
+        if let Stage::Accepting {
+            challenge, retry, ..
+        } = &mut self.stage
+        {
+            shared.rng.fill(challenge);
+            *retry = Retry::new(now);
+            self.frames.clear();
+            self.remote = from;
+        }
     }
 
     /// Whether a bare datagram may be one of the peer's: it comes from where the peer is, and its

@@ -151,7 +151,7 @@ impl Peer {
         }
         // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
         // beyond it trust wins over speed.
-        let due = conn.out.until_trusted == 0 && self.delayed_trusted.len() >= MAX_DELAYED;
+        let due = conn.out.until_trusted <= 0 && self.delayed_trusted.len() >= MAX_DELAYED;
         let strict = position.solo || stream.is_guarded(offset) || due;
         let placement = if strict {
             Placement::TrustedOnly
@@ -267,7 +267,7 @@ impl Peer {
         while pieces < most {
             let offset = base + done as u64;
             let position = stream.position(offset, (total - done).max(1));
-            let due = *until_trusted == 0;
+            let due = *until_trusted <= 0;
             let guarded = position.solo || stream.is_guarded(offset);
             let placement = if due || guarded {
                 Placement::TrustedOnly
@@ -335,7 +335,7 @@ impl Peer {
                 deferred = true;
                 stream.advance(offset, numbers, position.solo);
                 stats.bytes_trusted += len as u64;
-                *until_trusted = next_trusted(turn.shared, capacity);
+                *until_trusted += next_trusted(turn.shared, len);
                 *deficit -= len as i64;
                 done += len;
                 if last {
@@ -372,9 +372,9 @@ impl Peer {
                 stats.bytes_trusted += len as u64;
             }
             by_path += len as u64;
-            *until_trusted = match due {
-                true => next_trusted(turn.shared, capacity),
-                false => until_trusted.saturating_sub(len as u32),
+            *until_trusted += match due {
+                true => next_trusted(turn.shared, len),
+                false => -(len as i64),
             };
             *deficit -= shape.len() as i64;
             done += len;
@@ -454,26 +454,26 @@ fn piece_fields<'a>(tcp: &TcpFields<'a>, done: usize, last: bool) -> TcpFields<'
         let rest = usize::from(urgent).saturating_sub(done);
         if rest == 0 && done > 0 {
             piece.flags &= !flags::URG;
-            piece.urgent = None;
-        } else {
-            piece.urgent = Some(rest as u16);
         }
+        // The field stays where nothing is urgent any more: all pieces have equally long headers.
+        piece.urgent = Some(rest as u16);
     }
     piece
 }
 
-/// Bytes until the next chunk that goes by a trusted path come what may: unpredictable, with the
-/// configured share as its mean.
-fn next_trusted(shared: &mut Shared, chunk: usize) -> u32 {
+/// Bytes from a chunk of `len` bytes to the next one that goes by a trusted path come what may:
+/// unpredictable, with the configured share as its mean, however short the chunks are. What others
+/// went beyond it is made up for.
+fn next_trusted(shared: &mut Shared, len: usize) -> i64 {
     if shared.trusted_share >= 1.0 {
         return 0;
     }
     if shared.trusted_share <= 0.0 {
-        return u32::MAX;
+        return i64::MAX / 2;
     }
-    let mean = chunk as f64 * (1.0 - shared.trusted_share) / shared.trusted_share;
-    let most = (2.0 * mean).min(f64::from(u32::MAX - 1)) as u64;
-    shared.random_below(most) as u32 + 1
+    let mean = len as f64 * (1.0 - shared.trusted_share) / shared.trusted_share;
+    let most = (2.0 * mean).min(f64::from(u32::MAX)) as u64;
+    shared.random_below(most) as i64
 }
 
 /// Sets CE on an ECN-capable packet (RFC 3168); false if it is not capable.
