@@ -46,7 +46,6 @@ enum What {
     Switch {
         bump: u8,
         explicit: bool,
-        ready: bool,
         conns: Vec<(Pair, Version)>,
     },
 }
@@ -134,12 +133,10 @@ fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender
         Body::Switch {
             bump,
             explicit,
-            ready,
             conns,
         } => What::Switch {
             bump,
             explicit,
-            ready,
             conns,
         },
     };
@@ -168,9 +165,8 @@ async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) 
             What::Switch {
                 bump,
                 explicit,
-                ready,
                 conns,
-            } => daemon.on_switch(peer, bump, explicit, ready, conns).await,
+            } => daemon.on_switch(peer, bump, explicit, conns).await,
         };
         let body = Body::Answer(outcomes);
         if let Err(error) = daemon.post(peer, Message { request, body }).await {

@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_switch::conns::Pair;
 use smoltcp::iface::SocketHandle;
 use smoltcp::socket::tcp::{self, CongestionControl, State};
+use smoltcp::time::Duration as SmolDuration;
 
 use crate::history::{Order, Plan};
 use crate::kernel::Kernel;
@@ -26,6 +28,7 @@ struct End {
     closed: bool,
     eof: bool,
     read_at: Time,
+    stopped: bool,
 }
 
 /// Both ends of a connection.
@@ -35,8 +38,14 @@ pub struct Conn {
     pub plan: Plan,
     /// Ports of client and server.
     pub ports: (u16, u16),
-    /// Whose direction is in the bump, by host.
-    pub bump: [bool; 2],
+    /// The same at each host, with addresses.
+    pub pairs: [Pair; 2],
+    /// It is kept open although all has been said.
+    pub lingers: bool,
+    /// Both ends closed at once; one went on after the other had closed.
+    pub closes: [bool; 2],
+    /// A reader stopped for a while.
+    pub stopped: bool,
     /// One of the ends gave up.
     pub aborted: bool,
     ends: [End; 2],
@@ -57,9 +66,7 @@ impl Conn {
         let server = 1 - plan.client;
         let [a, b] = kernels;
         let (here, there) = if plan.client == 0 { (a, b) } else { (b, a) };
-        // The window never closes: when it opens again smoltcp 0.14 leaves the zero window probe's
-        // timer for none, and what was lost meanwhile is never sent again.
-        let (rx, tx) = ((2 * plan.buffer).max(64 << 10), plan.buffer);
+        let (rx, tx) = (plan.rx, plan.buffer);
         let sockets = [here.socket(rx, tx), there.socket(rx, tx)];
         let control = if plan.cubic {
             CongestionControl::Cubic
@@ -69,6 +76,14 @@ impl Conn {
         for (kernel, socket) in [(&mut *here, sockets[0]), (&mut *there, sockets[1])] {
             let socket = kernel.sockets.get_mut::<tcp::Socket<'_>>(socket);
             socket.set_congestion_control(control);
+            socket.set_keep_alive(
+                plan.keepalive
+                    .map(|t| SmolDuration::from_millis(t.as_millis() as u64)),
+            );
+        }
+        if plan.urgent {
+            here.urgent.insert(ports.0);
+            there.urgent.insert(ports.1);
         }
         let from = (addresses[plan.client][family], ports.0);
         let to = (addresses[server][family], ports.1);
@@ -78,6 +93,10 @@ impl Conn {
             .listen(to)
             .expect("a fresh socket listens");
         here.connect(sockets[0], to, from);
+        let pair = Pair {
+            local: from.into(),
+            remote: to.into(),
+        };
         let stream = |end: usize| Stream {
             key: mix(2 * number as u64 + end as u64 + 1),
             kind: plan.kind,
@@ -94,11 +113,18 @@ impl Conn {
             closed: false,
             eof: false,
             read_at: Time::ZERO,
+            stopped: false,
         };
         Self {
             plan,
             ports,
-            bump: plan.bump,
+            pairs: match plan.client {
+                0 => [pair, pair.reversed()],
+                _ => [pair.reversed(), pair],
+            },
+            lingers: plan.lingers,
+            closes: [false; 2],
+            stopped: false,
             aborted: false,
             ends: [end(0, plan.client), end(1, server)],
             pause_until: None,
@@ -123,7 +149,10 @@ impl Conn {
         let (paused, halfway) = (self.is_paused(now), self.halfway(end));
         let this = &mut self.ends[end];
         let socket = kernel.sockets.get_mut::<tcp::Socket<'_>>(this.socket);
-        let mut worked = this.read(now, socket, self.plan.slow)?;
+        let mut worked = this.read(now, socket, &self.plan)?;
+        self.stopped |= this.stopped;
+        self.closes[0] |= socket.state() == State::Closing;
+        self.closes[1] |= socket.state() == State::FinWait2 && this.received < this.expected;
         let may_speak = match (self.plan.order, end) {
             (Order::Both, _) | (Order::HalfClose | Order::Reply, 0) => true,
             (Order::HalfClose, _) => this.eof,
@@ -135,6 +164,7 @@ impl Conn {
         let waits_for_answer = self.plan.order == Order::Reply && end == 0;
         let said_all = this.sent == this.to_send && may_speak;
         if said_all
+            && !self.lingers
             && !this.closed
             && (!waits_for_answer || this.received == this.expected)
             && socket.may_send()
@@ -227,6 +257,13 @@ impl Conn {
             })
     }
 
+    /// Whether a socket at `host` is not closed.
+    pub fn lives(&self, host: usize, kernel: &Kernel) -> bool {
+        let end = &self.ends[usize::from(self.ends[0].host != host)];
+        let socket = |e: &End| kernel.sockets.get::<tcp::Socket<'_>>(e.socket).state();
+        !self.removed && socket(end) != State::Closed
+    }
+
     /// Payload bytes that arrived.
     pub fn received(&self) -> u64 {
         self.ends.iter().map(|e| e.received).sum()
@@ -252,12 +289,7 @@ impl Conn {
             )
         });
         let ends: Vec<String> = ends.collect();
-        format!(
-            "ports {:?} bump {:?}: {}",
-            self.ports,
-            self.bump,
-            ends.join("; ")
-        )
+        format!("ports {:?}: {}", self.ports, ends.join("; "))
     }
 }
 
@@ -266,9 +298,18 @@ impl End {
         &mut self,
         now: Time,
         socket: &mut tcp::Socket<'_>,
-        slow: Option<Duration>,
+        plan: &Plan,
     ) -> Result<bool, String> {
         let mut worked = false;
+        let slow = plan.slow;
+        if let Some(stop) = plan.stops
+            && !self.stopped
+            && self.expected > 0
+            && self.received >= self.expected / 2
+        {
+            self.stopped = true;
+            self.read_at = now + stop;
+        }
         while socket.can_recv() && now >= self.read_at {
             let (at, stream) = (self.received, self.receives);
             let read = socket.recv(|bytes| {

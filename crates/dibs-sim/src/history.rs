@@ -6,6 +6,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::session::{Integrity, Suite};
 
+use crate::adversary::{ACTS, Tamper};
 use crate::emulator::Conditions;
 use crate::payload::Kind;
 use crate::rng::Rng;
@@ -88,6 +89,19 @@ pub struct Plan {
     pub pause: Duration,
     /// The ends read at most 1000 bytes so often.
     pub slow: Option<Duration>,
+    /// Buffers to receive into: small ones close their windows.
+    pub rx: usize,
+    /// Halfway each end stops reading for so long.
+    pub stops: Option<Duration>,
+    /// Idle ends ask so often whether the other is there. Ends whose windows close have to: smoltcp
+    /// 0.14 forgets its timer when one opens again, and would never send again what was lost.
+    pub keepalive: Option<Duration>,
+    /// Now and then something is urgent.
+    pub urgent: bool,
+    /// It is kept open until the daemons have agreed on it.
+    pub lingers: bool,
+    /// Rules of these hosts require the bump.
+    pub require: [bool; 2],
 }
 
 /// Something that happens. Connections by their place among the openings.
@@ -97,10 +111,25 @@ pub enum Op {
     Open(Plan),
     /// An end (0 client, 1 server) of a connection aborts it.
     Abort(usize, usize),
-    /// A host's direction of a connection goes into the bump or leaves it.
+    /// A host's direction of a connection goes into the bump or leaves it, by a mark set by hand.
     Switch(usize, usize, bool),
+    /// The user of a host moves a connection into the bump or out of it.
+    Choose(usize, usize, bool),
+    /// The users of both hosts do so at once.
+    Cross(usize, [bool; 2]),
+    /// A host's kernel forgets what it followed.
+    Flush(usize),
     /// A daemon dies, and another one starts after a while.
     Restart(usize, Duration),
+    /// All paths are cut for a while.
+    Cut(Duration),
+    /// Somebody sits on a direction of a path from now on.
+    Tamper(usize, usize, Tamper),
+    /// Somebody sends a host plain packets of a connection; so many are forged ones, if the
+    /// connection is locked or required there, and so many that were seen before.
+    Plain(usize, usize, usize, usize),
+    /// So many packets fall into a host's TUN that do not belong there.
+    Foreign(usize, usize),
     /// A host's interface of a path goes down or up, and its daemon is told.
     Interface(usize, usize, bool),
     /// A path carries nothing, without a word, or carries again.
@@ -157,17 +186,28 @@ impl History {
         let budget = &mut if rng.chance(0.1) { 2_000_000 } else { 300_000 };
         let mut interface_down = vec![[false; 2]; setup.paths.len()];
         let rounds = rng.range(1, 24);
+        let many = rng.chance(0.05).then(|| rng.range(10, 60));
         if rng.chance(0.7) {
             // Let a session come about first.
             at += Duration::from_millis(rng.range(0, 1000));
         }
+        for _ in 0..many.unwrap_or(0) {
+            conns += 1;
+            ops.push((at, Op::Open(small_plan(rng, budget, conns - 1))));
+        }
         for round in 0..rounds {
+            let both = rng.chance(0.15);
             let op = if conns == 0 || (round < 4 && rng.chance(0.4)) {
                 conns += 1;
                 Op::Open(plan(rng, budget, conns - 1))
             } else {
                 random_op(rng, &setup, budget, &mut conns, &mut interface_down)
             };
+            if let Op::Restart(host, gap) = op
+                && both
+            {
+                ops.push((at, Op::Restart(1 - host, gap.mul_f64(2.0 * rng.unit()))));
+            }
             ops.push((at, op));
             let mean = span.div_f64(rounds as f64);
             if !rng.chance(0.25) {
@@ -201,7 +241,7 @@ fn setup(rng: &mut Rng) -> Setup {
                 [other[1], other[0]]
             },
             v6: rng.chance(0.3),
-            mtu: rng.pick(&[1500, 1500, 1500, 1400, 9000, 1300]),
+            mtu: rng.pick(&[1500, 1500, 1500, 1400, 9000, 1300, 1280]),
             link: if easy {
                 [0; 2].map(|_| Conditions::new().delay(Duration::from_millis(rng.range(0, 20))))
             } else {
@@ -227,7 +267,7 @@ fn setup(rng: &mut Rng) -> Setup {
         calls: rng.pick(&[[true, true], [true, false], [false, true]]),
         trusted_share: rng.pick(&[0.05, 0.05, 0.0, 0.5, 1.0]),
         hold_without_trusted: rng.chance(0.85),
-        mtu: [0; 2].map(|_| rng.pick(&[1500, 1500, 1400, 9000])),
+        mtu: [0; 2].map(|_| rng.pick(&[1500, 1500, 1400, 9000, 1280, 20_000])),
         tick: [0; 2].map(|_| Duration::from_micros(rng.pick(&[1, 1, 50, 500]))),
         clock: [0; 2].map(|_| rng.pick(&[1, 12_345, 0x7fff_ff00, 0xffff_fe00])),
         follow: rng.chance(0.5),
@@ -255,6 +295,19 @@ fn conditions(rng: &mut Rng) -> Conditions {
     c.corrupt(rng.pick(&[0.0, 0.0, 0.0, 0.01]))
 }
 
+/// One of many small connections.
+fn small_plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
+    let bytes = [rng.range(1, 3000), rng.range(0, 3000)];
+    Plan {
+        bytes,
+        buffer: 8000,
+        rx: 64 << 10,
+        slow: None,
+        stops: None,
+        ..plan(rng, budget, before)
+    }
+}
+
 fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
     let mut bytes = [0; 2].map(|_| match rng.below(5) {
         0 => 0,
@@ -265,18 +318,29 @@ fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
     *budget = budget.saturating_sub(bytes[0] + bytes[1]);
     let both = rng.chance(0.6);
     let first = rng.chance(0.6);
+    let buffer = rng.magnitude(2_000, 1 << 20) as usize;
+    let closes = rng.chance(0.25);
+    let keepalive = closes || rng.chance(0.1);
+    let client = rng.below(2) as usize;
+    let order = rng.pick(&[Order::Both, Order::HalfClose, Order::Reply]);
+    let mut require = [false; 2];
+    if rng.chance(0.12) {
+        // Where only the server requires it, a client that does not know never gets through.
+        require[client] = true;
+        require[1 - client] = rng.chance(0.7);
+    }
     Plan {
-        client: rng.below(2) as usize,
+        client,
         v6: rng.chance(0.3),
         port_of: (before > 0 && rng.chance(0.1)).then(|| rng.below(before as u64) as usize),
         bytes,
-        order: rng.pick(&[Order::Both, Order::HalfClose, Order::Reply]),
+        order,
         kind: if rng.chance(0.85) {
             Kind::Marked
         } else {
             Kind::Digits
         },
-        buffer: rng.magnitude(2_000, 1 << 20) as usize,
+        buffer,
         cubic: rng.chance(0.5),
         bump: [first, if both { first } else { !first }],
         pause: match rng.below(4) {
@@ -285,6 +349,16 @@ fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
         },
         slow: (bytes[0].max(bytes[1]) < 30_000 && rng.chance(0.1))
             .then(|| Duration::from_millis(rng.range(1, 100))),
+        rx: match closes {
+            true => rng.magnitude(600, 20_000) as usize,
+            false => (2 * buffer).max(64 << 10),
+        },
+        // smoltcp forgets unread bytes when TIME-WAIT ends, after 10 s.
+        stops: closes.then(|| Duration::from_millis(rng.magnitude(1, 6000))),
+        keepalive: keepalive.then(|| Duration::from_millis(rng.range(1100, 8000))),
+        urgent: rng.chance(0.1),
+        lingers: order != Order::HalfClose && rng.chance(0.35),
+        require,
     }
 }
 
@@ -299,23 +373,37 @@ fn random_op(
     let conn = rng.below(*conns as u64) as usize;
     let path = rng.below(setup.paths.len() as u64) as usize;
     match rng.below(100) {
-        0..15 => {
+        0..12 => {
             *conns += 1;
             Op::Open(plan(rng, budget, *conns - 1))
         }
-        15..19 => Op::Abort(conn, host),
-        19..50 => Op::Switch(conn, host, rng.chance(0.5)),
-        50..56 => Op::Restart(host, Duration::from_micros(rng.magnitude(1, 5_000_000))),
-        56..66 => {
+        12..15 => Op::Abort(conn, host),
+        15..24 => Op::Switch(conn, host, rng.chance(0.5)),
+        24..43 => Op::Choose(conn, host, rng.chance(0.5)),
+        43..48 => Op::Cross(conn, [rng.chance(0.5), rng.chance(0.5)]),
+        48..50 => Op::Flush(host),
+        50..57 => Op::Restart(host, Duration::from_micros(rng.magnitude(1, 5_000_000))),
+        57..63 => {
             let down = &mut interface_down[path][host];
             *down = !*down;
             Op::Interface(host, path, !*down)
         }
-        66..74 => Op::Outage(path, rng.chance(0.5)),
-        74..82 => Op::Link(path, host, conditions(rng)),
-        82..87 => Op::Mtu(path, rng.pick(&[1300, 1400, 1500, 9000]), rng.chance(0.3)),
-        87..91 => Op::Attack(host, rng.magnitude(1, 200) as usize),
-        91..96 => Op::Opaque(host, rng.magnitude(40, 9000) as usize, rng.chance(0.3)),
+        63..67 => Op::Outage(path, rng.chance(0.5)),
+        67..69 => Op::Cut(Duration::from_micros(rng.magnitude(10_000, 20_000_000))),
+        69..73 => Op::Link(path, host, conditions(rng)),
+        73..77 => Op::Mtu(
+            path,
+            rng.pick(&[1280, 1300, 1400, 1500, 9000]),
+            rng.chance(0.3),
+        ),
+        77..84 => Op::Tamper(path, host, Tamper::random(rng)),
+        84..87 => Op::Attack(host, rng.magnitude(1, 200) as usize),
+        87..91 => {
+            let [forged, again] = [0; 2].map(|_| rng.magnitude(1, 30) as usize);
+            Op::Plain(host, conn, forged, again)
+        }
+        91..93 => Op::Foreign(host, rng.magnitude(1, 20) as usize),
+        93..97 => Op::Opaque(host, rng.magnitude(40, 9000) as usize, rng.chance(0.3)),
         _ => Op::Control(host, rng.range(1, 1024) as usize),
     }
 }
@@ -365,6 +453,32 @@ impl fmt::Display for History {
                     name(*host),
                     if *bump { "scramble" } else { "plain" }
                 )?,
+                Op::Choose(c, host, bump) => writeln!(
+                    f,
+                    "{} {c} at {}",
+                    if *bump { "enable" } else { "disable" },
+                    name(*host)
+                )?,
+                Op::Cross(c, bumps) => writeln!(f, "enable {c} at A, B: {bumps:?}")?,
+                Op::Flush(host) => writeln!(f, "marks lost at {}", name(*host))?,
+                Op::Cut(time) => writeln!(f, "all paths cut for {time:?}")?,
+                Op::Tamper(path, host, t) => {
+                    write!(f, "tamper path {path} from {}:", name(*host))?;
+                    for (act, chance) in ACTS.iter().zip(t.chances).filter(|(_, c)| *c > 0.0) {
+                        write!(
+                            f,
+                            " {} {chance}",
+                            act.name().trim_start_matches("adversary: ")
+                        )?;
+                    }
+                    writeln!(f, ", hold {:?}", t.hold)?;
+                }
+                Op::Plain(host, c, forged, again) => writeln!(
+                    f,
+                    "plain packets of {c} to {}: {forged} forged, {again} again",
+                    name(*host)
+                )?,
+                Op::Foreign(host, n) => writeln!(f, "{n} foreign in the TUN of {}", name(*host))?,
                 Op::Restart(host, gap) => writeln!(f, "restart {} after {gap:?}", name(*host))?,
                 Op::Interface(host, path, up) => {
                     writeln!(f, "interface of path {path} at {} up {up}", name(*host))?;

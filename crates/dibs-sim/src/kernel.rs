@@ -1,7 +1,7 @@
 //! A host's kernel: a TCP/IP stack between its applications and what carries its packets.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use dibs_core::Time;
@@ -13,6 +13,7 @@ use smoltcp::socket::tcp;
 use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpCidr};
 
+use crate::coverage::{Coverage, Seen};
 use crate::offload;
 
 thread_local! {
@@ -96,9 +97,27 @@ pub struct Kernel {
     clock: u32,
     /// Payload bytes that its TCP sent again.
     pub retransmitted: u64,
-    top: BTreeMap<Tuple, SeqNumber>,
-    /// Where the FIN of each direction stands, and how many bare acknowledgements came up to it.
-    fins: BTreeMap<Tuple, (SeqNumber, u32)>,
+    /// What it sent, by connection as it sends.
+    tracks: BTreeMap<Tuple, Track>,
+    /// Local ports whose connections send urgent data.
+    pub urgent: BTreeSet<u16>,
+    /// What happened.
+    pub seen: Coverage,
+}
+
+/// One direction of a connection, as the kernel sends it.
+#[derive(Clone, Debug)]
+struct Track {
+    /// The number behind the highest one sent, and the one that the far end waits for.
+    top: SeqNumber,
+    una: SeqNumber,
+    /// Where the FIN stands, and how many bare acknowledgements came up to it.
+    fin: Option<(SeqNumber, u32)>,
+    /// Windows that the far end and this one announced last.
+    theirs: u16,
+    ours: u16,
+    /// The numbers that urgent pointers said.
+    urgents: BTreeSet<u32>,
 }
 
 impl Kernel {
@@ -125,8 +144,9 @@ impl Kernel {
             paws: BTreeMap::new(),
             clock,
             retransmitted: 0,
-            top: BTreeMap::new(),
-            fins: BTreeMap::new(),
+            tracks: BTreeMap::new(),
+            urgent: BTreeSet::new(),
+            seen: Coverage::default(),
         }
     }
 
@@ -205,13 +225,26 @@ impl Kernel {
             return false;
         };
         let bare = s.payload.is_empty() && s.flags & (flags::SYN | flags::FIN | flags::RST) == 0;
-        match self.fins.get_mut(&s.tuple.reversed()) {
+        let Some(track) = self.tracks.get_mut(&s.tuple.reversed()) else {
+            return false;
+        };
+        if s.has(flags::ACK) && s.ack.is_after(track.una) && !s.ack.is_after(track.top) {
+            track.una = s.ack;
+        }
+        track.theirs = s.window;
+        match &mut track.fin {
             Some((fin, seen)) if bare && s.ack == *fin => {
                 *seen += 1;
                 *seen > 1
             }
             _ => false,
         }
+    }
+
+    /// Whether a pointer of this kernel said so.
+    pub fn said_urgent(&self, tuple: &Tuple, at: SeqNumber) -> bool {
+        let track = self.tracks.get(tuple);
+        track.is_some_and(|t| t.urgents.contains(&at.raw()))
     }
 
     /// Lets the stack work; what it sends comes out.
@@ -239,24 +272,71 @@ impl Kernel {
             paws.acked = s.ack;
         }
         let len = s.payload.len() as u32;
-        if s.has(flags::FIN) {
-            self.fins.entry(s.tuple).or_insert((s.seq.add(len), 0));
-        }
         if s.has(flags::SYN) {
-            self.fins.remove(&s.tuple);
-            self.top.insert(s.tuple, s.seq.add(1));
-        } else if let Some(top) = self.top.get_mut(&s.tuple)
-            && !s.has(flags::RST)
-        {
-            if top.is_after(s.seq) && len > 0 {
-                self.retransmitted += u64::from(len).min(top.distance_from(s.seq) as u64);
+            let top = s.seq.add(1);
+            let fresh = Track {
+                top,
+                una: s.seq,
+                fin: None,
+                theirs: s.window,
+                ours: s.window,
+                urgents: BTreeSet::new(),
+            };
+            let before = self.tracks.insert(s.tuple, fresh);
+            if before.is_some_and(|t| t.top == top) {
+                self.seen.note(Seen::SynAgain);
             }
-            let end = s.seq.add(len + u32::from(s.has(flags::FIN)));
-            if end.is_after(*top) {
-                *top = end;
-            } else if end == s.seq {
-                return offload::with_seq(&packet, *top);
-            }
+            return packet;
+        }
+        let Some(track) = self.tracks.get_mut(&s.tuple) else {
+            return packet;
+        };
+        if s.has(flags::RST) {
+            return packet;
+        }
+        if (s.window == 0) != (track.ours == 0) {
+            self.seen.note(match s.window {
+                0 => Seen::WindowClosed,
+                _ => Seen::WindowReopened,
+            });
+        }
+        track.ours = s.window;
+        if s.has(flags::FIN) {
+            track.fin.get_or_insert((s.seq.add(len), 0));
+        }
+        let pushed = s.flags & (flags::PSH | flags::FIN) != 0;
+        if len == 1 && s.payload[0] == 0 && s.seq.add(1) == track.top && !pushed {
+            // smoltcp's keepalive: a byte of garbage, which a far end that has not got the real one
+            // yet would take for it. Others send none then.
+            self.seen.note(Seen::Keepalive);
+            return match track.una == track.top {
+                true => packet,
+                false => offload::rewrite(&packet, |e| e.payload.clear()),
+            };
+        }
+        if len == 1 && track.theirs == 0 {
+            self.seen.note(Seen::WindowProbe);
+        }
+        if track.top.is_after(s.seq) && len > 0 {
+            let again = u64::from(len).min(track.top.distance_from(s.seq) as u64);
+            self.retransmitted += again;
+            self.seen.note(Seen::Retransmitted);
+        }
+        let end = s.seq.add(len + u32::from(s.has(flags::FIN)));
+        if end.is_after(track.top) {
+            track.top = end;
+        } else if end == s.seq {
+            let top = track.top;
+            return offload::rewrite(&packet, |e| e.seq = top);
+        }
+        if len > 1 && self.urgent.contains(&s.tuple.sport) && s.seq.raw().is_multiple_of(5) {
+            self.seen.note(Seen::Urgent);
+            let pointer = (s.seq.raw() % len + 1) as u16;
+            track.urgents.insert(s.seq.add(u32::from(pointer)).raw());
+            return offload::rewrite(&packet, |e| {
+                e.flags |= flags::URG;
+                e.urgent = pointer;
+            });
         }
         packet
     }

@@ -13,7 +13,9 @@
 //!
 //! The same seed gives the same run, bit by bit.
 
+pub mod adversary;
 pub mod conn;
+pub mod coverage;
 pub mod emulator;
 pub mod history;
 pub mod kernel;
@@ -21,6 +23,7 @@ pub mod observer;
 pub mod offload;
 pub mod payload;
 pub mod rng;
+pub mod steering;
 pub mod world;
 
 pub use history::History;

@@ -2,8 +2,11 @@
 
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+use dibs_sim::coverage::Histogram;
 
 const USAGE: &str = "usage: dibs-sim [--seeds N] [--seed S] [--jobs J]
   --seeds N  run N seeds, from the one of --seed on (default 2000 from 0; 1 if --seed stands alone)
@@ -49,13 +52,26 @@ fn main() -> ExitCode {
         }
     };
     let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let histogram = Mutex::new(Histogram::default());
     let began = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..arguments.jobs {
-            scope.spawn(|| work(&arguments, &next, &failed, began));
+            scope.spawn(|| {
+                let mine = work(&arguments, &next, &failed, began);
+                let mut all = histogram.lock().expect("no thread panics with it");
+                all.merge(&mine);
+            });
         }
     });
     let failed = failed.into_inner();
+    if arguments.count > 1 {
+        let histogram = histogram.into_inner().expect("no thread panics with it");
+        say(&format!("{histogram}"));
+        let missing = histogram.missing();
+        if !missing.is_empty() {
+            say(&format!("never: {}", missing.join(", ")));
+        }
+    }
     say(&format!(
         "{} seeds in {:.1} s, {failed} failed",
         arguments.count,
@@ -68,15 +84,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn work(arguments: &Arguments, next: &AtomicU64, failed: &AtomicU64, began: Instant) {
+fn work(arguments: &Arguments, next: &AtomicU64, failed: &AtomicU64, began: Instant) -> Histogram {
+    let mut histogram = Histogram::default();
     loop {
         let at = next.fetch_add(1, Ordering::Relaxed);
         if at >= arguments.count {
-            return;
+            return histogram;
         }
         match dibs_sim::run(arguments.first + at) {
             Ok(report) if arguments.count == 1 => say(&format!("{report:#?}")),
-            Ok(_) => {}
+            Ok(report) => histogram.add(&report.coverage),
             Err(text) => {
                 failed.fetch_add(1, Ordering::Relaxed);
                 say(&format!("{text}\n"));

@@ -1,6 +1,7 @@
 //! Who listens on a path.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use dibs_core::session::is_handshake;
 
@@ -12,7 +13,7 @@ use crate::rng::mix;
 pub struct Observer {
     /// Content by what the nonce is made of.
     nonces: HashMap<Nonce, u64>,
-    /// Halves of keys that must never show.
+    /// Parts of keys and inner addresses that must never show.
     secrets: Vec<u64>,
     /// The user lets untrusted paths carry everything while no trusted one is there.
     lax: bool,
@@ -41,6 +42,27 @@ impl Observer {
         let halves = key.chunks(8);
         self.secrets
             .extend(halves.map(|h| u64::from_le_bytes(h.try_into().expect("eight bytes"))));
+    }
+
+    /// Looks for these inner addresses, too: two of IPv4 side by side, the prefix of two of IPv6.
+    pub fn guard_addresses(&mut self, (a, b): (IpAddr, IpAddr)) {
+        match (a, b) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                for (a, b) in [(a, b), (b, a)] {
+                    let pair = [a.octets(), b.octets()].concat();
+                    let pair = pair.try_into().expect("eight bytes");
+                    self.secrets.push(u64::from_le_bytes(pair));
+                }
+            }
+            (a, b) => {
+                for address in [a, b] {
+                    if let IpAddr::V6(address) = address {
+                        let prefix = address.octets()[..8].try_into().expect("eight bytes");
+                        self.secrets.push(u64::from_le_bytes(prefix));
+                    }
+                }
+            }
+        }
     }
 
     /// A datagram passes from host `from` by a path that is trusted by the sender's label, and by
@@ -79,7 +101,7 @@ impl Observer {
             return Err(format!("nonce {nonce:?} with two contents"));
         }
         if let Some(at) = self.find_secret(datagram) {
-            return Err(format!("key bytes on path {path} at {at}"));
+            return Err(format!("a key or an inner address on path {path} at {at}"));
         }
         if !trusted && payload::shows(datagram) {
             return Err(format!(
@@ -160,6 +182,24 @@ mod tests {
         assert!(observer.see(0, 0, trusted, &datagram(1, b"two")).is_ok());
         assert!(observer.see(1, 0, trusted, &datagram(0, b"two")).is_ok());
         assert!(observer.see(0, 0, trusted, &datagram(0, b"two")).is_err());
+    }
+
+    #[test]
+    fn inner_addresses_show() {
+        let mut observer = Observer::new(false);
+        let [a, b] = ["10.1.0.1", "10.1.0.2"].map(|a| a.parse().unwrap());
+        observer.guard_addresses((a, b));
+        let inner = [0x40, 6, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x4e];
+        assert!(
+            observer
+                .see(0, 0, (true, true), &datagram(0, &inner))
+                .is_err()
+        );
+        assert!(
+            observer
+                .see(0, 0, (true, true), &datagram(1, &inner[5..]))
+                .is_ok()
+        );
     }
 
     #[test]

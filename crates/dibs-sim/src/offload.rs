@@ -2,7 +2,7 @@
 
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum;
-use dibs_wire::packet::{self, Packet, Segment, TCP, flags};
+use dibs_wire::packet::{self, Packet, Segment, TCP, Tuple, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
 
 use crate::rng::Rng;
@@ -198,15 +198,48 @@ fn whole(packet: &[u8], s: &Segment<'_>, tcp_at: usize) -> Result<Vec<u8>, Strin
     Ok(copy)
 }
 
-/// A TCP packet with another sequence number.
+/// What a TCP packet says, to be changed.
+#[derive(Clone, Debug)]
+pub struct Edit {
+    /// Sequence number.
+    pub seq: SeqNumber,
+    /// Acknowledgement number.
+    pub ack: SeqNumber,
+    /// Flags.
+    pub flags: u16,
+    /// Window field.
+    pub window: u16,
+    /// Urgent pointer.
+    pub urgent: u16,
+    /// Payload.
+    pub payload: Vec<u8>,
+}
+
+/// A TCP packet with other contents, and the checksum of those.
 ///
 /// # Panics
 /// If it is not a TCP packet.
-pub fn with_seq(packet: &[u8], seq: SeqNumber) -> Vec<u8> {
-    let mut s = tcp(packet).expect("the caller has a TCP packet");
-    let tcp_at = s.payload_at - s.options.len() - 20;
-    s.seq = seq;
-    piece(packet, &s, tcp_at, 0, s.payload.len())
+pub fn rewrite(packet: &[u8], change: impl FnOnce(&mut Edit)) -> Vec<u8> {
+    let s = tcp(packet).expect("the caller has a TCP packet");
+    let at = s.payload_at - s.options.len() - 20;
+    let mut edit = Edit {
+        seq: s.seq,
+        ack: s.ack,
+        flags: s.flags,
+        window: s.window,
+        urgent: s.urgent,
+        payload: s.payload.to_vec(),
+    };
+    change(&mut edit);
+    let mut out = packet[..s.payload_at].to_vec();
+    out[at + 4..at + 8].copy_from_slice(&edit.seq.raw().to_be_bytes());
+    out[at + 8..at + 12].copy_from_slice(&edit.ack.raw().to_be_bytes());
+    out[at + 13] = edit.flags as u8;
+    out[at + 14..at + 16].copy_from_slice(&edit.window.to_be_bytes());
+    out[at + 18..at + 20].copy_from_slice(&edit.urgent.to_be_bytes());
+    out.extend_from_slice(&edit.payload);
+    seal(&mut out, s.tuple, at);
+    out
 }
 
 /// The segment of `len` payload bytes at `at`: PSH and FIN on the last one only, CWR on the first.
@@ -221,14 +254,19 @@ fn piece(packet: &[u8], s: &Segment<'_>, tcp_at: usize, at: usize, len: usize) -
     if at > 0 {
         out[tcp_at + 13] &= !(flags::CWR as u8);
     }
-    let total = out.len();
-    set_length(&mut out, total);
-    out[tcp_at + CSUM..tcp_at + CSUM + 2].fill(0);
-    let sum = checksum::pseudo_header(s.tuple.src, s.tuple.dst, TCP, total - tcp_at)
-        + checksum::sum(&out[tcp_at..]);
-    let sum = !checksum::fold(sum);
-    out[tcp_at + CSUM..tcp_at + CSUM + 2].copy_from_slice(&sum.to_be_bytes());
+    seal(&mut out, s.tuple, tcp_at);
     out
+}
+
+/// Sets the lengths and checksums of a packet to what it is now.
+fn seal(packet: &mut [u8], tuple: Tuple, tcp_at: usize) {
+    let total = packet.len();
+    set_length(packet, total);
+    packet[tcp_at + CSUM..tcp_at + CSUM + 2].fill(0);
+    let sum = checksum::pseudo_header(tuple.src, tuple.dst, TCP, total - tcp_at)
+        + checksum::sum(&packet[tcp_at..]);
+    let sum = !checksum::fold(sum);
+    packet[tcp_at + CSUM..tcp_at + CSUM + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
 fn set_length(packet: &mut [u8], total: usize) {
@@ -254,7 +292,7 @@ pub fn tcp(packet: &[u8]) -> Option<Segment<'_>> {
 mod tests {
     use super::*;
     use dibs_wire::emit::Headers;
-    use dibs_wire::packet::{IpMeta, Tuple};
+    use dibs_wire::packet::IpMeta;
 
     fn packet(seq: u32, len: usize, tcp_flags: u16, v6: bool) -> Vec<u8> {
         let (src, dst) = if v6 {

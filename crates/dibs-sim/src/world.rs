@@ -1,32 +1,37 @@
 //! Two hosts, the paths between them, and time that jumps from one event to the next.
 
+mod attacks;
 mod checks;
+mod network;
 mod ops;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::node::{Bump, Event, LocalPath, Node, NodeConfig, PeerConfig};
-use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret};
+use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
+use dibs_switch::conns::Pair;
 
+use crate::adversary::{Adversary, Put, Tamper};
 use crate::conn::Conn;
-use crate::emulator::{Conditions, Emulator, Fate};
+use crate::coverage::{Coverage, Seen};
+use crate::emulator::{Conditions, Emulator};
 use crate::history::{History, Setup, name};
-use crate::kernel::{Kernel, Way};
+use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
-use crate::offload;
 use crate::rng::{Rng, mix};
+use crate::steering::{At, Steering};
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
 /// up to a minute by then, and a few of them may meet losses again.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Time for what is left to be acknowledged and forgotten.
 const SETTLING: Duration = Duration::from_secs(150);
-/// Datagrams that an attacker remembers.
-const SEEN: usize = 256;
+/// Time for the daemons to agree once nothing disturbs them.
+const AGREEING: Duration = Duration::from_secs(60);
 /// The UDP port of the daemons.
 const PORT: u16 = 5300;
 const SCRAMBLE: u8 = Bump::Scramble as u8;
@@ -46,6 +51,8 @@ pub struct Report {
     pub datagrams: u64,
     /// Bytes of datagrams on trusted and on untrusted paths.
     pub bytes: [u64; 2],
+    /// What happened.
+    pub coverage: Coverage,
 }
 
 /// A broken promise.
@@ -69,6 +76,13 @@ struct Host {
     mtu: Vec<u16>,
     instances: u64,
     spins: u32,
+    steering: Steering,
+    /// What the node has put out and nobody has looked at yet.
+    injected: Vec<Vec<u8>>,
+    events: Vec<Event>,
+    /// Packets that fell into the TUN and are no packets.
+    malformed: u64,
+    stray: u64,
 }
 
 struct Link {
@@ -79,10 +93,12 @@ struct Link {
     /// Labels by host.
     labels: [bool; 2],
     v6: bool,
+    /// Who sits on it, by sending host.
+    tamper: [Option<Tamper>; 2],
 }
 
 enum What {
-    Datagram { path: usize, bytes: Vec<u8> },
+    Datagram(Put),
     Packet(Vec<u8>),
 }
 
@@ -110,8 +126,21 @@ pub struct World {
     opaque: BTreeMap<Vec<u8>, u32>,
     controls: BTreeMap<Vec<u8>, u32>,
     restarts: u64,
-    /// The latest datagrams of all paths, for who sends them again.
-    seen: VecDeque<Vec<u8>>,
+    adversary: Adversary,
+    /// Bytes that came from addresses of his, and went there: by host, path, address.
+    lures: BTreeMap<(usize, usize, SocketAddr), (u64, u64)>,
+    /// The latest plain packets, with the host that they went to.
+    plain_seen: VecDeque<(usize, Vec<u8>)>,
+    /// The last packet of each end of a connection.
+    last: BTreeMap<Pair, Vec<u8>>,
+    by_pair: [BTreeMap<Pair, usize>; 2],
+    /// All paths are cut until then.
+    cut_until: Time,
+    /// Packets of others were put into a TUN of each host.
+    foreign: [bool; 2],
+    /// Messages about switches that were sent.
+    switches: BTreeSet<Vec<u8>>,
+    coverage: Coverage,
     /// How the digest of all arrivals goes.
     digest: u64,
 }
@@ -165,11 +194,16 @@ impl World {
             trusted: p.trusted == [true; 2],
             labels: p.trusted,
             v6: p.v6,
+            tamper: [None, None],
         });
         let links: Vec<Link> = links.collect();
         let mut observer = Observer::new(!setup.hold_without_trusted);
         observer.guard(&private(seed, 0));
         observer.guard(&private(seed, 1));
+        let [a, b] = addresses();
+        for pair in a.into_iter().zip(b) {
+            observer.guard_addresses(pair);
+        }
         if setup.preshared {
             observer.guard(&preshared(seed));
         }
@@ -186,7 +220,13 @@ impl World {
             mtu: setup.paths.iter().map(|p| p.mtu).collect(),
             instances: 0,
             spins: 0,
+            steering: Steering::new(host as u64 + 1),
+            injected: Vec::new(),
+            events: Vec::new(),
+            malformed: 0,
+            stray: 0,
         });
+        let adversary = Adversary::new(rng.fork());
         Self {
             now: Time::ZERO,
             direct: [(); 2].map(|()| Emulator::new(rng.word())),
@@ -204,7 +244,15 @@ impl World {
             opaque: BTreeMap::new(),
             controls: BTreeMap::new(),
             restarts: 0,
-            seen: VecDeque::new(),
+            adversary,
+            lures: BTreeMap::new(),
+            plain_seen: VecDeque::new(),
+            last: BTreeMap::new(),
+            by_pair: [BTreeMap::new(), BTreeMap::new()],
+            cut_until: Time::ZERO,
+            foreign: [false; 2],
+            switches: BTreeSet::new(),
+            coverage: Coverage::default(),
             digest: 0,
         }
     }
@@ -229,6 +277,13 @@ impl World {
         }
         self.run_until(history.quiet)?;
         self.calm();
+        if self.conns.iter().any(|c| c.lingers) {
+            self.run_until(self.now + AGREEING)?;
+            self.check_agreement()?;
+            self.conns.iter_mut().for_each(|c| c.lingers = false);
+            self.pump(0)?;
+            self.pump(1)?;
+        }
         let deadline = self.now + PATIENCE;
         while !self.conns.iter().all(Conn::is_done) {
             let next = self.next_event();
@@ -242,6 +297,7 @@ impl World {
         let before = self.observer.datagrams;
         self.run_until(self.now + Duration::from_secs(10))?;
         self.check_rest(self.observer.datagrams - before)?;
+        self.gather();
         Ok(Report {
             digest: self.digest ^ self.observer.digest,
             took,
@@ -249,6 +305,7 @@ impl World {
             retransmitted: self.hosts.iter().map(|h| h.kernel.retransmitted).sum(),
             datagrams: self.observer.datagrams,
             bytes: self.observer.bytes,
+            coverage: self.coverage,
         })
     }
 
@@ -280,6 +337,7 @@ impl World {
             let kernel = host.kernel.poll_at(now);
             consider(kernel.map(|t| if t <= now { least } else { t }));
             consider(host.starts_at);
+            consider(host.steering.poll_timeout());
             consider(host.node.as_ref().and_then(Node::poll_timeout));
         }
         for conn in &self.conns {
@@ -317,6 +375,11 @@ impl World {
                 }
                 node.handle_timeout(now, wall);
             }
+            if let Some(node) = &mut h.node
+                && h.steering.poll_timeout().is_some_and(|t| t <= now)
+            {
+                h.steering.handle_timeout(&mut At { now, node });
+            }
             self.pump(host)?;
         }
         Ok(())
@@ -330,7 +393,10 @@ impl World {
         let now = self.now;
         if self.hosts[host].starts_at.is_some_and(|t| t <= now) {
             self.hosts[host].starts_at = None;
-            self.hosts[host].node = Some(self.node(host));
+            let node = self.node(host);
+            let h = &mut self.hosts[host];
+            let node = h.node.insert(node);
+            h.steering.start(&mut At { now, node });
         }
     }
 
@@ -379,25 +445,6 @@ impl World {
         Node::new(self.now, config, seed).expect("two different keys")
     }
 
-    fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
-        let Arrival { host, what } = arrival;
-        let now = self.now;
-        self.digest = mix(self.digest ^ now.as_nanos()).wrapping_add(host as u64);
-        match what {
-            What::Packet(packet) => self.hosts[host].kernel.receive(packet, Way::Plain),
-            What::Datagram { path, mut bytes } => {
-                let h = &mut self.hosts[host];
-                if let Some(node) = &mut h.node
-                    && h.up[path]
-                {
-                    let from = endpoint(path, 1 - host, self.links[path].v6);
-                    node.handle_datagram(now, path, from, &mut bytes);
-                }
-                Ok(())
-            }
-        }
-    }
-
     /// Lets a host work until it has nothing to do.
     fn pump(&mut self, host: usize) -> Result<(), String> {
         for _ in 0..10_000 {
@@ -407,7 +454,7 @@ impl World {
             }
             let packets = self.hosts[host].kernel.poll(self.now);
             worked |= !packets.is_empty();
-            self.route(host, packets);
+            self.route(host, packets)?;
             worked |= self.drain(host)?;
             if !worked {
                 return Ok(());
@@ -416,59 +463,12 @@ impl World {
         Err(format!("{} works without end", name(host)))
     }
 
-    /// Sends each packet of a kernel the way that its connection goes on this host.
-    fn route(&mut self, host: usize, packets: Vec<Vec<u8>>) {
-        let mut bumped = Vec::new();
-        for packet in packets {
-            let in_bump = offload::tcp(&packet).is_some_and(|s| {
-                let conn = self.conns.iter().rev();
-                conn.clone()
-                    .find(|c| c.has_ports(s.tuple.sport, s.tuple.dport))
-                    .is_some_and(|c| c.bump[host])
-            });
-            if in_bump {
-                bumped.push(packet);
-            } else {
-                self.send_plain(host, packet);
-            }
-        }
-        for frame in offload::frames(bumped, &mut self.rng) {
-            self.tun(host, &frame);
-        }
-    }
-
-    fn tun(&mut self, host: usize, frame: &[u8]) {
-        if let Some(node) = &mut self.hosts[host].node {
-            let mut buffer = node.tun_buffer();
-            buffer[..frame.len()].copy_from_slice(frame);
-            node.handle_tun(self.now, SCRAMBLE, buffer, frame.len());
-        }
-    }
-
-    fn send_plain(&mut self, host: usize, packet: Vec<u8>) {
-        let now = self.now.since(Time::ZERO);
-        let fate = self.direct[host].enter(&self.direct_conditions, now, packet.len());
-        let Fate::Delivered(delivery) = fate else {
-            return;
-        };
-        self.schedule(1 - host, delivery.at, What::Packet(packet));
-    }
-
-    fn schedule(&mut self, host: usize, at: Duration, what: What) {
-        // The receiver looks at what has arrived now and then.
-        let tick = self.setup.tick[host].as_nanos() as u64;
-        let at = (at.as_nanos() as u64).div_ceil(tick) * tick;
-        self.order += 1;
-        self.arrivals
-            .push(Reverse((Time::from_nanos(at), self.order)));
-        self.arriving.insert(self.order, Arrival { host, what });
-    }
-
     /// Takes what a node has for the network, its kernel and its owner.
     fn drain(&mut self, host: usize) -> Result<bool, String> {
         let now = self.now;
         let mut worked = false;
-        let Some(node) = &mut self.hosts[host].node else {
+        let h = &mut self.hosts[host];
+        let Some(node) = &mut h.node else {
             return Ok(false);
         };
         let mut sends = Vec::new();
@@ -480,12 +480,12 @@ impl World {
             }
         }
         node.flush_injections();
-        let mut injected = Vec::new();
+        let mut injected = std::mem::take(&mut h.injected);
         while let Some(injection) = node.poll_injection() {
             injected.push(injection.frame().to_vec());
             node.recycle(injection);
         }
-        let mut events = Vec::new();
+        let mut events = std::mem::take(&mut h.events);
         while let Some(event) = node.poll_event() {
             events.push(event);
         }
@@ -500,108 +500,51 @@ impl World {
         for event in events {
             self.note(host, event)?;
         }
+        self.note_sent(host);
         self.check_bounds(host)?;
         Ok(worked)
     }
 
-    fn inject(&mut self, host: usize, frame: &[u8]) -> Result<(), String> {
-        for packet in offload::segments(frame)? {
-            if offload::tcp(&packet).is_some() {
-                self.hosts[host].kernel.receive(packet, Way::Bump)?;
-            } else {
-                let Some(count) = self.opaque.get_mut(&packet) else {
-                    return Err("an opaque packet that nobody sent".into());
-                };
-                *count += 1;
-            }
-        }
-        Ok(())
-    }
-
     fn note(&mut self, host: usize, event: Event) -> Result<(), String> {
-        match event {
-            Event::Control { bytes, .. } => {
-                let restarts = self.restarts;
-                let Some(count) = self.controls.get_mut(&bytes) else {
-                    return Err("a message that nobody sent".into());
-                };
-                *count += 1;
-                if u64::from(*count) > 1 + restarts {
-                    return Err(format!("a message came {count} times"));
-                }
-            }
-            Event::Opened { tuple, .. } if self.setup.follow => {
-                let conns = self.conns.iter_mut().rev();
-                let mut conns = conns.filter(|c| c.has_ports(tuple.sport, tuple.dport));
-                if let Some(conn) = conns.next() {
-                    conn.bump[host] = true;
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn send(
-        &mut self,
-        host: usize,
-        path: usize,
-        to: SocketAddr,
-        datagram: Vec<u8>,
-    ) -> Result<(), String> {
-        let link = &mut self.links[path];
-        let secrecy = (link.labels[host], link.trusted);
-        self.observer.see(host, path, secrecy, &datagram)?;
-        let there = endpoint(path, 1 - host, link.v6);
-        if to != there {
-            // Where somebody forwarded the peer's datagrams from: they go there until the peer is
-            // heard itself. Anywhere else nothing ever goes.
-            return match to.ip() == there.ip() {
-                true => Ok(()),
-                false => Err(format!("a datagram on path {path} to {to}")),
-            };
-        }
-        if self.seen.len() == SEEN {
-            self.seen.pop_front();
-        }
-        self.seen.push_back(datagram.clone());
-        let size = datagram.len() + if link.v6 { 48 } else { 28 };
-        let h = &mut self.hosts[host];
-        if !h.up[path] {
-            return Err(format!(
-                "a datagram by path {path}, whose interface is down"
-            ));
-        }
-        if size > usize::from(h.mtu[path]) {
-            if let Some(node) = &mut h.node {
-                node.datagram_too_big(self.now, path, datagram.len());
-            }
-            return Ok(());
-        }
-        if size > usize::from(link.mtu) {
-            return Ok(());
-        }
-        let now = self.now.since(Time::ZERO);
-        let Fate::Delivered(delivery) =
-            link.emulators[host].enter(&link.conditions[host], now, size)
-        else {
+        let now = self.now;
+        let Self { hosts, conns, .. } = self;
+        let h = &mut hosts[host];
+        let Some(node) = &mut h.node else {
             return Ok(());
         };
-        if delivery.duplicate {
-            let bytes = datagram.clone();
-            self.schedule(1 - host, delivery.at, What::Datagram { path, bytes });
-        }
-        let mut bytes = datagram;
-        if let Some(dice) = delivery.corrupt {
-            if self.setup.integrity == Integrity::Off {
-                // All that is left is the checksum of UDP, and it sees one bit.
-                return Ok(());
+        let at = &mut At { now, node };
+        match event {
+            Event::Control { bytes, .. } => {
+                self.coverage.note(Seen::ControlArrived);
+                if let Some(count) = self.controls.get_mut(&bytes) {
+                    *count += 1;
+                    if u64::from(*count) > 1 + self.restarts {
+                        return Err(format!("a message came {count} times"));
+                    }
+                } else if self.switches.contains(&bytes) {
+                    let (pairs, kernel) = (&self.by_pair[host], &h.kernel);
+                    let lives = |pair: &Pair| {
+                        pairs
+                            .get(pair)
+                            .is_some_and(|c| conns[*c].lives(host, kernel))
+                    };
+                    h.steering.on_message(at, &bytes, lives);
+                } else {
+                    return Err("a message that nobody sent".into());
+                }
             }
-            let bit = (dice % (bytes.len() as u64 * 8)) as usize;
-            bytes[bit / 8] ^= 1 << (bit % 8);
+            Event::Drained { tuple, .. } => h.steering.on_drained(at, tuple),
+            Event::PeerUp { .. } => h.steering.on_peer_up(at),
+            _ => {}
         }
-        self.schedule(1 - host, delivery.at, What::Datagram { path, bytes });
+        self.note_sent(host);
         Ok(())
+    }
+
+    /// Learns what a host's daemon has said.
+    fn note_sent(&mut self, host: usize) {
+        let sent = &mut self.hosts[host].steering.sent;
+        self.switches.extend(sent.drain(..));
     }
 }
 

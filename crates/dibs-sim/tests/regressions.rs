@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::counters::Counter;
 use dibs_core::session::{Integrity, Suite};
+use dibs_sim::adversary::Tamper;
+use dibs_sim::coverage::Seen;
 use dibs_sim::emulator::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
 use dibs_sim::payload::Kind;
@@ -59,6 +62,12 @@ fn plan(bytes: [u64; 2], order: Order, bump: [bool; 2]) -> Plan {
         bump,
         pause: Duration::ZERO,
         slow: None,
+        rx: 128 << 10,
+        stops: None,
+        keepalive: None,
+        urgent: false,
+        lingers: false,
+        require: [false; 2],
     }
 }
 
@@ -173,5 +182,96 @@ fn who_forwards_old_datagrams_shuts_no_path() {
             quiet: at(2100),
         };
         World::run(seed, &history).unwrap_or_else(|f| panic!("{seed}: {} {}", f.what, f.state));
+    }
+}
+
+/// Pieces of a segment that lay behind its urgent pointer had shorter headers than the datagrams
+/// were cut for: what was left over was taken for frames.
+#[test]
+fn urgent_data_is_cut_like_other_data() {
+    let urgent = Plan {
+        urgent: true,
+        ..plan([200_000, 200_000], Order::Both, [true; 2])
+    };
+    let paths = vec![path(true, clean()), path(false, clean())];
+    let report = run(setup(paths), vec![(at(1000), Op::Open(urgent))]);
+    assert_eq!(report.delivered, 400_000);
+    assert!(report.coverage.get(Seen::Urgent) > 10);
+}
+
+/// The next chunk for trusted paths was drawn as if chunks were as long as the path's datagrams: of
+/// short segments a fraction of the share went by them.
+#[test]
+fn of_short_segments_the_trusted_paths_carry_their_share_too() {
+    let mut wide = path(false, clean());
+    wide.mtu = 9000;
+    let short = Plan {
+        rx: 800,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan([400_000, 0], Order::HalfClose, [true; 2])
+    };
+    let history = Setup {
+        trusted_share: 0.5,
+        ..setup(vec![
+            path(true, clean().delay(Duration::from_millis(20))),
+            wide,
+        ])
+    };
+    let report = run(history, vec![(at(1000), Op::Open(short))]);
+    let [trusted, untrusted] = report.bytes.map(|b| b as f64);
+    assert!(trusted > 0.8 * untrusted, "{report:?}");
+}
+
+/// Where untrusted paths may carry data while no trusted one is there, they took lost messages of
+/// the daemons, too.
+#[test]
+fn the_daemons_words_wait_for_a_trusted_path() {
+    let paths = vec![path(true, clean()), path(false, clean())];
+    let lax = Setup {
+        hold_without_trusted: false,
+        ..setup(paths)
+    };
+    let lingers = Plan {
+        lingers: true,
+        ..plan([3000, 3000], Order::Both, [false; 2])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(lingers)),
+        (at(1500), Op::Choose(0, 0, true)),
+        // It is on its way.
+        (at(1501), Op::Outage(0, true)),
+        (at(2500), Op::Outage(0, false)),
+    ];
+    let report = run(lax, ops);
+    assert_eq!(report.delivered, 6000);
+    assert_eq!(report.coverage.get(Seen::SwitchedIn), 1);
+    assert!(report.coverage.counter(Counter::ChunkResent) > 0);
+}
+
+/// Whoever sent the peer's last word of a path's opening from elsewhere had the path opened to
+/// there: on a trusted path, which does not roam, for good.
+#[test]
+fn a_path_opens_to_nowhere_but_where_the_peer_proved_itself() {
+    for seed in 0..30 {
+        let elsewhere = Tamper::new(&[(Seen::AdversarySource, 0.5)], Duration::from_millis(20));
+        let mut ops = Vec::new();
+        for path in 0..2 {
+            for host in 0..2 {
+                ops.push((at(0), Op::Tamper(path, host, elsewhere.clone())));
+            }
+        }
+        for i in 0..6 {
+            let restart = Op::Restart((i % 2) as usize, Duration::from_millis(i));
+            ops.push((at(500 * i), restart));
+        }
+        let transfer = plan([100_000, 100_000], Order::Both, [true; 2]);
+        ops.push((at(3000), Op::Open(transfer)));
+        let history = History {
+            setup: setup(vec![path(true, clean()), path(false, clean())]),
+            ops,
+            quiet: at(3000),
+        };
+        let run = World::run(seed, &history);
+        run.unwrap_or_else(|f| panic!("{seed}: {} {}", f.what, f.state));
     }
 }

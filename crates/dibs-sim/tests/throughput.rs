@@ -55,6 +55,12 @@ fn transfer(paths: Vec<PathSetup>, buffer: usize) -> (f64, Report) {
         bump: [true; 2],
         pause: Duration::ZERO,
         slow: None,
+        rx: 2 * buffer,
+        stops: None,
+        keepalive: None,
+        urgent: false,
+        lingers: false,
+        require: [false; 2],
     };
     let begin = Time::ZERO + Duration::from_secs(1);
     let history = History {

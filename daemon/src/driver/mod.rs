@@ -324,15 +324,10 @@ impl DataPath {
                     let sent = self.node.send_control(now, peer, &message);
                     let _ = done.send(sent);
                 }
-                Command::Drain {
-                    bump,
-                    tuple,
-                    window_scale,
-                    done,
-                } => {
+                Command::Drain { bump, tuple, done } => {
                     self.drains.retain(|(.., done)| !done.is_closed());
                     self.drains.push((bump, tuple, done));
-                    self.node.drain(now, bump, tuple, window_scale);
+                    self.node.drain(now, bump, tuple);
                 }
                 Command::EndDrain { bump, tuple } => self.node.end_drain(bump, tuple),
                 Command::Snapshot(done) => {

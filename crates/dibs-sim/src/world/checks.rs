@@ -2,8 +2,12 @@
 
 use dibs_core::counters::Counter;
 
+use dibs_switch::conns::Choice;
+
 use super::World;
+use crate::coverage::Seen;
 use crate::history::name;
+use crate::steering::Mark;
 
 impl World {
     pub(super) fn check_bounds(&self, host: usize) -> Result<(), String> {
@@ -16,20 +20,105 @@ impl World {
                 return Err(format!("bounds exceeded at {}: {peer:?}", name(host)));
             }
         }
-        for counter in [
-            Counter::CrcMismatch,
-            Counter::PeerContradiction,
-            Counter::AckRefused,
-            Counter::FrameMalformed,
-            Counter::InnerAddress,
-            Counter::TunMalformed,
-            Counter::TunNoPeer,
-            Counter::KeysExhausted,
+        let h = &self.hosts[host];
+        let refused = if self.foreign[1 - host] { u64::MAX } else { 0 };
+        for (counter, expected) in [
+            (Counter::CrcMismatch, 0),
+            (Counter::PeerContradiction, 0),
+            (Counter::AckRefused, 0),
+            (Counter::FrameMalformed, 0),
+            (Counter::InnerAddress, refused),
+            (Counter::TunMalformed, h.malformed),
+            (Counter::TunNoPeer, h.stray),
+            (Counter::KeysExhausted, 0),
         ] {
-            if node.counters().get(counter) > 0 {
+            if node.counters().get(counter) > expected {
                 return Err(format!(
                     "{} between honest ends, at {}",
                     counter.name(),
+                    name(host)
+                ));
+            }
+        }
+        h.steering.check()
+    }
+
+    /// The daemons have had time to agree on what is still open.
+    pub(super) fn check_agreement(&self) -> Result<(), String> {
+        let [a, b] = &self.hosts;
+        for conn in self.conns.iter().filter(|c| c.lingers) {
+            if !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
+                continue;
+            }
+            let at = |host: usize| {
+                let (pair, h) = (&conn.pairs[host], &self.hosts[host]);
+                (h.steering.choice(pair), h.steering.mark(pair))
+            };
+            let (ends, wanted) = ([at(0), at(1)], conn.plan.require);
+            let said = |(choice, _): (Option<Choice>, Mark)| choice.map(|c| (c.bump, c.version));
+            if said(ends[0]) != said(ends[1]) {
+                return Err(format!("no agreement on {:?}: {ends:?}", conn.ports));
+            }
+            for (host, (choice, mark)) in ends.into_iter().enumerate() {
+                let Some(choice) = choice else { continue };
+                let in_force = !choice.pending
+                    && mark.chosen
+                    && mark.bump == (choice.bump != 0)
+                    && mark.locked == mark.bump;
+                if !in_force && !wanted[host] {
+                    return Err(format!(
+                        "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",
+                        conn.ports,
+                        name(host)
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts together what happened.
+    pub(super) fn gather(&mut self) {
+        for h in &mut self.hosts {
+            self.coverage.add(&h.kernel.seen);
+            self.coverage.add(&h.steering.seen);
+            if let Some(node) = &h.node {
+                self.coverage.add_counters(node.counters());
+            }
+        }
+        for conn in &self.conns {
+            let both = conn.plan.require != [false; 2];
+            for (happened, what) in [
+                (!conn.aborted, Seen::Finished),
+                (!conn.aborted && both, Seen::RequiredFinished),
+                (conn.closes[0], Seen::SimultaneousClose),
+                (conn.closes[1], Seen::HalfClosed),
+                (conn.stopped, Seen::ReaderStopped),
+            ] {
+                if happened {
+                    self.coverage.note(what);
+                }
+            }
+        }
+    }
+
+    /// At least the agreed share of a connection's bytes went by trusted paths.
+    fn check_share(&self, host: usize) -> Result<(), String> {
+        let share = self.setup.trusted_share;
+        let node = self.hosts[host].node.as_ref();
+        for conn in node.map(|n| n.conns()).unwrap_or_default() {
+            let sent = |trusted: bool| -> u64 {
+                let of = conn.by_path.iter();
+                let of = of.filter(|(path, _)| self.links[*path].trusted == trusted);
+                of.map(|(_, bytes)| bytes.sent).sum()
+            };
+            let (trusted, untrusted) = (conn.stats.bytes_trusted, sent(false));
+            let all = trusted + untrusted;
+            // The places are drawn; of few bytes the share may be less by chance.
+            let least = 0.8 * share * all as f64 - 60_000.0;
+            if self.setup.hold_without_trusted && (trusted as f64) < least {
+                return Err(format!(
+                    "{trusted} of {all} bytes by trusted paths at {}, {share} was agreed to",
                     name(host)
                 ));
             }
@@ -44,6 +133,7 @@ impl World {
             return Err(format!("{datagrams} datagrams in 10 s of silence"));
         }
         for (host, h) in self.hosts.iter().enumerate() {
+            self.check_share(host)?;
             let Some(node) = &h.node else { continue };
             for peer in node.peers(self.now) {
                 if peer.unacknowledged > 0 {
@@ -73,6 +163,10 @@ impl World {
                 "conn {number} {done} {}\n",
                 conn.describe([&a.kernel, &b.kernel])
             );
+            for (h, pair) in [a, b].into_iter().zip(&conn.pairs) {
+                let s = &h.steering;
+                text += &format!("  {:?} {:?}\n", s.mark(pair), s.choice(pair));
+            }
         }
         for (host, h) in self.hosts.iter().enumerate() {
             text += &format!("{}: ", name(host));

@@ -2,15 +2,16 @@
 
 use std::net::IpAddr;
 
-use dibs_core::session::Integrity;
 use dibs_wire::checksum;
 
-use super::{World, addresses, endpoint};
+use super::{World, addresses};
 use crate::conn::Conn;
+use crate::coverage::Seen;
 use crate::emulator::Conditions;
 use crate::history::{Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
+use crate::steering::At;
 
 impl World {
     pub(super) fn apply(&mut self, op: &Op) -> Result<(), String> {
@@ -19,29 +20,87 @@ impl World {
             Op::Open(plan) => {
                 let number = self.conns.len();
                 let ports = (20_000 + number as u16, 30_000 + number as u16);
-                let ports = self.free_ports(plan.port_of, plan.client).unwrap_or(ports);
+                let again = self.free_ports(plan.port_of, plan.client);
+                if again.is_some() {
+                    self.coverage.note(Seen::PortsAgain);
+                }
+                let ports = again.unwrap_or(ports);
                 let [a, b] = &mut self.hosts;
                 let kernels = [&mut a.kernel, &mut b.kernel];
                 let conn = Conn::open(number, *plan, ports, addresses(), kernels);
+                for (host, pair) in conn.pairs.iter().enumerate() {
+                    let (bump, required) = (plan.bump[host], plan.require[host]);
+                    self.hosts[host].steering.open(*pair, bump, required);
+                    self.by_pair[host].insert(*pair, number);
+                    self.last.remove(pair);
+                }
                 self.conns.push(conn);
+                self.coverage.note(Seen::Opened);
             }
             Op::Abort(conn, end) => {
                 let conn = &mut self.conns[*conn];
                 if !conn.is_done() {
                     let host = conn.host(*end);
                     conn.abort(*end, &mut self.hosts[host].kernel);
+                    self.coverage.note(Seen::Aborted);
                 }
             }
-            Op::Switch(conn, host, bump) => self.conns[*conn].bump[*host] = *bump,
+            Op::Switch(conn, host, bump) => {
+                let pair = self.conns[*conn].pairs[*host];
+                if self.by_pair[*host].get(&pair) == Some(conn) {
+                    self.hosts[*host].steering.set_by_hand(pair, *bump);
+                }
+            }
+            Op::Choose(conn, host, bump) => {
+                self.choose(*conn, *host, *bump);
+            }
+            Op::Cross(conn, bumps) => {
+                let a = self.choose(*conn, 0, bumps[0]);
+                let b = self.choose(*conn, 1, bumps[1]);
+                if a && b {
+                    self.coverage.note(Seen::Crossed);
+                }
+            }
+            Op::Flush(host) => self.hosts[*host].steering.flush(),
+            Op::Cut(time) => {
+                self.coverage.note(Seen::Cut);
+                self.cut_until = self.cut_until.max(now + *time);
+            }
+            Op::Tamper(path, host, tamper) => {
+                self.links[*path].tamper[*host] = Some(tamper.clone());
+            }
+            Op::Plain(host, conn, forged, again) => {
+                self.forge_plain(*host, *conn, *forged)?;
+                self.replay_plain(*host, *again)?;
+            }
+            Op::Foreign(host, count) => self.foreign(*host, *count)?,
             Op::Restart(host, gap) => {
                 self.restarts += 1;
+                self.coverage.note(Seen::Crash);
+                if self.hosts[1 - host].node.is_none() {
+                    self.coverage.note(Seen::CrashBoth);
+                }
                 let h = &mut self.hosts[*host];
-                h.node = None;
+                if let Some(node) = h.node.take() {
+                    self.coverage.add_counters(node.counters());
+                }
+                h.steering.crash();
+                (h.malformed, h.stray) = (0, 0);
+                h.injected.clear();
+                h.events.clear();
                 h.starts_at = Some(now + *gap);
                 h.kernel.forget_floors();
             }
-            Op::Interface(host, path, up) => self.set_interface(*host, *path, *up),
+            Op::Interface(host, path, up) => {
+                if !up {
+                    self.coverage.note(Seen::InterfaceDown);
+                }
+                self.set_interface(*host, *path, *up);
+            }
             Op::Outage(path, out) => {
+                if *out {
+                    self.coverage.note(Seen::Outage);
+                }
                 for conditions in &mut self.links[*path].conditions {
                     conditions.outage = *out;
                 }
@@ -54,6 +113,7 @@ impl World {
                 };
             }
             Op::Mtu(path, mtu, told) => {
+                self.coverage.note(Seen::Mtu);
                 self.links[*path].mtu = *mtu;
                 for h in self.hosts.iter_mut().filter(|_| *told) {
                     h.mtu[*path] = *mtu;
@@ -66,9 +126,10 @@ impl World {
             Op::Opaque(host, len, v6) => {
                 let packet = self.opaque_packet(*host, *len, *v6);
                 self.opaque.insert(packet.clone(), 0);
+                self.coverage.note(Seen::Opaque);
                 self.tun(*host, &offload::plain_frame(&packet));
             }
-            Op::Attack(host, count) => self.attack(*host, *count),
+            Op::Attack(host, count) => self.attack(*host, *count)?,
             Op::Control(host, len) => {
                 let mut message = vec![0; *len];
                 let key = self.rng.word();
@@ -83,38 +144,6 @@ impl World {
         }
         self.pump(0)?;
         self.pump(1)
-    }
-
-    /// Sends a daemon what it must not be impressed by: old datagrams, on any path and from
-    /// anywhere, whole or spoilt, and noise.
-    pub(super) fn attack(&mut self, host: usize, count: usize) {
-        // Without integrity an attacker has his way with data; that is what was agreed to.
-        if self.setup.integrity == Integrity::Off {
-            return;
-        }
-        for _ in 0..count {
-            let dice = &mut self.rng;
-            let path = dice.below(self.links.len() as u64) as usize;
-            let mut from = endpoint(path, 1 - host, self.links[path].v6);
-            if dice.chance(0.3) {
-                from.set_port(dice.range(1, 65_535) as u16);
-            }
-            let mut bytes = match self.seen.len() as u64 {
-                0 => vec![0; 64],
-                n => self.seen[dice.below(n) as usize].clone(),
-            };
-            for _ in 0..dice.below(3) {
-                let at = dice.below(bytes.len() as u64) as usize;
-                bytes[at] = dice.word() as u8;
-            }
-            if dice.chance(0.1) {
-                bytes.truncate(dice.below(bytes.len() as u64) as usize);
-            }
-            let h = &mut self.hosts[host];
-            if let Some(node) = h.node.as_mut().filter(|_| h.up[path]) {
-                node.handle_datagram(self.now, path, from, &mut bytes);
-            }
-        }
     }
 
     /// The ports of an earlier connection of the same client, if it is over.
@@ -135,8 +164,26 @@ impl World {
                 return None;
             }
             conn.remove([&mut a.kernel, &mut b.kernel]);
+            a.steering.forget(&conn.pairs[0]);
+            b.steering.forget(&conn.pairs[1]);
         }
         Some(ports)
+    }
+
+    /// A user moves a connection, if there is one and a daemon; true if so.
+    fn choose(&mut self, conn: usize, host: usize, bump: bool) -> bool {
+        let now = self.now;
+        let (conn, h) = (&self.conns[conn], &mut self.hosts[host]);
+        let Some(node) = h.node.as_mut().filter(|_| conn.lives(host, &h.kernel)) else {
+            return false;
+        };
+        let pair = conn.pairs[host];
+        h.steering.choose(&mut At { now, node }, pair, bump);
+        self.coverage.note(match bump {
+            true => Seen::ChosenIn,
+            false => Seen::ChosenOut,
+        });
+        true
     }
 
     pub(super) fn set_interface(&mut self, host: usize, path: usize, up: bool) {
@@ -186,11 +233,13 @@ impl World {
 
     /// Everything that disturbs comes to an end.
     pub(super) fn calm(&mut self) {
+        self.cut_until = self.now;
         for link in &mut self.links {
             for conditions in &mut link.conditions {
                 *conditions = calm(conditions);
                 conditions.outage = false;
             }
+            link.tamper = [None, None];
         }
         for path in 0..self.links.len() {
             for host in 0..2 {

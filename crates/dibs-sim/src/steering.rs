@@ -1,0 +1,622 @@
+//! A host's steering: the marks of its kernel, and the part of its daemon that sets them.
+//!
+//! Choices, their versions and the messages about them are the daemon's own ([`dibs_switch`]). What
+//! stands around them in the daemon (`daemon/src/switching.rs`: asking, giving up, draining, telling a
+//! new session) and in the kernel (`dibs-policy`: the order of the chains, the guard, LOCKED) is
+//! modelled here, for it speaks to tokio and iptables there.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_core::node::{Bump, Node};
+use dibs_switch::conns::{Choice, Choices, Pair, Version};
+use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_wire::Tuple;
+
+use crate::coverage::{Coverage, Seen};
+use crate::kernel::Way;
+
+const SCRAMBLE: u8 = Bump::Scramble as u8;
+/// How long a peer may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long what a connection sent by its bump may take to arrive before it leaves all the same.
+const DRAIN_WITHIN: Duration = Duration::from_millis(100);
+/// Once both ends have agreed, what was sent in plain may arrive for so long.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// What the kernel knows of a connection (SECURITY 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// It is on the bump.
+    pub bump: bool,
+    /// A user chose so: OVERRIDE.
+    pub chosen: bool,
+    /// Nothing of it comes in but by the bump: LOCKED.
+    pub locked: bool,
+}
+
+/// A question that waits for its answer.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    pair: Pair,
+    version: Version,
+    bump: u8,
+    /// What stood before; none if only what is known is told again.
+    before: Option<Option<Choice>>,
+    /// The peer knew of a later choice once already.
+    again: bool,
+    until: Time,
+}
+
+/// A connection that leaves its bump.
+#[derive(Clone, Debug)]
+struct Leaving {
+    until: Time,
+    chosen: bool,
+    /// Choices changed meanwhile.
+    stale: bool,
+    /// Questions of the peer that are answered then.
+    answers: Vec<(u32, u64)>,
+}
+
+/// What dies with the daemon.
+#[derive(Debug, Default)]
+struct Daemon {
+    choices: Choices,
+    next_request: u32,
+    asks: BTreeMap<u32, Ask>,
+    leaving: BTreeMap<Pair, Leaving>,
+    locks: Vec<(Time, Pair, Version)>,
+}
+
+/// One host's steering.
+#[derive(Debug, Default)]
+pub struct Steering {
+    /// Names this host in versions.
+    host: u64,
+    marks: BTreeMap<Pair, Mark>,
+    /// Connections that a `require` rule matches.
+    required: Vec<Pair>,
+    /// The state file.
+    saved: Vec<(Pair, Choice)>,
+    daemon: Option<Daemon>,
+    /// Messages sent, so that the world knows them.
+    pub sent: Vec<Vec<u8>>,
+    /// What happened.
+    pub seen: Coverage,
+    /// The highest version that was in force, by connection.
+    highest: BTreeMap<Pair, Version>,
+}
+
+/// What the steering needs beside itself.
+pub struct At<'a> {
+    /// Now.
+    pub now: Time,
+    /// The daemon's data path.
+    pub node: &'a mut Node,
+}
+
+impl Steering {
+    /// Of a host where nothing was chosen.
+    pub fn new(host: u64) -> Self {
+        Self {
+            host,
+            ..Self::default()
+        }
+    }
+
+    /// A connection is about to be opened: what rules say of it.
+    pub fn open(&mut self, pair: Pair, bump: bool, required: bool) {
+        self.forget(&pair);
+        let mark = Mark {
+            bump: bump || required,
+            ..Mark::default()
+        };
+        self.marks.insert(pair, mark);
+        if required {
+            self.required.push(pair);
+        }
+    }
+
+    /// The connection is over, and its conntrack entry and the choice for it are swept.
+    pub fn forget(&mut self, pair: &Pair) {
+        self.marks.remove(pair);
+        self.required.retain(|p| p != pair);
+        self.saved.retain(|(p, _)| p != pair);
+        self.highest.remove(pair);
+        if let Some(daemon) = &mut self.daemon {
+            daemon.choices.sweep(|p| p != pair);
+            daemon.asks.retain(|_, ask| ask.pair != *pair);
+            daemon.leaving.remove(pair);
+            daemon.locks.retain(|(_, p, _)| p != pair);
+        }
+    }
+
+    /// The kernel's mark of a connection.
+    pub fn mark(&self, pair: &Pair) -> Mark {
+        self.marks.get(pair).copied().unwrap_or_default()
+    }
+
+    /// A rule of this host requires the bump.
+    pub fn requires(&self, pair: &Pair) -> bool {
+        self.required.contains(pair)
+    }
+
+    /// The choice in force here.
+    pub fn choice(&self, pair: &Pair) -> Option<Choice> {
+        let known = self.daemon.as_ref().and_then(|d| d.choices.get(pair));
+        known.or_else(|| self.saved.iter().find(|(p, _)| p == pair).map(|(_, c)| *c))
+    }
+
+    /// Which way a packet of the local kernel takes: OUTPUT's order.
+    pub fn way(&self, pair: &Pair) -> Way {
+        if self.requires(pair) || self.mark(pair).bump {
+            Way::Bump
+        } else {
+            Way::Plain
+        }
+    }
+
+    /// Whether a packet that came in this way gets to the local kernel: PREROUTING and INPUT.
+    pub fn admits(&mut self, pair: &Pair, way: Way, follow: bool) -> bool {
+        let required = self.requires(pair);
+        let mark = self.marks.entry(*pair).or_default();
+        match way {
+            Way::Plain if mark.locked => {
+                self.seen.note(Seen::LockedDropped);
+                false
+            }
+            Way::Plain if required => {
+                self.seen.note(Seen::RequiredDropped);
+                false
+            }
+            Way::Plain => true,
+            Way::Bump => {
+                if follow && !mark.bump && !mark.chosen {
+                    mark.bump = true;
+                    self.seen.note(Seen::Followed);
+                }
+                true
+            }
+        }
+    }
+
+    /// Somebody sets a mark by hand; what was chosen with the daemon stays.
+    pub fn set_by_hand(&mut self, pair: Pair, bump: bool) {
+        let required = self.requires(&pair);
+        let mark = self.marks.entry(pair).or_default();
+        if !mark.chosen && !mark.locked && !required && mark.bump != bump {
+            mark.bump = bump;
+            self.seen.note(Seen::MarkedByHand);
+        }
+    }
+
+    /// All conntrack entries are lost; the daemon puts those of explicit choices back at once.
+    pub fn flush(&mut self) {
+        for (pair, mark) in &mut self.marks {
+            if !mark.chosen && !self.required.contains(pair) && mark.bump {
+                *mark = Mark::default();
+                self.seen.note(Seen::MarkLost);
+            }
+        }
+    }
+
+    /// The daemon is gone; marks and the state file stay.
+    pub fn crash(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            if !daemon.asks.is_empty() {
+                self.seen.note(Seen::CrashAsking);
+            }
+            if !daemon.leaving.is_empty() {
+                self.seen.note(Seen::CrashLeaving);
+            }
+        }
+    }
+
+    /// A daemon starts, and puts in force what it finds.
+    pub fn start(&mut self, at: &mut At<'_>) {
+        let mut daemon = Daemon::default();
+        for (pair, choice) in &self.saved {
+            daemon.choices.restore(*pair, *choice);
+        }
+        self.daemon = Some(daemon);
+        for (pair, _) in self.saved.clone() {
+            self.mark_choice(at, pair);
+        }
+        // The peer may not have heard of them; it is told with the next session.
+        self.daemon().locks.clear();
+    }
+
+    fn daemon(&mut self) -> &mut Daemon {
+        self.daemon
+            .as_mut()
+            .expect("a host with a node has a daemon")
+    }
+
+    fn save(&mut self) {
+        let choices = &self.daemon().choices;
+        let saved = choices.iter().map(|(pair, choice)| {
+            let pending = false;
+            (pair, Choice { pending, ..choice })
+        });
+        self.saved = saved.collect();
+    }
+
+    /// A user here moves a connection into the bump or out of it.
+    pub fn choose(&mut self, at: &mut At<'_>, pair: Pair, bump: bool) {
+        let bump = if bump { SCRAMBLE } else { 0 };
+        if bump == 0 && self.requires(&pair) {
+            return self.seen.note(Seen::RequiredKept);
+        }
+        let host = self.host;
+        let before = self.daemon().choices.get(&pair);
+        let choice = self.daemon().choices.propose(pair, bump, host, 0);
+        self.save();
+        if bump == 0 {
+            self.unlock(&pair);
+            at.node.drain(at.now, SCRAMBLE, tuple(&pair));
+        }
+        self.ask(at, pair, choice.version, bump, Some(before), false);
+    }
+
+    fn ask(
+        &mut self,
+        at: &mut At<'_>,
+        pair: Pair,
+        version: Version,
+        bump: u8,
+        before: Option<Option<Choice>>,
+        again: bool,
+    ) {
+        let request = self.daemon().next_request;
+        self.daemon().next_request = request.wrapping_add(1);
+        let ask = Ask {
+            pair,
+            version,
+            bump,
+            before,
+            again,
+            until: at.now + PATIENCE,
+        };
+        if self.post(at, request, switch(pair, version, bump)) {
+            self.daemon().asks.insert(request, ask);
+        } else if before.is_some() {
+            self.seen.note(Seen::NoSession);
+            self.conclude(at, ask, None, true);
+        }
+    }
+
+    fn post(&mut self, at: &mut At<'_>, request: u32, body: Body) -> bool {
+        let bytes = Message { request, body }.encode();
+        let sent = at.node.send_control(at.now, 0, &bytes).is_ok();
+        if sent {
+            self.sent.push(bytes);
+        }
+        sent
+    }
+
+    /// What came of a question: an outcome, or none, and why.
+    fn conclude(&mut self, at: &mut At<'_>, ask: Ask, outcome: Option<Outcome>, no_session: bool) {
+        let Ask {
+            pair,
+            version,
+            bump,
+            ..
+        } = ask;
+        let Some(before) = ask.before else {
+            // Told again: what the peer refuses stays as it is there. A rule that requires the bump
+            // is the stronger one, and holds for both directions.
+            if outcome == Some(Outcome::Done) && bump != 0 {
+                self.daemon().locks.push((at.now + GRACE, pair, version));
+            }
+            let stands = self.daemon().choices.get(&pair).map(|c| c.version) == Some(version);
+            if outcome == Some(Outcome::OwnRule) && bump == 0 && stands {
+                self.seen.note(Seen::OwnRule);
+                self.daemon().choices.sweep(|p| *p != pair);
+                self.daemon().leaving.remove(&pair);
+                self.highest.remove(&pair);
+                self.marks.insert(
+                    pair,
+                    Mark {
+                        bump: true,
+                        ..Mark::default()
+                    },
+                );
+                at.node.end_drain(SCRAMBLE, tuple(&pair));
+                self.save();
+            }
+            return;
+        };
+        if outcome == Some(Outcome::Done) || (no_session && bump == 0) {
+            if self.daemon().choices.settle(&pair, version) {
+                self.mark_choice(at, pair);
+            } else {
+                self.seen.note(Seen::Superseded);
+            }
+        } else {
+            self.daemon().choices.take_back(&pair, version, before);
+            match outcome {
+                None if !no_session => {
+                    self.seen.note(Seen::Unanswered);
+                    self.bring_back(at, pair, version, before);
+                }
+                _ => {
+                    self.seen.note(Seen::Refused);
+                    self.mark_choice(at, pair);
+                }
+            }
+            if bump == 0 {
+                // It stays where it was, and nobody waits for its silence.
+                at.node.end_drain(SCRAMBLE, tuple(&pair));
+            }
+        }
+        self.save();
+    }
+
+    fn bring_back(&mut self, at: &mut At<'_>, pair: Pair, asked: Version, before: Option<Choice>) {
+        // Where nothing was chosen it stays where it is: rules put it there, or the peer.
+        let here = match self.way(&pair) {
+            Way::Bump => SCRAMBLE,
+            Way::Plain => 0,
+        };
+        let bump = before.map_or(here, |choice| choice.bump);
+        let host = self.host;
+        let choices = &mut self.daemon().choices;
+        let back = choices.propose(pair, bump, host, asked.generation);
+        choices.settle(&pair, back.version);
+        self.mark_choice(at, pair);
+        self.ask(at, pair, back.version, bump, None, false);
+    }
+
+    fn unlock(&mut self, pair: &Pair) {
+        if let Some(mark) = self.marks.get_mut(pair)
+            && std::mem::take(&mut mark.locked)
+        {
+            self.seen.note(Seen::Unlocked);
+        }
+        if let Some(daemon) = &mut self.daemon {
+            daemon.locks.retain(|(_, p, _)| p != pair);
+        }
+    }
+
+    /// Puts the choice for a connection into the kernel, if there is one that is not pending.
+    fn mark_choice(&mut self, at: &mut At<'_>, pair: Pair) {
+        if let Some(leaving) = self.daemon().leaving.get_mut(&pair) {
+            leaving.stale = true;
+            return;
+        }
+        let Some(choice) = self.daemon().choices.get(&pair).filter(|c| !c.pending) else {
+            return;
+        };
+        let highest = self.highest.entry(pair).or_default();
+        *highest = (*highest).max(choice.version);
+        if choice.bump != 0 {
+            let mark = self.marks.entry(pair).or_default();
+            (mark.bump, mark.chosen) = (true, true);
+            let lock = (at.now + GRACE, pair, choice.version);
+            self.daemon().locks.push(lock);
+            return;
+        }
+        self.unlock(&pair);
+        let leaving = Leaving {
+            until: at.now + DRAIN_WITHIN,
+            chosen: true,
+            stale: false,
+            answers: Vec::new(),
+        };
+        self.daemon().leaving.insert(pair, leaving);
+        at.node.drain(at.now, SCRAMBLE, tuple(&pair));
+    }
+
+    fn leave(&mut self, at: &mut At<'_>, pair: Pair) {
+        let Some(leaving) = self.daemon().leaving.remove(&pair) else {
+            return;
+        };
+        self.marks.insert(
+            pair,
+            Mark {
+                bump: false,
+                chosen: leaving.chosen,
+                locked: false,
+            },
+        );
+        at.node.end_drain(SCRAMBLE, tuple(&pair));
+        for (request, generation) in leaving.answers {
+            self.post(at, request, Body::Answer(vec![(Outcome::Done, generation)]));
+        }
+        if leaving.stale {
+            self.mark_choice(at, pair);
+        }
+    }
+
+    /// What a connection sent by its bump has arrived.
+    pub fn on_drained(&mut self, at: &mut At<'_>, tuple: Tuple) {
+        let pair = Pair {
+            local: (tuple.src, tuple.sport).into(),
+            remote: (tuple.dst, tuple.dport).into(),
+        };
+        if self.daemon().leaving.contains_key(&pair) {
+            self.seen.note(Seen::Drained);
+            self.leave(at, pair);
+        }
+    }
+
+    /// A new session with the peer: all that concerns it is told.
+    pub fn on_peer_up(&mut self, at: &mut At<'_>) {
+        let settled = |(_, choice): &(Pair, Choice)| !choice.pending;
+        let known: Vec<_> = self.daemon().choices.iter().filter(settled).collect();
+        for (pair, choice) in known {
+            self.seen.note(Seen::ToldAgain);
+            self.ask(at, pair, choice.version, choice.bump, None, false);
+        }
+    }
+
+    /// A message of the peer's daemon; `lives` knows the sockets. False if it is none of ours.
+    pub fn on_message(
+        &mut self,
+        at: &mut At<'_>,
+        bytes: &[u8],
+        lives: impl Fn(&Pair) -> bool,
+    ) -> bool {
+        let Ok(Message { request, body }) = Message::decode(bytes) else {
+            return false;
+        };
+        match body {
+            Body::Switch { bump, conns, .. } => {
+                for (pair, version) in conns {
+                    self.on_switch(at, request, pair.reversed(), bump, version, &lives);
+                }
+            }
+            Body::Answer(outcomes) => {
+                let ask = self.daemon().asks.remove(&request);
+                if let Some((ask, &(outcome, generation))) = ask.zip(outcomes.first()) {
+                    self.on_answer(at, ask, outcome, generation);
+                } else {
+                    self.seen.note(Seen::LateAnswer);
+                }
+            }
+            Body::Want { .. } => {}
+        }
+        true
+    }
+
+    fn on_answer(&mut self, at: &mut At<'_>, ask: Ask, outcome: Outcome, generation: u64) {
+        let host = self.host;
+        let choices = &mut self.daemon().choices;
+        let stands = choices.get(&ask.pair).map(|c| c.version) == Some(ask.version);
+        if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again {
+            let later = choices.propose(ask.pair, ask.bump, host, generation);
+            self.seen.note(Seen::AskedAgain);
+            return self.ask(at, ask.pair, later.version, ask.bump, ask.before, true);
+        }
+        self.conclude(at, ask, Some(outcome), false);
+    }
+
+    fn on_switch(
+        &mut self,
+        at: &mut At<'_>,
+        request: u32,
+        pair: Pair,
+        bump: u8,
+        version: Version,
+        lives: &impl Fn(&Pair) -> bool,
+    ) {
+        let refused = if !lives(&pair) {
+            Some((Outcome::NoConnection, 0))
+        } else if bump == 0 && self.requires(&pair) {
+            Some((Outcome::OwnRule, version.generation))
+        } else {
+            let accepted = self.daemon().choices.accept(pair, bump, version);
+            accepted
+                .err()
+                .map(|known| (Outcome::Older, known.version.generation))
+        };
+        if let Some(refused) = refused {
+            self.seen.note(match refused.0 {
+                Outcome::Older => Seen::OlderRefused,
+                _ => Seen::SwitchRefused,
+            });
+            self.post(at, request, Body::Answer(vec![refused]));
+            return;
+        }
+        self.seen.note(if bump == 0 {
+            Seen::SwitchedOut
+        } else {
+            Seen::SwitchedIn
+        });
+        self.save();
+        self.mark_choice(at, pair);
+        match self.daemon().leaving.get_mut(&pair) {
+            Some(leaving) => leaving.answers.push((request, version.generation)),
+            None => {
+                let done = (Outcome::Done, version.generation);
+                self.post(at, request, Body::Answer(vec![done]));
+            }
+        }
+    }
+
+    /// When something is due.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let daemon = self.daemon.as_ref()?;
+        let asks = daemon.asks.values().map(|a| a.until);
+        let leaving = daemon.leaving.values().map(|l| l.until);
+        let locks = daemon.locks.iter().map(|(t, ..)| *t);
+        asks.chain(leaving).chain(locks).min()
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, at: &mut At<'_>) {
+        let now = at.now;
+        let due = |d: &Daemon| {
+            let late = d.asks.iter().find(|(_, a)| a.until <= now);
+            late.map(|(request, _)| *request)
+        };
+        while let Some(request) = due(self.daemon()) {
+            let ask = self.daemon().asks.remove(&request).expect("it is due");
+            self.conclude(at, ask, None, false);
+        }
+        let due = |d: &Daemon| {
+            let late = d.leaving.iter().find(|(_, l)| l.until <= now);
+            late.map(|(pair, _)| *pair)
+        };
+        while let Some(pair) = due(self.daemon()) {
+            self.seen.note(Seen::DrainGivenUp);
+            self.leave(at, pair);
+        }
+        let locks = std::mem::take(&mut self.daemon().locks);
+        for (at, pair, version) in locks {
+            if at > now {
+                self.daemon().locks.push((at, pair, version));
+                continue;
+            }
+            let choice = self.daemon().choices.get(&pair);
+            let stands = choice.is_some_and(|c| c.version == version && c.bump != 0 && !c.pending);
+            if stands && let Some(mark) = self.marks.get_mut(&pair) {
+                mark.locked = true;
+                self.seen.note(Seen::Locked);
+            }
+        }
+    }
+
+    /// That versions in force never go back (SECURITY 9).
+    ///
+    /// # Errors
+    /// They did.
+    pub fn check(&self) -> Result<(), String> {
+        let Some(daemon) = &self.daemon else {
+            return Ok(());
+        };
+        for (pair, choice) in daemon.choices.iter() {
+            let mark = self.mark(&pair);
+            if mark.locked && !mark.bump {
+                return Err(format!("{pair:?} is locked to a bump that it is not on"));
+            }
+            if self.highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {
+                return Err(format!(
+                    "the choice for {pair:?} went back to {:?}",
+                    choice.version
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn switch(pair: Pair, version: Version, bump: u8) -> Body {
+    Body::Switch {
+        bump,
+        explicit: true,
+        conns: vec![(pair, version)],
+    }
+}
+
+/// The connection as the core names it.
+pub fn tuple(pair: &Pair) -> Tuple {
+    Tuple {
+        src: pair.local.ip(),
+        dst: pair.remote.ip(),
+        sport: pair.local.port(),
+        dport: pair.remote.port(),
+    }
+}

@@ -1,0 +1,350 @@
+//! Between the hosts: the paths with who sits on them, and the ordinary route.
+
+use std::cmp::Reverse;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_core::counters::Counter;
+use dibs_core::node::Event;
+use dibs_core::session::Integrity;
+use dibs_switch::conns::Pair;
+use dibs_wire::Tuple;
+
+use super::{Arrival, What, World, endpoint};
+use crate::adversary::Put;
+use crate::coverage::Seen;
+use crate::emulator::{Cause, Fate};
+use crate::history::name;
+use crate::kernel::Way;
+use crate::offload;
+use crate::rng::mix;
+
+/// Plain packets that somebody on the ordinary route remembers.
+const PLAIN_SEEN: usize = 64;
+/// What may go to an unproved address beyond three times what came from it: frames that were on
+/// their way there already.
+const SLACK: u64 = 1500;
+/// Where a datagram without effect is counted.
+const DROPS: [Counter; 13] = [
+    Counter::HandshakeUntrusted,
+    Counter::HandshakeDropped,
+    Counter::DatagramMalformed,
+    Counter::DatagramUnknownIndex,
+    Counter::DatagramExpired,
+    Counter::DatagramReplayed,
+    Counter::DatagramUnauthentic,
+    Counter::BareRefused,
+    Counter::WrongPath,
+    Counter::PathNotValidated,
+    Counter::FrameMalformed,
+    Counter::PeerContradiction,
+    Counter::AckRefused,
+];
+
+/// The connection of a packet, as the host sends that it came to.
+fn receiver(tuple: &Tuple) -> Pair {
+    sender(tuple).reversed()
+}
+
+/// The same as the host sends that it comes from.
+fn sender(tuple: &Tuple) -> Pair {
+    Pair {
+        local: (tuple.src, tuple.sport).into(),
+        remote: (tuple.dst, tuple.dport).into(),
+    }
+}
+
+impl World {
+    pub(super) fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
+        let Arrival { host, what } = arrival;
+        let now = self.now;
+        self.digest = mix(self.digest ^ now.as_nanos()).wrapping_add(host as u64);
+        match what {
+            What::Packet(packet) => self.arrive_plain(host, packet),
+            What::Datagram(put) => self.arrive_datagram(put),
+        }
+    }
+
+    pub(super) fn arrive_plain(&mut self, host: usize, packet: Vec<u8>) -> Result<(), String> {
+        if let Some(s) = offload::tcp(&packet) {
+            let pair = receiver(&s.tuple);
+            let follow = self.follows(host, &pair);
+            if !self.hosts[host].steering.admits(&pair, Way::Plain, follow) {
+                return Ok(());
+            }
+            if self.required(host, &pair) {
+                return Err(format!(
+                    "{} took a plain packet of a required connection",
+                    name(host)
+                ));
+            }
+        }
+        self.hosts[host].kernel.receive(packet, Way::Plain)
+    }
+
+    /// Whether a connection's plan says that this host requires the bump.
+    fn required(&self, host: usize, pair: &Pair) -> bool {
+        let conn = self.conn_of(host, pair);
+        conn.is_some_and(|c| self.conns[c].plan.require[host])
+    }
+
+    /// Whether what comes by a bump pulls a connection there. Where only one end requires the bump,
+    /// it has to.
+    fn follows(&self, host: usize, pair: &Pair) -> bool {
+        self.setup.follow || self.required(1 - host, &pair.reversed())
+    }
+
+    /// The latest connection of these ends.
+    pub(super) fn conn_of(&self, host: usize, pair: &Pair) -> Option<usize> {
+        self.by_pair[host].get(pair).copied()
+    }
+
+    pub(super) fn arrive_datagram(&mut self, put: Put) -> Result<(), String> {
+        let Put {
+            host,
+            path,
+            from,
+            mut bytes,
+            forged,
+            ..
+        } = put;
+        let link = &self.links[path];
+        let (trusted, there) = (link.trusted, endpoint(path, 1 - host, link.v6));
+        let h = &mut self.hosts[host];
+        let Some(node) = h.node.as_mut().filter(|_| h.up[path]) else {
+            return Ok(());
+        };
+        if let Some(from) = from {
+            let (came, _) = self.lures.entry((host, path, from)).or_default();
+            *came += bytes.len() as u64;
+        }
+        let drops = |node: &dibs_core::node::Node| -> u64 {
+            DROPS.iter().map(|c| node.counters().get(*c)).sum()
+        };
+        let before = drops(node);
+        node.handle_datagram(self.now, path, from.unwrap_or(there), &mut bytes);
+        if forged && drops(node) != before + 1 {
+            return Err(format!(
+                "a forged datagram of {} bytes at {} was counted {} times",
+                bytes.len(),
+                name(host),
+                drops(node) - before
+            ));
+        }
+        let known = h.injected.len();
+        while let Some(injection) = node.poll_injection() {
+            h.injected.push(injection.frame().to_vec());
+            node.recycle(injection);
+        }
+        let opaque = |frame: &Vec<u8>| offload::tcp(&frame[dibs_wire::virtio::LEN..]).is_none();
+        if !trusted && h.injected[known..].iter().any(opaque) {
+            return Err(format!("an opaque packet came by untrusted path {path}"));
+        }
+        while let Some(event) = node.poll_event() {
+            if !trusted && matches!(event, Event::Control { .. }) {
+                return Err(format!("a message came by untrusted path {path}"));
+            }
+            h.events.push(event);
+        }
+        Ok(())
+    }
+
+    /// Sends each packet of a kernel the way that its connection goes on this host.
+    pub(super) fn route(&mut self, host: usize, packets: Vec<Vec<u8>>) -> Result<(), String> {
+        let mut bumped = Vec::new();
+        for packet in packets {
+            let pair = offload::tcp(&packet).map(|s| sender(&s.tuple));
+            let Some(pair) = pair else {
+                self.send_plain(host, packet);
+                continue;
+            };
+            if self.by_pair[host].contains_key(&pair) {
+                self.last.insert(pair, packet.clone());
+            }
+            match self.hosts[host].steering.way(&pair) {
+                Way::Bump => bumped.push(packet),
+                Way::Plain if self.required(host, &pair) => {
+                    return Err(format!(
+                        "{} sent a plain packet of a required connection",
+                        name(host)
+                    ));
+                }
+                Way::Plain => self.send_plain(host, packet),
+            }
+        }
+        for frame in offload::frames(bumped, &mut self.rng) {
+            self.tun(host, &frame);
+        }
+        Ok(())
+    }
+
+    pub(super) fn tun(&mut self, host: usize, frame: &[u8]) {
+        if let Some(node) = &mut self.hosts[host].node {
+            let mut buffer = node.tun_buffer();
+            buffer[..frame.len()].copy_from_slice(frame);
+            node.handle_tun(self.now, super::SCRAMBLE, buffer, frame.len());
+        }
+    }
+
+    fn send_plain(&mut self, host: usize, packet: Vec<u8>) {
+        let now = self.now.since(Time::ZERO);
+        if self.plain_seen.len() == PLAIN_SEEN {
+            self.plain_seen.pop_front();
+        }
+        self.plain_seen.push_back((1 - host, packet.clone()));
+        let fate = self.direct[host].enter(&self.direct_conditions, now, packet.len());
+        let Fate::Delivered(delivery) = fate else {
+            return;
+        };
+        self.schedule(1 - host, delivery.at, What::Packet(packet));
+    }
+
+    pub(super) fn schedule(&mut self, host: usize, at: Duration, what: What) {
+        // The receiver looks at what has arrived now and then.
+        let tick = self.setup.tick[host].as_nanos() as u64;
+        let at = (at.as_nanos() as u64).div_ceil(tick) * tick;
+        self.order += 1;
+        self.arrivals
+            .push(Reverse((Time::from_nanos(at), self.order)));
+        self.arriving.insert(self.order, Arrival { host, what });
+    }
+
+    /// What a TUN hands to a kernel.
+    pub(super) fn inject(&mut self, host: usize, frame: &[u8]) -> Result<(), String> {
+        for packet in offload::segments(frame)? {
+            let Some(s) = offload::tcp(&packet) else {
+                let Some(count) = self.opaque.get_mut(&packet) else {
+                    return Err("an opaque packet that nobody sent".into());
+                };
+                *count += 1;
+                self.coverage.note(Seen::OpaqueArrived);
+                continue;
+            };
+            let pair = receiver(&s.tuple);
+            if s.has(dibs_wire::packet::flags::URG) {
+                let at = s.seq.add(u32::from(s.urgent));
+                if !self.hosts[1 - host].kernel.said_urgent(&s.tuple, at) {
+                    return Err(format!("an urgent pointer to {} that nobody set", at.raw()));
+                }
+            }
+            let follow = self.follows(host, &pair);
+            let h = &mut self.hosts[host];
+            if h.steering.admits(&pair, Way::Bump, follow) {
+                h.kernel.receive(packet, Way::Bump)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(
+        &mut self,
+        host: usize,
+        path: usize,
+        to: SocketAddr,
+        datagram: Vec<u8>,
+    ) -> Result<(), String> {
+        let link = &mut self.links[path];
+        let secrecy = (link.labels[host], link.trusted);
+        self.observer.see(host, path, secrecy, &datagram)?;
+        let there = endpoint(path, 1 - host, link.v6);
+        if to != there {
+            return self.send_elsewhere(host, path, to, datagram.len() as u64);
+        }
+        self.adversary.read(host, &datagram);
+        let size = datagram.len() + if link.v6 { 48 } else { 28 };
+        let h = &mut self.hosts[host];
+        if !h.up[path] {
+            return Err(format!(
+                "a datagram by path {path}, whose interface is down"
+            ));
+        }
+        if size > usize::from(h.mtu[path]) {
+            self.coverage.note(Seen::TooBig);
+            if let Some(node) = &mut h.node {
+                node.datagram_too_big(self.now, path, datagram.len());
+            }
+            return Ok(());
+        }
+        if size > usize::from(link.mtu) {
+            self.coverage.note(Seen::TooBig);
+            return Ok(());
+        }
+        let now = self.now.since(Time::ZERO);
+        let delivery = match link.emulators[host].enter(&link.conditions[host], now, size) {
+            Fate::Delivered(delivery) => delivery,
+            Fate::Dropped(cause) => {
+                if cause != Cause::Outage {
+                    self.coverage.note(Seen::LinkLost);
+                }
+                return Ok(());
+            }
+        };
+        if self.now < self.cut_until {
+            return Ok(());
+        }
+        let forging = self.setup.integrity == Integrity::On;
+        let put = |bytes, forged| Put {
+            host: 1 - host,
+            path,
+            from: None,
+            after: Duration::ZERO,
+            bytes,
+            forged,
+        };
+        if delivery.late {
+            self.coverage.note(Seen::LinkLate);
+        }
+        if delivery.duplicate {
+            self.coverage.note(Seen::LinkDoubled);
+            let copy = put(datagram.clone(), false);
+            self.schedule(1 - host, delivery.at, What::Datagram(copy));
+        }
+        if let Some(dice) = delivery.corrupt {
+            // Without integrity, all that is left is the checksum of UDP, and it sees one bit.
+            if forging {
+                self.coverage.note(Seen::LinkCorrupted);
+                let mut bytes = datagram;
+                let bit = (dice % (bytes.len() as u64 * 8)) as usize;
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                self.schedule(1 - host, delivery.at, What::Datagram(put(bytes, true)));
+            }
+            return Ok(());
+        }
+        let Some(tamper) = &self.links[path].tamper[host] else {
+            self.schedule(1 - host, delivery.at, What::Datagram(put(datagram, false)));
+            return Ok(());
+        };
+        let at = (host, path, self.links.len());
+        let (puts, did) = self.adversary.meddle(tamper, at, forging, datagram);
+        for act in did {
+            self.coverage.note(act);
+        }
+        for put in puts {
+            self.schedule(put.host, delivery.at + put.after, What::Datagram(put));
+        }
+        Ok(())
+    }
+
+    /// A datagram to somewhere that is not the other end's: only where somebody sent the peer's own
+    /// datagrams from, and not much.
+    fn send_elsewhere(
+        &mut self,
+        host: usize,
+        path: usize,
+        to: SocketAddr,
+        len: u64,
+    ) -> Result<(), String> {
+        self.coverage.note(Seen::Lured);
+        let Some((came, went)) = self.lures.get_mut(&(host, path, to)) else {
+            return Err(format!("a datagram on path {path} to {to}"));
+        };
+        *went += len;
+        if *went > 3 * *came + SLACK {
+            return Err(format!(
+                "{went} bytes went on path {path} to {to}, from where {came} came"
+            ));
+        }
+        Ok(())
+    }
+}
