@@ -46,6 +46,7 @@ enum What {
     Switch {
         bump: u8,
         explicit: bool,
+        ready: bool,
         conns: Vec<(Pair, Version)>,
     },
 }
@@ -133,10 +134,12 @@ fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender
         Body::Switch {
             bump,
             explicit,
+            ready,
             conns,
         } => What::Switch {
             bump,
             explicit,
+            ready,
             conns,
         },
     };
@@ -165,8 +168,9 @@ async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) 
             What::Switch {
                 bump,
                 explicit,
+                ready,
                 conns,
-            } => daemon.on_switch(peer, bump, explicit, conns).await,
+            } => daemon.on_switch(peer, bump, explicit, ready, conns).await,
         };
         let body = Body::Answer(outcomes);
         if let Err(error) = daemon.post(peer, Message { request, body }).await {

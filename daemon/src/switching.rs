@@ -1,10 +1,11 @@
 //! Moving live connections: what users here choose, what peers ask for, what rules imply.
 //!
 //! Into a bump: TUN and chains first, then the peer, whose packets may come by the bump from then on,
-//! then our own mark. Back to plain likewise: the peer first, then our own mark. Data under way may
-//! arrive by both ways; TCP puts it in order.
+//! then our own mark. Back to plain: each end falls silent before it leaves, or TCP would take what is
+//! overtaken for lost. Its kernel falls silent by the acknowledgements that it gets by the bump, so whoever
+//! sends leaves first: the peer, or, when we send, we, once the peer has agreed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use dibs_policy::BumpId;
@@ -20,8 +21,8 @@ use crate::startup::{carried, marks};
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
 /// A connection that moves no byte for as long is taken to be idle.
 const IDLE_AFTER: Duration = Duration::from_millis(150);
-/// How long what a connection sent by its bump may take to arrive before it leaves all the same.
-const DRAIN_WITHIN: Duration = Duration::from_millis(100);
+/// A connection whose kernel has sent no byte for as long sends nothing now.
+const SENDS_WITHIN: Duration = Duration::from_millis(200);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -33,19 +34,19 @@ impl Daemon {
     /// the same order.
     pub(crate) async fn choose(&self, lives: &[Live], bump: u8) -> anyhow::Result<Vec<Moved>> {
         let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
-        let mut by_peer: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
+        let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
         for live in lives {
             if live.bound {
                 let why = "its socket is bound to a device and cannot be steered";
                 outcomes.insert(live.pair, Err(why.to_owned()));
             } else {
-                by_peer.entry(live.peer).or_default().push(live.pair);
+                by_peer.entry(live.peer).or_default().push(*live);
             }
         }
         let mut proposed: Vec<(Pair, Choice, Option<Choice>)> = Vec::new();
         {
             let mut state = self.state.borrow_mut();
-            for pair in by_peer.values().flatten() {
+            for Live { pair, .. } in by_peer.values().flatten() {
                 let before = state.choices.get(pair);
                 let choice = state.choices.propose(*pair, bump, self.host, 0);
                 proposed.push((*pair, choice, before));
@@ -62,19 +63,9 @@ impl Daemon {
             }
             return Err(error);
         }
-        if bump == 0 {
-            // Both ends fall silent at once: acknowledgements of an end that left come in plain, and
-            // cannot be held back.
-            for pair in by_peer.values().flatten() {
-                for bump in carried() {
-                    // Without the data path nothing is under way.
-                    let _ = self.driver.begin_drain(bump.id.get(), ends(pair));
-                }
-            }
-        }
         let asked = by_peer
             .iter()
-            .map(|(peer, pairs)| self.negotiate(*peer, pairs, bump));
+            .map(|(peer, lives)| self.negotiate(*peer, lives, bump, true));
         let answers = futures_util::future::join_all(asked).await;
         let before: HashMap<Pair, Option<Choice>> = proposed
             .into_iter()
@@ -101,19 +92,76 @@ impl Daemon {
         Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
     }
 
-    /// Asks a peer for its part; once more where it knew of a later choice.
+    /// Asks a peer for its part. Connections that leave their bump while their kernel sends have left
+    /// when this returns, if the peer agreed.
     async fn negotiate(
+        &self,
+        peer: usize,
+        lives: &[Live],
+        bump: u8,
+        explicit: bool,
+    ) -> Vec<(Pair, Version, Result<Outcome, Unanswered>)> {
+        let sending = match bump {
+            0 => self.sending().await,
+            _ => HashSet::new(),
+        };
+        let (first, others): (Vec<Live>, Vec<Live>) =
+            lives.iter().partition(|live| sending.contains(&live.pair));
+        let others: Vec<Pair> = others.iter().map(|live| live.pair).collect();
+        let mut results = self.ask_all(peer, &others, bump, explicit, false).await;
+        let pairs: Vec<Pair> = first.iter().map(|live| live.pair).collect();
+        let mut leaving = Vec::new();
+        for (pair, version, answer) in self.ask_all(peer, &pairs, bump, explicit, true).await {
+            match answer {
+                Ok(Outcome::Done) => leaving.push(pair),
+                refused => results.push((pair, version, refused)),
+            }
+        }
+        self.silence(first.iter().filter(|live| leaving.contains(&live.pair)))
+            .await;
+        for pair in &leaving {
+            let _turn = self.marking.lock().await;
+            if let Err(error) = self.mark(pair, bump, explicit).await {
+                tracing::warn!("{error}");
+            }
+        }
+        results.extend(self.ask_all(peer, &leaving, bump, explicit, false).await);
+        results
+    }
+
+    /// The connections whose kernels here send by a bump now.
+    async fn sending(&self) -> HashSet<Pair> {
+        // Without the data path nothing is under way.
+        let Ok((now, conns)) = self.driver.conns().await else {
+            return HashSet::new();
+        };
+        let sends = |spoke| now.since(spoke) < SENDS_WITHIN;
+        conns
+            .iter()
+            .filter(|conn| conn.spoke.is_some_and(sends))
+            .map(|conn| Pair {
+                local: (conn.tuple.src, conn.tuple.sport).into(),
+                remote: (conn.tuple.dst, conn.tuple.dport).into(),
+            })
+            .collect()
+    }
+
+    /// Asks a peer for its part; once more where it knew of a later choice.
+    async fn ask_all(
         &self,
         peer: usize,
         pairs: &[Pair],
         bump: u8,
+        explicit: bool,
+        ready: bool,
     ) -> Vec<(Pair, Version, Result<Outcome, Unanswered>)> {
         let mut results = Vec::new();
         for pairs in pairs.chunks(MAX_ENTRIES) {
             let mut again = Vec::new();
-            for (pair, version, answer) in self.ask_switch(peer, pairs, bump, true).await {
+            let answers = self.ask_switch(peer, pairs, bump, explicit, ready).await;
+            for (pair, version, answer) in answers {
                 match answer {
-                    Ok((Outcome::Older, generation)) => {
+                    Ok((Outcome::Older, generation)) if explicit => {
                         let mut state = self.state.borrow_mut();
                         // Unless that later choice has come here meanwhile: then it stands.
                         if state.choices.get(&pair).map(|c| c.version) == Some(version) {
@@ -127,7 +175,7 @@ impl Daemon {
                 }
             }
             if !again.is_empty() {
-                let second = self.ask_switch(peer, &again, bump, true).await;
+                let second = self.ask_switch(peer, &again, bump, explicit, ready).await;
                 let second = second
                     .into_iter()
                     .map(|(pair, version, answer)| (pair, version, answer.map(|(o, _)| o)));
@@ -144,6 +192,7 @@ impl Daemon {
         pairs: &[Pair],
         bump: u8,
         explicit: bool,
+        ready: bool,
     ) -> Vec<(Pair, Version, Result<(Outcome, u64), Unanswered>)> {
         let conns: Vec<(Pair, Version)> = {
             let state = self.state.borrow();
@@ -160,6 +209,7 @@ impl Daemon {
         let body = Body::Switch {
             bump,
             explicit,
+            ready,
             conns: conns.clone(),
         };
         match self.ask(peer, body).await {
@@ -239,6 +289,7 @@ impl Daemon {
         let body = Body::Switch {
             bump,
             explicit: true,
+            ready: false,
             conns: vec![(pair, back.version)],
         };
         if let Some(peer) = self.peer_of(pair.remote.ip()) {
@@ -247,7 +298,8 @@ impl Daemon {
         }
     }
 
-    /// Sets the bump of one connection in its ctmark, which is made if it is not tracked.
+    /// Sets the bump of one connection in its ctmark, which is made if it is not tracked. One that
+    /// leaves its bump goes on.
     pub(crate) async fn mark(
         &self,
         pair: &Pair,
@@ -261,7 +313,12 @@ impl Daemon {
         let tuple = Tuple::tcp(pair.local, pair.remote);
         let mut conntrack = Conntrack::open()?;
         if bump == 0 {
-            return self.leave(pair, &mut conntrack, &tuple, value, mask).await;
+            let marked = conntrack.set_mark(&tuple, value, mask).await;
+            for bump in carried() {
+                // Without the data path nothing is held back.
+                let _ = self.driver.end_drain(bump.id.get(), ends(pair));
+            }
+            return marked.map(drop);
         }
         if conntrack.set_mark(&tuple, value, mask).await? {
             return Ok(());
@@ -272,28 +329,17 @@ impl Daemon {
         conntrack.set_mark(&tuple, value, mask).await.map(drop)
     }
 
-    /// Takes a connection off its bump, once what it sent by it has arrived: in plain, what follows may
-    /// be quicker, and TCP would take what it overtakes for lost.
-    async fn leave(
-        &self,
-        pair: &Pair,
-        conntrack: &mut Conntrack,
-        tuple: &Tuple,
-        value: u32,
-        mask: u32,
-    ) -> Result<(), dibs_policy::Error> {
-        let ends = ends(pair);
-        for bump in carried() {
-            let drained = self.driver.drain(bump.id.get(), ends);
-            // A path that is gone must not hold it up: what is missing is sent again then.
-            let _ = tokio::time::timeout(DRAIN_WITHIN, drained).await;
-        }
-        let marked = conntrack.set_mark(tuple, value, mask).await;
-        for bump in carried() {
-            // Without the data path nothing is held back.
-            let _ = self.driver.end_drain(bump.id.get(), ends);
-        }
-        marked.map(drop)
+    /// Waits until nothing that connections sent by their bumps can be overtaken any more: in plain,
+    /// what follows may be quicker. Their kernels send nothing new until they are [marked](Self::mark).
+    async fn silence(&self, lives: impl Iterator<Item = &Live>) {
+        let drains = lives.flat_map(|live| {
+            carried().into_iter().map(|bump| {
+                let scale = live.counts.window_scale;
+                self.driver.drain(bump.id.get(), ends(&live.pair), scale)
+            })
+        });
+        // Without the data path nothing is under way.
+        let _ = futures_util::future::join_all(drains).await;
     }
 
     /// Puts the choice for one connection into the kernel, if there is one that is not pending. One at a
@@ -348,6 +394,7 @@ impl Daemon {
         peer: usize,
         bump: u8,
         explicit: bool,
+        ready: bool,
         conns: Vec<(Pair, Version)>,
     ) -> Vec<(Outcome, u64)> {
         let known = bump == 0 || carried().iter().any(|carried| carried.id.get() == bump);
@@ -368,7 +415,7 @@ impl Daemon {
                 None => Err((Outcome::NoConnection, 0)),
                 Some(_) if !known => Err((Outcome::NoBump, 0)),
                 Some(live) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
-                Some(live) => self.take_switch(live, bump, explicit, version),
+                Some(live) => self.take_switch(live, bump, explicit, ready, version),
             };
             outcomes.push(match verdict {
                 Ok(is_new) => {
@@ -380,6 +427,13 @@ impl Daemon {
             });
         }
         if moving.is_empty() {
+            return outcomes;
+        }
+        if bump == 0 {
+            self.silence(moving.iter().map(|(_, pair)| &lives[pair]))
+                .await;
+        }
+        if ready {
             return outcomes;
         }
         let prepared = async {
@@ -411,12 +465,14 @@ impl Daemon {
         outcomes
     }
 
-    /// Notes a peer's wish for one connection if it is to be carried out: then whether it is news.
+    /// Notes a peer's wish for one connection if it is to be carried out, unless the peer only asks
+    /// whether it would be: then whether it is news.
     fn take_switch(
         &self,
         live: &Live,
         bump: u8,
         explicit: bool,
+        ready: bool,
         version: Version,
     ) -> Result<bool, (Outcome, u64)> {
         let mut state = self.state.borrow_mut();
@@ -434,6 +490,14 @@ impl Daemon {
                 None => Ok(true),
             };
         }
+        if ready {
+            return match before {
+                Some(known) if known.version > version => {
+                    Err((Outcome::Older, known.version.generation))
+                }
+                _ => Ok(false),
+            };
+        }
         match state.choices.accept(live.pair, bump, version) {
             Ok(()) => Ok(before.is_none_or(|before| before.bump != bump)),
             Err(known) => Err((Outcome::Older, known.version.generation)),
@@ -442,18 +506,16 @@ impl Daemon {
 
     /// Moves connections here and at their peers because rules changed, not by choice.
     pub(crate) async fn follow_rules(&self, lives: &[Live], bump: u8) {
-        let mut by_peer: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
+        let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
         for live in lives.iter().filter(|live| !live.bound) {
-            by_peer.entry(live.peer).or_default().push(live.pair);
+            by_peer.entry(live.peer).or_default().push(*live);
         }
-        for (peer, pairs) in by_peer {
-            for pairs in pairs.chunks(MAX_ENTRIES) {
-                // What the peer does not take part in goes one way only, as rules allow.
-                self.ask_switch(peer, pairs, bump, false).await;
-                for pair in pairs {
-                    if let Err(error) = self.mark(pair, bump, false).await {
-                        tracing::warn!("{error}");
-                    }
+        for (peer, lives) in by_peer {
+            // What the peer does not take part in goes one way only, as rules allow.
+            self.negotiate(peer, &lives, bump, false).await;
+            for live in lives {
+                if let Err(error) = self.mark(&live.pair, bump, false).await {
+                    tracing::warn!("{error}");
                 }
             }
         }
@@ -477,6 +539,7 @@ impl Daemon {
                 let body = Body::Switch {
                     bump,
                     explicit: true,
+                    ready: false,
                     conns: conns.to_vec(),
                 };
                 // What it refuses stays as it is there; it tells us of later choices itself.

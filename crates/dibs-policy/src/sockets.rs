@@ -36,6 +36,8 @@ pub struct TcpSocket {
 /// From the kernel's tcp_info.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpCounts {
+    /// By how many bits it shifts the windows that the far end gives (RFC 7323).
+    pub window_scale: u8,
     /// Smoothed round-trip time in microseconds.
     pub rtt_us: u32,
     /// Segments sent again over the connection's life.
@@ -91,6 +93,12 @@ fn socket(response: &InetResponse) -> TcpSocket {
     let address = |ip: IpAddr, port| SocketAddr::new(ip.to_canonical(), port);
     let counts = response.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(info) => Some(TcpCounts {
+            // Of two bit fields of four bits, the first.
+            window_scale: if cfg!(target_endian = "little") {
+                info.wscale & 0xf
+            } else {
+                info.wscale >> 4
+            },
             rtt_us: info.rtt,
             retransmissions: info.total_retrans,
             bytes_acked: info.bytes_acked,

@@ -16,7 +16,9 @@
 //! that the receiver has their TUNs ready; the highest sequence since the sender's start counts. SWITCH
 //! says what connections are on from now on; bump 0 releases them. Flag 1: an explicit choice, which
 //! stands above rules and is kept. Both are answered with the same request number: SWITCH with an
-//! outcome for each entry in order, WANT with one.
+//! outcome for each entry in order, WANT with one. Flag 2, with bump 0 only: the sender has something under
+//! way by the bump, and leaves first. The receiver says whether it would follow, and gets ready: what it
+//! sends itself falls silent.
 //!
 //! [`Node::send_control`]: dibs_core::node::Node::send_control
 
@@ -31,6 +33,7 @@ const WANT: u8 = 1;
 const SWITCH: u8 = 2;
 const ANSWER: u8 = 3;
 const EXPLICIT: u8 = 1;
+const READY: u8 = 2;
 
 /// Connections in one SWITCH, at most.
 pub const MAX_ENTRIES: usize = 20;
@@ -64,6 +67,8 @@ pub enum Body {
         bump: u8,
         /// A user's choice, as opposed to a rule's.
         explicit: bool,
+        /// Only whether the receiver would do it; it gets ready.
+        ready: bool,
         /// Up to [`MAX_ENTRIES`] connections as the sender sends, with the version of the choice.
         conns: Vec<(Pair, Version)>,
     },
@@ -121,10 +126,12 @@ impl Message {
             Body::Switch {
                 bump,
                 explicit,
+                ready,
                 conns,
             } => {
                 out[1] = SWITCH;
-                out.extend([*bump, if *explicit { EXPLICIT } else { 0 }]);
+                let flag = |flag, set| if set { flag } else { 0 };
+                out.extend([*bump, flag(EXPLICIT, *explicit) | flag(READY, *ready)]);
                 let host = conns.first().map_or(0, |(_, version)| version.host);
                 out.extend(host.to_be_bytes());
                 out.push(count(conns.len()));
@@ -165,7 +172,7 @@ impl Message {
             SWITCH => {
                 let bump = r.u8()?;
                 let flags = r.u8()?;
-                if flags & !EXPLICIT != 0 {
+                if flags & !(EXPLICIT | READY) != 0 || (flags & READY != 0 && bump != 0) {
                     return Err(Malformed);
                 }
                 let host = r.u64()?;
@@ -177,6 +184,7 @@ impl Message {
                 Body::Switch {
                     bump,
                     explicit: flags & EXPLICIT != 0,
+                    ready: flags & READY != 0,
                     conns: conns.collect::<Result<_, _>>()?,
                 }
             }
@@ -288,11 +296,13 @@ mod tests {
         let outcomes = proptest::collection::vec((0u8..7, any::<u64>()), 0..=MAX_ENTRIES);
         prop_oneof![
             any::<(u64, u16)>().prop_map(|(sequence, bumps)| Body::Want { sequence, bumps }),
-            (any::<(u8, bool, u64)>(), entries).prop_map(|((bump, explicit, host), entries)| {
+            (any::<(u8, bool, bool, u64)>(), entries).prop_map(|(switch, entries)| {
+                let (bump, explicit, ready, host) = switch;
                 let version = |generation| Version { generation, host };
                 Body::Switch {
                     bump,
                     explicit,
+                    ready: ready && bump == 0,
                     conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
                 }
             }),
@@ -345,6 +355,7 @@ mod tests {
             body: Body::Switch {
                 bump: 0,
                 explicit: true,
+                ready: false,
                 conns: vec![(pair, version)],
             },
         };

@@ -61,6 +61,7 @@ pub(super) enum Command {
     Drain {
         bump: u8,
         tuple: Tuple,
+        window_scale: u8,
         done: oneshot::Sender<()>,
     },
     EndDrain {
@@ -233,16 +234,17 @@ impl Driver {
         .await
     }
 
-    /// Returns once nothing of a connection in `bump` is under way any more. Its kernel sends nothing
-    /// new meanwhile, and goes on after [`end_drain`](Self::end_drain), or by itself after a moment.
-    pub async fn drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
-        self.ask(|done| Command::Drain { bump, tuple, done }).await
-    }
-
-    /// Has a connection in `bump` fall silent, without waiting for it.
-    pub fn begin_drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
-        let (done, _) = oneshot::channel();
-        self.send(Command::Drain { bump, tuple, done })
+    /// Returns once nothing that a connection sent by `bump` can be overtaken any more. Its kernel
+    /// sends nothing new meanwhile, and goes on after [`end_drain`](Self::end_drain), or by itself
+    /// after a moment.
+    pub async fn drain(&self, bump: u8, tuple: Tuple, window_scale: u8) -> Result<(), Gone> {
+        self.ask(|done| Command::Drain {
+            bump,
+            tuple,
+            window_scale,
+            done,
+        })
+        .await
     }
 
     /// The connection leaves by another way from now on.

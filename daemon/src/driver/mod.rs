@@ -324,10 +324,15 @@ impl DataPath {
                     let sent = self.node.send_control(now, peer, &message);
                     let _ = done.send(sent);
                 }
-                Command::Drain { bump, tuple, done } => {
+                Command::Drain {
+                    bump,
+                    tuple,
+                    window_scale,
+                    done,
+                } => {
                     self.drains.retain(|(.., done)| !done.is_closed());
                     self.drains.push((bump, tuple, done));
-                    self.node.drain(now, bump, tuple);
+                    self.node.drain(now, bump, tuple, window_scale);
                 }
                 Command::EndDrain { bump, tuple } => self.node.end_drain(bump, tuple),
                 Command::Snapshot(done) => {

@@ -3,9 +3,10 @@
 use dibs_scramble::{BUFFER_LEN, initial_buffer};
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::{BASE_OFFSET, Open};
-use dibs_wire::packet::{IpMeta, Tuple};
+use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
+use super::clamp::Clamp;
 use super::inject::Template;
 use super::queue::Queue;
 use crate::session::{Direction, EpochSecrets};
@@ -180,6 +181,12 @@ pub struct Conn {
     pub tsval_floor: Option<u32>,
     /// The highest number that the local kernel acknowledged by this bump.
     pub acked: Option<SeqNumber>,
+    /// Behind the highest number that the local kernel sent by this bump.
+    pub sent_end: Option<SeqNumber>,
+    /// The local kernel is kept from sending more.
+    pub clamp: Option<Clamp>,
+    /// When the local kernel last sent a byte.
+    pub spoke: Option<Time>,
     /// Last packet of either direction.
     pub last_seen: Time,
     /// First packet.
@@ -212,6 +219,9 @@ impl Conn {
             inc: None,
             tsval_floor: None,
             acked: None,
+            sent_end: None,
+            clamp: None,
+            spoke: None,
             last_seen: now,
             since: now,
             stats: ConnStats::default(),
@@ -240,6 +250,18 @@ impl Conn {
         self.out.meta = meta;
         self.out.secrets = Some(secrets);
         self.out.confirmed = false;
+    }
+
+    /// Notes how far the local kernel has sent.
+    pub fn note_sent(&mut self, segment: &Segment<'_>) {
+        let numbered = u32::from(segment.has(flags::SYN)) + u32::from(segment.has(flags::FIN));
+        let end = segment.seq.add(segment.payload.len() as u32 + numbered);
+        if self.sent_end.is_none_or(|before| end.is_after(before)) {
+            self.sent_end = Some(end);
+        }
+        if let Some(clamp) = &mut self.clamp {
+            clamp.sent(end);
+        }
     }
 
     /// Raises the TSval floor to what the local kernel echoed.

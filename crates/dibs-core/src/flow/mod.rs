@@ -1,5 +1,6 @@
 //! Connections: their queues of segments to send, their fields, what is built from what arrives.
 
+pub mod clamp;
 pub mod conn;
 pub mod fields;
 pub mod inject;

@@ -2,45 +2,42 @@
 //!
 //! The plain way and the bump's paths are not equally long, so at a switch new bytes overtake older
 //! ones, and TCP takes those for lost. Into the bump: the receiver holds the start of the chain back
-//! until its kernel has what went before in plain. Out of it: the sender's kernel gets no
-//! acknowledgements, so that it falls silent, until all it sent by the bump has arrived; then its
-//! packets leave in plain and the acknowledgements are handed on. Both are bounded by time.
+//! until its kernel has what went before in plain. Out of it: the acknowledgements that the sender's
+//! kernel gets close its window just behind what it has sent ([`Clamp`]), so that it falls silent with
+//! nothing missing; once all of it is under way long enough not to be overtaken its packets may leave
+//! in plain, and the window opens. Both are bounded by time.
 
 use std::time::Duration;
 
 use dibs_wire::Tuple;
-use dibs_wire::packet::flags;
 
 use super::notice::Event;
-use super::peer::{EmptyOut, Peer};
+use super::peer::Peer;
 use super::{Node, Shared, route};
 use crate::counters::Counter;
+use crate::flow::clamp::Clamp;
 use crate::flow::conn::Conn;
 use crate::slab::Key;
 use crate::time::Time;
 
 /// The start of a chain is held back no longer: what went in plain may be lost.
 const GATE_PATIENCE: Duration = Duration::from_millis(80);
-/// Nor are acknowledgements.
-const DRAIN_PATIENCE: Duration = Duration::from_millis(150);
-/// Beside a round trip of the paths, the time after which a kernel that hears nothing would try again
-/// (the least tail loss probe of Linux): one acknowledgement is let through before.
-const PROBE_MARGIN: Duration = Duration::from_millis(2);
+/// Nor is silence waited for, beside two round trips; after that again the window opens by itself.
+const DRAIN_PATIENCE: Duration = Duration::from_millis(100);
 /// A kernel that has sent nothing for so long is silent, not only between two paced bursts.
 const SILENCE: Duration = Duration::from_millis(2);
-/// Acknowledgements held back, at most; the oldest ones say nothing that a later one does not.
-const HELD_ACKS: usize = 64;
+/// What was sent as long ago, beside the paths' difference, is not overtaken, acknowledged or not.
+const SETTLED: Duration = Duration::from_millis(10);
 
 /// A connection that is about to leave its bump.
 pub(super) struct Drain {
     key: Key,
+    /// Silent or not, it is told of then.
+    tell_by: Time,
     until: Time,
     told: bool,
-    /// When either end's kernel was last heard, or the begin.
+    /// When its kernel was last heard, or the begin.
     heard: Time,
-    /// When one of `acks` goes on so that the kernel does not think the rest lost.
-    next_ack: Time,
-    acks: std::collections::VecDeque<EmptyOut>,
 }
 
 impl Drain {
@@ -49,43 +46,24 @@ impl Drain {
         self.key == key
     }
 
-    /// A byte of the connection came, from either end: as long as the far kernel speaks, it needs our
-    /// acknowledgements by the bump, or it would not fall silent.
+    /// A byte of the connection came from the local kernel.
     pub(super) fn hear(&mut self, now: Time) {
         self.heard = now;
     }
 }
 
 impl Node {
-    /// Prepares a connection to leave its bump: its kernel is kept from sending more, and
-    /// [`Event::Drained`] tells when all that it sent has arrived. Then the packets may be steered
-    /// elsewhere, and [`end_drain`](Self::end_drain) lets the connection go on; after a moment it
-    /// goes on anyhow.
-    pub fn drain(&mut self, now: Time, bump: u8, tuple: Tuple) {
+    /// Prepares a connection to leave its bump: its kernel, which shifts the windows that it is
+    /// given by `window_scale` (RFC 7323), is kept from sending more, and [`Event::Drained`] tells when
+    /// what it sent is not overtaken any more, or that this takes too long. Then the packets may be steered elsewhere, and
+    /// [`end_drain`](Self::end_drain) lets the connection go on; after a moment it goes on anyhow.
+    pub fn drain(&mut self, now: Time, bump: u8, tuple: Tuple, window_scale: u8) {
         let Self { shared, peers, .. } = self;
         let Some(peer) = route(peers, tuple.dst) else {
             return;
         };
         match peer.by_tuple.get(&(tuple, bump)) {
-            Some(&key) => {
-                let until = now + DRAIN_PATIENCE;
-                if let Some(known) = peer.drains.iter_mut().find(|d| d.key == key) {
-                    // It may have been silent before; now it is asked again.
-                    known.told = false;
-                    known.until = until;
-                    return;
-                }
-                let acks = std::collections::VecDeque::new();
-                let next_ack = now + peer.ack_spacing(shared);
-                peer.drains.push(Drain {
-                    key,
-                    until,
-                    told: false,
-                    heard: now,
-                    next_ack,
-                    acks,
-                });
-            }
+            Some(&key) => peer.begin_drain(now, shared, key, window_scale),
             None => {
                 let peer = peer.id.index();
                 shared
@@ -108,17 +86,66 @@ impl Node {
 }
 
 impl Peer {
-    /// Whether anything of a connection is under way.
-    fn is_busy(&self, key: Key) -> bool {
-        let conn = self.conns.get(key);
-        conn.is_some_and(|c| !c.out.queue.is_empty()) || self.waiting.has(key)
+    fn begin_drain(&mut self, now: Time, shared: &Shared, key: Key, window_scale: u8) {
+        let (_, longest) = self.trips(shared);
+        let patience = DRAIN_PATIENCE + 2 * longest;
+        let tell_by = now + patience;
+        let until = tell_by + patience;
+        if let Some(known) = self.drains.iter_mut().find(|d| d.key == key) {
+            // It may have been silent before; now it is asked again.
+            known.told = false;
+            known.tell_by = tell_by;
+            known.until = until;
+            return;
+        }
+        let conn = self
+            .conns
+            .get_mut(key)
+            .expect("a tuple leads to its connection");
+        conn.clamp = conn.sent_end.map(|end| Clamp::new(end, window_scale));
+        self.drains.push(Drain {
+            key,
+            tell_by,
+            until,
+            told: false,
+            heard: now,
+        });
     }
 
-    /// Tells of connections of which nothing is under way any more.
+    /// When nothing that a connection sent can be overtaken any more, as far as is known now; none
+    /// while something waits to be sent.
+    fn settles(&self, shared: &Shared, drain: &Drain) -> Option<Time> {
+        let conn = self.conns.get(drain.key);
+        if conn.is_some_and(|c| !c.out.queue.is_empty()) {
+            return None;
+        }
+        if !self.waiting.has(drain.key) {
+            return Some(drain.heard + SILENCE);
+        }
+        let (shortest, longest) = self.trips(shared);
+        Some(drain.heard + SETTLED + longest.saturating_sub(shortest))
+    }
+
+    /// When it is told that a connection is silent.
+    fn tells(&self, shared: &Shared, drain: &Drain) -> Time {
+        let settles = self.settles(shared, drain);
+        settles.map_or(drain.tell_by, |t| t.min(drain.tell_by))
+    }
+
+    /// The round trips of the shortest and the longest active path.
+    fn trips(&self, shared: &Shared) -> (Duration, Duration) {
+        let active = self.links.iter().filter(|l| l.is_active(shared));
+        let trips = active.map(|l| l.path.stats().srtt);
+        trips.fold((Duration::MAX, Duration::ZERO), |(low, high), trip| {
+            (low.min(trip), high.max(trip))
+        })
+    }
+
+    /// Tells of connections that have fallen silent.
     fn check_drains(&mut self, now: Time, shared: &mut Shared) {
         for at in 0..self.drains.len() {
             let drain = &self.drains[at];
-            if drain.told || now < drain.heard + SILENCE || self.is_busy(drain.key) {
+            if drain.told || now < self.tells(shared, drain) {
                 continue;
             }
             if let Some(Conn { bump, tuple, .. }) = self.conns.get(drain.key) {
@@ -131,43 +158,21 @@ impl Peer {
         }
     }
 
-    /// Keeps an acknowledgement for a kernel that is to fall silent; gives back any other segment.
-    pub(super) fn hold_ack(&mut self, ack: EmptyOut) -> Option<EmptyOut> {
-        let drain = self.drains.iter_mut().find(|d| d.key == ack.conn);
-        match drain {
-            Some(drain) if ack.tcp.flags() & (flags::SYN | flags::FIN | flags::RST) == 0 => {
-                if drain.acks.len() == HELD_ACKS {
-                    drain.acks.pop_front();
-                }
-                drain.acks.push_back(ack);
-                None
-            }
-            _ => Some(ack),
-        }
-    }
-
-    /// Hands the acknowledgements on that were held back.
+    /// Opens the window that was closed.
     fn let_go(&mut self, shared: &mut Shared, at: usize) {
-        for ack in self.drains.swap_remove(at).acks {
-            self.hand_on(shared, &ack);
-        }
-    }
-
-    fn hand_on(&mut self, shared: &mut Shared, ack: &EmptyOut) {
-        if let Some(conn) = self.conns.get_mut(ack.conn)
+        let drain = self.drains.swap_remove(at);
+        if let Some(conn) = self.conns.get_mut(drain.key)
+            && let Some(tcp) = conn.clamp.take().and_then(Clamp::open)
             && let Some(inc) = &conn.inc
         {
-            let (tcp, floor) = (ack.tcp.get(), &mut conn.tsval_floor);
+            let injected = inc.seq(inc.top);
+            let seq = match conn.acked {
+                Some(acked) if acked.is_after(injected) => acked,
+                _ => injected,
+            };
             let (injector, pool) = (&mut shared.injector, &mut shared.pool);
-            injector.empty_segment(pool, inc.template, ack.seq, &tcp, floor);
+            injector.empty_segment(pool, inc.template, seq, &tcp, &mut conn.tsval_floor);
         }
-    }
-
-    /// How long a kernel may hear nothing.
-    fn ack_spacing(&self, shared: &Shared) -> Duration {
-        let active = self.links.iter().filter(|l| l.is_active(shared));
-        let longest = active.map(|l| l.path.stats().srtt).max();
-        longest.unwrap_or_default() + PROBE_MARGIN
     }
 
     /// A chain's start is held back; it is looked at again then.
@@ -192,11 +197,10 @@ impl Peer {
     }
 
     /// When something that is held back goes on anyhow.
-    pub(super) fn handover_due(&self) -> Option<Time> {
+    pub(super) fn handover_due(&self, shared: &Shared) -> Option<Time> {
         let drains = self.drains.iter().flat_map(|d| {
-            let silent = (!d.told && !self.is_busy(d.key)).then_some(d.heard + SILENCE);
-            let ack = (!d.acks.is_empty()).then_some(d.next_ack);
-            [Some(d.until), silent, ack].into_iter().flatten()
+            let tells = (!d.told).then(|| self.tells(shared, d));
+            [Some(d.until), tells].into_iter().flatten()
         });
         self.gates.iter().map(|(_, t)| *t).chain(drains).min()
     }
@@ -207,16 +211,6 @@ impl Peer {
             self.open_gate(now, shared, key);
         }
         self.check_drains(now, shared);
-        let spacing = self.ack_spacing(shared);
-        for at in 0..self.drains.len() {
-            let drain = &mut self.drains[at];
-            if drain.next_ack <= now
-                && let Some(ack) = drain.acks.pop_front()
-            {
-                drain.next_ack = now + spacing;
-                self.hand_on(shared, &ack);
-            }
-        }
         while let Some(at) = self.drains.iter().position(|d| d.until <= now) {
             self.let_go(shared, at);
         }

@@ -503,7 +503,7 @@ impl Peer {
             (!self.endpoints.is_empty()).then_some(self.redial_at),
             self.silent_since.map(|t| self.recall_at.max(t + PATIENCE)),
             self.reassembly.expires_at(),
-            self.handover_due(),
+            self.handover_due(shared),
         ];
         links.chain(rest).flatten().min()
     }
@@ -641,6 +641,7 @@ impl Peer {
         let syn = segment.has(flags::SYN);
         if syn {
             conn.acked = None;
+            conn.sent_end = None;
             conn.out.stream.reincarnate();
             // What is left of an older connection between the same ports is of no use.
             self.backlog -= conn.out.queue.bytes();
@@ -657,6 +658,7 @@ impl Peer {
             self.note_local_ack(now, shared, key, segment.ack);
         }
         let conn = self.conns.get_mut(key).expect("it was just found");
+        conn.note_sent(segment);
         if segment.payload.is_empty() {
             // FIN and RST keep their place behind the bytes before them.
             let in_stream = segment.flags & (flags::FIN | flags::RST) != 0
@@ -680,6 +682,7 @@ impl Peer {
             return Taken::Opaque;
         }
         conn.stats.bytes_sent += segment.payload.len() as u64;
+        conn.spoke = Some(now);
         if let Some(drain) = self.drains.iter_mut().find(|d| d.is_of(key)) {
             drain.hear(now);
         }

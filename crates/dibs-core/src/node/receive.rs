@@ -11,12 +11,12 @@ use super::config::Bump;
 use super::links::Link;
 use super::notice::Event;
 use super::opaque::{Assembled, Fragment};
-use super::peer::{EmptyOut, Peer};
+use super::peer::Peer;
 use crate::buffer::Pool;
 use crate::chunk::Content;
 use crate::counters::Counter;
+use crate::flow::clamp::Clamp;
 use crate::flow::conn::{Conn, Incoming, IncomingBuffers};
-use crate::flow::fields::OwnedFields;
 use crate::flow::inject::{Injector, Template};
 use crate::path::AckFrame;
 use crate::session::Received;
@@ -420,9 +420,6 @@ impl Peer {
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
         conn.by_path.entry(path).received += bytes.len() as u64;
-        if let Some(drain) = self.drains.iter_mut().find(|d| d.is_of(key)) {
-            drain.hear(now);
-        }
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         let piece = Piece {
             solo: chunk.solo,
@@ -479,20 +476,10 @@ impl Peer {
         };
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
-        if !self.drains.is_empty() {
-            let tcp = OwnedFields::new(tcp);
-            if self
-                .hold_ack(EmptyOut {
-                    conn: key,
-                    seq: *seq,
-                    tcp,
-                })
-                .is_none()
-            {
-                return true;
-            }
+        let mut tcp = *tcp;
+        if let Some(clamp) = &mut conn.clamp {
+            clamp.limit(&mut tcp);
         }
-        let conn = self.conns.get_mut(key).expect("it was just found");
         let inc = conn
             .inc
             .as_ref()
@@ -500,7 +487,7 @@ impl Peer {
         let floor = &mut conn.tsval_floor;
         shared
             .injector
-            .empty_segment(&mut shared.pool, inc.template, *seq, tcp, floor);
+            .empty_segment(&mut shared.pool, inc.template, *seq, &tcp, floor);
         true
     }
 
@@ -676,6 +663,7 @@ pub(super) fn incoming<'a>(
         template: *template,
         base: *base,
         floor: &mut conn.tsval_floor,
+        clamp: conn.clamp.as_mut(),
         top,
         received: &mut conn.stats.bytes_received,
         last: 0,
@@ -692,6 +680,7 @@ pub(super) struct ConnSink<'a> {
     template: Template,
     base: dibs_wire::SeqNumber,
     floor: &'a mut Option<u32>,
+    clamp: Option<&'a mut Clamp>,
     top: &'a mut u64,
     received: &'a mut u64,
     last: u64,
@@ -704,12 +693,16 @@ impl Sink for ConnSink<'_> {
         let seq = self
             .base
             .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
+        let mut tcp = *tcp;
+        if let Some(clamp) = &mut self.clamp {
+            clamp.limit(&mut tcp);
+        }
         self.injector.room(
             self.pool,
             self.owner,
             self.template,
             seq,
-            tcp,
+            &tcp,
             self.floor,
             len,
         )

@@ -60,6 +60,8 @@ pub struct ConnSnapshot {
     pub since: Time,
     /// Last packet.
     pub last_seen: Time,
+    /// When the local kernel last sent a byte.
+    pub spoke: Option<Time>,
     /// The peer opened its direction.
     pub opened: bool,
     /// Counters.
@@ -115,6 +117,7 @@ impl Node {
                     bump: conn.bump,
                     since: conn.since,
                     last_seen: conn.last_seen,
+                    spoke: conn.spoke,
                     opened: conn.inc.is_some(),
                     stats: conn.stats,
                     by_path: conn.by_path.clone(),

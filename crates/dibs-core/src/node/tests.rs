@@ -16,6 +16,8 @@ use crate::time::Time;
 
 const BUMP: u8 = Bump::Scramble as u8;
 const DELAY: Duration = Duration::from_millis(1);
+/// Of each segment.
+const WINDOW: u16 = 1000;
 
 struct InFlight {
     due: Time,
@@ -192,7 +194,7 @@ impl Pair {
             seq: SeqNumber::new(seq),
             ack: SeqNumber::new(ack),
             flags: flags::ACK | bits,
-            window: 1000,
+            window: WINDOW,
             urgent: 0,
             timestamps: Some((tsval, 1)),
             options: None,
@@ -599,49 +601,62 @@ fn a_chain_waits_for_what_went_before_it_in_plain() {
 
 #[test]
 fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
+    const SCALE: u8 = 7;
     let mut pair = Pair::connected();
     let data = text(50_000);
     pair.send(0, 1, &data, 0, 1);
+    pair.send_ack(1, 1);
     pair.run(Duration::from_millis(100));
-    let silence = pair.injected[0].len();
     let left = Event::Drained {
         peer: 0,
         bump: BUMP,
         tuple: tuple(0),
     };
+    let window_of = |frame: &Vec<u8>| {
+        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
+            panic!("a segment");
+        };
+        (segment.ack, segment.window)
+    };
 
     pair.send(0, 50_001, &data, 0, 2);
     let now = pair.now;
-    pair.nodes[0].drain(now, BUMP, tuple(0));
+    pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
     pair.outputs();
-    assert!(!pair.events[0].contains(&left), "it is under way");
+    assert!(!pair.events[0].contains(&left), "it has just spoken");
+    let before = pair.injected[0].len();
     pair.send_ack(1, 50_001);
-    pair.send_ack(1, 60_001);
-    pair.run(Duration::from_millis(2));
+    pair.send_ack(1, 100_001);
+    pair.run(Duration::from_millis(1));
+    let windows: Vec<_> = pair.injected[0][before..].iter().map(window_of).collect();
     assert_eq!(
-        pair.injected[0].len(),
-        silence,
-        "acknowledgements are held back"
+        windows,
+        [(SeqNumber::new(50_001), 391), (SeqNumber::new(100_001), 0)]
     );
-    pair.run(Duration::from_millis(5));
+    pair.run(Duration::from_millis(6));
     assert!(pair.events[0].contains(&left));
-    assert_eq!(
-        pair.injected[0].len(),
-        silence + 1,
-        "one is let through before the kernel tries again"
-    );
+    let before = pair.injected[0].len();
     pair.nodes[0].end_drain(BUMP, tuple(0));
     pair.outputs();
-    assert_eq!(pair.injected[0].len(), silence + 2);
+    let windows: Vec<_> = pair.injected[0][before..].iter().map(window_of).collect();
+    assert_eq!(
+        windows,
+        [(SeqNumber::new(100_001), WINDOW)],
+        "the window opens again"
+    );
 
     // Without an end it ends by itself.
     let now = pair.now;
-    pair.nodes[0].drain(now, BUMP, tuple(0));
-    for ack in 0..40 {
-        pair.send_ack(1, 100_001 + ack);
-    }
+    pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
+    pair.send_ack(1, 100_001);
     pair.run(Duration::from_millis(20));
-    assert!(pair.injected[0].len() < silence + 20);
-    pair.run(Duration::from_millis(200));
-    assert_eq!(pair.injected[0].len(), silence + 42);
+    assert_eq!(
+        window_of(pair.injected[0].last().unwrap()),
+        (SeqNumber::new(100_001), 0)
+    );
+    pair.run(Duration::from_millis(300));
+    assert_eq!(
+        window_of(pair.injected[0].last().unwrap()),
+        (SeqNumber::new(100_001), WINDOW)
+    );
 }
