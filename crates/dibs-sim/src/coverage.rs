@@ -94,8 +94,10 @@ seen! {
     ToldAgain = "switch: told to a new session",
     /// A drain came to its end.
     Drained = "switch: drained",
-    /// It took too long.
-    DrainGivenUp = "switch: drain given up",
+    /// A host that was sending left before its peer.
+    LeftFirst = "switch: left first",
+    /// The peer got ready for that.
+    GotReady = "switch: got ready",
     /// A connection was locked.
     Locked = "lock: set",
     /// It was unlocked.

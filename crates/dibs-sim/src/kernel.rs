@@ -99,6 +99,8 @@ pub struct Kernel {
     pub retransmitted: u64,
     /// What it sent, by connection as it sends.
     tracks: BTreeMap<Tuple, Track>,
+    /// Window scales that the far ends announced, by connection as they send.
+    scales: BTreeMap<Tuple, u8>,
     /// Local ports whose connections send urgent data.
     pub urgent: BTreeSet<u16>,
     /// What happened.
@@ -145,6 +147,7 @@ impl Kernel {
             clock,
             retransmitted: 0,
             tracks: BTreeMap::new(),
+            scales: BTreeMap::new(),
             urgent: BTreeSet::new(),
             seen: Coverage::default(),
         }
@@ -177,6 +180,7 @@ impl Kernel {
             && let Some((tsval, _)) = s.timestamps
         {
             if s.has(flags::SYN) {
+                self.scales.insert(s.tuple, scale_of(s.options));
                 let acked = s.seq;
                 let paws = Paws {
                     recent: tsval,
@@ -239,6 +243,11 @@ impl Kernel {
             }
             _ => false,
         }
+    }
+
+    /// By how many bits it shifts the windows that the far end gives (RFC 7323).
+    pub fn window_scale(&self, tuple: &Tuple) -> u8 {
+        self.scales.get(&tuple.reversed()).copied().unwrap_or(0)
     }
 
     /// Whether a pointer of this kernel said so.
@@ -350,4 +359,18 @@ impl Kernel {
 
 fn instant(now: Time) -> Instant {
     Instant::from_micros((now.as_nanos() / 1000) as i64)
+}
+
+/// The window scale among a SYN's options.
+fn scale_of(mut options: &[u8]) -> u8 {
+    loop {
+        match *options {
+            [3, 3, scale, ..] => return scale,
+            [1, ref rest @ ..] => options = rest,
+            [kind, len, ..] if kind > 1 && len >= 2 => {
+                options = options.get(usize::from(len)..).unwrap_or(&[])
+            }
+            _ => return 0,
+        }
+    }
 }

@@ -15,13 +15,13 @@ use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_wire::Tuple;
 
 use crate::coverage::{Coverage, Seen};
-use crate::kernel::Way;
+use crate::kernel::{Kernel, Way};
 
 const SCRAMBLE: u8 = Bump::Scramble as u8;
 /// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long what a connection sent by its bump may take to arrive before it leaves all the same.
-const DRAIN_WITHIN: Duration = Duration::from_millis(100);
+/// A connection whose kernel has sent no byte for as long sends nothing now.
+const SENDS_WITHIN: Duration = Duration::from_millis(200);
 /// Once both ends have agreed, what was sent in plain may arrive for so long.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -42,22 +42,28 @@ struct Ask {
     pair: Pair,
     version: Version,
     bump: u8,
+    /// Only whether the peer would follow: we leave first.
+    ready: bool,
     /// What stood before; none if only what is known is told again.
     before: Option<Option<Choice>>,
+    /// It was on the bump before.
+    origin: bool,
     /// The peer knew of a later choice once already.
     again: bool,
     until: Time,
 }
 
-/// A connection that leaves its bump.
-#[derive(Clone, Debug)]
-struct Leaving {
-    until: Time,
-    chosen: bool,
-    /// Choices changed meanwhile.
-    stale: bool,
-    /// Questions of the peer that are answered then.
-    answers: Vec<(u32, u64)>,
+/// What goes on once a connection has fallen silent.
+#[derive(Clone, Copy, Debug)]
+enum Waiter {
+    /// We leave, and ask the peer to follow.
+    Us(Ask),
+    /// The peer is answered; it only asked whether we would follow, or we do.
+    Peer {
+        request: u32,
+        generation: u64,
+        ready: bool,
+    },
 }
 
 /// What dies with the daemon.
@@ -66,7 +72,7 @@ struct Daemon {
     choices: Choices,
     next_request: u32,
     asks: BTreeMap<u32, Ask>,
-    leaving: BTreeMap<Pair, Leaving>,
+    leaving: BTreeMap<Pair, Vec<Waiter>>,
     locks: Vec<(Time, Pair, Version)>,
 }
 
@@ -95,6 +101,8 @@ pub struct At<'a> {
     pub now: Time,
     /// The daemon's data path.
     pub node: &'a mut Node,
+    /// Its kernel.
+    pub kernel: &'a Kernel,
 }
 
 impl Steering {
@@ -253,38 +261,61 @@ impl Steering {
         let before = self.daemon().choices.get(&pair);
         let choice = self.daemon().choices.propose(pair, bump, host, 0);
         self.save();
+        let mut ready = false;
         if bump == 0 {
             self.unlock(&pair);
-            at.node.drain(at.now, SCRAMBLE, tuple(&pair));
+            let conns = at.node.conns();
+            let conn = conns.iter().find(|c| c.tuple == tuple(&pair));
+            let spoke = conn.and_then(|c| c.spoke);
+            ready = spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN);
         }
-        self.ask(at, pair, choice.version, bump, Some(before), false);
+        let ask = Ask {
+            pair,
+            version: choice.version,
+            bump,
+            ready,
+            before: Some(before),
+            origin: self.way(&pair) == Way::Bump,
+            again: false,
+            until: at.now,
+        };
+        self.ask(at, ask);
     }
 
-    fn ask(
-        &mut self,
-        at: &mut At<'_>,
-        pair: Pair,
-        version: Version,
-        bump: u8,
-        before: Option<Option<Choice>>,
-        again: bool,
-    ) {
+    fn ask(&mut self, at: &mut At<'_>, ask: Ask) {
         let request = self.daemon().next_request;
         self.daemon().next_request = request.wrapping_add(1);
+        let ask = Ask {
+            until: at.now + PATIENCE,
+            ..ask
+        };
+        let body = Body::Switch {
+            bump: ask.bump,
+            explicit: true,
+            ready: ask.ready,
+            conns: vec![(ask.pair, ask.version)],
+        };
+        if self.post(at, request, body) {
+            self.daemon().asks.insert(request, ask);
+        } else if ask.before.is_some() {
+            self.seen.note(Seen::NoSession);
+            self.conclude(at, ask, None, true);
+        }
+    }
+
+    /// Tells the peer of a choice that is in force.
+    fn tell(&mut self, at: &mut At<'_>, pair: Pair, version: Version, bump: u8) {
         let ask = Ask {
             pair,
             version,
             bump,
-            before,
-            again,
-            until: at.now + PATIENCE,
+            ready: false,
+            before: None,
+            origin: false,
+            again: false,
+            until: at.now,
         };
-        if self.post(at, request, switch(pair, version, bump)) {
-            self.daemon().asks.insert(request, ask);
-        } else if before.is_some() {
-            self.seen.note(Seen::NoSession);
-            self.conclude(at, ask, None, true);
-        }
+        self.ask(at, ask);
     }
 
     fn post(&mut self, at: &mut At<'_>, request: u32, body: Body) -> bool {
@@ -339,7 +370,7 @@ impl Steering {
             match outcome {
                 None if !no_session => {
                     self.seen.note(Seen::Unanswered);
-                    self.bring_back(at, pair, version, before);
+                    self.bring_back(at, ask, before);
                 }
                 _ => {
                     self.seen.note(Seen::Refused);
@@ -354,19 +385,16 @@ impl Steering {
         self.save();
     }
 
-    fn bring_back(&mut self, at: &mut At<'_>, pair: Pair, asked: Version, before: Option<Choice>) {
-        // Where nothing was chosen it stays where it is: rules put it there, or the peer.
-        let here = match self.way(&pair) {
-            Way::Bump => SCRAMBLE,
-            Way::Plain => 0,
-        };
-        let bump = before.map_or(here, |choice| choice.bump);
-        let host = self.host;
+    fn bring_back(&mut self, at: &mut At<'_>, asked: Ask, before: Option<Choice>) {
+        // Where nothing was chosen it goes back to where it was: rules put it there, or the peer.
+        let origin = if asked.origin { SCRAMBLE } else { 0 };
+        let bump = before.map_or(origin, |choice| choice.bump);
+        let (pair, host) = (asked.pair, self.host);
         let choices = &mut self.daemon().choices;
-        let back = choices.propose(pair, bump, host, asked.generation);
+        let back = choices.propose(pair, bump, host, asked.version.generation);
         choices.settle(&pair, back.version);
         self.mark_choice(at, pair);
-        self.ask(at, pair, back.version, bump, None, false);
+        self.tell(at, pair, back.version, bump);
     }
 
     fn unlock(&mut self, pair: &Pair) {
@@ -382,10 +410,6 @@ impl Steering {
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
     fn mark_choice(&mut self, at: &mut At<'_>, pair: Pair) {
-        if let Some(leaving) = self.daemon().leaving.get_mut(&pair) {
-            leaving.stale = true;
-            return;
-        }
         let Some(choice) = self.daemon().choices.get(&pair).filter(|c| !c.pending) else {
             return;
         };
@@ -398,36 +422,24 @@ impl Steering {
             self.daemon().locks.push(lock);
             return;
         }
-        self.unlock(&pair);
-        let leaving = Leaving {
-            until: at.now + DRAIN_WITHIN,
-            chosen: true,
-            stale: false,
-            answers: Vec::new(),
-        };
-        self.daemon().leaving.insert(pair, leaving);
-        at.node.drain(at.now, SCRAMBLE, tuple(&pair));
+        self.leave(at, pair);
     }
 
+    /// Takes a connection off the bump.
     fn leave(&mut self, at: &mut At<'_>, pair: Pair) {
-        let Some(leaving) = self.daemon().leaving.remove(&pair) else {
-            return;
-        };
-        self.marks.insert(
-            pair,
-            Mark {
-                bump: false,
-                chosen: leaving.chosen,
-                locked: false,
-            },
-        );
+        self.unlock(&pair);
+        let mark = self.marks.entry(pair).or_default();
+        (mark.bump, mark.chosen) = (false, true);
         at.node.end_drain(SCRAMBLE, tuple(&pair));
-        for (request, generation) in leaving.answers {
-            self.post(at, request, Body::Answer(vec![(Outcome::Done, generation)]));
-        }
-        if leaving.stale {
-            self.mark_choice(at, pair);
-        }
+    }
+
+    /// Has a connection fall silent.
+    fn silence(&mut self, at: &mut At<'_>, pair: Pair, waiter: Waiter) {
+        self.unlock(&pair);
+        let waiters = self.daemon().leaving.entry(pair).or_default();
+        waiters.push(waiter);
+        let scale = at.kernel.window_scale(&tuple(&pair));
+        at.node.drain(at.now, SCRAMBLE, tuple(&pair), scale);
     }
 
     /// What a connection sent by its bump has arrived.
@@ -436,9 +448,32 @@ impl Steering {
             local: (tuple.src, tuple.sport).into(),
             remote: (tuple.dst, tuple.dport).into(),
         };
-        if self.daemon().leaving.contains_key(&pair) {
+        for waiter in self.daemon().leaving.remove(&pair).unwrap_or_default() {
             self.seen.note(Seen::Drained);
-            self.leave(at, pair);
+            match waiter {
+                Waiter::Us(ask) => {
+                    self.seen.note(Seen::LeftFirst);
+                    self.leave(at, pair);
+                    self.ask(
+                        at,
+                        Ask {
+                            ready: false,
+                            ..ask
+                        },
+                    );
+                }
+                Waiter::Peer {
+                    request,
+                    generation,
+                    ready,
+                } => {
+                    if !ready {
+                        self.mark_choice(at, pair);
+                    }
+                    let done = (Outcome::Done, generation);
+                    self.post(at, request, Body::Answer(vec![done]));
+                }
+            }
         }
     }
 
@@ -448,7 +483,7 @@ impl Steering {
         let known: Vec<_> = self.daemon().choices.iter().filter(settled).collect();
         for (pair, choice) in known {
             self.seen.note(Seen::ToldAgain);
-            self.ask(at, pair, choice.version, choice.bump, None, false);
+            self.tell(at, pair, choice.version, choice.bump);
         }
     }
 
@@ -463,9 +498,12 @@ impl Steering {
             return false;
         };
         match body {
-            Body::Switch { bump, conns, .. } => {
+            Body::Switch {
+                bump, ready, conns, ..
+            } => {
                 for (pair, version) in conns {
-                    self.on_switch(at, request, pair.reversed(), bump, version, &lives);
+                    let pair = pair.reversed();
+                    self.on_switch(at, (request, ready), pair, bump, version, &lives);
                 }
             }
             Body::Answer(outcomes) => {
@@ -488,7 +526,18 @@ impl Steering {
         if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again {
             let later = choices.propose(ask.pair, ask.bump, host, generation);
             self.seen.note(Seen::AskedAgain);
-            return self.ask(at, ask.pair, later.version, ask.bump, ask.before, true);
+            let (version, again) = (later.version, true);
+            return self.ask(
+                at,
+                Ask {
+                    version,
+                    again,
+                    ..ask
+                },
+            );
+        }
+        if ask.ready && outcome == Outcome::Done {
+            return self.silence(at, ask.pair, Waiter::Us(ask));
         }
         self.conclude(at, ask, Some(outcome), false);
     }
@@ -496,7 +545,7 @@ impl Steering {
     fn on_switch(
         &mut self,
         at: &mut At<'_>,
-        request: u32,
+        (request, ready): (u32, bool),
         pair: Pair,
         bump: u8,
         version: Version,
@@ -506,6 +555,10 @@ impl Steering {
             Some((Outcome::NoConnection, 0))
         } else if bump == 0 && self.requires(&pair) {
             Some((Outcome::OwnRule, version.generation))
+        } else if ready {
+            let known = self.daemon().choices.get(&pair);
+            let later = known.filter(|known| known.version > version);
+            later.map(|known| (Outcome::Older, known.version.generation))
         } else {
             let accepted = self.daemon().choices.accept(pair, bump, version);
             accepted
@@ -520,29 +573,37 @@ impl Steering {
             self.post(at, request, Body::Answer(vec![refused]));
             return;
         }
-        self.seen.note(if bump == 0 {
-            Seen::SwitchedOut
-        } else {
-            Seen::SwitchedIn
-        });
+        let generation = version.generation;
         self.save();
-        self.mark_choice(at, pair);
-        match self.daemon().leaving.get_mut(&pair) {
-            Some(leaving) => leaving.answers.push((request, version.generation)),
-            None => {
-                let done = (Outcome::Done, version.generation);
-                self.post(at, request, Body::Answer(vec![done]));
+        if bump == 0 {
+            self.seen.note(match ready {
+                true => Seen::GotReady,
+                false => Seen::SwitchedOut,
+            });
+            let waiter = Waiter::Peer {
+                request,
+                generation,
+                ready,
+            };
+            self.silence(at, pair, waiter);
+            if let Some(known) = self.daemon().choices.get(&pair) {
+                // If nothing comes of it, it is locked again.
+                let lock = (at.now + 3 * PATIENCE, pair, known.version);
+                self.daemon().locks.push(lock);
             }
+            return;
         }
+        self.seen.note(Seen::SwitchedIn);
+        self.mark_choice(at, pair);
+        self.post(at, request, Body::Answer(vec![(Outcome::Done, generation)]));
     }
 
     /// When something is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         let daemon = self.daemon.as_ref()?;
         let asks = daemon.asks.values().map(|a| a.until);
-        let leaving = daemon.leaving.values().map(|l| l.until);
         let locks = daemon.locks.iter().map(|(t, ..)| *t);
-        asks.chain(leaving).chain(locks).min()
+        asks.chain(locks).min()
     }
 
     /// Does what is due.
@@ -555,14 +616,6 @@ impl Steering {
         while let Some(request) = due(self.daemon()) {
             let ask = self.daemon().asks.remove(&request).expect("it is due");
             self.conclude(at, ask, None, false);
-        }
-        let due = |d: &Daemon| {
-            let late = d.leaving.iter().find(|(_, l)| l.until <= now);
-            late.map(|(pair, _)| *pair)
-        };
-        while let Some(pair) = due(self.daemon()) {
-            self.seen.note(Seen::DrainGivenUp);
-            self.leave(at, pair);
         }
         let locks = std::mem::take(&mut self.daemon().locks);
         for (at, pair, version) in locks {
@@ -600,14 +653,6 @@ impl Steering {
             }
         }
         Ok(())
-    }
-}
-
-fn switch(pair: Pair, version: Version, bump: u8) -> Body {
-    Body::Switch {
-        bump,
-        explicit: true,
-        conns: vec![(pair, version)],
     }
 }
 

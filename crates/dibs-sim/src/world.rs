@@ -378,7 +378,8 @@ impl World {
             if let Some(node) = &mut h.node
                 && h.steering.poll_timeout().is_some_and(|t| t <= now)
             {
-                h.steering.handle_timeout(&mut At { now, node });
+                let kernel = &h.kernel;
+                h.steering.handle_timeout(&mut At { now, node, kernel });
             }
             self.pump(host)?;
         }
@@ -396,7 +397,8 @@ impl World {
             let node = self.node(host);
             let h = &mut self.hosts[host];
             let node = h.node.insert(node);
-            h.steering.start(&mut At { now, node });
+            let kernel = &h.kernel;
+            h.steering.start(&mut At { now, node, kernel });
         }
     }
 
@@ -512,7 +514,8 @@ impl World {
         let Some(node) = &mut h.node else {
             return Ok(());
         };
-        let at = &mut At { now, node };
+        let kernel = &h.kernel;
+        let at = &mut At { now, node, kernel };
         match event {
             Event::Control { bytes, .. } => {
                 self.coverage.note(Seen::ControlArrived);
@@ -522,7 +525,7 @@ impl World {
                         return Err(format!("a message came {count} times"));
                     }
                 } else if self.switches.contains(&bytes) {
-                    let (pairs, kernel) = (&self.by_pair[host], &h.kernel);
+                    let pairs = &self.by_pair[host];
                     let lives = |pair: &Pair| {
                         pairs
                             .get(pair)

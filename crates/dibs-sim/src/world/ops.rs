@@ -178,7 +178,8 @@ impl World {
             return false;
         };
         let pair = conn.pairs[host];
-        h.steering.choose(&mut At { now, node }, pair, bump);
+        let kernel = &h.kernel;
+        h.steering.choose(&mut At { now, node, kernel }, pair, bump);
         self.coverage.note(match bump {
             true => Seen::ChosenIn,
             false => Seen::ChosenOut,
