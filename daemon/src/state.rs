@@ -74,6 +74,27 @@ impl Default for Saved {
     }
 }
 
+impl Saved {
+    /// The content that `text` stands for.
+    ///
+    /// # Errors
+    /// It is none, or of another version.
+    pub fn from_json(text: &str) -> anyhow::Result<Self> {
+        let saved: Self = serde_json::from_str(text).context("is not a state file")?;
+        anyhow::ensure!(
+            saved.version == VERSION,
+            "is of version {}, and this dibsd writes {VERSION}",
+            saved.version
+        );
+        Ok(saved)
+    }
+
+    /// The text of the file.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("our types have string keys only")
+    }
+}
+
 /// The file, and the right to write it: no two daemons have one control socket.
 pub struct StateFile {
     path: PathBuf,
@@ -120,19 +141,13 @@ impl StateFile {
             }
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
         };
-        let saved: Saved = serde_json::from_str(&text)
-            .with_context(|| format!("{path} is not a state file; remove it to forget choices"))?;
-        anyhow::ensure!(
-            saved.version == VERSION,
-            "{path} is of version {}, and this dibsd writes {VERSION}; remove it to forget choices",
-            saved.version
-        );
-        Ok(saved)
+        Saved::from_json(&text)
+            .map_err(|why| anyhow::anyhow!("{path} {why:#}; remove it to forget choices"))
     }
 
     /// Replaces the file.
     pub fn save(&self, saved: &Saved) -> anyhow::Result<()> {
-        let text = serde_json::to_string_pretty(saved).expect("our types have string keys only");
+        let text = saved.to_json();
         let new = self.path.with_extension("state.new");
         let write = || -> std::io::Result<()> {
             let mut file =

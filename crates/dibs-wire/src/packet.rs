@@ -90,6 +90,16 @@ pub enum Packet<'a> {
     Opaque(Opaque<'a>),
 }
 
+impl Packet<'_> {
+    /// Bytes of the packet by its own length field: what lies behind them is none of it.
+    pub const fn own_len(&self) -> usize {
+        match self {
+            Self::Tcp(segment) => segment.payload_at + segment.payload.len(),
+            Self::Opaque(opaque) => opaque.bytes.len(),
+        }
+    }
+}
+
 /// An IP packet that is carried as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opaque<'a> {

@@ -1,5 +1,6 @@
 //! Project commands: `cargo xtask COMMAND`.
 
+mod fuzz;
 mod packages;
 mod run;
 
@@ -46,6 +47,17 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
+    /// Run the fuzzers in turn, each on its corpus in fuzz/corpus and on what it found before.
+    ///
+    /// Needs a nightly compiler and cargo-fuzz, and installs them by rustup and cargo.
+    Fuzz {
+        /// How long each target runs
+        #[arg(long, value_name = "N", default_value_t = 60)]
+        seconds: u32,
+        /// Which targets; all if none is named
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(fuzz::TARGETS))]
+        targets: Vec<String>,
+    },
 }
 
 fn main() -> Result<()> {
@@ -54,6 +66,7 @@ fn main() -> Result<()> {
         Command::Sim { options } => sim(&options),
         Command::Demo => demo(),
         Command::Bench { options } => bench(&options),
+        Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
     }
 }
 

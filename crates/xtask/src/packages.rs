@@ -28,6 +28,8 @@ const TESTS: [Need; 7] = [
     ("openvpn", "openvpn"),
     ("socat", "socat"),
 ];
+/// What building the fuzzers needs.
+const FUZZ: [Need; 1] = [("c++", "g++")];
 /// Where system programs live; an ordinary user's PATH may lack it.
 const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
 
@@ -45,6 +47,14 @@ pub(crate) fn ensure_lab() -> Result<()> {
 /// Where it cannot be installed: names what is missing.
 pub(crate) fn ensure_tests() -> Result<()> {
     ensure(&[&LAB[..], &TESTS].concat())
+}
+
+/// Sees to it that what building the fuzzers needs is there.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_fuzz() -> Result<()> {
+    ensure(&FUZZ)
 }
 
 fn ensure(needed: &[Need]) -> Result<()> {

@@ -9,9 +9,14 @@ use anyhow::{Context as _, Result, ensure};
 pub(crate) fn cargo(arguments: &[&str]) -> Result<()> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
-    command.current_dir(workspace.expect("xtask is two levels below the workspace"));
+    command.current_dir(workspace());
     run(command.args(arguments))
+}
+
+/// The workspace's directory.
+pub(crate) fn workspace() -> &'static Path {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    workspace.expect("xtask is two levels below the workspace")
 }
 
 /// Runs a command to its end.

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 use super::fields::{OwnedFields, raise_tsval};
 use crate::buffer::{Buffer, Pool};
 
-/// Most bytes of IP headers and payload in one superpacket.
-const MAX_PACKET: usize = 65535;
+/// Most bytes of an IP packet, superpackets included.
+pub(crate) const MAX_PACKET: usize = 65535;
 
 /// A packet ready for a TUN.
 #[derive(Debug)]
@@ -41,6 +41,13 @@ pub struct Template {
     pub tuple: Tuple,
     /// IP fields unless a piece says otherwise.
     pub meta: IpMeta,
+}
+
+impl Template {
+    /// Whether a packet with these fields and `len` bytes of payload is none too long.
+    pub fn fits(&self, tcp: &TcpFields<'_>, len: usize) -> bool {
+        headers(self, SeqNumber::default(), tcp).encoded_len() - virtio::LEN + len <= MAX_PACKET
+    }
 }
 
 #[derive(Debug)]

@@ -209,6 +209,8 @@ impl Node {
             shared.count(Counter::TunMalformed);
             return shared.pool.give(buffer);
         };
+        // What a checksum is taken over, and what an opaque packet carries.
+        let len = virtio::LEN + parsed.own_len();
         let destination = match &parsed {
             Packet::Tcp(segment) => segment.tuple.dst,
             Packet::Opaque(opaque) => opaque.dst,

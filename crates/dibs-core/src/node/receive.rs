@@ -17,7 +17,7 @@ use crate::chunk::Content;
 use crate::counters::Counter;
 use crate::flow::clamp::Clamp;
 use crate::flow::conn::{Conn, Incoming, IncomingBuffers};
-use crate::flow::inject::{Injector, Template};
+use crate::flow::inject::{Injector, MAX_PACKET, Template};
 use crate::path::AckFrame;
 use crate::session::Received;
 use crate::slab::Key;
@@ -418,6 +418,14 @@ impl Peer {
             Err(taken) => return taken && authenticated,
         };
         let conn = self.conns.get_mut(key).expect("it was just found");
+        let possible = |inc: &Incoming| {
+            inc.template.fits(&chunk.tcp, bytes.len())
+                && chunk.offset.checked_add(bytes.len() as u64 + 1).is_some()
+        };
+        if !conn.inc.as_ref().is_some_and(possible) {
+            shared.count(Counter::PeerContradiction);
+            return true;
+        }
         conn.last_seen = now;
         conn.by_path.entry(path).received += bytes.len() as u64;
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
@@ -493,10 +501,18 @@ impl Peer {
 
     /// Takes a packet that was not cut.
     fn take_packet(&mut self, shared: &mut Shared, bump: u8, bytes: &[u8]) {
-        let (src, dst, whole) = match packet::parse(bytes) {
-            Ok(Packet::Tcp(s)) => (s.tuple.src, s.tuple.dst, true),
-            Ok(Packet::Opaque(o)) => (o.src, o.dst, icmp_may_pass(self, shared, &o)),
-            Err(_) => return shared.count(Counter::FrameMalformed),
+        let Ok(packet) = packet::parse(bytes) else {
+            return shared.count(Counter::FrameMalformed);
+        };
+        let Some(bytes) = bytes
+            .get(..packet.own_len())
+            .filter(|b| b.len() <= MAX_PACKET)
+        else {
+            return shared.count(Counter::FrameMalformed);
+        };
+        let (src, dst, whole) = match packet {
+            Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, true),
+            Packet::Opaque(o) => (o.src, o.dst, icmp_may_pass(self, shared, &o)),
         };
         if Bump::from_wire(bump).is_none()
             || !whole
@@ -716,3 +732,6 @@ impl Sink for ConnSink<'_> {
         self.injector.retract(self.pool);
     }
 }
+
+#[cfg(test)]
+mod tests;

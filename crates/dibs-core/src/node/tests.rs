@@ -14,7 +14,7 @@ use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use crate::time::Time;
 
-const BUMP: u8 = Bump::Scramble as u8;
+pub(super) const BUMP: u8 = Bump::Scramble as u8;
 const DELAY: Duration = Duration::from_millis(1);
 /// Of each segment.
 const WINDOW: u16 = 1000;
@@ -30,9 +30,9 @@ struct InFlight {
 type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
 
 /// Two hosts with two links: 0 is trusted, 1 is not.
-struct Pair {
-    now: Time,
-    nodes: [Node; 2],
+pub(super) struct Pair {
+    pub(super) now: Time,
+    pub(super) nodes: [Node; 2],
     wire: VecDeque<InFlight>,
     injected: [Vec<Vec<u8>>; 2],
     events: [Vec<Event>; 2],
@@ -45,7 +45,7 @@ fn addr(host: usize, path: usize) -> SocketAddr {
     SocketAddr::new(IpAddr::from([10, 0, path as u8 + 1, host as u8 + 1]), 5300)
 }
 
-fn inner(host: usize) -> IpAddr {
+pub(super) fn inner(host: usize) -> IpAddr {
     IpAddr::from([10, 0, 1, host as u8 + 1])
 }
 
@@ -103,7 +103,7 @@ impl Pair {
     }
 
     /// With both paths open.
-    fn connected() -> Self {
+    pub(super) fn connected() -> Self {
         let mut pair = Self::new();
         pair.run(Duration::from_secs(3));
         pair.assert_open();
@@ -245,7 +245,7 @@ impl Pair {
     }
 }
 
-fn tuple(host: usize) -> Tuple {
+pub(super) fn tuple(host: usize) -> Tuple {
     let one = Tuple {
         src: inner(0),
         dst: inner(1),

@@ -1,0 +1,111 @@
+//! What only a peer that has gone mad, or bad, would say.
+
+use dibs_wire::packet::IpMeta;
+use dibs_wire::{SeqNumber, checksum};
+
+use super::*;
+use crate::node::Node;
+use crate::node::tests::{BUMP, Pair, inner, tuple};
+
+/// Gives host 1 a chunk that restores, and that opens its flow.
+fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
+    let now = pair.now;
+    let Node { shared, peers, .. } = &mut pair.nodes[1];
+    let peer = &mut peers[0];
+    let (_, secrets) = peer.secrets.back().expect("there is a session");
+    let (flow, incarnation, epoch) = (7, 0, 1);
+    let key = secrets
+        .epoch_key(crate::session::Direction::Incoming, flow, 0, epoch)
+        .solo(offset);
+    let plain = vec![42; len];
+    let mut bytes = plain.clone();
+    dibs_scramble::Scrambler::new(&dibs_scramble::initial_buffer(&key.initial_mac()))
+        .scramble_in_place(&mut bytes);
+    let meta = IpMeta {
+        tos: 0,
+        ttl: 64,
+        flow_label: 0,
+    };
+    let open = Open {
+        bump: BUMP,
+        tuple: tuple(0),
+        meta,
+        base_seq: SeqNumber::new(1),
+        session: secrets.session().as_u64(),
+    };
+    let chunk = Chunk {
+        flow,
+        incarnation,
+        solo: true,
+        first: false,
+        detached: false,
+        epoch,
+        offset,
+        crc: checksum::crc32c(&plain),
+        tcp: TcpFields {
+            flags: packet::flags::ACK,
+            window: 1,
+            ack: SeqNumber::new(1),
+            timestamps: None,
+            meta: None,
+            options: None,
+            urgent: None,
+        },
+        open: Some(open),
+    };
+    assert!(peer.take_chunk(now, shared, 0, &chunk, &bytes, true));
+    pair.nodes[1].flush_injections();
+}
+
+#[test]
+fn a_chunk_longer_than_a_packet_is_refused() {
+    let mut pair = Pair::connected();
+    // Without options an IPv4 packet has 65495 bytes of payload.
+    for (len, refused) in [(65_495, 0), (65_496, 1), (66_000, 2)] {
+        solo_chunk(&mut pair, frame::BASE_OFFSET, len);
+        let counters = pair.nodes[1].counters();
+        assert_eq!(counters.get(Counter::PeerContradiction), refused, "{len}");
+    }
+    assert_eq!(
+        pair.nodes[1].poll_injection().unwrap().frame().len(),
+        65_545
+    );
+    assert!(pair.nodes[1].poll_injection().is_none());
+}
+
+#[test]
+fn a_stream_has_an_end() {
+    let mut pair = Pair::connected();
+    for (offset, refused) in [(u64::MAX - 11, 0), (u64::MAX - 10, 1), (u64::MAX, 2)] {
+        solo_chunk(&mut pair, offset, 10);
+        let counters = pair.nodes[1].counters();
+        assert_eq!(counters.get(Counter::PeerContradiction), refused);
+    }
+}
+
+#[test]
+fn a_packet_ends_where_it_says() {
+    let mut pair = Pair::connected();
+    let octets = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(_) => unreachable!("inner addresses here are IPv4"),
+    };
+    let mut packet = vec![0; 100];
+    packet[..10].copy_from_slice(&[0x45, 0, 0, 100, 0, 0, 0, 0, 64, 17]);
+    packet[12..16].copy_from_slice(&octets(inner(0)));
+    packet[16..20].copy_from_slice(&octets(inner(1)));
+    let Node { shared, peers, .. } = &mut pair.nodes[1];
+    // As much as fragments may add up to.
+    for more in [0, 1, 67_000] {
+        let long = [&packet[..], &vec![1; more]].concat();
+        peers[0].take_packet(shared, BUMP, &long);
+        let injection = shared.injector.pop().expect("it is a packet");
+        assert_eq!(injection.frame()[dibs_wire::virtio::LEN..], packet);
+    }
+    // An IPv6 packet may claim to be longer than any TUN takes.
+    let mut long = vec![0; 40 + 65_535];
+    long[..8].copy_from_slice(&[0x60, 0, 0, 0, 0xff, 0xff, 17, 64]);
+    peers[0].take_packet(shared, BUMP, &long);
+    assert!(shared.injector.pop().is_none());
+    assert_eq!(shared.counters.get(Counter::FrameMalformed), 1);
+}

@@ -1,0 +1,203 @@
+//! A host with a node, and what has to hold of everything that the node puts out.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use dibs_core::node::{Bump, Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
+use dibs_core::{Prefix, Time};
+use dibs_wire::virtio::VirtioHdr;
+use dibs_wire::{Packet, Tuple, packet, virtio};
+
+use crate::views;
+
+pub(crate) const BUMP: u8 = Bump::Scramble as u8;
+/// Of the two links: 0 is trusted, 1 is not.
+pub(crate) const MTU: u16 = 1500;
+/// Sends, packets and rounds after which a node that still has some is taken to go on for ever.
+const ENDLESS: usize = 20_000;
+/// What a peer may make a node hold out of order (docs/architecture.md, Bounds).
+const MAX_HELD: usize = 32 << 20;
+const MAX_PATHS: usize = 32;
+/// Unacknowledged bytes, and one send of 64 KiB more.
+const MAX_WAITING: usize = (96 << 20) + (64 << 10);
+
+pub(crate) fn key(host: usize) -> StaticSecret {
+    StaticSecret::from([7 + 2 * host as u8; 32])
+}
+
+pub(crate) fn addr(host: usize, path: usize) -> SocketAddr {
+    SocketAddr::new(IpAddr::from([10, 0, path as u8 + 1, host as u8 + 1]), 5300)
+}
+
+/// An address of a host's kernel.
+pub(crate) fn inner(host: usize, ipv6: bool) -> IpAddr {
+    if ipv6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host as u16 + 1))
+    } else {
+        IpAddr::from([10, 0, 1, host as u8 + 1])
+    }
+}
+
+/// One of a few connections as `host` sends; every other one is IPv6.
+pub(crate) fn tuple(host: usize, conn: usize) -> Tuple {
+    let ipv6 = conn % 2 == 1;
+    let tuple = Tuple {
+        src: inner(0, ipv6),
+        dst: inner(1, ipv6),
+        sport: 40_000 + conn as u16,
+        dport: 80,
+    };
+    if host == 0 { tuple } else { tuple.reversed() }
+}
+
+pub(crate) fn preshared() -> Secret {
+    Secret::new([3; 32])
+}
+
+pub(crate) fn suite(other: bool) -> Suite {
+    if other {
+        Suite::ChaCha20Poly1305
+    } else {
+        Suite::Aes256Gcm
+    }
+}
+
+pub(crate) fn wall(now: Time) -> Duration {
+    Duration::from_secs(1_000_000) + now.since(Time::ZERO)
+}
+
+/// What came out of a node.
+#[derive(Default)]
+pub(crate) struct Outputs {
+    /// Local path, destination, datagram.
+    pub(crate) datagrams: Vec<(usize, SocketAddr, Vec<u8>)>,
+    /// Virtio header and packet.
+    pub(crate) frames: Vec<Vec<u8>>,
+    pub(crate) events: Vec<Event>,
+}
+
+/// A node and the number of its host, 0 or 1.
+pub(crate) struct Host {
+    pub(crate) node: Node,
+    number: usize,
+}
+
+impl Host {
+    /// A node that calls its peer, or waits to be called.
+    pub(crate) fn new(number: usize, calls: bool, integrity: Integrity, seed: u8) -> Self {
+        let other = 1 - number;
+        let paths = [true, false].map(|trusted| LocalPath {
+            trusted,
+            mtu: MTU,
+            up: true,
+        });
+        let endpoints = (0..2).map(|path| (path, addr(other, path)));
+        let prefix = |ipv6, bits| Prefix::new(inner(other, ipv6), bits).expect("a whole address");
+        let config = NodeConfig {
+            private: key(number),
+            suite: suite(seed & 1 != 0),
+            integrity,
+            paths: paths.to_vec(),
+            peers: vec![PeerConfig {
+                public: PublicKey::from(&key(other)),
+                preshared: Some(preshared()),
+                prefixes: vec![prefix(false, 32), prefix(true, 128)],
+                endpoints: endpoints.filter(|_| calls).collect(),
+            }],
+            addresses: vec![inner(number, false), inner(number, true)],
+            trusted_share: 0.05,
+            hold_without_trusted: true,
+        };
+        let node = Node::new(Time::ZERO, config, [seed; 32]).expect("two different keys");
+        Self { node, number }
+    }
+
+    /// Gives the node a frame that its TUN handed over.
+    pub(crate) fn hand_tun(&mut self, now: Time, frame: &[u8]) {
+        let mut buffer = self.node.tun_buffer();
+        buffer[..frame.len()].copy_from_slice(frame);
+        self.node.handle_tun(now, BUMP, buffer, frame.len());
+    }
+
+    /// Takes everything out that is to go, and checks it.
+    pub(crate) fn outputs(&mut self, now: Time) -> Outputs {
+        let mut out = Outputs::default();
+        let node = &mut self.node;
+        while let Some(transmit) = node.poll_transmit(now) {
+            assert!(transmit.path < 2, "it leaves by a path that there is");
+            assert!(!transmit.bytes.is_empty() && transmit.segment > 0);
+            for datagram in transmit.bytes.chunks(transmit.segment) {
+                assert!(
+                    datagram.len() <= usize::from(MTU) - 28,
+                    "a datagram of {} bytes does not fit the MTU",
+                    datagram.len()
+                );
+                out.datagrams
+                    .push((transmit.path, transmit.to, datagram.to_vec()));
+            }
+            assert!(out.datagrams.len() < ENDLESS, "sending has an end");
+        }
+        node.flush_injections();
+        while let Some(injection) = node.poll_injection() {
+            assert_eq!(injection.bump, BUMP, "a TUN that there is");
+            self::check_frame(injection.frame(), self.number);
+            out.frames.push(injection.frame().to_vec());
+            node.recycle(injection);
+            assert!(out.frames.len() < ENDLESS, "injecting has an end");
+        }
+        while let Some(event) = node.poll_event() {
+            out.events.push(event);
+            assert!(out.events.len() < ENDLESS, "events have an end");
+        }
+        out
+    }
+
+    /// Does what is due at `now`, and gives what comes out of it to `take`.
+    pub(crate) fn timeouts(&mut self, now: Time, mut take: impl FnMut(Outputs)) {
+        for _ in 0..64 {
+            if self.node.poll_timeout().is_none_or(|due| due > now) {
+                return;
+            }
+            self.node.handle_timeout(now, wall(now));
+            take(self.outputs(now));
+        }
+        panic!(
+            "due at {:?}, still so after 64 rounds at {now:?}",
+            self.node.poll_timeout()
+        );
+    }
+
+    /// The bounds of docs/architecture.md.
+    pub(crate) fn check_bounds(&self, now: Time) {
+        for peer in self.node.peers(now) {
+            assert!(peer.held <= MAX_HELD, "{peer:?}");
+            assert!(peer.unacknowledged <= MAX_WAITING, "{peer:?}");
+        }
+        assert!(self.node.paths().len() <= MAX_PATHS);
+    }
+}
+
+/// What the node of `host` gives to its kernel is a packet from the peer's host to this one, of
+/// exactly its own length, that the kernel and the software segmentation can take.
+fn check_frame(frame: &[u8], host: usize) {
+    let (header, packet) = frame
+        .split_first_chunk::<{ virtio::LEN }>()
+        .expect("a virtio header stands in front");
+    let header = VirtioHdr::decode(header).expect("the virtio header is one of ours");
+    assert!(packet.len() <= 65_535, "an IP packet");
+    let parsed = packet::parse(packet).expect("an IP packet");
+    let (src, dst) = match parsed {
+        Packet::Tcp(s) => (s.tuple.src, s.tuple.dst),
+        Packet::Opaque(o) => (o.src, o.dst),
+    };
+    assert_eq!(
+        parsed.own_len(),
+        packet.len(),
+        "nothing stands behind the packet"
+    );
+    let ipv6 = src.is_ipv6();
+    assert_eq!(src, inner(1 - host, ipv6), "from the peer's host");
+    assert_eq!(dst, inner(host, ipv6), "to this host");
+    views::check_segmentation(&header, frame);
+}

@@ -1,0 +1,166 @@
+//! The fuzzers: what they need, running them in turn, and what came of it.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::packages;
+use crate::run::{run, workspace};
+
+/// Every target, as in `fuzz/Cargo.toml` and `dibs_fuzz::TARGETS`.
+pub(crate) const TARGETS: [&str; 6] = [
+    "config",
+    "control",
+    "datagrams",
+    "handshake",
+    "messages",
+    "packets",
+];
+/// What an input may cost, and how long one may be.
+const LIMITS: [&str; 5] = [
+    "-timeout=5",
+    "-rss_limit_mb=2048",
+    "-malloc_limit_mb=128",
+    "-max_len=4096",
+    "-print_final_stats=1",
+];
+
+/// What came of a target.
+struct Outcome {
+    target: String,
+    executions: u64,
+    coverage: u64,
+    failed: bool,
+    log: PathBuf,
+}
+
+/// Runs the targets, all if none is named, for so many seconds each.
+pub(crate) fn fuzz(seconds: u32, targets: &[String]) -> Result<()> {
+    ensure_tools()?;
+    let all = TARGETS.map(String::from);
+    let targets = if targets.is_empty() {
+        &all[..]
+    } else {
+        targets
+    };
+    for target in targets {
+        run(cargo_fuzz("build").arg(target))?;
+    }
+    let outcomes: Vec<Outcome> = targets
+        .iter()
+        .map(|target| run_one(target, seconds))
+        .collect::<Result<_>>()?;
+    println!(
+        "{:<10} {:>12} {:>9}  result",
+        "target", "executions", "coverage"
+    );
+    for outcome in &outcomes {
+        let Outcome {
+            target,
+            executions,
+            coverage,
+            failed,
+            log,
+        } = outcome;
+        let result = if *failed {
+            format!("FAILED, see {}", log.display())
+        } else {
+            "clean".to_owned()
+        };
+        println!("{target:<10} {executions:>12} {coverage:>9}  {result}");
+    }
+    ensure!(
+        outcomes.iter().all(|o| !o.failed),
+        "a failing input is in fuzz/artifacts; once it is mended, it belongs in fuzz/corpus"
+    );
+    Ok(())
+}
+
+/// A nightly compiler, cargo-fuzz, and a C++ compiler for libFuzzer.
+fn ensure_tools() -> Result<()> {
+    packages::ensure_fuzz()?;
+    if !succeeds(Command::new("rustup").args(["run", "nightly", "rustc", "--version"])) {
+        if !succeeds(Command::new("rustup").arg("--version")) {
+            bail!("fuzzing needs a nightly compiler, and rustup to find it: https://rustup.rs");
+        }
+        run(Command::new("rustup").args([
+            "toolchain",
+            "install",
+            "nightly",
+            "--profile",
+            "minimal",
+        ]))?;
+    }
+    if !succeeds(Command::new("cargo").args(["fuzz", "--version"])) {
+        run(Command::new("cargo").args(["install", "--locked", "cargo-fuzz"]))?;
+    }
+    Ok(())
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+fn cargo_fuzz(subcommand: &str) -> Command {
+    let mut command = Command::new("rustup");
+    command.current_dir(workspace());
+    command.args(["run", "nightly", "cargo", "fuzz", subcommand]);
+    command
+}
+
+/// Runs one target on a corpus of its own, which grows from run to run, and on the one that is kept.
+fn run_one(target: &str, seconds: u32) -> Result<Outcome> {
+    let fuzz = workspace().join("fuzz");
+    let grown = fuzz.join("target/corpus").join(target);
+    let log = fuzz.join("target").join(format!("{target}.log"));
+    fs::create_dir_all(&grown).with_context(|| format!("cannot make {}", grown.display()))?;
+    let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+
+    let mut command = cargo_fuzz("run");
+    command.arg(target).arg(&grown);
+    command.arg(fuzz.join("corpus").join(target));
+    command.arg("--").args(LIMITS);
+    command.arg(format!("-max_total_time={seconds}"));
+    let dictionary = fuzz.join("dict").join(target);
+    if dictionary.exists() {
+        let mut argument = OsString::from("-dict=");
+        argument.push(dictionary);
+        command.arg(argument);
+    }
+    eprintln!("{target}: {seconds} s, {}", log.display());
+    let status = command
+        .stdout(file.try_clone().context("cannot share the log")?)
+        .stderr(file)
+        .status()
+        .context("cannot start rustup")?;
+    let (executions, coverage) = figures(&log)?;
+    Ok(Outcome {
+        target: target.to_owned(),
+        executions,
+        coverage,
+        failed: !status.success(),
+        log,
+    })
+}
+
+/// Executions and edges covered, as libFuzzer says at the end.
+fn figures(log: &Path) -> Result<(u64, u64)> {
+    let text = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let text = String::from_utf8_lossy(&text);
+    let last = |name: &str| {
+        let mut words = text.split_whitespace().rev();
+        let mut value = None;
+        words.find(|word| {
+            let found = *word == name;
+            if !found {
+                value = word.parse().ok();
+            }
+            found
+        });
+        value.unwrap_or(0)
+    };
+    Ok((last("stat::number_of_executed_units:"), last("cov:")))
+}
