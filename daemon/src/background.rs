@@ -103,6 +103,17 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 &[("peer", name)],
             );
         }
+        Event::KeysExhausted { peer } => {
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.tell(
+                "keys_exhausted",
+                format!(
+                    "the keys of the session with peer {name} are used up: nothing is sent until \
+                     a new session is agreed"
+                ),
+                &[("peer", name)],
+            );
+        }
         Event::Path { peer, path, state } => {
             let name = daemon.config.paths[path].name.clone();
             let peer = daemon.peer_name(peer).to_owned();

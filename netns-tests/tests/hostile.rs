@@ -161,7 +161,7 @@ fn random_datagrams() {
             "datagram_unknown_index",
             "datagram_malformed",
             "handshake_untrusted_path",
-            "handshake_dropped",
+            "handshake_malformed",
         ];
         attack(client(), &counters, Fate::Delivered, |_, number| {
             let mut state = number as u32 + 1;

@@ -40,8 +40,26 @@ counters! {
     OpaqueQueueFull = "opaque_queue_full",
     /// A handshake message that came in by an untrusted path.
     HandshakeUntrusted = "handshake_untrusted_path",
-    /// A handshake message without effect.
-    HandshakeDropped = "handshake_dropped",
+    /// Not a handshake message, or of another version or suite.
+    HandshakeMalformed = "handshake_malformed",
+    /// A handshake message whose sender does not know our public key.
+    HandshakeMac1 = "handshake_wrong_mac1",
+    /// A call of somebody whose `integrity` is not ours.
+    HandshakeIntegrity = "handshake_integrity_mismatch",
+    /// A call whose address is to be proved first.
+    HandshakeCookie = "handshake_cookie_demanded",
+    /// A handshake message that does not decrypt.
+    HandshakeUnauthentic = "handshake_unauthentic",
+    /// A call of somebody who is no peer.
+    HandshakeUnknownPeer = "handshake_unknown_peer",
+    /// A call not newer than the latest of its peer.
+    HandshakeReplayed = "handshake_replayed",
+    /// A call given up for our own.
+    HandshakeCrossed = "handshake_crossed",
+    /// An answer to nothing that we asked.
+    HandshakeUnknownIndex = "handshake_unknown_index",
+    /// More handshake messages than are read.
+    HandshakeOverload = "handshake_overload",
     /// A datagram too short or of no known type.
     DatagramMalformed = "datagram_malformed",
     /// A datagram for no session of ours.
@@ -56,6 +74,12 @@ counters! {
     BareRefused = "bare_refused",
     /// A datagram on a path that it does not belong to.
     WrongPath = "wrong_path",
+    /// A path that could not be opened: too many, or its number is for us to give.
+    PathRefused = "path_refused",
+    /// Addresses asked whether the peer is there, since its datagrams began to come from them.
+    EndpointChallenged = "endpoint_challenged",
+    /// Addresses that answered, and are where the peer is now.
+    EndpointMoved = "endpoint_moved",
     /// Data on a path that has not been validated.
     PathNotValidated = "path_not_validated",
     /// A frame that does not parse.

@@ -8,8 +8,9 @@ use dibs_wire::frame::{self, Frame};
 
 use super::Shared;
 use super::notice::Event;
+use crate::counters::Counter;
 use crate::path::{Path, PathConfig, PathState};
-use crate::session::Random;
+use crate::session::{OVERHEAD, Random};
 use crate::time::Time;
 
 /// Wait for the answer to the first join or accept; doubled each time.
@@ -18,8 +19,15 @@ const MAX_RETRY: Duration = Duration::from_secs(4);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
 
-/// How far the number of a bare datagram may lie ahead of all before it.
-const BARE_AHEAD: u64 = 1 << 12;
+/// Among bare datagrams one of so many is authenticated, and shows how far the numbers have come.
+pub(super) const PROOF_SPACING: u64 = 1 << 10;
+/// How far the number of a bare datagram may lie ahead of all that were authenticated.
+const BARE_AHEAD: u64 = 4 * PROOF_SPACING;
+
+/// To a place that has not proved to be the peer's goes at most so many times what came from there.
+const AMPLIFICATION: u64 = 3;
+/// A datagram with a challenge.
+const CHALLENGE_LEN: u64 = OVERHEAD as u64 + 9;
 
 /// How far a path has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +74,8 @@ struct Roaming {
     to: SocketAddr,
     challenge: [u8; 8],
     retry: Retry,
+    /// Bytes that may be sent there.
+    credit: u64,
 }
 
 /// A path to the peer.
@@ -87,7 +97,10 @@ pub(crate) struct Link {
     /// A datagram that asks for an acknowledgement is due.
     pub(crate) probe: bool,
     roaming: Option<Roaming>,
+    /// The highest number of an authentic datagram.
     highest: u64,
+    /// Bytes that may be sent before the path is open, if the peer asked for it.
+    credit: u64,
     shown: &'static str,
 }
 
@@ -115,13 +128,15 @@ impl Link {
         )
     }
 
-    /// A path that the peer asks to open.
+    /// A path that the peer asks to open, by a datagram of `len` bytes.
+    #[expect(clippy::too_many_arguments, reason = "all of the question")]
     pub(crate) fn accept(
         now: Time,
         shared: &mut Shared,
         id: u8,
         local: usize,
         remote: SocketAddr,
+        len: u64,
         nonce: [u8; 8],
         trusted: bool,
     ) -> Self {
@@ -134,6 +149,7 @@ impl Link {
         };
         let mut link = Self::new(now, shared, id, local, remote, stage);
         link.trusted &= trusted;
+        link.credit = AMPLIFICATION * len;
         link
     }
 
@@ -165,6 +181,7 @@ impl Link {
             probe: false,
             roaming: None,
             highest: 0,
+            credit: 0,
             shown: "",
         }
     }
@@ -235,6 +252,17 @@ impl Link {
         }
     }
 
+    /// Takes so many bytes of what may be sent by it now: without limit but for a place that is not
+    /// proved. False if that is not enough.
+    pub(crate) fn spend(&mut self, len: usize) -> bool {
+        if !self.is_accepting() {
+            return true;
+        }
+        let left = self.credit.checked_sub(len as u64);
+        self.credit = left.unwrap_or(self.credit);
+        left.is_some()
+    }
+
     /// Queues a frame that goes by this path.
     pub(crate) fn push_frame(&mut self, frame: &Frame<'_>) {
         let mut bytes = [0; 64];
@@ -287,6 +315,8 @@ impl Link {
                     challenge: *challenge,
                     trusted: label,
                 };
+                // What could not be sent for want of credit is of no use any more.
+                self.frames.clear();
                 self.push_frame(&frame);
             }
             _ => {}
@@ -380,25 +410,41 @@ impl Link {
 
     /// An authentic datagram came from `from`. If that is not where the peer was, and nothing newer
     /// came from there, the new place is challenged; the old one is kept meanwhile (SECURITY 4).
-    pub(crate) fn on_source(&mut self, now: Time, shared: &mut Shared, seq: u64, from: SocketAddr) {
+    pub(crate) fn on_source(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        seq: u64,
+        from: SocketAddr,
+        len: u64,
+    ) {
         let newest = seq >= self.highest;
         self.highest = self.highest.max(seq);
         if newest && from != self.remote {
             self.ask_anew(now, shared, from);
         }
+        if self.is_accepting() && from == self.remote {
+            self.credit += AMPLIFICATION * len;
+        }
         if from == self.remote || !newest || !self.is_open() {
             return;
         }
         // Trusted paths do not roam.
-        if self.trusted || self.roaming.as_ref().is_some_and(|r| r.to == from) {
+        if self.trusted {
             return;
         }
+        if let Some(roaming) = self.roaming.as_mut().filter(|r| r.to == from) {
+            roaming.credit += AMPLIFICATION * len;
+            return;
+        }
+        shared.count(Counter::EndpointChallenged);
         let mut challenge = [0; 8];
         shared.rng.fill(&mut challenge);
         self.roaming = Some(Roaming {
             to: from,
             challenge,
             retry: Retry::new(now),
+            credit: AMPLIFICATION * len,
         });
     }
 
@@ -414,17 +460,14 @@ impl Link {
             *retry = Retry::new(now);
             self.frames.clear();
             self.remote = from;
+            self.credit = 0;
         }
     }
 
     /// Whether a bare datagram may be one of the peer's: it comes from where the peer is, and its
-    /// number is one that may have been sent. A forged one must not acknowledge the future.
-    pub(crate) fn expects_bare(&mut self, seq: u64, from: SocketAddr) -> bool {
-        if from != self.remote || seq > self.highest + BARE_AHEAD {
-            return false;
-        }
-        self.highest = self.highest.max(seq);
-        true
+    /// number is one that may have been sent. A forged one must not acknowledge a far future.
+    pub(crate) fn expects_bare(&self, seq: u64, from: SocketAddr) -> bool {
+        from == self.remote && seq <= self.highest.saturating_add(BARE_AHEAD)
     }
 
     /// A challenge to send to a place that is not proved yet.
@@ -434,6 +477,7 @@ impl Link {
             return None;
         }
         roaming.retry.next(now);
+        roaming.credit = roaming.credit.checked_sub(CHALLENGE_LEN)?;
         Some((roaming.to, roaming.challenge))
     }
 

@@ -15,6 +15,7 @@
 mod command;
 mod config;
 mod handover;
+mod inner;
 mod links;
 mod notice;
 mod opaque;
@@ -42,7 +43,8 @@ use crate::buffer::{Buffer, Pool};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::{Injection, Injector};
 use crate::session::{
-    Config as SessionConfig, Hello, OpenError, Random, SeededRandom, Sessions, is_handshake,
+    Config as SessionConfig, Dropped, Hello, KeyLimits, OpenError, PeerId, Random, SeededRandom,
+    Sessions, is_handshake,
 };
 use crate::time::Time;
 use peer::{Out, Peer, Source};
@@ -173,6 +175,12 @@ impl Node {
                 &mut shared,
             ));
         }
+        for at in 0..peers.len() {
+            let others = peers.iter().enumerate().filter(|(other, _)| *other != at);
+            let foreign = others.flat_map(|(_, other)| other.prefixes.iter().copied());
+            let foreign = foreign.collect();
+            peers[at].foreign = foreign;
+        }
         Ok(Self {
             shared,
             sessions,
@@ -181,6 +189,13 @@ impl Node {
             outbox_head: Vec::new(),
             turn: 0,
         })
+    }
+
+    /// The same with other limits for the keys of its sessions.
+    #[must_use]
+    pub fn with_key_limits(mut self, limits: KeyLimits) -> Self {
+        self.sessions = self.sessions.with_key_limits(limits);
+        self
     }
 
     /// A buffer to read a TUN packet into.
@@ -255,7 +270,8 @@ impl Node {
             peers,
             ..
         } = self;
-        match sessions.open(now, datagram) {
+        let expects = |peer: PeerId, id: u8| peers[peer.index()].expects(id, path);
+        match sessions.open_if(now, datagram, expects) {
             Ok(received) => {
                 let index = received.peer.index();
                 peers[index].receive(now, shared, path, from, received);
@@ -267,6 +283,7 @@ impl Node {
                 OpenError::Replayed => Counter::DatagramReplayed,
                 OpenError::Unauthentic => Counter::DatagramUnauthentic,
                 OpenError::BareRefused => Counter::BareRefused,
+                OpenError::WrongPath => Counter::WrongPath,
             }),
         }
     }
@@ -284,15 +301,19 @@ impl Node {
             return shared.count(Counter::HandshakeUntrusted);
         }
         let under_load = outbox.len() > OUTBOX / 4;
-        let hello = peer::hello(shared);
-        let outcome = sessions.handle(now, from, under_load, datagram, |_| hello, &mut shared.rng);
+        let instance = shared.instance;
+        let hello = |_| peer::hello(instance);
+        let outcome = sessions.handle(now, from, under_load, datagram, hello, &mut shared.rng);
         if let Some(reply) = outcome.reply
             && outbox.len() < OUTBOX
         {
             outbox.push_back((path, from, reply));
         }
-        if outcome.dropped.is_some() {
-            shared.count(Counter::HandshakeDropped);
+        if let Some(peer) = outcome.cookie_from {
+            peers[peer.index()].call_there_again();
+        }
+        if let Some(reason) = outcome.dropped {
+            shared.count(counter_of(reason));
         }
         if let Some(established) = outcome.established {
             shared.count(Counter::Sessions);
@@ -319,8 +340,12 @@ impl Node {
             outbox,
             ..
         } = self;
-        let hello = peer::hello(shared);
+        let hello = peer::hello(shared.instance);
         for peer in peers.iter_mut() {
+            if sessions.poll_exhausted(peer.id) {
+                let peer = peer.id.index();
+                shared.events.push_back(Event::KeysExhausted { peer });
+            }
             let state = sessions.state(now, peer.id);
             if sessions.sending(now, peer.id).is_none() {
                 peer.on_down(shared);
@@ -428,6 +453,21 @@ fn send_call(
         && outbox.len() < OUTBOX
     {
         outbox.push_back((path, to, message.to_vec()));
+    }
+}
+
+const fn counter_of(reason: Dropped) -> Counter {
+    match reason {
+        Dropped::Malformed | Dropped::Version | Dropped::Suite => Counter::HandshakeMalformed,
+        Dropped::IntegrityMismatch => Counter::HandshakeIntegrity,
+        Dropped::Mac1 => Counter::HandshakeMac1,
+        Dropped::CookieDemanded => Counter::HandshakeCookie,
+        Dropped::Unauthentic => Counter::HandshakeUnauthentic,
+        Dropped::UnknownPeer => Counter::HandshakeUnknownPeer,
+        Dropped::Replayed => Counter::HandshakeReplayed,
+        Dropped::Crossed => Counter::HandshakeCrossed,
+        Dropped::UnknownIndex => Counter::HandshakeUnknownIndex,
+        Dropped::Overload => Counter::HandshakeOverload,
     }
 }
 

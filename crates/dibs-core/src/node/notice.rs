@@ -17,6 +17,12 @@ pub enum Event {
         /// The peer.
         peer: usize,
     },
+    /// The keys of the session with a peer have sealed all that they may: nothing is sent until
+    /// there is another session.
+    KeysExhausted {
+        /// The peer.
+        peer: usize,
+    },
     /// A path changed its state.
     Path {
         /// The peer.

@@ -113,18 +113,30 @@ impl BuildHasher for Hashing {
     }
 }
 
+/// What a call said whose session has not been used.
+struct Unconfirmed {
+    instance: u64,
+    store: usize,
+    epochs: EpochSecrets,
+}
+
 /// What the node knows of a peer.
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     pub(super) prefixes: Vec<Prefix>,
+    /// Those of the other peers: what a longer one of these holds is not this peer's.
+    pub(super) foreign: Vec<Prefix>,
     endpoints: Vec<(usize, SocketAddr)>,
     next_endpoint: usize,
+    /// The endpoint that was called last.
+    called: usize,
     /// Ties between the two ends go our way.
     smaller_key: bool,
     /// The running instance of its daemon.
     instance: Option<u64>,
-    /// Hellos of sessions that the peer has not confirmed.
-    unconfirmed: VecDeque<(SessionId, u64, usize)>,
+    /// Sessions that the peer has not used yet. Its call may have been a recording, so they change
+    /// nothing before that.
+    unconfirmed: VecDeque<Unconfirmed>,
     /// There is a session to send by.
     pub(super) up: bool,
     /// Those of each session that still counts, with the instance of the peer; newest last.
@@ -181,9 +193,9 @@ pub(crate) struct Peer {
 }
 
 /// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB.
-pub(crate) fn hello(shared: &Shared) -> Hello {
+pub(crate) fn hello(instance: u64) -> Hello {
     let mut bytes = vec![1];
-    bytes.extend_from_slice(&shared.instance.to_be_bytes());
+    bytes.extend_from_slice(&instance.to_be_bytes());
     bytes.extend_from_slice(&((STORE_LIMIT / 1024) as u32).to_be_bytes());
     short_hello(bytes)
 }
@@ -208,8 +220,10 @@ impl Peer {
         Self {
             id,
             prefixes,
+            foreign: Vec::new(),
             endpoints,
             next_endpoint: 0,
+            called: 0,
             smaller_key,
             instance: None,
             unconfirmed: VecDeque::new(),
@@ -262,6 +276,23 @@ impl Peer {
             .max()
     }
 
+    /// Whether an inner address is one of this peer's hosts: by the longest prefix of all peers, so
+    /// that none speaks for another (SECURITY 6).
+    pub(super) fn owns(&self, addr: IpAddr) -> bool {
+        let Some(len) = self.matches(addr) else {
+            return false;
+        };
+        let longer = |p: &Prefix| p.len() > len && p.contains(addr);
+        !self.foreign.iter().any(longer)
+    }
+
+    /// Whether a datagram of path `id` may come by this local path.
+    pub(super) fn expects(&self, id: u8, local: usize) -> bool {
+        let known = self.links.iter().find(|l| l.id == id);
+        // Somebody may have brought the first question here by another interface.
+        known.is_none_or(|l| l.local == local || l.is_accepting())
+    }
+
     /// Whether a session should be asked for: there is none, or nobody has answered by it for a
     /// while on any path, as after a restart of the peer.
     pub(crate) fn wants_call(&mut self, now: Time, shared: &Shared, state: PeerState) -> bool {
@@ -295,18 +326,27 @@ impl Peer {
         }
     }
 
-    /// The trusted endpoint to send the next handshake message to.
+    /// The trusted endpoint to send the next handshake message to; without any, where the peer
+    /// has proved to be.
     pub(crate) fn next_call(&mut self, shared: &Shared) -> Option<(usize, SocketAddr)> {
         let count = self.endpoints.len();
         for step in 0..count {
             let at = (self.next_endpoint + step) % count;
             let (local, to) = self.endpoints[at];
             if is_callable(&shared.local[local]) {
+                self.called = at;
                 self.next_endpoint = at + 1;
                 return Some((local, to));
             }
         }
-        None
+        let mut proved = self.links.iter().filter(|l| l.is_open());
+        let there = proved.find(|l| is_callable(&shared.local[l.local]))?;
+        Some((there.local, there.remote))
+    }
+
+    /// The endpoint that was called last gave a cookie, which is of use only there.
+    pub(crate) fn call_there_again(&mut self) {
+        self.next_endpoint = self.called;
     }
 
     /// A session came about.
@@ -320,16 +360,18 @@ impl Peer {
         let Some((instance, store)) = read_hello(&established.hello) else {
             return shared.count(Counter::PeerContradiction);
         };
-        self.secrets.push_back((instance, established.epochs));
-        if self.secrets.len() > SECRETS_KEPT {
-            self.secrets.pop_front();
-        }
         match established.role {
             // The answer proves that the peer is there now.
-            Role::Initiator => self.on_instance(now, shared, instance, store),
+            Role::Initiator => {
+                self.keep_secrets(instance, established.epochs);
+                self.on_instance(now, shared, instance, store);
+            }
             Role::Responder => {
-                self.unconfirmed
-                    .push_back((established.session, instance, store));
+                self.unconfirmed.push_back(Unconfirmed {
+                    instance,
+                    store,
+                    epochs: established.epochs,
+                });
                 if self.unconfirmed.len() > SECRETS_KEPT {
                     self.unconfirmed.pop_front();
                 }
@@ -337,11 +379,41 @@ impl Peer {
         }
     }
 
-    /// The initiator used a session that we answered.
-    pub(super) fn on_confirmed(&mut self, now: Time, shared: &mut Shared, session: SessionId) {
-        if let Some(at) = self.unconfirmed.iter().position(|(id, ..)| *id == session) {
-            let (_, instance, store) = self.unconfirmed.remove(at).expect("it was just found");
+    /// The initiator used a session that we answered; it is the one to send by if that `confirmed`
+    /// it, and one that was overtaken if not.
+    pub(super) fn on_used(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: SessionId,
+        confirmed: bool,
+    ) {
+        let mut waiting = self.unconfirmed.iter();
+        let Some(at) = waiting.position(|u| u.epochs.session() == session) else {
+            return;
+        };
+        let Unconfirmed {
+            instance,
+            store,
+            epochs,
+        } = self.unconfirmed.remove(at).expect("it was just found");
+        if confirmed {
+            self.keep_secrets(instance, epochs);
             self.on_instance(now, shared, instance, store);
+        } else if self.instance == Some(instance) {
+            self.keep_secrets(instance, epochs);
+        }
+    }
+
+    /// Whether there are sessions that the peer has not used yet.
+    pub(super) fn has_unconfirmed(&self) -> bool {
+        !self.unconfirmed.is_empty()
+    }
+
+    fn keep_secrets(&mut self, instance: u64, epochs: EpochSecrets) {
+        self.secrets.push_back((instance, epochs));
+        if self.secrets.len() > SECRETS_KEPT {
+            self.secrets.pop_front();
         }
     }
 
@@ -452,6 +524,11 @@ impl Peer {
             self.remove_link(at);
         }
         !self.smaller_key
+    }
+
+    /// Whether a path id is one of those that this end gives: the smaller key's are even.
+    pub(super) const fn numbers(&self, id: u8) -> bool {
+        id.is_multiple_of(2) == self.smaller_key
     }
 
     pub(super) fn add_link(&mut self, link: Link) {

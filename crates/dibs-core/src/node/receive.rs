@@ -1,17 +1,19 @@
 //! What came from the peer.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Chunk, EmptySegment, Frame, Frames, Open, TcpFields};
-use dibs_wire::packet::{self, ICMP, ICMPV6, Packet};
+use dibs_wire::packet::{self, Packet};
 
 use super::Shared;
 use super::config::Bump;
+use super::inner;
 use super::links::Link;
 use super::notice::Event;
 use super::opaque::{Assembled, Fragment};
 use super::peer::Peer;
+use super::send::NOT_BARE;
 use crate::buffer::Pool;
 use crate::chunk::Content;
 use crate::counters::Counter;
@@ -59,8 +61,8 @@ impl Peer {
         received: Received<'_>,
     ) {
         let arrival = Arrival { path, from };
-        if received.confirmed {
-            self.on_confirmed(now, shared, received.session);
+        if self.has_unconfirmed() && received.opened.authenticated {
+            self.on_used(now, shared, received.session, received.confirmed);
         }
         // What an instance that is gone left on the way speaks of paths that are gone.
         if !self
@@ -73,24 +75,28 @@ impl Peer {
         let opened = received.opened;
         let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
             if opened.authenticated {
-                self.receive_join(now, shared, arrival, opened.path_id, opened.header);
+                let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
+                let (id, header) = (opened.path_id, opened.header);
+                self.receive_join(now, shared, arrival, len as u64, id, header);
+            } else {
+                shared.count(Counter::BareRefused);
             }
             return;
         };
+        let len = (opened.header.len() + opened.payload.len() + crate::session::OVERHEAD) as u64;
         if self.links[at].local != path {
-            // Somebody may have brought the first question here by another interface.
-            if !opened.authenticated || !self.links[at].is_accepting() {
+            // `expects` let it pass: the path waits to be proved, and was first asked for elsewhere.
+            if !opened.authenticated {
                 return shared.count(Counter::WrongPath);
             }
-            return self.receive_join(now, shared, arrival, opened.path_id, opened.header);
+            return self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
         }
-        let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
         if opened.authenticated {
-            self.links[at].on_source(now, shared, opened.seq, from);
+            self.links[at].on_source(now, shared, opened.seq, from, len);
         } else if !self.links[at].expects_bare(opened.seq, from) {
             return shared.count(Counter::BareRefused);
         }
-        self.links[at].bytes_received += len as u64;
+        self.links[at].bytes_received += len;
         let mut verdict = Verdict {
             taken: true,
             eliciting: false,
@@ -101,7 +107,7 @@ impl Peer {
                 shared.count(Counter::FrameMalformed);
                 return;
             };
-            if !opened.authenticated && !is_bare_data(&frame) {
+            if !opened.authenticated && !is_bare_data(&frame, payload.map_or(0, <[u8]>::len)) {
                 return shared.count(Counter::BareRefused);
             }
             verdict.eliciting |= frame.is_ack_eliciting();
@@ -112,7 +118,9 @@ impl Peer {
             let open = self.links[at].is_open();
             if !open && !is_joining(&frame) {
                 shared.count(Counter::PathNotValidated);
-                self.links[at].on_early_data();
+                if opened.authenticated {
+                    self.links[at].on_early_data();
+                }
                 return;
             }
             if let Frame::Chunk(chunk) = &frame {
@@ -140,25 +148,28 @@ impl Peer {
         now: Time,
         shared: &mut Shared,
         arrival: Arrival,
+        len: u64,
         id: u8,
         header: &[u8],
     ) {
         let Some(Ok(Frame::PathJoin { nonce, trusted })) = Frames::new(header).next() else {
             return shared.count(Counter::WrongPath);
         };
-        if !self.resolve_crossed(arrival.path, arrival.from) {
-            return;
+        if self.numbers(id) || !self.resolve_crossed(arrival.path, arrival.from) {
+            return shared.count(Counter::PathRefused);
         }
         if let Some(at) = self.links.iter().position(|l| l.id == id) {
             self.remove_link(at);
         }
         if self.links.len() >= MAX_LINKS {
             let unproved = self.links.iter().position(Link::is_accepting);
-            let Some(unproved) = unproved else { return };
+            let Some(unproved) = unproved else {
+                return shared.count(Counter::PathRefused);
+            };
             self.remove_link(unproved);
         }
         let Arrival { path, from } = arrival;
-        let link = Link::accept(now, shared, id, path, from, nonce, trusted);
+        let link = Link::accept(now, shared, id, path, from, len, nonce, trusted);
         self.add_link(link);
     }
 
@@ -258,9 +269,10 @@ impl Peer {
                 link.push_frame(&Frame::PathResponse { challenge });
             }
             Frame::PathResponse { challenge } => {
-                if !link.on_response(arrival.from, challenge) {
-                    shared.count(Counter::PeerContradiction);
-                }
+                shared.count(match link.on_response(arrival.from, challenge) {
+                    true => Counter::EndpointMoved,
+                    false => Counter::PeerContradiction,
+                });
             }
         }
         let peer = self.id.index();
@@ -346,7 +358,7 @@ impl Peer {
         open: &Open,
     ) -> Result<Key, bool> {
         let may_pass = Bump::from_wire(open.bump).is_some()
-            && self.is_from_here(open.tuple.src)
+            && self.is_from_here(shared, open.tuple.src)
             && is_for_us(shared, open.tuple.dst);
         if !may_pass {
             shared.count(Counter::InnerAddress);
@@ -392,9 +404,9 @@ impl Peer {
         Ok(key)
     }
 
-    /// Whether an inner source is one of this peer's hosts.
-    fn is_from_here(&self, addr: IpAddr) -> bool {
-        self.matches(addr).is_some()
+    /// Whether an inner source is one of this peer's hosts, whatever wide prefix it has (SECURITY 6).
+    fn is_from_here(&self, shared: &Shared, addr: IpAddr) -> bool {
+        is_unicast(addr) && !shared.addresses.contains(&addr) && self.owns(addr)
     }
 
     /// Takes a chunk; false if it counts as not received.
@@ -512,11 +524,11 @@ impl Peer {
         };
         let (src, dst, whole) = match packet {
             Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, true),
-            Packet::Opaque(o) => (o.src, o.dst, icmp_may_pass(self, shared, &o)),
+            Packet::Opaque(o) => (o.src, o.dst, inner::may_pass(self, shared, &o)),
         };
         if Bump::from_wire(bump).is_none()
             || !whole
-            || !self.is_from_here(src)
+            || !self.is_from_here(shared, src)
             || !is_for_us(shared, dst)
         {
             return shared.count(Counter::InnerAddress);
@@ -593,10 +605,14 @@ impl Peer {
     }
 }
 
-/// What may come without authentication: data of the scramble bump in a flow that an authenticated
-/// frame opened (SECURITY 3).
-fn is_bare_data(frame: &Frame<'_>) -> bool {
-    matches!(frame, Frame::Chunk(chunk) if !chunk.solo && chunk.open.is_none())
+/// What may come without authentication: data of the scramble bump in the midst of an epoch of a
+/// flow that an authenticated frame opened (SECURITY 3). It neither opens nor closes anything.
+fn is_bare_data(frame: &Frame<'_>, payload: usize) -> bool {
+    let Frame::Chunk(chunk) = frame else {
+        return false;
+    };
+    let data = payload > 0 && chunk.tcp.flags & NOT_BARE == 0;
+    data && !chunk.solo && !chunk.first && chunk.open.is_none()
 }
 
 fn is_joining(frame: &Frame<'_>) -> bool {
@@ -613,48 +629,12 @@ fn is_joining(frame: &Frame<'_>) -> bool {
 
 /// An inner destination must be an address of this host, and nothing else (SECURITY 6).
 fn is_for_us(shared: &Shared, addr: IpAddr) -> bool {
-    !addr.is_loopback() && !addr.is_multicast() && shared.addresses.contains(&addr)
+    is_unicast(addr) && shared.addresses.contains(&addr)
 }
 
-/// No redirects, and an error only about a packet of ours to this peer (SECURITY 6).
-fn icmp_may_pass(peer: &Peer, shared: &Shared, packet: &packet::Opaque<'_>) -> bool {
-    let upper = &packet.bytes[packet.upper.min(packet.bytes.len())..];
-    let Some(&kind) = upper.first() else {
-        return true;
-    };
-    let is_error = match packet.protocol {
-        // Destination unreachable, source quench, redirect, time exceeded, parameter problem.
-        ICMP if kind == 5 => return false,
-        ICMP => matches!(kind, 3 | 4 | 11 | 12),
-        // Redirect; router and neighbour discovery are of the link, not of the peer.
-        ICMPV6 if (133..=137).contains(&kind) => return false,
-        ICMPV6 => kind < 128,
-        _ => false,
-    };
-    if !is_error {
-        return true;
-    }
-    // The quoted packet is cut short, so only its addresses are looked at.
-    let Some((src, dst)) = upper.get(8..).and_then(quoted_addresses) else {
-        return false;
-    };
-    shared.addresses.contains(&src) && peer.matches(dst).is_some()
-}
-
-fn quoted_addresses(quoted: &[u8]) -> Option<(IpAddr, IpAddr)> {
-    match quoted.first()? >> 4 {
-        4 => {
-            let src: [u8; 4] = quoted.get(12..16)?.try_into().ok()?;
-            let dst: [u8; 4] = quoted.get(16..20)?.try_into().ok()?;
-            Some((src.into(), dst.into()))
-        }
-        6 => {
-            let src: [u8; 16] = quoted.get(8..24)?.try_into().ok()?;
-            let dst: [u8; 16] = quoted.get(24..40)?.try_into().ok()?;
-            Some((src.into(), dst.into()))
-        }
-        _ => None,
-    }
+fn is_unicast(addr: IpAddr) -> bool {
+    let broadcast = addr == IpAddr::V4(Ipv4Addr::BROADCAST);
+    !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)
 }
 
 /// The incoming stream of a connection, its initial buffers, and where its bytes go.

@@ -7,6 +7,8 @@ mod again;
 mod data;
 mod small;
 
+use dibs_wire::packet::flags;
+
 use super::Shared;
 use super::peer::{Out, Peer, Source};
 use crate::chunk::Placement;
@@ -15,6 +17,9 @@ use crate::session::CLEAR_HEADER_LEN as CLEAR;
 use crate::session::{OVERHEAD, Session};
 use crate::slab::Key;
 use crate::time::Time;
+
+/// Flags whose segments begin or end something, and go authenticated whatever `integrity` says.
+pub(super) const NOT_BARE: u16 = flags::SYN | flags::FIN | flags::RST;
 
 /// What every step of a turn needs beside the peer.
 struct Turn<'a> {

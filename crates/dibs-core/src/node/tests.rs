@@ -14,6 +14,11 @@ use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use crate::time::Time;
 
+mod bare;
+mod hostile;
+mod paths;
+mod rekey;
+
 pub(super) const BUMP: u8 = Bump::Scramble as u8;
 const DELAY: Duration = Duration::from_millis(1);
 /// Of each segment.
@@ -50,9 +55,13 @@ pub(super) fn inner(host: usize) -> IpAddr {
 }
 
 fn node(host: usize, seed: u8, integrity: Integrity) -> Node {
+    Node::new(Time::ZERO, config(host, integrity), [seed; 32]).unwrap()
+}
+
+fn config(host: usize, integrity: Integrity) -> NodeConfig {
     let keys = [StaticSecret::from([7; 32]), StaticSecret::from([9; 32])];
     let other = 1 - host;
-    let config = NodeConfig {
+    NodeConfig {
         private: keys[host].clone(),
         suite: Suite::for_this_cpu(),
         integrity,
@@ -81,8 +90,7 @@ fn node(host: usize, seed: u8, integrity: Integrity) -> Node {
         addresses: vec![inner(host)],
         trusted_share: 0.05,
         hold_without_trusted: true,
-    };
-    Node::new(Time::ZERO, config, [seed; 32]).unwrap()
+    }
 }
 
 impl Pair {

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::keys::{EpochSecrets, HandshakeKeys, Integrity, Role, SessionId, SessionKeys, Suite};
-use super::seal::{self, OpenError, OpenKeys, Opened, SealError, SealKeys};
+use super::seal::{self, KeyLimits, OpenError, OpenKeys, Opened, SealError, SealKeys};
 use crate::time::Time;
 
 /// Age at which a session is refused, in both directions.
@@ -37,6 +37,7 @@ impl Session {
         rekey_at: Time,
         agreement: Agreement,
         handshake: &HandshakeKeys,
+        limits: KeyLimits,
     ) -> Self {
         let keys = SessionKeys::new(agreement.role, handshake);
         Self {
@@ -44,8 +45,8 @@ impl Session {
             agreement,
             created: now,
             rekey_at,
-            seal: SealKeys::new(agreement.suite, &keys.outgoing),
-            open: OpenKeys::new(agreement.suite, &keys.incoming),
+            seal: SealKeys::new(agreement.suite, &keys.outgoing, limits),
+            open: OpenKeys::new(agreement.suite, &keys.incoming, limits),
             epochs: keys.epochs(),
         }
     }
@@ -78,6 +79,16 @@ impl Session {
     /// When the session may no longer be used.
     pub fn expires_at(&self) -> Time {
         self.created + REJECT_AFTER
+    }
+
+    /// Whether it may be sent by: it has neither expired nor sealed all that its keys may.
+    pub(super) fn may_send(&self, now: Time) -> bool {
+        self.expires_at() > now && !self.seal.is_exhausted()
+    }
+
+    /// True once, when a datagram could not be sealed for the session's keys are used up.
+    pub(super) fn poll_exhausted(&mut self) -> bool {
+        self.seal.poll_exhausted()
     }
 
     /// When a new handshake should begin: by age, or at once if this one is half used up.
@@ -143,7 +154,7 @@ impl Session {
     /// # Errors
     /// Every error means: drop, count. The bytes of the datagram are void then.
     pub fn open<'a>(&mut self, datagram: &'a mut [u8]) -> Result<Opened<'a>, OpenError> {
-        let receiver = seal::receiver_index(datagram).ok_or(OpenError::Malformed)?;
+        let (receiver, _) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
         if receiver != self.agreement.local_index {
             return Err(OpenError::UnknownIndex);
         }
@@ -154,14 +165,5 @@ impl Session {
             Integrity::On => Err(OpenError::BareRefused),
             Integrity::Off => seal::open_bare(datagram),
         }
-    }
-}
-
-#[cfg(test)]
-impl Session {
-    /// Brings the volume limits within the reach of a test.
-    pub(super) fn limit(&mut self, limits: seal::Limits) {
-        self.seal.limits = limits;
-        self.open.limits = limits;
     }
 }

@@ -10,12 +10,13 @@ use x25519_dalek::{PublicKey, StaticSecret};
 
 use super::cookie::{self, COOKIE_LIFETIME, CookieJar, Mac, NONCE_LEN, PublicMacs};
 use super::established::{Agreement, Session};
+use super::gate::Gate;
 use super::keys::{EpochSecrets, Integrity, Role, Secret, SessionId, Suite};
 use super::message::{self, Hello, Message, Prologue, Timestamp, VERSION};
 use super::noise::Noise;
 use super::peer::{AddPeerError, Indices, Initiation, Peer, PeerId, PeerState, SentInitiation};
 use super::random::{self, Random};
-use super::seal::{self, OpenError, Opened};
+use super::seal::{self, KeyLimits, OpenError, Opened};
 use crate::time::Time;
 
 /// Wait for an answer to the first message 1; doubled each time.
@@ -32,10 +33,10 @@ const REKEY_JITTER: Duration = Duration::from_secs(10);
 /// Later ones show that ours do not get through.
 const TIE_BREAK: Duration = Duration::from_secs(2);
 /// How long we wait for the confirmation of a session before calling again ourselves.
-const CONFIRMATION: Duration = Duration::from_secs(1);
-
-/// Forged answers to one message 1 that are looked at while under load.
-const FORGERIES_UNDER_LOAD: u32 = 8;
+pub(super) const CONFIRMATION: Duration = Duration::from_secs(1);
+/// For how long the peer's calls go before ours. No longer, for they may be recordings: who
+/// restarted does not remember which timestamps it has seen.
+const YIELDING: Duration = Duration::from_secs(5);
 
 /// Who this node is, and what it wants of its sessions.
 pub struct Config {
@@ -84,8 +85,8 @@ pub enum Dropped {
     /// An answer to nothing that we wait for.
     #[error("unknown receiver index")]
     UnknownIndex,
-    /// Under load, after too many forged answers to the same message.
-    #[error("too many forged answers")]
+    /// More than is read of a proved address, or after too many forged answers.
+    #[error("too many handshake messages")]
     Overload,
 }
 
@@ -96,6 +97,8 @@ pub struct Outcome {
     pub reply: Option<Vec<u8>>,
     /// A new session.
     pub established: Option<Established>,
+    /// A peer wants our address proved: the next message to it, from the same place, will do so.
+    pub cookie_from: Option<PeerId>,
     /// Why nothing else came of it.
     pub dropped: Option<Dropped>,
 }
@@ -153,6 +156,8 @@ pub struct Sessions {
     public: PublicKey,
     macs: PublicMacs,
     jar: CookieJar,
+    gate: Gate,
+    limits: KeyLimits,
     /// By [`PeerId::index`]; a removed peer leaves its place empty.
     peers: Vec<Option<Peer>>,
     by_key: BTreeMap<[u8; 32], PeerId>,
@@ -169,12 +174,20 @@ impl Sessions {
             public,
             macs: PublicMacs::new(&public),
             jar: CookieJar::new(now, rng),
+            gate: Gate::new(rng),
+            limits: KeyLimits::default(),
             peers: Vec::new(),
             by_key: BTreeMap::new(),
             indices: Indices::default(),
             last_wall: Duration::ZERO,
             config,
         }
+    }
+
+    /// The same with other limits for the keys of sessions to come.
+    #[must_use]
+    pub fn with_key_limits(self, limits: KeyLimits) -> Self {
+        Self { limits, ..self }
     }
 
     /// This node's public key.
@@ -226,7 +239,7 @@ impl Sessions {
         };
         if peer.sessions.has_current(now) {
             PeerState::Established
-        } else if peer.initiation.is_some() || peer.sessions.has_next() {
+        } else if peer.initiation.is_some() || peer.sessions.is_answering(now) {
             PeerState::Connecting
         } else {
             PeerState::Down
@@ -240,6 +253,12 @@ impl Sessions {
             .as_mut()?
             .sessions
             .current(now)
+    }
+
+    /// True once for each session with a peer that stopped sending since its keys are used up.
+    pub fn poll_exhausted(&mut self, id: PeerId) -> bool {
+        let peer = self.peers.get_mut(id.index()).and_then(Option::as_mut);
+        peer.is_some_and(|peer| peer.sessions.poll_exhausted())
     }
 
     /// Calls a peer: returns the message 1 to send, or `None` if the peer was removed.
@@ -305,13 +324,13 @@ impl Sessions {
             local_index,
             noise,
             mac1,
-            forgeries: 0,
         });
         Some(datagram)
     }
 
-    /// Takes a handshake datagram that came from `source`. `under_load` asks strangers to prove
-    /// their address first; `hello_for` is what we say to a peer that calls.
+    /// Takes a handshake datagram that came from `source`. `under_load` asks everybody to prove
+    /// their address first, as a flood does by itself; `hello_for` is what we say to a peer that
+    /// calls.
     pub fn handle(
         &mut self,
         now: Time,
@@ -326,26 +345,28 @@ impl Sessions {
                 if let Err(reason) = self.check_initiation(&message) {
                     return reason.into();
                 }
-                if under_load
-                    && !self
-                        .jar
-                        .verify(now, source, message.before_mac2, message.mac2, rng)
-                {
-                    return self.demand_cookie(now, source, &message, rng);
+                if under_load || !self.gate.admit_anyone(now) {
+                    let (text, mac2) = (message.before_mac2, message.mac2);
+                    if !self.jar.verify(now, source, text, mac2, rng) {
+                        return self.demand_cookie(now, source, &message, rng);
+                    }
+                    if !self.gate.admit_proved(now, source) {
+                        return Dropped::Overload.into();
+                    }
                 }
                 self.on_initiation(now, &message, hello_for, rng)
                     .unwrap_or_else(Outcome::from)
             }
             Some(Message::Response(message)) => self
-                .on_response(now, under_load, &message, rng)
+                .on_response(now, &message, rng)
                 .unwrap_or_else(Outcome::from),
-            Some(Message::CookieReply(message)) => {
-                let dropped = self.on_cookie_reply(now, &message).err();
-                Outcome {
-                    dropped,
+            Some(Message::CookieReply(message)) => match self.on_cookie_reply(now, &message) {
+                Ok(peer) => Outcome {
+                    cookie_from: Some(peer),
                     ..Outcome::default()
-                }
-            }
+                },
+                Err(reason) => reason.into(),
+            },
             None => Dropped::Malformed.into(),
         }
     }
@@ -381,8 +402,8 @@ impl Sessions {
                 &nonce,
                 &sealed,
             )),
-            established: None,
             dropped: Some(Dropped::CookieDemanded),
+            ..Outcome::default()
         }
     }
 
@@ -415,15 +436,18 @@ impl Sessions {
         peer.latest = Some(timestamp);
 
         if let Some(ours) = &mut peer.initiation {
-            let ours_stands = ours.sent.is_some() && now.since(ours.started) < TIE_BREAK;
+            let age = now.since(ours.started);
+            let ours_stands = ours.sent.is_some() && age < TIE_BREAK;
             if ours_stands && self.public.as_bytes() < remote.as_bytes() {
                 return Err(Dropped::Crossed);
             }
             // The peer's goes first; ours is taken up again if nothing comes of it.
-            if let Some(sent) = ours.sent.take() {
-                self.indices.free(sent.local_index);
+            if age < YIELDING {
+                if let Some(sent) = ours.sent.take() {
+                    self.indices.free(sent.local_index);
+                }
+                ours.retry_at = ours.retry_at.max(now + CONFIRMATION);
             }
-            ours.retry_at = ours.retry_at.max(now + CONFIRMATION);
         }
 
         noise.set_psk(&peer.psk);
@@ -443,37 +467,44 @@ impl Sessions {
             remote_index: message.prologue.sender,
         };
         let rekey_at = now + (RESPONDER_REKEY - random::jitter(rng, REKEY_JITTER));
-        let session = Session::new(now, rekey_at, agreement, &noise.finish());
+        let session = Session::new(now, rekey_at, agreement, &noise.finish(), self.limits);
         let established = established(id, &session, hello);
-        peer.sessions.install_answered(session, &mut self.indices);
+        peer.sessions
+            .install_answered(now, session, &mut self.indices);
         Ok(Outcome {
             reply: Some(reply),
             established: Some(established),
-            dropped: None,
+            ..Outcome::default()
         })
     }
 
     fn on_response(
         &mut self,
         now: Time,
-        under_load: bool,
         message: &message::Response<'_>,
         rng: &mut dyn Random,
     ) -> Result<Outcome, Dropped> {
-        if !self.macs.verify_mac1(message.before_mac1, message.mac1) {
-            return Err(Dropped::Mac1);
-        }
-        let (id, peer) = self
-            .peer_of(message.receiver)
+        let Self {
+            indices,
+            peers,
+            macs,
+            gate,
+            ..
+        } = self;
+        let (id, peer) = indices
+            .owner(peers, message.receiver)
             .ok_or(Dropped::UnknownIndex)?;
         let sent = peer
             .awaiting(message.receiver)
             .ok_or(Dropped::UnknownIndex)?;
-        if under_load && sent.forgeries >= FORGERIES_UNDER_LOAD {
+        if !macs.verify_mac1(message.before_mac1, message.mac1) {
+            return Err(Dropped::Mac1);
+        }
+        if !gate.admit_answer(now) {
             return Err(Dropped::Overload);
         }
         let Ok(payload) = sent.noise.read(message.noise) else {
-            sent.forgeries = sent.forgeries.saturating_add(1);
+            gate.note_forgery(now);
             return Err(Dropped::Unauthentic);
         };
         let (remote_index, hello) =
@@ -492,9 +523,8 @@ impl Sessions {
             remote_index,
         };
         let rekey_at = now + (INITIATOR_REKEY - random::jitter(rng, REKEY_JITTER));
-        let session = Session::new(now, rekey_at, agreement, &sent.noise.finish());
+        let session = Session::new(now, rekey_at, agreement, &sent.noise.finish(), self.limits);
         let established = established(id, &session, hello);
-        let peer = self.peers[id.index()].as_mut().expect("just found");
         peer.sessions.install_initiated(session, &mut self.indices);
         Ok(Outcome {
             established: Some(established),
@@ -506,9 +536,10 @@ impl Sessions {
         &mut self,
         now: Time,
         message: &message::CookieReply<'_>,
-    ) -> Result<(), Dropped> {
-        let (_, peer) = self
-            .peer_of(message.receiver)
+    ) -> Result<PeerId, Dropped> {
+        let Self { indices, peers, .. } = self;
+        let (id, peer) = indices
+            .owner(peers, message.receiver)
             .ok_or(Dropped::UnknownIndex)?;
         let mac1 = peer
             .awaiting(message.receiver)
@@ -516,18 +547,7 @@ impl Sessions {
             .mac1;
         let cookie = peer.macs.open_cookie(message.nonce, &mac1, message.sealed);
         peer.cookie = Some((now, cookie.ok_or(Dropped::Unauthentic)?));
-        Ok(())
-    }
-
-    /// The peer that was given `index`.
-    fn peer_of(&mut self, index: u32) -> Option<(PeerId, &mut Peer)> {
-        let id = self.indices.peer(index)?;
-        Some((
-            id,
-            self.peers[id.index()]
-                .as_mut()
-                .expect("an index leads to a peer"),
-        ))
+        Ok(id)
     }
 
     /// Authenticates and decrypts a data datagram in place, by whichever session it names.
@@ -539,20 +559,35 @@ impl Sessions {
         now: Time,
         datagram: &'a mut [u8],
     ) -> Result<Received<'a>, OpenError> {
-        let index = seal::receiver_index(datagram).ok_or(OpenError::Malformed)?;
-        let id = self.indices.peer(index).ok_or(OpenError::UnknownIndex)?;
-        let peer = self.peers[id.index()]
-            .as_mut()
-            .expect("an index leads to a peer");
+        self.open_if(now, datagram, |_, _| true)
+    }
+
+    /// The same for a datagram of a path by which `admits` expects it. What came elsewhere must
+    /// not even count as seen: it may be a copy that overtook the true one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_if<'a>(
+        &mut self,
+        now: Time,
+        datagram: &'a mut [u8],
+        admits: impl FnOnce(PeerId, u8) -> bool,
+    ) -> Result<Received<'a>, OpenError> {
+        let (index, path) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
+        let Self { indices, peers, .. } = self;
+        let (id, peer) = indices.owner(peers, index).ok_or(OpenError::UnknownIndex)?;
+        if !admits(id, path) {
+            return Err(OpenError::WrongPath);
+        }
         let session = peer.sessions.find(index).ok_or(OpenError::UnknownIndex)?;
         if session.expires_at() <= now {
             return Err(OpenError::Expired);
         }
         let name = session.id();
         let opened = session.open(datagram)?;
-        let confirmed = opened.authenticated && peer.sessions.confirm(index, &mut self.indices);
+        let confirmed = opened.authenticated && peer.sessions.confirm(index, indices);
         if confirmed {
-            peer.stop_calling(&mut self.indices);
+            peer.stop_calling(indices);
         }
         Ok(Received {
             peer: id,

@@ -13,6 +13,7 @@
 
 mod cookie;
 mod established;
+mod gate;
 mod handshake;
 mod keys;
 mod message;
@@ -30,7 +31,7 @@ pub use peer::{AddPeerError, PeerId, PeerState};
 pub use random::{Random, SeededRandom};
 pub use replay::{REPLAY_WINDOW, ReplayWindow};
 pub use seal::{
-    CLEAR_HEADER_LEN, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened, SealError, TAG_LEN,
+    CLEAR_HEADER_LEN, KeyLimits, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened, SealError, TAG_LEN,
 };
 pub use x25519_dalek::{PublicKey, StaticSecret};
 

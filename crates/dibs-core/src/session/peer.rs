@@ -7,6 +7,7 @@ use x25519_dalek::PublicKey;
 
 use super::cookie::{Mac, PublicMacs};
 use super::established::Session;
+use super::handshake::CONFIRMATION;
 use super::keys::Secret;
 use super::message::Timestamp;
 use super::noise::Noise;
@@ -77,8 +78,15 @@ impl Indices {
         assert!(owner.is_some(), "an index is freed once");
     }
 
-    pub(super) fn peer(&self, index: u32) -> Option<PeerId> {
-        self.peers.get(&index).copied()
+    /// Whose `index` is.
+    pub(super) fn owner<'a>(
+        &self,
+        peers: &'a mut [Option<Peer>],
+        index: u32,
+    ) -> Option<(PeerId, &'a mut Peer)> {
+        let id = self.peers.get(&index).copied()?;
+        let peer = peers[id.index()].as_mut();
+        Some((id, peer.expect("an index leads to a peer")))
     }
 
     #[cfg(test)]
@@ -95,6 +103,8 @@ pub(super) struct PeerSessions {
     /// One that we answered, and that the initiator has not used yet: receive only, for message
     /// 1 could have been sent long ago.
     next: Option<Session>,
+    /// Since when there has been such a one, be it the same or not.
+    answering: Option<Time>,
     /// Receive only, the newest first.
     previous: Vec<Session>,
 }
@@ -104,17 +114,25 @@ impl PeerSessions {
     pub(super) fn current(&mut self, now: Time) -> Option<&mut Session> {
         self.current
             .as_mut()
-            .filter(|session| session.expires_at() > now)
+            .filter(|session| session.may_send(now))
     }
 
     pub(super) fn has_current(&self, now: Time) -> bool {
         self.current
             .as_ref()
-            .is_some_and(|session| session.expires_at() > now)
+            .is_some_and(|session| session.may_send(now))
     }
 
-    pub(super) fn has_next(&self) -> bool {
-        self.next.is_some()
+    /// True once, when the current session has used up its keys.
+    pub(super) fn poll_exhausted(&mut self) -> bool {
+        self.current.as_mut().is_some_and(Session::poll_exhausted)
+    }
+
+    /// Whether a peer that called is about to confirm our answer. Not for long: what was answered
+    /// may have been a recording, and as many of them as somebody has may follow.
+    pub(super) fn is_answering(&self, now: Time) -> bool {
+        self.answering
+            .is_some_and(|since| now.since(since) < CONFIRMATION)
     }
 
     /// The session whose datagrams carry `index`.
@@ -130,12 +148,14 @@ impl PeerSessions {
     pub(super) fn install_initiated(&mut self, session: Session, indices: &mut Indices) {
         // The peer may be sending by the one that waits, which so becomes the newest of the
         // previous ones; promoting it later would set the two ends apart.
+        self.answering = None;
         let replaced = [self.current.replace(session), self.next.take()];
         self.retire(replaced, indices);
     }
 
     /// Takes a session that we answered: it waits for the initiator's first datagram.
-    pub(super) fn install_answered(&mut self, session: Session, indices: &mut Indices) {
+    pub(super) fn install_answered(&mut self, now: Time, session: Session, indices: &mut Indices) {
+        self.answering.get_or_insert(now);
         if let Some(unused) = self.next.replace(session) {
             indices.free(unused.local_index());
         }
@@ -146,6 +166,7 @@ impl PeerSessions {
         let Some(next) = self.next.take_if(|session| session.local_index() == index) else {
             return false;
         };
+        self.answering = None;
         let replaced = [self.current.replace(next)];
         self.retire(replaced, indices);
         true
@@ -172,6 +193,9 @@ impl PeerSessions {
     }
 
     fn drop_if(&mut self, indices: &mut Indices, gone: impl Fn(&Session) -> bool) {
+        if self.next.as_ref().is_some_and(&gone) {
+            self.answering = None;
+        }
         let slots = [&mut self.current, &mut self.next];
         let dropped = slots
             .into_iter()
@@ -209,8 +233,6 @@ pub(super) struct SentInitiation {
     pub(super) noise: Noise,
     /// What a cookie reply is tied to.
     pub(super) mac1: Mac,
-    /// Answers that did not authenticate.
-    pub(super) forgeries: u32,
 }
 
 /// All that is kept about one peer.

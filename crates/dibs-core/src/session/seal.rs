@@ -34,15 +34,28 @@ const DATA: u8 = 4;
 const BARE: u8 = 6;
 const PAYLOAD_INSIDE: u16 = 0x8000;
 
-/// Datagrams sealed under one key, all paths together, before the next key phase.
-///
-/// Well below 2^28: with datagrams of 64 KiB these are 2^38 blocks of AES-GCM, a
-/// distinguishing advantage of 2^-53 (RFC 9001, B.1).
-const DATAGRAMS_PER_PHASE: u64 = 1 << 26;
-/// Key phases of one session; then sending stops.
-const PHASES: u64 = 64;
-/// Authenticated datagrams of a phase after which the one before is forgotten.
-const PREVIOUS_PHASE_KEPT: u64 = 1 << 20;
+/// How much one key, and one session, may seal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyLimits {
+    /// Datagrams sealed under one key, all paths together, before the next key phase.
+    pub per_phase: u64,
+    /// Key phases of one session; then sending stops. At half of them a new handshake begins.
+    pub phases: u64,
+    /// Authenticated datagrams of a phase after which the one before is forgotten.
+    pub previous_kept: u64,
+}
+
+impl Default for KeyLimits {
+    /// Well below 2^28 datagrams a key: with 64 KiB each, 2^26 of them are 2^38 blocks of AES-GCM,
+    /// a distinguishing advantage of 2^-53 (RFC 9001, B.1).
+    fn default() -> Self {
+        Self {
+            per_phase: 1 << 26,
+            phases: 64,
+            previous_kept: 1 << 20,
+        }
+    }
+}
 
 /// Why a datagram was not sealed. Nothing of it may be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -84,6 +97,9 @@ pub enum OpenError {
     /// A bare datagram in a session that did not agree to any.
     #[error("bare datagram in an authenticated session")]
     BareRefused,
+    /// It came by another path than it names.
+    #[error("datagram on a path that it does not belong to")]
+    WrongPath,
 }
 
 /// A datagram opened in place.
@@ -134,12 +150,12 @@ impl ClearHeader {
     }
 }
 
-/// The receiver index of a data datagram; `None` if it is none.
-pub(super) fn receiver_index(datagram: &[u8]) -> Option<u32> {
+/// The receiver index of a data datagram and its path; `None` if it is none.
+pub(super) fn receiver_and_path(datagram: &[u8]) -> Option<(u32, u8)> {
     let header = ClearHeader::parse(datagram)?;
     (DATA..=BARE)
         .contains(&header.kind)
-        .then_some(header.receiver)
+        .then_some((header.receiver, header.path_id))
 }
 
 /// SipHash-2-4 of path and sequence number under a key of the direction.
@@ -158,24 +174,6 @@ impl ShapeMask {
     }
 }
 
-/// How much one key, and one session, may seal. Constants but for the tests.
-#[derive(Clone, Copy)]
-pub(super) struct Limits {
-    pub(super) per_phase: u64,
-    pub(super) phases: u64,
-    pub(super) previous_kept: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            per_phase: DATAGRAMS_PER_PHASE,
-            phases: PHASES,
-            previous_kept: PREVIOUS_PHASE_KEPT,
-        }
-    }
-}
-
 /// The sending direction.
 pub(super) struct SealKeys {
     suite: Suite,
@@ -187,11 +185,20 @@ pub(super) struct SealKeys {
     sealed_in_phase: u64,
     /// Per path, the lowest sequence number not yet used.
     next_seq: Box<[u64; 256]>,
-    pub(super) limits: Limits,
+    exhausted: Exhausted,
+    limits: KeyLimits,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Exhausted {
+    No,
+    /// And nobody was told.
+    Now,
+    Told,
 }
 
 impl SealKeys {
-    pub(super) fn new(suite: Suite, keys: &DirectionKeys) -> Self {
+    pub(super) fn new(suite: Suite, keys: &DirectionKeys, limits: KeyLimits) -> Self {
         Self {
             suite,
             secret: keys.datagram.clone(),
@@ -200,13 +207,27 @@ impl SealKeys {
             phase: 0,
             sealed_in_phase: 0,
             next_seq: Box::new([0; 256]),
-            limits: Limits::default(),
+            exhausted: Exhausted::No,
+            limits,
         }
     }
 
     /// Whether half of what the session may seal is used up, so that it is time for another.
     pub(super) fn wants_rekey(&self) -> bool {
         self.phase >= self.limits.phases / 2
+    }
+
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.exhausted != Exhausted::No
+    }
+
+    /// True once, when the last key has sealed all that it may.
+    pub(super) fn poll_exhausted(&mut self) -> bool {
+        let now = self.exhausted == Exhausted::Now;
+        if now {
+            self.exhausted = Exhausted::Told;
+        }
+        now
     }
 
     pub(super) fn seal(
@@ -284,7 +305,10 @@ impl SealKeys {
     /// Counts one use of the key, and moves on to the next key in time.
     fn spend(&mut self) -> Result<(), SealError> {
         if self.sealed_in_phase == self.limits.per_phase {
-            if self.phase + 1 == self.limits.phases {
+            if self.phase + 1 >= self.limits.phases {
+                if self.exhausted == Exhausted::No {
+                    self.exhausted = Exhausted::Now;
+                }
                 return Err(SealError::Exhausted);
             }
             self.secret = PhaseKey::successor(&self.secret);
@@ -319,11 +343,11 @@ pub(super) struct OpenKeys {
     windows: Vec<Option<Box<ReplayWindow>>>,
     /// Where a trial decryption goes that must not cost the ciphertext.
     scratch: Vec<u8>,
-    pub(super) limits: Limits,
+    limits: KeyLimits,
 }
 
 impl OpenKeys {
-    pub(super) fn new(suite: Suite, keys: &DirectionKeys) -> Self {
+    pub(super) fn new(suite: Suite, keys: &DirectionKeys, limits: KeyLimits) -> Self {
         let next_secret = PhaseKey::successor(&keys.datagram);
         Self {
             suite,
@@ -336,7 +360,7 @@ impl OpenKeys {
             opened_in_phase: 0,
             windows: core::iter::repeat_with(|| None).take(256).collect(),
             scratch: Vec::new(),
-            limits: Limits::default(),
+            limits,
         }
     }
 

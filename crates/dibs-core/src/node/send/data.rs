@@ -8,9 +8,10 @@ use dibs_wire::packet::{self, Packet, Segment, flags};
 use dibs_wire::virtio;
 
 use super::super::Shared;
+use super::super::links::PROOF_SPACING;
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
-use super::{CLEAR, Shape, Turn, token};
+use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::chunk::{Chunk, Content, Placement};
 use crate::counters::Counter;
 use crate::flow::conn::{Conn, Outgoing, outgoing_buffer};
@@ -248,7 +249,10 @@ impl Peer {
         let total = segment.payload.len();
         let tcp = fields::of_segment(&segment, *meta);
         let header = frame::chunk_len(&tcp, open.as_ref());
-        let may_be_bare = turn.session.integrity() == Integrity::Off && open.is_none();
+        let may_be_bare = turn.session.integrity() == Integrity::Off
+            && open.is_none()
+            && left > 0
+            && tcp.flags & NOT_BARE == 0;
         let capacity = mtu - CLEAR - header - if may_be_bare { 0 } else { TAG_LEN };
         let base = stream.offset_of(segment.seq);
         let mut done = total - left;
@@ -275,7 +279,11 @@ impl Peer {
                 Placement::Any
             };
             let allowed = placement.allows(trusted || lax);
-            let bare = may_be_bare && !position.solo;
+            // Now and then one that proves how far the numbers have come.
+            let number = self.links[link].path.next_seq();
+            let bare = may_be_bare
+                && !(position.solo || position.first)
+                && !number.is_multiple_of(PROOF_SPACING);
             let tag = if bare { 0 } else { TAG_LEN };
             let len = (mtu - CLEAR - header - tag)
                 .min(position.limit)

@@ -42,15 +42,19 @@ impl Peer {
                 return self.send_mtu_probe(turn, at, size);
             }
             let ack = link.is_open() && link.path.ack_due(turn.now);
-            if link.frames.is_empty() && !link.probe && !ack {
+            let probe = link.is_open() && link.probe;
+            if link.frames.is_empty() && !probe && !ack {
+                continue;
+            }
+            if !link.spend(OVERHEAD + link.frames.len()) {
                 continue;
             }
             let mut block = std::mem::take(&mut link.frames);
             if link.is_open() {
                 put_ack(turn.now, link, &mut block);
             }
-            let probe = std::mem::take(&mut link.probe) && link.is_open();
             if probe {
+                link.probe = false;
                 block.push(frame::PING);
             }
             if block.is_empty() {

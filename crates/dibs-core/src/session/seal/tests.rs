@@ -8,6 +8,10 @@ use crate::time::Time;
 const SUITES: [Suite; 2] = [Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
 
 fn pair(suite: Suite, integrity: Integrity) -> (Session, Session) {
+    pair_within(suite, integrity, KeyLimits::default())
+}
+
+fn pair_within(suite: Suite, integrity: Integrity, limits: KeyLimits) -> (Session, Session) {
     let keys = || HandshakeKeys {
         hash: [1; 32],
         initiator: Secret::new([2; 32]),
@@ -21,7 +25,7 @@ fn pair(suite: Suite, integrity: Integrity) -> (Session, Session) {
             local_index,
             remote_index,
         };
-        Session::new(Time::ZERO, Time::from_nanos(1), agreement, &keys())
+        Session::new(Time::ZERO, Time::from_nanos(1), agreement, &keys(), limits)
     };
     (
         end(Role::Initiator, 0xa, 0xb),
@@ -147,14 +151,12 @@ fn what_does_not_fit_is_the_callers_error() {
 #[test]
 fn keys_ratchet_by_volume_and_then_sending_stops() {
     for suite in SUITES {
-        let (mut a, mut b) = pair(suite, Integrity::On);
-        let limits = Limits {
+        let limits = KeyLimits {
             per_phase: 10,
             phases: 4,
             previous_kept: 4,
         };
-        a.limit(limits);
-        b.limit(limits);
+        let (mut a, mut b) = pair_within(suite, Integrity::On, limits);
         let mut kinds = Vec::new();
         let mut late = None;
         for seq in 0..40 {
@@ -183,14 +185,12 @@ fn keys_ratchet_by_volume_and_then_sending_stops() {
 
 #[test]
 fn the_previous_phase_is_forgotten_in_time() {
-    let (mut a, mut b) = pair(Suite::Aes256Gcm, Integrity::On);
-    let limits = Limits {
+    let limits = KeyLimits {
         per_phase: 10,
         phases: 4,
         previous_kept: 4,
     };
-    a.limit(limits);
-    b.limit(limits);
+    let (mut a, mut b) = pair_within(Suite::Aes256Gcm, Integrity::On, limits);
     let all: Vec<_> = (0..20).map(|seq| sealed(&mut a, 0, seq)).collect();
     for buf in &all[..8] {
         assert!(open(&mut b, buf).is_ok());
@@ -205,14 +205,12 @@ fn the_previous_phase_is_forgotten_in_time() {
 
 #[test]
 fn a_phase_may_follow_while_the_one_before_last_is_kept() {
-    let (mut a, mut b) = pair(Suite::ChaCha20Poly1305, Integrity::On);
-    let limits = Limits {
+    let limits = KeyLimits {
         per_phase: 2,
         phases: 9,
         previous_kept: 100,
     };
-    a.limit(limits);
-    b.limit(limits);
+    let (mut a, mut b) = pair_within(Suite::ChaCha20Poly1305, Integrity::On, limits);
     for seq in 0..18 {
         let buf = sealed(&mut a, 0, seq);
         assert_eq!(
@@ -323,10 +321,8 @@ proptest! {
     /// Datagrams of several phases, out of order by less than a phase, all come through.
     #[test]
     fn phases_stand_reordering(jumps in proptest::collection::vec(0..16u64, 300)) {
-        let (mut a, mut b) = pair(Suite::ChaCha20Poly1305, Integrity::On);
-        let limits = Limits { per_phase: 32, phases: 64, previous_kept: 17 };
-        a.limit(limits);
-        b.limit(limits);
+        let limits = KeyLimits { per_phase: 32, phases: 64, previous_kept: 17 };
+        let (mut a, mut b) = pair_within(Suite::ChaCha20Poly1305, Integrity::On, limits);
         let mut order: Vec<(u64, u64)> =
             jumps.iter().enumerate().map(|(seq, jump)| (seq as u64 + jump, seq as u64)).collect();
         order.sort_unstable();

@@ -1,0 +1,220 @@
+//! Who copies authentic datagrams, and sends them on from elsewhere.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::*;
+use crate::node::links::Link;
+
+const ELSEWHERE: &str = "10.0.2.66:4444";
+
+fn elsewhere() -> SocketAddr {
+    ELSEWHERE.parse().unwrap()
+}
+
+/// What host 1 sends on the untrusted link to anybody but the peer, now.
+fn sent_elsewhere(pair: &mut Pair) -> usize {
+    let mut bytes = 0;
+    while let Some(t) = pair.nodes[1].poll_transmit(pair.now) {
+        if t.to.ip() == elsewhere().ip() {
+            bytes += t.bytes.len();
+        } else {
+            for datagram in t.bytes.chunks(t.segment) {
+                pair.wire.push_back(InFlight {
+                    due: pair.now + DELAY,
+                    to: 0,
+                    path: t.path,
+                    from: addr(1, t.path),
+                    bytes: datagram.to_vec(),
+                });
+            }
+        }
+    }
+    bytes
+}
+
+/// A recorder of what host 0 sends on the untrusted link, and whether it is let through.
+fn recorder(pair: &mut Pair, pass: bool) -> Rc<RefCell<Vec<Vec<u8>>>> {
+    let heard = Rc::new(RefCell::new(Vec::new()));
+    let tap = heard.clone();
+    pair.filter = Box::new(move |host, path, bytes| {
+        let tapped = host == 0 && path == 1;
+        if tapped {
+            tap.borrow_mut().push(bytes.to_vec());
+        }
+        pass || !tapped
+    });
+    heard
+}
+
+fn remote(pair: &Pair, local: usize) -> SocketAddr {
+    let paths = pair.nodes[1].paths();
+    paths.iter().find(|p| p.local == local).unwrap().remote
+}
+
+#[test]
+fn a_spoofed_address_gets_little_and_moves_nothing() {
+    let mut pair = Pair::connected();
+    let heard = recorder(&mut pair, false);
+    for tick in 0..200 {
+        pair.send(0, 1 + tick * 20_000, &text(20_000), 0, tick);
+        pair.run(Duration::from_millis(20));
+    }
+    pair.filter = Box::new(|_, _, _| true);
+    pair.outputs();
+    let heard = heard.take();
+    assert!(heard.len() > 20, "{}", heard.len());
+    let before = remote(&pair, 1);
+    let (mut received, mut sent) = (0, 0);
+    // Each is authentic, newer than all before, and comes from where the peer is not.
+    for datagram in heard.iter().take(100) {
+        received += datagram.len();
+        let mut copy = datagram.clone();
+        pair.nodes[1].handle_datagram(pair.now, 1, elsewhere(), &mut copy);
+        sent += sent_elsewhere(&mut pair);
+        assert!(sent <= 3 * received, "{sent} of {received}");
+        pair.now += Duration::from_millis(300);
+        let wall = Duration::from_secs(1_000_000) + pair.now.since(Time::ZERO);
+        pair.nodes[1].handle_timeout(pair.now, wall);
+        sent += sent_elsewhere(&mut pair);
+        assert!(sent <= 3 * received, "{sent} of {received}");
+    }
+    assert!(sent > 0, "it was asked");
+    assert!(pair.nodes[1].counters().get(Counter::EndpointChallenged) > 0);
+    assert_eq!(pair.nodes[1].counters().get(Counter::EndpointMoved), 0);
+    assert_eq!(remote(&pair, 1), before);
+}
+
+#[test]
+fn the_shortest_datagram_brings_at_most_three_times_its_length() {
+    let mut pair = Pair::connected();
+    let heard = recorder(&mut pair, false);
+    // Idle: pings and acknowledgements.
+    pair.run(Duration::from_secs(3));
+    let shortest = heard
+        .borrow()
+        .iter()
+        .min_by_key(|d| d.len())
+        .unwrap()
+        .clone();
+    assert!(shortest.len() < 50, "{}", shortest.len());
+    let mut copy = shortest.clone();
+    pair.nodes[1].handle_datagram(pair.now, 1, elsewhere(), &mut copy);
+    let mut sent = 0;
+    for _ in 0..60 {
+        sent += sent_elsewhere(&mut pair);
+        pair.now += Duration::from_millis(100);
+        let wall = Duration::from_secs(1_000_000) + pair.now.since(Time::ZERO);
+        pair.nodes[1].handle_timeout(pair.now, wall);
+    }
+    assert!(
+        sent > 0 && sent <= 3 * shortest.len(),
+        "{sent} of {}",
+        shortest.len()
+    );
+}
+
+#[test]
+fn a_copied_question_for_a_path_brings_at_most_three_times_its_length() {
+    let mut pair = Pair::new();
+    let heard = recorder(&mut pair, false);
+    pair.run(Duration::from_millis(150));
+    let join = heard
+        .borrow()
+        .iter()
+        .find(|d| matches!(d[0], 4 | 5))
+        .unwrap()
+        .clone();
+    let mut copy = join.clone();
+    pair.nodes[1].handle_datagram(pair.now, 1, elsewhere(), &mut copy);
+    let mut sent = 0;
+    for _ in 0..200 {
+        sent += sent_elsewhere(&mut pair);
+        pair.now += Duration::from_millis(100);
+        let wall = Duration::from_secs(1_000_000) + pair.now.since(Time::ZERO);
+        pair.nodes[1].handle_timeout(pair.now, wall);
+    }
+    assert!(
+        sent > 0 && sent <= 3 * join.len(),
+        "{sent} of {}",
+        join.len()
+    );
+    // The peer itself asks again, and is answered where it is.
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(6));
+    pair.assert_open();
+    assert_eq!(remote(&pair, 1), addr(0, 1));
+}
+
+#[test]
+fn a_peer_that_moved_is_found_and_a_trusted_path_stays() {
+    for path in [1, 0] {
+        let mut pair = Pair::connected();
+        let heard = Rc::new(RefCell::new(Vec::new()));
+        let tap = heard.clone();
+        pair.filter = Box::new(move |host, at, bytes| {
+            let tapped = (host, at) == (0, path);
+            if tapped {
+                tap.borrow_mut().push(bytes.to_vec());
+            }
+            !tapped
+        });
+        let moved: SocketAddr = format!("10.0.{}.99:7777", path + 1).parse().unwrap();
+        for _ in 0..100 {
+            pair.run(Duration::from_millis(20));
+            for mut datagram in heard.take() {
+                pair.nodes[1].handle_datagram(pair.now, path, moved, &mut datagram);
+            }
+        }
+        let (expected, count) = if path == 1 {
+            (moved, 1)
+        } else {
+            (addr(0, 0), 0)
+        };
+        assert_eq!(remote(&pair, path), expected);
+        let counted = pair.nodes[1].counters().get(Counter::EndpointMoved);
+        assert_eq!(counted, count);
+    }
+}
+
+#[test]
+fn a_copy_on_another_socket_does_not_keep_the_true_one_out() {
+    let mut pair = Pair::connected();
+    let heard = recorder(&mut pair, false);
+    for tick in 0..20 {
+        pair.send(0, 1 + tick * 20_000, &text(20_000), 0, tick);
+        pair.run(Duration::from_millis(5));
+    }
+    pair.filter = Box::new(|_, _, _| true);
+    let heard = heard.take();
+    assert!(!heard.is_empty());
+    for datagram in &heard {
+        let mut copy = datagram.clone();
+        pair.nodes[1].handle_datagram(pair.now, 0, addr(0, 0), &mut copy);
+    }
+    let count = |pair: &Pair, c| pair.nodes[1].counters().get(c);
+    assert_eq!(count(&pair, Counter::WrongPath), heard.len() as u64);
+    for datagram in &heard {
+        let mut copy = datagram.clone();
+        pair.nodes[1].handle_datagram(pair.now, 1, addr(0, 1), &mut copy);
+    }
+    assert_eq!(count(&pair, Counter::DatagramReplayed), 0);
+}
+
+#[test]
+fn a_peer_numbers_only_its_own_paths() {
+    let mut pair = Pair::connected();
+    let ids = |node: &Node| -> Vec<bool> {
+        let links = node.peers[0].links.iter();
+        links.map(|l| node.peers[0].numbers(l.id)).collect()
+    };
+    let ours = [ids(&pair.nodes[0]), ids(&pair.nodes[1])];
+    assert_eq!(ours, [vec![true; 2], vec![false; 2]]);
+    // Host 0 takes one of the other's.
+    let id = 100 + u8::from(!pair.nodes[1].peers[0].numbers(100));
+    let link = Link::join(pair.now, &mut pair.nodes[0].shared, id, 1, addr(1, 1));
+    pair.nodes[0].peers[0].add_link(link);
+    pair.run(Duration::from_secs(1));
+    assert!(pair.nodes[1].counters().get(Counter::PathRefused) > 0);
+    assert!(pair.nodes[1].peers[0].links.iter().all(|l| l.id != id));
+}

@@ -1,0 +1,156 @@
+//! How much Diffie-Hellman strangers may make us do. A first message with a valid mac1 costs its
+//! forger next to nothing; so beyond a rate that peers never reach only proved addresses are
+//! heard, each with a rate of its own (WireGuard, 5.3). The state does not grow.
+
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use siphasher::sip::SipHasher24;
+
+use super::random::Random;
+use crate::time::Time;
+
+/// First messages that are read whoever sent them: this many at once, and one each so often.
+const ANYONE: Rate = Rate {
+    burst: 32,
+    each: Duration::from_millis(20),
+};
+/// The same for a proved address.
+const PROVED: Rate = Rate {
+    burst: 8,
+    each: Duration::from_millis(250),
+};
+/// Answers that fail authentication, whoever they are from.
+const FORGERIES: Rate = Rate {
+    burst: 64,
+    each: Duration::from_millis(5),
+};
+/// Proved addresses fall into so many classes, by a keyed hash, each with a bucket: who owns few
+/// addresses cannot use up the rate of others.
+const CLASSES: usize = 128;
+
+#[derive(Clone, Copy)]
+struct Rate {
+    burst: u32,
+    each: Duration,
+}
+
+/// A token bucket, as the time at which it is full again (GCRA).
+#[derive(Clone, Copy, Default)]
+struct Bucket(Time);
+
+impl Bucket {
+    fn has(self, now: Time, rate: Rate) -> bool {
+        self.0.since(now) <= rate.each * (rate.burst - 1)
+    }
+
+    fn take(&mut self, now: Time, rate: Rate) -> bool {
+        let has = self.has(now, rate);
+        if has {
+            self.0 = self.0.max(now) + rate.each;
+        }
+        has
+    }
+}
+
+/// Says which handshake messages are worth their cost.
+pub(super) struct Gate {
+    anyone: Bucket,
+    proved: Box<[Bucket; CLASSES]>,
+    forgeries: Bucket,
+    class_key: [u8; 16],
+}
+
+impl Gate {
+    pub(super) fn new(rng: &mut dyn Random) -> Self {
+        let mut class_key = [0; 16];
+        rng.fill(&mut class_key);
+        Self {
+            anyone: Bucket::default(),
+            proved: Box::new([Bucket::default(); CLASSES]),
+            forgeries: Bucket::default(),
+            class_key,
+        }
+    }
+
+    /// Whether a first message may be read without proof of its address.
+    pub(super) fn admit_anyone(&mut self, now: Time) -> bool {
+        self.anyone.take(now, ANYONE)
+    }
+
+    /// Whether one more first message of an address may be read that was proved.
+    pub(super) fn admit_proved(&mut self, now: Time, source: SocketAddr) -> bool {
+        // Who has an IPv6 address has 2^64 of them.
+        let network = match source.ip().to_canonical() {
+            IpAddr::V4(ip) => u64::from(ip.to_bits()),
+            IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64,
+        };
+        let hash = SipHasher24::new_with_key(&self.class_key).hash(&network.to_be_bytes());
+        self.proved[hash as usize % CLASSES].take(now, PROVED)
+    }
+
+    /// Whether an answer may be read, which may turn out forged.
+    pub(super) fn admit_answer(&self, now: Time) -> bool {
+        self.forgeries.has(now, FORGERIES)
+    }
+
+    /// An answer was forged.
+    pub(super) fn note_forgery(&mut self, now: Time) {
+        self.forgeries.take(now, FORGERIES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::SeededRandom;
+    use super::*;
+
+    fn gate() -> Gate {
+        Gate::new(&mut SeededRandom::new([1; 32]))
+    }
+
+    fn at(millis: u64) -> Time {
+        Time::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn strangers_have_a_burst_and_then_a_rate() {
+        let mut gate = gate();
+        let admitted = |gate: &mut Gate, now| (0..1000).filter(|_| gate.admit_anyone(now)).count();
+        assert_eq!(admitted(&mut gate, at(0)), 32);
+        assert_eq!(admitted(&mut gate, at(19)), 0);
+        assert_eq!(
+            admitted(&mut gate, at(1000)),
+            32,
+            "not 50: the bucket is full"
+        );
+        assert_eq!(admitted(&mut gate, at(1200)), 10);
+    }
+
+    #[test]
+    fn a_proved_address_cannot_use_up_the_rate_of_others() {
+        let mut gate = gate();
+        let greedy: SocketAddr = "192.0.2.1:1".parse().unwrap();
+        let admitted = (0..1000)
+            .filter(|_| gate.admit_proved(at(0), greedy))
+            .count();
+        assert_eq!(admitted, 8);
+        let ports: SocketAddr = "192.0.2.1:2".parse().unwrap();
+        assert!(!gate.admit_proved(at(0), ports), "its other ports neither");
+        let others = (2..=255u8).filter(|host| {
+            let from = SocketAddr::from(([192, 0, 2, *host], 1));
+            gate.admit_proved(at(0), from)
+        });
+        assert!(others.count() > 240);
+        assert!(gate.admit_proved(at(250), greedy));
+    }
+
+    #[test]
+    fn a_network_of_2_to_the_64_is_one_address() {
+        let mut gate = gate();
+        let net: SocketAddr = "[2001:db8::1]:1".parse().unwrap();
+        let same: SocketAddr = "[2001:db8::ffff:2]:1".parse().unwrap();
+        assert!((0..8).all(|_| gate.admit_proved(at(0), net)));
+        assert!(!gate.admit_proved(at(0), same));
+    }
+}
