@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use siphasher::sip::SipHasher24;
 
-use super::random::Random;
+use super::random::{self, Random};
 use crate::time::Time;
 
 /// First messages that are read whoever sent them: this many at once, and one each so often.
@@ -63,13 +63,16 @@ pub(super) struct Gate {
 
 impl Gate {
     pub(super) fn new(rng: &mut dyn Random) -> Self {
-        let mut class_key = [0; 16];
-        rng.fill(&mut class_key);
+        let drawn = random::secret(rng);
+        let (class_key, _) = drawn
+            .as_bytes()
+            .split_first_chunk()
+            .expect("16 of 32 bytes");
         Self {
             anyone: Bucket::default(),
             proved: Box::new([Bucket::default(); CLASSES]),
             forgeries: Bucket::default(),
-            class_key,
+            class_key: *class_key,
         }
     }
 
