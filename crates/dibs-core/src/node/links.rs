@@ -101,6 +101,8 @@ pub(crate) struct Link {
     highest: u64,
     /// Bytes that may be sent before the path is open, if the peer asked for it.
     credit: u64,
+    /// The challenge that we answered.
+    answered: Option<[u8; 8]>,
     shown: &'static str,
 }
 
@@ -182,6 +184,7 @@ impl Link {
             roaming: None,
             highest: 0,
             credit: 0,
+            answered: None,
             shown: "",
         }
     }
@@ -378,12 +381,16 @@ impl Link {
                 self.trusted &= trusted;
                 self.stage = Stage::Open;
                 self.path.on_validated(now, now.since(retry.first));
+                self.answered = Some(challenge);
                 self.push_frame(&Frame::PathConfirm { challenge });
                 true
             }
-            // Our confirmation was lost.
+            // Our confirmation was lost; or somebody had our question answered at another
+            // interface, and brought us that answer.
             Stage::Open => {
-                self.push_frame(&Frame::PathConfirm { challenge });
+                if self.answered == Some(challenge) {
+                    self.push_frame(&Frame::PathConfirm { challenge });
+                }
                 true
             }
             _ => false,
