@@ -26,9 +26,19 @@ const PLAIN_SEEN: usize = 64;
 /// their way there already.
 const SLACK: u64 = 1500;
 /// Where a datagram without effect is counted.
-const DROPS: [Counter; 13] = [
+const DROPS: [Counter; 23] = [
     Counter::HandshakeUntrusted,
-    Counter::HandshakeDropped,
+    Counter::HandshakeMalformed,
+    Counter::HandshakeMac1,
+    Counter::HandshakeIntegrity,
+    Counter::HandshakeCookie,
+    Counter::HandshakeUnauthentic,
+    Counter::HandshakeUnknownPeer,
+    Counter::HandshakeReplayed,
+    Counter::HandshakeCrossed,
+    Counter::HandshakeUnknownIndex,
+    Counter::HandshakeOverload,
+    Counter::PathRefused,
     Counter::DatagramMalformed,
     Counter::DatagramUnknownIndex,
     Counter::DatagramExpired,
