@@ -74,7 +74,8 @@ counters! {
     BareRefused = "bare_refused",
     /// A datagram on a path that it does not belong to.
     WrongPath = "wrong_path",
-    /// A path that could not be opened: too many, or its number is for us to give.
+    /// A path that the peer asked for in vain: crossed by our own question, beyond the bound, or with
+    /// a number that is ours to give.
     PathRefused = "path_refused",
     /// Addresses asked whether the peer is there, since its datagrams began to come from them.
     EndpointChallenged = "endpoint_challenged",
