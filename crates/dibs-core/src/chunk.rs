@@ -28,60 +28,89 @@ impl Placement {
     }
 }
 
-/// A piece of a stream as it was sent: what its frame says, and where its bytes lie.
-#[derive(Debug)]
-pub struct Chunk {
+/// What chunks have in common that were cut from one segment.
+#[derive(Clone, Debug)]
+pub struct Head {
     /// The connection.
     pub conn: Key,
-    /// Its flow number.
+    /// Where its stream stands.
+    pub strand: Strand,
+    /// TCP header fields but for the flags.
+    pub tcp: OwnedFields,
+}
+
+/// What names a chain of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Strand {
+    /// The flow number.
     pub flow: u32,
-    /// Its incarnation.
+    /// The flow's incarnation.
     pub incarnation: u16,
+    /// The epoch.
+    pub epoch: u32,
+}
+
+/// A piece of a stream as it was sent: what its frame says beside its [`Head`], and where its bytes
+/// lie. There are thousands of them: they are kept small.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    /// Stream offset.
+    pub offset: u64,
+    /// Where the transformed bytes lie.
+    pub batch: Key,
+    /// Offset in the batch.
+    pub at: u32,
+    /// CRC-32C of the plaintext.
+    pub crc: u32,
+    /// Number of bytes.
+    pub len: u16,
+    /// Its head among those of the batch.
+    pub head: u16,
+    /// TCP flags.
+    pub flags: u16,
     /// Not part of the chain.
     pub solo: bool,
     /// First of its epoch.
     pub first: bool,
     /// What lies in front of its epoch goes another way.
     pub detached: bool,
-    /// Its epoch.
-    pub epoch: u32,
-    /// Stream offset.
-    pub offset: u64,
-    /// CRC-32C of the plaintext.
-    pub crc: u32,
-    /// TCP header fields.
-    pub tcp: OwnedFields,
-    /// Where the transformed bytes lie.
-    pub batch: Key,
-    /// Offset in the batch.
-    pub at: u32,
-    /// Number of bytes.
-    pub len: u16,
 }
 
 impl Chunk {
     /// The frame that says so to the peer.
-    pub fn frame<'a>(&self, tcp: TcpFields<'a>, open: Option<Open>) -> frame::Chunk<'a> {
+    pub fn frame<'a>(
+        &self,
+        strand: Strand,
+        tcp: TcpFields<'a>,
+        open: Option<Open>,
+    ) -> frame::Chunk<'a> {
         frame::Chunk {
-            flow: self.flow,
-            incarnation: self.incarnation,
+            flow: strand.flow,
+            incarnation: strand.incarnation,
             solo: self.solo,
             first: self.first,
             detached: self.detached,
-            epoch: self.epoch,
+            epoch: strand.epoch,
             offset: self.offset,
             crc: self.crc,
-            tcp,
+            tcp: TcpFields {
+                flags: self.flags,
+                ..tcp
+            },
             open,
         }
     }
 
     /// Where it stands.
-    pub const fn origin(&self) -> Origin {
+    pub const fn origin(&self, head: &Head) -> Origin {
         Origin {
-            conn: self.conn,
-            incarnation: self.incarnation,
-            epoch: if self.solo { None } else { Some(self.epoch) },
+            conn: head.conn,
+            incarnation: head.strand.incarnation,
+            epoch: if self.solo {
+                None
+            } else {
+                Some(head.strand.epoch)
+            },
         }
     }
 }
@@ -129,7 +158,7 @@ pub enum Content {
         bytes: Box<[u8]>,
     },
     /// A piece of a chunk that is too large for the path that it is sent again by.
-    Fragment(Fragment),
+    Fragment(Box<Fragment>),
     /// Segments without payload that opened flows: not sent again, but their acknowledgement says
     /// that the peer knows the flow.
     Opened {
@@ -158,6 +187,7 @@ pub struct Pending {
 struct Batch {
     buffer: Buffer,
     chunks: u32,
+    heads: SmallVec<[Head; 1]>,
 }
 
 /// All that waits, bounded by the bytes it holds and by what the peer can hold.
@@ -203,7 +233,11 @@ impl Unacknowledged {
     /// Keeps a buffer whose chunks are about to be added.
     pub fn add_batch(&mut self, buffer: Buffer) -> Key {
         self.batch_bytes += buffer.len();
-        self.batches.insert(Batch { buffer, chunks: 0 })
+        self.batches.insert(Batch {
+            buffer,
+            chunks: 0,
+            heads: SmallVec::new(),
+        })
     }
 
     /// The bytes of a batch.
@@ -225,6 +259,26 @@ impl Unacknowledged {
             .get_mut(batch)
             .expect("a batch lives as long as its chunks")
             .buffer
+    }
+
+    /// Adds what the next chunks of a batch have in common; its number in the batch.
+    ///
+    /// # Panics
+    /// If the batch holds no chunk any more.
+    pub fn add_head(&mut self, batch: Key, head: Head) -> u16 {
+        let batch = self.batches.get_mut(batch).expect("the batch is there");
+        batch.heads.push(head);
+        u16::try_from(batch.heads.len() - 1).expect("a batch has fewer chunks than that")
+    }
+
+    /// What a chunk that waits has in common with others.
+    ///
+    /// # Panics
+    /// If the chunk does not wait.
+    pub fn head(&self, chunk: &Chunk) -> &Head {
+        let batch = self.batches.get(chunk.batch);
+        let batch = batch.expect("a batch lives as long as its chunks");
+        &batch.heads[usize::from(chunk.head)]
     }
 
     /// Adds something that has been sent once.
@@ -259,13 +313,13 @@ impl Unacknowledged {
 
     /// Whether any byte of a connection waits.
     pub fn has(&self, conn: Key) -> bool {
-        self.pending
-            .iter()
-            .any(|(_, pending)| match &pending.content {
-                Content::Chunk(chunk) => chunk.conn == conn,
-                Content::Fragment(fragment) => fragment.origin.conn == conn,
-                Content::Control { .. } | Content::Opened { .. } => false,
-            })
+        let fragment = |(_, pending): (Key, &Pending)| match &pending.content {
+            Content::Fragment(fragment) => fragment.origin.conn == conn,
+            Content::Chunk(_) | Content::Control { .. } | Content::Opened { .. } => false,
+        };
+        // A batch lives as long as its chunks.
+        let of_batch = |(_, batch): (Key, &Batch)| batch.heads.iter().any(|h| h.conn == conn);
+        self.batches.iter().any(of_batch) || self.pending.iter().any(fragment)
     }
 
     /// What waits under this key.
@@ -307,10 +361,12 @@ impl Unacknowledged {
         };
         let old = std::mem::replace(&mut chunk.batch, batch);
         chunk.at = at;
-        self.batches
-            .get_mut(batch)
-            .expect("the new batch is there")
-            .chunks += 1;
+        let heads = &self.batches.get(old).expect("the old batch is there").heads;
+        let head = heads[usize::from(chunk.head)].clone();
+        let to = self.batches.get_mut(batch).expect("the new batch is there");
+        to.heads.push(head);
+        chunk.head = (to.heads.len() - 1) as u16;
+        to.chunks += 1;
         self.release(old, pool);
     }
 
@@ -356,6 +412,11 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_fits_a_cache_line() {
+        assert!(size_of::<Pending>() <= 56, "{}", size_of::<Pending>());
+    }
+
+    #[test]
     fn the_span_counts_from_the_oldest_unacknowledged() {
         let mut pool = Pool::new(1);
         let mut waiting = Unacknowledged::default();
@@ -366,27 +427,16 @@ mod tests {
         };
         let chunk = |len| {
             Content::Chunk(Chunk {
-                conn: first,
-                flow: 0,
-                incarnation: 0,
+                offset: 0,
+                batch,
+                at: 0,
+                crc: 0,
+                len,
+                head: 0,
+                flags: 0,
                 solo: false,
                 first: false,
                 detached: false,
-                epoch: 1,
-                offset: 0,
-                crc: 0,
-                tcp: OwnedFields::new(&dibs_wire::frame::TcpFields {
-                    flags: 0,
-                    window: 0,
-                    ack: dibs_wire::SeqNumber::new(0),
-                    timestamps: None,
-                    meta: None,
-                    options: None,
-                    urgent: None,
-                }),
-                batch,
-                at: 0,
-                len,
             })
         };
         let a = waiting.add(chunk(100), Placement::Any);

@@ -113,11 +113,23 @@ impl Queue {
         self.items.pop_front().map(|w| w.buffer)
     }
 
-    /// Drops the packet at the head whatever is left of it.
-    pub fn pop(&mut self) -> Option<Buffer> {
+    /// Whether there is a packet at the head that CoDel has nothing to say of.
+    pub fn passes(&mut self, now: Time) -> bool {
+        let waited = self.items.front().map(|head| now.since(head.arrived));
+        waited.is_some_and(|t| t < TARGET) && self.judge(now) == Verdict::Pass
+    }
+
+    /// Takes the packet at the head.
+    pub fn pop(&mut self) -> Option<Waiting> {
         let head = self.items.pop_front()?;
         self.bytes -= head.left();
-        Some(head.buffer)
+        Some(head)
+    }
+
+    /// Puts back what was taken, or what is left of it.
+    pub fn put_back(&mut self, head: Waiting) {
+        self.bytes += head.left();
+        self.items.push_front(head);
     }
 
     /// Payload bytes waiting.

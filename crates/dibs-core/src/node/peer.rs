@@ -654,8 +654,8 @@ impl Peer {
         self.by_tuple.remove(&(conn.tuple, conn.bump));
         self.outgoing.remove(&conn.out.flow);
         self.backlog -= conn.out.queue.bytes();
-        while let Some(buffer) = conn.out.queue.pop() {
-            shared.pool.give(buffer);
+        while let Some(waiting) = conn.out.queue.pop() {
+            shared.pool.give(waiting.buffer);
         }
         if let Some(mut inc) = conn.inc {
             inc.stream.clear(&mut self.store);
@@ -722,8 +722,8 @@ impl Peer {
             conn.out.stream.reincarnate();
             // What is left of an older connection between the same ports is of no use.
             self.backlog -= conn.out.queue.bytes();
-            while let Some(buffer) = conn.out.queue.pop() {
-                shared.pool.give(buffer);
+            while let Some(waiting) = conn.out.queue.pop() {
+                shared.pool.give(waiting.buffer);
             }
         }
         if syn || conn.out.secrets.is_none() {

@@ -293,18 +293,28 @@ impl Peer {
             shared.count(Counter::AckRefused);
         }
         let id = link.id;
+        let mut confirmed = None;
         for token in acked.drain(..) {
             let Some(key) = super::send::key_of(token) else {
                 continue;
             };
+            if let Some(pending) = self.waiting.get(key)
+                && let Content::Chunk(chunk) = &pending.content
+            {
+                let head = self.waiting.head(chunk);
+                let of = (head.conn, head.strand.incarnation);
+                if confirmed != Some(of) {
+                    confirmed = Some(of);
+                    self.confirm(of.0, of.1);
+                }
+            }
             let Some(pending) = self.waiting.remove(key, &mut shared.pool) else {
                 continue;
             };
             match pending.content {
-                Content::Chunk(chunk) => self.confirm(chunk.conn, chunk.incarnation),
                 Content::Opened { conn, incarnation } => self.confirm(conn, incarnation),
                 Content::Control { .. } => self.controls_waiting -= 1,
-                Content::Fragment(_) => {}
+                Content::Chunk(_) | Content::Fragment(_) => {}
             }
         }
         self.take_lost(shared, id, &mut lost);

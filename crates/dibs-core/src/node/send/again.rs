@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
+use smallvec::SmallVec;
 
 use super::super::Shared;
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
+use super::data::{MAX_BATCH, MAX_SEGMENTS};
 use super::{CLEAR, Shape, Turn, key_of, token};
-use crate::chunk::{Content, Fragment, Pending, Placement};
+use crate::chunk::{Chunk, Content, Fragment, Origin, Pending, Placement};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::session::{OVERHEAD, TAG_LEN};
@@ -67,24 +69,23 @@ impl Peer {
                 };
             let (links, shared) = (&mut self.links, &*turn.shared);
             let choice = balanced(links, shared, turn.now, placement, wanted, wanted, lost_by);
-            let link = match choice {
-                Choice::Send { link, .. } => link,
+            let (link, budget) = match choice {
+                Choice::Send { link, budget } => (link, budget),
                 Choice::Wait(at) => {
                     self.wait_until(at);
                     return None;
                 }
                 Choice::Nobody => return None,
             };
-            queue.remove(at);
-            if lost_by.is_some() {
-                turn.shared.count(Counter::ChunkResent);
-            }
-            let pending = self.waiting.get(key).expect("it was just seen");
-            let out = match pending.content {
-                Content::Control { .. } => self.send_control_again(turn, link, key),
-                Content::Fragment(_) => self.send_fragment(turn, link, key),
-                Content::Chunk(_) if self.fits(link, key) => self.send_chunk_again(turn, link, key),
+            let out = match &pending.content {
+                Content::Chunk(chunk) if self.shape(link, chunk).is_some() => {
+                    self.send_chunks_again(turn, (link, budget), queue, at)
+                }
                 Content::Chunk(_) => {
+                    queue.remove(at);
+                    if lost_by.is_some() {
+                        turn.shared.count(Counter::ChunkResent);
+                    }
                     for piece in self.cut_chunk(turn.shared, key).into_iter().rev() {
                         let piece = Delayed {
                             key: piece,
@@ -94,7 +95,18 @@ impl Peer {
                     }
                     None
                 }
-                Content::Opened { .. } => None,
+                other => {
+                    let is_control = matches!(other, Content::Control { .. });
+                    queue.remove(at);
+                    if lost_by.is_some() {
+                        turn.shared.count(Counter::ChunkResent);
+                    }
+                    if is_control {
+                        self.send_control_again(turn, link, key)
+                    } else {
+                        self.send_fragment(turn, link, key)
+                    }
+                }
             };
             if out.is_some() {
                 return out;
@@ -103,69 +115,119 @@ impl Peer {
         None
     }
 
-    /// Whether a chunk fits a datagram of this path.
-    fn fits(&self, link: usize, key: Key) -> bool {
-        let Some(Pending {
-            content: Content::Chunk(chunk),
-            ..
-        }) = self.waiting.get(key)
-        else {
-            return false;
-        };
-        let open = self.conns.get(chunk.conn).and_then(Conn::open_frame);
-        let header = frame::chunk_len(&chunk.tcp.get(), open.as_ref());
-        OVERHEAD + header + usize::from(chunk.len) <= usize::from(self.links[link].path.mtu())
-    }
-
-    /// Encodes a chunk anew and moves its bytes to a buffer of its own.
-    fn send_chunk_again(&mut self, turn: &mut Turn<'_>, link: usize, key: Key) -> Option<Out> {
-        let Some(Pending {
-            content: Content::Chunk(chunk),
-            ..
-        }) = self.waiting.get(key)
-        else {
-            return None;
-        };
-        let Some(conn) = self.conns.get(chunk.conn) else {
-            self.waiting.remove(key, &mut turn.shared.pool);
-            return None;
-        };
-        let open = conn.open_frame();
-        let tcp = chunk.tcp.get();
+    /// Whether a chunk fits a datagram of this path, and how it stands there.
+    fn shape(&self, link: usize, chunk: &Chunk) -> Option<Shape> {
+        let head = self.waiting.head(chunk);
+        let open = self.conns.get(head.conn).and_then(Conn::open_frame);
         let shape = Shape {
             payload: usize::from(chunk.len),
-            header: frame::chunk_len(&tcp, open.as_ref()),
+            header: frame::chunk_len(&head.tcp.get(), open.as_ref()),
             tag: TAG_LEN,
         };
-        let mut buffer = turn.shared.pool.take_for(shape.len());
-        let datagram = &mut buffer[..shape.len()];
-        let from = chunk.at as usize;
-        datagram[CLEAR..CLEAR + shape.payload]
-            .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + shape.payload]);
-        let mut w = Writer::new(&mut datagram[CLEAR + shape.payload..][..shape.header]);
-        chunk.frame(tcp, open).encode(&mut w);
-        let link = &mut self.links[link];
-        let seq = link
-            .path
-            .on_sent(turn.now, shape.len() as u16, token(key), true);
-        if turn
-            .session
-            .seal(datagram, link.id, seq, shape.header, false)
-            .is_err()
-        {
-            turn.shared.count(Counter::KeysExhausted);
+        (shape.len() <= usize::from(self.links[link].path.mtu())).then_some(shape)
+    }
+
+    /// Encodes the chunk at `queue[at]` anew, and those behind it that can go in the same send, and
+    /// moves their bytes to a buffer of their own. They leave the queue.
+    fn send_chunks_again(
+        &mut self,
+        turn: &mut Turn<'_>,
+        (link, budget): (usize, usize),
+        queue: &mut VecDeque<Delayed>,
+        at: usize,
+    ) -> Option<Out> {
+        let mut run: SmallVec<[(Key, Shape); 8]> = SmallVec::new();
+        let mut total = 0;
+        while let Some(&Delayed { key, lost_by }) = queue.get(at) {
+            let Some(Pending {
+                content: Content::Chunk(chunk),
+                ..
+            }) = self.waiting.get(key)
+            else {
+                break;
+            };
+            let Some(shape) = self.shape(link, chunk) else {
+                break;
+            };
+            let stride = run.first().map_or(shape.len(), |(_, first)| first.len());
+            let fits = total + shape.len() <= budget.min(MAX_BATCH) && run.len() < MAX_SEGMENTS;
+            // The datagrams of one send are equally long, but for the last.
+            if !run.is_empty() && (shape.len() > stride || !fits) {
+                break;
+            }
+            queue.remove(at);
+            if lost_by.is_some() {
+                turn.shared.count(Counter::ChunkResent);
+            }
+            if self.conns.get(self.waiting.head(chunk).conn).is_none() {
+                self.waiting.remove(key, &mut turn.shared.pool);
+                continue;
+            }
+            let is_last = shape.len() < stride;
+            total += shape.len();
+            run.push((key, shape));
+            if is_last {
+                break;
+            }
+        }
+        let stride = run.first()?.1.len();
+        let mut buffer = turn.shared.pool.take_for(total);
+        let mut end = 0;
+        let mut sealed = 0;
+        for (key, shape) in &run {
+            let Some(Pending {
+                content: Content::Chunk(chunk),
+                ..
+            }) = self.waiting.get(*key)
+            else {
+                panic!("it was just seen");
+            };
+            let head = self.waiting.head(chunk);
+            let open = self.conns.get(head.conn).and_then(Conn::open_frame);
+            let datagram = &mut buffer[end..end + shape.len()];
+            let from = chunk.at as usize;
+            datagram[CLEAR..CLEAR + shape.payload]
+                .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + shape.payload]);
+            let mut w = Writer::new(&mut datagram[CLEAR + shape.payload..][..shape.header]);
+            chunk
+                .frame(head.strand, head.tcp.get(), open)
+                .encode(&mut w);
+            let link = &mut self.links[link];
+            let seq = link
+                .path
+                .on_sent(turn.now, shape.len() as u16, token(*key), true);
+            let result = turn
+                .session
+                .seal(datagram, link.id, seq, shape.header, false);
+            if result.is_err() {
+                // Nothing leaves without protection.
+                turn.shared.count(Counter::KeysExhausted);
+                break;
+            }
+            sealed += 1;
+            end += shape.len();
+        }
+        for (key, _) in run[sealed..].iter().rev() {
+            let key = *key;
+            queue.insert(at, Delayed { key, lost_by: None });
+        }
+        if sealed == 0 {
             turn.shared.pool.give(buffer);
             return None;
         }
-        let out = (link.local, link.remote);
         let batch = self.waiting.add_batch(buffer);
-        self.waiting
-            .rebatch(key, batch, CLEAR as u32, &mut turn.shared.pool);
+        let mut at = 0;
+        for (key, shape) in &run[..sealed] {
+            let pool = &mut turn.shared.pool;
+            self.waiting.rebatch(*key, batch, (at + CLEAR) as u32, pool);
+            at += shape.len();
+        }
+        let link = &self.links[link];
         Some(Out {
-            path: out.0,
-            to: out.1,
-            segment: shape.len(),
-            source: Source::Batch(batch, shape.len()),
+            path: link.local,
+            to: link.remote,
+            segment: stride,
+            source: Source::Batch(batch, end),
         })
     }
 
@@ -180,18 +242,18 @@ impl Peer {
             panic!("the caller saw a chunk");
         };
         let placement = *placement;
-        let open = self.conns.get(chunk.conn).and_then(Conn::open_frame);
-        let tcp = chunk.tcp.get();
-        let header = frame::chunk_len(&tcp, open.as_ref());
+        let head = self.waiting.head(chunk);
+        let open = self.conns.get(head.conn).and_then(Conn::open_frame);
+        let header = frame::chunk_len(&head.tcp.get(), open.as_ref());
         let total = header + usize::from(chunk.len);
         let mut buffer = shared.pool.take_for(total);
         chunk
-            .frame(tcp, open)
+            .frame(head.strand, head.tcp.get(), open)
             .encode(&mut Writer::new(&mut buffer[..header]));
         let from = chunk.at as usize;
         buffer[header..total]
             .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + usize::from(chunk.len)]);
-        let origin = chunk.origin();
+        let origin = chunk.origin(head);
         let id = self.next_fragmented;
         self.next_fragmented = self.next_fragmented.wrapping_add(2);
         let batch = self.waiting.add_batch(buffer);
@@ -209,7 +271,10 @@ impl Peer {
                 at: at as u32,
                 len,
             };
-            pieces.push(self.waiting.add(Content::Fragment(fragment), placement));
+            pieces.push(
+                self.waiting
+                    .add(Content::Fragment(Box::new(fragment)), placement),
+            );
         }
         self.waiting.remove(key, &mut shared.pool);
         pieces
@@ -263,19 +328,25 @@ impl Peer {
                     Placement::TrustedOnly => self.delayed_trusted.push_back(delayed),
                     Placement::Any => self.delayed_any.push_back(delayed),
                 }
-            } else if let Some(pending) = self.waiting.remove(key, &mut shared.pool) {
-                self.give_up(shared, &pending);
+            } else {
+                let origin = match &pending.content {
+                    Content::Chunk(chunk) => {
+                        let chunk = *chunk;
+                        Some(chunk.origin(self.waiting.head(&chunk)))
+                    }
+                    Content::Fragment(fragment) => Some(fragment.origin),
+                    Content::Control { .. } | Content::Opened { .. } => None,
+                };
+                self.waiting.remove(key, &mut shared.pool);
+                if let Some(origin) = origin {
+                    self.give_up(shared, origin);
+                }
             }
         }
     }
 
     /// A chunk is left to TCP: the chain cannot be restored beyond it, so a new one begins.
-    pub(super) fn give_up(&mut self, shared: &mut Shared, pending: &Pending) {
-        let origin = match &pending.content {
-            Content::Chunk(chunk) => chunk.origin(),
-            Content::Fragment(fragment) => fragment.origin,
-            Content::Control { .. } | Content::Opened { .. } => return,
-        };
+    pub(super) fn give_up(&mut self, shared: &mut Shared, origin: Origin) {
         shared.count(Counter::ChunkGivenUp);
         if let Some(conn) = self.conns.get_mut(origin.conn)
             && conn.out.stream.incarnation() == origin.incarnation

@@ -1,20 +1,22 @@
 //! New data: fair rounds over the flows, runs of chunks by the path that the scheduler chooses.
 
+use std::collections::VecDeque;
+
 use dibs_scramble::{BUFFER_LEN, Scrambler};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
-use dibs_wire::frame::{self, TcpFields};
+use dibs_wire::frame::{self, Open, TcpFields};
 use dibs_wire::packet::{self, Packet, Segment, flags};
 use dibs_wire::virtio;
 
 use super::super::Shared;
-use super::super::links::PROOF_SPACING;
+use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
-use crate::chunk::{Chunk, Content, Placement};
+use crate::chunk::{Chunk, Content, Head, Placement, Strand, Unacknowledged};
 use crate::counters::Counter;
-use crate::flow::conn::{Conn, Outgoing, outgoing_buffer};
+use crate::flow::conn::{ConnStats, Outgoing, outgoing_buffer};
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Verdict;
 use crate::session::{Integrity, TAG_LEN};
@@ -23,13 +25,15 @@ use crate::stream::tx::TxStream;
 use crate::time::Time;
 
 /// Segments of one GSO send, at most (the kernel's UDP_MAX_SEGMENTS of old).
-const MAX_SEGMENTS: usize = 64;
+pub(super) const MAX_SEGMENTS: usize = 64;
 /// Bytes of one GSO send, at most: an IPv6 payload with its UDP header.
-const MAX_BATCH: usize = 65_000;
+pub(super) const MAX_BATCH: usize = 65_000;
 /// Chunks left out of untrusted runs that may wait for a trusted path.
 const MAX_DELAYED: usize = 64;
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
+/// Bytes of a datagram beside its payload, usually less.
+const MOST_BESIDE: usize = 128;
 /// What a flow may send in one round.
 const QUANTUM: i64 = 16 * 1024;
 
@@ -131,6 +135,7 @@ impl Peer {
     /// The path, and its budget, for what stands at the head of a flow's queue.
     fn place(&mut self, turn: &mut Turn<'_>, key: Key) -> Option<(usize, usize)> {
         let conn = self.conns.get_mut(key).expect("the caller has it");
+        let wanted = (conn.out.queue.bytes() + MOST_BESIDE).min(MAX_BATCH);
         let head = conn
             .out
             .queue
@@ -159,7 +164,7 @@ impl Peer {
         } else {
             Placement::Any
         };
-        match self.choose(turn.shared, turn.now, placement, left + 128, self.backlog) {
+        match self.choose(turn.shared, turn.now, placement, wanted, self.backlog) {
             Choice::Send { link, budget } => Some((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
@@ -217,75 +222,165 @@ impl Peer {
         !shared.hold_without_trusted && !self.has_trusted(shared)
     }
 
-    /// Cuts the head of the queue into chunks of one path, as many as fit one send.
+    /// Cuts the head of the queue into chunks of one path, and what follows, as many as fit one send.
     fn fill_run(
         &mut self,
         turn: &mut Turn<'_>,
         key: Key,
         (link, budget): (usize, usize),
     ) -> Option<Out> {
-        let trusted = self.links[link].trusted;
-        let lax = self.is_lax(turn.shared);
-        let mtu = usize::from(self.links[link].path.mtu());
+        let alone = self.new_flows.len() + self.old_flows.len() == 1;
+        let may_be_untrusted = self.is_lax(turn.shared);
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let open = conn.open_frame();
-        let Conn { out, stats, .. } = &mut *conn;
-        let Outgoing {
-            queue,
-            stream,
-            secrets,
-            flow,
-            until_trusted,
-            deficit,
-            meta,
-            ..
-        } = out;
-        let secrets = secrets
-            .as_ref()
-            .expect("a flow has secrets before it sends");
-        let head = queue.head().expect("the caller saw it");
-        let segment = parsed(&head.buffer);
-        let left = head.left();
-        let total = segment.payload.len();
-        let tcp = fields::of_segment(&segment, *meta);
-        let header = frame::chunk_len(&tcp, open.as_ref());
-        let may_be_bare = turn.session.integrity() == Integrity::Off
-            && open.is_none()
-            && left > 0
-            && tcp.flags & NOT_BARE == 0;
-        let capacity = mtu - CLEAR - header - if may_be_bare { 0 } else { TAG_LEN };
-        let base = stream.offset_of(segment.seq);
-        let mut done = total - left;
-        let budget = budget
-            .min(self.links[link].path.quantum().max(mtu))
-            .min(MAX_BATCH);
+        let link = &mut self.links[link];
+        let mtu = usize::from(link.path.mtu());
+        let budget = budget.min(link.path.quantum().max(mtu)).min(MAX_BATCH);
         let most = (budget / mtu).clamp(1, MAX_SEGMENTS);
-        let estimate = left.div_ceil(capacity).clamp(1, most) * mtu;
-        let batch = self.waiting.add_batch(turn.shared.pool.take_for(estimate));
-        let mut at = 0;
-        let mut stride = 0;
-        let mut pieces = 0;
-        let mut unused = true;
-        let mut deferred = false;
-        let mut by_path = 0;
-        while pieces < most {
+        let wanted = conn.out.queue.bytes().div_ceil(mtu - MOST_BESIDE) + 1;
+        let buffer = turn.shared.pool.take_for(wanted.min(most) * mtu);
+        let mut run = Run {
+            key,
+            batch: self.waiting.add_batch(buffer),
+            waiting: &mut self.waiting,
+            delayed: &mut self.delayed_trusted,
+            allowed: link.trusted || may_be_untrusted,
+            bare: turn.session.integrity() == Integrity::Off && open.is_none(),
+            link,
+            open,
+            mtu,
+            most: wanted.min(most),
+            at: 0,
+            stride: 0,
+            pieces: 0,
+            sent: 0,
+            unused: true,
+            deferred: false,
+            full: false,
+        };
+        let before = conn.out.queue.bytes();
+        while let Some(mut head) = conn.out.queue.pop() {
+            let segment = parsed(&head.buffer);
+            let done = segment.payload.len() - head.left();
+            if let Left::Some(left) = run.cut(turn, &mut conn.out, &mut conn.stats, &segment, done)
+            {
+                head.payload_at = head.end - left;
+                conn.out.queue.put_back(head);
+                break;
+            }
+            turn.shared.pool.give(head.buffer);
+            // The next one goes along unless it is another's turn, or CoDel's.
+            let turns = alone || conn.out.deficit > 0;
+            if run.full || !turns || !conn.out.queue.passes(turn.now) {
+                break;
+            }
+        }
+        let Run {
+            batch,
+            link,
+            at,
+            stride,
+            pieces,
+            sent,
+            unused,
+            deferred,
+            ..
+        } = run;
+        self.backlog -= before - conn.out.queue.bytes();
+        conn.by_path.entry(link.local).sent += sent;
+        let out = Out {
+            path: link.local,
+            to: link.remote,
+            segment: stride,
+            source: Source::Batch(batch, at),
+        };
+        if pieces > 0 {
+            return Some(out);
+        }
+        if unused {
+            self.waiting.drop_empty_batch(batch, &mut turn.shared.pool);
+        }
+        if deferred {
+            return self.send_delayed_trusted(turn);
+        }
+        None
+    }
+}
+
+/// A run of datagrams of one flow for one path, being filled.
+struct Run<'a> {
+    key: Key,
+    waiting: &'a mut Unacknowledged,
+    /// What only a trusted path may carry and this one is not.
+    delayed: &'a mut VecDeque<Delayed>,
+    link: &'a mut Link,
+    /// The path may carry what is for trusted ones.
+    allowed: bool,
+    /// Chained bytes go without a tag.
+    bare: bool,
+    open: Option<Open>,
+    mtu: usize,
+    /// Datagrams, at most.
+    most: usize,
+    batch: Key,
+    /// Bytes filled.
+    at: usize,
+    /// Length of all datagrams but the last.
+    stride: usize,
+    pieces: usize,
+    /// Payload bytes filled.
+    sent: u64,
+    /// The batch holds no chunk.
+    unused: bool,
+    /// Some were left to a trusted path.
+    deferred: bool,
+    /// Nothing more fits.
+    full: bool,
+}
+
+/// What a run leaves of a segment.
+enum Left {
+    Nothing,
+    /// So many payload bytes; with none, a FIN.
+    Some(usize),
+}
+
+impl Run<'_> {
+    /// Cuts a segment from payload offset `done` on.
+    fn cut(
+        &mut self,
+        turn: &mut Turn<'_>,
+        out: &mut Outgoing,
+        stats: &mut ConnStats,
+        segment: &Segment<'_>,
+        mut done: usize,
+    ) -> Left {
+        let total = segment.payload.len();
+        let tcp = fields::of_segment(segment, out.meta);
+        let header = frame::chunk_len(&tcp, self.open.as_ref());
+        let base = out.stream.offset_of(segment.seq);
+        let may_be_bare = self.bare && done < total && tcp.flags & NOT_BARE == 0;
+        let mut head = None;
+        loop {
+            if self.pieces == self.most {
+                self.full = true;
+                return Left::Some(total - done);
+            }
             let offset = base + done as u64;
-            let position = stream.position(offset, (total - done).max(1));
-            let due = *until_trusted <= 0;
-            let guarded = position.solo || stream.is_guarded(offset);
-            let placement = if due || guarded {
-                Placement::TrustedOnly
-            } else {
-                Placement::Any
+            let position = out.stream.position(offset, (total - done).max(1));
+            let due = out.until_trusted <= 0;
+            let guarded = position.solo || out.stream.is_guarded(offset);
+            let placement = match due || guarded {
+                true => Placement::TrustedOnly,
+                false => Placement::Any,
             };
-            let allowed = placement.allows(trusted || lax);
+            let allowed = placement.allows(self.allowed);
             // Now and then one that proves how far the numbers have come.
-            let number = self.links[link].path.next_seq();
             let bare = may_be_bare
                 && !(position.solo || position.first)
-                && !number.is_multiple_of(PROOF_SPACING);
+                && !self.link.path.next_seq().is_multiple_of(PROOF_SPACING);
             let tag = if bare { 0 } else { TAG_LEN };
-            let len = (mtu - CLEAR - header - tag)
+            let len = (self.mtu - CLEAR - header - tag)
                 .min(position.limit)
                 .min(total - done);
             let shape = Shape {
@@ -293,133 +388,138 @@ impl Peer {
                 header,
                 tag,
             };
-            let defer = !allowed && !guarded && self.delayed_trusted.len() < MAX_DELAYED;
+            let defer = !allowed && !guarded && self.delayed.len() < MAX_DELAYED;
             // The datagrams of one send are equally long, but for the last.
-            if (!allowed && !defer) || (pieces > 0 && shape.len() > stride) {
-                break;
+            if (!allowed && !defer) || (self.pieces > 0 && shape.len() > self.stride) {
+                self.full = true;
+                return Left::Some(total - done);
             }
             let bytes = &segment.payload[done..done + len];
             let last = done + len == total;
             let piece_tcp = piece_fields(&tcp, done, last);
             let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
+            let secrets = out
+                .secrets
+                .as_ref()
+                .expect("a flow has secrets before it sends");
             let initial = if position.solo {
                 stats.retransmissions += 1;
-                Some(outgoing_buffer(secrets, *flow, stream, Some(offset)))
+                Some(outgoing_buffer(
+                    secrets,
+                    out.flow,
+                    &out.stream,
+                    Some(offset),
+                ))
             } else if position.first {
-                Some(outgoing_buffer(secrets, *flow, stream, None))
+                Some(outgoing_buffer(secrets, out.flow, &out.stream, None))
             } else {
                 None
             };
+            let new_head = Head {
+                conn: self.key,
+                strand: strand(out),
+                tcp: OwnedFields::new(&piece_tcp),
+            };
             let chunk = Chunk {
-                conn: key,
-                flow: *flow,
-                incarnation: stream.incarnation(),
+                offset,
+                batch: self.batch,
+                at: (self.at + CLEAR) as u32,
+                crc: crc32c(bytes),
+                len: len as u16,
+                head: 0,
+                flags: piece_tcp.flags,
                 solo: position.solo,
                 first: position.first,
                 detached: position.detached,
-                epoch: stream.epoch(),
-                offset,
-                crc: crc32c(bytes),
-                tcp: OwnedFields::new(&piece_tcp),
-                batch,
-                at: (at + CLEAR) as u32,
-                len: len as u16,
             };
             if defer {
                 // It goes by a trusted path when that has room; the others need not wait for it.
                 let mut buffer = turn.shared.pool.take_for(len);
-                transform(stream, position.solo, initial, bytes, &mut buffer[..len]);
+                transform(
+                    &mut out.stream,
+                    position.solo,
+                    initial,
+                    bytes,
+                    &mut buffer[..len],
+                );
                 let batch = self.waiting.add_batch(buffer);
+                let head = self.waiting.add_head(batch, new_head);
                 let chunk = Chunk {
                     batch,
                     at: 0,
+                    head,
                     ..chunk
                 };
-                let pending = self.waiting.add(Content::Chunk(chunk), placement);
-                self.delayed_trusted.push_back(Delayed {
-                    key: pending,
-                    lost_by: None,
-                });
-                deferred = true;
-                stream.advance(offset, numbers, position.solo);
-                stats.bytes_trusted += len as u64;
-                *until_trusted += next_trusted(turn.shared, len);
-                *deficit -= len as i64;
-                done += len;
-                if last {
-                    break;
-                }
-                continue;
-            }
-            let datagram = &mut self.waiting.batch_mut(batch)[at..at + shape.len()];
-            let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
-            transform(stream, position.solo, initial, bytes, payload);
-            chunk
-                .frame(piece_tcp, open)
-                .encode(&mut Writer::new(&mut rest[..header]));
-            let pending = self.waiting.add(Content::Chunk(chunk), placement);
-            unused = false;
-            let link = &mut self.links[link];
-            let seq = link
-                .path
-                .on_sent(turn.now, shape.len() as u16, token(pending), true);
-            let datagram = &mut self.waiting.batch_mut(batch)[at..at + shape.len()];
-            let sealed = if bare {
-                turn.session.seal_bare(datagram, link.id, seq, header)
+                let key = self.waiting.add(Content::Chunk(chunk), placement);
+                self.delayed.push_back(Delayed { key, lost_by: None });
+                self.deferred = true;
             } else {
-                turn.session.seal(datagram, link.id, seq, header, false)
-            };
-            if sealed.is_err() {
-                // Nothing leaves without protection; the scrambler is ahead of what left.
-                turn.shared.count(Counter::KeysExhausted);
-                stream.break_chain();
-                break;
+                let number = match head {
+                    Some((number, epoch)) if epoch == out.stream.epoch() => number,
+                    _ => self.waiting.add_head(self.batch, new_head),
+                };
+                // An urgent pointer counts from each piece on its own.
+                head = tcp.urgent.is_none().then(|| (number, out.stream.epoch()));
+                let chunk = Chunk {
+                    head: number,
+                    ..chunk
+                };
+                let range = self.at..self.at + shape.len();
+                let datagram = &mut self.waiting.batch_mut(self.batch)[range.clone()];
+                let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
+                transform(&mut out.stream, position.solo, initial, bytes, payload);
+                chunk
+                    .frame(strand(out), piece_tcp, self.open)
+                    .encode(&mut Writer::new(&mut rest[..header]));
+                let pending = self.waiting.add(Content::Chunk(chunk), placement);
+                let size = shape.len() as u16;
+                let seq = self.link.path.on_sent(turn.now, size, token(pending), true);
+                let datagram = &mut self.waiting.batch_mut(self.batch)[range];
+                let id = self.link.id;
+                let sealed = match tag {
+                    0 => turn.session.seal_bare(datagram, id, seq, header),
+                    _ => turn.session.seal(datagram, id, seq, header, false),
+                };
+                self.unused = false;
+                if sealed.is_err() {
+                    // Nothing leaves without protection; the scrambler is ahead of what left.
+                    turn.shared.count(Counter::KeysExhausted);
+                    out.stream.break_chain();
+                    self.full = true;
+                    return Left::Some(total - done);
+                }
+                self.pieces += 1;
+                self.sent += len as u64;
+                self.at += shape.len();
+                self.stride = self.stride.max(shape.len());
+                self.full = shape.len() < self.stride;
             }
-            stream.advance(offset, numbers, position.solo);
-            if trusted {
+            out.stream.advance(offset, numbers, position.solo);
+            if self.link.trusted || defer {
                 stats.bytes_trusted += len as u64;
             }
-            by_path += len as u64;
-            *until_trusted += match due {
+            out.until_trusted += match due {
                 true => next_trusted(turn.shared, len),
                 false => -(len as i64),
             };
-            *deficit -= shape.len() as i64;
+            out.deficit -= shape.len() as i64;
             done += len;
-            at += shape.len();
-            pieces += 1;
-            stride = stride.max(shape.len());
-            if last || shape.len() < stride {
-                break;
+            if last {
+                return Left::Nothing;
+            }
+            if self.full {
+                return Left::Some(total - done);
             }
         }
-        if unused {
-            self.waiting.drop_empty_batch(batch, &mut turn.shared.pool);
-        }
-        let sent = done - (total - left);
-        if pieces == 0 && !deferred {
-            return None;
-        }
-        self.backlog -= sent;
-        let emptied = if left == 0 {
-            queue.pop()
-        } else {
-            queue.consume(sent)
-        };
-        if let Some(buffer) = emptied {
-            turn.shared.pool.give(buffer);
-        }
-        if pieces == 0 {
-            return self.send_delayed_trusted(turn);
-        }
-        let link = &self.links[link];
-        conn.by_path.entry(link.local).sent += by_path;
-        Some(Out {
-            path: link.local,
-            to: link.remote,
-            segment: stride,
-            source: Source::Batch(batch, at),
-        })
+    }
+}
+
+/// Where the stream stands.
+fn strand(out: &Outgoing) -> Strand {
+    Strand {
+        flow: out.flow,
+        incarnation: out.stream.incarnation(),
+        epoch: out.stream.epoch(),
     }
 }
 
