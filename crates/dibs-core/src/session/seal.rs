@@ -158,19 +158,29 @@ pub(super) fn receiver_and_path(datagram: &[u8]) -> Option<(u32, u8)> {
         .then_some((header.receiver, header.path_id))
 }
 
-/// SipHash-2-4 of path and sequence number under a key of the direction.
-struct ShapeMask(SipHasher24);
+/// SipHash-2-4 of path and sequence number under a key of the direction: one masks four datagrams.
+struct ShapeMask {
+    hasher: SipHasher24,
+    /// The four computed last, and of what.
+    latest: ([u8; 9], u64),
+}
 
 impl ShapeMask {
     fn new(key: &[u8; 16]) -> Self {
-        Self(SipHasher24::new_with_key(key))
+        let hasher = SipHasher24::new_with_key(key);
+        let input = [0; 9];
+        let latest = (input, hasher.hash(&input));
+        Self { hasher, latest }
     }
 
-    fn of(&self, path_id: u8, seq: u64) -> u16 {
+    fn of(&mut self, path_id: u8, seq: u64) -> u16 {
         let mut input = [0; 9];
         input[0] = path_id;
-        input[1..].copy_from_slice(&seq.to_be_bytes());
-        self.0.hash(&input) as u16
+        input[1..].copy_from_slice(&(seq / 4).to_be_bytes());
+        if self.latest.0 != input {
+            self.latest = (input, self.hasher.hash(&input));
+        }
+        (self.latest.1 >> (16 * (seq % 4))) as u16
     }
 }
 
