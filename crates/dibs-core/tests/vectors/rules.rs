@@ -197,8 +197,9 @@ fn scramble(initial: &[u8], plain: &[u8]) -> Vec<u8> {
 }
 
 fn datagram(suite: Suite, keys: &Keys, payload: &[u8], inside: bool, block: &[u8]) -> Vec<u8> {
-    let input = [&[PATH][..], &SEQ.to_be_bytes()].concat();
-    let mask = SipHasher24::new_with_key(&keys.shape).hash(&input) as u16;
+    let input = [&[PATH][..], &(SEQ / 4).to_be_bytes()].concat();
+    let masks = SipHasher24::new_with_key(&keys.shape).hash(&input);
+    let mask = (masks >> (16 * (SEQ % 4))) as u16;
     let shape = (block.len() as u16 | if inside { 0x8000 } else { 0 }) ^ mask;
     let mut datagram = vec![4, PATH];
     datagram.extend(shape.to_be_bytes());

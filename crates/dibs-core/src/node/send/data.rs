@@ -135,7 +135,6 @@ impl Peer {
     /// The path, and its budget, for what stands at the head of a flow's queue.
     fn place(&mut self, turn: &mut Turn<'_>, key: Key) -> Option<(usize, usize)> {
         let conn = self.conns.get_mut(key).expect("the caller has it");
-        let wanted = (conn.out.queue.bytes() + MOST_BESIDE).min(MAX_BATCH);
         let head = conn
             .out
             .queue
@@ -164,7 +163,7 @@ impl Peer {
         } else {
             Placement::Any
         };
-        match self.choose(turn.shared, turn.now, placement, wanted, self.backlog) {
+        match self.choose(turn.shared, turn.now, placement, left + MOST_BESIDE, self.backlog) {
             Choice::Send { link, budget } => Some((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
