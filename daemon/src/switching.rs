@@ -39,6 +39,10 @@ impl Daemon {
             if live.bound {
                 let why = "its socket is bound to a device and cannot be steered";
                 outcomes.insert(live.pair, Err(why.to_owned()));
+            } else if self.is_pending(&live.pair) {
+                // What stood before it could not be told from what the peer knows then.
+                let why = "it is being moved already";
+                outcomes.insert(live.pair, Err(why.to_owned()));
             } else {
                 by_peer.entry(live.peer).or_default().push(*live);
             }
@@ -90,6 +94,11 @@ impl Daemon {
             outcomes.get(&live.pair).cloned().unwrap_or_else(missing)
         };
         Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
+    }
+
+    fn is_pending(&self, pair: &Pair) -> bool {
+        let choice = self.state.borrow().choices.get(pair);
+        choice.is_some_and(|choice| choice.pending)
     }
 
     /// Asks a peer for its part. Connections that leave their bump while their kernel sends have left

@@ -149,6 +149,9 @@ impl Conn {
         let (paused, halfway) = (self.is_paused(now), self.halfway(end));
         let this = &mut self.ends[end];
         let socket = kernel.sockets.get_mut::<tcp::Socket<'_>>(this.socket);
+        if this.is_done() && socket.state() == State::Closed {
+            return Ok(false);
+        }
         let mut worked = this.read(now, socket, &self.plan)?;
         self.stopped |= this.stopped;
         self.closes[0] |= socket.state() == State::Closing;

@@ -74,6 +74,8 @@ seen! {
     SwitchedOut = "switch: followed out",
     /// An older choice was refused.
     OlderRefused = "switch: older one refused",
+    /// A choice was refused while another one waited.
+    BusyRefused = "switch: refused while another waits",
     /// A choice was refused for another reason.
     SwitchRefused = "switch: refused otherwise",
     /// A refusal came back.
@@ -168,8 +170,6 @@ seen! {
     OpaqueArrived = "opaque: arrived",
     /// A message of the daemons arrived.
     ControlArrived = "control: arrived",
-    /// A new session while data went on.
-    Rekeyed = "session: another one",
 }
 
 /// How often each thing happened; and the daemons' counters, summed up.

@@ -332,7 +332,7 @@ fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
     Plan {
         client,
         v6: rng.chance(0.3),
-        port_of: (before > 0 && rng.chance(0.1)).then(|| rng.below(before as u64) as usize),
+        port_of: (before > 0 && rng.chance(0.3)).then(|| rng.below(before as u64) as usize),
         bytes,
         order,
         kind: if rng.chance(0.85) {

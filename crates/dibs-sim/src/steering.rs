@@ -200,10 +200,11 @@ impl Steering {
         }
     }
 
-    /// All conntrack entries are lost; the daemon puts those of explicit choices back at once.
-    pub fn flush(&mut self) {
+    /// All conntrack entries are lost; the daemon puts those of explicit choices back at once, and
+    /// `kept` ones.
+    pub fn flush(&mut self, kept: impl Fn(&Pair) -> bool) {
         for (pair, mark) in &mut self.marks {
-            if !mark.chosen && !self.required.contains(pair) && mark.bump {
+            if !mark.chosen && !self.required.contains(pair) && mark.bump && !kept(pair) {
                 *mark = Mark::default();
                 self.seen.note(Seen::MarkLost);
             }
@@ -259,6 +260,9 @@ impl Steering {
         }
         let host = self.host;
         let before = self.daemon().choices.get(&pair);
+        if before.is_some_and(|choice| choice.pending) {
+            return self.seen.note(Seen::BusyRefused);
+        }
         let choice = self.daemon().choices.propose(pair, bump, host, 0);
         self.save();
         let mut ready = false;

@@ -30,6 +30,8 @@ use crate::steering::{At, Steering};
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Time for what is left to be acknowledged and forgotten.
 const SETTLING: Duration = Duration::from_secs(150);
+/// Everything is looked at for so long.
+const SILENCE: Duration = Duration::from_secs(10);
 /// Time for the daemons to agree once nothing disturbs them.
 const AGREEING: Duration = Duration::from_secs(60);
 /// The UDP port of the daemons.
@@ -278,7 +280,12 @@ impl World {
         self.run_until(history.quiet)?;
         self.calm();
         if self.conns.iter().any(|c| c.lingers) {
-            self.run_until(self.now + AGREEING)?;
+            let patience = self.now + AGREEING;
+            // Before that they may agree on what a word under way is about to change.
+            self.run_until(self.now + AGREEING / 4)?;
+            while self.check_agreement().is_err() && self.now < patience {
+                self.run_until(self.now + AGREEING / 12)?;
+            }
             self.check_agreement()?;
             self.conns.iter_mut().for_each(|c| c.lingers = false);
             self.pump(0)?;
@@ -293,10 +300,17 @@ impl World {
             self.step(next.expect("it was just checked"))?;
         }
         let took = self.now.since(Time::ZERO);
-        self.run_until(self.now + SETTLING)?;
-        let before = self.observer.datagrams;
-        self.run_until(self.now + Duration::from_secs(10))?;
-        self.check_rest(self.observer.datagrams - before)?;
+        let patience = self.now + SETTLING;
+        loop {
+            let before = self.observer.datagrams;
+            self.run_until(self.now + SILENCE)?;
+            let rest = self.check_rest(self.observer.datagrams - before);
+            match rest {
+                Ok(()) => break,
+                Err(fault) if self.now > patience => return Err(fault),
+                Err(_) => {}
+            }
+        }
         self.gather();
         Ok(Report {
             digest: self.digest ^ self.observer.digest,

@@ -61,7 +61,16 @@ impl World {
                     self.coverage.note(Seen::Crossed);
                 }
             }
-            Op::Flush(host) => self.hosts[*host].steering.flush(),
+            Op::Flush(host) => {
+                // What the far end requires and this one only followed stalls until the far end
+                // speaks again.
+                let (conns, pairs) = (&self.conns, &self.by_pair[*host]);
+                let kept = |pair: &_| {
+                    let conn = pairs.get(pair).map(|c| &conns[*c]);
+                    conn.is_some_and(|c| c.plan.require[1 - host])
+                };
+                self.hosts[*host].steering.flush(kept);
+            }
             Op::Cut(time) => {
                 self.coverage.note(Seen::Cut);
                 self.cut_until = self.cut_until.max(now + *time);
