@@ -153,6 +153,8 @@ pub(crate) struct Peer {
     pub(super) by_tuple: HashMap<(Tuple, u8), Key, Hashing>,
     /// By the peer's flow numbers.
     pub(super) incoming: HashMap<u32, Key, Hashing>,
+    /// The entry of `incoming` that was used last: the next datagram is likely of the same flow.
+    pub(super) last_incoming: Option<(u32, Key)>,
     /// By ours.
     pub(super) outgoing: HashMap<u32, Key, Hashing>,
     next_flow: u32,
@@ -238,6 +240,7 @@ impl Peer {
             conns: Slab::default(),
             by_tuple: HashMap::with_hasher(hashing.clone()),
             incoming: HashMap::with_hasher(hashing.clone()),
+            last_incoming: None,
             outgoing: HashMap::with_hasher(hashing),
             next_flow: 0,
             waiting: Unacknowledged::default(),
@@ -461,6 +464,7 @@ impl Peer {
         }
         self.controls_waiting = 0;
         self.incoming.clear();
+        self.last_incoming = None;
         self.control_seen.clear();
         self.reassembly = Reassembly::default();
         self.notices.clear();
@@ -660,6 +664,7 @@ impl Peer {
         if let Some(mut inc) = conn.inc {
             inc.stream.clear(&mut self.store);
             self.incoming.remove(&inc.flow);
+            self.last_incoming = None;
         }
     }
 

@@ -339,7 +339,11 @@ impl Peer {
         incarnation: u16,
         open: Option<&Open>,
     ) -> Result<Key, bool> {
-        let known = self.incoming.get(&flow).copied();
+        let known = match self.last_incoming {
+            Some((last, key)) if last == flow => Some(key),
+            _ => self.incoming.get(&flow).copied(),
+        };
+        self.last_incoming = known.map(|key| (flow, key));
         let current = known.and_then(|key| Some((key, self.conns.get(key)?.inc.as_ref()?)));
         if let Some((key, inc)) = current {
             match incarnation.wrapping_sub(inc.incarnation) as i16 {
@@ -391,6 +395,7 @@ impl Peer {
         if let Some(mut old) = conn.inc.take() {
             old.stream.clear(&mut self.store);
             self.incoming.remove(&old.flow);
+            self.last_incoming = None;
         }
         conn.inc = Some(Incoming {
             flow,
@@ -406,6 +411,7 @@ impl Peer {
             top: frame::BASE_OFFSET,
         });
         self.incoming.insert(flow, key);
+        self.last_incoming = None;
         shared.events.push_back(Event::Opened {
             peer: self.id.index(),
             bump: open.bump,

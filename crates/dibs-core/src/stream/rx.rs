@@ -1,6 +1,6 @@
 //! The receiver's side of a stream.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use dibs_scramble::{BUFFER_LEN, Descrambler};
 use dibs_wire::checksum::crc32c;
@@ -139,6 +139,53 @@ struct Held {
     bytes: Vec<u8>,
 }
 
+/// Chained pieces beyond `next`, by offset.
+///
+/// Behind a gap most come in order: those stand in a queue. The others stand in a tree, so that no
+/// order of arrival is slow.
+#[derive(Debug, Default)]
+struct Holding {
+    queue: VecDeque<(u64, Held)>,
+    tree: BTreeMap<u64, Held>,
+}
+
+impl Holding {
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.tree.is_empty()
+    }
+
+    fn contains(&self, offset: u64) -> bool {
+        let queued = self.queue.binary_search_by_key(&offset, |(at, _)| *at);
+        queued.is_ok() || self.tree.contains_key(&offset)
+    }
+
+    /// Adds a piece at an offset where none is.
+    fn insert(&mut self, offset: u64, held: Held) {
+        match self.queue.back() {
+            Some((last, _)) if offset < *last => {
+                self.tree.insert(offset, held);
+            }
+            _ => self.queue.push_back((offset, held)),
+        }
+    }
+
+    /// The lowest offset.
+    fn first(&self) -> Option<u64> {
+        let queued = self.queue.front().map(|(at, _)| *at);
+        let treed = self.tree.first_key_value().map(|(at, _)| *at);
+        queued.into_iter().chain(treed).min()
+    }
+
+    /// Takes the piece at the lowest offset.
+    fn pop_first(&mut self) -> Option<Held> {
+        if self.queue.front().map(|(at, _)| *at) == self.first() {
+            self.queue.pop_front().map(|(_, held)| held)
+        } else {
+            self.tree.pop_first().map(|(_, held)| held)
+        }
+    }
+}
+
 /// The plaintext of a solo chunk that the chain has still to pass over.
 #[derive(Debug)]
 struct Plain {
@@ -156,8 +203,8 @@ struct Epoch {
     descrambler: Descrambler,
     /// Ended before its time; what still comes is of no use.
     broken: bool,
-    /// Pieces beyond `next`, by offset.
-    held: BTreeMap<u64, Held>,
+    /// Pieces beyond `next`.
+    held: Holding,
     /// What came by solo chunks beyond `next`, by offset; may overlap.
     plain: BTreeMap<u64, Plain>,
 }
@@ -343,7 +390,7 @@ impl RxStream {
             gate: None,
             descrambler: Descrambler::new(&buffers.epoch(number)),
             broken: false,
-            held: BTreeMap::new(),
+            held: Holding::default(),
             plain: BTreeMap::new(),
         });
         self.epochs.last_mut()
@@ -376,7 +423,7 @@ impl Epoch {
     fn drain(&mut self, store: &mut Store, sink: &mut impl Sink) -> bool {
         while let Some(target) = self.restorable() {
             self.pass_plain(target, store);
-            let held = self.held.remove(&target).expect("the target is held");
+            let held = self.held.pop_first().expect("the target is held");
             let intact = self.restore(&held.bytes, held.crc, &held.tcp.get(), sink);
             store.give(held.bytes);
             if !intact {
@@ -392,7 +439,7 @@ impl Epoch {
 
     /// The first held piece, if it stands at `next` or plain bytes reach up to it.
     fn restorable(&self) -> Option<u64> {
-        let (&first, _) = self.held.first_key_value()?;
+        let first = self.held.first()?;
         (first <= self.reach()?).then_some(first)
     }
 
@@ -465,7 +512,7 @@ impl Epoch {
     }
 
     fn hold(&mut self, piece: &Piece<'_>, store: &mut Store) -> Outcome {
-        if self.held.contains_key(&piece.offset) {
+        if self.held.contains(piece.offset) {
             return Outcome::Duplicate;
         }
         let Some(bytes) = store.take(piece.bytes) else {
@@ -482,7 +529,7 @@ impl Epoch {
 
     /// Whether `acked` lies beyond a gap in front of held pieces, which nothing will close then.
     fn is_passed_by(&self, acked: u64) -> bool {
-        let Some((&first, _)) = self.held.first_key_value() else {
+        let Some(first) = self.held.first() else {
             return false;
         };
         // Where a chain whose start is missing begins is not known.
@@ -492,7 +539,7 @@ impl Epoch {
     fn end(&mut self, store: &mut Store) {
         self.broken = true;
         self.gate = None;
-        while let Some((_, held)) = self.held.pop_first() {
+        while let Some(held) = self.held.pop_first() {
             store.give(held.bytes);
         }
         while let Some((_, plain)) = self.plain.pop_first() {
