@@ -20,7 +20,9 @@ use crate::traffic::{self, CONNS, Kernel};
 /// Operations of one input.
 const OPERATIONS: usize = 64;
 /// Bytes that one input may send or make, so that none is slow.
-const EFFORT: usize = 4 << 20;
+const EFFORT: usize = 2 << 20;
+/// What a datagram costs beside its bytes.
+const EACH: usize = 2048;
 /// The longest UDP datagram.
 const MAX_DATAGRAM: usize = 65_507;
 /// Datagrams that may be sent again.
@@ -116,7 +118,7 @@ impl World {
         }
         let mut answered = false;
         for (path, _, datagram) in out.datagrams {
-            self.effort += datagram.len();
+            self.effort += EACH + datagram.len();
             if let Some(reply) = self.attacker.take(self.now, datagram) {
                 self.deliver(path, addr(0, path), reply);
                 answered = true;
@@ -126,7 +128,7 @@ impl World {
     }
 
     fn deliver(&mut self, socket: usize, from: SocketAddr, mut datagram: Vec<u8>) {
-        self.effort += datagram.len();
+        self.effort += EACH + datagram.len();
         if self.sent.len() == KEPT {
             self.sent.remove(0);
         }
@@ -464,6 +466,9 @@ impl World {
     fn pieces(&mut self, id: u8, number: u32, header: &[u8], payload: &[u8], size: usize) {
         let whole = [header, payload].concat();
         for (at, piece) in whole.chunks(size).enumerate() {
+            if self.effort > EFFORT {
+                return;
+            }
             let fragment = Frame::Fragment {
                 id: number,
                 at: (at * size) as u32,

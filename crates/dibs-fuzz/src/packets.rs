@@ -19,7 +19,9 @@ use crate::views;
 /// Operations of one input.
 const OPERATIONS: usize = 48;
 /// Bytes that one input may send, so that none is slow.
-const EFFORT: usize = 6 << 20;
+const EFFORT: usize = 2 << 20;
+/// What a datagram costs beside its bytes.
+const EACH: usize = 1024;
 /// What is long enough for all that was sent to arrive.
 const LONG: Duration = Duration::from_secs(3);
 /// Steps of virtual time within one wait, after which the two are taken to keep each other busy.
@@ -34,7 +36,7 @@ const NEVER: [Counter; 5] = [
     Counter::PeerContradiction,
 ];
 /// Each says that something was dropped, and is left to TCP.
-const DROPS: [Counter; 13] = [
+const DROPS: [Counter; 14] = [
     Counter::ChunkGivenUp,
     Counter::CodelDropped,
     Counter::DatagramExpired,
@@ -46,6 +48,7 @@ const DROPS: [Counter; 13] = [
     Counter::PeerRestarts,
     Counter::QueueFull,
     Counter::StoreFull,
+    Counter::TunMalformed,
     Counter::TunNoSession,
     Counter::WrongPath,
 ];
@@ -238,7 +241,7 @@ impl World {
     fn take(&mut self, host: usize, out: Outputs) {
         for (path, to, bytes) in out.datagrams {
             assert_eq!(to, addr(1 - host, path), "where the peer is");
-            self.effort += bytes.len();
+            self.effort += EACH + bytes.len();
             self.send(host, path, bytes);
         }
         for frame in out.frames {

@@ -50,16 +50,10 @@ impl Kernel {
 
     /// Takes what was injected.
     pub(crate) fn take(&mut self, segment: &Segment<'_>) {
-        let conn = usize::from(segment.tuple.sport.min(segment.tuple.dport) % 100);
-        let conn = if segment.tuple.sport == 80 {
-            usize::from(segment.tuple.dport) - 40_000
-        } else if segment.tuple.dport == 80 {
-            usize::from(segment.tuple.sport) - 40_000
-        } else {
-            conn
-        };
-        if let Some(seen) = self.seen.get_mut(conn) {
-            *seen = segment.seq.raw().wrapping_add(segment.payload.len() as u32);
+        let far = 1 - self.host;
+        if let Some(conn) = (0..CONNS).find(|&conn| tuple(far, conn) == segment.tuple) {
+            let len = segment.payload.len() as u32;
+            self.seen[conn] = segment.seq.raw().wrapping_add(len);
         }
     }
 

@@ -12,6 +12,9 @@ const QUEUE_LIMIT: usize = 512 * 1024;
 /// Unfinished wholes, and their bytes, at most.
 const MAX_WHOLES: usize = 64;
 const MAX_BYTES: usize = 4 << 20;
+/// Pieces of a whole: twice as many as the smallest path makes of the longest, so that those who cut
+/// it into crumbs cost neither memory nor time.
+const MAX_PARTS: usize = 128;
 /// Longest whole: header block and payload of a chunk, or an IP packet with its frame.
 const MAX_TOTAL: u32 = 66 * 1024;
 /// A whole that is not complete by then never will be.
@@ -157,6 +160,9 @@ impl Reassembly {
             } else {
                 Assembled::Contradiction
             };
+        }
+        if whole.parts.len() == MAX_PARTS {
+            return Assembled::Contradiction;
         }
         whole.bytes[f.at as usize..end as usize].copy_from_slice(f.bytes);
         whole.parts.insert(f.at, end);

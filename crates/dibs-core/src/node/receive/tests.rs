@@ -109,3 +109,21 @@ fn a_packet_ends_where_it_says() {
     assert!(shared.injector.pop().is_none());
     assert_eq!(shared.counters.get(Counter::FrameMalformed), 1);
 }
+
+#[test]
+fn crumbs_are_refused() {
+    let mut pair = Pair::connected();
+    let now = pair.now;
+    let Node { shared, peers, .. } = &mut pair.nodes[1];
+    for at in 0..200 {
+        let fragment = Fragment {
+            id: 2,
+            at: 2 * at,
+            total: 60_000,
+            header: 0,
+            bytes: &[0],
+        };
+        assert!(peers[0].take_fragment(now, shared, 0, &fragment));
+    }
+    assert_eq!(shared.counters.get(Counter::PeerContradiction), 200 - 128);
+}

@@ -163,7 +163,13 @@ impl Peer {
         } else {
             Placement::Any
         };
-        match self.choose(turn.shared, turn.now, placement, left + MOST_BESIDE, self.backlog) {
+        match self.choose(
+            turn.shared,
+            turn.now,
+            placement,
+            left + MOST_BESIDE,
+            self.backlog,
+        ) {
             Choice::Send { link, budget } => Some((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
