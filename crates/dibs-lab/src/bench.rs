@@ -6,6 +6,7 @@
 //! same conditions, and medians are over the rounds.
 
 mod latency;
+mod memory;
 mod report;
 mod switch;
 mod system;
@@ -33,12 +34,18 @@ pub enum Experiment {
     Unlimited,
     /// One stream over two links of 1 Gbit/s.
     Gigabit,
+    /// One stream over two links of 100 and 20 Mbit/s.
+    Uneven,
     /// Switching live at 1 Gbit/s.
     Switch,
+    /// The same over paths of 10 and of 50 ms.
+    SwitchFar,
     /// One stream over two links of 100 Mbit/s and 2 ms, with and without 1 % of loss on one.
     Loss,
     /// Small messages to and fro.
     Latency,
+    /// What dibsd needs for connections.
+    Memory,
 }
 
 /// How to measure.
@@ -70,14 +77,20 @@ pub fn run(options: &Options) -> Result<Report> {
         };
         let name = experiment.to_possible_value();
         let name = name.expect("no experiment is hidden").get_name().to_owned();
-        let table = match experiment {
-            Experiment::Unlimited => unlimited(&stage),
-            Experiment::Gigabit => gigabit(&stage),
-            Experiment::Switch => switch::run(&stage),
-            Experiment::Loss => loss(&stage),
-            Experiment::Latency => latency::run(&stage),
+        let made = match experiment {
+            Experiment::Unlimited => unlimited(&stage).map(|table| vec![table]),
+            Experiment::Gigabit => gigabit(&stage).map(|table| vec![table]),
+            Experiment::Uneven => uneven(&stage).map(|table| vec![table]),
+            Experiment::Switch => switch::run(&stage, Duration::ZERO).map(|table| vec![table]),
+            Experiment::SwitchFar => [10, 50]
+                .map(|ms| switch::run(&stage, Duration::from_millis(ms)))
+                .into_iter()
+                .collect(),
+            Experiment::Loss => loss(&stage).map(|table| vec![table]),
+            Experiment::Latency => latency::run(&stage).map(|table| vec![table]),
+            Experiment::Memory => memory::run(&stage).map(|table| vec![table]),
         };
-        tables.push(table.with_context(|| format!("experiment {name}"))?);
+        tables.extend(made.with_context(|| format!("experiment {name}"))?);
     }
     Ok(Report {
         environment,
@@ -119,8 +132,8 @@ fn unlimited(stage: &Stage<'_>) -> Result<Table> {
         "One stream, links without a limit (veth, MTU 1500)",
         &contestants,
         &[
-            ("scramble", "wireguard-go", Some(1.0)),
-            ("scramble", "kernel MPTCP", None),
+            ("scramble", "wireguard-go", Some(2.0)),
+            ("scramble", "kernel MPTCP", Some(0.4)),
             ("scramble", "plain TCP", None),
         ],
     )?;
@@ -138,7 +151,36 @@ fn gigabit(stage: &Stage<'_>) -> Result<Table> {
         stage,
         "One stream, two links of 1 Gbit/s",
         &[mptcp?, scramble?],
-        &[("scramble", "kernel MPTCP", Some(0.9))],
+        &[("scramble", "kernel MPTCP", Some(0.97))],
+    )
+}
+
+fn uneven(stage: &Stage<'_>) -> Result<Table> {
+    const WIDE: u64 = 100_000_000;
+    const NARROW: u64 = 20_000_000;
+    let mut place = Place::new(stage)?;
+    let both = |interface: &str, link: LinkSpec| {
+        link.shaped(if interface == UNTRUSTED { NARROW } else { WIDE })
+    };
+    let narrow = |_: &str, link: LinkSpec| link.shaped(NARROW);
+    let contestants = [
+        place.contestant(System::Plain, "plain TCP by the first", both)?,
+        place.contestant(System::Plain, "plain TCP by the second", narrow)?,
+        place.contestant(System::Mptcp, System::Mptcp.label(), both)?,
+        place.contestant(System::Scramble, System::Scramble.label(), both)?,
+    ];
+    throughput::table(
+        stage,
+        "One stream, two links of 100 and 20 Mbit/s",
+        &contestants,
+        &[
+            (
+                "scramble",
+                "plain TCP by the first + plain TCP by the second",
+                Some(0.95),
+            ),
+            ("scramble", "kernel MPTCP", None),
+        ],
     )
 }
 
@@ -165,7 +207,7 @@ fn loss(stage: &Stage<'_>) -> Result<Table> {
          with 1 %",
         &contestants,
         &[
-            ("scramble, 1 % loss", "scramble, no loss", Some(0.8)),
+            ("scramble, 1 % loss", "scramble, no loss", Some(0.9)),
             ("kernel MPTCP, 1 % loss", "kernel MPTCP, no loss", None),
         ],
     )

@@ -246,6 +246,11 @@ impl Daemon {
             .with_context(|| format!("what dibsctl {line} printed"))
     }
 
+    /// The process that runs dibsd.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// `dibsctl status`
     ///
     /// # Errors

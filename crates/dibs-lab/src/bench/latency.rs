@@ -9,9 +9,9 @@ use crate::load::{Latency, LatencyReport};
 
 pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let mut place = Place::new(stage)?;
-    let mut systems = vec![System::Plain, System::Scramble];
+    let mut systems = vec![System::Plain, System::Idle, System::Rules, System::Scramble];
     if stage.options.wireguard_go.is_ok() {
-        systems.insert(1, System::WireguardGo);
+        systems.push(System::WireguardGo);
     }
     let contestants = systems
         .iter()
@@ -45,14 +45,20 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         ]
     });
     let rows = rows.collect();
-    let (plain, scramble) = (&all[0], &all[all.len() - 1]);
-    let pairs = scramble.iter().zip(plain);
-    let ratio = Ratio {
-        what: "p50, scramble / plain TCP".to_owned(),
-        value: median(pairs.map(|(scramble, plain)| scramble.p50_us / plain.p50_us)),
-        least: None,
-        most: None,
+    let above_plain = |index: usize, most: Option<f64>| {
+        let pairs = all[index].iter().zip(&all[0]);
+        Ratio {
+            what: format!("p50 above plain TCP, us: {}", contestants[index].label),
+            value: median(pairs.map(|(turn, plain)| turn.p50_us - plain.p50_us)),
+            least: None,
+            most,
+        }
     };
+    let ratios = vec![
+        above_plain(1, None),
+        above_plain(2, Some(3.0)),
+        above_plain(3, Some(25.0)),
+    ];
     let labels = contestants.iter().map(|contestant| &contestant.label);
     let turns: Vec<_> = labels.zip(&all).collect();
     Ok(Table {
@@ -61,7 +67,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             .map(str::to_owned)
             .to_vec(),
         rows,
-        ratios: vec![ratio],
+        ratios,
         notes: Vec::new(),
         turns: serde_json::to_value(&turns)?,
     })

@@ -17,6 +17,9 @@ pub(super) const PORT: u16 = 7000;
 /// Puts connections to [`PORT`] on the scrambler from their start.
 const RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000\n";
 
+/// The same for connections that there are not.
+const OTHER_RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7999\n";
+
 /// A way to carry a stream from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum System {
@@ -32,6 +35,8 @@ pub(super) enum System {
     Bare,
     /// dibs over both, but nothing on the scrambler until it is asked for.
     Idle,
+    /// The same with a rule that matches nothing.
+    Rules,
 }
 
 impl System {
@@ -43,6 +48,7 @@ impl System {
             Self::Scramble => "scramble",
             Self::Bare => "scramble, integrity off",
             Self::Idle => "plain, dibsd running",
+            Self::Rules => "plain, a rule for another port",
         }
     }
 }
@@ -134,6 +140,7 @@ impl<'a> Place<'a> {
             System::Scramble => join("", RULE)?,
             System::Bare => join("integrity = \"off\"", RULE)?,
             System::Idle => join("", "")?,
+            System::Rules => join("", OTHER_RULE)?,
         }
         Ok(Contestant {
             label: label.to_owned(),

@@ -25,7 +25,8 @@ struct Series {
     turns: Vec<Turn>,
 }
 
-/// Two systems, and what the first should reach of the second.
+/// A system and one, or the sum of several joined by " + ", that it is compared with, and what it
+/// should reach of them.
 type Comparison = (&'static str, &'static str, Option<f64>);
 
 /// Runs the contestants in turn and compares them.
@@ -119,10 +120,17 @@ fn row(series: &Series) -> Vec<String> {
 /// The median of the rounds' ratios; nothing if one of the two did not run.
 fn compare(all: &[Series], one: &str, other: &str, least: Option<f64>) -> Option<Ratio> {
     let find = |name: &str| all.iter().find(|series| series.system == name);
-    let pairs = find(one)?.turns.iter().zip(&find(other)?.turns);
+    let others = other.split(" + ").map(find).collect::<Option<Vec<_>>>()?;
+    let ratios = find(one)?.turns.iter().enumerate().map(|(round, turn)| {
+        let others = others.iter().map(|series| &series.turns[round]);
+        turn.bits_per_second / others.map(|turn| turn.bits_per_second).sum::<f64>()
+    });
     Some(Ratio {
-        what: format!("{one} / {other}"),
-        value: median(pairs.map(|(one, other)| one.bits_per_second / other.bits_per_second)),
+        what: match other.contains(" + ") {
+            true => format!("{one} / ({other})"),
+            false => format!("{one} / {other}"),
+        },
+        value: median(ratios),
         least,
         most: None,
     })
@@ -151,6 +159,8 @@ mod tests {
         // In the second round, the machine was slow for both.
         let all = [series("x", &[8.0, 2.0, 9.0]), series("y", &[4.0, 1.0, 3.0])];
         assert_eq!(compare(&all, "x", "y", None).unwrap().value, 2.0);
+        let sum = compare(&all, "y", "x + y", None).unwrap();
+        assert_eq!((sum.what.as_str(), sum.value), ("y / (x + y)", 1.0 / 3.0));
         assert!(compare(&all, "x", "z", None).is_none());
     }
 }

@@ -1,0 +1,243 @@
+//! What dibsd needs for connections that are idle, and for many busy ones.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde::Serialize;
+
+use super::report::{Ratio, Table};
+use super::system::{Contestant, PORT, Place, System};
+use super::{Stage, plain_links};
+use crate::load::Transport;
+use crate::load::sockets::PATIENCE;
+
+/// Connections that say a word and fall silent.
+const IDLE: usize = 5_000;
+/// Connections that are never silent.
+const BUSY: usize = 1_000;
+/// Threads that keep them busy.
+const THREADS: usize = 4;
+/// Bytes that each writes at a time.
+const PIECE: usize = 16 << 10;
+/// Between two looks at what the daemons hold.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What was seen, of the daemon that held more.
+#[derive(Clone, Debug, Serialize)]
+struct Seen {
+    idle_connections: usize,
+    bytes_before: u64,
+    bytes_idle: u64,
+    busy_connections: usize,
+    bytes_busy_most: u64,
+    busy_bits_per_second: f64,
+}
+
+pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
+    let mut place = Place::new(stage)?;
+    let contestant = place.contestant(System::Scramble, System::Scramble.label(), plain_links)?;
+    let seen = measure(stage, &contestant)?;
+    let each = (seen.bytes_idle.saturating_sub(seen.bytes_before)) as f64 / IDLE as f64;
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    Ok(Table {
+        title: "Resident memory of dibsd, of the end that holds more".to_owned(),
+        columns: ["", "connections", "MiB"].map(str::to_owned).to_vec(),
+        rows: vec![
+            vec![
+                "none".into(),
+                "0".into(),
+                format!("{:.1}", mib(seen.bytes_before)),
+            ],
+            vec![
+                "idle".into(),
+                IDLE.to_string(),
+                format!("{:.1}", mib(seen.bytes_idle)),
+            ],
+            vec![
+                "busy, the most".into(),
+                BUSY.to_string(),
+                format!("{:.1}", mib(seen.bytes_busy_most)),
+            ],
+        ],
+        ratios: vec![
+            Ratio {
+                what: "KiB an idle connection".to_owned(),
+                value: each / 1024.0,
+                least: None,
+                most: Some(2.0),
+            },
+            Ratio {
+                what: format!("MiB with {BUSY} busy connections"),
+                value: mib(seen.bytes_busy_most),
+                least: None,
+                most: Some(200.0),
+            },
+        ],
+        notes: vec![format!(
+            "The busy ones moved {:.2} Gbit/s together.",
+            seen.busy_bits_per_second / 1e9
+        )],
+        turns: serde_json::to_value(&seen)?,
+    })
+}
+
+fn measure(stage: &Stage<'_>, contestant: &Contestant) -> Result<Seen> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let most = hard.min(4 * IDLE as u64).max(soft);
+    setrlimit(Resource::RLIMIT_NOFILE, most, hard)?;
+    let bytes_before = resident(contestant)?;
+    let idle = connections(contestant, IDLE)?;
+    let bytes_idle = resident(contestant)?;
+    drop(idle);
+
+    let busy = connections(contestant, BUSY)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (mut writers, mut readers) = (Vec::new(), Vec::new());
+    let mut shares: Vec<(Vec<TcpStream>, Vec<TcpStream>)> = Vec::new();
+    shares.resize_with(THREADS, Default::default);
+    for (index, (near, far)) in busy.into_iter().enumerate() {
+        let share = &mut shares[index % THREADS];
+        share.0.push(near);
+        share.1.push(far);
+    }
+    for (near, far) in shares {
+        let stop = Arc::clone(&stop);
+        writers.push(
+            contestant
+                .site
+                .a
+                .thread("many send", move || send(near, &stop))?,
+        );
+        readers.push(
+            contestant
+                .site
+                .b
+                .thread("many receive", move || receive(far))?,
+        );
+    }
+    let start = Instant::now();
+    let mut bytes_busy_most = 0;
+    while start.elapsed() < stage.options.duration {
+        bytes_busy_most = bytes_busy_most.max(resident(contestant)?);
+        std::thread::sleep(LOOK);
+    }
+    stop.store(true, Relaxed);
+    let (mut sent, mut received) = (0, 0);
+    for writer in writers {
+        sent += writer.join().map_err(|_| anyhow!("a sender panicked"))??;
+    }
+    let took = start.elapsed();
+    for reader in readers {
+        received += reader
+            .join()
+            .map_err(|_| anyhow!("a receiver panicked"))??;
+    }
+    ensure!(sent == received, "{received} of {sent} bytes arrived");
+    Ok(Seen {
+        idle_connections: IDLE,
+        bytes_before,
+        bytes_idle,
+        busy_connections: BUSY,
+        bytes_busy_most,
+        busy_bits_per_second: sent as f64 * 8.0 / took.as_secs_f64(),
+    })
+}
+
+/// Connections through the bump over each of which a byte went to and fro.
+fn connections(contestant: &Contestant, count: usize) -> Result<Vec<(TcpStream, TcpStream)>> {
+    let to = SocketAddr::new(contestant.to.ip(), PORT);
+    let listener = Transport::Tcp.listen(&contestant.site.b, to)?;
+    listener.set_nonblocking(false)?;
+    socket2::SockRef::from(&listener).set_read_timeout(Some(PATIENCE))?;
+    let mut pairs = Vec::with_capacity(count);
+    for _ in 0..count {
+        let mut near = Transport::Tcp.connect(&contestant.site.a, to)?;
+        let (mut far, _) = listener.accept().context("accept")?;
+        let mut byte = [7];
+        near.write_all(&byte).context("ping")?;
+        far.read_exact(&mut byte).context("ping")?;
+        far.write_all(&byte).context("pong")?;
+        near.read_exact(&mut byte).context("pong")?;
+        pairs.push((near, far));
+    }
+    Ok(pairs)
+}
+
+/// Writes as much as goes to all of them in turn; how much it was.
+fn send(mut streams: Vec<TcpStream>, stop: &AtomicBool) -> Result<u64> {
+    let piece = [0x5a; PIECE];
+    let mut sent = 0;
+    for stream in &streams {
+        stream.set_nonblocking(true)?;
+    }
+    while !stop.load(Relaxed) {
+        let mut idle = true;
+        for stream in &mut streams {
+            match stream.write(&piece) {
+                Ok(len) => {
+                    sent += len as u64;
+                    idle = false;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("write"),
+            }
+        }
+        if idle {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(sent)
+}
+
+/// Reads all of them in turn until they end; how much it was.
+fn receive(mut streams: Vec<TcpStream>) -> Result<u64> {
+    let mut room = [0; PIECE];
+    let mut received = 0;
+    for stream in &streams {
+        stream.set_nonblocking(true)?;
+    }
+    while !streams.is_empty() {
+        let mut idle = true;
+        let mut broken = None;
+        streams.retain_mut(|stream| match stream.read(&mut room) {
+            Ok(0) => false,
+            Ok(len) => {
+                received += len as u64;
+                idle = false;
+                true
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => true,
+            Err(error) => {
+                broken = Some(error);
+                false
+            }
+        });
+        if let Some(error) = broken {
+            return Err(error).context("read");
+        }
+        if idle {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(received)
+}
+
+/// Resident bytes of the daemon that has more (VmRSS).
+fn resident(contestant: &Contestant) -> Result<u64> {
+    let daemons = contestant.daemons.as_ref();
+    let daemons = daemons.expect("this contestant has daemons");
+    let sizes = daemons.iter().map(|daemon| {
+        let file = format!("/proc/{}/status", daemon.pid());
+        let text = std::fs::read_to_string(&file).context(file)?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        Ok(kib.context("no VmRSS")? << 10)
+    });
+    let sizes = sizes.collect::<Result<Vec<_>>>()?;
+    Ok(sizes.into_iter().max().unwrap_or_default())
+}
