@@ -6,6 +6,7 @@
 //! sends leaves first: the peer, or, when we send, we, once the peer has agreed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_policy::BumpId;
@@ -66,6 +67,9 @@ impl Daemon {
                 state.choices.take_back(&pair, choice.version, before);
             }
             return Err(error);
+        }
+        if bump != 0 {
+            self.expect_rates(by_peer.values().flatten());
         }
         let asked = by_peer
             .iter()
@@ -338,6 +342,28 @@ impl Daemon {
         conntrack.set_mark(&tuple, value, mask).await.map(drop)
     }
 
+    /// Tells the paths that connections come from, in plain, what these sent by them: the path's own
+    /// congestion control has had nothing to learn from.
+    fn expect_rates<'a>(&self, lives: impl Iterator<Item = &'a Live>) {
+        let state = self.state.borrow();
+        let mut rates: HashMap<(usize, IpAddr), u64> = HashMap::new();
+        for live in lives {
+            let local = live.pair.local.ip();
+            let path = self.config.paths.iter().position(|path| {
+                let interface = state.inventory.of_path(path);
+                interface.is_some_and(|interface| interface.addresses.contains(&local))
+            });
+            if let Some(path) = path {
+                let to = live.pair.remote.ip();
+                *rates.entry((path, to)).or_default() += live.counts.delivery_rate;
+            }
+        }
+        for ((path, to), rate) in rates {
+            // Without the data path nothing is sent.
+            let _ = self.driver.expect_rate(path, to, rate);
+        }
+    }
+
     /// Waits until nothing that connections sent by their bumps can be overtaken any more: in plain,
     /// what follows may be quicker. Their kernels send nothing new until they are [marked](Self::mark).
     async fn silence(&self, lives: impl Iterator<Item = &Live>) {
@@ -450,6 +476,9 @@ impl Daemon {
             self.install().await
         };
         let prepared = prepared.await;
+        if bump != 0 {
+            self.expect_rates(moving.iter().map(|(_, pair)| &lives[pair]));
+        }
         for (index, pair) in moving {
             let done = match &prepared {
                 Ok(()) if explicit => self.mark_choice(&pair).await.map_err(Into::into),

@@ -42,6 +42,8 @@ pub struct TcpCounts {
     pub rtt_us: u32,
     /// Segments sent again over the connection's life.
     pub retransmissions: u32,
+    /// Bytes a second that arrived at the far end, as last measured.
+    pub delivery_rate: u64,
     /// Bytes that the far end acknowledged.
     pub bytes_acked: u64,
     /// Bytes received.
@@ -101,6 +103,7 @@ fn socket(response: &InetResponse) -> TcpSocket {
             },
             rtt_us: info.rtt,
             retransmissions: info.total_retrans,
+            delivery_rate: info.delivery_rate,
             bytes_acked: info.bytes_acked,
             bytes_received: info.bytes_received,
         }),

@@ -52,6 +52,11 @@ pub(super) enum Command {
         up: bool,
         mtu: u16,
     },
+    ExpectRate {
+        path: usize,
+        to: IpAddr,
+        bytes_per_second: u64,
+    },
     SetAddresses(Vec<IpAddr>),
     SendControl {
         peer: usize,
@@ -232,6 +237,15 @@ impl Driver {
             done,
         })
         .await
+    }
+
+    /// Tells of the rate that a path to the host `to` has just carried for others.
+    pub fn expect_rate(&self, path: usize, to: IpAddr, bytes_per_second: u64) -> Result<(), Gone> {
+        self.send(Command::ExpectRate {
+            path,
+            to,
+            bytes_per_second,
+        })
     }
 
     /// Returns once nothing that a connection sent by `bump` can be overtaken any more. Its kernel

@@ -315,6 +315,11 @@ impl DataPath {
                         socket.retry_offloads();
                     }
                 }
+                Command::ExpectRate {
+                    path,
+                    to,
+                    bytes_per_second,
+                } => self.node.expect_rate(now, path, to, bytes_per_second),
                 Command::SetAddresses(addresses) => self.node.set_addresses(addresses),
                 Command::SendControl {
                     peer,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::Node;
+use super::{Node, route};
 use crate::time::Time;
 
 /// A message to a peer that cannot be sent.
@@ -54,6 +54,17 @@ impl Node {
         if changed {
             for peer in &mut self.peers {
                 peer.on_local_change(now, &mut self.shared, path);
+            }
+        }
+    }
+
+    /// A path to the host `to` has just carried so many bytes a second for others: connections that
+    /// come over from there need not begin slowly.
+    pub fn expect_rate(&mut self, now: Time, path: usize, to: IpAddr, bytes_per_second: u64) {
+        let links = route(&mut self.peers, to).map(|peer| &mut peer.links);
+        for link in links.into_iter().flatten() {
+            if link.local == path {
+                link.path.begin_at(now, bytes_per_second);
             }
         }
     }

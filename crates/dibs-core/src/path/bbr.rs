@@ -257,6 +257,19 @@ impl Bbr {
         ((rate as f64 * gain) as u64).max(MIN_RATE)
     }
 
+    /// Another sender has found that the path carries `rate`: begins there if less is known. What
+    /// turns out too much makes a queue, and is corrected like any other change.
+    pub(super) fn begin_at(&mut self, now: Time, rate: u64) {
+        if rate <= self.rate() {
+            return;
+        }
+        self.cycle_rates[0] = rate;
+        self.full = true;
+        let window = self.bytes_in(self.min_rtt.unwrap_or_default().mul_f64(CWND_GAIN) + SLACK);
+        self.cwnd = self.cwnd.max(window).min(MAX_CWND);
+        self.enter(Phase::Cruise, now);
+    }
+
     /// Datagrams were declared lost, no MTU probes among them.
     pub(super) fn on_lost(&mut self, datagrams: u64) {
         self.lost += datagrams;

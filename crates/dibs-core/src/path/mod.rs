@@ -422,6 +422,12 @@ impl Path {
         Ok(())
     }
 
+    /// Another sender has found that the path carries so many bytes a second.
+    pub fn begin_at(&mut self, now: Time, rate: u64) {
+        self.bbr.begin_at(now, rate);
+        self.update_pacing();
+    }
+
     fn update_pacing(&mut self) {
         self.pacer
             .set_rate(self.bbr.pacing_rate(self.rtt.smoothed()), self.mtu().into());

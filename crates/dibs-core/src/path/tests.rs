@@ -92,6 +92,29 @@ fn a_start_takes_about_a_round_trip_for_each_doubling() {
 }
 
 #[test]
+fn what_another_sender_found_is_where_it_begins() {
+    let rtt = 100 * MS;
+    let mut w = world(GBIT, rtt, 50 * MS);
+    // The round trip is known from what opened the path.
+    w.send_one();
+    w.run(3 * rtt);
+    let now = w.now;
+    w.a.begin_at(now, GBIT / 8);
+    w.run(rtt);
+    assert!(w.utilisation(rtt) > 0.85, "{:?}", w.a.stats());
+    // Too much by far is a queue for a while, and no more.
+    let mut w = world(100 * MBIT, rtt, 200 * MS);
+    w.send_one();
+    w.run(3 * rtt);
+    let now = w.now;
+    w.a.begin_at(now, GBIT / 8);
+    w.run(20 * rtt);
+    w.ab.waits.clear();
+    assert!(w.utilisation(20 * rtt) > 0.9, "{:?}", w.a.stats());
+    assert!(w.ab.wait(0.95) < 50 * MS, "{:?}", w.ab.wait(0.95));
+}
+
+#[test]
 fn follows_the_rate_down_and_up() {
     for (rate, rtt) in [(20 * MBIT, 20 * MS), (100 * MBIT, 4 * MS), (GBIT, 100 * US)] {
         let mut w = warm(rate, rtt, 100 * MS);
