@@ -21,11 +21,11 @@ const MOST_RETRANSMISSIONS: f64 = 5.0;
 /// A transfer with both switches.
 #[derive(Clone, Debug, Serialize)]
 struct Turn {
-    /// Of the time before the first switch.
+    /// Of the later half of the time before the first switch.
     plain_bits_per_second: f64,
     /// Of the time between the switches.
     scramble_bits_per_second: f64,
-    /// The lowest quarter second after the first, against the mean before the first switch.
+    /// The lowest quarter second from then on, against that.
     lowest_quarter: f64,
     longest_gap_us: u64,
     retransmissions: u64,
@@ -143,18 +143,20 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     let report = transfer.finish()?;
     let counts = contestant.since(before, report.bytes)?;
 
-    let plain = at_enable / third.as_secs_f64();
-    // The first quarter has the start in it, the last only a part.
+    // TCP's own start takes a while over far paths; the last quarter is only a part.
+    let quarters = |time: Duration| (time.as_secs_f64() / QUARTER.as_secs_f64()) as usize;
     let whole = report.intervals.len().saturating_sub(1);
-    let quarters = report.intervals.get(1..whole).unwrap_or_default();
-    let lowest = quarters
-        .iter()
-        .min()
-        .context("the transfer was too short")?;
+    let started = report.intervals.get(quarters(third / 2)..whole);
+    let started = started.unwrap_or_default();
+    let before = started.get(..quarters(third - third / 2));
+    let before = before.context("the transfer was too short")?;
+    let mean = before.iter().sum::<u64>() as f64 / before.len() as f64;
+    let lowest = started.iter().min().context("the transfer was too short")?;
+    let plain = mean / QUARTER.as_secs_f64();
     Ok(Turn {
         plain_bits_per_second: plain * 8.0,
         scramble_bits_per_second: (at_disable - at_enable) * 8.0 / third.as_secs_f64(),
-        lowest_quarter: *lowest as f64 / QUARTER.as_secs_f64() / plain,
+        lowest_quarter: *lowest as f64 / mean,
         longest_gap_us: report.longest_gap_us,
         retransmissions: report.retransmissions,
         resent: counts.resent,
