@@ -17,14 +17,18 @@ const NEEDED: [(&str, &str); 7] = [
     ("socat", "socat"),
 ];
 
-/// Builds `dibsd` and `dibsctl` with the profile and into the directory of the running test, once.
-/// Done outside the namespaces, where cargo finds its caches.
+/// Builds `dibsd` and `dibsctl` with the profile and into the directory of the running test, once,
+/// unless `cargo xtask test` says by `DIBS_BUILT` that they have been built. Done outside the
+/// namespaces, where cargo finds its caches.
 ///
 /// # Panics
 /// If they do not build.
 pub fn build() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
+        if std::env::var_os("DIBS_BUILT").is_some() {
+            return;
+        }
         let directory = directory();
         let release = directory.ends_with("release");
         let target = directory.parent().expect("a profile's directory is in one");

@@ -72,9 +72,10 @@ fn main() -> Result<()> {
 
 fn test() -> Result<()> {
     packages::ensure_tests()?;
-    // The tests on real traffic start these; cargo builds a package's binaries only for its own.
-    run::cargo(&["build", "--package", "dibsd", "--package", "dibsctl"])?;
-    run::cargo(&["test", "--workspace"])
+    // The tests on real traffic start dibsd and dibsctl: cargo builds them for their own tests, before
+    // it runs any. A further build for them alone would choose other features, and compile all again.
+    let mut tests = run::cargo_command(&["test", "--workspace"]);
+    run::run(tests.env("DIBS_BUILT", "1"))
 }
 
 fn sim(options: &[OsString]) -> Result<()> {

@@ -7,10 +7,15 @@ use anyhow::{Context as _, Result, ensure};
 
 /// Runs cargo in the workspace's directory.
 pub(crate) fn cargo(arguments: &[&str]) -> Result<()> {
+    run(&mut cargo_command(arguments))
+}
+
+/// The command that runs cargo in the workspace's directory.
+pub(crate) fn cargo_command(arguments: &[&str]) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
-    command.current_dir(workspace());
-    run(command.args(arguments))
+    command.current_dir(workspace()).args(arguments);
+    command
 }
 
 /// The workspace's directory.
