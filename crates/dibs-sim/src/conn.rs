@@ -166,7 +166,10 @@ impl Conn {
         }
         let waits_for_answer = self.plan.order == Order::Reply && end == 0;
         let said_all = this.sent == this.to_send && may_speak;
+        // In LAST-ACK smoltcp does not send again what was lost before a closed window opened.
+        let may_close = self.plan.keepalive.is_none() || socket.send_queue() == 0;
         if said_all
+            && may_close
             && !self.lingers
             && !this.closed
             && (!waits_for_answer || this.received == this.expected)

@@ -120,6 +120,8 @@ seen! {
     Crash = "crash",
     /// Both were dead at once.
     CrashBoth = "crash: both at once",
+    /// A host slept.
+    Suspended = "host: slept",
     /// An interface went down.
     InterfaceDown = "path: interface down",
     /// A path was out without a word.

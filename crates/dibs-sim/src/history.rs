@@ -121,6 +121,8 @@ pub enum Op {
     Flush(usize),
     /// A daemon dies, and another one starts after a while.
     Restart(usize, Duration),
+    /// A host sleeps for a while: it hears and does nothing, and wakes with its clocks gone on.
+    Suspend(usize, Duration),
     /// All paths are cut for a while.
     Cut(Duration),
     /// Somebody sits on a direction of a path from now on.
@@ -389,7 +391,13 @@ fn random_op(
             Op::Interface(host, path, !*down)
         }
         63..67 => Op::Outage(path, rng.chance(0.5)),
-        67..69 => Op::Cut(Duration::from_micros(rng.magnitude(10_000, 20_000_000))),
+        67..69 => {
+            let time = Duration::from_micros(rng.magnitude(10_000, 20_000_000));
+            match rng.chance(0.5) {
+                true => Op::Cut(time),
+                false => Op::Suspend(host, 2 * time),
+            }
+        }
         69..73 => Op::Link(path, host, conditions(rng)),
         73..77 => Op::Mtu(
             path,
@@ -461,6 +469,7 @@ impl fmt::Display for History {
                 )?,
                 Op::Cross(c, bumps) => writeln!(f, "enable {c} at A, B: {bumps:?}")?,
                 Op::Flush(host) => writeln!(f, "marks lost at {}", name(*host))?,
+                Op::Suspend(host, time) => writeln!(f, "{} sleeps for {time:?}", name(*host))?,
                 Op::Cut(time) => writeln!(f, "all paths cut for {time:?}")?,
                 Op::Tamper(path, host, t) => {
                     write!(f, "tamper path {path} from {}:", name(*host))?;

@@ -71,6 +71,8 @@ pub struct Failure {
 struct Host {
     kernel: Kernel,
     node: Option<Node>,
+    /// It does nothing until then.
+    asleep_until: Time,
     /// When the next daemon starts.
     starts_at: Option<Time>,
     /// Interfaces by path.
@@ -217,6 +219,7 @@ impl World {
                 setup.clock[host],
             ),
             node: None,
+            asleep_until: Time::ZERO,
             starts_at: Some(Time::ZERO),
             up: vec![true; links.len()],
             mtu: setup.paths.iter().map(|p| p.mtu).collect(),
@@ -346,6 +349,10 @@ impl World {
             }
         };
         for host in &mut self.hosts {
+            if host.asleep_until > now {
+                consider(Some(host.asleep_until));
+                continue;
+            }
             // A stack that asks for now although it has just worked can wait a moment.
             let least = now + Duration::from_millis(1);
             let kernel = host.kernel.poll_at(now);
@@ -354,7 +361,9 @@ impl World {
             consider(host.steering.poll_timeout());
             consider(host.node.as_ref().and_then(Node::poll_timeout));
         }
-        for conn in &self.conns {
+        // Who sleeps is not woken by his applications.
+        let awake = self.hosts.iter().all(|h| h.asleep_until <= now);
+        for conn in self.conns.iter().filter(|_| awake) {
             consider(conn.wakes_at(now));
         }
         next.map(|t| t.max(now))
@@ -373,6 +382,9 @@ impl World {
             self.arrive(arrival)?;
         }
         for host in 0..2 {
+            if self.hosts[host].asleep_until > at {
+                continue;
+            }
             self.start_due(host);
             let (now, wall) = (self.now, self.wall());
             let h = &mut self.hosts[host];
@@ -463,6 +475,9 @@ impl World {
 
     /// Lets a host work until it has nothing to do.
     fn pump(&mut self, host: usize) -> Result<(), String> {
+        if self.hosts[host].asleep_until > self.now {
+            return Ok(());
+        }
         for _ in 0..10_000 {
             let mut worked = false;
             for conn in &mut self.conns {

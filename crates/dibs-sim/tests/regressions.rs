@@ -275,3 +275,22 @@ fn a_path_opens_to_nowhere_but_where_the_peer_proved_itself() {
         run.unwrap_or_else(|f| panic!("{seed}: {} {}", f.what, f.state));
     }
 }
+
+/// A daemon that restarted while an interface was down numbered its paths otherwise than before. What
+/// it sent came by other interfaces than those numbers had stood for, and was dropped before it could
+/// prove the restart: no path ever opened again.
+#[test]
+fn who_restarts_may_number_its_paths_anew() {
+    let ops = vec![
+        (at(1500), Op::Interface(0, 0, false)),
+        (at(2000), Op::Restart(0, Duration::from_millis(3))),
+        (
+            at(4000),
+            Op::Open(plan([3000, 3000], Order::Both, [true; 2])),
+        ),
+        (at(5000), Op::Interface(0, 0, true)),
+    ];
+    let report = run(setup(vec![path(true, clean()), path(true, clean())]), ops);
+    assert_eq!(report.delivered, 6000);
+    assert!(report.took < Duration::from_secs(30), "{report:?}");
+}

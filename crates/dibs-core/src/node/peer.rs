@@ -292,8 +292,11 @@ impl Peer {
     /// Whether a datagram of path `id` may come by this local path.
     pub(super) fn expects(&self, id: u8, local: usize) -> bool {
         let known = self.links.iter().find(|l| l.id == id);
-        // Somebody may have brought the first question here by another interface.
+        // Somebody may have brought the first question here by another interface. And who has
+        // restarted numbers its paths anew; that it has, only what it sends now proves.
+        let restarts = |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.instance);
         known.is_none_or(|l| l.local == local || l.is_accepting())
+            || self.unconfirmed.iter().any(restarts)
     }
 
     /// Whether a session should be asked for: there is none, or nobody has answered by it for a

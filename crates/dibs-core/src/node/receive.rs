@@ -85,8 +85,8 @@ impl Peer {
         };
         let len = (opened.header.len() + opened.payload.len() + crate::session::OVERHEAD) as u64;
         if self.links[at].local != path {
-            // `expects` let it pass: the path waits to be proved, and was first asked for elsewhere.
-            if !opened.authenticated {
+            // It may wait to be proved, and have been asked for elsewhere at first.
+            if !opened.authenticated || !self.links[at].is_accepting() {
                 return shared.count(Counter::WrongPath);
             }
             return self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);

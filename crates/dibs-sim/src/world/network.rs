@@ -70,6 +70,9 @@ impl World {
         let Arrival { host, what } = arrival;
         let now = self.now;
         self.digest = mix(self.digest ^ now.as_nanos()).wrapping_add(host as u64);
+        if self.hosts[host].asleep_until > now {
+            return Ok(());
+        }
         match what {
             What::Packet(packet) => self.arrive_plain(host, packet),
             What::Datagram(put) => self.arrive_datagram(put),

@@ -16,6 +16,17 @@ use crate::steering::At;
 impl World {
     pub(super) fn apply(&mut self, op: &Op) -> Result<(), String> {
         let now = self.now;
+        let at = match *op {
+            Op::Control(host, _)
+            | Op::Opaque(host, ..)
+            | Op::Attack(host, _)
+            | Op::Plain(host, ..)
+            | Op::Foreign(host, _) => Some(host),
+            _ => None,
+        };
+        if at.is_some_and(|host| self.hosts[host].asleep_until > now) {
+            return Ok(());
+        }
         match op {
             Op::Open(plan) => {
                 let number = self.conns.len();
@@ -70,6 +81,11 @@ impl World {
                     conn.is_some_and(|c| c.plan.require[1 - host])
                 };
                 self.hosts[*host].steering.flush(kept);
+            }
+            Op::Suspend(host, time) => {
+                self.coverage.note(Seen::Suspended);
+                let h = &mut self.hosts[*host];
+                h.asleep_until = h.asleep_until.max(now + *time);
             }
             Op::Cut(time) => {
                 self.coverage.note(Seen::Cut);
@@ -183,7 +199,8 @@ impl World {
     fn choose(&mut self, conn: usize, host: usize, bump: bool) -> bool {
         let now = self.now;
         let (conn, h) = (&self.conns[conn], &mut self.hosts[host]);
-        let Some(node) = h.node.as_mut().filter(|_| conn.lives(host, &h.kernel)) else {
+        let awake = h.asleep_until <= now && conn.lives(host, &h.kernel);
+        let Some(node) = h.node.as_mut().filter(|_| awake) else {
             return false;
         };
         let pair = conn.pairs[host];
@@ -244,6 +261,9 @@ impl World {
     /// Everything that disturbs comes to an end.
     pub(super) fn calm(&mut self) {
         self.cut_until = self.now;
+        for h in &mut self.hosts {
+            h.asleep_until = h.asleep_until.min(self.now);
+        }
         for link in &mut self.links {
             for conditions in &mut link.conditions {
                 *conditions = calm(conditions);
