@@ -6,6 +6,8 @@ use core::fmt;
 use aws_lc_rs::{aead, hkdf, hmac};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
+use super::seal::TAG_LEN;
+
 /// Thirty-two secret bytes, wiped when dropped.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Secret([u8; 32]);
@@ -283,17 +285,37 @@ impl EpochKey {
 
 /// The AEAD key and nonce base of one key phase of one direction.
 pub(super) struct PhaseKey {
-    key: aead::LessSafeKey,
+    cipher: Cipher,
     iv: [u8; 12],
+}
+
+/// The same AEAD by the fastest means of this CPU.
+enum Cipher {
+    /// AES-256-GCM by vectors, where the CPU has them.
+    Vector(dibs_gcm::Key),
+    Library(aead::LessSafeKey),
+}
+
+impl Cipher {
+    fn new(suite: Suite, key: &Secret) -> Self {
+        let vector = match suite {
+            Suite::Aes256Gcm => dibs_gcm::Key::new(key.as_bytes()),
+            Suite::ChaCha20Poly1305 => None,
+        };
+        vector.map_or_else(|| Self::Library(aead_key(suite, key)), Self::Vector)
+    }
 }
 
 impl PhaseKey {
     pub(super) fn new(suite: Suite, secret: &Secret) -> Self {
-        let key = secret.derive(&[b"key"]);
+        Self::with_cipher(secret, |key| Cipher::new(suite, key))
+    }
+
+    fn with_cipher(secret: &Secret, cipher: impl FnOnce(&Secret) -> Cipher) -> Self {
         let mut iv = [0; 12];
         expand(&secret.prk(), &[b"iv"], &mut iv);
         Self {
-            key: aead_key(suite, &key),
+            cipher: cipher(&secret.derive(&[b"key"])),
             iv,
         }
     }
@@ -303,27 +325,46 @@ impl PhaseKey {
         secret.derive(&[b"phase"])
     }
 
-    fn nonce(&self, path: u8, seq: u64) -> aead::Nonce {
-        let mut nonce = self.iv;
-        nonce[3] ^= path;
-        for (n, s) in nonce[4..].iter_mut().zip(seq.to_be_bytes()) {
-            *n ^= s;
-        }
-        aead::Nonce::assume_unique_for_key(nonce)
+    fn nonce(&self, path: u8, seq: u64) -> [u8; 12] {
+        // In whole words, as the vector key reads it again at once.
+        let [a, b, c, d, tail @ ..] = self.iv;
+        let head = u32::from_be_bytes([a, b, c, d]) ^ u32::from(path);
+        let tail = u64::from_be_bytes(tail) ^ seq;
+        let mut nonce = [0; 12];
+        nonce[..4].copy_from_slice(&head.to_be_bytes());
+        nonce[4..].copy_from_slice(&tail.to_be_bytes());
+        nonce
     }
 
     /// Encrypts `text` in place and returns the tag over `aad` and it.
-    pub(super) fn seal(&self, path: u8, seq: u64, aad: &[u8], text: &mut [u8]) -> aead::Tag {
-        self.key
-            .seal_in_place_separate_tag(self.nonce(path, seq), aead::Aad::from(aad), text)
-            .expect("an AEAD refuses only lengths that no datagram has")
+    pub(super) fn seal(&self, path: u8, seq: u64, aad: &[u8], text: &mut [u8]) -> [u8; TAG_LEN] {
+        let nonce = self.nonce(path, seq);
+        match &self.cipher {
+            Cipher::Vector(key) => key.seal(&nonce, aad, text),
+            Cipher::Library(key) => {
+                let nonce = aead::Nonce::assume_unique_for_key(nonce);
+                let tag = key
+                    .seal_in_place_separate_tag(nonce, aead::Aad::from(aad), text)
+                    .expect("an AEAD refuses only lengths that no datagram has");
+                tag.as_ref()
+                    .try_into()
+                    .expect("the tags of both suites have 16 bytes")
+            }
+        }
     }
 
     /// Decrypts `text`, whose end is the tag, in place; on failure `text` is lost.
     pub(super) fn open(&self, path: u8, seq: u64, aad: &[u8], text: &mut [u8]) -> bool {
-        self.key
-            .open_in_place(self.nonce(path, seq), aead::Aad::from(aad), text)
-            .is_ok()
+        let nonce = self.nonce(path, seq);
+        match &self.cipher {
+            Cipher::Vector(key) => text
+                .split_last_chunk_mut::<TAG_LEN>()
+                .is_some_and(|(text, tag)| key.open(&nonce, aad, text, tag)),
+            Cipher::Library(key) => {
+                let nonce = aead::Nonce::assume_unique_for_key(nonce);
+                key.open_in_place(nonce, aead::Aad::from(aad), text).is_ok()
+            }
+        }
     }
 
     /// Decrypts `text` into `out` (of the same length); `text` stays as it was.
@@ -337,9 +378,17 @@ impl PhaseKey {
         out: &mut [u8],
     ) -> bool {
         let nonce = self.nonce(path, seq);
-        self.key
-            .open_separate_gather(nonce, aead::Aad::from(aad), text, tag, out)
-            .is_ok()
+        match &self.cipher {
+            Cipher::Vector(key) => tag.try_into().is_ok_and(|tag| {
+                out.copy_from_slice(text);
+                key.open(&nonce, aad, out, tag)
+            }),
+            Cipher::Library(key) => {
+                let nonce = aead::Nonce::assume_unique_for_key(nonce);
+                key.open_separate_gather(nonce, aead::Aad::from(aad), text, tag, out)
+                    .is_ok()
+            }
+        }
     }
 }
 
@@ -471,6 +520,63 @@ mod tests {
         {
             *n ^= x;
         }
-        assert_eq!(nonce.as_ref(), &expected);
+        assert_eq!(nonce, expected);
+    }
+
+    /// The datagrams of the vector key are those of the library, and each opens the other's.
+    #[test]
+    fn vector_and_library_give_equal_datagrams() {
+        let secret = Secret::new([0x42; 32]);
+        let vector = PhaseKey::new(Suite::Aes256Gcm, &secret);
+        let library = PhaseKey::with_cipher(&secret, |key| {
+            Cipher::Library(aead_key(Suite::Aes256Gcm, key))
+        });
+        if !matches!(vector.cipher, Cipher::Vector(_)) {
+            eprintln!("NOT TESTED: this CPU has no vectors for AES-GCM");
+            return;
+        }
+        let plain: Vec<u8> = (0..9000_u32).map(|i| ((i * 37) >> 3) as u8).collect();
+        let lengths = [(16, 0), (16, 1440), (1424, 36), (1300, 130), (8900, 40)];
+        for (seq, (aad_len, text_len)) in (1 << 40..).zip(lengths) {
+            let aad = &plain[..aad_len];
+            let datagram = |key: &PhaseKey| {
+                let mut text = plain[..text_len].to_vec();
+                let tag = key.seal(3, seq, aad, &mut text);
+                text.extend_from_slice(&tag);
+                text
+            };
+            let sealed = datagram(&library);
+            assert_eq!(datagram(&vector), sealed, "lengths {aad_len}, {text_len}");
+            for key in [&vector, &library] {
+                let mut text = sealed.clone();
+                assert!(key.open(3, seq, aad, &mut text), "opens in place");
+                assert_eq!(text[..text_len], plain[..text_len]);
+                let (text, tag) = sealed.split_at(text_len);
+                let mut out = vec![0; text_len];
+                assert!(
+                    key.open_to(3, seq, aad, text, tag, &mut out),
+                    "opens beside"
+                );
+                assert_eq!(out, plain[..text_len]);
+
+                assert!(!key.open_to(2, seq, aad, text, tag, &mut out), "other path");
+                assert!(
+                    !key.open_to(3, seq + 1, aad, text, tag, &mut out),
+                    "other number"
+                );
+                assert!(
+                    !key.open_to(3, seq, &aad[1..], text, tag, &mut out),
+                    "other header"
+                );
+                assert!(
+                    !key.open_to(3, seq, aad, text, &tag[1..], &mut out),
+                    "short tag"
+                );
+                assert!(
+                    !key.open(3, seq, aad, &mut sealed[text_len + 1..].to_vec()),
+                    "short"
+                );
+            }
+        }
     }
 }

@@ -273,7 +273,7 @@ impl SealKeys {
         };
         let (body, tag) = buf.split_at_mut(text_end);
         let (aad, text) = body.split_at_mut(aad_len);
-        tag.copy_from_slice(self.key.seal(path_id, seq, aad, text).as_ref());
+        tag.copy_from_slice(&self.key.seal(path_id, seq, aad, text));
         Ok(())
     }
 
