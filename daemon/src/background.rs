@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::conns::{Pair, Version};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Steered};
 use crate::driver::Notice;
 use crate::live::bump_name;
 use crate::messages::{Body, Message, Outcome};
@@ -28,7 +28,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 const SWEEP: Duration = Duration::from_secs(2);
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
-/// Sweeps between two looks for what no event tells of: rules undone with iptables-legacy.
+/// Sweeps between two looks for what no event tells of; with iptables-legacy each is one.
 const SWEEPS_PER_CHECK: u32 = 15;
 
 /// A question of a peer's daemon.
@@ -245,7 +245,8 @@ pub async fn follow_host(daemon: Rc<Daemon>) {
 }
 
 async fn follow_host_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
-    let mut watch = Watch::open()?;
+    let own = daemon.backstop.lock().await.port();
+    let mut watch = Watch::open(own)?;
     loop {
         watch.changed().await?;
         sleep(SETTLE).await;
@@ -261,14 +262,14 @@ async fn repair(daemon: &Daemon, undone: bool) {
     }
     let undone = undone && daemon.is_settled();
     match daemon.steer().await {
-        Ok(report) if !report.steps.is_empty() && undone => daemon.tell(
-            "steering_restored",
-            format!(
-                "another program changed the steering: put {} thing(s) back",
-                report.steps.len()
-            ),
-            &[("steps", report.steps.len().to_string())],
-        ),
+        Ok(Steered { steps }) if steps > 0 && undone => {
+            daemon.restored.set(daemon.restored.get() + steps);
+            daemon.tell(
+                "steering_restored",
+                format!("another program changed the steering: put {steps} thing(s) back"),
+                &[("steps", steps.to_string())],
+            );
+        }
         Ok(_) => {}
         Err(error) => tracing::error!("steering: {error:#}"),
     }
@@ -334,7 +335,7 @@ pub async fn sweep(daemon: Rc<Daemon>) {
             tracing::warn!("cannot look for connections that ended: {error:#}");
         }
         round = (round + 1) % SWEEPS_PER_CHECK;
-        if round == 0 {
+        if round == 0 || !daemon.steerer.lock().await.is_told().await {
             repair(&daemon, true).await;
         }
     }
@@ -377,22 +378,23 @@ async fn follow_conntrack_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
                 for pair in ends(&entry) {
-                    let chosen = daemon.state.borrow().choices.get(&pair).is_some();
-                    if chosen {
-                        restore_mark(daemon, pair).await?;
-                    }
+                    restore_mark(daemon, pair).await?;
                 }
             }
             conntrack::Event::New(entry) | conntrack::Event::Update(entry) => {
+                daemon.note_followed(&entry).await;
                 note_mark(daemon, &entry).await?;
             }
-            conntrack::Event::Lost => daemon.mark_choices().await,
+            conntrack::Event::Lost => {
+                daemon.find_followed().await?;
+                daemon.mark_choices().await;
+            }
         }
     }
 }
 
 /// A connection as either end may have begun it.
-fn ends(entry: &conntrack::Connection) -> [Pair; 2] {
+pub(crate) fn ends(entry: &conntrack::Connection) -> [Pair; 2] {
     let pair = Pair {
         local: entry.original.source,
         remote: entry.original.destination,
@@ -400,11 +402,23 @@ fn ends(entry: &conntrack::Connection) -> [Pair; 2] {
     [pair, pair.reversed()]
 }
 
-/// The entry of a chosen connection is gone; the connection may not be.
+/// The entry of a connection that was chosen or follows is gone; the connection may not be.
 async fn restore_mark(daemon: &Daemon, pair: Pair) -> anyhow::Result<()> {
+    let (chosen, followed) = {
+        let state = daemon.state.borrow();
+        let chosen = state.choices.get(&pair).is_some();
+        (chosen, state.followed.get(&pair).copied())
+    };
+    if !chosen && followed.is_none() {
+        return Ok(());
+    }
     let lives = daemon.sockets().await?;
-    if lives.iter().any(|live| live.pair == pair && !live.over) {
-        daemon.mark_choice(&pair).await?;
+    let lives = lives.iter().any(|live| live.pair == pair && !live.over);
+    match followed {
+        _ if lives && chosen => daemon.mark_choice(&pair).await?,
+        Some(bump) if lives => daemon.mark(&pair, bump.get(), false).await?,
+        Some(_) => daemon.forget_followed(&pair).await,
+        None => {}
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use dibs_config::Config;
 use dibs_control::{Event, RuleId, RuleOrigin};
 use dibs_core::node::ControlError;
-use dibs_policy::{BumpId, ClassRule, Prefix, Report};
+use dibs_policy::{Backstop, BumpId, ClassRule, Desired, Prefix};
 use tokio::sync::{Mutex, broadcast, oneshot};
 
 use crate::conns::{Choices, Pair};
@@ -52,6 +52,11 @@ pub struct Daemon {
     pub(crate) steerer: Mutex<Steerer>,
     /// Held while the kernel is told of a choice.
     pub(crate) marking: Mutex<()>,
+    /// What stands when others flush the firewall. Held while a connection's mark and what the
+    /// backstop knows of it change together.
+    pub(crate) backstop: Mutex<Backstop>,
+    /// Things that others removed and we put back.
+    pub(crate) restored: Cell<u64>,
     file: StateFile,
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
@@ -75,6 +80,8 @@ pub(crate) struct State {
     pub(crate) addresses: Vec<IpAddr>,
     /// Bumps that are installed, with the number of sweeps that found no use for them.
     pub(crate) installed: BTreeMap<BumpId, u32>,
+    /// Connections that are on a bump without a choice: by rules, here or at the peer.
+    pub(crate) followed: BTreeMap<Pair, BumpId>,
     /// Connections that have a rule of their own in the kernel.
     pub(crate) pinned: BTreeSet<Pair>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
@@ -95,6 +102,13 @@ pub(crate) struct PeerState {
 struct Question {
     peer: usize,
     answer: oneshot::Sender<Vec<(Outcome, u64)>>,
+}
+
+/// What [`Daemon::steer`] did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Steered {
+    /// Changes of the kernel's state. 0: everything was as wanted.
+    pub(crate) steps: u64,
 }
 
 /// Why a peer's daemon gave no answer.
@@ -165,6 +179,16 @@ impl State {
         chosen.take(PINS).collect()
     }
 
+    /// What is to be steered now.
+    pub(crate) fn wish(&self, config: &Config) -> Desired {
+        let mut bumps = self.in_use();
+        bumps.extend(self.installed.keys());
+        let pins = self.pins();
+        let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
+        let rules = self.active_rules().flat_map(|rule| rule.classes.clone());
+        desired(config, pins.chain(rules), &bumps, &self.addresses)
+    }
+
     /// Whether all bumps in use are installed.
     fn is_installed(&self) -> bool {
         let mut used = self.in_use().into_iter();
@@ -190,6 +214,7 @@ impl Daemon {
         driver: Driver,
         interfaces: Interfaces,
         steerer: Steerer,
+        backstop: Backstop,
         file: StateFile,
         state: State,
         host: u64,
@@ -206,6 +231,8 @@ impl Daemon {
             changes: Mutex::new(()),
             steerer: Mutex::new(steerer),
             marking: Mutex::new(()),
+            backstop: Mutex::new(backstop),
+            restored: Cell::new(0),
             file,
             questions: RefCell::default(),
             next_request: Cell::new(first_request),
@@ -257,25 +284,21 @@ impl Daemon {
 
     /// Brings the kernel to what is wanted. A bump that nothing uses any more stays, see
     /// [`retire`](Self::retire).
-    pub(crate) async fn steer(&self) -> anyhow::Result<Report> {
+    pub(crate) async fn steer(&self) -> anyhow::Result<Steered> {
         let mut steerer = self.steerer.lock().await;
         if self.let_go.get() {
-            return Ok(Report::default());
+            return Ok(Steered::default());
         }
         let (wish, pins, fresh) = {
             let state = self.state.borrow();
-            let mut bumps = state.in_use();
-            let fresh = state.installed.is_empty() && !bumps.is_empty();
-            bumps.extend(state.installed.keys());
-            let pins = state.pins();
-            let classes = pins
-                .iter()
-                .map(|(pair, bump)| pin(pair, *bump))
-                .chain(state.active_rules().flat_map(|rule| rule.classes.clone()));
-            let wish = desired(&self.config, classes, &bumps, &state.addresses);
-            (wish, pins, fresh)
+            let fresh = state.installed.is_empty() && !state.in_use().is_empty();
+            (state.wish(&self.config), state.pins(), fresh)
         };
+        if let Err(error) = self.backstop.lock().await.narrow(&wish).await {
+            tracing::warn!("{error}");
+        }
         let report = steerer.set(&wish).await?;
+        let undone = u64::from(self.set_backstop(&wish).await);
         {
             let mut state = self.state.borrow_mut();
             for bump in &wish.bumps {
@@ -287,7 +310,9 @@ impl Daemon {
         if fresh {
             self.mark_choices().await;
         }
-        Ok(report)
+        Ok(Steered {
+            steps: report.steps.len() as u64 + undone,
+        })
     }
 
     /// Whether the kernel was brought to all that is wanted now.
@@ -305,7 +330,9 @@ impl Daemon {
             let mut state = self.state.borrow_mut();
             state.installed.clear();
             state.pinned.clear();
+            state.followed.clear();
         }
+        self.backstop.lock().await.remove().await?;
         steerer.cleanup(&self.config).await.map(drop)
     }
 

@@ -5,9 +5,11 @@
 //! that stands in a packet's way.
 
 pub mod background;
+mod backstop;
 pub mod control_socket;
 pub mod daemon;
 pub mod driver;
+pub mod guard;
 pub mod interfaces;
 mod listing;
 pub mod live;
@@ -18,6 +20,7 @@ pub mod startup;
 pub mod state;
 pub mod steering;
 mod switching;
+mod translated;
 
 use dibs_switch::{conns, messages};
 use std::path::Path;
@@ -71,12 +74,16 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         driver,
         interfaces,
         steerer,
+        dibs_policy::Backstop::open()?,
         file,
         state,
         host,
         first_request,
     ));
     daemon.steer().await.context("cannot steer")?;
+    if !daemon.state.borrow().installed.is_empty() {
+        daemon.find_followed().await?;
+    }
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
     let ended = main_loop(&daemon, listener, notices).await;
@@ -129,7 +136,7 @@ async fn reapply(daemon: &Rc<Daemon>) {
         daemon.steer().await
     };
     match done.await {
-        Ok(report) => tracing::info!("steering applied again, {} step(s)", report.steps.len()),
+        Ok(steered) => tracing::info!("steering applied again, {} step(s)", steered.steps),
         Err(error) => tracing::error!("steering: {error:#}"),
     }
     daemon.mark_choices().await;
@@ -219,6 +226,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         addresses: inventory.host_addresses(startup::is_our_tun),
         inventory,
         installed: Default::default(),
+        followed: Default::default(),
         pinned: Default::default(),
         suspended: false,
     })

@@ -24,6 +24,13 @@ impl Daemon {
         if scrambles && !warnings.iter().any(|warning| warning == SCRAMBLE_WARNING) {
             warnings.push(SCRAMBLE_WARNING.to_owned());
         }
+        let mut counters: BTreeMap<String, u64> = snapshot
+            .counters
+            .iter()
+            .map(|(name, count)| ((*name).to_owned(), *count))
+            .collect();
+        let steering = self.steering_counters().await;
+        counters.extend(steering.map(|(name, count)| (name.to_owned(), count)));
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -37,11 +44,7 @@ impl Daemon {
             paths: self.paths_of(&snapshot),
             bumps: self.bump_list().await.map_err(failed)?,
             connections,
-            counters: snapshot
-                .counters
-                .iter()
-                .map(|(name, count)| ((*name).to_owned(), *count))
-                .collect::<BTreeMap<_, _>>(),
+            counters,
         })
     }
 

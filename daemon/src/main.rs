@@ -1,4 +1,4 @@
-//! `dibsd --config FILE`
+//! `dibsd --config FILE`, and `dibsd --guard --config FILE` at boot
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,6 +13,9 @@ struct Args {
     /// The configuration file.
     #[arg(long, value_name = "FILE", default_value = "/etc/dibs/dibsd.toml")]
     config: PathBuf,
+    /// Block what has to be on a bump until the daemon runs, and end: for boot, before the network.
+    #[arg(long)]
+    guard: bool,
 }
 
 fn main() -> ExitCode {
@@ -24,7 +27,12 @@ fn main() -> ExitCode {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .init();
-    match dibsd::run(&args.config) {
+    let done = if args.guard {
+        dibsd::guard::run(&args.config)
+    } else {
+        dibsd::run(&args.config)
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // One sentence; what led to it follows behind colons.

@@ -260,6 +260,18 @@ impl Daemon {
         if !stuck.is_empty() {
             return Err(self.no_session(&stuck));
         }
+        let meant: Vec<Live> = lives
+            .iter()
+            .filter(|live| !live.over)
+            .filter(|live| rule.matches(live.pair.local, live.pair.remote, live.uid))
+            .copied()
+            .collect();
+        if let Some((pair, why)) = self.translated(&meant).await.map_err(failed)?.iter().next() {
+            return Err(refused(format!(
+                "the connection {} to {} cannot follow the rule: {why}",
+                pair.local, pair.remote
+            )));
+        }
         let info = rule.info();
         {
             let mut state = self.state.borrow_mut();

@@ -90,6 +90,11 @@ impl Steerer {
         Ok(report)
     }
 
+    /// Whether the kernel tells when others change our chains.
+    pub async fn is_told(&mut self) -> bool {
+        self.steering.is_told().await.unwrap_or(false)
+    }
+
     /// Forgets the TUN of a bump: the data path lost it. The next [`set`](Self::set) opens another.
     pub fn tun_lost(&mut self, bump: BumpId) {
         self.open.remove(&bump);

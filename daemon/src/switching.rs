@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use dibs_policy::BumpId;
 use dibs_policy::conntrack::{Conntrack, Tuple};
+use dibs_policy::{BumpId, Place};
 
 use crate::conns::{Choice, Pair, Version};
 use crate::daemon::{Daemon, Unanswered};
@@ -36,8 +36,14 @@ impl Daemon {
     pub(crate) async fn choose(&self, lives: &[Live], bump: u8) -> anyhow::Result<Vec<Moved>> {
         let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
         let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
+        let translated = match bump {
+            0 => HashMap::new(),
+            _ => self.translated(lives).await?,
+        };
         for live in lives {
-            if live.bound {
+            if let Some(why) = translated.get(&live.pair) {
+                outcomes.insert(live.pair, Err(why.clone()));
+            } else if live.bound {
                 let why = "its socket is bound to a device and cannot be steered";
                 outcomes.insert(live.pair, Err(why.to_owned()));
             } else if self.is_pending(&live.pair) {
@@ -255,7 +261,9 @@ impl Daemon {
             // The peer's part waits for a session: the choice is sent again then.
             Err(Unanswered::NoSession) if bump == 0 => None,
             Ok(Outcome::Older) => Some("the other end chose otherwise at the same time".to_owned()),
-            Ok(Outcome::NoConnection) => Some("the peer has no such connection".to_owned()),
+            Ok(Outcome::NoConnection) => {
+                Some("the peer has no such connection, or knows it by other addresses".to_owned())
+            }
             Ok(Outcome::OwnRule) => Some("a rule of the peer wants it on its bump".to_owned()),
             Ok(Outcome::NoBump) => Some("the peer does not carry this bump".to_owned()),
             Ok(Outcome::Bound) => {
@@ -325,7 +333,11 @@ impl Daemon {
         let mask = marks.bump_mask() | marks.override_bit();
         let tuple = Tuple::tcp(pair.local, pair.remote);
         let mut conntrack = Conntrack::open()?;
+        let mut backstop = self.backstop.lock().await;
         if bump == 0 {
+            self.state.borrow_mut().followed.remove(pair);
+            let place = if explicit { Place::Plain } else { Place::Elsewhere };
+            self.note_place(&mut backstop, pair, place).await;
             let marked = conntrack.set_mark(&tuple, value, mask).await;
             for bump in carried() {
                 // Without the data path nothing is held back.
@@ -333,13 +345,13 @@ impl Daemon {
             }
             return marked.map(drop);
         }
-        if conntrack.set_mark(&tuple, value, mask).await? {
-            return Ok(());
+        let installed = !self.state.borrow().installed.is_empty();
+        let marked = conntrack.set_mark(&tuple, value, mask).await?;
+        if !marked && installed && !conntrack.adopt(&tuple, value).await? {
+            conntrack.set_mark(&tuple, value, mask).await?;
         }
-        if self.state.borrow().installed.is_empty() || conntrack.adopt(&tuple, value).await? {
-            return Ok(());
-        }
-        conntrack.set_mark(&tuple, value, mask).await.map(drop)
+        self.note_place(&mut backstop, pair, Place::Bumped).await;
+        Ok(())
     }
 
     /// Tells the paths that connections come from, in plain, what these sent by them: the path's own

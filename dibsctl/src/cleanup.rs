@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use dibs_control::{Client, ClientError};
-use dibs_policy::{MarkLayout, Steering};
+use dibs_policy::{Backstop, MarkLayout, Steering};
 
 /// Where the marks of a daemon that does not run are looked up.
 const CONFIG: &str = "/etc/dibs/dibsd.toml";
@@ -26,7 +26,10 @@ fn offline(socket: &Path) -> Result<()> {
         .enable_all()
         .build()
         .context("start a runtime")?;
-    runtime.block_on(async { Steering::system(None)?.cleanup(marks).await })?;
+    runtime.block_on(async {
+        Steering::system(None)?.cleanup(marks).await?;
+        Backstop::open()?.remove().await
+    })?;
     // Rules and choices made at runtime would be installed again at the next start.
     let state = socket.with_extension("state");
     match fs::remove_file(&state) {

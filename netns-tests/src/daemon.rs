@@ -199,6 +199,24 @@ impl Node {
         self.host.spawn(command)?.output(SOON)
     }
 
+    /// Follows the daemon's events from now on; they are on standard output.
+    ///
+    /// # Errors
+    /// If that does not begin.
+    pub fn events(&self) -> Result<Process> {
+        let mut command = self.host.command(programs::built("dibsctl"));
+        command.args(["--json", "events"]);
+        let events = self.host.spawn(command)?;
+        // Something that is told, until it is heard.
+        wait("events to be followed", || {
+            let made = self.ctl(&["rule", "add", "--dport", "9", "--bump", "scramble"]);
+            let id = made.map(|made| made["id"].to_string());
+            let gone = id.and_then(|id| self.ctl(&["rule", "del", &id]));
+            gone.is_ok() && events.stdout().contains("rule_added")
+        })?;
+        Ok(events)
+    }
+
     /// Waits until the session with the peer stands, with both paths up.
     ///
     /// # Errors

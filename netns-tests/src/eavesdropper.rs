@@ -80,6 +80,21 @@ impl Heard {
         [&self.eth, &self.wlan].map(|link| packets(link, during).filter(holds).count())
     }
 
+    /// How many TCP segments over IPv4 have this port at either end: on the trusted link, on the untrusted.
+    pub fn segments(&self, port: u16) -> [usize; 2] {
+        let has = |packet: &&Packet| {
+            // Ethernet, IPv4 without options, TCP.
+            let frame = &packet.frame;
+            let is_tcp = frame.get(12..15) == Some(&[8, 0, 0x45]) && frame.get(23) == Some(&6);
+            let port = port.to_be_bytes();
+            is_tcp
+                && [34..36, 36..38]
+                    .map(|at| frame.get(at) == Some(&port))
+                    .contains(&true)
+        };
+        [&self.eth, &self.wlan].map(|link| link.packets.iter().filter(has).count())
+    }
+
     fn bytes(&self, during: &Range<SystemTime>) -> usize {
         let both = [&self.eth, &self.wlan].into_iter();
         both.flat_map(|link| packets(link, during))

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use dibs_lab::Host;
 
-/// Firewall rules, routing rules, routes, interfaces, and conntrack marks: everything that a daemon
+/// Firewall rules, routing rules, routes, interfaces, addresses, sysctls, and conntrack marks: everything that a daemon
 /// could have changed, in a form in which equal states are equal.
 ///
 /// # Errors
@@ -24,6 +24,9 @@ pub fn state(host: &Host) -> Result<Vec<String>> {
         "ip -6 rule",
         "ip route show table all",
         "ip -br link",
+        "ip -br address",
+        "nft list tables",
+        "sysctl -a --pattern ^net.ipv[46].(conf|ip_forward)",
     ] {
         let mut lines: Vec<String> = host
             .run(list)?

@@ -7,12 +7,13 @@ use std::sync::Once;
 use anyhow::{Context as _, Result, ensure};
 
 /// Programs that the tests start, and the Debian packages they come in.
-const NEEDED: [(&str, &str); 7] = [
+const NEEDED: [(&str, &str); 8] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
     ("iptables", "iptables"),
+    ("nft", "nftables"),
     ("nginx", "nginx"),
     ("socat", "socat"),
 ];

@@ -24,6 +24,7 @@
 //! and addresses carry the protocol number 219.
 
 mod address;
+mod backstop;
 mod chains;
 pub mod conntrack;
 mod desired;
@@ -32,14 +33,17 @@ mod iptables;
 mod kernel;
 mod marks;
 mod net;
+mod nft;
 mod plan;
 mod runner;
 pub mod sockets;
 mod steering;
+pub mod translation;
 mod watch;
 mod wire;
 
 pub use address::{BadDeviceName, BadPrefix, DeviceName, Family, Prefix};
+pub use backstop::{Backstop, Ends, Known, Place, Strength};
 pub use chains::{Chain, Role, Table};
 pub use desired::{BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Invalid, Protocol};
 pub use error::Error;

@@ -97,9 +97,12 @@ pub struct LinkState {
 }
 
 /// Settings of a TUN of ours, as paths under /proc/sys/net with `@` for the device. rp_filter: replies to
-/// addresses of other interfaces come in here. The rest: it has no neighbours to learn from.
-pub const SYSCTLS: [(&str, &str); 6] = [
+/// addresses of other interfaces come in here. forwarding: what comes out is for this host alone, also
+/// where it is a router. The rest: it has no neighbours to learn from.
+pub const SYSCTLS: [(&str, &str); 8] = [
     ("ipv4/conf/@/rp_filter", "2"),
+    ("ipv4/conf/@/forwarding", "0"),
+    ("ipv6/conf/@/forwarding", "0"),
     ("ipv6/conf/@/accept_ra", "0"),
     ("ipv6/conf/@/autoconf", "0"),
     ("ipv6/conf/@/router_solicitations", "0"),

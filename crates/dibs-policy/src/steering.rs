@@ -47,6 +47,8 @@ pub struct Steering<R = System, K = Netlink> {
     kernel: K,
     /// The variant in use, once one has been seen to work.
     variant: Option<Variant>,
+    /// Whether the kernel tells of changes made with it.
+    told: Option<bool>,
     /// Whether the other variants were cleared of what an earlier run may have left there.
     others_clear: bool,
     /// How iptables-save shows a chain of ours, where that is not the way we write it.
@@ -93,6 +95,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             runner,
             kernel,
             variant,
+            told: None,
             others_clear,
             shown: BTreeMap::new(),
         }
@@ -145,6 +148,20 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             });
         }
         Ok(report)
+    }
+
+    /// Whether [`Watch`](crate::Watch) hears of changes of our chains: not of those made with the legacy
+    /// variant. Then [`set`](Self::set) is to be repeated often.
+    pub async fn is_told(&mut self) -> Result<bool, Error> {
+        match (self.told, self.variant) {
+            (Some(told), _) => Ok(told),
+            (None, None) => Ok(true),
+            (None, Some(variant)) => {
+                let told = self.is_nft(variant).await?;
+                self.told = Some(told);
+                Ok(told)
+            }
+        }
     }
 
     /// What is ours in the kernel, seen with the variant in use.

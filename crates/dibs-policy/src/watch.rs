@@ -18,11 +18,14 @@ const NFTABLES: u32 = 7;
 pub struct Watch {
     route: TokioSocket,
     tables: TokioSocket,
+    /// The socket whose changes of nftables are no news.
+    own: u32,
 }
 
 impl Watch {
-    /// Watches from this moment on. Needs a tokio runtime.
-    pub fn open() -> Result<Self, Error> {
+    /// Watches from this moment on. What the netlink socket `own` changes in nftables is no news (0: all
+    /// is). Needs a tokio runtime.
+    pub fn open(own: u32) -> Result<Self, Error> {
         let groups = [
             Group::Link,
             Group::Ipv4Ifaddr,
@@ -31,12 +34,16 @@ impl Watch {
             Group::Ipv6Route,
             Group::Ipv4Rule,
             Group::Ipv6Rule,
+            Group::Ipv4Netconf,
+            Group::Ipv6Netconf,
+            Group::Tc,
         ];
         let groups = groups.map(|group| group as u32);
         let open = || -> io::Result<Self> {
             Ok(Self {
                 route: subscribe(NETLINK_ROUTE, &groups)?,
                 tables: subscribe(NETLINK_NETFILTER, &[NFTABLES])?,
+                own,
             })
         };
         open().map_err(Error::netlink("watch for changes"))
@@ -44,24 +51,34 @@ impl Watch {
 
     /// Waits for the next change. What came together is told once. Safe to drop and call again.
     pub async fn changed(&mut self) -> Result<(), Error> {
-        let woken = tokio::select! {
-            woken = self.route.recv_from_full() => woken,
-            woken = self.tables.recv_from_full() => woken,
-        };
-        told(woken.map(drop))?;
-        for socket in [&self.route, &self.tables] {
-            while let Some(more) = now(socket.recv_from_full()).await {
-                told(more.map(drop))?;
+        loop {
+            let news = tokio::select! {
+                woken = self.route.recv_from_full() => told(woken.map(|_| true)),
+                woken = self.tables.recv_from_full() => told(woken.map(|(d, _)| self.is_news(&d))),
+            };
+            if !news? {
+                continue;
             }
+            for socket in [&self.route, &self.tables] {
+                while let Some(more) = now(socket.recv_from_full()).await {
+                    told(more.map(|_| true))?;
+                }
+            }
+            return Ok(());
         }
-        Ok(())
+    }
+
+    /// Whether somebody else made this change of nftables: the sender's number is in the header.
+    fn is_news(&self, datagram: &[u8]) -> bool {
+        let from = datagram.get(12..16).and_then(|word| word.first_chunk());
+        from.is_none_or(|from| u32::from_ne_bytes(*from) != self.own || self.own == 0)
     }
 }
 
 /// An overrun is a change too.
-fn told(received: io::Result<()>) -> Result<(), Error> {
+fn told(received: io::Result<bool>) -> Result<bool, Error> {
     match received {
-        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(true),
         other => other.map_err(Error::netlink("watch for changes")),
     }
 }

@@ -185,7 +185,7 @@ pub(crate) fn a_missing_device_stays_closed(lab: &Lab) {
 
 pub(crate) fn the_watch_tells_of_changes(lab: &Lab) {
     let mut steering: Steering = lab.steered(&wish());
-    let mut watch = lab.open(Watch::open);
+    let mut watch = lab.open(|| Watch::open(0));
     for harm in ["ip rule del priority 5200", "ip -6 route flush table 5201"] {
         lab.sh(harm);
         lab.wait(watch.changed()).expect("a change");

@@ -1,0 +1,410 @@
+//! What stands when the firewall does not: a table of nftables that is the daemon's own.
+//!
+//! Others flush the firewall (`iptables -F`, `nft flush ruleset`), and with our chains the marks are gone
+//! that take a connection to its bump. The backstop needs neither: it knows the connections on bumps
+//! by their addresses and ports, and by their ctmarks, and the class rules; what should be marked and
+//! is not goes nowhere. The kernel lets nobody but its owner change it (see [`crate::nft`]).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::nft::{Attributes, Change, Kind, Nft, attribute, attributes, text};
+use crate::{Desired, Error};
+
+mod rules;
+
+use rules::{Ruleset, TABLE};
+
+/// linux/netfilter/nf_tables.h: of a table.
+const OWNER: u32 = 0x2;
+const PERSIST: u32 = 0x4;
+/// The flags to try, best first: kernels from 6.9, from 5.12, and older ones.
+const FLAGS: [u32; 3] = [OWNER | PERSIST, OWNER, 0];
+/// Elements of one message.
+const ELEMENTS: usize = 512;
+
+/// A TCP connection of this host, as it sends: its end, the far end.
+pub type Ends = (SocketAddr, SocketAddr);
+
+/// The connections that the backstop knows by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// On a bump: they never leave unmarked, whatever becomes of their conntrack entry.
+    pub bumped: BTreeSet<Ends>,
+    /// Plain by choice, whatever the class rules say.
+    pub plain: BTreeSet<Ends>,
+}
+
+/// How well a backstop stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strength {
+    /// Nobody else can change it, and it outlives the daemon.
+    Lasting,
+    /// Nobody else can change it as long as the daemon runs, and it goes with the daemon.
+    WhileRunning,
+    /// It withstands iptables, but not `nft flush ruleset`.
+    Shared,
+}
+
+impl fmt::Display for Strength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Strength::Lasting => "stands whatever others flush, and outlives the daemon",
+            Strength::WhileRunning => "stands whatever others flush, as long as the daemon runs",
+            Strength::Shared => "stands while others flush iptables, but not nftables",
+        })
+    }
+}
+
+/// The table of this host. It goes with this value unless the kernel can keep it.
+pub struct Backstop {
+    nft: Nft,
+    strength: Option<Strength>,
+    /// The kernel can do NAT in a table of ours.
+    nat: bool,
+    /// As last put into the kernel.
+    set: Ruleset,
+    known: Known,
+}
+
+/// What the kernel has.
+struct Found {
+    /// Chains with their rules' comments.
+    chains: Vec<(String, Vec<String>)>,
+    dropped: u64,
+}
+
+impl Backstop {
+    /// Opens a socket in the network namespace of the calling thread. Needs a tokio runtime.
+    pub fn open() -> Result<Self, Error> {
+        Ok(Self {
+            nft: Nft::open().map_err(Error::netlink("open nftables"))?,
+            strength: None,
+            nat: true,
+            set: Ruleset::default(),
+            known: Known::default(),
+        })
+    }
+
+    /// Names its own changes among those that [`Watch`](crate::Watch) hears of.
+    pub fn port(&self) -> u32 {
+        self.nft.port()
+    }
+
+    /// How well it stands, once it does.
+    pub fn strength(&self) -> Option<Strength> {
+        self.strength
+    }
+
+    /// Stops dropping what `desired` no longer wants dropped. To be called before markers go, and
+    /// [`set`](Self::set) after they have come: so it never stands in the way of a change.
+    pub async fn narrow(&mut self, desired: &Desired) -> Result<(), Error> {
+        let narrowed = self
+            .set
+            .without_drops_beyond(&Ruleset::of(desired, self.nat));
+        if narrowed != self.set {
+            let changes = fill(&narrowed, &self.set.names());
+            let done = self.nft.commit(&changes).await;
+            // What is not there any more drops nothing.
+            if !matches!(&done, Err(error) if !is_absent(error)) {
+                self.set = narrowed;
+                return Ok(());
+            }
+            done.map_err(Error::netlink("narrow the table of nftables"))?;
+        }
+        Ok(())
+    }
+
+    /// Brings the table to `desired` and `known`, by the difference. Whether the rules that were set
+    /// before were no longer there.
+    pub async fn set(&mut self, desired: &Desired, known: &Known) -> Result<bool, Error> {
+        loop {
+            let wanted = Ruleset::of(desired, self.nat);
+            if wanted.is_empty() {
+                return self.remove().await.map(|()| false);
+            }
+            match self.bring(&wanted, known).await {
+                Err(error) if self.nat && is_unsupported(&error) => self.nat = false,
+                done => return done.map_err(Error::netlink("set up the table of nftables")),
+            }
+        }
+    }
+
+    async fn bring(&mut self, wanted: &Ruleset, known: &Known) -> io::Result<bool> {
+        let found = self.look().await?;
+        let as_wanted = found
+            .as_ref()
+            .is_some_and(|f| f.chains == wanted.comments());
+        let undone = self.set == *wanted && !as_wanted;
+        if self.strength.is_none() || !as_wanted {
+            let stale: Vec<String> = match &found {
+                Some(found) => found.chains.iter().map(|(name, _)| name.clone()).collect(),
+                None => Vec::new(),
+            };
+            self.take_over(if as_wanted { None } else { Some(wanted) }, &stale)
+                .await?;
+        }
+        self.set = wanted.clone();
+        self.fill_sets(known).await?;
+        Ok(undone)
+    }
+
+    /// Makes the table ours, with this content if any is given.
+    async fn take_over(&mut self, content: Option<&Ruleset>, stale: &[String]) -> io::Result<()> {
+        let tried: &[u32] = match self.strength {
+            Some(strength) => &FLAGS[strength as usize..=strength as usize],
+            None => &FLAGS,
+        };
+        let mut refused = None;
+        for &flags in tried {
+            let mut changes = vec![table(Kind::NewTable, Some(flags))];
+            if let Some(content) = content {
+                changes.extend(fill(content, stale));
+            }
+            match self.nft.commit(&changes).await {
+                Ok(()) => {
+                    self.strength = Some(match flags {
+                        0 => Strength::Shared,
+                        OWNER => Strength::WhileRunning,
+                        _ => Strength::Lasting,
+                    });
+                    return Ok(());
+                }
+                Err(error) if is_unsupported(&error) => refused = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused.expect("some flags were tried"))
+    }
+
+    async fn fill_sets(&mut self, known: &Known) -> io::Result<()> {
+        for (name, v4, wanted) in [
+            ("bumped4", true, &known.bumped),
+            ("bumped6", false, &known.bumped),
+            ("plain4", true, &known.plain),
+            ("plain6", false, &known.plain),
+        ] {
+            let family = |ends: &&Ends| ends.0.is_ipv4() == v4 && ends.1.is_ipv4() == v4;
+            let wanted: BTreeSet<Vec<u8>> = wanted.iter().filter(family).map(key).collect();
+            let there = self.elements(name).await?;
+            let new: Vec<&Vec<u8>> = wanted.difference(&there).collect();
+            let gone: Vec<&Vec<u8>> = there.difference(&wanted).collect();
+            for (kind, keys) in [(Kind::NewElement, new), (Kind::DelElement, gone)] {
+                for keys in keys.chunks(ELEMENTS) {
+                    self.nft.commit(&[elements(kind, name, keys)]).await?;
+                }
+            }
+        }
+        self.known = known.clone();
+        Ok(())
+    }
+
+    /// Notes at once where a connection is.
+    pub async fn note(&mut self, ends: Ends, place: Place) -> Result<(), Error> {
+        if self.set.is_empty() {
+            return Ok(());
+        }
+        let v4 = ends.0.is_ipv4();
+        let mut changes = Vec::new();
+        for (of, set, names) in [
+            (
+                Place::Bumped,
+                &mut self.known.bumped,
+                ["bumped4", "bumped6"],
+            ),
+            (Place::Plain, &mut self.known.plain, ["plain4", "plain6"]),
+        ] {
+            let name = names[usize::from(!v4)];
+            let wanted = place == of;
+            let changed = if wanted {
+                set.insert(ends)
+            } else {
+                set.remove(&ends)
+            };
+            if changed {
+                let kind = if wanted {
+                    Kind::NewElement
+                } else {
+                    Kind::DelElement
+                };
+                changes.push(elements(kind, name, &[&key(&ends)]));
+            }
+        }
+        match self.nft.commit(&changes).await {
+            // Somebody else removed the table: the next `set` makes it again.
+            Err(error) if is_absent(&error) => Ok(()),
+            done => done.map_err(Error::netlink("note a connection in nftables")),
+        }
+    }
+
+    /// Packets that it dropped since its rules were last written.
+    pub async fn dropped(&mut self) -> Result<u64, Error> {
+        let found = self.look().await;
+        let found = found.map_err(Error::netlink("list the table of nftables"))?;
+        Ok(found.map_or(0, |found| found.dropped))
+    }
+
+    /// Removes the table, whoever left it.
+    pub async fn remove(&mut self) -> Result<(), Error> {
+        self.set = Ruleset::default();
+        self.known = Known::default();
+        self.strength = None;
+        let operation = || Error::netlink("remove the table of nftables");
+        match self.nft.commit(&[table(Kind::DelTable, None)]).await {
+            Err(error) if is_absent(&error) => Ok(()),
+            done => done.map_err(operation()),
+        }
+    }
+
+    /// The table's chains and rules; `None` if it is not there.
+    async fn look(&mut self) -> io::Result<Option<Found>> {
+        // NFTA_CHAIN_TABLE, NFTA_RULE_TABLE.
+        let of_table = Attributes::default().text(1, TABLE);
+        let mut found = Found {
+            chains: Vec::new(),
+            dropped: 0,
+        };
+        let chains = match self.nft.dump(Kind::GetChain, &of_table).await {
+            Err(error) if is_absent(&error) => return Ok(None),
+            chains => chains?,
+        };
+        let ours = |bytes: &&Vec<u8>| attribute(bytes, 1).map(text).as_deref() == Some(TABLE);
+        for chain in chains.iter().filter(ours) {
+            let name = attribute(chain, 3).map(text).unwrap_or_default();
+            found.chains.push((name, Vec::new()));
+        }
+        let rules = match self.nft.dump(Kind::GetRule, &of_table).await {
+            Err(error) if is_absent(&error) => return Ok(None),
+            rules => rules?,
+        };
+        for rule in rules.iter().filter(ours) {
+            let chain = attribute(rule, 2).map(text).unwrap_or_default();
+            let comment = attribute(rule, 7).map(comment).unwrap_or_default();
+            found.dropped += attribute(rule, 4).map_or(0, packets);
+            if let Some((_, rules)) = found.chains.iter_mut().find(|(name, _)| *name == chain) {
+                rules.push(comment);
+            }
+        }
+        found.chains.sort();
+        Ok((!found.chains.is_empty()).then_some(found))
+    }
+
+    /// The keys of a set.
+    async fn elements(&mut self, set: &str) -> io::Result<BTreeSet<Vec<u8>>> {
+        // NFTA_SET_ELEM_LIST_TABLE, _SET, _ELEMENTS; NFTA_SET_ELEM_KEY; NFTA_DATA_VALUE.
+        let query = Attributes::default().text(1, TABLE).text(2, set);
+        let found = self.nft.dump(Kind::GetElement, &query).await?;
+        let lists = found.iter().filter_map(|message| attribute(message, 3));
+        let elements = lists.flat_map(attributes).map(|(_, element)| element);
+        let keys = elements.filter_map(|element| attribute(attribute(element, 1)?, 1));
+        Ok(keys.map(<[u8]>::to_vec).collect())
+    }
+}
+
+/// Where the backstop knows a connection to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On a bump.
+    Bumped,
+    /// Plain by choice.
+    Plain,
+    /// Wherever the rules put it.
+    Elsewhere,
+}
+
+/// There is no such table, or no nftables in this kernel.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)
+    )
+}
+
+/// This kernel cannot do something of what it was asked for.
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EINVAL | libc::ENOENT)
+    )
+}
+
+fn table(kind: Kind, flags: Option<u32>) -> Change {
+    let mut attributes = Attributes::default().text(1, TABLE);
+    if let Some(flags) = flags {
+        attributes = attributes.number(2, flags);
+    }
+    Change { kind, attributes }
+}
+
+/// What puts this content in place of the chains `stale`.
+fn fill(content: &Ruleset, stale: &[String]) -> Vec<Change> {
+    let of_chain = |name: &str| Attributes::default().text(1, TABLE).text(2, name);
+    let mut changes = Vec::new();
+    for name in stale {
+        changes.push(Change {
+            kind: Kind::DelRule,
+            attributes: of_chain(name),
+        });
+    }
+    for name in stale.iter().filter(|name| !content.has(name)) {
+        changes.push(Change {
+            kind: Kind::DelChain,
+            attributes: Attributes::default().text(1, TABLE).text(3, name),
+        });
+    }
+    changes.extend(rules::sets());
+    changes.extend(content.chains.iter().map(rules::Chain::make));
+    for chain in &content.chains {
+        changes.extend(chain.rules.iter().map(|rule| rule.make(&chain.name)));
+    }
+    changes
+}
+
+fn elements(kind: Kind, set: &str, keys: &[&Vec<u8>]) -> Change {
+    let list = keys.iter().fold(Attributes::default(), |list, key| {
+        let key = Attributes::default().bytes(1, key);
+        list.nested(1, Attributes::default().nested(1, key))
+    });
+    let attributes = Attributes::default().text(1, TABLE).text(2, set);
+    Change {
+        kind,
+        attributes: attributes.nested(3, list),
+    }
+}
+
+/// As the rules build it from a packet: each part padded to four bytes.
+fn key((local, remote): &Ends) -> Vec<u8> {
+    let mut key = Vec::new();
+    for end in [local, remote] {
+        match end.ip() {
+            IpAddr::V4(ip) => key.extend(ip.octets()),
+            IpAddr::V6(ip) => key.extend(ip.octets()),
+        }
+        key.extend(end.port().to_be_bytes());
+        key.extend([0, 0]);
+    }
+    key
+}
+
+/// The comment in a rule's user data, as nft(8) keeps it: type 0, length, text.
+fn comment(data: &[u8]) -> String {
+    match data {
+        [0, length, rest @ ..] => text(rest.get(..usize::from(*length)).unwrap_or(rest)),
+        _ => String::new(),
+    }
+}
+
+/// What the counters among a rule's expressions say.
+fn packets(expressions: &[u8]) -> u64 {
+    let counter = |expression: &[u8]| {
+        // NFTA_EXPR_NAME, NFTA_EXPR_DATA, NFTA_COUNTER_PACKETS.
+        let named = text(attribute(expression, 1)?) == "counter";
+        let packets = attribute(attribute(expression, 2)?, 2)?.first_chunk::<8>()?;
+        named.then(|| u64::from_be_bytes(*packets))
+    };
+    attributes(expressions)
+        .filter_map(|(_, expression)| counter(expression))
+        .sum()
+}

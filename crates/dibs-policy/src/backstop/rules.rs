@@ -1,0 +1,527 @@
+//! The rules of the backstop, and how they are told the kernel.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use crate::desired::{BumpRoute, ClassRule, DeviceOwner, Fail, Protocol, widest};
+use crate::nft::{Attributes, Change, Kind};
+use crate::{Desired, Family, Prefix};
+
+/// Its name in nftables.
+pub(super) const TABLE: &str = "dibs";
+
+const LOCAL_IN: u32 = 1;
+const LOCAL_OUT: u32 = 3;
+const POST_ROUTING: u32 = 4;
+
+/// The verdict register, and the one where other values begin.
+const VERDICT: u32 = 0;
+const REGISTER: u32 = 1;
+/// Registers of four bytes; the first of them is where [`REGISTER`] begins.
+const WORDS: u32 = 8;
+
+/// All rules, by chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ruleset {
+    /// Ordered by name; those that others go to come first.
+    pub(super) chains: Vec<Chain>,
+}
+
+/// A chain with its rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) name: String,
+    /// Type, hook and priority, if packets enter here.
+    base: Option<(&'static str, u32, i32)>,
+    pub(super) rules: Vec<Rule>,
+}
+
+/// Matches and what follows from them, as expressions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    label: String,
+    expressions: Attributes,
+    drops: bool,
+}
+
+impl Ruleset {
+    /// What `desired` needs; empty where it wants nothing. Not every kernel can do source NAT.
+    pub(super) fn of(desired: &Desired, nat: bool) -> Self {
+        if desired.bumps.is_empty() {
+            return Self::default();
+        }
+        let base = |name: &str, kind, hook, priority, rules| Chain {
+            name: name.to_owned(),
+            base: Some((kind, hook, priority)),
+            rules,
+        };
+        let mut chains = Vec::new();
+        if desired.fail == Fail::Closed {
+            // Behind everything that may mark a packet.
+            chains.extend([
+                base("input", "filter", LOCAL_IN, -140, follow(desired)),
+                base("output", "filter", LOCAL_OUT, 300, unmarked(desired)),
+                base("postrouting", "filter", POST_ROUTING, -140, astray(desired)),
+            ]);
+        }
+        if nat {
+            // Before the user's source NAT, at 100.
+            chains.push(base(
+                "source",
+                "nat",
+                POST_ROUTING,
+                99,
+                keep_source(desired),
+            ));
+        }
+        chains.sort_by(|a, b| a.name.cmp(&b.name));
+        Self { chains }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    pub(super) fn has(&self, chain: &str) -> bool {
+        self.chains.iter().any(|known| known.name == chain)
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.chains.iter().map(|chain| chain.name.clone()).collect()
+    }
+
+    /// As the kernel shows it.
+    pub(super) fn comments(&self) -> Vec<(String, Vec<String>)> {
+        let comments = |chain: &Chain| chain.rules.iter().map(Rule::comment).collect();
+        self.chains
+            .iter()
+            .map(|chain| (chain.name.clone(), comments(chain)))
+            .collect()
+    }
+
+    /// The same, without rules that drop and are not in `other`.
+    pub(super) fn without_drops_beyond(&self, other: &Self) -> Self {
+        let stays = |chain: &Chain, rule: &Rule| {
+            let same = other.chains.iter().find(|found| found.name == chain.name);
+            !rule.drops || same.is_some_and(|same| same.rules.contains(rule))
+        };
+        let narrowed = |chain: &Chain| Chain {
+            rules: chain
+                .rules
+                .iter()
+                .filter(|rule| stays(chain, rule))
+                .cloned()
+                .collect(),
+            ..chain.clone()
+        };
+        Self {
+            chains: self.chains.iter().map(narrowed).collect(),
+        }
+    }
+}
+
+/// What comes in by a bump's TUN makes its connection follow, as DIBS-INPUT does.
+fn follow(desired: &Desired) -> Vec<Rule> {
+    let marks = desired.marks;
+    let free = marks.bump_mask() | marks.override_bit();
+    let ours = desired.bumps.iter().filter(|bump| is_ours(bump));
+    ours.map(|bump| {
+        Rule::new(format!("follow bump {}", bump.id))
+            .device(Meta::InName, bump)
+            .ct_mark(free, 0, true)
+            .set_ct_mark(marks.bump_mask(), marks.bump(bump.id))
+    })
+    .collect()
+}
+
+/// What this host sends, and no chain of ours has marked although it should be.
+fn unmarked(desired: &Desired) -> Vec<Rule> {
+    let marks = desired.marks;
+    let (mask, chosen) = (marks.bump_mask(), marks.override_bit());
+    let mut rules = vec![
+        Rule::new("marked").mark(mask, 0, false).returns(),
+        Rule::new("local").name(Meta::OutName, "lo").returns(),
+    ];
+    for (family, bumped, plain) in [
+        (Family::V4, "bumped4", "plain4"),
+        (Family::V6, "bumped6", "plain6"),
+    ] {
+        let connection = |label: &str, set| Rule::new(label).connection(family).among(set);
+        rules.push(connection("on a bump", bumped).drops());
+        rules.push(connection("plain by choice", plain).returns());
+        for peer in desired.peers(family) {
+            let to = |label: &str| Rule::new(label).family(family).destination(peer);
+            let plain = to("marked plain by choice").ct_mark(mask | chosen, chosen, true);
+            rules.push(plain.returns());
+            rules.push(to("marked for a bump").ct_mark(mask, 0, false).drops());
+        }
+        for class in &desired.rules {
+            let bump = desired.bumps.iter().find(|bump| bump.id == class.bump);
+            let destinations = bump.map(|bump| destinations(class, bump, family));
+            for destination in destinations.into_iter().flatten() {
+                rules.push(Rule::of_class(class, family, destination).drops());
+            }
+        }
+    }
+    rules
+}
+
+/// The guard once more: what carries a bump's mark leaves by that bump's device.
+fn astray(desired: &Desired) -> Vec<Rule> {
+    let marks = desired.marks;
+    let mask = marks.bump_mask();
+    let mut rules = vec![
+        Rule::new("unmarked").mark(mask, 0, true).returns(),
+        Rule::new("own").mark(mask, marks.own(), true).returns(),
+    ];
+    rules.extend(desired.bumps.iter().map(|bump| {
+        Rule::new(format!("bump {}", bump.id))
+            .mark(mask, marks.bump(bump.id), true)
+            .device(Meta::OutName, bump)
+            .returns()
+    }));
+    rules.push(Rule::new("astray").drops());
+    rules
+}
+
+/// The far end knows a steered connection by its own address: source NAT that the user has for others
+/// finds it done. This accepts nothing: other hooks and tables see the packet all the same.
+fn keep_source(desired: &Desired) -> Vec<Rule> {
+    let ours = desired.bumps.iter().filter(|bump| is_ours(bump));
+    let of_bump = |bump: &BumpRoute| {
+        let rule = |family| {
+            Rule::new("keep the source")
+                .device(Meta::OutName, bump)
+                .family(family)
+                .keep_source(family)
+        };
+        Family::BOTH.map(rule)
+    };
+    ours.flat_map(of_bump).collect()
+}
+
+/// The destinations that both a class rule and its bump mean.
+fn destinations(rule: &ClassRule, bump: &BumpRoute, family: Family) -> Vec<Prefix> {
+    let wanted = rule.destination.unwrap_or(family.any());
+    if wanted.family() != family || rule.source.is_some_and(|source| source.family() != family) {
+        return Vec::new();
+    }
+    let narrower = |peer: Prefix| match (wanted.contains(peer), peer.contains(wanted)) {
+        (true, _) => Some(peer),
+        (_, true) => Some(wanted),
+        _ => None,
+    };
+    let reached = widest(&bump.peers, family);
+    reached.into_iter().filter_map(narrower).collect()
+}
+
+fn is_ours(bump: &BumpRoute) -> bool {
+    bump.owner == DeviceOwner::Ours
+}
+
+/// Keys of the `meta` expression.
+#[derive(Clone, Copy)]
+enum Meta {
+    Mark = 3,
+    InName = 6,
+    OutName = 7,
+    Uid = 10,
+    Gid = 11,
+    Family = 15,
+    Protocol = 16,
+}
+
+impl Rule {
+    fn new(label: impl Into<String>) -> Self {
+        Self {
+            label: label.into(),
+            expressions: Attributes::default(),
+            drops: false,
+        }
+    }
+
+    fn of_class(class: &ClassRule, family: Family, destination: Prefix) -> Self {
+        let mut rule = Self::new(format!("dibs-rule-{}", class.id)).family(family);
+        let protocol = match class.protocol {
+            Protocol::Tcp => Some(libc::IPPROTO_TCP),
+            Protocol::Udp => Some(libc::IPPROTO_UDP),
+            Protocol::Any => None,
+        };
+        if let Some(protocol) = protocol {
+            rule = rule.protocol(protocol);
+        }
+        rule = rule.destination(destination);
+        if let Some(source) = class.source {
+            rule = rule.prefix(source, false);
+        }
+        for (port, offset) in [(class.sport, 0), (class.dport, 2)] {
+            if let Some(port) = port {
+                let loaded = rule.payload(REGISTER, Base::Transport, offset, 2);
+                rule = loaded.compare(&port.to_be_bytes(), true);
+            }
+        }
+        for (key, id) in [(Meta::Uid, class.uid), (Meta::Gid, class.gid)] {
+            if let Some(id) = id {
+                rule = rule.meta(key).compare(&id.to_ne_bytes(), true);
+            }
+        }
+        rule
+    }
+
+    /// In nft(8)'s listing; differs where the rule does.
+    fn comment(&self) -> String {
+        // FNV-1a.
+        let hash = self.expressions.0.iter();
+        let hash = hash.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let mut comment = self.label.clone();
+        write!(comment, " #{hash:016x}").expect("writing to a String cannot fail");
+        comment
+    }
+
+    pub(super) fn make(&self, chain: &str) -> Change {
+        let comment = self.comment();
+        let length = u8::try_from(comment.len() + 1).expect("labels are short");
+        let mut data = vec![0, length];
+        data.extend(comment.as_bytes());
+        data.push(0);
+        let attributes = Attributes::default().text(1, TABLE).text(2, chain);
+        let attributes = attributes.nested(4, self.expressions.clone());
+        Change {
+            kind: Kind::NewRule,
+            attributes: attributes.bytes(7, &data),
+        }
+    }
+
+    fn expression(mut self, name: &str, data: Attributes) -> Self {
+        // NFTA_LIST_ELEM; NFTA_EXPR_NAME, NFTA_EXPR_DATA.
+        let expression = Attributes::default().text(1, name).nested(2, data);
+        self.expressions = self.expressions.nested(1, expression);
+        self
+    }
+
+    fn meta(self, key: Meta) -> Self {
+        let data = Attributes::default().number(1, REGISTER);
+        self.expression("meta", data.number(2, key as u32))
+    }
+
+    fn compare(self, value: &[u8], equal: bool) -> Self {
+        let data = Attributes::default()
+            .number(1, REGISTER)
+            .number(2, u32::from(!equal))
+            .nested(3, Attributes::default().bytes(1, value));
+        self.expression("cmp", data)
+    }
+
+    /// `register & mask ^ flip`.
+    fn bitwise(self, mask: &[u8], flip: &[u8]) -> Self {
+        let length = u32::try_from(mask.len()).expect("an address at most");
+        let data = Attributes::default()
+            .number(1, REGISTER)
+            .number(2, REGISTER)
+            .number(3, length)
+            .nested(4, Attributes::default().bytes(1, mask))
+            .nested(5, Attributes::default().bytes(1, flip));
+        self.expression("bitwise", data)
+    }
+
+    fn payload(self, register: u32, base: Base, offset: u32, length: u32) -> Self {
+        let data = Attributes::default()
+            .number(1, register)
+            .number(2, base as u32)
+            .number(3, offset)
+            .number(4, length);
+        self.expression("payload", data)
+    }
+
+    fn masked(self, mask: u32, value: u32, equal: bool) -> Self {
+        self.bitwise(&mask.to_ne_bytes(), &[0; 4])
+            .compare(&value.to_ne_bytes(), equal)
+    }
+
+    fn mark(self, mask: u32, value: u32, equal: bool) -> Self {
+        self.meta(Meta::Mark).masked(mask, value, equal)
+    }
+
+    /// Register and key (NFT_CT_MARK).
+    fn ct_mark(self, mask: u32, value: u32, equal: bool) -> Self {
+        let data = Attributes::default().number(1, REGISTER).number(2, 3);
+        self.expression("ct", data).masked(mask, value, equal)
+    }
+
+    fn set_ct_mark(self, mask: u32, value: u32) -> Self {
+        let load = Attributes::default().number(1, REGISTER).number(2, 3);
+        let store = Attributes::default().number(2, 3).number(4, REGISTER);
+        self.expression("ct", load)
+            .bitwise(&(!mask).to_ne_bytes(), &value.to_ne_bytes())
+            .expression("ct", store)
+    }
+
+    fn device(self, key: Meta, bump: &BumpRoute) -> Self {
+        self.name(key, bump.device.as_str())
+    }
+
+    fn name(self, key: Meta, device: &str) -> Self {
+        let mut name = device.as_bytes().to_vec();
+        name.resize(16, 0);
+        self.meta(key).compare(&name, true)
+    }
+
+    fn family(self, family: Family) -> Self {
+        self.meta(Meta::Family).compare(&[number(family)], true)
+    }
+
+    fn protocol(self, protocol: i32) -> Self {
+        let protocol = u8::try_from(protocol).expect("a byte in the header");
+        self.meta(Meta::Protocol).compare(&[protocol], true)
+    }
+
+    fn destination(self, prefix: Prefix) -> Self {
+        self.prefix(prefix, true)
+    }
+
+    fn prefix(self, prefix: Prefix, destination: bool) -> Self {
+        if prefix.length() == 0 {
+            return self;
+        }
+        let address = bytes(prefix.address());
+        let all = IpAddr::from([0xff; 16]);
+        let ones = match prefix.family() {
+            Family::V4 => IpAddr::from([0xff; 4]),
+            Family::V6 => all,
+        };
+        let mask = Prefix::new(ones, prefix.length()).expect("it is a prefix's length");
+        let loaded = self.address(REGISTER, prefix.family(), destination);
+        loaded
+            .bitwise(&bytes(mask.address()), &vec![0; address.len()])
+            .compare(&address, true)
+    }
+
+    fn address(self, register: u32, family: Family, destination: bool) -> Self {
+        let (source, length) = match family {
+            Family::V4 => (12, 4),
+            Family::V6 => (8, 16),
+        };
+        let offset = if destination { source + length } else { source };
+        self.payload(register, Base::Network, offset, length)
+    }
+
+    /// Loads what names a TCP connection, as the keys of the sets have it.
+    fn connection(self, family: Family) -> Self {
+        let address = match family {
+            Family::V4 => 1,
+            Family::V6 => 4,
+        };
+        self.family(family)
+            .protocol(libc::IPPROTO_TCP)
+            .address(WORDS, family, false)
+            .payload(WORDS + address, Base::Transport, 0, 2)
+            .address(WORDS + address + 1, family, true)
+            .payload(WORDS + 2 * address + 1, Base::Transport, 2, 2)
+    }
+
+    fn among(self, set: &str) -> Self {
+        let data = Attributes::default().text(1, set).number(2, REGISTER);
+        self.expression("lookup", data)
+    }
+
+    fn verdict(self, code: i32) -> Self {
+        // NFTA_IMMEDIATE_DREG, _DATA; NFTA_DATA_VERDICT; NFTA_VERDICT_CODE.
+        let code = Attributes::default().bytes(1, &code.to_be_bytes());
+        let data = Attributes::default().nested(2, code);
+        let data = Attributes::default().number(1, VERDICT).nested(2, data);
+        self.expression("immediate", data)
+    }
+
+    /// Back to what else looks at the packet.
+    fn returns(self) -> Self {
+        self.verdict(-5)
+    }
+
+    fn drops(self) -> Self {
+        let counted = self.expression("counter", Attributes::default());
+        Self {
+            drops: true,
+            ..counted.verdict(0)
+        }
+    }
+
+    /// Source NAT to the source that it has.
+    fn keep_source(self, family: Family) -> Self {
+        // NFTA_NAT_TYPE (source), _FAMILY, _REG_ADDR_MIN.
+        let data = Attributes::default()
+            .number(1, 0)
+            .number(2, u32::from(number(family)))
+            .number(3, REGISTER);
+        self.address(REGISTER, family, false)
+            .expression("nat", data)
+    }
+}
+
+/// Where an offset counts from.
+#[derive(Clone, Copy)]
+enum Base {
+    Network = 1,
+    Transport = 2,
+}
+
+fn number(family: Family) -> u8 {
+    match family {
+        Family::V4 => 2,
+        Family::V6 => 10,
+    }
+}
+
+fn bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+impl Chain {
+    pub(super) fn make(&self) -> Change {
+        let mut attributes = Attributes::default().text(1, TABLE).text(3, &self.name);
+        if let Some((kind, hook, priority)) = self.base {
+            // NFTA_HOOK_HOOKNUM, _PRIORITY.
+            let hook = Attributes::default().number(1, hook);
+            let hook = hook.bytes(2, &priority.to_be_bytes());
+            attributes = attributes.nested(4, hook).text(7, kind);
+        }
+        Change {
+            kind: Kind::NewChain,
+            attributes,
+        }
+    }
+}
+
+/// The sets of connections.
+pub(super) fn sets() -> impl Iterator<Item = Change> {
+    // nft(8)'s numbers of types, six bits each: ipv4_addr, ipv6_addr, inet_service.
+    const PORT: u32 = 13;
+    let kinds = [
+        ("bumped4", 7, 16),
+        ("bumped6", 8, 40),
+        ("plain4", 7, 16),
+        ("plain6", 8, 40),
+    ];
+    kinds
+        .into_iter()
+        .enumerate()
+        .map(|(n, (name, address, length))| {
+            let kind = ((address << 6 | PORT) << 6 | address) << 6 | PORT;
+            let number = u32::try_from(n).expect("four") + 1;
+            Change {
+                kind: Kind::NewSet,
+                // _TABLE, _NAME, _FLAGS, _KEY_TYPE, _KEY_LEN, _ID.
+                attributes: Attributes::default()
+                    .text(1, TABLE)
+                    .text(2, name)
+                    .number(3, 0)
+                    .number(4, kind)
+                    .number(5, length)
+                    .number(10, number),
+            }
+        })
+}

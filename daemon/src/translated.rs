@@ -1,0 +1,45 @@
+//! Connections whose addresses this host translates: the far end knows them by others, so they cannot be
+//! moved. New ones on a bump keep their address (`dibs-policy/src/backstop/rules.rs`).
+
+use std::collections::HashMap;
+
+use dibs_policy::conntrack::{Conntrack, Tuple};
+use dibs_policy::translation;
+
+use crate::conns::Pair;
+use crate::daemon::Daemon;
+use crate::live::Live;
+
+impl Daemon {
+    /// Why connections cannot be moved to a bump whose source is translated here.
+    pub(crate) async fn translated(&self, lives: &[Live]) -> anyhow::Result<HashMap<Pair, String>> {
+        let mut refused = HashMap::new();
+        let mut conntrack = Conntrack::open()?;
+        for pair in lives.iter().map(|live| live.pair) {
+            let entry = conntrack.get(&Tuple::tcp(pair.local, pair.remote)).await?;
+            // As its answers come, if they came here untranslated.
+            let expected = entry.map(|entry| Tuple {
+                source: entry.original.destination,
+                destination: entry.original.source,
+                ..entry.original
+            });
+            let Some(entry) = entry.filter(|entry| Some(entry.reply) != expected) else {
+                continue;
+            };
+            let seen = match entry.original.source == pair.local {
+                true => entry.reply.destination,
+                false => entry.reply.source,
+            };
+            let rule = translation::rule_for(pair.local, pair.remote).await?;
+            let by = rule.map_or("a rule of the nat table".to_owned(), |r| format!("`{r}`"));
+            refused.insert(
+                pair,
+                format!(
+                    "{by} shows it to the peer as {seen}: except {} from it, and connect anew",
+                    pair.remote.ip()
+                ),
+            );
+        }
+        Ok(refused)
+    }
+}

@@ -1,0 +1,119 @@
+//! What other programs do to our state in the kernel: put back, told, and nothing in plain meanwhile.
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::Host;
+use netns_tests::daemon::{SOON, wait};
+use netns_tests::traffic::Talk;
+use netns_tests::{Net, Setup, isolated, kernel};
+
+/// More than can still be under way on a link.
+const SETTLED: u64 = 2 << 20;
+
+/// What a host has of the kernel's state, in an order of its own: what is put back may come later in
+/// a listing than what was never removed.
+fn sorted(net: &Net) -> Result<Vec<String>> {
+    let mut state = kernel::state(&net.a.host)?;
+    // Connections come and go.
+    state.retain(|line| !line.starts_with("conntrack"));
+    state.sort();
+    Ok(state)
+}
+
+/// Runs a line of shell commands.
+fn shell(host: &Host, line: &str) -> Result<()> {
+    let mut shell = host.command("sh");
+    shell.args(["-ec", line]);
+    host.run_within(SOON, shell).map(drop)
+}
+
+/// Does harm on `a` under a connection on the bump: it is undone, told and counted, the connection goes
+/// on, and nothing of it is ever in plain.
+fn put_back(harm: &[&str]) -> Result<()> {
+    Setup::new().run(|net| {
+        let talk = net.talk(7000)?;
+        net.a.enable(7000)?;
+        net.wait_bump(7000, "scramble")?;
+        talk.advance(SETTLED)?;
+        harmed(net, &talk, harm)?;
+        talk.finish()
+    })
+}
+
+fn harmed(net: &Net, talk: &Talk, harm: &[&str]) -> Result<()> {
+    let events = net.a.events()?;
+    let before = sorted(net)?;
+    for harm in harm {
+        let ears = net.eavesdrop()?;
+        let told = || events.stdout().matches("steering_restored").count();
+        let told_before = told();
+        let restored = net.a.counter("steering_restored")?;
+        shell(&net.a.host, harm)?;
+        let mut now = Vec::new();
+        let back = wait("everything to be put back", || {
+            now = sorted(net).unwrap_or_default();
+            now == before
+        });
+        back.with_context(|| {
+            let gone: Vec<_> = before.iter().filter(|line| !now.contains(line)).collect();
+            let new: Vec<_> = now.iter().filter(|line| !before.contains(line)).collect();
+            format!("after {harm}: missing {gone:#?}, too many {new:#?}")
+        })?;
+        wait("the event", || told() > told_before)
+            .with_context(|| format!("after {harm}: {}", events.stdout()))?;
+        let counted = net.a.counter("steering_restored")?;
+        ensure!(counted > restored, "{harm}: {counted} after {restored}");
+        talk.advance(SETTLED)?;
+        ears.heard_nothing(&talk.plaintexts, SETTLED as usize)
+            .with_context(|| format!("after {harm}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn firewalls_are_flushed() {
+    isolated(|| {
+        put_back(&[
+            "iptables -t mangle -F",
+            "iptables -t mangle -D OUTPUT -j DIBS-OUTPUT",
+            "iptables -t mangle -F DIBS-POSTROUTING",
+            "iptables -F",
+            "nft flush ruleset",
+        ])
+    });
+}
+
+#[test]
+fn routing_is_flushed() {
+    isolated(|| {
+        put_back(&[
+            "ip rule del priority 5200",
+            "ip route flush table 5201",
+            "ip route flush table 5200",
+            "ip address flush dev dibs1",
+        ])
+    });
+}
+
+#[test]
+fn the_tun_is_changed() {
+    isolated(|| {
+        put_back(&[
+            "sysctl -w net.ipv4.conf.dibs1.rp_filter=1",
+            "sysctl -w net.ipv4.conf.all.forwarding=1",
+            "tc qdisc replace dev dibs1 root pfifo_fast",
+            "ip link set dibs1 mtu 1400",
+            "ip link set dibs1 down",
+        ])
+    });
+}
+
+#[test]
+fn everything_at_once() {
+    isolated(|| {
+        let all = "nft flush ruleset; iptables -t mangle -F; ip rule flush; \
+                   ip rule add priority 32766 lookup main protocol kernel; \
+                   ip rule add priority 32767 lookup default protocol kernel; \
+                   ip route flush table 5201; conntrack -F";
+        put_back(&[all, all])
+    });
+}
