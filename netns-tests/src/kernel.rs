@@ -25,7 +25,6 @@ pub fn state(host: &Host) -> Result<Vec<String>> {
         "ip route show table all",
         "ip -br link",
         "ip -br address",
-        "nft list tables",
         "sysctl -a --pattern ^net.ipv[46].(conf|ip_forward)",
     ] {
         let mut lines: Vec<String> = host
@@ -36,6 +35,10 @@ pub fn state(host: &Host) -> Result<Vec<String>> {
         lines.sort();
         state.extend(lines);
     }
+    // Those of iptables stay, empty.
+    let tables = host.run("nft list tables")?;
+    let others = |table: &&str| !table.starts_with("table ip ") && !table.starts_with("table ip6 ");
+    state.extend(tables.lines().filter(others).map(str::to_owned));
     state.extend(
         marked(host)?
             .into_iter()

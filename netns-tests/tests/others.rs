@@ -13,8 +13,11 @@ const SETTLED: u64 = 2 << 20;
 /// a listing than what was never removed.
 fn sorted(net: &Net) -> Result<Vec<String>> {
     let mut state = kernel::state(&net.a.host)?;
-    // Connections come and go.
-    state.retain(|line| !line.starts_with("conntrack"));
+    // Connections come and go; sysctls of others' devices are theirs.
+    state.retain(|line| {
+        let of_others = line.starts_with("sysctl") && !line.contains(".dibs1.");
+        !of_others && !line.starts_with("conntrack")
+    });
     state.sort();
     Ok(state)
 }

@@ -18,10 +18,11 @@ const LAB: [Need; 3] = [
     ("iptables", "iptables"),
 ];
 /// What the tests need beside that.
-const TESTS: [Need; 7] = [
+const TESTS: [Need; 8] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("iperf3", "iperf3"),
+    ("nft", "nftables"),
     // Only the program is used; on Debian its service starts when it is installed.
     ("nginx", "nginx-light"),
     ("openssl", "openssl"),

@@ -1,0 +1,332 @@
+//! Hosts that translate addresses, filter by route, bind sockets, answer with errors: connections go in and
+//! out of bumps there too, or it is said clearly why not.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::Host;
+use netns_tests::daemon::{SOON, wait};
+use netns_tests::topology::server;
+use netns_tests::{Net, Setup, isolated};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// More than can still be under way on a link.
+const SETTLED: u64 = 2 << 20;
+
+fn shell(host: &Host, line: &str) -> Result<()> {
+    let mut shell = host.command("sh");
+    shell.args(["-ec", line]);
+    host.run_within(SOON, shell).map(drop)
+}
+
+/// In by one host, out by the other, and in again; on the bump nothing is in plain.
+fn in_and_out(net: &Net, port: u16) -> Result<()> {
+    let talk = net.talk(port)?;
+    talk.advance(256 << 10)?;
+    net.a.enable(port)?;
+    net.wait_bump(port, "scramble")?;
+    talk.advance(SETTLED)?;
+    net.b.switch("disable", "--sport", port)?;
+    net.wait_bump(port, "plain")?;
+    talk.advance(256 << 10)?;
+    net.b.switch("enable", "--sport", port)?;
+    net.wait_bump(port, "scramble")?;
+    talk.advance(SETTLED)?;
+    let ears = net.eavesdrop()?;
+    talk.advance(SETTLED)?;
+    ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+    talk.finish()
+}
+
+fn with_rp_filter(value: u8) -> Result<()> {
+    Setup::new().without_daemons().run(|net| {
+        for node in [&net.a, &net.b] {
+            for device in ["all", "default", "eth0", "wlan0"] {
+                let key = format!("net.ipv4.conf.{device}.rp_filter");
+                node.host.sysctl(&key, &value.to_string())?;
+            }
+        }
+        net.start()?;
+        in_and_out(net, 7000)?;
+        // In the midst of it, too.
+        let talk = net.talk(7001)?;
+        net.a.enable(7001)?;
+        net.wait_bump(7001, "scramble")?;
+        for value in ["1", "2", "0"] {
+            for node in [&net.a, &net.b] {
+                node.host.sysctl("net.ipv4.conf.all.rp_filter", value)?;
+            }
+            talk.advance(SETTLED)?;
+        }
+        talk.finish()
+    })
+}
+
+#[test]
+fn rp_filter_off() {
+    isolated(|| with_rp_filter(0));
+}
+
+#[test]
+fn rp_filter_strict() {
+    isolated(|| with_rp_filter(1));
+}
+
+#[test]
+fn rp_filter_loose() {
+    isolated(|| with_rp_filter(2));
+}
+
+/// Everything that leaves is masqueraded, as on many a router.
+fn masquerading(iptables: &str) -> Result<()> {
+    Setup::new().run(|net| {
+        for node in [&net.a, &net.b] {
+            shell(
+                &node.host,
+                &format!("{iptables} -t nat -A POSTROUTING -j MASQUERADE"),
+            )?;
+        }
+        in_and_out(net, 7000)?;
+        // From its first packet on, with an address that is not the first of the TUN.
+        net.a
+            .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
+        let ears = net.eavesdrop()?;
+        let talk = net.talk(7001)?;
+        talk.advance(SETTLED)?;
+        net.wait_bump(7001, "scramble")?;
+        ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+        talk.finish()
+    })
+}
+
+#[test]
+fn everything_is_masqueraded() {
+    isolated(|| masquerading("iptables-nft"));
+}
+
+#[test]
+fn everything_is_masqueraded_by_the_legacy_iptables() {
+    isolated(|| masquerading("iptables-legacy"));
+}
+
+#[test]
+fn a_translated_connection_is_refused_and_the_rule_named() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let nat = "POSTROUTING -d 10.0.1.2/32 -p tcp -j SNAT --to-source 10.0.1.9";
+            let begin = "ip address add 10.0.1.9/24 dev eth0; iptables -t nat -A";
+            shell(&net.a.host, &format!("{begin} {nat}"))?;
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            let said = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(
+                said.contains(nat) && said.contains("except 10.0.1.2"),
+                "{said}"
+            );
+            let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
+            let said = net.a.refused(&rule)?;
+            ensure!(said.contains(nat), "{said}");
+            ensure!(net.a.bumps(7000)? == ["plain"]);
+            talk.advance(256 << 10)?;
+            talk.finish()?;
+
+            // A new one keeps its address on the bump, and the far end knows it by that.
+            net.a
+                .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
+            let ears = net.eavesdrop()?;
+            let talk = net.talk(7001)?;
+            talk.advance(SETTLED)?;
+            let there = net.b.ctl(&["conn", "list"])?.to_string();
+            ensure!(there.contains(&format!("\"{}\"", talk.client)), "{there}");
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            talk.finish()
+        })
+    });
+}
+
+/// A bridge, a container on it, and the rules of dockerd.
+fn docker(host: &Host, iptables: &str) -> Result<()> {
+    let rules = [
+        "-t filter -P FORWARD DROP",
+        "-t filter -N DOCKER-USER",
+        "-t filter -N DOCKER-FORWARD",
+        "-t filter -A FORWARD -j DOCKER-USER",
+        "-t filter -A FORWARD -j DOCKER-FORWARD",
+        "-t filter -A DOCKER-USER -j RETURN",
+        "-t filter -A DOCKER-FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        "-t filter -A DOCKER-FORWARD -i docker0 ! -o docker0 -j ACCEPT",
+        "-t nat -N DOCKER",
+        "-t nat -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER",
+        "-t nat -A OUTPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j DOCKER",
+        "-t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
+        "-t nat -A DOCKER -i docker0 -j RETURN",
+    ];
+    let rules: String = rules.map(|rule| format!("{iptables} {rule}\n")).concat();
+    shell(
+        host,
+        &format!(
+            "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0
+             ip netns add container
+             ip link add veth0 type veth peer name eth0 netns container
+             ip link set veth0 master docker0 up; ip link set docker0 up
+             ip -n container address add 172.17.0.2/16 dev eth0
+             ip -n container link set eth0 up
+             ip -n container route add default via 172.17.0.1
+             sysctl -w net.ipv4.ip_forward=1\n{rules}"
+        ),
+    )
+}
+
+fn beside_docker(iptables: &str) -> Result<()> {
+    Setup::new().run(|net| {
+        docker(&net.a.host, iptables)?;
+        in_and_out(net, 7000)?;
+        net.a
+            .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
+        let ears = net.eavesdrop()?;
+        let talk = net.talk(7001)?;
+        talk.advance(SETTLED)?;
+        net.wait_bump(7001, "scramble")?;
+        // What a container sends is not this host's: it goes its own way, whatever the rules say.
+        let listener = net.b.host.in_ns(|| TcpListener::bind(server(7002)))?;
+        let mut hello = net.a.host.command("ip");
+        hello.args(["netns", "exec", "container", "sh", "-c"]);
+        hello.arg("echo hello | socat -t 0 - TCP:10.0.1.2:7002,connect-timeout=10");
+        net.a.host.run_within(SOON, hello)?;
+        let (_, from) = listener.accept()?;
+        ensure!(from.ip() == talk.client.ip(), "it came from {from}");
+        ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+        talk.finish()
+    })
+}
+
+#[test]
+fn beside_containers() {
+    isolated(|| beside_docker("iptables-nft"));
+}
+
+#[test]
+fn beside_containers_of_the_legacy_iptables() {
+    isolated(|| beside_docker("iptables-legacy"));
+}
+
+fn bound(host: &Host, to: SocketAddr) -> Result<(Socket, bool)> {
+    let socket = host.in_ns(|| Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)))?;
+    socket.bind_device(Some(b"eth0"))?;
+    match socket.connect_timeout(&to.into(), Duration::from_secs(2)) {
+        Ok(()) => Ok((socket, true)),
+        Err(error) => {
+            let closed = [ErrorKind::TimedOut, ErrorKind::WouldBlock];
+            let unreachable = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
+            ensure!(
+                closed.contains(&error.kind()) || unreachable.contains(&error.kind()),
+                "{error}"
+            );
+            Ok((socket, false))
+        }
+    }
+}
+
+#[test]
+fn a_socket_bound_to_a_device_is_refused_and_never_leaves_in_plain() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            // At this end.
+            let _listener = net.b.host.in_ns(|| TcpListener::bind(server(7000)))?;
+            let (_near, connected) = bound(&net.a.host, server(7000))?;
+            ensure!(connected, "no rule forbids it yet");
+            let ours = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(ours.contains("bound to a device"), "{ours}");
+            let theirs = net.b.refused(&["enable", "--sport", "7000"])?;
+            ensure!(
+                theirs.contains("at the peer is bound to a device"),
+                "{theirs}"
+            );
+            for node in [&net.a, &net.b] {
+                ensure!(node.bumps(7000)? == ["plain"]);
+            }
+            // Where a rule wants the bump, it goes nowhere.
+            net.a
+                .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
+            let _listener = net.b.host.in_ns(|| TcpListener::bind(server(7001)))?;
+            let ears = net.eavesdrop()?;
+            let (_socket, connected) = bound(&net.a.host, server(7001))?;
+            let heard = ears.finish()?.segments(7001);
+            ensure!(
+                !connected && heard == [0, 0],
+                "connected {connected}, heard {heard:?}"
+            );
+            Ok(())
+        })
+    });
+}
+
+/// The packets that a rule of `a` counted.
+fn counted(net: &Net, rule: &str) -> Result<u64> {
+    let listed = net.a.host.run("iptables-save -c -t mangle")?;
+    let line = listed.lines().find(|line| line.ends_with(rule));
+    let count = line.and_then(|line| line.strip_prefix('[')?.split_once(':')?.0.parse().ok());
+    count.with_context(|| format!("no {rule}: {listed}"))
+}
+
+#[test]
+fn an_icmp_error_goes_with_its_connection() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            let arrives = |device: &str| format!("-A INPUT -i {device} -p icmp -j RETURN");
+            for device in ["dibs1", "eth0", "wlan0"] {
+                shell(
+                    &net.a.host,
+                    &format!("iptables -t mangle {}", arrives(device)),
+                )?;
+            }
+            let ears = net.eavesdrop()?;
+            // The error quotes what it is about, plaintext included.
+            let reject = "INPUT -i dibs1 -p tcp --dport 7000 -j REJECT --reject-with \
+                          icmp-port-unreachable";
+            shell(&net.b.host, &format!("iptables -I {reject}"))?;
+            wait("an error to arrive by the bump", || {
+                counted(net, &arrives("dibs1")).is_ok_and(|count| count > 0)
+            })?;
+            shell(&net.b.host, &format!("iptables -D {reject}"))?;
+            for device in ["eth0", "wlan0"] {
+                ensure!(counted(net, &arrives(device))? == 0, "plain, by {device}");
+            }
+            talk.advance(SETTLED)?;
+            ears.heard_nothing(&talk.plaintexts, 1 << 20)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_connection_that_follows_loses_its_entry() {
+    isolated(|| {
+        Setup::new()
+            .rule("bump = \"scramble\"\ndport = 7000")
+            .run(|net| {
+                let ears = net.eavesdrop()?;
+                let talk = net.talk(7000)?;
+                net.wait_bump(7000, "scramble")?;
+                talk.advance(SETTLED)?;
+                // `b` made no choice, and has no rule for it: it follows what comes.
+                let until = Instant::now() + Duration::from_secs(2);
+                while Instant::now() < until {
+                    for node in [&net.b, &net.a] {
+                        node.host.run("conntrack -F")?;
+                        talk.advance(64 << 10)?;
+                    }
+                }
+                net.wait_bump(7000, "scramble")?;
+                talk.advance(SETTLED)?;
+                ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+                talk.finish()
+            })
+    });
+}
