@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use dibs_core::node::Event;
-use dibs_policy::conntrack::{self, Events};
+use dibs_policy::conntrack::{self, Conntrack, Events, Tuple};
 use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -16,7 +16,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Steered};
 use crate::driver::Notice;
-use crate::live::bump_name;
+use crate::live::{Live, bump_name};
 use crate::messages::{Body, Message, Outcome};
 use crate::startup::{is_our_tun, marks, open_socket};
 
@@ -447,19 +447,34 @@ async fn note_mark(daemon: &Rc<Daemon>, entry: &conntrack::Connection) -> anyhow
     let Some(live) = lives.into_iter().find(|live| ends.contains(&live.pair)) else {
         return Ok(());
     };
+    let daemon = Rc::clone(daemon);
+    tokio::task::spawn_local(async move {
+        if let Err(error) = follow_mark(&daemon, live, bump).await {
+            tracing::warn!("{error:#}");
+        }
+    });
+    Ok(())
+}
+
+/// Makes a choice of another program ours, if it still stands once it is its turn: it may have been our
+/// own, and `cleanup` have taken it back.
+async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<()> {
+    let _turn = daemon.changes.lock().await;
+    let marks = marks(&daemon.config);
+    let tuple = Tuple::tcp(live.pair.local, live.pair.remote);
+    let entry = Conntrack::open()?.get(&tuple).await?;
+    let (value, mask) = marks.choice(BumpId::new(bump));
+    let stands = entry.is_some_and(|entry| entry.mark & mask == value);
+    let known = daemon.state.borrow().choices.get(&live.pair);
+    if !stands || known.is_some_and(|choice| choice.bump == bump) {
+        return Ok(());
+    }
     daemon.tell(
         "marked",
         format!("another program moved a connection to {}", bump_name(bump)),
         &[("bump", bump_name(bump).to_owned())],
     );
-    let daemon = Rc::clone(daemon);
-    tokio::task::spawn_local(async move {
-        let _turn = daemon.changes.lock().await;
-        if let Err(error) = daemon.choose(&[live], bump).await {
-            tracing::warn!("{error:#}");
-        }
-    });
-    Ok(())
+    daemon.choose(&[live], bump).await.map(drop)
 }
 
 /// Tells systemd that we live, as long as the data path answers.

@@ -336,7 +336,11 @@ impl Daemon {
         let mut backstop = self.backstop.lock().await;
         if bump == 0 {
             self.state.borrow_mut().followed.remove(pair);
-            let place = if explicit { Place::Plain } else { Place::Elsewhere };
+            let place = if explicit {
+                Place::Plain
+            } else {
+                Place::Elsewhere
+            };
             self.note_place(&mut backstop, pair, place).await;
             let marked = conntrack.set_mark(&tuple, value, mask).await;
             for bump in carried() {
