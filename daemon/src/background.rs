@@ -92,7 +92,12 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 &[("peer", name)],
             );
             let daemon = Rc::clone(daemon);
-            tokio::task::spawn_local(async move { daemon.resync(peer).await });
+            tokio::task::spawn_local(async move {
+                if let Err(error) = daemon.recover(peer).await {
+                    tracing::warn!("connections go on late: {error:#}");
+                }
+                daemon.resync(peer).await;
+            });
         }
         Event::PeerDown { peer } => {
             daemon.state.borrow_mut().peers[peer].since = None;

@@ -414,7 +414,9 @@ impl Daemon {
         match self.driver.send_control(peer, message.encode()).await? {
             Ok(()) => Ok(()),
             Err(ControlError::NoSession) => Err(Unanswered::NoSession),
-            Err(error @ (ControlError::UnknownPeer | ControlError::TooLong)) => {
+            Err(
+                error @ (ControlError::UnknownPeer | ControlError::TooLong | ControlError::TooMany),
+            ) => {
                 panic!("messages are short and for known peers: {error}")
             }
         }

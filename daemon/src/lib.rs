@@ -14,6 +14,7 @@ pub mod interfaces;
 mod listing;
 pub mod live;
 mod privileges;
+mod recovery;
 pub mod requests;
 pub mod rules;
 pub mod startup;
@@ -62,7 +63,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let saved = file.load()?;
     let interfaces = Interfaces::open()?;
     let inventory = interfaces.list().await?;
-    let (driver, notices, thread) = start_data_path(&config, &inventory).await?;
+    let (driver, notices, thread) = start_data_path(&config, &inventory)?;
     let state = initial_state(&config, &saved, inventory)?;
     let steerer = Steerer::new(driver.clone())?;
     let mut seed = [0; 4];
@@ -84,6 +85,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if !daemon.state.borrow().installed.is_empty() {
         daemon.find_followed().await?;
     }
+    daemon
+        .take_up()
+        .await
+        .context("cannot take up connections")?;
+    open_paths(&daemon).await?;
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
     let ended = main_loop(&daemon, listener, notices).await;
@@ -143,7 +149,7 @@ async fn reapply(daemon: &Rc<Daemon>) {
     daemon.send_wants().await;
 }
 
-async fn start_data_path(
+fn start_data_path(
     config: &Config,
     inventory: &Inventory,
 ) -> anyhow::Result<(
@@ -153,18 +159,27 @@ async fn start_data_path(
 )> {
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
-    let now = Time::from_nanos(dibs_io::monotonic_ns());
+    let now = Time::from_nanos(dibs_io::boottime_ns());
     let node = Node::new(now, startup::node_config(config, inventory)?, seed)?;
     let names = config.paths.iter().map(|path| path.name.clone()).collect();
     let (driver, notices, thread) =
         driver::start(node, names).context("cannot start the data path")?;
+    Ok((driver, notices, thread))
+}
+
+/// Lets the data path reach its peers. Not before the TUNs are there and the kernel steers: peers
+/// send at once what they kept, and it would be acknowledged and lost.
+async fn open_paths(daemon: &Daemon) -> anyhow::Result<()> {
+    let config = &daemon.config;
     for (index, path) in config.paths.iter().enumerate() {
         if let Some(socket) = startup::open_socket(config, path)? {
-            let set = driver.set_socket(index, socket).await?;
+            let set = daemon.driver.set_socket(index, socket).await?;
             set.with_context(|| format!("cannot watch path {}", path.name))?;
         }
+        let (up, mtu) = daemon.state.borrow().inventory.path_state(path);
+        daemon.driver.set_path(index, up, mtu)?;
     }
-    Ok((driver, notices, thread))
+    Ok(())
 }
 
 /// The first bytes of our public key: another number than any peer's, but for one chance in 2^64.

@@ -131,13 +131,11 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
                 .collect(),
         });
     }
-    let local = |path: &dibs_config::PathConfig| {
-        let (up, mtu) = inventory.path_state(path);
-        LocalPath {
-            trusted: path.trust == dibs_config::Trust::Trusted,
-            mtu,
-            up,
-        }
+    let local = |path: &dibs_config::PathConfig| LocalPath {
+        trusted: path.trust == dibs_config::Trust::Trusted,
+        mtu: inventory.path_state(path).1,
+        // Until its socket is open.
+        up: false,
     };
     Ok(NodeConfig {
         private: StaticSecret::from(*key.as_bytes()),

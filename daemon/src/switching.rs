@@ -635,7 +635,7 @@ impl Daemon {
 }
 
 /// The connection as the core names it.
-fn ends(pair: &Pair) -> dibs_wire::Tuple {
+pub(crate) fn ends(pair: &Pair) -> dibs_wire::Tuple {
     dibs_wire::Tuple {
         src: pair.local.ip(),
         dst: pair.remote.ip(),

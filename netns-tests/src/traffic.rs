@@ -5,7 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use dibs_lab::{Host, wait_for, wait_until};
@@ -86,16 +86,40 @@ impl Talk {
         Ok(())
     }
 
+    /// Waits until more than `before` has arrived, and returns how long after `since` that was for each
+    /// direction.
+    ///
+    /// # Errors
+    /// If it does not, or the bytes are not those sent.
+    pub fn moves_after(&self, before: [u64; 2], since: Instant) -> Result<[Duration; 2]> {
+        let mut took = [None; 2];
+        let broken = || self.readers.iter().any(JoinHandle::is_finished);
+        wait_until(PATIENCE, "new bytes each way", || {
+            let received = self.received();
+            for (at, took) in took.iter_mut().enumerate() {
+                if took.is_none() && received[at] > before[at] {
+                    *took = Some(since.elapsed());
+                }
+            }
+            took.iter().all(Option::is_some) || broken()
+        })
+        .with_context(|| format!("received {before:?}, then {:?}", self.received()))?;
+        match took {
+            [Some(client), Some(server)] => Ok([client, server]),
+            _ => bail!("the connection broke at {:?}", self.received()),
+        }
+    }
+
     /// Waits for a time in which nothing arrives in either direction.
     ///
     /// # Errors
     /// If bytes keep arriving.
     pub fn stands_still(&self, time: Duration) -> Result<()> {
-        let mut last = (std::time::Instant::now(), self.received());
+        let mut last = (Instant::now(), self.received());
         wait_until(PATIENCE, "silence", || {
             let received = self.received();
             if received != last.1 {
-                last = (std::time::Instant::now(), received);
+                last = (Instant::now(), received);
             }
             last.0.elapsed() >= time
         })

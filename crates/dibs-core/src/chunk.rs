@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::buffer::{Buffer, Pool};
 use crate::flow::fields::OwnedFields;
 use crate::slab::{Key, Slab};
+use crate::stream::rx::HELD_OVERHEAD;
 
 /// Which paths may carry a chunk; fixed when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,6 +214,13 @@ impl Unacknowledged {
     /// Bytes sent since the oldest chunk that is not acknowledged: the peer may have to hold as much.
     pub const fn span(&self) -> usize {
         self.span
+    }
+
+    /// What the peer may have to hold: the [`span`](Self::span), and what each piece in it costs
+    /// beside its bytes. It bounds what is remembered here of pieces that were acknowledged behind
+    /// one that was not.
+    pub fn claim(&self) -> usize {
+        self.span + self.order.len() * HELD_OVERHEAD
     }
 
     /// Bytes of buffers held.
@@ -449,5 +457,16 @@ mod tests {
         assert!(waiting.held() > 0);
         waiting.remove(b, &mut pool);
         assert_eq!((waiting.span(), waiting.held(), waiting.len()), (0, 0, 0));
+        assert_eq!(waiting.claim(), 0);
+
+        // What is acknowledged behind something that is not takes room as well.
+        let first = waiting.add(control(1), Placement::TrustedOnly);
+        for _ in 0..1000 {
+            let later = waiting.add(control(2), Placement::TrustedOnly);
+            waiting.remove(later, &mut pool);
+        }
+        assert!(waiting.claim() >= 1000 * HELD_OVERHEAD);
+        waiting.remove(first, &mut pool);
+        assert_eq!(waiting.claim(), 0);
     }
 }

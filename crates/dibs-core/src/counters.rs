@@ -28,7 +28,7 @@ counters! {
     TunMalformed = "tun_malformed",
     /// A packet from the TUN for nobody's prefix.
     TunNoPeer = "tun_no_peer",
-    /// A packet for a peer without a session.
+    /// A packet that is not TCP, for a peer without a session.
     TunNoSession = "tun_no_session",
     /// A packet that found its flow's queue full.
     QueueFull = "queue_full",
@@ -93,6 +93,10 @@ counters! {
     InnerAddress = "inner_address_refused",
     /// A chunk of a flow that was never opened.
     FlowUnknown = "flow_unknown",
+    /// A connection forgotten since there were too many; it opens again when it speaks.
+    FlowEvicted = "flow_evicted",
+    /// Word of an unknown flow or a broken epoch that found too much before it.
+    NoticeDropped = "notice_dropped",
     /// A chunk of an older incarnation.
     FlowOld = "flow_old_incarnation",
     /// A chunk that came twice.

@@ -86,6 +86,20 @@ impl<T> Slab<T> {
         }
     }
 
+    /// Values in `count` places from the one numbered `from` on, round the end.
+    pub fn some(&self, from: usize, count: usize) -> impl Iterator<Item = (Key, &T)> {
+        let len = self.slots.len();
+        let places = (0..count.min(len)).map(move |step| (from % len + step) % len);
+        places.filter_map(|at| {
+            let slot = &self.slots[at];
+            let key = Key {
+                index: at as u32,
+                generation: slot.generation,
+            };
+            Some((key, slot.value.as_ref()?))
+        })
+    }
+
     /// Takes a value out.
     pub fn remove(&mut self, key: Key) -> Option<T> {
         let slot = self.slots.get_mut(key.index as usize)?;

@@ -2,28 +2,29 @@
 
 use nix::time::{ClockId, clock_gettime};
 
-/// CLOCK_MONOTONIC in nanoseconds. Does not count suspended time.
+/// CLOCK_BOOTTIME in nanoseconds. It counts the time that the host is suspended: keys grow old
+/// meanwhile, and the peer goes on.
 ///
 /// # Panics
 /// Never on Linux, where this clock always exists.
-pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("CLOCK_MONOTONIC exists on Linux");
+pub fn boottime_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("CLOCK_BOOTTIME exists on Linux");
     now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
 }
 
 #[cfg(test)]
 mod tests {
-    use super::monotonic_ns;
+    use super::boottime_ns;
     use std::time::{Duration, Instant};
 
     #[test]
     fn agrees_with_instant() {
         let outer = Instant::now();
-        let from = monotonic_ns();
+        let from = boottime_ns();
         let inner = Instant::now();
         while inner.elapsed() < Duration::from_millis(2) {}
         let least = inner.elapsed();
-        let measured = Duration::from_nanos(monotonic_ns() - from);
+        let measured = Duration::from_nanos(boottime_ns() - from);
         assert!(
             (least..=outer.elapsed()).contains(&measured),
             "{measured:?}"

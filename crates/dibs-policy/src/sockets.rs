@@ -48,6 +48,8 @@ pub struct TcpCounts {
     pub bytes_acked: u64,
     /// Bytes received.
     pub bytes_received: u64,
+    /// Bytes sent that the far end has not acknowledged.
+    pub outstanding: u32,
 }
 
 /// A process that holds a socket.
@@ -106,6 +108,8 @@ fn socket(response: &InetResponse) -> TcpSocket {
             delivery_rate: info.delivery_rate,
             bytes_acked: info.bytes_acked,
             bytes_received: info.bytes_received,
+            // What waits for an acknowledgement, or to be sent.
+            outstanding: header.send_queue.saturating_sub(info.notsent_bytes),
         }),
         _ => None,
     });

@@ -73,6 +73,15 @@ pub(super) enum Command {
         bump: u8,
         tuple: Tuple,
     },
+    Resume {
+        bump: u8,
+        tuple: Tuple,
+        outstanding: u32,
+    },
+    Solicit {
+        bump: u8,
+        tuple: Tuple,
+    },
     Snapshot(oneshot::Sender<Snapshot>),
     Conns(oneshot::Sender<(Time, Vec<ConnSnapshot>)>),
     Ping(oneshot::Sender<()>),
@@ -82,7 +91,7 @@ pub(super) enum Command {
 /// What the data path knows, at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The moment, of the monotonic clock.
+    /// The moment, by the clock of the data path.
     pub now: Time,
     /// By index of the configuration.
     pub peers: Vec<PeerSnapshot>,
@@ -264,6 +273,21 @@ impl Driver {
     /// The connection leaves by another way from now on.
     pub fn end_drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
         self.send(Command::EndDrain { bump, tuple })
+    }
+
+    /// Takes up a connection that went on before this daemon started, of which the kernel has
+    /// `outstanding` bytes under way.
+    pub fn resume(&self, bump: u8, tuple: Tuple, outstanding: u32) -> Result<(), Gone> {
+        self.send(Command::Resume {
+            bump,
+            tuple,
+            outstanding,
+        })
+    }
+
+    /// Has this host's kernel say by `bump` where a connection stands.
+    pub fn solicit(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
+        self.send(Command::Solicit { bump, tuple })
     }
 
     /// What there is to see, but for the connections.

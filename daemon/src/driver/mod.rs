@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dibs_core::Time;
 use dibs_core::buffer::Buffer;
 use dibs_core::node::{Event, Node};
-use dibs_io::{Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, monotonic_ns};
+use dibs_io::{Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, boottime_ns};
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
 
@@ -73,7 +73,7 @@ impl DataPath {
         let mut more = false;
         loop {
             let ready = self.wait(more)?;
-            let now = Time::from_nanos(monotonic_ns());
+            let now = Time::from_nanos(boottime_ns());
             if ready.woken && !self.take_commands(now) {
                 return Ok(());
             }
@@ -97,7 +97,7 @@ impl DataPath {
             Some(Duration::ZERO)
         } else {
             let due = self.node.poll_timeout();
-            due.map(|due| due.since(Time::from_nanos(monotonic_ns())))
+            due.map(|due| due.since(Time::from_nanos(boottime_ns())))
         };
         self.poller.wait(timeout)?;
         let mut ready = Ready::default();
@@ -340,6 +340,12 @@ impl DataPath {
                     self.node.drain(now, bump, tuple, window_scale);
                 }
                 Command::EndDrain { bump, tuple } => self.node.end_drain(bump, tuple),
+                Command::Resume {
+                    bump,
+                    tuple,
+                    outstanding,
+                } => self.node.resume(now, bump, tuple, outstanding),
+                Command::Solicit { bump, tuple } => self.node.solicit(bump, tuple),
                 Command::Snapshot(done) => {
                     let _ = done.send(self.snapshot(now));
                 }

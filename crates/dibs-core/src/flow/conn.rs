@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::clamp::Clamp;
 use super::inject::Template;
 use super::queue::Queue;
+use super::resume::Resume;
 use crate::session::{Direction, EpochSecrets};
 use crate::stream::rx::{Buffers, RxStream};
 use crate::stream::tx::TxStream;
@@ -187,6 +188,10 @@ pub struct Conn {
     pub clamp: Option<Clamp>,
     /// When the local kernel last sent a byte.
     pub spoke: Option<Time>,
+    /// The latest TSval that the local kernel sent.
+    pub tsval: Option<u32>,
+    /// There was an outage, and what comes may be from before.
+    pub resume: Option<Box<Resume>>,
     /// Last packet of either direction.
     pub last_seen: Time,
     /// First packet.
@@ -222,6 +227,8 @@ impl Conn {
             sent_end: None,
             clamp: None,
             spoke: None,
+            tsval: None,
+            resume: None,
             last_seen: now,
             since: now,
             stats: ConnStats::default(),

@@ -88,6 +88,33 @@ pub fn raise_tsval<'a>(
     Some(val)
 }
 
+/// Puts another TSecr in the place of the one that is there, if there is one. `scratch` takes the
+/// changed options.
+pub fn set_tsecr<'a>(tcp: &mut TcpFields<'a>, tsecr: u32, scratch: &'a mut SmallVec<[u8; 64]>) {
+    if let Some((_, known)) = &mut tcp.timestamps {
+        *known = tsecr;
+        return;
+    }
+    if let Some(options) = tcp.options
+        && let Some(at) = find_timestamps(options)
+    {
+        scratch.clear();
+        scratch.extend_from_slice(options);
+        scratch[at + 4..at + 8].copy_from_slice(&tsecr.to_be_bytes());
+        tcp.options = Some(&*scratch);
+    }
+}
+
+/// TSval and TSecr, wherever they stand.
+pub fn timestamps(tcp: &TcpFields<'_>) -> Option<(u32, u32)> {
+    tcp.timestamps.or_else(|| {
+        let options = tcp.options?;
+        let at = find_timestamps(options)?;
+        let number = |at: usize| Some(u32::from_be_bytes(*options.get(at..)?.first_chunk()?));
+        Some((number(at)?, number(at + 4)?))
+    })
+}
+
 /// Where TSval stands among raw options.
 fn find_timestamps(options: &[u8]) -> Option<usize> {
     let mut at = 0;
@@ -150,6 +177,7 @@ mod tests {
         let options = tcp.options.unwrap();
         assert_eq!(options[4..8], [0, 0, 0, 9]);
         assert_eq!(options[8..], sack[8..]);
+        assert_eq!(timestamps(&tcp), Some((9, 1)));
     }
 
     #[test]

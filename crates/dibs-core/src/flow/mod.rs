@@ -5,3 +5,4 @@ pub mod conn;
 pub mod fields;
 pub mod inject;
 pub mod queue;
+pub mod resume;

@@ -14,6 +14,9 @@ pub enum ControlError {
     /// The peer has no session.
     #[error("no session with this peer")]
     NoSession,
+    /// Too many wait already: the peer does not take them.
+    #[error("too many messages wait for this peer")]
+    TooMany,
     /// It would not fit a datagram.
     #[error("the message is longer than {MAX_CONTROL} bytes")]
     TooLong,
@@ -40,6 +43,9 @@ impl Node {
         }
         if message.len() > MAX_CONTROL {
             return Err(ControlError::TooLong);
+        }
+        if peer.control_out.len() >= super::peer::MAX_CONTROLS {
+            return Err(ControlError::TooMany);
         }
         peer.control_out.push_back(message.into());
         Ok(())

@@ -186,12 +186,12 @@ impl Peer {
     pub(super) fn open_gate(&mut self, now: Time, shared: &mut Shared, key: Key) {
         self.gates.retain(|(gated, _)| *gated != key);
         while let Some(conn) = self.conns.get_mut(key)
-            && let Some((stream, _, mut sink)) = super::receive::incoming(shared, key, conn)
+            && let Some((stream, _, mut sink)) = super::receive::incoming(now, shared, key, conn)
             && stream.gate().is_some()
         {
             if let Some(epoch) = stream.open_gate(&mut self.store, &mut sink) {
                 shared.count(Counter::CrcMismatch);
-                self.complain(now, key, epoch);
+                self.complain(now, shared, key, epoch);
             }
         }
     }

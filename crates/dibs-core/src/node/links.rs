@@ -15,7 +15,7 @@ use crate::time::Time;
 
 /// Wait for the answer to the first join or accept; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
-const MAX_RETRY: Duration = Duration::from_secs(4);
+const MAX_RETRY: Duration = Duration::from_secs(1);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
 
@@ -264,6 +264,17 @@ impl Link {
         let left = self.credit.checked_sub(len as u64);
         self.credit = left.unwrap_or(self.credit);
         left.is_some()
+    }
+
+    /// The interface is back: asks at once whatever is to be asked.
+    pub(crate) fn on_up(&mut self, now: Time) {
+        self.probe = true;
+        match &mut self.stage {
+            Stage::Joining { retry, .. } | Stage::Accepting { retry, .. } => {
+                retry.at = retry.at.min(now);
+            }
+            Stage::Open => {}
+        }
     }
 
     /// Queues a frame that goes by this path.

@@ -24,6 +24,7 @@ mod receive;
 mod schedule;
 mod send;
 mod snapshot;
+mod solicit;
 #[cfg(test)]
 mod tests;
 
@@ -122,7 +123,13 @@ pub struct Node {
     outbox_head: Vec<u8>,
     /// The peer that is asked first for something to send.
     turn: usize,
+    /// When we were last called.
+    awake: Time,
 }
+
+/// An owner that does not come back for so long slept, or its host did: as long as any path is in
+/// use, something is due each second.
+const SLEEP: Duration = Duration::from_millis(1500);
 
 /// Handshake messages that wait to be sent, at most.
 const OUTBOX: usize = 64;
@@ -188,6 +195,7 @@ impl Node {
             outbox: VecDeque::new(),
             outbox_head: Vec::new(),
             turn: 0,
+            awake: now,
         })
     }
 
@@ -234,10 +242,7 @@ impl Node {
             shared.count(Counter::TunNoPeer);
             return shared.pool.give(buffer);
         };
-        let Some(session) = sessions.sending(now, peer.id) else {
-            shared.count(Counter::TunNoSession);
-            return shared.pool.give(buffer);
-        };
+        let session = sessions.sending(now, peer.id).map(|session| &*session);
         match parsed {
             Packet::Tcp(segment) => {
                 let taken =
@@ -247,6 +252,10 @@ impl Node {
                     peer::Taken::Queue(place) => peer.enqueue(now, shared, place, buffer),
                     peer::Taken::Opaque => peer.take_opaque(shared, bump, header, buffer, len),
                 }
+            }
+            Packet::Opaque(_) if session.is_none() => {
+                shared.count(Counter::TunNoSession);
+                shared.pool.give(buffer);
             }
             Packet::Opaque(_) => peer.take_opaque(shared, bump, header, buffer, len),
         }
@@ -261,6 +270,7 @@ impl Node {
         from: SocketAddr,
         datagram: &mut [u8],
     ) {
+        self.wake(now);
         if is_handshake(datagram) {
             return self.handle_handshake(now, path, from, datagram);
         }
@@ -322,6 +332,16 @@ impl Node {
         }
     }
 
+    /// Notes that time goes on, or that it did while we slept.
+    fn wake(&mut self, now: Time) {
+        let slept = now.since(std::mem::replace(&mut self.awake, now));
+        if slept < SLEEP {
+            return;
+        }
+        let links = self.peers.iter_mut().flat_map(|peer| &mut peer.links);
+        links.for_each(|link| link.path.on_sleep(now));
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) is due next.
     pub fn poll_timeout(&self) -> Option<Time> {
         let peers = self
@@ -333,6 +353,7 @@ impl Node {
 
     /// Does what is due. `wall` is the time since the Unix epoch.
     pub fn handle_timeout(&mut self, now: Time, wall: Duration) {
+        self.wake(now);
         let Self {
             shared,
             sessions,

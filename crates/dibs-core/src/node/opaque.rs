@@ -180,6 +180,13 @@ impl Reassembly {
         whole.bytes
     }
 
+    /// Wholes, their bytes, and pieces.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> (usize, usize, usize) {
+        let parts = self.wholes.values().map(|w| w.parts.len()).sum();
+        (self.wholes.len(), self.bytes, parts)
+    }
+
     /// When the oldest one is given up.
     pub(super) fn expires_at(&self) -> Option<Time> {
         self.wholes.values().map(|w| w.since + PATIENCE).min()

@@ -22,6 +22,7 @@ use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Full;
+use crate::flow::resume::Resume;
 use crate::prefix::Prefix;
 use crate::session::{
     EpochSecrets, Established, Hello, PeerId, PeerState, Role, Session, SessionId,
@@ -32,23 +33,31 @@ use crate::time::Time;
 
 /// Bytes that a peer may make us hold out of order; told to it in the hello.
 const STORE_LIMIT: usize = 32 << 20;
-/// Connections of a peer, at most; beyond, the longest idle ones are forgotten.
-const MAX_CONNS: usize = 65_536;
+/// Connections of a peer, at most; beyond, the longest idle one of a few is forgotten, those of which
+/// the local kernel knows nothing first. To look at all would let a peer keep us busy.
+pub(super) const MAX_CONNS: usize = 65_536;
+const EVICTION_SAMPLE: usize = 64;
 /// A connection that was silent as long is forgotten; it opens again when it speaks.
 const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
 /// A silent connection holds nothing longer than this.
 const GAP_PATIENCE: Duration = Duration::from_secs(60);
 /// How often idle connections are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
+/// Messages to the peer that wait for their turn, at most.
+pub(super) const MAX_CONTROLS: usize = 256;
+/// What a peer is believed to hold out of order, at most: it bounds what we remember of what we sent.
+const STORE_BELIEVED: usize = 256 << 20;
 /// Sessions whose epoch secrets are kept, for flows opened under them.
 const SECRETS_KEPT: usize = 4;
+/// Bytes that wait in the queues of a peer's flows, at most.
+pub(super) const MAX_BACKLOG: usize = 64 << 20;
 /// Segments without payload that wait to be sent, at most.
 const MAX_SEGMENTS: usize = 4096;
 /// An idle path is asked whether it is still there.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
 /// Silence on all paths after which the peer is called anew, and how often.
 const PATIENCE: Duration = Duration::from_millis(400);
-const RECALL: Duration = Duration::from_millis(700);
+const RECALL: Duration = Duration::from_millis(500);
 /// The wait before a path that could not be had is asked for again.
 const REDIAL: Duration = Duration::from_secs(1);
 
@@ -424,7 +433,7 @@ impl Peer {
     }
 
     fn on_instance(&mut self, now: Time, shared: &mut Shared, instance: u64, store: usize) {
-        self.peer_store = store;
+        self.peer_store = store.min(STORE_BELIEVED);
         let restarted = self.instance.is_some_and(|known| known != instance);
         if restarted {
             shared.count(Counter::PeerRestarts);
@@ -475,6 +484,7 @@ impl Peer {
             conn.out.stream.reincarnate();
             conn.out.secrets = None;
             conn.out.confirmed = false;
+            conn.resume = conn.tsval.map(|tsval| Box::new(Resume::after(tsval)));
             if let Some(mut inc) = conn.inc.take() {
                 inc.stream.clear(&mut self.store);
             }
@@ -493,7 +503,7 @@ impl Peer {
                 continue;
             }
             if up {
-                link.probe = true;
+                link.on_up(now);
             } else {
                 // What is on its way there goes by the others at once.
                 link.path.abandon(&mut lost);
@@ -677,12 +687,13 @@ impl Peer {
             return key;
         }
         if self.conns.len() >= MAX_CONNS {
-            let oldest = self
-                .conns
-                .iter()
-                .min_by_key(|(_, c)| c.last_seen)
-                .map(|(k, _)| k);
-            self.remove_conn(shared, oldest.expect("the table is full"));
+            let from = shared.random_u64() as usize;
+            let some = self.conns.some(from, EVICTION_SAMPLE);
+            let oldest = some.min_by_key(|(_, c)| (c.sent_end.is_some(), c.last_seen));
+            // A full table has no holes.
+            let (oldest, _) = oldest.expect("the table is full");
+            self.remove_conn(shared, oldest);
+            shared.count(Counter::FlowEvicted);
         }
         let flow = self.next_flow;
         self.next_flow = self.next_flow.wrapping_add(1);
@@ -707,7 +718,7 @@ impl Peer {
         &mut self,
         now: Time,
         shared: &mut Shared,
-        session: &Session,
+        session: Option<&Session>,
         bump: u8,
         segment: &Segment<'_>,
         gso_size: u16,
@@ -723,6 +734,12 @@ impl Peer {
         {
             conn.echoed(tsecr);
         }
+        if let Some((tsval, _)) = segment.timestamps {
+            conn.tsval = Some(tsval);
+        }
+        if let Some(resume) = &mut conn.resume {
+            resume.note(segment);
+        }
         let syn = segment.has(flags::SYN);
         if syn {
             conn.acked = None;
@@ -734,8 +751,16 @@ impl Peer {
                 shared.pool.give(waiting.buffer);
             }
         }
-        if syn || conn.out.secrets.is_none() {
-            conn.open(session.epoch_secrets().clone(), segment.meta);
+        match session {
+            Some(session) if syn || conn.out.secrets.is_none() => {
+                conn.open(session.epoch_secrets().clone(), segment.meta);
+            }
+            // It waits, and is opened by the session that it goes by.
+            None if syn || conn.out.secrets.is_none() => {
+                conn.out.meta = segment.meta;
+                conn.out.secrets = None;
+            }
+            _ => {}
         }
         // The stream's first byte follows the SYN. Whatever opens the flow tells the base.
         conn.out.stream.begin_at(segment.seq.add(u32::from(syn)));
@@ -796,7 +821,7 @@ impl Peer {
         }
         let offset = inc.offset_of(ack);
         if let Some(epoch) = inc.stream.local_ack(offset, &mut self.store) {
-            self.complain(now, key, epoch);
+            self.complain(now, shared, key, epoch);
         } else if inc.stream.gate().is_some_and(|start| offset >= start) {
             self.open_gate(now, shared, key);
         }
@@ -823,7 +848,12 @@ impl Peer {
         } else {
             buffer
         };
-        if let Err(Full(buffer)) = conn.out.queue.push(now, buffer, payload_at, end, mss) {
+        let full = self.backlog + (end - payload_at) > MAX_BACKLOG;
+        let pushed = match full {
+            true => Err(Full(buffer)),
+            false => conn.out.queue.push(now, buffer, payload_at, end, mss),
+        };
+        if let Err(Full(buffer)) = pushed {
             conn.out.stream.note_drop();
             shared.count(Counter::QueueFull);
             return shared.pool.give(buffer);

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Chunk, EmptySegment, Frame, Frames, Open, TcpFields};
 use dibs_wire::packet::{self, Packet};
+use smallvec::SmallVec;
 
 use super::Shared;
 use super::config::Bump;
@@ -20,7 +21,8 @@ use crate::counters::Counter;
 use crate::flow::clamp::Clamp;
 use crate::flow::conn::{Conn, Incoming, IncomingBuffers};
 use crate::flow::inject::{Injector, MAX_PACKET, Template};
-use crate::path::AckFrame;
+use crate::flow::resume::{self, Resume};
+use crate::path::{AckFrame, PathState};
 use crate::session::Received;
 use crate::slab::Key;
 use crate::stream::rx::{Outcome, Piece, RxStream, Sink};
@@ -139,6 +141,8 @@ impl Peer {
             && link.is_open()
         {
             link.path.on_received(now, opened.seq, verdict.eliciting);
+            // It is there again: an answer to a question of ours makes it ours to use.
+            link.probe |= verdict.eliciting && link.path.state() != PathState::Active;
         }
     }
 
@@ -357,7 +361,7 @@ impl Peer {
         }
         let Some(open) = open else {
             shared.count(Counter::FlowUnknown);
-            self.notice(&Frame::FlowUnknown { flow, incarnation });
+            self.notice(shared, &Frame::FlowUnknown { flow, incarnation });
             return Err(false);
         };
         self.open_incoming(now, shared, flow, incarnation, open)
@@ -386,7 +390,7 @@ impl Peer {
         else {
             // Opened under a session that is gone: to be opened again under this one.
             shared.count(Counter::FlowUnknown);
-            self.notice(&Frame::FlowUnknown { flow, incarnation });
+            self.notice(shared, &Frame::FlowUnknown { flow, incarnation });
             return Err(false);
         };
         let secrets = secrets.clone();
@@ -471,7 +475,7 @@ impl Peer {
             bytes,
         };
         let (stream, buffers, mut sink) =
-            incoming(shared, key, conn).expect("an incoming flow leads to its connection");
+            incoming(now, shared, key, conn).expect("an incoming flow leads to its connection");
         match stream.chunk(&piece, &buffers, &mut self.store, &mut sink) {
             Outcome::Restored => {}
             Outcome::Held => {
@@ -486,11 +490,11 @@ impl Peer {
             }
             Outcome::Broken => {
                 shared.count(Counter::EpochEnded);
-                self.complain(now, key, chunk.epoch);
+                self.complain(now, shared, key, chunk.epoch);
             }
             Outcome::Corrupt => {
                 shared.count(Counter::CrcMismatch);
-                self.complain(now, key, chunk.epoch);
+                self.complain(now, shared, key, chunk.epoch);
             }
             Outcome::Contradiction => shared.count(Counter::PeerContradiction),
         }
@@ -513,6 +517,8 @@ impl Peer {
         let conn = self.conns.get_mut(key).expect("it was just found");
         conn.last_seen = now;
         let mut tcp = *tcp;
+        let mut scratch = SmallVec::new();
+        resume::adapt(&mut conn.resume, now, &mut tcp, &mut scratch);
         if let Some(clamp) = &mut conn.clamp {
             clamp.limit(&mut tcp);
         }
@@ -592,7 +598,7 @@ impl Peer {
     }
 
     /// Tells the peer that an epoch cannot be restored, now and then.
-    pub(super) fn complain(&mut self, now: Time, key: Key, epoch: u32) {
+    pub(super) fn complain(&mut self, now: Time, shared: &mut Shared, key: Key, epoch: u32) {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let Some(inc) = &conn.inc else { return };
         if conn
@@ -603,20 +609,25 @@ impl Peer {
         }
         conn.complained = Some((epoch, now));
         let (flow, incarnation) = (inc.flow, inc.incarnation);
-        self.notice(&Frame::EpochBroken {
-            flow,
-            incarnation,
-            epoch,
-        });
+        self.notice(
+            shared,
+            &Frame::EpochBroken {
+                flow,
+                incarnation,
+                epoch,
+            },
+        );
     }
 
-    fn notice(&mut self, frame: &Frame<'_>) {
+    fn notice(&mut self, shared: &mut Shared, frame: &Frame<'_>) {
         let mut bytes = [0; 32];
         let mut w = Writer::new(&mut bytes);
         frame::encode(frame, &mut w);
         let len = w.len();
         if self.notices.len() + len <= MAX_NOTICES {
             self.notices.extend_from_slice(&bytes[..len]);
+        } else {
+            shared.count(Counter::NoticeDropped);
         }
     }
 }
@@ -655,6 +666,7 @@ fn is_unicast(addr: IpAddr) -> bool {
 
 /// The incoming stream of a connection, its initial buffers, and where its bytes go.
 pub(super) fn incoming<'a>(
+    now: Time,
     shared: &'a mut Shared,
     key: Key,
     conn: &'a mut Conn,
@@ -673,6 +685,8 @@ pub(super) fn incoming<'a>(
         pool: &mut shared.pool,
         owner: key.to_u64(),
         template: *template,
+        now,
+        resume: &mut conn.resume,
         base: *base,
         floor: &mut conn.tsval_floor,
         clamp: conn.clamp.as_mut(),
@@ -690,6 +704,8 @@ pub(super) struct ConnSink<'a> {
     pool: &'a mut Pool,
     owner: u64,
     template: Template,
+    now: Time,
+    resume: &'a mut Option<Box<Resume>>,
     base: dibs_wire::SeqNumber,
     floor: &'a mut Option<u32>,
     clamp: Option<&'a mut Clamp>,
@@ -706,6 +722,8 @@ impl Sink for ConnSink<'_> {
             .base
             .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
         let mut tcp = *tcp;
+        let mut scratch = SmallVec::new();
+        resume::adapt(self.resume, self.now, &mut tcp, &mut scratch);
         if let Some(clamp) = &mut self.clamp {
             clamp.limit(&mut tcp);
         }

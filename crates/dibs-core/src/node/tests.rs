@@ -8,6 +8,9 @@ use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::{SeqNumber, Tuple, virtio};
 
+mod bounds;
+mod recovery;
+
 use super::*;
 use crate::counters::Counter;
 use crate::prefix::Prefix;

@@ -149,6 +149,8 @@ pub struct Path {
     window_filled: bool,
     /// Last time that something went either way.
     busy_at: Time,
+    /// This host slept until then.
+    slept_until: Option<Time>,
     count: Counters,
 }
 
@@ -184,6 +186,7 @@ impl Path {
             waiting: 0,
             window_filled: false,
             busy_at: now,
+            slept_until: None,
             count: Counters::default(),
         }
     }
@@ -309,7 +312,15 @@ impl Path {
             self.pacer.on_sent(now, u64::from(bytes));
             self.window_filled = self.window() < u64::from(self.mtu());
         }
+        if self.sent.is_full() {
+            self.forget_sent(now);
+        }
         self.sent.push(sent)
+    }
+
+    fn forget_sent(&mut self, now: Time) {
+        let patience = 2 * self.rtt.pto(MAX_ACK_DELAY);
+        self.sent.forget(now - patience);
     }
 
     /// Takes an acknowledgement; appends the tokens of what it says to have arrived to `acked`, and
@@ -386,7 +397,8 @@ impl Path {
         let newest = news.newest.and_then(|seq| self.sent.get(seq)).copied();
         let ack_delay = Duration::from_micros(frame.delay_us().into()).min(CREDIBLE_ACK_DELAY);
         let mut rtt = None;
-        if let (Some(_), Some(at)) = (newest, news.largest_at) {
+        let awake = |at: &Time| self.slept_until.is_none_or(|until| *at > until);
+        if let (Some(_), Some(at)) = (newest, news.largest_at.filter(awake)) {
             let sample = now.since(at);
             self.rtt.update(sample, ack_delay);
             rtt = Some(sample);
@@ -417,8 +429,7 @@ impl Path {
             self.update_pacing();
             self.window_filled |= self.window() < u64::from(self.mtu());
         }
-        let patience = 2 * self.rtt.pto(MAX_ACK_DELAY);
-        self.sent.forget(now - patience);
+        self.forget_sent(now);
         Ok(())
     }
 
@@ -550,6 +561,13 @@ impl Path {
         } else {
             None
         }
+    }
+
+    /// This host slept until `now`: nothing of that time says how long the path takes, nor that the
+    /// peer is silent.
+    pub fn on_sleep(&mut self, now: Time) {
+        self.slept_until = Some(now);
+        self.liveness.on_sleep(now);
     }
 
     /// The system refused a UDP payload of `bytes` (EMSGSIZE).

@@ -40,7 +40,8 @@ impl Sent {
 /// Records of the numbers from `base` to `next`, the latter excluded.
 ///
 /// Bounded by the congestion window: only a waiting datagram, or one lost a short time ago, keeps
-/// the records above it.
+/// the records above it. Who pushes makes room first when it [is full](Self::is_full): a peer that
+/// only sends is answered by datagrams that are never acknowledged.
 #[derive(Debug)]
 pub(super) struct SentRing {
     /// A power of two of slots; number n has slot n mod length.
@@ -78,9 +79,14 @@ impl SentRing {
         seq as usize & (self.slots.len() - 1)
     }
 
+    /// Whether the next datagram makes it grow.
+    pub(super) const fn is_full(&self) -> bool {
+        self.next - self.base == self.slots.len() as u64
+    }
+
     pub(super) fn push(&mut self, sent: Sent) -> u64 {
         let seq = self.next;
-        if seq - self.base == self.slots.len() as u64 {
+        if self.is_full() {
             self.grow();
         }
         let slot = self.slot(seq);

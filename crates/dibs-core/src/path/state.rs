@@ -28,8 +28,10 @@ const DOWN_SILENCE: Duration = Duration::from_secs(5);
 /// Spacing of the probes of a suspect path: a round trip within these bounds.
 const SUSPECT_PROBE: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
 
-/// Spacing of the probes of a path that is down, at most.
-const DOWN_PROBE: Duration = Duration::from_secs(1);
+/// Spacing of the probes of a path that is down: this part of its silence, within these bounds. What
+/// it takes to notice that the path is back stays small beside the outage.
+const DOWN_PROBE_SHARE: u32 = 64;
+const DOWN_PROBE: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
 /// Doublings of the probe timeout, at most.
 const MAX_BACKOFF: u32 = 6;
@@ -48,7 +50,7 @@ enum Inner {
     Unvalidated,
     Active { ptos: u32, timer_from: Time },
     Suspect { probed_at: Time },
-    Down { probed_at: Time, spacing: Duration },
+    Down { probed_at: Time },
 }
 
 /// What the timer calls for.
@@ -91,6 +93,14 @@ impl Liveness {
         revived
     }
 
+    /// This host slept until `now`; the peer's silence begins anew.
+    pub(super) fn on_sleep(&mut self, now: Time) {
+        self.silent_since = now;
+        if let Inner::Active { timer_from, .. } = &mut self.inner {
+            *timer_from = now;
+        }
+    }
+
     /// A datagram that asks for an answer was sent while none was in flight.
     pub(super) fn on_first_in_flight(&mut self, now: Time) {
         if let Inner::Active { timer_from, .. } = &mut self.inner {
@@ -118,7 +128,11 @@ impl Liveness {
                 let [least, most] = SUSPECT_PROBE;
                 Some(probed_at + rtt.smoothed().clamp(least, most))
             }
-            Inner::Down { probed_at, spacing } => Some(probed_at + spacing),
+            Inner::Down { probed_at } => {
+                let [least, most] = DOWN_PROBE;
+                let silence = probed_at.since(self.silent_since);
+                Some(probed_at + (silence / DOWN_PROBE_SHARE).clamp(least, most))
+            }
         }
     }
 
@@ -139,16 +153,12 @@ impl Liveness {
             Inner::Suspect { probed_at } => {
                 *probed_at = now;
                 if silence >= DOWN_SILENCE {
-                    self.inner = Inner::Down {
-                        probed_at: now,
-                        spacing: SUSPECT_PROBE[1],
-                    };
+                    self.inner = Inner::Down { probed_at: now };
                 }
                 Alarm::ProbeAndAbandon
             }
-            Inner::Down { probed_at, spacing } => {
+            Inner::Down { probed_at } => {
                 *probed_at = now;
-                *spacing = (*spacing * 2).min(DOWN_PROBE);
                 Alarm::ProbeAndAbandon
             }
         }

@@ -243,11 +243,21 @@ fn a_dead_path_goes_down_and_comes_back() {
     w.ab.down = true;
     w.run(10 * S);
     assert_eq!(w.a.state(), PathState::Down);
-    let sent = w.a.stats().sent;
-    w.run(10 * S);
+    let mut probes = |from: Duration| {
+        w.run(from);
+        let sent = w.a.stats().sent;
+        w.run(10 * S);
+        w.a.stats().sent - sent
+    };
+    let soon = probes(Duration::ZERO);
     assert!(
-        (9..=11).contains(&(w.a.stats().sent - sent)),
-        "a probe each second"
+        (30..=41).contains(&soon),
+        "four a second, not {soon} in ten"
+    );
+    let later = probes(100 * S);
+    assert!(
+        (9..=11).contains(&later),
+        "one a second, not {later} in ten"
     );
     w.ab.down = false;
     time_to(&mut w, 0.9, 20 * MS, S + 200 * MS);
@@ -552,4 +562,24 @@ fn random_operations_keep_the_books() {
         }
         assert!(probes > 0);
     }
+}
+
+#[test]
+fn datagrams_that_nobody_acknowledges_are_not_remembered_for_ever() {
+    let mut path = Path::new(
+        Time::ZERO,
+        PathConfig {
+            interface_mtu: 1500,
+            overhead: 28,
+        },
+    );
+    path.on_validated(Time::ZERO, MS);
+    // A host that only receives answers with what elicits no acknowledgement.
+    let mut now = Time::ZERO;
+    for _ in 0..1_000_000 {
+        now += 100 * US;
+        path.on_received(now, path.next_seq(), true);
+        path.on_sent(now, 60, 0, false);
+    }
+    assert!(path.sent.next() - path.sent.base() <= 256);
 }

@@ -20,8 +20,8 @@ use super::seal::{self, KeyLimits, OpenError, Opened};
 use crate::time::Time;
 
 /// Wait for an answer to the first message 1; doubled each time.
-const FIRST_RETRY: Duration = Duration::from_millis(500);
-const MAX_RETRY: Duration = Duration::from_secs(1);
+const FIRST_RETRY: Duration = Duration::from_millis(250);
+const MAX_RETRY: Duration = Duration::from_millis(500);
 
 /// Age at which the initiator of a session begins the next one.
 const INITIATOR_REKEY: Duration = Duration::from_secs(120);

@@ -14,8 +14,17 @@ use crate::flow::fields::OwnedFields;
 /// again by TCP long since.
 const EPOCHS: usize = 4;
 
+/// Pieces of plaintext of solo chunks that an epoch keeps, at most: more than a run of
+/// retransmissions has before it becomes an epoch.
+const MAX_PLAIN: usize = 4096;
+
+/// Blocks of memory kept for the next pieces: enough to serve a burst without the allocator, too few
+/// to matter. Those of chunks that came in fragments are longer, and not kept.
+const FREE_BLOCKS: usize = 4096;
+const FREE_LEN: usize = 2048;
+
 /// What a held piece costs beside its bytes.
-const HELD_OVERHEAD: usize = 160;
+pub const HELD_OVERHEAD: usize = 160;
 
 /// A chunk as the stream sees it.
 #[derive(Clone, Copy, Debug)]
@@ -123,8 +132,7 @@ impl Store {
 
     fn give(&mut self, mut block: Vec<u8>) {
         self.held -= block.len() + HELD_OVERHEAD;
-        // Enough to serve a burst without the allocator, too few to matter.
-        if self.free.len() < 4096 {
+        if self.free.len() < FREE_BLOCKS && block.capacity() <= FREE_LEN {
             block.clear();
             self.free.push(block);
         }
@@ -500,6 +508,9 @@ impl Epoch {
             self.forget_plain(piece.offset, store);
         }
         // Without room the chain may break later, and says so then.
+        if self.plain.len() == MAX_PLAIN {
+            return;
+        }
         if let Some(bytes) = store.take(plain) {
             self.plain.insert(
                 piece.offset,

@@ -41,7 +41,7 @@ impl Peer {
     /// New data, one run of datagrams of one flow.
     pub(super) fn send_data(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         self.held_by_trust = false;
-        if self.waiting.span() >= self.peer_store || self.waiting.held() >= HELD_LIMIT {
+        if self.waiting.claim() >= self.peer_store || self.waiting.held() >= HELD_LIMIT {
             return None;
         }
         let flows = self.new_flows.len() + self.old_flows.len();

@@ -321,3 +321,36 @@ fn a_fin_takes_a_number() {
         Outcome::Duplicate
     );
 }
+
+#[test]
+fn plain_bytes_that_no_chain_reaches_are_bounded() {
+    let data = plain(6000);
+    let (mut stream, mut store, mut kernel) =
+        (RxStream::default(), Store::new(1 << 20), Kernel::default());
+    let pieces = chain(1, BASE_OFFSET, &data, &[10]);
+    feed(&mut stream, &mut store, &mut kernel, &pieces[0]);
+    for at in 100..6000 {
+        let sent = solo(1, &data, at, 1);
+        assert_eq!(
+            feed(&mut stream, &mut store, &mut kernel, &sent),
+            Outcome::Restored,
+            "the kernel gets it whatever we keep"
+        );
+    }
+    assert_eq!(store.held(), MAX_PLAIN * (1 + HELD_OVERHEAD));
+    stream.clear(&mut store);
+    assert_eq!(store.held(), 0);
+}
+
+#[test]
+fn memory_kept_for_later_pieces_is_bounded() {
+    let mut store = Store::new(8 << 20);
+    for len in [60_000, 1000] {
+        let blocks: Vec<_> = std::iter::from_fn(|| store.take(&vec![0; len])).collect();
+        assert!(blocks.len() > 100);
+        blocks.into_iter().for_each(|block| store.give(block));
+    }
+    assert_eq!(store.held(), 0);
+    let kept: usize = store.free.iter().map(Vec::capacity).sum();
+    assert!(kept > 0 && kept <= FREE_BLOCKS * FREE_LEN, "{kept}");
+}

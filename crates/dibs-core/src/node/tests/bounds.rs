@@ -1,0 +1,218 @@
+//! An authenticated peer that pushes every bound: what we hold stays bounded, every drop is counted,
+//! and what is not the attacker's goes on.
+
+use dibs_wire::bytes::Writer;
+use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
+
+use super::*;
+use crate::node::peer::{MAX_CONNS, MAX_CONTROLS};
+
+/// Room for frames in a datagram.
+const ROOM: usize = 1300;
+
+/// Host 0's daemon, which has the keys, sends these frames as one datagram.
+fn forge(pair: &mut Pair, frames: &[u8]) {
+    assert!(frames.len() <= ROOM, "it fits a datagram");
+    pair.nodes[0].peers[0].links[0]
+        .frames
+        .extend_from_slice(frames);
+    pair.outputs();
+}
+
+/// As many datagrams as these frames need.
+fn forge_all<'a>(pair: &mut Pair, frames: impl Iterator<Item = Frame<'a>>) {
+    let mut block = Vec::new();
+    for frame in frames {
+        let mut bytes = [0; 512];
+        let mut w = Writer::new(&mut bytes);
+        frame::encode(&frame, &mut w);
+        let len = w.len();
+        if block.len() + len > ROOM {
+            forge(pair, &block);
+            block.clear();
+        }
+        block.extend_from_slice(&bytes[..len]);
+    }
+    forge(pair, &block);
+}
+
+fn segment(flow: u32, open: Option<Open>) -> Vec<u8> {
+    let tcp = TcpFields {
+        flags: flags::ACK,
+        window: 1,
+        ack: SeqNumber::new(1),
+        timestamps: None,
+        meta: None,
+        options: None,
+        urgent: None,
+    };
+    let mut bytes = vec![0; frame::segment_len(&tcp, open.as_ref())];
+    let segment = EmptySegment {
+        flow,
+        incarnation: 0,
+        seq: SeqNumber::new(1),
+        tcp,
+        open,
+    };
+    segment.encode(&mut Writer::new(&mut bytes));
+    bytes
+}
+
+fn count(pair: &Pair, host: usize, counter: Counter) -> u64 {
+    pair.nodes[host].counters().get(counter)
+}
+
+#[test]
+fn flows_without_end_leave_room_for_connections_that_exist() {
+    let mut pair = Pair::connected();
+    let data = text(10_000);
+    pair.send(0, 1, &data, 0, 1);
+    pair.send_ack(1, 10_001);
+    pair.run(Duration::from_millis(100));
+    pair.assert_stream(1, &data);
+
+    const BEYOND: usize = 3000;
+    let session = pair.nodes[0].peers[0].secrets.back().unwrap();
+    let session = session.1.session().as_u64();
+    let mut block = Vec::new();
+    for n in 0..MAX_CONNS + BEYOND {
+        let open = Open {
+            bump: BUMP,
+            tuple: Tuple {
+                sport: n as u16,
+                dport: 1000 + (n >> 16) as u16,
+                ..tuple(0)
+            },
+            meta: IpMeta::default(),
+            base_seq: SeqNumber::new(1),
+            session,
+        };
+        let bytes = segment(1_000_000 + n as u32, Some(open));
+        if block.len() + bytes.len() > ROOM {
+            forge(&mut pair, &block);
+            block.clear();
+            pair.run(Duration::from_millis(2));
+            pair.injected[1].clear();
+            pair.events[1].clear();
+        }
+        block.extend_from_slice(&bytes);
+    }
+    forge(&mut pair, &block);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.nodes[1].peers(pair.now)[0].conns, MAX_CONNS);
+    assert_eq!(
+        count(&pair, 1, Counter::FlowEvicted),
+        BEYOND as u64 + 1,
+        "one place was the true connection's"
+    );
+    // That one is still known: it goes on without being opened again.
+    pair.injected[1].clear();
+    let unknown = count(&pair, 1, Counter::FlowUnknown);
+    pair.send(0, 10_001, &data, 0, 2);
+    pair.run(Duration::from_millis(500));
+    pair.assert_stream(1, &data);
+    assert_eq!(count(&pair, 1, Counter::FlowUnknown), unknown);
+}
+
+#[test]
+fn word_of_unknown_flows_is_bounded() {
+    let mut pair = Pair::connected();
+    for flow in 0..20 {
+        let block: Vec<u8> = (0..40)
+            .flat_map(|n| segment(5000 + flow * 40 + n, None))
+            .collect();
+        forge(&mut pair, &block);
+    }
+    pair.run(Duration::from_millis(50));
+    let unknown = count(&pair, 1, Counter::FlowUnknown);
+    let dropped = count(&pair, 1, Counter::NoticeDropped);
+    assert_eq!(unknown, 800);
+    assert!(dropped > 0 && dropped < unknown, "{dropped}");
+    assert!(
+        pair.injected[1].is_empty(),
+        "nothing of it reaches a kernel"
+    );
+}
+
+#[test]
+fn messages_that_the_peer_does_not_take_are_refused_to_our_owner() {
+    let mut pair = Pair::connected();
+    let now = pair.now;
+    let mut sent = 0;
+    while pair.nodes[1].send_control(now, 0, b"answer").is_ok() {
+        sent += 1;
+        assert!(sent <= MAX_CONTROLS);
+    }
+    assert_eq!(
+        pair.nodes[1].send_control(now, 0, b"answer"),
+        Err(ControlError::TooMany)
+    );
+    // Once it takes them there is room again, and none was lost.
+    pair.run(Duration::from_secs(1));
+    let took = pair.events[0]
+        .iter()
+        .filter(|e| matches!(e, Event::Control { .. }))
+        .count();
+    assert_eq!((took, sent), (MAX_CONTROLS, MAX_CONTROLS));
+    let now = pair.now;
+    assert!(pair.nodes[1].send_control(now, 0, b"answer").is_ok());
+}
+
+#[test]
+fn of_messages_seen_before_only_the_latest_are_remembered() {
+    let mut pair = Pair::connected();
+    let controls = (0..5000).map(|id| Frame::Control { id, bytes: b"x" });
+    forge_all(&mut pair, controls);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.nodes[1].peers[0].control_seen.len(), 256);
+    // A repetition of a late one does nothing.
+    let events = pair.events[1].len();
+    let again = (4990..5000).map(|id| Frame::Control { id, bytes: b"x" });
+    forge_all(&mut pair, again);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.events[1].len(), events);
+}
+
+#[test]
+fn pieces_of_wholes_that_never_come_are_bounded() {
+    let mut pair = Pair::connected();
+    let piece = |id, at| Frame::Fragment {
+        id,
+        at,
+        total: 66 * 1024,
+        header: 0,
+        bytes: b"x",
+    };
+    // Many wholes of which one byte is there.
+    forge_all(&mut pair, (0..500).map(|n| piece(2 * n, 0)));
+    pair.run(Duration::from_millis(100));
+    let (wholes, bytes, _) = pair.nodes[1].peers[0].reassembly.held();
+    assert!(wholes <= 64 && bytes <= 4 << 20, "{wholes}, {bytes}");
+    assert!(count(&pair, 1, Counter::FragmentsExpired) >= 436);
+    // One whole in single bytes.
+    let before = count(&pair, 1, Counter::PeerContradiction);
+    forge_all(&mut pair, (0..5000).map(|n| piece(7000, 2 * n)));
+    pair.run(Duration::from_millis(100));
+    let (_, _, parts) = pair.nodes[1].peers[0].reassembly.held();
+    assert!(parts <= 64 + 128, "{parts}");
+    assert!(count(&pair, 1, Counter::PeerContradiction) > before + 4000);
+    // And in the end all is forgotten.
+    pair.run(Duration::from_secs(6));
+    assert_eq!(pair.nodes[1].peers[0].reassembly.held(), (0, 0, 0));
+}
+
+#[test]
+fn challenges_without_end_are_answered_within_bounds() {
+    let mut pair = Pair::connected();
+    let before = pair.sent[1][0];
+    let challenge = |n: u64| Frame::PathChallenge {
+        challenge: n.to_be_bytes(),
+    };
+    forge_all(&mut pair, (0..20_000).map(challenge));
+    let sent: u64 = pair.sent[0][0];
+    pair.run(Duration::from_millis(1));
+    assert!(pair.nodes[1].peers[0].links[0].frames.len() <= 512);
+    assert!(pair.sent[1][0] - before < sent);
+    pair.run(Duration::from_millis(100));
+    pair.assert_open();
+}

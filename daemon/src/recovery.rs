@@ -1,0 +1,36 @@
+//! Connections go on at once after an outage, and not when TCP tries again by itself. How is told in
+//! `dibs_core::node::Node::solicit`.
+
+use crate::daemon::Daemon;
+use crate::live::Live;
+use crate::switching::ends;
+
+impl Daemon {
+    /// Takes up the connections that were on bumps before this daemon started. To be called once the
+    /// kernel steers, and before any path is up.
+    pub(crate) async fn take_up(&self) -> anyhow::Result<()> {
+        for (live, bump) in self.bumped().await? {
+            let outstanding = live.counts.outstanding;
+            self.driver.resume(bump, ends(&live.pair), outstanding)?;
+        }
+        Ok(())
+    }
+
+    /// Has this host's kernel tell the peer's where the connections between them stand.
+    pub(crate) async fn recover(&self, peer: usize) -> anyhow::Result<()> {
+        for (live, bump) in self.bumped().await? {
+            if live.peer == peer {
+                self.driver.solicit(bump, ends(&live.pair))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The connections that are on bumps, with these.
+    async fn bumped(&self) -> anyhow::Result<Vec<(Live, u8)>> {
+        let lives = self.connections().await?.into_iter();
+        let with_bump = lives.map(|live| (live, self.bump_of(&live)));
+        let bumped = with_bump.filter(|(live, bump)| *bump != 0 && !live.over && !live.bound);
+        Ok(bumped.collect())
+    }
+}
