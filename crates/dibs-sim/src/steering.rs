@@ -34,6 +34,8 @@ pub struct Mark {
     pub chosen: bool,
     /// Nothing of it comes in but by the bump: LOCKED.
     pub locked: bool,
+    /// The far end has sent by the bump since it is on it.
+    pub heard: bool,
 }
 
 /// A question that waits for its answer.
@@ -181,6 +183,7 @@ impl Steering {
             }
             Way::Plain => true,
             Way::Bump => {
+                mark.heard = true;
                 if follow && !mark.bump && !mark.chosen {
                     mark.bump = true;
                     self.seen.note(Seen::Followed);
@@ -433,7 +436,7 @@ impl Steering {
     fn leave(&mut self, at: &mut At<'_>, pair: Pair) {
         self.unlock(&pair);
         let mark = self.marks.entry(pair).or_default();
-        (mark.bump, mark.chosen) = (false, true);
+        (mark.bump, mark.chosen, mark.heard) = (false, true, false);
         at.node.end_drain(SCRAMBLE, tuple(&pair));
     }
 
@@ -629,9 +632,15 @@ impl Steering {
             }
             let choice = self.daemon().choices.get(&pair);
             let stands = choice.is_some_and(|c| c.version == version && c.bump != 0 && !c.pending);
-            if stands && let Some(mark) = self.marks.get_mut(&pair) {
+            let Some(mark) = self.marks.get_mut(&pair).filter(|_| stands) else {
+                continue;
+            };
+            if mark.heard {
                 mark.locked = true;
                 self.seen.note(Seen::Locked);
+            } else {
+                // The far end may not be on the bump.
+                self.daemon().locks.push((now + GRACE, pair, version));
             }
         }
     }

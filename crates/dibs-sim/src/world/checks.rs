@@ -49,7 +49,9 @@ impl World {
         for conn in self.conns.iter().filter(|c| c.lingers) {
             // A rule that requires the bump stands above choices.
             let ruled = conn.plan.require != [false; 2];
-            if ruled || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
+            // What was said of the one before with the same ports may have been under way.
+            let again = conn.plan.port_of.is_some();
+            if ruled || again || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
                 continue;
             }
             let at = |host: usize| {
@@ -66,7 +68,7 @@ impl World {
                 let in_force = !choice.pending
                     && mark.chosen
                     && mark.bump == (choice.bump != 0)
-                    && mark.locked == mark.bump;
+                    && mark.locked == (mark.bump && mark.heard);
                 if !in_force {
                     return Err(format!(
                         "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",

@@ -58,7 +58,9 @@ impl World {
             }
             Op::Switch(conn, host, bump) => {
                 let pair = self.conns[*conn].pairs[*host];
-                if self.by_pair[*host].get(&pair) == Some(conn) {
+                // What the far end requires stalls until it speaks again.
+                let required = self.conns[*conn].plan.require[1 - host];
+                if self.by_pair[*host].get(&pair) == Some(conn) && !required {
                     self.hosts[*host].steering.set_by_hand(pair, *bump);
                 }
             }
