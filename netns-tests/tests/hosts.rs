@@ -89,7 +89,7 @@ fn masquerading(iptables: &str) -> Result<()> {
             )?;
         }
         in_and_out(net, 7000)?;
-        // From its first packet on, with an address that is not the first of the TUN.
+        // From its first packet on, too.
         net.a
             .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
         let ears = net.eavesdrop()?;
