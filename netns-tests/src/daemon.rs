@@ -8,6 +8,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use dibs_config::PrivateKey;
 use dibs_lab::{Host, Process};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -74,6 +75,15 @@ impl Node {
     /// The host's `/run/dibs`, as seen from the test.
     pub fn directory(&self) -> PathBuf {
         self.host.run_dir().join("dibs")
+    }
+
+    /// The host's private key.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn private_key(&self) -> Result<PrivateKey> {
+        let file = self.directory().join("private.key");
+        dibs_config::read_private_key(&file).context("private key")
     }
 
     /// Writes the configuration that the next daemon reads.

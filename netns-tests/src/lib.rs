@@ -20,6 +20,7 @@
 pub mod attacker;
 pub mod daemon;
 pub mod eavesdropper;
+pub mod hostile;
 pub mod kernel;
 pub mod plaintext;
 pub mod programs;

@@ -6,12 +6,14 @@
 //! | `wlan` | `wlan0`   | untrusted | `10.0.2.1`, `fd00:2::1` | `10.0.2.2`, `fd00:2::2` |
 //!
 //! `a` calls `b` on both links; `b` knows `a`'s key, and an endpoint on the trusted link.
+//!
+//! A third host can stand in the midst of one of the links ([`Setup::attacked`]).
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use anyhow::Result;
-use dibs_lab::{Lab, Link, LinkSpec};
+use dibs_lab::{Host, Lab, Link, LinkSpec};
 
 use crate::daemon::Node;
 use crate::eavesdropper::Eavesdropper;
@@ -33,6 +35,8 @@ pub struct Net {
     pub eth: Link,
     /// The untrusted link.
     pub wlan: Link,
+    /// Who stands in the midst of a link, and hears all that passes there.
+    pub attacker: Option<Host>,
     // Holds what the links need.
     _lab: Lab,
 }
@@ -43,6 +47,7 @@ pub struct Setup {
     keys: String,
     rules: String,
     ipv6: bool,
+    attacked: Option<&'static str>,
     daemons: bool,
 }
 
@@ -59,6 +64,7 @@ impl Setup {
             keys: String::new(),
             rules: String::new(),
             ipv6: false,
+            attacked: None,
             daemons: true,
         }
     }
@@ -79,6 +85,13 @@ impl Setup {
     /// The daemons speak IPv6 to each other.
     pub fn ipv6(mut self) -> Self {
         self.ipv6 = true;
+        self
+    }
+
+    /// Puts a third host into the link of this interface, as its switch: `mitm0` there has the
+    /// address 77 of its network. What it sends to `b` is not limited.
+    pub fn attacked(mut self, interface: &'static str) -> Self {
+        self.attacked = Some(interface);
         self
     }
 
@@ -152,11 +165,27 @@ impl Net {
     fn new(setup: &Setup) -> Result<Self> {
         let mut lab = Lab::new()?;
         let (host_a, host_b) = (lab.host("a")?, lab.host("b")?);
+        let attacker = setup.attacked.map(|_| lab.host("mitm")).transpose()?;
         let mut link = |interface: &str, net: u8| {
             let addresses = |host: u8| format!("10.0.{net}.{host}/24 fd00:{net}::{host}/64");
             let (of_a, of_b) = (addresses(1), addresses(2));
-            let spec = LinkSpec::new(&host_a, interface, &of_a, &host_b, interface, &of_b);
-            lab.link(spec.shaped(RATE))
+            let Some(middle) = attacker
+                .as_ref()
+                .filter(|_| setup.attacked == Some(interface))
+            else {
+                let spec = LinkSpec::new(&host_a, interface, &of_a, &host_b, interface, &of_b);
+                return lab.link(spec.shaped(RATE));
+            };
+            let near = LinkSpec::new(&host_a, interface, &of_a, middle, "near0", "");
+            let near = lab.link(near.shaped(RATE))?;
+            lab.link(LinkSpec::new(middle, "far0", "", &host_b, interface, &of_b))?;
+            middle.run("ip link add mitm0 type bridge")?;
+            for port in ["near0", "far0"] {
+                middle.run(&format!("ip link set {port} master mitm0"))?;
+            }
+            middle.run(&format!("ip address add 10.0.{net}.77/24 dev mitm0"))?;
+            middle.run("ip link set mitm0 up")?;
+            Ok(near)
         };
         let (eth, wlan) = (link("eth0", 1)?, link("wlan0", 2)?);
         let (a, key_a) = Node::new(host_a)?;
@@ -169,6 +198,7 @@ impl Net {
             b,
             eth,
             wlan,
+            attacker,
             _lab: lab,
         })
     }

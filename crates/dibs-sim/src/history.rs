@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::session::{Integrity, Suite};
+use dibs_core::session::{Integrity, KeyLimits, Suite};
 
 use crate::adversary::{ACTS, Tamper};
 use crate::emulator::Conditions;
@@ -22,6 +22,8 @@ pub struct Setup {
     pub suite: [Suite; 2],
     /// Whether bare datagrams are agreed to.
     pub integrity: Integrity,
+    /// How much a key and a session may seal.
+    pub keys: KeyLimits,
     /// There is a preshared key.
     pub preshared: bool,
     /// Who knows where the other is.
@@ -273,6 +275,8 @@ fn setup(rng: &mut Rng) -> Setup {
         tick: [0; 2].map(|_| Duration::from_micros(rng.pick(&[1, 1, 50, 500]))),
         clock: [0; 2].map(|_| rng.pick(&[1, 12_345, 0x7fff_ff00, 0xffff_fe00])),
         follow: rng.chance(0.5),
+        // A whole phase may be lost here without anybody noticing: shorter ones have a test.
+        keys: KeyLimits::default(),
     }
 }
 

@@ -470,7 +470,8 @@ impl World {
             trusted_share: self.setup.trusted_share,
             hold_without_trusted: self.setup.hold_without_trusted,
         };
-        Node::new(self.now, config, seed).expect("two different keys")
+        let node = Node::new(self.now, config, seed).expect("two different keys");
+        node.with_key_limits(self.setup.keys)
     }
 
     /// Lets a host work until it has nothing to do.

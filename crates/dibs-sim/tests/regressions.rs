@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::counters::Counter;
-use dibs_core::session::{Integrity, Suite};
+use dibs_core::session::{Integrity, KeyLimits, Suite};
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
 use dibs_sim::emulator::Conditions;
@@ -38,6 +38,7 @@ fn setup(paths: Vec<PathSetup>) -> Setup {
         direct: clean(),
         suite: [Suite::Aes256Gcm; 2],
         integrity: Integrity::On,
+        keys: KeyLimits::default(),
         preshared: true,
         calls: [true, false],
         trusted_share: 0.05,

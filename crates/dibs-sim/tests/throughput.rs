@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::session::{Integrity, Suite};
+use dibs_core::session::{Integrity, KeyLimits, Suite};
 use dibs_sim::emulator::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
 use dibs_sim::payload::Kind;
@@ -34,6 +34,7 @@ fn transfer(paths: Vec<PathSetup>, buffer: usize) -> (f64, Report) {
         direct: Conditions::new(),
         suite: [Suite::Aes256Gcm; 2],
         integrity: Integrity::On,
+        keys: KeyLimits::default(),
         preshared: false,
         calls: [true, false],
         trusted_share: 0.05,

@@ -44,8 +44,8 @@ use crate::buffer::{Buffer, Pool};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::{Injection, Injector};
 use crate::session::{
-    Config as SessionConfig, Dropped, Hello, KeyLimits, OpenError, PeerId, Random, SeededRandom,
-    Sessions, is_handshake,
+    Bucket, Config as SessionConfig, Dropped, Hello, KeyLimits, OpenError, PeerId, Random, Rate,
+    SeededRandom, Sessions, is_handshake,
 };
 use crate::time::Time;
 use peer::{Out, Peer, Source};
@@ -121,6 +121,8 @@ pub struct Node {
     /// Handshake messages and answers to strangers.
     outbox: VecDeque<(usize, SocketAddr, Vec<u8>)>,
     outbox_head: Vec<u8>,
+    /// What strangers may still be sent.
+    cookies: Bucket,
     /// The peer that is asked first for something to send.
     turn: usize,
     /// When we were last called.
@@ -133,6 +135,12 @@ const SLEEP: Duration = Duration::from_millis(1500);
 
 /// Handshake messages that wait to be sent, at most.
 const OUTBOX: usize = 64;
+/// Cookies for addresses where no peer is known to be. Where nobody is at all, the kernel keeps what
+/// it cannot deliver for seconds, at the expense of the path's own datagrams.
+const COOKIES: Rate = Rate {
+    burst: 16,
+    each: Duration::from_millis(50),
+};
 
 impl Node {
     /// A node that has sent nothing yet. `seed` is the source of all its randomness.
@@ -194,6 +202,7 @@ impl Node {
             peers,
             outbox: VecDeque::new(),
             outbox_head: Vec::new(),
+            cookies: Bucket::default(),
             turn: 0,
             awake: now,
         })
@@ -304,6 +313,7 @@ impl Node {
             sessions,
             peers,
             outbox,
+            cookies,
             ..
         } = self;
         // Keys are agreed over trusted paths only (SECURITY 4).
@@ -314,6 +324,13 @@ impl Node {
         let instance = shared.instance;
         let hello = |_| peer::hello(instance);
         let outcome = sessions.handle(now, from, under_load, datagram, hello, &mut shared.rng);
+        let stranger = || !peers.iter().any(|peer| peer.is_at(from.ip()));
+        if outcome.dropped == Some(Dropped::CookieDemanded)
+            && stranger()
+            && !cookies.take(now, COOKIES)
+        {
+            return shared.count(Counter::HandshakeOverload);
+        }
         if let Some(reply) = outcome.reply
             && outbox.len() < OUTBOX
         {

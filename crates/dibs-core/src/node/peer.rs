@@ -359,6 +359,15 @@ impl Peer {
         Some((there.local, there.remote))
     }
 
+    /// Whether the peer is, or may be, at this address.
+    pub(super) fn is_at(&self, addr: IpAddr) -> bool {
+        self.endpoints.iter().any(|(_, to)| to.ip() == addr)
+            || self
+                .links
+                .iter()
+                .any(|l| l.is_open() && l.remote.ip() == addr)
+    }
+
     /// The endpoint that was called last gave a cookie, which is of use only there.
     pub(crate) fn call_there_again(&mut self) {
         self.next_endpoint = self.called;

@@ -18,6 +18,7 @@ use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use crate::time::Time;
 
 mod bare;
+mod flood;
 mod hostile;
 mod paths;
 mod rekey;

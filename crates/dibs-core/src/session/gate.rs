@@ -29,22 +29,24 @@ const FORGERIES: Rate = Rate {
 /// addresses cannot use up the rate of others.
 const CLASSES: usize = 128;
 
+/// So many at once, and one each so often.
 #[derive(Clone, Copy)]
-struct Rate {
-    burst: u32,
-    each: Duration,
+pub(crate) struct Rate {
+    pub(crate) burst: u32,
+    pub(crate) each: Duration,
 }
 
 /// A token bucket, as the time at which it is full again (GCRA).
 #[derive(Clone, Copy, Default)]
-struct Bucket(Time);
+pub(crate) struct Bucket(Time);
 
 impl Bucket {
     fn has(self, now: Time, rate: Rate) -> bool {
         self.0.since(now) <= rate.each * (rate.burst - 1)
     }
 
-    fn take(&mut self, now: Time, rate: Rate) -> bool {
+    /// Takes a token, if there is one.
+    pub(crate) fn take(&mut self, now: Time, rate: Rate) -> bool {
         let has = self.has(now, rate);
         if has {
             self.0 = self.0.max(now) + rate.each;

@@ -23,6 +23,8 @@ mod random;
 mod replay;
 mod seal;
 
+pub(crate) use gate::{Bucket, Rate};
+
 pub use established::{REJECT_AFTER, Session};
 pub use handshake::{Config, Dropped, Established, Outcome, Received, Sessions, Transmit};
 pub use keys::{Direction, EpochKey, EpochSecrets, Integrity, Role, Secret, SessionId, Suite};

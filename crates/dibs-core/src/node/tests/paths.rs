@@ -218,3 +218,25 @@ fn a_peer_numbers_only_its_own_paths() {
     assert!(pair.nodes[1].counters().get(Counter::PathRefused) > 0);
     assert!(pair.nodes[1].peers[0].links.iter().all(|l| l.id != id));
 }
+
+#[test]
+fn what_comes_much_later_changes_nothing_and_is_counted() {
+    let mut pair = Pair::connected();
+    let heard = recorder(&mut pair, false);
+    let data = text(200_000);
+    for (i, part) in data.chunks(20_000).enumerate() {
+        pair.send(0, 1 + i as u32 * 20_000, part, 0, i as u32);
+        pair.run(Duration::from_millis(5));
+    }
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(20));
+    pair.assert_stream(1, &data);
+    let before = pair.injected[1].len();
+    for mut late in heard.take() {
+        pair.nodes[1].handle_datagram(pair.now, 1, addr(0, 1), &mut late);
+    }
+    pair.run(Duration::from_secs(1));
+    assert_eq!(pair.injected[1].len(), before);
+    assert!(pair.nodes[1].counters().get(Counter::ChunkDuplicate) > 0);
+    pair.assert_open();
+}

@@ -1,0 +1,112 @@
+//! New keys under load: by volume many times in one transfer, over links that lose and reorder.
+
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_core::counters::Counter;
+use dibs_core::session::{Integrity, KeyLimits, Suite};
+use dibs_sim::emulator::Conditions;
+use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
+use dibs_sim::payload::Kind;
+use dibs_sim::{History, Report, World};
+
+const BYTES: u64 = 20_000_000;
+const BUFFER: usize = 192 << 10;
+
+fn path(trusted: bool) -> PathSetup {
+    let link = Conditions::new()
+        .rate(20_000_000)
+        .delay(Duration::from_millis(8))
+        .jitter(Duration::from_millis(2))
+        .loss(0.02);
+    PathSetup {
+        trusted: [trusted; 2],
+        v6: false,
+        mtu: 1500,
+        link: [link.clone(), link],
+    }
+}
+
+/// One connection with data both ways, most of it from A to B.
+fn transfer(keys: KeyLimits) -> Report {
+    let setup = Setup {
+        paths: vec![path(true), path(false)],
+        direct: Conditions::new(),
+        suite: [Suite::Aes256Gcm; 2],
+        integrity: Integrity::On,
+        keys,
+        preshared: true,
+        calls: [true, false],
+        trusted_share: 0.05,
+        hold_without_trusted: true,
+        mtu: [1500; 2],
+        tick: [Duration::from_micros(50); 2],
+        clock: [0; 2],
+        follow: false,
+    };
+    let plan = Plan {
+        client: 0,
+        v6: false,
+        port_of: None,
+        bytes: [BYTES, BYTES / 20],
+        order: Order::Both,
+        kind: Kind::Marked,
+        buffer: BUFFER,
+        cubic: true,
+        bump: [true; 2],
+        pause: Duration::ZERO,
+        slow: None,
+        rx: 2 * BUFFER,
+        stops: None,
+        keepalive: None,
+        urgent: false,
+        lingers: false,
+        require: [false; 2],
+    };
+    let begin = Time::ZERO + Duration::from_secs(1);
+    let history = History {
+        setup,
+        ops: vec![(begin, Op::Open(plan))],
+        quiet: begin,
+    };
+    let report = World::run(1, &history).unwrap_or_else(|f| panic!("{f:?}"));
+    assert_eq!(report.delivered, BYTES + BYTES / 20);
+    report
+}
+
+#[test]
+fn volume_rekeys_cost_a_transfer_nothing() {
+    let usual = transfer(KeyLimits::default());
+    let often = transfer(KeyLimits {
+        per_phase: 128,
+        phases: 64,
+        previous_kept: 64,
+    });
+    let count = |report: &Report, counter| report.coverage.counter(counter);
+    let sessions = |report: &Report| count(report, Counter::Sessions);
+    assert!(
+        sessions(&often) >= sessions(&usual) + 2 * 3,
+        "{} sessions instead of {}",
+        sessions(&often),
+        sessions(&usual)
+    );
+    for never in [
+        Counter::KeysExhausted,
+        Counter::DatagramUnauthentic,
+        Counter::DatagramExpired,
+        Counter::TunNoSession,
+    ] {
+        assert_eq!(count(&often, never), 0, "{}", never.name());
+    }
+    let (more, usually) = (often.retransmitted, usual.retransmitted);
+    assert!(
+        more <= usually + BYTES / 100,
+        "{more} bytes sent again by TCP instead of {usually}"
+    );
+    assert!(
+        often.took < usual.took.mul_f64(1.1),
+        "{:?} instead of {:?}",
+        often.took,
+        usual.took
+    );
+}

@@ -1,0 +1,337 @@
+//! Who stands in a link, records, delays, copies and floods; and a peer that is an attacker.
+
+use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::{Host, wait_until};
+use netns_tests::attacker::{Attacker, datagrams};
+use netns_tests::daemon::{Node, SOON, wait};
+use netns_tests::hostile::{HostilePeer, strangers_calls, udp_packet};
+use netns_tests::traffic::Talk;
+use netns_tests::{Net, Setup, isolated};
+use nix::sys::signal::Signal;
+
+/// No flood lasts longer.
+const FLOOD: Duration = Duration::from_secs(40);
+
+fn address(text: &str) -> Result<SocketAddrV4> {
+    text.parse().with_context(|| text.to_owned())
+}
+
+fn attacker(net: &Net) -> Result<&Host> {
+    net.attacker.as_ref().context("a host in the link")
+}
+
+/// A connection on the bump, well under way.
+fn bumped(net: &Net) -> Result<Talk> {
+    let talk = net.talk(7000)?;
+    net.a.enable(7000)?;
+    net.wait_bump(7000, "scramble")?;
+    talk.advance(1 << 20)?;
+    Ok(talk)
+}
+
+fn endpoints(node: &Node) -> Result<Vec<String>> {
+    let paths = node.ctl(&["path", "list"])?;
+    let paths = paths.as_array().context("path list is an array")?;
+    let remotes = paths.iter().map(|path| path["remote"].to_string());
+    Ok(remotes.collect())
+}
+
+/// The sum of these counters.
+fn count(node: &Node, names: &[&str]) -> Result<u64> {
+    let counts = names.iter().map(|name| node.counter(name));
+    Ok(counts.collect::<Result<Vec<_>>>()?.iter().sum())
+}
+
+/// Swallows what `a` sends to `b` on the untrusted link, or no longer.
+fn swallow(net: &Net, command: &str) -> Result<String> {
+    let rule = "PREROUTING -i wlan0 -s 10.0.2.1 -j DROP";
+    net.b.host.run(&format!("iptables -t raw {command} {rule}"))
+}
+
+#[test]
+fn authentic_datagrams_from_elsewhere() {
+    isolated(|| {
+        Setup::new().attacked("wlan0").run(|net| {
+            let talk = bumped(net)?;
+            let before = endpoints(&net.b)?;
+            let (elsewhere, b) = (address("10.0.2.77:4444")?, address("10.0.2.2:5300")?);
+            // Authentic, and newer than all that `b` has.
+            swallow(net, "-I")?;
+            let ears = attacker(net)?.capture("near0")?;
+            wait_until(SOON, "datagrams", || ears.seen() > 100)?;
+            let heard = datagrams(&ears.finish()?, b);
+            ensure!(heard.len() >= 20, "{} datagrams heard", heard.len());
+            let back = attacker(net)?.capture("mitm0")?;
+            let sender = Attacker::on(attacker(net)?)?;
+            let challenged = net.b.counter("endpoint_challenged")?;
+            for datagram in &heard {
+                sender.send(elsewhere, b, datagram)?;
+            }
+            wait("a challenge", || {
+                net.b
+                    .counter("endpoint_challenged")
+                    .is_ok_and(|n| n > challenged)
+            })?;
+            // Longer than challenges are repeated.
+            std::thread::sleep(Duration::from_secs(2));
+            let answers = datagrams(&back.finish()?, elsewhere);
+            let bytes = |datagrams: &[Vec<u8>]| datagrams.iter().map(Vec::len).sum::<usize>();
+            let (sent, got) = (bytes(&heard), bytes(&answers));
+            ensure!(got > 0 && got <= 3 * sent, "{got} bytes for {sent}");
+            ensure!(answers.len() <= 3, "{} challenges", answers.len());
+            ensure!(endpoints(&net.b)? == before, "an endpoint moved");
+            ensure!(net.b.counter("endpoint_moved")? == 0, "an endpoint moved");
+            swallow(net, "-D")?;
+            net.wait_established()?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}
+
+/// Keeps what `a` sends on the trusted link from the daemon of `b`, or no longer.
+fn apart(net: &Net, command: &str) -> Result<String> {
+    let rule = "PREROUTING -i eth0 -s 10.0.1.1 -p udp -j DROP";
+    net.b.host.run(&format!("iptables -t raw {command} {rule}"))
+}
+
+#[test]
+fn a_recorded_first_message() {
+    isolated(|| {
+        let setup = Setup::new().attacked("eth0").without_daemons();
+        setup.run(|net| {
+            let ears = attacker(net)?.capture("near0")?;
+            net.start()?;
+            let (elsewhere, b) = (address("10.0.1.77:4444")?, address("10.0.1.2:5300")?);
+            let heard = datagrams(&ears.finish()?, b);
+            let calls: Vec<_> = heard.iter().filter(|d| d[0] == 1).collect();
+            ensure!(!calls.is_empty(), "no call was heard");
+            let talk = bumped(net)?;
+            let sender = Attacker::on(attacker(net)?)?;
+            let sessions = net.b.counter("sessions_established")?;
+            for number in 1..=10 {
+                for from in [elsewhere, address("10.0.1.1:5300")?] {
+                    sender.send(from, b, calls[0])?;
+                }
+                wait("the recording to be counted", || {
+                    net.b
+                        .counter("handshake_replayed")
+                        .is_ok_and(|n| n >= 2 * number)
+                })?;
+            }
+            ensure!(
+                net.b.counter("sessions_established")? == sessions,
+                "a session by a recording"
+            );
+            talk.advance(1 << 20)?;
+
+            // Nobody remembers it now. `a` is kept away for a moment, so that the recording is first.
+            apart(net, "-I")?;
+            net.b.stop(Signal::SIGTERM)?;
+            net.b.start()?;
+            let back = attacker(net)?.capture("mitm0")?;
+            for call in &calls {
+                sender.send(elsewhere, b, call)?;
+            }
+            // Answered, or crossed by a call of its own.
+            let taken = ["sessions_established", "handshake_crossed"];
+            wait("the recording to be taken", || {
+                count(&net.b, &taken).is_ok_and(|n| n as usize >= calls.len())
+            })?;
+            let peers = net.b.ctl(&["peer", "list"])?;
+            ensure!(peers[0]["state"] != "established", "{peers:#}");
+            let answers = datagrams(&back.finish()?, elsewhere);
+            ensure!(
+                answers.iter().all(|answer| answer.len() < calls[0].len()),
+                "an answer longer than its question"
+            );
+            apart(net, "-D")?;
+            net.wait_established()?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}
+
+/// Sends first messages from addresses that are not its own, as fast as it can.
+struct Flood {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<Result<()>>,
+}
+
+impl Flood {
+    fn start(from: &Host, calls: Vec<Vec<u8>>, net: u8) -> Result<Self> {
+        let sender = Attacker::on(from)?;
+        let to = address(&format!("10.0.{net}.2:5300"))?;
+        let (stop, sent) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&sent));
+        let thread = from.thread("flood", move || {
+            let began = Instant::now();
+            for number in 0u32.. {
+                if stopped.load(Ordering::Relaxed) || began.elapsed() > FLOOD {
+                    break;
+                }
+                let host = 100 + (number % 100) as u8;
+                let port = 1024 + (number / 100 % 60_000) as u16;
+                let from = SocketAddrV4::new([10, 0, net, host].into(), port);
+                let call = &calls[number as usize % calls.len()];
+                // A full queue is part of a flood.
+                if sender.send(from, to, call).is_ok() {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(Self { stop, sent, thread })
+    }
+
+    fn finish(self) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.join();
+        ended.map_err(|_| anyhow::anyhow!("the flood panicked"))??;
+        Ok(self.sent.load(Ordering::Relaxed))
+    }
+}
+
+/// What a connection carries both ways, in bits per second, while it gets so many bytes further.
+fn rate(talk: &Talk, bytes: u64) -> Result<f64> {
+    let (began, before) = (Instant::now(), talk.received());
+    talk.advance(bytes)?;
+    let moved: u64 = talk.received().iter().sum::<u64>() - before.iter().sum::<u64>();
+    Ok(moved as f64 * 8.0 / began.elapsed().as_secs_f64())
+}
+
+/// A connection and a new session stand a flood on a link; returns what became of the messages.
+fn under_flood(interface: &'static str, number: u8, counters: &[&str]) -> Result<()> {
+    Setup::new().attacked(interface).run(|net| {
+        let talk = bumped(net)?;
+        let calls = strangers_calls(&net.b, 64)?;
+        let calm = rate(&talk, 8 << 20)?;
+        let before = count(&net.b, counters)?;
+        let flood = Flood::start(attacker(net)?, calls, number)?;
+        wait("the flood", || {
+            count(&net.b, counters).is_ok_and(|n| n > before + 1000)
+        })?;
+        let busy = rate(&talk, 256 << 10)?;
+        ensure!(!flood.thread.is_finished(), "the flood ended first");
+
+        // Keys are agreed in spite of it.
+        net.b.stop(Signal::SIGTERM)?;
+        net.b.start()?;
+        net.wait_established()?;
+        ensure!(!flood.thread.is_finished(), "the flood ended first");
+        talk.advance(1 << 20)?;
+        let sent = flood.finish()?;
+        let read = net.b.counter("handshake_unknown_peer")?;
+        println!(
+            "{sent} messages; {:.1} Mbit/s before, {:.1} during; {read} read since the restart",
+            calm / 1e6,
+            busy / 1e6
+        );
+        let most = 32 + 50 * FLOOD.as_secs();
+        ensure!(read <= most, "{read} messages of strangers were read");
+        net.wait_bump(7000, "scramble")?;
+        talk.finish()
+    })
+}
+
+#[test]
+fn a_flood_on_the_untrusted_link() {
+    isolated(|| under_flood("wlan0", 2, &["handshake_untrusted_path"]));
+}
+
+#[test]
+fn a_flood_on_the_trusted_link() {
+    isolated(|| {
+        under_flood(
+            "eth0",
+            1,
+            &["handshake_cookie_demanded", "handshake_overload"],
+        )
+    });
+}
+
+#[test]
+fn a_peer_that_sends_what_it_should_not() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            net.b.start()?;
+            // The host forwards, and has the looser settings.
+            for key in [
+                "net.ipv4.ip_forward",
+                "net.ipv4.conf.all.route_localnet",
+                "net.ipv4.conf.all.accept_redirects",
+            ] {
+                net.b.host.sysctl(key, "1")?;
+            }
+            net.b
+                .ctl(&["rule", "add", "--dport", "1", "--bump", "scramble"])?;
+            let mut peer = HostilePeer::connect(net)?;
+            let listen = |at: &str| net.b.host.in_ns(|| UdpSocket::bind(at));
+            let good = listen("10.0.1.2:9000")?;
+            let loopback = listen("127.0.0.1:9000")?;
+            for socket in [&good, &loopback] {
+                socket.set_nonblocking(true)?;
+            }
+            let ears = [net.b.host.capture("eth0")?, net.b.host.capture("wlan0")?];
+            let evil = b"this should not have come out";
+            let cases = [
+                // Not the peer's, and not ours.
+                ("10.0.1.9:1", "10.0.1.2:9000"),
+                ("10.0.1.2:1", "10.0.1.2:9000"),
+                ("127.0.0.1:1", "10.0.1.2:9000"),
+                ("10.0.1.1:1", "127.0.0.1:9000"),
+                ("10.0.1.1:1", "10.0.2.1:9000"),
+                ("10.0.1.1:1", "10.0.1.1:9000"),
+                ("10.0.1.1:1", "10.0.1.255:9000"),
+                ("10.0.1.1:1", "224.0.0.1:9000"),
+                ("10.0.1.1:1", "255.255.255.255:9000"),
+            ];
+            let refused = net.b.counter("inner_address_refused")?;
+            for (from, to) in cases {
+                let (from, to): (SocketAddr, SocketAddr) = (from.parse()?, to.parse()?);
+                peer.send(&udp_packet(from, to, evil))?;
+            }
+            let mut counted = 0;
+            wait("all of them to be counted", || {
+                // Infallible but for its socket, which is asked again.
+                let _ = peer.work();
+                let now = net.b.counter("inner_address_refused");
+                counted = now.unwrap_or(refused) - refused;
+                counted >= cases.len() as u64
+            })
+            .with_context(|| format!("{counted} of {}", cases.len()))?;
+            ensure!(counted == cases.len() as u64, "{counted} were counted");
+
+            // What it may send comes out, and behind all of the others.
+            let from = "10.0.1.1:1".parse()?;
+            peer.send(&udp_packet(from, "10.0.1.2:9000".parse()?, b"good"))?;
+            let mut payload = [0; 100];
+            let mut got = None;
+            wait("what it may send", || {
+                let _ = peer.work();
+                got = good.recv(&mut payload).ok();
+                got.is_some()
+            })?;
+            ensure!(
+                got.map(|len| &payload[..len]) == Some(b"good"),
+                "{payload:?}"
+            );
+            ensure!(loopback.recv(&mut payload).is_err(), "to loopback");
+            for ears in ears {
+                ensure!(!ears.finish()?.contains(evil), "forwarded");
+            }
+            Ok(())
+        })
+    });
+}
