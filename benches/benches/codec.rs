@@ -37,6 +37,7 @@ fn main() {
         group.finish();
     }
     both_ways(&mut criterion);
+    datagram(&mut criterion);
     kernels(&mut criterion);
     criterion.final_summary();
     // Without it, `cargo test` tries each benchmark once.
@@ -87,6 +88,66 @@ fn aead(group: &mut Group<'_>, id: &str, algorithm: &'static Algorithm, len: usi
                 .expect("a message far below the limit of the cipher")
         });
     });
+}
+
+/// What seals and opens a datagram of scrambled payload: much associated data, little text.
+fn datagram(criterion: &mut Criterion) {
+    const AAD: usize = 1424;
+    const TEXT: usize = 40;
+    let mut group = group(criterion, "datagram", AAD + TEXT);
+    let nonce_of = |counter: u64| {
+        let mut nonce = [0; 12];
+        nonce[4..].copy_from_slice(&counter.to_be_bytes());
+        nonce
+    };
+    let key = [0x5a; dibs_gcm::KEY_LEN];
+    let (aad, mut text) = (message(AAD), message(TEXT));
+    let mut counter = 0;
+
+    let library = UnboundKey::new(&AES_256_GCM, &key).expect("a key of its length");
+    let library = LessSafeKey::new(library);
+    group.bench_function("aes-256-gcm-aad", |b| {
+        b.iter(|| {
+            counter += 1;
+            let nonce = Nonce::assume_unique_for_key(nonce_of(counter));
+            let (aad, text) = (Aad::from(black_box(&aad)), black_box(&mut text));
+            library
+                .seal_in_place_separate_tag(nonce, aad, text)
+                .expect("a message far below the limit of the cipher")
+        });
+    });
+    let nonce = || Nonce::assume_unique_for_key(nonce_of(0));
+    let mut sealed = message(TEXT);
+    library
+        .seal_in_place_append_tag(nonce(), Aad::from(&aad), &mut sealed)
+        .expect("a message far below the limit of the cipher");
+    let mut opened = sealed.clone();
+    group.bench_function("aes-256-gcm-aad-open", |b| {
+        b.iter(|| {
+            opened.copy_from_slice(black_box(&sealed));
+            let opened = library.open_in_place(nonce(), Aad::from(black_box(&aad)), &mut opened);
+            black_box(opened).expect("what was sealed").len()
+        });
+    });
+
+    let Some(ours) = dibs_gcm::Key::new(&key) else {
+        return;
+    };
+    group.bench_function("dibs-gcm-aad", |b| {
+        b.iter(|| {
+            counter += 1;
+            ours.seal(&nonce_of(counter), black_box(&aad), black_box(&mut text))
+        });
+    });
+    group.bench_function("dibs-gcm-aad-open", |b| {
+        b.iter(|| {
+            opened.copy_from_slice(black_box(&sealed));
+            let (text, tag) = opened.split_last_chunk_mut().expect("it ends in a tag");
+            let authentic = ours.open(&nonce_of(0), black_box(&aad), text, tag);
+            assert!(authentic, "what was sealed");
+        });
+    });
+    group.finish();
 }
 
 fn other_candidates(group: &mut Group<'_>, len: usize) {
