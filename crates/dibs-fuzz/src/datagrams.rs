@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::path::{AckFrame, SeqRange};
-use dibs_core::session::{Hello, Integrity};
+use dibs_core::session::{Hello, Integrity, PublicKey};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{self, BASE_OFFSET, Chunk, EmptySegment, Frame, Open, TcpFields};
@@ -13,7 +13,7 @@ use dibs_wire::packet::IpMeta;
 use dibs_wire::{SeqNumber, packet};
 
 use crate::attacker::{Attacker, hello};
-use crate::host::{BUMP, Host, Outputs, addr, inner, tuple};
+use crate::host::{BUMP, Host, Outputs, addr, inner, key, tuple};
 use crate::input::Input;
 use crate::traffic::{self, CONNS, Kernel};
 
@@ -23,18 +23,19 @@ const OPERATIONS: usize = 64;
 const EFFORT: usize = 2 << 20;
 /// What a datagram costs beside its bytes.
 const EACH: usize = 2048;
-/// The longest UDP datagram.
-const MAX_DATAGRAM: usize = 65_507;
+/// Header block and payload of the longest UDP datagram.
+const MAX_BLOCK: usize = 65_507 - dibs_core::session::OVERHEAD;
 /// Datagrams that may be sent again.
 const KEPT: usize = 64;
-/// Path ids that frames are usually about: the first joins of both ends, and one more.
-const PATHS: [u8; 6] = [0, 1, 2, 3, 4, 255];
 
 struct World {
     now: Time,
     victim: Host,
     kernel: Kernel,
     attacker: Attacker,
+    /// Path ids that frames are usually about: three of the attacker, which come first, two of the
+    /// victim, and one more. They take turns with the sockets.
+    paths: [u8; 6],
     /// Socket and source of every datagram, for repeating.
     sent: Vec<(usize, SocketAddr, Vec<u8>)>,
     /// Where the attacker's chains stand, by flow.
@@ -69,6 +70,11 @@ impl World {
             victim: Host::new(1, scene & 2 != 0, integrity, 2),
             kernel: Kernel::new(1),
             attacker: Attacker::new(now, integrity, scene & 4 != 0),
+            paths: if has_smaller_key() {
+                [0, 2, 4, 1, 3, 255]
+            } else {
+                [1, 3, 5, 0, 2, 254]
+            },
             sent: Vec::new(),
             offsets: [BASE_OFFSET; CONNS],
             effort: 0,
@@ -78,23 +84,47 @@ impl World {
             world.deliver(0, addr(0, 0), call);
         }
         world.settle();
+        // A call, its answer, the first questions for paths.
+        for _ in 0..3 {
+            world.wait(Duration::ZERO);
+        }
         if scene & 8 == 0 {
             for (socket, trusted) in [(0, true), (1, false)] {
-                let id = socket as u8;
-                world.frames(
-                    id,
-                    &[Frame::PathJoin {
-                        nonce: [1; 8],
-                        trusted,
-                    }],
-                );
-                world.settle();
-                let challenge = world.attacker.path(id).challenge;
-                world.frames(id, &[Frame::PathConfirm { challenge }]);
-                world.settle();
+                world.open_path(socket, trusted, scene & 2 != 0);
             }
+            let paths = world.victim.node.paths();
+            let open = paths.iter().filter(|p| p.state == "active").count();
+            assert_eq!(open, 2, "{paths:?}");
         }
         world
+    }
+
+    /// Does what an honest peer would do so that a path is open.
+    fn open_path(&mut self, socket: usize, trusted: bool, victim_calls: bool) {
+        if victim_calls {
+            let id = self.paths[3 + socket];
+            let nonce = self.attacker.path(id).nonce;
+            let challenge = [5; 8];
+            self.frames(
+                id,
+                &[Frame::PathAccept {
+                    nonce,
+                    challenge,
+                    trusted,
+                }],
+            );
+        } else {
+            let (id, nonce) = (self.paths[socket], [1; 8]);
+            self.frames(id, &[Frame::PathJoin { nonce, trusted }]);
+            self.wait(Duration::ZERO);
+            let challenge = self.attacker.path(id).challenge;
+            self.frames(id, &[Frame::PathConfirm { challenge }]);
+        }
+        self.settle();
+    }
+
+    fn some_path(&self, input: &mut Input<'_>) -> u8 {
+        self.paths[input.below(self.paths.len())]
     }
 
     /// Lets the attacker hear what the victim says.
@@ -144,7 +174,7 @@ impl World {
             .attacker
             .seal(self.now, id, header, payload, false, false);
         if let Some(datagram) = datagram {
-            let socket = usize::from(id & 1);
+            let socket = socket_of(id);
             self.deliver(socket, addr(0, socket), datagram);
         }
     }
@@ -206,6 +236,7 @@ impl World {
 
     fn wait(&mut self, span: Duration) {
         self.now += span;
+        self.settle();
         let mut heard = Vec::new();
         self.victim.timeouts(self.now, |out| heard.push(out));
         for out in heard {
@@ -215,10 +246,11 @@ impl World {
 
     /// A header block and payload that may be anything.
     fn any_block(&mut self, input: &mut Input<'_>) {
-        let (id, kind) = (PATHS[input.below(PATHS.len())], input.u8());
+        let (id, kind) = (self.some_path(input), input.u8());
         let (socket, from) = place(input);
         let header = input.block();
-        let payload = pattern(input);
+        let mut payload = pattern(input);
+        payload.truncate(MAX_BLOCK - header.len());
         let (inside, bare) = (kind & 1 != 0, kind & 6 == 6);
         let sealed = self
             .attacker
@@ -233,7 +265,7 @@ impl World {
     }
 
     fn some_frames(&mut self, input: &mut Input<'_>) {
-        let id = PATHS[input.below(PATHS.len())];
+        let id = self.some_path(input);
         let mut header = Vec::new();
         for _ in 0..=input.below(5) {
             self.frame(input, id, &mut header);
@@ -242,8 +274,9 @@ impl World {
         if input.below(4) == 3 {
             header = header.repeat(1 + input.below(20));
         }
-        header.truncate(MAX_DATAGRAM / 2);
-        let payload = pattern(input);
+        header.truncate(MAX_BLOCK / 2);
+        let mut payload = pattern(input);
+        payload.truncate(MAX_BLOCK - header.len());
         self.sealed(id, &header, &payload);
     }
 
@@ -371,7 +404,7 @@ impl World {
     /// A chunk that restores: its CRC is that of its plaintext.
     fn chunk(&mut self, input: &mut Input<'_>) {
         let chain = self.chain(input);
-        let id = PATHS[input.below(3)];
+        let id = self.paths[input.below(3)];
         let bits = input.u8();
         let solo = bits & 1 != 0;
         let next = &mut self.offsets[chain.0 as usize % CONNS];
@@ -401,7 +434,7 @@ impl World {
             open: self.open(input),
         };
         let header = encode(&[Frame::Chunk(chunk)]);
-        if bits & 0x78 == 0x78 {
+        if bits & 0x78 == 0x78 || header.len() + bytes.len() > MAX_BLOCK {
             self.pieces(id, 2 * u32::from(bits) + 1, &header, &bytes, 1200);
             return;
         }
@@ -410,14 +443,14 @@ impl World {
             .attacker
             .seal(self.now, id, &header, &bytes, false, bare);
         if let Some(datagram) = sealed {
-            let socket = usize::from(id & 1);
+            let socket = socket_of(id);
             self.deliver(socket, addr(0, socket), datagram);
         }
     }
 
     /// Reports on what the victim sent by a path, true or not.
     fn acknowledge(&mut self, input: &mut Input<'_>) {
-        let id = PATHS[input.below(3)];
+        let id = self.paths[input.below(3)];
         let delay = input.small_or_any() as u32;
         let Some(seen) = self.attacker.path(id).seen else {
             return;
@@ -443,7 +476,7 @@ impl World {
 
     /// An opaque packet, or what pretends to be one, in pieces.
     fn fragments(&mut self, input: &mut Input<'_>) {
-        let id = PATHS[input.below(2)];
+        let id = self.paths[input.below(2)];
         let number = input.small_or_any() as u32;
         let size = 64 + input.below(250) * 5;
         let packet = match input.u8() {
@@ -519,7 +552,7 @@ impl World {
                 });
             }
             _ => {
-                let id = PATHS[input.below(PATHS.len())];
+                let id = self.some_path(input);
                 let numbers = input.small_or_any();
                 self.attacker.skip(id, numbers);
             }
@@ -547,7 +580,7 @@ impl World {
 
     /// Does what an honest peer would do next on a path.
     fn answer(&mut self, input: &mut Input<'_>) {
-        let id = PATHS[input.below(PATHS.len())];
+        let id = self.some_path(input);
         let memory = self.attacker.path(id);
         let (challenge, nonce) = (memory.challenge, memory.nonce);
         let (socket, from) = place(input);
@@ -567,6 +600,17 @@ impl World {
             self.deliver(socket, from, datagram);
         }
     }
+}
+
+/// Whether the attacker's key is the smaller one, so that its path ids are even.
+fn has_smaller_key() -> bool {
+    let public = |host| PublicKey::from(&key(host)).to_bytes();
+    public(0) < public(1)
+}
+
+/// The socket that a path's datagrams usually come in by.
+fn socket_of(id: u8) -> usize {
+    usize::from(id >> 1 & 1)
 }
 
 fn encode(frames: &[Frame<'_>]) -> Vec<u8> {
@@ -608,7 +652,8 @@ fn pattern(input: &mut Input<'_>) -> Vec<u8> {
         0..=39 => 0,
         40..=139 => usize::from(input.u8()),
         140..=239 => usize::from(input.u16()) % 1400,
-        _ => usize::from(input.u16()) % (MAX_DATAGRAM - 4200),
+        // Longer than an IP packet, as only fragments can bring it.
+        _ => usize::from(input.u16()) * 67_000 / 65_536,
     };
     let seed = input.u8();
     (0..len).map(|at| (at as u8).wrapping_mul(seed)).collect()
