@@ -60,6 +60,11 @@ impl Peer {
                 at += 1;
                 continue;
             }
+            if self.is_stale(pending) {
+                queue.remove(at);
+                self.waiting.remove(key, &mut turn.shared.pool);
+                continue;
+            }
             let wanted = OVERHEAD
                 + 128
                 + match &pending.content {
@@ -115,6 +120,18 @@ impl Peer {
         None
     }
 
+    /// Whether it belongs to an incarnation that is over: the peer has forgotten it, and the words
+    /// that open the flow speak of another one.
+    fn is_stale(&self, pending: &Pending) -> bool {
+        let origin = match &pending.content {
+            Content::Chunk(chunk) => chunk.origin(self.waiting.head(chunk)),
+            Content::Fragment(fragment) => fragment.origin,
+            Content::Control { .. } | Content::Opened { .. } => return false,
+        };
+        let conn = self.conns.get(origin.conn);
+        conn.is_none_or(|conn| conn.out.stream.incarnation() != origin.incarnation)
+    }
+
     /// Whether a chunk fits a datagram of this path, and how it stands there.
     fn shape(&self, link: usize, chunk: &Chunk) -> Option<Shape> {
         let head = self.waiting.head(chunk);
@@ -139,13 +156,15 @@ impl Peer {
         let mut run: SmallVec<[(Key, Shape); 8]> = SmallVec::new();
         let mut total = 0;
         while let Some(&Delayed { key, lost_by }) = queue.get(at) {
-            let Some(Pending {
-                content: Content::Chunk(chunk),
-                ..
-            }) = self.waiting.get(key)
-            else {
+            let Some(pending) = self.waiting.get(key) else {
                 break;
             };
+            let Content::Chunk(chunk) = &pending.content else {
+                break;
+            };
+            if self.is_stale(pending) {
+                break;
+            }
             let Some(shape) = self.shape(link, chunk) else {
                 break;
             };
@@ -158,10 +177,6 @@ impl Peer {
             queue.remove(at);
             if lost_by.is_some() {
                 turn.shared.count(Counter::ChunkResent);
-            }
-            if self.conns.get(self.waiting.head(chunk).conn).is_none() {
-                self.waiting.remove(key, &mut turn.shared.pool);
-                continue;
             }
             let is_last = shape.len() < stride;
             total += shape.len();
