@@ -181,18 +181,22 @@ impl World {
     ) -> Option<(u16, u16)> {
         let [a, b] = &mut self.hosts;
         let conn = self.conns.get_mut(earlier?)?;
-        let over = conn.is_over([&a.kernel, &b.kernel]);
+        // What has not been read yet would go with the sockets.
+        let over = conn.is_over([&a.kernel, &b.kernel]) && conn.is_done();
         if !over || conn.host(0) != client {
             return None;
         }
         let ports = conn.ports;
         for conn in self.conns.iter_mut().filter(|c| c.ports == ports) {
-            if !conn.is_over([&a.kernel, &b.kernel]) {
+            if !(conn.is_over([&a.kernel, &b.kernel]) && conn.is_done()) {
                 return None;
             }
             conn.remove([&mut a.kernel, &mut b.kernel]);
             a.steering.forget(&conn.pairs[0]);
             b.steering.forget(&conn.pairs[1]);
+            // Nothing is required of it any more, were the next one of the other family.
+            self.by_pair[0].remove(&conn.pairs[0]);
+            self.by_pair[1].remove(&conn.pairs[1]);
         }
         Some(ports)
     }
