@@ -129,7 +129,9 @@ fn each_datagram_is_lost_for_itself() {
         assert!((900..1100).contains(&lost), "{lost} of 10,000");
         assert!(arrived.is_sorted());
         let stats = link.stats(End::A)?;
-        assert!(stats.lost >= lost as u64, "{stats:?}");
+        // The interface's own change may have cost one more.
+        let missing = stats.lost + stats.undeliverable;
+        assert!(missing >= lost as u64, "{lost}, {stats:?}");
         // Single losses prevail; a superpacket's loss would take its neighbours along.
         let arrived: BTreeSet<u32> = arrived.into_iter().collect();
         let lost: Vec<u32> = (0..10_000).filter(|n| !arrived.contains(n)).collect();
