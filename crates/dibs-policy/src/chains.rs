@@ -1,12 +1,17 @@
 //! The iptables chains that carry out a wish, rule by rule, in the form in which iptables-save prints them.
 //!
 //! A packet on its way out (mangle OUTPUT): own datagrams and everything not meant for a peer pass
-//! untouched; then the connection's OVERRIDE, the class rules in order, the followed ctmark. Each of the
-//! three leaves the bump id in the packet's mark, and only there. On its way in (mangle INPUT): what came
-//! by a bump's device makes a connection without a bump follow it. The guard (mangle POSTROUTING) drops
-//! what carries a bump's id and does not leave by its device.
+//! untouched; then the rules that require a bump, the connection's OVERRIDE, the other class rules in
+//! order, the followed ctmark. Each of the four leaves the bump id in the packet's mark, and only there.
+//! The guard (mangle POSTROUTING) drops what carries a bump's id and does not leave by its device, and
+//! what is required and does not.
+//!
+//! On its way in (mangle PREROUTING): what belongs to a LOCKED connection, or is required, and did not
+//! come by its bump's device is dropped; then (mangle INPUT) what came by such a device makes a
+//! connection without a bump follow it.
 
-use crate::desired::{BumpRoute, ClassRule, DeviceOwner, Fail, Protocol, widest};
+use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Protocol, widest};
+use crate::guards::{LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT, guards, required};
 use crate::{Desired, Family, Prefix};
 
 /// An iptables table that holds chains of ours.
@@ -43,8 +48,16 @@ pub enum Role {
 impl Role {
     /// The role of one of our chains, found by name in the kernel.
     pub(crate) fn of(name: &str) -> Self {
-        let guard = matches!(name, "DIBS-POSTROUTING" | "DIBS-PREROUTING" | "DIBS-REFUSE")
-            || name.starts_with("DIBS-IN-");
+        let guard = matches!(
+            name,
+            "DIBS-POSTROUTING"
+                | "DIBS-PREROUTING"
+                | "DIBS-REFUSE"
+                | LOCKED
+                | PLAIN
+                | REQUIRED_IN
+                | REQUIRED_OUT
+        ) || name.starts_with("DIBS-IN-");
         if guard { Role::Guard } else { Role::Marker }
     }
 }
@@ -72,7 +85,7 @@ pub(crate) fn chains(desired: &Desired, family: Family) -> Vec<Chain> {
     chains
 }
 
-fn chain(table: Table, name: impl Into<String>, rules: Vec<String>) -> Chain {
+pub(crate) fn chain(table: Table, name: impl Into<String>, rules: Vec<String>) -> Chain {
     Chain {
         table,
         name: name.into(),
@@ -81,102 +94,11 @@ fn chain(table: Table, name: impl Into<String>, rules: Vec<String>) -> Chain {
     }
 }
 
-fn hooked(table: Table, name: &str, hook: &'static str, rules: Vec<String>) -> Chain {
+pub(crate) fn hooked(table: Table, name: &str, hook: &'static str, rules: Vec<String>) -> Chain {
     Chain {
         hook: Some(hook),
         ..chain(table, name, rules)
     }
-}
-
-fn guards(desired: &Desired, family: Family) -> Vec<Chain> {
-    let mut chains = Vec::new();
-    let ours = || {
-        desired
-            .bumps
-            .iter()
-            .filter(|bump| bump.owner == DeviceOwner::Ours)
-    };
-    for bump in ours() {
-        chains.push(chain(
-            Table::Mangle,
-            format!("DIBS-IN-{}", bump.id),
-            inbound(bump, family),
-        ));
-    }
-    if !chains.is_empty() {
-        let entries = ours().map(|bump| format!("-i {} -g DIBS-IN-{}", bump.device, bump.id));
-        chains.push(hooked(
-            Table::Mangle,
-            "DIBS-PREROUTING",
-            "PREROUTING",
-            entries.collect(),
-        ));
-        let refusals = ours().map(|bump| refusal(desired, bump, family)).collect();
-        chains.push(hooked(Table::Filter, "DIBS-REFUSE", "OUTPUT", refusals));
-    }
-    if desired.fail == Fail::Closed {
-        chains.push(hooked(
-            Table::Mangle,
-            "DIBS-POSTROUTING",
-            "POSTROUTING",
-            guard(desired),
-        ));
-    }
-    chains
-}
-
-/// What may come out of a TUN of ours (SECURITY.md 6).
-fn inbound(bump: &BumpRoute, family: Family) -> Vec<String> {
-    let (loopback, redirect) = match family {
-        Family::V4 => ("127.0.0.0/8", "-p icmp -m icmp --icmp-type 5"),
-        Family::V6 => ("::1/128", "-p ipv6-icmp -m icmp6 --icmpv6-type 137"),
-    };
-    let mut rules = vec![
-        format!("-d {loopback} -j DROP"),
-        "-m addrtype ! --dst-type LOCAL -j DROP".to_owned(),
-        format!("{redirect} -j DROP"),
-    ];
-    rules.extend(
-        widest(&bump.peers, family)
-            .iter()
-            .map(|p| words([from(*p), "-j RETURN".into()])),
-    );
-    rules.push("-j DROP".to_owned());
-    rules
-}
-
-/// Plain packets that fall into a TUN of ours get an ICMP error, as from a host that is not reachable.
-fn refusal(desired: &Desired, bump: &BumpRoute, family: Family) -> String {
-    let answer = match family {
-        Family::V4 => "icmp-host-unreachable",
-        Family::V6 => "icmp6-addr-unreachable",
-    };
-    let plain = desired.marks.bump_mask();
-    format!(
-        "-o {} -m mark --mark 0x0/{plain:#x} -j REJECT --reject-with {answer}",
-        bump.device
-    )
-}
-
-/// The guard: plain and own packets pass, marked ones by their bump's device only. Each bump has a drop
-/// rule of its own so that its counter tells; the last one is for ids that no bump has.
-fn guard(desired: &Desired) -> Vec<String> {
-    let marks = desired.marks;
-    let mask = marks.bump_mask();
-    let mut rules = vec![
-        format!("-m mark --mark 0x0/{mask:#x} -j RETURN"),
-        format!("-m mark --mark {:#x}/{mask:#x} -j RETURN", marks.own()),
-    ];
-    for bump in &desired.bumps {
-        let mark = marks.bump(bump.id);
-        rules.push(format!(
-            "-o {} -m mark --mark {mark:#x}/{mask:#x} -j RETURN",
-            bump.device
-        ));
-        rules.push(format!("-m mark --mark {mark:#x}/{mask:#x} -j DROP"));
-    }
-    rules.push("-j DROP".to_owned());
-    rules
 }
 
 fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
@@ -190,30 +112,47 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
             "-j CONNMARK --restore-mark --nfmask {mask:#x} --ctmask {mask:#x}"
         )],
     )];
-    let mut steer = vec![
-        // A peer's prefix may hold addresses of this very host.
-        "-o lo -j RETURN".to_owned(),
-        format!("-m connmark --mark {chosen:#x}/{chosen:#x} -g DIBS-FOLLOW"),
-    ];
+    // A peer's prefix may hold addresses of this very host.
+    let mut steer = vec!["-o lo -j RETURN".to_owned()];
     for bump in &desired.bumps {
-        let matches: Vec<String> = desired
-            .rules
-            .iter()
-            .filter(|rule| rule.bump == bump.id)
-            .flat_map(|rule| class_matches(desired, rule, bump, family))
-            .collect();
-        if !matches.is_empty() {
-            let value = format!("--set-xmark {:#x}/{mask:#x}", marks.bump(bump.id));
-            chains.push(chain(
-                Table::Mangle,
-                format!("DIBS-SET-{}", bump.id),
-                vec![format!("-j CONNMARK {value}"), format!("-j MARK {value}")],
-            ));
+        let id = bump.id;
+        let used = |binding: fn(Binding) -> bool| {
+            let mut rules = desired.rules.iter().filter(|rule| rule.bump == id);
+            rules.any(|rule| {
+                binding(rule.binding) && !class_matches(desired, rule, bump, family, "").is_empty()
+            })
+        };
+        let set = |value: u32, mask: u32| format!("--set-xmark {value:#x}/{mask:#x}");
+        let value = marks.bump(id);
+        if used(|binding| binding != Binding::Required) {
+            let set = set(value, mask);
+            let rules = vec![format!("-j CONNMARK {set}"), format!("-j MARK {set}")];
+            chains.push(chain(Table::Mangle, format!("DIBS-SET-{id}"), rules));
+        }
+        if used(|binding| binding == Binding::Required) {
+            let locked = marks.locked_bit();
+            let rules = vec![
+                format!("-j CONNMARK {}", set(value | locked, mask | locked)),
+                format!("-j MARK {}", set(value, mask)),
+            ];
+            chains.push(chain(Table::Mangle, format!("DIBS-LOCK-{id}"), rules));
         }
     }
+    for (rule, bump) in required(desired, family) {
+        let matches = class_matches(desired, rule, bump, family, "");
+        steer.extend(
+            matches
+                .into_iter()
+                .map(|matched| words([matched, format!("-g DIBS-LOCK-{}", rule.bump)])),
+        );
+    }
+    steer.push(format!(
+        "-m connmark --mark {chosen:#x}/{chosen:#x} -g DIBS-FOLLOW"
+    ));
     for rule in &desired.rules {
         let bump = desired.bumps.iter().find(|bump| bump.id == rule.bump);
-        let matches = bump.map(|bump| class_matches(desired, rule, bump, family));
+        let bump = bump.filter(|_| rule.binding != Binding::Required);
+        let matches = bump.map(|bump| class_matches(desired, rule, bump, family, ""));
         for matched in matches.into_iter().flatten() {
             steer.push(words([matched, format!("-g DIBS-SET-{}", rule.bump)]));
         }
@@ -268,13 +207,55 @@ fn follow_up(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String>
     }
 }
 
-/// The matches of a class rule: one for each destination that both the rule and its bump mean.
-fn class_matches(
+/// The matches of a class rule: one for each destination that both the rule and its bump mean. `device`
+/// is what else is said of it.
+pub(crate) fn class_matches(
     desired: &Desired,
     rule: &ClassRule,
     bump: &BumpRoute,
     family: Family,
+    device: &str,
 ) -> Vec<String> {
+    let source = rule.source.map(from).unwrap_or_default();
+    let rest = socket_matches(rule);
+    destinations(desired, rule, bump, family)
+        .into_iter()
+        .map(|d| words([source.clone(), to(d), device.to_owned(), rest.clone()]))
+        .collect()
+}
+
+/// The same for what the far end sends. Whose socket a packet is for is not known that early, so a rule
+/// that names a user or a group has none.
+pub(crate) fn inbound_matches(
+    desired: &Desired,
+    rule: &ClassRule,
+    bump: &BumpRoute,
+    family: Family,
+    device: &str,
+) -> Vec<String> {
+    if rule.uid.is_some() || rule.gid.is_some() {
+        return Vec::new();
+    }
+    let far = ClassRule {
+        dport: rule.sport,
+        sport: rule.dport,
+        ..rule.clone()
+    };
+    let local = rule.source.map(to).unwrap_or_default();
+    let rest = socket_matches(&far);
+    destinations(desired, rule, bump, family)
+        .into_iter()
+        .map(|d| words([from(d), local.clone(), device.to_owned(), rest.clone()]))
+        .collect()
+}
+
+/// The destinations that both a rule and its bump mean.
+fn destinations(
+    desired: &Desired,
+    rule: &ClassRule,
+    bump: &BumpRoute,
+    family: Family,
+) -> Vec<Prefix> {
     if rule.source.is_some_and(|source| source.family() != family) {
         return Vec::new();
     }
@@ -283,23 +264,16 @@ fn class_matches(
         return Vec::new();
     }
     let reached = widest(&bump.peers, family);
-    let destinations = if reached == desired.peers(family) {
-        // DIBS-STEER is entered for these only, so the rule need not say it again.
-        vec![wanted]
-    } else {
-        let narrower = |peer: Prefix| match (wanted.contains(peer), peer.contains(wanted)) {
-            (true, _) => Some(peer),
-            (_, true) => Some(wanted),
-            _ => None,
-        };
-        reached.into_iter().filter_map(narrower).collect()
+    if reached == desired.peers(family) {
+        // The chains are entered for these only, so the rule need not say it again.
+        return vec![wanted];
+    }
+    let narrower = |peer: Prefix| match (wanted.contains(peer), peer.contains(wanted)) {
+        (true, _) => Some(peer),
+        (_, true) => Some(wanted),
+        _ => None,
     };
-    let rest = socket_matches(rule);
-    let source = rule.source.map(from).unwrap_or_default();
-    destinations
-        .into_iter()
-        .map(|d| words([source.clone(), to(d), rest.clone()]))
-        .collect()
+    reached.into_iter().filter_map(narrower).collect()
 }
 
 fn socket_matches(rule: &ClassRule) -> String {
@@ -326,7 +300,11 @@ fn socket_matches(rule: &ClassRule) -> String {
     text.join(" ")
 }
 
-fn to(prefix: Prefix) -> String {
+pub(crate) fn jump(chain: &str) -> String {
+    format!("-j {chain}")
+}
+
+pub(crate) fn to(prefix: Prefix) -> String {
     if prefix.length() == 0 {
         String::new()
     } else {
@@ -334,7 +312,7 @@ fn to(prefix: Prefix) -> String {
     }
 }
 
-fn from(prefix: Prefix) -> String {
+pub(crate) fn from(prefix: Prefix) -> String {
     if prefix.length() == 0 {
         String::new()
     } else {
@@ -342,7 +320,7 @@ fn from(prefix: Prefix) -> String {
     }
 }
 
-fn words<const N: usize>(parts: [String; N]) -> String {
+pub(crate) fn words<const N: usize>(parts: [String; N]) -> String {
     let given: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     given.join(" ")
 }

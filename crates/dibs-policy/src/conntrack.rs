@@ -33,6 +33,8 @@ const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
 const TCP_BE_LIBERAL: u8 = 0x08;
 /// TCP_CONNTRACK_ESTABLISHED.
 const TCP_ESTABLISHED: u8 = 3;
+/// TCP_CONNTRACK_CLOSE: a RST was seen.
+const TCP_CLOSE: u8 = 8;
 /// Seconds, the kernel's own default for established connections.
 const ESTABLISHED_TIMEOUT: u32 = 432_000;
 
@@ -75,12 +77,21 @@ pub struct Connection {
     pub reply: Tuple,
     /// The whole ctmark, bits of others included.
     pub mark: u32,
+    /// Whether the kernel told the mark: of an event that is about other things it leaves 0 out.
+    pub mark_told: bool,
     /// The kernel's number for the entry.
     pub id: u32,
     /// The conntrack zone; 0 unless another program uses zones.
     pub zone: u16,
     /// The kernel's TCP state (3 is established), if it is TCP.
     pub tcp_state: Option<u8>,
+}
+
+impl Connection {
+    /// Whether conntrack saw a RST of it.
+    pub fn was_closed(&self) -> bool {
+        self.tcp_state == Some(TCP_CLOSE)
+    }
 }
 
 /// What happened to a tracked connection.
@@ -110,9 +121,21 @@ impl Conntrack {
 
     /// Every tracked connection of both families.
     pub async fn list(&mut self) -> Result<Vec<Connection>, Error> {
+        self.listed(Vec::new()).await
+    }
+
+    /// Those whose mark has `value` in the bits `mask`; the kernel sorts out the others.
+    pub async fn marked(&mut self, value: u32, mask: u32) -> Result<Vec<Connection>, Error> {
+        let filter = vec![Attribute::CtaMark(value), mark_mask(mask)];
+        let listed = self.listed(filter).await?;
+        let meant = |entry: &Connection| entry.mark & mask == value;
+        Ok(listed.into_iter().filter(meant).collect())
+    }
+
+    async fn listed(&mut self, filter: Vec<Attribute>) -> Result<Vec<Connection>, Error> {
         let mut connections = Vec::new();
         for family in Family::BOTH {
-            let query = message(family, ConntrackMessage::Get(Vec::new()));
+            let query = message(family, ConntrackMessage::Get(filter.clone()));
             let answers = self
                 .wire
                 .dump(query)
@@ -176,6 +199,23 @@ impl Conntrack {
         }
     }
 
+    /// Has the kernel take a TCP connection for established that it takes for closed, and would forget.
+    /// `false`: it is not tracked.
+    pub async fn revive(&mut self, tuple: &Tuple) -> Result<bool, Error> {
+        let established = ProtoInfo::TCP(vec![ProtoInfoTCP::State(TCP_ESTABLISHED)]);
+        let change = vec![
+            Attribute::CtaTupleOrig(attributes(tuple)),
+            Attribute::CtaTimeout(ESTABLISHED_TIMEOUT),
+            Attribute::CtaProtoInfo(vec![established]),
+        ];
+        let message = message(tuple.family(), ConntrackMessage::New(change));
+        match self.wire.request(message, 0).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(Error::netlink(format!("revive {tuple:?}"))(error)),
+        }
+    }
+
     /// Clears our bits from each connection whose bump is not among `keep` (with none: from each that has
     /// any of them) and says from how many.
     pub async fn release(&mut self, marks: MarkLayout, keep: &[BumpId]) -> Result<usize, Error> {
@@ -216,9 +256,7 @@ impl Conntrack {
         mask: u32,
     ) -> io::Result<bool> {
         // Without CREATE: a connection that is not tracked stays so.
-        which.push(Attribute::CtaMark(value & mask));
-        let mask = DefaultNla::new(CTA_MARK_MASK, mask.to_be_bytes().to_vec());
-        which.push(Attribute::Other(mask));
+        which.extend([Attribute::CtaMark(value & mask), mark_mask(mask)]);
         match self
             .wire
             .request(message(family, ConntrackMessage::New(which)), 0)
@@ -276,6 +314,11 @@ impl Events {
             }
         }
     }
+}
+
+fn mark_mask(mask: u32) -> Attribute {
+    let mask = DefaultNla::new(CTA_MARK_MASK, mask.to_be_bytes().to_vec());
+    Attribute::Other(mask)
 }
 
 fn message(family: Family, message: ConntrackMessage) -> NetfilterMessage {
@@ -375,12 +418,12 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
         return None;
     };
     let (mut original, mut reply) = (None, None);
-    let (mut mark, mut id, mut zone, mut tcp_state) = (0, 0, 0, None);
+    let (mut mark, mut id, mut zone, mut tcp_state) = (None, 0, 0, None);
     for attribute in &attributes {
         match attribute {
             Attribute::CtaTupleOrig(parts) => original = tuple(parts),
             Attribute::CtaTupleReply(parts) => reply = tuple(parts),
-            Attribute::CtaMark(value) => mark = *value,
+            Attribute::CtaMark(value) => mark = Some(*value),
             Attribute::CtaProtoInfo(infos) => tcp_state = tcp_state_of(infos),
             Attribute::Other(other) if other.kind() == CTA_ID => {
                 id = value(other).map(u32::from_be_bytes).unwrap_or(0);
@@ -394,7 +437,8 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
     Some(Connection {
         original: original?,
         reply: reply?,
-        mark,
+        mark: mark.unwrap_or(0),
+        mark_told: mark.is_some(),
         id,
         zone,
         tcp_state,

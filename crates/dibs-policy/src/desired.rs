@@ -90,6 +90,21 @@ pub struct ClassRule {
     pub uid: Option<u32>,
     /// Group of the local socket.
     pub gid: Option<u32>,
+    /// What stands above it, and what it keeps out.
+    pub binding: Binding,
+}
+
+/// How firmly a class rule holds (SECURITY 5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Binding {
+    /// An explicit choice stands above it, and what comes in plain is let in.
+    Loose,
+    /// The rule of one connection that is on the bump by choice. Where the kernel lost the entry that
+    /// holds the choice, what comes of the connection in plain is dropped.
+    Pinned,
+    /// It stands above explicit choices; what matches never leaves but by the bump's device, and never
+    /// comes in but by it, from the first packet on.
+    Required,
 }
 
 impl ClassRule {
@@ -105,6 +120,7 @@ impl ClassRule {
             source: None,
             uid: None,
             gid: None,
+            binding: Binding::Loose,
         }
     }
 }
@@ -146,6 +162,9 @@ pub enum Invalid {
     /// Loopback, multicast or unspecified addresses are never steered (SECURITY.md 6).
     #[error("{0} cannot be steered: it is loopback, multicast or unspecified")]
     Unsteerable(Prefix),
+    /// What is required would leave in plain while the device is missing.
+    #[error("rule {0} requires its bump, which cannot be with steering that fails open")]
+    RequiredButOpen(u32),
     /// The sixteen tables from here would include one of the kernel's.
     #[error("table_base {0} leaves no sixteen free tables (0 and 253 to 255 are the kernel's)")]
     TableBase(u32),
@@ -191,6 +210,9 @@ impl Desired {
                     rule: id,
                     bump: rule.bump,
                 });
+            }
+            if rule.binding == Binding::Required && self.fail == Fail::Open {
+                return Err(Invalid::RequiredButOpen(id));
             }
             if rule.protocol == Protocol::Any && (rule.dport.is_some() || rule.sport.is_some()) {
                 return Err(Invalid::PortWithoutProtocol(id));
@@ -267,6 +289,16 @@ mod tests {
         assert_eq!(
             fault(|w| w.bumps[0].peers.push("127.0.0.0/8".parse().unwrap())),
             "127.0.0.0/8 cannot be steered: it is loopback, multicast or unspecified"
+        );
+        assert_eq!(
+            fault(|w| {
+                w.fail = Fail::Open;
+                w.rules.push(ClassRule {
+                    binding: Binding::Required,
+                    ..ClassRule::tcp(4, w.bumps[0].id)
+                });
+            }),
+            "rule 4 requires its bump, which cannot be with steering that fails open"
         );
         assert!(fault(|w| w.table_base = 240).starts_with("table_base 240"));
         assert!(fault(|w| w.table_base = u32::MAX - 3).starts_with("table_base"));

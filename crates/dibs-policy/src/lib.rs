@@ -13,12 +13,13 @@
 //! |---|---|
 //! | `0x0f000000` | bump id: 0 plain, 1 to 14 a bump, 15 the daemon's own sockets |
 //! | `0x10000000` | OVERRIDE: an explicit choice; class rules and following leave it alone |
-//! | `0x20000000` | LOCKED: kept by the daemon |
+//! | `0x20000000` | LOCKED: kept by the daemon; what does not come by the bump's device is dropped |
 //!
 //! A packet's fwmark holds the bump id only. A connection is moved to bump 2, to stay there, with
 //! `CONNMARK --set-xmark 0x12000000/0x1f000000`; it is kept plain with `0x10000000/0x1f000000`. Only
 //! packets to the peers' addresses are looked at, so a mark elsewhere does nothing of ours. A packet
-//! that carries a bump's id and is about to leave by another device is dropped.
+//! that carries a bump's id and is about to leave by another device is dropped. A rule that requires its
+//! bump stands above all of this.
 //!
 //! Chains are named `DIBS-*` and are rewritten whole: rules of others belong elsewhere. Routes, RPDB rules
 //! and addresses carry the protocol number 219.
@@ -28,7 +29,9 @@ mod backstop;
 mod chains;
 pub mod conntrack;
 mod desired;
+mod drops;
 mod error;
+mod guards;
 mod iptables;
 mod kernel;
 mod marks;
@@ -45,7 +48,8 @@ mod wire;
 pub use address::{BadDeviceName, BadPrefix, DeviceName, Family, Prefix};
 pub use backstop::{Backstop, Ends, Known, Place, Strength};
 pub use chains::{Chain, Role, Table};
-pub use desired::{BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Invalid, Protocol};
+pub use desired::{Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Invalid, Protocol};
+pub use drops::Drops;
 pub use error::Error;
 pub use iptables::{CountedRule, Jump, Tables};
 pub use kernel::{Kernel, Netlink};
@@ -55,5 +59,5 @@ pub use net::{
 };
 pub use plan::{Observed, Plan, Step};
 pub use runner::{Command, CommandRunner, System};
-pub use steering::{GuardDrops, Report, Steering, Variant};
+pub use steering::{Report, Steering, Variant};
 pub use watch::Watch;

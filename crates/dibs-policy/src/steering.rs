@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::chains::{Chain, Role, Table};
+use crate::drops::Drops;
 use crate::iptables::{self, Tables};
 use crate::kernel::{Kernel, Netlink};
 use crate::net::NetChange;
 use crate::plan::{Observed, Plan, Step};
 use crate::runner::{Command, CommandRunner, System};
-use crate::{BumpId, Desired, DeviceName, Error, Family, MarkLayout};
+use crate::{Desired, DeviceName, Error, Family, MarkLayout};
 
 /// Which iptables programs are used. Each sees only the rules made with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,8 @@ pub struct Steering<R = System, K = Netlink> {
     others_clear: bool,
     /// How iptables-save shows a chain of ours, where that is not the way we write it.
     shown: BTreeMap<(Family, Table, String), Shown>,
+    /// What was counted by chains that have been written anew since.
+    dropped: Drops,
 }
 
 /// A chain as it was written and as it is shown.
@@ -68,15 +71,6 @@ pub struct Report {
     pub steps: Vec<Step>,
     /// What could not be had but does not stand in the way, in words for the log.
     pub warnings: Vec<String>,
-}
-
-/// Packets that the guard has dropped since its chain was last written, IPv4 and IPv6 together.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GuardDrops {
-    /// By bump: marked for it, but about to leave by another device.
-    pub by_bump: BTreeMap<BumpId, u64>,
-    /// With the id of no bump in use.
-    pub unknown: u64,
 }
 
 impl Steering {
@@ -98,6 +92,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             told: None,
             others_clear,
             shown: BTreeMap::new(),
+            dropped: Drops::default(),
         }
     }
 
@@ -171,28 +166,12 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             .await
     }
 
-    /// What the guard of `desired` has dropped.
-    pub async fn guard_drops(&mut self, desired: &Desired) -> Result<GuardDrops, Error> {
-        let observed = self.observe(desired).await?;
-        let mut drops = GuardDrops::default();
-        for family in Family::BOTH {
-            let guard = (Table::Mangle, "DIBS-POSTROUTING".to_owned());
-            let rules = observed
-                .tables(family)
-                .chains
-                .get(&guard)
-                .into_iter()
-                .flatten();
-            for counted in rules.filter(|counted| counted.rule.ends_with("-j DROP")) {
-                let named = desired.bumps.iter().find(|bump| {
-                    counted
-                        .rule
-                        .contains(&format!("--mark {:#x}/", desired.marks.bump(bump.id)))
-                });
-                match named {
-                    Some(bump) => *drops.by_bump.entry(bump.id).or_default() += counted.packets,
-                    None => drops.unknown += counted.packets,
-                }
+    /// Packets that our chains dropped since the start, IPv4 and IPv6 together, by reason.
+    pub async fn drops(&mut self) -> Result<Drops, Error> {
+        let mut drops = self.dropped.clone();
+        if let Some(variant) = self.variant {
+            for family in Family::BOTH {
+                drops.add(&self.tables(variant, family, false).await?, |_| true);
             }
         }
         Ok(drops)
@@ -270,6 +249,10 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             failure = steps.first().map(|step| Error::Undone(step.to_string()));
             for step in steps {
                 tracing::debug!(%step, "steering");
+                if let Step::Restore { family, input } = &step {
+                    let ends = |name: &str| input.lines().any(|line| declared(line) == Some(name));
+                    self.dropped.add(observed.tables(*family), ends);
+                }
                 match self.take(variant, &step).await {
                     Ok(()) => report.steps.push(step),
                     Err(error) if optional(&step) => {

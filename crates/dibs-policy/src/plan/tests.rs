@@ -1,5 +1,5 @@
 use super::*;
-use crate::{BumpRoute, ClassRule, DeviceName, DeviceOwner, Fail, Prefix};
+use crate::{Binding, BumpRoute, ClassRule, DeviceName, DeviceOwner, Fail, Prefix};
 
 fn bump(id: u8, device: &str, owner: DeviceOwner, peers: &[&str]) -> BumpRoute {
     BumpRoute {
@@ -40,6 +40,8 @@ fn one_bump_one_rule() {
 iptables-restore --noflush --wait <<EOF
 *mangle
 :DIBS-IN-1 - [0:0]
+:DIBS-LOCKED - [0:0]
+:DIBS-PLAIN - [0:0]
 :DIBS-PREROUTING - [0:0]
 :DIBS-POSTROUTING - [0:0]
 -A DIBS-IN-1 -d 127.0.0.0/8 -j DROP
@@ -47,7 +49,15 @@ iptables-restore --noflush --wait <<EOF
 -A DIBS-IN-1 -p icmp -m icmp --icmp-type 5 -j DROP
 -A DIBS-IN-1 -s 10.0.1.2/32 -j RETURN
 -A DIBS-IN-1 -j DROP
+-A DIBS-LOCKED -m connmark --mark 0x0/0xf000000 -j RETURN
+-A DIBS-LOCKED -i dibs1 -m connmark --mark 0x1000000/0xf000000 -j RETURN
+-A DIBS-LOCKED -j DROP
+-A DIBS-PLAIN -p tcp -m tcp --tcp-flags SYN,RST SYN,RST -j DROP
+-A DIBS-PLAIN -p tcp -m tcp --tcp-flags FIN,RST FIN,RST -j DROP
+-A DIBS-PLAIN -p tcp -m tcp --tcp-flags RST,URG RST,URG -j DROP
+-A DIBS-PREROUTING -m connmark --mark 0x20000000/0x20000000 -j DIBS-LOCKED
 -A DIBS-PREROUTING -i dibs1 -g DIBS-IN-1
+-A DIBS-PREROUTING -s 10.0.1.2/32 -g DIBS-PLAIN
 -A DIBS-POSTROUTING -m mark --mark 0x0/0xf000000 -j RETURN
 -A DIBS-POSTROUTING -m mark --mark 0xf000000/0xf000000 -j RETURN
 -A DIBS-POSTROUTING -o dibs1 -m mark --mark 0x1000000/0xf000000 -j RETURN
@@ -112,12 +122,24 @@ fn a_foreign_device_is_routed_to_and_not_touched() {
     let expected = "\
 ip6tables-restore --noflush --wait <<EOF
 *mangle
+:DIBS-LOCKED - [0:0]
+:DIBS-PLAIN - [0:0]
+:DIBS-PREROUTING - [0:0]
 :DIBS-POSTROUTING - [0:0]
+-A DIBS-LOCKED -m connmark --mark 0x0/0xf000000 -j RETURN
+-A DIBS-LOCKED -i tun9 -m connmark --mark 0x3000000/0xf000000 -j RETURN
+-A DIBS-LOCKED -j DROP
+-A DIBS-PLAIN -p tcp -m tcp --tcp-flags SYN,RST SYN,RST -j DROP
+-A DIBS-PLAIN -p tcp -m tcp --tcp-flags FIN,RST FIN,RST -j DROP
+-A DIBS-PLAIN -p tcp -m tcp --tcp-flags RST,URG RST,URG -j DROP
+-A DIBS-PREROUTING -m connmark --mark 0x20000000/0x20000000 -j DIBS-LOCKED
+-A DIBS-PREROUTING -s fd00::/64 -g DIBS-PLAIN
 -A DIBS-POSTROUTING -m mark --mark 0x0/0xf000000 -j RETURN
 -A DIBS-POSTROUTING -m mark --mark 0xf000000/0xf000000 -j RETURN
 -A DIBS-POSTROUTING -o tun9 -m mark --mark 0x3000000/0xf000000 -j RETURN
 -A DIBS-POSTROUTING -m mark --mark 0x3000000/0xf000000 -j DROP
 -A DIBS-POSTROUTING -j DROP
+-I PREROUTING 1 -j DIBS-PREROUTING
 -I POSTROUTING 1 -j DIBS-POSTROUTING
 COMMIT
 EOF
@@ -152,7 +174,121 @@ fn fail_open_has_neither_guard_nor_unreachable() {
         ..one()
     });
     assert!(!text.contains("POSTROUTING") && !text.contains("unreachable 0"));
+    // Who lets packets out in plain has to take them in plain.
+    assert!(text.contains("-g DIBS-IN-1") && !text.contains("LOCKED") && !text.contains("PLAIN"));
     assert!(text.contains("-g DIBS-SET-1") && text.contains("fwmark 0x1000000/0xf000000"));
+}
+
+/// The rules of one chain.
+fn rules(desired: &Desired, family: Family, name: &str) -> Vec<String> {
+    let plan = Plan::new(desired).unwrap();
+    let chain = plan.chains(family).iter().find(|chain| chain.name == name);
+    chain.map(|chain| chain.rules.clone()).unwrap_or_default()
+}
+
+#[test]
+fn what_is_required_stands_first_and_is_kept_out_otherwise() {
+    let mut desired = one();
+    desired.bumps[0].peers.push("fd00::2".parse().unwrap());
+    desired.rules[0].binding = Binding::Required;
+    desired.rules.push(ClassRule {
+        sport: Some(9000),
+        destination: Some("10.0.1.2".parse().unwrap()),
+        source: Some("10.0.1.1".parse().unwrap()),
+        binding: Binding::Required,
+        ..ClassRule::tcp(2, BumpId::new(1).unwrap())
+    });
+    desired.rules.push(ClassRule {
+        uid: Some(7),
+        binding: Binding::Required,
+        ..ClassRule::tcp(3, BumpId::new(1).unwrap())
+    });
+    let tcp = |ports: &str, id: u32| format!("-p tcp {ports}-m comment --comment dibs-rule-{id}");
+    let (http, served) = (tcp("-m tcp --dport 80 ", 1), tcp("-m tcp --sport 9000 ", 2));
+    let owned = tcp("-m owner --uid-owner 7 ", 3);
+    let narrow = "-s 10.0.1.1/32 -d 10.0.1.2/32";
+    assert_eq!(
+        rules(&desired, Family::V4, "DIBS-STEER"),
+        [
+            "-o lo -j RETURN".to_owned(),
+            format!("{http} -g DIBS-LOCK-1"),
+            format!("{narrow} {served} -g DIBS-LOCK-1"),
+            format!("{owned} -g DIBS-LOCK-1"),
+            "-m connmark --mark 0x10000000/0x10000000 -g DIBS-FOLLOW".to_owned(),
+            "-m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW".to_owned(),
+        ]
+    );
+    assert_eq!(
+        rules(&desired, Family::V4, "DIBS-LOCK-1"),
+        [
+            "-j CONNMARK --set-xmark 0x21000000/0x2f000000",
+            "-j MARK --set-xmark 0x1000000/0xf000000",
+        ]
+    );
+    assert_eq!(
+        rules(&desired, Family::V4, "DIBS-REQUIRED-OUT"),
+        [
+            "-o lo -j RETURN".to_owned(),
+            format!("! -o dibs1 {http} -j DROP"),
+            format!("{narrow} ! -o dibs1 {served} -j DROP"),
+            format!("! -o dibs1 {owned} -j DROP"),
+        ]
+    );
+    // Whose socket it is for is not known on the way in.
+    let (http, served) = (tcp("-m tcp --sport 80 ", 1), tcp("-m tcp --dport 9000 ", 2));
+    let narrow = "-s 10.0.1.2/32 -d 10.0.1.1/32";
+    assert_eq!(
+        rules(&desired, Family::V4, "DIBS-REQUIRED-IN"),
+        [
+            format!("! -i dibs1 {http} -j DROP"),
+            format!("{narrow} ! -i dibs1 {served} -j DROP"),
+        ]
+    );
+    assert_eq!(
+        rules(&desired, Family::V6, "DIBS-REQUIRED-IN"),
+        [format!("! -i dibs1 {http} -j DROP")]
+    );
+    assert_eq!(
+        rules(&desired, Family::V4, "DIBS-PREROUTING"),
+        [
+            "-m connmark --mark 0x20000000/0x20000000 -j DIBS-LOCKED",
+            "-s 10.0.1.2/32 -j DIBS-REQUIRED-IN",
+            "-i dibs1 -g DIBS-IN-1",
+            "-s 10.0.1.2/32 -g DIBS-PLAIN",
+        ]
+    );
+    let guard = rules(&desired, Family::V4, "DIBS-POSTROUTING");
+    assert_eq!(
+        guard[..3],
+        [
+            "-m mark --mark 0xf000000/0xf000000 -j RETURN",
+            "-d 10.0.1.2/32 -j DIBS-REQUIRED-OUT",
+            "-m mark --mark 0x0/0xf000000 -j RETURN",
+        ]
+    );
+    assert!(rules(&desired, Family::V4, "DIBS-SET-1").is_empty());
+}
+
+#[test]
+fn a_pinned_connection_without_its_entry_is_kept_out_in_plain() {
+    let mut desired = one();
+    desired.rules.push(ClassRule {
+        dport: Some(80),
+        sport: Some(4000),
+        destination: Some("10.0.1.2".parse().unwrap()),
+        source: Some("10.0.1.1".parse().unwrap()),
+        binding: Binding::Pinned,
+        ..ClassRule::tcp(0, BumpId::new(1).unwrap())
+    });
+    let plain = rules(&desired, Family::V4, "DIBS-PLAIN");
+    assert_eq!(
+        plain[3..],
+        [
+            "-m connmark --mark 0x10000000/0x10000000 -j RETURN",
+            "-s 10.0.1.2/32 -d 10.0.1.1/32 -p tcp -m tcp --sport 80 --dport 4000 \
+             -m comment --comment dibs-rule-0 -j DROP",
+        ]
+    );
 }
 
 /// The rules of DIBS-STEER between OVERRIDE and following.

@@ -4,7 +4,7 @@ use fake::{Fake, State};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{BumpRoute, ClassRule, DeviceOwner};
+use crate::{Binding, BumpId, BumpRoute, ClassRule, DeviceOwner};
 
 fn bump(id: u8) -> BumpRoute {
     let (device, owner) = match id {
@@ -23,6 +23,7 @@ fn bump(id: u8) -> BumpRoute {
 fn wish(bumps: &[u8], rules: &[u8]) -> Desired {
     let rule = |(n, id): (usize, &u8)| ClassRule {
         dport: Some(n as u16 + 80),
+        binding: [Binding::Loose, Binding::Required, Binding::Pinned][n % 3],
         ..ClassRule::tcp(n as u32, BumpId::new(*id).unwrap())
     };
     Desired {
@@ -74,9 +75,10 @@ fn no_marked_packet_can_leave_in_plain(state: &State) {
         assert_eq!(guard.last().map(String::as_str), Some("-j DROP"));
         let steer = rules("DIBS-STEER").expect("it has somewhere to go");
         for id in 1..=14 {
+            let sets = ["SET", "LOCK"].map(|how| format!("-g DIBS-{how}-{id}"));
             if !steer
                 .iter()
-                .any(|rule| rule.ends_with(&format!("-g DIBS-SET-{id}")))
+                .any(|rule| sets.iter().any(|set| rule.ends_with(set)))
             {
                 continue;
             }

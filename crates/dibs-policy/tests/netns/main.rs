@@ -6,6 +6,7 @@ mod cleanup;
 mod connections;
 mod lab;
 mod packet;
+mod plain;
 mod reconcile;
 mod traffic;
 
@@ -37,6 +38,11 @@ const TESTS: &[Test] = tests![
     traffic::the_tun_delivers_only_what_peers_may_send,
     traffic::the_guard_drops_what_leaves_elsewhere,
     traffic::plain_packets_are_refused_by_the_tun,
+    plain::a_locked_connection_takes_nothing_in_plain,
+    plain::flags_of_no_connection_are_no_way_around,
+    plain::what_is_required_never_leaves_in_plain,
+    plain::what_is_required_is_never_taken_in_plain,
+    plain::a_pinned_connection_outlives_its_entry,
     connections::a_live_connection_moves_and_returns,
     connections::a_moved_connection_outlives_its_interface,
     connections::an_explicit_choice_outranks_class_rules,

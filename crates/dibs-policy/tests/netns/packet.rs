@@ -74,7 +74,12 @@ impl Packet {
 
 /// A SYN.
 pub(crate) fn syn(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
-    let rest = [0, 0, 0, 1, 0, 0, 0, 0, 0x50, SYN, 0xff, 0xff, 0, 0, 0, 0];
+    segment(source, destination, SYN)
+}
+
+/// A TCP segment without payload.
+pub(crate) fn segment(source: SocketAddr, destination: SocketAddr, flags: u8) -> Vec<u8> {
+    let rest = [0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0];
     packet(6, source, destination, &rest, 16)
 }
 

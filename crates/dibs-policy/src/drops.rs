@@ -1,0 +1,93 @@
+//! What our chains dropped, by reason.
+
+use std::collections::BTreeMap;
+
+use crate::chains::Table;
+use crate::guards::{LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT};
+use crate::iptables::Tables;
+
+/// Each reason and its chain; a name that ends in a dash stands for all that begin with it.
+const REASONS: [(&str, &str, Table); 7] = [
+    ("plain_in_locked", LOCKED, Table::Mangle),
+    ("plain_in_stray", PLAIN, Table::Mangle),
+    ("plain_in_required", REQUIRED_IN, Table::Mangle),
+    ("plain_out_required", REQUIRED_OUT, Table::Mangle),
+    ("plain_out_marked", "DIBS-POSTROUTING", Table::Mangle),
+    ("tun_in_foreign", "DIBS-IN-", Table::Mangle),
+    ("tun_out_unmarked", "DIBS-REFUSE", Table::Filter),
+];
+
+/// Packets that the kernel dropped for us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drops([u64; REASONS.len()]);
+
+impl Default for Drops {
+    fn default() -> Self {
+        Self([0; REASONS.len()])
+    }
+}
+
+impl Drops {
+    /// Every reason with its count:
+    ///
+    /// | reason | packets |
+    /// |---|---|
+    /// | `plain_in_locked` | of a LOCKED connection, not come by its bump's device |
+    /// | `plain_in_stray` | of a connection chosen for a bump whose conntrack entry was lost, or of none |
+    /// | `plain_in_required` | that a rule requires to come by a bump, and did not |
+    /// | `plain_out_required` | that a rule requires to leave by a bump, about to leave otherwise |
+    /// | `plain_out_marked` | marked for a bump, about to leave otherwise |
+    /// | `tun_in_foreign` | come out of a TUN, with addresses that its peers may not use |
+    /// | `tun_out_unmarked` | fallen into a TUN without its mark, refused |
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let reasons = REASONS.iter().map(|(reason, ..)| *reason);
+        reasons.zip(self.0)
+    }
+
+    /// As a map.
+    pub fn by_reason(&self) -> BTreeMap<&'static str, u64> {
+        self.iter().collect()
+    }
+
+    /// Adds what the chains of one family count, as far as they are meant.
+    pub(crate) fn add(&mut self, tables: &Tables, meant: impl Fn(&str) -> bool) {
+        for ((table, name), rules) in &tables.chains {
+            let of_chain = |(_, chain, of): &(&str, &str, Table)| {
+                of == table && (chain == name || chain.ends_with('-') && name.starts_with(chain))
+            };
+            let Some(reason) = REASONS.iter().position(of_chain) else {
+                continue;
+            };
+            if meant(name) {
+                let dropping = rules.iter().filter(|counted| {
+                    counted.rule.ends_with("-j DROP") || counted.rule.contains("-j REJECT")
+                });
+                self.0[reason] += dropping.map(|counted| counted.packets).sum::<u64>();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_are_counted_by_chain_and_nothing_else_is() {
+        let saved = "*mangle\n:DIBS-LOCKED - [0:0]\n:DIBS-IN-1 - [0:0]\n:DIBS-SET-1 - [0:0]\n\
+             [7:1] -A DIBS-LOCKED -i dibs1 -m connmark --mark 0x1000000/0xf000000 -j RETURN\n\
+             [3:1] -A DIBS-LOCKED -j DROP\n\
+             [1:1] -A DIBS-IN-1 -d 127.0.0.0/8 -j DROP\n[2:1] -A DIBS-IN-1 -j DROP\n\
+             [9:1] -A DIBS-SET-1 -j DROP\nCOMMIT\n";
+        let tables = Tables::parse(saved);
+        let mut drops = Drops::default();
+        drops.add(&tables, |_| true);
+        drops.add(&tables, |name| name == "DIBS-LOCKED");
+        let counted: BTreeMap<_, _> = drops.iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(
+            counted,
+            BTreeMap::from([("plain_in_locked", 6), ("tun_in_foreign", 3)])
+        );
+        assert_eq!(drops.iter().count(), REASONS.len());
+    }
+}
