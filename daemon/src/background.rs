@@ -8,17 +8,15 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use dibs_core::node::Event;
-use dibs_policy::conntrack::{self, Conntrack, Events, Tuple};
 use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::conns::{Pair, Version};
-use crate::daemon::{Daemon, Steered};
+use crate::daemon::{Daemon, Handed, Steered};
 use crate::driver::Notice;
-use crate::live::{Live, bump_name};
 use crate::messages::{Body, Message, Outcome};
-use crate::startup::{is_our_tun, marks, open_socket};
+use crate::startup::{is_our_tun, open_socket};
 
 /// Questions of peers that wait for their turn; those beyond are not answered.
 const QUESTIONS: usize = 64;
@@ -48,6 +46,10 @@ enum What {
         explicit: bool,
         ready: bool,
         conns: Vec<(Pair, Version)>,
+    },
+    Confirm {
+        bump: u8,
+        conns: Vec<Pair>,
     },
 }
 
@@ -158,6 +160,7 @@ fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender
             ready,
             conns,
         },
+        Body::Confirm { bump, conns } => What::Confirm { bump, conns },
     };
     let question = Asked {
         peer,
@@ -187,6 +190,7 @@ async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) 
                 ready,
                 conns,
             } => daemon.on_switch(peer, bump, explicit, ready, conns).await,
+            What::Confirm { bump, conns } => daemon.on_confirm(peer, bump, conns).await,
         };
         let body = Body::Answer(outcomes);
         if let Err(error) = daemon.post(peer, Message { request, body }).await {
@@ -211,6 +215,12 @@ async fn on_want(daemon: &Daemon, peer: usize, sequence: u64, bumps: u16) -> Out
             return Outcome::Done;
         }
         known.engaged = bumps & carried;
+        // What its rules had put there has nothing left that keeps it there.
+        let kept = |pair: &Pair, followed: &Handed| {
+            let of_peer = daemon.peer_of(pair.remote.ip()) == Some(peer);
+            !of_peer || !followed.by_peer || bumps & 1 << followed.bump != 0
+        };
+        state.handed.retain(|pair, followed| kept(pair, followed));
     }
     let ready = async {
         daemon.save()?;
@@ -347,15 +357,19 @@ pub async fn sweep(daemon: Rc<Daemon>) {
 }
 
 async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
-    let chosen = !daemon.state.borrow().choices.is_empty();
-    if chosen {
+    let known = {
+        let state = daemon.state.borrow();
+        !(state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty())
+    };
+    if known {
         let lives = daemon.sockets().await?;
         let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
-        let gone = daemon
-            .state
-            .borrow_mut()
-            .choices
-            .sweep(|pair| alive.contains(pair));
+        let gone = {
+            let mut state = daemon.state.borrow_mut();
+            state.handed.retain(|pair, _| alive.contains(pair));
+            state.written.retain(|pair, _| alive.contains(pair));
+            state.choices.sweep(|pair| alive.contains(pair))
+        };
         for pair in &gone {
             // Another connection of the same ends is not to inherit it.
             daemon.mark(pair, 0, false).await?;
@@ -365,121 +379,6 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
         }
     }
     daemon.retire().await
-}
-
-/// Follows the conntrack table while anything is installed: entries of chosen connections that vanish are
-/// made again, and choices made with other programs are noticed.
-pub async fn follow_conntrack(daemon: Rc<Daemon>) {
-    loop {
-        let Err(error) = follow_conntrack_once(&daemon).await;
-        tracing::warn!("cannot follow the conntrack table: {error:#}");
-        sleep(RETRY).await;
-    }
-}
-
-async fn follow_conntrack_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
-    let mut events = Events::open()?;
-    loop {
-        match events.next().await? {
-            conntrack::Event::Destroyed(entry) => {
-                for pair in ends(&entry) {
-                    restore_mark(daemon, pair).await?;
-                }
-            }
-            conntrack::Event::New(entry) | conntrack::Event::Update(entry) => {
-                daemon.note_followed(&entry).await;
-                note_mark(daemon, &entry).await?;
-            }
-            conntrack::Event::Lost => {
-                daemon.find_followed().await?;
-                daemon.mark_choices().await;
-            }
-        }
-    }
-}
-
-/// A connection as either end may have begun it.
-pub(crate) fn ends(entry: &conntrack::Connection) -> [Pair; 2] {
-    let pair = Pair {
-        local: entry.original.source,
-        remote: entry.original.destination,
-    };
-    [pair, pair.reversed()]
-}
-
-/// The entry of a connection that was chosen or follows is gone; the connection may not be.
-async fn restore_mark(daemon: &Daemon, pair: Pair) -> anyhow::Result<()> {
-    let (chosen, followed) = {
-        let state = daemon.state.borrow();
-        let chosen = state.choices.get(&pair).is_some();
-        (chosen, state.followed.get(&pair).copied())
-    };
-    if !chosen && followed.is_none() {
-        return Ok(());
-    }
-    let lives = daemon.sockets().await?;
-    let lives = lives.iter().any(|live| live.pair == pair && !live.over);
-    match followed {
-        _ if lives && chosen => daemon.mark_choice(&pair).await?,
-        Some(bump) if lives => daemon.mark(&pair, bump.get(), false).await?,
-        Some(_) => daemon.forget_followed(&pair).await,
-        None => {}
-    }
-    Ok(())
-}
-
-/// A mark that says otherwise than our record was set by another program, as its user chose.
-async fn note_mark(daemon: &Rc<Daemon>, entry: &conntrack::Connection) -> anyhow::Result<()> {
-    let marks = marks(&daemon.config);
-    if entry.mark & marks.override_bit() == 0 {
-        return Ok(());
-    }
-    let bump = marks.bump_of(entry.mark).map_or(0, |bump| bump.get());
-    let known = {
-        let state = daemon.state.borrow();
-        ends(entry)
-            .iter()
-            .any(|pair| match state.choices.get(pair) {
-                Some(choice) => choice.pending || choice.bump == bump,
-                None => false,
-            })
-    };
-    if known || bump_name(bump) == "unknown" {
-        return Ok(());
-    }
-    let lives = daemon.sockets().await?;
-    let ends = ends(entry);
-    let Some(live) = lives.into_iter().find(|live| ends.contains(&live.pair)) else {
-        return Ok(());
-    };
-    let daemon = Rc::clone(daemon);
-    tokio::task::spawn_local(async move {
-        if let Err(error) = follow_mark(&daemon, live, bump).await {
-            tracing::warn!("{error:#}");
-        }
-    });
-    Ok(())
-}
-
-/// Makes a choice of another program ours, if it still stands once it is its turn: it may have been our
-/// own, and `cleanup` have taken it back.
-async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<()> {
-    let _turn = daemon.changes.lock().await;
-    let marks = marks(&daemon.config);
-    let tuple = Tuple::tcp(live.pair.local, live.pair.remote);
-    let entry = Conntrack::open()?.get(&tuple).await?;
-    let (value, mask) = marks.choice(BumpId::new(bump));
-    let stands = entry.is_some_and(|entry| entry.mark & mask == value);
-    let known = daemon.state.borrow().choices.get(&live.pair);
-    if !stands || known.is_some_and(|choice| choice.bump == bump) {
-        return Ok(());
-    }
-    daemon.tell(
-        "marked",
-        format!("another program moved a connection to {}", bump_name(bump)),
-        &[("bump", bump_name(bump).to_owned())],
-    );
-    daemon.choose(&[live], bump).await.map(drop)
 }
 
 /// Tells systemd that we live, as long as the data path answers.

@@ -4,9 +4,9 @@ use dibs_policy::conntrack::{Connection, Conntrack};
 use dibs_policy::{Backstop, Desired, Ends, Known, Place};
 use nix::libc;
 
-use crate::background::ends;
 use crate::conns::Pair;
 use crate::daemon::{Daemon, State};
+use crate::locking::ends;
 use crate::startup::marks;
 
 fn tuple(pair: &Pair) -> Ends {

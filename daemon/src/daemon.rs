@@ -13,13 +13,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use dibs_config::Config;
 use dibs_control::{Event, RuleId, RuleOrigin};
 use dibs_core::node::ControlError;
-use dibs_policy::{Backstop, BumpId, ClassRule, Desired, Prefix};
-use tokio::sync::{Mutex, broadcast, oneshot};
+use dibs_policy::{Backstop, Binding, BumpId, ClassRule, Desired, Prefix};
+use dibs_switch::locks::Locks;
+use tokio::sync::{Mutex, Notify, broadcast, oneshot};
 
 use crate::conns::{Choices, Pair};
 use crate::driver::{Driver, Gone};
 use crate::interfaces::{Interfaces, Inventory};
-use crate::live::Registry;
+use crate::live::{Live, Registry};
 use crate::messages::{Body, Message, Outcome};
 use crate::rules::Rule;
 use crate::startup::policy_prefix;
@@ -50,13 +51,17 @@ pub struct Daemon {
     /// Held while a user's request changes something.
     pub(crate) changes: Mutex<()>,
     pub(crate) steerer: Mutex<Steerer>,
-    /// Held while the kernel is told of a choice.
+    /// Held while the kernel is told of a choice or a lock.
     pub(crate) marking: Mutex<()>,
     /// What stands when others flush the firewall. Held while a connection's mark and what the
     /// backstop knows of it change together.
     pub(crate) backstop: Mutex<Backstop>,
     /// Things that others removed and we put back.
     pub(crate) restored: Cell<u64>,
+    /// Wakes who asks peers to confirm.
+    pub(crate) confirmations_due: Notify,
+    /// Wakes who locks.
+    pub(crate) locks_due: Notify,
     file: StateFile,
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
@@ -73,6 +78,16 @@ pub(crate) struct State {
     pub(crate) user_rules: Vec<SavedRule>,
     pub(crate) next_rule: RuleId,
     pub(crate) choices: Choices,
+    /// Which connections take nothing in plain.
+    pub(crate) locks: Locks,
+    /// Connections on a bump neither by choice nor by a rule of ours: by the peer's, or by the hand of
+    /// another program.
+    pub(crate) handed: BTreeMap<Pair, Handed>,
+    /// The bump that we gave a connection's mark last (0: none), which what is decided now may be ahead of.
+    pub(crate) written: BTreeMap<Pair, (u8, Instant)>,
+    /// Connections that are on their way because rules changed: their marks are ahead of our record, or
+    /// behind it.
+    pub(crate) moving: BTreeSet<Pair>,
     /// By index of the configuration.
     pub(crate) peers: Vec<PeerState>,
     pub(crate) inventory: Inventory,
@@ -86,6 +101,15 @@ pub(crate) struct State {
     pub(crate) pinned: BTreeSet<Pair>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
     pub(crate) suspended: bool,
+}
+
+/// See [`State::handed`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handed {
+    /// Never 0.
+    pub(crate) bump: u8,
+    /// The peer put it there.
+    pub(crate) by_peer: bool,
 }
 
 /// What is known of a peer beside the node.
@@ -142,17 +166,23 @@ impl State {
         self.rules.iter().filter(active)
     }
 
+    /// The rule that requires its bump of a connection, if one does.
+    pub(crate) fn requirement(&self, live: &Live) -> Option<&Rule> {
+        self.active_rules()
+            .find(|rule| rule.require && rule.matches(live.pair.local, live.pair.remote, live.uid))
+    }
+
     /// The bumps that something here or at a peer uses.
     fn in_use(&self) -> BTreeSet<BumpId> {
-        let ruled = self
-            .active_rules()
-            .filter_map(|rule| Some(rule.classes.first()?.bump));
+        let ruled = self.active_rules().map(Rule::bump_id);
         let chosen = self
             .choices
             .iter()
             .filter_map(|(_, choice)| BumpId::new(choice.bump));
+        let followed = self.handed.values();
+        let followed = followed.filter_map(|followed| BumpId::new(followed.bump));
         let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
-        ruled.chain(chosen).chain(engaged).collect()
+        ruled.chain(chosen).chain(followed).chain(engaged).collect()
     }
 }
 
@@ -163,6 +193,7 @@ fn pin(pair: &Pair, bump: BumpId) -> ClassRule {
         sport: Some(pair.local.port()),
         destination: Some(Prefix::host(pair.remote.ip())),
         source: Some(Prefix::host(pair.local.ip())),
+        binding: Binding::Pinned,
         ..ClassRule::tcp(PIN, bump)
     }
 }
@@ -233,6 +264,8 @@ impl Daemon {
             marking: Mutex::new(()),
             backstop: Mutex::new(backstop),
             restored: Cell::new(0),
+            confirmations_due: Notify::new(),
+            locks_due: Notify::new(),
             file,
             questions: RefCell::default(),
             next_request: Cell::new(first_request),
@@ -452,8 +485,7 @@ impl Daemon {
         state
             .active_rules()
             .filter(concerns)
-            .flat_map(|rule| rule.classes.first())
-            .fold(0, |bumps, class| bumps | 1 << class.bump.get())
+            .fold(0, |bumps, rule| bumps | 1 << rule.bump_id().get())
     }
 
     /// Has a peer's daemon make ready what our rules need there; waits until it has.

@@ -9,10 +9,12 @@ mod backstop;
 pub mod control_socket;
 pub mod daemon;
 pub mod driver;
+mod following;
 pub mod guard;
 pub mod interfaces;
 mod listing;
 pub mod live;
+pub mod locking;
 mod privileges;
 mod recovery;
 pub mod requests;
@@ -21,6 +23,7 @@ pub mod startup;
 pub mod state;
 pub mod steering;
 mod switching;
+pub mod tracking;
 mod translated;
 
 use dibs_switch::{conns, messages};
@@ -81,6 +84,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         host,
         first_request,
     ));
+    if let Err(error) = daemon.adopt_marks().await {
+        tracing::warn!("cannot see what is on a bump: {error:#}");
+    }
     daemon.steer().await.context("cannot steer")?;
     if !daemon.state.borrow().installed.is_empty() {
         daemon.find_followed().await?;
@@ -121,7 +127,9 @@ async fn main_loop(
     let mut data_path = tokio::task::spawn_local(background::follow_data_path(own(), notices));
     tokio::task::spawn_local(background::follow_host(own()));
     tokio::task::spawn_local(background::sweep(own()));
-    tokio::task::spawn_local(background::follow_conntrack(own()));
+    tokio::task::spawn_local(tracking::follow(own()));
+    tokio::task::spawn_local(locking::ask(own()));
+    tokio::task::spawn_local(locking::keep(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
     loop {
@@ -202,13 +210,24 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
     }
     let mut user_rules = Vec::new();
     for rule in &saved.rules {
+        // Whoever made it counts on it: better not to start.
+        if let (true, Some((message, hint))) = (rule.require, config.excludes_require()) {
+            anyhow::bail!(
+                "rule {}, made with dibsctl, requires {}: {message}; {hint}, or delete the rule first",
+                rule.id,
+                rule.bump
+            );
+        }
         let behind = |name: &str| {
             let peer = config.peers.iter().find(|peer| peer.name == name);
             peer.map(|peer| peer.addresses.clone())
         };
         let made = bump_id(&rule.bump)
             .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
-            .and_then(|bump| rules::of_user(rule.id, &rule.selector, &rule.bump, bump, behind));
+            .and_then(|bump| {
+                let bump = (rule.bump.as_str(), bump);
+                rules::of_user(rule.id, &rule.selector, bump, rule.require, behind)
+            });
         match made {
             Ok(made) => {
                 rules.push(made);
@@ -237,6 +256,10 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         user_rules,
         next_rule: saved.next_rule,
         choices,
+        locks: Default::default(),
+        handed: Default::default(),
+        written: Default::default(),
+        moving: Default::default(),
         peers: config.peers.iter().map(peer_state).collect(),
         addresses: inventory.host_addresses(startup::is_our_tun),
         inventory,

@@ -17,6 +17,8 @@ use crate::requests::Caller;
 impl Daemon {
     pub(crate) async fn status(&self, caller: Caller) -> Result<Status, Failure> {
         let failed = |error: Gone| Failure::new(ErrorKind::Failed, error.to_string());
+        let drops = self.steerer.lock().await.drops().await;
+        let drops = drops.map_err(|error| Failure::new(ErrorKind::Failed, error.to_string()))?;
         let connections = self.visible(caller).await?.len() as u64;
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.config.warnings();
@@ -31,6 +33,7 @@ impl Daemon {
             .collect();
         let steering = self.steering_counters().await;
         counters.extend(steering.map(|(name, count)| (name.to_owned(), count)));
+        counters.extend(drops.iter().map(|(name, count)| (name.to_owned(), count)));
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),

@@ -13,6 +13,7 @@ use crate::startup::{carried, marks};
 
 /// The kernel's TCP states, include/net/tcp_states.h.
 const TIME_WAIT: u8 = 6;
+const ESTABLISHED: u8 = 1;
 
 /// A TCP connection of this host to a host behind a peer.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,8 @@ pub struct Live {
     pub bound: bool,
     /// Only waits for stray packets.
     pub over: bool,
+    /// Neither end has begun to end it.
+    pub established: bool,
     /// What TCP counts.
     pub counts: TcpCounts,
     /// Its ctmark; 0 if it is not tracked, or was not looked at.
@@ -112,6 +115,7 @@ impl Daemon {
                 inode: socket.inode,
                 bound: socket.bound_device != 0,
                 over: socket.state == TIME_WAIT,
+                established: socket.state == ESTABLISHED,
                 counts: socket.counts.unwrap_or_default(),
                 mark: 0,
                 pair,
@@ -123,6 +127,9 @@ impl Daemon {
     /// The bump that a connection is on; 0: plain.
     pub(crate) fn bump_of(&self, live: &Live) -> u8 {
         let state = self.state.borrow();
+        if let Some(rule) = state.requirement(live) {
+            return rule.bump_id().get();
+        }
         if let Some(choice) = state
             .choices
             .get(&live.pair)
@@ -137,7 +144,7 @@ impl Daemon {
         let ruled = state
             .active_rules()
             .find(|rule| rule.matches(live.pair.local, live.pair.remote, live.uid));
-        ruled.map_or(0, |rule| rule.classes[0].bump.get())
+        ruled.map_or(0, |rule| rule.bump_id().get())
     }
 
     /// What the user is shown of connections, in the same order.

@@ -43,6 +43,17 @@ fn refused(message: impl Into<String>) -> Failure {
     Failure::new(ErrorKind::Refused, message)
 }
 
+/// Why a connection cannot leave the bump of a rule.
+fn required_by(rule: &Rule) -> String {
+    let (id, bump) = (rule.id, &rule.bump);
+    match rule.origin {
+        RuleOrigin::User => format!("rule {id} requires {bump}: delete the rule first"),
+        RuleOrigin::Config => {
+            format!("rule {id} requires {bump}: change it in the configuration file")
+        }
+    }
+}
+
 impl Daemon {
     /// Does what a user asks for; [`Request::Events`] is the socket's business.
     pub async fn serve(&self, caller: Caller, request: Request) -> Result<Reply, Failure> {
@@ -63,9 +74,14 @@ impl Daemon {
             Request::Disable { selector } => {
                 self.change(caller, &selector, 0).await.map(Reply::Changed)
             }
-            Request::RuleAdd { selector, bump } => {
+            Request::RuleAdd {
+                selector,
+                bump,
+                require,
+            } => {
                 let bump = self.bump_for(Some(&bump))?;
-                self.rule_add(caller, selector, bump).await.map(Reply::Rule)
+                let added = self.rule_add(caller, selector, bump, require);
+                added.await.map(Reply::Rule)
             }
             Request::RuleList => {
                 let state = self.state.borrow();
@@ -144,11 +160,21 @@ impl Daemon {
                 format!("no live connection to a peer matches {selector}"),
             ));
         }
+        let (held, matching): (Vec<_>, Vec<_>) = {
+            let state = self.state.borrow();
+            let tell = |live: &Live| {
+                let rule = state.requirement(live)?;
+                (rule.bump_id().get() != bump).then(|| required_by(rule))
+            };
+            let told = matching.into_iter().map(|live| (live, tell(&live)));
+            told.partition(|(_, why)| why.is_some())
+        };
         let up = self.sessions().await?;
         let (able, unable): (Vec<Live>, Vec<Live>) = matching
             .into_iter()
+            .map(|(live, _)| live)
             .partition(|live| up[live.peer] || bump == 0);
-        if able.is_empty() {
+        if able.is_empty() && !unable.is_empty() {
             return Err(self.no_session(&unable));
         }
         let moved = self.choose(&able, bump).await.map_err(failed)?;
@@ -159,6 +185,10 @@ impl Daemon {
         let outcomes: Vec<(Live, Result<(), String>)> = moved
             .into_iter()
             .chain(unable.iter().map(no_session))
+            .chain(
+                held.into_iter()
+                    .filter_map(|(live, why)| Some((live, Err(why?)))),
+            )
             .collect();
         let lives: Vec<Live> = outcomes.iter().map(|(live, _)| *live).collect();
         let infos = self.describe(&lives).await.map_err(failed)?;
@@ -231,8 +261,12 @@ impl Daemon {
         caller: Caller,
         selector: Selector,
         bump: Carried,
+        require: bool,
     ) -> Result<RuleInfo, Failure> {
         let _turn = self.changes.lock().await;
+        if let (true, Some((message, hint))) = (require, self.config.excludes_require()) {
+            return Err(refused(format!("{message}: {hint} in the configuration")));
+        }
         let own = matches!(&selector, Selector::Match(wanted) if wanted.uid == Some(caller.uid));
         if !caller.is_root() && !own {
             return Err(Failure::new(
@@ -248,12 +282,14 @@ impl Daemon {
             self.check_peer(wanted.peer.as_deref())?;
         }
         let id = self.state.borrow().next_rule;
-        let rule = rules::of_user(id, &selector, bump.name, bump.id, behind).map_err(refused)?;
+        let rule = rules::of_user(id, &selector, (bump.name, bump.id), require, behind)
+            .map_err(refused)?;
         let lives = self.connections().await.map_err(failed)?;
         let up = self.sessions().await?;
+        // What requires its bump is to wait where there is no session.
         let stuck: Vec<Live> = lives
             .iter()
-            .filter(|live| !live.over && !up[live.peer])
+            .filter(|live| !require && !live.over && !up[live.peer])
             .filter(|live| rule.matches(live.pair.local, live.pair.remote, live.uid))
             .copied()
             .collect();
@@ -281,6 +317,7 @@ impl Daemon {
                 id,
                 selector,
                 bump: bump.name.to_owned(),
+                require,
             });
         }
         // Peers first: what comes to them by the bump finds it there.
@@ -294,6 +331,7 @@ impl Daemon {
             self.send_wants().await;
             return Err(failed(error));
         }
+        self.enforce(&lives, None).await;
         for (bump, lives) in self.ruled(&lives, None) {
             self.follow_rules(&lives, bump).await;
         }
@@ -385,6 +423,9 @@ impl Daemon {
             state.rules.retain(|rule| rule.origin == RuleOrigin::Config);
             state.user_rules.clear();
             state.choices.clear();
+            state.locks.clear();
+            state.handed.clear();
+            state.written.clear();
             state.suspended = true;
             for peer in &mut state.peers {
                 peer.engaged = 0;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dibs_config::{PortRange, RuleConfig};
 use dibs_control::{Match, RuleId, RuleInfo, RuleOrigin, Selector};
-use dibs_policy::{BumpId, ClassRule, Prefix};
+use dibs_policy::{Binding, BumpId, ClassRule, Prefix};
 use ipnet::IpNet;
 
 use crate::startup::policy_prefix;
@@ -22,6 +22,8 @@ pub struct Rule {
     pub id: RuleId,
     /// The bump's name.
     pub bump: String,
+    /// Whether what matches may go by nothing else.
+    pub require: bool,
     /// Who made it.
     pub origin: RuleOrigin,
     /// As the user wrote it.
@@ -36,9 +38,15 @@ impl Rule {
         RuleInfo {
             id: self.id,
             bump: self.bump.clone(),
+            require: self.require,
             origin: self.origin,
             selector: self.selector.clone(),
         }
+    }
+
+    /// The bump that it puts connections on.
+    pub fn bump_id(&self) -> BumpId {
+        self.classes[0].bump
     }
 
     /// Whether a connection of this host is meant. A group is not known of a live connection, so a
@@ -106,6 +114,7 @@ pub fn of_file(id: RuleId, rule: &RuleConfig, bump: BumpId) -> Result<Rule, Stri
                     destination,
                     uid,
                     gid: rule.gid,
+                    binding: binding(rule.require),
                     ..ClassRule::tcp(kernel_id(id), bump)
                 });
             }
@@ -132,6 +141,7 @@ pub fn of_file(id: RuleId, rule: &RuleConfig, bump: BumpId) -> Result<Rule, Stri
     Ok(Rule {
         id,
         bump: rule.bump.clone(),
+        require: rule.require,
         origin: RuleOrigin::Config,
         selector: selector
             .into_iter()
@@ -148,10 +158,11 @@ pub fn of_file(id: RuleId, rule: &RuleConfig, bump: BumpId) -> Result<Rule, Stri
 pub fn of_user(
     id: RuleId,
     selector: &Selector,
-    bump: &str,
-    bump_id: BumpId,
+    bump: (&str, BumpId),
+    require: bool,
     peer: impl Fn(&str) -> Option<Vec<IpNet>>,
 ) -> Result<Rule, String> {
+    let (name, bump_id) = bump;
     let all = Match::default();
     let wanted = match selector {
         Selector::All => &all,
@@ -186,6 +197,7 @@ pub fn of_user(
         destination: destination.as_ref().map(policy_prefix),
         source: wanted.src.as_ref().map(policy_prefix),
         uid: wanted.uid,
+        binding: binding(require),
         ..ClassRule::tcp(kernel_id(id), bump_id)
     });
     let mixed = |class: &ClassRule| match (class.source, class.destination) {
@@ -198,7 +210,8 @@ pub fn of_user(
     }
     Ok(Rule {
         id,
-        bump: bump.to_owned(),
+        bump: name.to_owned(),
+        require,
         origin: RuleOrigin::User,
         selector: wanted
             .terms()
@@ -207,6 +220,14 @@ pub fn of_user(
             .collect(),
         classes,
     })
+}
+
+fn binding(require: bool) -> Binding {
+    if require {
+        Binding::Required
+    } else {
+        Binding::Loose
+    }
 }
 
 /// The number in the comment of the kernel's rules.

@@ -50,6 +50,9 @@ pub struct SavedRule {
     pub selector: Selector,
     /// The bump's name.
     pub bump: String,
+    /// Whether they may go by nothing else.
+    #[serde(default)]
+    pub require: bool,
 }
 
 /// A choice and its connection.
@@ -185,6 +188,7 @@ mod tests {
                 id: 1001,
                 selector: Selector::All,
                 bump: "scramble".to_owned(),
+                require: true,
             }],
             choices: vec![SavedChoice {
                 conn: Pair {

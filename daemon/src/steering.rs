@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
 use dibs_policy::{
-    BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Fail, Report, Steering,
+    BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Drops, Fail, Report, Steering,
 };
 
 use crate::driver::Driver;
@@ -98,6 +98,11 @@ impl Steerer {
     /// Forgets the TUN of a bump: the data path lost it. The next [`set`](Self::set) opens another.
     pub fn tun_lost(&mut self, bump: BumpId) {
         self.open.remove(&bump);
+    }
+
+    /// What the kernel dropped for us, by reason.
+    pub async fn drops(&mut self) -> Result<Drops, dibs_policy::Error> {
+        self.steering.drops().await
     }
 
     /// Removes everything of ours from the kernel, TUNs included.

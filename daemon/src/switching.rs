@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dibs_policy::conntrack::{Conntrack, Tuple};
 use dibs_policy::{BumpId, Place};
 
 use crate::conns::{Choice, Pair, Version};
-use crate::daemon::{Daemon, Unanswered};
+use crate::daemon::{Daemon, Handed, Unanswered};
 use crate::live::{Live, bump_name};
 use crate::messages::{Body, MAX_ENTRIES, Message, Outcome};
 use crate::startup::{carried, marks};
@@ -92,6 +92,8 @@ impl Daemon {
             outcomes.insert(pair, verdict);
         }
         self.save()?;
+        // What came back for want of an answer, too.
+        self.confirmations_due.notify_one();
         if bump != 0 {
             let moved: Vec<&Live> = lives
                 .iter()
@@ -120,6 +122,8 @@ impl Daemon {
         bump: u8,
         explicit: bool,
     ) -> Vec<(Pair, Version, Result<Outcome, Unanswered>)> {
+        let pairs: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
+        self.unlock_leaving(&pairs, bump).await;
         let sending = match bump {
             0 => self.sending().await,
             _ => HashSet::new(),
@@ -329,11 +333,18 @@ impl Daemon {
     ) -> Result<(), dibs_policy::Error> {
         let marks = marks(&self.config);
         let chosen = if explicit { marks.override_bit() } else { 0 };
-        let value = BumpId::new(bump).map_or(0, |bump| marks.bump(bump)) | chosen;
-        let mask = marks.bump_mask() | marks.override_bit();
+        let mut value = BumpId::new(bump).map_or(0, |bump| marks.bump(bump)) | chosen;
+        let mut mask = marks.bump_mask() | marks.override_bit();
+        let locked = self.state.borrow().locks.is_locked(pair, bump);
+        if bump == 0 || locked {
+            mask |= marks.locked_bit();
+            value |= if locked { marks.locked_bit() } else { 0 };
+        }
         let tuple = Tuple::tcp(pair.local, pair.remote);
         let mut conntrack = Conntrack::open()?;
         let mut backstop = self.backstop.lock().await;
+        let written = (bump, Instant::now());
+        self.state.borrow_mut().written.insert(*pair, written);
         if bump == 0 {
             self.state.borrow_mut().followed.remove(pair);
             let place = if explicit {
@@ -480,6 +491,8 @@ impl Daemon {
         if moving.is_empty() {
             return outcomes;
         }
+        let pairs: Vec<Pair> = moving.iter().map(|(_, pair)| *pair).collect();
+        self.unlock_leaving(&pairs, bump).await;
         if bump == 0 {
             self.silence(moving.iter().map(|(_, pair)| &lives[pair]))
                 .await;
@@ -506,6 +519,7 @@ impl Daemon {
                 outcomes[index].0 = Outcome::Failed;
             }
         }
+        self.confirmations_due.notify_one();
         if news == 0 {
             return outcomes;
         }
@@ -534,15 +548,26 @@ impl Daemon {
         let ruled = state
             .active_rules()
             .any(|rule| rule.matches(local, remote, live.uid));
-        if bump == 0 && ruled {
+        let required = state.requirement(live).map(|rule| rule.bump_id().get());
+        if bump == 0 && ruled || required.is_some_and(|required| required != bump) {
             return Err((Outcome::OwnRule, version.generation));
         }
         let before = state.choices.get(&live.pair);
         if !explicit {
-            return match before {
-                Some(choice) => Err((Outcome::Older, choice.version.generation)),
-                None => Ok(true),
-            };
+            if let Some(choice) = before {
+                return Err((Outcome::Older, choice.version.generation));
+            }
+            let was = state.handed.get(&live.pair).map_or(0, |known| known.bump);
+            if ready {
+                return Ok(false);
+            }
+            if bump == 0 {
+                state.handed.remove(&live.pair);
+            } else if was != bump {
+                let by_peer = true;
+                state.handed.insert(live.pair, Handed { bump, by_peer });
+            }
+            return Ok(was != bump);
         }
         if ready {
             return match before {
@@ -564,6 +589,8 @@ impl Daemon {
         for live in lives.iter().filter(|live| !live.bound) {
             by_peer.entry(live.peer).or_default().push(*live);
         }
+        let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
+        self.state.borrow_mut().moving.extend(&moving);
         for (peer, lives) in by_peer {
             // What the peer does not take part in goes one way only, as rules allow.
             self.negotiate(peer, &lives, bump, false).await;
@@ -573,6 +600,11 @@ impl Daemon {
                 }
             }
         }
+        self.state
+            .borrow_mut()
+            .moving
+            .retain(|pair| !moving.contains(pair));
+        self.confirmations_due.notify_one();
     }
 
     /// Tells a peer, whose session is new, all that concerns it.
@@ -605,7 +637,9 @@ impl Daemon {
         }
         match self.connections().await {
             Ok(lives) => {
-                for (bump, lives) in self.ruled(&lives, Some(peer)) {
+                self.enforce(&lives, Some(peer)).await;
+                let ruled = self.ruled(&lives, Some(peer));
+                for (bump, lives) in ruled.into_iter().chain(self.followed_here(&lives, peer)) {
                     self.follow_rules(&lives, bump).await;
                 }
             }
@@ -626,7 +660,7 @@ impl Daemon {
                 .filter(|_| meant)
                 .find(|rule| rule.matches(live.pair.local, live.pair.remote, live.uid));
             if let Some(rule) = rule {
-                let bump = rule.classes[0].bump.get();
+                let bump = rule.bump_id().get();
                 ruled.entry(bump).or_default().push(*live);
             }
         }

@@ -183,8 +183,8 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
         of_user(
             FIRST_USER_RULE,
             &Selector::Match(wanted),
-            "scramble",
-            scramble(),
+            ("scramble", scramble()),
+            false,
             |name| (name == "server").then(|| config.peers[0].addresses.clone()),
         )
     };

@@ -101,13 +101,17 @@ pub(crate) enum ConnCommand {
 #[derive(Subcommand)]
 pub(crate) enum RuleCommand {
     /// Make a rule; it outlives the daemon
-    #[command(override_usage = "dibsctl rule add SELECTOR... --bump <NAME>")]
+    #[command(override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require]")]
     Add {
         #[command(flatten)]
         selector: SelectorArgs,
         /// What the connections take
         #[arg(long, value_name = "NAME")]
         bump: String,
+        /// Let them go, and come, by nothing else: without a session or a trusted path they wait, and
+        /// disable is refused
+        #[arg(long)]
+        require: bool,
     },
     /// All rules, in the order in which they are tried
     List,

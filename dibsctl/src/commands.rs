@@ -38,7 +38,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let changed = connect()?.disable(selector.into())?;
             show_changed(json, &changed, now)
         }
-        Command::Rule(RuleCommand::Add { selector, bump }) => {
+        Command::Rule(RuleCommand::Add {
+            selector,
+            bump,
+            require,
+        }) => {
             let selector = Selector::from(selector);
             if !selector.names_class() {
                 let message = "a rule is for connections to come: --conn and --pid name live ones";
@@ -46,7 +50,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                     .error(ErrorKind::ArgumentConflict, message)
                     .exit();
             }
-            let rule = connect()?.add_rule(selector, bump)?;
+            let rule = connect()?.add_rule(selector, bump, require)?;
             show(json, &rule, || {
                 format!("rule {}: {}\n", rule.id, render::rule(&rule))
             })

@@ -116,7 +116,7 @@ pub(crate) fn changed(changed: &Changed, now: f64) -> String {
 
 /// `dport 80 uid 1000 -> scramble`
 pub(crate) fn rule(rule: &RuleInfo) -> String {
-    printable(&format!("{} -> {}", rule_selector(rule), rule.bump))
+    printable(&format!("{} -> {}", rule_selector(rule), rule_bump(rule)))
 }
 
 pub(crate) fn rules(rules: &[RuleInfo]) -> Table {
@@ -127,7 +127,7 @@ pub(crate) fn rules(rules: &[RuleInfo]) -> Table {
         };
         [
             rule.id.to_string(),
-            rule.bump.clone(),
+            rule_bump(rule),
             rule_selector(rule),
             origin.to_owned(),
         ]
@@ -266,6 +266,11 @@ fn process(conn: &ConnInfo) -> String {
         (None, Some(pid)) => format!("({pid})"),
         (None, None) => String::new(),
     }
+}
+
+fn rule_bump(rule: &RuleInfo) -> String {
+    let required = if rule.require { " (required)" } else { "" };
+    format!("{}{required}", rule.bump)
 }
 
 fn rule_selector(rule: &RuleInfo) -> String {

@@ -13,6 +13,8 @@ const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 /// What a UDP header takes.
 const UDP: usize = 8;
+/// What a TCP header without options takes.
+const TCP: usize = 20;
 /// The longest UDP payload of one packet on a link of 1500 bytes.
 const LONGEST: usize = 1500 - IPV4 - UDP;
 
@@ -57,6 +59,114 @@ impl Attacker {
         let to = SocketAddr::from(SocketAddrV4::new(*to.ip(), 0));
         self.socket.send_to(&packet, &to.into()).map(drop)
     }
+}
+
+/// A TCP segment without options, as its sender would make it.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// Its sender.
+    pub from: SocketAddrV4,
+    /// Its receiver.
+    pub to: SocketAddrV4,
+    /// The number of its first byte.
+    pub seq: u32,
+    /// The number of the byte expected next.
+    pub ack: u32,
+    /// FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32.
+    pub flags: u8,
+    /// What it carries.
+    pub payload: &'a [u8],
+}
+
+impl Segment<'_> {
+    fn bytes(&self) -> Vec<u8> {
+        let mut tcp = Vec::new();
+        tcp.extend(self.from.port().to_be_bytes());
+        tcp.extend(self.to.port().to_be_bytes());
+        tcp.extend(self.seq.to_be_bytes());
+        tcp.extend(self.ack.to_be_bytes());
+        // Five words of header, a window, no checksum yet, no urgent data.
+        tcp.extend([0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        tcp.extend(self.payload);
+        let (from, to) = (self.from.ip().octets(), self.to.ip().octets());
+        let length = (tcp.len() as u16).to_be_bytes();
+        let pseudo = [&from[..], &to, &[0, 6], &length].concat();
+        let sum = checksum(&[&pseudo[..], &tcp].concat());
+        tcp[16..18].copy_from_slice(&sum);
+        tcp
+    }
+}
+
+impl Attacker {
+    /// Sends a segment as if its sender did.
+    ///
+    /// # Errors
+    /// If the system refuses it.
+    pub fn send_segment(&self, segment: &Segment<'_>) -> io::Result<()> {
+        self.send_ip(6, segment.from, segment.to, &segment.bytes())
+    }
+
+    /// Sends the sender of a segment the ICMP error that the segment is too long for the way.
+    ///
+    /// # Errors
+    /// If the system refuses it.
+    pub fn send_too_long(&self, about: &Segment<'_>, by: SocketAddrV4) -> io::Result<()> {
+        let inner = ip(6, about.from, about.to, &about.bytes()).map_err(io::Error::other)?;
+        // Destination unreachable, fragmentation needed; 600 bytes would do (RFC 1191).
+        let mut icmp = vec![3, 4, 0, 0, 0, 0, 2, 88];
+        icmp.extend(&inner[..IPV4 + 8]);
+        let sum = checksum(&icmp);
+        icmp[2..4].copy_from_slice(&sum);
+        self.send_ip(1, by, about.from, &icmp)
+    }
+
+    fn send_ip(
+        &self,
+        protocol: u8,
+        from: SocketAddrV4,
+        to: SocketAddrV4,
+        payload: &[u8],
+    ) -> io::Result<()> {
+        let packet = ip(protocol, from, to, payload).map_err(io::Error::other)?;
+        let to = SocketAddr::from(SocketAddrV4::new(*to.ip(), 0));
+        self.socket.send_to(&packet, &to.into()).map(drop)
+    }
+}
+
+/// An IPv4 packet of 64 hops without options; the kernel adds its checksum.
+fn ip(protocol: u8, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> Result<Vec<u8>> {
+    let length = u16::try_from(IPV4 + payload.len())?.to_be_bytes();
+    let mut packet = vec![
+        0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0,
+    ];
+    packet.extend(from.ip().octets());
+    packet.extend(to.ip().octets());
+    packet.extend(payload);
+    Ok(packet)
+}
+
+/// RFC 1071.
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let word = |pair: &[u8]| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from);
+    let mut sum: u32 = bytes.chunks(2).map(word).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    (!(sum as u16)).to_be_bytes()
+}
+
+/// Where the sender of the last IPv4 segment with this payload stands: the numbers of its next byte, and
+/// of the byte that it expects.
+pub fn numbers(recording: &Recording, payload: &[u8]) -> Option<(u32, u32)> {
+    let segments = recording.packets.iter().rev().filter_map(|packet| {
+        let segment = packet.frame.get(ETHERNET + IPV4..)?;
+        let at = |at: usize| Some(u32::from_be_bytes(*segment.get(at..at + 4)?.first_chunk()?));
+        let header = usize::from(segment.get(12)? >> 4) * 4;
+        let carried = segment.get(header.max(TCP)..)?;
+        let next = at(4)?.wrapping_add(carried.len() as u32);
+        (carried == payload).then_some((next, at(8)?))
+    });
+    segments.into_iter().next()
 }
 
 /// The payloads of the IPv4 UDP datagrams to this address that were recorded, as far as they are

@@ -341,6 +341,24 @@ impl Node {
         on.with_context(|| format!("host {}: {seen:?}", self.host.name()))
     }
 
+    /// Waits until the connection of a port is LOCKED on `scramble` in the kernel.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn wait_locked(&self, port: u16) -> Result<()> {
+        let port = format!("dport={port} ");
+        let mut seen = Vec::new();
+        let locked = wait("a locked connection", || {
+            seen = crate::kernel::marked(&self.host).unwrap_or_default();
+            seen.iter().any(|line| {
+                let mark = line.split(' ').find_map(|word| word.strip_prefix("mark="));
+                let mark = mark.and_then(|mark| mark.parse::<u32>().ok());
+                line.contains(&port) && mark.is_some_and(|m| m & 0x2f00_0000 == 0x2100_0000)
+            })
+        });
+        locked.with_context(|| format!("host {}: {seen:#?}", self.host.name()))
+    }
+
     /// Everything that helps to see why a test failed.
     pub(crate) fn describe(&self) -> String {
         let name = self.host.name();

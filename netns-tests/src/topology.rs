@@ -38,7 +38,7 @@ pub struct Net {
     /// Who stands in the midst of a link, and hears all that passes there.
     pub attacker: Option<Host>,
     // Holds what the links need.
-    _lab: Lab,
+    lab: Lab,
 }
 
 /// How a net differs from the usual one.
@@ -199,7 +199,7 @@ impl Net {
             eth,
             wlan,
             attacker,
-            _lab: lab,
+            lab,
         })
     }
 
@@ -230,12 +230,34 @@ impl Net {
         Talk::start(&self.a.host, &self.b.host, server(port))
     }
 
+    /// A third host, on a link of its own to `a`, which sends `a` what it likes.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn intruder(&mut self) -> Result<Host> {
+        let host = self.lab.host("c")?;
+        let (of_a, of_c) = ("10.0.3.1/24", "10.0.3.3/24");
+        let spec = LinkSpec::new(&self.a.host, "lan0", of_a, &host, "lan0", of_c);
+        self.lab.link(spec)?;
+        host.run("ip route add 10.0.1.1 via 10.0.3.1")?;
+        Ok(host)
+    }
+
     /// Listens on both links from now on.
     ///
     /// # Errors
     /// If the system does not let it.
     pub fn eavesdrop(&self) -> Result<Eavesdropper> {
         Eavesdropper::new(&self.b.host)
+    }
+
+    /// Waits until the connections of a port are LOCKED on both hosts.
+    ///
+    /// # Errors
+    /// If they are not.
+    pub fn wait_locked(&self, port: u16) -> Result<()> {
+        self.a.wait_locked(port)?;
+        self.b.wait_locked(port)
     }
 
     /// Waits until the connections of a port have this bump on both hosts.

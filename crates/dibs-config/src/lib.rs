@@ -209,6 +209,8 @@ pub struct RuleConfig {
     pub time: Option<DaySpan>,
     /// Further matches of iptables.
     pub match_expr: Option<MatchExpr>,
+    /// `false`; whether such connections may go by this bump only, whatever else is chosen.
+    pub require: bool,
 }
 
 /// Reads and checks the file.
@@ -300,6 +302,24 @@ impl Config {
             );
         }
         warnings
+    }
+
+    /// Why no rule can require its bump with this file's `[daemon]`, and what to do.
+    pub fn excludes_require(&self) -> Option<(String, &'static str)> {
+        let daemon = &self.daemon;
+        let (key, hint) = if daemon.fail == Fail::Open {
+            ("fail = \"open\"", "set fail = \"closed\"")
+        } else if daemon.on_trusted_down == OnTrustedDown::Untrusted {
+            (
+                "on_trusted_down = \"untrusted\"",
+                "set on_trusted_down = \"hold\"",
+            )
+        } else if daemon.integrity == Integrity::Off {
+            ("integrity = \"off\"", "set integrity = \"on\"")
+        } else {
+            return None;
+        };
+        Some((format!("require cannot be kept with {key}"), hint))
     }
 
     /// An error at the place of a key that this file is otherwise right to have, such as

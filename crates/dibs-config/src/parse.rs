@@ -44,6 +44,7 @@ const RULE: &[&str] = &[
     "destination",
     "time",
     "match",
+    "require",
 ];
 
 /// Ids are four bits: 0 is no bump, 15 the daemon's own sockets, three are built in.
@@ -87,6 +88,11 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
             "no path is trusted, and keys are agreed over a trusted one".to_owned(),
             Some("write trust = \"trusted\" in the [[path]] that nobody listens to".to_owned()),
         ));
+    }
+    let requiring = config.rules.iter().position(|rule| rule.require);
+    if let (Some(index), Some((message, hint))) = (requiring, config.excludes_require()) {
+        let hint = format!("{hint} in [daemon], or leave require out");
+        return Err(config.refuse(&format!("rule.{index}.require"), message, Some(hint)));
     }
     Ok(config)
 }
@@ -341,6 +347,7 @@ fn bumps(tables: Vec<Table<'_>>) -> Result<Vec<BumpConfig>, Error> {
 }
 
 fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error> {
+    let require = table.take("require");
     let bump = known_bump(&table.require("bump")?, bumps)?;
     if let Some(value) = table.take("protocol") {
         value.one_of(&[("tcp", ())])?;
@@ -364,6 +371,19 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
             .collect::<Result<_, _>>()?,
         None => Vec::new(),
     };
+    let gid = table.take("gid").map(|value| number(&value)).transpose()?;
+    let require = match require {
+        Some(value) if value.boolean()? && gid.is_some() => {
+            return Err(value.key_error(
+                "a rule that names a group cannot require its bump: whose group a connection is \
+                 of shows only as it sends"
+                    .to_owned(),
+                Some("name its user by uid or user".to_owned()),
+            ));
+        }
+        Some(value) => value.boolean()?,
+        None => false,
+    };
     Ok(RuleConfig {
         bump,
         protocol: Protocol::Tcp,
@@ -371,7 +391,7 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
         dport: ports(table.take("dport"))?,
         uid,
         user,
-        gid: table.take("gid").map(|value| number(&value)).transpose()?,
+        gid,
         destination,
         time: table
             .take("time")
@@ -381,6 +401,7 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
             .take("match")
             .map(|value| value.parse(MatchExpr::parse))
             .transpose()?,
+        require,
     })
 }
 

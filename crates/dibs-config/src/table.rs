@@ -259,6 +259,13 @@ impl<'a> Value<'a> {
         })
     }
 
+    /// `true` or `false`.
+    pub(crate) fn boolean(&self) -> Result<bool, Error> {
+        self.value
+            .as_bool()
+            .ok_or_else(|| self.unexpected("true or false"))
+    }
+
     /// A whole number within `range`.
     pub(crate) fn integer(&self, range: RangeInclusive<u32>) -> Result<u32, Error> {
         let integer = self

@@ -87,6 +87,36 @@ fn refused(piece: &str, replacement: &str) -> String {
 }
 
 #[test]
+fn what_would_let_out_what_a_rule_requires_is_refused() {
+    let with = |rule: &str| format!("{}\n[[rule]]\nbump = \"scramble\"\n{rule}\n", contract());
+    let required = with("user = \"backup\"\nrequire = true");
+    let line = required.lines().count();
+    assert!(good(&required).rules[1].require && !good(&required).rules[0].require);
+    for (key, kept, open) in [
+        ("fail             ", "closed", "open"),
+        ("on_trusted_down  ", "hold", "untrusted"),
+        ("integrity        ", "on", "off"),
+    ] {
+        let [kept_line, open_line] = [kept, open].map(|value| format!("{key}= \"{value}\""));
+        assert!(required.contains(&kept_line), "{kept_line}");
+        let text = required.replacen(&kept_line, &open_line, 1);
+        let key = key.trim();
+        assert_eq!(
+            fault(&text).to_string(),
+            format!(
+                "dibs.toml:{line}:11: require cannot be kept with {key} = \"{open}\"; hint: set {key} \
+                 = \"{kept}\" in [daemon], or leave require out"
+            )
+        );
+        good(&text.replacen("require = true", "require = false", 1));
+    }
+    let said = fault(&with("gid = 7\nrequire = true")).to_string();
+    assert!(said.contains(":1: a rule that names a group"), "{said}");
+    let said = fault(&with("require = \"yes\"")).to_string();
+    assert!(said.contains("has to be true or false"), "{said}");
+}
+
+#[test]
 fn the_contract_is_read() {
     let config = good(&contract());
     let daemon = &config.daemon;
@@ -199,7 +229,7 @@ fn places_and_hints() {
         (
             "gid = 100",
             "colour = 3",
-            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, destination, time, match",
+            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, destination, time, match, require",
         ),
         (
             "wlan = \"10.0.2.2:5300\"",

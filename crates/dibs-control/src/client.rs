@@ -141,8 +141,17 @@ impl Client {
     }
 
     /// [`Request::RuleAdd`]
-    pub fn add_rule(&mut self, selector: Selector, bump: String) -> Result<RuleInfo, ClientError> {
-        match self.request(&Request::RuleAdd { selector, bump })? {
+    pub fn add_rule(
+        &mut self,
+        selector: Selector,
+        bump: String,
+        require: bool,
+    ) -> Result<RuleInfo, ClientError> {
+        match self.request(&Request::RuleAdd {
+            selector,
+            bump,
+            require,
+        })? {
             Reply::Rule(rule) => Ok(rule),
             other => Err(self.unexpected(&other)),
         }

@@ -180,8 +180,9 @@ mod tests {
                 Request::RuleAdd {
                     selector: Selector::All,
                     bump: "scramble".to_owned(),
+                    require: true,
                 },
-                r#"{"version":1,"request":{"rule_add":{"selector":"all","bump":"scramble"}}}"#,
+                r#"{"version":1,"request":{"rule_add":{"selector":"all","bump":"scramble","require":true}}}"#,
             ),
             (
                 Request::RuleDel { id: 9 },

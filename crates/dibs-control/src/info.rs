@@ -210,6 +210,8 @@ pub struct RuleInfo {
     pub id: RuleId,
     /// What they take.
     pub bump: String,
+    /// Whether they may go by nothing else.
+    pub require: bool,
     /// Who made it.
     pub origin: RuleOrigin,
     /// What it selects by: keys as in the configuration (`dport`, `uid`, `time`, ...), values as

@@ -63,6 +63,9 @@ pub enum Request {
         selector: Selector,
         /// What they take.
         bump: String,
+        /// Whether they may go by nothing else.
+        #[serde(default)]
+        require: bool,
     },
     /// Answered by [`Reply::Rules`].
     RuleList,

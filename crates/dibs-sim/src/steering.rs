@@ -521,7 +521,7 @@ impl Steering {
                     self.seen.note(Seen::LateAnswer);
                 }
             }
-            Body::Want { .. } => {}
+            Body::Want { .. } | Body::Confirm { .. } => {}
         }
         true
     }

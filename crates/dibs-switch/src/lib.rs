@@ -2,4 +2,5 @@
 //! them. Pure, so that the simulator runs the same as the daemon does.
 
 pub mod conns;
+pub mod locks;
 pub mod messages;

@@ -10,6 +10,7 @@
 //!   entry                 = family:8 (4 or 6)  address of the sender  address of the receiver
 //!                           port of the sender:16  port of the receiver:16  generation:64
 //! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64)
+//! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -18,7 +19,9 @@
 //! stands above rules and is kept. Both are answered with the same request number: SWITCH with an
 //! outcome for each entry in order, WANT with one. Flag 2, with bump 0 only: the sender has something under
 //! way by the bump, and leaves first. The receiver says whether it would follow, and gets ready: what it
-//! sends itself falls silent.
+//! sends itself falls silent. CONFIRM says that the sender has connections on a bump, and asks whether the
+//! receiver has them there too; once both know, either may refuse what does not come by the bump. It is
+//! answered as SWITCH is, with generation 0.
 //!
 //! [`Node::send_control`]: dibs_core::node::Node::send_control
 
@@ -32,6 +35,7 @@ const VERSION: u8 = 1;
 const WANT: u8 = 1;
 const SWITCH: u8 = 2;
 const ANSWER: u8 = 3;
+const CONFIRM: u8 = 4;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
 
@@ -71,6 +75,13 @@ pub enum Body {
         ready: bool,
         /// Up to [`MAX_ENTRIES`] connections as the sender sends, with the version of the choice.
         conns: Vec<(Pair, Version)>,
+    },
+    /// Which connections are on a bump here.
+    Confirm {
+        /// Never 0.
+        bump: u8,
+        /// Up to [`MAX_ENTRIES`] connections as the sender sends.
+        conns: Vec<Pair>,
     },
     /// What came of a question.
     Answer(Vec<(Outcome, u64)>),
@@ -144,6 +155,11 @@ impl Message {
                     out.extend(version.generation.to_be_bytes());
                 }
             }
+            Body::Confirm { bump, conns } => {
+                out[1] = CONFIRM;
+                out.extend([*bump, count(conns.len())]);
+                conns.iter().for_each(|pair| put_pair(&mut out, pair));
+            }
             Body::Answer(outcomes) => {
                 out[1] = ANSWER;
                 out.push(count(outcomes.len()));
@@ -185,6 +201,14 @@ impl Message {
                     bump,
                     explicit: flags & EXPLICIT != 0,
                     ready: flags & READY != 0,
+                    conns: conns.collect::<Result<_, _>>()?,
+                }
+            }
+            CONFIRM => {
+                let bump = r.u8()?;
+                let conns = (0..r.count()?).map(|_| r.pair());
+                Body::Confirm {
+                    bump,
                     conns: conns.collect::<Result<_, _>>()?,
                 }
             }

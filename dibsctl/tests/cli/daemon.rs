@@ -137,6 +137,7 @@ pub(crate) fn rule() -> RuleInfo {
     RuleInfo {
         id: 3,
         bump: "scramble".to_owned(),
+        require: false,
         origin: RuleOrigin::User,
         selector: [("dport".to_owned(), "80".to_owned())].into(),
     }

@@ -268,6 +268,7 @@ fn rules_are_made_and_deleted() {
     let request = Request::RuleAdd {
         selector,
         bump: "scramble".to_owned(),
+        require: false,
     };
     let args = ["rule", "add", "--dport", "80", "--bump", "scramble"];
     let (run, asked) = Daemon::answering(Ok(Reply::Rule(rule()))).run(&args);
@@ -278,6 +279,14 @@ fn rules_are_made_and_deleted() {
     let (run, _) =
         Daemon::answering(Ok(Reply::Rule(rule()))).run(&[&args[..], &["--json"]].concat());
     assert_eq!(json(&run.good())["id"], 3);
+    let required = RuleInfo {
+        require: true,
+        ..rule()
+    };
+    let args = [&args[..], &["--require"]].concat();
+    let (run, asked) = Daemon::answering(Ok(Reply::Rule(required))).run(&args);
+    assert!(matches!(asked, Request::RuleAdd { require: true, .. }));
+    assert_eq!(run.good(), "rule 3: dport 80 -> scramble (required)\n");
 
     let (run, asked) = Daemon::answering(Ok(Reply::Done)).run(&["rule", "del", "3"]);
     assert_eq!(

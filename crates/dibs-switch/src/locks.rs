@@ -1,0 +1,174 @@
+//! Connections of which only what comes by their bump is taken: LOCKED (SECURITY 5).
+//!
+//! A connection is locked once both ends said that they send it by the bump, and what they sent in plain
+//! before has had time to arrive; it is unlocked before either leaves.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::conns::Pair;
+
+/// What both ends sent in plain before they were on the bump has arrived, or is lost.
+pub const GRACE: Duration = Duration::from_secs(1);
+/// Before a peer that is not on the bump is asked again.
+pub const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// What is known of each connection's lock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Locks(BTreeMap<Pair, Lock>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lock {
+    bump: u8,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The peer is not on the bump; it is not asked again before.
+    Refused(Instant),
+    /// The peer is on the bump too; locked from then on.
+    Confirmed(Instant),
+    Locked,
+}
+
+impl Locks {
+    /// Both ends are on `bump`.
+    pub fn confirm(&mut self, pair: Pair, bump: u8, now: Instant) {
+        let known = self.0.get(&pair).filter(|lock| lock.bump == bump);
+        if known.is_none_or(|lock| matches!(lock.state, State::Refused(_))) {
+            let state = State::Confirmed(now + GRACE);
+            self.0.insert(pair, Lock { bump, state });
+        }
+    }
+
+    /// The peer says that it is not on `bump`.
+    pub fn refuse(&mut self, pair: Pair, bump: u8, now: Instant) {
+        if self.wants_asking(&pair, bump, now) {
+            let state = State::Refused(now + ASK_AGAIN);
+            self.0.insert(pair, Lock { bump, state });
+        }
+    }
+
+    /// The kernel has it locked since an earlier run.
+    pub fn adopt(&mut self, pair: Pair, bump: u8) {
+        let state = State::Locked;
+        self.0.insert(pair, Lock { bump, state });
+    }
+
+    /// The connection is about to leave its bump, or has ended.
+    pub fn release(&mut self, pair: &Pair) {
+        self.0.remove(pair);
+    }
+
+    /// Whether a connection on `bump` is locked.
+    pub fn is_locked(&self, pair: &Pair, bump: u8) -> bool {
+        let lock = self.0.get(pair);
+        lock.is_some_and(|lock| lock.bump == bump && lock.state == State::Locked)
+    }
+
+    /// Whether anything is known of a lock for another bump than this.
+    pub fn is_elsewhere(&self, pair: &Pair, bump: u8) -> bool {
+        self.0.get(pair).is_some_and(|lock| lock.bump != bump)
+    }
+
+    /// Whether the peer should be asked if it is on `bump`.
+    pub fn wants_asking(&self, pair: &Pair, bump: u8, now: Instant) -> bool {
+        match self.0.get(pair) {
+            Some(lock) if lock.bump == bump => match lock.state {
+                State::Refused(until) => until <= now,
+                State::Confirmed(_) | State::Locked => false,
+            },
+            _ => true,
+        }
+    }
+
+    /// Locks what is due, and returns it.
+    pub fn take_due(&mut self, now: Instant) -> Vec<(Pair, u8)> {
+        let mut due = Vec::new();
+        for (pair, lock) in &mut self.0 {
+            if matches!(lock.state, State::Confirmed(at) if at <= now) {
+                lock.state = State::Locked;
+                due.push((*pair, lock.bump));
+            }
+        }
+        due
+    }
+
+    /// When the next one is due.
+    pub fn next_due(&self) -> Option<Instant> {
+        let due = self.0.values().filter_map(|lock| match lock.state {
+            State::Confirmed(at) => Some(at),
+            State::Refused(_) | State::Locked => None,
+        });
+        due.min()
+    }
+
+    /// Forgets what is not on its bump any more.
+    pub fn retain(&mut self, is_on: impl Fn(&Pair, u8) -> bool) {
+        self.0.retain(|pair, lock| is_on(pair, lock.bump));
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> Pair {
+        Pair {
+            local: "10.0.1.1:40000".parse().unwrap(),
+            remote: "10.0.1.2:80".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_lock_takes_both_ends_and_a_while() {
+        let (mut locks, start) = (Locks::default(), Instant::now());
+        assert!(locks.wants_asking(&pair(), 1, start));
+        locks.confirm(pair(), 1, start);
+        assert!(!locks.wants_asking(&pair(), 1, start));
+        let due = start + GRACE;
+        assert_eq!(locks.next_due(), Some(due));
+        assert_eq!(locks.take_due(due - Duration::from_nanos(1)), []);
+        assert!(!locks.is_locked(&pair(), 1));
+        // Said again: it does not begin anew.
+        locks.confirm(pair(), 1, start + GRACE / 2);
+        assert_eq!(locks.take_due(due), [(pair(), 1)]);
+        assert!(locks.is_locked(&pair(), 1) && !locks.is_locked(&pair(), 2));
+        assert_eq!(locks.next_due(), None);
+    }
+
+    #[test]
+    fn what_leaves_in_between_is_not_locked() {
+        let (mut locks, start) = (Locks::default(), Instant::now());
+        locks.confirm(pair(), 1, start);
+        locks.release(&pair());
+        assert_eq!(locks.take_due(start + GRACE), []);
+        // Nor by the time of an earlier stay.
+        locks.confirm(pair(), 1, start + GRACE / 2);
+        assert_eq!(locks.take_due(start + GRACE), []);
+    }
+
+    #[test]
+    fn a_refusal_stands_for_a_while_and_against_no_confirmation() {
+        let (mut locks, start) = (Locks::default(), Instant::now());
+        locks.refuse(pair(), 1, start);
+        assert!(!locks.wants_asking(&pair(), 1, start));
+        assert!(locks.wants_asking(&pair(), 1, start + ASK_AGAIN));
+        locks.confirm(pair(), 1, start);
+        assert_eq!(locks.take_due(start + GRACE), [(pair(), 1)]);
+        locks.refuse(pair(), 1, start + GRACE);
+        assert!(
+            locks.is_locked(&pair(), 1),
+            "the peer said so before it left"
+        );
+        assert!(locks.is_elsewhere(&pair(), 2) && !locks.is_elsewhere(&pair(), 1));
+        locks.retain(|_, bump| bump != 1);
+        assert_eq!(locks, Locks::default());
+    }
+}

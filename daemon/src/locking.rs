@@ -1,0 +1,338 @@
+//! LOCKED in the kernel: set once both ends are on the bump, cleared before either leaves it, set again
+//! where it got lost.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use dibs_config::Fail;
+use dibs_policy::conntrack::{Connection, Conntrack, Tuple};
+use dibs_policy::{BumpId, MarkLayout};
+
+use crate::conns::Pair;
+use crate::daemon::{Daemon, Handed, State};
+use crate::live::Live;
+use crate::messages::{Body, MAX_ENTRIES, Outcome};
+use crate::startup::{carried, marks};
+
+/// Between two looks that nothing gave cause for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Connections that peers are asked about at one look; the others wait for the next.
+const MOST_ASKED: usize = 512;
+
+/// What conntrack has of connections on bumps, by either end's view.
+type Tracked = HashMap<Pair, Connection>;
+
+impl Daemon {
+    /// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
+    fn locks(&self) -> bool {
+        self.config.daemon.fail == Fail::Closed
+    }
+
+    /// Takes over what an earlier run locked, and what is on a bump for no reason that outlives the daemon;
+    /// before anything changes marks.
+    pub(crate) async fn adopt_marks(&self) -> anyhow::Result<()> {
+        let layout = marks(&self.config);
+        let bumps: Vec<BumpId> = carried().iter().map(|bump| bump.id).collect();
+        let tracked = tracked(layout, &bumps).await?;
+        let lives = self.sockets().await?;
+        let mut state = self.state.borrow_mut();
+        for live in lives {
+            let Some(entry) = tracked.get(&live.pair) else {
+                continue;
+            };
+            let Some(bump) = layout.bump_of(entry.mark).map(BumpId::get) else {
+                continue;
+            };
+            if entry.mark & layout.locked_bit() != 0 {
+                state.locks.adopt(live.pair, bump);
+            }
+            let chosen = entry.mark & layout.override_bit() != 0;
+            let engaged = state.peers[live.peer].engaged & 1 << bump != 0;
+            let ruled = state.active_rules().any(|rule| {
+                rule.bump_id().get() == bump
+                    && rule.matches(live.pair.local, live.pair.remote, live.uid)
+            });
+            let chosen = chosen || state.choices.get(&live.pair).is_some();
+            if !chosen && !ruled {
+                let by_peer = engaged;
+                state.handed.insert(live.pair, Handed { bump, by_peer });
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets connections take plain packets, before they leave their bump.
+    pub(crate) async fn unlock(&self, pairs: &[Pair]) {
+        {
+            let mut state = self.state.borrow_mut();
+            pairs.iter().for_each(|pair| state.locks.release(pair));
+        }
+        let _turn = self.marking.lock().await;
+        let cleared = async {
+            let mut conntrack = Conntrack::open()?;
+            let locked = marks(&self.config).locked_bit();
+            for pair in pairs {
+                conntrack.set_mark(&tuple(pair), 0, locked).await?;
+            }
+            Ok::<_, dibs_policy::Error>(())
+        };
+        if let Err(error) = cleared.await {
+            // It is cleared with the bump; until then plain packets are lost.
+            tracing::warn!("cannot unlock connections: {error}");
+        }
+    }
+
+    /// Unlocks what is about to leave its bump for another or for plain.
+    pub(crate) async fn unlock_leaving(&self, pairs: &[Pair], bump: u8) {
+        let leaving: Vec<Pair> = {
+            let locks = &self.state.borrow().locks;
+            let leaves = |pair: &&Pair| bump == 0 || locks.is_elsewhere(pair, bump);
+            pairs.iter().filter(leaves).copied().collect()
+        };
+        if !leaving.is_empty() {
+            self.unlock(&leaving).await;
+        }
+    }
+
+    /// Asks peers about connections that are on a bump here, and notes which are there too.
+    async fn ask_confirmations(&self) -> anyhow::Result<()> {
+        if !self.locks() || self.state.borrow().installed.is_empty() {
+            return Ok(());
+        }
+        let (lives, tracked) = self.on_bumps().await?;
+        let mut asking: BTreeMap<(usize, u8), Vec<Pair>> = BTreeMap::new();
+        {
+            let now = Instant::now();
+            let state = self.state.borrow();
+            let on = lives
+                .iter()
+                .filter_map(|live| Some((live, self.stays_on(live, &tracked)?)))
+                .filter(|(live, bump)| state.locks.wants_asking(&live.pair, *bump, now));
+            for (live, bump) in on.take(MOST_ASKED) {
+                asking.entry((live.peer, bump)).or_default().push(live.pair);
+            }
+        }
+        let asked = asking
+            .iter()
+            .map(|((peer, bump), pairs)| self.ask_confirmation(*peer, *bump, pairs));
+        let answers = futures_util::future::join_all(asked).await;
+        let confirmed: Vec<(u8, Pair)> = answers.into_iter().flatten().collect();
+        if confirmed.is_empty() {
+            return Ok(());
+        }
+        // It may have left while the peer was asked.
+        let (lives, tracked) = self.on_bumps().await?;
+        let lives: HashMap<Pair, Live> = lives.iter().map(|live| (live.pair, *live)).collect();
+        for (bump, pair) in confirmed {
+            let live = lives.get(&pair);
+            if live.and_then(|live| self.stays_on(live, &tracked)) == Some(bump) {
+                let mut state = self.state.borrow_mut();
+                state.locks.confirm(pair, bump, Instant::now());
+            }
+        }
+        self.locks_due.notify_one();
+        Ok(())
+    }
+
+    /// Asks one peer; those that it confirms.
+    async fn ask_confirmation(&self, peer: usize, bump: u8, pairs: &[Pair]) -> Vec<(u8, Pair)> {
+        let mut confirmed = Vec::new();
+        for pairs in pairs.chunks(MAX_ENTRIES) {
+            let conns = pairs.to_vec();
+            let Ok(outcomes) = self.ask(peer, Body::Confirm { bump, conns }).await else {
+                // Without a session there is nobody to confirm anything.
+                break;
+            };
+            for (pair, (outcome, _)) in pairs.iter().zip(outcomes) {
+                if outcome == Outcome::Done {
+                    confirmed.push((bump, *pair));
+                } else {
+                    let mut state = self.state.borrow_mut();
+                    state.locks.refuse(*pair, bump, Instant::now());
+                }
+            }
+        }
+        confirmed
+    }
+
+    /// Answers whether connections are on a bump here; those that are, the peer just said, are so at both
+    /// ends.
+    pub(crate) async fn on_confirm(
+        &self,
+        peer: usize,
+        bump: u8,
+        conns: Vec<Pair>,
+    ) -> Vec<(Outcome, u64)> {
+        let (lives, tracked) = match self.on_bumps().await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                return vec![(Outcome::Failed, 0); conns.len()];
+            }
+        };
+        let lives: HashMap<Pair, &Live> = lives.iter().map(|live| (live.pair, live)).collect();
+        let mut outcomes = Vec::with_capacity(conns.len());
+        for pair in conns {
+            let pair = pair.reversed();
+            let live = lives.get(&pair).filter(|live| live.peer == peer);
+            outcomes.push(match live {
+                None => (Outcome::NoConnection, 0),
+                Some(live) if self.stays_on(live, &tracked) == Some(bump) => {
+                    if self.locks() {
+                        let mut state = self.state.borrow_mut();
+                        state.locks.confirm(pair, bump, Instant::now());
+                    }
+                    (Outcome::Done, 0)
+                }
+                Some(_) => (Outcome::Older, 0),
+            });
+        }
+        self.locks_due.notify_one();
+        outcomes
+    }
+
+    /// The bump that a connection is on, unless it is about to leave it or not there yet.
+    fn stays_on(&self, live: &Live, tracked: &Tracked) -> Option<u8> {
+        let entry = tracked.get(&live.pair)?;
+        let bump = marks(&self.config).bump_of(entry.mark)?.get();
+        let state = self.state.borrow();
+        let stays = match state.choices.get(&live.pair) {
+            Some(choice) if state.requirement(live).is_none() => {
+                !choice.pending && choice.bump == bump
+            }
+            _ => true,
+        };
+        (stays && !live.over && !live.bound).then_some(bump)
+    }
+
+    /// Live connections, and what conntrack has of those on bumps.
+    async fn on_bumps(&self) -> anyhow::Result<(Vec<Live>, Tracked)> {
+        let bumps: Vec<BumpId> = self.state.borrow().installed.keys().copied().collect();
+        let tracked = tracked(marks(&self.config), &bumps).await?;
+        Ok((self.sockets().await?, tracked))
+    }
+
+    /// Brings LOCKED in the kernel to what is due, and mends what was done to the entries.
+    async fn set_locks(&self) -> anyhow::Result<()> {
+        let idle = {
+            let mut state = self.state.borrow_mut();
+            state.locks.take_due(Instant::now());
+            state.installed.is_empty()
+        };
+        if idle {
+            return Ok(());
+        }
+        let layout = marks(&self.config);
+        let (lives, tracked) = self.on_bumps().await?;
+        let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
+        let mut conntrack = Conntrack::open()?;
+        for live in &lives {
+            let Some(entry) = tracked.get(&live.pair) else {
+                continue;
+            };
+            let Some(bump) = layout.bump_of(entry.mark).map(BumpId::get) else {
+                continue;
+            };
+            if entry.mark & layout.locked_bit() == 0 {
+                self.lock(&mut conntrack, &live.pair, bump).await?;
+            } else if live.established && entry.was_closed() {
+                // A plain RST that was dropped, but had been seen by conntrack before.
+                conntrack.revive(&tuple(&live.pair)).await?;
+            }
+        }
+        // Another connection of the same ends is not to inherit it.
+        let mut done = BTreeSet::new();
+        for entry in tracked.values() {
+            let [pair, other] = ends(entry);
+            let locked = entry.mark & layout.locked_bit() != 0;
+            let peers = [&pair, &other].map(|pair| self.peer_of(pair.remote.ip()).is_some());
+            if locked
+                && peers.contains(&true)
+                && !alive.contains(&pair)
+                && !alive.contains(&other)
+                && done.insert(pair)
+            {
+                let _turn = self.marking.lock().await;
+                let bit = layout.locked_bit();
+                conntrack.set_mark(&tuple(&pair), 0, bit).await?;
+            }
+        }
+        let mut state = self.state.borrow_mut();
+        let State { choices, locks, .. } = &mut *state;
+        locks.retain(|pair, bump| {
+            let entry = tracked
+                .get(pair)
+                .and_then(|entry| layout.bump_of(entry.mark));
+            let chosen = choices.get(pair).map(|choice| choice.bump);
+            // The entry of a choice is made again where it was lost.
+            alive.contains(pair) && [entry.map(BumpId::get), chosen].contains(&Some(bump))
+        });
+        Ok(())
+    }
+
+    /// Sets LOCKED of a connection that is locked on `bump` by our record.
+    pub(crate) async fn lock(
+        &self,
+        conntrack: &mut Conntrack,
+        pair: &Pair,
+        bump: u8,
+    ) -> Result<(), dibs_policy::Error> {
+        let _turn = self.marking.lock().await;
+        if !self.state.borrow().locks.is_locked(pair, bump) {
+            return Ok(());
+        }
+        let bit = marks(&self.config).locked_bit();
+        conntrack.set_mark(&tuple(pair), bit, bit).await.map(drop)
+    }
+}
+
+/// The connections that conntrack has on these bumps.
+async fn tracked(layout: MarkLayout, bumps: &[BumpId]) -> Result<Tracked, dibs_policy::Error> {
+    let mut conntrack = Conntrack::open()?;
+    let mut tracked = Tracked::new();
+    for bump in bumps {
+        let (value, mask) = (layout.bump(*bump), layout.bump_mask());
+        for entry in conntrack.marked(value, mask).await? {
+            tracked.extend(ends(&entry).map(|pair| (pair, entry)));
+        }
+    }
+    Ok(tracked)
+}
+
+/// A tracked connection as either end may have begun it.
+pub(crate) fn ends(entry: &Connection) -> [Pair; 2] {
+    let pair = Pair {
+        local: entry.original.source,
+        remote: entry.original.destination,
+    };
+    [pair, pair.reversed()]
+}
+
+fn tuple(pair: &Pair) -> Tuple {
+    Tuple::tcp(pair.local, pair.remote)
+}
+
+/// Asks peers to confirm, after each switch and from time to time.
+pub async fn ask(daemon: Rc<Daemon>) {
+    loop {
+        let woken = daemon.confirmations_due.notified();
+        let _ = tokio::time::timeout(LOOK_EVERY, woken).await;
+        if let Err(error) = daemon.ask_confirmations().await {
+            tracing::warn!("cannot ask peers to confirm: {error:#}");
+        }
+    }
+}
+
+/// Keeps LOCKED in the kernel as it should be.
+pub async fn keep(daemon: Rc<Daemon>) {
+    loop {
+        let due = daemon.state.borrow().locks.next_due();
+        let look = tokio::time::Instant::now() + LOOK_EVERY;
+        let until = due.map_or(look, |due| look.min(due.into()));
+        let _ = tokio::time::timeout_at(until, daemon.locks_due.notified()).await;
+        if let Err(error) = daemon.set_locks().await {
+            tracing::warn!("cannot lock connections: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Follows the conntrack table while anything is installed: entries of connections on a bump that vanish
+//! are made again, and what others do to marks is noticed, and told to the peer.
+
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::time::Duration;
+
+use dibs_policy::BumpId;
+use dibs_policy::conntrack::{self, Connection, Conntrack, Events, Tuple};
+use tokio::time::sleep;
+
+use dibs_switch::locks::GRACE;
+
+use crate::conns::{Choice, Pair};
+use crate::daemon::{Daemon, Handed};
+use crate::live::{Live, bump_name};
+use crate::locking::ends;
+use crate::startup::marks;
+use crate::switching::Moved;
+
+/// Before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Follows the table for good.
+pub async fn follow(daemon: Rc<Daemon>) {
+    loop {
+        let Err(error) = follow_once(&daemon).await;
+        tracing::warn!("cannot follow the conntrack table: {error:#}");
+        sleep(RETRY).await;
+    }
+}
+
+async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
+    let mut events = Events::open()?;
+    loop {
+        match events.next().await? {
+            conntrack::Event::Destroyed(entry) => {
+                for pair in ends(&entry) {
+                    restore(daemon, pair).await?;
+                }
+            }
+            conntrack::Event::New(entry) => {
+                daemon.note_followed(&entry).await;
+                match choice_of(daemon, &entry) {
+                    // It has no mark of ours yet, whatever rules set.
+                    Some((pair, choice)) if !agrees(daemon, &entry, choice) => {
+                        restore(daemon, pair).await?;
+                    }
+                    Some(_) => relock(daemon, &entry).await?,
+                    None => note_update(daemon, &entry).await?,
+                }
+            }
+            conntrack::Event::Update(entry) => {
+                daemon.note_followed(&entry).await;
+                note_update(daemon, &entry).await?;
+            }
+            conntrack::Event::Lost => {
+                daemon.find_followed().await?;
+                daemon.mark_choices().await;
+            }
+        }
+    }
+}
+
+/// The choice for a tracked connection.
+fn choice_of(daemon: &Daemon, entry: &Connection) -> Option<(Pair, Choice)> {
+    let state = daemon.state.borrow();
+    let known = |pair: Pair| Some((pair, state.choices.get(&pair)?));
+    ends(entry).into_iter().find_map(known)
+}
+
+/// Whether an entry says what was chosen; what is being chosen is nobody else's doing.
+fn agrees(daemon: &Daemon, entry: &Connection, choice: Choice) -> bool {
+    let marks = marks(&daemon.config);
+    let chosen = entry.mark & marks.override_bit() != 0;
+    let bump = bump_of(daemon, entry);
+    choice.pending || chosen && (bump == choice.bump || was_written(daemon, entry, bump))
+}
+
+/// Whether we gave an entry its bump, and nothing has changed it since.
+fn was_written(daemon: &Daemon, entry: &Connection, bump: u8) -> bool {
+    let state = daemon.state.borrow();
+    let written = ends(entry)
+        .iter()
+        .find_map(|pair| Some(state.written.get(pair)?.0));
+    written == Some(bump)
+}
+
+/// The bump that an entry names; 0: none.
+fn bump_of(daemon: &Daemon, entry: &Connection) -> u8 {
+    let bump = marks(&daemon.config).bump_of(entry.mark);
+    bump.map_or(0, |bump| bump.get())
+}
+
+/// The entry of a connection that was chosen or follows is gone; the connection may not be.
+async fn restore(daemon: &Daemon, pair: Pair) -> anyhow::Result<()> {
+    let (chosen, followed) = {
+        let state = daemon.state.borrow();
+        let chosen = state.choices.get(&pair).is_some();
+        (chosen, state.followed.get(&pair).copied())
+    };
+    if !chosen && followed.is_none() {
+        return Ok(());
+    }
+    let lives = daemon.sockets().await?;
+    let lives = lives.iter().any(|live| live.pair == pair && !live.over);
+    match followed {
+        _ if lives && chosen => daemon.mark_choice(&pair).await?,
+        Some(bump) if lives => daemon.mark(&pair, bump.get(), false).await?,
+        Some(_) => daemon.forget_followed(&pair).await,
+        None => {}
+    }
+    Ok(())
+}
+
+/// An entry that was made anew has no LOCKED.
+async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
+    let bump = bump_of(daemon, entry);
+    if bump == 0 || entry.mark & marks(&daemon.config).locked_bit() != 0 {
+        return Ok(());
+    }
+    for pair in ends(entry) {
+        let locked = daemon.state.borrow().locks.is_locked(&pair, bump);
+        if locked {
+            daemon.lock(&mut Conntrack::open()?, &pair, bump).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A mark that says otherwise than our record was set by another program.
+async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<()> {
+    if is_known(daemon, entry) {
+        return relock(daemon, entry).await;
+    }
+    let now = {
+        // What the event tells may have been put right since.
+        let _turn = daemon.marking.lock().await;
+        let now = Conntrack::open()?.get(&entry.original).await?;
+        match now.filter(|now| !is_known(daemon, now)) {
+            Some(now) => now,
+            None => return Ok(()),
+        }
+    };
+    let bump = bump_of(daemon, &now);
+    let lives = daemon.sockets().await?;
+    let ends = ends(&now);
+    let Some(live) = lives.into_iter().find(|live| ends.contains(&live.pair)) else {
+        return Ok(());
+    };
+    if live.over || bump_name(bump) == "unknown" {
+        return Ok(());
+    }
+    let required = daemon.state.borrow().requirement(&live).map(|rule| rule.id);
+    if let Some(rule) = required {
+        // The kernel's own rule puts it back with the next packet.
+        tracing::debug!(
+            rule,
+            "another program changed the mark of a required connection"
+        );
+        return Ok(());
+    }
+    let marks = marks(&daemon.config);
+    if now.mark & marks.override_bit() != 0 {
+        chosen_elsewhere(daemon, live, bump);
+    } else if choice_of(daemon, &now).is_some() {
+        // Cleared with a bump that went, or by hand: a choice outlives that, as long as it matters.
+        let installed = !daemon.state.borrow().installed.is_empty();
+        if installed {
+            daemon.mark_choice(&live.pair).await?;
+        }
+    } else if has_just_left(daemon, &live.pair, bump) {
+        daemon.mark(&live.pair, 0, false).await?;
+    } else {
+        followed_elsewhere(daemon, live, bump);
+    }
+    Ok(())
+}
+
+/// Whether a connection is on a bump only for a straggler that came by it after it had left.
+fn has_just_left(daemon: &Daemon, pair: &Pair, bump: u8) -> bool {
+    let state = daemon.state.borrow();
+    let written = state.written.get(pair);
+    bump != 0 && written.is_some_and(|(to, at)| *to == 0 && at.elapsed() < GRACE)
+}
+
+/// Whether a mark is as our record has it, or as the kernel's rules make it.
+fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
+    let moves = |pair: &Pair| daemon.state.borrow().moving.contains(pair);
+    if ends(entry).iter().any(moves) {
+        return true;
+    }
+    if let Some((_, choice)) = choice_of(daemon, entry) {
+        return agrees(daemon, entry, choice);
+    }
+    if entry.mark & marks(&daemon.config).override_bit() != 0 {
+        return false;
+    }
+    let bump = bump_of(daemon, entry);
+    if was_written(daemon, entry, bump) {
+        return true;
+    }
+    let state = daemon.state.borrow();
+    let followed = ends(entry)
+        .iter()
+        .find_map(|pair| Some(state.handed.get(pair)?.bump));
+    match bump {
+        // Events of other things leave a mark of 0 out.
+        0 => !entry.mark_told || followed.is_none(),
+        _ => followed == Some(bump),
+    }
+}
+
+/// The user chose with another program: the same as `enable` and `disable`.
+fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
+    let daemon = Rc::clone(daemon);
+    tokio::task::spawn_local(async move {
+        match follow_mark(&daemon, live, bump).await {
+            Ok(moved) => moved
+                .into_iter()
+                .filter_map(|(_, outcome)| outcome.err())
+                .for_each(|why| tracing::warn!("what another program chose is undone: {why}")),
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    });
+}
+
+/// Makes a choice of another program ours, if it still stands once it is its turn: it may have been our
+/// own, and `cleanup` have taken it back.
+async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Vec<Moved>> {
+    let _turn = daemon.changes.lock().await;
+    let marks = marks(&daemon.config);
+    let tuple = Tuple::tcp(live.pair.local, live.pair.remote);
+    let entry = Conntrack::open()?.get(&tuple).await?;
+    let (value, mask) = marks.choice(BumpId::new(bump));
+    let stands = entry.is_some_and(|entry| entry.mark & mask == value);
+    let known = daemon.state.borrow().choices.get(&live.pair);
+    if !stands || known.is_some_and(|choice| choice.bump == bump) {
+        return Ok(Vec::new());
+    }
+    daemon.tell(
+        "marked",
+        format!("another program moved a connection to {}", bump_name(bump)),
+        &[("bump", bump_name(bump).to_owned())],
+    );
+    daemon.choose(&[live], bump).await
+}
+
+/// A mark without OVERRIDE: set by a rule of ours, by what came from the peer, or by another program.
+/// Only what neither end knows of is news to the peer.
+fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
+    let pair = live.pair;
+    let known = {
+        let mut state = daemon.state.borrow_mut();
+        if bump == 0 {
+            state.handed.remove(&pair);
+            false
+        } else {
+            let engaged = state.peers[live.peer].engaged & 1 << bump != 0;
+            let ruled = state.active_rules().any(|rule| {
+                rule.bump_id().get() == bump && rule.matches(pair.local, pair.remote, live.uid)
+            });
+            if !ruled {
+                let by_peer = engaged;
+                state.handed.insert(pair, Handed { bump, by_peer });
+            }
+            engaged || ruled
+        }
+    };
+    if known {
+        return;
+    }
+    daemon.tell(
+        "marked",
+        format!("a connection is on {} now, not by choice", bump_name(bump)),
+        &[("bump", bump_name(bump).to_owned())],
+    );
+    let daemon = Rc::clone(daemon);
+    tokio::task::spawn_local(async move {
+        if let Err(error) = daemon.install().await {
+            tracing::warn!("{error:#}");
+        }
+        daemon.follow_rules(&[live], bump).await;
+    });
+}

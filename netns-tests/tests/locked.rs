@@ -1,0 +1,303 @@
+//! Plain packets that others send into a connection on a bump: nothing happens.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use netns_tests::attacker::{Attacker, Segment, numbers};
+use netns_tests::daemon::wait;
+use netns_tests::topology::server;
+use netns_tests::traffic::connect;
+use netns_tests::{Net, Setup, isolated};
+use nix::sys::signal::Signal;
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// An idle connection from `a` to `b`, and a third host that knows its numbers.
+struct Idle {
+    near: TcpStream,
+    far: TcpStream,
+    attacker: Attacker,
+    /// What `b` would send next, without payload.
+    next: Segment<'static>,
+}
+
+fn v4(address: SocketAddr) -> Result<SocketAddrV4> {
+    match address {
+        SocketAddr::V4(address) => Ok(address),
+        SocketAddr::V6(_) => bail!("{address} is IPv6"),
+    }
+}
+
+impl Idle {
+    fn new(net: &mut Net) -> Result<Self> {
+        let attacker = Attacker::on(&net.intruder()?)?;
+        let ears = net.b.host.capture("eth0")?;
+        let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
+        far.write_all(b"the last words in plain")?;
+        let mut heard = [0; 23];
+        near.read_exact(&mut heard)?;
+        let (seq, ack) = numbers(&ears.finish()?, &heard).context("the words were heard")?;
+        let next = Segment {
+            from: v4(far.local_addr()?)?,
+            to: v4(near.local_addr()?)?,
+            seq,
+            ack,
+            flags: ACK,
+            payload: b"",
+        };
+        Ok(Self {
+            near,
+            far,
+            attacker,
+            next,
+        })
+    }
+
+    fn send(&self, flags: u8, payload: &[u8]) -> Result<()> {
+        let segment = Segment {
+            flags,
+            payload,
+            ..self.next
+        };
+        self.attacker.send_segment(&segment).context("forged")
+    }
+
+    /// What `a` reads next, within a while.
+    fn reads(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut buffer = [0; 64];
+        let read = self.near.read(&mut buffer)?;
+        Ok(buffer[..read].to_vec())
+    }
+
+    /// Whether both ends still hear each other, and nobody else.
+    fn goes_on(&mut self) -> Result<()> {
+        for round in 0..3 {
+            self.far.write_all(b"from b")?;
+            let heard = self.reads().context("a hears nothing more")?;
+            ensure!(heard == b"from b", "round {round}: a heard {heard:?}");
+            self.near.write_all(b"from a")?;
+            let mut heard = [0; 6];
+            self.far.read_exact(&mut heard)?;
+            ensure!(heard == *b"from a", "round {round}: b heard {heard:?}");
+        }
+        Ok(())
+    }
+}
+
+fn dropped(net: &Net) -> Result<u64> {
+    Ok(net.a.counter("plain_in_locked")? + net.a.counter("plain_in_stray")?)
+}
+
+fn until_dropped(net: &Net, count: u64) -> Result<()> {
+    let mut seen = 0;
+    let done = wait("forged packets to be dropped", || {
+        seen = dropped(net).unwrap_or(0);
+        seen >= count
+    });
+    done.with_context(|| format!("{seen} of {count}"))
+}
+
+#[test]
+fn forged_data_and_resets_do_nothing_to_a_locked_connection() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let mut idle = Idle::new(net)?;
+            net.a.enable(7000)?;
+            net.wait_locked(7000)?;
+            let before = dropped(net)?;
+            idle.send(ACK, b"forged")?;
+            idle.send(RST, b"")?;
+            idle.send(RST | ACK, b"")?;
+            idle.send(SYN, b"")?;
+            // None that conntrack knows for the connection's, but Linux would take the RST.
+            idle.send(RST | FIN | ACK, b"")?;
+            until_dropped(net, before + 5)?;
+            // Told that what it sends is too long for the way.
+            let ours = Segment {
+                from: idle.next.to,
+                to: idle.next.from,
+                seq: idle.next.ack,
+                ack: idle.next.seq,
+                ..idle.next
+            };
+            let router = "10.0.3.3:0".parse()?;
+            idle.attacker.send_too_long(&ours, router)?;
+            until_dropped(net, before + 6)?;
+            idle.goes_on()?;
+            net.wait_locked(7000)
+        })
+    });
+}
+
+#[test]
+fn nor_do_they_by_way_of_its_entry_in_conntrack() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let mut idle = Idle::new(net)?;
+            net.a.enable(7000)?;
+            net.wait_locked(7000)?;
+            // Conntrack sees packets before they are dropped: it takes the connection for closed, and
+            // the next SYN for another one's, which is not locked.
+            for round in 1..=3 {
+                let before = dropped(net)?;
+                idle.send(RST, b"")?;
+                idle.send(SYN, b"")?;
+                idle.send(RST, b"")?;
+                idle.send(ACK, b"forged")?;
+                until_dropped(net, before + 4).with_context(|| format!("round {round}"))?;
+            }
+            idle.goes_on()?;
+            net.wait_locked(7000)
+        })
+    });
+}
+
+#[test]
+fn forged_packets_do_what_they_say_to_one_that_is_not_locked() {
+    isolated(|| {
+        // Who lets packets out in plain takes them in plain.
+        Setup::new().key("fail = \"open\"").run(|net| {
+            let mut idle = Idle::new(net)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            idle.send(ACK, b"forged")?;
+            ensure!(idle.reads()? == b"forged");
+            idle.next.seq = idle.next.seq.wrapping_add(6);
+            idle.send(RST, b"")?;
+            let error = idle.reads().err().map(|error| error.kind());
+            ensure!(error == Some(ErrorKind::ConnectionReset), "{error:?}");
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_locked_connection_leaves_without_a_loss_by_either_end() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            for on_a in [true, false, true] {
+                net.a.enable(7000)?;
+                net.wait_locked(7000)?;
+                talk.advance(1 << 20)?;
+                let before = [dropped(net)?, net.b.counter("plain_in_locked")?];
+                if on_a {
+                    net.a.disable(7000)?;
+                } else {
+                    net.b.switch("disable", "--sport", 7000)?;
+                }
+                net.wait_bump(7000, "plain")?;
+                talk.advance(1 << 20)?;
+                let after = [dropped(net)?, net.b.counter("plain_in_locked")?];
+                ensure!(before == after, "dropped {before:?}, then {after:?}");
+            }
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn connections_of_rules_are_locked_and_let_go_with_their_rule() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
+            let made = net.a.ctl(&rule)?;
+            let talk = net.talk(7000)?;
+            net.wait_locked(7000)?;
+            talk.advance(1 << 20)?;
+            net.a.ctl(&["rule", "del", &made["id"].to_string()])?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_lock_outlives_the_daemon_and_the_loss_of_its_entry() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            net.a.enable(7000)?;
+            net.wait_locked(7000)?;
+            for node in [&net.a, &net.b] {
+                node.host.run("conntrack -F")?;
+                talk.advance(1 << 20)?;
+                node.wait_locked(7000)?;
+            }
+            net.a.stop(Signal::SIGKILL)?;
+            net.a.wait_locked(7000)?;
+            net.a.host.run("conntrack -F")?;
+            net.a.start()?;
+            net.wait_established()?;
+            talk.advance(1 << 20)?;
+            net.wait_locked(7000)?;
+            // A bump that goes in anew is locked anew.
+            net.a.disable(7000)?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(1 << 20)?;
+            net.b.switch("enable", "--sport", 7000)?;
+            net.wait_locked(7000)?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn what_another_program_chooses_reaches_the_peer() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            // Both ways of choosing: to stay, and as long as nothing else decides.
+            for (node, port) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+                for (bump, value) in [
+                    ("scramble", "0x11000000/0x1f000000"),
+                    ("plain", "0x10000000/0x1f000000"),
+                    ("scramble", "0x11000000/0x1f000000"),
+                    ("plain", "0x10000000/0x1f000000"),
+                ] {
+                    let rule = format!("OUTPUT -p tcp {port} 7000 -j CONNMARK --set-xmark {value}");
+                    node.host.run(&format!("iptables -t mangle -A {rule}"))?;
+                    net.wait_bump(7000, bump)?;
+                    node.host.run(&format!("iptables -t mangle -D {rule}"))?;
+                    talk.advance(256 << 10)?;
+                    net.wait_bump(7000, bump)?;
+                }
+            }
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_mark_without_a_choice_reaches_the_peer_too() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
+            // Conntrack follows it from its next packet on.
+            let tracked = "OUTPUT -p tcp --dport 7000 -j CONNMARK --set-xmark 0x1000000/0xf000000";
+            net.a
+                .host
+                .run(&format!("iptables -t mangle -A {tracked}"))?;
+            near.write_all(b"on")?;
+            let mut heard = [0; 2];
+            far.read_exact(&mut heard)?;
+            net.a
+                .host
+                .run(&format!("iptables -t mangle -D {tracked}"))?;
+            net.wait_bump(7000, "scramble")?;
+            net.wait_locked(7000)?;
+            near.set_read_timeout(Some(Duration::from_secs(10)))?;
+            far.write_all(b"on")?;
+            near.read_exact(&mut heard)?;
+            Ok(())
+        })
+    });
+}
