@@ -9,8 +9,6 @@ use dibs_policy::BumpId;
 use dibs_policy::conntrack::{self, Connection, Conntrack, Events, Tuple};
 use tokio::time::sleep;
 
-use dibs_switch::locks::GRACE;
-
 use crate::conns::{Choice, Pair};
 use crate::daemon::{Daemon, Handed};
 use crate::live::{Live, bump_name};
@@ -20,6 +18,8 @@ use crate::switching::Moved;
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+/// What came by a bump after its connection had left it does not pull it back for so long.
+const STRAGGLERS: Duration = Duration::from_secs(5);
 
 /// Follows the table for good.
 pub async fn follow(daemon: Rc<Daemon>) {
@@ -181,7 +181,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
 fn has_just_left(daemon: &Daemon, pair: &Pair, bump: u8) -> bool {
     let state = daemon.state.borrow();
     let written = state.written.get(pair);
-    bump != 0 && written.is_some_and(|(to, at)| *to == 0 && at.elapsed() < GRACE)
+    bump != 0 && written.is_some_and(|(to, at)| *to == 0 && at.elapsed() < STRAGGLERS)
 }
 
 /// Whether a mark is as our record has it, or as the kernel's rules make it.
