@@ -139,10 +139,8 @@ fn it_outlives_the_daemon_and_takes_nothing_in_plain() {
             net.wait_established()?;
             let rules = net.a.ctl(&["rule", "list"])?;
             let rule = &rules[0];
-            ensure!(
-                rule["id"].to_string() == id && rule["require"] == true,
-                "{rules:#}"
-            );
+            let known = rule["id"].to_string();
+            ensure!(known == id && rule["require"] == true, "{rules:#}");
             let local = "10.0.1.1:7000".parse()?;
             let listener = net.a.host.in_ns(|| std::net::TcpListener::bind(local))?;
             listener.set_nonblocking(true)?;

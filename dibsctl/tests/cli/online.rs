@@ -279,7 +279,7 @@ fn rules_are_made_and_deleted() {
     let (run, _) =
         Daemon::answering(Ok(Reply::Rule(rule()))).run(&[&args[..], &["--json"]].concat());
     assert_eq!(json(&run.good())["id"], 3);
-    let required = RuleInfo {
+    let required = dibs_control::RuleInfo {
         require: true,
         ..rule()
     };
