@@ -98,7 +98,7 @@ fn an_impossible_request_is_not_sent() {
     assert!(client.disable(Selector::Match(Match::default())).is_err());
     assert!(
         client
-            .add_rule(Selector::Conn(1), "scramble".to_owned())
+            .add_rule(Selector::Conn(1), "scramble".to_owned(), false)
             .is_err()
     );
     drop(client);
