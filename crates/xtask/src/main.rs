@@ -75,7 +75,7 @@ fn test() -> Result<()> {
     // The tests on real traffic start dibsd and dibsctl: cargo builds them for their own tests, before
     // it runs any. A further build for them alone would choose other features, and compile all again.
     let mut tests = run::cargo_command(&["test", "--workspace"]);
-    run::run(tests.env("DIBS_BUILT", "1"))
+    run::run(tests.env("DIBS_BUILT", "1").env("DIBS_RETRY", "1"))
 }
 
 fn sim(options: &[OsString]) -> Result<()> {
