@@ -85,6 +85,9 @@ pub(crate) struct State {
     pub(crate) handed: BTreeMap<Pair, Handed>,
     /// The bump that we gave a connection's mark last (0: none), which what is decided now may be ahead of.
     pub(crate) written: BTreeMap<Pair, (u8, Instant)>,
+    /// Connections that a peer moves to a bump, until the kernel knows: what it sent before is still to
+    /// come in plain.
+    pub(crate) arriving: BTreeSet<Pair>,
     /// Connections that are on their way because rules changed: their marks are ahead of our record, or
     /// behind it.
     pub(crate) moving: BTreeSet<Pair>,
@@ -205,7 +208,7 @@ impl State {
         let chosen = self
             .choices
             .iter()
-            .filter(|(_, choice)| !choice.pending)
+            .filter(|(pair, choice)| !choice.pending && !self.arriving.contains(pair))
             .filter_map(|(pair, choice)| Some((pair, BumpId::new(choice.bump)?)));
         chosen.take(PINS).collect()
     }

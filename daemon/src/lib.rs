@@ -259,6 +259,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         locks: Default::default(),
         handed: Default::default(),
         written: Default::default(),
+        arriving: Default::default(),
         moving: Default::default(),
         peers: config.peers.iter().map(peer_state).collect(),
         addresses: inventory.host_addresses(startup::is_our_tun),

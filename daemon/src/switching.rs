@@ -500,6 +500,9 @@ impl Daemon {
         if ready {
             return outcomes;
         }
+        if bump != 0 {
+            self.state.borrow_mut().arriving.extend(&pairs);
+        }
         let prepared = async {
             self.save()?;
             self.install().await
@@ -518,6 +521,12 @@ impl Daemon {
                 tracing::warn!("cannot follow the peer's switch: {error:#}");
                 outcomes[index].0 = Outcome::Failed;
             }
+        }
+        {
+            let mut state = self.state.borrow_mut();
+            pairs.iter().for_each(|pair| {
+                state.arriving.remove(pair);
+            });
         }
         self.confirmations_due.notify_one();
         if news == 0 {

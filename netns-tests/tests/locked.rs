@@ -197,6 +197,10 @@ fn a_locked_connection_leaves_without_a_loss_by_either_end() {
                 let after = [dropped(net)?, net.b.counter("plain_in_locked")?];
                 ensure!(before == after, "dropped {before:?}, then {after:?}");
             }
+            // Nor did the way in cost what was still to come in plain.
+            for host in [&net.a, &net.b] {
+                ensure!(host.counter("plain_in_stray")? == 0, "strays at a switch");
+            }
             talk.finish()
         })
     });
