@@ -144,7 +144,13 @@ fn write_ip(buf: &mut [u8], tuple: Tuple, meta: IpMeta, upper_len: usize) {
 pub fn complete_checksum(header: &VirtioHdr, packet: &mut [u8]) -> bool {
     let start = usize::from(header.csum_start);
     let field = start + usize::from(header.csum_offset);
-    if field + 2 > packet.len() {
+    // It would be written into the IP header, which has a checksum of its own.
+    let network = match packet.first() {
+        Some(first) if first >> 4 == 4 => usize::from(first & 15) * 4,
+        Some(first) if first >> 4 == 6 => 40,
+        _ => return false,
+    };
+    if start < network || field + 2 > packet.len() {
         return false;
     }
     let mut sum = !checksum::fold(checksum::sum(&packet[start..]));

@@ -156,3 +156,23 @@ fn arbitrary_bytes_never_panic() {
         let _ = parse(&bytes[..len]);
     }
 }
+
+#[test]
+fn a_checksum_is_not_written_into_the_ip_header() {
+    for (first, len) in [(0x45, 20), (0x4f, 60), (0x60, 40)] {
+        let mut packet = vec![1u8; 100];
+        packet[0] = first;
+        let before = packet.clone();
+        let mut header = VirtioHdr {
+            needs_csum: true,
+            csum_start: len - 1,
+            csum_offset: 6,
+            ..VirtioHdr::default()
+        };
+        assert!(!complete_checksum(&header, &mut packet));
+        assert_eq!(packet, before);
+        header.csum_start = len;
+        assert!(complete_checksum(&header, &mut packet));
+    }
+    assert!(!complete_checksum(&VirtioHdr::default(), &mut []));
+}
