@@ -18,7 +18,7 @@ const LAB: [Need; 3] = [
     ("iptables", "iptables"),
 ];
 /// What the tests need beside that.
-const TESTS: [Need; 8] = [
+const TESTS: [Need; 9] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("iperf3", "iperf3"),
@@ -28,6 +28,7 @@ const TESTS: [Need; 8] = [
     ("openssl", "openssl"),
     ("openvpn", "openvpn"),
     ("socat", "socat"),
+    ("sysctl", "procps"),
 ];
 /// What building the fuzzers needs.
 const FUZZ: [Need; 1] = [("c++", "g++")];
