@@ -122,7 +122,9 @@ fn a_recorded_first_message() {
                 sent && net.b.counter("handshake_replayed").is_ok_and(|n| n >= 20)
             })?;
             let answers = datagrams(&back.finish()?, elsewhere);
-            ensure!(answers.is_empty(), "a recording was answered");
+            // Those that come too often are asked for a cookie (type 3).
+            let answered = answers.iter().any(|answer| answer[0] == 2);
+            ensure!(!answered, "a recording was answered");
             talk.advance(1 << 20)?;
 
             // Nobody remembers it now. `a` is kept away for a moment, so that the recording is first.
