@@ -39,11 +39,13 @@ pub fn state(host: &Host) -> Result<Vec<String>> {
     let tables = host.run("nft list tables")?;
     let others = |table: &&str| !table.starts_with("table ip ") && !table.starts_with("table ip6 ");
     state.extend(tables.lines().filter(others).map(str::to_owned));
-    state.extend(
-        marked(host)?
-            .into_iter()
-            .map(|mark| format!("conntrack: {mark}")),
-    );
+    for entry in marked(host)? {
+        // Without how long it stays, which is less each second.
+        let words = entry.split_ascii_whitespace();
+        let lasting = words.filter(|word| word.parse::<u32>().is_err());
+        let lasting: Vec<&str> = lasting.collect();
+        state.push(format!("conntrack: {}", lasting.join(" ")));
+    }
     Ok(state)
 }
 
