@@ -94,20 +94,28 @@ fn authentic_datagrams_from_elsewhere() {
     });
 }
 
-/// Keeps what `a` sends on the trusted link from the daemon of `b`, or no longer.
-fn apart(net: &Net, command: &str) -> Result<String> {
-    let rule = "PREROUTING -i eth0 -s 10.0.1.1 -p udp -j DROP";
-    net.b.host.run(&format!("iptables -t raw {command} {rule}"))
+/// Keeps what comes from this address on the trusted link from the node's daemon, or no longer.
+fn unheard(node: &Node, from: &str, command: &str) -> Result<String> {
+    let rule = format!("PREROUTING -i eth0 -s {from} -p udp -j DROP");
+    node.host.run(&format!("iptables -t raw {command} {rule}"))
 }
 
 #[test]
-#[ignore = "fails at times, not understood yet: a recording seems to be answered, or a true call beside it"]
 fn a_recorded_first_message() {
     isolated(|| {
         let setup = Setup::new().attacked("eth0").without_daemons();
         setup.run(|net| {
+            // The calls of `b` would make those of `a` needless, which would then be news to it later.
+            net.b.start()?;
+            unheard(&net.a, "10.0.1.2", "-I")?;
             let ears = attacker(net)?.capture("near0")?;
-            net.start()?;
+            net.a.start()?;
+            let taken = ["sessions_established", "handshake_crossed"];
+            wait("a call to be taken", || {
+                count(&net.b, &taken).is_ok_and(|n| n > 0)
+            })?;
+            unheard(&net.a, "10.0.1.2", "-D")?;
+            net.wait_established()?;
             let (elsewhere, b) = (address("10.0.1.77:4444")?, address("10.0.1.2:5300")?);
             let heard = datagrams(&ears.finish()?, b);
             let calls: Vec<_> = heard.iter().filter(|d| d[0] == 1).collect();
@@ -129,7 +137,7 @@ fn a_recorded_first_message() {
             talk.advance(1 << 20)?;
 
             // Nobody remembers it now. `a` is kept away for a moment, so that the recording is first.
-            apart(net, "-I")?;
+            unheard(&net.b, "10.0.1.1", "-I")?;
             net.b.stop(Signal::SIGTERM)?;
             net.b.start()?;
             let back = attacker(net)?.capture("mitm0")?;
@@ -137,7 +145,6 @@ fn a_recorded_first_message() {
                 sender.send(elsewhere, b, call)?;
             }
             // Answered, or crossed by a call of its own.
-            let taken = ["sessions_established", "handshake_crossed"];
             wait("the recording to be taken", || {
                 count(&net.b, &taken).is_ok_and(|n| n as usize >= calls.len())
             })?;
@@ -148,7 +155,7 @@ fn a_recorded_first_message() {
                 answers.iter().all(|answer| answer.len() < calls[0].len()),
                 "an answer longer than its question"
             );
-            apart(net, "-D")?;
+            unheard(&net.b, "10.0.1.1", "-D")?;
             net.wait_established()?;
             net.wait_bump(7000, "scramble")?;
             talk.advance(1 << 20)?;
