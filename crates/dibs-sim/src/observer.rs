@@ -202,6 +202,32 @@ mod tests {
         );
     }
 
+    /// A receiver index is drawn, so it may be like a piece of an address; the sequence number behind
+    /// it begins with zeros.
+    #[test]
+    fn a_clear_header_is_no_address_by_chance() {
+        let mut observer = Observer::new(false);
+        let [a, b] = crate::world::addresses();
+        for pair in a.into_iter().zip(b) {
+            observer.guard_addresses(pair);
+        }
+        let addresses = a.into_iter().chain(b).map(|address| match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        });
+        for (seq, address) in addresses.enumerate() {
+            for len in 1..=4 {
+                let mut header = datagram(seq as u8, b"sealed");
+                header[8 - len..8].copy_from_slice(&address[..len]);
+                assert_eq!(observer.see(len, 0, (true, true), &header), Ok(()));
+                let mut whole = datagram(seq as u8 + 100, b"sealed");
+                whole.extend_from_slice(&address);
+                let shown = observer.see(len, 0, (true, true), &whole).is_err();
+                assert_eq!(shown, address.len() == 16, "one of IPv4 alone is too short");
+            }
+        }
+    }
+
     #[test]
     fn a_key_shows_wherever_it_stands() {
         let mut observer = Observer::new(false);
