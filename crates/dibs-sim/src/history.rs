@@ -95,8 +95,7 @@ pub struct Plan {
     pub rx: usize,
     /// Halfway each end stops reading for so long.
     pub stops: Option<Duration>,
-    /// Idle ends ask so often whether the other is there. Ends whose windows close have to: smoltcp
-    /// 0.14 forgets its timer when one opens again, and would never send again what was lost.
+    /// Idle ends ask so often whether the other is there; ends whose windows close always do.
     pub keepalive: Option<Duration>,
     /// Now and then something is urgent.
     pub urgent: bool,

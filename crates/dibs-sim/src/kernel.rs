@@ -113,6 +113,8 @@ struct Track {
     /// The number behind the highest one sent, and the one that the far end waits for.
     top: SeqNumber,
     una: SeqNumber,
+    /// The byte before `top`, if it is one.
+    last: Option<u8>,
     /// Where the FIN stands, and how many bare acknowledgements came up to it.
     fin: Option<(SeqNumber, u32)>,
     /// Windows that the far end and this one announced last.
@@ -207,8 +209,14 @@ impl Kernel {
                 }
             }
         }
+        let reopens = self.reopens_window(&packet);
         if !self.repeats_up_to_fin(&packet) {
             self.device.received.push_back(packet);
+        }
+        if let Some(repetition) = reopens {
+            for _ in 0..3 {
+                self.device.received.push_back(repetition.clone());
+            }
         }
         Ok(())
     }
@@ -219,6 +227,26 @@ impl Kernel {
         for paws in self.paws.values_mut() {
             paws.from = Way::Plain;
         }
+    }
+
+    /// Whether this opens a closed window while something is under way: then a bare repetition of it.
+    /// smoltcp 0.14 forgets its timer here, and would never send again what was lost; by three
+    /// duplicates it does.
+    fn reopens_window(&self, packet: &[u8]) -> Option<Vec<u8>> {
+        let s = offload::tcp(packet)?;
+        let track = self.tracks.get(&s.tuple.reversed())?;
+        let behind_fin = track.fin.is_some_and(|(fin, _)| !fin.is_after(s.ack));
+        let under_way = track.top.is_after(s.ack) && !track.una.is_after(s.ack) && !behind_fin;
+        let bare = s.flags & (flags::SYN | flags::FIN | flags::RST) == 0 && s.has(flags::ACK);
+        let opens = track.theirs == 0 && s.window != 0;
+        (opens && bare && under_way).then(|| {
+            offload::rewrite(packet, |e| {
+                e.seq = e.seq.add(e.payload.len() as u32);
+                e.flags = flags::ACK;
+                e.urgent = 0;
+                e.payload.clear();
+            })
+        })
     }
 
     /// Whether this is a duplicate acknowledgement of everything but a FIN. Three of them make
@@ -286,6 +314,7 @@ impl Kernel {
             let fresh = Track {
                 top,
                 una: s.seq,
+                last: None,
                 fin: None,
                 theirs: s.window,
                 ours: s.window,
@@ -316,9 +345,10 @@ impl Kernel {
         let pushed = s.flags & (flags::PSH | flags::FIN) != 0;
         if len == 1 && s.payload[0] == 0 && s.seq.add(1) == track.top && !pushed {
             // smoltcp's keepalive: a byte of garbage, which a far end that has not got the real one
-            // yet would take for it. Others send none then.
+            // yet would take for it. Others send none then. Where the real one is like it, it is harmless,
+            // and may be a probe of a closed window.
             self.seen.note(Seen::Keepalive);
-            return match track.una == track.top {
+            return match track.una == track.top || track.last == Some(0) {
                 true => packet,
                 false => offload::rewrite(&packet, |e| e.payload.clear()),
             };
@@ -334,6 +364,8 @@ impl Kernel {
         let end = s.seq.add(len + u32::from(s.has(flags::FIN)));
         if end.is_after(track.top) {
             track.top = end;
+            let fin = s.has(flags::FIN);
+            track.last = s.payload.last().copied().filter(|_| !fin);
         } else if end == s.seq {
             let top = track.top;
             return offload::rewrite(&packet, |e| e.seq = top);
@@ -372,5 +404,106 @@ fn scale_of(mut options: &[u8]) -> u8 {
             }
             _ => return 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Two kernels side by side, a connection from the first to the second, and what passes.
+    struct Side {
+        kernels: [Kernel; 2],
+        sockets: [SocketHandle; 2],
+        now: Time,
+    }
+
+    type Pass<'a> = dyn FnMut(usize, Vec<u8>) -> Option<Vec<u8>> + 'a;
+
+    impl Side {
+        fn connected() -> Self {
+            let ends: [IpAddr; 2] = ["10.1.0.1", "10.1.0.2"].map(|a| a.parse().unwrap());
+            let mut kernels = [0, 1].map(|host| Kernel::new(host as u64, &[ends[host]], 1500, 7));
+            let sockets = [0, 1].map(|host: usize| kernels[host].socket(65_535, 65_535));
+            let server = kernels[1].sockets.get_mut::<tcp::Socket<'_>>(sockets[1]);
+            server.listen((ends[1], 80)).unwrap();
+            kernels[0].connect(sockets[0], (ends[1], 80), (ends[0], 4000));
+            let now = Time::ZERO;
+            let mut side = Self {
+                kernels,
+                sockets,
+                now,
+            };
+            side.run(100, &mut |_, packet| Some(packet));
+            side
+        }
+
+        fn run(&mut self, millis: u64, pass: &mut Pass<'_>) {
+            for _ in 0..millis {
+                self.now += Duration::from_millis(1);
+                for from in 0..2 {
+                    let sent = self.kernels[from].poll(self.now);
+                    for packet in sent.into_iter().filter_map(|p| pass(from, p)) {
+                        self.kernels[1 - from].receive(packet, Way::Plain).unwrap();
+                    }
+                }
+            }
+        }
+
+        fn socket(&mut self, host: usize) -> &mut tcp::Socket<'static> {
+            self.kernels[host].sockets.get_mut(self.sockets[host])
+        }
+
+        /// Bytes that wait for the second application.
+        fn arrived(&mut self) -> usize {
+            self.socket(1).recv_queue()
+        }
+    }
+
+    fn closed(packet: &[u8]) -> Vec<u8> {
+        offload::rewrite(packet, |e| e.window = 0)
+    }
+
+    #[test]
+    fn a_probe_that_looks_like_a_keepalive_gets_through() {
+        let mut side = Side::connected();
+        side.socket(0).send_slice(&[1]).unwrap();
+        side.run(100, &mut |from, packet| match from {
+            0 => Some(packet),
+            _ => Some(closed(&packet)),
+        });
+        side.socket(0).send_slice(&[0; 10]).unwrap();
+        let mut lost = false;
+        side.run(20_000, &mut |from, packet| {
+            let probe = from == 0 && offload::tcp(&packet).is_some_and(|s| s.payload.len() == 1);
+            (!probe || std::mem::replace(&mut lost, true)).then_some(packet)
+        });
+        assert!(lost, "the first probe was lost");
+        assert_eq!(side.arrived(), 11);
+    }
+
+    #[test]
+    fn what_was_lost_before_a_window_closed_is_sent_again() {
+        let mut side = Side::connected();
+        // The second of two segments is lost.
+        let socket = side.socket(0);
+        socket.set_congestion_control(tcp::CongestionControl::None);
+        socket.set_nagle_enabled(false);
+        socket.send_slice(&[5; 2 * 1448]).unwrap();
+        let (mut segments, mut answer) = (0, None);
+        side.run(50, &mut |from, packet| {
+            if from == 1 {
+                answer = Some(packet.clone());
+                return Some(closed(&packet));
+            }
+            segments += 1;
+            (segments == 1).then_some(packet)
+        });
+        assert_eq!((segments, side.arrived()), (2, 1448));
+        let answer = answer.expect("the first segment was acknowledged");
+        side.kernels[0].receive(answer, Way::Plain).unwrap();
+        side.run(5000, &mut |_, packet| Some(packet));
+        assert_eq!(side.arrived(), 2 * 1448);
     }
 }
