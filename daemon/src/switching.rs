@@ -264,6 +264,7 @@ impl Daemon {
             Ok(Outcome::Done) => None,
             // The peer's part waits for a session: the choice is sent again then.
             Err(Unanswered::NoSession) if bump == 0 => None,
+            _ if self.state.borrow().choices.is_settled(&pair, version) => None,
             Ok(Outcome::Older) => Some("the other end chose otherwise at the same time".to_owned()),
             Ok(Outcome::NoConnection) => {
                 Some("the peer has no such connection, or knows it by other addresses".to_owned())

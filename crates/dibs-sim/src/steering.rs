@@ -366,7 +366,8 @@ impl Steering {
             }
             return;
         };
-        if outcome == Some(Outcome::Done) || (no_session && bump == 0) {
+        let told_back = self.daemon().choices.is_settled(&pair, version);
+        if outcome == Some(Outcome::Done) || (no_session && bump == 0) || told_back {
             if self.daemon().choices.settle(&pair, version) {
                 self.mark_choice(at, pair);
             } else {

@@ -295,3 +295,31 @@ fn who_restarts_may_number_its_paths_anew() {
     assert_eq!(report.delivered, 6000);
     assert!(report.took < Duration::from_secs(30), "{report:?}");
 }
+
+/// A daemon that had agreed to a choice died before its answer got through. The next one told the choice
+/// back; then the question came again, found the connection over, and the choice in force was taken back.
+#[test]
+fn a_choice_that_the_peer_told_back_stays() {
+    let lax = Setup {
+        hold_without_trusted: false,
+        calls: [true; 2],
+        ..setup(vec![path(true, clean()), path(false, clean())])
+    };
+    // A closes first and is left in TIME-WAIT; B is gone once it has read everything.
+    let answer = Plan {
+        client: 1,
+        slow: Some(Duration::from_millis(100)),
+        ..plan([0, 20_000], Order::Reply, [true; 2])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(answer)),
+        (at(1500), Op::Choose(0, 0, true)),
+        (at(1600), Op::Choose(0, 0, false)),
+        (at(1601), Op::Interface(0, 0, false)),
+        (at(3500), Op::Restart(1, Duration::from_millis(10))),
+        (at(3600), Op::Interface(0, 0, true)),
+    ];
+    let report = run(lax, ops);
+    assert_eq!(report.delivered, 20_000);
+    assert_eq!(report.coverage.get(Seen::SwitchRefused), 1);
+}

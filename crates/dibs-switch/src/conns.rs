@@ -102,12 +102,20 @@ impl Choices {
         }
     }
 
-    /// Takes the choice `version` back in favour of the one before, unless a later one has come.
+    /// Whether the choice `version` stands and waits for nobody: the peer agreed, or told it back, as a
+    /// daemon does that restarted before its answer got here.
+    pub fn is_settled(&self, pair: &Pair, version: Version) -> bool {
+        let choice = self.0.get(pair);
+        choice.is_some_and(|choice| choice.version == version && !choice.pending)
+    }
+
+    /// Takes the choice `version` back in favour of the one before, unless a later one has come or it
+    /// is in force meanwhile.
     pub fn take_back(&mut self, pair: &Pair, version: Version, before: Option<Choice>) {
         if self
             .0
             .get(pair)
-            .is_some_and(|choice| choice.version == version)
+            .is_some_and(|choice| choice.version == version && choice.pending)
         {
             match before {
                 Some(before) => self.0.insert(*pair, before),
@@ -197,6 +205,22 @@ mod tests {
         choices.take_back(&pair(), ours.version, None);
         assert!(!choices.settle(&pair(), ours.version));
         assert_eq!(choices.get(&pair()).map(|c| c.version), Some(theirs));
+    }
+
+    /// The peer accepted, restarted, and told it back; then the question came again, and found the
+    /// connection gone.
+    #[test]
+    fn a_choice_that_was_told_back_is_not_taken_back() {
+        let mut choices = Choices::default();
+        let first = choices.propose(pair(), 1, 7, 0);
+        assert!(choices.settle(&pair(), first.version));
+        let before = choices.get(&pair());
+        let ours = choices.propose(pair(), 0, 7, 0);
+        assert!(!choices.is_settled(&pair(), ours.version));
+        assert_eq!(choices.accept(pair(), 0, ours.version), Ok(()));
+        assert!(choices.is_settled(&pair(), ours.version));
+        choices.take_back(&pair(), ours.version, before);
+        assert_eq!(choices.get(&pair()).map(|c| c.version), Some(ours.version));
     }
 
     proptest! {
