@@ -1,6 +1,6 @@
 //! What dibs leaves in a host's kernel.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use dibs_lab::Host;
 
 /// Firewall rules, routing rules, routes, interfaces, addresses, sysctls, and conntrack marks: everything that a daemon
@@ -64,4 +64,22 @@ pub fn marked(host: &Host) -> Result<Vec<String>> {
         marked.extend(lines.map(str::to_owned));
     }
     Ok(marked)
+}
+
+/// Segments that the host's TCP dropped for their time stamps, or whose echo it did not believe.
+///
+/// # Errors
+/// If the kernel does not count them.
+pub fn too_old(host: &Host) -> Result<u64> {
+    let counters = host.run("cat /proc/net/netstat")?;
+    let mut lines = counters.lines();
+    let (names, values) = lines.next().zip(lines.next()).context("no counters")?;
+    let counted = names.split(' ').zip(values.split(' '));
+    ["PAWSEstab", "TSEcrRejected"]
+        .iter()
+        .try_fold(0, |sum, wanted| {
+            let found = counted.clone().find(|(name, _)| name == wanted);
+            let (_, count) = found.with_context(|| format!("no {wanted}: {names}"))?;
+            Ok(sum + count.parse::<u64>()?)
+        })
 }
