@@ -187,9 +187,10 @@ impl Daemon {
                     Ok((Outcome::Older, generation)) if explicit => {
                         let mut state = self.state.borrow_mut();
                         // Unless that later choice has come here meanwhile: then it stands.
-                        if state.choices.get(&pair).map(|c| c.version) == Some(version) {
+                        let known = state.choices.get(&pair);
+                        if let Some(known) = known.filter(|known| known.version == version) {
                             state.choices.propose(pair, bump, self.host, generation);
-                            again.push(pair);
+                            again.push((pair, known));
                         } else {
                             results.push((pair, version, Ok(Outcome::Older)));
                         }
@@ -197,13 +198,25 @@ impl Daemon {
                     other => results.push((pair, version, other.map(|(outcome, _)| outcome))),
                 }
             }
-            if !again.is_empty() {
-                let second = self.ask_switch(peer, &again, bump, explicit, ready).await;
-                let second = second
-                    .into_iter()
-                    .map(|(pair, version, answer)| (pair, version, answer.map(|(o, _)| o)));
-                results.extend(second);
+            if again.is_empty() {
+                continue;
             }
+            // Or the next daemon would give the version that the peer knows to another choice.
+            if let Err(error) = self.save() {
+                tracing::warn!("{error:#}");
+                let choices = &mut self.state.borrow_mut().choices;
+                for (pair, known) in again {
+                    choices.restore(pair, known);
+                    results.push((pair, known.version, Ok(Outcome::Older)));
+                }
+                continue;
+            }
+            let again: Vec<Pair> = again.into_iter().map(|(pair, _)| pair).collect();
+            let second = self.ask_switch(peer, &again, bump, explicit, ready).await;
+            let second = second
+                .into_iter()
+                .map(|(pair, version, answer)| (pair, version, answer.map(|(o, _)| o)));
+            results.extend(second);
         }
         results
     }
@@ -309,6 +322,9 @@ impl Daemon {
             state.choices.settle(&pair, back.version);
             back
         };
+        if let Err(error) = self.save() {
+            tracing::warn!("{error:#}");
+        }
         if let Err(error) = self.mark_choice(&pair).await {
             tracing::warn!("{error}");
         }

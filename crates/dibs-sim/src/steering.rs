@@ -401,6 +401,7 @@ impl Steering {
         let choices = &mut self.daemon().choices;
         let back = choices.propose(pair, bump, host, asked.version.generation);
         choices.settle(&pair, back.version);
+        self.save();
         self.mark_choice(at, pair);
         self.tell(at, pair, back.version, bump);
     }
@@ -533,6 +534,7 @@ impl Steering {
         let stands = choices.get(&ask.pair).map(|c| c.version) == Some(ask.version);
         if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again {
             let later = choices.propose(ask.pair, ask.bump, host, generation);
+            self.save();
             self.seen.note(Seen::AskedAgain);
             let (version, again) = (later.version, true);
             return self.ask(

@@ -323,3 +323,30 @@ fn a_choice_that_the_peer_told_back_stays() {
     assert_eq!(report.delivered, 20_000);
     assert_eq!(report.coverage.get(Seen::SwitchRefused), 1);
 }
+
+/// A choice that was asked for once more, as a later one than the peer knew, was written down only after
+/// the answer. The next daemon gave its version to another choice, and the ends never agreed.
+#[test]
+fn a_daemon_that_dies_asking_again_leaves_no_version_to_be_used_twice() {
+    let deaf = clean().loss(1.0);
+    let lingers = Plan {
+        lingers: true,
+        ..plan([3000, 3000], Order::Both, [false; 2])
+    };
+    let mut asked_again = 0;
+    for gap in 0..20 {
+        let ops = vec![
+            (at(1000), Op::Open(lingers)),
+            // What B asks is lost, what it answers is not: A hears of the crossing only by that.
+            (at(2000), Op::Link(0, 1, deaf.clone())),
+            (at(2000), Op::Cross(0, [true, true])),
+            (at(2002), Op::Link(0, 1, clean())),
+            (at(2005 + gap), Op::Restart(0, Duration::from_millis(1))),
+            (at(2030), Op::Choose(0, 0, false)),
+        ];
+        let report = run(setup(vec![path(true, clean())]), ops);
+        assert_eq!(report.delivered, 6000);
+        asked_again += report.coverage.get(Seen::AskedAgain);
+    }
+    assert!(asked_again > 0);
+}
