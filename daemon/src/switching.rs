@@ -55,6 +55,10 @@ impl Daemon {
             }
         }
         let mut proposed: Vec<(Pair, Choice, Option<Choice>)> = Vec::new();
+        let origins: HashMap<Pair, u8> = lives
+            .iter()
+            .map(|live| (live.pair, self.bump_of(live)))
+            .collect();
         {
             let mut state = self.state.borrow_mut();
             for Live { pair, .. } in by_peer.values().flatten() {
@@ -87,7 +91,7 @@ impl Daemon {
             .collect();
         for (pair, version, verdict) in answers.into_iter().flatten() {
             let verdict = self
-                .conclude(pair, version, bump, verdict, before[&pair])
+                .conclude(pair, version, bump, verdict, before[&pair], origins[&pair])
                 .await;
             outcomes.insert(pair, verdict);
         }
@@ -272,6 +276,7 @@ impl Daemon {
         bump: u8,
         verdict: Result<Outcome, Unanswered>,
         before: Option<Choice>,
+        origin: u8,
     ) -> Result<(), String> {
         let refusal = match verdict {
             Ok(Outcome::Done) => None,
@@ -304,7 +309,8 @@ impl Daemon {
             .choices
             .take_back(&pair, version, before);
         if let Err(Unanswered::Silent) = verdict {
-            self.bring_back(pair, version, before).await;
+            let bump = before.map_or(origin, |choice| choice.bump);
+            self.bring_back(pair, version, bump).await;
         } else if let Err(error) = self.mark_choice(&pair).await {
             tracing::warn!("{error}");
         }
@@ -312,9 +318,8 @@ impl Daemon {
     }
 
     /// A peer that did not answer may have moved a connection all the same: a later choice than the one
-    /// that it was asked for puts it back.
-    async fn bring_back(&self, pair: Pair, asked: Version, before: Option<Choice>) {
-        let bump = before.map_or(0, |choice| choice.bump);
+    /// that it was asked for puts it back to `bump`, where it was: by choice, or by rules or the peer.
+    async fn bring_back(&self, pair: Pair, asked: Version, bump: u8) {
         let back = {
             let mut state = self.state.borrow_mut();
             let above = asked.generation;
