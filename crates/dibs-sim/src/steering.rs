@@ -226,9 +226,13 @@ impl Steering {
         }
     }
 
-    /// A daemon starts, and puts in force what it finds.
-    pub fn start(&mut self, at: &mut At<'_>) {
-        let mut daemon = Daemon::default();
+    /// A daemon starts, and puts in force what it finds. Its questions are numbered from `request` on,
+    /// which is drawn: answers to those of the daemon before may still be under way.
+    pub fn start(&mut self, at: &mut At<'_>, request: u32) {
+        let mut daemon = Daemon {
+            next_request: request,
+            ..Daemon::default()
+        };
         for (pair, choice) in &self.saved {
             daemon.choices.restore(*pair, *choice);
         }

@@ -426,7 +426,8 @@ impl World {
             let h = &mut self.hosts[host];
             let node = h.node.insert(node);
             let kernel = &h.kernel;
-            h.steering.start(&mut At { now, node, kernel });
+            let request = mix(self.seed ^ 0x9e57 ^ h.instances << 8 ^ host as u64) as u32;
+            h.steering.start(&mut At { now, node, kernel }, request);
         }
     }
 

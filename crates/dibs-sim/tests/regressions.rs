@@ -350,3 +350,30 @@ fn a_daemon_that_dies_asking_again_leaves_no_version_to_be_used_twice() {
     }
     assert!(asked_again > 0);
 }
+
+/// The simulated daemons numbered their questions from 0 on, so that the answer to one of a daemon that
+/// had died was taken for that to another one of the next daemon.
+#[test]
+fn answers_to_a_daemon_that_died_say_nothing_to_the_next_one() {
+    let lingers = Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan([3000, 3000], Order::Both, [false; 2])
+    };
+    let deaf = clean().loss(1.0);
+    let ops = vec![
+        (at(1000), Op::Open(lingers)),
+        (at(1000), Op::Open(lingers)),
+        // A's first question comes too late for B, which says so; its second one is lost.
+        (at(2000), Op::Link(0, 1, deaf.clone())),
+        (at(2000), Op::Cross(1, [true, true])),
+        (at(2001), Op::Link(0, 0, deaf)),
+        (at(2002), Op::Choose(0, 0, true)),
+        (at(2010), Op::Restart(0, Duration::from_millis(1))),
+        (at(2011), Op::Link(0, 0, clean())),
+        (at(2011), Op::Link(0, 1, clean())),
+    ];
+    let report = run(setup(vec![path(true, clean())]), ops);
+    assert_eq!(report.delivered, 12_000);
+    assert!(report.coverage.get(Seen::LateAnswer) > 0);
+}
