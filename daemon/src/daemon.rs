@@ -145,6 +145,8 @@ pub(crate) enum Unanswered {
     NoSession,
     #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
     Silent,
+    #[error("too many messages wait for its daemon")]
+    Full,
     #[error("the data path has ended")]
     Ended,
 }
@@ -152,6 +154,18 @@ pub(crate) enum Unanswered {
 impl From<Gone> for Unanswered {
     fn from(_: Gone) -> Self {
         Self::Ended
+    }
+}
+
+impl From<ControlError> for Unanswered {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::NoSession => Self::NoSession,
+            ControlError::TooMany => Self::Full,
+            ControlError::UnknownPeer | ControlError::TooLong => {
+                panic!("messages are short and for known peers: {error}")
+            }
+        }
     }
 }
 
@@ -447,15 +461,8 @@ impl Daemon {
 
     /// Sends a message to a peer's daemon.
     pub(crate) async fn post(&self, peer: usize, message: Message) -> Result<(), Unanswered> {
-        match self.driver.send_control(peer, message.encode()).await? {
-            Ok(()) => Ok(()),
-            Err(ControlError::NoSession) => Err(Unanswered::NoSession),
-            Err(
-                error @ (ControlError::UnknownPeer | ControlError::TooLong | ControlError::TooMany),
-            ) => {
-                panic!("messages are short and for known peers: {error}")
-            }
-        }
+        let sent = self.driver.send_control(peer, message.encode()).await?;
+        sent.map_err(Unanswered::from)
     }
 
     /// Hands an answer to whoever asked.
@@ -512,5 +519,17 @@ impl Daemon {
             }
         });
         futures_util::future::join_all(asked).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is the peer's doing that messages wait, or that of the trusted paths between us.
+    #[test]
+    fn messages_that_wait_are_no_fault_of_ours() {
+        let full = Unanswered::from(ControlError::TooMany);
+        assert_eq!(full, Unanswered::Full);
     }
 }
