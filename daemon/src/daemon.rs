@@ -124,6 +124,8 @@ pub(crate) struct PeerState {
     pub(crate) engaged: u16,
     /// Of its latest WANT.
     pub(crate) want: u64,
+    /// Sessions that it has been told all in, or is being told.
+    pub(crate) told: u64,
 }
 
 struct Question {

@@ -24,6 +24,8 @@ const SEEN_WITHIN: Duration = Duration::from_secs(1);
 const IDLE_AFTER: Duration = Duration::from_millis(150);
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
+/// Before a peer that did not answer is told of choices again.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -638,12 +640,39 @@ impl Daemon {
         self.confirmations_due.notify_one();
     }
 
-    /// Tells a peer, whose session is new, all that concerns it.
+    /// Tells a peer, whose session is new, all that concerns it, until it has answered.
     pub(crate) async fn resync(&self, peer: usize) {
-        if let Err(error) = self.send_want(peer).await {
+        let turn = {
+            let known = &mut self.state.borrow_mut().peers[peer];
+            known.told += 1;
+            known.told
+        };
+        while let Err(error) = self.tell_choices(peer).await {
             tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
-            return;
+            // It is told with the next session.
+            if !matches!(error, Unanswered::Silent | Unanswered::Full) {
+                return;
+            }
+            tokio::time::sleep(TELL_AGAIN).await;
+            if self.state.borrow().peers[peer].told != turn {
+                return;
+            }
         }
+        match self.connections().await {
+            Ok(lives) => {
+                self.enforce(&lives, Some(peer)).await;
+                let ruled = self.ruled(&lives, Some(peer));
+                for (bump, lives) in ruled.into_iter().chain(self.followed_here(&lives, peer)) {
+                    self.follow_rules(&lives, bump).await;
+                }
+            }
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+
+    /// Tells a peer which bumps our rules use, and what was chosen for connections with it.
+    async fn tell_choices(&self, peer: usize) -> Result<(), Unanswered> {
+        self.send_want(peer).await?;
         let mut chosen: BTreeMap<(u8, u64), Vec<(Pair, Version)>> = BTreeMap::new();
         for (pair, choice) in self.state.borrow().choices.iter() {
             if !choice.pending && self.peer_of(pair.remote.ip()) == Some(peer) {
@@ -660,22 +689,10 @@ impl Daemon {
                     conns: conns.to_vec(),
                 };
                 // What it refuses stays as it is there; it tells us of later choices itself.
-                if let Err(error) = self.ask(peer, body).await {
-                    tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
-                    return;
-                }
+                self.ask(peer, body).await?;
             }
         }
-        match self.connections().await {
-            Ok(lives) => {
-                self.enforce(&lives, Some(peer)).await;
-                let ruled = self.ruled(&lives, Some(peer));
-                for (bump, lives) in ruled.into_iter().chain(self.followed_here(&lives, peer)) {
-                    self.follow_rules(&lives, bump).await;
-                }
-            }
-            Err(error) => tracing::warn!("{error:#}"),
-        }
+        Ok(())
     }
 
     /// The connections that rules decide over, by the bump of the first rule that matches.

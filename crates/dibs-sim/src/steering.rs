@@ -353,6 +353,11 @@ impl Steering {
                 self.daemon().locks.push((at.now + GRACE, pair, version));
             }
             let stands = self.daemon().choices.get(&pair).map(|c| c.version) == Some(version);
+            if outcome.is_none() && !no_session && stands {
+                // Its part of it may not have got there.
+                self.seen.note(Seen::ToldAgain);
+                return self.tell(at, pair, version, bump);
+            }
             if outcome == Some(Outcome::OwnRule) && bump == 0 && stands {
                 self.seen.note(Seen::OwnRule);
                 self.daemon().choices.sweep(|p| *p != pair);

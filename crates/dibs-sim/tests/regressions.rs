@@ -377,3 +377,32 @@ fn answers_to_a_daemon_that_died_say_nothing_to_the_next_one() {
     assert_eq!(report.delivered, 12_000);
     assert!(report.coverage.get(Seen::LateAnswer) > 0);
 }
+
+/// A daemon told a new session's peer of its choices, once: where the trusted path was away for longer than
+/// it waited, the answer came too late, and the rest was not told until the next session.
+#[test]
+fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
+    let lingers = Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan([3000, 3000], Order::Both, [false; 2])
+    };
+    let deaf = clean().loss(1.0);
+    let mut late = 0;
+    for away in (2250..2400).step_by(5) {
+        let ops = vec![
+            (at(1000), Op::Open(lingers)),
+            (at(2000), Op::Link(0, 0, deaf.clone())),
+            (at(2000), Op::Choose(0, 0, true)),
+            (at(2001), Op::Restart(0, Duration::from_millis(1))),
+            (at(2002), Op::Link(0, 0, clean())),
+            (at(away), Op::Link(0, 1, deaf.clone())),
+            (at(away + 7000), Op::Link(0, 1, clean())),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), ops);
+        assert_eq!(report.delivered, 6000);
+        late += report.coverage.get(Seen::LateAnswer);
+    }
+    assert!(late > 0, "no answer was late");
+}
