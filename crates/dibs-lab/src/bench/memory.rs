@@ -2,11 +2,13 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 
@@ -24,8 +26,8 @@ const BUSY: usize = 1_000;
 const THREADS: usize = 4;
 /// Bytes that each writes at a time.
 const PIECE: usize = 16 << 10;
-/// Between two looks at what the daemons hold.
-const LOOK: Duration = Duration::from_millis(100);
+/// What the busy daemons hold is sampled so often: nothing tells of its maximum.
+const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
 /// What was seen, of the daemon that held more.
 #[derive(Clone, Debug, Serialize)]
@@ -124,7 +126,7 @@ fn measure(stage: &Stage<'_>, contestant: &Contestant) -> Result<Seen> {
     let mut bytes_busy_most = 0;
     while start.elapsed() < stage.options.duration {
         bytes_busy_most = bytes_busy_most.max(resident(contestant)?);
-        std::thread::sleep(LOOK);
+        std::thread::sleep(SAMPLE_EVERY);
     }
     stop.store(true, Relaxed);
     let (mut sent, mut received) = (0, 0);
@@ -188,7 +190,7 @@ fn send(mut streams: Vec<TcpStream>, stop: &AtomicBool) -> Result<u64> {
             }
         }
         if idle {
-            std::thread::sleep(Duration::from_millis(1));
+            wait(&streams, PollFlags::POLLOUT)?;
         }
     }
     Ok(sent)
@@ -220,11 +222,23 @@ fn receive(mut streams: Vec<TcpStream>) -> Result<u64> {
         if let Some(error) = broken {
             return Err(error).context("read");
         }
-        if idle {
-            std::thread::sleep(Duration::from_millis(1));
+        if idle && !streams.is_empty() {
+            wait(&streams, PollFlags::POLLIN)?;
         }
     }
     Ok(received)
+}
+
+/// Waits until one of them is ready; an error if none is for so long that nothing moves any more.
+fn wait(streams: &[TcpStream], ready: PollFlags) -> Result<()> {
+    let mut polled: Vec<PollFd<'_>> = streams
+        .iter()
+        .map(|stream| PollFd::new(stream.as_fd(), ready))
+        .collect();
+    let patience = PollTimeout::try_from(PATIENCE).context("patience")?;
+    let some = poll(&mut polled, patience).context("poll")?;
+    ensure!(some > 0, "no connection moved for {PATIENCE:?}");
+    Ok(())
 }
 
 /// Resident bytes of the daemon that has more (VmRSS).
