@@ -90,7 +90,7 @@ impl Daemon {
 
     /// Looks for connections that follow: an earlier daemon's, or those of which no event told.
     pub(crate) async fn find_followed(&self) -> Result<(), dibs_policy::Error> {
-        for entry in Conntrack::open()?.list().await? {
+        for entry in Conntrack::open()?.list(Some).await? {
             self.note_followed(&entry).await;
         }
         Ok(())

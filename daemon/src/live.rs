@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use dibs_control::{ConnId, ConnInfo, ConnPathInfo};
 use dibs_core::node::ConnSnapshot;
-use dibs_policy::conntrack::Conntrack;
-use dibs_policy::sockets::{self, TcpCounts};
+use dibs_policy::conntrack::{Connection, Conntrack};
+use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 
 use crate::conns::Pair;
 use crate::daemon::{Daemon, wall};
@@ -86,14 +86,12 @@ impl Daemon {
         let installed = !self.state.borrow().installed.is_empty();
         if installed && !lives.is_empty() {
             let mut tracked = HashMap::new();
-            for entry in Conntrack::open()?.list().await? {
-                let pair = Pair {
-                    local: entry.original.source,
-                    remote: entry.original.destination,
-                };
-                tracked.insert(pair, entry.mark);
-                tracked.insert(pair.reversed(), entry.mark);
-            }
+            let marks = |entry: Connection| {
+                let ends = self.ends_to_peers(&entry);
+                tracked.extend(ends.map(|pair| (pair, entry.mark)));
+                None::<()>
+            };
+            Conntrack::open()?.list(marks).await?;
             for live in &mut lives {
                 live.mark = tracked.get(&live.pair).copied().unwrap_or(0);
             }
@@ -103,25 +101,40 @@ impl Daemon {
 
     /// As [`connections`](Self::connections), without looking at marks.
     pub(crate) async fn sockets(&self) -> anyhow::Result<Vec<Live>> {
-        let sockets = sockets::list().await?;
-        let live = sockets.into_iter().filter_map(|socket| {
-            let pair = Pair {
+        self.sockets_as(Some).await
+    }
+
+    /// What `pick` makes of [`sockets`](Self::sockets): there may be thousands.
+    pub(crate) async fn sockets_as<U>(
+        &self,
+        pick: impl Fn(Live) -> Option<U>,
+    ) -> anyhow::Result<Vec<U>> {
+        Ok(sockets::list(|socket| pick(self.live(socket)?)).await?)
+    }
+
+    /// Those of these connections that there are, without looking at marks.
+    pub(crate) async fn sockets_of(&self, pairs: &[Pair]) -> anyhow::Result<HashMap<Pair, Live>> {
+        let ends: Vec<_> = pairs.iter().map(|pair| (pair.local, pair.remote)).collect();
+        let found = sockets::find(&ends).await?.into_iter();
+        let lives = found.filter_map(|socket| self.live(socket));
+        Ok(lives.map(|live| (live.pair, live)).collect())
+    }
+
+    fn live(&self, socket: TcpSocket) -> Option<Live> {
+        Some(Live {
+            pair: Pair {
                 local: socket.local,
                 remote: socket.remote,
-            };
-            Some(Live {
-                peer: self.peer_of(socket.remote.ip())?,
-                uid: socket.uid,
-                inode: socket.inode,
-                bound: socket.bound_device != 0,
-                over: socket.state == TIME_WAIT,
-                established: socket.state == ESTABLISHED,
-                counts: socket.counts.unwrap_or_default(),
-                mark: 0,
-                pair,
-            })
-        });
-        Ok(live.collect())
+            },
+            peer: self.peer_of(socket.remote.ip())?,
+            uid: socket.uid,
+            inode: socket.inode,
+            bound: socket.bound_device != 0,
+            over: socket.state == TIME_WAIT,
+            established: socket.state == ESTABLISHED,
+            counts: socket.counts.unwrap_or_default(),
+            mark: 0,
+        })
     }
 
     /// The bump that a connection is on; 0: plain.

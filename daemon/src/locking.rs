@@ -1,13 +1,13 @@
 //! LOCKED in the kernel: set once both ends are on the bump, cleared before either leaves it, set again
 //! where it got lost.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use dibs_config::Fail;
+use dibs_policy::BumpId;
 use dibs_policy::conntrack::{Connection, Conntrack, Tuple};
-use dibs_policy::{BumpId, MarkLayout};
 
 use crate::conns::Pair;
 use crate::daemon::{Daemon, Handed, State};
@@ -20,8 +20,24 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Connections that peers are asked about at one look; the others wait for the next.
 const MOST_ASKED: usize = 512;
 
-/// What conntrack has of connections on bumps, by either end's view.
-type Tracked = HashMap<Pair, Connection>;
+/// What conntrack has of connections on bumps, as this host sends.
+type Tracked = HashMap<Pair, Entry>;
+
+/// Of an entry of conntrack, what there is to look at: there may be thousands.
+struct Entry {
+    mark: u32,
+    /// Conntrack saw a RST of it.
+    closed: bool,
+}
+
+impl Entry {
+    fn of(found: &Connection) -> Self {
+        Self {
+            mark: found.mark,
+            closed: found.was_closed(),
+        }
+    }
+}
 
 impl Daemon {
     /// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
@@ -34,7 +50,7 @@ impl Daemon {
     pub(crate) async fn adopt_marks(&self) -> anyhow::Result<()> {
         let layout = marks(&self.config);
         let bumps: Vec<BumpId> = carried().iter().map(|bump| bump.id).collect();
-        let tracked = tracked(layout, &bumps).await?;
+        let tracked = self.tracked_on(&bumps).await?;
         let lives = self.sockets().await?;
         let mut state = self.state.borrow_mut();
         for live in lives {
@@ -100,17 +116,20 @@ impl Daemon {
         if !self.locks() || self.state.borrow().installed.is_empty() {
             return Ok(());
         }
-        let (lives, tracked) = self.on_bumps().await?;
         let mut asking: BTreeMap<(usize, u8), Vec<Pair>> = BTreeMap::new();
         {
+            let tracked = self.tracked().await?;
             let now = Instant::now();
-            let state = self.state.borrow();
-            let on = lives
-                .iter()
-                .filter_map(|live| Some((live, self.stays_on(live, &tracked)?)))
-                .filter(|(live, bump)| state.locks.wants_asking(&live.pair, *bump, now));
-            for (live, bump) in on.take(MOST_ASKED) {
-                asking.entry((live.peer, bump)).or_default().push(live.pair);
+            let wants_asking = |live: Live| {
+                let bump = self.stays_on(&live, &tracked)?;
+                let state = self.state.borrow();
+                let wants = state.locks.wants_asking(&live.pair, bump, now);
+                wants.then_some((live.peer, bump, live.pair))
+            };
+            let mut wanting = self.sockets_as(wants_asking).await?;
+            wanting.truncate(MOST_ASKED);
+            for (peer, bump, pair) in wanting {
+                asking.entry((peer, bump)).or_default().push(pair);
             }
         }
         let asked = asking
@@ -122,8 +141,8 @@ impl Daemon {
             return Ok(());
         }
         // It may have left while the peer was asked.
-        let (lives, tracked) = self.on_bumps().await?;
-        let lives: HashMap<Pair, Live> = lives.iter().map(|live| (live.pair, *live)).collect();
+        let pairs: Vec<Pair> = confirmed.iter().map(|(_, pair)| *pair).collect();
+        let (lives, tracked) = self.looked_up(&pairs).await?;
         for (bump, pair) in confirmed {
             let live = lives.get(&pair);
             if live.and_then(|live| self.stays_on(live, &tracked)) == Some(bump) {
@@ -164,17 +183,16 @@ impl Daemon {
         bump: u8,
         conns: Vec<Pair>,
     ) -> Vec<(Outcome, u64)> {
-        let (lives, tracked) = match self.on_bumps().await {
+        let pairs: Vec<Pair> = conns.into_iter().map(Pair::reversed).collect();
+        let (lives, tracked) = match self.looked_up(&pairs).await {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!("{error:#}");
-                return vec![(Outcome::Failed, 0); conns.len()];
+                return vec![(Outcome::Failed, 0); pairs.len()];
             }
         };
-        let lives: HashMap<Pair, &Live> = lives.iter().map(|live| (live.pair, live)).collect();
-        let mut outcomes = Vec::with_capacity(conns.len());
-        for pair in conns {
-            let pair = pair.reversed();
+        let mut outcomes = Vec::with_capacity(pairs.len());
+        for pair in pairs {
             let live = lives.get(&pair).filter(|live| live.peer == peer);
             outcomes.push(match live {
                 None => (Outcome::NoConnection, 0),
@@ -206,11 +224,45 @@ impl Daemon {
         (stays && !live.over && !live.bound).then_some(bump)
     }
 
-    /// Live connections, and what conntrack has of those on bumps.
-    async fn on_bumps(&self) -> anyhow::Result<(Vec<Live>, Tracked)> {
+    /// What conntrack has of connections to peers on any bump.
+    async fn tracked(&self) -> Result<Tracked, dibs_policy::Error> {
         let bumps: Vec<BumpId> = self.state.borrow().installed.keys().copied().collect();
-        let tracked = tracked(marks(&self.config), &bumps).await?;
-        Ok((self.sockets().await?, tracked))
+        self.tracked_on(&bumps).await
+    }
+
+    /// As [`tracked`](Self::tracked), on these bumps.
+    async fn tracked_on(&self, bumps: &[BumpId]) -> Result<Tracked, dibs_policy::Error> {
+        let mut conntrack = Conntrack::open()?;
+        let layout = marks(&self.config);
+        let mut tracked = Tracked::new();
+        for bump in bumps {
+            let note = |found: Connection| {
+                let ends = self.ends_to_peers(&found);
+                tracked.extend(ends.map(|pair| (pair, Entry::of(&found))));
+                None::<()>
+            };
+            let (value, mask) = (layout.bump(*bump), layout.bump_mask());
+            conntrack.marked(value, mask, note).await?;
+        }
+        Ok(tracked)
+    }
+
+    /// What is alive of these connections, and what conntrack has of them.
+    async fn looked_up(&self, pairs: &[Pair]) -> anyhow::Result<(HashMap<Pair, Live>, Tracked)> {
+        let mut conntrack = Conntrack::open()?;
+        let mut tracked = Tracked::new();
+        for pair in pairs {
+            if let Some(found) = conntrack.get(&tuple(pair)).await? {
+                tracked.insert(*pair, Entry::of(&found));
+            }
+        }
+        Ok((self.sockets_of(pairs).await?, tracked))
+    }
+
+    /// A tracked connection as either end may have begun it, if the other is behind a peer.
+    pub(crate) fn ends_to_peers(&self, entry: &Connection) -> impl Iterator<Item = Pair> {
+        let to_peer = |pair: &Pair| self.peer_of(pair.remote.ip()).is_some();
+        ends(entry).into_iter().filter(to_peer)
     }
 
     /// Brings LOCKED in the kernel to what is due, and mends what was done to the entries.
@@ -224,38 +276,33 @@ impl Daemon {
             return Ok(());
         }
         let layout = marks(&self.config);
-        let (lives, tracked) = self.on_bumps().await?;
-        let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
+        let tracked = self.tracked().await?;
+        let ends = |live: Live| Some((live.pair, live.established));
+        let mut lives = self.sockets_as(ends).await?;
+        lives.sort_unstable();
+        let is_alive = |pair: &Pair| lives.binary_search_by_key(pair, |(pair, _)| *pair).is_ok();
         let mut conntrack = Conntrack::open()?;
-        for live in &lives {
-            let Some(entry) = tracked.get(&live.pair) else {
+        for (pair, established) in &lives {
+            let Some(entry) = tracked.get(pair) else {
                 continue;
             };
             let Some(bump) = layout.bump_of(entry.mark).map(BumpId::get) else {
                 continue;
             };
             if entry.mark & layout.locked_bit() == 0 {
-                self.lock(&mut conntrack, &live.pair, bump).await?;
-            } else if live.established && entry.was_closed() {
+                self.lock(&mut conntrack, pair, bump).await?;
+            } else if *established && entry.closed {
                 // A plain RST that was dropped, but had been seen by conntrack before.
-                conntrack.revive(&tuple(&live.pair)).await?;
+                conntrack.revive(&tuple(pair)).await?;
             }
         }
         // Another connection of the same ends is not to inherit it.
-        let mut done = BTreeSet::new();
-        for entry in tracked.values() {
-            let [pair, other] = ends(entry);
+        for (pair, entry) in &tracked {
             let locked = entry.mark & layout.locked_bit() != 0;
-            let peers = [&pair, &other].map(|pair| self.peer_of(pair.remote.ip()).is_some());
-            if locked
-                && peers.contains(&true)
-                && !alive.contains(&pair)
-                && !alive.contains(&other)
-                && done.insert(pair)
-            {
+            if locked && !is_alive(pair) && !is_alive(&pair.reversed()) {
                 let _turn = self.marking.lock().await;
                 let bit = layout.locked_bit();
-                conntrack.set_mark(&tuple(&pair), 0, bit).await?;
+                conntrack.set_mark(&tuple(pair), 0, bit).await?;
             }
         }
         let mut state = self.state.borrow_mut();
@@ -266,7 +313,7 @@ impl Daemon {
                 .and_then(|entry| layout.bump_of(entry.mark));
             let chosen = choices.get(pair).map(|choice| choice.bump);
             // The entry of a choice is made again where it was lost.
-            alive.contains(pair) && [entry.map(BumpId::get), chosen].contains(&Some(bump))
+            is_alive(pair) && [entry.map(BumpId::get), chosen].contains(&Some(bump))
         });
         Ok(())
     }
@@ -285,19 +332,6 @@ impl Daemon {
         let bit = marks(&self.config).locked_bit();
         conntrack.set_mark(&tuple(pair), bit, bit).await.map(drop)
     }
-}
-
-/// The connections that conntrack has on these bumps.
-async fn tracked(layout: MarkLayout, bumps: &[BumpId]) -> Result<Tracked, dibs_policy::Error> {
-    let mut conntrack = Conntrack::open()?;
-    let mut tracked = Tracked::new();
-    for bump in bumps {
-        let (value, mask) = (layout.bump(*bump), layout.bump_mask());
-        for entry in conntrack.marked(value, mask).await? {
-            tracked.extend(ends(&entry).map(|pair| (pair, entry)));
-        }
-    }
-    Ok(tracked)
 }
 
 /// A tracked connection as either end may have begun it.

@@ -484,8 +484,9 @@ impl Daemon {
         conns: Vec<(Pair, Version)>,
     ) -> Vec<(Outcome, u64)> {
         let known = bump == 0 || carried().iter().any(|carried| carried.id.get() == bump);
-        let lives: HashMap<Pair, Live> = match self.sockets().await {
-            Ok(lives) => lives.into_iter().map(|live| (live.pair, live)).collect(),
+        let meant: Vec<Pair> = conns.iter().map(|(pair, _)| pair.reversed()).collect();
+        let lives = match self.sockets_of(&meant).await {
+            Ok(lives) => lives,
             Err(error) => {
                 tracing::warn!("{error:#}");
                 return vec![(Outcome::Failed, 0); conns.len()];

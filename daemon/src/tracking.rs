@@ -102,8 +102,8 @@ async fn restore(daemon: &Daemon, pair: Pair) -> anyhow::Result<()> {
     if !chosen && followed.is_none() {
         return Ok(());
     }
-    let lives = daemon.sockets().await?;
-    let lives = lives.iter().any(|live| live.pair == pair && !live.over);
+    let lives = daemon.sockets_of(&[pair]).await?;
+    let lives = lives.get(&pair).is_some_and(|live| !live.over);
     match followed {
         _ if lives && chosen => daemon.mark_choice(&pair).await?,
         Some(bump) if lives => daemon.mark(&pair, bump.get(), false).await?,
@@ -143,9 +143,9 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         }
     };
     let bump = bump_of(daemon, &now);
-    let lives = daemon.sockets().await?;
-    let ends = ends(&now);
-    let Some(live) = lives.into_iter().find(|live| ends.contains(&live.pair)) else {
+    let ends: Vec<Pair> = daemon.ends_to_peers(&now).collect();
+    let lives = daemon.sockets_of(&ends).await?;
+    let Some(live) = lives.into_values().next() else {
         return Ok(());
     };
     if live.over || bump_name(bump) == "unknown" {

@@ -119,29 +119,43 @@ impl Conntrack {
         Ok(Self { wire })
     }
 
-    /// Every tracked connection of both families.
-    pub async fn list(&mut self) -> Result<Vec<Connection>, Error> {
-        self.listed(Vec::new()).await
+    /// What `pick` makes of every tracked connection of both families.
+    pub async fn list<U>(
+        &mut self,
+        pick: impl FnMut(Connection) -> Option<U>,
+    ) -> Result<Vec<U>, Error> {
+        self.listed(Vec::new(), pick).await
     }
 
-    /// Those whose mark has `value` in the bits `mask`; the kernel sorts out the others.
-    pub async fn marked(&mut self, value: u32, mask: u32) -> Result<Vec<Connection>, Error> {
+    /// As [`list`](Self::list), of those whose mark has `value` in the bits `mask`; the kernel sorts out
+    /// the others.
+    pub async fn marked<U>(
+        &mut self,
+        value: u32,
+        mask: u32,
+        mut pick: impl FnMut(Connection) -> Option<U>,
+    ) -> Result<Vec<U>, Error> {
         let filter = vec![Attribute::CtaMark(value), mark_mask(mask)];
-        let listed = self.listed(filter).await?;
-        let meant = |entry: &Connection| entry.mark & mask == value;
-        Ok(listed.into_iter().filter(meant).collect())
+        self.listed(filter, |entry| {
+            (entry.mark & mask == value).then(|| pick(entry)).flatten()
+        })
+        .await
     }
 
-    async fn listed(&mut self, filter: Vec<Attribute>) -> Result<Vec<Connection>, Error> {
+    async fn listed<U>(
+        &mut self,
+        filter: Vec<Attribute>,
+        mut pick: impl FnMut(Connection) -> Option<U>,
+    ) -> Result<Vec<U>, Error> {
         let mut connections = Vec::new();
         for family in Family::BOTH {
             let query = message(family, ConntrackMessage::Get(filter.clone()));
-            let answers = self
+            let picked = self
                 .wire
-                .dump(query)
+                .gather(query, |answer| pick(connection(answer)?))
                 .await
                 .map_err(Error::netlink("list tracked connections"))?;
-            connections.extend(answers.into_iter().filter_map(connection));
+            connections.extend(picked);
         }
         Ok(connections)
     }
@@ -222,27 +236,22 @@ impl Conntrack {
         let mut released = 0;
         for family in Family::BOTH {
             let query = message(family, ConntrackMessage::Get(Vec::new()));
-            let entries = self
-                .wire
-                .dump(query)
-                .await
-                .map_err(Error::netlink("list tracked connections"))?;
-            for entry in entries {
+            let stale = |entry: NetfilterMessage| {
                 let which = identity(&entry);
-                let Some(Connection { mark, .. }) = connection(entry) else {
-                    continue;
-                };
+                let Connection { mark, .. } = connection(entry)?;
                 let stale = match marks.bump_of(mark) {
                     Some(bump) => !keep.contains(&bump),
                     None => keep.is_empty() && mark & marks.mask() != 0,
                 };
-                if stale {
-                    let done = self
-                        .replace_mark(family, which, 0, marks.mask())
-                        .await
-                        .map_err(Error::netlink("clear a connection's mark"))?;
-                    released += usize::from(done);
-                }
+                stale.then_some(which)
+            };
+            let stale = self.wire.gather(query, stale).await;
+            for which in stale.map_err(Error::netlink("list tracked connections"))? {
+                let done = self
+                    .replace_mark(family, which, 0, marks.mask())
+                    .await
+                    .map_err(Error::netlink("clear a connection's mark"))?;
+                released += usize::from(done);
             }
         }
         Ok(released)

@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use netlink_packet_sock_diag::SockDiagMessage;
-use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
+use netlink_packet_sock_diag::constants::{
+    AF_INET, AF_INET6, IPPROTO_TCP, TCP_CLOSE, TCP_LISTEN, TCP_TIME_WAIT,
+};
 use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
@@ -13,6 +15,9 @@ use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
 use crate::Error;
 use crate::wire::Wire;
+
+/// INET_DIAG_NOCOOKIE: whichever socket has these ends.
+const NO_COOKIE: [u8; 8] = [0xff; 8];
 
 /// A connected TCP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,34 +66,74 @@ pub struct Process {
     pub name: String,
 }
 
-/// Every connected TCP socket of both families; IPv4-mapped addresses are given as IPv4.
-pub async fn list() -> Result<Vec<TcpSocket>, Error> {
+/// The connected TCP sockets of these connections, given as (local, remote); those that there are not are
+/// missing.
+pub async fn find(connections: &[(SocketAddr, SocketAddr)]) -> Result<Vec<TcpSocket>, Error> {
+    let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
+    let mut found = Vec::with_capacity(connections.len());
+    let mut missing = Vec::new();
+    for (local, remote) in connections {
+        let socket_id = SocketId {
+            source_port: local.port(),
+            destination_port: remote.port(),
+            source_address: local.ip(),
+            destination_address: remote.ip(),
+            interface_id: 0,
+            cookie: NO_COOKIE,
+        };
+        let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
+        let answers = match wire.request(query(family, socket_id), 0).await {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Vec::new(),
+            answers => answers.map_err(Error::netlink("look for a TCP socket"))?,
+        };
+        let sockets = answers.into_iter().filter_map(connected);
+        // Where nobody is connected, a listener answers.
+        match { sockets }.find(|socket| (socket.local, socket.remote) == (*local, *remote)) {
+            Some(socket) => found.push(socket),
+            None => missing.push((*local, *remote)),
+        }
+    }
+    if !missing.is_empty() {
+        // One that is bound to a device is not found by its ends alone.
+        let meant = |socket: &TcpSocket| missing.contains(&(socket.local, socket.remote));
+        found.extend(list(|socket| Some(socket).filter(meant)).await?);
+    }
+    Ok(found)
+}
+
+/// What `pick` makes of every connected TCP socket of both families; IPv4-mapped addresses are given as
+/// IPv4.
+pub async fn list<U>(mut pick: impl FnMut(TcpSocket) -> Option<U>) -> Result<Vec<U>, Error> {
     let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
     let mut sockets = Vec::new();
     for (family, socket_id) in [
         (AF_INET, SocketId::new_v4()),
         (AF_INET6, SocketId::new_v6()),
     ] {
-        let query = SockDiagMessage::InetRequest(InetRequest {
-            family,
-            protocol: IPPROTO_TCP,
-            extensions: ExtensionFlags::INFO,
-            states: StateFlags::all()
-                - StateFlags::LISTEN
-                - StateFlags::CLOSE
-                - StateFlags::TIME_WAIT,
-            socket_id,
-        });
-        let answers = wire
-            .dump(query)
-            .await
-            .map_err(Error::netlink("list TCP sockets"))?;
-        sockets.extend(answers.into_iter().filter_map(|answer| match answer {
-            SockDiagMessage::InetResponse(response) => Some(socket(&response)),
-            _ => None,
-        }));
+        let picked = wire.gather(query(family, socket_id), |answer| pick(connected(answer)?));
+        let picked = picked.await.map_err(Error::netlink("list TCP sockets"))?;
+        sockets.extend(picked);
     }
     Ok(sockets)
+}
+
+fn query(family: u8, socket_id: SocketId) -> SockDiagMessage {
+    SockDiagMessage::InetRequest(InetRequest {
+        family,
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::INFO,
+        states: StateFlags::all() - StateFlags::LISTEN - StateFlags::CLOSE - StateFlags::TIME_WAIT,
+        socket_id,
+    })
+}
+
+fn connected(answer: SockDiagMessage) -> Option<TcpSocket> {
+    let SockDiagMessage::InetResponse(response) = answer else {
+        return None;
+    };
+    // Who asks for one socket gets it in any state.
+    let others = [TCP_LISTEN, TCP_CLOSE, TCP_TIME_WAIT];
+    (!others.contains(&response.header.state)).then(|| socket(&response))
 }
 
 fn socket(response: &InetResponse) -> TcpSocket {

@@ -36,8 +36,23 @@ impl Wire {
         T: NetlinkSerializable + NetlinkDeserializable + Debug + Clone,
         NetlinkPayload<T>: From<T>,
     {
+        self.gather(message, Some).await
+    }
+
+    /// What `pick` makes of everything of a kind. Messages are many times as long as what one wants of
+    /// them, so they are not kept: a list of thousands would leave its size with the process for good.
+    pub(crate) async fn gather<T, U>(
+        &mut self,
+        message: T,
+        mut pick: impl FnMut(T) -> Option<U>,
+    ) -> io::Result<Vec<U>>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable + Debug + Clone,
+        NetlinkPayload<T>: From<T>,
+    {
         for _ in 0..DUMP_ATTEMPTS {
-            if let Some(answers) = self.exchange(message.clone(), NLM_F_DUMP).await? {
+            let exchanged = self.exchange(message.clone(), NLM_F_DUMP, &mut pick);
+            if let Some(answers) = exchanged.await? {
                 return Ok(answers);
             }
         }
@@ -51,13 +66,18 @@ impl Wire {
         NetlinkPayload<T>: From<T>,
     {
         Ok(self
-            .exchange(message, NLM_F_ACK | flags)
+            .exchange(message, NLM_F_ACK | flags, &mut Some)
             .await?
             .unwrap_or_default())
     }
 
     /// Answers until the end of the dump or the acknowledgement; `None` if the dump is inconsistent.
-    async fn exchange<T>(&mut self, message: T, flags: u16) -> io::Result<Option<Vec<T>>>
+    async fn exchange<T, U>(
+        &mut self,
+        message: T,
+        flags: u16,
+        pick: &mut impl FnMut(T) -> Option<U>,
+    ) -> io::Result<Option<Vec<U>>>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Debug,
         NetlinkPayload<T>: From<T>,
@@ -80,7 +100,7 @@ impl Wire {
                 }
                 consistent &= answer.header.flags & NLM_F_DUMP_INTR == 0;
                 match answer.payload {
-                    NetlinkPayload::InnerMessage(inner) => answers.push(inner),
+                    NetlinkPayload::InnerMessage(inner) => answers.extend(pick(inner)),
                     NetlinkPayload::Done(_) => return Ok(consistent.then_some(answers)),
                     NetlinkPayload::Error(error) if error.code.is_some() => {
                         return Err(error.to_io());

@@ -159,7 +159,7 @@ impl Injector {
         let mut tcp = *tcp;
         let mut scratch = SmallVec::new();
         *floor = raise_tsval(&mut tcp, *floor, &mut scratch).or(*floor);
-        let mut buffer = pool.take();
+        let mut buffer = pool.take_for(PAYLOAD_AT);
         let headers = headers(&template, seq, &tcp);
         let start = PAYLOAD_AT - headers.encoded_len();
         headers.write(&mut buffer[start..PAYLOAD_AT], 0, 0);
@@ -174,8 +174,8 @@ impl Injector {
     /// Adds a whole packet as it is; its checksums are its own.
     pub fn opaque(&mut self, pool: &mut Pool, bump: u8, packet: &[u8]) {
         self.flush();
-        let mut buffer = pool.take();
         let end = virtio::LEN + packet.len();
+        let mut buffer = pool.take_for(end);
         buffer[..virtio::LEN].fill(0);
         buffer[virtio::LEN..end].copy_from_slice(packet);
         self.done.push_back(Injection {

@@ -137,6 +137,11 @@ impl Queue {
         self.bytes
     }
 
+    /// Gives back the memory for what does not wait.
+    pub fn shrink(&mut self) {
+        self.items.shrink_to_fit();
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()

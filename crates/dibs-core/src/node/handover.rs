@@ -102,7 +102,8 @@ impl Peer {
             .conns
             .get_mut(key)
             .expect("a tuple leads to its connection");
-        conn.clamp = conn.sent_end.map(|end| Clamp::new(end, window_scale));
+        let clamp = conn.sent_end.map(|end| Clamp::new(end, window_scale));
+        conn.clamp = clamp.map(Box::new);
         self.drains.push(Drain {
             key,
             tell_by,
@@ -162,7 +163,7 @@ impl Peer {
     fn let_go(&mut self, shared: &mut Shared, at: usize) {
         let drain = self.drains.swap_remove(at);
         if let Some(conn) = self.conns.get_mut(drain.key)
-            && let Some(tcp) = conn.clamp.take().and_then(Clamp::open)
+            && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
             && let Some(inc) = &conn.inc
         {
             let injected = inc.seq(inc.top);

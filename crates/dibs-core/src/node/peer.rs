@@ -665,10 +665,14 @@ impl Peer {
             self.remove_conn(shared, key);
         }
         for (_, conn) in self.conns.iter_mut() {
-            if now.since(conn.last_seen) > GAP_PATIENCE
+            let silent = now.since(conn.last_seen);
+            if silent > GAP_PATIENCE
                 && let Some(inc) = &mut conn.inc
             {
                 inc.stream.give_up(&mut self.store);
+            }
+            if silent > SWEEP {
+                conn.shrink();
             }
         }
     }

@@ -689,7 +689,7 @@ pub(super) fn incoming<'a>(
         resume: &mut conn.resume,
         base: *base,
         floor: &mut conn.tsval_floor,
-        clamp: conn.clamp.as_mut(),
+        clamp: conn.clamp.as_deref_mut(),
         top,
         received: &mut conn.stats.bytes_received,
         last: 0,

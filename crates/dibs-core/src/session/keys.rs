@@ -2,6 +2,7 @@
 //! and from it one key a purpose, so that no two algorithms ever share one (SECURITY 2).
 
 use core::fmt;
+use std::sync::Arc;
 
 use aws_lc_rs::{aead, hkdf, hmac};
 use zeroize::{Zeroize, ZeroizeOnDrop};
@@ -215,18 +216,20 @@ impl SessionKeys {
     }
 
     pub(super) fn epochs(&self) -> EpochSecrets {
-        EpochSecrets {
+        EpochSecrets(Arc::new(EpochRoots {
             session: self.id,
             outgoing: self.outgoing.epoch.clone(),
             incoming: self.incoming.epoch.clone(),
-        }
+        }))
     }
 }
 
-/// The roots of a session's epoch keys: small, and outliving the session, since flows that were
-/// opened under it go on after a rekey.
+/// The roots of a session's epoch keys: outliving the session, since flows that were opened under it go
+/// on after a rekey. All of these share the one copy there is.
 #[derive(Clone)]
-pub struct EpochSecrets {
+pub struct EpochSecrets(Arc<EpochRoots>);
+
+struct EpochRoots {
     session: SessionId,
     outgoing: Secret,
     incoming: Secret,
@@ -234,8 +237,8 @@ pub struct EpochSecrets {
 
 impl EpochSecrets {
     /// The session that these belong to.
-    pub const fn session(&self) -> SessionId {
-        self.session
+    pub fn session(&self) -> SessionId {
+        self.0.session
     }
 
     /// The key of one epoch of a flow that goes in `direction`.
@@ -247,8 +250,8 @@ impl EpochSecrets {
         epoch: u32,
     ) -> EpochKey {
         let root = match direction {
-            Direction::Outgoing => &self.outgoing,
-            Direction::Incoming => &self.incoming,
+            Direction::Outgoing => &self.0.outgoing,
+            Direction::Incoming => &self.0.incoming,
         };
         EpochKey(root.derive(&[
             b"flow",

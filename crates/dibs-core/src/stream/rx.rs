@@ -150,46 +150,63 @@ struct Held {
 /// Chained pieces beyond `next`, by offset.
 ///
 /// Behind a gap most come in order: those stand in a queue. The others stand in a tree, so that no
-/// order of arrival is slow.
+/// order of arrival is slow. Most connections never hold anything, and have none of it.
 #[derive(Debug, Default)]
-struct Holding {
+struct Holding(Option<Box<Beyond>>);
+
+#[derive(Debug, Default)]
+struct Beyond {
     queue: VecDeque<(u64, Held)>,
     tree: BTreeMap<u64, Held>,
 }
 
 impl Holding {
     fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.tree.is_empty()
+        self.first().is_none()
     }
 
     fn contains(&self, offset: u64) -> bool {
-        let queued = self.queue.binary_search_by_key(&offset, |(at, _)| *at);
-        queued.is_ok() || self.tree.contains_key(&offset)
+        let Some(Beyond { queue, tree }) = self.0.as_deref() else {
+            return false;
+        };
+        let queued = queue.binary_search_by_key(&offset, |(at, _)| *at);
+        queued.is_ok() || tree.contains_key(&offset)
     }
 
     /// Adds a piece at an offset where none is.
     fn insert(&mut self, offset: u64, held: Held) {
-        match self.queue.back() {
+        let Beyond { queue, tree } = self.0.get_or_insert_default().as_mut();
+        match queue.back() {
             Some((last, _)) if offset < *last => {
-                self.tree.insert(offset, held);
+                tree.insert(offset, held);
             }
-            _ => self.queue.push_back((offset, held)),
+            _ => queue.push_back((offset, held)),
         }
     }
 
     /// The lowest offset.
     fn first(&self) -> Option<u64> {
-        let queued = self.queue.front().map(|(at, _)| *at);
-        let treed = self.tree.first_key_value().map(|(at, _)| *at);
+        let Beyond { queue, tree } = self.0.as_deref()?;
+        let queued = queue.front().map(|(at, _)| *at);
+        let treed = tree.first_key_value().map(|(at, _)| *at);
         queued.into_iter().chain(treed).min()
     }
 
     /// Takes the piece at the lowest offset.
     fn pop_first(&mut self) -> Option<Held> {
-        if self.queue.front().map(|(at, _)| *at) == self.first() {
-            self.queue.pop_front().map(|(_, held)| held)
+        let first = self.first()?;
+        let Beyond { queue, tree } = self.0.as_deref_mut()?;
+        if queue.front().is_some_and(|(at, _)| *at == first) {
+            queue.pop_front().map(|(_, held)| held)
         } else {
-            self.tree.pop_first().map(|(_, held)| held)
+            tree.pop_first().map(|(_, held)| held)
+        }
+    }
+
+    /// Gives back the memory for what is not there.
+    fn shrink(&mut self) {
+        if self.is_empty() {
+            self.0 = None;
         }
     }
 }
@@ -360,6 +377,11 @@ impl RxStream {
     /// Whether something waits for a gap to close.
     pub fn is_waiting(&self) -> bool {
         self.epochs.iter().any(|e| !e.held.is_empty())
+    }
+
+    /// Gives back the memory that only a stream under way needs.
+    pub fn shrink(&mut self) {
+        self.epochs.iter_mut().for_each(|e| e.held.shrink());
     }
 
     /// Forgets everything.

@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use dibs_policy::ClassRule;
 use dibs_policy::conntrack::{Conntrack, Event, Events, Tuple};
-use dibs_policy::{ClassRule, sockets};
+use dibs_policy::sockets::{self, TcpSocket};
 use nix::poll::PollFlags;
 
 use crate::lab::{ENDS, Lab, address, bump, connecting, marks, wait_for, wish};
@@ -124,7 +125,9 @@ pub(crate) fn events_and_sockets_tell_of_a_connection(lab: &Lab) {
             &mut events,
             |event| matches!(event, Event::Update(c) if c.original == ours && c.mark == marked),
         ));
-        let listed = lab.wait(lab.open(Conntrack::open).list()).expect("a list");
+        let listed = lab
+            .wait(lab.open(Conntrack::open).list(Some))
+            .expect("a list");
         let found = listed.iter().find(|c| c.original == ours).expect("listed");
         assert_eq!((found.mark, found.reply.source), (marked, ours.destination));
         lab.sh("conntrack -F 2>/dev/null");
@@ -133,7 +136,7 @@ pub(crate) fn events_and_sockets_tell_of_a_connection(lab: &Lab) {
             |event| matches!(event, Event::Destroyed(c) if c.original == ours),
         ));
 
-        let listed = lab.wait(sockets::list()).expect("a list");
+        let listed = lab.wait(sockets::list(Some)).expect("a list");
         let socket = listed
             .iter()
             .find(|s| s.local == ours.source)
@@ -141,15 +144,32 @@ pub(crate) fn events_and_sockets_tell_of_a_connection(lab: &Lab) {
         assert_eq!((socket.remote, socket.state), (ours.destination, 1));
         assert_eq!(socket.uid, nix::unistd::getuid().as_raw());
         assert!(socket.counts.is_some_and(|counts| counts.rtt_us > 0));
+        let absent = (ours.source, address(there, 9));
+        let found = lab.wait(sockets::find(&[absent, (ours.source, ours.destination)]));
+        let found = found.expect("an answer");
+        let named = |socket: &TcpSocket| (socket.local, socket.remote, socket.inode);
+        assert_eq!(found.iter().map(named).collect::<Vec<_>>(), [named(socket)]);
         let holders = sockets::processes(&HashSet::from([socket.inode]));
         assert_eq!(holders[&socket.inode].pid, std::process::id());
 
         let bound = connecting(address(there, 82), Some("veth0"));
         let local = bound.local_addr().expect("an address").as_socket();
-        let listed = lab.wait(sockets::list()).expect("a list");
+        let listed = lab.wait(sockets::list(Some)).expect("a list");
         let found = listed.iter().find(|s| Some(s.local) == local);
         // Refused at once where the peer's answer was quicker than we.
         assert!(found.is_none_or(|socket| socket.bound_device > 0));
+        if let Some(bound) = found {
+            let found = lab.wait(sockets::find(&[(bound.local, bound.remote)]));
+            let device = |socket: &TcpSocket| socket.bound_device;
+            // Refused meanwhile, perhaps.
+            assert!(
+                found
+                    .expect("an answer")
+                    .iter()
+                    .map(device)
+                    .all(|device| device > 0)
+            );
+        }
     }
 }
 
