@@ -93,6 +93,14 @@ fn dropped(net: &Net) -> Result<u64> {
     Ok(net.a.counter("plain_in_locked")? + net.a.counter("plain_in_stray")?)
 }
 
+/// Waits for the rules of the connection's own: until the chain that counts is written anew.
+fn until_ruled(net: &Net) -> Result<()> {
+    wait("a rule of the connection's own", || {
+        let rules = net.a.host.run("iptables -t mangle -S DIBS-PLAIN");
+        rules.is_ok_and(|rules| rules.contains("dibs-rule-0"))
+    })
+}
+
 fn until_dropped(net: &Net, count: u64) -> Result<()> {
     let mut seen = 0;
     let done = wait("forged packets to be dropped", || {
@@ -109,6 +117,7 @@ fn forged_data_and_resets_do_nothing_to_a_locked_connection() {
             let mut idle = Idle::new(net)?;
             net.a.enable(7000)?;
             net.wait_locked(7000)?;
+            until_ruled(net)?;
             let before = dropped(net)?;
             idle.send(ACK, b"forged")?;
             idle.send(RST, b"")?;
@@ -141,6 +150,7 @@ fn nor_do_they_by_way_of_its_entry_in_conntrack() {
             let mut idle = Idle::new(net)?;
             net.a.enable(7000)?;
             net.wait_locked(7000)?;
+            until_ruled(net)?;
             // Conntrack sees packets before they are dropped: it takes the connection for closed, and
             // the next SYN for another one's, which is not locked.
             for round in 1..=3 {
