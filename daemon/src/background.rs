@@ -143,6 +143,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
 /// Sorts a message of a peer's daemon.
 fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender<Asked>) {
     let Ok(Message { request, body }) = Message::decode(bytes) else {
+        daemon.messages_malformed.update(|count| count + 1);
         tracing::debug!(peer = daemon.peer_name(peer), "message dropped: malformed");
         return;
     };
@@ -168,6 +169,7 @@ fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender
         what,
     };
     if asked.try_send(question).is_err() {
+        daemon.messages_dropped.update(|count| count + 1);
         tracing::debug!(peer = daemon.peer_name(peer), "message dropped: too many");
     }
 }

@@ -109,7 +109,7 @@ impl Daemon {
     }
 
     /// What `status` tells of steering, by name.
-    pub(crate) async fn steering_counters(&self) -> [(&'static str, u64); 2] {
+    pub(crate) async fn steering_counters(&self) -> [(&'static str, u64); 4] {
         let dropped = self.backstop.lock().await.dropped().await;
         let dropped = dropped.unwrap_or_else(|error| {
             tracing::debug!("{error}");
@@ -118,6 +118,8 @@ impl Daemon {
         [
             ("steering_restored", self.restored.get()),
             ("plain_dropped", dropped),
+            ("messages_malformed", self.messages_malformed.get()),
+            ("messages_dropped", self.messages_dropped.get()),
         ]
     }
 }

@@ -58,6 +58,9 @@ pub struct Daemon {
     pub(crate) backstop: Mutex<Backstop>,
     /// Things that others removed and we put back.
     pub(crate) restored: Cell<u64>,
+    /// Messages of peers' daemons that are none, and those that came before earlier ones were dealt with.
+    pub(crate) messages_malformed: Cell<u64>,
+    pub(crate) messages_dropped: Cell<u64>,
     /// Wakes who asks peers to confirm.
     pub(crate) confirmations_due: Notify,
     /// Wakes who locks.
@@ -283,6 +286,8 @@ impl Daemon {
             marking: Mutex::new(()),
             backstop: Mutex::new(backstop),
             restored: Cell::new(0),
+            messages_malformed: Cell::new(0),
+            messages_dropped: Cell::new(0),
             confirmations_due: Notify::new(),
             locks_due: Notify::new(),
             file,

@@ -58,7 +58,7 @@ counters! {
     HandshakeCrossed = "handshake_crossed",
     /// An answer to nothing that we asked.
     HandshakeUnknownIndex = "handshake_unknown_index",
-    /// More handshake messages than are read.
+    /// More handshake messages than are read, or sent.
     HandshakeOverload = "handshake_overload",
     /// A datagram too short or of no known type.
     DatagramMalformed = "datagram_malformed",
@@ -97,6 +97,8 @@ counters! {
     FlowEvicted = "flow_evicted",
     /// Word of an unknown flow or a broken epoch that found too much before it.
     NoticeDropped = "notice_dropped",
+    /// An answer or question of a path that found too many before it.
+    PathFrameDropped = "path_frame_dropped",
     /// A chunk of an older incarnation.
     FlowOld = "flow_old_incarnation",
     /// A chunk that came twice.

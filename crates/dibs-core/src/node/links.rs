@@ -26,6 +26,8 @@ const BARE_AHEAD: u64 = 4 * PROOF_SPACING;
 
 /// To a place that has not proved to be the peer's goes at most so many times what came from there.
 const AMPLIFICATION: u64 = 3;
+/// Bytes of frames that wait for a datagram of their path, at most.
+const MAX_FRAMES: usize = 512;
 /// A datagram with a challenge.
 const CHALLENGE_LEN: u64 = OVERHEAD as u64 + 9;
 
@@ -278,15 +280,16 @@ impl Link {
     }
 
     /// Queues a frame that goes by this path.
-    pub(crate) fn push_frame(&mut self, frame: &Frame<'_>) {
+    pub(crate) fn push_frame(&mut self, shared: &mut Shared, frame: &Frame<'_>) {
         let mut bytes = [0; 64];
         let mut w = Writer::new(&mut bytes);
         frame::encode(frame, &mut w);
         let len = w.len();
         // What a peer can make us answer is bounded.
-        if self.frames.len() + len <= 512 {
-            self.frames.extend_from_slice(&bytes[..len]);
+        if self.frames.len() + len > MAX_FRAMES {
+            return shared.count(Counter::PathFrameDropped);
         }
+        self.frames.extend_from_slice(&bytes[..len]);
     }
 
     /// When [`on_timer`](Self::on_timer) is due.
@@ -301,7 +304,7 @@ impl Link {
     }
 
     /// Repeats what has not been answered.
-    pub(crate) fn on_timer(&mut self, now: Time, shared: &Shared) {
+    pub(crate) fn on_timer(&mut self, now: Time, shared: &mut Shared) {
         let label = shared.local[self.local].trusted;
         match &mut self.stage {
             Stage::Joining { nonce, retry } if retry.at <= now => {
@@ -313,7 +316,7 @@ impl Link {
                     nonce: *nonce,
                     trusted: label,
                 };
-                self.push_frame(&frame);
+                self.push_frame(shared, &frame);
             }
             Stage::Accepting {
                 nonce,
@@ -331,7 +334,7 @@ impl Link {
                 };
                 // What could not be sent for want of credit is of no use any more.
                 self.frames.clear();
-                self.push_frame(&frame);
+                self.push_frame(shared, &frame);
             }
             _ => {}
         }
@@ -346,7 +349,13 @@ impl Link {
     }
 
     /// The peer asks (again) to open this path.
-    pub(crate) fn on_join(&mut self, now: Time, shared: &Shared, nonce: [u8; 8], trusted: bool) {
+    pub(crate) fn on_join(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        nonce: [u8; 8],
+        trusted: bool,
+    ) {
         match &mut self.stage {
             Stage::Accepting {
                 nonce: known,
@@ -362,11 +371,14 @@ impl Link {
             Stage::Open => {
                 self.trusted &= trusted;
                 let label = shared.local[self.local].trusted;
-                self.push_frame(&Frame::PathAccept {
-                    nonce,
-                    challenge: [0; 8],
-                    trusted: label,
-                });
+                self.push_frame(
+                    shared,
+                    &Frame::PathAccept {
+                        nonce,
+                        challenge: [0; 8],
+                        trusted: label,
+                    },
+                );
             }
             Stage::Joining { .. } => {}
         }
@@ -383,6 +395,7 @@ impl Link {
     pub(crate) fn on_accept(
         &mut self,
         now: Time,
+        shared: &mut Shared,
         nonce: [u8; 8],
         challenge: [u8; 8],
         trusted: bool,
@@ -393,14 +406,14 @@ impl Link {
                 self.stage = Stage::Open;
                 self.path.on_validated(now, now.since(retry.first));
                 self.answered = Some(challenge);
-                self.push_frame(&Frame::PathConfirm { challenge });
+                self.push_frame(shared, &Frame::PathConfirm { challenge });
                 true
             }
             // Our confirmation was lost; or somebody had our question answered at another
             // interface, and brought us that answer.
             Stage::Open => {
                 if self.answered == Some(challenge) {
-                    self.push_frame(&Frame::PathConfirm { challenge });
+                    self.push_frame(shared, &Frame::PathConfirm { challenge });
                 }
                 true
             }

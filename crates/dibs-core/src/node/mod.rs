@@ -331,10 +331,8 @@ impl Node {
         {
             return shared.count(Counter::HandshakeOverload);
         }
-        if let Some(reply) = outcome.reply
-            && outbox.len() < OUTBOX
-        {
-            outbox.push_back((path, from, reply));
+        if let Some(reply) = outcome.reply {
+            enqueue(shared, outbox, (path, from, reply));
         }
         if let Some(peer) = outcome.cookie_from {
             peers[peer.index()].call_there_again();
@@ -482,16 +480,26 @@ fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer> {
 
 /// Queues a first handshake message to each trusted endpoint in turn.
 fn send_call(
-    shared: &Shared,
+    shared: &mut Shared,
     peer: &mut Peer,
     outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
     message: &[u8],
 ) {
-    if let Some((path, to)) = peer.next_call(shared)
-        && outbox.len() < OUTBOX
-    {
-        outbox.push_back((path, to, message.to_vec()));
+    if let Some((path, to)) = peer.next_call(shared) {
+        enqueue(shared, outbox, (path, to, message.to_vec()));
     }
+}
+
+/// Queues a handshake message, as long as there are not too many.
+fn enqueue(
+    shared: &mut Shared,
+    outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    message: (usize, SocketAddr, Vec<u8>),
+) {
+    if outbox.len() >= OUTBOX {
+        return shared.count(Counter::HandshakeOverload);
+    }
+    outbox.push_back(message);
 }
 
 const fn counter_of(reason: Dropped) -> Counter {

@@ -255,7 +255,7 @@ impl Peer {
                 trusted,
             } => {
                 let id = link.id;
-                if link.on_accept(now, nonce, challenge, trusted) {
+                if link.on_accept(now, shared, nonce, challenge, trusted) {
                     self.supersede(shared, id);
                 } else {
                     shared.count(Counter::PeerContradiction);
@@ -270,7 +270,7 @@ impl Peer {
                 }
             }
             Frame::PathChallenge { challenge } => {
-                link.push_frame(&Frame::PathResponse { challenge });
+                link.push_frame(shared, &Frame::PathResponse { challenge });
             }
             Frame::PathResponse { challenge } => {
                 shared.count(match link.on_response(arrival.from, challenge) {

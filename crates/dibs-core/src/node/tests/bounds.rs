@@ -204,15 +204,21 @@ fn pieces_of_wholes_that_never_come_are_bounded() {
 #[test]
 fn challenges_without_end_are_answered_within_bounds() {
     let mut pair = Pair::connected();
+    const ASKED: u64 = 20_000;
     let before = pair.sent[1][0];
     let challenge = |n: u64| Frame::PathChallenge {
         challenge: n.to_be_bytes(),
     };
-    forge_all(&mut pair, (0..20_000).map(challenge));
+    forge_all(&mut pair, (0..ASKED).map(challenge));
     let sent: u64 = pair.sent[0][0];
     pair.run(Duration::from_millis(1));
     assert!(pair.nodes[1].peers[0].links[0].frames.len() <= 512);
     assert!(pair.sent[1][0] - before < sent);
     pair.run(Duration::from_millis(100));
+    // Host 0 asked nothing that it remembers.
+    let answered = count(&pair, 0, Counter::PeerContradiction);
+    let dropped = count(&pair, 1, Counter::PathFrameDropped);
+    assert!(answered > 0 && dropped > 0, "{answered} and {dropped}");
+    assert_eq!(answered + dropped, ASKED, "every drop is counted");
     pair.assert_open();
 }
