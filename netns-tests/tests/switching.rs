@@ -1,14 +1,16 @@
 //! Bumps go into live connections and out of them.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::ops::Range;
 use std::time::SystemTime;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use netns_tests::daemon::wait;
 use netns_tests::topology::server;
-use netns_tests::traffic::{connect, next_plaintext};
-use netns_tests::{Net, Setup, isolated};
+use netns_tests::traffic::{Talk, connect, next_plaintext};
+use netns_tests::{Net, Node, Setup, isolated};
+use serde_json::Value;
 
 /// More than can still be under way on a link: what is heard from then on was sent after a switch.
 const SETTLED: u64 = 2 << 20;
@@ -90,29 +92,65 @@ fn at_random_moments_by_either_host() {
     });
 }
 
+/// The bump of each connection to port 7000, by its client's end.
+fn bumps(node: &Node) -> Result<BTreeMap<String, String>> {
+    let conns = node.ctl(&["conn", "list"])?;
+    let conns = conns.as_array().context("conn list is an array")?;
+    let text = |conn: &Value, key| conn[key].as_str().map(str::to_owned).context("no text");
+    let bump = |conn: &Value| {
+        let ends = [text(conn, "local")?, text(conn, "remote")?];
+        let client = ends.into_iter().find(|end| !end.ends_with(":7000"));
+        Ok((client.context("no client")?, text(conn, "bump")?))
+    };
+    conns.iter().map(bump).collect()
+}
+
 #[test]
 fn crossed_commands_converge() {
     isolated(|| {
         Setup::new().run(|net| {
-            let talk = net.talk(7000)?;
-            for round in 0..6 {
-                let into_on_a = round % 2 == 0;
-                let net = &*net;
+            let talks = [net.talk(7000)?, net.talk(7000)?];
+            let mut dice = Dice(11);
+            for round in 0..10 {
+                // At first at once, and against each other; then as it happens.
+                let at_random = round >= 4;
+                let mut plan = |on_a: bool| match at_random {
+                    true => (dice.below(2) == 0, dice.below(512 << 10)),
+                    false => ((round % 2 == 0) == on_a, 0),
+                };
+                let plans = [plan(true), plan(false)];
+                let (net, talk) = (&*net, &talks[round % 2]);
                 std::thread::scope(|scope| {
+                    let commands = [true, false].map(|on_a| {
+                        let (into, after) = plans[usize::from(!on_a)];
+                        scope.spawn(move || {
+                            talk.advance(after).and_then(|()| switch(net, on_a, into))
+                        })
+                    });
                     // One of the two may learn that the other was first.
-                    let ours = scope.spawn(move || switch(net, true, into_on_a).is_ok());
-                    let theirs = scope.spawn(move || switch(net, false, !into_on_a).is_ok());
-                    let done = [ours, theirs].map(|thread| thread.join().expect("no panic"));
-                    ensure!(done.contains(&true), "both were refused");
+                    let done = commands.map(|command| command.join().expect("no panic"));
+                    let both = || format!("round {round}: both were refused: {done:#?}");
+                    ensure!(done.iter().any(Result::is_ok), both());
                     Ok(())
                 })?;
-                wait("the hosts to agree", || {
-                    let [on_a, on_b] = [&net.a, &net.b].map(|node| node.bumps(7000));
-                    matches!((on_a, on_b), (Ok(a), Ok(b)) if a.len() == 1 && a == b)
-                })?;
-                talk.advance(256 << 10)?;
+                let mut seen = Vec::new();
+                let agree = || {
+                    seen = vec![bumps(&net.a), bumps(&net.b)];
+                    matches!(&seen[..], [Ok(a), Ok(b)] if a.len() == 2 && a == b)
+                };
+                wait("the hosts to agree", agree)
+                    .with_context(|| format!("round {round}, {plans:?}: {seen:#?}"))?;
+                let agreed = bumps(&net.a)?;
+                for talk in &talks {
+                    talk.advance(128 << 10)?;
+                }
+                let after = [bumps(&net.a)?, bumps(&net.b)?];
+                ensure!(
+                    after.iter().all(|bumps| *bumps == agreed),
+                    "round {round}, {plans:?}: {agreed:#?}, then {after:#?}"
+                );
             }
-            talk.finish()
+            talks.into_iter().try_for_each(Talk::finish)
         })
     });
 }

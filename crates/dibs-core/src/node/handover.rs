@@ -16,7 +16,6 @@ use super::peer::Peer;
 use super::{Node, Shared, route};
 use crate::counters::Counter;
 use crate::flow::clamp::Clamp;
-use crate::flow::conn::Conn;
 use crate::slab::Key;
 use crate::time::Time;
 
@@ -32,6 +31,9 @@ const SETTLED: Duration = Duration::from_millis(10);
 /// A connection that is about to leave its bump.
 pub(super) struct Drain {
     key: Key,
+    /// Somebody waits for word of it, even once the connection is gone.
+    bump: u8,
+    tuple: Tuple,
     /// Silent or not, it is told of then.
     tell_by: Time,
     until: Time,
@@ -102,10 +104,13 @@ impl Peer {
             .conns
             .get_mut(key)
             .expect("a tuple leads to its connection");
+        let (bump, tuple) = (conn.bump, conn.tuple);
         let clamp = conn.sent_end.map(|end| Clamp::new(end, window_scale));
         conn.clamp = clamp.map(Box::new);
         self.drains.push(Drain {
             key,
+            bump,
+            tuple,
             tell_by,
             until,
             told: false,
@@ -146,21 +151,28 @@ impl Peer {
     fn check_drains(&mut self, now: Time, shared: &mut Shared) {
         for at in 0..self.drains.len() {
             let drain = &self.drains[at];
-            if drain.told || now < self.tells(shared, drain) {
-                continue;
+            if !drain.told && now >= self.tells(shared, drain) {
+                self.tell_drained(shared, at);
             }
-            if let Some(Conn { bump, tuple, .. }) = self.conns.get(drain.key) {
-                let (peer, bump, tuple) = (self.id.index(), *bump, *tuple);
-                shared
-                    .events
-                    .push_back(Event::Drained { peer, bump, tuple });
-            }
-            self.drains[at].told = true;
         }
+    }
+
+    fn tell_drained(&mut self, shared: &mut Shared, at: usize) {
+        let peer = self.id.index();
+        let drain = &mut self.drains[at];
+        drain.told = true;
+        let (bump, tuple) = (drain.bump, drain.tuple);
+        shared
+            .events
+            .push_back(Event::Drained { peer, bump, tuple });
     }
 
     /// Opens the window that was closed.
     fn let_go(&mut self, shared: &mut Shared, at: usize) {
+        if !self.drains[at].told {
+            // Another one asked for it since; nobody is to wait for ever.
+            self.tell_drained(shared, at);
+        }
         let drain = self.drains.swap_remove(at);
         if let Some(conn) = self.conns.get_mut(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())

@@ -657,6 +657,22 @@ fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
         "the window opens again"
     );
 
+    // Asked for twice and ended once: whoever asked is told.
+    for _ in 0..2 {
+        let now = pair.now;
+        pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
+    }
+    let told = |pair: &Pair| {
+        pair.events[0]
+            .iter()
+            .filter(|event| **event == left)
+            .count()
+    };
+    let before = told(&pair);
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.outputs();
+    assert_eq!(told(&pair), before + 1);
+
     // Without an end it ends by itself.
     let now = pair.now;
     pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
