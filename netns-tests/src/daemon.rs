@@ -125,8 +125,8 @@ impl Node {
     /// # Errors
     /// If none runs, or it does not end.
     pub fn stop(&mut self, signal: Signal) -> Result<()> {
+        self.signal(signal)?;
         let daemon = self.daemon.as_mut().context("no daemon runs")?;
-        daemon.signal(signal)?;
         let status = daemon.wait(SOON)?;
         ensure!(
             signal == Signal::SIGKILL || status.success(),
@@ -135,6 +135,27 @@ impl Node {
         );
         self.forget();
         Ok(())
+    }
+
+    /// Suspends the daemon.
+    ///
+    /// # Errors
+    /// If none runs.
+    pub fn suspend(&mut self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// Lets a suspended daemon go on.
+    ///
+    /// # Errors
+    /// If none runs.
+    pub fn go_on(&mut self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&mut self, signal: Signal) -> Result<()> {
+        let daemon = self.daemon.as_mut().context("no daemon runs")?;
+        daemon.signal(signal)
     }
 
     /// Waits for a daemon to end by itself, and returns what it said.

@@ -14,6 +14,8 @@ use crate::time::Time;
 const TARGET: Duration = Duration::from_millis(5);
 /// Time in which a good queue falls below the target at least once (RFC 8289, 4.3).
 const INTERVAL: Duration = Duration::from_millis(100);
+/// A queue that was not looked at for so long stood still: no path was there, or the host slept.
+const STANDSTILL: Duration = Duration::from_secs(1);
 /// Most bytes in one queue.
 const LIMIT: usize = 4 << 20;
 /// Most packets in one queue.
@@ -155,6 +157,7 @@ struct Codel {
     dropping: Option<Dropping>,
     last_count: u32,
     last_end: Time,
+    judged: Time,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +168,12 @@ struct Dropping {
 
 impl Codel {
     fn judge(&mut self, now: Time, sojourn: Duration, nearly_empty: bool) -> Verdict {
+        let unseen = now.since(std::mem::replace(&mut self.judged, now));
+        if unseen >= STANDSTILL {
+            // The senders are not to blame, and what they sent again is not to be lost once more.
+            self.first_above = None;
+            self.dropping = None;
+        }
         if sojourn < TARGET || nearly_empty {
             self.first_above = None;
             if let Some(d) = self.dropping.take() {
@@ -218,6 +227,22 @@ mod tests {
         assert!(signals.len() > 10, "{signals:?}");
         let gaps: Vec<u64> = signals.windows(2).map(|w| w[1] - w[0]).collect();
         assert!(gaps.windows(2).all(|w| w[1] <= w[0] + 1), "{gaps:?}");
+    }
+
+    #[test]
+    fn a_queue_that_stood_still_is_left_alone_at_first() {
+        let mut codel = Codel::default();
+        let mut signals = |from: u64, sojourn: u64| {
+            let times = (from..from + 90).filter(|&ms| {
+                let sojourn = Duration::from_millis(sojourn);
+                codel.judge(at(ms), sojourn, false) == Verdict::Signal
+            });
+            times.count()
+        };
+        assert_eq!(signals(0, 20), 0);
+        assert!(signals(90, 20) > 0, "it stands");
+        assert_eq!(signals(5000, 4900), 0, "there was an outage");
+        assert!(signals(5090, 20) > 0, "it stands again");
     }
 
     #[test]
