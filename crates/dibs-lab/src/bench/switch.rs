@@ -27,9 +27,13 @@ struct Turn {
     scramble_bits_per_second: f64,
     /// The lowest quarter second from then on, against that.
     lowest_quarter: f64,
+    /// The same of a transfer that is not switched.
+    lowest_quarter_unswitched: f64,
     longest_gap_us: u64,
     retransmissions: u64,
     resent: u64,
+    /// Bytes in each quarter second of the whole transfer.
+    quarters: Vec<u64>,
     /// How long the commands took.
     enable_us: u64,
     disable_us: u64,
@@ -37,6 +41,9 @@ struct Turn {
 
 /// What the lowest quarter second should reach of the mean before the switches.
 const LEAST_QUARTER: f64 = 0.9;
+/// Over far links a third is no longer than this: ten seconds after its start the kernel's BBR holds almost
+/// everything back for 200 ms to measure the round trip (PROBE_RTT), with and without switches.
+const LONGEST_FAR_THIRD: Duration = Duration::from_secs(3);
 
 /// Over links of 1 Gbit/s, with so much delay each way.
 pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
@@ -51,8 +58,12 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
         title += &format!(" and {} ms each way", delay.as_millis());
     }
     let mut turns = Vec::new();
+    let third = match delay {
+        Duration::ZERO => stage.options.duration,
+        _ => stage.options.duration.min(LONGEST_FAR_THIRD),
+    };
     for round in 1..=stage.options.rounds {
-        let turn = turn(stage, &contestant)?;
+        let turn = turn(third, &contestant)?;
         eprintln!(
             "{title}, round {round}: {:.2}, then {:.2} Gbit/s, {} retransmissions",
             turn.plain_bits_per_second / 1e9,
@@ -62,7 +73,7 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
         turns.push(turn);
     }
     let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
-    let values: [(&str, f64, usize); 7] = [
+    let values: [(&str, f64, usize); 8] = [
         ("plain, Gbit/s", of(|t| t.plain_bits_per_second / 1e9), 3),
         (
             "scramble, Gbit/s",
@@ -73,6 +84,11 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
             "longest gap at the receiver, ms",
             of(|t| t.longest_gap_us as f64 / 1e3),
             1,
+        ),
+        (
+            "lowest quarter second / mean, not switched",
+            of(|t| t.lowest_quarter_unswitched),
+            2,
         ),
         ("TCP retransmissions", of(|t| t.retransmissions as f64), 0),
         ("resent by the path layer", of(|t| t.resent as f64), 0),
@@ -108,19 +124,22 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
     })
 }
 
-/// Three times the usual length, with a switch after each third.
-fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
-    let third = stage.options.duration;
+/// Two transfers of three thirds: one as it is, one with a switch after each third.
+fn turn(third: Duration, contestant: &Contestant) -> Result<Turn> {
     let [daemon, _] = contestant
         .daemons
         .as_ref()
         .expect("this contestant has daemons");
-    let before = contestant.counts()?;
     let load = Throughput::new(contestant.to)
         .duration(3 * third)
         .interval(QUARTER);
+    let (from, to) = (&contestant.site.a, &contestant.site.b);
+    let unswitched = load.start(from, to)?.finish()?;
+    let (_, lowest_quarter_unswitched) = lowest_quarter(third, &unswitched.intervals)?;
+
+    let before = contestant.counts()?;
     let start = Instant::now();
-    let transfer = load.start(&contestant.site.a, &contestant.site.b)?;
+    let transfer = load.start(from, to)?;
     let port = PORT.to_string();
     let switch = |at: Duration, words: &[&str]| -> Result<(f64, Duration)> {
         std::thread::sleep((start + at).saturating_duration_since(Instant::now()));
@@ -142,25 +161,31 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     let (at_disable, disable) = switch(2 * third, &["disable", "--dport", &port])?;
     let report = transfer.finish()?;
     let counts = contestant.since(before, report.bytes)?;
-
-    // TCP's own start takes a while over far paths; the last quarter is only a part.
-    let quarters = |time: Duration| (time.as_secs_f64() / QUARTER.as_secs_f64()) as usize;
-    let whole = report.intervals.len().saturating_sub(1);
-    let started = report.intervals.get(quarters(third / 2)..whole);
-    let started = started.unwrap_or_default();
-    let before = started.get(..quarters(third - third / 2));
-    let before = before.context("the transfer was too short")?;
-    let mean = before.iter().sum::<u64>() as f64 / before.len() as f64;
-    let lowest = started.iter().min().context("the transfer was too short")?;
-    let plain = mean / QUARTER.as_secs_f64();
+    let (plain, lowest_quarter) = lowest_quarter(third, &report.intervals)?;
     Ok(Turn {
         plain_bits_per_second: plain * 8.0,
         scramble_bits_per_second: (at_disable - at_enable) * 8.0 / third.as_secs_f64(),
-        lowest_quarter: *lowest as f64 / mean,
+        lowest_quarter,
+        lowest_quarter_unswitched,
         longest_gap_us: report.longest_gap_us,
         retransmissions: report.retransmissions,
         resent: counts.resent,
+        quarters: report.intervals,
         enable_us: enable.as_micros() as u64,
         disable_us: disable.as_micros() as u64,
     })
+}
+
+/// From the quarter seconds of a transfer: bytes per second in the later half of the first third, and
+/// the lowest quarter from then on against that. TCP's own start takes a while over far paths.
+fn lowest_quarter(third: Duration, quarters: &[u64]) -> Result<(f64, f64)> {
+    let count = |time: Duration| (time.as_secs_f64() / QUARTER.as_secs_f64()) as usize;
+    // The last one is only a part.
+    let whole = quarters.len().saturating_sub(1);
+    let started = quarters.get(count(third / 2)..whole).unwrap_or_default();
+    let before = started.get(..count(third - third / 2));
+    let before = before.context("the transfer was too short")?;
+    let mean = before.iter().sum::<u64>() as f64 / before.len() as f64;
+    let lowest = started.iter().min().context("the transfer was too short")?;
+    Ok((mean / QUARTER.as_secs_f64(), *lowest as f64 / mean))
 }
