@@ -64,13 +64,17 @@ impl Node {
         }
     }
 
-    /// A path to the host `to` has just carried so many bytes a second for others: connections that
-    /// come over from there need not begin slowly.
+    /// A path to the host `to` has just carried so many bytes of payload a second for others:
+    /// connections that come over from there need not begin slowly. A little more is taken for
+    /// granted, for what we put beside the payload and for what waits until the first of it goes: at
+    /// just this rate a queue would stand until the path is probed, and over a far one CoDel
+    /// does not wait for that.
     pub fn expect_rate(&mut self, now: Time, path: usize, to: IpAddr, bytes_per_second: u64) {
+        let rate = bytes_per_second.saturating_add(bytes_per_second / 8);
         let links = route(&mut self.peers, to).map(|peer| &mut peer.links);
         for link in links.into_iter().flatten() {
             if link.local == path {
-                link.path.begin_at(now, bytes_per_second);
+                link.path.begin_at(now, rate);
             }
         }
     }

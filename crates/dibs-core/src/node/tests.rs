@@ -19,6 +19,7 @@ use crate::time::Time;
 
 mod bare;
 mod flood;
+mod handover;
 mod hostile;
 mod paths;
 mod rekey;
@@ -43,6 +44,8 @@ pub(super) struct Pair {
     pub(super) now: Time,
     pub(super) nodes: [Node; 2],
     wire: VecDeque<InFlight>,
+    /// Of both links, each way.
+    delay: Duration,
     injected: [Vec<Vec<u8>>; 2],
     events: [Vec<Event>; 2],
     /// Says whether a datagram (sender, path, bytes) passes.
@@ -107,6 +110,7 @@ impl Pair {
             now: Time::ZERO + Duration::from_secs(1),
             nodes: [node(0, 1, integrity), node(1, 2, integrity)],
             wire: VecDeque::new(),
+            delay: DELAY,
             injected: [Vec::new(), Vec::new()],
             events: [Vec::new(), Vec::new()],
             filter: Box::new(|_, _, _| true),
@@ -116,7 +120,13 @@ impl Pair {
 
     /// With both paths open.
     pub(super) fn connected() -> Self {
+        Self::far_apart(DELAY)
+    }
+
+    /// The same with so much delay each way.
+    fn far_apart(delay: Duration) -> Self {
         let mut pair = Self::new();
+        pair.delay = delay;
         pair.run(Duration::from_secs(3));
         pair.assert_open();
         pair
@@ -140,7 +150,7 @@ impl Pair {
                     self.sent[host][t.path] += datagram.len() as u64;
                     if (self.filter)(host, t.path, datagram) {
                         self.wire.push_back(InFlight {
-                            due: self.now + DELAY,
+                            due: self.now + self.delay,
                             to: 1 - host,
                             path: t.path,
                             from: addr(host, t.path),
@@ -584,107 +594,5 @@ fn an_opaque_packet_larger_than_a_datagram_arrives_whole() {
     assert!(
         pair.sent[0][1] - before < 300,
         "only the trusted path carries it"
-    );
-}
-
-#[test]
-fn a_chain_waits_for_what_went_before_it_in_plain() {
-    let mut pair = Pair::connected();
-    // The far kernel, already steered, acknowledges what it has of the plain stream: up to 1000.
-    pair.send_ack(1, 1000);
-    pair.run(Duration::from_millis(10));
-    let data = text(30_000);
-    pair.send(0, 5000, &data, 0, 1);
-    pair.run(Duration::from_millis(20));
-    assert!(
-        pair.stream(1).is_empty(),
-        "4000 bytes are still on their way in plain"
-    );
-    pair.send_ack(1, 5000);
-    pair.run(Duration::from_millis(5));
-    pair.assert_stream(1, &data);
-    // Where they never come, it goes on all the same.
-    pair.send(0, 100_000, &data, 0, 2);
-    pair.run(Duration::from_millis(30));
-    pair.assert_stream(1, &data);
-    pair.run(Duration::from_millis(100));
-    assert_eq!(pair.stream(1).len(), 2 * data.len());
-}
-
-#[test]
-fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
-    const SCALE: u8 = 7;
-    let mut pair = Pair::connected();
-    let data = text(50_000);
-    pair.send(0, 1, &data, 0, 1);
-    pair.send_ack(1, 1);
-    pair.run(Duration::from_millis(100));
-    let left = Event::Drained {
-        peer: 0,
-        bump: BUMP,
-        tuple: tuple(0),
-    };
-    let window_of = |frame: &Vec<u8>| {
-        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
-            panic!("a segment");
-        };
-        (segment.ack, segment.window)
-    };
-
-    pair.send(0, 50_001, &data, 0, 2);
-    let now = pair.now;
-    pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
-    pair.outputs();
-    assert!(!pair.events[0].contains(&left), "it has just spoken");
-    let before = pair.injected[0].len();
-    pair.send_ack(1, 50_001);
-    pair.send_ack(1, 100_001);
-    pair.run(Duration::from_millis(1));
-    let windows: Vec<_> = pair.injected[0][before..].iter().map(window_of).collect();
-    assert_eq!(
-        windows,
-        [(SeqNumber::new(50_001), 391), (SeqNumber::new(100_001), 0)]
-    );
-    pair.run(Duration::from_millis(6));
-    assert!(pair.events[0].contains(&left));
-    let before = pair.injected[0].len();
-    pair.nodes[0].end_drain(BUMP, tuple(0));
-    pair.outputs();
-    let windows: Vec<_> = pair.injected[0][before..].iter().map(window_of).collect();
-    assert_eq!(
-        windows,
-        [(SeqNumber::new(100_001), WINDOW)],
-        "the window opens again"
-    );
-
-    // Asked for twice and ended once: whoever asked is told.
-    for _ in 0..2 {
-        let now = pair.now;
-        pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
-    }
-    let told = |pair: &Pair| {
-        pair.events[0]
-            .iter()
-            .filter(|event| **event == left)
-            .count()
-    };
-    let before = told(&pair);
-    pair.nodes[0].end_drain(BUMP, tuple(0));
-    pair.outputs();
-    assert_eq!(told(&pair), before + 1);
-
-    // Without an end it ends by itself.
-    let now = pair.now;
-    pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
-    pair.send_ack(1, 100_001);
-    pair.run(Duration::from_millis(20));
-    assert_eq!(
-        window_of(pair.injected[0].last().unwrap()),
-        (SeqNumber::new(100_001), 0)
-    );
-    pair.run(Duration::from_millis(300));
-    assert_eq!(
-        window_of(pair.injected[0].last().unwrap()),
-        (SeqNumber::new(100_001), WINDOW)
     );
 }

@@ -1,0 +1,126 @@
+//! Live connections that come into a bump, and leave it.
+
+use super::*;
+
+#[test]
+fn a_chain_waits_for_what_went_before_it_in_plain() {
+    let mut pair = Pair::connected();
+    // The far kernel, already steered, acknowledges what it has of the plain stream: up to 1000.
+    pair.send_ack(1, 1000);
+    pair.run(Duration::from_millis(10));
+    let data = text(30_000);
+    pair.send(0, 5000, &data, 0, 1);
+    pair.run(Duration::from_millis(20));
+    assert!(
+        pair.stream(1).is_empty(),
+        "4000 bytes are still on their way in plain"
+    );
+    pair.send_ack(1, 5000);
+    pair.run(Duration::from_millis(5));
+    pair.assert_stream(1, &data);
+    // Where they never come, it goes on all the same.
+    pair.send(0, 100_000, &data, 0, 2);
+    pair.run(Duration::from_millis(30));
+    pair.assert_stream(1, &data);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.stream(1).len(), 2 * data.len());
+}
+
+#[test]
+fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
+    const SCALE: u8 = 7;
+    let mut pair = Pair::connected();
+    let data = text(50_000);
+    pair.send(0, 1, &data, 0, 1);
+    pair.send_ack(1, 1);
+    pair.run(Duration::from_millis(100));
+    let left = Event::Drained {
+        peer: 0,
+        bump: BUMP,
+        tuple: tuple(0),
+    };
+    let window_of = |frame: &Vec<u8>| {
+        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
+            panic!("a segment");
+        };
+        (segment.ack, segment.window)
+    };
+
+    pair.send(0, 50_001, &data, 0, 2);
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
+    pair.outputs();
+    assert!(!pair.events[0].contains(&left), "it has just spoken");
+    let before = pair.injected[0].len();
+    pair.send_ack(1, 50_001);
+    pair.send_ack(1, 100_001);
+    pair.run(Duration::from_millis(1));
+    let windows: Vec<_> = pair.injected[0][before..].iter().map(window_of).collect();
+    assert_eq!(
+        windows,
+        [(SeqNumber::new(50_001), 391), (SeqNumber::new(100_001), 0)]
+    );
+    pair.run(Duration::from_millis(6));
+    assert!(pair.events[0].contains(&left));
+    let before = pair.injected[0].len();
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.outputs();
+    let windows: Vec<_> = pair.injected[0][before..].iter().map(window_of).collect();
+    assert_eq!(
+        windows,
+        [(SeqNumber::new(100_001), WINDOW)],
+        "the window opens again"
+    );
+
+    // Asked for twice and ended once: whoever asked is told.
+    for _ in 0..2 {
+        let now = pair.now;
+        pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
+    }
+    let told = |pair: &Pair| {
+        pair.events[0]
+            .iter()
+            .filter(|event| **event == left)
+            .count()
+    };
+    let before = told(&pair);
+    pair.nodes[0].end_drain(BUMP, tuple(0));
+    pair.outputs();
+    assert_eq!(told(&pair), before + 1);
+
+    // Without an end it ends by itself.
+    let now = pair.now;
+    pair.nodes[0].drain(now, BUMP, tuple(0), SCALE);
+    pair.send_ack(1, 100_001);
+    pair.run(Duration::from_millis(20));
+    assert_eq!(
+        window_of(pair.injected[0].last().unwrap()),
+        (SeqNumber::new(100_001), 0)
+    );
+    pair.run(Duration::from_millis(300));
+    assert_eq!(
+        window_of(pair.injected[0].last().unwrap()),
+        (SeqNumber::new(100_001), WINDOW)
+    );
+}
+
+#[test]
+fn a_connection_goes_on_at_the_rate_that_it_came_with() {
+    const BYTES: usize = 40_000;
+    const EVERY: Duration = Duration::from_millis(2);
+    let mut pair = Pair::far_apart(Duration::from_millis(50));
+    let now = pair.now;
+    pair.nodes[0].set_path(now, 1, false, 1500);
+    pair.nodes[0].expect_rate(now, 0, inner(1), BYTES as u64 * 500);
+    let data = text(BYTES);
+    let mut seq = 1;
+    for tick in 0..500 {
+        pair.send(0, seq, &data, 0, tick);
+        pair.run(EVERY);
+        seq += BYTES as u32;
+    }
+    pair.run(Duration::from_millis(60));
+    let counters = pair.nodes[0].counters();
+    assert_eq!(counters.get(Counter::CodelDropped), 0, "it made a queue");
+    assert_eq!(pair.stream(1).len(), 500 * BYTES);
+}
