@@ -23,6 +23,8 @@ const OPERATIONS: usize = 64;
 const EFFORT: usize = 2 << 20;
 /// What a datagram costs beside its bytes.
 const EACH: usize = 2048;
+/// What a handshake message does, which takes far longer than another datagram.
+const HANDSHAKE: usize = 16 * 1024;
 /// Header block and payload of the longest UDP datagram.
 const MAX_BLOCK: usize = 65_507 - dibs_core::session::OVERHEAD;
 /// Datagrams that may be sent again.
@@ -55,6 +57,15 @@ pub fn datagrams(data: &[u8]) {
         world.settle();
         world.victim.check_bounds(world.now);
     }
+}
+
+/// What a datagram takes.
+fn cost(datagram: &[u8]) -> usize {
+    let each = match datagram.first() {
+        Some(1 | 2) => HANDSHAKE,
+        _ => EACH,
+    };
+    each + datagram.len()
 }
 
 impl World {
@@ -148,7 +159,7 @@ impl World {
         }
         let mut answered = false;
         for (path, _, datagram) in out.datagrams {
-            self.effort += EACH + datagram.len();
+            self.effort += cost(&datagram);
             if let Some(reply) = self.attacker.take(self.now, datagram) {
                 self.deliver(path, addr(0, path), reply);
                 answered = true;
@@ -158,7 +169,7 @@ impl World {
     }
 
     fn deliver(&mut self, socket: usize, from: SocketAddr, mut datagram: Vec<u8>) {
-        self.effort += EACH + datagram.len();
+        self.effort += cost(&datagram);
         if self.sent.len() == KEPT {
             self.sent.remove(0);
         }
