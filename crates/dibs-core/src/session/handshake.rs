@@ -21,7 +21,12 @@ use crate::time::Time;
 
 /// Wait for an answer to the first message 1; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
-const MAX_RETRY: Duration = Duration::from_millis(500);
+/// The longest such wait, if the peer is known to answer in half of it: it is called often, so that it is
+/// found soon after an outage.
+const NEAR_RETRY: Duration = Duration::from_millis(500);
+/// The longest if it is not. An answer counts only until the next message 1, so this has to be more than any
+/// round trip.
+const FAR_RETRY: Duration = Duration::from_secs(2);
 
 /// Age at which the initiator of a session begins the next one.
 const INITIATOR_REKEY: Duration = Duration::from_secs(120);
@@ -286,7 +291,11 @@ impl Sessions {
             self.indices.free(unanswered.local_index);
         }
         let backoff = FIRST_RETRY * (1 << initiation.attempts.min(8));
-        let backoff = backoff.min(MAX_RETRY);
+        let longest = match peer.answered_within {
+            Some(time) => (2 * time).clamp(NEAR_RETRY, FAR_RETRY),
+            None => FAR_RETRY,
+        };
+        let backoff = backoff.min(longest);
         initiation.retry_at = now + backoff + random::jitter(rng, backoff / 4);
         initiation.attempts += 1;
 
@@ -321,6 +330,7 @@ impl Sessions {
             |message| cookie.map_or(Mac::default(), |(_, cookie)| cookie::mac2(&cookie, message)),
         );
         initiation.sent = Some(SentInitiation {
+            at: now,
             local_index,
             noise,
             mac1,
@@ -514,6 +524,7 @@ impl Sessions {
             .take()
             .and_then(|initiation| initiation.sent);
         let sent = sent.expect("the answered message was found there");
+        peer.answered_within = Some(now.since(sent.at));
 
         let agreement = Agreement {
             role: Role::Initiator,

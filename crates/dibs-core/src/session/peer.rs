@@ -1,5 +1,6 @@
 //! One peer: who it is, its sessions in use, and the handshake under way with it.
 
+use core::time::Duration;
 use std::collections::BTreeMap;
 
 use thiserror::Error;
@@ -14,8 +15,9 @@ use super::noise::Noise;
 use super::random::Random;
 use crate::time::Time;
 
-/// Sessions kept to receive late datagrams by.
-const PREVIOUS_SESSIONS: usize = 2;
+/// Sessions kept to receive late datagrams by. Calls of both ends for age and for volume can make as many
+/// within the time that a datagram is under way on a far path.
+const PREVIOUS_SESSIONS: usize = 3;
 
 /// A peer of this node, as long as the node runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -229,6 +231,7 @@ pub(super) struct Initiation {
 
 /// A message 1 that may still be answered.
 pub(super) struct SentInitiation {
+    pub(super) at: Time,
     pub(super) local_index: u32,
     pub(super) noise: Noise,
     /// What a cookie reply is tied to.
@@ -244,6 +247,8 @@ pub(super) struct Peer {
     pub(super) cookie: Option<(Time, Mac)>,
     /// The latest message 1 of the peer: none older is answered.
     pub(super) latest: Option<Timestamp>,
+    /// How long its latest answer took.
+    pub(super) answered_within: Option<Duration>,
     pub(super) initiation: Option<Initiation>,
     pub(super) sessions: PeerSessions,
 }
@@ -256,6 +261,7 @@ impl Peer {
             macs: PublicMacs::new(&public),
             cookie: None,
             latest: None,
+            answered_within: None,
             initiation: None,
             sessions: PeerSessions::default(),
         }
