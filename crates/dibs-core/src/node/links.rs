@@ -51,7 +51,8 @@ pub(crate) enum Stage {
 pub(crate) struct Retry {
     at: Time,
     tries: u32,
-    first: Time,
+    /// When the question was first asked; an answer may be to any of its repetitions.
+    first: Option<Time>,
 }
 
 impl Retry {
@@ -59,14 +60,27 @@ impl Retry {
         Self {
             at: now,
             tries: 0,
-            first: now,
+            first: None,
         }
+    }
+
+    /// Repeats the same question from now on, as often as a new one.
+    fn begin_again(&mut self, now: Time) {
+        self.at = now;
+        self.tries = 0;
+    }
+
+    /// The longest that the answer can have taken. Too short a time would take each of the
+    /// datagrams to come for lost.
+    fn round_trip(&self, now: Time) -> Duration {
+        self.first.map_or(Duration::ZERO, |first| now.since(first))
     }
 
     fn next(&mut self, now: Time) {
         let wait = FIRST_RETRY * (1 << self.tries.min(8));
         self.at = now + wait.min(MAX_RETRY);
         self.tries += 1;
+        self.first.get_or_insert(now);
     }
 }
 
@@ -308,9 +322,6 @@ impl Link {
         let label = shared.local[self.local].trusted;
         match &mut self.stage {
             Stage::Joining { nonce, retry } if retry.at <= now => {
-                if retry.tries == 0 {
-                    retry.first = now;
-                }
                 retry.next(now);
                 let frame = Frame::PathJoin {
                     nonce: *nonce,
@@ -323,9 +334,6 @@ impl Link {
                 challenge,
                 retry,
             } if retry.at <= now && retry.tries < ACCEPTS => {
-                if retry.tries == 0 {
-                    retry.first = now;
-                }
                 retry.next(now);
                 let frame = Frame::PathAccept {
                     nonce: *nonce,
@@ -363,7 +371,7 @@ impl Link {
                 ..
             } => {
                 *known = nonce;
-                *retry = Retry::new(now);
+                retry.begin_again(now);
                 self.trusted = shared.local[self.local].trusted && trusted;
             }
             // The peer missed our confirmation of its own challenge, or the other way round: it
@@ -404,7 +412,7 @@ impl Link {
             Stage::Joining { nonce: ours, retry } if ours == nonce => {
                 self.trusted &= trusted;
                 self.stage = Stage::Open;
-                self.path.on_validated(now, now.since(retry.first));
+                self.path.on_validated(now, retry.round_trip(now));
                 self.answered = Some(challenge);
                 self.push_frame(shared, &Frame::PathConfirm { challenge });
                 true
@@ -431,7 +439,7 @@ impl Link {
                 ..
             } if ours == challenge => {
                 self.stage = Stage::Open;
-                self.path.on_validated(now, now.since(retry.first));
+                self.path.on_validated(now, retry.round_trip(now));
                 true
             }
             Stage::Open => true,

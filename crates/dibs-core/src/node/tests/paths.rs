@@ -240,3 +240,28 @@ fn what_comes_much_later_changes_nothing_and_is_counted() {
     assert!(pair.nodes[1].counters().get(Counter::ChunkDuplicate) > 0);
     pair.assert_open();
 }
+
+#[test]
+fn a_path_knows_its_round_trip_although_it_asked_several_times() {
+    for ms in [1, 10, 50, 60, 100, 130, 200] {
+        let delay = Duration::from_millis(ms);
+        let pair = Pair::far_apart(delay);
+        for path in pair.nodes.iter().flat_map(Node::paths) {
+            let stats = path.stats;
+            assert!(
+                stats.srtt >= 2 * delay && stats.ptos <= 2,
+                "{ms} ms: {stats:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_peer_is_reached_however_long_the_way() {
+    for ms in [350, 600, 900] {
+        let mut pair = Pair::new();
+        pair.delay = Duration::from_millis(ms);
+        pair.run(Duration::from_secs(15));
+        pair.assert_open();
+    }
+}
