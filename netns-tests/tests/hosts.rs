@@ -2,11 +2,11 @@
 //! out of bumps there too, or it is said clearly why not.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::Host;
+use dibs_lab::{Host, Packet};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
 use netns_tests::{Net, Setup, isolated};
@@ -261,6 +261,71 @@ fn a_socket_bound_to_a_device_is_refused_and_never_leaves_in_plain() {
             Ok(())
         })
     });
+}
+
+/// `a` forwards, and sends on what comes for its port 7000 to a third host: not what comes by a bump.
+fn redirecting(variant: &str) -> Result<()> {
+    Setup::new().run(|net| {
+        let third = net.intruder()?;
+        shell(
+            &net.a.host,
+            &format!(
+                "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+                 ip address add fd00:3::1/64 dev lan0 nodad
+                 to='-t nat -A PREROUTING -p tcp --dport 7000 -j DNAT --to-destination'
+                 iptables-{variant} $to 10.0.3.3; ip6tables-{variant} $to fd00:3::3"
+            ),
+        )?;
+        shell(
+            &third,
+            "ip address add fd00:3::3/64 dev lan0 nodad
+             ip route add default via 10.0.3.1; ip route add default via fd00:3::1",
+        )?;
+        let calls = |to: SocketAddr| {
+            net.b.host.in_ns(|| {
+                let connected = TcpStream::connect_timeout(&to, Duration::from_secs(2));
+                connected.is_ok()
+            })
+        };
+        let ends = ["10.0.1.1:7000", "[fd00:1::1]:7000"].map(|end| end.parse());
+        let _listener = third.in_ns(|| TcpListener::bind("[::]:7000"))?;
+        for end in ends.clone() {
+            ensure!(calls(end.clone()?), "in plain it goes there");
+        }
+        let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
+        net.b.ctl(&rule)?;
+        let ears = third.capture("lan0")?;
+        let before = net.a.counter("tun_forwarded")?;
+        for end in ends {
+            ensure!(!calls(end?), "it went further");
+        }
+        ensure!(
+            net.a.counter("tun_forwarded")? > before,
+            "nothing was dropped"
+        );
+        // Neighbours may still ask for each other.
+        let tcp = |packet: &Packet| {
+            let protocol = match packet.frame.get(12..14) {
+                Some([0x08, 0x00]) => packet.frame.get(23),
+                _ => packet.frame.get(20),
+            };
+            protocol == Some(&6)
+        };
+        let heard = ears.finish()?.packets;
+        let heard = heard.iter().filter(|packet| tcp(packet)).count();
+        ensure!(heard == 0, "the third host heard {heard} segments");
+        Ok(())
+    })
+}
+
+#[test]
+fn what_comes_by_a_bump_is_not_sent_on() {
+    isolated(|| redirecting("nft"));
+}
+
+#[test]
+fn what_comes_by_a_bump_is_not_sent_on_by_the_legacy_iptables() {
+    isolated(|| redirecting("legacy"));
 }
 
 /// The packets that a rule of `a` counted.

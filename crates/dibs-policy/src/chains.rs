@@ -11,7 +11,7 @@
 //! connection without a bump follow it.
 
 use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Protocol, widest};
-use crate::guards::{LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT, guards, required};
+use crate::guards::{FORWARD, LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT, guards, required};
 use crate::{Desired, Family, Prefix};
 
 /// An iptables table that holds chains of ours.
@@ -53,6 +53,7 @@ impl Role {
             "DIBS-POSTROUTING"
                 | "DIBS-PREROUTING"
                 | "DIBS-REFUSE"
+                | FORWARD
                 | LOCKED
                 | PLAIN
                 | REQUIRED_IN

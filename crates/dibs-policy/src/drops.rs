@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 
 use crate::chains::Table;
-use crate::guards::{LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT};
+use crate::guards::{FORWARD, LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT};
 use crate::iptables::Tables;
 
 /// Each reason and its chain; a name that ends in a dash stands for all that begin with it.
-const REASONS: [(&str, &str, Table); 7] = [
+const REASONS: [(&str, &str, Table); 8] = [
     ("plain_in_locked", LOCKED, Table::Mangle),
     ("plain_in_stray", PLAIN, Table::Mangle),
     ("plain_in_required", REQUIRED_IN, Table::Mangle),
     ("plain_out_required", REQUIRED_OUT, Table::Mangle),
     ("plain_out_marked", "DIBS-POSTROUTING", Table::Mangle),
     ("tun_in_foreign", "DIBS-IN-", Table::Mangle),
+    ("tun_forwarded", FORWARD, Table::Filter),
     ("tun_out_unmarked", "DIBS-REFUSE", Table::Filter),
 ];
 
@@ -38,6 +39,7 @@ impl Drops {
     /// | `plain_out_required` | that a rule requires to leave by a bump, about to leave otherwise |
     /// | `plain_out_marked` | marked for a bump, about to leave otherwise |
     /// | `tun_in_foreign` | come out of a TUN, with addresses that its peers may not use |
+    /// | `tun_forwarded` | come out of a TUN for another host, or from another host on the way into one |
     /// | `tun_out_unmarked` | fallen into a TUN without its mark, refused |
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let reasons = REASONS.iter().map(|(reason, ..)| *reason);

@@ -15,6 +15,8 @@ pub(crate) const PLAIN: &str = "DIBS-PLAIN";
 pub(crate) const REQUIRED_IN: &str = "DIBS-REQUIRED-IN";
 /// Packets to peers, likewise.
 pub(crate) const REQUIRED_OUT: &str = "DIBS-REQUIRED-OUT";
+/// Packets that would pass this host by a TUN of ours.
+pub(crate) const FORWARD: &str = "DIBS-FORWARD";
 
 /// The guards of `family`, those that others refer to first.
 pub(crate) fn guards(desired: &Desired, family: Family) -> Vec<Chain> {
@@ -48,6 +50,8 @@ pub(crate) fn guards(desired: &Desired, family: Family) -> Vec<Chain> {
     let refusals: Vec<String> = ours().map(|bump| refusal(desired, bump, family)).collect();
     if !refusals.is_empty() {
         chains.push(hooked(Table::Filter, "DIBS-REFUSE", "OUTPUT", refusals));
+        let passing = ours().flat_map(passing).collect();
+        chains.push(hooked(Table::Filter, FORWARD, "FORWARD", passing));
     }
     if closed {
         chains.push(hooked(
@@ -198,6 +202,12 @@ fn inbound(bump: &BumpRoute, family: Family) -> Vec<String> {
     );
     rules.push("-j DROP".to_owned());
     rules
+}
+
+/// What came out of a TUN of ours was for this host, until some rule of DNAT gave it another destination;
+/// what others send has no business in one (SECURITY.md 6).
+fn passing(bump: &BumpRoute) -> [String; 2] {
+    ["-i", "-o"].map(|way| format!("{way} {} -j DROP", bump.device))
 }
 
 /// Plain packets that fall into a TUN of ours get an ICMP error, as from a host that is not reachable.

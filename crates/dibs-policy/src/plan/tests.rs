@@ -68,8 +68,12 @@ iptables-restore --noflush --wait <<EOF
 COMMIT
 *filter
 :DIBS-REFUSE - [0:0]
+:DIBS-FORWARD - [0:0]
 -A DIBS-REFUSE -o dibs1 -m mark --mark 0x0/0xf000000 -j REJECT --reject-with icmp-host-unreachable
+-A DIBS-FORWARD -i dibs1 -j DROP
+-A DIBS-FORWARD -o dibs1 -j DROP
 -I OUTPUT 1 -j DIBS-REFUSE
+-I FORWARD 1 -j DIBS-FORWARD
 COMMIT
 EOF
 sysctl net/ipv4/conf/dibs1/rp_filter=2
