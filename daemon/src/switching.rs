@@ -32,6 +32,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// What came of a choice for one connection: moved, or why not.
 pub(crate) type Moved = (Live, Result<(), String>);
 
+/// A peer's answer for one connection.
+type Answer = Result<(Outcome, u64), Unanswered>;
+
 impl Daemon {
     /// Moves connections, as a user here chose: to `bump`, or to plain (0). What comes of it for each, in
     /// the same order.
@@ -59,7 +62,7 @@ impl Daemon {
         let mut proposed: Vec<(Pair, Choice, Option<Choice>)> = Vec::new();
         let origins: HashMap<Pair, u8> = lives
             .iter()
-            .map(|live| (live.pair, self.bump_of(live)))
+            .map(|live| (live.pair, self.stands_on(live)))
             .collect();
         {
             let mut state = self.state.borrow_mut();
@@ -91,7 +94,8 @@ impl Daemon {
             .into_iter()
             .map(|(pair, _, before)| (pair, before))
             .collect();
-        for (pair, version, verdict) in answers.into_iter().flatten() {
+        for (pair, version, answer) in answers.into_iter().flatten() {
+            let verdict = answer.map(|(outcome, _)| outcome);
             let verdict = self
                 .conclude(pair, version, bump, verdict, before[&pair], origins[&pair])
                 .await;
@@ -127,7 +131,7 @@ impl Daemon {
         lives: &[Live],
         bump: u8,
         explicit: bool,
-    ) -> Vec<(Pair, Version, Result<Outcome, Unanswered>)> {
+    ) -> Vec<(Pair, Version, Answer)> {
         let pairs: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
         self.unlock_leaving(&pairs, bump).await;
         let sending = match bump {
@@ -142,7 +146,7 @@ impl Daemon {
         let mut leaving = Vec::new();
         for (pair, version, answer) in self.ask_all(peer, &pairs, bump, explicit, true).await {
             match answer {
-                Ok(Outcome::Done) => leaving.push(pair),
+                Ok((Outcome::Done, _)) => leaving.push(pair),
                 refused => results.push((pair, version, refused)),
             }
         }
@@ -183,7 +187,7 @@ impl Daemon {
         bump: u8,
         explicit: bool,
         ready: bool,
-    ) -> Vec<(Pair, Version, Result<Outcome, Unanswered>)> {
+    ) -> Vec<(Pair, Version, Answer)> {
         let mut results = Vec::new();
         for pairs in pairs.chunks(MAX_ENTRIES) {
             let mut again = Vec::new();
@@ -198,10 +202,10 @@ impl Daemon {
                             state.choices.propose(pair, bump, self.host, generation);
                             again.push((pair, known));
                         } else {
-                            results.push((pair, version, Ok(Outcome::Older)));
+                            results.push((pair, version, Ok((Outcome::Older, generation))));
                         }
                     }
-                    other => results.push((pair, version, other.map(|(outcome, _)| outcome))),
+                    other => results.push((pair, version, other)),
                 }
             }
             if again.is_empty() {
@@ -213,16 +217,13 @@ impl Daemon {
                 let choices = &mut self.state.borrow_mut().choices;
                 for (pair, known) in again {
                     choices.restore(pair, known);
-                    results.push((pair, known.version, Ok(Outcome::Older)));
+                    let older = (Outcome::Older, known.version.generation);
+                    results.push((pair, known.version, Ok(older)));
                 }
                 continue;
             }
             let again: Vec<Pair> = again.into_iter().map(|(pair, _)| pair).collect();
-            let second = self.ask_switch(peer, &again, bump, explicit, ready).await;
-            let second = second
-                .into_iter()
-                .map(|(pair, version, answer)| (pair, version, answer.map(|(o, _)| o)));
-            results.extend(second);
+            results.extend(self.ask_switch(peer, &again, bump, explicit, ready).await);
         }
         results
     }
@@ -235,7 +236,7 @@ impl Daemon {
         bump: u8,
         explicit: bool,
         ready: bool,
-    ) -> Vec<(Pair, Version, Result<(Outcome, u64), Unanswered>)> {
+    ) -> Vec<(Pair, Version, Answer)> {
         let conns: Vec<(Pair, Version)> = {
             let state = self.state.borrow();
             let ours = Version {
@@ -317,6 +318,17 @@ impl Daemon {
             tracing::warn!("{error}");
         }
         Err(refusal)
+    }
+
+    /// The bump that a connection is on, by whatever reason; 0: plain.
+    fn stands_on(&self, live: &Live) -> u8 {
+        match self.bump_of(live) {
+            0 => {
+                let state = self.state.borrow();
+                state.handed.get(&live.pair).map_or(0, |known| known.bump)
+            }
+            bump => bump,
+        }
     }
 
     /// A peer that did not answer may have moved a connection all the same: a later choice than the one
@@ -581,10 +593,11 @@ impl Daemon {
         let (local, remote) = (live.pair.local, live.pair.remote);
         let ruled = state
             .active_rules()
-            .any(|rule| rule.matches(local, remote, live.uid));
-        let required = state.requirement(live).map(|rule| rule.bump_id().get());
-        if bump == 0 && ruled || required.is_some_and(|required| required != bump) {
-            return Err((Outcome::OwnRule, version.generation));
+            .find(|rule| bump == 0 && rule.matches(local, remote, live.uid));
+        let own = state.requirement(live).or(ruled);
+        let own = own.map(|rule| rule.bump_id().get());
+        if let Some(own) = own.filter(|own| *own != bump) {
+            return Err((Outcome::OwnRule, own.into()));
         }
         let before = state.choices.get(&live.pair);
         if !explicit {
@@ -626,10 +639,19 @@ impl Daemon {
         let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
         self.state.borrow_mut().moving.extend(&moving);
         for (peer, lives) in by_peer {
-            // What the peer does not take part in goes one way only, as rules allow.
-            self.negotiate(peer, &lives, bump, false).await;
-            for live in lives {
-                if let Err(error) = self.mark(&live.pair, bump, false).await {
+            let answers = self.negotiate(peer, &lives, bump, false).await;
+            let refused = answers
+                .into_iter()
+                .filter_map(|(pair, _, answer)| match answer {
+                    Ok((Outcome::OwnRule, own)) if bump == 0 => Some((pair, own)),
+                    _ => None,
+                });
+            let refused: HashMap<Pair, u64> = refused.collect();
+            for Live { pair, .. } in lives {
+                if let Some(own) = refused.get(&pair) {
+                    self.follow_peer(&pair, *own).await;
+                // What the peer does not take part in goes one way only, as rules allow.
+                } else if let Err(error) = self.mark(&pair, bump, false).await {
                     tracing::warn!("{error}");
                 }
             }
@@ -639,6 +661,49 @@ impl Daemon {
             .moving
             .retain(|pair| !moving.contains(pair));
         self.confirmations_due.notify_one();
+    }
+
+    /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
+    /// peer would take nothing, or answer it by the bump.
+    async fn follow_peer(&self, pair: &Pair, own: u64) {
+        let carried = carried();
+        let mut numbers = carried.iter().map(|bump| bump.id.get());
+        let Some(bump) = numbers.find(|bump| u64::from(*bump) == own) else {
+            return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
+        };
+        {
+            let mut state = self.state.borrow_mut();
+            let by_peer = true;
+            state.handed.insert(*pair, Handed { bump, by_peer });
+        }
+        let followed = async {
+            self.install().await?;
+            let _turn = self.marking.lock().await;
+            self.mark(pair, bump, false).await?;
+            anyhow::Ok(())
+        };
+        if let Err(error) = followed.await {
+            tracing::warn!("cannot follow a rule of a peer: {error:#}");
+        }
+    }
+
+    /// A choice for plain that the peer refuses for a rule of its own, having heard of it only now.
+    async fn give_in(&self, peer: usize, pair: Pair, version: Version, own: u64) {
+        if !self.state.borrow_mut().choices.give_up(&pair, version) {
+            return;
+        }
+        if let Err(error) = self.save() {
+            tracing::warn!("{error:#}");
+        }
+        self.follow_peer(&pair, own).await;
+        let name = self.peer_name(peer).to_owned();
+        self.tell(
+            "choice_refused",
+            format!(
+                "a rule of peer {name} wants a connection on its bump: it is not plain any more"
+            ),
+            &[("peer", name)],
+        );
     }
 
     /// Tells a peer, whose session is new, all that concerns it, until it has answered.
@@ -689,8 +754,13 @@ impl Daemon {
                     ready: false,
                     conns: conns.to_vec(),
                 };
-                // What it refuses stays as it is there; it tells us of later choices itself.
-                self.ask(peer, body).await?;
+                let outcomes = self.ask(peer, body).await?;
+                // What else it refuses stays as it is there; it tells us of later choices itself.
+                for ((pair, version), (outcome, own)) in conns.iter().zip(outcomes) {
+                    if outcome == Outcome::OwnRule && bump == 0 {
+                        self.give_in(peer, *pair, *version, own).await;
+                    }
+                }
             }
         }
         Ok(())

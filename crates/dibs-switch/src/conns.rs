@@ -124,6 +124,12 @@ impl Choices {
         }
     }
 
+    /// Forgets the choice `version` that was in force, unless a later one has come: then false.
+    pub fn give_up(&mut self, pair: &Pair, version: Version) -> bool {
+        let stands = self.0.get(pair).is_some_and(|c| c.version == version);
+        stands && self.0.remove(pair).is_some()
+    }
+
     /// Takes a choice of the other end, if it is later; otherwise gives the one that stays.
     pub fn accept(&mut self, pair: Pair, bump: u8, version: Version) -> Result<(), Choice> {
         match self.0.get(&pair) {
@@ -175,6 +181,17 @@ mod tests {
             local: "10.0.1.1:40000".parse().unwrap(),
             remote: "10.0.1.2:80".parse().unwrap(),
         }
+    }
+
+    #[test]
+    fn only_the_choice_that_was_refused_is_given_up() {
+        let mut choices = Choices::default();
+        let first = choices.propose(pair(), 0, 7, 0);
+        assert!(choices.settle(&pair(), first.version));
+        let later = choices.propose(pair(), 1, 7, 0);
+        assert!(!choices.give_up(&pair(), first.version));
+        assert_eq!(choices.get(&pair()), Some(later));
+        assert!(choices.give_up(&pair(), later.version) && choices.is_empty());
     }
 
     #[test]

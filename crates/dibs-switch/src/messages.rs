@@ -9,7 +9,7 @@
 //! body of kind 2, SWITCH  = bump:8  flags:8  host:64  count:8  count * entry
 //!   entry                 = family:8 (4 or 6)  address of the sender  address of the receiver
 //!                           port of the sender:16  port of the receiver:16  generation:64
-//! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64)
+//! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64; of OwnRule the rule's bump)
 //! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
 //! ```
 //!
@@ -87,7 +87,8 @@ pub enum Body {
     Answer(Vec<(Outcome, u64)>),
 }
 
-/// What came of a SWITCH for one connection. Beside it stands the generation known afterwards.
+/// What came of a SWITCH for one connection. Beside it stands the generation known afterwards, or, of
+/// [`OwnRule`](Outcome::OwnRule), the bump that the rule wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
