@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dibs_core::node::{Bump, LocalPath, Node, NodeConfig, PeerConfig};
@@ -33,6 +33,8 @@ struct Wire {
     flying: Vec<(usize, usize, SocketAddr, usize, Vec<u8>)>,
     spare: Vec<Vec<u8>>,
     delivered: usize,
+    /// By each node's work, acknowledgements included.
+    spent: [Duration; 2],
 }
 
 impl Wire {
@@ -73,6 +75,7 @@ impl Wire {
             flying: Vec::new(),
             spare: Vec::new(),
             delivered: 0,
+            spent: [Duration::ZERO; 2],
         };
         for _ in 0..20_000 {
             wire.now += Duration::from_micros(100);
@@ -112,6 +115,7 @@ impl Wire {
             options: None,
         };
         self.seq = self.seq.wrapping_add(PAYLOAD as u32);
+        let begin = Instant::now();
         let mut buffer = self.nodes[0].tun_buffer();
         headers.write(&mut buffer[..MAX_HEADERS], PAYLOAD, 1448);
         self.nodes[0].handle_tun(
@@ -120,6 +124,7 @@ impl Wire {
             buffer,
             headers.encoded_len() + PAYLOAD,
         );
+        self.spent[0] += begin.elapsed();
         self.now += STEP;
         self.turn();
     }
@@ -129,27 +134,35 @@ impl Wire {
         loop {
             for host in 0..2 {
                 let node = &mut self.nodes[host];
+                let mut begin = Instant::now();
                 if node.poll_timeout().is_some_and(|t| t <= self.now) {
                     node.handle_timeout(self.now, Duration::from_secs(1));
                 }
                 while let Some(t) = node.poll_transmit(self.now) {
+                    // The copy is the wire's.
+                    self.spent[host] += begin.elapsed();
                     let mut bytes = self.spare.pop().unwrap_or_default();
                     bytes.clear();
                     bytes.extend_from_slice(t.bytes);
                     self.flying
                         .push((1 - host, t.path, addr(host, t.path), t.segment, bytes));
+                    begin = Instant::now();
                 }
+                self.spent[host] += begin.elapsed();
             }
             if self.flying.is_empty() {
                 return;
             }
             for (to, path, from, segment, mut bytes) in self.flying.drain(..) {
+                let begin = Instant::now();
                 for datagram in bytes.chunks_mut(segment) {
                     self.nodes[to].handle_datagram(self.now, path, from, datagram);
                 }
+                self.spent[to] += begin.elapsed();
                 self.spare.push(bytes);
             }
-            for node in &mut self.nodes {
+            for (node, spent) in self.nodes.iter_mut().zip(&mut self.spent) {
+                let begin = Instant::now();
                 node.flush_injections();
                 while let Some(injection) = node.poll_injection() {
                     black_box(injection.frame());
@@ -157,6 +170,7 @@ impl Wire {
                     self.delivered += 1;
                 }
                 while node.poll_event().is_some() {}
+                *spent += begin.elapsed();
             }
         }
     }
@@ -172,6 +186,16 @@ fn node(c: &mut Criterion) {
     ] {
         let mut wire = Wire::new(paths, integrity);
         group.bench_function(name, |b| b.iter(|| wire.superpacket()));
+    }
+    for (host, name) in ["sender", "receiver"].into_iter().enumerate() {
+        let mut wire = Wire::new(1, Integrity::On);
+        group.bench_function(name, |b| {
+            b.iter_custom(|rounds| {
+                let before = wire.spent[host];
+                (0..rounds).for_each(|_| wire.superpacket());
+                wire.spent[host] - before
+            });
+        });
     }
     group.finish();
 }

@@ -1,0 +1,147 @@
+//! What happens to a superpacket of 64 KiB on its way, stage by stage: docs/performance.md has the sum.
+
+use std::hint::black_box;
+use std::net::IpAddr;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use dibs_io::{Family, PathSocket, RecvBatch};
+use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
+use dibs_wire::checksum::crc32c;
+use dibs_wire::emit::{Headers, MAX_HEADERS};
+use dibs_wire::packet::{self, IpMeta, flags};
+use dibs_wire::{SeqNumber, Tuple, virtio};
+
+const PAYLOAD: usize = 64 * 1024 - 512;
+/// What a datagram of 1500 bytes has of it, about, and beside it.
+const CHUNK: usize = 1400;
+const BESIDE: usize = 72;
+/// Of what is beside it, this is encrypted.
+const TEXT: usize = 40;
+
+fn payload() -> Vec<u8> {
+    (0..PAYLOAD).map(|at| ((at * 31) >> 3) as u8).collect()
+}
+
+fn headers() -> Headers<'static> {
+    Headers {
+        tuple: Tuple {
+            src: IpAddr::from([10, 0, 1, 1]),
+            dst: IpAddr::from([10, 0, 1, 2]),
+            sport: 40_000,
+            dport: 80,
+        },
+        meta: IpMeta {
+            tos: 0,
+            ttl: 64,
+            flow_label: 0,
+        },
+        seq: SeqNumber::new(1),
+        ack: SeqNumber::new(5),
+        flags: flags::ACK,
+        window: 1000,
+        urgent: 0,
+        timestamps: Some((1, 1)),
+        options: None,
+    }
+}
+
+fn stages(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("stages");
+    group.throughput(Throughput::Bytes(PAYLOAD as u64));
+    let plain = payload();
+    let mut out = vec![0; PAYLOAD];
+
+    group.bench_function("memcpy", |b| {
+        b.iter(|| out.copy_from_slice(black_box(&plain)));
+    });
+
+    let headers = headers();
+    let mut frame = vec![0; MAX_HEADERS];
+    group.bench_function("headers", |b| {
+        b.iter(|| headers.write(black_box(&mut frame), PAYLOAD, 1448));
+    });
+    frame.truncate(headers.encoded_len());
+    frame.extend_from_slice(&plain);
+    group.bench_function("parse", |b| {
+        b.iter(|| packet::parse(black_box(&frame[virtio::LEN..])).is_ok());
+    });
+
+    group.bench_function("crc32c", |b| {
+        b.iter(|| {
+            plain
+                .chunks(CHUNK)
+                .map(|chunk| crc32c(black_box(chunk)))
+                .fold(0, |all, crc| all ^ crc)
+        });
+    });
+    let mut scrambler = Scrambler::new(&[7; BUFFER_LEN]);
+    group.bench_function("scramble", |b| {
+        b.iter(|| {
+            for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+                scrambler.scramble(black_box(from), to);
+            }
+        });
+    });
+    let mut descrambler = Descrambler::new(&[7; BUFFER_LEN]);
+    group.bench_function("descramble", |b| {
+        b.iter(|| {
+            for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+                descrambler.descramble(black_box(from), to);
+            }
+        });
+    });
+
+    // Elsewhere the library's; `codec` has both.
+    if let Some(key) = dibs_gcm::Key::new(&[0x5a; dibs_gcm::KEY_LEN]) {
+        let datagrams = PAYLOAD.div_ceil(CHUNK);
+        let aad = vec![1; CHUNK + BESIDE - TEXT];
+        let mut text = [2; TEXT];
+        let nonce = [3; dibs_gcm::NONCE_LEN];
+        group.bench_function("seal", |b| {
+            b.iter(|| {
+                (0..datagrams).fold(0, |all, _| {
+                    all ^ key.seal(&nonce, black_box(&aad), black_box(&mut text))[0]
+                })
+            });
+        });
+        let tag = [4; dibs_gcm::TAG_LEN];
+        group.bench_function("open", |b| {
+            b.iter(|| {
+                (0..datagrams)
+                    .filter(|_| key.open(&nonce, black_box(&aad), black_box(&mut text), &tag))
+                    .count()
+            });
+        });
+    }
+    group.finish();
+}
+
+/// One run of datagrams by a socket of the loopback interface, there and back out: both system calls
+/// with the kernel's copies.
+fn udp(criterion: &mut Criterion) {
+    let local = IpAddr::from([127, 0, 0, 1]);
+    let open = || PathSocket::open(None, Some(local), 0, 0).expect("a socket on loopback");
+    let (mut from, mut to) = (open(), open());
+    let remote = to.local_addr(Family::V4).expect("it is bound");
+    let datagram = CHUNK + BESIDE;
+    let run = vec![5; 44 * datagram];
+    let mut batch = RecvBatch::new();
+    let mut group = criterion.benchmark_group("stages");
+    group.throughput(Throughput::Bytes(run.len() as u64));
+    group.bench_function("udp", |b| {
+        b.iter(|| {
+            let sent = from.send(remote, &run, datagram);
+            assert_eq!(sent.sent, run.len(), "loopback takes all");
+            let mut received = 0;
+            while received < run.len() {
+                // What was sent by loopback waits in the socket when the call returns.
+                to.recv(Family::V4, &mut batch).expect("it has arrived");
+                received += batch.iter_mut().map(|run| run.bytes.len()).sum::<usize>();
+            }
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, stages, udp);
+criterion_main!(benches);
