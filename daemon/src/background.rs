@@ -12,7 +12,7 @@ use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::conns::{Pair, Version};
+use crate::conns::Pair;
 use crate::daemon::{Daemon, Handed, Steered};
 use crate::driver::Notice;
 use crate::messages::{Body, Message, Outcome};
@@ -33,24 +33,8 @@ const SWEEPS_PER_CHECK: u32 = 15;
 struct Asked {
     peer: usize,
     request: u32,
-    what: What,
-}
-
-enum What {
-    Want {
-        sequence: u64,
-        bumps: u16,
-    },
-    Switch {
-        bump: u8,
-        explicit: bool,
-        ready: bool,
-        conns: Vec<(Pair, Version)>,
-    },
-    Confirm {
-        bump: u8,
-        conns: Vec<Pair>,
-    },
+    /// Anything but an answer.
+    question: Body,
 }
 
 /// Follows the data path until it ends.
@@ -147,26 +131,14 @@ fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender
         tracing::debug!(peer = daemon.peer_name(peer), "message dropped: malformed");
         return;
     };
-    let what = match body {
+    let question = match body {
         Body::Answer(outcomes) => return daemon.answered(peer, request, outcomes),
-        Body::Want { sequence, bumps } => What::Want { sequence, bumps },
-        Body::Switch {
-            bump,
-            explicit,
-            ready,
-            conns,
-        } => What::Switch {
-            bump,
-            explicit,
-            ready,
-            conns,
-        },
-        Body::Confirm { bump, conns } => What::Confirm { bump, conns },
+        question => question,
     };
     let question = Asked {
         peer,
         request,
-        what,
+        question,
     };
     if asked.try_send(question).is_err() {
         daemon.messages_dropped.update(|count| count + 1);
@@ -179,20 +151,21 @@ async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) 
     while let Some(Asked {
         peer,
         request,
-        what,
+        question,
     }) = questions.recv().await
     {
-        let outcomes = match what {
-            What::Want { sequence, bumps } => {
+        let outcomes = match question {
+            Body::Want { sequence, bumps } => {
                 vec![(on_want(&daemon, peer, sequence, bumps).await, 0)]
             }
-            What::Switch {
+            Body::Switch {
                 bump,
                 explicit,
                 ready,
                 conns,
             } => daemon.on_switch(peer, bump, explicit, ready, conns).await,
-            What::Confirm { bump, conns } => daemon.on_confirm(peer, bump, conns).await,
+            Body::Answer(_) => unreachable!("answers are taken before"),
+            Body::Confirm { bump, conns } => daemon.on_confirm(peer, bump, conns).await,
         };
         let body = Body::Answer(outcomes);
         if let Err(error) = daemon.post(peer, Message { request, body }).await {

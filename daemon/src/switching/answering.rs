@@ -1,0 +1,153 @@
+//! What peers ask for: a SWITCH is carried out, or refused for what stands against it here.
+
+use crate::conns::{Pair, Version};
+use crate::daemon::{Daemon, Handed};
+use crate::live::{Live, bump_name};
+use crate::messages::Outcome;
+use crate::startup::carried;
+
+impl Daemon {
+    /// Carries out a SWITCH of a peer.
+    pub(crate) async fn on_switch(
+        &self,
+        peer: usize,
+        bump: u8,
+        explicit: bool,
+        ready: bool,
+        conns: Vec<(Pair, Version)>,
+    ) -> Vec<(Outcome, u64)> {
+        let known = bump == 0 || carried().iter().any(|carried| carried.id.get() == bump);
+        let meant: Vec<Pair> = conns.iter().map(|(pair, _)| pair.reversed()).collect();
+        let lives = match self.sockets_of(&meant).await {
+            Ok(lives) => lives,
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                return vec![(Outcome::Failed, 0); conns.len()];
+            }
+        };
+        let mut outcomes = Vec::with_capacity(conns.len());
+        let mut moving = Vec::new();
+        let mut news = 0;
+        for (pair, version) in conns {
+            let pair = pair.reversed();
+            let live = lives.get(&pair).filter(|live| live.peer == peer);
+            let verdict = match live {
+                None => Err((Outcome::NoConnection, 0)),
+                Some(_) if !known => Err((Outcome::NoBump, 0)),
+                Some(live) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
+                Some(live) => self.take_switch(live, bump, explicit, ready, version),
+            };
+            outcomes.push(match verdict {
+                Ok(is_new) => {
+                    news += usize::from(is_new);
+                    moving.push((outcomes.len(), pair));
+                    (Outcome::Done, version.generation)
+                }
+                Err(refused) => refused,
+            });
+        }
+        if moving.is_empty() {
+            return outcomes;
+        }
+        let pairs: Vec<Pair> = moving.iter().map(|(_, pair)| *pair).collect();
+        self.unlock_leaving(&pairs, bump).await;
+        if bump == 0 {
+            self.silence(moving.iter().map(|(_, pair)| &lives[pair]))
+                .await;
+        }
+        if ready {
+            return outcomes;
+        }
+        if bump != 0 {
+            self.state.borrow_mut().arriving.extend(&pairs);
+        }
+        let prepared = async {
+            self.save()?;
+            self.install().await
+        };
+        let prepared = prepared.await;
+        if bump != 0 {
+            self.expect_rates(moving.iter().map(|(_, pair)| &lives[pair]));
+        }
+        for (index, pair) in moving {
+            let done = match &prepared {
+                Ok(()) if explicit => self.mark_choice(&pair).await.map_err(Into::into),
+                Ok(()) => self.mark(&pair, bump, false).await.map_err(Into::into),
+                Err(error) => Err(anyhow::anyhow!("{error:#}")),
+            };
+            if let Err(error) = done {
+                tracing::warn!("cannot follow the peer's switch: {error:#}");
+                outcomes[index].0 = Outcome::Failed;
+            }
+        }
+        {
+            let mut state = self.state.borrow_mut();
+            pairs.iter().for_each(|pair| {
+                state.arriving.remove(pair);
+            });
+        }
+        self.confirmations_due.notify_one();
+        if news == 0 {
+            return outcomes;
+        }
+        let name = self.peer_name(peer).to_owned();
+        let bump = bump_name(bump).to_owned();
+        self.tell(
+            "switched",
+            format!("peer {name} moved {news} connection(s) to {bump}"),
+            &[("peer", name), ("bump", bump), ("count", news.to_string())],
+        );
+        outcomes
+    }
+
+    /// Notes a peer's wish for one connection if it is to be carried out, unless the peer only asks
+    /// whether it would be: then whether it is news.
+    fn take_switch(
+        &self,
+        live: &Live,
+        bump: u8,
+        explicit: bool,
+        ready: bool,
+        version: Version,
+    ) -> Result<bool, (Outcome, u64)> {
+        let mut state = self.state.borrow_mut();
+        let (local, remote) = (live.pair.local, live.pair.remote);
+        let ruled = state
+            .active_rules()
+            .find(|rule| bump == 0 && rule.matches(local, remote, live.uid));
+        let own = state.requirement(live).or(ruled);
+        let own = own.map(|rule| rule.bump_id().get());
+        if let Some(own) = own.filter(|own| *own != bump) {
+            return Err((Outcome::OwnRule, own.into()));
+        }
+        let before = state.choices.get(&live.pair);
+        if !explicit {
+            if let Some(choice) = before {
+                return Err((Outcome::Older, choice.version.generation));
+            }
+            let was = state.handed.get(&live.pair).map_or(0, |known| known.bump);
+            if ready {
+                return Ok(false);
+            }
+            if bump == 0 {
+                state.handed.remove(&live.pair);
+            } else if was != bump {
+                let by_peer = true;
+                state.handed.insert(live.pair, Handed { bump, by_peer });
+            }
+            return Ok(was != bump);
+        }
+        if ready {
+            return match before {
+                Some(known) if known.version > version => {
+                    Err((Outcome::Older, known.version.generation))
+                }
+                _ => Ok(false),
+            };
+        }
+        match state.choices.accept(live.pair, bump, version) {
+            Ok(()) => Ok(before.is_none_or(|before| before.bump != bump)),
+            Err(known) => Err((Outcome::Older, known.version.generation)),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What the kernel and the data path are told of a connection that moves.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use dibs_policy::conntrack::{Conntrack, Tuple};
+use dibs_policy::{BumpId, Place};
+
+use crate::conns::Pair;
+use crate::daemon::Daemon;
+use crate::live::Live;
+use crate::startup::{carried, marks};
+
+impl Daemon {
+    /// Sets the bump of one connection in its ctmark, which is made if it is not tracked. One that
+    /// leaves its bump goes on.
+    pub(crate) async fn mark(
+        &self,
+        pair: &Pair,
+        bump: u8,
+        explicit: bool,
+    ) -> Result<(), dibs_policy::Error> {
+        let marks = marks(&self.config);
+        let chosen = if explicit { marks.override_bit() } else { 0 };
+        let mut value = BumpId::new(bump).map_or(0, |bump| marks.bump(bump)) | chosen;
+        let mut mask = marks.bump_mask() | marks.override_bit();
+        let locked = self.state.borrow().locks.is_locked(pair, bump);
+        if bump == 0 || locked {
+            mask |= marks.locked_bit();
+            value |= if locked { marks.locked_bit() } else { 0 };
+        }
+        let tuple = Tuple::tcp(pair.local, pair.remote);
+        let mut conntrack = Conntrack::open()?;
+        let mut backstop = self.backstop.lock().await;
+        let written = (bump, Instant::now());
+        self.state.borrow_mut().written.insert(*pair, written);
+        if bump == 0 {
+            self.state.borrow_mut().followed.remove(pair);
+            let place = if explicit {
+                Place::Plain
+            } else {
+                Place::Elsewhere
+            };
+            self.note_place(&mut backstop, pair, place).await;
+            let marked = conntrack.set_mark(&tuple, value, mask).await;
+            for bump in carried() {
+                // Without the data path nothing is held back.
+                let _ = self.driver.end_drain(bump.id.get(), ends(pair));
+            }
+            return marked.map(drop);
+        }
+        let installed = !self.state.borrow().installed.is_empty();
+        let marked = conntrack.set_mark(&tuple, value, mask).await?;
+        if !marked && installed && !conntrack.adopt(&tuple, value).await? {
+            conntrack.set_mark(&tuple, value, mask).await?;
+        }
+        self.note_place(&mut backstop, pair, Place::Bumped).await;
+        Ok(())
+    }
+
+    /// Puts the choice for one connection into the kernel, if there is one that is not pending. One at a
+    /// time, and whichever is in force by then: so the last one that the kernel is told is the latest.
+    pub(crate) async fn mark_choice(&self, pair: &Pair) -> Result<(), dibs_policy::Error> {
+        let _turn = self.marking.lock().await;
+        let choice = self.state.borrow().choices.get(pair);
+        match choice.filter(|choice| !choice.pending) {
+            Some(choice) => self.mark(pair, choice.bump, true).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Puts all choices into the kernel again.
+    pub(crate) async fn mark_choices(&self) {
+        let choices: Vec<_> = self.state.borrow().choices.iter().collect();
+        for (pair, _) in choices {
+            if let Err(error) = self.mark_choice(&pair).await {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
+    /// Tells the paths that connections come from, in plain, what these sent by them: the path's own
+    /// congestion control has had nothing to learn from.
+    pub(super) fn expect_rates<'a>(&self, lives: impl Iterator<Item = &'a Live>) {
+        let state = self.state.borrow();
+        let mut rates: HashMap<(usize, IpAddr), u64> = HashMap::new();
+        for live in lives {
+            let local = live.pair.local.ip();
+            let path = self.config.paths.iter().position(|path| {
+                let interface = state.inventory.of_path(path);
+                interface.is_some_and(|interface| interface.addresses.contains(&local))
+            });
+            if let Some(path) = path {
+                let to = live.pair.remote.ip();
+                *rates.entry((path, to)).or_default() += live.counts.delivery_rate;
+            }
+        }
+        for ((path, to), rate) in rates {
+            // Without the data path nothing is sent.
+            let _ = self.driver.expect_rate(path, to, rate);
+        }
+    }
+
+    /// Waits until nothing that connections sent by their bumps can be overtaken any more: in plain,
+    /// what follows may be quicker. Their kernels send nothing new until they are [marked](Self::mark).
+    pub(super) async fn silence(&self, lives: impl Iterator<Item = &Live>) {
+        let drains = lives.flat_map(|live| {
+            carried().into_iter().map(|bump| {
+                let scale = live.counts.window_scale;
+                self.driver.drain(bump.id.get(), ends(&live.pair), scale)
+            })
+        });
+        // Without the data path nothing is under way.
+        let _ = futures_util::future::join_all(drains).await;
+    }
+}
+
+/// The connection as the core names it.
+pub(crate) fn ends(pair: &Pair) -> dibs_wire::Tuple {
+    dibs_wire::Tuple {
+        src: pair.local.ip(),
+        dst: pair.remote.ip(),
+        sport: pair.local.port(),
+        dport: pair.remote.port(),
+    }
+}

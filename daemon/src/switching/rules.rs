@@ -1,0 +1,171 @@
+//! What rules imply, here and at a peer; and what a peer is told whose session is new.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use crate::conns::{Pair, Version};
+use crate::daemon::{Daemon, Handed, Unanswered};
+use crate::live::Live;
+use crate::messages::{Body, MAX_ENTRIES, Outcome};
+use crate::startup::carried;
+
+/// Before a peer that did not answer is told of choices again.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
+
+impl Daemon {
+    /// Moves connections here and at their peers because rules changed, not by choice.
+    pub(crate) async fn follow_rules(&self, lives: &[Live], bump: u8) {
+        let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
+        for live in lives.iter().filter(|live| !live.bound) {
+            by_peer.entry(live.peer).or_default().push(*live);
+        }
+        let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
+        self.state.borrow_mut().moving.extend(&moving);
+        for (peer, lives) in by_peer {
+            let answers = self.negotiate(peer, &lives, bump, false).await;
+            let refused = answers
+                .into_iter()
+                .filter_map(|(pair, _, answer)| match answer {
+                    Ok((Outcome::OwnRule, own)) if bump == 0 => Some((pair, own)),
+                    _ => None,
+                });
+            let refused: HashMap<Pair, u64> = refused.collect();
+            for Live { pair, .. } in lives {
+                if let Some(own) = refused.get(&pair) {
+                    self.follow_peer(&pair, *own).await;
+                // What the peer does not take part in goes one way only, as rules allow.
+                } else if let Err(error) = self.mark(&pair, bump, false).await {
+                    tracing::warn!("{error}");
+                }
+            }
+        }
+        self.state
+            .borrow_mut()
+            .moving
+            .retain(|pair| !moving.contains(pair));
+        self.confirmations_due.notify_one();
+    }
+
+    /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
+    /// peer would take nothing, or answer it by the bump.
+    async fn follow_peer(&self, pair: &Pair, own: u64) {
+        let carried = carried();
+        let mut numbers = carried.iter().map(|bump| bump.id.get());
+        let Some(bump) = numbers.find(|bump| u64::from(*bump) == own) else {
+            return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
+        };
+        {
+            let mut state = self.state.borrow_mut();
+            let by_peer = true;
+            state.handed.insert(*pair, Handed { bump, by_peer });
+        }
+        let followed = async {
+            self.install().await?;
+            let _turn = self.marking.lock().await;
+            self.mark(pair, bump, false).await?;
+            anyhow::Ok(())
+        };
+        if let Err(error) = followed.await {
+            tracing::warn!("cannot follow a rule of a peer: {error:#}");
+        }
+    }
+
+    /// A choice for plain that the peer refuses for a rule of its own, having heard of it only now.
+    async fn give_in(&self, peer: usize, pair: Pair, version: Version, own: u64) {
+        if !self.state.borrow_mut().choices.give_up(&pair, version) {
+            return;
+        }
+        if let Err(error) = self.save() {
+            tracing::warn!("{error:#}");
+        }
+        self.follow_peer(&pair, own).await;
+        let name = self.peer_name(peer).to_owned();
+        self.tell(
+            "choice_refused",
+            format!(
+                "a rule of peer {name} wants a connection on its bump: it is not plain any more"
+            ),
+            &[("peer", name)],
+        );
+    }
+
+    /// Tells a peer, whose session is new, all that concerns it, until it has answered.
+    pub(crate) async fn resync(&self, peer: usize) {
+        let turn = {
+            let known = &mut self.state.borrow_mut().peers[peer];
+            known.told += 1;
+            known.told
+        };
+        while let Err(error) = self.tell_choices(peer).await {
+            tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
+            // It is told with the next session.
+            if !matches!(error, Unanswered::Silent | Unanswered::Full) {
+                return;
+            }
+            tokio::time::sleep(TELL_AGAIN).await;
+            if self.state.borrow().peers[peer].told != turn {
+                return;
+            }
+        }
+        match self.connections().await {
+            Ok(lives) => {
+                self.enforce(&lives, Some(peer)).await;
+                let ruled = self.ruled(&lives, Some(peer));
+                for (bump, lives) in ruled.into_iter().chain(self.followed_here(&lives, peer)) {
+                    self.follow_rules(&lives, bump).await;
+                }
+            }
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+
+    /// Tells a peer which bumps our rules use, and what was chosen for connections with it.
+    async fn tell_choices(&self, peer: usize) -> Result<(), Unanswered> {
+        self.send_want(peer).await?;
+        let mut chosen: BTreeMap<(u8, u64), Vec<(Pair, Version)>> = BTreeMap::new();
+        for (pair, choice) in self.state.borrow().choices.iter() {
+            if !choice.pending && self.peer_of(pair.remote.ip()) == Some(peer) {
+                let group = chosen.entry((choice.bump, choice.version.host));
+                group.or_default().push((pair, choice.version));
+            }
+        }
+        for ((bump, _), conns) in chosen {
+            for conns in conns.chunks(MAX_ENTRIES) {
+                let body = Body::Switch {
+                    bump,
+                    explicit: true,
+                    ready: false,
+                    conns: conns.to_vec(),
+                };
+                let outcomes = self.ask(peer, body).await?;
+                // What else it refuses stays as it is there; it tells us of later choices itself.
+                for ((pair, version), (outcome, own)) in conns.iter().zip(outcomes) {
+                    if outcome == Outcome::OwnRule && bump == 0 {
+                        self.give_in(peer, *pair, *version, own).await;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The connections that rules decide over, by the bump of the first rule that matches.
+    pub(crate) fn ruled(&self, lives: &[Live], peer: Option<usize>) -> BTreeMap<u8, Vec<Live>> {
+        let state = self.state.borrow();
+        let mut ruled: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
+        for live in lives {
+            let meant = !live.over
+                && peer.is_none_or(|peer| live.peer == peer)
+                && state.choices.get(&live.pair).is_none();
+            let rule = state
+                .active_rules()
+                .filter(|_| meant)
+                .find(|rule| rule.matches(live.pair.local, live.pair.remote, live.uid));
+            if let Some(rule) = rule {
+                let bump = rule.bump_id().get();
+                ruled.entry(bump).or_default().push(*live);
+            }
+        }
+        ruled
+    }
+}
