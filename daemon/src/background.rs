@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -285,21 +286,27 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
             daemon.driver.set_path(index, up, mtu)?;
         }
     }
-    let mut addresses = fresh.host_addresses(is_our_tun);
     let old = daemon.state.borrow().addresses.clone();
+    let changed = keep_addresses(daemon, &old).await?;
+    if changed && !daemon.state.borrow().installed.is_empty() {
+        daemon.save()?;
+    }
+    Ok(changed)
+}
+
+/// Notes the host's addresses, and those of `old` that connections still use: they outlive the interface
+/// whose address it was. Whether that is news.
+pub(crate) async fn keep_addresses(daemon: &Daemon, old: &[IpAddr]) -> anyhow::Result<bool> {
+    let inventory = daemon.state.borrow().inventory.clone();
+    let mut addresses = inventory.host_addresses(is_our_tun);
     if old.iter().any(|address| !addresses.contains(address)) {
-        // A connection outlives the interface whose address it uses.
-        let used: HashSet<_> = daemon
-            .sockets()
-            .await?
-            .iter()
-            .map(|live| live.pair.local.ip())
-            .collect();
+        let lives = daemon.sockets().await?;
+        let used: HashSet<_> = lives.iter().map(|live| live.pair.local.ip()).collect();
         addresses.extend(old.iter().filter(|address| used.contains(address)));
         addresses.sort_unstable();
         addresses.dedup();
     }
-    let changed = old != addresses;
+    let changed = daemon.state.borrow().addresses != addresses;
     if changed {
         daemon.driver.set_addresses(addresses.clone())?;
         daemon.state.borrow_mut().addresses = addresses;

@@ -334,6 +334,7 @@ impl Daemon {
                 .filter(|(state, _)| state.engaged != 0)
                 .map(|(state, peer)| (peer.public_key.to_string(), state.engaged))
                 .collect(),
+            addresses: state.addresses.clone(),
             ..Saved::default()
         };
         self.file.save(&saved)

@@ -84,6 +84,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         host,
         first_request,
     ));
+    background::keep_addresses(&daemon, &saved.addresses).await?;
     if let Err(error) = daemon.adopt_marks().await {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -38,6 +39,9 @@ pub struct Saved {
     pub choices: Vec<SavedChoice>,
     /// Bumps that a peer's rules use (bit n for bump n), by its public key.
     pub engaged: BTreeMap<String, u16>,
+    /// This host's addresses, which connections may use longer than an interface has them.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
 }
 
 /// A rule as its user wrote it.
@@ -73,6 +77,7 @@ impl Default for Saved {
             rules: Vec::new(),
             choices: Vec::new(),
             engaged: BTreeMap::new(),
+            addresses: Vec::new(),
         }
     }
 }
@@ -198,6 +203,7 @@ mod tests {
                 choice,
             }],
             engaged: BTreeMap::from([("key".to_owned(), 2)]),
+            addresses: vec!["fd00::1".parse().unwrap()],
             ..Saved::default()
         }
     }

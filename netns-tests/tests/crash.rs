@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use dibs_lab::End;
 use netns_tests::kernel;
+use netns_tests::topology::server_v6;
 use netns_tests::traffic::Talk;
 use netns_tests::{Net, Node, Setup, isolated};
 use nix::sys::signal::Signal;
@@ -60,6 +62,34 @@ fn both_daemons_are_killed() {
 #[test]
 fn a_daemon_is_stopped_and_started() {
     isolated(|| survives(Signal::SIGTERM, |net| vec![&mut net.a]));
+}
+
+#[test]
+fn an_address_that_its_interface_has_lost() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let mut ears = net.eavesdrop()?;
+            let talk = Talk::start(&net.a.host, &net.b.host, server_v6(7000))?;
+            talk.advance(256 << 10)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(2 << 20)?;
+            ears.from_now();
+            // Linux takes the IPv6 addresses of an interface that goes down, and gives none back.
+            net.eth.down(End::A)?;
+            net.eth.up(End::A)?;
+            talk.advance(1 << 20)?;
+            for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+                net.a.stop(signal)?;
+                net.a.start()?;
+                talk.advance(1 << 20)?;
+            }
+            net.wait_bump(7000, "scramble")?;
+            let plaintexts = talk.plaintexts;
+            talk.finish()?;
+            ears.heard_nothing(&plaintexts, 4 << 20)
+        })
+    });
 }
 
 #[test]
