@@ -144,6 +144,11 @@ impl Queue {
         self.items.shrink_to_fit();
     }
 
+    /// Packets waiting.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()

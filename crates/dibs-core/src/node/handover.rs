@@ -19,6 +19,8 @@ use crate::flow::clamp::Clamp;
 use crate::slab::Key;
 use crate::time::Time;
 
+/// Chains whose start is held back at once, at most: more begin at once, and the kernel sorts it out.
+pub(super) const MAX_GATES: usize = 256;
 /// The start of a chain is held back no longer: what went in plain may be lost.
 const GATE_PATIENCE: Duration = Duration::from_millis(80);
 /// Nor is silence waited for, beside two round trips; after that again the window opens by itself.

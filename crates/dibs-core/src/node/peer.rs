@@ -16,7 +16,7 @@ use super::links::Link;
 use super::notice::Event;
 use super::opaque::{OpaqueQueue, Reassembly};
 use super::{LocalPath, Shared, short_hello};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, SMALL_LEN};
 use crate::chunk::{Content, Unacknowledged};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
@@ -51,6 +51,8 @@ const STORE_BELIEVED: usize = 256 << 20;
 const SECRETS_KEPT: usize = 4;
 /// Bytes that wait in the queues of a peer's flows, at most.
 pub(super) const MAX_BACKLOG: usize = 64 << 20;
+/// Packets that wait in the queues of a peer's flows, at most: a short one has a buffer of its own too.
+pub(super) const MAX_QUEUED: usize = MAX_BACKLOG / SMALL_LEN;
 /// Segments without payload that wait to be sent, at most.
 const MAX_SEGMENTS: usize = 4096;
 /// An idle path is asked whether it is still there.
@@ -174,8 +176,9 @@ pub(crate) struct Peer {
     /// Flows with something queued: those that just began, and the others.
     pub(super) new_flows: VecDeque<Key>,
     pub(super) old_flows: VecDeque<Key>,
-    /// Bytes in all queues.
+    /// Bytes and packets in all queues.
     pub(super) backlog: usize,
+    pub(super) queued: usize,
     pub(super) segments: VecDeque<EmptyOut>,
     pub(super) opaque: OpaqueQueue,
     pub(super) reassembly: Reassembly,
@@ -258,6 +261,7 @@ impl Peer {
             new_flows: VecDeque::new(),
             old_flows: VecDeque::new(),
             backlog: 0,
+            queued: 0,
             segments: VecDeque::new(),
             opaque: OpaqueQueue::default(),
             reassembly: Reassembly::default(),
@@ -684,6 +688,7 @@ impl Peer {
         self.by_tuple.remove(&(conn.tuple, conn.bump));
         self.outgoing.remove(&conn.out.flow);
         self.backlog -= conn.out.queue.bytes();
+        self.queued -= conn.out.queue.len();
         while let Some(waiting) = conn.out.queue.pop() {
             shared.pool.give(waiting.buffer);
         }
@@ -760,6 +765,7 @@ impl Peer {
             conn.out.stream.reincarnate();
             // What is left of an older connection between the same ports is of no use.
             self.backlog -= conn.out.queue.bytes();
+            self.queued -= conn.out.queue.len();
             while let Some(waiting) = conn.out.queue.pop() {
                 shared.pool.give(waiting.buffer);
             }
@@ -853,7 +859,7 @@ impl Peer {
             .get_mut(key)
             .expect("the place is of a connection");
         // A short packet that has to wait must not pin a large buffer.
-        let buffer = if end <= crate::buffer::SMALL_LEN {
+        let buffer = if end <= SMALL_LEN {
             let mut small = shared.pool.take_for(end);
             small[..end].copy_from_slice(&buffer[..end]);
             shared.pool.give(buffer);
@@ -861,7 +867,7 @@ impl Peer {
         } else {
             buffer
         };
-        let full = self.backlog + (end - payload_at) > MAX_BACKLOG;
+        let full = self.backlog + (end - payload_at) > MAX_BACKLOG || self.queued >= MAX_QUEUED;
         let pushed = match full {
             true => Err(Full(buffer)),
             false => conn.out.queue.push(now, buffer, payload_at, end, mss),
@@ -872,6 +878,7 @@ impl Peer {
             return shared.pool.give(buffer);
         }
         self.backlog += end - payload_at;
+        self.queued += 1;
         if !conn.out.scheduled {
             conn.out.scheduled = true;
             conn.out.deficit = 0;

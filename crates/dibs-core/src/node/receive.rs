@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::Shared;
 use super::config::Bump;
+use super::handover::MAX_GATES;
 use super::inner;
 use super::links::Link;
 use super::notice::Event;
@@ -465,6 +466,7 @@ impl Peer {
             solo: chunk.solo,
             first: chunk.first,
             early: chunk.detached
+                && self.gates.len() < MAX_GATES
                 && base
                     .zip(conn.acked)
                     .is_some_and(|(base, acked)| base.is_after(acked)),

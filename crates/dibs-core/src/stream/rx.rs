@@ -23,6 +23,10 @@ const MAX_PLAIN: usize = 4096;
 const FREE_BLOCKS: usize = 4096;
 const FREE_LEN: usize = 2048;
 
+/// An epoch gets more of the store as long as it has at most so many times what is left: alone two thirds
+/// of all.
+const MOST_TO_LEFT: usize = 2;
+
 /// What a held piece costs beside its bytes.
 pub const HELD_OVERHEAD: usize = 160;
 
@@ -119,19 +123,25 @@ impl Store {
         self.held
     }
 
-    fn take(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+    /// Memory for bytes of an epoch that has `used` so much.
+    fn take(&mut self, bytes: &[u8], used: &mut usize) -> Option<Vec<u8>> {
         let cost = bytes.len() + HELD_OVERHEAD;
-        if self.held + cost > self.limit {
+        let left = self.limit.checked_sub(self.held + cost)?;
+        // One that waits for a gap leaves room for the others, as a shared switch buffer does.
+        if *used + cost > MOST_TO_LEFT * left {
             return None;
         }
+        *used += cost;
         self.held += cost;
         let mut block = self.free.pop().unwrap_or_default();
         block.extend_from_slice(bytes);
         Some(block)
     }
 
-    fn give(&mut self, mut block: Vec<u8>) {
-        self.held -= block.len() + HELD_OVERHEAD;
+    fn give(&mut self, mut block: Vec<u8>, used: &mut usize) {
+        let cost = block.len() + HELD_OVERHEAD;
+        *used -= cost;
+        self.held -= cost;
         if self.free.len() < FREE_BLOCKS && block.capacity() <= FREE_LEN {
             block.clear();
             self.free.push(block);
@@ -228,6 +238,8 @@ struct Epoch {
     descrambler: Descrambler,
     /// Ended before its time; what still comes is of no use.
     broken: bool,
+    /// What it has of the store.
+    used: usize,
     /// Pieces beyond `next`.
     held: Holding,
     /// What came by solo chunks beyond `next`, by offset; may overlap.
@@ -420,6 +432,7 @@ impl RxStream {
             gate: None,
             descrambler: Descrambler::new(&buffers.epoch(number)),
             broken: false,
+            used: 0,
             held: Holding::default(),
             plain: BTreeMap::new(),
         });
@@ -455,7 +468,7 @@ impl Epoch {
             self.pass_plain(target, store);
             let held = self.held.pop_first().expect("the target is held");
             let intact = self.restore(&held.bytes, held.crc, &held.tcp.get(), sink);
-            store.give(held.bytes);
+            store.give(held.bytes, &mut self.used);
             if !intact {
                 self.end(store);
                 return false;
@@ -515,7 +528,7 @@ impl Epoch {
 
     fn forget_plain(&mut self, offset: u64, store: &mut Store) {
         let plain = self.plain.remove(&offset).expect("the caller saw it");
-        store.give(plain.bytes);
+        store.give(plain.bytes, &mut self.used);
     }
 
     /// Keeps the plaintext of a solo chunk if the chain still has to pass it.
@@ -533,7 +546,7 @@ impl Epoch {
         if self.plain.len() == MAX_PLAIN {
             return;
         }
-        if let Some(bytes) = store.take(plain) {
+        if let Some(bytes) = store.take(plain, &mut self.used) {
             self.plain.insert(
                 piece.offset,
                 Plain {
@@ -548,7 +561,7 @@ impl Epoch {
         if self.held.contains(piece.offset) {
             return Outcome::Duplicate;
         }
-        let Some(bytes) = store.take(piece.bytes) else {
+        let Some(bytes) = store.take(piece.bytes, &mut self.used) else {
             return Outcome::NoRoom;
         };
         let held = Held {
@@ -573,10 +586,10 @@ impl Epoch {
         self.broken = true;
         self.gate = None;
         while let Some(held) = self.held.pop_first() {
-            store.give(held.bytes);
+            store.give(held.bytes, &mut self.used);
         }
         while let Some((_, plain)) = self.plain.pop_first() {
-            store.give(plain.bytes);
+            store.give(plain.bytes, &mut self.used);
         }
     }
 }

@@ -108,6 +108,7 @@ impl Peer {
         shared.count(Counter::CodelDropped);
         self.backlog -= dropped;
         if let Some(buffer) = conn.out.queue.consume(dropped) {
+            self.queued -= 1;
             shared.pool.give(buffer);
         }
         true
@@ -263,7 +264,7 @@ impl Peer {
             deferred: false,
             full: false,
         };
-        let before = conn.out.queue.bytes();
+        let (bytes_before, before) = (conn.out.queue.bytes(), conn.out.queue.len());
         while let Some(mut head) = conn.out.queue.pop() {
             let segment = parsed(&head.buffer);
             let done = segment.payload.len() - head.left();
@@ -291,7 +292,8 @@ impl Peer {
             deferred,
             ..
         } = run;
-        self.backlog -= before - conn.out.queue.bytes();
+        self.backlog -= bytes_before - conn.out.queue.bytes();
+        self.queued -= before - conn.out.queue.len();
         conn.by_path.entry(link.local).sent += sent;
         let out = Out {
             path: link.local,

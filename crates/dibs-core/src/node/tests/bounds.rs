@@ -5,7 +5,9 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
 
 use super::*;
-use crate::node::peer::{MAX_CONNS, MAX_CONTROLS};
+use crate::node::handover::MAX_GATES;
+use crate::node::peer::{MAX_BACKLOG, MAX_CONNS, MAX_CONTROLS, MAX_QUEUED};
+use crate::slab::Key;
 
 /// Room for frames in a datagram.
 const ROOM: usize = 1300;
@@ -221,4 +223,90 @@ fn challenges_without_end_are_answered_within_bounds() {
     assert!(answered > 0 && dropped > 0, "{answered} and {dropped}");
     assert_eq!(answered + dropped, ASKED, "every drop is counted");
     pair.assert_open();
+}
+
+/// The local kernel of host 0 sends bytes of the connection from this port.
+fn speak(pair: &mut Pair, port: u16, seq: u32, payload: &[u8]) {
+    let headers = Headers {
+        tuple: Tuple {
+            sport: port,
+            ..tuple(0)
+        },
+        meta: IpMeta {
+            ttl: 64,
+            ..IpMeta::default()
+        },
+        seq: SeqNumber::new(seq),
+        ack: SeqNumber::new(5),
+        flags: flags::ACK,
+        window: WINDOW,
+        urgent: 0,
+        timestamps: None,
+        options: None,
+    };
+    let node = &mut pair.nodes[0];
+    let mut buffer = node.tun_buffer();
+    let at = headers.encoded_len();
+    let gso = if payload.len() > 1400 { 1400 } else { 0 };
+    headers.write(&mut buffer[..MAX_HEADERS], payload.len(), gso);
+    buffer[at..at + payload.len()].copy_from_slice(payload);
+    node.handle_tun(pair.now, BUMP, buffer, at + payload.len());
+}
+
+#[test]
+fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
+    let mut pair = Pair::connected();
+    let held = |pair: &mut Pair, ports: std::ops::Range<u16>, each: u32, len: usize| {
+        let payload = text(len);
+        pair.nodes[0].peers[0].peer_store = 0;
+        let before = count(pair, 0, Counter::QueueFull);
+        for port in ports {
+            for n in 0..each {
+                speak(pair, port, 1 + n * len as u32, &payload);
+            }
+        }
+        pair.run(Duration::from_millis(100));
+        let peer = &pair.nodes[0].peers[0];
+        let full = count(pair, 0, Counter::QueueFull) - before;
+        (peer.backlog, peer.queued, full)
+    };
+    let (backlog, _, full) = held(&mut pair, 1000..1200, 8, 60_000);
+    assert!(backlog <= MAX_BACKLOG && backlog > MAX_BACKLOG / 2 && full > 0);
+    // It takes them after all.
+    pair.nodes[0].peers[0].peer_store = 32 << 20;
+    pair.run(Duration::from_secs(1));
+    assert!(pair.nodes[0].peers[0].backlog < backlog / 2);
+
+    // Short packets have buffers too.
+    let mut pair = Pair::connected();
+    let (_, queued, full) = held(&mut pair, 1000..1040, 1000, 1);
+    assert_eq!(queued, MAX_QUEUED);
+    assert_eq!(full, 40 * 1000 - MAX_QUEUED as u64);
+    // None is lost count of.
+    pair.nodes[0].peers[0].peer_store = 32 << 20;
+    pair.run(Duration::from_secs(5));
+    let peer = &pair.nodes[0].peers[0];
+    assert_eq!((peer.backlog, peer.queued), (0, 0));
+}
+
+#[test]
+fn only_so_many_chains_are_held_back_at_once() {
+    let starts_at_once = |gates: usize| {
+        let mut pair = Pair::connected();
+        let until = pair.now + Duration::from_millis(80);
+        let others = (0..gates as u64).map(|n| (Key::from_u64(n | 7 << 32), until));
+        pair.nodes[1].peers[0].gates.extend(others);
+        // What lies before is still on its way in plain, as far as is known.
+        pair.send_ack(1, 1000);
+        let data = text(5000);
+        pair.send(0, 2000, &data, 0, 2);
+        pair.run(Duration::from_millis(40));
+        let at_once = !pair.injected[1].is_empty();
+        pair.run(Duration::from_millis(200));
+        pair.assert_stream(1, &data);
+        assert!(pair.nodes[1].peers[0].gates.is_empty());
+        at_once
+    };
+    assert!(!starts_at_once(MAX_GATES - 1));
+    assert!(starts_at_once(MAX_GATES));
 }
