@@ -5,6 +5,7 @@ use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{Segment, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
 use dibs_wire::{SeqNumber, Tuple};
@@ -86,6 +87,22 @@ pub(super) struct EmptyOut {
     pub(super) conn: Key,
     pub(super) seq: SeqNumber,
     pub(super) tcp: OwnedFields,
+}
+
+impl EmptyOut {
+    /// Whether `later` says all that this says: both only acknowledge, and it acknowledges more.
+    /// Equal ones are no repetitions for TCP, which counts them.
+    fn is_surpassed_by(&self, later: &Self) -> bool {
+        let only_acknowledges = |tcp: &TcpFields<'_>| {
+            tcp.flags == flags::ACK && tcp.options.is_none() && tcp.urgent.is_none()
+        };
+        let (one, other) = (self.tcp.get(), later.tcp.get());
+        self.conn == later.conn
+            && self.seq == later.seq
+            && only_acknowledges(&one)
+            && only_acknowledges(&other)
+            && other.ack.is_after(one.ack)
+    }
 }
 
 /// Something that waits to be sent, other than as new data.
@@ -795,15 +812,22 @@ impl Peer {
                 && (conn.out.stream.base().is_some() || !conn.out.queue.is_empty());
             if !in_stream {
                 let tcp = OwnedFields::new(&fields::of_segment(segment, conn.out.meta));
+                let empty = EmptyOut {
+                    conn: key,
+                    seq: segment.seq,
+                    tcp,
+                };
+                if let Some(last) = self.segments.back_mut()
+                    && last.is_surpassed_by(&empty)
+                {
+                    *last = empty;
+                    return Taken::Done;
+                }
                 if self.segments.len() >= MAX_SEGMENTS {
                     self.segments.pop_front();
                     shared.count(Counter::QueueFull);
                 }
-                self.segments.push_back(EmptyOut {
-                    conn: key,
-                    seq: segment.seq,
-                    tcp,
-                });
+                self.segments.push_back(empty);
                 return Taken::Done;
             }
         } else if syn {

@@ -17,6 +17,7 @@ use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use crate::time::Time;
 
+mod acks;
 mod bare;
 mod flood;
 mod handover;

@@ -53,6 +53,7 @@ fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
     assert!(!pair.events[0].contains(&left), "it has just spoken");
     let before = pair.injected[0].len();
     pair.send_ack(1, 50_001);
+    pair.outputs();
     pair.send_ack(1, 100_001);
     pair.run(Duration::from_millis(1));
     let windows: Vec<_> = pair.injected[0][before..].iter().map(window_of).collect();

@@ -1,0 +1,35 @@
+//! Acknowledgements of the kernels.
+
+use super::*;
+
+/// What the kernel of host 0 is given after that of host 1 said all this at once.
+fn heard(acks: &[u32]) -> Vec<u32> {
+    let mut pair = Pair::connected();
+    pair.send(0, 1, &text(30_000), 0, 1);
+    pair.send_ack(1, 1);
+    pair.run(Duration::from_millis(20));
+    let before = pair.injected[0].len();
+    acks.iter().for_each(|ack| pair.send_ack(1, *ack));
+    pair.run(Duration::from_millis(20));
+    let acked = |frame: &Vec<u8>| match packet::parse(&frame[virtio::LEN..]) {
+        Ok(Packet::Tcp(segment)) => segment.ack.raw(),
+        other => panic!("not a segment: {other:?}"),
+    };
+    pair.injected[0][before..].iter().map(acked).collect()
+}
+
+#[test]
+fn what_a_later_one_says_too_is_not_sent() {
+    assert_eq!(heard(&[1401, 2801, 30_001]), [30_001]);
+    assert_eq!(heard(&[u32::MAX - 5, 2801]), [2801], "over the wrap");
+}
+
+#[test]
+fn repetitions_are_all_sent() {
+    assert_eq!(
+        heard(&[1401, 1401, 1401, 1401]),
+        [1401, 1401, 1401, 1401],
+        "TCP counts them"
+    );
+    assert_eq!(heard(&[2801, 1401]), [2801, 1401]);
+}
