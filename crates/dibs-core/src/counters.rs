@@ -105,7 +105,7 @@ counters! {
     ChunkDuplicate = "chunk_duplicate",
     /// A chunk for which the store had no room.
     StoreFull = "store_full",
-    /// A chunk of an epoch that had ended.
+    /// A chunk of an epoch that had ended, or that ended before the chunk could be restored.
     EpochEnded = "epoch_ended",
     /// A chunk that did not restore to its CRC.
     CrcMismatch = "crc_mismatch",
@@ -138,7 +138,12 @@ impl Default for Counters {
 impl Counters {
     /// Counts one.
     pub fn count(&mut self, counter: Counter) {
-        self.0[counter as usize] += 1;
+        self.add(counter, 1);
+    }
+
+    /// Counts so many.
+    pub fn add(&mut self, counter: Counter, count: u64) {
+        self.0[counter as usize] += count;
     }
 
     /// How many there were.

@@ -696,6 +696,8 @@ impl Peer {
                 conn.shrink();
             }
         }
+        let abandoned = self.store.take_abandoned();
+        shared.counters.add(Counter::EpochEnded, abandoned);
     }
 
     fn remove_conn(&mut self, shared: &mut Shared, key: Key) {

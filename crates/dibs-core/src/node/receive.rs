@@ -500,6 +500,8 @@ impl Peer {
             }
             Outcome::Contradiction => shared.count(Counter::PeerContradiction),
         }
+        let abandoned = self.store.take_abandoned();
+        shared.counters.add(Counter::EpochEnded, abandoned);
         true
     }
 

@@ -106,6 +106,8 @@ pub struct Store {
     free: Vec<Vec<u8>>,
     held: usize,
     limit: usize,
+    /// Pieces given up, not counted yet.
+    abandoned: u64,
 }
 
 impl Store {
@@ -115,7 +117,13 @@ impl Store {
             free: Vec::new(),
             held: 0,
             limit,
+            abandoned: 0,
         }
+    }
+
+    /// How many pieces were given up, since this was asked last, before they could be restored.
+    pub const fn take_abandoned(&mut self) -> u64 {
+        std::mem::replace(&mut self.abandoned, 0)
     }
 
     /// Bytes held, overhead included.
@@ -173,6 +181,12 @@ struct Beyond {
 impl Holding {
     fn is_empty(&self) -> bool {
         self.first().is_none()
+    }
+
+    fn len(&self) -> usize {
+        self.0
+            .as_deref()
+            .map_or(0, |beyond| beyond.queue.len() + beyond.tree.len())
     }
 
     fn contains(&self, offset: u64) -> bool {
@@ -302,7 +316,7 @@ impl RxStream {
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
-        let Some(epoch) = self.epoch(piece.epoch, buffers, store) else {
+        let Some(epoch) = self.epoch(piece.epoch, buffers, store, sink) else {
             return Outcome::Duplicate;
         };
         if epoch.broken {
@@ -369,7 +383,7 @@ impl RxStream {
             if epoch.held.is_empty() {
                 epoch.forget_plain_up_to(u64::MAX, store);
             } else {
-                epoch.end(store);
+                epoch.abandon(store);
             }
         }
     }
@@ -409,6 +423,7 @@ impl RxStream {
         number: u32,
         buffers: &impl Buffers,
         store: &mut Store,
+        sink: &mut impl Sink,
     ) -> Option<&mut Epoch> {
         if let Some(at) = self.epochs.iter().position(|e| e.number == number) {
             return Some(&mut self.epochs[at]);
@@ -419,9 +434,14 @@ impl RxStream {
             if number < oldest {
                 return None;
             }
-            self.epochs.retain(|e| {
+            self.epochs.retain_mut(|e| {
                 if e.number == oldest {
-                    e.end(store);
+                    if let Some(start) = e.gate.take() {
+                        // Whole, but for what went another way: better early than not at all.
+                        e.next = Some(start);
+                        e.drain(store, sink);
+                    }
+                    e.abandon(store);
                 }
                 e.number != oldest
             });
@@ -580,6 +600,12 @@ impl Epoch {
         };
         // Where a chain whose start is missing begins is not known.
         acked > self.reach().unwrap_or(first)
+    }
+
+    /// Ends it although what it holds may be missed.
+    fn abandon(&mut self, store: &mut Store) {
+        store.abandoned += self.held.len() as u64;
+        self.end(store);
     }
 
     fn end(&mut self, store: &mut Store) {
