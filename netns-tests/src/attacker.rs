@@ -1,7 +1,7 @@
 //! Who sends datagrams with any source address, and heard those of others.
 
 use std::io;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
 use dibs_lab::{Host, Recording};
@@ -11,6 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 const ETHERNET: usize = 14;
 /// What an IPv4 header without options takes.
 const IPV4: usize = 20;
+/// What an IPv6 header takes.
+const IPV6: usize = 40;
 /// What a UDP header takes.
 const UDP: usize = 8;
 /// What a TCP header without options takes.
@@ -18,10 +20,11 @@ const TCP: usize = 20;
 /// The longest UDP payload of one packet on a link of 1500 bytes.
 const LONGEST: usize = 1500 - IPV4 - UDP;
 
-/// An IPv4 address of another's choice on the datagrams that a host sends.
+/// An address of another's choice on the datagrams that a host sends.
 #[derive(Debug)]
 pub struct Attacker {
     socket: Socket,
+    ipv6: Socket,
 }
 
 impl Attacker {
@@ -30,11 +33,12 @@ impl Attacker {
     /// # Errors
     /// If the system lets nobody send raw packets.
     pub fn on(host: &Host) -> Result<Self> {
-        // With this protocol the packet brings its own IPv4 header (raw(7)).
+        // With this protocol the packet brings its own IP header (raw(7)).
         let raw = Protocol::from(nix::libc::IPPROTO_RAW);
-        let socket = host.in_ns(|| Socket::new(Domain::IPV4, Type::RAW, Some(raw)));
+        let open = |domain| host.in_ns(|| Socket::new(domain, Type::RAW, Some(raw)));
         Ok(Self {
-            socket: socket.context("raw socket")?,
+            socket: open(Domain::IPV4).context("raw socket")?,
+            ipv6: open(Domain::IPV6).context("raw socket")?,
         })
     }
 
@@ -65,9 +69,9 @@ impl Attacker {
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     /// Its sender.
-    pub from: SocketAddrV4,
+    pub from: SocketAddr,
     /// Its receiver.
-    pub to: SocketAddrV4,
+    pub to: SocketAddr,
     /// The number of its first byte.
     pub seq: u32,
     /// The number of the byte expected next.
@@ -88,8 +92,9 @@ impl Segment<'_> {
         // Five words of header, a window, no checksum yet, no urgent data.
         tcp.extend([0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
         tcp.extend(self.payload);
-        let (from, to) = (self.from.ip().octets(), self.to.ip().octets());
         let length = (tcp.len() as u16).to_be_bytes();
+        let (from, to) = (octets(self.from.ip()), octets(self.to.ip()));
+        // The longer form of IPv6 adds the same.
         let pseudo = [&from[..], &to, &[0, 6], &length].concat();
         let sum = checksum(&[&pseudo[..], &tcp].concat());
         tcp[16..18].copy_from_slice(&sum);
@@ -110,37 +115,64 @@ impl Attacker {
     ///
     /// # Errors
     /// If the system refuses it.
-    pub fn send_too_long(&self, about: &Segment<'_>, by: SocketAddrV4) -> io::Result<()> {
+    pub fn send_too_long(&self, about: &Segment<'_>, by: SocketAddr) -> io::Result<()> {
         let inner = ip(6, about.from, about.to, &about.bytes()).map_err(io::Error::other)?;
-        // Destination unreachable, fragmentation needed; 600 bytes would do (RFC 1191).
-        let mut icmp = vec![3, 4, 0, 0, 0, 0, 2, 88];
-        icmp.extend(&inner[..IPV4 + 8]);
-        let sum = checksum(&icmp);
+        if about.from.is_ipv4() {
+            // Destination unreachable, fragmentation needed; 600 bytes would do (RFC 1191).
+            let mut icmp = vec![3, 4, 0, 0, 0, 0, 2, 88];
+            icmp.extend(&inner[..IPV4 + 8]);
+            let sum = checksum(&icmp);
+            icmp[2..4].copy_from_slice(&sum);
+            return self.send_ip(1, by, about.from, &icmp);
+        }
+        // Packet too big; 1300 bytes would do (RFC 4443, 3.2).
+        let mut icmp = vec![2, 0, 0, 0, 0, 0, 5, 20];
+        icmp.extend(&inner);
+        let length = (icmp.len() as u16).to_be_bytes();
+        let (from, to) = (octets(by.ip()), octets(about.from.ip()));
+        let sum = checksum(&[&from[..], &to, &[0, 58], &length, &icmp].concat());
         icmp[2..4].copy_from_slice(&sum);
-        self.send_ip(1, by, about.from, &icmp)
+        self.send_ip(58, by, about.from, &icmp)
     }
 
     fn send_ip(
         &self,
         protocol: u8,
-        from: SocketAddrV4,
-        to: SocketAddrV4,
+        from: SocketAddr,
+        to: SocketAddr,
         payload: &[u8],
     ) -> io::Result<()> {
         let packet = ip(protocol, from, to, payload).map_err(io::Error::other)?;
-        let to = SocketAddr::from(SocketAddrV4::new(*to.ip(), 0));
-        self.socket.send_to(&packet, &to.into()).map(drop)
+        let socket = if to.is_ipv4() {
+            &self.socket
+        } else {
+            &self.ipv6
+        };
+        let to = SocketAddr::new(to.ip(), 0);
+        socket.send_to(&packet, &to.into()).map(drop)
     }
 }
 
-/// An IPv4 packet of 64 hops without options; the kernel adds its checksum.
-fn ip(protocol: u8, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> Result<Vec<u8>> {
-    let length = u16::try_from(IPV4 + payload.len())?.to_be_bytes();
-    let mut packet = vec![
-        0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0,
-    ];
-    packet.extend(from.ip().octets());
-    packet.extend(to.ip().octets());
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// An IP packet of 64 hops without options; the kernel adds the checksum of IPv4.
+fn ip(protocol: u8, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Result<Vec<u8>> {
+    let mut packet = if from.is_ipv4() {
+        let length = u16::try_from(IPV4 + payload.len())?.to_be_bytes();
+        vec![
+            0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0,
+        ]
+    } else {
+        let length = u16::try_from(payload.len())?.to_be_bytes();
+        vec![0x60, 0, 0, 0, length[0], length[1], protocol, 64]
+    };
+    packet.extend(octets(from.ip()));
+    packet.extend(octets(to.ip()));
     packet.extend(payload);
     Ok(packet)
 }
@@ -155,11 +187,16 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
     (!(sum as u16)).to_be_bytes()
 }
 
-/// Where the sender of the last IPv4 segment with this payload stands: the numbers of its next byte, and
+/// Where the sender of the last segment with this payload stands: the numbers of its next byte, and
 /// of the byte that it expects.
 pub fn numbers(recording: &Recording, payload: &[u8]) -> Option<(u32, u32)> {
     let segments = recording.packets.iter().rev().filter_map(|packet| {
-        let segment = packet.frame.get(ETHERNET + IPV4..)?;
+        let header = if packet.frame.get(12..14)? == [0x86, 0xdd] {
+            IPV6
+        } else {
+            IPV4
+        };
+        let segment = packet.frame.get(ETHERNET + header..)?;
         let at = |at: usize| Some(u32::from_be_bytes(*segment.get(at..at + 4)?.first_chunk()?));
         let header = usize::from(segment.get(12)? >> 4) * 4;
         let carried = segment.get(header.max(TCP)..)?;

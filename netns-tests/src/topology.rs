@@ -236,10 +236,11 @@ impl Net {
     /// If the system does not let it.
     pub fn intruder(&mut self) -> Result<Host> {
         let host = self.lab.host("c")?;
-        let (of_a, of_c) = ("10.0.3.1/24", "10.0.3.3/24");
+        let (of_a, of_c) = ("10.0.3.1/24 fd00:3::1/64", "10.0.3.3/24 fd00:3::3/64");
         let spec = LinkSpec::new(&self.a.host, "lan0", of_a, &host, "lan0", of_c);
         self.lab.link(spec)?;
         host.run("ip route add 10.0.1.1 via 10.0.3.1")?;
+        host.run("ip route add fd00:1::1 via fd00:3::1")?;
         Ok(host)
     }
 

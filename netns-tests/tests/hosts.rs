@@ -271,15 +271,13 @@ fn redirecting(variant: &str) -> Result<()> {
             &net.a.host,
             &format!(
                 "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
-                 ip address add fd00:3::1/64 dev lan0 nodad
                  to='-t nat -A PREROUTING -p tcp --dport 7000 -j DNAT --to-destination'
                  iptables-{variant} $to 10.0.3.3; ip6tables-{variant} $to fd00:3::3"
             ),
         )?;
         shell(
             &third,
-            "ip address add fd00:3::3/64 dev lan0 nodad
-             ip route add default via 10.0.3.1; ip route add default via fd00:3::1",
+            "ip route add default via 10.0.3.1; ip route add default via fd00:3::1",
         )?;
         let calls = |to: SocketAddr| {
             net.b.host.in_ns(|| {

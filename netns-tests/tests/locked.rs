@@ -1,13 +1,13 @@
 //! Plain packets that others send into a connection on a bump: nothing happens.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use netns_tests::attacker::{Attacker, Segment, numbers};
 use netns_tests::daemon::wait;
-use netns_tests::topology::server;
+use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::connect;
 use netns_tests::{Net, Setup, isolated};
 use nix::sys::signal::Signal;
@@ -26,25 +26,18 @@ struct Idle {
     next: Segment<'static>,
 }
 
-fn v4(address: SocketAddr) -> Result<SocketAddrV4> {
-    match address {
-        SocketAddr::V4(address) => Ok(address),
-        SocketAddr::V6(_) => bail!("{address} is IPv6"),
-    }
-}
-
 impl Idle {
-    fn new(net: &mut Net) -> Result<Self> {
+    fn new(net: &mut Net, server: SocketAddr) -> Result<Self> {
         let attacker = Attacker::on(&net.intruder()?)?;
         let ears = net.b.host.capture("eth0")?;
-        let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
+        let (mut near, mut far) = connect(&net.a.host, &net.b.host, server)?;
         far.write_all(b"the last words in plain")?;
         let mut heard = [0; 23];
         near.read_exact(&mut heard)?;
         let (seq, ack) = numbers(&ears.finish()?, &heard).context("the words were heard")?;
         let next = Segment {
-            from: v4(far.local_addr()?)?,
-            to: v4(near.local_addr()?)?,
+            from: far.local_addr()?,
+            to: near.local_addr()?,
             seq,
             ack,
             flags: ACK,
@@ -96,8 +89,13 @@ fn dropped(net: &Net) -> Result<u64> {
 /// Waits for the rules of the connection's own: until the chain that counts is written anew.
 fn until_ruled(net: &Net) -> Result<()> {
     wait("a rule of the connection's own", || {
-        let rules = net.a.host.run("iptables -t mangle -S DIBS-PLAIN");
-        rules.is_ok_and(|rules| rules.contains("dibs-rule-0"))
+        ["iptables", "ip6tables"].iter().any(|iptables| {
+            let rules = net
+                .a
+                .host
+                .run(&format!("{iptables} -t mangle -S DIBS-PLAIN"));
+            rules.is_ok_and(|rules| rules.contains("dibs-rule-0"))
+        })
     })
 }
 
@@ -110,44 +108,50 @@ fn until_dropped(net: &Net, count: u64) -> Result<()> {
     done.with_context(|| format!("{seen} of {count}"))
 }
 
+fn forged(server: SocketAddr, router: SocketAddr) -> Result<()> {
+    Setup::new().run(|net| {
+        let mut idle = Idle::new(net, server)?;
+        net.a.enable(7000)?;
+        net.wait_locked(7000)?;
+        until_ruled(net)?;
+        let before = dropped(net)?;
+        idle.send(ACK, b"forged")?;
+        idle.send(RST, b"")?;
+        idle.send(RST | ACK, b"")?;
+        idle.send(SYN, b"")?;
+        // None that conntrack knows for the connection's, but Linux would take the RST.
+        idle.send(RST | FIN | ACK, b"")?;
+        until_dropped(net, before + 5)?;
+        // Told that what it sends is too long for the way.
+        let ours = Segment {
+            from: idle.next.to,
+            to: idle.next.from,
+            seq: idle.next.ack,
+            ack: idle.next.seq,
+            ..idle.next
+        };
+        idle.attacker.send_too_long(&ours, router)?;
+        until_dropped(net, before + 6)?;
+        idle.goes_on()?;
+        net.wait_locked(7000)
+    })
+}
+
 #[test]
 fn forged_data_and_resets_do_nothing_to_a_locked_connection() {
-    isolated(|| {
-        Setup::new().run(|net| {
-            let mut idle = Idle::new(net)?;
-            net.a.enable(7000)?;
-            net.wait_locked(7000)?;
-            until_ruled(net)?;
-            let before = dropped(net)?;
-            idle.send(ACK, b"forged")?;
-            idle.send(RST, b"")?;
-            idle.send(RST | ACK, b"")?;
-            idle.send(SYN, b"")?;
-            // None that conntrack knows for the connection's, but Linux would take the RST.
-            idle.send(RST | FIN | ACK, b"")?;
-            until_dropped(net, before + 5)?;
-            // Told that what it sends is too long for the way.
-            let ours = Segment {
-                from: idle.next.to,
-                to: idle.next.from,
-                seq: idle.next.ack,
-                ack: idle.next.seq,
-                ..idle.next
-            };
-            let router = "10.0.3.3:0".parse()?;
-            idle.attacker.send_too_long(&ours, router)?;
-            until_dropped(net, before + 6)?;
-            idle.goes_on()?;
-            net.wait_locked(7000)
-        })
-    });
+    isolated(|| forged(server(7000), "10.0.3.3:0".parse()?));
+}
+
+#[test]
+fn forged_data_and_resets_do_nothing_to_a_locked_connection_over_ipv6() {
+    isolated(|| forged(server_v6(7000), "[fd00:3::3]:0".parse()?));
 }
 
 #[test]
 fn nor_do_they_by_way_of_its_entry_in_conntrack() {
     isolated(|| {
         Setup::new().run(|net| {
-            let mut idle = Idle::new(net)?;
+            let mut idle = Idle::new(net, server(7000))?;
             net.a.enable(7000)?;
             net.wait_locked(7000)?;
             until_ruled(net)?;
@@ -168,23 +172,30 @@ fn nor_do_they_by_way_of_its_entry_in_conntrack() {
     });
 }
 
+fn taken(server: SocketAddr) -> Result<()> {
+    // Who lets packets out in plain takes them in plain.
+    Setup::new().key("fail = \"open\"").run(|net| {
+        let mut idle = Idle::new(net, server)?;
+        net.a.enable(7000)?;
+        net.wait_bump(7000, "scramble")?;
+        idle.send(ACK, b"forged")?;
+        ensure!(idle.reads()? == b"forged");
+        idle.next.seq = idle.next.seq.wrapping_add(6);
+        idle.send(RST, b"")?;
+        let error = idle.reads().err().map(|error| error.kind());
+        ensure!(error == Some(ErrorKind::ConnectionReset), "{error:?}");
+        Ok(())
+    })
+}
+
 #[test]
 fn forged_packets_do_what_they_say_to_one_that_is_not_locked() {
-    isolated(|| {
-        // Who lets packets out in plain takes them in plain.
-        Setup::new().key("fail = \"open\"").run(|net| {
-            let mut idle = Idle::new(net)?;
-            net.a.enable(7000)?;
-            net.wait_bump(7000, "scramble")?;
-            idle.send(ACK, b"forged")?;
-            ensure!(idle.reads()? == b"forged");
-            idle.next.seq = idle.next.seq.wrapping_add(6);
-            idle.send(RST, b"")?;
-            let error = idle.reads().err().map(|error| error.kind());
-            ensure!(error == Some(ErrorKind::ConnectionReset), "{error:?}");
-            Ok(())
-        })
-    });
+    isolated(|| taken(server(7000)));
+}
+
+#[test]
+fn forged_packets_do_what_they_say_to_one_that_is_not_locked_over_ipv6() {
+    isolated(|| taken(server_v6(7000)));
 }
 
 #[test]
