@@ -66,6 +66,53 @@ pub enum Order {
     Reply,
 }
 
+impl Setup {
+    /// Two hosts with these paths between them, and nothing special about them.
+    pub fn ordinary(paths: Vec<PathSetup>) -> Self {
+        Self {
+            paths,
+            direct: Conditions::new(),
+            suite: [Suite::Aes256Gcm; 2],
+            integrity: Integrity::On,
+            keys: KeyLimits::default(),
+            preshared: true,
+            calls: [true, false],
+            trusted_share: 0.05,
+            hold_without_trusted: true,
+            mtu: [1500; 2],
+            tick: [Duration::from_micros(50); 2],
+            clock: [0; 2],
+            follow: false,
+        }
+    }
+}
+
+impl Plan {
+    /// A connection from A to B, in the bump from the start: so many bytes from either end, with
+    /// CUBIC and room for `buffer` bytes.
+    pub const fn ordinary(bytes: [u64; 2], order: Order, buffer: usize) -> Self {
+        Self {
+            client: 0,
+            v6: false,
+            port_of: None,
+            bytes,
+            order,
+            kind: Kind::Marked,
+            buffer,
+            cubic: true,
+            bump: [true; 2],
+            pause: Duration::ZERO,
+            slow: None,
+            rx: 2 * buffer,
+            stops: None,
+            keepalive: None,
+            urgent: false,
+            lingers: false,
+            require: [false; 2],
+        }
+    }
+}
+
 /// A connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {

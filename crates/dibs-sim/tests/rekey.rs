@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::counters::Counter;
-use dibs_core::session::{Integrity, KeyLimits, Suite};
+use dibs_core::session::KeyLimits;
 use dibs_sim::emulator::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
-use dibs_sim::payload::Kind;
 use dibs_sim::{History, Report, World};
 
 const BYTES: u64 = 20_000_000;
@@ -30,39 +29,10 @@ fn path(trusted: bool) -> PathSetup {
 /// One connection with data both ways, most of it from A to B.
 fn transfer(seed: u64, keys: KeyLimits) -> Report {
     let setup = Setup {
-        paths: vec![path(true), path(false)],
-        direct: Conditions::new(),
-        suite: [Suite::Aes256Gcm; 2],
-        integrity: Integrity::On,
         keys,
-        preshared: true,
-        calls: [true, false],
-        trusted_share: 0.05,
-        hold_without_trusted: true,
-        mtu: [1500; 2],
-        tick: [Duration::from_micros(50); 2],
-        clock: [0; 2],
-        follow: false,
+        ..Setup::ordinary(vec![path(true), path(false)])
     };
-    let plan = Plan {
-        client: 0,
-        v6: false,
-        port_of: None,
-        bytes: [BYTES, BYTES / 20],
-        order: Order::Both,
-        kind: Kind::Marked,
-        buffer: BUFFER,
-        cubic: true,
-        bump: [true; 2],
-        pause: Duration::ZERO,
-        slow: None,
-        rx: 2 * BUFFER,
-        stops: None,
-        keepalive: None,
-        urgent: false,
-        lingers: false,
-        require: [false; 2],
-    };
+    let plan = Plan::ordinary([BYTES, BYTES / 20], Order::Both, BUFFER);
     let begin = Time::ZERO + Duration::from_secs(1);
     let history = History {
         setup,

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::session::{Integrity, KeyLimits, Suite};
 use dibs_sim::emulator::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
-use dibs_sim::payload::Kind;
 use dibs_sim::{History, Report, World};
 
 const RATE: u64 = 20_000_000;
@@ -29,40 +27,8 @@ fn link() -> Conditions {
 /// One connection from A to B with a window of `buffer` bytes: about what the paths hold, for CoDel
 /// drops what stands in the queue longer. Returns Mbit/s.
 fn transfer(paths: Vec<PathSetup>, buffer: usize) -> (f64, Report) {
-    let setup = Setup {
-        paths,
-        direct: Conditions::new(),
-        suite: [Suite::Aes256Gcm; 2],
-        integrity: Integrity::On,
-        keys: KeyLimits::default(),
-        preshared: false,
-        calls: [true, false],
-        trusted_share: 0.05,
-        hold_without_trusted: true,
-        mtu: [1500; 2],
-        tick: [Duration::from_micros(50); 2],
-        clock: [0; 2],
-        follow: false,
-    };
-    let plan = Plan {
-        client: 0,
-        v6: false,
-        port_of: None,
-        bytes: [BYTES, 0],
-        order: Order::HalfClose,
-        kind: Kind::Marked,
-        buffer,
-        cubic: true,
-        bump: [true; 2],
-        pause: Duration::ZERO,
-        slow: None,
-        rx: 2 * buffer,
-        stops: None,
-        keepalive: None,
-        urgent: false,
-        lingers: false,
-        require: [false; 2],
-    };
+    let setup = Setup::ordinary(paths);
+    let plan = Plan::ordinary([BYTES, 0], Order::HalfClose, buffer);
     let begin = Time::ZERO + Duration::from_secs(1);
     let history = History {
         setup,
