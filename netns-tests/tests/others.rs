@@ -1,10 +1,13 @@
 //! What other programs do to our state in the kernel: put back, told, and nothing in plain meanwhile.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::Host;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::traffic::Talk;
 use netns_tests::{Net, Setup, isolated, kernel};
+use nix::sys::signal::Signal;
 
 /// More than can still be under way on a link.
 const SETTLED: u64 = 2 << 20;
@@ -118,5 +121,35 @@ fn everything_at_once() {
                    ip rule add priority 32767 lookup default protocol kernel; \
                    ip route flush table 5201; conntrack -F";
         put_back(&[all, all])
+    });
+}
+
+#[test]
+fn while_no_daemon_runs_a_flushed_firewall_lets_nothing_out() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            net.a.stop(Signal::SIGKILL)?;
+            let ears = net.eavesdrop()?;
+            // The backstop's table has no owner now, and is not of iptables.
+            for harm in [
+                "iptables -t mangle -F; iptables -F",
+                "conntrack -F",
+                "ip rule del priority 5200",
+                "ip route flush table 5201",
+            ] {
+                shell(&net.a.host, harm)?;
+                talk.stands_still(Duration::from_millis(500))
+                    .with_context(|| format!("after {harm}"))?;
+            }
+            ears.heard_nothing(&talk.plaintexts, 0)?;
+            net.a.start()?;
+            net.wait_established()?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
     });
 }
