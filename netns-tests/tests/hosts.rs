@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_lab::{Host, Packet};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
-use netns_tests::{Net, Setup, isolated};
+use netns_tests::traffic::Talk;
+use netns_tests::{Eavesdropper, Net, Setup, isolated};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// More than can still be under way on a link.
@@ -79,6 +80,17 @@ fn rp_filter_loose() {
     isolated(|| with_rp_filter(2));
 }
 
+/// A connection that a rule puts on the bump from its first packet on.
+fn by_rule(net: &Net) -> Result<(Eavesdropper, Talk)> {
+    net.a
+        .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
+    let ears = net.eavesdrop()?;
+    let talk = net.talk(7001)?;
+    talk.advance(SETTLED)?;
+    net.wait_bump(7001, "scramble")?;
+    Ok((ears, talk))
+}
+
 /// Everything that leaves is masqueraded, as on many a router.
 fn masquerading(iptables: &str) -> Result<()> {
     Setup::new().run(|net| {
@@ -90,12 +102,7 @@ fn masquerading(iptables: &str) -> Result<()> {
         }
         in_and_out(net, 7000)?;
         // From its first packet on, too.
-        net.a
-            .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
-        let ears = net.eavesdrop()?;
-        let talk = net.talk(7001)?;
-        talk.advance(SETTLED)?;
-        net.wait_bump(7001, "scramble")?;
+        let (ears, talk) = by_rule(net)?;
         ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
         talk.finish()
     })
@@ -183,12 +190,7 @@ fn beside_docker(iptables: &str) -> Result<()> {
     Setup::new().run(|net| {
         docker(&net.a.host, iptables)?;
         in_and_out(net, 7000)?;
-        net.a
-            .ctl(&["rule", "add", "--dport", "7001", "--bump", "scramble"])?;
-        let ears = net.eavesdrop()?;
-        let talk = net.talk(7001)?;
-        talk.advance(SETTLED)?;
-        net.wait_bump(7001, "scramble")?;
+        let (ears, talk) = by_rule(net)?;
         // What a container sends is not this host's: it goes its own way, whatever the rules say.
         let listener = net.b.host.in_ns(|| TcpListener::bind(server(7002)))?;
         let mut hello = net.a.host.command("ip");

@@ -49,14 +49,12 @@ struct World {
 pub fn datagrams(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.u8());
-    for _ in 0..OPERATIONS {
-        if input.is_empty() || world.effort > EFFORT {
-            break;
-        }
-        world.step(&mut input);
+    input.each(OPERATIONS, |input| {
+        world.step(input);
         world.settle();
         world.victim.check_bounds(world.now);
-    }
+        world.effort <= EFFORT
+    });
 }
 
 /// What a datagram takes.

@@ -49,12 +49,10 @@ struct World {
 pub fn handshake(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.u8());
-    for _ in 0..64 {
-        if input.is_empty() {
-            break;
-        }
-        world.step(&mut input);
-    }
+    input.each(64, |input| {
+        world.step(input);
+        true
+    });
 }
 
 impl World {

@@ -34,6 +34,15 @@ impl<'a> Input<'a> {
         self.u8() & 1 != 0
     }
 
+    /// Calls `step` as long as there is something left and it goes on, `most` times at most.
+    pub(crate) fn each(mut self, most: usize, mut step: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..most {
+            if self.is_empty() || !step(&mut self) {
+                break;
+            }
+        }
+    }
+
     /// A number below `n`, which is not zero.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         usize::from(self.u8()) % n

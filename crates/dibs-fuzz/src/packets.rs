@@ -101,13 +101,11 @@ struct World {
 pub fn packets(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.u8());
-    for _ in 0..OPERATIONS {
-        if input.is_empty() || world.effort > EFFORT {
-            break;
-        }
-        world.step(&mut input);
+    input.each(OPERATIONS, |input| {
+        world.step(input);
         world.outputs();
-    }
+        world.effort <= EFFORT
+    });
     world.finish();
 }
 

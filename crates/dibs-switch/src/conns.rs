@@ -172,11 +172,11 @@ impl Choices {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pair() -> Pair {
+    pub(crate) fn pair() -> Pair {
         Pair {
             local: "10.0.1.1:40000".parse().unwrap(),
             remote: "10.0.1.2:80".parse().unwrap(),

@@ -118,13 +118,7 @@ impl Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pair() -> Pair {
-        Pair {
-            local: "10.0.1.1:40000".parse().unwrap(),
-            remote: "10.0.1.2:80".parse().unwrap(),
-        }
-    }
+    use crate::conns::tests::pair;
 
     #[test]
     fn a_lock_takes_both_ends_and_a_while() {

@@ -367,10 +367,6 @@ mod tests {
 
     #[test]
     fn a_release_has_these_bytes() {
-        let pair = Pair {
-            local: "10.0.1.1:40000".parse().unwrap(),
-            remote: "10.0.1.2:80".parse().unwrap(),
-        };
         let version = Version {
             generation: 3,
             host: 0x0102_0304_0506_0708,
@@ -381,7 +377,7 @@ mod tests {
                 bump: 0,
                 explicit: true,
                 ready: false,
-                conns: vec![(pair, version)],
+                conns: vec![(crate::conns::tests::pair(), version)],
             },
         };
         let expected = [

@@ -201,6 +201,17 @@ impl Pair {
         self.segment(host, seq, payload, bits, tsval, 5);
     }
 
+    /// The kernel of host 0 sends this from number 1 on, in superpackets, and waits after each `burst`
+    /// of them.
+    fn pour(&mut self, data: &[u8], burst: usize, pause: Duration) {
+        for (i, part) in data.chunks(50_000).enumerate() {
+            self.send(0, 1 + i as u32 * 50_000, part, 0, i as u32);
+            if i % burst == burst - 1 {
+                self.run(pause);
+            }
+        }
+    }
+
     /// The kernel of `host` acknowledges up to `ack`.
     fn send_ack(&mut self, host: usize, ack: u32) {
         self.segment(host, 7, b"", 0, 1, ack);
@@ -347,13 +358,8 @@ fn nothing_readable_and_nothing_of_the_start_on_the_untrusted_path() {
         true
     });
     let data = text(2_000_000);
-    for (i, part) in data.chunks(50_000).enumerate() {
-        pair.send(0, 1 + i as u32 * 50_000, part, 0, i as u32);
-        // All at once: one path alone would take longer.
-        if i % 20 == 19 {
-            pair.run(Duration::from_millis(20));
-        }
-    }
+    // All at once: one path alone would take longer.
+    pair.pour(&data, 20, Duration::from_millis(20));
     pair.run(Duration::from_secs(2));
     pair.assert_stream(1, &data);
     let seen = seen.borrow();
@@ -373,12 +379,7 @@ fn lost_datagrams_are_sent_again_and_tcp_never_notices() {
     let mut loses = dice(10);
     pair.filter = Box::new(move |_, path, _| path == 0 || !loses());
     let data = text(3_000_000);
-    for (i, part) in data.chunks(50_000).enumerate() {
-        pair.send(0, 1 + i as u32 * 50_000, part, 0, i as u32);
-        if i % 20 == 19 {
-            pair.run(Duration::from_millis(10));
-        }
-    }
+    pair.pour(&data, 20, Duration::from_millis(10));
     pair.run(Duration::from_secs(5));
     pair.assert_stream(1, &data);
     assert!(pair.nodes[0].counters().get(Counter::ChunkResent) > 10);

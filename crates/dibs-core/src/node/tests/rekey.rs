@@ -27,12 +27,7 @@ fn volume_rekeys_under_load_without_a_stall() {
     pair.assert_open();
     let before = pair.nodes[0].counters().get(Counter::Sessions);
     let data = text(8_000_000);
-    for (i, part) in data.chunks(50_000).enumerate() {
-        pair.send(0, 1 + i as u32 * 50_000, part, 0, i as u32);
-        if i % 4 == 3 {
-            pair.run(Duration::from_millis(15));
-        }
-    }
+    pair.pour(&data, 4, Duration::from_millis(15));
     pair.run(Duration::from_secs(1));
     pair.assert_stream(1, &data);
     for node in &pair.nodes {

@@ -33,6 +33,20 @@ struct Node {
 }
 
 impl Node {
+    fn new(name: u8, sessions: Sessions, peer: PeerId, rng: SeededRandom) -> Self {
+        Self {
+            name,
+            sessions,
+            peer,
+            rng,
+            seq: 0,
+            under_load: false,
+            established: Vec::new(),
+            dropped: Vec::new(),
+            not_opened: Vec::new(),
+        }
+    }
+
     fn source(&self) -> SocketAddr {
         SocketAddr::from(([192, 0, 2, self.name], 5300))
     }
@@ -152,18 +166,22 @@ fn pair_with(options: &Options) -> [Node; 2] {
             Sessions::new(config, Time::ZERO, &mut rng).with_key_limits(options.limits);
         let psk = options.psk[this].map(|byte| Secret::new([byte; 32]));
         let peer = sessions.add_peer(public[1 - this], psk).unwrap();
-        Node {
-            name: this as u8 + 1,
-            sessions,
-            peer,
-            rng,
-            seq: 0,
-            under_load: false,
-            established: Vec::new(),
-            dropped: Vec::new(),
-            not_opened: Vec::new(),
-        }
+        Node::new(this as u8 + 1, sessions, peer, rng)
     })
+}
+
+/// A session whose keys are good for sixteen datagrams.
+fn short_lived() -> [Node; 2] {
+    let [mut a, mut b] = pair_with(&Options {
+        limits: KeyLimits {
+            per_phase: 4,
+            phases: 4,
+            previous_kept: 2,
+        },
+        ..Options::default()
+    });
+    connect(at(0), &mut a, &mut b);
+    [a, b]
 }
 
 fn pair() -> [Node; 2] {
@@ -530,15 +548,7 @@ fn sessions_end_when_no_new_one_comes() {
 
 #[test]
 fn a_session_half_used_up_is_followed_by_another() {
-    let [mut a, mut b] = pair_with(&Options {
-        limits: KeyLimits {
-            per_phase: 4,
-            phases: 4,
-            previous_kept: 2,
-        },
-        ..Options::default()
-    });
-    connect(at(0), &mut a, &mut b);
+    let [_, mut b] = short_lived();
     for _ in 0..8 {
         b.data(at(1));
     }

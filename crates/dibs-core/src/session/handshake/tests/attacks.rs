@@ -12,17 +12,7 @@ fn stranger(to: &Node, seed: u8) -> Node {
     };
     let mut sessions = Sessions::new(config, Time::ZERO, &mut rng);
     let peer = sessions.add_peer(*to.sessions.public_key(), None).unwrap();
-    Node {
-        name: 9,
-        sessions,
-        peer,
-        rng,
-        seq: 0,
-        under_load: false,
-        established: Vec::new(),
-        dropped: Vec::new(),
-        not_opened: Vec::new(),
-    }
+    Node::new(9, sessions, peer, rng)
 }
 
 /// Any address: the sender of a flood chooses it.

@@ -39,15 +39,7 @@ fn volume_rekeys_long_before_time_does() {
 
 #[test]
 fn without_a_new_session_sending_stops_at_the_limit_and_says_so_once() {
-    let [mut a, mut b] = pair_with(&Options {
-        limits: KeyLimits {
-            per_phase: 4,
-            phases: 4,
-            previous_kept: 2,
-        },
-        ..Options::default()
-    });
-    connect(at(0), &mut a, &mut b);
+    let [mut a, mut b] = short_lived();
     // One datagram confirmed the session.
     for number in 1..16 {
         let datagram = a.data(at(1)).expect("within the limit");
