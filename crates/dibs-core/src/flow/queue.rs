@@ -76,6 +76,10 @@ impl Queue {
             return Err(Full(buffer));
         }
         self.bytes += end - payload_at;
+        if self.items.capacity() == 0 {
+            // Most connections never have more than one packet waiting, and there may be thousands.
+            self.items.reserve_exact(1);
+        }
         self.items.push_back(Waiting {
             buffer,
             payload_at,
@@ -259,6 +263,16 @@ mod tests {
                 Verdict::Pass
             );
         }
+    }
+
+    #[test]
+    fn an_idle_queue_has_little_memory_and_gives_it_back() {
+        let (mut pool, mut queue) = (Pool::new(4), Queue::default());
+        let pushed = queue.push(Time::ZERO, pool.take_for(100), 40, 100, 60);
+        assert!(pushed.is_ok() && queue.consume(60).is_some());
+        assert_eq!(queue.items.capacity(), 1);
+        queue.shrink();
+        assert_eq!(queue.items.capacity(), 0);
     }
 
     #[test]
