@@ -1,8 +1,15 @@
 //! TCP header fields that outlive the packet they came from.
 
+use dibs_wire::SeqNumber;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Segment, flags};
 use smallvec::SmallVec;
+
+/// Kinds of options (RFC 9293, 3.1; RFC 2018, 3; RFC 7323, 3.2).
+const END: u8 = 0;
+const NOP: u8 = 1;
+const SACK: u8 = 5;
+const TIMESTAMPS: u8 = 8;
 
 /// [`TcpFields`] that own their options.
 #[derive(Clone, Debug)]
@@ -88,21 +95,41 @@ pub fn raise_tsval<'a>(
     Some(val)
 }
 
-/// Puts another TSecr in the place of the one that is there, if there is one. `scratch` takes the
-/// changed options.
-pub fn set_tsecr<'a>(tcp: &mut TcpFields<'a>, tsecr: u32, scratch: &'a mut SmallVec<[u8; 64]>) {
-    if let Some((_, known)) = &mut tcp.timestamps {
+/// Takes selective acknowledgements of bytes before `end` out, and, where it is given, puts another TSecr
+/// in the place of the one that is there, if there is one. `scratch` takes the changed options.
+pub fn forget_sacks<'a>(
+    tcp: &mut TcpFields<'a>,
+    end: SeqNumber,
+    tsecr: Option<u32>,
+    scratch: &'a mut SmallVec<[u8; 64]>,
+) {
+    if let Some(((_, known), tsecr)) = tcp.timestamps.as_mut().zip(tsecr) {
         *known = tsecr;
-        return;
     }
-    if let Some(options) = tcp.options
-        && let Some(at) = find_timestamps(options)
-    {
-        scratch.clear();
-        scratch.extend_from_slice(options);
+    let Some(options) = tcp.options else { return };
+    scratch.clear();
+    scratch.extend_from_slice(options);
+    if let Some((at, tsecr)) = find_timestamps(options).zip(tsecr) {
         scratch[at + 4..at + 8].copy_from_slice(&tsecr.to_be_bytes());
-        tcp.options = Some(&*scratch);
     }
+    if let Some(at) = find(options, SACK) {
+        let option = &options[at..at + usize::from(options[at + 1])];
+        let of_old = |block: &&[u8; 8]| {
+            let [a, b, c, d, ..] = **block;
+            end.is_after(SeqNumber::new(u32::from_be_bytes([a, b, c, d])))
+        };
+        scratch[at..at + option.len()].fill(NOP);
+        let mut kept = 2;
+        for block in option[2..].as_chunks().0.iter().filter(|b| !of_old(b)) {
+            scratch[at + kept..][..8].copy_from_slice(block);
+            kept += 8;
+        }
+        if kept > 2 {
+            scratch[at] = SACK;
+            scratch[at + 1] = kept as u8;
+        }
+    }
+    tcp.options = Some(&*scratch);
 }
 
 /// TSval and TSecr, wherever they stand.
@@ -117,18 +144,27 @@ pub fn timestamps(tcp: &TcpFields<'_>) -> Option<(u32, u32)> {
 
 /// Where TSval stands among raw options.
 fn find_timestamps(options: &[u8]) -> Option<usize> {
+    let at = find(options, TIMESTAMPS)?;
+    (options[at + 1] == 10).then_some(at + 2)
+}
+
+/// Where an option of this kind begins among raw options; all of it is there.
+fn find(options: &[u8], wanted: u8) -> Option<usize> {
     let mut at = 0;
     loop {
         match *options.get(at)? {
-            0 => return None,
-            1 => at += 1,
-            8 if options.get(at + 1) == Some(&10) && options.len() >= at + 10 => {
-                return Some(at + 2);
+            END => return None,
+            NOP => at += 1,
+            kind => {
+                let len = usize::from(*options.get(at + 1)?);
+                if len < 2 || options.len() < at + len {
+                    return None;
+                }
+                if kind == wanted {
+                    return Some(at);
+                }
+                at += len;
             }
-            _ => match usize::from(*options.get(at + 1)?) {
-                0 | 1 => return None,
-                len => at += len,
-            },
         }
     }
 }
@@ -136,7 +172,6 @@ fn find_timestamps(options: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dibs_wire::SeqNumber;
 
     fn fields(options: Option<&[u8]>, timestamps: Option<(u32, u32)>) -> TcpFields<'_> {
         TcpFields {
@@ -178,6 +213,32 @@ mod tests {
         assert_eq!(options[4..8], [0, 0, 0, 9]);
         assert_eq!(options[8..], sack[8..]);
         assert_eq!(timestamps(&tcp), Some((9, 1)));
+    }
+
+    #[test]
+    fn old_selective_acknowledgements_are_taken_out_and_nothing_else() {
+        let sack = [
+            1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 0, 1, 1, 1, 5, 18, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 7,
+            0, 0, 0, 9,
+        ];
+        let without = |end, tsecr| {
+            let mut scratch = SmallVec::new();
+            let mut tcp = fields(Some(&sack), None);
+            forget_sacks(&mut tcp, SeqNumber::new(end), tsecr, &mut scratch);
+            assert_eq!(timestamps(&tcp), Some((5, tsecr.unwrap_or(1))));
+            tcp.options.unwrap()[12..].to_vec()
+        };
+        assert_eq!(without(1, None), sack[12..]);
+        assert_eq!(without(9, Some(7)), [1; 20]);
+        let new = [1, 1, 5, 10, 0, 0, 0, 7, 0, 0, 0, 9, 1, 1, 1, 1, 1, 1, 1, 1];
+        assert_eq!(without(7, Some(7)), new);
+        // Cut short, and of no length.
+        for bad in [&[5, 10, 0, 0][..], &[5], &[5, 0, 1], &[8, 10, 0, 5, 2]] {
+            let mut scratch = SmallVec::new();
+            let mut tcp = fields(Some(bad), None);
+            forget_sacks(&mut tcp, SeqNumber::new(9), Some(7), &mut scratch);
+            assert_eq!(tcp.options, Some(bad));
+        }
     }
 
     #[test]

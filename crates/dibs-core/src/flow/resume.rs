@@ -6,6 +6,11 @@
 //! what the peer echoes is from before, it is handed on without an echo, which measures nothing; and
 //! before the kernel has sent again, as a repetition of the latest acknowledgement that it knows,
 //! which makes it do so at once.
+//!
+//! Selective acknowledgements that did not get here before the outage are such proof too, whenever they
+//! come: of what was never sent again (F-RTO, RFC 5682, 3.1). Linux then believes all the rest to be under
+//! way still, far more than its window, and sends nothing until a timeout as long as the outage. So what
+//! was sent before is acknowledged in order only.
 
 use std::time::Duration;
 
@@ -14,7 +19,7 @@ use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{Segment, flags};
 use smallvec::SmallVec;
 
-use super::fields::{set_tsecr, timestamps};
+use super::fields::{forget_sacks, timestamps};
 use crate::time::Time;
 
 /// Acknowledgements are not kept back for longer.
@@ -31,8 +36,12 @@ pub struct Resume {
     tsval: Option<u32>,
     /// Up to where the kernel's bytes are acknowledged, as long as it has to be made to send again.
     acked: Option<SeqNumber>,
+    /// What the kernel had sent before this daemon started ends here.
+    end: Option<SeqNumber>,
     /// The kernel has still to say where it stands.
     asked: bool,
+    /// It has sent again by itself, and waits for an acknowledgement.
+    sent: bool,
     /// When the first segment was adapted.
     since: Option<Time>,
 }
@@ -45,7 +54,9 @@ impl Resume {
             outstanding,
             tsval: None,
             acked: None,
+            end: None,
             asked: true,
+            sent: false,
             since: None,
         }
     }
@@ -57,7 +68,9 @@ impl Resume {
             outstanding: 0,
             tsval: Some(tsval),
             acked: None,
+            end: None,
             asked: false,
+            sent: false,
             since: None,
         }
     }
@@ -66,10 +79,13 @@ impl Resume {
     pub fn note(&mut self, segment: &Segment<'_>) {
         if !segment.payload.is_empty() {
             self.acked = None;
+            self.sent = true;
         } else if self.asked && segment.has(flags::ACK) {
             self.asked = false;
             self.tsval = segment.timestamps.map(|(tsval, _)| tsval);
-            self.acked = Some(segment.seq.add(self.outstanding.wrapping_neg()));
+            let acked = segment.seq.add(self.outstanding.wrapping_neg());
+            self.acked = (!self.sent).then_some(acked);
+            self.end = Some(segment.seq);
         }
     }
 
@@ -89,17 +105,20 @@ impl Resume {
             // Without time stamps nothing is measured by what was sent twice.
             None => self.acked.is_none(),
         };
-        if fresh || after >= OVER || tcp.flags & flags::ACK == 0 {
+        let behind = self.end.is_some_and(|end| end.is_after(tcp.ack));
+        if fresh && !behind || after >= OVER || tcp.flags & flags::ACK == 0 {
             return true;
         }
         if let Some(acked) = self.acked
+            && !fresh
             && after < PATIENCE
             && tcp.ack.is_after(acked)
         {
             tcp.ack = acked;
         }
         // RFC 7323, 3.2: a zero echoes nothing.
-        set_tsecr(tcp, 0, scratch);
+        let end = self.end.unwrap_or(tcp.ack);
+        forget_sacks(tcp, end, (!fresh).then_some(0), scratch);
         false
     }
 }
@@ -178,7 +197,19 @@ mod tests {
         resume.as_mut().unwrap().note(&again);
         assert_eq!(adapted(&mut resume, MS, ack(12_000, 499)), (12_000, 0));
         assert_eq!(adapted(&mut resume, MS, ack(12_000, 500)), (12_000, 500));
+        assert!(resume.is_some(), "not all that was sent before is there");
+        assert_eq!(adapted(&mut resume, MS, ack(15_000, 511)), (15_000, 511));
         assert!(resume.is_none(), "it is over");
+    }
+
+    #[test]
+    fn nothing_is_kept_back_from_a_kernel_that_has_sent_again_before_it_was_asked() {
+        let mut resume = Some(Box::new(Resume::anew(5000)));
+        let mut again = answer(10_000, 499);
+        again.payload = b"again";
+        resume.as_mut().unwrap().note(&again);
+        resume.as_mut().unwrap().note(&answer(15_000, 500));
+        assert_eq!(adapted(&mut resume, MS, ack(12_000, 400)), (12_000, 0));
     }
 
     #[test]
@@ -197,16 +228,40 @@ mod tests {
         let mut resume = Some(Box::new(Resume::after(500)));
         assert_eq!(adapted(&mut resume, MS, ack(12_000, 499)), (12_000, 0));
         // Selective acknowledgements bring their options as they are.
-        let sack = [
-            1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 1, 0xf3, 1, 1, 5, 10, 0, 0, 0, 1, 0, 0, 0, 2,
-        ];
-        let tcp = TcpFields {
-            timestamps: None,
-            options: Some(&sack),
-            ..ack(12_000, 0)
-        };
+        let tcp = with_sack(&SACK, 12_000);
         assert_eq!(adapted(&mut resume, MS, tcp), (12_000, 0));
         assert_eq!(adapted(&mut resume, MS, ack(12_000, 501)), (12_000, 501));
         assert!(resume.is_none());
+    }
+
+    /// TSval 5, TSecr 499, and bytes 14,000 to 15,000.
+    const SACK: [u8; 24] = [
+        1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 1, 0xf3, 1, 1, 5, 10, 0, 0, 54, 176, 0, 0, 58, 152,
+    ];
+
+    fn with_sack(options: &[u8], number: u32) -> TcpFields<'_> {
+        TcpFields {
+            timestamps: None,
+            options: Some(options),
+            ..ack(number, 0)
+        }
+    }
+
+    #[test]
+    fn what_had_arrived_out_of_order_is_told_in_order() {
+        let mut resume = Some(Box::new(Resume::anew(5000)));
+        resume.as_mut().unwrap().note(&answer(15_000, 490));
+        let mut scratch = SmallVec::new();
+        let mut tcp = with_sack(&SACK, 12_000);
+        adapt(&mut resume, Time::ZERO + MS, &mut tcp, &mut scratch);
+        assert_eq!(timestamps(&tcp), Some((5, 499)));
+        assert_eq!(tcp.options.unwrap()[12..], [1; 12]);
+
+        let mut resume = Some(Box::new(Resume::anew(5000)));
+        resume.as_mut().unwrap().note(&answer(14_000, 490));
+        let mut scratch = SmallVec::new();
+        let mut tcp = with_sack(&SACK, 13_000);
+        adapt(&mut resume, Time::ZERO + MS, &mut tcp, &mut scratch);
+        assert_eq!(tcp.options.unwrap()[14..], SACK[14..], "sent since");
     }
 }
