@@ -24,6 +24,7 @@ mod handover;
 mod hostile;
 mod paths;
 mod rekey;
+mod sends;
 
 pub(super) const BUMP: u8 = Bump::Scramble as u8;
 const DELAY: Duration = Duration::from_millis(1);

@@ -34,6 +34,9 @@ const MAX_DELAYED: usize = 64;
 const HELD_LIMIT: usize = 96 << 20;
 /// Bytes of a datagram beside its payload, usually less.
 const MOST_BESIDE: usize = 128;
+/// A datagram that falls short of the others of its send by no more than this part of them is padded:
+/// the send goes on behind it, with the next segment.
+const MOST_PADDED: usize = 32;
 /// What a flow may send in one round.
 const QUANTUM: i64 = 16 * 1024;
 
@@ -367,6 +370,10 @@ impl Run<'_> {
         let header = frame::chunk_len(&tcp, self.open.as_ref());
         let base = out.stream.offset_of(segment.seq);
         let may_be_bare = self.bare && done < total && tcp.flags & NOT_BARE == 0;
+        let tag = if may_be_bare { 0 } else { TAG_LEN };
+        let room = self.mtu - CLEAR - header - tag;
+        // Pieces of equal length, so that a send can go on with those of the next segment.
+        let even = total.div_ceil(total.div_ceil(room).max(1));
         let mut head = None;
         loop {
             if self.pieces == self.most {
@@ -388,13 +395,18 @@ impl Run<'_> {
                 && !self.link.path.next_seq().is_multiple_of(PROOF_SPACING);
             let tag = if bare { 0 } else { TAG_LEN };
             let len = (self.mtu - CLEAR - header - tag)
+                .min(even)
                 .min(position.limit)
                 .min(total - done);
-            let shape = Shape {
+            let mut shape = Shape {
                 payload: len,
                 header,
                 tag,
             };
+            let short = self.stride.saturating_sub(shape.len());
+            if short <= self.stride / MOST_PADDED {
+                shape.header += short;
+            }
             let defer = !allowed && !guarded && self.delayed.len() < MAX_DELAYED;
             // The datagrams of one send are equally long, but for the last.
             if (!allowed && !defer) || (self.pieces > 0 && shape.len() > self.stride) {
@@ -475,17 +487,19 @@ impl Run<'_> {
                 let datagram = &mut self.waiting.batch_mut(self.batch)[range.clone()];
                 let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
                 transform(&mut out.stream, position.solo, initial, bytes, payload);
+                let (block, padding) = rest[..shape.header].split_at_mut(header);
                 chunk
                     .frame(strand(out), piece_tcp, self.open)
-                    .encode(&mut Writer::new(&mut rest[..header]));
+                    .encode(&mut Writer::new(block));
+                padding.fill(0);
                 let pending = self.waiting.add(Content::Chunk(chunk), placement);
                 let size = shape.len() as u16;
                 let seq = self.link.path.on_sent(turn.now, size, token(pending), true);
                 let datagram = &mut self.waiting.batch_mut(self.batch)[range];
                 let id = self.link.id;
                 let sealed = match tag {
-                    0 => turn.session.seal_bare(datagram, id, seq, header),
-                    _ => turn.session.seal(datagram, id, seq, header, false),
+                    0 => turn.session.seal_bare(datagram, id, seq, shape.header),
+                    _ => turn.session.seal(datagram, id, seq, shape.header, false),
                 };
                 self.unused = false;
                 if sealed.is_err() {
