@@ -84,6 +84,8 @@ struct World {
     sent: [Vec<(Tuple, u32, u32)>; 2],
     got: [Vec<(Tuple, u32, u32)>; 2],
     tsval: [Vec<(Tuple, u32)>; 2],
+    /// What the hosts' kernels say to have, true or not.
+    acked: Vec<(Tuple, u32)>,
     /// The numbers of FINs that the hosts' kernels sent.
     fins: Vec<(Tuple, u32)>,
     /// A kernel sent a byte by the number of a FIN: that stream is two, and neither can be restored.
@@ -137,6 +139,7 @@ impl World {
             sent: Default::default(),
             got: Default::default(),
             tsval: Default::default(),
+            acked: Vec::new(),
             fins: Vec::new(),
             contradicted: false,
             bare: scene & 1 != 0,
@@ -224,6 +227,9 @@ impl World {
             }
             let (tuple, seq) = (segment.tuple, segment.seq.raw());
             let end = seq.wrapping_add(segment.payload.len() as u32);
+            if segment.flags & flags::ACK != 0 {
+                self.acked.push((tuple.reversed(), segment.ack.raw()));
+            }
             let covers = |from: u32, end: u32, number: u32| {
                 number.wrapping_sub(from) < end.wrapping_sub(from)
             };
@@ -404,7 +410,14 @@ impl World {
         }
         for host in 0..2 {
             for &(tuple, seq, end) in &self.sent[host] {
-                let missing = missing(&self.got[1 - host], tuple, seq, end);
+                // What a kernel says to have it does not need.
+                let needed = |at: &u32| {
+                    let has = |&(of, ack): &(Tuple, u32)| {
+                        of == tuple && ack.wrapping_sub(*at).wrapping_sub(1) < 1 << 31
+                    };
+                    !self.acked.iter().any(has)
+                };
+                let missing = missing(&self.got[1 - host], tuple, seq, end).filter(needed);
                 assert_eq!(
                     missing, None,
                     "of {seq} to {end} of {tuple:?} nobody says that it was dropped"
