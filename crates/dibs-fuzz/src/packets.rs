@@ -97,6 +97,7 @@ struct World {
     /// All that is sent has to arrive.
     reliable: bool,
     effort: usize,
+    restarts: u8,
 }
 
 /// The first byte sets the scene; operations follow.
@@ -146,6 +147,7 @@ impl World {
             changed: false,
             reliable: true,
             effort: 0,
+            restarts: 0,
         };
         world.run(Duration::from_millis(300));
         for host in &world.hosts {
@@ -186,9 +188,9 @@ impl World {
             10 => self.command(host, input),
             _ => {
                 if input.u8() == 255 {
-                    // The daemon was killed and comes back.
-                    let seed = 16 + input.u8() % 100;
-                    self.hosts[host] = Host::new(host, true, Integrity::On, seed);
+                    // The daemon was killed and comes back, and never draws the same numbers.
+                    self.restarts += 1;
+                    self.hosts[host] = Host::new(host, true, Integrity::On, 16 + self.restarts);
                     self.tsval[1 - host].clear();
                     self.tsval[host].clear();
                     self.reliable = false;
