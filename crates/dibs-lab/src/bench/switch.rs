@@ -31,6 +31,7 @@ struct Turn {
     lowest_quarter_unswitched: f64,
     longest_gap_us: u64,
     retransmissions: u64,
+    retransmissions_unswitched: u64,
     resent: u64,
     /// Bytes in each quarter second of the whole transfer.
     quarters: Vec<u64>,
@@ -73,7 +74,7 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
         turns.push(turn);
     }
     let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
-    let values: [(&str, f64, usize); 8] = [
+    let values: [(&str, f64, usize); 9] = [
         ("plain, Gbit/s", of(|t| t.plain_bits_per_second / 1e9), 3),
         (
             "scramble, Gbit/s",
@@ -89,6 +90,11 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
             "lowest quarter second / mean, not switched",
             of(|t| t.lowest_quarter_unswitched),
             2,
+        ),
+        (
+            "TCP retransmissions, not switched",
+            of(|t| t.retransmissions_unswitched as f64),
+            0,
         ),
         ("TCP retransmissions", of(|t| t.retransmissions as f64), 0),
         ("resent by the path layer", of(|t| t.resent as f64), 0),
@@ -169,6 +175,7 @@ fn turn(third: Duration, contestant: &Contestant) -> Result<Turn> {
         lowest_quarter_unswitched,
         longest_gap_us: report.longest_gap_us,
         retransmissions: report.retransmissions,
+        retransmissions_unswitched: unswitched.retransmissions,
         resent: counts.resent,
         quarters: report.intervals,
         enable_us: enable.as_micros() as u64,
