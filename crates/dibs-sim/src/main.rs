@@ -44,6 +44,10 @@ fn arguments() -> Result<Arguments, String> {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().any(|word| word == "--help" || word == "-h") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let arguments = match arguments() {
         Ok(arguments) => arguments,
         Err(fault) => {
