@@ -331,6 +331,14 @@ impl RxStream {
                     }
                     return outcome;
                 }
+                // It came before, and is held: with what followed it.
+                None if epoch.gate.is_some() => {
+                    epoch.next = epoch.gate.take();
+                    return match epoch.drain(store, sink) {
+                        true => Outcome::Duplicate,
+                        false => Outcome::Corrupt,
+                    };
+                }
                 None => epoch.next = Some(piece.offset),
                 // So far it brought no byte: a reset, perhaps sent twice.
                 Some(next) if next == piece.offset => {}

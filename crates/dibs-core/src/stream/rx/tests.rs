@@ -361,3 +361,36 @@ fn memory_kept_for_later_pieces_is_bounded() {
     let kept: usize = store.free.iter().map(Vec::capacity).sum();
     assert!(kept > 0 && kept <= FREE_BLOCKS * FREE_LEN, "{kept}");
 }
+
+#[test]
+fn a_chain_held_back_goes_on_with_a_repetition_that_need_not_be() {
+    let plain = plain(500);
+    let pieces = chain(1, BASE_OFFSET, &plain, &[100]);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    let early = Piece {
+        early: true,
+        ..pieces[0].piece()
+    };
+    for outcome in [Outcome::Held, Outcome::Duplicate] {
+        assert_eq!(
+            stream.chunk(&early, &Keys, &mut store, &mut kernel),
+            outcome
+        );
+    }
+    assert_eq!(
+        feed(&mut stream, &mut store, &mut kernel, &pieces[1]),
+        Outcome::Held
+    );
+    assert_eq!(
+        feed(&mut stream, &mut store, &mut kernel, &pieces[0]),
+        Outcome::Duplicate
+    );
+    assert!(stream.gate().is_none());
+    for sent in &pieces[2..] {
+        feed(&mut stream, &mut store, &mut kernel, sent);
+    }
+    let bytes: Vec<u8> = kernel.got.iter().flat_map(|(_, b)| b.clone()).collect();
+    assert_eq!(bytes, plain);
+    assert_eq!(store.held(), 0);
+}
