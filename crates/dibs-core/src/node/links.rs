@@ -16,6 +16,8 @@ use crate::time::Time;
 /// Wait for the answer to the first join or accept; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const MAX_RETRY: Duration = Duration::from_secs(1);
+/// What is believed of a first round trip, which measures with all repetitions of the question.
+const LONGEST_TRIP: Duration = Duration::from_secs(1);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
 
@@ -71,9 +73,10 @@ impl Retry {
     }
 
     /// The longest that the answer can have taken. Too short a time would take each of the
-    /// datagrams to come for lost.
+    /// datagrams to come for lost; one as long as the peer was away would never miss one.
     fn round_trip(&self, now: Time) -> Duration {
-        self.first.map_or(Duration::ZERO, |first| now.since(first))
+        let longest = self.first.map_or(Duration::ZERO, |first| now.since(first));
+        longest.min(LONGEST_TRIP)
     }
 
     fn next(&mut self, now: Time) {

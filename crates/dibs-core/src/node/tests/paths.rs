@@ -265,3 +265,21 @@ fn a_peer_is_reached_however_long_the_way() {
         pair.assert_open();
     }
 }
+
+#[test]
+fn a_path_that_nobody_answered_for_long_is_not_thought_to_be_long() {
+    let mut pair = Pair::new();
+    let now = pair.now;
+    pair.nodes[1].set_path(now, 1, false, 1500);
+    // What is asked there gets lost, as with an interface that is down.
+    pair.filter = Box::new(|_, path, _| path == 0);
+    pair.run(Duration::from_secs(60));
+    let now = pair.now;
+    pair.nodes[1].set_path(now, 1, true, 1500);
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(10));
+    pair.assert_open();
+    for path in pair.nodes.iter().flat_map(Node::paths) {
+        assert!(path.stats.srtt <= Duration::from_secs(1), "{path:?}");
+    }
+}
