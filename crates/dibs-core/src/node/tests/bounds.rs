@@ -6,7 +6,8 @@ use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
 
 use super::*;
 use crate::node::handover::MAX_GATES;
-use crate::node::peer::{MAX_BACKLOG, MAX_CONNS, MAX_CONTROLS, MAX_QUEUED};
+use crate::node::peer::MAX_CONTROLS;
+use crate::node::peer::conns::{MAX_BACKLOG, MAX_CONNS, MAX_QUEUED};
 use crate::slab::Key;
 
 /// Room for frames in a datagram.

@@ -1,0 +1,243 @@
+//! Calls to a peer, the sessions that come of them, and what a new one says of the peer.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::{Peer, STORE_LIMIT};
+use crate::chunk::Content;
+use crate::counters::Counter;
+use crate::flow::resume::Resume;
+use crate::node::notice::Event;
+use crate::node::opaque::Reassembly;
+use crate::node::{LocalPath, Shared, short_hello};
+use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
+use crate::time::Time;
+
+/// What a peer is believed to hold out of order, at most: it bounds what we remember of what we sent.
+const STORE_BELIEVED: usize = 256 << 20;
+/// Sessions whose epoch secrets are kept, for flows opened under them.
+const SECRETS_KEPT: usize = 4;
+/// Silence on all paths after which the peer is called anew, and how often.
+pub(super) const PATIENCE: Duration = Duration::from_millis(400);
+const RECALL: Duration = Duration::from_millis(500);
+
+/// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB.
+pub(crate) fn hello(instance: u64) -> Hello {
+    let mut bytes = vec![1];
+    bytes.extend_from_slice(&instance.to_be_bytes());
+    bytes.extend_from_slice(&((STORE_LIMIT / 1024) as u32).to_be_bytes());
+    short_hello(bytes)
+}
+
+/// What a call said whose session has not been used.
+pub(super) struct Unconfirmed {
+    pub(super) instance: u64,
+    store: usize,
+    epochs: EpochSecrets,
+}
+
+impl Peer {
+    /// Whether a session should be asked for: there is none, or nobody has answered by it for a
+    /// while on any path, as after a restart of the peer.
+    pub(crate) fn wants_call(&mut self, now: Time, shared: &Shared, state: PeerState) -> bool {
+        let answered = self.links.iter().any(|l| l.is_active(shared));
+        if answered {
+            self.silent_since = None;
+        }
+        let silent = !answered && now.since(*self.silent_since.get_or_insert(now)) >= PATIENCE;
+        let recall = silent && now >= self.recall_at;
+        if recall {
+            self.recall_at = now + RECALL;
+        }
+        let due = match state {
+            PeerState::Down => now >= self.redial_at,
+            PeerState::Established => recall,
+            // The call goes on by itself.
+            PeerState::Connecting => false,
+        };
+        due && self
+            .endpoints
+            .iter()
+            .any(|(local, _)| is_callable(&shared.local[*local]))
+    }
+
+    /// The session has expired.
+    pub(crate) fn on_down(&mut self, shared: &mut Shared) {
+        if std::mem::take(&mut self.up) {
+            shared.events.push_back(Event::PeerDown {
+                peer: self.id.index(),
+            });
+        }
+    }
+
+    /// The trusted endpoint to send the next handshake message to; without any, where the peer
+    /// has proved to be.
+    pub(crate) fn next_call(&mut self, shared: &Shared) -> Option<(usize, SocketAddr)> {
+        let count = self.endpoints.len();
+        for step in 0..count {
+            let at = (self.next_endpoint + step) % count;
+            let (local, to) = self.endpoints[at];
+            if is_callable(&shared.local[local]) {
+                self.called = at;
+                self.next_endpoint = at + 1;
+                return Some((local, to));
+            }
+        }
+        let mut proved = self.links.iter().filter(|l| l.is_open());
+        let there = proved.find(|l| is_callable(&shared.local[l.local]))?;
+        Some((there.local, there.remote))
+    }
+
+    /// Whether the peer is, or may be, at this address.
+    pub(in crate::node) fn is_at(&self, addr: IpAddr) -> bool {
+        self.endpoints.iter().any(|(_, to)| to.ip() == addr)
+            || self
+                .links
+                .iter()
+                .any(|l| l.is_open() && l.remote.ip() == addr)
+    }
+
+    /// The endpoint that was called last gave a cookie, which is of use only there.
+    pub(crate) fn call_there_again(&mut self) {
+        self.next_endpoint = self.called;
+    }
+
+    /// A session came about.
+    pub(crate) fn on_established(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        _from: (usize, SocketAddr),
+        established: Established,
+    ) {
+        let Some((instance, store)) = read_hello(&established.hello) else {
+            return shared.count(Counter::PeerContradiction);
+        };
+        match established.role {
+            // The answer proves that the peer is there now.
+            Role::Initiator => {
+                self.keep_secrets(instance, established.epochs);
+                self.on_instance(now, shared, instance, store);
+            }
+            Role::Responder => {
+                self.unconfirmed.push_back(Unconfirmed {
+                    instance,
+                    store,
+                    epochs: established.epochs,
+                });
+                if self.unconfirmed.len() > SECRETS_KEPT {
+                    self.unconfirmed.pop_front();
+                }
+            }
+        }
+    }
+
+    /// The initiator used a session that we answered; it is the one to send by if that `confirmed`
+    /// it, and one that was overtaken if not.
+    pub(in crate::node) fn on_used(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: SessionId,
+        confirmed: bool,
+    ) {
+        let mut waiting = self.unconfirmed.iter();
+        let Some(at) = waiting.position(|u| u.epochs.session() == session) else {
+            return;
+        };
+        let Unconfirmed {
+            instance,
+            store,
+            epochs,
+        } = self.unconfirmed.remove(at).expect("it was just found");
+        if confirmed {
+            self.keep_secrets(instance, epochs);
+            self.on_instance(now, shared, instance, store);
+        } else if self.instance == Some(instance) {
+            self.keep_secrets(instance, epochs);
+        }
+    }
+
+    /// Whether there are sessions that the peer has not used yet.
+    pub(in crate::node) fn has_unconfirmed(&self) -> bool {
+        !self.unconfirmed.is_empty()
+    }
+
+    fn keep_secrets(&mut self, instance: u64, epochs: EpochSecrets) {
+        self.secrets.push_back((instance, epochs));
+        if self.secrets.len() > SECRETS_KEPT {
+            self.secrets.pop_front();
+        }
+    }
+
+    fn on_instance(&mut self, now: Time, shared: &mut Shared, instance: u64, store: usize) {
+        self.peer_store = store.min(STORE_BELIEVED);
+        let restarted = self.instance.is_some_and(|known| known != instance);
+        if restarted {
+            shared.count(Counter::PeerRestarts);
+            self.forget(shared);
+        }
+        if let Some(old) = self.instance.replace(instance)
+            && old != instance
+        {
+            // What was agreed with it means nothing to this one.
+            self.secrets.retain(|(of, _)| *of != old);
+        }
+        if restarted || !self.up {
+            self.up = true;
+            shared.events.push_back(Event::PeerUp {
+                peer: self.id.index(),
+                restarted,
+            });
+        }
+        self.redial_at = now;
+        // The new session is to be used at once, so that the peer confirms it.
+        match self.links.iter_mut().find(|l| l.is_open()) {
+            Some(link) => link.probe = true,
+            None => self.dial(now, shared),
+        }
+    }
+
+    /// The peer restarted: it knows nothing of what we had with it.
+    fn forget(&mut self, shared: &mut Shared) {
+        while !self.links.is_empty() {
+            self.remove_link(0);
+        }
+        self.segments.clear();
+        self.delayed_trusted.clear();
+        self.delayed_any.clear();
+        // A message that the old instance had not taken is for the new one.
+        for pending in self.waiting.drain(&mut shared.pool).into_iter().rev() {
+            if let Content::Control { bytes, .. } = pending.content {
+                self.control_out.push_front(bytes);
+            }
+        }
+        self.controls_waiting = 0;
+        self.incoming.clear();
+        self.last_incoming = None;
+        self.control_seen.clear();
+        self.reassembly = Reassembly::default();
+        self.notices.clear();
+        for (_, conn) in self.conns.iter_mut() {
+            conn.out.stream.reincarnate();
+            conn.out.secrets = None;
+            conn.out.confirmed = false;
+            conn.resume = conn.tsval.map(|tsval| Box::new(Resume::after(tsval)));
+            if let Some(mut inc) = conn.inc.take() {
+                inc.stream.clear(&mut self.store);
+            }
+        }
+    }
+}
+
+fn read_hello(hello: &Hello) -> Option<(u64, usize)> {
+    let bytes: &[u8; 13] = hello.as_bytes().first_chunk()?;
+    let instance = u64::from_be_bytes(bytes[1..9].try_into().expect("eight bytes"));
+    let store = u32::from_be_bytes(bytes[9..13].try_into().expect("four bytes"));
+    (bytes[0] == 1).then_some((instance, (store as usize).saturating_mul(1024)))
+}
+
+/// Whether a handshake may go by this local path.
+fn is_callable(local: &LocalPath) -> bool {
+    local.up && local.trusted
+}

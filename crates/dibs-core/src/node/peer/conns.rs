@@ -1,0 +1,308 @@
+//! What the local kernel has for a peer: its connections, and their segments on the way in.
+
+use dibs_wire::frame::TcpFields;
+use dibs_wire::packet::{Segment, flags};
+use dibs_wire::virtio::{self, VirtioHdr};
+use dibs_wire::{SeqNumber, Tuple};
+
+use super::Peer;
+use crate::buffer::{Buffer, SMALL_LEN};
+use crate::counters::Counter;
+use crate::flow::conn::Conn;
+use crate::flow::fields::{self, OwnedFields};
+use crate::flow::queue::Full;
+use crate::node::Shared;
+use crate::node::config::Bump;
+use crate::session::Session;
+use crate::slab::Key;
+use crate::time::Time;
+
+/// Connections of a peer, at most; beyond, the longest idle one of a few is forgotten, those of which
+/// the local kernel knows nothing first. To look at all would let a peer keep us busy.
+pub(in crate::node) const MAX_CONNS: usize = 65_536;
+const EVICTION_SAMPLE: usize = 64;
+/// Bytes that wait in the queues of a peer's flows, at most.
+pub(in crate::node) const MAX_BACKLOG: usize = 64 << 20;
+/// Packets that wait in the queues of a peer's flows, at most: a short one has a buffer of its own too.
+pub(in crate::node) const MAX_QUEUED: usize = MAX_BACKLOG / SMALL_LEN;
+/// Segments without payload that wait to be sent, at most.
+const MAX_SEGMENTS: usize = 4096;
+
+/// What became of a segment from the TUN.
+pub(crate) enum Taken {
+    /// Dealt with.
+    Done,
+    /// To be queued at the place.
+    Queue(Place),
+    /// Not to be cut: as it is.
+    Opaque,
+}
+
+/// Where a segment's payload goes.
+pub(crate) struct Place {
+    conn: Key,
+    payload_at: usize,
+    end: usize,
+    mss: usize,
+}
+
+/// A segment without payload that waits to be sent.
+pub(in crate::node) struct EmptyOut {
+    pub(in crate::node) conn: Key,
+    pub(in crate::node) seq: SeqNumber,
+    pub(in crate::node) tcp: OwnedFields,
+}
+
+impl EmptyOut {
+    /// Whether `later` says all that this says: both only acknowledge, and it acknowledges more.
+    /// Equal ones are no repetitions for TCP, which counts them.
+    fn is_surpassed_by(&self, later: &Self) -> bool {
+        let only_acknowledges = |tcp: &TcpFields<'_>| {
+            tcp.flags == flags::ACK && tcp.options.is_none() && tcp.urgent.is_none()
+        };
+        let (one, other) = (self.tcp.get(), later.tcp.get());
+        self.conn == later.conn
+            && self.seq == later.seq
+            && only_acknowledges(&one)
+            && only_acknowledges(&other)
+            && other.ack.is_after(one.ack)
+    }
+}
+
+impl Peer {
+    pub(super) fn remove_conn(&mut self, shared: &mut Shared, key: Key) {
+        let Some(mut conn) = self.conns.remove(key) else {
+            return;
+        };
+        self.by_tuple.remove(&(conn.tuple, conn.bump));
+        self.outgoing.remove(&conn.out.flow);
+        self.backlog -= conn.out.queue.bytes();
+        self.queued -= conn.out.queue.len();
+        while let Some(waiting) = conn.out.queue.pop() {
+            shared.pool.give(waiting.buffer);
+        }
+        if let Some(mut inc) = conn.inc {
+            inc.stream.clear(&mut self.store);
+            self.incoming.remove(&inc.flow);
+            self.last_incoming = None;
+        }
+    }
+
+    /// The connection of this tuple in this bump, made if it is new.
+    pub(in crate::node) fn conn(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        tuple: Tuple,
+        bump: u8,
+    ) -> Key {
+        if let Some(&key) = self.by_tuple.get(&(tuple, bump)) {
+            return key;
+        }
+        if self.conns.len() >= MAX_CONNS {
+            let from = shared.random_u64() as usize;
+            let some = self.conns.some(from, EVICTION_SAMPLE);
+            let oldest = some.min_by_key(|(_, c)| (c.sent_end.is_some(), c.last_seen));
+            // A full table has no holes.
+            let (oldest, _) = oldest.expect("the table is full");
+            self.remove_conn(shared, oldest);
+            shared.count(Counter::FlowEvicted);
+        }
+        let flow = self.next_flow;
+        self.next_flow = self.next_flow.wrapping_add(1);
+        let mut conn = Conn::new(now, tuple, bump, flow);
+        // A switch from another bump must not take TSval back.
+        conn.tsval_floor = self.floor_of_others(tuple);
+        let key = self.conns.insert(conn);
+        self.by_tuple.insert((tuple, bump), key);
+        self.outgoing.insert(flow, key);
+        key
+    }
+
+    fn floor_of_others(&self, tuple: Tuple) -> Option<u32> {
+        (1..15).find_map(|bump| {
+            let key = self.by_tuple.get(&(tuple, bump))?;
+            self.conns.get(*key)?.tsval_floor
+        })
+    }
+
+    /// Takes a TCP segment of the local kernel.
+    pub(crate) fn take_segment(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: Option<&Session>,
+        bump: u8,
+        segment: &Segment<'_>,
+        gso_size: u16,
+    ) -> Taken {
+        if Bump::from_wire(bump).is_none() {
+            return Taken::Opaque;
+        }
+        let key = self.conn(now, shared, segment.tuple, bump);
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        conn.last_seen = now;
+        if let Some((_, tsecr)) = segment.timestamps
+            && segment.has(flags::ACK)
+        {
+            conn.echoed(tsecr);
+        }
+        if let Some((tsval, _)) = segment.timestamps {
+            conn.tsval = Some(tsval);
+        }
+        if let Some(resume) = &mut conn.resume {
+            resume.note(segment);
+        }
+        let syn = segment.has(flags::SYN);
+        if syn {
+            conn.acked = None;
+            conn.sent_end = None;
+            conn.out.stream.reincarnate();
+            // What is left of an older connection between the same ports is of no use.
+            self.backlog -= conn.out.queue.bytes();
+            self.queued -= conn.out.queue.len();
+            while let Some(waiting) = conn.out.queue.pop() {
+                shared.pool.give(waiting.buffer);
+            }
+        }
+        match session {
+            Some(session) if syn || conn.out.secrets.is_none() => {
+                conn.open(session.epoch_secrets().clone(), segment.meta);
+            }
+            // It waits, and is opened by the session that it goes by.
+            None if syn || conn.out.secrets.is_none() => {
+                conn.out.meta = segment.meta;
+                conn.out.secrets = None;
+            }
+            _ => {}
+        }
+        // The stream's first byte follows the SYN. Whatever opens the flow tells the base.
+        conn.out.stream.begin_at(segment.seq.add(u32::from(syn)));
+        if segment.has(flags::ACK) {
+            self.note_local_ack(now, shared, key, segment.ack);
+        }
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        conn.note_sent(segment);
+        if segment.payload.is_empty() {
+            // FIN and RST keep their place behind the bytes before them.
+            let in_stream = segment.flags & (flags::FIN | flags::RST) != 0
+                && !syn
+                && (conn.out.stream.base().is_some() || !conn.out.queue.is_empty());
+            if !in_stream {
+                let tcp = OwnedFields::new(&fields::of_segment(segment, conn.out.meta));
+                let empty = EmptyOut {
+                    conn: key,
+                    seq: segment.seq,
+                    tcp,
+                };
+                if let Some(last) = self.segments.back_mut()
+                    && last.is_surpassed_by(&empty)
+                {
+                    *last = empty;
+                    return Taken::Done;
+                }
+                if self.segments.len() >= MAX_SEGMENTS {
+                    self.segments.pop_front();
+                    shared.count(Counter::QueueFull);
+                }
+                self.segments.push_back(empty);
+                return Taken::Done;
+            }
+        } else if syn {
+            // TCP fast open: rare, and not worth a stream that begins twice.
+            return Taken::Opaque;
+        }
+        conn.stats.bytes_sent += segment.payload.len() as u64;
+        conn.spoke = Some(now);
+        if let Some(drain) = self.drains.iter_mut().find(|d| d.is_of(key)) {
+            drain.hear(now);
+        }
+        let payload_at = virtio::LEN + segment.payload_at;
+        Taken::Queue(Place {
+            conn: key,
+            payload_at,
+            end: payload_at + segment.payload.len(),
+            mss: if gso_size == 0 {
+                segment.payload.len().max(1)
+            } else {
+                usize::from(gso_size)
+            },
+        })
+    }
+
+    /// What the local kernel acknowledges may prove that a gap was filled past us.
+    fn note_local_ack(&mut self, now: Time, shared: &mut Shared, key: Key, ack: SeqNumber) {
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        if conn.acked.is_none_or(|before| ack.is_after(before)) {
+            conn.acked = Some(ack);
+        }
+        let Some(inc) = &mut conn.inc else { return };
+        if !inc.stream.is_waiting() {
+            return;
+        }
+        let offset = inc.offset_of(ack);
+        if let Some(epoch) = inc.stream.local_ack(offset, &mut self.store) {
+            self.complain(now, shared, key, epoch);
+        } else if inc.stream.gate().is_some_and(|start| offset >= start) {
+            self.open_gate(now, shared, key);
+        }
+    }
+
+    /// Queues a segment's payload.
+    pub(crate) fn enqueue(&mut self, now: Time, shared: &mut Shared, place: Place, buffer: Buffer) {
+        let Place {
+            conn: key,
+            payload_at,
+            end,
+            mss,
+        } = place;
+        let conn = self
+            .conns
+            .get_mut(key)
+            .expect("the place is of a connection");
+        // A short packet that has to wait must not pin a large buffer.
+        let buffer = if end <= SMALL_LEN {
+            let mut small = shared.pool.take_for(end);
+            small[..end].copy_from_slice(&buffer[..end]);
+            shared.pool.give(buffer);
+            small
+        } else {
+            buffer
+        };
+        let full = self.backlog + (end - payload_at) > MAX_BACKLOG || self.queued >= MAX_QUEUED;
+        let pushed = match full {
+            true => Err(Full(buffer)),
+            false => conn.out.queue.push(now, buffer, payload_at, end, mss),
+        };
+        if let Err(Full(buffer)) = pushed {
+            conn.out.stream.note_drop();
+            shared.count(Counter::QueueFull);
+            return shared.pool.give(buffer);
+        }
+        self.backlog += end - payload_at;
+        self.queued += 1;
+        if !conn.out.scheduled {
+            conn.out.scheduled = true;
+            conn.out.deficit = 0;
+            self.new_flows.push_back(key);
+        }
+    }
+
+    /// Takes a packet that is not cut.
+    pub(crate) fn take_opaque(
+        &mut self,
+        shared: &mut Shared,
+        bump: u8,
+        header: VirtioHdr,
+        mut buffer: Buffer,
+        len: usize,
+    ) {
+        let packet = &mut buffer[virtio::LEN..len];
+        let complete = header.gso_size == 0
+            && (!header.needs_csum || dibs_wire::emit::complete_checksum(&header, packet));
+        if !complete || !self.opaque.push(bump, packet) {
+            shared.count(Counter::OpaqueQueueFull);
+        }
+        shared.pool.give(buffer);
+    }
+}
