@@ -177,7 +177,8 @@ async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) 
 
 /// Makes ready what a peer's rules need here.
 async fn on_want(daemon: &Daemon, peer: usize, sequence: u64, bumps: u16) -> Outcome {
-    let carried = crate::startup::carried()
+    let carried = daemon
+        .carried()
         .iter()
         .fold(0, |all, bump| all | 1 << bump.id.get());
     {

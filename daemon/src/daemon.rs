@@ -17,6 +17,7 @@ use dibs_policy::{Backstop, Binding, BumpId, ClassRule, Desired, Prefix};
 use dibs_switch::locks::Locks;
 use tokio::sync::{Mutex, Notify, broadcast, oneshot};
 
+use crate::bumps::{Carried, carried};
 use crate::conns::{Choices, Pair};
 use crate::driver::{Driver, Gone};
 use crate::interfaces::{Interfaces, Inventory};
@@ -40,6 +41,8 @@ const EVENTS: usize = 256;
 pub struct Daemon {
     /// As read at the start.
     pub config: Config,
+    /// What connections can be put on.
+    pub(crate) bumps: Vec<Carried>,
     /// The data path.
     pub driver: Driver,
     pub(crate) interfaces: Interfaces,
@@ -274,6 +277,7 @@ impl Daemon {
         first_request: u32,
     ) -> Self {
         Self {
+            bumps: carried(&config),
             config,
             driver,
             interfaces,

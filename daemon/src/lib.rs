@@ -6,6 +6,7 @@
 
 pub mod background;
 mod backstop;
+pub mod bumps;
 pub mod control_socket;
 pub mod daemon;
 pub mod driver;
@@ -200,7 +201,7 @@ fn host_id(config: &Config) -> anyhow::Result<u64> {
 
 /// What the last run left, and the rules of the file.
 fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow::Result<State> {
-    let carried = startup::carried();
+    let carried = bumps::carried(config);
     let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
     let mut rules = Vec::new();
     for (index, rule) in config.rules.iter().enumerate() {

@@ -22,7 +22,13 @@ impl Daemon {
         let connections = self.visible(caller).await?.len() as u64;
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.config.warnings();
-        let scrambles = !self.state.borrow().installed.is_empty();
+        let scrambles = {
+            let state = self.state.borrow();
+            state
+                .installed
+                .keys()
+                .any(|bump| self.scrambles(bump.get()))
+        };
         if scrambles && !warnings.iter().any(|warning| warning == SCRAMBLE_WARNING) {
             warnings.push(SCRAMBLE_WARNING.to_owned());
         }
@@ -63,19 +69,17 @@ impl Daemon {
         let (_, conns) = self.driver.conns().await?;
         let default = self.config.daemon.default_bump.as_ref();
         let info = |bump: &dibs_config::BumpConfig| {
-            let number = crate::startup::carried()
-                .into_iter()
-                .find(|carried| carried.name == bump.name)
-                .map(|carried| carried.id.get());
+            let carried = self.carried().iter().find(|known| known.name == bump.name);
+            let number = carried.map(|known| known.id.get());
             let connections = conns.iter().filter(|conn| Some(conn.bump) == number);
-            let carried = Self::is_carried(&bump.kind);
             BumpInfo {
                 name: bump.name.clone(),
                 kind: bump.kind.as_str().to_owned(),
                 device: bump.device.clone(),
                 default: default == Some(&bump.name),
                 connections: connections.count() as u64,
-                reason: (!carried)
+                reason: carried
+                    .is_none()
                     .then(|| "this version of dibsd does not carry it yet".to_owned()),
             }
         };

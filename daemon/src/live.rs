@@ -9,7 +9,7 @@ use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 
 use crate::conns::Pair;
 use crate::daemon::{Daemon, wall};
-use crate::startup::{carried, marks};
+use crate::startup::marks;
 
 /// The kernel's TCP states, include/net/tcp_states.h.
 const TIME_WAIT: u8 = 6;
@@ -186,7 +186,7 @@ impl Daemon {
                 peer: self.peer_name(live.peer).to_owned(),
                 local: live.pair.local,
                 remote: live.pair.remote,
-                bump: bump_name(bump).to_owned(),
+                bump: self.bump_name(bump).to_owned(),
                 process: process.map(|process| process.name.clone()),
                 pid: process.map(|process| process.pid),
                 uid: Some(live.uid),
@@ -222,14 +222,5 @@ impl Daemon {
             .borrow_mut()
             .known
             .retain(|pair, _| alive.contains(pair));
-    }
-}
-
-/// The name of a bump by its number; 0 is "plain".
-pub(crate) fn bump_name(number: u8) -> &'static str {
-    match carried().into_iter().find(|bump| bump.id.get() == number) {
-        Some(bump) => bump.name,
-        None if number == 0 => "plain",
-        None => "unknown",
     }
 }

@@ -13,7 +13,7 @@ use crate::conns::Pair;
 use crate::daemon::{Daemon, Handed, State};
 use crate::live::Live;
 use crate::messages::{Body, MAX_ENTRIES, Outcome};
-use crate::startup::{carried, marks};
+use crate::startup::marks;
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ impl Daemon {
     /// before anything changes marks.
     pub(crate) async fn adopt_marks(&self) -> anyhow::Result<()> {
         let layout = marks(&self.config);
-        let bumps: Vec<BumpId> = carried().iter().map(|bump| bump.id).collect();
+        let bumps: Vec<BumpId> = self.carried().iter().map(|bump| bump.id).collect();
         let tracked = self.tracked_on(&bumps).await?;
         let lives = self.sockets().await?;
         let mut state = self.state.borrow_mut();

@@ -8,11 +8,11 @@ use dibs_control::{
     Selector, Skipped,
 };
 
+use crate::bumps::Carried;
 use crate::daemon::Daemon;
 use crate::listing::peer_state;
-use crate::live::{Live, bump_name};
+use crate::live::Live;
 use crate::rules::{self, Rule};
-use crate::startup::{Carried, carried};
 use crate::state::SavedRule;
 
 /// Who asks: the uid at the other end of the socket.
@@ -97,13 +97,13 @@ impl Daemon {
     }
 
     /// The bump of that name, or the default.
-    fn bump_for(&self, name: Option<&str>) -> Result<Carried, Failure> {
+    fn bump_for(&self, name: Option<&str>) -> Result<&Carried, Failure> {
         let name = name
             .or(self.config.daemon.default_bump.as_deref())
             .ok_or_else(|| {
                 refused("the configuration has no default_bump: name one with --bump")
             })?;
-        if let Some(bump) = carried().into_iter().find(|bump| bump.name == name) {
+        if let Some(bump) = self.carried().iter().find(|bump| bump.name == name) {
             return Ok(bump);
         }
         match self.config.bump(name) {
@@ -192,7 +192,7 @@ impl Daemon {
             .collect();
         let lives: Vec<Live> = outcomes.iter().map(|(live, _)| *live).collect();
         let infos = self.describe(&lives).await.map_err(failed)?;
-        let name = bump_name(bump);
+        let name = self.bump_name(bump);
         let mut changed = Changed {
             bump: name.to_owned(),
             connections: Vec::new(),
@@ -210,7 +210,7 @@ impl Daemon {
                 }),
             }
         }
-        if name == "scramble" {
+        if self.scrambles(bump) {
             changed.warnings.push(SCRAMBLE_WARNING.to_owned());
         }
         let waiting: BTreeSet<usize> = lives
@@ -260,7 +260,7 @@ impl Daemon {
         &self,
         caller: Caller,
         selector: Selector,
-        bump: Carried,
+        bump: &Carried,
         require: bool,
     ) -> Result<RuleInfo, Failure> {
         let _turn = self.changes.lock().await;
@@ -282,7 +282,7 @@ impl Daemon {
             self.check_peer(wanted.peer.as_deref())?;
         }
         let id = self.state.borrow().next_rule;
-        let rule = rules::of_user(id, &selector, (bump.name, bump.id), require, behind)
+        let rule = rules::of_user(id, &selector, (&bump.name, bump.id), require, behind)
             .map_err(refused)?;
         let lives = self.connections().await.map_err(failed)?;
         let up = self.sessions().await?;
@@ -316,7 +316,7 @@ impl Daemon {
             state.user_rules.push(SavedRule {
                 id,
                 selector,
-                bump: bump.name.to_owned(),
+                bump: bump.name.clone(),
                 require,
             });
         }
@@ -335,13 +335,13 @@ impl Daemon {
         for (bump, lives) in self.ruled(&lives, None) {
             self.follow_rules(&lives, bump).await;
         }
-        if bump.name == "scramble" {
+        if bump.kind == BumpKind::Scramble {
             tracing::warn!("{SCRAMBLE_WARNING}");
         }
         self.tell(
             "rule_added",
             format!("rule {id} puts connections on {}", bump.name),
-            &[("rule", id.to_string()), ("bump", bump.name.to_owned())],
+            &[("rule", id.to_string()), ("bump", bump.name.clone())],
         );
         Ok(info)
     }
@@ -443,8 +443,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Whether a bump is one that the configuration knows but we do not carry.
-    pub(crate) fn is_carried(kind: &BumpKind) -> bool {
-        dibs_config::CARRIED.contains(kind)
+    /// Whether this is the bump that [`SCRAMBLE_WARNING`] is about.
+    pub(crate) fn scrambles(&self, number: u8) -> bool {
+        let bump = self.bump(number);
+        bump.is_some_and(|bump| bump.kind == BumpKind::Scramble)
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use dibs_config::{Config, Scheduler};
 use dibs_core::Prefix;
-use dibs_core::node::{Bump, LocalPath, NodeConfig, PeerConfig};
+use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_io::PathSocket;
 use dibs_policy::{BumpId, MarkLayout};
@@ -15,24 +15,6 @@ use nix::libc;
 use crate::driver::MAX_PATHS;
 use crate::interfaces::Inventory;
 use crate::rules;
-
-/// A bump that this version carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Carried {
-    /// For the user.
-    pub name: &'static str,
-    /// In marks and on the wire.
-    pub id: BumpId,
-}
-
-/// The bumps that this version carries.
-pub fn carried() -> Vec<Carried> {
-    let id = BumpId::new(Bump::Scramble as u8).expect("the wire numbers bumps as the marks do");
-    vec![Carried {
-        name: "scramble",
-        id,
-    }]
-}
 
 /// The name of a bump's TUN.
 pub fn tun_name(id: BumpId) -> String {

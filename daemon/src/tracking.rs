@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::conns::{Choice, Pair};
 use crate::daemon::{Daemon, Handed};
-use crate::live::{Live, bump_name};
+use crate::live::Live;
 use crate::locking::ends;
 use crate::startup::marks;
 use crate::switching::Moved;
@@ -148,7 +148,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
     let Some(live) = lives.into_values().next() else {
         return Ok(());
     };
-    if live.over || bump_name(bump) == "unknown" {
+    if live.over || (bump != 0 && daemon.bump(bump).is_none()) {
         return Ok(());
     }
     let required = daemon.state.borrow().requirement(&live).map(|rule| rule.id);
@@ -240,8 +240,11 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
     }
     daemon.tell(
         "marked",
-        format!("another program moved a connection to {}", bump_name(bump)),
-        &[("bump", bump_name(bump).to_owned())],
+        format!(
+            "another program moved a connection to {}",
+            daemon.bump_name(bump)
+        ),
+        &[("bump", daemon.bump_name(bump).to_owned())],
     );
     daemon.choose(&[live], bump).await
 }
@@ -272,8 +275,11 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
     }
     daemon.tell(
         "marked",
-        format!("a connection is on {} now, not by choice", bump_name(bump)),
-        &[("bump", bump_name(bump).to_owned())],
+        format!(
+            "a connection is on {} now, not by choice",
+            daemon.bump_name(bump)
+        ),
+        &[("bump", daemon.bump_name(bump).to_owned())],
     );
     let daemon = Rc::clone(daemon);
     tokio::task::spawn_local(async move {

@@ -10,7 +10,7 @@ use dibs_control::{Match, Selector};
 use dibs_policy::{BumpId, ClassRule, Desired, Fail, Plan};
 use dibsd::interfaces::{Interface, Inventory};
 use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
-use dibsd::{startup, steering};
+use dibsd::{bumps, startup, steering};
 
 const PEER: &str = "Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=";
 
@@ -52,7 +52,7 @@ fn inventory() -> Inventory {
 }
 
 fn scramble() -> BumpId {
-    startup::carried()[0].id
+    bumps::carried(&config("", ""))[0].id
 }
 
 #[test]

@@ -47,8 +47,8 @@ const RULE: &[&str] = &[
     "require",
 ];
 
-/// Ids are four bits: 0 is no bump, 15 the daemon's own sockets, three are built in.
-const MOST_DEVICES: usize = 11;
+/// Bumps are numbered in four bits: 0 is none, 15 the daemon's own sockets, below 8 what is built in.
+const MOST_DEVICES: usize = 7;
 
 /// Tables 253 to 255 are the kernel's.
 const LOWEST_TABLE: u32 = 256;

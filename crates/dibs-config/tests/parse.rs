@@ -484,8 +484,8 @@ fn address_only_paths_stand_where_trust_is_equal() {
 fn devices_end_where_marks_end() {
     let device = |i| format!("[[bump]]\nname = \"b{i}\"\nkind = \"device\"\ndevice = \"tun{i}\"\n");
     let devices = |n: u32| contract() + &(0..n).map(device).collect::<String>();
-    assert_eq!(good(&devices(10)).bumps.len(), 14);
-    assert!(fault(&devices(11)).message.contains("more than the 11"));
+    assert_eq!(good(&devices(6)).bumps.len(), 10);
+    assert!(fault(&devices(7)).message.contains("more than the 7"));
 }
 
 #[test]

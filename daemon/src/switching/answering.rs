@@ -2,9 +2,8 @@
 
 use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Handed};
-use crate::live::{Live, bump_name};
+use crate::live::Live;
 use crate::messages::Outcome;
-use crate::startup::carried;
 
 impl Daemon {
     /// Carries out a SWITCH of a peer.
@@ -16,7 +15,7 @@ impl Daemon {
         ready: bool,
         conns: Vec<(Pair, Version)>,
     ) -> Vec<(Outcome, u64)> {
-        let known = bump == 0 || carried().iter().any(|carried| carried.id.get() == bump);
+        let known = bump == 0 || self.bump(bump).is_some();
         let meant: Vec<Pair> = conns.iter().map(|(pair, _)| pair.reversed()).collect();
         let lives = match self.sockets_of(&meant).await {
             Ok(lives) => lives,
@@ -91,7 +90,7 @@ impl Daemon {
             return outcomes;
         }
         let name = self.peer_name(peer).to_owned();
-        let bump = bump_name(bump).to_owned();
+        let bump = self.bump_name(bump).to_owned();
         self.tell(
             "switched",
             format!("peer {name} moved {news} connection(s) to {bump}"),

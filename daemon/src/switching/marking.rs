@@ -10,7 +10,7 @@ use dibs_policy::{BumpId, Place};
 use crate::conns::Pair;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::startup::{carried, marks};
+use crate::startup::marks;
 
 impl Daemon {
     /// Sets the bump of one connection in its ctmark, which is made if it is not tracked. One that
@@ -44,7 +44,7 @@ impl Daemon {
             };
             self.note_place(&mut backstop, pair, place).await;
             let marked = conntrack.set_mark(&tuple, value, mask).await;
-            for bump in carried() {
+            for bump in self.carried() {
                 // Without the data path nothing is held back.
                 let _ = self.driver.end_drain(bump.id.get(), ends(pair));
             }
@@ -106,7 +106,7 @@ impl Daemon {
     /// what follows may be quicker. Their kernels send nothing new until they are [marked](Self::mark).
     pub(super) async fn silence(&self, lives: impl Iterator<Item = &Live>) {
         let drains = lives.flat_map(|live| {
-            carried().into_iter().map(|bump| {
+            self.carried().iter().map(|bump| {
                 let scale = live.counts.window_scale;
                 self.driver.drain(bump.id.get(), ends(&live.pair), scale)
             })

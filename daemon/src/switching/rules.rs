@@ -7,7 +7,6 @@ use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Handed, Unanswered};
 use crate::live::Live;
 use crate::messages::{Body, MAX_ENTRIES, Outcome};
-use crate::startup::carried;
 
 /// Before a peer that did not answer is told of choices again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
@@ -49,8 +48,7 @@ impl Daemon {
     /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
     /// peer would take nothing, or answer it by the bump.
     async fn follow_peer(&self, pair: &Pair, own: u64) {
-        let carried = carried();
-        let mut numbers = carried.iter().map(|bump| bump.id.get());
+        let mut numbers = self.carried().iter().map(|bump| bump.id.get());
         let Some(bump) = numbers.find(|bump| u64::from(*bump) == own) else {
             return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
         };
