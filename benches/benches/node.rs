@@ -63,6 +63,7 @@ impl Wire {
                     },
                 }],
                 addresses: vec![inner(host)],
+                gateway: Vec::new(),
                 trusted_share: 0.05,
                 hold_without_trusted: true,
             };

@@ -48,6 +48,7 @@ impl HostilePeer {
                 endpoints: vec![(0, "10.0.1.2:5300".parse()?)],
             }],
             addresses: Vec::new(),
+            gateway: Vec::new(),
             trusted_share: 0.05,
             hold_without_trusted: true,
         };

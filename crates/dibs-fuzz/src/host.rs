@@ -106,6 +106,7 @@ impl Host {
                 endpoints: endpoints.filter(|_| calls).collect(),
             }],
             addresses: vec![inner(number, false), inner(number, true)],
+            gateway: Vec::new(),
             trusted_share: 0.05,
             hold_without_trusted: true,
         };

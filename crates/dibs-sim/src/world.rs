@@ -470,6 +470,7 @@ impl World {
             paths: paths.collect(),
             peers: vec![peer],
             addresses: addresses()[host].to_vec(),
+            gateway: Vec::new(),
             trusted_share: self.setup.trusted_share,
             hold_without_trusted: self.setup.hold_without_trusted,
         };

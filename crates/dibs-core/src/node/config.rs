@@ -60,6 +60,8 @@ pub struct NodeConfig {
     pub peers: Vec<PeerConfig>,
     /// Addresses of this host: only to them does anything go out of a TUN.
     pub addresses: Vec<IpAddr>,
+    /// Networks that this host forwards for: what is for a host there goes out of a TUN too.
+    pub gateway: Vec<Prefix>,
     /// Least share of each chained flow's bytes that goes by trusted paths, 0 to 1.
     pub trusted_share: f64,
     /// Chained flows wait while no trusted path is alive; otherwise untrusted ones carry them.

@@ -109,7 +109,7 @@ fn icmp_may_pass(peer: &Peer, shared: &Shared, message: &[u8], v6: bool) -> bool
     let Some((src, dst)) = message.get(8..).and_then(quoted_addresses) else {
         return false;
     };
-    shared.addresses.contains(&src) && peer.owns(dst)
+    shared.is_ours(src) && peer.owns(dst)
 }
 
 fn quoted_addresses(quoted: &[u8]) -> Option<(IpAddr, IpAddr)> {

@@ -43,6 +43,7 @@ pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 use crate::buffer::{Buffer, Pool};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::{Injection, Injector};
+use crate::prefix::Prefix;
 use crate::session::{
     Bucket, Config as SessionConfig, Dropped, Hello, KeyLimits, OpenError, PeerId, Random, Rate,
     SeededRandom, Sessions, is_handshake,
@@ -61,6 +62,7 @@ pub(crate) struct Shared {
     pub(crate) events: VecDeque<Event>,
     pub(crate) local: Vec<LocalPath>,
     pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) gateway: Vec<Prefix>,
     pub(crate) trusted_share: f64,
     pub(crate) hold_without_trusted: bool,
     pub(crate) instance: u64,
@@ -73,6 +75,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn count(&mut self, counter: Counter) {
         self.counters.count(counter);
+    }
+
+    /// Whether an address is this host's, or of a network that it forwards for.
+    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
+        self.addresses.contains(&addr) || self.gateway.iter().any(|net| net.contains(addr))
     }
 
     pub(crate) fn random_u64(&mut self) -> u64 {
@@ -168,6 +175,7 @@ impl Node {
             events: VecDeque::new(),
             local: config.paths,
             addresses: config.addresses,
+            gateway: config.gateway,
             trusted_share: config.trusted_share,
             hold_without_trusted: config.hold_without_trusted,
             instance: 0,

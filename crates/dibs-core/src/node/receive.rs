@@ -427,7 +427,7 @@ impl Peer {
 
     /// Whether an inner source is one of this peer's hosts, whatever wide prefix it has (SECURITY 6).
     fn is_from_here(&self, shared: &Shared, addr: IpAddr) -> bool {
-        is_unicast(addr) && !shared.addresses.contains(&addr) && self.owns(addr)
+        is_unicast(addr) && !shared.is_ours(addr) && self.owns(addr)
     }
 
     /// Takes a chunk; false if it counts as not received.
@@ -658,9 +658,10 @@ fn is_joining(frame: &Frame<'_>) -> bool {
     )
 }
 
-/// An inner destination must be an address of this host, and nothing else (SECURITY 6).
+/// An inner destination must be an address of this host, or of one that it forwards for, and nothing
+/// else (SECURITY 6).
 fn is_for_us(shared: &Shared, addr: IpAddr) -> bool {
-    is_unicast(addr) && shared.addresses.contains(&addr)
+    is_unicast(addr) && shared.is_ours(addr)
 }
 
 fn is_unicast(addr: IpAddr) -> bool {

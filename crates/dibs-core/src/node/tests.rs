@@ -20,6 +20,7 @@ use crate::time::Time;
 mod acks;
 mod bare;
 mod flood;
+mod gateway;
 mod handover;
 mod hostile;
 mod paths;
@@ -97,6 +98,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
             },
         }],
         addresses: vec![inner(host)],
+        gateway: Vec::new(),
         trusted_share: 0.05,
         hold_without_trusted: true,
     }

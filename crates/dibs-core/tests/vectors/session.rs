@@ -333,6 +333,7 @@ fn a_node_says_hello_as_documented() {
             endpoints: vec![(0, SOURCE.parse().expect("an address"))],
         }],
         addresses: Vec::new(),
+        gateway: Vec::new(),
         trusted_share: 0.05,
         hold_without_trusted: true,
     };

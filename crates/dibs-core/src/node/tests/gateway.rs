@@ -1,0 +1,84 @@
+//! Hosts that forward for networks behind them: what of them may come out of the TUN.
+
+use super::*;
+
+const CLIENT: [u8; 4] = [192, 168, 7, 10];
+const SERVER: [u8; 4] = [192, 168, 8, 10];
+
+fn net(third: u8) -> Prefix {
+    Prefix::new([192, 168, third, 0].into(), 24).unwrap()
+}
+
+/// Two gateways, each with a network behind it; `told` says which of them were told of their own.
+fn gateways(told: [bool; 2]) -> Pair {
+    let mut pair = Pair::new();
+    for (host, told) in told.into_iter().enumerate() {
+        let mut config = config(host, Integrity::On);
+        // Wider than what is behind the other.
+        let all = Prefix::new([192, 168, 0, 0].into(), 16).unwrap();
+        config.peers[0].prefixes.push(all);
+        let own = [net(7), net(8)][host];
+        config.gateway = told.then_some(own).into_iter().collect();
+        pair.nodes[host] = Node::new(Time::ZERO, config, [host as u8 + 1; 32]).unwrap();
+    }
+    pair.run(Duration::from_secs(3));
+    pair.assert_open();
+    pair
+}
+
+/// The kernel of host 0 forwards a segment; what comes out at the other.
+fn forward(pair: &mut Pair, src: [u8; 4], dst: [u8; 4]) -> Vec<Tuple> {
+    let headers = Headers {
+        tuple: Tuple {
+            src: src.into(),
+            dst: dst.into(),
+            sport: 40_000,
+            dport: 80,
+        },
+        meta: IpMeta {
+            tos: 0,
+            ttl: 63,
+            flow_label: 0,
+        },
+        seq: SeqNumber::new(1),
+        ack: SeqNumber::new(5),
+        flags: flags::ACK,
+        window: WINDOW,
+        urgent: 0,
+        timestamps: Some((1, 1)),
+        options: None,
+    };
+    let payload = b"from behind";
+    let mut buffer = pair.nodes[0].tun_buffer();
+    let at = headers.encoded_len();
+    headers.write(&mut buffer[..MAX_HEADERS], payload.len(), 0);
+    buffer[at..at + payload.len()].copy_from_slice(payload);
+    pair.nodes[0].handle_tun(pair.now, BUMP, buffer, at + payload.len());
+    pair.run(Duration::from_millis(100));
+    let tuple = |frame: Vec<u8>| match packet::parse(&frame[virtio::LEN..]) {
+        Ok(Packet::Tcp(segment)) => segment.tuple,
+        other => panic!("not a segment: {other:?}"),
+    };
+    pair.injected[1].drain(..).map(tuple).collect()
+}
+
+#[test]
+fn what_is_for_the_network_behind_comes_out_and_nothing_else() {
+    let mut pair = gateways([true, true]);
+    let out = forward(&mut pair, CLIENT, SERVER);
+    assert_eq!(out.len(), 1);
+    assert_eq!((out[0].src, out[0].dst), (CLIENT.into(), SERVER.into()));
+    assert_eq!(pair.nodes[1].counters().get(Counter::InnerAddress), 0);
+
+    // A host of the peer's cannot speak for one of ours, however wide the peer's prefixes are.
+    let forged = [192, 168, 8, 11];
+    assert_eq!(forward(&mut pair, forged, SERVER), []);
+    assert!(pair.nodes[1].counters().get(Counter::InnerAddress) > 0);
+}
+
+#[test]
+fn who_is_no_gateway_takes_nothing_for_others() {
+    let mut pair = gateways([true, false]);
+    assert_eq!(forward(&mut pair, CLIENT, SERVER), []);
+    assert!(pair.nodes[1].counters().get(Counter::InnerAddress) > 0);
+}
