@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use dibs_core::node::{Bump, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::bump;
+use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_wire::emit::{Headers, MAX_HEADERS};
@@ -65,6 +66,7 @@ impl Wire {
                 addresses: vec![inner(host)],
                 gateway: Vec::new(),
                 trusted_share: 0.05,
+                bumps: bump::ordinary(),
                 hold_without_trusted: true,
             };
             Node::new(Time::ZERO, config, [host as u8; 32]).expect("two different keys")
@@ -121,7 +123,7 @@ impl Wire {
         headers.write(&mut buffer[..MAX_HEADERS], PAYLOAD, 1448);
         self.nodes[0].handle_tun(
             self.now,
-            Bump::Scramble as u8,
+            bump::SCRAMBLE,
             buffer,
             headers.encoded_len() + PAYLOAD,
         );

@@ -1,7 +1,7 @@
 //! The bumps that this daemon carries, and their numbers in marks and between daemons.
 
 use dibs_config::{BumpKind, CARRIED, Config};
-use dibs_core::node::Bump;
+use dibs_core::bump;
 use dibs_policy::BumpId;
 
 use crate::daemon::Daemon;
@@ -32,9 +32,9 @@ fn numbered(config: &Config) -> Vec<Carried> {
     let mut devices = FIRST_DEVICE..;
     let bumps = config.bumps.iter().map(|bump| {
         let number = match bump.kind {
-            BumpKind::Scramble => Bump::Scramble as u8,
-            BumpKind::Share => 2,
-            BumpKind::Seal => 3,
+            BumpKind::Scramble => bump::SCRAMBLE,
+            BumpKind::Share => bump::SHARE,
+            BumpKind::Seal => bump::SEAL,
             BumpKind::Device => devices.next().expect("there are few devices"),
         };
         Carried {

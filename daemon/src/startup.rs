@@ -131,6 +131,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         addresses: inventory.host_addresses(is_our_tun),
         gateway: Vec::new(),
         trusted_share: config.daemon.trusted_share,
+        bumps: dibs_core::bump::ordinary(),
         hold_without_trusted: config.daemon.on_trusted_down == dibs_config::OnTrustedDown::Hold,
     })
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_config::PublicKey;
-use dibs_core::node::{Bump, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::bump;
+use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{self, Integrity, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_wire::virtio;
@@ -50,6 +51,7 @@ impl HostilePeer {
             addresses: Vec::new(),
             gateway: Vec::new(),
             trusted_share: 0.05,
+            bumps: bump::ordinary(),
             hold_without_trusted: true,
         };
         let mut peer = Self {
@@ -74,7 +76,7 @@ impl HostilePeer {
         buffer[..virtio::LEN].fill(0);
         buffer[virtio::LEN..][..packet.len()].copy_from_slice(packet);
         let len = virtio::LEN + packet.len();
-        self.node.handle_tun(now, Bump::Scramble as u8, buffer, len);
+        self.node.handle_tun(now, bump::SCRAMBLE, buffer, len);
         self.work()
     }
 

@@ -30,7 +30,7 @@ pub const SCRAMBLE_WARNING: &str = "scramble: text can be recovered from the unt
      (docs/threat-model.md); for secrecy use seal or share";
 
 /// The kinds of bump that this version's daemon carries; the file may name the others already.
-pub const CARRIED: &[BumpKind] = &[BumpKind::Scramble];
+pub const CARRIED: &[BumpKind] = &[BumpKind::Scramble, BumpKind::Seal];
 
 /// A configuration whose values were checked one by one and against each other.
 #[derive(Clone, Debug)]

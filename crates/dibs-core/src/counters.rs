@@ -72,6 +72,10 @@ counters! {
     DatagramUnauthentic = "datagram_unauthentic",
     /// A bare datagram where none was agreed to, or with what only authenticated ones may carry.
     BareRefused = "bare_refused",
+    /// A flow or packet of a bump that this node does not carry.
+    BumpUnknown = "bump_unknown",
+    /// Bytes that came with less protection than their bump gives.
+    CoverMissing = "cover_missing",
     /// A datagram on a path that it does not belong to.
     WrongPath = "wrong_path",
     /// A path that the peer asked for in vain: crossed by our own question, beyond the bound, or with

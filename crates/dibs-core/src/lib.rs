@@ -4,12 +4,14 @@
 //! the local kernel to the network:
 //!
 //! - [`flow`]: connections, their queues toward the paths, the packets made for the kernel;
+//! - [`bump`]: what is done to their bytes;
 //! - [`stream`]: where each byte stands, which epoch carries it, restoring in order;
 //! - [`chunk`]: what waits for an acknowledgement;
 //! - [`path`]: packet numbers, acknowledgements, loss, congestion, MTU;
 //! - [`session`]: handshakes, keys, replay windows.
 
 pub mod buffer;
+pub mod bump;
 pub mod chunk;
 pub mod counters;
 pub mod flow;

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use dibs_core::node::{Bump, Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::bump;
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_wire::virtio::VirtioHdr;
@@ -11,7 +12,7 @@ use dibs_wire::{Packet, Tuple, packet, virtio};
 
 use crate::views;
 
-pub(crate) const BUMP: u8 = Bump::Scramble as u8;
+pub(crate) const BUMP: u8 = bump::SCRAMBLE;
 /// Of the two links: 0 is trusted, 1 is not.
 pub(crate) const MTU: u16 = 1500;
 /// Sends, packets and rounds after which a node that still has some is taken to go on for ever.
@@ -108,6 +109,7 @@ impl Host {
             addresses: vec![inner(number, false), inner(number, true)],
             gateway: Vec::new(),
             trusted_share: 0.05,
+            bumps: bump::ordinary(),
             hold_without_trusted: true,
         };
         let node = Node::new(Time::ZERO, config, [seed; 32]).expect("two different keys");

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::node::{Bump, Node};
+use dibs_core::bump;
+use dibs_core::node::Node;
 use dibs_switch::conns::{Choice, Choices, Pair, Version};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_wire::Tuple;
@@ -17,7 +18,7 @@ use dibs_wire::Tuple;
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::{Kernel, Way};
 
-const SCRAMBLE: u8 = Bump::Scramble as u8;
+const SCRAMBLE: u8 = bump::SCRAMBLE;
 /// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection whose kernel has sent no byte for as long sends nothing now.

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use dibs_core::node::{Bump, Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::bump;
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
 use dibs_switch::conns::Pair;
@@ -36,7 +37,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 const AGREEING: Duration = Duration::from_secs(60);
 /// The UDP port of the daemons.
 const PORT: u16 = 5300;
-const SCRAMBLE: u8 = Bump::Scramble as u8;
+const SCRAMBLE: u8 = bump::SCRAMBLE;
 
 /// What came of a run that kept all promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -472,6 +473,7 @@ impl World {
             addresses: addresses()[host].to_vec(),
             gateway: Vec::new(),
             trusted_share: self.setup.trusted_share,
+            bumps: bump::ordinary(),
             hold_without_trusted: self.setup.hold_without_trusted,
         };
         let node = Node::new(self.now, config, seed).expect("two different keys");

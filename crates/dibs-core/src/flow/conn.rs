@@ -1,6 +1,5 @@
 //! A connection: the streams of both directions and what they share.
 
-use dibs_scramble::{BUFFER_LEN, initial_buffer};
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::{BASE_OFFSET, Open};
 use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
@@ -10,8 +9,9 @@ use super::clamp::Clamp;
 use super::inject::Template;
 use super::queue::Queue;
 use super::resume::Resume;
-use crate::session::{Direction, EpochSecrets};
-use crate::stream::rx::{Buffers, RxStream};
+use crate::bump::{Bump, Decode};
+use crate::session::{Direction, EpochKey, EpochSecrets};
+use crate::stream::rx::{Decoders, RxStream};
 use crate::stream::tx::TxStream;
 use crate::time::Time;
 
@@ -82,15 +82,35 @@ pub struct Outgoing {
     pub scheduled: bool,
 }
 
-/// The initial buffer of the current epoch of an outgoing stream, or of a solo chunk in it.
-pub fn outgoing_buffer(
-    secrets: &EpochSecrets,
-    flow: u32,
-    stream: &TxStream,
-    solo_at: Option<u64>,
-) -> [u8; BUFFER_LEN] {
-    let at = (flow, stream.incarnation(), stream.epoch());
-    initial(secrets, Direction::Outgoing, at, solo_at)
+impl Outgoing {
+    /// Transforms bytes at `offset`, on their own or in the chain, as `bump` does.
+    pub fn transform(&mut self, bump: &Bump, solo_at: Option<u64>, bytes: &[u8], out: &mut [u8]) {
+        let Some(chain) = bump.chain() else {
+            return out.copy_from_slice(bytes);
+        };
+        if let Some(offset) = solo_at {
+            let at = (self.flow, self.stream.incarnation(), self.stream.epoch());
+            let key = outgoing_key(self.secrets.as_ref(), at).solo(offset);
+            return chain.encoder(&key).encode(bytes, out);
+        }
+        let Self {
+            stream,
+            secrets,
+            flow,
+            ..
+        } = self;
+        let at = (*flow, stream.incarnation(), stream.epoch());
+        let encoder = stream.encoder(|| chain.encoder(&outgoing_key(secrets.as_ref(), at)));
+        encoder.encode(bytes, out);
+    }
+}
+
+fn outgoing_key(
+    secrets: Option<&EpochSecrets>,
+    (flow, incarnation, epoch): (u32, u16, u32),
+) -> EpochKey {
+    let secrets = secrets.expect("a flow has secrets before it sends");
+    secrets.epoch_key(Direction::Outgoing, flow, u32::from(incarnation), epoch)
 }
 
 /// The direction from the peer to the local kernel.
@@ -124,46 +144,48 @@ impl Incoming {
     }
 }
 
-/// Initial buffers of an incoming flow.
-pub struct IncomingBuffers<'a> {
+/// How the bytes of an incoming flow are restored.
+pub struct IncomingDecoders<'a> {
+    bump: &'a Bump,
     secrets: &'a EpochSecrets,
     flow: u32,
     incarnation: u16,
 }
 
-impl<'a> IncomingBuffers<'a> {
+impl<'a> IncomingDecoders<'a> {
     /// Those of one incarnation of a flow.
-    pub const fn new(secrets: &'a EpochSecrets, flow: u32, incarnation: u16) -> Self {
+    pub const fn new(
+        bump: &'a Bump,
+        secrets: &'a EpochSecrets,
+        flow: u32,
+        incarnation: u16,
+    ) -> Self {
         Self {
+            bump,
             secrets,
             flow,
             incarnation,
         }
     }
-}
 
-impl Buffers for IncomingBuffers<'_> {
-    fn epoch(&self, epoch: u32) -> [u8; BUFFER_LEN] {
-        let at = (self.flow, self.incarnation, epoch);
-        initial(self.secrets, Direction::Incoming, at, None)
-    }
-
-    fn solo(&self, epoch: u32, offset: u64) -> [u8; BUFFER_LEN] {
-        let at = (self.flow, self.incarnation, epoch);
-        initial(self.secrets, Direction::Incoming, at, Some(offset))
+    fn key(&self, epoch: u32) -> EpochKey {
+        let incarnation = u32::from(self.incarnation);
+        self.secrets
+            .epoch_key(Direction::Incoming, self.flow, incarnation, epoch)
     }
 }
 
-fn initial(
-    secrets: &EpochSecrets,
-    direction: Direction,
-    (flow, incarnation, epoch): (u32, u16, u32),
-    solo_at: Option<u64>,
-) -> [u8; BUFFER_LEN] {
-    let key = secrets.epoch_key(direction, flow, u32::from(incarnation), epoch);
-    match solo_at {
-        None => initial_buffer(&key.initial_mac()),
-        Some(offset) => initial_buffer(&key.solo(offset).initial_mac()),
+impl Decoders for IncomingDecoders<'_> {
+    fn epoch(&self, epoch: u32) -> Option<Box<dyn Decode>> {
+        Some(self.bump.chain()?.decoder(&self.key(epoch)))
+    }
+
+    fn solo(&self, epoch: u32, offset: u64) -> Option<Box<dyn Decode>> {
+        Some(self.bump.chain()?.decoder(&self.key(epoch).solo(offset)))
+    }
+
+    fn has_crc(&self) -> bool {
+        !self.bump.is_sealed()
     }
 }
 

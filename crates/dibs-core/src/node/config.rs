@@ -2,26 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::bump::Bump;
 use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
-
-/// The bumps, as numbered on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Bump {
-    /// The papers' 64-byte XOR (PAPERS 1).
-    Scramble = 1,
-}
-
-impl Bump {
-    /// The bump of this number, if this version has it.
-    pub const fn from_wire(number: u8) -> Option<Self> {
-        match number {
-            1 => Some(Self::Scramble),
-            _ => None,
-        }
-    }
-}
 
 /// A local interface that a path uses.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +39,8 @@ pub struct NodeConfig {
     pub integrity: Integrity,
     /// The local paths.
     pub paths: Vec<LocalPath>,
+    /// The bumps that are carried, of different numbers.
+    pub bumps: Vec<Bump>,
     /// The peers.
     pub peers: Vec<PeerConfig>,
     /// Addresses of this host: only to them does anything go out of a TUN.

@@ -30,17 +30,19 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dibs_wire::packet::{self, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
 
 pub use command::{ControlError, MAX_CONTROL};
-pub use config::{Bump, LocalPath, NodeConfig, PeerConfig};
+pub use config::{LocalPath, NodeConfig, PeerConfig};
 pub use notice::Event;
 pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 
 use crate::buffer::{Buffer, Pool};
+use crate::bump::Bumps;
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::{Injection, Injector};
 use crate::prefix::Prefix;
@@ -61,6 +63,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
     pub(crate) local: Vec<LocalPath>,
+    pub(crate) bumps: Arc<Bumps>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) gateway: Vec<Prefix>,
     pub(crate) trusted_share: f64,
@@ -68,7 +71,7 @@ pub(crate) struct Shared {
     pub(crate) instance: u64,
     /// Seeds the hash tables.
     pub(crate) hash_keys: (u64, u64),
-    /// One datagram that nobody keeps.
+    /// A send that nobody keeps.
     pub(crate) scratch: Vec<u8>,
 }
 
@@ -174,6 +177,7 @@ impl Node {
             counters: Counters::default(),
             events: VecDeque::new(),
             local: config.paths,
+            bumps: Arc::new(Bumps::new(config.bumps)),
             addresses: config.addresses,
             gateway: config.gateway,
             trusted_share: config.trusted_share,

@@ -8,7 +8,6 @@ use dibs_wire::packet::{self, Packet};
 use smallvec::SmallVec;
 
 use super::Shared;
-use super::config::Bump;
 use super::handover::MAX_GATES;
 use super::inner;
 use super::links::Link;
@@ -17,10 +16,11 @@ use super::opaque::{Assembled, Fragment};
 use super::peer::Peer;
 use super::send::NOT_BARE;
 use crate::buffer::Pool;
+use crate::bump::{Bump, Method};
 use crate::chunk::Content;
 use crate::counters::Counter;
 use crate::flow::clamp::Clamp;
-use crate::flow::conn::{Conn, Incoming, IncomingBuffers};
+use crate::flow::conn::{Conn, Incoming, IncomingDecoders};
 use crate::flow::inject::{Injector, MAX_PACKET, Template};
 use crate::flow::resume::{self, Resume};
 use crate::path::{AckFrame, PathState};
@@ -43,6 +43,27 @@ const CONTROLS_SEEN: usize = 256;
 struct Arrival {
     path: usize,
     from: SocketAddr,
+}
+
+/// What protected the bytes of a chunk on their way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cover {
+    /// Nothing: whoever was on the path may have made them.
+    None,
+    /// They were seen, not changed.
+    Authentic,
+    /// They were not seen either.
+    Encrypted,
+}
+
+impl Cover {
+    /// Whether a flow of this bump may have bytes that came like this: never less than it promises.
+    fn suits(self, bump: &Bump) -> bool {
+        match bump.method {
+            Method::Chain(_) => true,
+            Method::Seal(_) => self == Self::Encrypted,
+        }
+    }
 }
 
 /// What the frames of a datagram come to.
@@ -104,6 +125,11 @@ impl Peer {
             taken: true,
             eliciting: false,
         };
+        let cover = match (opened.authenticated, opened.payload_inside) {
+            (false, _) => Cover::None,
+            (true, false) => Cover::Authentic,
+            (true, true) => Cover::Encrypted,
+        };
         let mut payload = Some(&*opened.payload);
         for frame in Frames::new(opened.header) {
             let Ok(frame) = frame else {
@@ -131,8 +157,7 @@ impl Peer {
                 let Some(bytes) = payload.take() else {
                     return shared.count(Counter::FrameMalformed);
                 };
-                verdict.taken &=
-                    self.take_chunk(now, shared, path, chunk, bytes, opened.authenticated);
+                verdict.taken &= self.take_chunk(now, shared, path, chunk, (bytes, cover));
             } else {
                 verdict.taken &= self.take_frame(now, shared, arrival, at, &frame);
             }
@@ -376,9 +401,12 @@ impl Peer {
         incarnation: u16,
         open: &Open,
     ) -> Result<Key, bool> {
-        let may_pass = Bump::from_wire(open.bump).is_some()
-            && self.is_from_here(shared, open.tuple.src)
-            && is_for_us(shared, open.tuple.dst);
+        if shared.bumps.get(open.bump).is_none() {
+            shared.count(Counter::BumpUnknown);
+            return Err(true);
+        }
+        let may_pass =
+            self.is_from_here(shared, open.tuple.src) && is_for_us(shared, open.tuple.dst);
         if !may_pass {
             shared.count(Counter::InnerAddress);
             return Err(true);
@@ -437,8 +465,7 @@ impl Peer {
         shared: &mut Shared,
         path: usize,
         chunk: &Chunk<'_>,
-        bytes: &[u8],
-        authenticated: bool,
+        (bytes, cover): (&[u8], Cover),
     ) -> bool {
         let key = match self.incoming_conn(
             now,
@@ -448,7 +475,7 @@ impl Peer {
             chunk.open.as_ref(),
         ) {
             Ok(key) => key,
-            Err(taken) => return taken && authenticated,
+            Err(taken) => return taken && cover != Cover::None,
         };
         let conn = self.conns.get_mut(key).expect("it was just found");
         let possible = |inc: &Incoming| {
@@ -458,6 +485,10 @@ impl Peer {
         if !conn.inc.as_ref().is_some_and(possible) {
             shared.count(Counter::PeerContradiction);
             return true;
+        }
+        if !cover.suits(shared.bumps.of(conn.bump)) {
+            shared.count(Counter::CoverMissing);
+            return cover != Cover::None;
         }
         conn.last_seen = now;
         conn.by_path.entry(path).received += bytes.len() as u64;
@@ -476,9 +507,9 @@ impl Peer {
             tcp: chunk.tcp,
             bytes,
         };
-        let (stream, buffers, mut sink) =
+        let (stream, decoders, mut sink) =
             incoming(now, shared, key, conn).expect("an incoming flow leads to its connection");
-        match stream.chunk(&piece, &buffers, &mut self.store, &mut sink) {
+        match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
             Outcome::Restored => {}
             Outcome::Held => {
                 if stream.gate().is_some() {
@@ -552,11 +583,10 @@ impl Peer {
             Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, true),
             Packet::Opaque(o) => (o.src, o.dst, inner::may_pass(self, shared, &o)),
         };
-        if Bump::from_wire(bump).is_none()
-            || !whole
-            || !self.is_from_here(shared, src)
-            || !is_for_us(shared, dst)
-        {
+        if shared.bumps.get(bump).is_none() {
+            return shared.count(Counter::BumpUnknown);
+        }
+        if !whole || !self.is_from_here(shared, src) || !is_for_us(shared, dst) {
             return shared.count(Counter::InnerAddress);
         }
         shared.injector.opaque(&mut shared.pool, bump, bytes);
@@ -590,7 +620,7 @@ impl Peer {
                 let (block, payload) = bytes.split_at(header);
                 match Frames::new(block).next() {
                     Some(Ok(Frame::Chunk(chunk))) => {
-                        self.take_chunk(now, shared, path, &chunk, payload, true)
+                        self.take_chunk(now, shared, path, &chunk, (payload, Cover::Encrypted))
                     }
                     _ => {
                         shared.count(Counter::FrameMalformed);
@@ -669,13 +699,13 @@ fn is_unicast(addr: IpAddr) -> bool {
     !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)
 }
 
-/// The incoming stream of a connection, its initial buffers, and where its bytes go.
+/// The incoming stream of a connection, how it is restored, and where its bytes go.
 pub(super) fn incoming<'a>(
     now: Time,
     shared: &'a mut Shared,
     key: Key,
     conn: &'a mut Conn,
-) -> Option<(&'a mut RxStream, IncomingBuffers<'a>, ConnSink<'a>)> {
+) -> Option<(&'a mut RxStream, IncomingDecoders<'a>, ConnSink<'a>)> {
     let Incoming {
         flow,
         incarnation,
@@ -699,8 +729,9 @@ pub(super) fn incoming<'a>(
         received: &mut conn.stats.bytes_received,
         last: 0,
     };
-    let buffers = IncomingBuffers::new(secrets, *flow, *incarnation);
-    Some((stream, buffers, sink))
+    let bump = shared.bumps.of(conn.bump);
+    let decoders = IncomingDecoders::new(bump, secrets, *flow, *incarnation);
+    Some((stream, decoders, sink))
 }
 
 /// Hands restored bytes of one connection to the injector.

@@ -12,6 +12,7 @@ mod bounds;
 mod recovery;
 
 use super::*;
+use crate::bump;
 use crate::counters::Counter;
 use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
@@ -19,6 +20,7 @@ use crate::time::Time;
 
 mod acks;
 mod bare;
+mod bumps;
 mod flood;
 mod gateway;
 mod handover;
@@ -27,7 +29,7 @@ mod paths;
 mod rekey;
 mod sends;
 
-pub(super) const BUMP: u8 = Bump::Scramble as u8;
+pub(super) const BUMP: u8 = bump::SCRAMBLE;
 const DELAY: Duration = Duration::from_millis(1);
 /// Of each segment.
 const WINDOW: u16 = 1000;
@@ -45,6 +47,8 @@ type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
 /// Two hosts with two links: 0 is trusted, 1 is not.
 pub(super) struct Pair {
     pub(super) now: Time,
+    /// The one that the kernels' segments come by.
+    bump: u8,
     pub(super) nodes: [Node; 2],
     wire: VecDeque<InFlight>,
     /// Of both links, each way.
@@ -100,6 +104,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
         addresses: vec![inner(host)],
         gateway: Vec::new(),
         trusted_share: 0.05,
+        bumps: bump::ordinary(),
         hold_without_trusted: true,
     }
 }
@@ -112,6 +117,7 @@ impl Pair {
     fn with(integrity: Integrity) -> Self {
         Self {
             now: Time::ZERO + Duration::from_secs(1),
+            bump: BUMP,
             nodes: [node(0, 1, integrity), node(1, 2, integrity)],
             wire: VecDeque::new(),
             delay: DELAY,
@@ -165,7 +171,7 @@ impl Pair {
             }
             node.flush_injections();
             while let Some(injection) = node.poll_injection() {
-                assert_eq!(injection.bump, BUMP);
+                assert_eq!(injection.bump, self.bump);
                 self.injected[host].push(injection.frame().to_vec());
                 node.recycle(injection);
             }
@@ -242,7 +248,7 @@ impl Pair {
         let gso = if payload.len() > 1400 { 1400 } else { 0 };
         headers.write(&mut buffer[..MAX_HEADERS], payload.len(), gso);
         buffer[at..at + payload.len()].copy_from_slice(payload);
-        node.handle_tun(self.now, BUMP, buffer, at + payload.len());
+        node.handle_tun(self.now, self.bump, buffer, at + payload.len());
     }
 
     /// What the kernel of `host` was given: (sequence number, payload, flags, TSval).

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use dibs_scramble::{BUFFER_LEN, Descrambler};
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::flags;
 use smallvec::SmallVec;
 
+use crate::bump::Decode;
 use crate::flow::fields::OwnedFields;
 
 /// Epochs of one stream that are restored side by side; what belongs to an older one has been sent
@@ -44,11 +44,11 @@ pub struct Piece<'a> {
     pub epoch: u32,
     /// Stream offset.
     pub offset: u64,
-    /// CRC-32C of the plaintext.
+    /// CRC-32C of the plaintext, where it counts.
     pub crc: u32,
     /// TCP header fields.
     pub tcp: TcpFields<'a>,
-    /// The scrambled bytes.
+    /// The bytes as they were sent.
     pub bytes: &'a [u8],
 }
 
@@ -92,12 +92,28 @@ pub trait Sink {
     fn retract(&mut self);
 }
 
-/// Initial buffers of the epochs of one incarnation.
-pub trait Buffers {
-    /// The chain's initial buffer.
-    fn epoch(&self, epoch: u32) -> [u8; BUFFER_LEN];
-    /// The initial buffer of a solo chunk.
-    fn solo(&self, epoch: u32, offset: u64) -> [u8; BUFFER_LEN];
+/// How the bytes of one incarnation are restored.
+pub trait Decoders {
+    /// The chain's decoder; none where the bytes are as they were.
+    fn epoch(&self, epoch: u32) -> Option<Box<dyn Decode>>;
+    /// The decoder of a solo chunk.
+    fn solo(&self, epoch: u32, offset: u64) -> Option<Box<dyn Decode>>;
+    /// Whether a CRC says that bytes are right; otherwise their encryption did.
+    fn has_crc(&self) -> bool;
+}
+
+/// Restores bytes; false if the CRC disagrees.
+fn restore(
+    decoder: Option<&mut (dyn Decode + 'static)>,
+    bytes: &[u8],
+    crc: Option<u32>,
+    room: &mut [u8],
+) -> bool {
+    match decoder {
+        Some(decoder) => decoder.decode(bytes, room),
+        None => room.copy_from_slice(bytes),
+    }
+    crc.is_none_or(|crc| crc32c(room) == crc)
 }
 
 /// Memory for held bytes, shared by the streams of a peer and bounded.
@@ -249,7 +265,9 @@ struct Epoch {
     next: Option<u64>,
     /// Where the chain begins, while its start is held back.
     gate: Option<u64>,
-    descrambler: Descrambler,
+    /// None where the bytes are as they were: then nothing hangs on what is missing.
+    decoder: Option<Box<dyn Decode>>,
+    has_crc: bool,
     /// Ended before its time; what still comes is of no use.
     broken: bool,
     /// What it has of the store.
@@ -274,27 +292,28 @@ impl RxStream {
     pub fn chunk(
         &mut self,
         piece: &Piece<'_>,
-        buffers: &impl Buffers,
+        decoders: &impl Decoders,
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
         if piece.solo {
-            self.solo(piece, buffers, store, sink)
+            self.solo(piece, decoders, store, sink)
         } else {
-            self.chained(piece, buffers, store, sink)
+            self.chained(piece, decoders, store, sink)
         }
     }
 
     fn solo(
         &mut self,
         piece: &Piece<'_>,
-        buffers: &impl Buffers,
+        decoders: &impl Decoders,
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
         let room = sink.room(piece.offset, &piece.tcp, piece.bytes.len());
-        Descrambler::new(&buffers.solo(piece.epoch, piece.offset)).descramble(piece.bytes, room);
-        if crc32c(room) != piece.crc {
+        let mut decoder = decoders.solo(piece.epoch, piece.offset);
+        let crc = decoders.has_crc().then_some(piece.crc);
+        if !restore(decoder.as_deref_mut(), piece.bytes, crc, room) {
             sink.retract();
             // A solo chunk says nothing about its epoch's chain.
             return Outcome::Contradiction;
@@ -312,11 +331,11 @@ impl RxStream {
     fn chained(
         &mut self,
         piece: &Piece<'_>,
-        buffers: &impl Buffers,
+        decoders: &impl Decoders,
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
-        let Some(epoch) = self.epoch(piece.epoch, buffers, store, sink) else {
+        let Some(epoch) = self.epoch(piece.epoch, decoders, store, sink) else {
             return Outcome::Duplicate;
         };
         if epoch.broken {
@@ -377,9 +396,18 @@ impl RxStream {
     }
 
     /// The local kernel has acknowledged everything up to `offset`. Returns an epoch that this
-    /// proves unrestorable: the gap in front of its held pieces was filled past us.
-    pub fn local_ack(&mut self, offset: u64, store: &mut Store) -> Option<u32> {
+    /// proves unrestorable: the gap in front of its held pieces was filled past us. Without a chain
+    /// they go on.
+    pub fn local_ack(
+        &mut self,
+        offset: u64,
+        store: &mut Store,
+        sink: &mut impl Sink,
+    ) -> Option<u32> {
         let epoch = self.epochs.iter_mut().find(|e| e.is_passed_by(offset))?;
+        if epoch.decoder.is_none() && epoch.release(store, sink) {
+            return None;
+        }
         epoch.end(store);
         Some(epoch.number)
     }
@@ -429,7 +457,7 @@ impl RxStream {
     fn epoch(
         &mut self,
         number: u32,
-        buffers: &impl Buffers,
+        decoders: &impl Decoders,
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Option<&mut Epoch> {
@@ -449,6 +477,9 @@ impl RxStream {
                         e.next = Some(start);
                         e.drain(store, sink);
                     }
+                    if e.decoder.is_none() {
+                        e.release(store, sink);
+                    }
                     e.abandon(store);
                 }
                 e.number != oldest
@@ -458,7 +489,8 @@ impl RxStream {
             number,
             next: None,
             gate: None,
-            descrambler: Descrambler::new(&buffers.epoch(number)),
+            decoder: decoders.epoch(number),
+            has_crc: decoders.has_crc(),
             broken: false,
             used: 0,
             held: Holding::default(),
@@ -479,8 +511,8 @@ impl Epoch {
     ) -> bool {
         let next = self.next.expect("the chain has begun");
         let room = sink.room(next, tcp, bytes.len());
-        self.descrambler.descramble(bytes, room);
-        if crc32c(room) != crc {
+        let crc = self.has_crc.then_some(crc);
+        if !restore(self.decoder.as_deref_mut(), bytes, crc, room) {
             sink.retract();
             return false;
         }
@@ -504,6 +536,17 @@ impl Epoch {
         }
         if let Some(next) = self.next {
             self.forget_plain_up_to(next, store);
+        }
+        true
+    }
+
+    /// Injects all that is held, whatever is missing in front of it; false if a piece was corrupt.
+    fn release(&mut self, store: &mut Store, sink: &mut impl Sink) -> bool {
+        while let Some(first) = self.held.first() {
+            self.next = Some(first);
+            if !self.drain(store, sink) {
+                return false;
+            }
         }
         true
     }
@@ -536,7 +579,9 @@ impl Epoch {
             let len = plain.bytes.len() as u64;
             let from = next.saturating_sub(offset).min(len) as usize;
             let to = (target - offset).min(len) as usize;
-            self.descrambler.advance(&plain.bytes[from..to]);
+            if let Some(decoder) = &mut self.decoder {
+                decoder.advance(&plain.bytes[from..to]);
+            }
             next = next.max(plain.end.min(target));
             if plain.end > target {
                 break;

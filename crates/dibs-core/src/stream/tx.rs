@@ -1,14 +1,10 @@
 //! The sender's side of a stream.
 
-use dibs_scramble::{BUFFER_LEN, Scrambler};
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::BASE_OFFSET;
 
 use super::MAX_WINDOW;
-
-/// Bytes at the start of an epoch that an observer of the untrusted path must not have: with them
-/// the zeros of the initial buffer give the next ones away (SECURITY 1).
-pub const GUARDED: u64 = BUFFER_LEN as u64 + 1;
+use crate::bump::Encode;
 
 /// A run of retransmitted bytes as long as this is worth an epoch of its own.
 const SOLO_RUN: u64 = 256 * 1024;
@@ -30,7 +26,7 @@ pub struct Position {
 
 /// Where the local kernel's segments stand in the stream.
 ///
-/// No plaintext is kept but the 64 bytes of the scrambler's buffer.
+/// No plaintext is kept but what a chain needs of it.
 #[derive(Debug, Default)]
 pub struct TxStream {
     incarnation: u16,
@@ -54,7 +50,7 @@ struct Chain {
     start: u64,
     detached: bool,
     next: u64,
-    scrambler: Option<Scrambler>,
+    encoder: Option<Box<dyn Encode>>,
 }
 
 impl TxStream {
@@ -176,27 +172,25 @@ impl TxStream {
             start: offset,
             detached,
             next: offset,
-            scrambler: None,
+            encoder: None,
         });
         self.solo_run = 0;
     }
 
-    /// Whether bytes at `offset` belong to the guarded start of the current epoch.
-    pub fn is_guarded(&self, offset: u64) -> bool {
+    /// Whether bytes at `offset` belong to the first `guarded` bytes of the current epoch.
+    pub fn is_guarded(&self, offset: u64, guarded: u64) -> bool {
         self.chain
             .as_ref()
-            .is_some_and(|c| offset.wrapping_sub(c.start) < GUARDED)
+            .is_some_and(|c| offset.wrapping_sub(c.start) < guarded)
     }
 
-    /// The chain's scrambler; `init` makes the initial buffer when the epoch begins.
+    /// The chain's encoder, which is `new`'s where the chain has none yet.
     ///
     /// # Panics
     /// Without an open chain, see [`position`](Self::position).
-    pub fn scrambler(&mut self, init: impl FnOnce() -> [u8; BUFFER_LEN]) -> &mut Scrambler {
+    pub fn encoder(&mut self, new: impl FnOnce() -> Box<dyn Encode>) -> &mut dyn Encode {
         let chain = self.chain.as_mut().expect("chained bytes have a chain");
-        chain
-            .scrambler
-            .get_or_insert_with(|| Scrambler::new(&init()))
+        &mut **chain.encoder.get_or_insert_with(new)
     }
 
     /// `len` bytes (and the number of a FIN) at `offset` have gone out.
@@ -240,8 +234,8 @@ mod tests {
         let mut s = TxStream::new(0);
         assert_eq!(send(&mut s, u32::MAX - 9, 10), [(0, false, 1, 10)]);
         assert_eq!(send(&mut s, 0, 10), [(10, false, 1, 10)]);
-        assert!(s.is_guarded(BASE_OFFSET + 64));
-        assert!(!s.is_guarded(BASE_OFFSET + 65));
+        assert!(s.is_guarded(BASE_OFFSET + 64, 65));
+        assert!(!s.is_guarded(BASE_OFFSET + 65, 65));
     }
 
     #[test]

@@ -335,6 +335,7 @@ fn a_node_says_hello_as_documented() {
         addresses: Vec::new(),
         gateway: Vec::new(),
         trusted_share: 0.05,
+        bumps: dibs_core::bump::ordinary(),
         hold_without_trusted: true,
     };
     let mut node = Node::new(Time::ZERO, config, [9; 32]).expect("another key");

@@ -12,7 +12,7 @@ use crate::flow::conn::Conn;
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Full;
 use crate::node::Shared;
-use crate::node::config::Bump;
+use crate::node::receive::incoming;
 use crate::session::Session;
 use crate::slab::Key;
 use crate::time::Time;
@@ -136,7 +136,7 @@ impl Peer {
         segment: &Segment<'_>,
         gso_size: u16,
     ) -> Taken {
-        if Bump::from_wire(bump).is_none() {
+        if shared.bumps.get(bump).is_none() {
             return Taken::Opaque;
         }
         let key = self.conn(now, shared, segment.tuple, bump);
@@ -241,9 +241,11 @@ impl Peer {
             return;
         }
         let offset = inc.offset_of(ack);
-        if let Some(epoch) = inc.stream.local_ack(offset, &mut self.store) {
+        let (stream, _, mut sink) =
+            incoming(now, shared, key, conn).expect("the connection has an incoming flow");
+        if let Some(epoch) = stream.local_ack(offset, &mut self.store, &mut sink) {
             self.complain(now, shared, key, epoch);
-        } else if inc.stream.gate().is_some_and(|start| offset >= start) {
+        } else if stream.gate().is_some_and(|start| offset >= start) {
             self.open_gate(now, shared, key);
         }
     }

@@ -53,7 +53,7 @@ fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
         },
         open: Some(open),
     };
-    assert!(peer.take_chunk(now, shared, 0, &chunk, &bytes, true));
+    assert!(peer.take_chunk(now, shared, 0, &chunk, (&bytes, Cover::Authentic)));
     pair.nodes[1].flush_injections();
 }
 

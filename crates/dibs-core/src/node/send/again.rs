@@ -144,6 +144,12 @@ impl Peer {
         (shape.len() <= usize::from(self.links[link].path.mtu())).then_some(shape)
     }
 
+    /// Whether a chunk goes encrypted, not only its headers.
+    fn is_sealed(&self, shared: &Shared, chunk: &Chunk) -> bool {
+        let conn = self.conns.get(self.waiting.head(chunk).conn);
+        conn.is_some_and(|conn| shared.bumps.of(conn.bump).is_sealed())
+    }
+
     /// Encodes the chunk at `queue[at]` anew, and those behind it that can go in the same send, and
     /// moves their bytes to a buffer of their own. They leave the queue.
     fn send_chunks_again(
@@ -155,6 +161,11 @@ impl Peer {
     ) -> Option<Out> {
         let mut run: SmallVec<[(Key, Shape); 8]> = SmallVec::new();
         let mut total = 0;
+        let first = match &self.waiting.get(queue.get(at)?.key)?.content {
+            Content::Chunk(chunk) => chunk,
+            _ => return None,
+        };
+        let inside = self.is_sealed(turn.shared, first);
         while let Some(&Delayed { key, lost_by }) = queue.get(at) {
             let Some(pending) = self.waiting.get(key) else {
                 break;
@@ -163,6 +174,9 @@ impl Peer {
                 break;
             };
             if self.is_stale(pending) {
+                break;
+            }
+            if self.is_sealed(turn.shared, chunk) != inside {
                 break;
             }
             let Some(shape) = self.shape(link, chunk) else {
@@ -213,7 +227,7 @@ impl Peer {
                 .on_sent(turn.now, shape.len() as u16, token(*key), true);
             let result = turn
                 .session
-                .seal(datagram, link.id, seq, shape.header, false);
+                .seal(datagram, link.id, seq, shape.header, inside);
             if result.is_err() {
                 // Nothing leaves without protection.
                 turn.shared.count(Counter::KeysExhausted);
@@ -230,6 +244,19 @@ impl Peer {
             turn.shared.pool.give(buffer);
             return None;
         }
+        let (path, to) = (self.links[link].local, self.links[link].remote);
+        if inside {
+            // What is kept is what was encrypted, not the ciphertext.
+            turn.shared.scratch.clear();
+            turn.shared.scratch.extend_from_slice(&buffer[..end]);
+            turn.shared.pool.give(buffer);
+            return Some(Out {
+                path,
+                to,
+                segment: stride,
+                source: Source::Scratch,
+            });
+        }
         let batch = self.waiting.add_batch(buffer);
         let mut at = 0;
         for (key, shape) in &run[..sealed] {
@@ -237,10 +264,9 @@ impl Peer {
             self.waiting.rebatch(*key, batch, (at + CLEAR) as u32, pool);
             at += shape.len();
         }
-        let link = &self.links[link];
         Some(Out {
-            path: link.local,
-            to: link.remote,
+            path,
+            to,
             segment: stride,
             source: Source::Batch(batch, end),
         })

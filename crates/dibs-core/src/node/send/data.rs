@@ -1,8 +1,8 @@
 //! New data: fair rounds over the flows, runs of chunks by the path that the scheduler chooses.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use dibs_scramble::{BUFFER_LEN, Scrambler};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{self, Open, TcpFields};
@@ -14,14 +14,14 @@ use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
+use crate::bump::{Bump, Chain};
 use crate::chunk::{Chunk, Content, Head, Placement, Strand, Unacknowledged};
 use crate::counters::Counter;
-use crate::flow::conn::{ConnStats, Outgoing, outgoing_buffer};
+use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Verdict;
 use crate::session::{Integrity, TAG_LEN};
 use crate::slab::Key;
-use crate::stream::tx::TxStream;
 use crate::time::Time;
 
 /// Segments of one GSO send, at most (the kernel's UDP_MAX_SEGMENTS of old).
@@ -37,6 +37,9 @@ const MOST_BESIDE: usize = 128;
 /// A datagram that falls short of the others of its send by no more than this part of them is padded:
 /// the send goes on behind it, with the next segment.
 const MOST_PADDED: usize = 32;
+/// Lengths of padded datagrams: powers of two between these, or the path's.
+const MIN_BUCKET: usize = 128;
+const MAX_BUCKET: usize = 1024;
 /// What a flow may send in one round.
 const QUANTUM: i64 = 16 * 1024;
 
@@ -160,8 +163,12 @@ impl Peer {
         }
         // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
         // beyond it trust wins over speed.
-        let due = conn.out.until_trusted <= 0 && self.delayed_trusted.len() >= MAX_DELAYED;
-        let strict = position.solo || stream.is_guarded(offset) || due;
+        let chain = turn.shared.bumps.of(conn.bump).chain();
+        let strict = chain.is_some_and(|chain| {
+            let due = conn.out.until_trusted <= 0 && self.delayed_trusted.len() >= MAX_DELAYED;
+            position.solo || stream.is_guarded(offset, chain.guarded()) || due
+        });
+        let chained = chain.is_some();
         let placement = if strict {
             Placement::TrustedOnly
         } else {
@@ -172,7 +179,7 @@ impl Peer {
             turn.now,
             placement,
             left + MOST_BESIDE,
-            self.backlog,
+            chained,
         ) {
             Choice::Send { link, budget } => Some((link, budget)),
             Choice::Wait(at) => {
@@ -181,7 +188,7 @@ impl Peer {
                 None
             }
             Choice::Nobody => {
-                self.held_by_trust = true;
+                self.held_by_trust |= chained;
                 None
             }
         }
@@ -194,9 +201,10 @@ impl Peer {
         now: Time,
         placement: Placement,
         wanted: usize,
-        backlog: usize,
+        chained: bool,
     ) -> Choice {
-        if self.has_trusted(shared) {
+        let backlog = self.backlog;
+        if !chained || self.has_trusted(shared) {
             return balanced(
                 &mut self.links,
                 shared,
@@ -240,8 +248,10 @@ impl Peer {
     ) -> Option<Out> {
         let alone = self.new_flows.len() + self.old_flows.len() == 1;
         let may_be_untrusted = self.is_lax(turn.shared);
+        let bumps = Arc::clone(&turn.shared.bumps);
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let open = conn.open_frame();
+        let bump = bumps.of(conn.bump);
         let link = &mut self.links[link];
         let mtu = usize::from(link.path.mtu());
         let budget = budget.min(link.path.quantum().max(mtu)).min(MAX_BATCH);
@@ -254,12 +264,17 @@ impl Peer {
             waiting: &mut self.waiting,
             delayed: &mut self.delayed_trusted,
             allowed: link.trusted || may_be_untrusted,
-            bare: turn.session.integrity() == Integrity::Off && open.is_none(),
+            guarded: bump.chain().map(Chain::guarded),
+            bare: turn.session.integrity() == Integrity::Off
+                && open.is_none()
+                && bump.chain().is_some(),
+            bump,
             link,
             open,
             mtu,
             most: wanted.min(most),
             at: 0,
+            kept: 0,
             stride: 0,
             pieces: 0,
             sent: 0,
@@ -302,7 +317,10 @@ impl Peer {
             path: link.local,
             to: link.remote,
             segment: stride,
-            source: Source::Batch(batch, at),
+            source: match bump.is_sealed() {
+                true => Source::Scratch,
+                false => Source::Batch(batch, at),
+            },
         };
         if pieces > 0 {
             return Some(out);
@@ -324,6 +342,9 @@ struct Run<'a> {
     /// What only a trusted path may carry and this one is not.
     delayed: &'a mut VecDeque<Delayed>,
     link: &'a mut Link,
+    bump: &'a Bump,
+    /// With a chain, how many bytes at the start of an epoch are for trusted paths.
+    guarded: Option<u64>,
     /// The path may carry what is for trusted ones.
     allowed: bool,
     /// Chained bytes go without a tag.
@@ -333,8 +354,10 @@ struct Run<'a> {
     /// Datagrams, at most.
     most: usize,
     batch: Key,
-    /// Bytes filled.
+    /// Bytes of datagrams filled.
     at: usize,
+    /// Bytes of what is encrypted as they were, filled in the batch: the datagrams lie elsewhere.
+    kept: usize,
     /// Length of all datagrams but the last.
     stride: usize,
     pieces: usize,
@@ -382,8 +405,10 @@ impl Run<'_> {
             }
             let offset = base + done as u64;
             let position = out.stream.position(offset, (total - done).max(1));
-            let due = out.until_trusted <= 0;
-            let guarded = position.solo || out.stream.is_guarded(offset);
+            let due = self.guarded.is_some() && out.until_trusted <= 0;
+            let guarded = self
+                .guarded
+                .is_some_and(|bytes| position.solo || out.stream.is_guarded(offset, bytes));
             let placement = match due || guarded {
                 true => Placement::TrustedOnly,
                 false => Placement::Any,
@@ -403,6 +428,9 @@ impl Run<'_> {
                 header,
                 tag,
             };
+            if self.bump.is_padded() {
+                shape.header += padding(shape.len(), self.mtu);
+            }
             let short = self.stride.saturating_sub(shape.len());
             if short <= self.stride / MOST_PADDED {
                 shape.header += short;
@@ -417,23 +445,8 @@ impl Run<'_> {
             let last = done + len == total;
             let piece_tcp = piece_fields(&tcp, done, last);
             let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
-            let secrets = out
-                .secrets
-                .as_ref()
-                .expect("a flow has secrets before it sends");
-            let initial = if position.solo {
-                stats.retransmissions += 1;
-                Some(outgoing_buffer(
-                    secrets,
-                    out.flow,
-                    &out.stream,
-                    Some(offset),
-                ))
-            } else if position.first {
-                Some(outgoing_buffer(secrets, out.flow, &out.stream, None))
-            } else {
-                None
-            };
+            stats.retransmissions += u64::from(position.solo);
+            let solo_at = position.solo.then_some(offset);
             let new_head = Head {
                 conn: self.key,
                 strand: strand(out),
@@ -442,8 +455,14 @@ impl Run<'_> {
             let chunk = Chunk {
                 offset,
                 batch: self.batch,
-                at: (self.at + CLEAR) as u32,
-                crc: crc32c(bytes),
+                at: match self.bump.is_sealed() {
+                    true => self.kept as u32,
+                    false => (self.at + CLEAR) as u32,
+                },
+                crc: match self.bump.is_sealed() {
+                    true => 0,
+                    false => crc32c(bytes),
+                },
                 len: len as u16,
                 head: 0,
                 flags: piece_tcp.flags,
@@ -454,13 +473,7 @@ impl Run<'_> {
             if defer {
                 // It goes by a trusted path when that has room; the others need not wait for it.
                 let mut buffer = turn.shared.pool.take_for(len);
-                transform(
-                    &mut out.stream,
-                    position.solo,
-                    initial,
-                    bytes,
-                    &mut buffer[..len],
-                );
+                out.transform(self.bump, solo_at, bytes, &mut buffer[..len]);
                 let batch = self.waiting.add_batch(buffer);
                 let head = self.waiting.add_head(batch, new_head);
                 let chunk = Chunk {
@@ -484,9 +497,16 @@ impl Run<'_> {
                     ..chunk
                 };
                 let range = self.at..self.at + shape.len();
-                let datagram = &mut self.waiting.batch_mut(self.batch)[range.clone()];
+                let kept = self.waiting.batch_mut(self.batch);
+                let datagram = if self.bump.is_sealed() {
+                    kept[self.kept..self.kept + len].copy_from_slice(bytes);
+                    turn.shared.scratch.resize(range.end, 0);
+                    &mut turn.shared.scratch[range.clone()]
+                } else {
+                    &mut kept[range.clone()]
+                };
                 let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
-                transform(&mut out.stream, position.solo, initial, bytes, payload);
+                out.transform(self.bump, solo_at, bytes, payload);
                 let (block, padding) = rest[..shape.header].split_at_mut(header);
                 chunk
                     .frame(strand(out), piece_tcp, self.open)
@@ -495,23 +515,29 @@ impl Run<'_> {
                 let pending = self.waiting.add(Content::Chunk(chunk), placement);
                 let size = shape.len() as u16;
                 let seq = self.link.path.on_sent(turn.now, size, token(pending), true);
-                let datagram = &mut self.waiting.batch_mut(self.batch)[range];
+                let inside = self.bump.is_sealed();
+                let datagram = match inside {
+                    true => &mut turn.shared.scratch[range],
+                    false => &mut self.waiting.batch_mut(self.batch)[range],
+                };
                 let id = self.link.id;
                 let sealed = match tag {
                     0 => turn.session.seal_bare(datagram, id, seq, shape.header),
-                    _ => turn.session.seal(datagram, id, seq, shape.header, false),
+                    _ => turn.session.seal(datagram, id, seq, shape.header, inside),
                 };
                 self.unused = false;
                 if sealed.is_err() {
                     // Nothing leaves without protection; the scrambler is ahead of what left.
                     turn.shared.count(Counter::KeysExhausted);
                     out.stream.break_chain();
+                    turn.shared.scratch.truncate(self.at);
                     self.full = true;
                     return Left::Some(total - done);
                 }
                 self.pieces += 1;
                 self.sent += len as u64;
                 self.at += shape.len();
+                self.kept += len;
                 self.stride = self.stride.max(shape.len());
                 self.full = shape.len() < self.stride;
             }
@@ -519,10 +545,12 @@ impl Run<'_> {
             if self.link.trusted || defer {
                 stats.bytes_trusted += len as u64;
             }
-            out.until_trusted += match due {
-                true => next_trusted(turn.shared, len),
-                false => -(len as i64),
-            };
+            if self.guarded.is_some() {
+                out.until_trusted += match due {
+                    true => next_trusted(turn.shared, len),
+                    false => -(len as i64),
+                };
+            }
             out.deficit -= shape.len() as i64;
             done += len;
             if last {
@@ -552,21 +580,15 @@ fn parsed(buffer: &[u8]) -> Segment<'_> {
     }
 }
 
-/// Scrambles a piece from where it was read to where it is sent from. `initial` is the buffer of a
-/// solo chunk, or of a chain that begins here.
-fn transform(
-    stream: &mut TxStream,
-    solo: bool,
-    initial: Option<[u8; BUFFER_LEN]>,
-    bytes: &[u8],
-    out: &mut [u8],
-) {
-    let initial = || initial.expect("solo chunks and the start of a chain have an initial buffer");
-    if solo {
-        Scrambler::new(&initial()).scramble(bytes, out);
+/// Bytes that bring a datagram of `len` to the next of the lengths that an observer may see.
+pub(super) fn padding(len: usize, mtu: usize) -> usize {
+    let bucket = len.next_power_of_two().max(MIN_BUCKET);
+    let bucket = if bucket > MAX_BUCKET {
+        mtu
     } else {
-        stream.scrambler(initial).scramble(bytes, out);
-    }
+        bucket.min(mtu)
+    };
+    bucket.saturating_sub(len)
 }
 
 /// The header fields of one piece: PSH and FIN belong to the last, CWR to the first, and an urgent

@@ -8,6 +8,7 @@ use super::super::links::Link;
 use super::super::opaque::Part;
 use super::super::peer::{Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
+use super::data::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Pending, Placement};
 use crate::counters::Counter;
@@ -108,6 +109,7 @@ impl Peer {
         let room = usize::from(self.links[at].path.mtu()) - OVERHEAD;
         let mut block = std::mem::take(&mut self.notices);
         let mut opened = None;
+        let mut padded = false;
         while let Some(head) = self.segments.front() {
             let Some(conn) = self.conns.get_mut(head.conn) else {
                 self.segments.pop_front();
@@ -134,6 +136,7 @@ impl Peer {
             let start = block.len();
             block.resize(start + len, 0);
             frame.encode(&mut Writer::new(&mut block[start..]));
+            padded |= turn.shared.bumps.of(conn.bump).is_padded();
             if open.is_some() {
                 opened = Some((head.conn, frame.incarnation));
             }
@@ -152,6 +155,9 @@ impl Peer {
         });
         if block.len() + ACK_BYTES + frame::ACK_OVERHEAD <= room {
             put_ack(turn.now, &mut self.links[at], &mut block);
+        }
+        if padded {
+            pad(&mut block, room);
         }
         let out = self.finish(turn, at, &block, key.is_some(), key.map_or(0, token));
         block.clear();
@@ -196,11 +202,14 @@ impl Peer {
         self.finish(turn, at, &block, true, token(key))
     }
 
-    /// A packet that is not cut, or its next piece, by a trusted path.
+    /// A packet that is not cut, or its next piece: by a trusted path unless its bump encrypts it.
     pub(super) fn send_opaque(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         let head = self.opaque.head()?;
         let wanted = head.packet.len() - head.at + OVERHEAD;
-        let placement = Placement::TrustedOnly;
+        let placement = match turn.shared.bumps.of(head.bump).is_sealed() {
+            true => Placement::Any,
+            false => Placement::TrustedOnly,
+        };
         let choice = balanced(
             &mut self.links,
             turn.shared,
@@ -226,7 +235,7 @@ impl Peer {
             at: from,
         } = self.opaque.head()?;
         let whole = frame::OPAQUE_OVERHEAD + packet.len();
-        let (block, taken) = if from == 0 && whole <= room {
+        let (mut block, taken) = if from == 0 && whole <= room {
             let mut block = vec![0; whole];
             frame::encode(
                 &Frame::Opaque { bump, packet },
@@ -253,9 +262,18 @@ impl Peer {
             frame::encode(&piece, &mut Writer::new(&mut block));
             (block, len)
         };
+        if turn.shared.bumps.of(bump).is_padded() {
+            pad(&mut block, room);
+        }
         self.opaque.consume(taken);
         self.finish(turn, at, &block, true, 0)
     }
+}
+
+/// Brings a header block that is sent alone to one of the lengths that an observer may see.
+fn pad(block: &mut Vec<u8>, room: usize) {
+    let len = block.len() + OVERHEAD;
+    block.resize(block.len() + padding(len, room + OVERHEAD), 0);
 }
 
 /// Appends an acknowledgement frame, if there is anything to acknowledge.

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use dibs_scramble::Scrambler;
+use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::BASE_OFFSET;
 use proptest::prelude::*;
@@ -9,13 +9,27 @@ use super::*;
 
 struct Keys;
 
-impl Buffers for Keys {
-    fn epoch(&self, epoch: u32) -> [u8; BUFFER_LEN] {
+impl Keys {
+    fn epoch(epoch: u32) -> [u8; BUFFER_LEN] {
         [epoch as u8; BUFFER_LEN]
     }
 
-    fn solo(&self, epoch: u32, offset: u64) -> [u8; BUFFER_LEN] {
+    fn solo(epoch: u32, offset: u64) -> [u8; BUFFER_LEN] {
         [(u64::from(epoch) * 31 + offset) as u8; BUFFER_LEN]
+    }
+}
+
+impl Decoders for Keys {
+    fn epoch(&self, epoch: u32) -> Option<Box<dyn Decode>> {
+        Some(Box::new(Descrambler::new(&Self::epoch(epoch))))
+    }
+
+    fn solo(&self, epoch: u32, offset: u64) -> Option<Box<dyn Decode>> {
+        Some(Box::new(Descrambler::new(&Self::solo(epoch, offset))))
+    }
+
+    fn has_crc(&self) -> bool {
+        true
     }
 }
 
@@ -95,7 +109,7 @@ impl Sent {
 
 /// Cuts `plain` into chained pieces of the given lengths.
 fn chain(epoch: u32, start: u64, plain: &[u8], cuts: &[usize]) -> Vec<Sent> {
-    let mut scrambler = Scrambler::new(&Keys.epoch(epoch));
+    let mut scrambler = Scrambler::new(&Keys::epoch(epoch));
     let mut at = 0;
     let mut out = Vec::new();
     for len in cuts.iter().cycle() {
@@ -123,7 +137,7 @@ fn solo(epoch: u32, plain: &[u8], start: usize, len: usize) -> Sent {
     let end = plain.len().min(start + len);
     let offset = BASE_OFFSET + start as u64;
     let mut bytes = vec![0; end - start];
-    Scrambler::new(&Keys.solo(epoch, offset)).scramble(&plain[start..end], &mut bytes);
+    Scrambler::new(&Keys::solo(epoch, offset)).scramble(&plain[start..end], &mut bytes);
     Sent {
         solo: true,
         first: false,
@@ -256,8 +270,14 @@ fn a_gap_that_the_kernel_filled_otherwise_ends_the_epoch() {
     let mut kernel = Kernel::default();
     feed(&mut stream, &mut store, &mut kernel, &pieces[0]);
     feed(&mut stream, &mut store, &mut kernel, &pieces[3]);
-    assert_eq!(stream.local_ack(BASE_OFFSET + 100, &mut store), None);
-    assert_eq!(stream.local_ack(BASE_OFFSET + 150, &mut store), Some(1));
+    assert_eq!(
+        stream.local_ack(BASE_OFFSET + 100, &mut store, &mut kernel),
+        None
+    );
+    assert_eq!(
+        stream.local_ack(BASE_OFFSET + 150, &mut store, &mut kernel),
+        Some(1)
+    );
     assert_eq!(store.held(), 0);
     assert_eq!(
         feed(&mut stream, &mut store, &mut kernel, &pieces[1]),
@@ -278,7 +298,10 @@ fn what_solo_chunks_delivered_is_no_proof_of_a_gap() {
         &mut kernel,
         &solo(1, &plain, 100, 150),
     );
-    assert_eq!(stream.local_ack(BASE_OFFSET + 250, &mut store), None);
+    assert_eq!(
+        stream.local_ack(BASE_OFFSET + 250, &mut store, &mut kernel),
+        None
+    );
     feed(&mut stream, &mut store, &mut kernel, &pieces[2]);
     assert_eq!(kernel.got.last().unwrap().0, BASE_OFFSET + 200);
 }

@@ -1,0 +1,156 @@
+//! Bumps: what is done to the bytes of a connection on their way.
+//!
+//! A [`Bump`] is a number, a name and one of three methods, and the node knows nothing else of it:
+//!
+//! - [`Method::Chain`]: what is sent of a byte depends on bytes before it. It is authenticated and
+//!   seen on the wire, so its start and what stands alone go by trusted paths only (SECURITY 1);
+//! - [`Method::Seal`]: nothing is done here; each datagram is encrypted whole, and may go anywhere;
+//! - [`Method::Split`]: each datagram, headers included, becomes several, one for each path.
+//!
+//! Order, loss, retransmission and sharing out over paths are the node's business for all of them.
+//! docs/writing-a-bump.md leads through one.
+
+mod scramble;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use scramble::Scramble;
+
+use crate::session::EpochKey;
+
+/// Number of [`scramble`].
+pub const SCRAMBLE: u8 = 1;
+/// Number of the bump `share`.
+pub const SHARE: u8 = 2;
+/// Number of [`seal`].
+pub const SEAL: u8 = 3;
+/// The highest number of a bump that a node carries.
+pub const MAX_NUMBER: u8 = 7;
+
+/// A bump.
+#[derive(Clone, Debug)]
+pub struct Bump {
+    /// Names it in marks and on the wire: 1 to [`MAX_NUMBER`], the same at both ends.
+    pub number: u8,
+    /// Names it for the user.
+    pub name: &'static str,
+    /// What it does.
+    pub method: Method,
+}
+
+/// What a bump does, see the [module](self).
+#[derive(Clone, Debug)]
+pub enum Method {
+    /// Transforms the stream byte by byte.
+    Chain(Arc<dyn Chain>),
+    /// Encrypts each datagram whole.
+    Seal(Padding),
+}
+
+/// Which lengths an observer of encrypted datagrams sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Padding {
+    /// The true ones.
+    None,
+    /// Those of a few buckets: powers of two up to 1024 bytes, or as long as the path allows.
+    Buckets,
+}
+
+/// A transformation in which bytes depend on those before them. A chain begins anew with each epoch;
+/// its key is that epoch's, or that of one chunk which stands alone.
+pub trait Chain: Send + Sync + fmt::Debug {
+    /// So many bytes at the start of an epoch an observer of an untrusted path must not have.
+    fn guarded(&self) -> u64;
+    /// The sender's side at the start of an epoch.
+    fn encoder(&self, key: &EpochKey) -> Box<dyn Encode>;
+    /// The receiver's side at the start of an epoch.
+    fn decoder(&self, key: &EpochKey) -> Box<dyn Decode>;
+}
+
+/// The sender's side of a chain.
+pub trait Encode: Send + fmt::Debug {
+    /// Transforms the next bytes of the stream into `out`, which is as long.
+    fn encode(&mut self, plain: &[u8], out: &mut [u8]);
+}
+
+/// The receiver's side of a chain.
+pub trait Decode: Send + fmt::Debug {
+    /// Restores the next bytes of the stream into `plain`, which is as long.
+    fn decode(&mut self, sent: &[u8], plain: &mut [u8]);
+    /// Moves on over bytes whose plaintext has come another way. Pieces need not end where those of
+    /// [`decode`](Self::decode) do.
+    fn advance(&mut self, plain: &[u8]);
+}
+
+/// The papers' scrambler.
+pub fn scramble() -> Bump {
+    Bump {
+        number: SCRAMBLE,
+        name: "scramble",
+        method: Method::Chain(Arc::new(Scramble)),
+    }
+}
+
+/// Authenticated encryption.
+pub fn seal(padding: Padding) -> Bump {
+    Bump {
+        number: SEAL,
+        name: "seal",
+        method: Method::Seal(padding),
+    }
+}
+
+/// All bumps of this crate, with the usual settings.
+pub fn ordinary() -> Vec<Bump> {
+    vec![scramble(), seal(Padding::None)]
+}
+
+impl Bump {
+    /// The chain, if it is one.
+    pub(crate) fn chain(&self) -> Option<&dyn Chain> {
+        match &self.method {
+            Method::Chain(chain) => Some(&**chain),
+            Method::Seal(_) => None,
+        }
+    }
+
+    /// Whether lengths are hidden.
+    pub(crate) const fn is_padded(&self) -> bool {
+        matches!(self.method, Method::Seal(Padding::Buckets))
+    }
+
+    /// Whether datagrams are encrypted whole.
+    pub(crate) const fn is_sealed(&self) -> bool {
+        matches!(self.method, Method::Seal(_))
+    }
+}
+
+/// The bumps of a node, by number.
+#[derive(Debug)]
+pub(crate) struct Bumps([Option<Bump>; MAX_NUMBER as usize + 1]);
+
+impl Bumps {
+    /// # Panics
+    /// If two have the same number, or one a number that none can have.
+    pub(crate) fn new(bumps: Vec<Bump>) -> Self {
+        let mut all = Self([const { None }; MAX_NUMBER as usize + 1]);
+        for bump in bumps {
+            let number = bump.number;
+            assert!((1..=MAX_NUMBER).contains(&number), "no bump is {number}");
+            let before = all.0[usize::from(number)].replace(bump);
+            assert!(before.is_none(), "two bumps are {number}");
+        }
+        all
+    }
+
+    /// The bump of this number, if the node carries it.
+    pub(crate) fn get(&self, number: u8) -> Option<&Bump> {
+        self.0.get(usize::from(number))?.as_ref()
+    }
+
+    /// The bump of a connection, which began because the node carries it.
+    pub(crate) fn of(&self, number: u8) -> &Bump {
+        self.get(number).expect("a connection's bump is carried")
+    }
+}

@@ -1,0 +1,41 @@
+//! `scramble`: each byte XORed with the 64 before it (PAPERS 1).
+
+use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler, initial_buffer};
+
+use super::{Chain, Decode, Encode};
+use crate::session::EpochKey;
+
+/// The papers' scrambler.
+#[derive(Debug)]
+pub struct Scramble;
+
+impl Chain for Scramble {
+    fn guarded(&self) -> u64 {
+        // With the zeros of the initial buffer these give the next ones away (SECURITY 1).
+        BUFFER_LEN as u64 + 1
+    }
+
+    fn encoder(&self, key: &EpochKey) -> Box<dyn Encode> {
+        Box::new(Scrambler::new(&initial_buffer(&key.initial_mac())))
+    }
+
+    fn decoder(&self, key: &EpochKey) -> Box<dyn Decode> {
+        Box::new(Descrambler::new(&initial_buffer(&key.initial_mac())))
+    }
+}
+
+impl Encode for Scrambler {
+    fn encode(&mut self, plain: &[u8], out: &mut [u8]) {
+        self.scramble(plain, out);
+    }
+}
+
+impl Decode for Descrambler {
+    fn decode(&mut self, sent: &[u8], plain: &mut [u8]) {
+        self.descramble(sent, plain);
+    }
+
+    fn advance(&mut self, plain: &[u8]) {
+        Descrambler::advance(self, plain);
+    }
+}
