@@ -319,11 +319,28 @@ impl Node {
     /// # Errors
     /// If that changes none, or leaves one out.
     pub fn switch(&self, command: &str, end: &str, port: u16) -> Result<()> {
-        let changed = self.ctl(&[command, end, &port.to_string()])?;
+        self.change(&[command, end, &port.to_string()])
+    }
+
+    /// Moves the live connections of a port, by the far end's (`--dport`) or this end's (`--sport`), to
+    /// a bump, or to "plain".
+    ///
+    /// # Errors
+    /// If that changes none, or leaves one out.
+    pub fn put_on(&self, bump: &str, end: &str, port: u16) -> Result<()> {
+        match bump {
+            "plain" => self.switch("disable", end, port),
+            _ => self.change(&["enable", end, &port.to_string(), "--bump", bump]),
+        }
+    }
+
+    fn change(&self, arguments: &[&str]) -> Result<()> {
+        let changed = self.ctl(arguments)?;
         let count = |key: &str| changed[key].as_array().map_or(0, Vec::len);
         ensure!(
             count("connections") > 0 && count("skipped") == 0,
-            "{command} {end} {port} on host {}: {changed:#}",
+            "{} on host {}: {changed:#}",
+            arguments.join(" "),
             self.host.name()
         );
         Ok(())

@@ -19,6 +19,7 @@
 
 pub mod attacker;
 pub mod daemon;
+mod dice;
 pub mod eavesdropper;
 pub mod hostile;
 pub mod kernel;
@@ -30,6 +31,7 @@ pub mod traffic;
 use anyhow::Result;
 
 pub use daemon::Node;
+pub use dice::Dice;
 pub use eavesdropper::Eavesdropper;
 pub use topology::{Net, Setup};
 

@@ -9,24 +9,11 @@ use anyhow::{Context as _, Result, ensure};
 use netns_tests::daemon::wait;
 use netns_tests::topology::server;
 use netns_tests::traffic::{Talk, connect, next_plaintext};
-use netns_tests::{Net, Node, Setup, isolated};
+use netns_tests::{Dice, Net, Node, Setup, isolated};
 use serde_json::Value;
 
 /// More than can still be under way on a link: what is heard from then on was sent after a switch.
 const SETTLED: u64 = 2 << 20;
-
-/// Pseudorandom numbers (SplitMix64), so that a run can be repeated.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % limit
-    }
-}
 
 /// Switches the connections to port 7000 of `b`, on one host or the other.
 fn switch(net: &Net, on_a: bool, into: bool) -> Result<()> {
