@@ -6,11 +6,8 @@
 
 use std::{env, hint::black_box, path::Path, process::Command};
 
-use aws_lc_rs::{
-    aead::{
-        AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
-    },
-    rand,
+use aws_lc_rs::aead::{
+    AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
 };
 use criterion::Criterion;
 use des::{Des, TdesEde3};
@@ -19,6 +16,7 @@ use dibs_scramble::{
     BUFFER_LEN, Descrambler, Kernel, Scrambler,
     reference::{Revised, Straightforward},
 };
+use dibs_share::{Pads, SEED_LEN, Scheme};
 
 const INITIAL: [u8; BUFFER_LEN] = [0x5a; BUFFER_LEN];
 
@@ -38,6 +36,7 @@ fn main() {
     }
     both_ways(&mut criterion);
     datagram(&mut criterion);
+    sharing(&mut criterion);
     kernels(&mut criterion);
     criterion.final_summary();
     // Without it, `cargo test` tries each benchmark once.
@@ -150,13 +149,52 @@ fn datagram(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// Splitting and joining what a datagram carries, without the random bytes, and these alone.
+fn sharing(criterion: &mut Criterion) {
+    const LEN: usize = 1400;
+    let mut group = group(criterion, "1400B-sharing", LEN);
+    let secret = message(LEN);
+    let mut pads = Pads::new(&[0x5a; SEED_LEN]);
+    let mut random = vec![0; LEN];
+    group.bench_function("pads", |b| b.iter(|| pads.fill(black_box(&mut random))));
+    for (needed, shares) in [(2, 2), (3, 3), (2, 3), (3, 5)] {
+        let scheme = Scheme::new(needed, shares).expect("a scheme that exists");
+        let mut random = vec![0; scheme.randomness(LEN)];
+        pads.fill(&mut random);
+        let mut split = vec![vec![0; LEN]; shares.into()];
+        let mut joined = vec![0; LEN];
+        for kernel in dibs_share::Kernel::available() {
+            let id = |what| format!("{what}-{needed}-of-{shares}-{}", kernel.name());
+            let mut places: Vec<_> = split.iter_mut().map(Vec::as_mut_slice).collect();
+            group.bench_function(id("split"), |b| {
+                b.iter(|| {
+                    scheme.split_on(kernel, black_box(&secret), &random, black_box(&mut places));
+                });
+            });
+            // The last ones: with Shamir's sharing no factor of theirs is 1.
+            let last: Vec<_> = (0..shares)
+                .zip(&split)
+                .skip((shares - needed).into())
+                .map(|(index, share)| (index, &share[..]))
+                .collect();
+            group.bench_function(id("join"), |b| {
+                b.iter(|| scheme.join_on(kernel, black_box(&last), black_box(&mut joined)));
+            });
+        }
+    }
+    group.finish();
+}
+
 fn other_candidates(group: &mut Group<'_>, len: usize) {
     let src = message(len);
     let (mut first, mut second) = (vec![0; len], vec![0; len]);
+    let (mut pads, mut pad) = (Pads::new(&[0x5a; SEED_LEN]), vec![0; len]);
+    let both = Scheme::new(2, 2).expect("a scheme that exists");
     group.bench_function("xor-share", |b| {
         b.iter(|| {
-            rand::fill(&mut first).expect("the system's random numbers");
-            candidates::share(black_box(&src), &first, black_box(&mut second));
+            pads.fill(&mut pad);
+            both.split(black_box(&src), &pad, &mut [&mut first, &mut second]);
+            black_box((&mut first, &mut second));
         });
     });
     group.bench_function("packet-xor", |b| {

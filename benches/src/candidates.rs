@@ -1,18 +1,18 @@
-//! Ways to need every path, without a cipher: secret sharing, network coding, and chaining of
-//! blocks. All slices of a call have the same length.
+//! Ways to need every path, without a cipher: network coding, and chaining of blocks. All slices of
+//! a call have the same length. Secret sharing, the third, is `dibs-share`.
 
 /// A block of the chaining, in bytes.
 const BLOCK: usize = 16;
 
-/// One message onto two paths, either of which alone is random: `mask`, which must be random and
-/// used once, and `message ^ mask`.
-pub fn share(message: &[u8], mask: &[u8], other: &mut [u8]) {
-    xor(message, mask, other);
-}
-
 /// Two packets onto two paths: the first one as it is, and `coded`, their XOR.
 pub fn packet_xor(first: &[u8], second: &[u8], coded: &mut [u8]) {
-    xor(first, second, coded);
+    assert!(
+        first.len() == second.len() && second.len() == coded.len(),
+        "packets that are coded together have one length"
+    );
+    for ((first, second), coded) in first.iter().zip(second).zip(coded) {
+        *coded = first ^ second;
+    }
 }
 
 /// Cipher block chaining with the identity for a cipher: each block is the XOR of all plaintext
@@ -27,29 +27,18 @@ pub fn chain(message: &[u8], chained: &mut [u8]) {
     }
 }
 
-fn xor(a: &[u8], b: &[u8], out: &mut [u8]) {
-    assert!(
-        a.len() == b.len() && b.len() == out.len(),
-        "the shares of a message have its length"
-    );
-    for ((a, b), out) in a.iter().zip(b).zip(out) {
-        *out = a ^ b;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::message;
 
     #[test]
-    fn a_share_and_its_mask_give_the_message() {
-        let (text, mask) = (message(1000), message(2000).split_off(1000));
-        let (mut other, mut back) = (vec![0; 1000], vec![0; 1000]);
-        share(&text, &mask, &mut other);
-        assert_ne!(other, text);
-        share(&other, &mask, &mut back);
-        assert_eq!(back, text);
+    fn a_packet_and_the_coded_one_give_the_other() {
+        let (first, second) = (message(1000), message(2000).split_off(1000));
+        let (mut coded, mut back) = (vec![0; 1000], vec![0; 1000]);
+        packet_xor(&first, &second, &mut coded);
+        packet_xor(&first, &coded, &mut back);
+        assert_eq!(back, second);
     }
 
     #[test]
