@@ -11,8 +11,8 @@ use zeroize::{Zeroize, Zeroizing};
 /// Length of a seed in bytes.
 pub const SEED_LEN: usize = 32;
 
-/// How much a key makes, the next key included, in bytes. Longer would cost cache, shorter key
-/// schedules: with 4 KiB they are an eighth of the time.
+/// How much a key makes, the next key included, in bytes. Longer would cost cache, shorter would
+/// cost time: with 4 KiB, schedules of keys are about a sixth of it.
 const POOL_LEN: usize = 4096;
 
 /// A fast generator of random bytes for [`Scheme::split`](crate::Scheme::split): Bernstein's
