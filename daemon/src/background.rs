@@ -1,7 +1,7 @@
 //! What goes on by itself: news of the data path and of peers' daemons, changes of the host, connections
 //! that end, steering that others undo, the watchdog.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::conns::Pair;
+use crate::conns::{Pair, Socket};
 use crate::daemon::{Daemon, Handed, Steered};
 use crate::driver::Notice;
 use crate::messages::{Body, Message, Outcome};
@@ -346,13 +346,23 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
     };
     if known {
         let lives = daemon.sockets().await?;
-        let alive: HashSet<Pair> = lives.iter().map(|live| live.pair).collect();
-        let gone = {
+        let alive: HashMap<Pair, Socket> = { lives.iter() }
+            .map(|live| (live.pair, live.socket))
+            .collect();
+        let (gone, taken) = {
             let mut state = daemon.state.borrow_mut();
-            state.handed.retain(|pair, _| alive.contains(pair));
-            state.written.retain(|pair, _| alive.contains(pair));
-            state.choices.sweep(|pair| alive.contains(pair))
+            state.handed.retain(|pair, _| alive.contains_key(pair));
+            state.written.retain(|pair, _| alive.contains_key(pair));
+            let is_there = |pair: &Pair, socket| alive.get(pair) == Some(&socket);
+            state.names.sweep(is_there);
+            let gone = state.choices.sweep(|pair, _| alive.contains_key(pair));
+            let known = state.choices.iter();
+            let taken = known.filter(|(pair, choice)| !is_there(pair, choice.socket));
+            (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
         };
+        for pair in &taken {
+            daemon.mark_choice(pair).await?;
+        }
         for pair in &gone {
             // Another connection of the same ends is not to inherit it.
             daemon.mark(pair, 0, false).await?;

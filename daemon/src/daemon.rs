@@ -18,7 +18,7 @@ use dibs_switch::locks::Locks;
 use tokio::sync::{Mutex, Notify, broadcast, oneshot};
 
 use crate::bumps::{Carried, carried};
-use crate::conns::{Choices, Pair};
+use crate::conns::{Choices, Names, Pair};
 use crate::driver::{Driver, Gone};
 use crate::interfaces::{Interfaces, Inventory};
 use crate::live::{Live, Registry};
@@ -84,6 +84,8 @@ pub(crate) struct State {
     pub(crate) user_rules: Vec<SavedRule>,
     pub(crate) next_rule: RuleId,
     pub(crate) choices: Choices,
+    /// How peers name their sockets.
+    pub(crate) names: Names,
     /// Which connections take nothing in plain.
     pub(crate) locks: Locks,
     /// Connections on a bump neither by choice nor by a rule of ours: by the peer's, or by the hand of

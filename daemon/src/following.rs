@@ -15,7 +15,7 @@ impl Daemon {
             for live in lives.iter().filter(|live| !live.over) {
                 let meant = peer.is_none_or(|peer| live.peer == peer);
                 if let Some(rule) = state.requirement(live).filter(|_| meant)
-                    && let Some(choice) = state.choices.get(&live.pair)
+                    && let Some(choice) = state.choices.of(&live.pair, live.socket)
                     && choice.bump != rule.bump_id().get()
                 {
                     let bump = rule.bump_id().get();

@@ -258,6 +258,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         user_rules,
         next_rule: saved.next_rule,
         choices,
+        names: Default::default(),
         locks: Default::default(),
         handed: Default::default(),
         written: Default::default(),

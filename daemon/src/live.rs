@@ -7,7 +7,7 @@ use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::{Connection, Conntrack};
 use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 
-use crate::conns::Pair;
+use crate::conns::{Pair, Socket};
 use crate::daemon::{Daemon, wall};
 use crate::startup::marks;
 
@@ -22,6 +22,8 @@ pub struct Live {
     pub pair: Pair,
     /// The peer's index.
     pub peer: usize,
+    /// The socket, as peers know it: of the kernel's number, the lower half.
+    pub socket: Socket,
     /// The socket's owner.
     pub uid: u32,
     /// The socket's inode.
@@ -113,7 +115,10 @@ impl Daemon {
     }
 
     /// Those of these connections that there are, without looking at marks.
-    pub(crate) async fn sockets_of(&self, pairs: &[Pair]) -> anyhow::Result<HashMap<Pair, Live>> {
+    pub(crate) async fn sockets_of(
+        &self,
+        pairs: &[Pair],
+    ) -> Result<HashMap<Pair, Live>, dibs_policy::Error> {
         let ends: Vec<_> = pairs.iter().map(|pair| (pair.local, pair.remote)).collect();
         let found = sockets::find(&ends).await?.into_iter();
         let lives = found.filter_map(|socket| self.live(socket));
@@ -127,6 +132,7 @@ impl Daemon {
                 remote: socket.remote,
             },
             peer: self.peer_of(socket.remote.ip())?,
+            socket: Socket(socket.cookie as u32),
             uid: socket.uid,
             inode: socket.inode,
             bound: socket.bound_device != 0,
@@ -143,11 +149,8 @@ impl Daemon {
         if let Some(rule) = state.requirement(live) {
             return rule.bump_id().get();
         }
-        if let Some(choice) = state
-            .choices
-            .get(&live.pair)
-            .filter(|choice| !choice.pending)
-        {
+        let choice = state.choices.of(&live.pair, live.socket);
+        if let Some(choice) = choice.filter(|choice| !choice.pending) {
             return choice.bump;
         }
         if let Some(bump) = marks(&self.config).bump_of(live.mark) {

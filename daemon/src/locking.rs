@@ -12,8 +12,9 @@ use dibs_policy::conntrack::{Connection, Conntrack, Tuple};
 use crate::conns::Pair;
 use crate::daemon::{Daemon, Handed, State};
 use crate::live::Live;
-use crate::messages::{Body, MAX_ENTRIES, Outcome};
+use crate::messages::{Body, MAX_ENTRIES, Named, Outcome};
 use crate::startup::marks;
+use crate::switching::Meant;
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -69,7 +70,7 @@ impl Daemon {
                 rule.bump_id().get() == bump
                     && rule.matches(live.pair.local, live.pair.remote, live.uid)
             });
-            let chosen = chosen || state.choices.get(&live.pair).is_some();
+            let chosen = chosen || state.choices.of(&live.pair, live.socket).is_some();
             if !chosen && !ruled {
                 let by_peer = engaged;
                 state.handed.insert(live.pair, Handed { bump, by_peer });
@@ -116,7 +117,7 @@ impl Daemon {
         if !self.locks() || self.state.borrow().installed.is_empty() {
             return Ok(());
         }
-        let mut asking: BTreeMap<(usize, u8), Vec<Pair>> = BTreeMap::new();
+        let mut asking: BTreeMap<(usize, u8), Vec<Meant>> = BTreeMap::new();
         {
             let tracked = self.tracked().await?;
             let now = Instant::now();
@@ -124,27 +125,27 @@ impl Daemon {
                 let bump = self.stays_on(&live, &tracked)?;
                 let state = self.state.borrow();
                 let wants = state.locks.wants_asking(&live.pair, bump, now);
-                wants.then_some((live.peer, bump, live.pair))
+                wants.then(|| (live.peer, bump, Meant::from(&live)))
             };
             let mut wanting = self.sockets_as(wants_asking).await?;
             wanting.truncate(MOST_ASKED);
-            for (peer, bump, pair) in wanting {
-                asking.entry((peer, bump)).or_default().push(pair);
+            for (peer, bump, conn) in wanting {
+                asking.entry((peer, bump)).or_default().push(conn);
             }
         }
         let asked = asking
             .iter()
-            .map(|((peer, bump), pairs)| self.ask_confirmation(*peer, *bump, pairs));
+            .map(|((peer, bump), conns)| self.ask_confirmation(*peer, *bump, conns));
         let answers = futures_util::future::join_all(asked).await;
-        let confirmed: Vec<(u8, Pair)> = answers.into_iter().flatten().collect();
+        let confirmed: Vec<(u8, Meant)> = answers.into_iter().flatten().collect();
         if confirmed.is_empty() {
             return Ok(());
         }
         // It may have left while the peer was asked.
-        let pairs: Vec<Pair> = confirmed.iter().map(|(_, pair)| *pair).collect();
+        let pairs: Vec<Pair> = confirmed.iter().map(|(_, conn)| conn.pair).collect();
         let (lives, tracked) = self.looked_up(&pairs).await?;
-        for (bump, pair) in confirmed {
-            let live = lives.get(&pair);
+        for (bump, Meant { pair, socket }) in confirmed {
+            let live = lives.get(&pair).filter(|live| live.socket == socket);
             if live.and_then(|live| self.stays_on(live, &tracked)) == Some(bump) {
                 let mut state = self.state.borrow_mut();
                 state.locks.confirm(pair, bump, Instant::now());
@@ -155,20 +156,23 @@ impl Daemon {
     }
 
     /// Asks one peer; those that it confirms.
-    async fn ask_confirmation(&self, peer: usize, bump: u8, pairs: &[Pair]) -> Vec<(u8, Pair)> {
+    async fn ask_confirmation(&self, peer: usize, bump: u8, conns: &[Meant]) -> Vec<(u8, Meant)> {
         let mut confirmed = Vec::new();
-        for pairs in pairs.chunks(MAX_ENTRIES) {
-            let conns = pairs.to_vec();
-            let Ok(outcomes) = self.ask(peer, Body::Confirm { bump, conns }).await else {
-                // Without a session there is nobody to confirm anything.
-                break;
+        for conns in conns.chunks(MAX_ENTRIES) {
+            let body = |named: &[(usize, Named)]| Body::Confirm {
+                bump,
+                conns: named.iter().map(|(_, named)| *named).collect(),
             };
-            for (pair, (outcome, _)) in pairs.iter().zip(outcomes) {
-                if outcome == Outcome::Done {
-                    confirmed.push((bump, *pair));
-                } else {
-                    let mut state = self.state.borrow_mut();
-                    state.locks.refuse(*pair, bump, Instant::now());
+            let answers = self.ask_about(peer, conns, body).await;
+            for (conn, answer) in conns.iter().zip(answers) {
+                match answer {
+                    Ok((Outcome::Done, _)) => confirmed.push((bump, *conn)),
+                    Ok(_) => {
+                        let mut state = self.state.borrow_mut();
+                        state.locks.refuse(conn.pair, bump, Instant::now());
+                    }
+                    // Without a session there is nobody to confirm anything.
+                    Err(_) => return confirmed,
                 }
             }
         }
@@ -181,9 +185,9 @@ impl Daemon {
         &self,
         peer: usize,
         bump: u8,
-        conns: Vec<Pair>,
+        conns: Vec<Named>,
     ) -> Vec<(Outcome, u64)> {
-        let pairs: Vec<Pair> = conns.into_iter().map(Pair::reversed).collect();
+        let pairs: Vec<Pair> = conns.iter().map(|named| named.pair.reversed()).collect();
         let (lives, tracked) = match self.looked_up(&pairs).await {
             Ok(found) => found,
             Err(error) => {
@@ -192,10 +196,13 @@ impl Daemon {
             }
         };
         let mut outcomes = Vec::with_capacity(pairs.len());
-        for pair in pairs {
+        for (pair, named) in pairs.into_iter().zip(conns) {
             let live = lives.get(&pair).filter(|live| live.peer == peer);
             outcomes.push(match live {
                 None => (Outcome::NoConnection, 0),
+                Some(live) if live.socket != named.socket => {
+                    (Outcome::OtherSocket, live.socket.0.into())
+                }
                 Some(live) if self.stays_on(live, &tracked) == Some(bump) => {
                     if self.locks() {
                         let mut state = self.state.borrow_mut();
@@ -215,7 +222,7 @@ impl Daemon {
         let entry = tracked.get(&live.pair)?;
         let bump = marks(&self.config).bump_of(entry.mark)?.get();
         let state = self.state.borrow();
-        let stays = match state.choices.get(&live.pair) {
+        let stays = match state.choices.of(&live.pair, live.socket) {
             Some(choice) if state.requirement(live).is_none() => {
                 !choice.pending && choice.bump == bump
             }

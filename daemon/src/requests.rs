@@ -390,7 +390,7 @@ impl Daemon {
             lives
                 .into_iter()
                 .filter(|live| !live.over && matches(&rule, live))
-                .filter(|live| state.choices.get(&live.pair).is_none())
+                .filter(|live| state.choices.of(&live.pair, live.socket).is_none())
                 .filter(|live| !state.active_rules().any(|other| matches(other, live)))
                 .collect()
         };

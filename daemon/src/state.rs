@@ -175,12 +175,13 @@ fn private(options: &mut OpenOptions) -> &mut OpenOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conns::Version;
+    use crate::conns::{Socket, Version};
     use std::os::unix::fs::PermissionsExt as _;
 
     fn saved() -> Saved {
         let choice = Choice {
             bump: 1,
+            socket: Socket(77),
             version: Version {
                 generation: 2,
                 host: u64::MAX,

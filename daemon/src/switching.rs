@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::conns::{Choice, Pair, Version};
+use crate::conns::{Choice, Pair, Socket, Version};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
 use crate::messages::{Body, Message, Outcome};
@@ -19,6 +19,7 @@ mod asking;
 mod marking;
 mod rules;
 
+pub(crate) use asking::Meant;
 pub(crate) use marking::ends;
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
@@ -50,7 +51,7 @@ impl Daemon {
             } else if live.bound {
                 let why = "its socket is bound to a device and cannot be steered";
                 outcomes.insert(live.pair, Err(why.to_owned()));
-            } else if self.is_pending(&live.pair) {
+            } else if self.is_pending(live) {
                 // What stood before it could not be told from what the peer knows then.
                 let why = "it is being moved already";
                 outcomes.insert(live.pair, Err(why.to_owned()));
@@ -65,9 +66,9 @@ impl Daemon {
             .collect();
         {
             let mut state = self.state.borrow_mut();
-            for Live { pair, .. } in by_peer.values().flatten() {
-                let before = state.choices.get(pair);
-                let choice = state.choices.propose(*pair, bump, self.host, 0);
+            for Live { pair, socket, .. } in by_peer.values().flatten() {
+                let before = state.choices.of(pair, *socket);
+                let choice = { &mut state.choices }.propose(*pair, *socket, bump, self.host, 0);
                 proposed.push((*pair, choice, before));
             }
         }
@@ -89,14 +90,20 @@ impl Daemon {
             .iter()
             .map(|(peer, lives)| self.negotiate(*peer, lives, bump, true));
         let answers = futures_util::future::join_all(asked).await;
-        let before: HashMap<Pair, Option<Choice>> = proposed
+        let before: HashMap<Pair, (Choice, Option<Choice>)> = proposed
             .into_iter()
-            .map(|(pair, _, before)| (pair, before))
+            .map(|(pair, choice, before)| (pair, (choice, before)))
             .collect();
         for (pair, version, answer) in answers.into_iter().flatten() {
             let verdict = answer.map(|(outcome, _)| outcome);
+            let (proposed, before) = before[&pair];
+            // It may have been asked for again, as a later one.
+            let asked = Choice {
+                version,
+                ..proposed
+            };
             let verdict = self
-                .conclude(pair, version, bump, verdict, before[&pair], origins[&pair])
+                .conclude(pair, asked, verdict, before, origins[&pair])
                 .await;
             outcomes.insert(pair, verdict);
         }
@@ -117,8 +124,8 @@ impl Daemon {
         Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
     }
 
-    fn is_pending(&self, pair: &Pair) -> bool {
-        let choice = self.state.borrow().choices.get(pair);
+    fn is_pending(&self, live: &Live) -> bool {
+        let choice = self.state.borrow().choices.of(&live.pair, live.socket);
         choice.is_some_and(|choice| choice.pending)
     }
 
@@ -126,19 +133,19 @@ impl Daemon {
     async fn conclude(
         &self,
         pair: Pair,
-        version: Version,
-        bump: u8,
+        asked: Choice,
         verdict: Result<Outcome, Unanswered>,
         before: Option<Choice>,
         origin: u8,
     ) -> Result<(), String> {
+        let Choice { bump, version, .. } = asked;
         let refusal = match verdict {
             Ok(Outcome::Done) => None,
             // The peer's part waits for a session: the choice is sent again then.
             Err(Unanswered::NoSession) if bump == 0 => None,
             _ if self.state.borrow().choices.is_settled(&pair, version) => None,
             Ok(Outcome::Older) => Some("the other end chose otherwise at the same time".to_owned()),
-            Ok(Outcome::NoConnection) => {
+            Ok(Outcome::NoConnection | Outcome::OtherSocket) => {
                 Some("the peer has no such connection, or knows it by other addresses".to_owned())
             }
             Ok(Outcome::OwnRule) => Some("a rule of the peer wants it on its bump".to_owned()),
@@ -162,9 +169,15 @@ impl Daemon {
             .borrow_mut()
             .choices
             .take_back(&pair, version, before);
-        if let Err(Unanswered::Silent) = verdict {
+        // What it has not named its socket for, it has not done.
+        let conn = Meant {
+            pair,
+            socket: asked.socket,
+        };
+        let named = self.name(&conn).socket != Socket::UNKNOWN;
+        if named && let Err(Unanswered::Silent) = verdict {
             let bump = before.map_or(origin, |choice| choice.bump);
-            self.bring_back(pair, version, bump).await;
+            self.bring_back(conn, version, bump).await;
         } else if let Err(error) = self.mark_choice(&pair).await {
             tracing::warn!("{error}");
         }
@@ -184,11 +197,12 @@ impl Daemon {
 
     /// A peer that did not answer may have moved a connection all the same: a later choice than the one
     /// that it was asked for puts it back to `bump`, where it was: by choice, or by rules or the peer.
-    async fn bring_back(&self, pair: Pair, asked: Version, bump: u8) {
+    async fn bring_back(&self, conn: Meant, asked: Version, bump: u8) {
+        let Meant { pair, socket } = conn;
         let back = {
             let mut state = self.state.borrow_mut();
             let above = asked.generation;
-            let back = state.choices.propose(pair, bump, self.host, above);
+            let back = { &mut state.choices }.propose(pair, socket, bump, self.host, above);
             state.choices.settle(&pair, back.version);
             back
         };
@@ -202,7 +216,7 @@ impl Daemon {
             bump,
             explicit: true,
             ready: false,
-            conns: vec![(pair, back.version)],
+            conns: vec![(self.name(&conn), back.version)],
         };
         if let Some(peer) = self.peer_of(pair.remote.ip()) {
             // Nobody waits for the answer. Without a session it is sent with the next one.

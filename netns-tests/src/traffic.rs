@@ -1,7 +1,7 @@
 //! Connections whose every byte is checked.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use dibs_lab::{Host, wait_for, wait_until};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::plaintext::Plaintext;
 
@@ -38,7 +38,14 @@ impl Talk {
     /// # Errors
     /// If the connection does not come about.
     pub fn start(from: &Host, to: &Host, server: SocketAddr) -> Result<Self> {
-        let (near, far) = connect(from, to, server)?;
+        Self::over(from, to, connect(from, to, server)?)
+    }
+
+    /// Starts talking on a connection.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn over(from: &Host, to: &Host, (near, far): (TcpStream, TcpStream)) -> Result<Self> {
         let mut talk = Self {
             plaintexts: [next_plaintext(), next_plaintext()],
             client: near.local_addr()?,
@@ -210,13 +217,35 @@ pub fn ping(from: &Host, to: IpAddr) -> Result<()> {
 /// # Errors
 /// If it does not come about.
 pub fn connect(from: &Host, to: &Host, server: SocketAddr) -> Result<(TcpStream, TcpStream)> {
+    connect_from(0, from, to, server)
+}
+
+/// As [`connect`], from this port; 0: any.
+///
+/// # Errors
+/// If it does not come about.
+pub fn connect_from(
+    port: u16,
+    from: &Host,
+    to: &Host,
+    server: SocketAddr,
+) -> Result<(TcpStream, TcpStream)> {
     let listener = to
         .in_ns(|| TcpListener::bind(server))
         .with_context(|| format!("listen at {server}"))?;
     listener.set_nonblocking(true)?;
-    let near = from
-        .in_ns(|| TcpStream::connect_timeout(&server, PATIENCE))
-        .with_context(|| format!("connect to {server}"))?;
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let near = from.in_ns(|| -> std::io::Result<TcpStream> {
+        let socket = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
+        socket.set_reuse_address(port != 0)?;
+        socket.bind(&SocketAddr::new(any, port).into())?;
+        socket.connect_timeout(&server.into(), PATIENCE)?;
+        Ok(socket.into())
+    });
+    let near = near.with_context(|| format!("connect to {server}"))?;
     let accepted = wait_for(PATIENCE, "a connection", || match listener.accept() {
         Err(error) if error.kind() == ErrorKind::WouldBlock => None,
         result => Some(result),
@@ -228,6 +257,19 @@ pub fn connect(from: &Host, to: &Host, server: SocketAddr) -> Result<(TcpStream,
         stream.set_write_timeout(Some(PATIENCE))?;
     }
     Ok((near, far))
+}
+
+/// Ends a connection at once, with a RST.
+///
+/// # Errors
+/// If the system does not let it.
+pub fn abort((near, far): (TcpStream, TcpStream)) -> Result<()> {
+    SockRef::from(&near).set_linger(Some(Duration::ZERO))?;
+    drop(near);
+    let mut far = far;
+    let ended = far.read(&mut [0]);
+    ensure!(ended.is_err(), "no RST, but {ended:?}");
+    Ok(())
 }
 
 /// A stream that no other connection of the test carries.

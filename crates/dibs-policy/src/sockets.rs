@@ -30,6 +30,8 @@ pub struct TcpSocket {
     pub state: u8,
     /// Its owner.
     pub uid: u32,
+    /// The kernel's number for it, which no other socket gets until the host starts again.
+    pub cookie: u64,
     /// Its inode; 0 when no process holds it any more.
     pub inode: u64,
     /// Index of the device it is bound to: such a socket cannot be steered (DESIGN.md 5). 0: none.
@@ -136,6 +138,12 @@ fn connected(answer: SockDiagMessage) -> Option<TcpSocket> {
     (!others.contains(&response.header.state)).then(|| socket(&response))
 }
 
+/// Two numbers of 32 bits, of which the first is the lower one.
+fn cookie(bytes: [u8; 8]) -> u64 {
+    let [low, high] = [0, 4].map(|at| bytes[at..at + 4].try_into().expect("four bytes"));
+    u64::from(u32::from_ne_bytes(high)) << 32 | u64::from(u32::from_ne_bytes(low))
+}
+
 fn socket(response: &InetResponse) -> TcpSocket {
     let header = &response.header;
     let id = &header.socket_id;
@@ -163,6 +171,7 @@ fn socket(response: &InetResponse) -> TcpSocket {
         remote: address(id.destination_address, id.destination_port),
         state: header.state,
         uid: header.uid,
+        cookie: cookie(id.cookie),
         inode: u64::from(header.inode),
         bound_device: id.interface_id,
         counts,

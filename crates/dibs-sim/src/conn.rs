@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_switch::conns::Pair;
+use dibs_switch::conns::{Pair, Socket};
 use smoltcp::iface::SocketHandle;
 use smoltcp::socket::tcp::{self, CongestionControl, State};
 use smoltcp::time::Duration as SmolDuration;
@@ -48,6 +48,7 @@ pub struct Conn {
     pub stopped: bool,
     /// One of the ends gave up.
     pub aborted: bool,
+    number: u32,
     ends: [End; 2],
     pause_until: Option<Time>,
     removed: bool,
@@ -126,6 +127,7 @@ impl Conn {
             closes: [false; 2],
             stopped: false,
             aborted: false,
+            number: number as u32,
             ends: [end(0, plan.client), end(1, server)],
             pause_until: None,
             removed: false,
@@ -268,6 +270,11 @@ impl Conn {
         let end = &self.ends[usize::from(self.ends[0].host != host)];
         let socket = |e: &End| kernel.sockets.get::<tcp::Socket<'_>>(e.socket).state();
         !self.removed && socket(end) != State::Closed
+    }
+
+    /// How a host's kernel numbers its socket.
+    pub fn socket(&self, host: usize) -> Socket {
+        Socket(2 * self.number + host as u32 + 1)
     }
 
     /// Payload bytes that arrived.

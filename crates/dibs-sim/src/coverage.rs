@@ -78,6 +78,8 @@ seen! {
     BusyRefused = "switch: refused while another waits",
     /// A choice was refused for another reason.
     SwitchRefused = "switch: refused otherwise",
+    /// A daemon named its socket: a choice may have been meant for an earlier connection.
+    SocketNamed = "switch: told which socket it is",
     /// A refusal came back.
     Refused = "switch: taken back",
     /// A rule of the peer's stood against a choice that had been made without it.

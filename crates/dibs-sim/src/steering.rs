@@ -11,8 +11,8 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
-use dibs_switch::conns::{Choice, Choices, Pair, Version};
-use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_switch::conns::{Choice, Choices, Names, Pair, Socket, Version};
+use dibs_switch::messages::{Body, Message, Named, Outcome};
 use dibs_wire::Tuple;
 
 use crate::coverage::{Coverage, Seen};
@@ -43,6 +43,8 @@ pub struct Mark {
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     pair: Pair,
+    /// Ours.
+    socket: Socket,
     version: Version,
     bump: u8,
     /// Only whether the peer would follow: we leave first.
@@ -73,6 +75,7 @@ enum Waiter {
 #[derive(Debug, Default)]
 struct Daemon {
     choices: Choices,
+    names: Names,
     next_request: u32,
     asks: BTreeMap<u32, Ask>,
     leaving: BTreeMap<Pair, Vec<Waiter>>,
@@ -137,7 +140,8 @@ impl Steering {
         self.saved.retain(|(p, _)| p != pair);
         self.highest.remove(pair);
         if let Some(daemon) = &mut self.daemon {
-            daemon.choices.sweep(|p| p != pair);
+            daemon.choices.sweep(|p, _| p != pair);
+            daemon.names.sweep(|p, _| p != pair);
             daemon.asks.retain(|_, ask| ask.pair != *pair);
             daemon.leaving.remove(pair);
             daemon.locks.retain(|(_, p, _)| p != pair);
@@ -261,7 +265,7 @@ impl Steering {
     }
 
     /// A user here moves a connection into the bump or out of it.
-    pub fn choose(&mut self, at: &mut At<'_>, pair: Pair, bump: bool) {
+    pub fn choose(&mut self, at: &mut At<'_>, pair: Pair, socket: Socket, bump: bool) {
         let bump = if bump { SCRAMBLE } else { 0 };
         if bump == 0 && self.requires(&pair) {
             return self.seen.note(Seen::RequiredKept);
@@ -271,7 +275,7 @@ impl Steering {
         if before.is_some_and(|choice| choice.pending) {
             return self.seen.note(Seen::BusyRefused);
         }
-        let choice = self.daemon().choices.propose(pair, bump, host, 0);
+        let choice = self.daemon().choices.propose(pair, socket, bump, host, 0);
         self.save();
         let mut ready = false;
         if bump == 0 {
@@ -283,6 +287,7 @@ impl Steering {
         }
         let ask = Ask {
             pair,
+            socket,
             version: choice.version,
             bump,
             ready,
@@ -301,11 +306,15 @@ impl Steering {
             until: at.now + PATIENCE,
             ..ask
         };
+        let named = Named {
+            pair: ask.pair,
+            socket: self.daemon().names.get(&ask.pair, ask.socket),
+        };
         let body = Body::Switch {
             bump: ask.bump,
             explicit: true,
             ready: ask.ready,
-            conns: vec![(ask.pair, ask.version)],
+            conns: vec![(named, ask.version)],
         };
         if self.post(at, request, body) {
             self.daemon().asks.insert(request, ask);
@@ -316,11 +325,12 @@ impl Steering {
     }
 
     /// Tells the peer of a choice that is in force.
-    fn tell(&mut self, at: &mut At<'_>, pair: Pair, version: Version, bump: u8) {
+    fn tell(&mut self, at: &mut At<'_>, pair: Pair, choice: Choice) {
         let ask = Ask {
             pair,
-            version,
-            bump,
+            socket: choice.socket,
+            version: choice.version,
+            bump: choice.bump,
             ready: false,
             before: None,
             origin: false,
@@ -353,15 +363,16 @@ impl Steering {
             if outcome == Some(Outcome::Done) && bump != 0 {
                 self.daemon().locks.push((at.now + GRACE, pair, version));
             }
-            let stands = self.daemon().choices.get(&pair).map(|c| c.version) == Some(version);
-            if outcome.is_none() && !no_session && stands {
+            let known = self.daemon().choices.get(&pair);
+            let known = known.filter(|choice| choice.version == version);
+            if let Some(choice) = known.filter(|_| outcome.is_none() && !no_session) {
                 // Its part of it may not have got there.
                 self.seen.note(Seen::ToldAgain);
-                return self.tell(at, pair, version, bump);
+                return self.tell(at, pair, choice);
             }
-            if outcome == Some(Outcome::OwnRule) && bump == 0 && stands {
+            if outcome == Some(Outcome::OwnRule) && bump == 0 && known.is_some() {
                 self.seen.note(Seen::OwnRule);
-                self.daemon().choices.sweep(|p| *p != pair);
+                self.daemon().choices.sweep(|p, _| *p != pair);
                 self.daemon().leaving.remove(&pair);
                 self.highest.remove(&pair);
                 self.marks.insert(
@@ -385,8 +396,10 @@ impl Steering {
             }
         } else {
             self.daemon().choices.take_back(&pair, version, before);
+            // What it has not named its socket for, it has not done.
+            let named = self.daemon().names.get(&pair, ask.socket) != Socket::UNKNOWN;
             match outcome {
-                None if !no_session => {
+                None if !no_session && named => {
                     self.seen.note(Seen::Unanswered);
                     self.bring_back(at, ask, before);
                 }
@@ -407,13 +420,13 @@ impl Steering {
         // Where nothing was chosen it goes back to where it was: rules put it there, or the peer.
         let origin = if asked.origin { SCRAMBLE } else { 0 };
         let bump = before.map_or(origin, |choice| choice.bump);
-        let (pair, host) = (asked.pair, self.host);
+        let (pair, host, above) = (asked.pair, self.host, asked.version.generation);
         let choices = &mut self.daemon().choices;
-        let back = choices.propose(pair, bump, host, asked.version.generation);
+        let back = choices.propose(pair, asked.socket, bump, host, above);
         choices.settle(&pair, back.version);
         self.save();
         self.mark_choice(at, pair);
-        self.tell(at, pair, back.version, bump);
+        self.tell(at, pair, back);
     }
 
     fn unlock(&mut self, pair: &Pair) {
@@ -502,16 +515,17 @@ impl Steering {
         let known: Vec<_> = self.daemon().choices.iter().filter(settled).collect();
         for (pair, choice) in known {
             self.seen.note(Seen::ToldAgain);
-            self.tell(at, pair, choice.version, choice.bump);
+            self.tell(at, pair, choice);
         }
     }
 
-    /// A message of the peer's daemon; `lives` knows the sockets. False if it is none of ours.
+    /// A message of the peer's daemon; `socket` knows those of live connections. False if it is none of
+    /// ours.
     pub fn on_message(
         &mut self,
         at: &mut At<'_>,
         bytes: &[u8],
-        lives: impl Fn(&Pair) -> bool,
+        socket: impl Fn(&Pair) -> Option<Socket>,
     ) -> bool {
         let Ok(Message { request, body }) = Message::decode(bytes) else {
             return false;
@@ -520,9 +534,24 @@ impl Steering {
             Body::Switch {
                 bump, ready, conns, ..
             } => {
-                for (pair, version) in conns {
-                    let pair = pair.reversed();
-                    self.on_switch(at, (request, ready), pair, bump, version, &lives);
+                for (named, version) in conns {
+                    let pair = named.pair.reversed();
+                    let socket = match socket(&pair) {
+                        Some(socket) if socket == named.socket => socket,
+                        Some(socket) => {
+                            self.seen.note(Seen::SocketNamed);
+                            let other = (Outcome::OtherSocket, socket.0.into());
+                            self.post(at, request, Body::Answer(vec![other]));
+                            continue;
+                        }
+                        None => {
+                            self.seen.note(Seen::SwitchRefused);
+                            let none = (Outcome::NoConnection, 0);
+                            self.post(at, request, Body::Answer(vec![none]));
+                            continue;
+                        }
+                    };
+                    self.on_switch(at, (request, ready), (pair, socket), bump, version);
                 }
             }
             Body::Answer(outcomes) => {
@@ -540,10 +569,16 @@ impl Steering {
 
     fn on_answer(&mut self, at: &mut At<'_>, ask: Ask, outcome: Outcome, generation: u64) {
         let host = self.host;
+        if let (Outcome::OtherSocket, Ok(theirs)) = (outcome, u32::try_from(generation)) {
+            // What was asked for a connection that is gone has gone with it.
+            let names = &mut self.daemon().names;
+            names.learn(ask.pair, ask.socket, Socket(theirs));
+            return self.ask(at, ask);
+        }
         let choices = &mut self.daemon().choices;
         let stands = choices.get(&ask.pair).map(|c| c.version) == Some(ask.version);
         if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again {
-            let later = choices.propose(ask.pair, ask.bump, host, generation);
+            let later = choices.propose(ask.pair, ask.socket, ask.bump, host, generation);
             self.save();
             self.seen.note(Seen::AskedAgain);
             let (version, again) = (later.version, true);
@@ -566,21 +601,18 @@ impl Steering {
         &mut self,
         at: &mut At<'_>,
         (request, ready): (u32, bool),
-        pair: Pair,
+        (pair, socket): (Pair, Socket),
         bump: u8,
         version: Version,
-        lives: &impl Fn(&Pair) -> bool,
     ) {
-        let refused = if !lives(&pair) {
-            Some((Outcome::NoConnection, 0))
-        } else if bump == 0 && self.requires(&pair) {
+        let refused = if bump == 0 && self.requires(&pair) {
             Some((Outcome::OwnRule, version.generation))
         } else if ready {
             let known = self.daemon().choices.get(&pair);
             let later = known.filter(|known| known.version > version);
             later.map(|known| (Outcome::Older, known.version.generation))
         } else {
-            let accepted = self.daemon().choices.accept(pair, bump, version);
+            let accepted = self.daemon().choices.accept(pair, socket, bump, version);
             accepted
                 .err()
                 .map(|known| (Outcome::Older, known.version.generation))

@@ -562,12 +562,12 @@ impl World {
                     }
                 } else if self.switches.contains(&bytes) {
                     let pairs = &self.by_pair[host];
-                    let lives = |pair: &Pair| {
-                        pairs
-                            .get(pair)
-                            .is_some_and(|c| conns[*c].lives(host, kernel))
+                    let socket = |pair: &Pair| {
+                        let conn = pairs.get(pair).map(|number| &conns[*number]);
+                        let conn = conn.filter(|c| c.lives(host, kernel))?;
+                        Some(conn.socket(host))
                     };
-                    h.steering.on_message(at, &bytes, lives);
+                    h.steering.on_message(at, &bytes, socket);
                 } else {
                     return Err("a message that nobody sent".into());
                 }

@@ -406,3 +406,32 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
     }
     assert!(late > 0, "no answer was late");
 }
+
+/// A word about a connection waited for the trusted path, until that connection had ended and another one
+/// had taken its ports: at one end that one went in plain, while the other end required the bump.
+#[test]
+fn a_late_word_moves_no_later_connection_of_the_same_ends() {
+    let first = plan([100, 100], Order::HalfClose, [false; 2]);
+    for require in [[false; 2], [false, true]] {
+        let second = Plan {
+            port_of: Some(0),
+            lingers: true,
+            require,
+            ..plan([100, 4], Order::Reply, [true; 2])
+        };
+        let ops = vec![
+            (at(1000), Op::Open(first)),
+            (at(1200), Op::Interface(0, 0, false)),
+            // It is left in TIME-WAIT where it was closed first.
+            (at(1500), Op::Choose(0, 0, false)),
+            (at(20_000), Op::Open(second)),
+            (at(21_000), Op::Interface(0, 0, true)),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), ops);
+        assert_eq!(report.delivered, 304);
+        assert_eq!(report.coverage.get(Seen::ChosenOut), 1, "nothing was said");
+        assert_eq!(report.coverage.get(Seen::PortsAgain), 1);
+        assert_eq!(report.coverage.get(Seen::SwitchedOut), 0);
+    }
+}

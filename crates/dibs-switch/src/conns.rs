@@ -27,6 +27,42 @@ impl Pair {
     }
 }
 
+/// A socket of one host, by a number that no other of its sockets has: connections that have the same
+/// ends one after the other have different sockets. To the other host it is only a name.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Socket(pub u32);
+
+impl Socket {
+    /// The other host has not named it yet.
+    pub const UNKNOWN: Self = Self(0);
+}
+
+/// How the other ends name their sockets of our connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names(BTreeMap<Pair, (Socket, Socket)>);
+
+impl Names {
+    /// The other end's socket of the connection that has the socket `own` here, or
+    /// [`UNKNOWN`](Socket::UNKNOWN).
+    pub fn get(&self, pair: &Pair, own: Socket) -> Socket {
+        let known = self.0.get(pair).filter(|(of, _)| *of == own);
+        known.map_or(Socket::UNKNOWN, |(_, theirs)| *theirs)
+    }
+
+    /// The other end named its socket `theirs` while this connection had the socket `own` here.
+    pub fn learn(&mut self, pair: Pair, own: Socket, theirs: Socket) {
+        self.0.insert(pair, (own, theirs));
+    }
+
+    /// Forgets the connections that are gone.
+    pub fn sweep(&mut self, lives: impl Fn(&Pair, Socket) -> bool) {
+        self.0.retain(|pair, (own, _)| lives(pair, *own));
+    }
+}
+
 /// Which of two choices is the later one: ordered by generation, then by host.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -43,6 +79,8 @@ pub struct Version {
 pub struct Choice {
     /// The bump's number; 0 is plain.
     pub bump: u8,
+    /// The connection's socket here: it does not stand for another one of the same ends.
+    pub socket: Socket,
     /// Against other choices.
     pub version: Version,
     /// The peer has not answered yet, and the kernel has not been told.
@@ -58,6 +96,11 @@ impl Choices {
     /// The choice for a connection.
     pub fn get(&self, pair: &Pair) -> Option<Choice> {
         self.0.get(pair).copied()
+    }
+
+    /// The choice for the connection that has this socket here.
+    pub fn of(&self, pair: &Pair, socket: Socket) -> Option<Choice> {
+        self.get(pair).filter(|choice| choice.socket == socket)
     }
 
     /// All of them, ordered.
@@ -77,10 +120,18 @@ impl Choices {
 
     /// Makes a choice of `host` that is later than what is known here, and later than generation
     /// `above`. It is pending. Returns it.
-    pub fn propose(&mut self, pair: Pair, bump: u8, host: u64, above: u64) -> Choice {
+    pub fn propose(
+        &mut self,
+        pair: Pair,
+        socket: Socket,
+        bump: u8,
+        host: u64,
+        above: u64,
+    ) -> Choice {
         let known = self.0.get(&pair).map_or(0, |c| c.version.generation);
         let choice = Choice {
             bump,
+            socket,
             version: Version {
                 generation: known.max(above).saturating_add(1),
                 host,
@@ -131,17 +182,24 @@ impl Choices {
     }
 
     /// Takes a choice of the other end, if it is later; otherwise gives the one that stays.
-    pub fn accept(&mut self, pair: Pair, bump: u8, version: Version) -> Result<(), Choice> {
-        match self.0.get(&pair) {
-            Some(known) if known.version > version => Err(*known),
+    pub fn accept(
+        &mut self,
+        pair: Pair,
+        socket: Socket,
+        bump: u8,
+        version: Version,
+    ) -> Result<(), Choice> {
+        match self.of(&pair, socket) {
+            Some(known) if known.version > version => Err(known),
             // Said again.
-            Some(known) if known.version == version && known.bump != bump => Err(*known),
+            Some(known) if known.version == version && known.bump != bump => Err(known),
             _ => {
                 let pending = false;
                 self.0.insert(
                     pair,
                     Choice {
                         bump,
+                        socket,
                         version,
                         pending,
                     },
@@ -157,8 +215,9 @@ impl Choices {
     }
 
     /// Forgets the choices for connections that are gone; returns them.
-    pub fn sweep(&mut self, lives: impl Fn(&Pair) -> bool) -> Vec<Pair> {
-        let gone: Vec<Pair> = self.0.keys().filter(|pair| !lives(pair)).copied().collect();
+    pub fn sweep(&mut self, lives: impl Fn(&Pair, Socket) -> bool) -> Vec<Pair> {
+        let gone = self.iter().filter(|(pair, c)| !lives(pair, c.socket));
+        let gone: Vec<Pair> = gone.map(|(pair, _)| pair).collect();
         for pair in &gone {
             self.0.remove(pair);
         }
@@ -176,6 +235,8 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const SOCKET: Socket = Socket(77);
+
     pub(crate) fn pair() -> Pair {
         Pair {
             local: "10.0.1.1:40000".parse().unwrap(),
@@ -186,25 +247,50 @@ pub(crate) mod tests {
     #[test]
     fn only_the_choice_that_was_refused_is_given_up() {
         let mut choices = Choices::default();
-        let first = choices.propose(pair(), 0, 7, 0);
+        let first = choices.propose(pair(), SOCKET, 0, 7, 0);
         assert!(choices.settle(&pair(), first.version));
-        let later = choices.propose(pair(), 1, 7, 0);
+        let later = choices.propose(pair(), SOCKET, 1, 7, 0);
         assert!(!choices.give_up(&pair(), first.version));
         assert_eq!(choices.get(&pair()), Some(later));
         assert!(choices.give_up(&pair(), later.version) && choices.is_empty());
     }
 
+    /// Another connection has taken the ports before the choice was forgotten.
+    #[test]
+    fn a_choice_does_not_stand_for_the_next_connection_of_the_same_ends() {
+        let mut choices = Choices::default();
+        let (next, version) = (Socket(78), Version::default());
+        let first = choices.propose(pair(), SOCKET, 0, 7, 0);
+        assert_eq!(choices.of(&pair(), SOCKET), Some(first));
+        assert_eq!(choices.of(&pair(), next), None);
+        assert_eq!(choices.accept(pair(), SOCKET, 1, version), Err(first));
+        assert_eq!(choices.accept(pair(), next, 1, version), Ok(()));
+        assert_eq!(choices.of(&pair(), next).map(|c| c.bump), Some(1));
+        assert_eq!(choices.sweep(|_, socket| socket == SOCKET), [pair()]);
+    }
+
+    #[test]
+    fn a_name_holds_for_one_socket() {
+        let mut names = Names::default();
+        assert_eq!(names.get(&pair(), SOCKET), Socket::UNKNOWN);
+        names.learn(pair(), SOCKET, Socket(5));
+        assert_eq!(names.get(&pair(), SOCKET), Socket(5));
+        assert_eq!(names.get(&pair(), Socket(78)), Socket::UNKNOWN);
+        names.sweep(|_, socket| socket != SOCKET);
+        assert_eq!(names, Names::default());
+    }
+
     #[test]
     fn a_refused_choice_leaves_what_was_before() {
         let mut choices = Choices::default();
-        let first = choices.propose(pair(), 1, 7, 0);
+        let first = choices.propose(pair(), SOCKET, 1, 7, 0);
         choices.take_back(&pair(), first.version, None);
         assert!(choices.is_empty());
 
-        let first = choices.propose(pair(), 1, 7, 0);
+        let first = choices.propose(pair(), SOCKET, 1, 7, 0);
         assert!(choices.settle(&pair(), first.version));
         let settled = choices.get(&pair());
-        let second = choices.propose(pair(), 0, 7, 0);
+        let second = choices.propose(pair(), SOCKET, 0, 7, 0);
         assert_eq!(second.version.generation, 2);
         choices.take_back(&pair(), second.version, settled);
         assert_eq!(choices.get(&pair()), settled);
@@ -213,12 +299,12 @@ pub(crate) mod tests {
     #[test]
     fn a_later_choice_is_not_taken_back() {
         let mut choices = Choices::default();
-        let ours = choices.propose(pair(), 1, 7, 0);
+        let ours = choices.propose(pair(), SOCKET, 1, 7, 0);
         let theirs = Version {
             generation: 1,
             host: 8,
         };
-        assert_eq!(choices.accept(pair(), 0, theirs), Ok(()));
+        assert_eq!(choices.accept(pair(), SOCKET, 0, theirs), Ok(()));
         choices.take_back(&pair(), ours.version, None);
         assert!(!choices.settle(&pair(), ours.version));
         assert_eq!(choices.get(&pair()).map(|c| c.version), Some(theirs));
@@ -229,12 +315,12 @@ pub(crate) mod tests {
     #[test]
     fn a_choice_that_was_told_back_is_not_taken_back() {
         let mut choices = Choices::default();
-        let first = choices.propose(pair(), 1, 7, 0);
+        let first = choices.propose(pair(), SOCKET, 1, 7, 0);
         assert!(choices.settle(&pair(), first.version));
         let before = choices.get(&pair());
-        let ours = choices.propose(pair(), 0, 7, 0);
+        let ours = choices.propose(pair(), SOCKET, 0, 7, 0);
         assert!(!choices.is_settled(&pair(), ours.version));
-        assert_eq!(choices.accept(pair(), 0, ours.version), Ok(()));
+        assert_eq!(choices.accept(pair(), SOCKET, 0, ours.version), Ok(()));
         assert!(choices.is_settled(&pair(), ours.version));
         choices.take_back(&pair(), ours.version, before);
         assert_eq!(choices.get(&pair()).map(|c| c.version), Some(ours.version));
@@ -248,16 +334,16 @@ pub(crate) mod tests {
             let mut wire: Vec<(usize, u8, Version)> = Vec::new();
             for (second, bump, deliver) in steps {
                 let from = usize::from(second);
-                let choice = ends[from].propose(pair(), bump, from as u64, 0);
+                let choice = ends[from].propose(pair(), SOCKET, bump, from as u64, 0);
                 ends[from].settle(&pair(), choice.version);
                 wire.push((1 - from, bump, choice.version));
                 if deliver % 2 == 0 {
                     let (to, bump, version) = wire.swap_remove(deliver / 2 % wire.len());
-                    let _ = ends[to].accept(pair(), bump, version);
+                    let _ = ends[to].accept(pair(), SOCKET, bump, version);
                 }
             }
             for (to, bump, version) in wire.into_iter().rev() {
-                let _ = ends[to].accept(pair(), bump, version);
+                let _ = ends[to].accept(pair(), SOCKET, bump, version);
             }
             prop_assert_eq!(ends[0].get(&pair()), ends[1].get(&pair()));
         }

@@ -8,8 +8,10 @@
 //! body of kind 1, WANT    = sequence:64  bumps:16
 //! body of kind 2, SWITCH  = bump:8  flags:8  host:64  count:8  count * entry
 //!   entry                 = family:8 (4 or 6)  address of the sender  address of the receiver
-//!                           port of the sender:16  port of the receiver:16  generation:64
-//! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64; of OwnRule the rule's bump)
+//!                           port of the sender:16  port of the receiver:16
+//!                           socket of the receiver:32  generation:64
+//! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64; of OwnRule the rule's bump, of
+//!                           OtherSocket the socket)
 //! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
 //! ```
 //!
@@ -23,13 +25,19 @@
 //! receiver has them there too; once both know, either may refuse what does not come by the bump. It is
 //! answered as SWITCH is, with generation 0.
 //!
+//! A message may be on its way for long, and a connection end meanwhile and another one take its ports.
+//! So an entry names the receiver's socket, by a number that the receiver gave it; 0 where it has not been
+//! asked. Where that is not the socket of the connection, it answers OtherSocket with the number, and does
+//! nothing. The sender says it again with the number if its own socket is still the one that it meant:
+//! both sockets were there when the answer was made, so they are the two ends of one connection.
+//!
 //! [`Node::send_control`]: dibs_core::node::Node::send_control
 
 use std::net::{IpAddr, SocketAddr};
 
 use dibs_core::node::MAX_CONTROL;
 
-use crate::conns::{Pair, Version};
+use crate::conns::{Pair, Socket, Version};
 
 const VERSION: u8 = 1;
 const WANT: u8 = 1;
@@ -43,7 +51,7 @@ const READY: u8 = 2;
 pub const MAX_ENTRIES: usize = 20;
 
 const HEADER: usize = 6;
-const LONGEST_ENTRY: usize = 1 + 2 * 16 + 2 * 2 + 8;
+const LONGEST_ENTRY: usize = 1 + 2 * 16 + 2 * 2 + 4 + 8;
 const _: () = assert!(HEADER + 11 + MAX_ENTRIES * LONGEST_ENTRY <= MAX_CONTROL);
 
 /// A message, see the [module](self).
@@ -53,6 +61,15 @@ pub struct Message {
     pub request: u32,
     /// What it says.
     pub body: Body,
+}
+
+/// A connection that a question is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// As the sender sends.
+    pub pair: Pair,
+    /// The receiver's.
+    pub socket: Socket,
 }
 
 /// See [`Message`].
@@ -73,22 +90,23 @@ pub enum Body {
         explicit: bool,
         /// Only whether the receiver would do it; it gets ready.
         ready: bool,
-        /// Up to [`MAX_ENTRIES`] connections as the sender sends, with the version of the choice.
-        conns: Vec<(Pair, Version)>,
+        /// Up to [`MAX_ENTRIES`] connections, with the version of the choice.
+        conns: Vec<(Named, Version)>,
     },
     /// Which connections are on a bump here.
     Confirm {
         /// Never 0.
         bump: u8,
-        /// Up to [`MAX_ENTRIES`] connections as the sender sends.
-        conns: Vec<Pair>,
+        /// Up to [`MAX_ENTRIES`] connections.
+        conns: Vec<Named>,
     },
     /// What came of a question.
     Answer(Vec<(Outcome, u64)>),
 }
 
-/// What came of a SWITCH for one connection. Beside it stands the generation known afterwards, or, of
-/// [`OwnRule`](Outcome::OwnRule), the bump that the rule wants.
+/// What came of a SWITCH for one connection. Beside it stands the generation known afterwards; of
+/// [`OwnRule`](Outcome::OwnRule) the bump that the rule wants, of [`OtherSocket`](Outcome::OtherSocket)
+/// the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
@@ -106,12 +124,23 @@ pub enum Outcome {
     Bound = 5,
     /// The system did not let this host.
     Failed = 6,
+    /// The connection has another socket here than the one named.
+    OtherSocket = 7,
 }
 
 impl Outcome {
     fn from_wire(byte: u8) -> Option<Self> {
         use Outcome::*;
-        let all = [Done, Older, NoConnection, OwnRule, NoBump, Bound, Failed];
+        let all = [
+            Done,
+            Older,
+            NoConnection,
+            OwnRule,
+            NoBump,
+            Bound,
+            Failed,
+            OtherSocket,
+        ];
         all.into_iter().find(|outcome| *outcome as u8 == byte)
     }
 }
@@ -147,19 +176,19 @@ impl Message {
                 let host = conns.first().map_or(0, |(_, version)| version.host);
                 out.extend(host.to_be_bytes());
                 out.push(count(conns.len()));
-                for (pair, version) in conns {
+                for (named, version) in conns {
                     assert_eq!(
                         version.host, host,
                         "one host makes the choices of a message"
                     );
-                    put_pair(&mut out, pair);
+                    put_named(&mut out, named);
                     out.extend(version.generation.to_be_bytes());
                 }
             }
             Body::Confirm { bump, conns } => {
                 out[1] = CONFIRM;
                 out.extend([*bump, count(conns.len())]);
-                conns.iter().for_each(|pair| put_pair(&mut out, pair));
+                conns.iter().for_each(|named| put_named(&mut out, named));
             }
             Body::Answer(outcomes) => {
                 out[1] = ANSWER;
@@ -194,9 +223,9 @@ impl Message {
                 }
                 let host = r.u64()?;
                 let conns = (0..r.count()?).map(|_| {
-                    let pair = r.pair()?;
+                    let named = r.named()?;
                     let generation = r.u64()?;
-                    Ok((pair, Version { generation, host }))
+                    Ok((named, Version { generation, host }))
                 });
                 Body::Switch {
                     bump,
@@ -207,7 +236,7 @@ impl Message {
             }
             CONFIRM => {
                 let bump = r.u8()?;
-                let conns = (0..r.count()?).map(|_| r.pair());
+                let conns = (0..r.count()?).map(|_| r.named());
                 Body::Confirm {
                     bump,
                     conns: conns.collect::<Result<_, _>>()?,
@@ -232,7 +261,7 @@ fn count(len: usize) -> u8 {
     len as u8
 }
 
-fn put_pair(out: &mut Vec<u8>, pair: &Pair) {
+fn put_named(out: &mut Vec<u8>, Named { pair, socket }: &Named) {
     match (pair.local.ip(), pair.remote.ip()) {
         (IpAddr::V4(local), IpAddr::V4(remote)) => {
             out.push(4);
@@ -248,6 +277,7 @@ fn put_pair(out: &mut Vec<u8>, pair: &Pair) {
     }
     out.extend(pair.local.port().to_be_bytes());
     out.extend(pair.remote.port().to_be_bytes());
+    out.extend(socket.0.to_be_bytes());
 }
 
 /// What is left to read.
@@ -284,16 +314,18 @@ impl Reader<'_> {
         Ok(count)
     }
 
-    fn pair(&mut self) -> Result<Pair, Malformed> {
+    fn named(&mut self) -> Result<Named, Malformed> {
         let (local, remote): (IpAddr, IpAddr) = match self.u8()? {
             4 => (self.take::<4>()?.into(), self.take::<4>()?.into()),
             6 => (self.take::<16>()?.into(), self.take::<16>()?.into()),
             _ => return Err(Malformed),
         };
-        Ok(Pair {
+        let pair = Pair {
             local: SocketAddr::new(local, self.u16()?),
             remote: SocketAddr::new(remote, self.u16()?),
-        })
+        };
+        let socket = Socket(self.u32()?);
+        Ok(Named { pair, socket })
     }
 }
 
@@ -309,16 +341,21 @@ mod tests {
         ]
     }
 
-    fn pair() -> impl Strategy<Value = Pair> {
-        (address(), any::<(u16, u16)>()).prop_map(|((local, remote), (from, to))| Pair {
-            local: SocketAddr::new(local, from),
-            remote: SocketAddr::new(remote, to),
+    fn named() -> impl Strategy<Value = Named> {
+        let numbers = any::<(u16, u16, u32)>();
+        (address(), numbers).prop_map(|((local, remote), (from, to, socket))| Named {
+            pair: Pair {
+                local: SocketAddr::new(local, from),
+                remote: SocketAddr::new(remote, to),
+            },
+            socket: Socket(socket),
         })
     }
 
     fn body() -> impl Strategy<Value = Body> {
-        let entries = proptest::collection::vec((pair(), any::<u64>()), 1..=MAX_ENTRIES);
-        let outcomes = proptest::collection::vec((0u8..7, any::<u64>()), 0..=MAX_ENTRIES);
+        let entries = proptest::collection::vec((named(), any::<u64>()), 1..=MAX_ENTRIES);
+        let named = proptest::collection::vec(named(), 0..=MAX_ENTRIES);
+        let outcomes = proptest::collection::vec((0u8..8, any::<u64>()), 0..=MAX_ENTRIES);
         prop_oneof![
             any::<(u64, u16)>().prop_map(|(sequence, bumps)| Body::Want { sequence, bumps }),
             (any::<(u8, bool, bool, u64)>(), entries).prop_map(|(switch, entries)| {
@@ -331,6 +368,7 @@ mod tests {
                     conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
                 }
             }),
+            (any::<u8>(), named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
             outcomes.prop_map(|outcomes| Body::Answer(
                 outcomes
                     .into_iter()
@@ -353,7 +391,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..4) {
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=4) {
             let _ = Message::decode(&bytes);
             // Deeper than chance would get.
             let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();
@@ -371,20 +409,24 @@ mod tests {
             generation: 3,
             host: 0x0102_0304_0506_0708,
         };
+        let named = Named {
+            pair: crate::conns::tests::pair(),
+            socket: Socket(77),
+        };
         let message = Message {
             request: 9,
             body: Body::Switch {
                 bump: 0,
                 explicit: true,
                 ready: false,
-                conns: vec![(crate::conns::tests::pair(), version)],
+                conns: vec![(named, version)],
             },
         };
         let expected = [
             &[1, 2, 0, 0, 0, 9, 0, 1][..],
             &[1, 2, 3, 4, 5, 6, 7, 8, 1, 4],
             &[10, 0, 1, 1, 10, 0, 1, 2, 0x9c, 0x40, 0, 80],
-            &[0, 0, 0, 0, 0, 0, 0, 3],
+            &[0, 0, 0, 77, 0, 0, 0, 0, 0, 0, 0, 3],
         ]
         .concat();
         assert_eq!(message.encode(), expected);

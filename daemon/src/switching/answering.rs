@@ -3,7 +3,7 @@
 use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Handed};
 use crate::live::Live;
-use crate::messages::Outcome;
+use crate::messages::{Named, Outcome};
 
 impl Daemon {
     /// Carries out a SWITCH of a peer.
@@ -13,25 +13,31 @@ impl Daemon {
         bump: u8,
         explicit: bool,
         ready: bool,
-        conns: Vec<(Pair, Version)>,
+        conns: Vec<(Named, Version)>,
     ) -> Vec<(Outcome, u64)> {
         let known = bump == 0 || self.bump(bump).is_some();
-        let meant: Vec<Pair> = conns.iter().map(|(pair, _)| pair.reversed()).collect();
+        let meant: Vec<Pair> = conns
+            .iter()
+            .map(|(named, _)| named.pair.reversed())
+            .collect();
         let lives = match self.sockets_of(&meant).await {
             Ok(lives) => lives,
             Err(error) => {
-                tracing::warn!("{error:#}");
+                tracing::warn!("{error}");
                 return vec![(Outcome::Failed, 0); conns.len()];
             }
         };
         let mut outcomes = Vec::with_capacity(conns.len());
         let mut moving = Vec::new();
         let mut news = 0;
-        for (pair, version) in conns {
-            let pair = pair.reversed();
+        for (named, version) in conns {
+            let pair = named.pair.reversed();
             let live = lives.get(&pair).filter(|live| live.peer == peer);
             let verdict = match live {
                 None => Err((Outcome::NoConnection, 0)),
+                Some(live) if live.socket != named.socket => {
+                    Err((Outcome::OtherSocket, live.socket.0.into()))
+                }
                 Some(_) if !known => Err((Outcome::NoBump, 0)),
                 Some(live) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
                 Some(live) => self.take_switch(live, bump, explicit, ready, version),
@@ -119,7 +125,7 @@ impl Daemon {
         if let Some(own) = own.filter(|own| *own != bump) {
             return Err((Outcome::OwnRule, own.into()));
         }
-        let before = state.choices.get(&live.pair);
+        let before = state.choices.of(&live.pair, live.socket);
         if !explicit {
             if let Some(choice) = before {
                 return Err((Outcome::Older, choice.version.generation));
@@ -144,7 +150,7 @@ impl Daemon {
                 _ => Ok(false),
             };
         }
-        match state.choices.accept(live.pair, bump, version) {
+        match { &mut state.choices }.accept(live.pair, live.socket, bump, version) {
             Ok(()) => Ok(before.is_none_or(|before| before.bump != bump)),
             Err(known) => Err((Outcome::Older, known.version.generation)),
         }

@@ -4,13 +4,39 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::Answer;
-use crate::conns::{Pair, Version};
+use crate::conns::{Pair, Socket, Version};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
-use crate::messages::{Body, MAX_ENTRIES, Outcome};
+use crate::messages::{Body, MAX_ENTRIES, Named, Outcome};
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
+
+/// A connection that something is to be done with: this one, and no later one of the same ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meant {
+    /// Its ends.
+    pub(crate) pair: Pair,
+    /// Its socket here.
+    pub(crate) socket: Socket,
+}
+
+impl From<&Live> for Meant {
+    fn from(live: &Live) -> Self {
+        Self {
+            pair: live.pair,
+            socket: live.socket,
+        }
+    }
+}
+
+/// What a SWITCH says of its connections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Switch {
+    pub(super) bump: u8,
+    pub(super) explicit: bool,
+    pub(super) ready: bool,
+}
 
 impl Daemon {
     /// Asks a peer for its part. Connections that leave their bump while their kernel sends have left
@@ -28,28 +54,54 @@ impl Daemon {
             0 => self.sending().await,
             _ => HashSet::new(),
         };
-        let (first, others): (Vec<Live>, Vec<Live>) =
-            lives.iter().partition(|live| sending.contains(&live.pair));
-        let others: Vec<Pair> = others.iter().map(|live| live.pair).collect();
-        let mut results = self.ask_all(peer, &others, bump, explicit, false).await;
-        let pairs: Vec<Pair> = first.iter().map(|live| live.pair).collect();
-        let mut leaving = Vec::new();
-        for (pair, version, answer) in self.ask_all(peer, &pairs, bump, explicit, true).await {
+        let (first, others): (Vec<&Live>, Vec<&Live>) =
+            { lives.iter() }.partition(|live| sending.contains(&live.pair));
+        let meant = |lives: &[&Live]| lives.iter().copied().map(Meant::from).collect::<Vec<_>>();
+        let whether = |ready| Switch {
+            bump,
+            explicit,
+            ready,
+        };
+        let others = meant(&others);
+        let mut results = self.ask_all(peer, &others, whether(false)).await;
+        let mut agreed = HashSet::new();
+        for (pair, version, answer) in self.ask_all(peer, &meant(&first), whether(true)).await {
             match answer {
-                Ok((Outcome::Done, _)) => leaving.push(pair),
+                Ok((Outcome::Done, _)) => {
+                    agreed.insert(pair);
+                }
                 refused => results.push((pair, version, refused)),
             }
         }
-        self.silence(first.iter().filter(|live| leaving.contains(&live.pair)))
-            .await;
-        for pair in &leaving {
+        let leaving = first.into_iter().filter(|live| agreed.contains(&live.pair));
+        let leaving: Vec<&Live> = leaving.collect();
+        self.silence(leaving.iter().copied()).await;
+        let leaving = meant(&leaving);
+        for still in self.still_there(&leaving).await {
             let _turn = self.marking.lock().await;
-            if let Err(error) = self.mark(pair, bump, explicit).await {
+            if let Err(error) = self.mark(&still.pair, bump, explicit).await {
                 tracing::warn!("{error}");
             }
         }
-        results.extend(self.ask_all(peer, &leaving, bump, explicit, false).await);
+        results.extend(self.ask_all(peer, &leaving, whether(false)).await);
         results
+    }
+
+    /// Those of these connections that are not over.
+    async fn still_there(&self, meant: &[Meant]) -> Vec<Meant> {
+        let pairs: Vec<Pair> = meant.iter().map(|conn| conn.pair).collect();
+        let lives = match self.sockets_of(&pairs).await {
+            Ok(lives) => lives,
+            Err(error) => {
+                tracing::warn!("{error}");
+                return Vec::new();
+            }
+        };
+        let is_there = |conn: &&Meant| {
+            let live = lives.get(&conn.pair);
+            live.is_some_and(|live| live.socket == conn.socket)
+        };
+        meant.iter().filter(is_there).copied().collect()
     }
 
     /// The connections whose kernels here send by a bump now.
@@ -70,27 +122,32 @@ impl Daemon {
     }
 
     /// Asks a peer for its part; once more where it knew of a later choice.
-    pub(super) async fn ask_all(
+    async fn ask_all(
         &self,
         peer: usize,
-        pairs: &[Pair],
-        bump: u8,
-        explicit: bool,
-        ready: bool,
+        conns: &[Meant],
+        switch: Switch,
     ) -> Vec<(Pair, Version, Answer)> {
         let mut results = Vec::new();
-        for pairs in pairs.chunks(MAX_ENTRIES) {
+        for conns in conns.chunks(MAX_ENTRIES) {
             let mut again = Vec::new();
-            let answers = self.ask_switch(peer, pairs, bump, explicit, ready).await;
-            for (pair, version, answer) in answers {
+            let answers = self.ask_versions(peer, conns, switch).await;
+            for (conn, (pair, version, answer)) in conns.iter().zip(answers) {
                 match answer {
-                    Ok((Outcome::Older, generation)) if explicit => {
+                    Ok((Outcome::Older, generation)) if switch.explicit => {
                         let mut state = self.state.borrow_mut();
                         // Unless that later choice has come here meanwhile: then it stands.
-                        let known = state.choices.get(&pair);
+                        let known = state.choices.of(&pair, conn.socket);
                         if let Some(known) = known.filter(|known| known.version == version) {
-                            state.choices.propose(pair, bump, self.host, generation);
-                            again.push((pair, known));
+                            let (bump, host) = (switch.bump, self.host);
+                            { &mut state.choices }.propose(
+                                pair,
+                                conn.socket,
+                                bump,
+                                host,
+                                generation,
+                            );
+                            again.push((*conn, known));
                         } else {
                             results.push((pair, version, Ok((Outcome::Older, generation))));
                         }
@@ -105,59 +162,129 @@ impl Daemon {
             if let Err(error) = self.save() {
                 tracing::warn!("{error:#}");
                 let choices = &mut self.state.borrow_mut().choices;
-                for (pair, known) in again {
+                for (Meant { pair, .. }, known) in again {
                     choices.restore(pair, known);
                     let older = (Outcome::Older, known.version.generation);
                     results.push((pair, known.version, Ok(older)));
                 }
                 continue;
             }
-            let again: Vec<Pair> = again.into_iter().map(|(pair, _)| pair).collect();
-            results.extend(self.ask_switch(peer, &again, bump, explicit, ready).await);
+            let again: Vec<Meant> = again.into_iter().map(|(conn, _)| conn).collect();
+            results.extend(self.ask_versions(peer, &again, switch).await);
         }
         results
     }
 
-    /// Sends one SWITCH; the answer for each connection with the version that it was asked for.
-    async fn ask_switch(
+    /// Asks with the versions that our choices have; the answer for each connection with its version.
+    async fn ask_versions(
         &self,
         peer: usize,
-        pairs: &[Pair],
-        bump: u8,
-        explicit: bool,
-        ready: bool,
+        conns: &[Meant],
+        switch: Switch,
     ) -> Vec<(Pair, Version, Answer)> {
-        let conns: Vec<(Pair, Version)> = {
+        let conns: Vec<(Meant, Version)> = {
             let state = self.state.borrow();
             let ours = Version {
                 generation: 0,
                 host: self.host,
             };
-            let version = |pair| match state.choices.get(pair) {
-                Some(choice) if explicit && choice.version.host == self.host => choice.version,
+            let version = |conn: &Meant| match state.choices.of(&conn.pair, conn.socket) {
+                Some(choice) if switch.explicit && choice.version.host == self.host => {
+                    choice.version
+                }
                 _ => ours,
             };
-            pairs.iter().map(|pair| (*pair, version(pair))).collect()
+            conns.iter().map(|conn| (*conn, version(conn))).collect()
         };
-        let body = Body::Switch {
+        let answers = self.ask_switch(peer, &conns, switch).await;
+        let answers = conns.into_iter().zip(answers);
+        answers
+            .map(|((conn, version), answer)| (conn.pair, version, answer))
+            .collect()
+    }
+
+    /// Asks with one SWITCH, of up to [`MAX_ENTRIES`] connections.
+    pub(super) async fn ask_switch(
+        &self,
+        peer: usize,
+        conns: &[(Meant, Version)],
+        switch: Switch,
+    ) -> Vec<Answer> {
+        let Switch {
             bump,
             explicit,
             ready,
-            conns: conns.clone(),
-        };
-        match self.ask(peer, body).await {
-            Ok(outcomes) => {
-                let mut outcomes = outcomes.into_iter();
-                conns
-                    .into_iter()
-                    // An answer that is too short is no answer for the rest.
-                    .map(|(pair, v)| (pair, v, outcomes.next().ok_or(Unanswered::Silent)))
-                    .collect()
-            }
-            Err(error) => conns
-                .into_iter()
-                .map(|(pair, version)| (pair, version, Err(error)))
+        } = switch;
+        let meant: Vec<Meant> = conns.iter().map(|(conn, _)| *conn).collect();
+        let body = |named: &[(usize, Named)]| Body::Switch {
+            bump,
+            explicit,
+            ready,
+            conns: { named.iter() }
+                .map(|(index, named)| (*named, conns[*index].1))
                 .collect(),
+        };
+        self.ask_about(peer, &meant, body).await
+    }
+
+    /// Asks about up to [`MAX_ENTRIES`] connections, by the names that the peer gives its sockets. What it
+    /// cannot tell by its name it is asked again with the right one, if the connection here is still the
+    /// one that is meant. `body` has the question from the names, with the index of each.
+    pub(crate) async fn ask_about(
+        &self,
+        peer: usize,
+        conns: &[Meant],
+        body: impl Fn(&[(usize, Named)]) -> Body,
+    ) -> Vec<Answer> {
+        let ask = async |indices: &[usize]| {
+            let named: Vec<(usize, Named)> = { indices.iter() }
+                .map(|index| (*index, self.name(&conns[*index])))
+                .collect();
+            match self.ask(peer, body(&named)).await {
+                // An answer that is too short is no answer for the rest.
+                Ok(outcomes) => { outcomes.into_iter().map(Ok) }
+                    .chain(std::iter::repeat(Err(Unanswered::Silent)))
+                    .take(indices.len())
+                    .collect(),
+                Err(error) => vec![Err(error); indices.len()],
+            }
+        };
+        let all: Vec<usize> = (0..conns.len()).collect();
+        let mut answers: Vec<Answer> = ask(&all).await;
+        let renamed = |(index, answer): (usize, &Answer)| match answer {
+            Ok((Outcome::OtherSocket, name)) => Some((index, Socket(u32::try_from(*name).ok()?))),
+            _ => None,
+        };
+        let renamed: Vec<(usize, Socket)> =
+            answers.iter().enumerate().filter_map(renamed).collect();
+        if renamed.is_empty() {
+            return answers;
+        }
+        let mut again = Vec::new();
+        for (index, theirs) in renamed {
+            if self.still_there(&conns[index..=index]).await.is_empty() {
+                answers[index] = Ok((Outcome::NoConnection, 0));
+                continue;
+            }
+            let Meant { pair, socket } = conns[index];
+            self.state.borrow_mut().names.learn(pair, socket, theirs);
+            again.push(index);
+        }
+        if !again.is_empty() {
+            let later = ask(&again).await;
+            for (index, answer) in again.into_iter().zip(later) {
+                answers[index] = answer;
+            }
+        }
+        answers
+    }
+
+    /// How a question names a connection.
+    pub(super) fn name(&self, conn: &Meant) -> Named {
+        let names = &self.state.borrow().names;
+        Named {
+            pair: conn.pair,
+            socket: names.get(&conn.pair, conn.socket),
         }
     }
 }

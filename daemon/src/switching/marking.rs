@@ -7,7 +7,7 @@ use std::time::Instant;
 use dibs_policy::conntrack::{Conntrack, Tuple};
 use dibs_policy::{BumpId, Place};
 
-use crate::conns::Pair;
+use crate::conns::{Choice, Pair};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::startup::marks;
@@ -61,13 +61,43 @@ impl Daemon {
 
     /// Puts the choice for one connection into the kernel, if there is one that is not pending. One at a
     /// time, and whichever is in force by then: so the last one that the kernel is told is the latest.
+    /// One that was for an earlier connection of the same ends is forgotten instead.
     pub(crate) async fn mark_choice(&self, pair: &Pair) -> Result<(), dibs_policy::Error> {
         let _turn = self.marking.lock().await;
         let choice = self.state.borrow().choices.get(pair);
-        match choice.filter(|choice| !choice.pending) {
-            Some(choice) => self.mark(pair, choice.bump, true).await,
-            None => Ok(()),
+        let Some(choice) = choice.filter(|choice| !choice.pending) else {
+            return Ok(());
+        };
+        let lives = self.sockets_of(&[*pair]).await?;
+        let taken = { lives.get(pair) }.is_some_and(|live| live.socket != choice.socket);
+        match taken {
+            true => self.forget_choice(pair, choice).await,
+            false => self.mark(pair, choice.bump, true).await,
         }
+    }
+
+    /// Another connection has taken the ends of one that something was chosen for: it inherits neither
+    /// that nor the lock. Where it is by its own rules it stays.
+    async fn forget_choice(&self, pair: &Pair, choice: Choice) -> Result<(), dibs_policy::Error> {
+        {
+            let mut state = self.state.borrow_mut();
+            if !state.choices.give_up(pair, choice.version) {
+                return Ok(());
+            }
+            state.locks.release(pair);
+        }
+        if let Err(error) = self.save() {
+            tracing::warn!("{error:#}");
+        }
+        let tuple = Tuple::tcp(pair.local, pair.remote);
+        let entry = Conntrack::open()?.get(&tuple).await?;
+        let (value, mask) = marks(&self.config).choice(BumpId::new(choice.bump));
+        if entry.is_some_and(|entry| entry.mark & mask == value) {
+            return self.mark(pair, 0, false).await;
+        }
+        let mut backstop = self.backstop.lock().await;
+        self.note_place(&mut backstop, pair, Place::Elsewhere).await;
+        Ok(())
     }
 
     /// Puts all choices into the kernel again.

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use super::asking::{Meant, Switch};
 use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Handed, Unanswered};
 use crate::live::Live;
-use crate::messages::{Body, MAX_ENTRIES, Outcome};
+use crate::messages::{MAX_ENTRIES, Outcome};
 
 /// Before a peer that did not answer is told of choices again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
@@ -120,26 +121,28 @@ impl Daemon {
     /// Tells a peer which bumps our rules use, and what was chosen for connections with it.
     async fn tell_choices(&self, peer: usize) -> Result<(), Unanswered> {
         self.send_want(peer).await?;
-        let mut chosen: BTreeMap<(u8, u64), Vec<(Pair, Version)>> = BTreeMap::new();
+        let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
         for (pair, choice) in self.state.borrow().choices.iter() {
             if !choice.pending && self.peer_of(pair.remote.ip()) == Some(peer) {
                 let group = chosen.entry((choice.bump, choice.version.host));
-                group.or_default().push((pair, choice.version));
+                let socket = choice.socket;
+                let conn = Meant { pair, socket };
+                group.or_default().push((conn, choice.version));
             }
         }
         for ((bump, _), conns) in chosen {
             for conns in conns.chunks(MAX_ENTRIES) {
-                let body = Body::Switch {
+                let switch = Switch {
                     bump,
                     explicit: true,
                     ready: false,
-                    conns: conns.to_vec(),
                 };
-                let outcomes = self.ask(peer, body).await?;
+                let answers = self.ask_switch(peer, conns, switch).await;
                 // What else it refuses stays as it is there; it tells us of later choices itself.
-                for ((pair, version), (outcome, own)) in conns.iter().zip(outcomes) {
+                for ((conn, version), answer) in conns.iter().zip(answers) {
+                    let (outcome, own) = answer?;
                     if outcome == Outcome::OwnRule && bump == 0 {
-                        self.give_in(peer, *pair, *version, own).await;
+                        self.give_in(peer, conn.pair, *version, own).await;
                     }
                 }
             }
@@ -154,7 +157,7 @@ impl Daemon {
         for live in lives {
             let meant = !live.over
                 && peer.is_none_or(|peer| live.peer == peer)
-                && state.choices.get(&live.pair).is_none();
+                && state.choices.of(&live.pair, live.socket).is_none();
             let rule = state
                 .active_rules()
                 .filter(|_| meant)

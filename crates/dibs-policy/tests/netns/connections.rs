@@ -147,7 +147,11 @@ pub(crate) fn events_and_sockets_tell_of_a_connection(lab: &Lab) {
         let absent = (ours.source, address(there, 9));
         let found = lab.wait(sockets::find(&[absent, (ours.source, ours.destination)]));
         let found = found.expect("an answer");
-        let named = |socket: &TcpSocket| (socket.local, socket.remote, socket.inode);
+        let named = |socket: &TcpSocket| {
+            let TcpSocket { cookie, inode, .. } = *socket;
+            (socket.local, socket.remote, inode, cookie)
+        };
+        assert_ne!(socket.cookie, 0);
         assert_eq!(found.iter().map(named).collect::<Vec<_>>(), [named(socket)]);
         let holders = sockets::processes(&HashSet::from([socket.inode]));
         assert_eq!(holders[&socket.inode].pid, std::process::id());

@@ -49,9 +49,7 @@ impl World {
         for conn in self.conns.iter().filter(|c| c.lingers) {
             // A rule that requires the bump stands above choices.
             let ruled = conn.plan.require != [false; 2];
-            // What was said of the one before with the same ports may have been under way.
-            let again = conn.plan.port_of.is_some();
-            if ruled || again || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
+            if ruled || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
                 continue;
             }
             let at = |host: usize| {

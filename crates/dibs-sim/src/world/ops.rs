@@ -211,7 +211,8 @@ impl World {
         };
         let pair = conn.pairs[host];
         let kernel = &h.kernel;
-        h.steering.choose(&mut At { now, node, kernel }, pair, bump);
+        let at = &mut At { now, node, kernel };
+        h.steering.choose(at, pair, conn.socket(host), bump);
         self.coverage.note(match bump {
             true => Seen::ChosenIn,
             false => Seen::ChosenOut,

@@ -1,0 +1,67 @@
+//! Connections that take the ends of earlier ones: what was chosen for those is not theirs, nor what was
+//! still to be said of them.
+
+use anyhow::{Result, ensure};
+use netns_tests::topology::server;
+use netns_tests::traffic::{Talk, abort, connect_from};
+use netns_tests::{Net, Setup, isolated};
+
+const RULE: &str = "bump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000";
+/// From here.
+const PORT: u16 = 45_000;
+
+fn connect(net: &Net) -> Result<(std::net::TcpStream, std::net::TcpStream)> {
+    connect_from(PORT, &net.a.host, &net.b.host, server(7000))
+}
+
+fn talks_on(net: &Net, bump: &str, ends: (std::net::TcpStream, std::net::TcpStream)) -> Result<()> {
+    let talk = Talk::over(&net.a.host, &net.b.host, ends)?;
+    talk.advance(256 << 10)?;
+    net.wait_bump(7000, bump)?;
+    talk.advance(1 << 20)?;
+    for host in [&net.a, &net.b] {
+        let seen = host.bumps(7000)?;
+        ensure!(seen == [bump], "host {}: {seen:?}", host.host.name());
+    }
+    talk.finish()
+}
+
+#[test]
+fn a_choice_ends_with_its_connection() {
+    isolated(|| {
+        Setup::new().rule(RULE).run(|net| {
+            let first = connect(net)?;
+            net.wait_bump(7000, "scramble")?;
+            net.a.disable(7000)?;
+            net.wait_bump(7000, "plain")?;
+            abort(first)?;
+            // Before anybody has looked for connections that ended.
+            let second = connect(net)?;
+            talks_on(net, "scramble", second)
+        })
+    });
+}
+
+#[test]
+fn a_word_that_waited_moves_no_later_connection() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let first = connect(net)?;
+            // Nobody but the daemons is kept from speaking.
+            let withhold = "PREROUTING -i eth0 -s 10.0.1.1 -p udp -j DROP";
+            net.b.host.run(&format!("iptables -t raw -I {withhold}"))?;
+            let refusal = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(refusal.contains("did not answer"), "{refusal}");
+            abort(first)?;
+            let second = connect(net)?;
+            net.b.host.run(&format!("iptables -t raw -D {withhold}"))?;
+            net.wait_established()?;
+            let seen = net.b.bumps(7000)?;
+            ensure!(seen == ["plain"], "{seen:?}");
+            // By no choice, so it follows where rules put it.
+            net.a
+                .ctl(&["rule", "add", "--dport", "7000", "--bump", "scramble"])?;
+            talks_on(net, "scramble", second)
+        })
+    });
+}
