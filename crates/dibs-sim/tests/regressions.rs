@@ -351,6 +351,30 @@ fn a_daemon_that_dies_asking_again_leaves_no_version_to_be_used_twice() {
     assert!(asked_again > 0);
 }
 
+/// A new session was not used until the last question by an earlier one was due again. Where the round trip
+/// had grown meanwhile, that was, each time, after the peer had been called once more, and knew of the
+/// session no longer.
+#[test]
+fn a_new_session_is_used_before_the_next_call() {
+    let ops = vec![
+        (at(1000), Op::Restart(1, Duration::ZERO)),
+        (at(1001), Op::Restart(0, Duration::ZERO)),
+        // It has answered, and hears no more of it.
+        (at(1008), Op::Suspend(1, Duration::from_secs(2))),
+        (
+            at(1020),
+            Op::Link(0, 0, clean().delay(Duration::from_millis(20))),
+        ),
+        (
+            at(5000),
+            Op::Open(plan([3000, 3000], Order::Both, [true; 2])),
+        ),
+    ];
+    let report = run(setup(vec![path(true, clean())]), ops);
+    assert_eq!(report.delivered, 6000);
+    assert!(report.took < Duration::from_secs(10), "{report:?}");
+}
+
 /// The simulated daemons numbered their questions from 0 on, so that the answer to one of a daemon that
 /// had died was taken for that to another one of the next daemon.
 #[test]

@@ -296,6 +296,13 @@ impl Link {
         }
     }
 
+    /// The session is new: asks by it at once, if there is anything to be asked.
+    pub(crate) fn ask_again(&mut self, now: Time) {
+        if let Stage::Joining { retry, .. } = &mut self.stage {
+            retry.begin_again(now);
+        }
+    }
+
     /// Queues a frame that goes by this path.
     pub(crate) fn push_frame(&mut self, shared: &mut Shared, frame: &Frame<'_>) {
         let mut bytes = [0; 64];

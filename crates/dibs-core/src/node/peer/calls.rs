@@ -194,7 +194,11 @@ impl Peer {
         // The new session is to be used at once, so that the peer confirms it.
         match self.links.iter_mut().find(|l| l.is_open()) {
             Some(link) => link.probe = true,
-            None => self.dial(now, shared),
+            None => {
+                // What was asked by an earlier session may have been for nobody.
+                self.links.iter_mut().for_each(|link| link.ask_again(now));
+                self.dial(now, shared);
+            }
         }
     }
 
