@@ -1,7 +1,7 @@
 //! The bumps that this daemon carries, and their numbers in marks and between daemons.
 
-use dibs_config::{BumpKind, CARRIED, Config};
-use dibs_core::bump;
+use dibs_config::{BumpConfig, BumpKind, CARRIED, Config};
+use dibs_core::bump::{self, Bump, Padding, Scheme};
 use dibs_policy::BumpId;
 
 use crate::daemon::Daemon;
@@ -23,8 +23,26 @@ pub struct Carried {
 /// The bumps of a configuration that this version carries.
 pub fn carried(config: &Config) -> Vec<Carried> {
     let mut bumps = numbered(config);
-    bumps.retain(|bump| CARRIED.contains(&bump.kind));
+    let one_path = |bump: &Carried| bump.kind == BumpKind::Share && config.paths.len() < 2;
+    bumps.retain(|bump| CARRIED.contains(&bump.kind) && !one_path(bump));
     bumps
+}
+
+/// The bumps that the node is told of: all but devices, and not sharing where there is but one path.
+pub fn for_node(config: &Config) -> Vec<Bump> {
+    let of = |bump: &BumpConfig| match bump.kind {
+        BumpKind::Scramble => Some(bump::scramble()),
+        BumpKind::Share => bump.shares.map(|(needed, shares)| {
+            let scheme = Scheme::new(needed, shares);
+            bump::share(scheme.expect("the configuration was checked"))
+        }),
+        BumpKind::Seal => Some(bump::seal(match bump.padding {
+            true => Padding::Buckets,
+            false => Padding::None,
+        })),
+        BumpKind::Device => None,
+    };
+    config.bumps.iter().filter_map(of).collect()
 }
 
 /// All bumps of a configuration. What this version does not carry has its number all the same.
@@ -55,6 +73,13 @@ impl Daemon {
     /// The bump of this number.
     pub(crate) fn bump(&self, number: u8) -> Option<&Carried> {
         self.bumps.iter().find(|bump| bump.id.get() == number)
+    }
+
+    /// Of a bump that the node carries, how it splits, if it does; none if the node does not carry it.
+    pub(crate) fn split_of(&self, number: u8) -> Option<Option<(u8, u8)>> {
+        let name = &self.bump(number)?.name;
+        let bump = self.config.bump(name)?;
+        (bump.kind != BumpKind::Device).then_some(bump.shares)
     }
 
     /// The name of a bump by its number; 0 is "plain".

@@ -212,6 +212,9 @@ impl Daemon {
             ("active", _) if seen.held_by_trust => {
                 Some("data waits for this trusted path, though another could carry it")
             }
+            ("active", _) if seen.short_of_paths => {
+                Some("data waits: there are fewer paths than its shares need")
+            }
             ("active", _) => None,
             ("joining", _) => Some("the peer has not answered by this path yet"),
             ("suspect", _) => Some("it stopped answering a moment ago"),

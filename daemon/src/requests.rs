@@ -7,6 +7,7 @@ use dibs_control::{
     Changed, ConnInfo, ErrorKind, Failure, PeerState, Reply, Request, RuleId, RuleInfo, RuleOrigin,
     Selector, Skipped,
 };
+use dibs_core::node::PeerSnapshot;
 
 use crate::bumps::Carried;
 use crate::daemon::Daemon;
@@ -160,11 +161,12 @@ impl Daemon {
                 format!("no live connection to a peer matches {selector}"),
             ));
         }
+        let peers = self.driver.snapshot().await.map_err(failed)?.peers;
         let (held, matching): (Vec<_>, Vec<_>) = {
             let state = self.state.borrow();
-            let tell = |live: &Live| {
-                let rule = state.requirement(live)?;
-                (rule.bump_id().get() != bump).then(|| required_by(rule))
+            let tell = |live: &Live| match state.requirement(live) {
+                Some(rule) if rule.bump_id().get() != bump => Some(required_by(rule)),
+                _ => self.lacks(&peers[live.peer], live.peer, bump),
             };
             let told = matching.into_iter().map(|live| (live, tell(&live)));
             told.partition(|(_, why)| why.is_some())
@@ -233,6 +235,31 @@ impl Daemon {
             );
         }
         Ok(changed)
+    }
+
+    /// Why a peer that has a session cannot have a connection on this bump.
+    fn lacks(&self, peer: &PeerSnapshot, index: usize, bump: u8) -> Option<String> {
+        let own = self.split_of(bump)?;
+        if peer_state(peer) != PeerState::Established {
+            return None;
+        }
+        let name = self.peer_name(index);
+        let carried = self.bump_name(bump);
+        let Some(theirs) = peer.bumps.iter().find(|other| other.number == bump) else {
+            return Some(format!("peer {name} does not carry the bump \"{carried}\""));
+        };
+        (theirs.shares != own).then(|| {
+            let say = |shares: Option<(u8, u8)>| {
+                let (needed, shares) = shares.unwrap_or_default();
+                format!("{needed} of {shares} shares")
+            };
+            format!(
+                "peer {name} needs {}, this host {}: list {carried} with the same shares and \
+                 needed as a [[bump]] at both",
+                say(theirs.shares),
+                say(own)
+            )
+        })
     }
 
     fn check_peer(&self, name: Option<&str>) -> Result<(), Failure> {

@@ -12,6 +12,7 @@ use dibs_policy::{BumpId, MarkLayout};
 use ipnet::IpNet;
 use nix::libc;
 
+use crate::bumps;
 use crate::driver::MAX_PATHS;
 use crate::interfaces::Inventory;
 use crate::rules;
@@ -131,7 +132,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         addresses: inventory.host_addresses(is_our_tun),
         gateway: Vec::new(),
         trusted_share: config.daemon.trusted_share,
-        bumps: dibs_core::bump::ordinary(),
+        bumps: bumps::for_node(config),
         hold_without_trusted: config.daemon.on_trusted_down == dibs_config::OnTrustedDown::Hold,
     })
 }

@@ -60,7 +60,6 @@ fn what_is_not_carried_is_refused_at_its_place() {
     let rule = |more| format!("[[rule]]\nbump = \"scramble\"\n{more}\n");
     for (error, line, word) in [
         (refusal("scheduler = \"blest\"", ""), 2, "scheduler"),
-        (refusal("default_bump = \"share\"", ""), 2, "share"),
         (refusal("", &rule("time = \"08:00-18:00\"")), 19, "time"),
         (
             refusal("", &rule("match = \"-m tos --tos 8\"")),

@@ -2,23 +2,85 @@
 
 use anyhow::{Result, ensure};
 use dibs_lab::End;
+use netns_tests::daemon::wait;
 use netns_tests::{Dice, Setup, isolated};
+use nix::sys::signal::Signal;
+use serde_json::Value;
 
 /// What a connection can be on.
-const ALL: [&str; 3] = ["plain", "scramble", "seal"];
+const ALL: [&str; 4] = ["plain", "scramble", "share", "seal"];
+
+fn is_read_nowhere(bump: &str) -> Result<()> {
+    let rule = format!("bump = \"{bump}\"\ndport = 7000");
+    Setup::new().rule(&rule).run(|net| {
+        let ears = net.eavesdrop()?;
+        let talk = net.talk(7000)?;
+        talk.advance(4 << 20)?;
+        net.wait_bump(7000, bump)?;
+        let plaintexts = talk.plaintexts;
+        talk.finish()?;
+        ears.heard_nothing(&plaintexts, 8 << 20)
+    })
+}
 
 #[test]
 fn sealed_data_is_read_nowhere() {
+    isolated(|| is_read_nowhere("seal"));
+}
+
+#[test]
+fn shared_data_is_read_nowhere() {
+    isolated(|| is_read_nowhere("share"));
+}
+
+#[test]
+fn shared_data_waits_for_a_path_too_few() {
     isolated(|| {
-        let rule = "bump = \"seal\"\ndport = 7000";
+        let rule = "bump = \"share\"\ndport = 7000";
         Setup::new().rule(rule).run(|net| {
-            let ears = net.eavesdrop()?;
             let talk = net.talk(7000)?;
-            talk.advance(4 << 20)?;
-            net.wait_bump(7000, "seal")?;
-            let plaintexts = talk.plaintexts;
-            talk.finish()?;
-            ears.heard_nothing(&plaintexts, 8 << 20)
+            talk.advance(1 << 20)?;
+            net.wlan.down(End::A)?;
+            let eth = || net.a.path("eth");
+            wait("shares to wait", || {
+                let waits = |path: Value| path["reason"].to_string().contains("fewer paths");
+                eth().is_ok_and(waits)
+            })?;
+            let (before, sent) = (talk.received(), eth()?["bytes_sent"].as_u64());
+            // It keeps the session alive, and carries nothing else.
+            wait("keepalives", || {
+                eth().is_ok_and(|path| path["bytes_sent"].as_u64() > sent.map(|n| n + 100))
+            })?;
+            ensure!(talk.received() == before, "{before:?} received before");
+            net.wlan.up(End::A)?;
+            talk.advance(1 << 20)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn who_splits_otherwise_is_refused() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            let file = net.b.directory().join("dibsd.toml");
+            let third = "[[bump]]\nname = \"share\"\nkind = \"share\"\nshares = 3\nneeded = 2\n\
+                         [[path]]\nname = \"third\"\ninterface = \"lo\"\ntrust = \"untrusted\"\n";
+            let config = std::fs::read_to_string(&file)? + third;
+            net.b.stop(Signal::SIGTERM)?;
+            net.b.configure(&config)?;
+            net.b.start()?;
+            wait("a new session", || {
+                net.a.counter("peer_restarts").is_ok_and(|n| n == 1)
+            })?;
+            let said = net
+                .a
+                .refused(&["enable", "--dport", "7000", "--bump", "share"])?;
+            ensure!(said.contains("2 of 3 shares"), "{said}");
+            talk.advance(1 << 20)?;
+            net.wait_bump(7000, "plain")?;
+            talk.finish()
         })
     });
 }

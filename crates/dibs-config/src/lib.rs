@@ -30,7 +30,7 @@ pub const SCRAMBLE_WARNING: &str = "scramble: text can be recovered from the unt
      (docs/threat-model.md); for secrecy use seal or share";
 
 /// The kinds of bump that this version's daemon carries; the file may name the others already.
-pub const CARRIED: &[BumpKind] = &[BumpKind::Scramble, BumpKind::Seal];
+pub const CARRIED: &[BumpKind] = &[BumpKind::Scramble, BumpKind::Share, BumpKind::Seal];
 
 /// A configuration whose values were checked one by one and against each other.
 #[derive(Clone, Debug)]
@@ -177,6 +177,11 @@ pub struct BumpConfig {
     pub kind: BumpKind,
     /// The device of a [`BumpKind::Device`], none of the others.
     pub device: Option<String>,
+    /// Of [`BumpKind::Share`]: how many shares of how many give the data; by default as many as there
+    /// are paths, all of them. None with fewer than two paths.
+    pub shares: Option<(u8, u8)>,
+    /// `false`; whether [`BumpKind::Seal`] hides the lengths of datagrams.
+    pub padding: bool,
 }
 
 /// A protocol that rules select.
@@ -254,6 +259,10 @@ impl Config {
             let bump = self
                 .bump(name)
                 .expect("parse() lets only known bumps through");
+            if bump.kind == BumpKind::Share && bump.shares.is_none() {
+                let message = "the bump \"share\" needs two paths at least".to_owned();
+                return Err(self.refuse(&key, message, None));
+            }
             if !CARRIED.contains(&bump.kind) {
                 let carried: Vec<_> = CARRIED.iter().map(BumpKind::as_str).collect();
                 return Err(self.refuse(

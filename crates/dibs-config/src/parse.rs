@@ -1,5 +1,6 @@
 //! From tables to a [`Config`]: the sections one by one, each against those before it.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::check;
@@ -32,7 +33,7 @@ const PEER: &[&str] = &[
     "addresses",
     "endpoints",
 ];
-const BUMP: &[&str] = &["name", "kind", "device"];
+const BUMP: &[&str] = &["name", "kind", "device", "shares", "needed", "padding"];
 const RULE: &[&str] = &[
     "bump",
     "protocol",
@@ -47,6 +48,8 @@ const RULE: &[&str] = &[
     "require",
 ];
 
+/// Shares of one set, at most.
+const MOST_SHARES: u32 = 32;
 /// Bumps are numbered in four bits: 0 is none, 15 the daemon's own sockets, below 8 what is built in.
 const MOST_DEVICES: usize = 7;
 
@@ -60,7 +63,7 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     let (daemon, default_bump) = daemon(root.take("daemon"))?;
     let paths = paths(tables(&mut root, "path", "[[path]]", PATH)?)?;
     let peers = peers(tables(&mut root, "peer", "[[peer]]", PEER)?, &paths)?;
-    let bumps = bumps(tables(&mut root, "bump", "[[bump]]", BUMP)?)?;
+    let bumps = bumps(tables(&mut root, "bump", "[[bump]]", BUMP)?, &paths)?;
     let default_bump = default_bump
         .map(|value| known_bump(&value, &bumps))
         .transpose()?;
@@ -310,25 +313,39 @@ fn endpoints(
     Ok(endpoints)
 }
 
-fn bumps(tables: Vec<Table<'_>>) -> Result<Vec<BumpConfig>, Error> {
+fn bumps(tables: Vec<Table<'_>>, paths: &[PathConfig]) -> Result<Vec<BumpConfig>, Error> {
     let mut bumps: Vec<_> = [BumpKind::Scramble, BumpKind::Share, BumpKind::Seal]
         .into_iter()
         .map(|kind| BumpConfig {
             name: kind.as_str().to_owned(),
+            shares: every_path(&kind, paths),
             kind,
             device: None,
+            padding: false,
         })
         .collect();
-    for (devices, mut table) in tables.into_iter().enumerate() {
+    let mut devices = 0;
+    let mut listed = BTreeSet::new();
+    for mut table in tables {
         let value = table.require("name")?;
         let name = value.parse(check::name)?;
-        if ["plain", "scramble", "share", "seal"].contains(&name.as_str()) {
+        if let Some(bump) = bumps.iter_mut().find(|bump| bump.name == name)
+            && matches!(bump.kind, BumpKind::Share | BumpKind::Seal)
+        {
+            if !listed.insert(name) {
+                return Err(value.error(Wrong::bare("is listed twice")));
+            }
+            settings(table, bump, paths)?;
+            continue;
+        }
+        if ["plain", "scramble"].contains(&name.as_str()) {
             return Err(value.error(Wrong::new(
                 format!("\"{name}\" is taken"),
                 "scramble, share and seal exist without being listed, plain is no bump",
             )));
         }
         let name = unique_name(&value, bumps.iter().map(|bump| &bump.name))?;
+        has_none_of(&mut table, &["shares", "needed", "padding"], "device")?;
         table.require("kind")?.one_of(&[("device", ())])?;
         let device = Some(table.require("device")?.parse(check::interface)?);
         if devices == MOST_DEVICES {
@@ -341,9 +358,77 @@ fn bumps(tables: Vec<Table<'_>>) -> Result<Vec<BumpConfig>, Error> {
             name,
             kind: BumpKind::Device,
             device,
+            shares: None,
+            padding: false,
         });
+        devices += 1;
     }
     Ok(bumps)
+}
+
+/// As many shares as paths, all needed.
+fn every_path(kind: &BumpKind, paths: &[PathConfig]) -> Option<(u8, u8)> {
+    let count = u8::try_from(paths.len()).ok()?;
+    (*kind == BumpKind::Share && count >= 2).then_some((count, count))
+}
+
+/// Refuses keys of other kinds of bumps.
+fn has_none_of(table: &mut Table<'_>, keys: &[&'static str], kind: &str) -> Result<(), Error> {
+    match keys.iter().find_map(|key| table.take(key)) {
+        Some(value) => Err(value.key_error(format!("is no key of kind \"{kind}\""), None)),
+        None => Ok(()),
+    }
+}
+
+/// What a `[[bump]]` says of one that exists without being listed.
+fn settings(
+    mut table: Table<'_>,
+    bump: &mut BumpConfig,
+    paths: &[PathConfig],
+) -> Result<(), Error> {
+    let own = [(bump.kind.as_str(), ())];
+    table.require("kind")?.one_of(&own)?;
+    let others: &[&'static str] = match bump.kind {
+        BumpKind::Seal => &["device", "shares", "needed"],
+        _ => &["device", "padding"],
+    };
+    has_none_of(&mut table, others, bump.kind.as_str())?;
+    if bump.kind == BumpKind::Seal {
+        if let Some(value) = table.take("padding") {
+            bump.padding = value.boolean()?;
+        }
+        return Ok(());
+    }
+    let count = paths.len();
+    let shares = match table.take("shares") {
+        Some(value) => {
+            let shares = value.integer(0..=MOST_SHARES)? as u8;
+            if !(2..=count).contains(&usize::from(shares)) {
+                return Err(value.error(Wrong::new(
+                    format!("is {shares}, where the file has {count} paths"),
+                    "each share needs a path of its own, and there are two at least",
+                )));
+            }
+            Some(shares)
+        }
+        None => u8::try_from(count).ok(),
+    };
+    let needed = match table.take("needed") {
+        Some(value) => {
+            let needed = value.integer(0..=MOST_SHARES)? as u8;
+            if needed < 2 || shares.is_some_and(|shares| needed > shares) {
+                let shares = shares.unwrap_or_default();
+                return Err(value.error(Wrong::new(
+                    format!("is {needed}, of {shares} shares"),
+                    "2 at least, for one share would be the data, and no more than there are",
+                )));
+            }
+            Some(needed)
+        }
+        None => shares,
+    };
+    bump.shares = needed.zip(shares).filter(|(needed, _)| *needed >= 2);
+    Ok(())
 }
 
 fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error> {

@@ -395,7 +395,16 @@ fn each_value_is_checked() {
             "not an address with port",
         ),
         // bump
-        ("name = \"vpn\"", "name = \"seal\"", "\"seal\" is taken"),
+        (
+            "name = \"vpn\"",
+            "name = \"seal\"",
+            "kind cannot be \"device\"",
+        ),
+        (
+            "name = \"vpn\"",
+            "name = \"scramble\"",
+            "\"scramble\" is taken",
+        ),
         ("name = \"vpn\"", "name = \"plain\"", "\"plain\" is taken"),
         (
             "kind = \"device\"",
@@ -502,17 +511,67 @@ fn bumps_of_later_versions_are_known_but_not_carried() {
     let says = |at: &str, name: &str| {
         format!(
             "dibs.toml:{at}: this version of dibsd does not carry the bump \"{name}\" yet; hint: \
-             it carries scramble"
+             it carries scramble, share, seal"
         )
     };
     assert_eq!(place(contract()), says("37:8", "vpn"));
-    let rule = without_device.replace("bump = \"scramble\"\nprotocol", "bump = \"seal\"\nprotocol");
-    assert_eq!(place(rule), says("37:8", "seal"));
-    let default = without_device.replace(
+}
+
+#[test]
+fn sharing_and_sealing_have_settings() {
+    let with = |bump: &str| contract() + "[[bump]]\n" + bump;
+    let of = |text: &str, name: &str| good(text).bump(name).unwrap().clone();
+    assert_eq!(of(&contract(), "share").shares, Some((2, 2)), "all paths");
+    let third = "[[path]]\nname = \"lte\"\ninterface = \"lte0\"\ntrust = \"untrusted\"\n";
+    let two_of_three = with("name = \"share\"\nkind = \"share\"\nneeded = 2\n") + third;
+    assert_eq!(of(&two_of_three, "share").shares, Some((2, 3)));
+    let padded = with("name = \"seal\"\nkind = \"seal\"\npadding = true\n");
+    assert!(of(&padded, "seal").padding && !of(&contract(), "seal").padding);
+    for (bump, says) in [
+        (
+            "name = \"share\"\nkind = \"share\"\nshares = 3\n",
+            "the file has 2 paths",
+        ),
+        (
+            "name = \"share\"\nkind = \"share\"\nneeded = 3\n",
+            "is 3, of 2 shares",
+        ),
+        (
+            "name = \"share\"\nkind = \"share\"\nneeded = 1\n",
+            "is 1, of 2 shares",
+        ),
+        (
+            "name = \"share\"\nkind = \"share\"\npadding = true\n",
+            "no key of kind",
+        ),
+        (
+            "name = \"seal\"\nkind = \"seal\"\ndevice = \"tun0\"\n",
+            "no key of kind",
+        ),
+        (
+            "name = \"b\"\nkind = \"device\"\ndevice = \"tun0\"\nshares = 2\n",
+            "no key of kind",
+        ),
+    ] {
+        let message = fault(&with(bump)).to_string();
+        assert!(message.contains(says), "{bump}: {message}");
+    }
+    let alone = contract().replace(
         "default_bump     = \"scramble\"",
         "default_bump = \"share\"",
     );
-    assert_eq!(place(default), says("13:16", "share"));
+    let from = alone
+        .find("[[path]]\nname = \"wlan\"")
+        .expect("the second path");
+    let to = alone[from..].find("[[peer]]").expect("a peer") + from;
+    let alone = alone
+        .replace(&alone[from..to], "")
+        .replace("wlan = \"10.0.2.2:5300\"\n", "");
+    let refused = good(&alone).check_carried().unwrap_err().to_string();
+    assert!(refused.contains("two paths at least"), "{refused}");
+    let twice = "name = \"seal\"\nkind = \"seal\"\n";
+    let twice = with(twice) + "[[bump]]\n" + twice;
+    assert!(fault(&twice).message.contains("listed twice"));
 }
 
 #[test]

@@ -20,12 +20,18 @@ pub enum Placement {
     TrustedOnly,
     /// Any path.
     Any,
+    /// Only the path of this id: a share (SECURITY 7).
+    Only(u8),
 }
 
 impl Placement {
-    /// Whether a path with this label may carry it.
-    pub const fn allows(self, trusted: bool) -> bool {
-        trusted || matches!(self, Self::Any)
+    /// Whether the path of this id and label may carry it.
+    pub const fn allows(self, id: u8, trusted: bool) -> bool {
+        match self {
+            Self::TrustedOnly => trusted,
+            Self::Any => true,
+            Self::Only(only) => only == id,
+        }
     }
 }
 
@@ -127,6 +133,25 @@ pub struct Origin {
     pub epoch: Option<u32>,
 }
 
+/// A share of a piece of a stream and its frame, as it was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct ShareOf {
+    /// Where its bytes lie.
+    pub batch: Key,
+    /// Offset in the batch.
+    pub at: u32,
+    /// The set that it belongs to.
+    pub set: u32,
+    /// Number of bytes.
+    pub len: u16,
+    /// The head of its piece among those of the batch.
+    pub head: u16,
+    /// Which share of its set it is.
+    pub index: u8,
+    /// The piece opens its flow.
+    pub opens: bool,
+}
+
 /// A piece of a whole that was encoded once: header block and payload of a chunk.
 #[derive(Debug)]
 pub struct Fragment {
@@ -160,6 +185,8 @@ pub enum Content {
     },
     /// A piece of a chunk that is too large for the path that it is sent again by.
     Fragment(Box<Fragment>),
+    /// A share of a piece of a stream.
+    Share(ShareOf),
     /// Segments without payload that opened flows: not sent again, but their acknowledgement says
     /// that the peer knows the flow.
     Opened {
@@ -167,7 +194,21 @@ pub enum Content {
         conn: Key,
         /// The incarnation that was opened.
         incarnation: u16,
+        /// They were split, and this is a share of that set.
+        set: Option<u32>,
     },
+}
+
+impl Content {
+    /// Payload bytes of a datagram with it.
+    pub fn payload_len(&self) -> usize {
+        match self {
+            Self::Chunk(chunk) => usize::from(chunk.len),
+            Self::Fragment(fragment) => usize::from(fragment.len),
+            Self::Share(share) => usize::from(share.len),
+            Self::Control { .. } | Self::Opened { .. } => 0,
+        }
+    }
 }
 
 /// One thing that waits for an acknowledgement.
@@ -248,6 +289,11 @@ impl Unacknowledged {
         })
     }
 
+    /// Whether a batch still holds something.
+    pub fn has_batch(&self, batch: Key) -> bool {
+        self.batches.get(batch).is_some()
+    }
+
     /// The bytes of a batch.
     ///
     /// # Panics
@@ -284,9 +330,38 @@ impl Unacknowledged {
     /// # Panics
     /// If the chunk does not wait.
     pub fn head(&self, chunk: &Chunk) -> &Head {
-        let batch = self.batches.get(chunk.batch);
+        self.head_of(chunk.batch, chunk.head)
+    }
+
+    /// What a share that waits has in common with others.
+    ///
+    /// # Panics
+    /// If the share does not wait.
+    pub fn head_of_share(&self, share: &ShareOf) -> &Head {
+        self.head_of(share.batch, share.head)
+    }
+
+    fn head_of(&self, batch: Key, head: u16) -> &Head {
+        let batch = self.batches.get(batch);
         let batch = batch.expect("a batch lives as long as its chunks");
-        &batch.heads[usize::from(chunk.head)]
+        &batch.heads[usize::from(head)]
+    }
+
+    /// What anything that waits belongs to, if that is a chain.
+    pub fn origin(&self, content: &Content) -> Option<Origin> {
+        match content {
+            Content::Chunk(chunk) => Some(chunk.origin(self.head(chunk))),
+            Content::Fragment(fragment) => Some(fragment.origin),
+            Content::Share(share) => {
+                let Head { conn, strand, .. } = self.head_of_share(share);
+                Some(Origin {
+                    conn: *conn,
+                    incarnation: strand.incarnation,
+                    epoch: Some(strand.epoch),
+                })
+            }
+            Content::Control { .. } | Content::Opened { .. } => None,
+        }
     }
 
     /// Adds something that has been sent once.
@@ -306,6 +381,13 @@ impl Unacknowledged {
                     .chunks += 1;
                 u32::from(fragment.len)
             }
+            Content::Share(share) => {
+                self.batches
+                    .get_mut(share.batch)
+                    .expect("a share's batch is there")
+                    .chunks += 1;
+                u32::from(share.len)
+            }
             Content::Control { .. } | Content::Opened { .. } => 0,
         };
         let order = self.first_order + self.order.len() as u64;
@@ -323,7 +405,10 @@ impl Unacknowledged {
     pub fn has(&self, conn: Key) -> bool {
         let fragment = |(_, pending): (Key, &Pending)| match &pending.content {
             Content::Fragment(fragment) => fragment.origin.conn == conn,
-            Content::Chunk(_) | Content::Control { .. } | Content::Opened { .. } => false,
+            Content::Chunk(_)
+            | Content::Share(_)
+            | Content::Control { .. }
+            | Content::Opened { .. } => false,
         };
         // A batch lives as long as its chunks.
         let of_batch = |(_, batch): (Key, &Batch)| batch.heads.iter().any(|h| h.conn == conn);
@@ -346,6 +431,7 @@ impl Unacknowledged {
         match &pending.content {
             Content::Chunk(chunk) => self.release(chunk.batch, pool),
             Content::Fragment(fragment) => self.release(fragment.batch, pool),
+            Content::Share(share) => self.release(share.batch, pool),
             Content::Control { .. } | Content::Opened { .. } => {}
         }
         let at = (pending.order - self.first_order) as usize;

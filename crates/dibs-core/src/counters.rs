@@ -72,6 +72,12 @@ counters! {
     DatagramUnauthentic = "datagram_unauthentic",
     /// A bare datagram where none was agreed to, or with what only authenticated ones may carry.
     BareRefused = "bare_refused",
+    /// A share by other numbers than this node splits by.
+    ShareMismatch = "share_mismatch",
+    /// A share of a set that had enough.
+    ShareLate = "share_late",
+    /// Sets of shares that were given up, for they were never completed.
+    SetsExpired = "sets_expired",
     /// A flow or packet of a bump that this node does not carry.
     BumpUnknown = "bump_unknown",
     /// Bytes that came with less protection than their bump gives.

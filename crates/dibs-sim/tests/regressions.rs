@@ -220,7 +220,7 @@ fn of_short_segments_the_trusted_paths_carry_their_share_too() {
     };
     let report = run(history, vec![(at(1000), Op::Open(short))]);
     let [trusted, untrusted] = report.bytes.map(|b| b as f64);
-    assert!(trusted > 0.8 * untrusted, "{report:?}");
+    assert!(trusted > 0.7 * untrusted, "{report:?}");
 }
 
 /// Where untrusted paths may carry data while no trusted one is there, they took lost messages of

@@ -1,7 +1,7 @@
 //! The frames in the header block of a datagram (docs/protocol.md).
 //!
 //! A header block is a sequence of frames. At most one frame describes the datagram's payload: a
-//! [`Chunk`]. Everything here arrives authenticated, yet is still checked in full: a peer may err.
+//! [`Chunk`] or a [`Share`]. Everything here arrives authenticated, yet is still checked in full: a peer may err.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,6 +18,8 @@ const CHUNK: u8 = 0x10;
 const SEGMENT: u8 = 0x11;
 const OPAQUE: u8 = 0x12;
 const FRAGMENT: u8 = 0x13;
+const SHARE: u8 = 0x14;
+const SHARE_OF_SEGMENTS: u8 = 0x15;
 const CONTROL: u8 = 0x20;
 const FLOW_UNKNOWN: u8 = 0x21;
 const EPOCH_BROKEN: u8 = 0x22;
@@ -141,6 +143,25 @@ pub struct EmptySegment<'a> {
     pub open: Option<Open>,
 }
 
+/// A share of a header block and its payload, which were split over paths; the share is the datagram's
+/// payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// It was split only because it has segments without payload: those are never sent again, and ask
+    /// for no acknowledgement.
+    pub fleeting: bool,
+    /// The bump that split it.
+    pub bump: u8,
+    /// The low bits of the number of the set that the share belongs to.
+    pub set: u32,
+    /// Which share of the set it is.
+    pub index: u8,
+    /// How many give the whole.
+    pub needed: u8,
+    /// How many there are.
+    pub shares: u8,
+}
+
 /// One frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
@@ -172,6 +193,8 @@ pub enum Frame<'a> {
         /// The piece.
         bytes: &'a [u8],
     },
+    /// The payload is a share.
+    Share(Share),
     /// A reliable message between the two daemons.
     Control {
         /// Repeated messages keep their number.
@@ -233,6 +256,7 @@ impl Frame<'_> {
     pub const fn is_ack_eliciting(&self) -> bool {
         match self {
             Self::Ack(_) => false,
+            Self::Share(share) => !share.fleeting,
             // Repeated until the peer is known to have seen it.
             Self::Segment(segment) => segment.open.is_some(),
             _ => true,
@@ -268,6 +292,8 @@ fn fields_len(tcp: &TcpFields<'_>) -> usize {
 pub const OPAQUE_OVERHEAD: usize = 4;
 /// Bytes around the piece of a fragment frame.
 pub const FRAGMENT_OVERHEAD: usize = 1 + 4 + 4 + 4 + 2 + 2;
+/// Bytes of a share frame.
+pub const SHARE_LEN: usize = 1 + 1 + 4 + 3;
 /// Bytes around the message of a control frame.
 pub const CONTROL_OVERHEAD: usize = 7;
 /// Bytes around the ranges of an acknowledgement frame.
@@ -495,6 +521,15 @@ pub fn encode(frame: &Frame<'_>, w: &mut Writer<'_>) {
             w.u16(header);
             put_bytes(w, bytes);
         }
+        Frame::Share(share) => {
+            w.u8(match share.fleeting {
+                true => SHARE_OF_SEGMENTS,
+                false => SHARE,
+            });
+            w.u8(share.bump);
+            w.u32(share.set);
+            w.put(&[share.index, share.needed, share.shares]);
+        }
         Frame::Control { id, bytes } => {
             w.u8(CONTROL);
             w.u32(id);
@@ -620,6 +655,21 @@ impl<'a> Frames<'a> {
                 header: r.u16()?,
                 bytes: block(r)?,
             },
+            SHARE | SHARE_OF_SEGMENTS => {
+                let share = Share {
+                    fleeting: kind == SHARE_OF_SEGMENTS,
+                    bump: r.u8()?,
+                    set: r.u32()?,
+                    index: r.u8()?,
+                    needed: r.u8()?,
+                    shares: r.u8()?,
+                };
+                let possible = 0 < share.needed && share.needed <= share.shares;
+                if !possible || share.index >= share.shares {
+                    return Err(FrameError::Range("share"));
+                }
+                Frame::Share(share)
+            }
             CONTROL => Frame::Control {
                 id: r.u32()?,
                 bytes: block(r)?,

@@ -11,17 +11,19 @@
 //! docs/writing-a-bump.md leads through one.
 
 mod scramble;
+mod share;
 
 use std::fmt;
 use std::sync::Arc;
 
 pub use scramble::Scramble;
+pub use share::{InvalidScheme, Scheme};
 
 use crate::session::EpochKey;
 
 /// Number of [`scramble`].
 pub const SCRAMBLE: u8 = 1;
-/// Number of the bump `share`.
+/// Number of [`share`].
 pub const SHARE: u8 = 2;
 /// Number of [`seal`].
 pub const SEAL: u8 = 3;
@@ -46,6 +48,8 @@ pub enum Method {
     Chain(Arc<dyn Chain>),
     /// Encrypts each datagram whole.
     Seal(Padding),
+    /// Makes several datagrams of each.
+    Split(Arc<dyn Split>),
 }
 
 /// Which lengths an observer of encrypted datagrams sees.
@@ -83,6 +87,26 @@ pub trait Decode: Send + fmt::Debug {
     fn advance(&mut self, plain: &[u8]);
 }
 
+/// A way to make several byte strings of one, for as many paths, and that one of some of them.
+pub trait Split: Send + Sync + fmt::Debug {
+    /// How many there are: each goes by a path of its own. At most 32.
+    fn shares(&self) -> u8;
+    /// How many of them give the whole. With fewer paths, nothing is sent.
+    fn needed(&self) -> u8;
+    /// The longest whole whose shares are `share` bytes long at most.
+    fn capacity(&self, share: usize) -> usize;
+    /// How long the shares of a whole of `len` bytes are: all equally.
+    fn share_len(&self, len: usize) -> usize {
+        len
+    }
+    /// How many random bytes it takes to split `len` bytes.
+    fn randomness(&self, len: usize) -> usize;
+    /// Splits `whole` into all shares. `random` are fresh bytes of a generator fit for cryptography.
+    fn split(&self, whole: &[u8], random: &[u8], shares: &mut [&mut [u8]]);
+    /// Puts shares, by index, together again; false if they do not fit together. Zeros may follow.
+    fn join(&self, shares: &[(u8, &[u8])], whole: &mut Vec<u8>) -> bool;
+}
+
 /// The papers' scrambler.
 pub fn scramble() -> Bump {
     Bump {
@@ -101,9 +125,19 @@ pub fn seal(padding: Padding) -> Bump {
     }
 }
 
-/// All bumps of this crate, with the usual settings.
+/// Secret sharing over paths.
+pub fn share(scheme: Scheme) -> Bump {
+    Bump {
+        number: SHARE,
+        name: "share",
+        method: Method::Split(Arc::new(scheme)),
+    }
+}
+
+/// All bumps of this crate for two paths, with the usual settings.
 pub fn ordinary() -> Vec<Bump> {
-    vec![scramble(), seal(Padding::None)]
+    let both = Scheme::new(2, 2).expect("two of two is a scheme");
+    vec![scramble(), share(both), seal(Padding::None)]
 }
 
 impl Bump {
@@ -111,7 +145,15 @@ impl Bump {
     pub(crate) fn chain(&self) -> Option<&dyn Chain> {
         match &self.method {
             Method::Chain(chain) => Some(&**chain),
-            Method::Seal(_) => None,
+            Method::Seal(_) | Method::Split(_) => None,
+        }
+    }
+
+    /// How datagrams are split, if they are.
+    pub(crate) fn split(&self) -> Option<&dyn Split> {
+        match &self.method {
+            Method::Split(split) => Some(&**split),
+            Method::Chain(_) | Method::Seal(_) => None,
         }
     }
 
@@ -147,6 +189,11 @@ impl Bumps {
     /// The bump of this number, if the node carries it.
     pub(crate) fn get(&self, number: u8) -> Option<&Bump> {
         self.0.get(usize::from(number))?.as_ref()
+    }
+
+    /// All that the node carries.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Bump> {
+        self.0.iter().flatten()
     }
 
     /// The bump of a connection, which began because the node carries it.

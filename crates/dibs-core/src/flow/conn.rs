@@ -15,6 +15,9 @@ use crate::stream::rx::{Decoders, RxStream};
 use crate::stream::tx::TxStream;
 use crate::time::Time;
 
+/// Sets of shares that open a flow whose acknowledgements are counted: those that one flight has.
+const MAX_OPENING: usize = 256;
+
 /// Counters of a connection that the user sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnStats {
@@ -72,6 +75,8 @@ pub struct Outgoing {
     pub secrets: Option<EpochSecrets>,
     /// The peer has acknowledged an opening of this incarnation.
     pub confirmed: bool,
+    /// Sets of shares that open it, and how many of each were acknowledged.
+    pub opening: Vec<(u32, u8)>,
     /// What waits for a path.
     pub queue: Queue,
     /// Bytes until the next chunk that only trusted paths carry; below zero what went too far.
@@ -83,6 +88,37 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// The peer is not known to know this incarnation.
+    pub fn unconfirm(&mut self) {
+        self.confirmed = false;
+        self.opening = Vec::new();
+    }
+
+    /// The peer knows this incarnation.
+    pub fn confirm(&mut self) {
+        self.confirmed = true;
+        self.opening = Vec::new();
+    }
+
+    /// A share of a set that opens the flow was acknowledged; with `needed` of one set it is open.
+    pub fn confirm_share(&mut self, set: u32, needed: u8) {
+        if self.confirmed {
+            return;
+        }
+        let at = self.opening.iter().position(|(known, _)| *known == set);
+        let at = at.unwrap_or_else(|| {
+            if self.opening.len() == MAX_OPENING {
+                self.opening.remove(0);
+            }
+            self.opening.push((set, 0));
+            self.opening.len() - 1
+        });
+        self.opening[at].1 += 1;
+        if self.opening[at].1 >= needed {
+            self.confirm();
+        }
+    }
+
     /// Transforms bytes at `offset`, on their own or in the chain, as `bump` does.
     pub fn transform(&mut self, bump: &Bump, solo_at: Option<u64>, bytes: &[u8], out: &mut [u8]) {
         let Some(chain) = bump.chain() else {
@@ -238,6 +274,7 @@ impl Conn {
                 meta: IpMeta::default(),
                 secrets: None,
                 confirmed: false,
+                opening: Vec::new(),
                 queue: Queue::default(),
                 until_trusted: 0,
                 deficit: 0,
@@ -278,7 +315,7 @@ impl Conn {
     pub fn open(&mut self, secrets: EpochSecrets, meta: IpMeta) {
         self.out.meta = meta;
         self.out.secrets = Some(secrets);
-        self.out.confirmed = false;
+        self.out.unconfirm();
     }
 
     /// Notes how far the local kernel has sent.

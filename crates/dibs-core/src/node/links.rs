@@ -1,5 +1,6 @@
 //! The paths to a peer: joining, validation, roaming.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use super::notice::Event;
 use crate::counters::Counter;
 use crate::path::{Path, PathConfig, PathState};
 use crate::session::{OVERHEAD, Random};
+use crate::slab::Key;
 use crate::time::Time;
 
 /// Wait for the answer to the first join or accept; doubled each time.
@@ -115,6 +117,8 @@ pub(crate) struct Link {
     pub(crate) frames: Vec<u8>,
     /// A datagram that asks for an acknowledgement is due.
     pub(crate) probe: bool,
+    /// Shares that it lost: no other path may carry them.
+    pub(crate) shares: VecDeque<Key>,
     roaming: Option<Roaming>,
     /// The highest number of an authentic datagram.
     highest: u64,
@@ -200,6 +204,7 @@ impl Link {
             bytes_received: 0,
             frames: Vec::new(),
             probe: false,
+            shares: VecDeque::new(),
             roaming: None,
             highest: 0,
             credit: 0,

@@ -23,6 +23,7 @@ mod peer;
 mod receive;
 mod schedule;
 mod send;
+mod sets;
 mod snapshot;
 mod solicit;
 #[cfg(test)]
@@ -33,8 +34,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dibs_share::Pads;
 use dibs_wire::packet::{self, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
+use zeroize::Zeroizing;
 
 pub use command::{ControlError, MAX_CONTROL};
 pub use config::{LocalPath, NodeConfig, PeerConfig};
@@ -51,6 +54,7 @@ use crate::session::{
     SeededRandom, Sessions, is_handshake,
 };
 use crate::time::Time;
+pub use peer::CarriedBump;
 use peer::{Out, Peer, Source};
 
 /// What all peers use.
@@ -64,6 +68,8 @@ pub(crate) struct Shared {
     pub(crate) events: VecDeque<Event>,
     pub(crate) local: Vec<LocalPath>,
     pub(crate) bumps: Arc<Bumps>,
+    /// Random bytes for those that split.
+    pub(crate) pads: Pads,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) gateway: Vec<Prefix>,
     pub(crate) trusted_share: f64,
@@ -73,6 +79,13 @@ pub(crate) struct Shared {
     pub(crate) hash_keys: (u64, u64),
     /// A send that nobody keeps.
     pub(crate) scratch: Vec<u8>,
+    /// A datagram of several that nobody keeps.
+    once: Option<Buffer>,
+    /// Random bytes of a split, and its shares.
+    random: Zeroizing<Vec<u8>>,
+    shares: Zeroizing<Vec<u8>>,
+    /// What was put together of shares.
+    pub(crate) joined: Vec<u8>,
 }
 
 impl Shared {
@@ -169,6 +182,8 @@ impl Node {
             integrity: config.integrity,
         };
         let mut sessions = Sessions::new(session_config, now, &mut rng);
+        let mut pads = Zeroizing::new([0; dibs_share::SEED_LEN]);
+        rng.fill(&mut *pads);
         let mut shared = Shared {
             pool: Pool::new(64),
             rng,
@@ -178,6 +193,7 @@ impl Node {
             events: VecDeque::new(),
             local: config.paths,
             bumps: Arc::new(Bumps::new(config.bumps)),
+            pads: Pads::new(&pads),
             addresses: config.addresses,
             gateway: config.gateway,
             trusted_share: config.trusted_share,
@@ -185,6 +201,10 @@ impl Node {
             instance: 0,
             hash_keys: (0, 0),
             scratch: Vec::with_capacity(2048),
+            once: None,
+            random: Zeroizing::default(),
+            shares: Zeroizing::default(),
+            joined: Vec::new(),
         };
         shared.instance = shared.random_u64();
         shared.hash_keys = (shared.random_u64(), shared.random_u64());
@@ -333,8 +353,8 @@ impl Node {
             return shared.count(Counter::HandshakeUntrusted);
         }
         let under_load = outbox.len() > OUTBOX / 4;
-        let instance = shared.instance;
-        let hello = |_| peer::hello(instance);
+        let own = peer::hello(shared);
+        let hello = |_| own.clone();
         let outcome = sessions.handle(now, from, under_load, datagram, hello, &mut shared.rng);
         let stranger = || !peers.iter().any(|peer| peer.is_at(from.ip()));
         if outcome.dropped == Some(Dropped::CookieDemanded)
@@ -388,7 +408,7 @@ impl Node {
             outbox,
             ..
         } = self;
-        let hello = peer::hello(shared.instance);
+        let hello = peer::hello(shared);
         for peer in peers.iter_mut() {
             if sessions.poll_exhausted(peer.id) {
                 let peer = peer.id.index();
@@ -447,6 +467,12 @@ impl Node {
             } = out;
             let bytes = match source {
                 Source::Scratch => &self.shared.scratch[..],
+                Source::Once(buffer, len) => {
+                    if let Some(before) = self.shared.once.replace(buffer) {
+                        self.shared.pool.give(before);
+                    }
+                    &self.shared.once.as_deref().expect("it was just put there")[..len]
+                }
                 Source::Batch(key, len) => &self.peers[index].waiting.batch(key)[..len],
             };
             return Some(Transmit {

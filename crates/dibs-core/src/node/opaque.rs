@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use dibs_wire::bytes::Writer;
+use dibs_wire::frame::{self, Frame};
+
 use super::Shared;
 use crate::counters::Counter;
 use crate::time::Time;
@@ -20,8 +23,10 @@ const MAX_TOTAL: u32 = 66 * 1024;
 /// A whole that is not complete by then never will be.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Queues of opaque packets: for trusted paths, for all, for what splits.
+const QUEUES: u32 = 3;
+
 /// Opaque packets on their way out.
-#[derive(Default)]
 pub(super) struct OpaqueQueue {
     packets: VecDeque<(u8, Box<[u8]>)>,
     bytes: usize,
@@ -42,7 +47,56 @@ pub(super) struct Part<'a> {
     pub(super) at: usize,
 }
 
+impl Part<'_> {
+    /// A header block of at most `room` bytes with the packet, or its next piece, and how much of it
+    /// that takes.
+    pub(super) fn block(&self, room: usize) -> (Vec<u8>, usize) {
+        let Self {
+            bump,
+            packet,
+            number,
+            at: from,
+        } = *self;
+        let whole = frame::OPAQUE_OVERHEAD + packet.len();
+        if from == 0 && whole <= room {
+            let mut block = vec![0; whole];
+            let opaque = Frame::Opaque { bump, packet };
+            frame::encode(&opaque, &mut Writer::new(&mut block));
+            return (block, packet.len());
+        }
+        let len = (packet.len() - from).min(room - frame::FRAGMENT_OVERHEAD - 1);
+        // The whole is an opaque frame without its length: bump, then packet.
+        let mut bytes = Vec::with_capacity(len + 1);
+        let first = from == 0;
+        if first {
+            bytes.push(bump);
+        }
+        bytes.extend_from_slice(&packet[from..from + len]);
+        let piece = Frame::Fragment {
+            id: number,
+            at: if first { 0 } else { from as u32 + 1 },
+            total: packet.len() as u32 + 1,
+            header: 0,
+            bytes: &bytes,
+        };
+        let mut block = vec![0; frame::FRAGMENT_OVERHEAD + bytes.len()];
+        frame::encode(&piece, &mut Writer::new(&mut block));
+        (block, len)
+    }
+}
+
 impl OpaqueQueue {
+    /// The queue of this number of [`QUEUES`]: they never give the same number to two packets.
+    pub(super) const fn new(queue: u32) -> Self {
+        assert!(queue < QUEUES);
+        Self {
+            packets: VecDeque::new(),
+            bytes: 0,
+            sent: 0,
+            number: 2 * queue,
+        }
+    }
+
     /// Appends a packet; false if it does not fit.
     pub(super) fn push(&mut self, bump: u8, packet: &[u8]) -> bool {
         if self.bytes + packet.len() > QUEUE_LIMIT {
@@ -76,7 +130,7 @@ impl OpaqueQueue {
             self.bytes -= packet.len();
             self.sent = 0;
             // Even numbers are opaque packets, odd ones chunks.
-            self.number = self.number.wrapping_add(2);
+            self.number = self.number.wrapping_add(2 * QUEUES);
         }
     }
 }

@@ -12,6 +12,8 @@ use super::Shared;
 use super::handover::Drain;
 use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
+use super::sets::Sets;
+use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
@@ -24,6 +26,7 @@ use crate::time::Time;
 mod calls;
 pub(super) mod conns;
 
+pub use calls::CarriedBump;
 pub(super) use calls::hello;
 use calls::{PATIENCE, Unconfirmed};
 use conns::EmptyOut;
@@ -58,6 +61,8 @@ pub(crate) enum Source {
     Scratch,
     /// In a batch, its first bytes.
     Batch(Key, usize),
+    /// In a buffer of its own, its first bytes.
+    Once(Buffer, usize),
 }
 
 /// A send.
@@ -122,6 +127,13 @@ pub(crate) struct Peer {
     /// What was lost, or left out of a run, by who may carry it.
     pub(super) delayed_trusted: VecDeque<Delayed>,
     pub(super) delayed_any: VecDeque<Delayed>,
+    /// Sends of what was split, of which others have gone.
+    pub(super) splits: VecDeque<Out>,
+    /// Number of the next set of shares.
+    pub(super) next_set: u64,
+    pub(super) sets: Sets,
+    /// There are too few paths for what should be split.
+    pub(super) short_of_paths: bool,
     /// Flows with something queued: those that just began, and the others.
     pub(super) new_flows: VecDeque<Key>,
     pub(super) old_flows: VecDeque<Key>,
@@ -129,7 +141,12 @@ pub(crate) struct Peer {
     pub(super) backlog: usize,
     pub(super) queued: usize,
     pub(super) segments: VecDeque<EmptyOut>,
+    /// Those of flows that are split.
+    pub(super) split_segments: VecDeque<EmptyOut>,
+    /// Packets that are not cut, by who may carry them.
     pub(super) opaque: OpaqueQueue,
+    pub(super) opaque_sealed: OpaqueQueue,
+    pub(super) opaque_split: OpaqueQueue,
     pub(super) reassembly: Reassembly,
     /// Connections that leave their bump, and those whose start is held back.
     pub(super) drains: Vec<Drain>,
@@ -144,8 +161,9 @@ pub(crate) struct Peer {
     /// Frames that tell the peer of flows and epochs; they may be lost.
     pub(super) notices: Vec<u8>,
     pub(super) store: Store,
-    /// What the peer says it can hold.
+    /// What the peer says it can hold, and which bumps it carries.
     pub(super) peer_store: usize,
+    pub(super) carried: Vec<CarriedBump>,
     /// When a pacer lets the next data go.
     pub(super) paced_until: Option<Time>,
     /// Trust keeps data waiting that an untrusted path could carry.
@@ -192,12 +210,19 @@ impl Peer {
             waiting: Unacknowledged::default(),
             delayed_trusted: VecDeque::new(),
             delayed_any: VecDeque::new(),
+            splits: VecDeque::new(),
+            next_set: 0,
+            sets: Sets::default(),
+            short_of_paths: false,
             new_flows: VecDeque::new(),
             old_flows: VecDeque::new(),
             backlog: 0,
             queued: 0,
             segments: VecDeque::new(),
-            opaque: OpaqueQueue::default(),
+            split_segments: VecDeque::new(),
+            opaque: OpaqueQueue::new(0),
+            opaque_sealed: OpaqueQueue::new(1),
+            opaque_split: OpaqueQueue::new(2),
             reassembly: Reassembly::default(),
             drains: Vec::new(),
             gates: Vec::new(),
@@ -209,6 +234,7 @@ impl Peer {
             notices: Vec::new(),
             store: Store::new(STORE_LIMIT),
             peer_store: 0,
+            carried: Vec::new(),
             paced_until: None,
             held_by_trust: false,
             sweep_at: now + SWEEP,
@@ -241,7 +267,7 @@ impl Peer {
         let known = self.links.iter().find(|l| l.id == id);
         // Somebody may have brought the first question here by another interface. And who has
         // restarted numbers its paths anew; that it has, only what it sends now proves.
-        let restarts = |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.instance);
+        let restarts = |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.instance());
         known.is_none_or(|l| l.local == local || l.is_accepting())
             || self.unconfirmed.iter().any(restarts)
     }
@@ -352,6 +378,7 @@ impl Peer {
             (!self.endpoints.is_empty()).then_some(self.redial_at),
             self.silent_since.map(|t| self.recall_at.max(t + PATIENCE)),
             self.reassembly.expires_at(),
+            self.sets.expires_at(),
             self.handover_due(shared),
         ];
         links.chain(rest).flatten().min()
@@ -391,6 +418,7 @@ impl Peer {
             }
         }
         self.reassembly.expire(now, shared);
+        self.sets.expire(now, shared);
         self.handle_handover(now, shared);
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP;

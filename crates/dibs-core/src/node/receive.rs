@@ -1,9 +1,10 @@
 //! What came from the peer.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, Chunk, EmptySegment, Frame, Frames, Open, TcpFields};
+use dibs_wire::frame::{self, Chunk, EmptySegment, Frame, Frames, Open, Share, TcpFields};
 use dibs_wire::packet::{self, Packet};
 use smallvec::SmallVec;
 
@@ -15,6 +16,7 @@ use super::notice::Event;
 use super::opaque::{Assembled, Fragment};
 use super::peer::Peer;
 use super::send::NOT_BARE;
+use super::sets::Added;
 use crate::buffer::Pool;
 use crate::bump::{Bump, Method};
 use crate::chunk::Content;
@@ -54,6 +56,8 @@ enum Cover {
     Authentic,
     /// They were not seen either.
     Encrypted,
+    /// They were put together of what several paths carried, for this bump.
+    Split(u8),
 }
 
 impl Cover {
@@ -62,6 +66,7 @@ impl Cover {
         match bump.method {
             Method::Chain(_) => true,
             Method::Seal(_) => self == Self::Encrypted,
+            Method::Split(_) => self == Self::Split(bump.number),
         }
     }
 }
@@ -152,15 +157,22 @@ impl Peer {
                 }
                 return;
             }
-            if let Frame::Chunk(chunk) = &frame {
-                // At most one frame describes the payload.
-                let Some(bytes) = payload.take() else {
-                    return shared.count(Counter::FrameMalformed);
-                };
-                verdict.taken &= self.take_chunk(now, shared, path, chunk, (bytes, cover));
-            } else {
-                verdict.taken &= self.take_frame(now, shared, arrival, at, &frame);
-            }
+            verdict.taken &= match &frame {
+                Frame::Chunk(_) | Frame::Share(_) => {
+                    // At most one frame describes the payload.
+                    let Some(bytes) = payload.take() else {
+                        return shared.count(Counter::FrameMalformed);
+                    };
+                    match &frame {
+                        Frame::Share(share) => self.take_share(now, shared, path, share, bytes),
+                        Frame::Chunk(chunk) => {
+                            self.take_chunk(now, shared, path, chunk, (bytes, cover))
+                        }
+                        _ => unreachable!("it is one of these"),
+                    }
+                }
+                frame => self.take_frame(now, shared, arrival, at, frame),
+            };
         }
         if verdict.taken
             && let Some(link) = self.links.iter_mut().find(|l| l.id == opened.path_id)
@@ -215,24 +227,12 @@ impl Peer {
         match *frame {
             Frame::Ping => {}
             Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
-            Frame::Chunk(_) => unreachable!("the caller keeps chunks to itself"),
-            Frame::Segment(ref segment) => return self.take_empty(now, shared, segment),
-            Frame::Opaque { bump, packet } => self.take_packet(shared, bump, packet),
-            Frame::Fragment {
-                id,
-                at,
-                total,
-                header,
-                bytes,
-            } => {
-                let fragment = Fragment {
-                    id,
-                    at,
-                    total,
-                    header,
-                    bytes,
-                };
-                return self.take_fragment(now, shared, arrival.path, &fragment);
+            Frame::Chunk(_) | Frame::Share(_) => {
+                unreachable!("the caller keeps what has a payload to itself")
+            }
+            Frame::Segment(_) | Frame::Opaque { .. } | Frame::Fragment { .. } => {
+                // Header blocks are encrypted, always.
+                return self.take_inner(now, shared, arrival.path, frame, Cover::Encrypted);
             }
             Frame::Control { id, bytes } => {
                 if !self.control_seen.contains(&id) {
@@ -256,7 +256,7 @@ impl Peer {
                 {
                     conn.out.stream.reincarnate();
                     conn.out.secrets = None;
-                    conn.out.confirmed = false;
+                    conn.out.unconfirm();
                 }
             }
             Frame::EpochBroken {
@@ -312,6 +312,125 @@ impl Peer {
         true
     }
 
+    /// Takes what the peer's kernel sent, other than a chunk.
+    fn take_inner(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        path: usize,
+        frame: &Frame<'_>,
+        cover: Cover,
+    ) -> bool {
+        match *frame {
+            Frame::Segment(ref segment) => self.take_empty(now, shared, segment, cover),
+            Frame::Opaque { bump, packet } => {
+                self.take_packet(shared, bump, packet, cover);
+                true
+            }
+            Frame::Fragment {
+                id,
+                at,
+                total,
+                header,
+                bytes,
+            } => {
+                let fragment = Fragment {
+                    id,
+                    at,
+                    total,
+                    header,
+                    bytes,
+                };
+                self.take_fragment(now, shared, path, &fragment, cover)
+            }
+            _ => {
+                shared.count(Counter::PeerContradiction);
+                true
+            }
+        }
+    }
+
+    /// Takes a share; false if it counts as not received.
+    fn take_share(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        path: usize,
+        share: &Share,
+        bytes: &[u8],
+    ) -> bool {
+        let bumps = Arc::clone(&shared.bumps);
+        let Some(split) = bumps.get(share.bump).and_then(Bump::split) else {
+            shared.count(Counter::BumpUnknown);
+            return true;
+        };
+        if (share.needed, share.shares) != (split.needed(), split.shares()) {
+            shared.count(Counter::ShareMismatch);
+            return true;
+        }
+        let mut whole = std::mem::take(&mut shared.joined);
+        let number = (share.set, share.index);
+        let taken = match self.sets.add(now, split, number, bytes, &mut whole) {
+            Added::Partly => true,
+            Added::Whole(set) => {
+                let taken = self.take_whole(now, shared, path, share.bump, &whole);
+                if taken {
+                    self.sets.finish(set);
+                }
+                taken
+            }
+            Added::Late => {
+                shared.count(Counter::ShareLate);
+                true
+            }
+            Added::NoRoom => {
+                shared.count(Counter::StoreFull);
+                false
+            }
+            Added::Contradiction => {
+                shared.count(Counter::PeerContradiction);
+                true
+            }
+        };
+        shared.joined = whole;
+        taken
+    }
+
+    /// Takes what was put together: the length of a payload, the payload, a header block.
+    fn take_whole(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        path: usize,
+        bump: u8,
+        whole: &[u8],
+    ) -> bool {
+        let cover = Cover::Split(bump);
+        let parts = whole
+            .split_first_chunk()
+            .and_then(|(len, rest)| rest.split_at_checked(usize::from(u16::from_be_bytes(*len))));
+        let Some((payload, block)) = parts else {
+            shared.count(Counter::FrameMalformed);
+            return true;
+        };
+        let mut payload = Some(payload);
+        let mut taken = true;
+        for frame in Frames::new(block) {
+            taken &= match (&frame, payload) {
+                (Ok(Frame::Chunk(chunk)), Some(bytes)) => {
+                    payload = None;
+                    self.take_chunk(now, shared, path, chunk, (bytes, cover))
+                }
+                (Ok(Frame::Chunk(_)) | Err(_), _) => {
+                    shared.count(Counter::FrameMalformed);
+                    true
+                }
+                (Ok(frame), _) => self.take_inner(now, shared, path, frame, cover),
+            };
+        }
+        taken
+    }
+
     fn take_ack(&mut self, now: Time, shared: &mut Shared, at: usize, bytes: &[u8]) {
         let Ok(ack) = AckFrame::decode(bytes) else {
             return shared.count(Counter::FrameMalformed);
@@ -337,14 +456,27 @@ impl Peer {
                     confirmed = Some(of);
                     self.confirm(of.0, of.1);
                 }
+            } else if let Some(Content::Share(share)) = self.waiting.get(key).map(|p| &p.content)
+                && share.opens
+            {
+                let head = self.waiting.head_of_share(share);
+                let (conn, incarnation) = (head.conn, head.strand.incarnation);
+                self.confirm_share(shared, conn, incarnation, share.set);
             }
             let Some(pending) = self.waiting.remove(key, &mut shared.pool) else {
                 continue;
             };
             match pending.content {
-                Content::Opened { conn, incarnation } => self.confirm(conn, incarnation),
+                Content::Opened {
+                    conn,
+                    incarnation,
+                    set,
+                } => match set {
+                    None => self.confirm(conn, incarnation),
+                    Some(set) => self.confirm_share(shared, conn, incarnation, set),
+                },
                 Content::Control { .. } => self.controls_waiting -= 1,
-                Content::Chunk(_) | Content::Fragment(_) => {}
+                Content::Share(_) | Content::Chunk(_) | Content::Fragment(_) => {}
             }
         }
         self.take_lost(shared, id, &mut lost);
@@ -352,11 +484,20 @@ impl Peer {
         self.lost = lost;
     }
 
+    fn confirm_share(&mut self, shared: &Shared, conn: Key, incarnation: u16, set: u32) {
+        if let Some(conn) = self.conns.get_mut(conn)
+            && conn.out.stream.incarnation() == incarnation
+            && let Some(split) = shared.bumps.of(conn.bump).split()
+        {
+            conn.out.confirm_share(set, split.needed());
+        }
+    }
+
     fn confirm(&mut self, conn: Key, incarnation: u16) {
         if let Some(conn) = self.conns.get_mut(conn)
             && conn.out.stream.incarnation() == incarnation
         {
-            conn.out.confirmed = true;
+            conn.out.confirm();
         }
     }
 
@@ -537,7 +678,13 @@ impl Peer {
     }
 
     /// Takes a segment without payload; false if it counts as not received.
-    fn take_empty(&mut self, now: Time, shared: &mut Shared, segment: &EmptySegment<'_>) -> bool {
+    fn take_empty(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        segment: &EmptySegment<'_>,
+        cover: Cover,
+    ) -> bool {
         let EmptySegment {
             flow,
             incarnation,
@@ -550,6 +697,10 @@ impl Peer {
             Err(taken) => return taken,
         };
         let conn = self.conns.get_mut(key).expect("it was just found");
+        if !cover.suits(shared.bumps.of(conn.bump)) {
+            shared.count(Counter::CoverMissing);
+            return true;
+        }
         conn.last_seen = now;
         let mut tcp = *tcp;
         let mut scratch = SmallVec::new();
@@ -569,7 +720,7 @@ impl Peer {
     }
 
     /// Takes a packet that was not cut.
-    fn take_packet(&mut self, shared: &mut Shared, bump: u8, bytes: &[u8]) {
+    fn take_packet(&mut self, shared: &mut Shared, bump: u8, bytes: &[u8], cover: Cover) {
         let Ok(packet) = packet::parse(bytes) else {
             return shared.count(Counter::FrameMalformed);
         };
@@ -583,8 +734,11 @@ impl Peer {
             Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, true),
             Packet::Opaque(o) => (o.src, o.dst, inner::may_pass(self, shared, &o)),
         };
-        if shared.bumps.get(bump).is_none() {
+        let Some(carried) = shared.bumps.get(bump) else {
             return shared.count(Counter::BumpUnknown);
+        };
+        if !cover.suits(carried) {
+            return shared.count(Counter::CoverMissing);
         }
         if !whole || !self.is_from_here(shared, src) || !is_for_us(shared, dst) {
             return shared.count(Counter::InnerAddress);
@@ -599,8 +753,14 @@ impl Peer {
         shared: &mut Shared,
         path: usize,
         fragment: &Fragment<'_>,
+        cover: Cover,
     ) -> bool {
         let opaque = fragment.id.is_multiple_of(2);
+        if !opaque && matches!(cover, Cover::Split(_)) {
+            // What is split is cut beforehand, or its shares are.
+            shared.count(Counter::PeerContradiction);
+            return true;
+        }
         let mut reassembly = std::mem::take(&mut self.reassembly);
         let assembled = reassembly.add(now, shared, fragment);
         self.reassembly = reassembly;
@@ -612,15 +772,18 @@ impl Peer {
             }
             Assembled::Whole(bytes, _) if opaque => {
                 if let Some((&bump, packet)) = bytes.split_first() {
-                    self.take_packet(shared, bump, packet);
+                    self.take_packet(shared, bump, packet, cover);
                 }
                 true
             }
             Assembled::Whole(bytes, header) => {
                 let (block, payload) = bytes.split_at(header);
                 match Frames::new(block).next() {
+                    Some(Ok(Frame::Share(share))) => {
+                        self.take_share(now, shared, path, &share, payload)
+                    }
                     Some(Ok(Frame::Chunk(chunk))) => {
-                        self.take_chunk(now, shared, path, &chunk, (payload, Cover::Encrypted))
+                        self.take_chunk(now, shared, path, &chunk, (payload, cover))
                     }
                     _ => {
                         shared.count(Counter::FrameMalformed);

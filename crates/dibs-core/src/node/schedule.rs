@@ -34,7 +34,7 @@ pub(super) fn balanced(
     let mut release: Option<Time> = None;
     let mut any = false;
     for (index, link) in links.iter_mut().enumerate() {
-        if !placement.allows(link.trusted) || !link.is_active(shared) {
+        if !placement.allows(link.id, link.trusted) || !link.is_active(shared) {
             continue;
         }
         any = true;

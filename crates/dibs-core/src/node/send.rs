@@ -6,6 +6,7 @@
 mod again;
 mod data;
 mod small;
+mod split;
 
 use dibs_wire::packet::flags;
 
@@ -64,12 +65,16 @@ impl Peer {
             shared,
             session,
         };
-        self.send_link_frames(turn)
+        self.send_splits()
+            .or_else(|| self.send_link_frames(turn))
             .or_else(|| self.send_segments(turn))
+            .or_else(|| self.send_split_segments(turn))
             .or_else(|| self.send_control(turn))
             .or_else(|| self.send_delayed_trusted(turn))
             .or_else(|| self.send_delayed_any(turn))
+            .or_else(|| self.send_shares_again(turn))
             .or_else(|| self.send_opaque(turn))
+            .or_else(|| self.send_split_opaque(turn))
             .or_else(|| self.send_data(turn))
     }
 
@@ -108,7 +113,7 @@ impl Peer {
     fn quickest(&self, shared: &Shared, placement: Placement) -> Option<usize> {
         let allowed = |at: &usize| {
             let link = &self.links[*at];
-            link.is_active(shared) && placement.allows(link.trusted)
+            link.is_active(shared) && placement.allows(link.id, link.trusted)
         };
         (0..self.links.len())
             .filter(allowed)

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use dibs_wire::Tuple;
 
-use super::Node;
+use super::{CarriedBump, Node};
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;
@@ -24,6 +24,8 @@ pub struct PeerSnapshot {
     pub held: usize,
     /// Bytes sent and not acknowledged.
     pub unacknowledged: usize,
+    /// The bumps that it carries, as it said at the last handshake.
+    pub bumps: Vec<CarriedBump>,
 }
 
 /// A path to a peer.
@@ -45,6 +47,8 @@ pub struct PathSnapshot {
     pub stats: PathStats,
     /// Trust keeps data waiting that another path could carry.
     pub held_by_trust: bool,
+    /// There are fewer paths than what should be split needs, so it waits.
+    pub short_of_paths: bool,
 }
 
 /// A connection.
@@ -81,6 +85,7 @@ impl Node {
                 conns: p.conns.len(),
                 held: p.store.held(),
                 unacknowledged: p.waiting.span(),
+                bumps: p.carried.clone(),
             })
             .collect()
     }
@@ -100,6 +105,7 @@ impl Node {
                     bytes_received: link.bytes_received,
                     stats: link.path.stats(),
                     held_by_trust: held_by_trust && link.trusted,
+                    short_of_paths: peer.short_of_paths,
                 })
                 .collect::<Vec<_>>()
         };

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use dibs_core::path::{AckFrame, SeqRange};
 use dibs_scramble::{BUFFER_LEN, Scrambler};
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, BASE_OFFSET, Chunk, EmptySegment, Frame, Frames, Open, TcpFields};
+use dibs_wire::frame::{
+    self, BASE_OFFSET, Chunk, EmptySegment, Frame, Frames, Open, Share, TcpFields,
+};
 use dibs_wire::packet::{IpMeta, flags};
 use dibs_wire::{SeqNumber, Tuple};
 
@@ -137,6 +139,17 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
                 header: 43,
                 bytes: b"piece",
             },
+        ),
+        (
+            "frame_share",
+            Frame::Share(Share {
+                fleeting: false,
+                bump: 2,
+                set: 0x6162_6364,
+                index: 1,
+                needed: 2,
+                shares: 3,
+            }),
         ),
         (
             "frame_control",

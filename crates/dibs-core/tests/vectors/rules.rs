@@ -117,10 +117,12 @@ fn message_1(suite: Suite, integrity: Integrity) -> (Vec<u8>, HandshakeState) {
         .expect("complete");
     let mut payload = 1_700_000_000u64.to_be_bytes().to_vec();
     payload.extend(123_456_789u32.to_be_bytes());
-    payload.extend([0, 13]);
+    payload.extend([0, 23]);
     payload.push(1);
     payload.extend([0x11; 8]);
     payload.extend(32_768u32.to_be_bytes());
+    // Three bumps: scramble, share with two of two, seal.
+    payload.extend([3, 1, 0, 0, 2, 2, 2, 3, 0, 0]);
     payload.resize(1168 - 8 - 96, 0);
     message.resize(1168, 0);
     initiator
@@ -150,7 +152,7 @@ fn keys(mut initiator: HandshakeState, message_2: &[u8]) -> Keys {
         .read_message(&body[8..], &mut payload)
         .expect("the responder's answer");
     assert_eq!(payload[..4], RESPONDER_INDEX.to_be_bytes());
-    assert_eq!(length, 4 + 13, "its index and its hello");
+    assert_eq!(length, 4 + 23, "its index and its hello");
     let hash = initiator.get_handshake_hash().to_vec();
     let (to_responder, _) = initiator.dangerously_get_raw_split();
     let secret = extract(&hash, &to_responder);

@@ -60,7 +60,8 @@ fn hello(instance: u64) -> Hello {
     let mut bytes = vec![1];
     bytes.extend_from_slice(&instance.to_be_bytes());
     bytes.extend_from_slice(&32_768u32.to_be_bytes());
-    Hello::new(bytes).expect("13 bytes")
+    bytes.extend_from_slice(&[3, 1, 0, 0, 2, 2, 2, 3, 0, 0]);
+    Hello::new(bytes).expect("23 bytes")
 }
 
 pub(crate) fn public(private: [u8; 32]) -> PublicKey {

@@ -92,6 +92,22 @@ fn samples() -> Vec<Frame<'static>> {
             header: 4,
             bytes: &[9; 9],
         },
+        Frame::Share(Share {
+            fleeting: false,
+            bump: 2,
+            set: 0x0102_0304,
+            index: 1,
+            needed: 2,
+            shares: 3,
+        }),
+        Frame::Share(Share {
+            fleeting: true,
+            bump: 2,
+            set: 5,
+            index: 2,
+            needed: 3,
+            shares: 3,
+        }),
         Frame::Control {
             id: 7,
             bytes: b"engage",

@@ -4,11 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::{Peer, STORE_LIMIT};
+use crate::bump::Bump;
 use crate::chunk::Content;
 use crate::counters::Counter;
 use crate::flow::resume::Resume;
 use crate::node::notice::Event;
 use crate::node::opaque::Reassembly;
+use crate::node::sets::Sets;
 use crate::node::{LocalPath, Shared, short_hello};
 use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
 use crate::time::Time;
@@ -21,19 +23,77 @@ const SECRETS_KEPT: usize = 4;
 pub(super) const PATIENCE: Duration = Duration::from_millis(400);
 const RECALL: Duration = Duration::from_millis(500);
 
-/// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB.
-pub(crate) fn hello(instance: u64) -> Hello {
+/// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB, and the
+/// bumps that we carry, each with how many of how many shares it needs (0 of 0: it does not split).
+pub(crate) fn hello(shared: &Shared) -> Hello {
     let mut bytes = vec![1];
-    bytes.extend_from_slice(&instance.to_be_bytes());
+    bytes.extend_from_slice(&shared.instance.to_be_bytes());
     bytes.extend_from_slice(&((STORE_LIMIT / 1024) as u32).to_be_bytes());
+    let carried: Vec<_> = shared.bumps.iter().map(CarriedBump::of).collect();
+    bytes.push(carried.len() as u8);
+    for bump in carried {
+        let (needed, shares) = bump.shares.unwrap_or_default();
+        bytes.extend_from_slice(&[bump.number, needed, shares]);
+    }
     short_hello(bytes)
+}
+
+/// A bump as a hello names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CarriedBump {
+    /// Its number.
+    pub number: u8,
+    /// If it splits, how many shares of how many it needs.
+    pub shares: Option<(u8, u8)>,
+}
+
+impl CarriedBump {
+    fn of(bump: &Bump) -> Self {
+        Self {
+            number: bump.number,
+            shares: bump.split().map(|split| (split.needed(), split.shares())),
+        }
+    }
+}
+
+/// What a peer says of itself in a handshake.
+#[derive(Clone)]
+struct Said {
+    instance: u64,
+    store: usize,
+    bumps: Vec<CarriedBump>,
+}
+
+impl Said {
+    fn read(hello: &Hello) -> Option<Self> {
+        let (fixed, rest) = hello.as_bytes().split_first_chunk::<13>()?;
+        let instance = u64::from_be_bytes(fixed[1..9].try_into().expect("eight bytes"));
+        let store = u32::from_be_bytes(fixed[9..13].try_into().expect("four bytes"));
+        let (count, rest) = rest.split_first().unwrap_or((&0, &[]));
+        let listed = rest.get(..3 * usize::from(*count))?;
+        let carried = |[number, needed, shares]: &[u8; 3]| CarriedBump {
+            number: *number,
+            shares: (*shares > 0).then_some((*needed, *shares)),
+        };
+        (fixed[0] == 1).then(|| Self {
+            instance,
+            store: (store as usize).saturating_mul(1024),
+            bumps: listed.as_chunks().0.iter().map(carried).collect(),
+        })
+    }
 }
 
 /// What a call said whose session has not been used.
 pub(super) struct Unconfirmed {
-    pub(super) instance: u64,
-    store: usize,
+    said: Said,
     epochs: EpochSecrets,
+}
+
+impl Unconfirmed {
+    /// The instance of the peer that it is with.
+    pub(super) const fn instance(&self) -> u64 {
+        self.said.instance
+    }
 }
 
 impl Peer {
@@ -110,19 +170,18 @@ impl Peer {
         _from: (usize, SocketAddr),
         established: Established,
     ) {
-        let Some((instance, store)) = read_hello(&established.hello) else {
+        let Some(said) = Said::read(&established.hello) else {
             return shared.count(Counter::PeerContradiction);
         };
         match established.role {
             // The answer proves that the peer is there now.
             Role::Initiator => {
-                self.keep_secrets(instance, established.epochs);
-                self.on_instance(now, shared, instance, store);
+                self.keep_secrets(said.instance, established.epochs);
+                self.on_instance(now, shared, said);
             }
             Role::Responder => {
                 self.unconfirmed.push_back(Unconfirmed {
-                    instance,
-                    store,
+                    said,
                     epochs: established.epochs,
                 });
                 if self.unconfirmed.len() > SECRETS_KEPT {
@@ -145,16 +204,12 @@ impl Peer {
         let Some(at) = waiting.position(|u| u.epochs.session() == session) else {
             return;
         };
-        let Unconfirmed {
-            instance,
-            store,
-            epochs,
-        } = self.unconfirmed.remove(at).expect("it was just found");
+        let Unconfirmed { said, epochs } = self.unconfirmed.remove(at).expect("it was just found");
         if confirmed {
-            self.keep_secrets(instance, epochs);
-            self.on_instance(now, shared, instance, store);
-        } else if self.instance == Some(instance) {
-            self.keep_secrets(instance, epochs);
+            self.keep_secrets(said.instance, epochs);
+            self.on_instance(now, shared, said);
+        } else if self.instance == Some(said.instance) {
+            self.keep_secrets(said.instance, epochs);
         }
     }
 
@@ -170,8 +225,10 @@ impl Peer {
         }
     }
 
-    fn on_instance(&mut self, now: Time, shared: &mut Shared, instance: u64, store: usize) {
-        self.peer_store = store.min(STORE_BELIEVED);
+    fn on_instance(&mut self, now: Time, shared: &mut Shared, said: Said) {
+        let instance = said.instance;
+        self.peer_store = said.store.min(STORE_BELIEVED);
+        self.carried = said.bumps;
         let restarted = self.instance.is_some_and(|known| known != instance);
         if restarted {
             shared.count(Counter::PeerRestarts);
@@ -208,8 +265,12 @@ impl Peer {
             self.remove_link(0);
         }
         self.segments.clear();
+        self.split_segments.clear();
         self.delayed_trusted.clear();
         self.delayed_any.clear();
+        self.splits.clear();
+        self.sets = Sets::default();
+        self.next_set = 0;
         // A message that the old instance had not taken is for the new one.
         for pending in self.waiting.drain(&mut shared.pool).into_iter().rev() {
             if let Content::Control { bytes, .. } = pending.content {
@@ -225,20 +286,13 @@ impl Peer {
         for (_, conn) in self.conns.iter_mut() {
             conn.out.stream.reincarnate();
             conn.out.secrets = None;
-            conn.out.confirmed = false;
+            conn.out.unconfirm();
             conn.resume = conn.tsval.map(|tsval| Box::new(Resume::after(tsval)));
             if let Some(mut inc) = conn.inc.take() {
                 inc.stream.clear(&mut self.store);
             }
         }
     }
-}
-
-fn read_hello(hello: &Hello) -> Option<(u64, usize)> {
-    let bytes: &[u8; 13] = hello.as_bytes().first_chunk()?;
-    let instance = u64::from_be_bytes(bytes[1..9].try_into().expect("eight bytes"));
-    let store = u32::from_be_bytes(bytes[9..13].try_into().expect("four bytes"));
-    (bytes[0] == 1).then_some((instance, (store as usize).saturating_mul(1024)))
 }
 
 /// Whether a handshake may go by this local path.

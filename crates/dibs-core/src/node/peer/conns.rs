@@ -7,6 +7,7 @@ use dibs_wire::{SeqNumber, Tuple};
 
 use super::Peer;
 use crate::buffer::{Buffer, SMALL_LEN};
+use crate::bump::Method;
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::flow::fields::{self, OwnedFields};
@@ -195,17 +196,21 @@ impl Peer {
                     seq: segment.seq,
                     tcp,
                 };
-                if let Some(last) = self.segments.back_mut()
+                let waiting = match shared.bumps.of(bump).split() {
+                    Some(_) => &mut self.split_segments,
+                    None => &mut self.segments,
+                };
+                if let Some(last) = waiting.back_mut()
                     && last.is_surpassed_by(&empty)
                 {
                     *last = empty;
                     return Taken::Done;
                 }
-                if self.segments.len() >= MAX_SEGMENTS {
-                    self.segments.pop_front();
+                if waiting.len() >= MAX_SEGMENTS {
+                    waiting.pop_front();
                     shared.count(Counter::QueueFull);
                 }
-                self.segments.push_back(empty);
+                waiting.push_back(empty);
                 return Taken::Done;
             }
         } else if syn {
@@ -302,7 +307,12 @@ impl Peer {
         let packet = &mut buffer[virtio::LEN..len];
         let complete = header.gso_size == 0
             && (!header.needs_csum || dibs_wire::emit::complete_checksum(&header, packet));
-        if !complete || !self.opaque.push(bump, packet) {
+        let queue = match shared.bumps.get(bump).map(|bump| &bump.method) {
+            Some(Method::Seal(_)) => &mut self.opaque_sealed,
+            Some(Method::Split(_)) => &mut self.opaque_split,
+            Some(Method::Chain(_)) | None => &mut self.opaque,
+        };
+        if !complete || !queue.push(bump, packet) {
             shared.count(Counter::OpaqueQueueFull);
         }
         shared.pool.give(buffer);

@@ -98,14 +98,14 @@ fn a_packet_ends_where_it_says() {
     // As much as fragments may add up to.
     for more in [0, 1, 67_000] {
         let long = [&packet[..], &vec![1; more]].concat();
-        peers[0].take_packet(shared, BUMP, &long);
+        peers[0].take_packet(shared, BUMP, &long, Cover::Encrypted);
         let injection = shared.injector.pop().expect("it is a packet");
         assert_eq!(injection.frame()[dibs_wire::virtio::LEN..], packet);
     }
     // An IPv6 packet may claim to be longer than any TUN takes.
     let mut long = vec![0; 40 + 65_535];
     long[..8].copy_from_slice(&[0x60, 0, 0, 0, 0xff, 0xff, 17, 64]);
-    peers[0].take_packet(shared, BUMP, &long);
+    peers[0].take_packet(shared, BUMP, &long, Cover::Encrypted);
     assert!(shared.injector.pop().is_none());
     assert_eq!(shared.counters.get(Counter::FrameMalformed), 1);
 }
@@ -123,7 +123,7 @@ fn crumbs_are_refused() {
             header: 0,
             bytes: &[0],
         };
-        assert!(peers[0].take_fragment(now, shared, 0, &fragment));
+        assert!(peers[0].take_fragment(now, shared, 0, &fragment, Cover::Encrypted));
     }
     assert_eq!(shared.counters.get(Counter::PeerContradiction), 200 - 128);
 }

@@ -65,13 +65,7 @@ impl Peer {
                 self.waiting.remove(key, &mut turn.shared.pool);
                 continue;
             }
-            let wanted = OVERHEAD
-                + 128
-                + match &pending.content {
-                    Content::Chunk(chunk) => usize::from(chunk.len),
-                    Content::Fragment(fragment) => usize::from(fragment.len),
-                    Content::Control { .. } | Content::Opened { .. } => 0,
-                };
+            let wanted = OVERHEAD + 128 + pending.content.payload_len();
             let (links, shared) = (&mut self.links, &*turn.shared);
             let choice = balanced(links, shared, turn.now, placement, wanted, wanted, lost_by);
             let (link, budget) = match choice {
@@ -122,11 +116,9 @@ impl Peer {
 
     /// Whether it belongs to an incarnation that is over: the peer has forgotten it, and the words
     /// that open the flow speak of another one.
-    fn is_stale(&self, pending: &Pending) -> bool {
-        let origin = match &pending.content {
-            Content::Chunk(chunk) => chunk.origin(self.waiting.head(chunk)),
-            Content::Fragment(fragment) => fragment.origin,
-            Content::Control { .. } | Content::Opened { .. } => return false,
+    pub(super) fn is_stale(&self, pending: &Pending) -> bool {
+        let Some(origin) = self.waiting.origin(&pending.content) else {
+            return false;
         };
         let conn = self.conns.get(origin.conn);
         conn.is_none_or(|conn| conn.out.stream.incarnation() != origin.incarnation)
@@ -276,25 +268,39 @@ impl Peer {
     fn cut_chunk(&mut self, shared: &mut Shared, key: Key) -> Vec<Key> {
         let Some(Pending {
             content: Content::Chunk(chunk),
-            placement,
             ..
         }) = self.waiting.get(key)
         else {
             panic!("the caller saw a chunk");
         };
-        let placement = *placement;
-        let head = self.waiting.head(chunk);
+        let chunk = *chunk;
+        let head = self.waiting.head(&chunk);
         let open = self.conns.get(head.conn).and_then(Conn::open_frame);
-        let header = frame::chunk_len(&head.tcp.get(), open.as_ref());
-        let total = header + usize::from(chunk.len);
-        let mut buffer = shared.pool.take_for(total);
+        let mut block = vec![0; frame::chunk_len(&head.tcp.get(), open.as_ref())];
         chunk
             .frame(head.strand, head.tcp.get(), open)
-            .encode(&mut Writer::new(&mut buffer[..header]));
-        let from = chunk.at as usize;
-        buffer[header..total]
-            .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + usize::from(chunk.len)]);
-        let origin = chunk.origin(head);
+            .encode(&mut Writer::new(&mut block));
+        let payload = (chunk.batch, chunk.at as usize, usize::from(chunk.len));
+        self.cut_to_fragments(shared, key, &block, payload)
+    }
+
+    /// What waits under `key` becomes fragments of its header block and its payload (batch, place and
+    /// length), and waits no more.
+    pub(super) fn cut_to_fragments(
+        &mut self,
+        shared: &mut Shared,
+        key: Key,
+        block: &[u8],
+        (batch, from, len): (Key, usize, usize),
+    ) -> Vec<Key> {
+        let pending = self.waiting.get(key).expect("the caller saw it");
+        let placement = pending.placement;
+        let origin = self.waiting.origin(&pending.content);
+        let origin = origin.expect("only pieces of streams are cut");
+        let (header, total) = (block.len(), block.len() + len);
+        let mut buffer = shared.pool.take_for(total);
+        buffer[..header].copy_from_slice(block);
+        buffer[header..total].copy_from_slice(&self.waiting.batch(batch)[from..from + len]);
         let id = self.next_fragmented;
         self.next_fragmented = self.next_fragmented.wrapping_add(2);
         let batch = self.waiting.add_batch(buffer);
@@ -312,16 +318,19 @@ impl Peer {
                 at: at as u32,
                 len,
             };
-            pieces.push(
-                self.waiting
-                    .add(Content::Fragment(Box::new(fragment)), placement),
-            );
+            let fragment = Content::Fragment(Box::new(fragment));
+            pieces.push(self.waiting.add(fragment, placement));
         }
         self.waiting.remove(key, &mut shared.pool);
         pieces
     }
 
-    fn send_fragment(&mut self, turn: &mut Turn<'_>, link: usize, key: Key) -> Option<Out> {
+    pub(super) fn send_fragment(
+        &mut self,
+        turn: &mut Turn<'_>,
+        link: usize,
+        key: Key,
+    ) -> Option<Out> {
         let Some(Pending {
             content: Content::Fragment(f),
             ..
@@ -355,7 +364,9 @@ impl Peer {
                 continue;
             };
             let again = match pending.content {
-                Content::Chunk(_) | Content::Fragment(_) => pending.sent < MAX_SENDS,
+                Content::Chunk(_) | Content::Fragment(_) | Content::Share(_) => {
+                    pending.sent < MAX_SENDS
+                }
                 Content::Control { .. } => true,
                 Content::Opened { .. } => false,
             };
@@ -368,16 +379,11 @@ impl Peer {
                 match pending.placement {
                     Placement::TrustedOnly => self.delayed_trusted.push_back(delayed),
                     Placement::Any => self.delayed_any.push_back(delayed),
+                    Placement::Only(_) => self.lose_share(shared, key),
                 }
             } else {
-                let origin = match &pending.content {
-                    Content::Chunk(chunk) => {
-                        let chunk = *chunk;
-                        Some(chunk.origin(self.waiting.head(&chunk)))
-                    }
-                    Content::Fragment(fragment) => Some(fragment.origin),
-                    Content::Control { .. } | Content::Opened { .. } => None,
-                };
+                let pending = self.waiting.get(key).expect("it was just seen");
+                let origin = self.waiting.origin(&pending.content);
                 self.waiting.remove(key, &mut shared.pool);
                 if let Some(origin) = origin {
                     self.give_up(shared, origin);

@@ -33,10 +33,10 @@ const MAX_DELAYED: usize = 64;
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
 /// Bytes of a datagram beside its payload, usually less.
-const MOST_BESIDE: usize = 128;
+pub(super) const MOST_BESIDE: usize = 128;
 /// A datagram that falls short of the others of its send by no more than this part of them is padded:
 /// the send goes on behind it, with the next segment.
-const MOST_PADDED: usize = 32;
+pub(super) const MOST_PADDED: usize = 32;
 /// Lengths of padded datagrams: powers of two between these, or the path's.
 const MIN_BUCKET: usize = 128;
 const MAX_BUCKET: usize = 1024;
@@ -47,6 +47,7 @@ impl Peer {
     /// New data, one run of datagrams of one flow.
     pub(super) fn send_data(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         self.held_by_trust = false;
+        self.short_of_paths = false;
         if self.waiting.claim() >= self.peer_store || self.waiting.held() >= HELD_LIMIT {
             return None;
         }
@@ -92,7 +93,7 @@ impl Peer {
     }
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
-    fn judge(&mut self, now: Time, shared: &mut Shared, key: Key) -> bool {
+    pub(super) fn judge(&mut self, now: Time, shared: &mut Shared, key: Key) -> bool {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         if conn.out.queue.judge(now) == Verdict::Pass {
             return false;
@@ -122,6 +123,11 @@ impl Peer {
 
     /// Sends a run of chunks from the head of a flow's queue.
     fn send_run(&mut self, turn: &mut Turn<'_>, key: Key) -> Option<Out> {
+        let bumps = Arc::clone(&turn.shared.bumps);
+        let bump = self.conns.get(key).expect("the caller has it").bump;
+        if let Some(split) = bumps.of(bump).split() {
+            return self.send_split(turn, key, split);
+        }
         let link = self.place(turn, key)?;
         // Only what can go is judged: waiting for a path is no congestion.
         if !self.judge(turn.now, turn.shared, key) {
@@ -413,7 +419,7 @@ impl Run<'_> {
                 true => Placement::TrustedOnly,
                 false => Placement::Any,
             };
-            let allowed = placement.allows(self.allowed);
+            let allowed = placement.allows(self.link.id, self.allowed);
             // Now and then one that proves how far the numbers have come.
             let bare = may_be_bare
                 && !(position.solo || position.first)
@@ -564,7 +570,7 @@ impl Run<'_> {
 }
 
 /// Where the stream stands.
-fn strand(out: &Outgoing) -> Strand {
+pub(super) fn strand(out: &Outgoing) -> Strand {
     Strand {
         flow: out.flow,
         incarnation: out.stream.incarnation(),
@@ -573,7 +579,7 @@ fn strand(out: &Outgoing) -> Strand {
 }
 
 /// The segment in a queued buffer, which was parsed before it was queued.
-fn parsed(buffer: &[u8]) -> Segment<'_> {
+pub(super) fn parsed(buffer: &[u8]) -> Segment<'_> {
     match packet::parse(&buffer[virtio::LEN..]) {
         Ok(Packet::Tcp(segment)) => segment,
         _ => panic!("what is queued was parsed before"),
@@ -593,7 +599,7 @@ pub(super) fn padding(len: usize, mtu: usize) -> usize {
 
 /// The header fields of one piece: PSH and FIN belong to the last, CWR to the first, and an urgent
 /// pointer counts from the piece's own number.
-fn piece_fields<'a>(tcp: &TcpFields<'a>, done: usize, last: bool) -> TcpFields<'a> {
+pub(super) fn piece_fields<'a>(tcp: &TcpFields<'a>, done: usize, last: bool) -> TcpFields<'a> {
     let mut piece = *tcp;
     if !last {
         piece.flags &= !(flags::PSH | flags::FIN | flags::RST);

@@ -5,7 +5,6 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame};
 
 use super::super::links::Link;
-use super::super::opaque::Part;
 use super::super::peer::{Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
 use super::data::padding;
@@ -150,8 +149,14 @@ impl Peer {
         }
         // An opening asks for an acknowledgement, so that it need not be repeated for ever.
         let key = opened.map(|(conn, incarnation)| {
-            self.waiting
-                .add(Content::Opened { conn, incarnation }, Placement::Any)
+            self.waiting.add(
+                Content::Opened {
+                    conn,
+                    incarnation,
+                    set: None,
+                },
+                Placement::Any,
+            )
         });
         if block.len() + ACK_BYTES + frame::ACK_OVERHEAD <= room {
             put_ack(turn.now, &mut self.links[at], &mut block);
@@ -204,21 +209,19 @@ impl Peer {
 
     /// A packet that is not cut, or its next piece: by a trusted path unless its bump encrypts it.
     pub(super) fn send_opaque(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        let head = self.opaque.head()?;
-        let wanted = head.packet.len() - head.at + OVERHEAD;
-        let placement = match turn.shared.bumps.of(head.bump).is_sealed() {
-            true => Placement::Any,
-            false => Placement::TrustedOnly,
+        self.send_opaque_by(turn, Placement::TrustedOnly)
+            .or_else(|| self.send_opaque_by(turn, Placement::Any))
+    }
+
+    fn send_opaque_by(&mut self, turn: &mut Turn<'_>, placement: Placement) -> Option<Out> {
+        let queue = match placement {
+            Placement::Any => &mut self.opaque_sealed,
+            _ => &mut self.opaque,
         };
-        let choice = balanced(
-            &mut self.links,
-            turn.shared,
-            turn.now,
-            placement,
-            wanted,
-            wanted,
-            None,
-        );
+        let head = queue.head()?;
+        let wanted = head.packet.len() - head.at + OVERHEAD;
+        let (links, shared) = (&mut self.links, &*turn.shared);
+        let choice = balanced(links, shared, turn.now, placement, wanted, wanted, None);
         let at = match choice {
             Choice::Send { link, .. } => link,
             Choice::Wait(at) => {
@@ -228,44 +231,12 @@ impl Peer {
             Choice::Nobody => return None,
         };
         let room = usize::from(self.links[at].path.mtu()) - OVERHEAD;
-        let Part {
-            bump,
-            packet,
-            number,
-            at: from,
-        } = self.opaque.head()?;
-        let whole = frame::OPAQUE_OVERHEAD + packet.len();
-        let (mut block, taken) = if from == 0 && whole <= room {
-            let mut block = vec![0; whole];
-            frame::encode(
-                &Frame::Opaque { bump, packet },
-                &mut Writer::new(&mut block),
-            );
-            (block, packet.len())
-        } else {
-            let len = (packet.len() - from).min(room - frame::FRAGMENT_OVERHEAD - 1);
-            // The whole is an opaque frame without its length: bump, then packet.
-            let mut bytes = Vec::with_capacity(len + 1);
-            let first = from == 0;
-            if first {
-                bytes.push(bump);
-            }
-            bytes.extend_from_slice(&packet[from..from + len]);
-            let piece = Frame::Fragment {
-                id: number,
-                at: if first { 0 } else { from as u32 + 1 },
-                total: packet.len() as u32 + 1,
-                header: 0,
-                bytes: &bytes,
-            };
-            let mut block = vec![0; frame::FRAGMENT_OVERHEAD + bytes.len()];
-            frame::encode(&piece, &mut Writer::new(&mut block));
-            (block, len)
-        };
-        if turn.shared.bumps.of(bump).is_padded() {
+        let padded = turn.shared.bumps.of(head.bump).is_padded();
+        let (mut block, taken) = head.block(room);
+        queue.consume(taken);
+        if padded {
             pad(&mut block, room);
         }
-        self.opaque.consume(taken);
         self.finish(turn, at, &block, true, 0)
     }
 }

@@ -137,3 +137,130 @@ fn an_unknown_bump_is_not_opened() {
     assert!(pair.received(1).is_empty());
     assert!(pair.nodes[1].counters().get(Counter::BumpUnknown) > 0);
 }
+
+/// Payload and header block of each datagram of host 0 by a path, as an observer has them.
+fn bodies(seen: &Seen, by: usize) -> Vec<Vec<u8>> {
+    let seen = seen.borrow();
+    let those = seen
+        .iter()
+        .filter(|(host, path, _)| (*host, *path) == (0, by));
+    those.map(|(_, _, bytes)| bytes[16..].to_vec()).collect()
+}
+
+#[test]
+fn what_is_split_is_read_on_no_path_and_each_has_all_of_it() {
+    let (mut pair, seen) = watched(bump::SHARE, 0);
+    let before = pair.sent[0];
+    let data = text(500_000);
+    pair.pour(&data, 20, Duration::from_millis(20));
+    pair.run(Duration::from_secs(2));
+    pair.assert_stream(1, &data);
+    assert_unreadable(&seen, &data);
+    for (path, before) in before.into_iter().enumerate() {
+        let sent = pair.sent[0][path] - before;
+        assert!(sent > 500_000, "{sent} bytes by path {path}");
+    }
+    pair.send(0, 1 + 500_000, &[0; 40_000], 0, 100);
+    pair.run(Duration::from_secs(1));
+    let seen = seen.borrow();
+    assert!(
+        !seen
+            .iter()
+            .any(|(_, _, b)| b.windows(16).any(|w| w == [0; 16]))
+    );
+}
+
+#[test]
+fn shares_that_were_lost_go_by_their_own_path_again() {
+    let (mut pair, seen) = watched(bump::SHARE, 20);
+    let data = text(60_000);
+    pair.pour(&data, 20, Duration::from_millis(20));
+    pair.run(Duration::from_secs(5));
+    pair.assert_stream(1, &data);
+    assert!(pair.nodes[0].counters().get(Counter::ChunkResent) > 5);
+    assert_eq!(pair.nodes[0].counters().get(Counter::ChunkGivenUp), 0);
+    // Two shares of a set on one path would give the text.
+    let needle = &data[..16];
+    for path in 0..2 {
+        let bodies = bodies(&seen, path);
+        assert!(bodies.len() > 40, "{}", bodies.len());
+        for (at, one) in bodies.iter().enumerate() {
+            for other in &bodies[..at] {
+                let both: Vec<u8> = one.iter().zip(other).map(|(a, b)| a ^ b).collect();
+                assert!(!both.windows(16).any(|w| w == needle), "path {path}");
+            }
+        }
+    }
+    // And each pair of one set does give it.
+    let (one, other) = (bodies(&seen, 0), bodies(&seen, 1));
+    let gives = |one: &Vec<u8>| {
+        other.iter().any(|other| {
+            let both: Vec<u8> = one.iter().zip(other).map(|(a, b)| a ^ b).collect();
+            both.windows(16).any(|w| w == needle)
+        })
+    };
+    assert!(one.iter().filter(|one| gives(one)).count() > 40);
+}
+
+#[test]
+fn with_a_path_too_few_shares_wait() {
+    let (mut pair, _) = watched(bump::SHARE, 0);
+    let data = text(100_000);
+    pair.send(0, 1, &data[..50_000], 0, 1);
+    pair.run(Duration::from_secs(1));
+    pair.assert_stream(1, &data[..50_000]);
+    let now = pair.now;
+    for node in &mut pair.nodes {
+        node.set_path(now, 1, false, 1500);
+    }
+    let before = pair.sent[0];
+    pair.send(0, 50_001, &data[50_000..], 0, 2);
+    pair.run(Duration::from_secs(3));
+    pair.assert_stream(1, &data[..50_000]);
+    assert_eq!(pair.sent[0][1], before[1]);
+    assert!(
+        pair.sent[0][0] - before[0] < 2_000,
+        "only what keeps it alive"
+    );
+    assert!(pair.nodes[0].paths().iter().any(|p| p.short_of_paths));
+    let now = pair.now;
+    for node in &mut pair.nodes {
+        node.set_path(now, 1, true, 1500);
+    }
+    pair.run(Duration::from_secs(5));
+    pair.assert_stream(1, &data);
+}
+
+#[test]
+fn all_kinds_of_packets_are_split() {
+    let (mut pair, seen) = watched(bump::SHARE, 0);
+    pair.run(Duration::from_millis(100));
+    seen.borrow_mut().clear();
+    // A SYN with data is not cut (but too long for one datagram), and an acknowledgement has none.
+    let data = text(1_400);
+    pair.send(0, 1, &data, flags::SYN, 1);
+    pair.run(Duration::from_millis(100));
+    pair.send_ack(1, 1_402);
+    pair.run(Duration::from_millis(100));
+    pair.assert_stream(1, &data);
+    assert_eq!(pair.received(0).len(), 1);
+    assert_unreadable(&seen, &data);
+    assert_eq!(pair.nodes[1].counters().get(Counter::CoverMissing), 0);
+}
+
+#[test]
+fn who_splits_otherwise_is_not_understood() {
+    let three = bump::share(bump::Scheme::new(2, 3).unwrap());
+    let mut pair = Pair::connected();
+    let config = NodeConfig {
+        bumps: vec![three],
+        ..config(1, Integrity::On)
+    };
+    pair.nodes[1] = Node::new(pair.now, config, [5; 32]).unwrap();
+    pair.run(Duration::from_secs(5));
+    pair.bump = bump::SHARE;
+    pair.send(0, 1, &text(5_000), 0, 1);
+    pair.run(Duration::from_secs(1));
+    assert!(pair.received(1).is_empty());
+    assert!(pair.nodes[1].counters().get(Counter::ShareMismatch) > 0);
+}

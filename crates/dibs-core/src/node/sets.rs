@@ -1,0 +1,224 @@
+//! Shares of what a peer split over paths, until enough are there.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use zeroize::Zeroizing;
+
+use super::Shared;
+use crate::bump::Split;
+use crate::counters::Counter;
+use crate::session::ReplayWindow;
+use crate::stream::rx::HELD_OVERHEAD;
+use crate::time::Time;
+
+/// Bytes of shares that wait for others, at most, with [`HELD_OVERHEAD`] for each.
+const MAX_BYTES: usize = 32 << 20;
+/// A set that is not complete by then never will be: TCP has long sent the bytes again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Sets that are not complete, by number.
+#[derive(Default)]
+pub(super) struct Sets {
+    partial: BTreeMap<u64, Partial>,
+    /// Sets that were joined or given up.
+    done: ReplayWindow,
+    highest: u64,
+    bytes: usize,
+}
+
+struct Partial {
+    shares: SmallVec<[(u8, Zeroizing<Vec<u8>>); 4]>,
+    since: Time,
+}
+
+/// What came of a share.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    /// More are needed.
+    Partly,
+    /// The whole is there: it counts once [`Sets::finish`] was told.
+    Whole(u64),
+    /// Its set needs no more.
+    Late,
+    /// No room: it counts as not received.
+    NoRoom,
+    /// It contradicts the others of its set.
+    Contradiction,
+}
+
+impl Sets {
+    /// Adds share `index` of the set whose number ends in `set`; the whole, if it is there, is written
+    /// to `whole`.
+    pub(super) fn add(
+        &mut self,
+        now: Time,
+        split: &dyn Split,
+        (set, index): (u32, u8),
+        share: &[u8],
+        whole: &mut Vec<u8>,
+    ) -> Added {
+        let set = self.expand(set);
+        if !self.done.is_new(set) {
+            return Added::Late;
+        }
+        let cost = share.len() + HELD_OVERHEAD;
+        let room = self.bytes + cost <= MAX_BYTES;
+        let partial = match self.partial.get_mut(&set) {
+            Some(partial) => partial,
+            None if room => self.partial.entry(set).or_insert_with(|| Partial {
+                shares: SmallVec::new(),
+                since: now,
+            }),
+            None => return Added::NoRoom,
+        };
+        self.highest = self.highest.max(set);
+        let shares = &mut partial.shares;
+        if shares.iter().any(|(_, other)| other.len() != share.len()) {
+            return Added::Contradiction;
+        }
+        let needed = usize::from(split.needed());
+        if shares.iter().all(|(known, _)| *known != index) && shares.len() < needed {
+            if !room {
+                return Added::NoRoom;
+            }
+            self.bytes += cost;
+            shares.push((index, Zeroizing::new(share.to_vec())));
+        }
+        if shares.len() < needed {
+            return Added::Partly;
+        }
+        let shares: SmallVec<[(u8, &[u8]); 4]> = partial
+            .shares
+            .iter()
+            .map(|(index, share)| (*index, &share[..]))
+            .collect();
+        match split.join(&shares, whole) {
+            true => Added::Whole(set),
+            false => Added::Contradiction,
+        }
+    }
+
+    /// What a set held was taken.
+    pub(super) fn finish(&mut self, set: u64) {
+        self.done.accept(set);
+        self.remove(set);
+    }
+
+    /// The number that ends in `low` and lies nearest to the highest seen.
+    fn expand(&self, low: u32) -> u64 {
+        let ahead = low.wrapping_sub(self.highest as u32) as i32;
+        // In front of the first, they count from zero.
+        self.highest
+            .checked_add_signed(i64::from(ahead))
+            .unwrap_or(u64::from(low))
+    }
+
+    fn remove(&mut self, set: u64) {
+        if let Some(partial) = self.partial.remove(&set) {
+            let cost = |(_, share): &(u8, Zeroizing<Vec<u8>>)| share.len() + HELD_OVERHEAD;
+            self.bytes -= partial.shares.iter().map(cost).sum::<usize>();
+        }
+    }
+
+    /// When the oldest is given up.
+    pub(super) fn expires_at(&self) -> Option<Time> {
+        // Numbers grow with time, nearly.
+        let (_, oldest) = self.partial.first_key_value()?;
+        Some(oldest.since + PATIENCE)
+    }
+
+    /// Gives up what is too old.
+    pub(super) fn expire(&mut self, now: Time, shared: &mut Shared) {
+        while let Some((&set, oldest)) = self.partial.first_key_value()
+            && oldest.since + PATIENCE <= now
+        {
+            self.finish(set);
+            shared.count(Counter::SetsExpired);
+        }
+    }
+
+    /// Sets that are not complete, and their bytes.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> (usize, usize) {
+        (self.partial.len(), self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bump::Scheme;
+
+    const START: Time = Time::ZERO;
+
+    /// Shares of one byte that says which set it is.
+    fn shares(scheme: Scheme, secret: &[u8]) -> Vec<Vec<u8>> {
+        let random = vec![7; scheme.randomness(secret.len())];
+        let mut shares = vec![vec![0; secret.len()]; usize::from(Scheme::shares(scheme))];
+        let mut rooms: Vec<&mut [u8]> = shares.iter_mut().map(Vec::as_mut_slice).collect();
+        scheme.split(secret, &random, &mut rooms);
+        shares
+    }
+
+    #[test]
+    fn enough_shares_give_the_whole_and_later_ones_nothing() {
+        let scheme = Scheme::new(2, 3).unwrap();
+        let mut sets = Sets::default();
+        let mut whole = Vec::new();
+        let shares = shares(scheme, b"secret");
+        let mut add = |sets: &mut Sets, index: u8| {
+            let share = &shares[usize::from(index)];
+            sets.add(START, &scheme, (5, index), share, &mut whole)
+        };
+        assert_eq!(add(&mut sets, 2), Added::Partly);
+        assert_eq!(add(&mut sets, 2), Added::Partly, "twice the same");
+        assert_eq!(add(&mut sets, 0), Added::Whole(5));
+        assert_eq!(add(&mut sets, 0), Added::Whole(5), "it was not taken");
+        sets.finish(5);
+        assert_eq!(add(&mut sets, 1), Added::Late);
+        assert_eq!(sets.held(), (0, 0));
+        assert_eq!(whole, b"secret");
+    }
+
+    #[test]
+    fn shares_of_other_lengths_are_no_shares() {
+        let scheme = Scheme::new(2, 2).unwrap();
+        let mut sets = Sets::default();
+        let mut whole = Vec::new();
+        sets.add(START, &scheme, (1, 0), b"four", &mut whole);
+        let added = sets.add(START, &scheme, (1, 1), b"seven..", &mut whole);
+        assert_eq!(added, Added::Contradiction);
+    }
+
+    #[test]
+    fn what_is_never_completed_is_bounded_in_bytes_and_time() {
+        let scheme = Scheme::new(2, 2).unwrap();
+        let mut sets = Sets::default();
+        let mut whole = Vec::new();
+        let share = [0; 1400];
+        let mut refused = 0;
+        for set in 0..40_000 {
+            let added = sets.add(START, &scheme, (set, 0), &share, &mut whole);
+            refused += u32::from(added == Added::NoRoom);
+            assert!(sets.held().1 <= MAX_BYTES);
+        }
+        assert!(refused > 0);
+        assert_eq!(sets.expires_at(), Some(START + PATIENCE));
+    }
+
+    #[test]
+    fn numbers_go_on_beyond_their_low_bits() {
+        let scheme = Scheme::new(2, 2).unwrap();
+        let mut sets = Sets {
+            highest: (7 << 32) - 2,
+            ..Sets::default()
+        };
+        let mut whole = Vec::new();
+        sets.add(START, &scheme, (1, 0), b"x", &mut whole);
+        assert!(sets.partial.contains_key(&((7 << 32) + 1)));
+        sets.add(START, &scheme, (u32::MAX, 0), b"x", &mut whole);
+        assert!(sets.partial.contains_key(&((7 << 32) - 1)));
+    }
+}
