@@ -89,7 +89,7 @@ impl Kernel {
         match self.0 {
             // SAFETY: a kernel of this kind exists only where `available` found the CPU features.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => unsafe { avx512::scramble(window, pass) },
+            Kind::Avx512 => _ = unsafe { avx512::scramble::<false>(window, pass) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => unsafe { avx2::scramble(window, pass) },
@@ -106,7 +106,7 @@ impl Kernel {
         match self.0 {
             // SAFETY: a kernel of this kind exists only where `available` found the CPU features.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => unsafe { avx512::descramble(window, pass) },
+            Kind::Avx512 => _ = unsafe { avx512::descramble::<false>(window, pass) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => unsafe { avx2::descramble(window, pass) },
@@ -114,6 +114,30 @@ impl Kernel {
             #[cfg(target_arch = "aarch64")]
             Kind::Neon => unsafe { neon::descramble(window, pass) },
             Kind::Portable => portable::descramble(window, pass),
+        }
+    }
+
+    /// Scrambles, and returns the CRC-32C of the plaintext; nothing if there is no kernel for both.
+    #[allow(unsafe_code)]
+    #[inline]
+    pub(crate) fn scramble_summed(self, window: &mut Window, pass: impl Pass) -> Option<u32> {
+        match self.0 {
+            // SAFETY: a kernel of this kind exists only where `available` found the CPU features.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Some(unsafe { avx512::scramble::<true>(window, pass) }),
+            _ => None,
+        }
+    }
+
+    /// Descrambles, and returns the CRC-32C of the plaintext; nothing if there is no kernel for both.
+    #[allow(unsafe_code)]
+    #[inline]
+    pub(crate) fn descramble_summed(self, window: &mut Window, pass: impl Pass) -> Option<u32> {
+        match self.0 {
+            // SAFETY: a kernel of this kind exists only where `available` found the CPU features.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Some(unsafe { avx512::descramble::<true>(window, pass) }),
+            _ => None,
         }
     }
 }

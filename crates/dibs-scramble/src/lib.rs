@@ -69,6 +69,21 @@ impl Scrambler {
             .scramble(&mut self.window, Across::new(src, dst));
     }
 
+    /// The same; returns the CRC-32C of `src`, in one pass where there is a kernel for it.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn scramble_summed(&mut self, src: &[u8], dst: &mut [u8]) -> u32 {
+        let pass = Across::new(src, dst);
+        match self.kernel.scramble_summed(&mut self.window, pass) {
+            Some(crc) => crc,
+            None => {
+                self.scramble(src, dst);
+                crc_fast::crc32_iscsi(src)
+            }
+        }
+    }
+
     /// Scrambles the next bytes of the stream where they are.
     pub fn scramble_in_place(&mut self, buf: &mut [u8]) {
         self.kernel.scramble(&mut self.window, InPlace::new(buf));
@@ -111,6 +126,22 @@ impl Descrambler {
     pub fn descramble(&mut self, src: &[u8], dst: &mut [u8]) {
         self.kernel
             .descramble(&mut self.window, Across::new(src, dst));
+    }
+
+    /// The same; returns the CRC-32C of what is now in `dst`, in one pass where there is a kernel for
+    /// it.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn descramble_summed(&mut self, src: &[u8], dst: &mut [u8]) -> u32 {
+        let pass = Across::new(src, dst);
+        match self.kernel.descramble_summed(&mut self.window, pass) {
+            Some(crc) => crc,
+            None => {
+                self.descramble(src, dst);
+                crc_fast::crc32_iscsi(dst)
+            }
+        }
     }
 
     /// Moves on over bytes of the stream whose plaintext has come another way.

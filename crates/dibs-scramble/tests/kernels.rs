@@ -100,6 +100,44 @@ fn every_length() {
 }
 
 #[test]
+fn every_length_with_its_crc() {
+    let initial: [u8; BUFFER_LEN] = noise(BUFFER_LEN).try_into().expect("of that length");
+    let plain = noise(2 * MAX);
+    let sent = scrambled(&initial, &plain);
+    for kernel in Kernel::available() {
+        let mut register = !0;
+        for len in 0..=MAX {
+            let context = || format!("{} at {len}", kernel.name());
+            let mut scrambler = Scrambler::with_kernel(&initial, kernel);
+            let mut output = vec![0; len];
+            let crc = scrambler.scramble_summed(&plain[..len], &mut output);
+            assert_eq!(crc, !register, "{}", context());
+            assert!(output == sent[..len], "scramble, {}", context());
+
+            let mut descrambler = Descrambler::with_kernel(&initial, kernel);
+            let crc = descrambler.descramble_summed(&sent[..len], &mut output);
+            assert_eq!(crc, !register, "{}", context());
+            assert!(output == plain[..len], "descramble, {}", context());
+
+            // And the state that is left continues the stream.
+            let mut next = plain[len..][..100].to_vec();
+            scrambler.scramble_in_place(&mut next);
+            assert!(next == sent[len..][..100], "scramble on, {}", context());
+            descrambler.descramble_in_place(&mut next);
+            assert!(next == plain[len..][..100], "descramble on, {}", context());
+            register = crc32c_of_one_more(register, plain[len]);
+        }
+    }
+}
+
+/// The register of a CRC-32C, bit by bit.
+fn crc32c_of_one_more(register: u32, byte: u8) -> u32 {
+    (0..8).fold(register ^ u32::from(byte), |x, _| {
+        x >> 1 ^ if x & 1 == 1 { 0x82f6_3b78 } else { 0 }
+    })
+}
+
+#[test]
 fn a_clone_continues_on_its_own() {
     let plain = noise(1000);
     let mut first = Scrambler::new(&[7; BUFFER_LEN]);

@@ -16,6 +16,7 @@ mod share;
 use std::fmt;
 use std::sync::Arc;
 
+use dibs_wire::checksum::crc32c;
 pub use scramble::Scramble;
 pub use share::{InvalidScheme, Scheme};
 
@@ -76,12 +77,23 @@ pub trait Chain: Send + Sync + fmt::Debug {
 pub trait Encode: Send + fmt::Debug {
     /// Transforms the next bytes of the stream into `out`, which is as long.
     fn encode(&mut self, plain: &[u8], out: &mut [u8]);
+    /// The same; returns the CRC-32C of `plain`. Where the passes over the bytes can be one, it is worth
+    /// its while.
+    fn encode_summed(&mut self, plain: &[u8], out: &mut [u8]) -> u32 {
+        self.encode(plain, out);
+        crc32c(plain)
+    }
 }
 
 /// The receiver's side of a chain.
 pub trait Decode: Send + fmt::Debug {
     /// Restores the next bytes of the stream into `plain`, which is as long.
     fn decode(&mut self, sent: &[u8], plain: &mut [u8]);
+    /// The same; returns the CRC-32C of what is now in `plain`.
+    fn decode_summed(&mut self, sent: &[u8], plain: &mut [u8]) -> u32 {
+        self.decode(sent, plain);
+        crc32c(plain)
+    }
     /// Moves on over bytes whose plaintext has come another way. Pieces need not end where those of
     /// [`decode`](Self::decode) do.
     fn advance(&mut self, plain: &[u8]);

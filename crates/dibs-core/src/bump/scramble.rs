@@ -28,11 +28,19 @@ impl Encode for Scrambler {
     fn encode(&mut self, plain: &[u8], out: &mut [u8]) {
         self.scramble(plain, out);
     }
+
+    fn encode_summed(&mut self, plain: &[u8], out: &mut [u8]) -> u32 {
+        self.scramble_summed(plain, out)
+    }
 }
 
 impl Decode for Descrambler {
     fn decode(&mut self, sent: &[u8], plain: &mut [u8]) {
         self.descramble(sent, plain);
+    }
+
+    fn decode_summed(&mut self, sent: &[u8], plain: &mut [u8]) -> u32 {
+        self.descramble_summed(sent, plain)
     }
 
     fn advance(&mut self, plain: &[u8]) {

@@ -1,6 +1,7 @@
 //! A connection: the streams of both directions and what they share.
 
 use dibs_wire::SeqNumber;
+use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{BASE_OFFSET, Open};
 use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
@@ -119,15 +120,26 @@ impl Outgoing {
         }
     }
 
-    /// Transforms bytes at `offset`, on their own or in the chain, as `bump` does.
-    pub fn transform(&mut self, bump: &Bump, solo_at: Option<u64>, bytes: &[u8], out: &mut [u8]) {
+    /// Transforms bytes at `offset`, on their own or in the chain, as `bump` does; returns the CRC-32C
+    /// that their chunk has: 0 if they are encrypted, which says as much.
+    pub fn transform(
+        &mut self,
+        bump: &Bump,
+        solo_at: Option<u64>,
+        bytes: &[u8],
+        out: &mut [u8],
+    ) -> u32 {
         let Some(chain) = bump.chain() else {
-            return out.copy_from_slice(bytes);
+            out.copy_from_slice(bytes);
+            return match bump.is_sealed() {
+                true => 0,
+                false => crc32c(bytes),
+            };
         };
         if let Some(offset) = solo_at {
             let at = (self.flow, self.stream.incarnation(), self.stream.epoch());
             let key = outgoing_key(self.secrets.as_ref(), at).solo(offset);
-            return chain.encoder(&key).encode(bytes, out);
+            return chain.encoder(&key).encode_summed(bytes, out);
         }
         let Self {
             stream,
@@ -137,7 +149,7 @@ impl Outgoing {
         } = self;
         let at = (*flow, stream.incarnation(), stream.epoch());
         let encoder = stream.encoder(|| chain.encoder(&outgoing_key(secrets.as_ref(), at)));
-        encoder.encode(bytes, out);
+        encoder.encode_summed(bytes, out)
     }
 }
 

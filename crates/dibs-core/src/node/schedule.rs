@@ -1,5 +1,7 @@
 //! Which path carries the next bytes.
 
+use std::time::Duration;
+
 use super::Shared;
 use super::links::Link;
 use crate::chunk::Placement;
@@ -17,6 +19,21 @@ pub(super) enum Choice {
     Nobody,
 }
 
+/// A delivery by an untrusted path is earlier than one by a trusted path only by more than this. Where
+/// a trusted path is not the limit all goes by it: then runs have no holes for what only trusted paths
+/// may carry, and nothing waits at the far end to be put in order.
+const HEAD_START: Duration = Duration::from_micros(500);
+
+/// A path that may send now.
+struct Ready {
+    /// The lowest is chosen.
+    rank: (bool, Time),
+    /// The predicted delivery.
+    at: Time,
+    link: usize,
+    budget: usize,
+}
+
 /// The `balanced` scheduler: earliest predicted delivery within the windows.
 ///
 /// `wanted` bytes are to be sent, `backlog` wait in all. `avoid` is the path that lost them.
@@ -29,7 +46,7 @@ pub(super) fn balanced(
     backlog: usize,
     avoid: Option<u8>,
 ) -> Choice {
-    let mut ready: Option<(bool, Time, usize, usize)> = None;
+    let mut ready: Option<Ready> = None;
     let mut blocked: Option<Time> = None;
     let mut release: Option<Time> = None;
     let mut any = false;
@@ -48,16 +65,25 @@ pub(super) fn balanced(
             continue;
         }
         let at = link.path.predict_delivery(now, wanted);
-        let candidate = (avoid == Some(link.id), at, index, budget);
-        if ready.is_none_or(|best| (candidate.0, candidate.1) < (best.0, best.1)) {
-            ready = Some(candidate);
+        let rank = match link.trusted {
+            true => at - HEAD_START,
+            false => at,
+        };
+        let rank = (avoid == Some(link.id), rank);
+        if ready.as_ref().is_none_or(|best| rank < best.rank) {
+            ready = Some(Ready {
+                rank,
+                at,
+                link: index,
+                budget,
+            });
         }
     }
     match (ready, blocked) {
         (None, _) if any => Choice::Wait(release),
         (None, _) => Choice::Nobody,
         // All that waits would be there earlier by the path that is blocked now (ECF).
-        (Some((_, at, ..)), Some(earlier)) if earlier < at => Choice::Wait(release),
-        (Some((_, _, link, budget)), _) => Choice::Send { link, budget },
+        (Some(ready), Some(earlier)) if earlier < ready.at => Choice::Wait(release),
+        (Some(Ready { link, budget, .. }), _) => Choice::Send { link, budget },
     }
 }

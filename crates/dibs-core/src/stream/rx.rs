@@ -109,9 +109,10 @@ fn restore(
     crc: Option<u32>,
     room: &mut [u8],
 ) -> bool {
-    match decoder {
-        Some(decoder) => decoder.decode(bytes, room),
-        None => room.copy_from_slice(bytes),
+    match (decoder, crc) {
+        (Some(decoder), Some(crc)) => return decoder.decode_summed(bytes, room) == crc,
+        (Some(decoder), None) => decoder.decode(bytes, room),
+        (None, _) => room.copy_from_slice(bytes),
     }
     crc.is_none_or(|crc| crc32c(room) == crc)
 }

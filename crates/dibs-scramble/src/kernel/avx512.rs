@@ -16,46 +16,210 @@ pub(super) fn detected() -> bool {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vbmi")
         && is_x86_feature_detected!("gfni")
+        && is_x86_feature_detected!("vpclmulqdq")
+        && is_x86_feature_detected!("sse4.2")
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(super) fn scramble(window: &mut Window, mut pass: impl Pass) {
+/// Returns the CRC-32C of the plaintext if `CRC`, otherwise 0.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni,vpclmulqdq,sse4.2")]
+pub(super) fn scramble<const CRC: bool>(window: &mut Window, mut pass: impl Pass) -> u32 {
+    let mut crc = Crc::new();
     let mut before = Sums::of(load(&window.bytes));
-    for block in 0..pass.blocks() {
+    let whole = pass.blocks() / LANES * LANES;
+    for group in (0..whole).step_by(LANES) {
+        for lane in 0..LANES {
+            let plain = Sums::of(load(pass.src(group + lane)));
+            store(plain.scrambled_after(&before), pass.dst(group + lane));
+            before = plain;
+            if CRC {
+                crc.add_to_lane(lane, plain.bytes);
+            }
+        }
+    }
+    crc.join::<CRC>();
+    for block in whole..pass.blocks() {
         let plain = Sums::of(load(pass.src(block)));
         store(plain.scrambled_after(&before), pass.dst(block));
         before = plain;
+        if CRC {
+            crc.add(plain.bytes);
+        }
     }
+    let mut value = crc.value::<CRC>(pass.blocks());
     let n = pass.src_rest().len();
     if n > 0 {
         let plain = Sums::of(load_rest(pass.src_rest()));
         store_rest(plain.scrambled_after(&before), pass.dst_rest());
+        value = crc_of_rest::<CRC>(value, plain.bytes, n);
         before = Sums::of(shift_in(before.bytes, plain.bytes, n));
     }
     store(before.bytes, &mut window.bytes);
     window.xor = first_byte(xor_of(before.totals, _mm512_set1_epi8(-1)));
+    !value
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(super) fn descramble(window: &mut Window, mut pass: impl Pass) {
+/// Returns the CRC-32C of the plaintext if `CRC`, otherwise 0.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni,vpclmulqdq,sse4.2")]
+pub(super) fn descramble<const CRC: bool>(window: &mut Window, mut pass: impl Pass) -> u32 {
+    let mut crc = Crc::new();
     let mut plain = load(&window.bytes);
     let mut xor = _mm512_set1_epi8(window.xor.cast_signed());
-    for block in 0..pass.blocks() {
+    let whole = pass.blocks() / LANES * LANES;
+    for group in (0..whole).step_by(LANES) {
+        for lane in 0..LANES {
+            (plain, xor) = descrambled(load(pass.src(group + lane)), plain, xor);
+            store(plain, pass.dst(group + lane));
+            if CRC {
+                crc.add_to_lane(lane, plain);
+            }
+        }
+    }
+    crc.join::<CRC>();
+    for block in whole..pass.blocks() {
         (plain, xor) = descrambled(load(pass.src(block)), plain, xor);
         store(plain, pass.dst(block));
+        if CRC {
+            crc.add(plain);
+        }
     }
+    let mut value = crc.value::<CRC>(pass.blocks());
     let n = pass.src_rest().len();
     if n > 0 {
         let sent = load_rest(pass.src_rest());
         let before = plain;
         let (rest, _) = descrambled(sent, before, xor);
         store_rest(rest, pass.dst_rest());
+        value = crc_of_rest::<CRC>(value, rest, n);
         plain = shift_in(before, rest, n);
         let last = _mm512_set1_epi8(n as i8 - 1);
         xor = _mm512_permutexvar_epi8(last, _mm512_xor_si512(sent, before));
     }
     store(plain, &mut window.bytes);
     window.xor = first_byte(xor);
+    !value
+}
+
+/// Blocks in turn have CRCs of their own, as each step of one takes long.
+const LANES: usize = 4;
+
+/// All three of a ternary operation.
+const XOR3: i32 = 0b1001_0110;
+
+/// A CRC-32C under way, by folding (Gopal et al., "Fast CRC computation for generic polynomials using
+/// PCLMULQDQ"): a block as a polynomial, congruent to all of its lane so far.
+struct Crc {
+    lanes: [__m512i; LANES],
+    /// The initial value, until the first block has taken it.
+    initial: __m512i,
+}
+
+impl Crc {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn new() -> Self {
+        Self {
+            lanes: [_mm512_setzero_si512(); LANES],
+            initial: _mm512_zextsi128_si512(_mm_cvtsi32_si128(-1)),
+        }
+    }
+
+    /// Adds a block; they come to the lanes in turn.
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn add_to_lane(&mut self, lane: usize, mut block: __m512i) {
+        if lane == 0 {
+            block = _mm512_xor_si512(block, self.initial);
+            self.initial = _mm512_setzero_si512();
+        }
+        self.lanes[lane] = folded(self.lanes[lane], BY_256, block);
+    }
+
+    /// Joins the lanes, after as many blocks for each, in the last one.
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn join<const CRC: bool>(&mut self) {
+        if CRC {
+            let [a, b, c, d] = self.lanes;
+            self.lanes[3] = folded(a, BY_192, folded(b, BY_128, folded(c, BY_64, d)));
+        }
+    }
+
+    /// Adds a block to the lanes' sum.
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn add(&mut self, block: __m512i) {
+        let block = _mm512_xor_si512(block, self.initial);
+        self.initial = _mm512_setzero_si512();
+        self.lanes[3] = folded(self.lanes[3], BY_64, block);
+    }
+
+    /// The register's value after so many blocks.
+    #[inline]
+    #[target_feature(enable = "avx512f,sse4.2")]
+    fn value<const CRC: bool>(&self, blocks: usize) -> u32 {
+        match CRC && blocks > 0 {
+            true => words_crc(0, self.lanes[3], BUFFER_LEN / 8).0,
+            false => !0,
+        }
+    }
+}
+
+/// `x` moved on by a distance, and what stands there.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn folded(x: __m512i, distance: [u32; 2], next: __m512i) -> __m512i {
+    let [low, high] = distance.map(i64::from);
+    let by = _mm512_set_epi64(high, low, high, low, high, low, high, low);
+    _mm512_ternarylogic_epi64::<XOR3>(
+        _mm512_clmulepi64_epi128::<0x00>(x, by),
+        _mm512_clmulepi64_epi128::<0x11>(x, by),
+        next,
+    )
+}
+
+/// Goes on with the first `n` bytes of a block.
+#[inline]
+#[target_feature(enable = "avx512f,sse4.2")]
+fn crc_of_rest<const CRC: bool>(value: u32, rest: __m512i, n: usize) -> u32 {
+    if !CRC {
+        return value;
+    }
+    let (value, bytes) = words_crc(value, rest, n / 8);
+    let last = &bytes[n / 8 * 8..n];
+    last.iter().fold(value, |value, &b| _mm_crc32_u8(value, b))
+}
+
+/// Goes on with the first words of a block, and gives the block's bytes.
+#[inline]
+#[target_feature(enable = "avx512f,sse4.2")]
+fn words_crc(value: u32, block: __m512i, words: usize) -> (u32, Block) {
+    let mut bytes = [0; BUFFER_LEN];
+    store(block, &mut bytes);
+    let (all, _) = bytes.as_chunks();
+    let value = all[..words].iter().fold(u64::from(value), |value, word| {
+        _mm_crc32_u64(value, u64::from_le_bytes(*word))
+    });
+    (value as u32, bytes)
+}
+
+/// x^(8d + 31) and x^(8d - 33) modulo the polynomial, reflected: they move a block on by d bytes.
+const BY_64: [u32; 2] = moved_by(64);
+const BY_128: [u32; 2] = moved_by(128);
+const BY_192: [u32; 2] = moved_by(192);
+const BY_256: [u32; 2] = moved_by(256);
+
+const fn moved_by(distance: usize) -> [u32; 2] {
+    [power(8 * distance + 31), power(8 * distance - 33)]
+}
+
+const fn power(mut n: usize) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut x = 1 << 31;
+    while n > 0 {
+        x = x >> 1 ^ if x & 1 == 1 { POLYNOMIAL } else { 0 };
+        n -= 1;
+    }
+    x
 }
 
 /// A block of plaintext and what its neighbours' outputs are made of. Groups are of eight bytes.
@@ -97,7 +261,6 @@ impl Sums {
     fn scrambled_after(&self, before: &Self) -> __m512i {
         let groups = _mm512_mask_blend_epi8(EARLIER_GROUPS, before.totals, self.totals);
         let between = xor_of(groups, load(&OTHER_GROUPS));
-        const XOR3: i32 = 0b1001_0110;
         _mm512_ternarylogic_epi64::<XOR3>(self.prefix, before.suffix, between)
     }
 }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dibs_wire::bytes::Writer;
-use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{self, Open, TcpFields};
 use dibs_wire::packet::{self, Packet, Segment, flags};
 use dibs_wire::virtio;
@@ -453,22 +452,20 @@ impl Run<'_> {
             let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
             stats.retransmissions += u64::from(position.solo);
             let solo_at = position.solo.then_some(offset);
-            let new_head = Head {
-                conn: self.key,
+            let conn = self.key;
+            let new_head = |out: &Outgoing| Head {
+                conn,
                 strand: strand(out),
                 tcp: OwnedFields::new(&piece_tcp),
             };
-            let chunk = Chunk {
+            let mut chunk = Chunk {
                 offset,
                 batch: self.batch,
                 at: match self.bump.is_sealed() {
                     true => self.kept as u32,
                     false => (self.at + CLEAR) as u32,
                 },
-                crc: match self.bump.is_sealed() {
-                    true => 0,
-                    false => crc32c(bytes),
-                },
+                crc: 0,
                 len: len as u16,
                 head: 0,
                 flags: piece_tcp.flags,
@@ -479,9 +476,9 @@ impl Run<'_> {
             if defer {
                 // It goes by a trusted path when that has room; the others need not wait for it.
                 let mut buffer = turn.shared.pool.take_for(len);
-                out.transform(self.bump, solo_at, bytes, &mut buffer[..len]);
+                chunk.crc = out.transform(self.bump, solo_at, bytes, &mut buffer[..len]);
                 let batch = self.waiting.add_batch(buffer);
-                let head = self.waiting.add_head(batch, new_head);
+                let head = self.waiting.add_head(batch, new_head(out));
                 let chunk = Chunk {
                     batch,
                     at: 0,
@@ -492,16 +489,13 @@ impl Run<'_> {
                 self.delayed.push_back(Delayed { key, lost_by: None });
                 self.deferred = true;
             } else {
-                let number = match head {
+                chunk.head = match head {
                     Some((number, epoch)) if epoch == out.stream.epoch() => number,
-                    _ => self.waiting.add_head(self.batch, new_head),
+                    _ => self.waiting.add_head(self.batch, new_head(out)),
                 };
                 // An urgent pointer counts from each piece on its own.
-                head = tcp.urgent.is_none().then(|| (number, out.stream.epoch()));
-                let chunk = Chunk {
-                    head: number,
-                    ..chunk
-                };
+                let known = (chunk.head, out.stream.epoch());
+                head = tcp.urgent.is_none().then_some(known);
                 let range = self.at..self.at + shape.len();
                 let kept = self.waiting.batch_mut(self.batch);
                 let datagram = if self.bump.is_sealed() {
@@ -512,7 +506,7 @@ impl Run<'_> {
                     &mut kept[range.clone()]
                 };
                 let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
-                out.transform(self.bump, solo_at, bytes, payload);
+                chunk.crc = out.transform(self.bump, solo_at, bytes, payload);
                 let (block, padding) = rest[..shape.header].split_at_mut(header);
                 chunk
                     .frame(strand(out), piece_tcp, self.open)
