@@ -209,6 +209,16 @@ impl Content {
             Self::Control { .. } | Self::Opened { .. } => 0,
         }
     }
+
+    /// Where its bytes lie.
+    const fn batch(&self) -> Option<Key> {
+        match self {
+            Self::Chunk(chunk) => Some(chunk.batch),
+            Self::Fragment(fragment) => Some(fragment.batch),
+            Self::Share(share) => Some(share.batch),
+            Self::Control { .. } | Self::Opened { .. } => None,
+        }
+    }
 }
 
 /// One thing that waits for an acknowledgement.
@@ -220,8 +230,6 @@ pub struct Pending {
     pub placement: Placement,
     /// How often it has been sent.
     pub sent: u8,
-    /// Its place in the order of first sending.
-    order: u64,
 }
 
 /// Transformed bytes of a run of chunks, in the buffer that they were sent from.
@@ -235,20 +243,32 @@ struct Batch {
 /// All that waits, bounded by the bytes it holds and by what the peer can hold.
 #[derive(Debug, Default)]
 pub struct Unacknowledged {
-    pending: Slab<Pending>,
+    /// In order of first sending, from the oldest unacknowledged one on: what comes and goes in turn
+    /// lies in turn in memory. The key of each is its number.
+    sent: VecDeque<Sent>,
+    /// The number of the first.
+    first: u64,
+    /// How many of them wait.
+    pending: usize,
     batches: Slab<Batch>,
     batch_bytes: usize,
-    /// Bytes of each chunk in order of first sending, from the oldest unacknowledged one on; zero
-    /// once acknowledged.
-    order: VecDeque<Sent>,
-    first_order: u64,
     span: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Sent {
-    len: u32,
-    done: bool,
+#[derive(Debug)]
+enum Sent {
+    Waiting(Pending),
+    /// Acknowledged or given up; so many bytes.
+    Done(u16),
+}
+
+impl Sent {
+    const fn pending(&self) -> Option<&Pending> {
+        match self {
+            Self::Waiting(pending) => Some(pending),
+            Self::Done(_) => None,
+        }
+    }
 }
 
 impl Unacknowledged {
@@ -261,7 +281,7 @@ impl Unacknowledged {
     /// beside its bytes. It bounds what is remembered here of pieces that were acknowledged behind
     /// one that was not.
     pub fn claim(&self) -> usize {
-        self.span + self.order.len() * HELD_OVERHEAD
+        self.span + self.sent.len() * HELD_OVERHEAD
     }
 
     /// Bytes of buffers held.
@@ -270,13 +290,13 @@ impl Unacknowledged {
     }
 
     /// Number of things that wait.
-    pub fn len(&self) -> usize {
-        self.pending.len()
+    pub const fn len(&self) -> usize {
+        self.pending
     }
 
     /// Whether nothing waits.
-    pub fn is_empty(&self) -> bool {
-        self.pending.is_empty()
+    pub const fn is_empty(&self) -> bool {
+        self.pending == 0
     }
 
     /// Keeps a buffer whose chunks are about to be added.
@@ -366,44 +386,23 @@ impl Unacknowledged {
 
     /// Adds something that has been sent once.
     pub fn add(&mut self, content: Content, placement: Placement) -> Key {
-        let len = match &content {
-            Content::Chunk(chunk) => {
-                self.batches
-                    .get_mut(chunk.batch)
-                    .expect("a chunk's batch is there")
-                    .chunks += 1;
-                u32::from(chunk.len)
-            }
-            Content::Fragment(fragment) => {
-                self.batches
-                    .get_mut(fragment.batch)
-                    .expect("a fragment's batch is there")
-                    .chunks += 1;
-                u32::from(fragment.len)
-            }
-            Content::Share(share) => {
-                self.batches
-                    .get_mut(share.batch)
-                    .expect("a share's batch is there")
-                    .chunks += 1;
-                u32::from(share.len)
-            }
-            Content::Control { .. } | Content::Opened { .. } => 0,
-        };
-        let order = self.first_order + self.order.len() as u64;
-        self.order.push_back(Sent { len, done: false });
-        self.span += len as usize;
-        self.pending.insert(Pending {
+        if let Some(batch) = content.batch() {
+            let batch = self.batches.get_mut(batch);
+            batch.expect("a piece's batch is there").chunks += 1;
+        }
+        self.span += content.payload_len();
+        self.pending += 1;
+        self.sent.push_back(Sent::Waiting(Pending {
             content,
             placement,
             sent: 1,
-            order,
-        })
+        }));
+        Key::from_u64(self.first + self.sent.len() as u64 - 1)
     }
 
     /// Whether any byte of a connection waits.
     pub fn has(&self, conn: Key) -> bool {
-        let fragment = |(_, pending): (Key, &Pending)| match &pending.content {
+        let fragment = |pending: &Pending| match &pending.content {
             Content::Fragment(fragment) => fragment.origin.conn == conn,
             Content::Chunk(_)
             | Content::Share(_)
@@ -412,44 +411,55 @@ impl Unacknowledged {
         };
         // A batch lives as long as its chunks.
         let of_batch = |(_, batch): (Key, &Batch)| batch.heads.iter().any(|h| h.conn == conn);
-        self.batches.iter().any(of_batch) || self.pending.iter().any(fragment)
+        let mut pending = self.sent.iter().filter_map(Sent::pending);
+        self.batches.iter().any(of_batch) || pending.any(fragment)
+    }
+
+    fn place(&self, key: Key) -> Option<usize> {
+        usize::try_from(key.to_u64().checked_sub(self.first)?).ok()
     }
 
     /// What waits under this key.
     pub fn get(&self, key: Key) -> Option<&Pending> {
-        self.pending.get(key)
+        self.sent.get(self.place(key)?)?.pending()
     }
 
     /// What waits under this key.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut Pending> {
-        self.pending.get_mut(key)
+        let place = self.place(key)?;
+        match self.sent.get_mut(place)? {
+            Sent::Waiting(pending) => Some(pending),
+            Sent::Done(_) => None,
+        }
     }
 
     /// Takes out what was acknowledged or given up; its buffer goes back when it was the last.
     pub fn remove(&mut self, key: Key, pool: &mut Pool) -> Option<Pending> {
-        let pending = self.pending.remove(key)?;
-        match &pending.content {
-            Content::Chunk(chunk) => self.release(chunk.batch, pool),
-            Content::Fragment(fragment) => self.release(fragment.batch, pool),
-            Content::Share(share) => self.release(share.batch, pool),
-            Content::Control { .. } | Content::Opened { .. } => {}
+        let place = self.place(key)?;
+        let sent = self.sent.get_mut(place)?;
+        let done = Sent::Done(sent.pending()?.content.payload_len() as u16);
+        let Sent::Waiting(pending) = std::mem::replace(sent, done) else {
+            unreachable!("it was just seen to wait");
+        };
+        self.pending -= 1;
+        if let Some(batch) = pending.content.batch() {
+            self.release(batch, pool);
         }
-        let at = (pending.order - self.first_order) as usize;
-        self.order[at].done = true;
-        while self.order.front().is_some_and(|s| s.done) {
-            let sent = self.order.pop_front().expect("it was just seen");
-            self.span -= sent.len as usize;
-            self.first_order += 1;
+        while let Some(&Sent::Done(len)) = self.sent.front() {
+            self.sent.pop_front();
+            self.span -= usize::from(len);
+            self.first += 1;
         }
         Some(pending)
     }
 
     /// Moves a chunk's bytes to another batch, from which it is sent again.
     pub fn rebatch(&mut self, key: Key, batch: Key, at: u32, pool: &mut Pool) {
-        let Some(Pending {
+        let place = self.place(key);
+        let Some(Sent::Waiting(Pending {
             content: Content::Chunk(chunk),
             ..
-        }) = self.pending.get_mut(key)
+        })) = place.and_then(|place| self.sent.get_mut(place))
         else {
             panic!("only a waiting chunk is moved");
         };
@@ -474,9 +484,8 @@ impl Unacknowledged {
 
     /// Everything that waits, and nothing waits any more.
     pub fn drain(&mut self, pool: &mut Pool) -> SmallVec<[Pending; 8]> {
-        let keys: Vec<Key> = self.pending.iter().map(|(key, _)| key).collect();
-        keys.into_iter()
-            .filter_map(|key| self.remove(key, pool))
+        let keys = self.first..self.first + self.sent.len() as u64;
+        keys.filter_map(|key| self.remove(Key::from_u64(key), pool))
             .collect()
     }
 
@@ -507,7 +516,7 @@ mod tests {
 
     #[test]
     fn what_waits_fits_a_cache_line() {
-        assert!(size_of::<Pending>() <= 56, "{}", size_of::<Pending>());
+        assert!(size_of::<Sent>() <= 56, "{}", size_of::<Sent>());
     }
 
     #[test]

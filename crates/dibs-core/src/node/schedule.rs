@@ -19,9 +19,12 @@ pub(super) enum Choice {
     Nobody,
 }
 
-/// A delivery by an untrusted path is earlier than one by a trusted path only by more than this. Where
-/// a trusted path is not the limit all goes by it: then runs have no holes for what only trusted paths
-/// may carry, and nothing waits at the far end to be put in order.
+/// Bytes a second of a path that is not the limit: more than a processor sends.
+const PLENTY: u64 = 2_000_000_000;
+
+/// With such a trusted path, a delivery by an untrusted one is earlier only by more than this. All goes
+/// by the trusted one then: runs have no holes for what only trusted paths may carry, and nothing waits
+/// at the far end to be put in order.
 const HEAD_START: Duration = Duration::from_micros(500);
 
 /// A path that may send now.
@@ -65,7 +68,7 @@ pub(super) fn balanced(
             continue;
         }
         let at = link.path.predict_delivery(now, wanted);
-        let rank = match link.trusted {
+        let rank = match link.trusted && link.path.expected_rate() >= PLENTY {
             true => at - HEAD_START,
             false => at,
         };

@@ -259,11 +259,16 @@ impl Path {
         self.pacer.quantum() as usize
     }
 
+    /// Bytes a second that the path is expected to deliver.
+    pub fn expected_rate(&self) -> u64 {
+        self.bbr.expected_rate(self.rtt.smoothed())
+    }
+
     /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go:
     /// behind what is in flight beyond a round trip, at the path's rate. The pacer's gain says
     /// nothing about that.
     pub fn predict_delivery(&self, now: Time, bytes: usize) -> Time {
-        let rate = self.bbr.expected_rate(self.rtt.smoothed());
+        let rate = self.expected_rate();
         let min_rtt = self.bbr.min_rtt().unwrap_or_default();
         let under_way = Duration::from_secs_f64(self.in_flight as f64 / rate as f64);
         let own = Duration::from_secs_f64(bytes as f64 / rate as f64);
@@ -295,6 +300,7 @@ impl Path {
             mtu_probe: probe,
             ..Sent::EMPTY
         };
+        let mut rate = None;
         if elicits {
             if self.waiting == 0 {
                 self.liveness.on_first_in_flight(now);
@@ -306,7 +312,7 @@ impl Path {
                 // Capacity has passed unused although nothing was in the way.
                 self.rate.on_app_limited(self.in_flight);
             }
-            sent.rate = self.rate.on_sent(now, unused && self.waiting == 0);
+            rate = Some(self.rate.on_sent(now, unused && self.waiting == 0));
             self.in_flight += u64::from(bytes);
             self.waiting += 1;
             self.pacer.on_sent(now, u64::from(bytes));
@@ -315,7 +321,7 @@ impl Path {
         if self.sent.is_full() {
             self.forget_sent(now);
         }
-        self.sent.push(sent)
+        self.sent.push(sent, rate)
     }
 
     fn forget_sent(&mut self, now: Time) {
@@ -394,7 +400,9 @@ impl Path {
                 self.revive(now);
             }
         }
-        let newest = news.newest.and_then(|seq| self.sent.get(seq)).copied();
+        let newest = news
+            .newest
+            .and_then(|seq| Some((self.sent.get(seq)?.at, self.sent.rate(seq)?)));
         let ack_delay = Duration::from_micros(frame.delay_us().into()).min(CREDIBLE_ACK_DELAY);
         let mut rtt = None;
         let awake = |at: &Time| self.slept_until.is_none_or(|until| *at > until);
@@ -404,16 +412,16 @@ impl Path {
             rtt = Some(sample);
         }
         self.detect_loss(now, lost);
-        if let Some(sent) = newest {
+        if let Some((sent_at, known)) = newest {
             // The delay is no part of the interval.
             let min_rtt = self
                 .bbr
                 .min_rtt()
                 .unwrap_or_default()
                 .saturating_sub(ack_delay);
-            let rate =
-                self.rate
-                    .on_delivered(now - ack_delay, news.bytes, sent.at, sent.rate, min_rtt);
+            let rate = self
+                .rate
+                .on_delivered(now - ack_delay, news.bytes, sent_at, known, min_rtt);
             self.bbr.on_ack(&AckEvent {
                 now,
                 bytes: news.bytes,

@@ -13,7 +13,7 @@ use core::time::Duration;
 const MIN_AGE: Duration = Duration::from_millis(2);
 
 /// The estimator's state at some moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Checkpoint {
     delivered: u64,
     delivered_at: Time,
@@ -22,21 +22,10 @@ struct Checkpoint {
 }
 
 /// What a datagram remembers of the estimator.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Snapshot {
     checkpoint: Checkpoint,
     app_limited: bool,
-}
-
-impl Snapshot {
-    pub(super) const EMPTY: Self = Self {
-        checkpoint: Checkpoint {
-            delivered: 0,
-            delivered_at: Time::ZERO,
-            sent_at: Time::ZERO,
-        },
-        app_limited: false,
-    };
 }
 
 /// A sample of the delivery rate.

@@ -1,6 +1,8 @@
 //! The sending side's memory: one record per datagram, in a ring indexed by sequence number.
 
+use super::rate::Snapshot;
 use crate::time::Time;
+use std::collections::VecDeque;
 
 /// What has become of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +20,6 @@ pub(super) enum Fate {
 pub(super) struct Sent {
     pub(super) at: Time,
     pub(super) token: u64,
-    /// What the rate estimator knew when it was sent.
-    pub(super) rate: super::rate::Snapshot,
     pub(super) bytes: u16,
     pub(super) fate: Fate,
     /// A probe of the path MTU: it carries nothing, and its loss says nothing about congestion.
@@ -30,7 +30,6 @@ impl Sent {
     pub(super) const EMPTY: Self = Self {
         at: Time::ZERO,
         token: 0,
-        rate: super::rate::Snapshot::EMPTY,
         bytes: 0,
         fate: Fate::Done,
         mtu_probe: false,
@@ -48,6 +47,9 @@ pub(super) struct SentRing {
     slots: Vec<Sent>,
     base: u64,
     next: u64,
+    /// What the rate estimator knew from this number on: it changes far more rarely than datagrams are
+    /// sent. Of those before `base` only the last is kept.
+    rates: VecDeque<(u64, Snapshot)>,
 }
 
 impl SentRing {
@@ -56,6 +58,7 @@ impl SentRing {
             slots: vec![Sent::EMPTY; 256],
             base: 0,
             next: 0,
+            rates: VecDeque::new(),
         }
     }
 
@@ -84,10 +87,16 @@ impl SentRing {
         self.next - self.base == self.slots.len() as u64
     }
 
-    pub(super) fn push(&mut self, sent: Sent) -> u64 {
+    /// Adds the next one; `rate` is what the rate estimator knows, if it has to be remembered.
+    pub(super) fn push(&mut self, sent: Sent, rate: Option<Snapshot>) -> u64 {
         let seq = self.next;
         if self.is_full() {
             self.grow();
+        }
+        if let Some(rate) = rate
+            && self.rates.back().is_none_or(|(_, known)| *known != rate)
+        {
+            self.rates.push_back((seq, rate));
         }
         let slot = self.slot(seq);
         self.slots[slot] = sent;
@@ -117,6 +126,12 @@ impl SentRing {
             .then(|| &mut self.slots[slot])
     }
 
+    /// What the rate estimator knew when this one was sent.
+    pub(super) fn rate(&self, seq: u64) -> Option<Snapshot> {
+        let later = self.rates.partition_point(|(from, _)| *from <= seq);
+        Some(self.rates.get(later.checked_sub(1)?)?.1)
+    }
+
     /// Forgets from the front what is done, and what was lost and sent before `lost_before`.
     pub(super) fn forget(&mut self, lost_before: Time) {
         while let Some(sent) = self.get(self.base) {
@@ -127,11 +142,19 @@ impl SentRing {
             }
             self.base += 1;
         }
+        while self
+            .rates
+            .get(1)
+            .is_some_and(|(from, _)| *from <= self.base)
+        {
+            self.rates.pop_front();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::rate::DeliveryRate;
     use super::super::testing::Rng;
     use super::*;
     use std::collections::BTreeMap;
@@ -141,6 +164,9 @@ mod tests {
         let mut rng = Rng::new(11);
         let mut ring = SentRing::new();
         let mut map: BTreeMap<u64, (u64, Fate)> = BTreeMap::new();
+        // What was known at each number; of some nothing is remembered.
+        let mut rates: BTreeMap<u64, Option<Snapshot>> = BTreeMap::new();
+        let mut estimator = DeliveryRate::new(Time::ZERO);
         let mut longest = 0;
         for step in 0..50_000u64 {
             match rng.below(5) {
@@ -152,7 +178,15 @@ mod tests {
                             fate: Fate::Waiting,
                             ..Sent::EMPTY
                         };
-                        map.insert(ring.push(sent), (step, Fate::Waiting));
+                        if rng.below(8) == 0 {
+                            estimator.on_app_limited(rng.below(2));
+                            estimator.on_sent(Time::from_nanos(step), rng.below(2) == 0);
+                        }
+                        let rate = (rng.below(3) > 0)
+                            .then(|| estimator.on_sent(Time::from_nanos(step), false));
+                        let seq = ring.push(sent, rate);
+                        map.insert(seq, (step, Fate::Waiting));
+                        rates.insert(seq, rate);
                     }
                 }
                 _ => {
@@ -181,6 +215,9 @@ mod tests {
                 for (&seq, &(token, fate)) in &map {
                     let sent = ring.get(seq).unwrap();
                     assert_eq!((sent.token, sent.fate), (token, fate));
+                    if let Some(rate) = rates[&seq] {
+                        assert_eq!(ring.rate(seq), Some(rate));
+                    }
                 }
             }
         }

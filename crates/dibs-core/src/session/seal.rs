@@ -161,24 +161,28 @@ pub(super) fn receiver_and_path(datagram: &[u8]) -> Option<(u32, u8)> {
 /// SipHash-2-4 of path and sequence number under a key of the direction: one masks four datagrams.
 struct ShapeMask {
     hasher: SipHasher24,
-    /// The four computed last, and of what.
-    latest: ([u8; 9], u64),
+    /// The four computed last, and of what: a path and a quarter of a sequence number.
+    latest: ((u8, u64), u64),
 }
 
 impl ShapeMask {
     fn new(key: &[u8; 16]) -> Self {
         let hasher = SipHasher24::new_with_key(key);
-        let input = [0; 9];
-        let latest = (input, hasher.hash(&input));
+        let latest = ((0, 0), Self::hash(&hasher, 0, 0));
         Self { hasher, latest }
     }
 
-    fn of(&mut self, path_id: u8, seq: u64) -> u16 {
+    fn hash(hasher: &SipHasher24, path_id: u8, quarter: u64) -> u64 {
         let mut input = [0; 9];
         input[0] = path_id;
-        input[1..].copy_from_slice(&(seq / 4).to_be_bytes());
-        if self.latest.0 != input {
-            self.latest = (input, self.hasher.hash(&input));
+        input[1..].copy_from_slice(&quarter.to_be_bytes());
+        hasher.hash(&input)
+    }
+
+    fn of(&mut self, path_id: u8, seq: u64) -> u16 {
+        let of = (path_id, seq / 4);
+        if self.latest.0 != of {
+            self.latest = (of, Self::hash(&self.hasher, of.0, of.1));
         }
         (self.latest.1 >> (16 * (seq % 4))) as u16
     }
