@@ -385,6 +385,7 @@ impl Unacknowledged {
     }
 
     /// Adds something that has been sent once.
+    #[inline]
     pub fn add(&mut self, content: Content, placement: Placement) -> Key {
         if let Some(batch) = content.batch() {
             let batch = self.batches.get_mut(batch);

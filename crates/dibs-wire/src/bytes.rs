@@ -28,6 +28,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `n` bytes.
+    #[inline]
     pub fn take(&mut self, n: usize) -> Result<&'a [u8], Truncated> {
         let (head, tail) = self.rest.split_at_checked(n).ok_or(Truncated)?;
         self.rest = tail;
@@ -35,6 +36,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `N` bytes as an array.
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Truncated> {
         let (head, tail) = self.rest.split_first_chunk::<N>().ok_or(Truncated)?;
         self.rest = tail;
@@ -42,21 +44,25 @@ impl<'a> Reader<'a> {
     }
 
     /// The next byte.
+    #[inline]
     pub fn u8(&mut self) -> Result<u8, Truncated> {
         self.array().map(u8::from_be_bytes)
     }
 
     /// The next 16-bit number.
+    #[inline]
     pub fn u16(&mut self) -> Result<u16, Truncated> {
         self.array().map(u16::from_be_bytes)
     }
 
     /// The next 32-bit number.
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, Truncated> {
         self.array().map(u32::from_be_bytes)
     }
 
     /// The next 64-bit number.
+    #[inline]
     pub fn u64(&mut self) -> Result<u64, Truncated> {
         self.array().map(u64::from_be_bytes)
     }

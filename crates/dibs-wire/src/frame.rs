@@ -356,6 +356,7 @@ fn put_fields(w: &mut Writer<'_>, tcp: &TcpFields<'_>) {
     }
 }
 
+#[inline]
 fn get_fields<'a>(r: &mut Reader<'a>, bits: u8) -> Result<TcpFields<'a>, FrameError> {
     let flags = r.u16()?;
     if flags > 0x0fff {
@@ -594,6 +595,7 @@ impl<'a> Frames<'a> {
         }
     }
 
+    #[inline]
     fn read(&mut self, kind: u8) -> Result<Frame<'a>, FrameError> {
         let r = &mut self.reader;
         let flag = |r: &mut Reader<'_>| match r.u8()? {
@@ -709,6 +711,7 @@ impl<'a> Frames<'a> {
 impl<'a> Iterator for Frames<'a> {
     type Item = Result<Frame<'a>, FrameError>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         let kind = loop {
             match self.reader.u8().ok()? {

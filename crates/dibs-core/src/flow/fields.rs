@@ -49,6 +49,21 @@ impl OwnedFields {
         self.tcp.flags |= last & (flags::PSH | flags::FIN);
     }
 
+    /// Whether a piece with these fields can follow in the same superpacket.
+    pub fn joins(&self, tcp: &TcpFields<'_>) -> bool {
+        let own = &self.tcp;
+        let varying = flags::PSH | flags::FIN | flags::CWR;
+        // As one number each: two were just written where one would be read.
+        let times = |t: (u32, u32)| u64::from(t.0) << 32 | u64::from(t.1);
+        own.flags & !varying == tcp.flags & !varying
+            && own.ack == tcp.ack
+            && own.window == tcp.window
+            && own.timestamps.map(times) == tcp.timestamps.map(times)
+            && own.meta == tcp.meta
+            && self.options.as_deref() == tcp.options
+            && tcp.urgent.is_none()
+    }
+
     /// The piece that brought a FIN is gone.
     pub const fn clear_fin(&mut self) {
         self.tcp.flags &= !flags::FIN;
@@ -79,7 +94,7 @@ pub fn raise_tsval<'a>(
     scratch: &'a mut SmallVec<[u8; 64]>,
 ) -> Option<u32> {
     let raised = |val: u32| match floor {
-        Some(f) if (f.wrapping_sub(val) as i32) > 0 => f,
+        Some(f) if is_behind(val, f) => f,
         _ => val,
     };
     if let Some((val, ecr)) = tcp.timestamps {
@@ -93,6 +108,11 @@ pub fn raise_tsval<'a>(
     scratch[at..at + 4].copy_from_slice(&val.to_be_bytes());
     tcp.options = Some(&*scratch);
     Some(val)
+}
+
+/// Whether a time stamp lies behind another one.
+pub const fn is_behind(val: u32, floor: u32) -> bool {
+    floor.wrapping_sub(val) as i32 > 0
 }
 
 /// Takes selective acknowledgements of bytes before `end` out, and, where it is given, puts another TSecr

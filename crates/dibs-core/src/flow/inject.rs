@@ -9,7 +9,7 @@ use dibs_wire::packet::{IpMeta, Tuple, flags};
 use dibs_wire::{SeqNumber, virtio};
 use smallvec::SmallVec;
 
-use super::fields::{OwnedFields, raise_tsval};
+use super::fields::{OwnedFields, is_behind, raise_tsval};
 use crate::buffer::{Buffer, Pool};
 
 /// Most bytes of an IP packet, superpackets included.
@@ -94,20 +94,31 @@ impl Injector {
         floor: &mut Option<u32>,
         len: usize,
     ) -> &mut [u8] {
-        let mut tcp = *tcp;
         let mut scratch = SmallVec::new();
-        *floor = raise_tsval(&mut tcp, *floor, &mut scratch).or(*floor);
+        let mut changed;
+        let tcp = match tcp.timestamps {
+            // As nearly always: nothing to copy.
+            Some((val, _)) if floor.is_none_or(|floor| !is_behind(val, floor)) => {
+                *floor = Some(val);
+                tcp
+            }
+            _ => {
+                changed = *tcp;
+                *floor = raise_tsval(&mut changed, *floor, &mut scratch).or(*floor);
+                &changed
+            }
+        };
         if !self
             .building
             .as_ref()
-            .is_some_and(|b| b.takes(owner, template.bump, seq, &tcp, len))
+            .is_some_and(|b| b.takes(owner, template.bump, seq, tcp, len))
         {
             self.flush();
             self.building = Some(Building {
                 template,
                 owner,
                 seq,
-                fields: OwnedFields::new(&tcp),
+                fields: OwnedFields::new(tcp),
                 piece: len,
                 len: 0,
                 pieces: 0,
@@ -253,21 +264,6 @@ impl Building {
             && self.seq.add(self.len as u32) == seq
             && self.fields.joins(tcp)
             && PAYLOAD_AT - virtio::LEN + self.len + len <= MAX_PACKET
-    }
-}
-
-impl OwnedFields {
-    /// Whether a piece with these fields can follow in the same superpacket.
-    fn joins(&self, tcp: &TcpFields<'_>) -> bool {
-        let own = self.get();
-        let varying = flags::PSH | flags::FIN | flags::CWR;
-        own.flags & !varying == tcp.flags & !varying
-            && own.ack == tcp.ack
-            && own.window == tcp.window
-            && own.timestamps == tcp.timestamps
-            && own.meta == tcp.meta
-            && own.options == tcp.options
-            && tcp.urgent.is_none()
     }
 }
 

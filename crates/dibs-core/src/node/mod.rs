@@ -323,7 +323,7 @@ impl Node {
         } = self;
         let expects = |peer: PeerId, id: u8| peers[peer.index()].expects(id, path);
         match sessions.open_if(now, datagram, expects) {
-            Ok(received) => {
+            Ok(ref received) => {
                 let index = received.peer.index();
                 peers[index].receive(now, shared, path, from, received);
             }

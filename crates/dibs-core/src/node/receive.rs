@@ -87,7 +87,7 @@ impl Peer {
         shared: &mut Shared,
         path: usize,
         from: SocketAddr,
-        received: Received<'_>,
+        received: &Received<'_>,
     ) {
         let arrival = Arrival { path, from };
         if self.has_unconfirmed() && received.opened.authenticated {
@@ -101,7 +101,7 @@ impl Peer {
         {
             return shared.count(Counter::DatagramExpired);
         }
-        let opened = received.opened;
+        let opened = &received.opened;
         let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
             if opened.authenticated {
                 let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
@@ -920,18 +920,26 @@ impl Sink for ConnSink<'_> {
         let seq = self
             .base
             .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
-        let mut tcp = *tcp;
         let mut scratch = SmallVec::new();
-        resume::adapt(self.resume, self.now, &mut tcp, &mut scratch);
-        if let Some(clamp) = &mut self.clamp {
-            clamp.limit(&mut tcp);
-        }
+        let mut changed;
+        let tcp = match (self.resume.is_some(), &mut self.clamp) {
+            // As nearly always: nothing to copy.
+            (false, None) => tcp,
+            (_, clamp) => {
+                changed = *tcp;
+                resume::adapt(self.resume, self.now, &mut changed, &mut scratch);
+                if let Some(clamp) = clamp {
+                    clamp.limit(&mut changed);
+                }
+                &changed
+            }
+        };
         self.injector.room(
             self.pool,
             self.owner,
             self.template,
             seq,
-            &tcp,
+            tcp,
             self.floor,
             len,
         )
