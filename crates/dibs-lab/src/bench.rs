@@ -34,6 +34,8 @@ pub enum Experiment {
     Unlimited,
     /// One stream over two links of 1 Gbit/s.
     Gigabit,
+    /// One stream shared over three links of 1 Gbit/s.
+    Sharing,
     /// One stream over two links of 100 and 20 Mbit/s.
     Uneven,
     /// Switching live at 1 Gbit/s.
@@ -80,6 +82,7 @@ pub fn run(options: &Options) -> Result<Report> {
         let made = match experiment {
             Experiment::Unlimited => unlimited(&stage).map(|table| vec![table]),
             Experiment::Gigabit => gigabit(&stage).map(|table| vec![table]),
+            Experiment::Sharing => sharing(&stage).map(|table| vec![table]),
             Experiment::Uneven => uneven(&stage).map(|table| vec![table]),
             Experiment::Switch => switch::run(&stage, Duration::ZERO).map(|table| vec![table]),
             Experiment::SwitchFar => [10, 50]
@@ -117,6 +120,7 @@ fn unlimited(stage: &Stage<'_>) -> Result<Table> {
         System::WireguardGo,
         System::Scramble,
         System::Bare,
+        System::Seal,
     ];
     let mut place = Place::new(stage)?;
     let mut contestants = Vec::new();
@@ -134,6 +138,7 @@ fn unlimited(stage: &Stage<'_>) -> Result<Table> {
         &[
             ("scramble", "wireguard-go", Some(2.0)),
             ("scramble", "kernel MPTCP", Some(0.4)),
+            ("seal", "wireguard-go", Some(2.0)),
             ("scramble", "plain TCP", None),
         ],
     )?;
@@ -152,6 +157,23 @@ fn gigabit(stage: &Stage<'_>) -> Result<Table> {
         "One stream, two links of 1 Gbit/s",
         &[mptcp?, scramble?],
         &[("scramble", "kernel MPTCP", Some(0.97))],
+    )
+}
+
+fn sharing(stage: &Stage<'_>) -> Result<Table> {
+    let mut place = Place::with_links(stage, 3)?;
+    let shaped = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
+    let contestants = [System::Plain, System::Share]
+        .map(|system| place.contestant(system, system.label(), shaped));
+    let [plain, share] = contestants;
+    throughput::table(
+        stage,
+        "One stream, three links of 1 Gbit/s, 3 of 3 shares",
+        &[plain?, share?],
+        &[
+            ("share", throughput::MEGABYTES, Some(110.0)),
+            ("share", "plain TCP", None),
+        ],
     )
 }
 

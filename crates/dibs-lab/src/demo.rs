@@ -22,7 +22,7 @@ use self::transfer::Transfer;
 use crate::capture::Capture;
 use crate::dibs::{Daemon, Programs, Settings};
 use crate::lab::Lab;
-use crate::site::{INTERFACES, Site, UNTRUSTED, addresses};
+use crate::site::{INTERFACES, Site, TRUSTED, UNTRUSTED, addresses};
 
 /// Bytes of the file.
 const SIZE: u64 = 1 << 30;
@@ -40,7 +40,9 @@ const QUEUED: Duration = Duration::from_millis(250);
 /// could not read before, or could while the bump was in force.
 pub fn run(programs: &Programs) -> Result<()> {
     let mut lab = Lab::new()?;
-    let site = Site::new(&mut lab, ["laptop", "server"], |_, link| link.shaped(RATE))?;
+    let site = Site::new(&mut lab, ["laptop", "server"], 2, |_, link| {
+        link.shaped(RATE)
+    })?;
     let mut out = io::stdout();
     let rate = RATE / 1_000_000;
     let [[trusted, _], [near, far]] = [addresses(0), addresses(1)];
@@ -50,8 +52,11 @@ pub fn run(programs: &Programs) -> Result<()> {
          eth0   {trusted}  trusted\n  wlan0  {near}  untrusted: somebody listens\n\
          dibsd on both ..."
     )?;
-    let [laptop, _server] =
-        programs.join([&site.a, &site.b], &Site::paths(), [Settings::default(); 2])?;
+    let [laptop, _server] = programs.join(
+        [&site.a, &site.b],
+        &Site::paths(2),
+        [Settings::default(); 2],
+    )?;
     writeln!(out, "A text of {} MiB ...", SIZE >> 20)?;
     let (mut source, target) = (scratch_file()?, scratch_file()?);
     let sent = text::write(&source, SIZE).with_context(scratch_hint)?;
@@ -196,7 +201,7 @@ impl Show<'_> {
 
 /// Bytes that the server received by each link.
 fn links(site: &Site) -> Result<[u64; 2]> {
-    let [eth, wlan] = INTERFACES.map(|name| site.b.counters(name).map(|c| c.rx_bytes));
+    let [eth, wlan] = [TRUSTED, UNTRUSTED].map(|name| site.b.counters(name).map(|c| c.rx_bytes));
     Ok([eth?, wlan?])
 }
 

@@ -319,7 +319,7 @@ mod tests {
             daemon: "integrity = \"off\"",
             tables: "[[rule]]\nbump = \"scramble\"\ndport = 7000\n",
         };
-        let text = configuration(&peer, &Site::paths(), settings);
+        let text = configuration(&peer, &Site::paths(2), settings);
         let config = dibs_config::parse("lab", &text).unwrap();
         assert_eq!(config.daemon.integrity, dibs_config::Integrity::Off);
         assert_eq!(config.paths.len(), 2);

@@ -1,4 +1,4 @@
-//! Where demo and benchmark take place: two hosts, a trusted and an untrusted link.
+//! Where demo and benchmark take place: two hosts, a trusted link and one or two untrusted ones.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -14,28 +14,29 @@ pub const TRUSTED: &str = "eth0";
 /// The untrusted link's interface at both ends.
 pub const UNTRUSTED: &str = "wlan0";
 /// The interfaces of a site, the trusted one first.
-pub const INTERFACES: [&str; 2] = [TRUSTED, UNTRUSTED];
+pub const INTERFACES: [&str; 3] = [TRUSTED, UNTRUSTED, "lte0"];
 
-/// Two hosts, joined twice: `eth0`, 10.0.1.1 and 10.0.1.2, is trusted, `wlan0`, 10.0.2.1 and
-/// 10.0.2.2, is not.
+/// Two hosts, joined two or three times: `eth0`, 10.0.1.1 and 10.0.1.2, is trusted, `wlan0`, 10.0.2.1
+/// and 10.0.2.2, and `lte0`, 10.0.3.1 and 10.0.3.2, are not.
 #[derive(Debug)]
 pub struct Site {
     /// The first host.
     pub a: Host,
     /// The second.
     pub b: Host,
-    /// The trusted link and the untrusted one.
-    pub links: [Link; 2],
+    /// The trusted link and the untrusted ones.
+    pub links: Vec<Link>,
 }
 
 impl Site {
-    /// Hosts of these names, and the links that `shape` makes of each interface's plain one.
+    /// Hosts of these names, and as many links, those that `shape` makes of each interface's plain one.
     ///
     /// # Errors
     /// As [`Lab::host`] and [`Lab::link`].
     pub fn new(
         lab: &mut Lab,
         names: [&str; 2],
+        links: usize,
         shape: impl Fn(&str, LinkSpec) -> LinkSpec,
     ) -> Result<Self> {
         let (a, b) = (lab.host(names[0])?, lab.host(names[1])?);
@@ -45,22 +46,25 @@ impl Site {
             let spec = LinkSpec::new(&a, interface, &near, &b, interface, &far);
             lab.link(shape(interface, spec))
         };
-        let links = [link(0)?, link(1)?];
+        let links = (0..links).map(&mut link).collect::<Result<_>>()?;
         Ok(Self { a, b, links })
     }
 
-    /// Both links as paths, `eth` and `wlan`.
-    pub fn paths() -> [PathSpec; 2] {
+    /// So many links as paths: `eth`, `wlan`, `lte`.
+    pub fn paths(links: usize) -> Vec<PathSpec> {
         let path = |name, number: usize, trust| PathSpec {
             name,
             interface: INTERFACES[number],
             trust,
             ends: addresses(number),
         };
-        [
+        let mut paths = vec![
             path("eth", 0, Trust::Trusted),
             path("wlan", 1, Trust::Untrusted),
-        ]
+            path("lte", 2, Trust::Untrusted),
+        ];
+        paths.truncate(links);
+        paths
     }
 }
 

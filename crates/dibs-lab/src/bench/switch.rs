@@ -166,7 +166,7 @@ fn turn(third: Duration, contestant: &Contestant) -> Result<Turn> {
     let (at_enable, enable) = switch(third, &["enable", "--dport", &port, "--bump", "scramble"])?;
     let (at_disable, disable) = switch(2 * third, &["disable", "--dport", &port])?;
     let report = transfer.finish()?;
-    let counts = contestant.since(before, report.bytes)?;
+    let counts = contestant.since(&before, report.bytes)?;
     let (plain, lowest_quarter) = lowest_quarter(third, &report.intervals)?;
     Ok(Turn {
         plain_bits_per_second: plain * 8.0,

@@ -17,6 +17,9 @@ pub(super) const PORT: u16 = 7000;
 /// Puts connections to [`PORT`] on the scrambler from their start.
 const RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000\n";
 
+/// The same for other bumps.
+const SEAL_RULE: &str = "[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = 7000\n";
+const SHARE_RULE: &str = "[[rule]]\nbump = \"share\"\nprotocol = \"tcp\"\ndport = 7000\n";
 /// The same for connections that there are not.
 const OTHER_RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7999\n";
 
@@ -33,6 +36,10 @@ pub(super) enum System {
     Scramble,
     /// The same without integrity.
     Bare,
+    /// dibs over both, encrypting.
+    Seal,
+    /// dibs over all, sharing secrets.
+    Share,
     /// dibs over both, but nothing on the scrambler until it is asked for.
     Idle,
     /// The same with a rule that matches nothing.
@@ -47,6 +54,8 @@ impl System {
             Self::WireguardGo => "wireguard-go",
             Self::Scramble => "scramble",
             Self::Bare => "scramble, integrity off",
+            Self::Seal => "seal",
+            Self::Share => "share",
             Self::Idle => "plain, dibsd running",
             Self::Rules => "plain, a rule for another port",
         }
@@ -57,6 +66,7 @@ impl System {
 pub(super) struct Place<'a> {
     stage: &'a Stage<'a>,
     lab: Lab,
+    links: usize,
     pairs: usize,
 }
 
@@ -72,10 +82,10 @@ pub(super) struct Contestant {
 }
 
 /// What the counters say, to be compared before and after.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     /// Bytes that the first host sent by each link, headers and all.
-    pub(super) links: [u64; 2],
+    pub(super) links: Vec<u64>,
     /// Chunks that its dibsd sent again.
     pub(super) resent: u64,
     /// Datagram bytes that its dibsd sent, over all paths.
@@ -83,11 +93,18 @@ pub(super) struct Counts {
 }
 
 impl<'a> Place<'a> {
+    /// With two links between the hosts of each pair.
     pub(super) fn new(stage: &'a Stage<'a>) -> Result<Self> {
+        Self::with_links(stage, 2)
+    }
+
+    /// With so many links between the hosts of each pair.
+    pub(super) fn with_links(stage: &'a Stage<'a>, links: usize) -> Result<Self> {
         let lab = Lab::new()?;
         Ok(Self {
             stage,
             lab,
+            links,
             pairs: 0,
         })
     }
@@ -111,7 +128,7 @@ impl<'a> Place<'a> {
     ) -> Result<Contestant> {
         self.pairs += 1;
         let names = ["a", "b"].map(|name| format!("{name}{}", self.pairs));
-        let site = Site::new(&mut self.lab, [&names[0], &names[1]], links)?;
+        let site = Site::new(&mut self.lab, [&names[0], &names[1]], self.links, links)?;
         let [near, far] = addresses(0);
         let hosts = [&site.a, &site.b];
         let (mut to, mut transport) = (far, Transport::Tcp);
@@ -120,7 +137,7 @@ impl<'a> Place<'a> {
             let both = Settings { daemon, tables: "" };
             let settings = [Settings { daemon, tables }, both];
             let programs = self.stage.programs;
-            daemons = Some(programs.join(hosts, &Site::paths(), settings)?);
+            daemons = Some(programs.join(hosts, &Site::paths(self.links), settings)?);
             Ok(())
         };
         match system {
@@ -138,6 +155,8 @@ impl<'a> Place<'a> {
                 tunnel = Some(made);
             }
             System::Scramble => join("", RULE)?,
+            System::Seal => join("", SEAL_RULE)?,
+            System::Share => join("", SHARE_RULE)?,
             System::Bare => join("integrity = \"off\"", RULE)?,
             System::Idle => join("", "")?,
             System::Rules => join("", OTHER_RULE)?,
@@ -147,7 +166,10 @@ impl<'a> Place<'a> {
             to: SocketAddr::new(to, PORT),
             transport,
             daemons,
-            on_bump: matches!(system, System::Scramble | System::Bare),
+            on_bump: matches!(
+                system,
+                System::Scramble | System::Bare | System::Seal | System::Share
+            ),
             _tunnel: tunnel,
             site,
         })
@@ -157,8 +179,8 @@ impl<'a> Place<'a> {
 impl Contestant {
     pub(super) fn counts(&self) -> Result<Counts> {
         let mut counts = Counts::default();
-        for (bytes, interface) in counts.links.iter_mut().zip(INTERFACES) {
-            *bytes = self.site.a.counters(interface)?.tx_bytes;
+        for interface in &INTERFACES[..self.site.links.len()] {
+            counts.links.push(self.site.a.counters(interface)?.tx_bytes);
         }
         if let Some([daemon, _]) = &self.daemons {
             let status = daemon.status()?;
@@ -172,16 +194,16 @@ impl Contestant {
     ///
     /// # Errors
     /// If they should have gone through dibs and did not.
-    pub(super) fn since(&self, before: Counts, sent: u64) -> Result<Counts> {
+    pub(super) fn since(&self, before: &Counts, sent: u64) -> Result<Counts> {
         let now = self.counts()?;
-        let [eth, wlan] = [0, 1].map(|link| now.links[link] - before.links[link]);
+        let links = now.links.iter().zip(&before.links);
         let datagrams = now.datagrams - before.datagrams;
         ensure!(
             !self.on_bump || datagrams >= sent,
             "{sent} bytes were sent, of which dibsd carried {datagrams} at most"
         );
         Ok(Counts {
-            links: [eth, wlan],
+            links: links.map(|(now, before)| now - before).collect(),
             resent: now.resent - before.resent,
             datagrams,
         })

@@ -15,7 +15,7 @@ struct Turn {
     retransmissions: u64,
     resent: u64,
     longest_gap_us: u64,
-    link_bytes: [u64; 2],
+    link_bytes: Vec<u64>,
 }
 
 /// A system's turns.
@@ -28,6 +28,9 @@ struct Series {
 /// A system and one, or the sum of several joined by " + ", that it is compared with, and what it
 /// should reach of them.
 type Comparison = (&'static str, &'static str, Option<f64>);
+
+/// To be compared with nothing: megabytes of the application's data each second.
+pub(super) const MEGABYTES: &str = "MB/s of application data";
 
 /// Runs the contestants in turn and compares them.
 pub(super) fn table(
@@ -67,7 +70,7 @@ pub(super) fn table(
             "TCP retransmissions",
             "resent by the path layer",
             "longest gap, ms",
-            "eth0 / wlan0, MB",
+            "MB by link",
         ]
         .map(str::to_owned)
         .to_vec(),
@@ -84,7 +87,7 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
         .transport(contestant.transport)
         .duration(stage.options.duration);
     let report = load.run(&contestant.site.a, &contestant.site.b)?;
-    let counts = contestant.since(before, report.bytes)?;
+    let counts = contestant.since(&before, report.bytes)?;
     if contestant.transport == Transport::Mptcp {
         ensure!(report.subflows == 2, "{} subflows", report.subflows);
     }
@@ -109,17 +112,33 @@ fn row(series: &Series) -> Vec<String> {
         format!("{:.0}", of(|turn| turn.retransmissions as f64)),
         format!("{:.0}", of(|turn| turn.resent as f64)),
         format!("{:.1}", of(|turn| turn.longest_gap_us as f64 / 1e3)),
-        format!(
-            "{:.0} / {:.0}",
-            of(|turn| turn.link_bytes[0] as f64 / 1e6),
-            of(|turn| turn.link_bytes[1] as f64 / 1e6)
-        ),
+        by_link(series),
     ]
+}
+
+/// What each link carried, the medians of the rounds.
+fn by_link(series: &Series) -> String {
+    let links = series.turns.first().map_or(0, |turn| turn.link_bytes.len());
+    let megabytes = (0..links).map(|link| {
+        let turns = series.turns.iter();
+        let median = median(turns.map(|turn| turn.link_bytes[link] as f64 / 1e6));
+        format!("{median:.0}")
+    });
+    megabytes.collect::<Vec<_>>().join(" / ")
 }
 
 /// The median of the rounds' ratios; nothing if one of the two did not run.
 fn compare(all: &[Series], one: &str, other: &str, least: Option<f64>) -> Option<Ratio> {
     let find = |name: &str| all.iter().find(|series| series.system == name);
+    if other == MEGABYTES {
+        let turns = find(one)?.turns.iter();
+        return Some(Ratio {
+            what: format!("{one}, {MEGABYTES}"),
+            value: median(turns.map(|turn| turn.bits_per_second / 8e6)),
+            least,
+            most: None,
+        });
+    }
     let others = other.split(" + ").map(find).collect::<Option<Vec<_>>>()?;
     let ratios = find(one)?.turns.iter().enumerate().map(|(round, turn)| {
         let others = others.iter().map(|series| &series.turns[round]);
@@ -146,7 +165,7 @@ mod tests {
             retransmissions: 0,
             resent: 0,
             longest_gap_us: 0,
-            link_bytes: [0; 2],
+            link_bytes: vec![0; 2],
         };
         Series {
             system: system.to_owned(),
