@@ -28,6 +28,7 @@ mod hostile;
 mod paths;
 mod rekey;
 mod sends;
+mod toy;
 
 pub(super) const BUMP: u8 = bump::SCRAMBLE;
 const DELAY: Duration = Duration::from_millis(1);
