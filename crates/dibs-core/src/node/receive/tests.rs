@@ -3,8 +3,14 @@
 use dibs_wire::packet::IpMeta;
 use dibs_wire::{SeqNumber, checksum};
 
+use std::net::IpAddr;
+
+use dibs_wire::frame::{self, Chunk, Open, TcpFields};
+use dibs_wire::packet;
+
 use super::*;
 use crate::node::Node;
+use crate::node::opaque::Fragment;
 use crate::node::tests::{BUMP, Pair, inner, tuple};
 
 /// Gives host 1 a chunk that restores, and that opens its flow.

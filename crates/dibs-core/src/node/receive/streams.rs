@@ -1,0 +1,348 @@
+//! Chunks, and the flows and streams that they belong to.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use dibs_wire::bytes::Writer;
+use dibs_wire::frame::{self, Chunk, Frame, Open, TcpFields};
+use smallvec::SmallVec;
+
+use super::packets::Cover;
+use crate::buffer::Pool;
+use crate::counters::Counter;
+use crate::flow::clamp::Clamp;
+use crate::flow::conn::{Conn, Incoming, IncomingDecoders};
+use crate::flow::inject::{Injector, Template};
+use crate::flow::resume::{self, Resume};
+use crate::node::Shared;
+use crate::node::handover::MAX_GATES;
+use crate::node::notice::Event;
+use crate::node::peer::Peer;
+use crate::slab::Key;
+use crate::stream::rx::{Outcome, Piece, RxStream, Sink};
+use crate::time::Time;
+
+/// How often a peer is told of the same broken epoch.
+const COMPLAINT_SPACING: std::time::Duration = std::time::Duration::from_millis(20);
+/// Bytes of notices that wait to be sent, at most.
+const MAX_NOTICES: usize = 512;
+
+impl Peer {
+    /// The connection that a frame belongs to, its flow opened if the frame does that.
+    pub(super) fn incoming_conn(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        flow: u32,
+        incarnation: u16,
+        open: Option<&Open>,
+    ) -> Result<Key, bool> {
+        let known = match self.last_incoming {
+            Some((last, key)) if last == flow => Some(key),
+            _ => self.incoming.get(&flow).copied(),
+        };
+        self.last_incoming = known.map(|key| (flow, key));
+        let current = known.and_then(|key| Some((key, self.conns.get(key)?.inc.as_ref()?)));
+        if let Some((key, inc)) = current {
+            match incarnation.wrapping_sub(inc.incarnation) as i16 {
+                0 => return Ok(key),
+                older if older < 0 => {
+                    shared.count(Counter::FlowOld);
+                    return Err(true);
+                }
+                _ => {}
+            }
+        }
+        let Some(open) = open else {
+            shared.count(Counter::FlowUnknown);
+            self.notice(shared, &Frame::FlowUnknown { flow, incarnation });
+            return Err(false);
+        };
+        self.open_incoming(now, shared, flow, incarnation, open)
+    }
+
+    fn open_incoming(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        flow: u32,
+        incarnation: u16,
+        open: &Open,
+    ) -> Result<Key, bool> {
+        if shared.bumps.get(open.bump).is_none() {
+            shared.count(Counter::BumpUnknown);
+            return Err(true);
+        }
+        let may_pass =
+            self.is_from_here(shared, open.tuple.src) && is_for_us(shared, open.tuple.dst);
+        if !may_pass {
+            shared.count(Counter::InnerAddress);
+            return Err(true);
+        }
+        let Some(secrets) = self
+            .secrets
+            .iter()
+            .map(|(_, s)| s)
+            .find(|s| s.session().as_u64() == open.session)
+        else {
+            // Opened under a session that is gone: to be opened again under this one.
+            shared.count(Counter::FlowUnknown);
+            self.notice(shared, &Frame::FlowUnknown { flow, incarnation });
+            return Err(false);
+        };
+        let secrets = secrets.clone();
+        let key = self.conn(now, shared, open.tuple.reversed(), open.bump);
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        if let Some(mut old) = conn.inc.take() {
+            old.stream.clear(&mut self.store);
+            self.incoming.remove(&old.flow);
+            self.last_incoming = None;
+        }
+        conn.inc = Some(Incoming {
+            flow,
+            incarnation,
+            template: Template {
+                bump: open.bump,
+                tuple: open.tuple,
+                meta: open.meta,
+            },
+            base: open.base_seq,
+            secrets,
+            stream: RxStream::default(),
+            top: frame::BASE_OFFSET,
+        });
+        self.incoming.insert(flow, key);
+        self.last_incoming = None;
+        shared.events.push_back(Event::Opened {
+            peer: self.id.index(),
+            bump: open.bump,
+            tuple: conn.tuple,
+        });
+        Ok(key)
+    }
+
+    /// Whether an inner source is one of this peer's hosts, whatever wide prefix it has (SECURITY 6).
+    pub(super) fn is_from_here(&self, shared: &Shared, addr: IpAddr) -> bool {
+        is_unicast(addr) && !shared.is_ours(addr) && self.owns(addr)
+    }
+
+    /// Takes a chunk; false if it counts as not received.
+    pub(super) fn take_chunk(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        path: usize,
+        chunk: &Chunk<'_>,
+        (bytes, cover): (&[u8], Cover),
+    ) -> bool {
+        let key = match self.incoming_conn(
+            now,
+            shared,
+            chunk.flow,
+            chunk.incarnation,
+            chunk.open.as_ref(),
+        ) {
+            Ok(key) => key,
+            Err(taken) => return taken && cover != Cover::None,
+        };
+        let conn = self.conns.get_mut(key).expect("it was just found");
+        let possible = |inc: &Incoming| {
+            inc.template.fits(&chunk.tcp, bytes.len())
+                && chunk.offset.checked_add(bytes.len() as u64 + 1).is_some()
+        };
+        if !conn.inc.as_ref().is_some_and(possible) {
+            shared.count(Counter::PeerContradiction);
+            return true;
+        }
+        if !cover.suits(shared.bumps.of(conn.bump)) {
+            shared.count(Counter::CoverMissing);
+            return cover != Cover::None;
+        }
+        conn.last_seen = now;
+        conn.by_path.entry(path).received += bytes.len() as u64;
+        let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
+        let piece = Piece {
+            solo: chunk.solo,
+            first: chunk.first,
+            early: chunk.detached
+                && self.gates.len() < MAX_GATES
+                && base
+                    .zip(conn.acked)
+                    .is_some_and(|(base, acked)| base.is_after(acked)),
+            epoch: chunk.epoch,
+            offset: chunk.offset,
+            crc: chunk.crc,
+            tcp: chunk.tcp,
+            bytes,
+        };
+        let (stream, decoders, mut sink) =
+            incoming(now, shared, key, conn).expect("an incoming flow leads to its connection");
+        match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
+            Outcome::Restored => {}
+            Outcome::Held => {
+                if stream.gate().is_some() {
+                    self.note_gate(now, key);
+                }
+            }
+            Outcome::Duplicate => shared.count(Counter::ChunkDuplicate),
+            Outcome::NoRoom => {
+                shared.count(Counter::StoreFull);
+                return false;
+            }
+            Outcome::Broken => {
+                shared.count(Counter::EpochEnded);
+                self.complain(now, shared, key, chunk.epoch);
+            }
+            Outcome::Corrupt => {
+                shared.count(Counter::CrcMismatch);
+                self.complain(now, shared, key, chunk.epoch);
+            }
+            Outcome::Contradiction => shared.count(Counter::PeerContradiction),
+        }
+        let abandoned = self.store.take_abandoned();
+        shared.counters.add(Counter::EpochEnded, abandoned);
+        true
+    }
+
+    /// Tells the peer that an epoch cannot be restored, now and then.
+    pub(in crate::node) fn complain(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        key: Key,
+        epoch: u32,
+    ) {
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let Some(inc) = &conn.inc else { return };
+        if conn
+            .complained
+            .is_some_and(|(e, t)| e == epoch && now.since(t) < COMPLAINT_SPACING)
+        {
+            return;
+        }
+        conn.complained = Some((epoch, now));
+        let (flow, incarnation) = (inc.flow, inc.incarnation);
+        self.notice(
+            shared,
+            &Frame::EpochBroken {
+                flow,
+                incarnation,
+                epoch,
+            },
+        );
+    }
+
+    fn notice(&mut self, shared: &mut Shared, frame: &Frame<'_>) {
+        let mut bytes = [0; 32];
+        let mut w = Writer::new(&mut bytes);
+        frame::encode(frame, &mut w);
+        let len = w.len();
+        if self.notices.len() + len <= MAX_NOTICES {
+            self.notices.extend_from_slice(&bytes[..len]);
+        } else {
+            shared.count(Counter::NoticeDropped);
+        }
+    }
+}
+
+/// An inner destination must be an address of this host, or of one that it forwards for, and nothing
+/// else (SECURITY 6).
+pub(super) fn is_for_us(shared: &Shared, addr: IpAddr) -> bool {
+    is_unicast(addr) && shared.is_ours(addr)
+}
+
+fn is_unicast(addr: IpAddr) -> bool {
+    let broadcast = addr == IpAddr::V4(Ipv4Addr::BROADCAST);
+    !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)
+}
+
+/// The incoming stream of a connection, how it is restored, and where its bytes go.
+pub(in crate::node) fn incoming<'a>(
+    now: Time,
+    shared: &'a mut Shared,
+    key: Key,
+    conn: &'a mut Conn,
+) -> Option<(&'a mut RxStream, IncomingDecoders<'a>, ConnSink<'a>)> {
+    let Incoming {
+        flow,
+        incarnation,
+        template,
+        base,
+        secrets,
+        stream,
+        top,
+    } = conn.inc.as_mut()?;
+    let sink = ConnSink {
+        injector: &mut shared.injector,
+        pool: &mut shared.pool,
+        owner: key.to_u64(),
+        template: *template,
+        now,
+        resume: &mut conn.resume,
+        base: *base,
+        floor: &mut conn.tsval_floor,
+        clamp: conn.clamp.as_deref_mut(),
+        top,
+        received: &mut conn.stats.bytes_received,
+        last: 0,
+    };
+    let bump = shared.bumps.of(conn.bump);
+    let decoders = IncomingDecoders::new(bump, secrets, *flow, *incarnation);
+    Some((stream, decoders, sink))
+}
+
+/// Hands restored bytes of one connection to the injector.
+pub(in crate::node) struct ConnSink<'a> {
+    injector: &'a mut Injector,
+    pool: &'a mut Pool,
+    owner: u64,
+    template: Template,
+    now: Time,
+    resume: &'a mut Option<Box<Resume>>,
+    base: dibs_wire::SeqNumber,
+    floor: &'a mut Option<u32>,
+    clamp: Option<&'a mut Clamp>,
+    top: &'a mut u64,
+    received: &'a mut u64,
+    last: u64,
+}
+
+impl Sink for ConnSink<'_> {
+    fn room(&mut self, offset: u64, tcp: &TcpFields<'_>, len: usize) -> &mut [u8] {
+        self.last = len as u64;
+        *self.top = (*self.top).max(offset + len as u64);
+        let seq = self
+            .base
+            .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
+        let mut scratch = SmallVec::new();
+        let mut changed;
+        let tcp = match (self.resume.is_some(), &mut self.clamp) {
+            // As nearly always: nothing to copy.
+            (false, None) => tcp,
+            (_, clamp) => {
+                changed = *tcp;
+                resume::adapt(self.resume, self.now, &mut changed, &mut scratch);
+                if let Some(clamp) = clamp {
+                    clamp.limit(&mut changed);
+                }
+                &changed
+            }
+        };
+        self.injector.room(
+            self.pool,
+            self.owner,
+            self.template,
+            seq,
+            tcp,
+            self.floor,
+            len,
+        )
+    }
+
+    fn commit(&mut self) {
+        *self.received += self.last;
+    }
+
+    fn retract(&mut self) {
+        self.injector.retract(self.pool);
+    }
+}
