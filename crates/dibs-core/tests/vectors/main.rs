@@ -1,7 +1,8 @@
 //! The test vectors of docs/protocol.md, so that document and code cannot drift apart.
 //!
 //! Checked twice: the code produces each of them, and so do the document's own rules, written down
-//! once more in [`rules`] with nothing but the primitives.
+//! once more in [`rules`] with nothing but the primitives. What stands between a rule and its result, which
+//! the code does not show, is checked by its result.
 
 mod frames;
 mod rules;
@@ -72,7 +73,8 @@ fn written((name, bytes): &Vector) -> String {
 fn the_document_has_the_vectors_of_the_code() {
     let mut documented = documented();
     let mut wrong = String::new();
-    for vector in session::vectors().iter().chain(&frames::vectors()) {
+    let of_code = [session::vectors(), frames::vectors(), rules::steps()];
+    for vector in of_code.iter().flatten() {
         if documented.remove(vector.0).as_ref() != Some(&vector.1) {
             wrong += &written(vector);
             wrong.push('\n');

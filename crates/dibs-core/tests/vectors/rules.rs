@@ -9,12 +9,12 @@ use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, HandshakeState};
 
-use crate::Vector;
 use crate::session::{
     EPOCH, FLOW, INCARNATION, INITIATOR, INITIATOR_EPHEMERAL, PATH, PRESHARED, RESPONDER,
     RESPONDER_EPHEMERAL, RESPONDER_INDEX, SEQ, SOLO_OFFSET, cookie, handshake, header_block,
     plaintext, public,
 };
+use crate::{Vector, unhex};
 
 fn hmac_sha256(key: &[u8], message: &[u8]) -> Vec<u8> {
     let key = hmac::Key::new(hmac::HMAC_SHA256, key);
@@ -36,8 +36,18 @@ fn mac(key: &[u8], message: &[u8]) -> Vec<u8> {
     hmac_sha256(key, message)[..16].to_vec()
 }
 
+fn mac1_key(public: &[u8]) -> Vec<u8> {
+    expand(&extract(&[], public), b"mac1", 32)
+}
+
 fn mac1(public: &[u8], message: &[u8]) -> Vec<u8> {
-    mac(&expand(&extract(&[], public), b"mac1", 32), message)
+    mac(&mac1_key(public), message)
+}
+
+/// What the shape fields of a sequence number and of its three neighbours are masked with.
+fn shape_masks(shape: &[u8; 16], seq: u64) -> u64 {
+    let input = [&[PATH][..], &(seq / 4).to_be_bytes()].concat();
+    SipHasher24::new_with_key(shape).hash(&input)
 }
 
 fn seal(suite: Suite, key: &[u8], nonce: [u8; 12], aad: &[u8], text: &[u8]) -> Vec<u8> {
@@ -199,9 +209,7 @@ fn scramble(initial: &[u8], plain: &[u8]) -> Vec<u8> {
 }
 
 fn datagram(suite: Suite, keys: &Keys, payload: &[u8], inside: bool, block: &[u8]) -> Vec<u8> {
-    let input = [&[PATH][..], &(SEQ / 4).to_be_bytes()].concat();
-    let masks = SipHasher24::new_with_key(&keys.shape).hash(&input);
-    let mask = (masks >> (16 * (SEQ % 4))) as u16;
+    let mask = (shape_masks(&keys.shape, SEQ) >> (16 * (SEQ % 4))) as u16;
     let shape = (block.len() as u16 | if inside { 0x8000 } else { 0 }) ^ mask;
     let mut datagram = vec![4, PATH];
     datagram.extend(shape.to_be_bytes());
@@ -240,6 +248,10 @@ pub(crate) fn vectors() -> Vec<Vector> {
     let outside = datagram(Suite::Aes256Gcm, &keys, &scrambled, false, &block);
     let inside = datagram(Suite::Aes256Gcm, &keys, &plaintext(), true, &block);
 
+    let masks = shape_masks(&keys.shape, SEQ);
+    let masks = (0..4).flat_map(|n| ((masks >> (16 * n)) as u16).to_be_bytes());
+    let masks = masks.collect();
+
     let (real, _, keys_2, _, scrambled_2) = run(Suite::ChaCha20Poly1305, Integrity::On);
     let block_2 = header_block(real.session, true);
     let chacha = datagram(
@@ -260,7 +272,9 @@ pub(crate) fn vectors() -> Vec<Vector> {
     bare.extend(block_3);
 
     vec![
+        ("mac1_of_message_1", message_1[1168..1184].to_vec()),
         ("message_1", message_1),
+        ("shape_masks", masks),
         ("session_id", keys.session.clone()),
         ("epoch_mac", initial_mac(&epoch)),
         ("epoch_key", epoch),
@@ -276,6 +290,33 @@ pub(crate) fn vectors() -> Vec<Vector> {
         ("cookie_reply", cookie_reply()),
         ("mac2_of_the_next_message_1", mac2()),
     ]
+}
+
+/// The primitives by themselves, and what lies between the rules and their results.
+pub(crate) fn steps() -> Vec<Vector> {
+    let agreed = (Suite::Aes256Gcm, Integrity::On);
+    let (_, state) = message_1(agreed.0, agreed.1);
+    let keys = keys(state, &handshake(agreed).message_2);
+    let numbers: [u8; 16] = core::array::from_fn(|n| n as u8);
+    let siphash = SipHasher24::new_with_key(&numbers).hash(&numbers[..15]);
+    let text = b"what do ya want for nothing?";
+    vec![
+        ("hmac_sha256", hmac_sha256(b"Jefe", text)),
+        ("siphash_2_4", siphash.to_be_bytes().to_vec()),
+        ("mac1_key", mac1_key(public(RESPONDER).as_bytes())),
+        ("cookie", made_cookie()),
+        ("shape_key", keys.shape.to_vec()),
+    ]
+}
+
+/// As their authors published them: RFC 4231, 4.3; "SipHash: a fast short-input PRF", appendix A.
+#[test]
+fn the_primitives_are_the_published_ones() {
+    let steps = steps();
+    let of = |wanted| steps.iter().find(|(name, _)| *name == wanted).unwrap();
+    let hmac = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";
+    assert_eq!(of("hmac_sha256").1, unhex(hmac));
+    assert_eq!(of("siphash_2_4").1, unhex("a129ca6149be45e5"));
 }
 
 /// The cookie of 192.0.2.1, port 5300.

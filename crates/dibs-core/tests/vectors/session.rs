@@ -227,15 +227,29 @@ impl Handshake {
     }
 
     fn datagram(&mut self, payload: &[u8], inside: bool) -> Vec<u8> {
+        self.datagram_at(SEQ, payload, inside)
+    }
+
+    fn datagram_at(&mut self, seq: u64, payload: &[u8], inside: bool) -> Vec<u8> {
         let block = header_block(self.session, true);
         let mut datagram = open_datagram(payload, &block);
         datagram.resize(OVERHEAD + payload.len() + block.len(), 0);
         let End { sessions, peer, .. } = &mut self.initiator;
         let session = sessions.sending(Time::ZERO, *peer).expect("established");
         session
-            .seal(&mut datagram, PATH, SEQ, block.len(), inside)
+            .seal(&mut datagram, PATH, seq, block.len(), inside)
             .expect("the first datagram of a path");
         datagram
+    }
+
+    /// The masks of four shape fields in a row.
+    fn shape_masks(&mut self) -> Vec<u8> {
+        let shape = header_block(self.session, true).len() as u16;
+        let mask = |seq| {
+            let datagram = self.datagram_at(seq, &[], false);
+            (u16::from_be_bytes([datagram[2], datagram[3]]) ^ shape).to_be_bytes()
+        };
+        (SEQ..SEQ + 4).flat_map(mask).collect()
     }
 
     fn bare_datagram(&mut self, payload: &[u8]) -> Vec<u8> {
@@ -260,6 +274,7 @@ pub(crate) fn vectors() -> Vec<Vector> {
     let [_, cookie_reply, again] = cookie();
     let outside = aes.datagram(&scrambled, false);
     let inside = handshake((Suite::Aes256Gcm, Integrity::On)).datagram(&plaintext(), true);
+    let shape_masks = handshake((Suite::Aes256Gcm, Integrity::On)).shape_masks();
     let mut chacha = handshake((Suite::ChaCha20Poly1305, Integrity::On));
     let chacha_payload = chacha.scrambled();
     let mut off = handshake((Suite::Aes256Gcm, Integrity::Off));
@@ -281,6 +296,8 @@ pub(crate) fn vectors() -> Vec<Vector> {
             hello(0x2222_2222_2222_2222).as_bytes().to_vec(),
         ),
         ("message_1", aes.message_1.clone()),
+        ("mac1_of_message_1", aes.message_1[1168..1184].to_vec()),
+        ("shape_masks", shape_masks),
         ("message_2", aes.message_2.clone()),
         ("cookie_secret", COOKIE_SECRET.to_vec()),
         ("cookie_reply", cookie_reply),
