@@ -1,9 +1,10 @@
 //! `dibsd --config FILE`, and `dibsd --guard --config FILE` at boot
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser};
 use tracing_subscriber::EnvFilter;
 
 /// Puts bumps into live TCP connections, and carries them over several paths.
@@ -16,6 +17,9 @@ struct Args {
     /// Block what has to be on a bump until the daemon runs, and end: for boot, before the network.
     #[arg(long)]
     guard: bool,
+    /// Write the manual page to a directory, and end.
+    #[arg(long, value_name = "DIRECTORY", hide = true)]
+    man: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -27,10 +31,10 @@ fn main() -> ExitCode {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .init();
-    let done = if args.guard {
-        dibsd::guard::run(&args.config)
-    } else {
-        dibsd::run(&args.config)
+    let done = match &args.man {
+        Some(directory) => man(directory),
+        None if args.guard => dibsd::guard::run(&args.config),
+        None => dibsd::run(&args.config),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -43,4 +47,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn man(directory: &Path) -> anyhow::Result<()> {
+    let page = clap_mangen::Man::new(Args::command()).section("8");
+    let written = page.generate_to(directory).map(drop);
+    written.with_context(|| format!("cannot write the manual to {}", directory.display()))
 }

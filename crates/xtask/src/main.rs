@@ -5,7 +5,7 @@ mod packages;
 mod run;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 
 use anyhow::{Context as _, Result};
@@ -47,6 +47,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
+    /// Write the manual pages of dibsd and dibsctl.
+    Man {
+        /// Where to; made if it is not there
+        #[arg(value_name = "DIRECTORY", default_value = "target/man")]
+        directory: PathBuf,
+    },
     /// Run the fuzzers in turn, each on its corpus in fuzz/corpus and on what it found before.
     ///
     /// Needs a nightly compiler and cargo-fuzz, and installs them by rustup and cargo.
@@ -66,6 +72,7 @@ fn main() -> Result<()> {
         Command::Sim { options } => sim(&options),
         Command::Demo => demo(),
         Command::Bench { options } => bench(&options),
+        Command::Man { directory } => man(&directory),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
     }
 }
@@ -93,6 +100,23 @@ fn bench(options: &[OsString]) -> Result<()> {
     packages::ensure_lab()?;
     run::cargo(&RELEASE)?;
     run::run(process::Command::new(release("dibs-bench")?).args(options))
+}
+
+fn man(directory: &Path) -> Result<()> {
+    run::cargo(&[
+        "build",
+        "--release",
+        "--package",
+        "dibsd",
+        "--package",
+        "dibsctl",
+    ])?;
+    let made = std::fs::create_dir_all(directory);
+    made.with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut daemon = process::Command::new(release("dibsd")?);
+    run::run(daemon.arg("--man").arg(directory))?;
+    let mut control = process::Command::new(release("dibsctl")?);
+    run::run(control.arg("man").arg(directory))
 }
 
 /// The programs as they are installed, and the benchmark. All at once, for cargo chooses the features
