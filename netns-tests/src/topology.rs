@@ -18,7 +18,7 @@ use dibs_lab::{Host, Lab, Link, LinkSpec};
 use crate::daemon::Node;
 use crate::eavesdropper::Eavesdropper;
 use crate::programs;
-use crate::traffic::Talk;
+use crate::traffic::{SETTLED, Talk};
 
 /// What both directions of both links carry, in bits per second: enough that a transfer is no
 /// matter of seconds, little enough that switches happen in its midst.
@@ -228,6 +228,19 @@ impl Net {
     /// If it does not come about.
     pub fn talk(&self, port: u16) -> Result<Talk> {
         Talk::start(&self.a.host, &self.b.host, server(port))
+    }
+
+    /// A connection to port 7000 of `b` that was put on `scramble`, well under way.
+    ///
+    /// # Errors
+    /// If that does not come about.
+    pub fn bumped(&self) -> Result<Talk> {
+        let talk = self.talk(7000)?;
+        talk.advance(256 << 10)?;
+        self.a.enable(7000)?;
+        self.wait_bump(7000, "scramble")?;
+        talk.advance(SETTLED)?;
+        Ok(talk)
     }
 
     /// A third host, on a link of its own to `a`, which sends `a` what it likes.

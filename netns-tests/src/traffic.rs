@@ -19,6 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// Bytes per read and write.
 const CHUNK: usize = 16 << 10;
 
+/// More bytes than can still be under way on a link: what is heard after so many was sent after whatever
+/// happened before them.
+pub const SETTLED: u64 = 2 << 20;
+
 /// A connection on which both ends send without end, and check what they receive.
 #[derive(Debug)]
 pub struct Talk {

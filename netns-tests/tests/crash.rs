@@ -10,23 +10,12 @@ use netns_tests::traffic::Talk;
 use netns_tests::{Net, Node, Setup, isolated};
 use nix::sys::signal::Signal;
 
-/// A connection on the bump, well under way.
-fn bumped(net: &Net) -> Result<Talk> {
-    let talk = net.talk(7000)?;
-    talk.advance(256 << 10)?;
-    net.a.enable(7000)?;
-    net.wait_bump(7000, "scramble")?;
-    // More than can still be under way in plain.
-    talk.advance(2 << 20)?;
-    Ok(talk)
-}
-
 /// Kills daemons and starts them again: the connection waits meanwhile, loses nothing, stays on the
 /// bump, and is never in plain.
 fn survives(signal: Signal, ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result<()> {
     Setup::new().run(|net| {
         let mut ears = net.eavesdrop()?;
-        let talk = bumped(net)?;
+        let talk = net.bumped()?;
         ears.from_now();
         for node in ends(net) {
             node.stop(signal)?;
@@ -127,7 +116,7 @@ fn a_stopped_daemon_lets_go_if_so_configured() {
             .run(|net| {
                 let before = [kernel::state(&net.a.host)?, kernel::state(&net.b.host)?];
                 net.start()?;
-                let talk = bumped(net)?;
+                let talk = net.bumped()?;
                 net.a.stop(Signal::SIGTERM)?;
                 net.b.stop(Signal::SIGTERM)?;
                 talk.advance(1 << 20)?;

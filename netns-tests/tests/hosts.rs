@@ -9,12 +9,9 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_lab::{Host, Packet};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
-use netns_tests::traffic::Talk;
+use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Eavesdropper, Net, Setup, isolated};
 use socket2::{Domain, Protocol, Socket, Type};
-
-/// More than can still be under way on a link.
-const SETTLED: u64 = 2 << 20;
 
 fn shell(host: &Host, line: &str) -> Result<()> {
     let mut shell = host.command("sh");

@@ -8,16 +8,6 @@ use netns_tests::daemon::wait;
 use netns_tests::traffic::Talk;
 use netns_tests::{Net, Setup, isolated};
 
-/// A connection on the bump, well under way.
-fn bumped(net: &Net) -> Result<Talk> {
-    let talk = net.talk(7000)?;
-    talk.advance(256 << 10)?;
-    net.a.enable(7000)?;
-    net.wait_bump(7000, "scramble")?;
-    talk.advance(1 << 20)?;
-    Ok(talk)
-}
-
 /// Waits until the path carries data again, and not only probes.
 fn carries_again(net: &Net, talk: &Talk, path: &str) -> Result<()> {
     for node in [&net.a, &net.b] {
@@ -38,7 +28,7 @@ fn carries_again(net: &Net, talk: &Talk, path: &str) -> Result<()> {
 fn the_untrusted_link_down_and_up() {
     isolated(|| {
         Setup::new().run(|net| {
-            let talk = bumped(net)?;
+            let talk = net.bumped()?;
             for end in End::BOTH {
                 net.wlan.down(end)?;
                 talk.advance(2 << 20)?;
@@ -55,7 +45,7 @@ fn the_untrusted_link_down_and_up() {
 fn the_untrusted_link_swallows_everything_for_a_while() {
     isolated(|| {
         Setup::new().run(|net| {
-            let talk = bumped(net)?;
+            let talk = net.bumped()?;
             for command in ["-I", "-D"] {
                 for node in [&net.a, &net.b] {
                     let drop = format!("iptables -t raw {command} PREROUTING -i wlan0 -j DROP");
@@ -74,7 +64,7 @@ fn without_the_trusted_link_data_is_held() {
     isolated(|| {
         Setup::new().run(|net| {
             let mut ears = net.eavesdrop()?;
-            let talk = bumped(net)?;
+            let talk = net.bumped()?;
             ears.from_now();
             net.eth.down(End::A)?;
             talk.stands_still(Duration::from_secs(1))?;
@@ -93,7 +83,7 @@ fn without_the_trusted_link_data_goes_on_if_so_configured() {
         let setup = Setup::new().key("on_trusted_down = \"untrusted\"");
         setup.run(|net| {
             let mut ears = net.eavesdrop()?;
-            let talk = bumped(net)?;
+            let talk = net.bumped()?;
             ears.from_now();
             net.eth.down(End::A)?;
             net.a.wait_path("eth", "down")?;
@@ -111,7 +101,7 @@ fn without_the_trusted_link_data_goes_on_if_so_configured() {
 fn both_links_down_and_up() {
     isolated(|| {
         Setup::new().run(|net| {
-            let talk = bumped(net)?;
+            let talk = net.bumped()?;
             net.eth.down(End::B)?;
             net.wlan.down(End::A)?;
             talk.stands_still(Duration::from_secs(1))?;

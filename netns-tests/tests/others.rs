@@ -5,12 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::Host;
 use netns_tests::daemon::{SOON, wait};
-use netns_tests::traffic::Talk;
+use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Net, Setup, isolated, kernel};
 use nix::sys::signal::Signal;
-
-/// More than can still be under way on a link.
-const SETTLED: u64 = 2 << 20;
 
 /// What a host has of the kernel's state, in an order of its own: what is put back may come later in
 /// a listing than what was never removed.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use dibs_lab::End;
 use netns_tests::kernel::too_old;
-use netns_tests::traffic::Talk;
+use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Net, Node, Setup, isolated};
 use nix::sys::signal::Signal;
 
@@ -17,42 +17,14 @@ const SHORT: Duration = Duration::from_secs(6);
 /// start alone takes as long. Otherwise it takes a quarter of one.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// A connection on the bump, well under way.
-fn bumped(net: &Net) -> Result<Talk> {
-    let talk = net.talk(7000)?;
-    talk.advance(256 << 10)?;
-    net.a.enable(7000)?;
-    net.wait_bump(7000, "scramble")?;
-    // More than can still be under way in plain.
-    talk.advance(2 << 20)?;
-    Ok(talk)
-}
-
 /// Kills daemons, and starts them again after the outage.
 fn outlives_a_crash(ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result<()> {
-    Setup::new().run(|net| {
-        let mut ears = net.eavesdrop()?;
-        let talk = bumped(net)?;
-        let dropped_before = dropped(net)?;
-        ears.from_now();
-        for node in ends(net) {
-            node.stop(Signal::SIGKILL)?;
-        }
-        talk.stands_still(OUTAGE)?;
-        let before = talk.received();
-        let since = Instant::now();
-        for node in ends(net) {
-            node.spawn()?;
-        }
-        goes_on(&talk, before, since, "the restart")?;
-        net.wait_established()?;
-        talk.advance(2 << 20)?;
-        net.wait_bump(7000, "scramble")?;
-        let dropped = dropped(net)? - dropped_before;
-        ensure!(dropped == 0, "{dropped} segments with old time stamps");
-        let plaintexts = talk.plaintexts;
-        talk.finish()?;
-        ears.heard_nothing(&plaintexts, 4 << 20)
+    under_outages(|net, talk| {
+        let kill = |net: &mut Net| {
+            { ends(net).into_iter() }.try_for_each(|node| node.stop(Signal::SIGKILL))
+        };
+        let start = |net: &mut Net| ends(net).into_iter().try_for_each(Node::spawn);
+        outlives(net, talk, OUTAGE, kill, start)
     })
 }
 
@@ -72,17 +44,18 @@ fn outlives(
     begin(net)?;
     talk.stands_still(time)?;
     let before = talk.received();
+    let since = Instant::now();
     end(net)?;
-    goes_on(talk, before, Instant::now(), "the outage")?;
+    goes_on(talk, before, since)?;
     net.wait_established()?;
-    talk.advance(1 << 20)
+    talk.advance(SETTLED)
 }
 
 /// Runs outages on one connection: it loses nothing, stays on the bump, and is never in plain.
 fn under_outages(outages: impl FnOnce(&mut Net, &Talk) -> Result<()>) -> Result<()> {
     Setup::new().run(|net| {
         let mut ears = net.eavesdrop()?;
-        let talk = bumped(net)?;
+        let talk = net.bumped()?;
         let dropped_before = dropped(net)?;
         ears.from_now();
         outages(net, &talk)?;
@@ -168,12 +141,12 @@ fn daemons_are_suspended() {
 }
 
 /// Bytes arrive in both directions soon after `since`, and more than may have waited in a queue.
-fn goes_on(talk: &Talk, before: [u64; 2], since: Instant, what: &str) -> Result<()> {
+fn goes_on(talk: &Talk, before: [u64; 2], since: Instant) -> Result<()> {
     let first = talk.moves_after(before, since)?;
     talk.advance(256 << 10)?;
     let many = since.elapsed();
-    println!("first bytes after {what}: {first:?}, many: {many:?}");
-    ensure!(many <= AT_ONCE, "{first:?}, {many:?} after {what}");
+    println!("first bytes after the outage: {first:?}, many: {many:?}");
+    ensure!(many <= AT_ONCE, "{first:?}, {many:?} after the outage");
     Ok(())
 }
 

@@ -8,12 +8,9 @@ use std::time::SystemTime;
 use anyhow::{Context as _, Result, ensure};
 use netns_tests::daemon::wait;
 use netns_tests::topology::server;
-use netns_tests::traffic::{Talk, connect, next_plaintext};
+use netns_tests::traffic::{SETTLED, Talk, connect, next_plaintext};
 use netns_tests::{Dice, Net, Node, Setup, isolated};
 use serde_json::Value;
-
-/// More than can still be under way on a link: what is heard from then on was sent after a switch.
-const SETTLED: u64 = 2 << 20;
 
 /// Switches the connections to port 7000 of `b`, on one host or the other.
 fn switch(net: &Net, on_a: bool, into: bool) -> Result<()> {

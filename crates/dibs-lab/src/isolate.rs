@@ -76,6 +76,16 @@ pub fn is_inside() -> bool {
 /// }
 /// ```
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
+    let retries = usize::from(std::env::var_os(RETRY).is_some());
+    isolated_with(retries, body);
+}
+
+/// As [`isolated`], and tried once: for what has to fail.
+pub fn isolated_once<F: FnOnce() -> Result<()>>(body: F) {
+    isolated_with(0, body);
+}
+
+fn isolated_with<F: FnOnce() -> Result<()>>(mut retries: usize, body: F) {
     let name = test_name::<F>();
     if std::env::var(TEST).is_ok_and(|wanted| wanted == name) {
         if let Err(error) = body() {
@@ -87,10 +97,6 @@ pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
     let _turn = ONE_AT_A_TIME
         .lock()
         .unwrap_or_else(|failed| failed.into_inner());
-    let mut retries = match std::env::var_os(RETRY) {
-        Some(_) => 1,
-        None => 0,
-    };
     loop {
         match run_alone(name) {
             Ok((status, output)) => {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use dibs_lab::{End, Host, Lab, Link, LinkSpec, isolated, wait_until};
+use dibs_lab::{End, Host, Lab, Link, LinkSpec, isolated, isolated_once, wait_until};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -88,7 +88,7 @@ fn namespaces_are_not_the_machines() {
 #[test]
 #[should_panic(expected = "failed in its namespaces")]
 fn a_failing_body_fails_the_test() {
-    isolated(|| anyhow::bail!("on purpose"));
+    isolated_once(|| anyhow::bail!("on purpose"));
 }
 
 #[test]

@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::counters::Counter;
-use dibs_core::session::{Integrity, KeyLimits, Suite};
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
 use dibs_sim::emulator::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
-use dibs_sim::payload::Kind;
 use dibs_sim::{History, Report, World};
 
 fn at(millis: u64) -> Time {
@@ -34,41 +32,17 @@ fn clean() -> Conditions {
 
 fn setup(paths: Vec<PathSetup>) -> Setup {
     Setup {
-        paths,
         direct: clean(),
-        suite: [Suite::Aes256Gcm; 2],
-        integrity: Integrity::On,
-        keys: KeyLimits::default(),
-        preshared: true,
-        calls: [true, false],
-        trusted_share: 0.05,
-        hold_without_trusted: true,
-        mtu: [1500; 2],
         tick: [Duration::from_micros(1); 2],
         clock: [0xffff_ff00, 7],
-        follow: false,
+        ..Setup::ordinary(paths)
     }
 }
 
 fn plan(bytes: [u64; 2], order: Order, bump: [bool; 2]) -> Plan {
     Plan {
-        client: 0,
-        v6: false,
-        port_of: None,
-        bytes,
-        order,
-        kind: Kind::Marked,
-        buffer: 64 << 10,
-        cubic: true,
         bump,
-        pause: Duration::ZERO,
-        slow: None,
-        rx: 128 << 10,
-        stops: None,
-        keepalive: None,
-        urgent: false,
-        lingers: false,
-        require: [false; 2],
+        ..Plan::ordinary(bytes, order, 64 << 10)
     }
 }
 
