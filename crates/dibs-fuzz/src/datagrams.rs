@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dibs_core::Time;
 use dibs_core::path::{AckFrame, SeqRange};
 use dibs_core::session::{Hello, Integrity, PublicKey};
+use dibs_core::{Time, bump};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
-use dibs_wire::frame::{self, BASE_OFFSET, Chunk, EmptySegment, Frame, Open, TcpFields};
+use dibs_wire::frame::{self, BASE_OFFSET, Chunk, EmptySegment, Frame, Open, Share, TcpFields};
 use dibs_wire::packet::IpMeta;
 use dibs_wire::{SeqNumber, packet};
 
@@ -193,7 +193,11 @@ impl World {
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
-        match input.u8() % 20 {
+        let kind = input.u8();
+        if kind >= 250 {
+            return self.shares(input);
+        }
+        match kind % 20 {
             0 => {
                 let (socket, from) = place(input);
                 let bytes = input.block().to_vec();
@@ -303,7 +307,16 @@ impl World {
             input.array()
         };
         let trusted = input.flag();
-        let frame = match input.u8() % 16 {
+        let kind = input.u8();
+        let frame = match kind % 16 {
+            _ if kind >= 250 => Frame::Share(Share {
+                fleeting: input.flag(),
+                bump: input.u8() % 5,
+                set: input.small_or_any() as u32,
+                index: input.u8() % 2,
+                needed: 2,
+                shares: 2 + input.u8() % 2,
+            }),
             0 => Frame::Ping,
             1 => Frame::Ack(input.block()),
             2 | 3 => {
@@ -331,7 +344,7 @@ impl World {
                 open: self.open(input),
             }),
             6 => Frame::Opaque {
-                bump: input.u8() % 3,
+                bump: input.u8() % 5,
                 packet: input.block(),
             },
             7 => Frame::Fragment {
@@ -454,6 +467,36 @@ impl World {
         if let Some(datagram) = sealed {
             let socket = socket_of(id);
             self.deliver(socket, addr(0, socket), datagram);
+        }
+    }
+
+    /// Two shares that fit together, of what may be anything.
+    fn shares(&mut self, input: &mut Input<'_>) {
+        let mut header = Vec::new();
+        for _ in 0..=input.below(4) {
+            self.frame(input, self.paths[0], &mut header);
+        }
+        let mut payload = pattern(input);
+        payload.truncate(600);
+        header.truncate(600);
+        let said = match input.u8() {
+            0..=239 => payload.len() as u16,
+            _ => input.u16(),
+        };
+        let whole = [&said.to_be_bytes()[..], &payload, &header].concat();
+        let pad = input.u8();
+        let other: Vec<u8> = whole.iter().map(|byte| byte ^ pad).collect();
+        let set = input.small_or_any() as u32;
+        for (index, share) in [vec![pad; whole.len()], other].iter().enumerate() {
+            let frame = Frame::Share(Share {
+                fleeting: input.u8() == 255,
+                bump: bump::SHARE,
+                set,
+                index: index as u8,
+                needed: 2,
+                shares: 2,
+            });
+            self.sealed(self.paths[index], &encode(&[frame]), share);
         }
     }
 

@@ -5,13 +5,13 @@ use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dibs_core::Time;
 use dibs_core::counters::Counter;
 use dibs_core::session::Integrity;
+use dibs_core::{Time, bump};
 use dibs_wire::packet::{self, Packet, flags};
 use dibs_wire::{Tuple, virtio};
 
-use crate::host::{BUMP, Host, Outputs, addr, tuple};
+use crate::host::{Host, Outputs, addr, tuple};
 use crate::input::Input;
 use crate::traffic::{self, CONNS, Kernel, content};
 use crate::views;
@@ -28,15 +28,18 @@ const LONG: Duration = Duration::from_secs(3);
 const ENDLESS: usize = 50_000;
 
 /// What never happens between two honest nodes.
-const NEVER: [Counter; 5] = [
+const NEVER: [Counter; 8] = [
     Counter::AckRefused,
+    Counter::BumpUnknown,
+    Counter::CoverMissing,
     Counter::CrcMismatch,
     Counter::FrameMalformed,
     Counter::KeysExhausted,
     Counter::PeerContradiction,
+    Counter::ShareMismatch,
 ];
 /// Each says that something was dropped, and is left to TCP.
-const DROPS: [Counter; 14] = [
+const DROPS: [Counter; 15] = [
     Counter::ChunkGivenUp,
     Counter::CodelDropped,
     Counter::DatagramExpired,
@@ -47,6 +50,7 @@ const DROPS: [Counter; 14] = [
     Counter::OpaqueQueueFull,
     Counter::PeerRestarts,
     Counter::QueueFull,
+    Counter::SetsExpired,
     Counter::StoreFull,
     Counter::TunMalformed,
     Counter::TunNoSession,
@@ -114,6 +118,11 @@ pub fn packets(data: &[u8]) {
 
 impl World {
     fn new(scene: u8) -> Self {
+        let bump = match scene >> 6 {
+            2 => bump::SHARE,
+            3 => bump::SEAL,
+            _ => bump::SCRAMBLE,
+        };
         let integrity = if scene & 1 == 0 {
             Integrity::On
         } else {
@@ -131,7 +140,9 @@ impl World {
             now: Time::ZERO + Duration::from_secs(1),
             hosts: [0, 1].map(|n| {
                 let calls = n == 0 || scene & 2 != 0;
-                Host::new(n, calls, integrity, n as u8 + 1)
+                let mut host = Host::new(n, calls, integrity, n as u8 + 1);
+                host.bump = bump;
+                host
             }),
             kernels: [Kernel::new(0), Kernel::new(1)],
             wire: VecDeque::new(),
@@ -190,7 +201,9 @@ impl World {
                 if input.u8() == 255 {
                     // The daemon was killed and comes back, and never draws the same numbers.
                     self.restarts += 1;
+                    let bump = self.hosts[host].bump;
                     self.hosts[host] = Host::new(host, true, Integrity::On, 16 + self.restarts);
+                    self.hosts[host].bump = bump;
                     self.tsval[1 - host].clear();
                     self.tsval[host].clear();
                     self.reliable = false;
@@ -201,6 +214,7 @@ impl World {
 
     fn command(&mut self, host: usize, input: &mut Input<'_>) {
         let (now, conn) = (self.now, tuple(host, input.below(CONNS)));
+        let bump = self.hosts[host].bump;
         let node = &mut self.hosts[host].node;
         match input.u8() % 5 {
             0 => {
@@ -211,8 +225,8 @@ impl World {
             1 => {
                 node.datagram_too_big(now, input.below(2), usize::from(input.u16()));
             }
-            2 => node.drain(now, BUMP, conn, input.u8()),
-            3 => node.end_drain(BUMP, conn),
+            2 => node.drain(now, bump, conn, input.u8()),
+            3 => node.end_drain(bump, conn),
             _ => {
                 let _ = node.send_control(now, 0, input.block());
             }
