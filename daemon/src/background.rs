@@ -69,6 +69,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 state.since = Some(crate::daemon::wall());
                 if restarted {
                     state.want = 0;
+                    state.devices.clear();
                 }
             }
             let name = daemon.peer_name(peer).to_owned();
@@ -132,7 +133,7 @@ fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender
         tracing::debug!(peer = daemon.peer_name(peer), "message dropped: malformed");
         return;
     };
-    let question = match body {
+    let question = match daemon.in_our_numbers(peer, body) {
         Body::Answer(outcomes) => return daemon.answered(peer, request, outcomes),
         question => question,
     };
@@ -156,7 +157,9 @@ async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) 
     }) = questions.recv().await
     {
         let outcomes = match question {
-            Body::Want { sequence, bumps } => {
+            Body::Want {
+                sequence, bumps, ..
+            } => {
                 vec![(on_want(&daemon, peer, sequence, bumps).await, 0)]
             }
             Body::Switch {
@@ -287,6 +290,7 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
             daemon.driver.set_path(index, up, mtu)?;
         }
     }
+    daemon.tell_devices(&before, &fresh);
     let old = daemon.state.borrow().addresses.clone();
     let changed = keep_addresses(daemon, &old).await?;
     if changed && !daemon.state.borrow().installed.is_empty() {

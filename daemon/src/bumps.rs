@@ -1,13 +1,19 @@
 //! The bumps that this daemon carries, and their numbers in marks and between daemons.
 
-use dibs_config::{BumpConfig, BumpKind, CARRIED, Config};
+use std::collections::BTreeMap;
+
+use dibs_config::{BumpConfig, BumpKind, Config};
 use dibs_core::bump::{self, Bump, Padding, Scheme};
 use dibs_policy::BumpId;
 
 use crate::daemon::Daemon;
+use crate::messages::{Body, Outcome};
 
 /// Devices are numbered from here, in the file's order.
-const FIRST_DEVICE: u8 = 8;
+pub(crate) const FIRST_DEVICE: u8 = 8;
+
+/// A number that no bump has.
+pub(crate) const NOBODYS: u8 = 7;
 
 /// A bump that connections can be put on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,13 +24,15 @@ pub struct Carried {
     pub id: BumpId,
     /// What it does.
     pub kind: BumpKind,
+    /// Of another program's device, its name.
+    pub device: Option<String>,
 }
 
-/// The bumps of a configuration that this version carries.
+/// The bumps of a configuration that connections can be put on.
 pub fn carried(config: &Config) -> Vec<Carried> {
     let mut bumps = numbered(config);
     let one_path = |bump: &Carried| bump.kind == BumpKind::Share && config.paths.len() < 2;
-    bumps.retain(|bump| CARRIED.contains(&bump.kind) && !one_path(bump));
+    bumps.retain(|bump| !one_path(bump));
     bumps
 }
 
@@ -45,7 +53,7 @@ pub fn for_node(config: &Config) -> Vec<Bump> {
     config.bumps.iter().filter_map(of).collect()
 }
 
-/// All bumps of a configuration. What this version does not carry has its number all the same.
+/// All bumps of a configuration.
 fn numbered(config: &Config) -> Vec<Carried> {
     let mut devices = FIRST_DEVICE..;
     let bumps = config.bumps.iter().map(|bump| {
@@ -59,12 +67,94 @@ fn numbered(config: &Config) -> Vec<Carried> {
             name: bump.name.clone(),
             id: BumpId::new(number).expect("the configuration bounds the devices"),
             kind: bump.kind.clone(),
+            device: bump.device.clone(),
         }
     });
     bumps.collect()
 }
 
+/// Numbers of bumps as somebody else has them, or we had them ourselves: for each that is a device, the
+/// number that the bump of its name has here.
+pub(crate) fn translation<'a>(
+    bumps: &[Carried],
+    devices: impl IntoIterator<Item = (u8, &'a str)>,
+) -> BTreeMap<u8, u8> {
+    let own = |name: &str| {
+        let mut devices = bumps.iter().filter(|bump| bump.device.is_some());
+        Some(devices.find(|bump| bump.name == name)?.id.get())
+    };
+    let known = devices
+        .into_iter()
+        .filter(|(number, _)| *number >= FIRST_DEVICE);
+    known
+        .filter_map(|(number, name)| Some((number, own(name)?)))
+        .collect()
+}
+
+/// Our number of a bump that has this one elsewhere; [`NOBODYS`] if it has none here.
+pub(crate) fn translated(devices: &BTreeMap<u8, u8>, number: u8) -> u8 {
+    match number {
+        FIRST_DEVICE.. => devices.get(&number).copied().unwrap_or(NOBODYS),
+        own => own,
+    }
+}
+
 impl Daemon {
+    /// The bumps that are devices, by number.
+    pub(crate) fn device_names(&self) -> BTreeMap<u8, String> {
+        let devices = self.bumps.iter().filter(|bump| bump.device.is_some());
+        devices
+            .map(|bump| (bump.id.get(), bump.name.clone()))
+            .collect()
+    }
+
+    /// What a peer's daemon says, in our numbers of the bumps.
+    pub(crate) fn in_our_numbers(&self, peer: usize, body: Body) -> Body {
+        let mut state = self.state.borrow_mut();
+        let known = &mut state.peers[peer].devices;
+        match body {
+            Body::Want {
+                sequence,
+                bumps,
+                devices,
+            } => {
+                let named = devices
+                    .iter()
+                    .map(|(number, name)| (*number, name.as_str()));
+                *known = translation(&self.bumps, named);
+                let wanted = (1..16).filter(|number| bumps & 1 << number != 0);
+                let ours = wanted.map(|number| translated(known, number));
+                Body::Want {
+                    sequence,
+                    bumps: ours.fold(0, |all, number| all | 1 << number),
+                    devices,
+                }
+            }
+            Body::Switch {
+                bump,
+                explicit,
+                ready,
+                conns,
+            } => Body::Switch {
+                bump: translated(known, bump),
+                explicit,
+                ready,
+                conns,
+            },
+            Body::Confirm { bump, conns } => Body::Confirm {
+                bump: translated(known, bump),
+                conns,
+            },
+            Body::Answer(outcomes) => {
+                let ours = |(outcome, value)| match (outcome, u8::try_from(value)) {
+                    (Outcome::OwnRule, Ok(bump)) => (outcome, translated(known, bump).into()),
+                    _ => (outcome, value),
+                };
+                Body::Answer(outcomes.into_iter().map(ours).collect())
+            }
+        }
+    }
+
     /// The bumps that connections can be put on.
     pub(crate) fn carried(&self) -> &[Carried] {
         &self.bumps
@@ -118,10 +208,12 @@ mod tests {
         for (name, number) in known {
             assert!(numbers.contains(&(name.to_owned(), number)), "{numbers:?}");
         }
-        assert!(
-            carried(&config)
-                .iter()
-                .all(|bump| CARRIED.contains(&bump.kind))
-        );
+        // Another host, or this one before, has them in another order, and one that is not here.
+        let elsewhere = [(8, "b6"), (9, "other"), (10, "seal"), (3, "b1"), (14, "b0")];
+        let devices = translation(&numbered(&config), elsewhere);
+        assert_eq!(devices, [(8, 14), (14, 8)].into());
+        let ours = [0, 1, 3, 8, 9, 10, 14, 15].map(|number| translated(&devices, number));
+        assert_eq!(ours, [0, 1, 3, 14, NOBODYS, NOBODYS, 8, NOBODYS]);
+        assert_eq!(carried(&config).len(), 9, "there is one path: no share");
     }
 }

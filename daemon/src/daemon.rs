@@ -132,6 +132,8 @@ pub(crate) struct PeerState {
     pub(crate) engaged: u16,
     /// Of its latest WANT.
     pub(crate) want: u64,
+    /// Our numbers of the bumps that are devices, by its numbers of them.
+    pub(crate) devices: BTreeMap<u8, u8>,
     /// Sessions that it has been told all in, or is being told.
     pub(crate) told: u64,
 }
@@ -341,6 +343,7 @@ impl Daemon {
                 .map(|(state, peer)| (peer.public_key.to_string(), state.engaged))
                 .collect(),
             addresses: state.addresses.clone(),
+            devices: self.device_names(),
             ..Saved::default()
         };
         self.file.save(&saved)
@@ -517,9 +520,13 @@ impl Daemon {
         let sequence = self.next_want.get();
         self.next_want.set(sequence + 1);
         let bumps = self.wanted_of(peer);
-        self.ask(peer, Body::Want { sequence, bumps })
-            .await
-            .map(drop)
+        let devices = self.device_names().into_iter().collect();
+        let want = Body::Want {
+            sequence,
+            bumps,
+            devices,
+        };
+        self.ask(peer, want).await.map(drop)
     }
 
     /// As [`send_want`](Self::send_want), to all peers with a session at once.

@@ -9,6 +9,7 @@ mod backstop;
 pub mod bumps;
 pub mod control_socket;
 pub mod daemon;
+mod devices;
 pub mod driver;
 mod following;
 pub mod guard;
@@ -86,6 +87,10 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         first_request,
     ));
     background::keep_addresses(&daemon, &saved.addresses).await?;
+    daemon
+        .renumber(&saved)
+        .await
+        .context("cannot give connections the new numbers of their bumps")?;
     if let Err(error) = daemon.adopt_marks().await {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }
@@ -239,19 +244,27 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         }
     }
     let mut choices = conns::Choices::default();
+    // The file may have had them in another order.
+    let devices = saved.devices(&carried);
     for saved in &saved.choices {
-        let bump = saved.choice.bump;
+        let bump = bumps::translated(&devices, saved.choice.bump);
         if bump == 0 || carried.iter().any(|carried| carried.id.get() == bump) {
-            choices.restore(saved.conn, saved.choice);
+            let choice = conns::Choice {
+                bump,
+                ..saved.choice
+            };
+            choices.restore(saved.conn, choice);
         }
     }
-    let peer_state = |peer: &dibs_config::PeerConfig| PeerState {
-        engaged: saved
-            .engaged
-            .get(&peer.public_key.to_string())
-            .copied()
-            .unwrap_or(0),
-        ..PeerState::default()
+    let peer_state = |peer: &dibs_config::PeerConfig| {
+        let engaged = saved.engaged.get(&peer.public_key.to_string());
+        let engaged = engaged.copied().unwrap_or(0);
+        let engaged = (1..15).filter(|number| engaged & 1 << number != 0);
+        let engaged = engaged.map(|number| bumps::translated(&devices, number));
+        PeerState {
+            engaged: engaged.fold(0, |all, number| all | 1 << number) & !(1 << bumps::NOBODYS),
+            ..PeerState::default()
+        }
     };
     Ok(State {
         rules,

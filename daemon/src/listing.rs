@@ -67,23 +67,55 @@ impl Daemon {
 
     pub(crate) async fn bump_list(&self) -> Result<Vec<BumpInfo>, Gone> {
         let (_, conns) = self.driver.conns().await?;
+        let on_devices = self.on_devices().await;
+        let inventory = self.state.borrow().inventory.clone();
         let default = self.config.daemon.default_bump.as_ref();
         let info = |bump: &dibs_config::BumpConfig| {
             let carried = self.carried().iter().find(|known| known.name == bump.name);
             let number = carried.map(|known| known.id.get());
-            let connections = conns.iter().filter(|conn| Some(conn.bump) == number);
+            let connections = match (number, &bump.device) {
+                (Some(number), Some(_)) => on_devices.iter().filter(|on| **on == number).count(),
+                _ => conns
+                    .iter()
+                    .filter(|conn| Some(conn.bump) == number)
+                    .count(),
+            };
+            let device = bump.device.as_ref();
+            let is_up = |device: &String| {
+                let found = inventory.0.iter().find(|found| found.name == *device);
+                found.is_some_and(|interface| interface.up)
+            };
             BumpInfo {
                 name: bump.name.clone(),
                 kind: bump.kind.as_str().to_owned(),
                 device: bump.device.clone(),
                 default: default == Some(&bump.name),
-                connections: connections.count() as u64,
-                reason: carried
-                    .is_none()
-                    .then(|| "this version of dibsd does not carry it yet".to_owned()),
+                connections: connections as u64,
+                reason: match carried {
+                    None => Some("this version of dibsd does not carry it yet".to_owned()),
+                    Some(_) if device.is_some_and(|device| !is_up(device)) => {
+                        Some("its device is not there, or not up".to_owned())
+                    }
+                    Some(_) => None,
+                },
             }
         };
         Ok(self.config.bumps.iter().map(info).collect())
+    }
+
+    /// The bump of each connection that is on a device.
+    async fn on_devices(&self) -> Vec<u8> {
+        if !self.carried().iter().any(|bump| bump.device.is_some()) {
+            return Vec::new();
+        }
+        let lives = self.connections().await.unwrap_or_else(|error| {
+            tracing::debug!("{error:#}");
+            Vec::new()
+        });
+        let bumps = lives.iter().map(|live| self.bump_of(live));
+        bumps
+            .filter(|bump| self.device_of(*bump).is_some())
+            .collect()
     }
 
     fn peers_of(&self, snapshot: &Snapshot) -> Vec<PeerInfo> {

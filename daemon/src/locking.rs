@@ -9,11 +9,13 @@ use dibs_config::Fail;
 use dibs_policy::BumpId;
 use dibs_policy::conntrack::{Connection, Conntrack, Tuple};
 
+use crate::bumps::translated;
 use crate::conns::Pair;
 use crate::daemon::{Daemon, Handed, State};
 use crate::live::Live;
 use crate::messages::{Body, MAX_ENTRIES, Named, Outcome};
 use crate::startup::marks;
+use crate::state::Saved;
 use crate::switching::Meant;
 
 /// Between two looks that nothing gave cause for.
@@ -75,6 +77,28 @@ impl Daemon {
                 let by_peer = engaged;
                 state.handed.insert(live.pair, Handed { bump, by_peer });
             }
+        }
+        Ok(())
+    }
+
+    /// Has the kernel's marks follow where the file gives devices other numbers than it did: what was on a
+    /// device that it names no more goes nowhere.
+    pub(crate) async fn renumber(&self, saved: &Saved) -> Result<(), dibs_policy::Error> {
+        let layout = marks(&self.config);
+        let devices = saved.devices(self.carried());
+        let mut moves = Vec::new();
+        for number in saved.devices.keys().copied() {
+            let ours = translated(&devices, number);
+            if let (true, Some(id)) = (ours != number, BumpId::new(number)) {
+                let tracked = self.tracked_on(&[id]).await?;
+                moves.extend(tracked.into_keys().map(|pair| (pair, ours)));
+            }
+        }
+        let mut conntrack = Conntrack::open()?;
+        for (pair, number) in moves {
+            let mark = BumpId::new(number).map_or(0, |id| layout.bump(id));
+            let mask = layout.bump_mask();
+            conntrack.set_mark(&tuple(&pair), mark, mask).await?;
         }
         Ok(())
     }

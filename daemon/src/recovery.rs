@@ -26,11 +26,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// The connections that are on bumps, with these.
+    /// The connections that the data path carries, with their bumps.
     async fn bumped(&self) -> anyhow::Result<Vec<(Live, u8)>> {
         let lives = self.connections().await?.into_iter();
         let with_bump = lives.map(|live| (live, self.bump_of(&live)));
-        let bumped = with_bump.filter(|(live, bump)| *bump != 0 && !live.over && !live.bound);
+        let bumped =
+            with_bump.filter(|(live, bump)| !self.is_outside(*bump) && !live.over && !live.bound);
         Ok(bumped.collect())
     }
 }

@@ -179,6 +179,10 @@ impl Daemon {
         if able.is_empty() && !unable.is_empty() {
             return Err(self.no_session(&unable));
         }
+        let addresses = able.iter().map(|live| live.pair.local.ip());
+        if let Some(why) = self.device_fault(bump, addresses).await.map_err(failed)? {
+            return Err(refused(format!("{why}: nothing was changed")));
+        }
         let moved = self.choose(&able, bump).await.map_err(failed)?;
         let no_session = |live: &Live| {
             let peer = self.peer_name(live.peer);
@@ -333,6 +337,21 @@ impl Daemon {
             return Err(refused(format!(
                 "the connection {} to {} cannot follow the rule: {why}",
                 pair.local, pair.remote
+            )));
+        }
+        let number = bump.id.get();
+        let addresses = meant.iter().map(|live| live.pair.local.ip());
+        // What requires its bump is to wait where there is no device.
+        let fault = self.device_fault(number, addresses).await.map_err(failed)?;
+        if let Some(why) = fault.filter(|_| !require) {
+            return Err(refused(format!("{why}: nothing was changed")));
+        }
+        let carriers = self.carriers(number, &meant).await.map_err(failed)?;
+        if let Some(carrier) = carriers.first() {
+            return Err(refused(format!(
+                "the rule would put the connection to {} that carries the bump's device into that \
+                 device: except it, or have the device go by UDP",
+                carrier.pair.remote
             )));
         }
         let info = rule.info();

@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
+use crate::bumps::{Carried, translation};
 use crate::conns::{Choice, Pair};
 
 /// The form of the file; others are refused.
@@ -42,6 +43,9 @@ pub struct Saved {
     /// This host's addresses, which connections may use longer than an interface has them.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
+    /// The bumps that are devices, by the numbers that they have here and in the kernel's marks.
+    #[serde(default)]
+    pub devices: BTreeMap<u8, String>,
 }
 
 /// A rule as its user wrote it.
@@ -78,6 +82,7 @@ impl Default for Saved {
             choices: Vec::new(),
             engaged: BTreeMap::new(),
             addresses: Vec::new(),
+            devices: BTreeMap::new(),
         }
     }
 }
@@ -95,6 +100,15 @@ impl Saved {
             saved.version
         );
         Ok(saved)
+    }
+
+    /// Our numbers of the bumps that are devices, by those that the file has for them.
+    pub(crate) fn devices(&self, carried: &[Carried]) -> BTreeMap<u8, u8> {
+        let named = self.devices.iter();
+        translation(
+            carried,
+            named.map(|(number, name)| (*number, name.as_str())),
+        )
     }
 
     /// The text of the file.

@@ -10,6 +10,7 @@ use dibs_policy::{
     BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Drops, Fail, Report, Steering,
 };
 
+use crate::bumps::carried;
 use crate::driver::Driver;
 use crate::startup::{marks, policy_prefix, tun_name};
 
@@ -37,10 +38,19 @@ pub fn desired(
         .iter()
         .flat_map(|peer| peer.addresses.iter().map(policy_prefix))
         .collect();
+    let carried = carried(config);
+    let foreign = |id: BumpId| {
+        let bump = carried.iter().find(|bump| bump.id == id);
+        bump.and_then(|bump| bump.device.as_deref())
+    };
     let route = |&id: &BumpId| BumpRoute {
         id,
-        device: DeviceName::new(&tun_name(id)).expect("our names are plain words"),
-        owner: DeviceOwner::Ours,
+        device: DeviceName::new(foreign(id).unwrap_or(&tun_name(id)))
+            .expect("our names are plain words, the configuration's were checked"),
+        owner: match foreign(id) {
+            Some(_) => DeviceOwner::Foreign,
+            None => DeviceOwner::Ours,
+        },
         addresses: addresses.to_vec(),
         peers: peers.clone(),
     };
@@ -70,7 +80,10 @@ impl Steerer {
 
     /// Brings TUNs and kernel to the wish. TUNs come before what leads to them, and go after it.
     pub async fn set(&mut self, desired: &Desired) -> anyhow::Result<Report> {
-        let wanted: BTreeSet<BumpId> = desired.bumps.iter().map(|bump| bump.id).collect();
+        let ours = |bump: &&BumpRoute| bump.owner == DeviceOwner::Ours;
+        let wanted: BTreeSet<BumpId> = { desired.bumps.iter().filter(ours) }
+            .map(|bump| bump.id)
+            .collect();
         for &id in wanted.difference(&self.open.clone()) {
             let tun = Tun::open(&tun_name(id), TUN_MTU)?;
             let added = self.driver.add_tun(id.get(), tun).await?;

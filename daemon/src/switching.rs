@@ -45,9 +45,13 @@ impl Daemon {
             0 => HashMap::new(),
             _ => self.translated(lives).await?,
         };
+        let carriers = self.carriers(bump, lives).await?;
         for live in lives {
             if let Some(why) = translated.get(&live.pair) {
                 outcomes.insert(live.pair, Err(why.clone()));
+            } else if carriers.iter().any(|carrier| carrier.pair == live.pair) {
+                let why = "what goes by this bump's device goes by this connection";
+                outcomes.insert(live.pair, Err(why.to_owned()));
             } else if live.bound {
                 let why = "its socket is bound to a device and cannot be steered";
                 outcomes.insert(live.pair, Err(why.to_owned()));
@@ -83,7 +87,7 @@ impl Daemon {
             }
             return Err(error);
         }
-        if bump != 0 {
+        if !self.is_outside(bump) {
             self.expect_rates(by_peer.values().flatten());
         }
         let asked = by_peer
@@ -110,7 +114,7 @@ impl Daemon {
         self.save()?;
         // What came back for want of an answer, too.
         self.confirmations_due.notify_one();
-        if bump != 0 {
+        if !self.is_outside(bump) {
             let moved: Vec<&Live> = lives
                 .iter()
                 .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
@@ -149,7 +153,11 @@ impl Daemon {
                 Some("the peer has no such connection, or knows it by other addresses".to_owned())
             }
             Ok(Outcome::OwnRule) => Some("a rule of the peer wants it on its bump".to_owned()),
-            Ok(Outcome::NoBump) => Some("the peer does not carry this bump".to_owned()),
+            Ok(Outcome::NoBump) => Some(self.not_carried_by(&pair, bump)),
+            Ok(Outcome::NoDevice) => Some(
+                "the device of this bump at the peer is not there or not ready; see its log"
+                    .to_owned(),
+            ),
             Ok(Outcome::Bound) => {
                 Some("its socket at the peer is bound to a device and cannot be steered".to_owned())
             }
@@ -182,6 +190,13 @@ impl Daemon {
             tracing::warn!("{error}");
         }
         Err(refusal)
+    }
+
+    fn not_carried_by(&self, pair: &Pair, bump: u8) -> String {
+        let peer = self.peer_of(pair.remote.ip());
+        let peer = peer.map_or("", |peer| self.peer_name(peer));
+        let bump = self.bump_name(bump);
+        format!("peer {peer} does not carry the bump \"{bump}\"")
     }
 
     /// The bump that a connection is on, by whatever reason; 0: plain.

@@ -67,14 +67,6 @@ fn what_is_not_carried_is_refused_at_its_place() {
             "match",
         ),
         (refusal("", &rule("dport = \"1-1000\"")), 19, "combinations"),
-        (
-            refusal(
-                "",
-                "[[bump]]\nname = \"vpn\"\nkind = \"device\"\ndevice = \"tun9\"\n",
-            ),
-            19,
-            "vpn",
-        ),
     ] {
         assert!(error.starts_with(&format!("dibsd.toml:{line}:")), "{error}");
         assert!(

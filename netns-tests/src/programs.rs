@@ -7,7 +7,7 @@ use std::sync::Once;
 use anyhow::{Context as _, Result, ensure};
 
 /// Programs that the tests start, and the Debian packages they come in.
-const NEEDED: [(&str, &str); 8] = [
+const NEEDED: [(&str, &str); 10] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("ip", "iproute2"),
@@ -15,6 +15,8 @@ const NEEDED: [(&str, &str); 8] = [
     ("iptables", "iptables"),
     ("nft", "nftables"),
     ("nginx", "nginx"),
+    ("openssl", "openssl"),
+    ("openvpn", "openvpn"),
     ("socat", "socat"),
 ];
 

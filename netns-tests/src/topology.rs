@@ -46,6 +46,7 @@ pub struct Net {
 pub struct Setup {
     keys: String,
     rules: String,
+    bumps: [String; 2],
     ipv6: bool,
     attacked: Option<&'static str>,
     daemons: bool,
@@ -63,6 +64,7 @@ impl Setup {
         Self {
             keys: String::new(),
             rules: String::new(),
+            bumps: Default::default(),
             ipv6: false,
             attacked: None,
             daemons: true,
@@ -79,6 +81,15 @@ impl Setup {
     /// Adds a `[[rule]]` to host `a`.
     pub fn rule(mut self, lines: &str) -> Self {
         self.rules.push_str(&format!("\n[[rule]]\n{lines}\n"));
+        self
+    }
+
+    /// Adds bumps to `a` and to `b`, each a name and a device.
+    pub fn devices(mut self, of_a: &[(&str, &str)], of_b: &[(&str, &str)]) -> Self {
+        let bump = |(name, device): &(&str, &str)| {
+            format!("\n[[bump]]\nname = \"{name}\"\nkind = \"device\"\ndevice = \"{device}\"\n")
+        };
+        self.bumps = [of_a, of_b].map(|bumps| bumps.iter().map(bump).collect());
         self
     }
 
@@ -191,8 +202,8 @@ impl Net {
         let (a, key_a) = Node::new(host_a)?;
         let (b, key_b) = Node::new(host_b)?;
         let calls = [("eth", 1), ("wlan", 2)];
-        a.configure(&(setup.config("server", &key_b, 2, &calls) + &setup.rules))?;
-        b.configure(&setup.config("laptop", &key_a, 1, &calls[..1]))?;
+        a.configure(&(setup.config("server", &key_b, 2, &calls) + &setup.bumps[0] + &setup.rules))?;
+        b.configure(&(setup.config("laptop", &key_a, 1, &calls[..1]) + &setup.bumps[1]))?;
         Ok(Self {
             a,
             b,

@@ -235,6 +235,25 @@ pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
     ))
 }
 
+/// The device of a bump: an interface of another program's.
+pub(crate) fn device(text: &str) -> Result<String, Wrong> {
+    let name = interface(text)?;
+    let is_ours = |rest: &str| rest.parse::<u8>().is_ok_and(|number| number < 16);
+    if name.strip_prefix("dibs").is_some_and(is_ours) {
+        return Err(Wrong::new(
+            format!("\"{name}\" is a name of dibsd's own devices"),
+            "name the device of a VPN, such as \"tun9\"",
+        ));
+    }
+    if matches!(name.as_str(), "lo" | "all" | "default") || name.contains(':') {
+        return Err(Wrong::new(
+            format!("\"{name}\" is not a TUN or TAP device"),
+            "name the device of a VPN, such as \"tun9\"",
+        ));
+    }
+    Ok(name)
+}
+
 /// The name of a user.
 pub(crate) fn user(text: &str) -> Result<String, Wrong> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "_.-@".contains(c);

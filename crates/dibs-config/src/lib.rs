@@ -29,9 +29,6 @@ use table::Origin;
 pub const SCRAMBLE_WARNING: &str = "scramble: text can be recovered from the untrusted path alone \
      (docs/threat-model.md); for secrecy use seal or share";
 
-/// The kinds of bump that this version's daemon carries; the file may name the others already.
-pub const CARRIED: &[BumpKind] = &[BumpKind::Scramble, BumpKind::Share, BumpKind::Seal];
-
 /// A configuration whose values were checked one by one and against each other.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -239,37 +236,19 @@ impl Config {
         self.bumps.iter().find(|bump| bump.name == name)
     }
 
-    /// Refuses a file that uses a bump which this version does not carry ([`CARRIED`]): as the
-    /// default, in a rule, or declared as a device.
+    /// Refuses a file that uses sharing, as the default or in a rule, and has one path.
     pub fn check_carried(&self) -> Result<(), Error> {
         let default = self.daemon.default_bump.iter();
-        let uses = default
-            .map(|name| ("daemon.default_bump".to_owned(), name))
-            .chain(
-                self.rules
-                    .iter()
-                    .enumerate()
-                    .map(|(i, r)| (format!("rule.{i}.bump"), &r.bump)),
-            )
-            .chain(
-                self.declared_bumps()
-                    .map(|(i, bump)| (format!("bump.{i}.kind"), &bump.name)),
-            );
-        for (key, name) in uses {
+        let default = default.map(|name| ("daemon.default_bump".to_owned(), name));
+        let rules = self.rules.iter().enumerate();
+        let rules = rules.map(|(i, rule)| (format!("rule.{i}.bump"), &rule.bump));
+        for (key, name) in default.chain(rules) {
             let bump = self
                 .bump(name)
                 .expect("parse() lets only known bumps through");
             if bump.kind == BumpKind::Share && bump.shares.is_none() {
                 let message = "the bump \"share\" needs two paths at least".to_owned();
                 return Err(self.refuse(&key, message, None));
-            }
-            if !CARRIED.contains(&bump.kind) {
-                let carried: Vec<_> = CARRIED.iter().map(BumpKind::as_str).collect();
-                return Err(self.refuse(
-                    &key,
-                    format!("this version of dibsd does not carry the bump \"{name}\" yet"),
-                    Some(format!("it carries {}", carried.join(", "))),
-                ));
             }
         }
         Ok(())
@@ -335,13 +314,6 @@ impl Config {
     /// `daemon.scheduler` or `rule.0.bump`; a key that the file leaves out is placed at its top.
     pub fn refuse(&self, key: &str, message: String, hint: Option<String>) -> Error {
         self.origin.error_at(key, message, hint)
-    }
-
-    fn declared_bumps(&self) -> impl Iterator<Item = (usize, &BumpConfig)> {
-        self.bumps
-            .iter()
-            .filter(|bump| bump.kind == BumpKind::Device)
-            .enumerate()
     }
 }
 

@@ -347,7 +347,18 @@ fn bumps(tables: Vec<Table<'_>>, paths: &[PathConfig]) -> Result<Vec<BumpConfig>
         let name = unique_name(&value, bumps.iter().map(|bump| &bump.name))?;
         has_none_of(&mut table, &["shares", "needed", "padding"], "device")?;
         table.require("kind")?.one_of(&[("device", ())])?;
-        let device = Some(table.require("device")?.parse(check::interface)?);
+        let value_of_device = table.require("device")?;
+        let device = Some(value_of_device.parse(check::device)?);
+        if let Some(other) = bumps.iter().find(|bump| bump.device == device) {
+            let wrong = format!("is that of bump \"{}\" too", other.name);
+            return Err(value_of_device.error(Wrong::bare(wrong)));
+        }
+        // Or what carries the bumps' data would go by a bump itself.
+        if let Some(path) = paths.iter().find(|path| path.interface == device) {
+            let wrong = format!("is the interface of path \"{}\" too", path.name);
+            let hint = "a device is a path or a bump, not both";
+            return Err(value_of_device.error(Wrong::new(wrong, hint)));
+        }
         if devices == MOST_DEVICES {
             return Err(value.key_error(
                 format!("this is one [[bump]] more than the {MOST_DEVICES} that have a mark"),

@@ -413,6 +413,18 @@ fn each_value_is_checked() {
         ),
         ("device = \"tun9\"\n", "", "[[bump]] lacks \"device\""),
         ("\"tun9\"", "\"../tun9\"", "is not the name of an interface"),
+        ("\"tun9\"", "\"dibs1\"", "a name of dibsd's own devices"),
+        ("\"tun9\"", "\"lo\"", "is not a TUN or TAP device"),
+        (
+            "\"tun9\"",
+            "\"wlan0\"",
+            "is the interface of path \"wlan\" too",
+        ),
+        (
+            "device = \"tun9\"\n",
+            "device = \"tun9\"\n[[bump]]\nname = \"b\"\nkind = \"device\"\ndevice = \"tun9\"\n",
+            "is that of bump \"vpn\" too",
+        ),
         // rule
         ("bump = \"scramble\"\n", "", "[[rule]] lacks \"bump\""),
         ("\"tcp\"", "\"udp\"", "known are tcp"),
@@ -495,26 +507,6 @@ fn devices_end_where_marks_end() {
     let devices = |n: u32| contract() + &(0..n).map(device).collect::<String>();
     assert_eq!(good(&devices(6)).bumps.len(), 10);
     assert!(fault(&devices(7)).message.contains("more than the 7"));
-}
-
-#[test]
-fn bumps_of_later_versions_are_known_but_not_carried() {
-    let place = |text: String| match good(&text).check_carried() {
-        Ok(()) => String::new(),
-        Err(error) => error.to_string(),
-    };
-    let without_device = contract().replace(
-        "[[bump]]\nname = \"vpn\"\nkind = \"device\"\ndevice = \"tun9\"\n",
-        "",
-    );
-    assert_eq!(place(without_device.clone()), "");
-    let says = |at: &str, name: &str| {
-        format!(
-            "dibs.toml:{at}: this version of dibsd does not carry the bump \"{name}\" yet; hint: \
-             it carries scramble, share, seal"
-        )
-    };
-    assert_eq!(place(contract()), says("37:8", "vpn"));
 }
 
 #[test]

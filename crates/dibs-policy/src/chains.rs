@@ -183,15 +183,17 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
 }
 
 /// What came in by a bump's device pulls its connection there, unless it has a bump already or its
-/// user chose plain (SECURITY.md 5). Of a foreign device only what the peers send counts; on our
-/// own TUN nothing else gets this far.
+/// user chose plain (SECURITY.md 5). Of a foreign device only TCP of the peers counts, for it may carry
+/// other things of theirs; on our own TUN nothing else gets this far.
 fn follow_up(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
     let marks = desired.marks;
     let free = marks.bump_mask() | marks.override_bit();
-    let rule = |source: String| {
+    let rule = |source: String, protocol: &str| {
         words([
             source,
-            format!("-i {} -m connmark --mark 0x0/{free:#x}", bump.device),
+            format!("-i {}", bump.device),
+            protocol.to_owned(),
+            format!("-m connmark --mark 0x0/{free:#x}"),
             format!(
                 "-j CONNMARK --set-xmark {:#x}/{:#x}",
                 marks.bump(bump.id),
@@ -200,10 +202,10 @@ fn follow_up(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String>
         ])
     };
     match bump.owner {
-        DeviceOwner::Ours => vec![rule(String::new())],
+        DeviceOwner::Ours => vec![rule(String::new(), "")],
         DeviceOwner::Foreign => widest(&bump.peers, family)
             .into_iter()
-            .map(|peer| rule(from(peer)))
+            .map(|peer| rule(from(peer), "-p tcp"))
             .collect(),
     }
 }

@@ -106,7 +106,8 @@ fn closed_guards(desired: &Desired, family: Family) -> Vec<Chain> {
     };
     // Without a bump LOCKED means nothing: somebody else may have taken the bump away.
     let free = format!("-m connmark --mark 0x0/{:#x} -j RETURN", marks.bump_mask());
-    let mut locked = vec![free];
+    // This host itself says so where a segment is too long for a device: TCP has to hear of it.
+    let mut locked = vec![free, "-i lo -j RETURN".to_owned()];
     locked.extend(desired.bumps.iter().map(by_its_device));
     locked.push("-j DROP".to_owned());
     let mut chains = vec![chain(Table::Mangle, LOCKED, locked)];

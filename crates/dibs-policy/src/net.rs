@@ -272,6 +272,17 @@ impl Network {
         rules.chain(routes).chain(addresses).collect()
     }
 
+    /// Whether a route leads by another program's device, which may refuse it: it may have no IPv6.
+    pub(crate) fn is_foreign(&self, change: &NetChange) -> bool {
+        match change {
+            NetChange::Route(Change::Add, route) => {
+                let device = route.device.as_ref();
+                device.is_some_and(|device| self.foreign.contains(device))
+            }
+            _ => false,
+        }
+    }
+
     /// Our own device is set up before its routes are added; a foreign one has to be up already.
     fn usable(&self, device: &DeviceName, now: &NetworkState) -> bool {
         now.links

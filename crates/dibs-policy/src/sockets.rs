@@ -213,6 +213,31 @@ pub fn processes(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
     found
 }
 
+/// The inodes of the sockets of the processes that serve a TUN or TAP device. Reads all of /proc, as
+/// [`processes`] does.
+pub fn of_tun(device: &str) -> HashSet<u64> {
+    let mut inodes = HashSet::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let files = std::fs::read_dir(process.path().join("fd"));
+        let files: Vec<_> = files.into_iter().flatten().flatten().collect();
+        let serves = |file: &std::fs::DirEntry| {
+            let is_tun = std::fs::read_link(file.path())
+                .is_ok_and(|target| target == std::path::Path::new("/dev/net/tun"));
+            let info = process.path().join("fdinfo").join(file.file_name());
+            // As drivers/net/tun.c shows it.
+            let of_device = |text: String| {
+                let mut names = text.lines().filter_map(|line| line.strip_prefix("iff:"));
+                names.any(|name| name.trim() == device)
+            };
+            is_tun && std::fs::read_to_string(info).is_ok_and(of_device)
+        };
+        if files.iter().any(serves) {
+            inodes.extend(files.iter().filter_map(|file| socket_inode(&file.path())));
+        }
+    }
+    inodes
+}
+
 fn socket_inode(path: &std::path::Path) -> Option<u64> {
     let target = std::fs::read_link(path).ok()?;
     target

@@ -241,7 +241,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             });
             let steps: Vec<Step> = steps
                 .into_iter()
-                .filter(|step| !report.gave_up(step))
+                .filter(|step| !report.gave_up(plan, step))
                 .collect();
             if steps.is_empty() {
                 return Ok(observed);
@@ -255,7 +255,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
                 }
                 match self.take(variant, &step).await {
                     Ok(()) => report.steps.push(step),
-                    Err(error) if optional(&step) => {
+                    Err(error) if optional(plan, &step) => {
                         report.warnings.push(error.to_string());
                         report.steps.push(step);
                     }
@@ -385,10 +385,11 @@ fn declared(line: &str) -> Option<&str> {
 }
 
 /// Steps without which steering still works and still is safe.
-fn optional(step: &Step) -> bool {
+fn optional(plan: &Plan, step: &Step) -> bool {
     match step {
         // /proc/sys may be read-only in a container; qdisc modules may be missing.
-        Step::Net(change) => matches!(change, NetChange::Sysctl { .. } | NetChange::NoQueue(_)),
+        Step::Net(NetChange::Sysctl { .. } | NetChange::NoQueue(_)) => true,
+        Step::Net(change) => plan.network.is_foreign(change),
         // Without ctnetlink no mark was ever set by it; the guard stands until the last step.
         Step::ReleaseMarks { .. } => true,
         Step::Restore { .. } => false,
@@ -399,8 +400,8 @@ impl Report {
     /// Steps that are taken once for each `set`, whatever is seen afterwards: optional ones;
     /// addresses, which do not show our protocol number before Linux 5.18; RPDB rules, which
     /// somebody else may have made word for word.
-    fn gave_up(&self, step: &Step) -> bool {
-        let once = optional(step)
+    fn gave_up(&self, plan: &Plan, step: &Step) -> bool {
+        let once = optional(plan, step)
             || matches!(
                 step,
                 Step::Net(NetChange::Address(..) | NetChange::Rule(..))

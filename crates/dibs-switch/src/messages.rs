@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! message  = version:8 (1)  kind:8  request:32  body
-//! body of kind 1, WANT    = sequence:64  bumps:16
+//! body of kind 1, WANT    = sequence:64  bumps:16  count:8  count * device
+//!   device                = bump:8  length:8  name
 //! body of kind 2, SWITCH  = bump:8  flags:8  host:64  count:8  count * entry
 //!   entry                 = family:8 (4 or 6)  address of the sender  address of the receiver
 //!                           port of the sender:16  port of the receiver:16
@@ -16,11 +17,13 @@
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
-//! that the receiver has their TUNs ready; the highest sequence since the sender's start counts. SWITCH
+//! that the receiver has their TUNs ready; the highest sequence since the sender's start counts. It also
+//! names the sender's bumps that are devices, whose numbers are each host's own: the receiver takes a number
+//! in any message for its own bump of that name. SWITCH
 //! says what connections are on from now on; bump 0 releases them. Flag 1: an explicit choice, which
 //! stands above rules and is kept. Both are answered with the same request number: SWITCH with an
-//! outcome for each entry in order, WANT with one. Flag 2, with bump 0 only: the sender has something under
-//! way by the bump, and leaves first. The receiver says whether it would follow, and gets ready: what it
+//! outcome for each entry in order, WANT with one. Flag 2: the sender has something under
+//! way by a bump, and leaves first. The receiver says whether it would follow, and gets ready: what it
 //! sends itself falls silent. CONFIRM says that the sender has connections on a bump, and asks whether the
 //! receiver has them there too; once both know, either may refuse what does not come by the bump. It is
 //! answered as SWITCH is, with generation 0.
@@ -49,6 +52,11 @@ const READY: u8 = 2;
 
 /// Connections in one SWITCH, at most.
 pub const MAX_ENTRIES: usize = 20;
+
+/// Bumps that are devices, at most: they are numbered from 8 to 14.
+pub const MAX_DEVICES: usize = 7;
+/// Bytes of a bump's name, at most.
+const MAX_NAME: usize = 32;
 
 const HEADER: usize = 6;
 const LONGEST_ENTRY: usize = 1 + 2 * 16 + 2 * 2 + 4 + 8;
@@ -81,6 +89,8 @@ pub enum Body {
         sequence: u64,
         /// Bit n for bump n.
         bumps: u16,
+        /// The numbers and names of up to [`MAX_DEVICES`] bumps that are devices.
+        devices: Vec<(u8, String)>,
     },
     /// Where connections are from now on.
     Switch {
@@ -126,6 +136,8 @@ pub enum Outcome {
     Failed = 6,
     /// The connection has another socket here than the one named.
     OtherSocket = 7,
+    /// The bump's device is not there, or not ready.
+    NoDevice = 8,
 }
 
 impl Outcome {
@@ -140,6 +152,7 @@ impl Outcome {
             Bound,
             Failed,
             OtherSocket,
+            NoDevice,
         ];
         all.into_iter().find(|outcome| *outcome as u8 == byte)
     }
@@ -159,10 +172,21 @@ impl Message {
         let mut out = vec![VERSION, 0];
         out.extend(self.request.to_be_bytes());
         match &self.body {
-            Body::Want { sequence, bumps } => {
+            Body::Want {
+                sequence,
+                bumps,
+                devices,
+            } => {
                 out[1] = WANT;
                 out.extend(sequence.to_be_bytes());
                 out.extend(bumps.to_be_bytes());
+                assert!(devices.len() <= MAX_DEVICES, "more devices than numbers");
+                out.push(devices.len() as u8);
+                for (bump, name) in devices {
+                    assert!(name.len() <= MAX_NAME, "a name is {MAX_NAME} bytes long");
+                    out.extend([*bump, name.len() as u8]);
+                    out.extend(name.as_bytes());
+                }
             }
             Body::Switch {
                 bump,
@@ -214,11 +238,12 @@ impl Message {
             WANT => Body::Want {
                 sequence: r.u64()?,
                 bumps: r.u16()?,
+                devices: r.devices()?,
             },
             SWITCH => {
                 let bump = r.u8()?;
                 let flags = r.u8()?;
-                if flags & !(EXPLICIT | READY) != 0 || (flags & READY != 0 && bump != 0) {
+                if flags & !(EXPLICIT | READY) != 0 {
                     return Err(Malformed);
                 }
                 let host = r.u64()?;
@@ -314,6 +339,23 @@ impl Reader<'_> {
         Ok(count)
     }
 
+    fn devices(&mut self) -> Result<Vec<(u8, String)>, Malformed> {
+        let count = usize::from(self.u8()?);
+        if count > MAX_DEVICES {
+            return Err(Malformed);
+        }
+        let device = |_| {
+            let bump = self.u8()?;
+            let length = usize::from(self.u8()?);
+            let (name, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+            self.0 = rest;
+            let name = std::str::from_utf8(name).map_err(|_| Malformed)?;
+            let fits = (1..=MAX_NAME).contains(&length);
+            fits.then(|| (bump, name.to_owned())).ok_or(Malformed)
+        };
+        (0..count).map(device).collect()
+    }
+
     fn named(&mut self) -> Result<Named, Malformed> {
         let (local, remote): (IpAddr, IpAddr) = match self.u8()? {
             4 => (self.take::<4>()?.into(), self.take::<4>()?.into()),
@@ -355,16 +397,21 @@ mod tests {
     fn body() -> impl Strategy<Value = Body> {
         let entries = proptest::collection::vec((named(), any::<u64>()), 1..=MAX_ENTRIES);
         let named = proptest::collection::vec(named(), 0..=MAX_ENTRIES);
-        let outcomes = proptest::collection::vec((0u8..8, any::<u64>()), 0..=MAX_ENTRIES);
+        let outcomes = proptest::collection::vec((0u8..9, any::<u64>()), 0..=MAX_ENTRIES);
+        let devices = proptest::collection::vec((8u8..15, "[a-z.]{1,32}"), 0..=MAX_DEVICES);
         prop_oneof![
-            any::<(u64, u16)>().prop_map(|(sequence, bumps)| Body::Want { sequence, bumps }),
+            (any::<(u64, u16)>(), devices).prop_map(|((sequence, bumps), devices)| Body::Want {
+                sequence,
+                bumps,
+                devices,
+            }),
             (any::<(u8, bool, bool, u64)>(), entries).prop_map(|(switch, entries)| {
                 let (bump, explicit, ready, host) = switch;
                 let version = |generation| Version { generation, host };
                 Body::Switch {
                     bump,
                     explicit,
-                    ready: ready && bump == 0,
+                    ready,
                     conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
                 }
             }),

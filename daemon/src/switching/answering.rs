@@ -16,6 +16,14 @@ impl Daemon {
         conns: Vec<(Named, Version)>,
     ) -> Vec<(Outcome, u64)> {
         let known = bump == 0 || self.bump(bump).is_some();
+        let addresses = conns.iter().map(|(named, _)| named.pair.remote.ip());
+        let fault = match self.device_fault(bump, addresses).await {
+            Ok(fault) => fault,
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if let Some(why) = &fault {
+            tracing::warn!("cannot follow the peer's switch: {why}");
+        }
         let meant: Vec<Pair> = conns
             .iter()
             .map(|(named, _)| named.pair.reversed())
@@ -39,6 +47,7 @@ impl Daemon {
                     Err((Outcome::OtherSocket, live.socket.0.into()))
                 }
                 Some(_) if !known => Err((Outcome::NoBump, 0)),
+                Some(_) if fault.is_some() => Err((Outcome::NoDevice, 0)),
                 Some(live) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
                 Some(live) => self.take_switch(live, bump, explicit, ready, version),
             };
@@ -56,7 +65,7 @@ impl Daemon {
         }
         let pairs: Vec<Pair> = moving.iter().map(|(_, pair)| *pair).collect();
         self.unlock_leaving(&pairs, bump).await;
-        if bump == 0 {
+        if self.is_outside(bump) {
             self.silence(moving.iter().map(|(_, pair)| &lives[pair]))
                 .await;
         }
@@ -71,7 +80,7 @@ impl Daemon {
             self.install().await
         };
         let prepared = prepared.await;
-        if bump != 0 {
+        if !self.is_outside(bump) {
             self.expect_rates(moving.iter().map(|(_, pair)| &lives[pair]));
         }
         for (index, pair) in moving {

@@ -50,9 +50,9 @@ impl Daemon {
     ) -> Vec<(Pair, Version, Answer)> {
         let pairs: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
         self.unlock_leaving(&pairs, bump).await;
-        let sending = match bump {
-            0 => self.sending().await,
-            _ => HashSet::new(),
+        let sending = match self.is_outside(bump) {
+            true => self.sending().await,
+            false => HashSet::new(),
         };
         let (first, others): (Vec<&Live>, Vec<&Live>) =
             { lives.iter() }.partition(|live| sending.contains(&live.pair));

@@ -34,7 +34,16 @@ impl Daemon {
         let mut conntrack = Conntrack::open()?;
         let mut backstop = self.backstop.lock().await;
         let written = (bump, Instant::now());
-        self.state.borrow_mut().written.insert(*pair, written);
+        let was = {
+            let mut state = self.state.borrow_mut();
+            let followed = state.followed.get(pair).map(|bump| bump.get());
+            let was = state.written.insert(*pair, written);
+            was.map(|(bump, _)| bump).or(followed)
+        };
+        let elsewhere = self.device_of(bump).is_none();
+        if elsewhere && was.is_some_and(|was| self.device_of(was).is_some()) {
+            self.forget_mtus();
+        }
         if bump == 0 {
             self.state.borrow_mut().followed.remove(pair);
             let place = if explicit {
@@ -44,10 +53,7 @@ impl Daemon {
             };
             self.note_place(&mut backstop, pair, place).await;
             let marked = conntrack.set_mark(&tuple, value, mask).await;
-            for bump in self.carried() {
-                // Without the data path nothing is held back.
-                let _ = self.driver.end_drain(bump.id.get(), ends(pair));
-            }
+            self.end_drains(pair);
             return marked.map(drop);
         }
         let installed = !self.state.borrow().installed.is_empty();
@@ -56,7 +62,17 @@ impl Daemon {
             conntrack.set_mark(&tuple, value, mask).await?;
         }
         self.note_place(&mut backstop, pair, Place::Bumped).await;
+        if self.is_outside(bump) {
+            self.end_drains(pair);
+        }
         Ok(())
+    }
+
+    fn end_drains(&self, pair: &Pair) {
+        for bump in self.carried() {
+            // Without the data path nothing is held back.
+            let _ = self.driver.end_drain(bump.id.get(), ends(pair));
+        }
     }
 
     /// Puts the choice for one connection into the kernel, if there is one that is not pending. One at a

@@ -120,18 +120,29 @@ impl Ruleset {
     }
 }
 
-/// What comes in by a bump's TUN makes its connection follow, as DIBS-INPUT does.
+/// What comes in by a bump's device makes its connection follow, as DIBS-INPUT does.
 fn follow(desired: &Desired) -> Vec<Rule> {
     let marks = desired.marks;
     let free = marks.bump_mask() | marks.override_bit();
-    let ours = desired.bumps.iter().filter(|bump| is_ours(bump));
-    ours.map(|bump| {
-        Rule::new(format!("follow bump {}", bump.id))
-            .device(Meta::InName, bump)
-            .ct_mark(free, 0, true)
-            .set_ct_mark(marks.bump_mask(), marks.bump(bump.id))
-    })
-    .collect()
+    let of_bump = |bump: &BumpRoute| {
+        let came = Rule::new(format!("follow bump {}", bump.id)).device(Meta::InName, bump);
+        let came = match bump.owner {
+            DeviceOwner::Ours => vec![came],
+            DeviceOwner::Foreign => {
+                let of_peer = |peer: &Prefix| {
+                    let came = came.clone().family(peer.family());
+                    came.protocol(libc::IPPROTO_TCP).prefix(*peer, false)
+                };
+                bump.peers.iter().map(of_peer).collect()
+            }
+        };
+        let follows = came.into_iter().map(|rule| {
+            rule.ct_mark(free, 0, true)
+                .set_ct_mark(marks.bump_mask(), marks.bump(bump.id))
+        });
+        follows.collect::<Vec<_>>()
+    };
+    desired.bumps.iter().flat_map(of_bump).collect()
 }
 
 /// What this host sends, and no chain of ours has marked although it should be.
@@ -187,17 +198,20 @@ fn astray(desired: &Desired) -> Vec<Rule> {
 /// The far end knows a steered connection by its own address: source NAT that the user has for others
 /// finds it done. This accepts nothing: other hooks and tables see the packet all the same.
 fn keep_source(desired: &Desired) -> Vec<Rule> {
-    let ours = desired.bumps.iter().filter(|bump| is_ours(bump));
+    let marks = desired.marks;
     let of_bump = |bump: &BumpRoute| {
         let rule = |family| {
-            Rule::new("keep the source")
-                .device(Meta::OutName, bump)
-                .family(family)
-                .keep_source(family)
+            let leaves = Rule::new("keep the source").device(Meta::OutName, bump);
+            let leaves = match bump.owner {
+                DeviceOwner::Ours => leaves,
+                // What else goes by it is not ours.
+                DeviceOwner::Foreign => leaves.mark(marks.bump_mask(), marks.bump(bump.id), true),
+            };
+            leaves.family(family).keep_source(family)
         };
         Family::BOTH.map(rule)
     };
-    ours.flat_map(of_bump).collect()
+    desired.bumps.iter().flat_map(of_bump).collect()
 }
 
 /// The destinations that both a class rule and its bump mean.
@@ -213,10 +227,6 @@ fn destinations(rule: &ClassRule, bump: &BumpRoute, family: Family) -> Vec<Prefi
     };
     let reached = widest(&bump.peers, family);
     reached.into_iter().filter_map(narrower).collect()
-}
-
-fn is_ours(bump: &BumpRoute) -> bool {
-    bump.owner == DeviceOwner::Ours
 }
 
 /// Keys of the `meta` expression.

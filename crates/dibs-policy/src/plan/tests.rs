@@ -50,6 +50,7 @@ iptables-restore --noflush --wait <<EOF
 -A DIBS-IN-1 -s 10.0.1.2/32 -j RETURN
 -A DIBS-IN-1 -j DROP
 -A DIBS-LOCKED -m connmark --mark 0x0/0xf000000 -j RETURN
+-A DIBS-LOCKED -i lo -j RETURN
 -A DIBS-LOCKED -i dibs1 -m connmark --mark 0x1000000/0xf000000 -j RETURN
 -A DIBS-LOCKED -j DROP
 -A DIBS-PLAIN -p tcp -m tcp --tcp-flags SYN,RST SYN,RST -j DROP
@@ -131,6 +132,7 @@ ip6tables-restore --noflush --wait <<EOF
 :DIBS-PREROUTING - [0:0]
 :DIBS-POSTROUTING - [0:0]
 -A DIBS-LOCKED -m connmark --mark 0x0/0xf000000 -j RETURN
+-A DIBS-LOCKED -i lo -j RETURN
 -A DIBS-LOCKED -i tun9 -m connmark --mark 0x3000000/0xf000000 -j RETURN
 -A DIBS-LOCKED -j DROP
 -A DIBS-PLAIN -p tcp -m tcp --tcp-flags SYN,RST SYN,RST -j DROP
@@ -162,7 +164,7 @@ ip6tables-restore --noflush --wait <<EOF
 -A DIBS-STEER -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW
 -A DIBS-OUTPUT -m mark --mark 0xf000000/0xf000000 -j RETURN
 -A DIBS-OUTPUT -d fd00::/64 -g DIBS-STEER
--A DIBS-INPUT -s fd00::/64 -i tun9 -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x3000000/0xf000000
+-A DIBS-INPUT -s fd00::/64 -i tun9 -p tcp -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x3000000/0xf000000
 -I OUTPUT 1 -j DIBS-OUTPUT
 -I INPUT 1 -j DIBS-INPUT
 COMMIT
