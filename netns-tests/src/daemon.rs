@@ -391,7 +391,8 @@ impl Node {
             seen.iter().any(|line| {
                 let mark = line.split(' ').find_map(|word| word.strip_prefix("mark="));
                 let mark = mark.and_then(|mark| mark.parse::<u32>().ok());
-                line.contains(&port) && mark.is_some_and(|m| m & 0x2f00_0000 == 0x2100_0000)
+                let on_bump = |m: u32| m & 0x2000_0000 != 0 && m & 0xf00_0000 != 0;
+                line.contains(&port) && mark.is_some_and(on_bump)
             })
         });
         locked.with_context(|| format!("host {}: {seen:#?}", self.host.name()))

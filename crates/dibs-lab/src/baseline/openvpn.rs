@@ -82,6 +82,8 @@ fn start(
         "--key",
         "/run/openvpn.key",
     ]);
+    // As a bump it is given packets to its own far end.
+    command.arg("--allow-recursive-routing");
     command.args([
         "--peer-fingerprint",
         fingerprint,

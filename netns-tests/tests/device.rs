@@ -1,0 +1,248 @@
+//! Devices of other programs as bumps: OpenVPN, and what is none of ours stays so.
+
+use std::net::IpAddr;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::baseline::{Tunnel, openvpn};
+use netns_tests::daemon::wait;
+use netns_tests::topology::server;
+use netns_tests::traffic::connect;
+use netns_tests::{Net, Node, Setup, isolated};
+
+/// The device that the lab's OpenVPN makes.
+const TUN: &str = "tun99";
+/// More than can be under way.
+const SETTLED: u64 = 2 << 20;
+
+fn with_vpn() -> Setup {
+    Setup::new().devices(&[("vpn", TUN)], &[("vpn", TUN)])
+}
+
+fn connect_vpn(net: &Net) -> Result<Tunnel> {
+    let at = |host: u8| IpAddr::from([10, 0, 1, host]);
+    let tunnel = openvpn((&net.a.host, at(1)), (&net.b.host, at(2)))?;
+    // As the daemons see it.
+    for node in [&net.a, &net.b] {
+        wait("the device to be seen", || {
+            bump(node, "vpn").is_ok_and(|bump| bump["reason"].is_null())
+        })?;
+    }
+    Ok(tunnel)
+}
+
+/// The entry of a bump in `bump list`.
+fn bump(node: &Node, name: &str) -> Result<serde_json::Value> {
+    let bumps = node.ctl(&["bump", "list"])?;
+    let mut bumps = bumps.as_array().context("a list")?.iter();
+    let found = bumps.find(|bump| bump["name"] == name);
+    found.cloned().context("no such bump")
+}
+
+/// The bytes of payload in a full segment of the connection to port 7000.
+fn segment(node: &Node) -> Result<u64> {
+    let shown = node.host.run("ss -tniH dport = :7000")?;
+    let mss = shown
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("mss:"));
+    Ok(mss.with_context(|| format!("no mss in {shown}"))?.parse()?)
+}
+
+#[test]
+fn live_connections_go_by_openvpn_and_come_back() {
+    isolated(|| {
+        with_vpn().run(|net| {
+            let _vpn = connect_vpn(net)?;
+            let ears = net.eavesdrop()?;
+            let talk = net.talk(7000)?;
+            talk.advance(SETTLED)?;
+            let mut through = Vec::new();
+            for bump in ["vpn", "plain", "vpn", "scramble", "vpn", "seal", "vpn"] {
+                net.a.put_on(bump, "--dport", 7000)?;
+                net.wait_bump(7000, bump)?;
+                talk.advance(SETTLED)?;
+                if bump == "vpn" {
+                    let start = SystemTime::now();
+                    talk.advance(SETTLED)?;
+                    through.push(start..SystemTime::now());
+                    let known = self::bump(&net.a, "vpn")?;
+                    ensure!(known["connections"] == 1, "{known:#}");
+                }
+            }
+            let heard = ears.finish()?;
+            for during in &through {
+                let plain = heard.plain(&talk.plaintexts, during);
+                ensure!(plain == [0, 0], "in plain: {plain:?}");
+            }
+            net.b.put_on("plain", "--sport", 7000)?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_device_that_vanishes_blocks_until_it_is_back() {
+    isolated(|| {
+        with_vpn().run(|net| {
+            let vpn = connect_vpn(net)?;
+            let events = net.a.events()?;
+            let talk = net.talk(7000)?;
+            net.a.put_on("vpn", "--dport", 7000)?;
+            net.wait_bump(7000, "vpn")?;
+            net.wait_locked(7000)?;
+            talk.advance(SETTLED)?;
+            let mut ears = net.eavesdrop()?;
+            ears.from_now();
+            // The device goes with its program.
+            drop(vpn);
+            wait("word of it", || events.stdout().contains("device_lost"))?;
+            talk.stands_still(std::time::Duration::from_secs(2))?;
+            let refused = net
+                .a
+                .refused(&["enable", "--dport", "7000", "--bump", "vpn"])?;
+            ensure!(
+                refused.contains("device tun99 of bump vpn is not there"),
+                "{refused}"
+            );
+            let _vpn = connect_vpn(net)?;
+            wait("word of it", || events.stdout().contains("device_back"))?;
+            talk.advance(SETTLED)?;
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_smaller_mtu_stops_nothing_and_is_forgotten() {
+    isolated(|| {
+        with_vpn().run(|net| {
+            let _vpn = connect_vpn(net)?;
+            let of_device = |mtu: u32| -> Result<()> {
+                for node in [&net.a, &net.b] {
+                    node.host.run(&format!("ip link set {TUN} mtu {mtu}"))?;
+                }
+                Ok(())
+            };
+            of_device(1400)?;
+            let talk = net.talk(7000)?;
+            talk.advance(SETTLED)?;
+            let before = segment(&net.a)?;
+            net.a.put_on("vpn", "--dport", 7000)?;
+            net.wait_bump(7000, "vpn")?;
+            talk.advance(SETTLED)?;
+            ensure!(segment(&net.a)? <= 1360, "{} bytes", segment(&net.a)?);
+            // Locked, it still hears of it when that changes.
+            net.wait_locked(7000)?;
+            of_device(1300)?;
+            talk.advance(SETTLED)?;
+            ensure!(segment(&net.a)? <= 1260, "{} bytes", segment(&net.a)?);
+            net.a.put_on("plain", "--dport", 7000)?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(SETTLED)?;
+            let after = segment(&net.a)?;
+            ensure!(after == before, "{before} bytes, and then {after}");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn devices_go_by_their_names_not_their_numbers() {
+    isolated(|| {
+        let of_a = [("vpn", TUN), ("other", "tun8"), ("third", "tun7")];
+        let of_b = [("spare", "tun6"), ("other", "tun8"), ("vpn", TUN)];
+        Setup::new().devices(&of_a, &of_b).run(|net| {
+            let _vpn = connect_vpn(net)?;
+            let talk = net.talk(7000)?;
+            for node in [&net.a, &net.b] {
+                // A device with an address, that leads nowhere.
+                node.host.run("ip link add tun7 type veth peer name tun8")?;
+                for device in ["tun7", "tun8"] {
+                    node.host
+                        .run(&format!("ip address add 10.7.0.1/32 dev {device}"))?;
+                    node.host.run(&format!("ip link set {device} up"))?;
+                }
+            }
+            net.a.put_on("vpn", "--dport", 7000)?;
+            net.wait_bump(7000, "vpn")?;
+            talk.advance(SETTLED)?;
+            net.b.put_on("plain", "--sport", 7000)?;
+            net.wait_bump(7000, "plain")?;
+            net.b.put_on("vpn", "--sport", 7000)?;
+            net.wait_bump(7000, "vpn")?;
+            talk.advance(SETTLED)?;
+            let enable = |bump| {
+                net.a
+                    .refused(&["enable", "--dport", "7000", "--bump", bump])
+            };
+            let why = enable("third")?;
+            ensure!(
+                why.contains("peer server does not carry the bump \"third\""),
+                "{why}"
+            );
+            net.b.host.run("ip link del tun8")?;
+            let why = enable("other")?;
+            ensure!(why.contains("at the peer is not there"), "{why}");
+            net.wait_bump(7000, "vpn")?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn what_carries_a_device_does_not_go_into_it() {
+    isolated(|| {
+        let devices = [("own", "tun5")];
+        Setup::new().devices(&devices, &devices).run(|net| {
+            // This process serves the device, and has the connection.
+            let open = || dibs_io::Tun::open("tun5", 1500);
+            let _serving = [net.a.host.in_ns(open)?, net.b.host.in_ns(open)?];
+            for (number, node) in [&net.a, &net.b].into_iter().enumerate() {
+                node.host
+                    .run(&format!("ip address add 10.5.0.{number}/32 dev tun5"))?;
+                node.host.run("ip link set tun5 up")?;
+            }
+            let _conn = connect(&net.a.host, &net.b.host, server(7000))?;
+            let refused = net.a.refused(&["enable", "--all", "--bump", "own"])?;
+            ensure!(
+                refused.contains("what goes by this bump's device goes by this connection"),
+                "{refused}"
+            );
+            let refused = net.a.refused(&["rule", "add", "--all", "--bump", "own"])?;
+            ensure!(refused.contains("carries the bump's device"), "{refused}");
+            net.a
+                .ctl(&["rule", "add", "--dport", "7001", "--bump", "own"])?;
+            net.wait_bump(7000, "plain")
+        })
+    });
+}
+
+#[test]
+fn a_rule_that_requires_a_device_lets_nothing_out_without_it() {
+    isolated(|| {
+        let rule = "bump = \"vpn\"\ndport = 7000\nrequire = true";
+        with_vpn().rule(rule).run(|net| {
+            let mut ears = net.eavesdrop()?;
+            ears.from_now();
+            let from = &net.a.host;
+            let none = from.run("socat -u OPEN:/dev/null TCP:10.0.1.2:7000,connect-timeout=2");
+            ensure!(none.is_err(), "it connected");
+            let _vpn = connect_vpn(net)?;
+            let talk = net.talk(7000)?;
+            talk.advance(SETTLED)?;
+            net.wait_bump(7000, "vpn")?;
+            let plaintexts = talk.plaintexts;
+            talk.finish()?;
+            let heard = ears.finish()?;
+            let of_port = heard.segments(7000);
+            ensure!(of_port == [0, 0], "in plain: {of_port:?} segments");
+            let all = SystemTime::UNIX_EPOCH..SystemTime::now();
+            ensure!(heard.plain(&plaintexts, &all) == [0, 0], "in plain");
+            Ok(())
+        })
+    });
+}
