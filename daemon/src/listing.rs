@@ -92,7 +92,7 @@ impl Daemon {
                 default: default == Some(&bump.name),
                 connections: connections as u64,
                 reason: match carried {
-                    None => Some("this version of dibsd does not carry it yet".to_owned()),
+                    None => Some("it needs two paths at least".to_owned()),
                     Some(_) if device.is_some_and(|device| !is_up(device)) => {
                         Some("its device is not there, or not up".to_owned())
                     }

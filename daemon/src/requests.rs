@@ -109,7 +109,7 @@ impl Daemon {
         }
         match self.config.bump(name) {
             Some(_) => Err(refused(format!(
-                "this version of dibsd does not carry the bump \"{name}\" yet"
+                "the bump \"{name}\" needs two paths at least"
             ))),
             None => Err(Failure::new(
                 ErrorKind::NotFound,
