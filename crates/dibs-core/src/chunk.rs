@@ -385,7 +385,8 @@ impl Unacknowledged {
     }
 
     /// Adds something that has been sent once.
-    #[inline]
+    // Inlined, or what was just written in parts is copied whole, which has to wait for the writes.
+    #[inline(always)]
     pub fn add(&mut self, content: Content, placement: Placement) -> Key {
         if let Some(batch) = content.batch() {
             let batch = self.batches.get_mut(batch);

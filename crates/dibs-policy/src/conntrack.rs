@@ -147,17 +147,13 @@ impl Conntrack {
         filter: Vec<Attribute>,
         mut pick: impl FnMut(Connection) -> Option<U>,
     ) -> Result<Vec<U>, Error> {
-        let mut connections = Vec::new();
-        for family in Family::BOTH {
-            let query = message(family, ConntrackMessage::Get(filter.clone()));
-            let picked = self
-                .wire
-                .gather(query, |answer| pick(connection(answer)?))
-                .await
-                .map_err(Error::netlink("list tracked connections"))?;
-            connections.extend(picked);
-        }
-        Ok(connections)
+        // Both families at once: the kernel walks its whole table for each question.
+        let header = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, 0);
+        let query = NetfilterMessage::new(header, ConntrackMessage::Get(filter));
+        self.wire
+            .gather(query, |answer| pick(connection(answer)?))
+            .await
+            .map_err(Error::netlink("list tracked connections"))
     }
 
     /// One connection, by either of its tuples; `None` if it is not tracked.

@@ -595,7 +595,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn read(&mut self, kind: u8) -> Result<Frame<'a>, FrameError> {
         let r = &mut self.reader;
         let flag = |r: &mut Reader<'_>| match r.u8()? {
@@ -711,7 +711,8 @@ impl<'a> Frames<'a> {
 impl<'a> Iterator for Frames<'a> {
     type Item = Result<Frame<'a>, FrameError>;
 
-    #[inline]
+    // Inlined, or what was just written in parts is copied whole, which has to wait for the writes.
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         let kind = loop {
             match self.reader.u8().ok()? {

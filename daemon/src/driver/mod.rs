@@ -23,10 +23,12 @@ use handle::{Command, DriverCounters};
 pub use handle::{Driver, Gone, Notice, Snapshot, SocketSnapshot, start};
 use path::PathIo;
 
-/// Receive calls for one socket in a round.
-const RECEIVES: usize = 4;
+/// Receive calls for one socket in a round: half a MiB at most, about twice of what is read from a TUN.
+const RECEIVES: usize = 2;
 /// Packets read from one TUN in a round.
 const READS: usize = 16;
+/// Bytes read from one TUN in a round, about: what is read is sent while it is in the cache.
+const READ_BYTES: usize = 256 << 10;
 /// Sends in a round; each may be a run of 64 KiB.
 const SENDS: usize = 32;
 
@@ -160,14 +162,21 @@ impl DataPath {
     }
 
     fn read_tun(&mut self, now: Time, bump: usize) {
+        let mut bytes = 0;
         for _ in 0..READS {
+            if bytes >= READ_BYTES {
+                return;
+            }
             let Some(tun) = &self.tuns[bump] else { return };
             let mut buffer = match self.spare.take() {
                 Some(buffer) => buffer,
                 None => self.node.tun_buffer(),
             };
             match tun.recv(&mut buffer) {
-                Ok(len) => self.node.handle_tun(now, bump as u8, buffer, len),
+                Ok(len) => {
+                    bytes += len;
+                    self.node.handle_tun(now, bump as u8, buffer, len);
+                }
                 Err(error) => {
                     self.spare = Some(buffer);
                     match error.kind() {

@@ -153,6 +153,7 @@ impl Session {
     ///
     /// # Errors
     /// Every error means: drop, count. The bytes of the datagram are void then.
+    #[inline]
     pub fn open<'a>(&mut self, datagram: &'a mut [u8]) -> Result<Opened<'a>, OpenError> {
         let (receiver, _) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
         if receiver != self.agreement.local_index {

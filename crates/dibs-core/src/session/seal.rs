@@ -378,6 +378,7 @@ impl OpenKeys {
         }
     }
 
+    #[inline(always)]
     pub(super) fn open<'a>(&mut self, datagram: &'a mut [u8]) -> Result<Opened<'a>, OpenError> {
         let clear = ClearHeader::parse(datagram).ok_or(OpenError::Malformed)?;
         if clear.kind & !1 != DATA {

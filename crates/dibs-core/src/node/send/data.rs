@@ -511,7 +511,9 @@ impl Run<'_> {
                 chunk
                     .frame(strand(out), piece_tcp, self.open)
                     .encode(&mut Writer::new(block));
-                padding.fill(0);
+                if !padding.is_empty() {
+                    padding.fill(0);
+                }
                 let pending = self.waiting.add(Content::Chunk(chunk), placement);
                 let size = shape.len() as u16;
                 let seq = self.link.path.on_sent(turn.now, size, token(pending), true);
