@@ -5,8 +5,10 @@ use std::rc::Rc;
 
 use super::*;
 
-fn limited(limits: KeyLimits) -> Pair {
+/// A pair on a bump, with keys that are soon used up.
+fn limited(bump: u8, limits: KeyLimits) -> Pair {
     let mut pair = Pair::new();
+    pair.bump = bump;
     pair.nodes = [(0, 1), (1, 2)]
         .map(|(host, seed)| node(host, seed, Integrity::On).with_key_limits(limits));
     pair
@@ -16,13 +18,22 @@ fn is_data(bytes: &[u8]) -> bool {
     matches!(bytes[0], 4..=6)
 }
 
+const ALL: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
+
 #[test]
 fn volume_rekeys_under_load_without_a_stall() {
-    let mut pair = limited(KeyLimits {
-        per_phase: 200,
+    ALL.into_iter().for_each(rekeys_without_a_stall);
+}
+
+fn rekeys_without_a_stall(bump: u8) {
+    // A share is a datagram too.
+    let per_phase = if bump == bump::SHARE { 400 } else { 200 };
+    let limits = KeyLimits {
+        per_phase,
         phases: 16,
         previous_kept: 100,
-    });
+    };
+    let mut pair = limited(bump, limits);
     pair.run(Duration::from_secs(3));
     pair.assert_open();
     let before = pair.nodes[0].counters().get(Counter::Sessions);
@@ -48,11 +59,16 @@ fn volume_rekeys_under_load_without_a_stall() {
 
 #[test]
 fn at_the_limit_a_node_stops_and_says_so_and_goes_on_with_new_keys() {
-    let mut pair = limited(KeyLimits {
+    ALL.into_iter().for_each(stops_and_goes_on);
+}
+
+fn stops_and_goes_on(bump: u8) {
+    let limits = KeyLimits {
         per_phase: 100,
         phases: 10,
         previous_kept: 50,
-    });
+    };
+    let mut pair = limited(bump, limits);
     pair.run(Duration::from_secs(3));
     pair.assert_open();
     // Nothing of a handshake passes from now on.
