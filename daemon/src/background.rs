@@ -81,6 +81,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             );
             let daemon = Rc::clone(daemon);
             tokio::task::spawn_local(async move {
+                daemon.tell_lacks(peer).await;
                 if let Err(error) = daemon.recover(peer).await {
                     tracing::warn!("connections go on late: {error:#}");
                 }

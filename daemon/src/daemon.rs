@@ -493,7 +493,7 @@ impl Daemon {
     }
 
     /// The bumps that our rules put connections of a peer into.
-    fn wanted_of(&self, peer: usize) -> u16 {
+    pub(crate) fn wanted_of(&self, peer: usize) -> u16 {
         let state = self.state.borrow();
         let behind: Vec<_> = self.config.peers[peer]
             .addresses

@@ -266,6 +266,36 @@ impl Daemon {
         })
     }
 
+    /// Tells of bumps that our rules put connections of a peer into, and that it cannot follow.
+    pub(crate) async fn tell_lacks(&self, peer: usize) {
+        let Ok(snapshot) = self.driver.snapshot().await else {
+            return;
+        };
+        let wanted = self.wanted_of(peer);
+        let seen = &snapshot.peers[peer];
+        for bump in (1..16).filter(|bump| wanted & 1 << bump != 0) {
+            if let Some(why) = self.lacks(seen, peer, bump) {
+                let name = self.bump_name(bump).to_owned();
+                self.tell("bump_refused", why, &[("bump", name)]);
+            }
+        }
+    }
+
+    /// Why no peer that a rule could be for and that has a session can have its connections on this
+    /// bump.
+    async fn lacking(&self, peer: Option<&str>, bump: u8) -> Result<Option<String>, Failure> {
+        let seen = self.driver.snapshot().await.map_err(failed)?.peers;
+        let meant = |index: &usize| peer.is_none_or(|name| self.peer_name(*index) == name);
+        let meant = (0..seen.len())
+            .filter(meant)
+            .filter(|index| peer_state(&seen[*index]) == PeerState::Established);
+        let mut whys: Vec<_> = meant
+            .map(|index| self.lacks(&seen[index], index, bump))
+            .collect();
+        let all = whys.iter().all(Option::is_some);
+        Ok(whys.pop().flatten().filter(|_| all))
+    }
+
     fn check_peer(&self, name: Option<&str>) -> Result<(), Failure> {
         match name {
             Some(name) if !self.config.peers.iter().any(|peer| peer.name == name) => Err(
@@ -311,6 +341,13 @@ impl Daemon {
         };
         if let Selector::Match(wanted) = &selector {
             self.check_peer(wanted.peer.as_deref())?;
+        }
+        let peer = match &selector {
+            Selector::Match(wanted) => wanted.peer.as_deref(),
+            _ => None,
+        };
+        if let Some(why) = self.lacking(peer, bump.id.get()).await? {
+            return Err(refused(why));
         }
         let id = self.state.borrow().next_rule;
         let rule = rules::of_user(id, &selector, (&bump.name, bump.id), require, behind)

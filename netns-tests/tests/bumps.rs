@@ -78,6 +78,10 @@ fn who_splits_otherwise_is_refused() {
                 .a
                 .refused(&["enable", "--dport", "7000", "--bump", "share"])?;
             ensure!(said.contains("2 of 3 shares"), "{said}");
+            let said = net
+                .a
+                .refused(&["rule", "add", "--dport", "7000", "--bump", "share"])?;
+            ensure!(said.contains("2 of 3 shares"), "{said}");
             talk.advance(1 << 20)?;
             net.wait_bump(7000, "plain")?;
             talk.finish()
