@@ -89,6 +89,8 @@ impl Daemon {
                 name: bump.name.clone(),
                 kind: bump.kind.as_str().to_owned(),
                 device: bump.device.clone(),
+                needed: bump.shares.map(|(needed, _)| needed),
+                shares: bump.shares.map(|(_, shares)| shares),
                 default: default == Some(&bump.name),
                 connections: connections as u64,
                 reason: match carried {

@@ -227,11 +227,11 @@ pub(crate) fn peers(peers: &[PeerInfo], now: f64) -> Table {
 
 pub(crate) fn bumps(bumps: &[BumpInfo]) -> Table {
     let row = |bump: &BumpInfo| {
-        let notes: Vec<_> = bump
-            .default
-            .then_some("default")
+        let shares = bump.needed.zip(bump.shares);
+        let notes: Vec<_> = (bump.default.then(|| "default".to_owned()))
             .into_iter()
-            .chain(bump.reason.as_deref())
+            .chain(shares.map(|(needed, shares)| format!("{needed} of {shares} shares")))
+            .chain(bump.reason.clone())
             .collect();
         [
             bump.name.clone(),

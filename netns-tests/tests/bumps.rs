@@ -150,9 +150,31 @@ fn at_random_moments_by_either_host() {
     isolated(|| at_random(40, 11));
 }
 
-/// Takes minutes: `cargo xtask test` has the short one.
-#[test]
-#[ignore = "takes minutes"]
-fn a_thousand_times() {
-    isolated(|| at_random(1000, 12));
+/// A thousand switches, which take minutes; `cargo xtask test` has the short one.
+mod a_thousand_times {
+    use super::*;
+
+    #[test]
+    #[ignore = "takes a minute or two"]
+    fn first_quarter() {
+        isolated(|| at_random(250, 12));
+    }
+
+    #[test]
+    #[ignore = "takes a minute or two"]
+    fn second_quarter() {
+        isolated(|| at_random(250, 13));
+    }
+
+    #[test]
+    #[ignore = "takes a minute or two"]
+    fn third_quarter() {
+        isolated(|| at_random(250, 14));
+    }
+
+    #[test]
+    #[ignore = "takes a minute or two"]
+    fn fourth_quarter() {
+        isolated(|| at_random(250, 15));
+    }
 }

@@ -195,6 +195,10 @@ pub struct BumpInfo {
     pub kind: String,
     /// Of kind "device".
     pub device: Option<String>,
+    /// Of kind "share": how many shares give the data, and how many there are.
+    pub needed: Option<u8>,
+    /// See `needed`.
+    pub shares: Option<u8>,
     /// Whether `enable` takes it without `--bump`.
     pub default: bool,
     /// Live connections on it.

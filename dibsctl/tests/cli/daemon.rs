@@ -127,6 +127,8 @@ pub(crate) fn bump() -> BumpInfo {
         name: "scramble".to_owned(),
         kind: "scramble".to_owned(),
         device: None,
+        needed: None,
+        shares: None,
         default: true,
         connections: 1,
         reason: None,

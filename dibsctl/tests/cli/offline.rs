@@ -159,15 +159,10 @@ fn check_tells_right_from_wrong() {
     );
     assert_eq!(wrong.err, expected);
 
-    let later = check(dir.path(), &GOOD.replace("\"scramble\"", "\"seal\""), &[]);
-    assert_eq!(later.code, 1);
-    assert!(
-        later
-            .err
-            .contains(":2:16: this version of dibsd does not carry"),
-        "{}",
-        later.err
-    );
+    let lone = check(dir.path(), &GOOD.replace("\"scramble\"", "\"share\""), &[]);
+    assert_eq!(lone.code, 1);
+    let why = ":2:16: the bump \"share\" needs two paths at least";
+    assert!(lone.err.contains(why), "{}", lone.err);
 
     let sentence = run(&["check", "/nonexistent"]).failed();
     assert!(
