@@ -354,6 +354,10 @@ impl Peer {
             link.path.abandon(&mut lost);
             self.take_lost(shared, link.id, &mut lost);
             self.lost = lost;
+            // What it had lost before can go nowhere now.
+            for key in link.shares {
+                self.lose_share(shared, key);
+            }
         }
     }
 

@@ -556,8 +556,10 @@ impl Peer {
     }
 
     /// Deals with a share that its path lost: it waits for that path.
-    pub(super) fn lose_share(&mut self, shared: &mut Shared, key: Key) {
-        let pending = self.waiting.get(key).expect("the caller has it");
+    pub(in crate::node) fn lose_share(&mut self, shared: &mut Shared, key: Key) {
+        let Some(pending) = self.waiting.get(key) else {
+            return;
+        };
         let Placement::Only(id) = pending.placement else {
             panic!("a share has a path");
         };

@@ -232,6 +232,30 @@ fn with_a_path_too_few_shares_wait() {
 }
 
 #[test]
+fn shares_of_a_path_that_is_gone_are_given_up() {
+    let (mut pair, _) = watched(bump::SHARE, 0);
+    let data = text(200_000);
+    pair.send(0, 1, &data[..50_000], 0, 1);
+    pair.run(Duration::from_millis(20));
+    // The second path loses everything until another takes its place.
+    pair.filter = Box::new(|_, path, _| path == 0);
+    pair.send(0, 50_001, &data[50_000..100_000], 0, 2);
+    pair.run(Duration::from_secs(100));
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(10));
+    // TCP sends again what was lost.
+    pair.send(0, 50_001, &data[50_000..100_000], 0, 3);
+    pair.send(0, 100_001, &data[100_000..150_000], 0, 3);
+    pair.send(0, 150_001, &data[150_000..], 0, 3);
+    pair.run(Duration::from_secs(2));
+    let got = pair.received(1);
+    let late = got.iter().filter(|r| r.3 == 3).map(|r| r.1.len());
+    assert_eq!(late.sum::<usize>(), 150_000);
+    let now = pair.now;
+    assert_eq!(pair.nodes[0].peers(now)[0].unacknowledged, 0);
+}
+
+#[test]
 fn all_kinds_of_packets_are_split() {
     let (mut pair, seen) = watched(bump::SHARE, 0);
     pair.run(Duration::from_millis(100));
