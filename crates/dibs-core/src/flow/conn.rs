@@ -12,6 +12,7 @@ use super::queue::Queue;
 use super::resume::Resume;
 use crate::bump::{Bump, Decode};
 use crate::session::{Direction, EpochKey, EpochSecrets};
+use crate::slab::Key;
 use crate::stream::rx::{Decoders, RxStream};
 use crate::stream::tx::TxStream;
 use crate::time::Time;
@@ -250,6 +251,8 @@ pub struct Conn {
     /// The highest TSval that the local kernel was given in this direction, or echoed: what is
     /// injected never falls behind it, switches between bumps included.
     pub tsval_floor: Option<u32>,
+    /// The same connection on other bumps, as far as they are not forgotten.
+    pub siblings: Vec<Key>,
     /// The highest number that the local kernel acknowledged by this bump.
     pub acked: Option<SeqNumber>,
     /// Behind the highest number that the local kernel sent by this bump.
@@ -294,6 +297,7 @@ impl Conn {
             },
             inc: None,
             tsval_floor: None,
+            siblings: Vec::new(),
             acked: None,
             sent_end: None,
             clamp: None,
@@ -350,11 +354,11 @@ impl Conn {
         }
     }
 
-    /// Raises the TSval floor to what the local kernel echoed.
-    pub fn echoed(&mut self, tsecr: u32) {
+    /// Raises the TSval floor to what the local kernel echoed, or was given by another bump.
+    pub fn raise_floor(&mut self, tsval: u32) {
         match self.tsval_floor {
-            Some(floor) if (tsecr.wrapping_sub(floor) as i32) <= 0 => {}
-            _ => self.tsval_floor = Some(tsecr),
+            Some(floor) if (tsval.wrapping_sub(floor) as i32) <= 0 => {}
+            _ => self.tsval_floor = Some(tsval),
         }
     }
 }

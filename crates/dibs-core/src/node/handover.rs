@@ -176,6 +176,7 @@ impl Peer {
             self.tell_drained(shared, at);
         }
         let drain = self.drains.swap_remove(at);
+        self.meet_floor(drain.key);
         if let Some(conn) = self.conns.get_mut(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
             && let Some(inc) = &conn.inc
@@ -200,6 +201,7 @@ impl Peer {
     /// Lets a chain go on whose start was held back.
     pub(super) fn open_gate(&mut self, now: Time, shared: &mut Shared, key: Key) {
         self.gates.retain(|(gated, _)| *gated != key);
+        self.meet_floor(key);
         while let Some(conn) = self.conns.get_mut(key)
             && let Some((stream, _, mut sink)) = super::receive::incoming(now, shared, key, conn)
             && stream.gate().is_some()

@@ -4,10 +4,11 @@ use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{Segment, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
 use dibs_wire::{SeqNumber, Tuple};
+use smallvec::SmallVec;
 
 use super::Peer;
 use crate::buffer::{Buffer, SMALL_LEN};
-use crate::bump::Method;
+use crate::bump::{MAX_NUMBER, Method};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::flow::fields::{self, OwnedFields};
@@ -111,20 +112,30 @@ impl Peer {
         }
         let flow = self.next_flow;
         self.next_flow = self.next_flow.wrapping_add(1);
-        let mut conn = Conn::new(now, tuple, bump, flow);
-        // A switch from another bump must not take TSval back.
-        conn.tsval_floor = self.floor_of_others(tuple);
-        let key = self.conns.insert(conn);
+        let key = self.conns.insert(Conn::new(now, tuple, bump, flow));
         self.by_tuple.insert((tuple, bump), key);
+        let all = (1..=MAX_NUMBER).filter_map(|bump| self.by_tuple.get(&(tuple, bump)));
+        let all: SmallVec<[Key; 4]> = all.copied().collect();
+        for one in &all {
+            let conn = self.conns.get_mut(*one);
+            let conn = conn.expect("a tuple leads to its connection");
+            conn.siblings = all.iter().filter(|key| *key != one).copied().collect();
+        }
         self.outgoing.insert(flow, key);
         key
     }
 
-    fn floor_of_others(&self, tuple: Tuple) -> Option<u32> {
-        (1..15).find_map(|bump| {
-            let key = self.by_tuple.get(&(tuple, bump))?;
-            self.conns.get(*key)?.tsval_floor
-        })
+    /// Raises a connection's TSval floor to that of the other bumps that it was on: at a switch what is
+    /// injected comes by two of them, in any order, and must not go back.
+    pub(in crate::node) fn meet_floor(&mut self, key: Key) {
+        let siblings = self.conns.get(key).map_or(0, |conn| conn.siblings.len());
+        for at in 0..siblings {
+            let other = self.conns.get(key).and_then(|conn| conn.siblings.get(at));
+            let floor = other.and_then(|other| self.conns.get(*other)?.tsval_floor);
+            if let Some((floor, conn)) = floor.zip(self.conns.get_mut(key)) {
+                conn.raise_floor(floor);
+            }
+        }
     }
 
     /// Takes a TCP segment of the local kernel.
@@ -146,7 +157,7 @@ impl Peer {
         if let Some((_, tsecr)) = segment.timestamps
             && segment.has(flags::ACK)
         {
-            conn.echoed(tsecr);
+            conn.raise_floor(tsecr);
         }
         if let Some((tsval, _)) = segment.timestamps {
             conn.tsval = Some(tsval);
@@ -241,10 +252,12 @@ impl Peer {
         if conn.acked.is_none_or(|before| ack.is_after(before)) {
             conn.acked = Some(ack);
         }
-        let Some(inc) = &mut conn.inc else { return };
-        if !inc.stream.is_waiting() {
+        if !conn.inc.as_ref().is_some_and(|inc| inc.stream.is_waiting()) {
             return;
         }
+        self.meet_floor(key);
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let inc = conn.inc.as_ref().expect("it was just seen");
         let offset = inc.offset_of(ack);
         let (stream, _, mut sink) =
             incoming(now, shared, key, conn).expect("the connection has an incoming flow");

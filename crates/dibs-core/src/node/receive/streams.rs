@@ -44,7 +44,10 @@ impl Peer {
         let current = known.and_then(|key| Some((key, self.conns.get(key)?.inc.as_ref()?)));
         if let Some((key, inc)) = current {
             match incarnation.wrapping_sub(inc.incarnation) as i16 {
-                0 => return Ok(key),
+                0 => {
+                    self.meet_floor(key);
+                    return Ok(key);
+                }
                 older if older < 0 => {
                     shared.count(Counter::FlowOld);
                     return Err(true);
@@ -117,6 +120,7 @@ impl Peer {
             bump: open.bump,
             tuple: conn.tuple,
         });
+        self.meet_floor(key);
         Ok(key)
     }
 

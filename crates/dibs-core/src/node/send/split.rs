@@ -211,6 +211,8 @@ impl Peer {
             if conn.out.secrets.is_none() {
                 // The peer restarted since this was queued.
                 conn.open(turn.session.epoch_secrets().clone(), segment.meta);
+                // What is split tells of its base itself.
+                conn.out.stream.begin_at(segment.seq);
             }
             let open = conn.open_frame();
             let out = &mut conn.out;
