@@ -150,6 +150,8 @@ pub struct Node {
     turn: usize,
     /// When we were last called.
     awake: Time,
+    #[cfg(feature = "observe")]
+    taps: VecDeque<crate::session::Tap>,
 }
 
 /// An owner that does not come back for so long slept, or its host did: as long as any path is in
@@ -158,6 +160,9 @@ const SLEEP: Duration = Duration::from_millis(1500);
 
 /// Handshake messages that wait to be sent, at most.
 const OUTBOX: usize = 64;
+/// Taps of sessions that nobody has asked for yet, at most.
+#[cfg(feature = "observe")]
+const TAPS: usize = 16;
 /// Cookies for addresses where no peer is known to be. Where nobody is at all, the kernel keeps what
 /// it cannot deliver for seconds, at the expense of the path's own datagrams.
 const COOKIES: Rate = Rate {
@@ -237,6 +242,8 @@ impl Node {
             cookies: Bucket::default(),
             turn: 0,
             awake: now,
+            #[cfg(feature = "observe")]
+            taps: VecDeque::new(),
         })
     }
 
@@ -245,6 +252,12 @@ impl Node {
     pub fn with_key_limits(mut self, limits: KeyLimits) -> Self {
         self.sessions = self.sessions.with_key_limits(limits);
         self
+    }
+
+    /// What opens copies of all that is sent by a session that came about.
+    #[cfg(feature = "observe")]
+    pub fn poll_tap(&mut self) -> Option<crate::session::Tap> {
+        self.taps.pop_front()
     }
 
     /// A buffer to read a TUN packet into.
@@ -346,6 +359,8 @@ impl Node {
             peers,
             outbox,
             cookies,
+            #[cfg(feature = "observe")]
+            taps,
             ..
         } = self;
         // Keys are agreed over trusted paths only (SECURITY 4).
@@ -374,6 +389,15 @@ impl Node {
         }
         if let Some(established) = outcome.established {
             shared.count(Counter::Sessions);
+            #[cfg(feature = "observe")]
+            let established = {
+                let mut established = established;
+                while taps.len() >= TAPS {
+                    taps.pop_front();
+                }
+                taps.extend(established.tap.take());
+                established
+            };
             let index = established.peer.index();
             peers[index].on_established(now, shared, (path, from), established);
         }

@@ -140,7 +140,6 @@ impl Sets {
     }
 
     /// Sets that are not complete, and their bytes.
-    #[cfg(test)]
     pub(super) fn held(&self) -> (usize, usize) {
         (self.partial.len(), self.bytes)
     }

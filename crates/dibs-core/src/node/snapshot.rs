@@ -22,6 +22,8 @@ pub struct PeerSnapshot {
     pub conns: usize,
     /// Bytes held out of order for it.
     pub held: usize,
+    /// Sets of shares that are not complete, and their bytes.
+    pub sets: (usize, usize),
     /// Bytes sent and not acknowledged.
     pub unacknowledged: usize,
     /// The bumps that it carries, as it said at the last handshake.
@@ -84,6 +86,7 @@ impl Node {
                 reachable: p.links.iter().any(|l| l.is_active(&self.shared)),
                 conns: p.conns.len(),
                 held: p.store.held(),
+                sets: p.sets.held(),
                 unacknowledged: p.waiting.span(),
                 bumps: p.carried.clone(),
             })

@@ -105,6 +105,17 @@ impl Session {
         &self.epochs
     }
 
+    /// What opens copies of all that is going to be sent by it.
+    #[cfg(feature = "observe")]
+    pub(super) fn tap(&self) -> super::tap::Tap {
+        super::tap::Tap {
+            session: self.id,
+            index: self.agreement.remote_index,
+            integrity: self.agreement.integrity,
+            keys: self.seal.opener(),
+        }
+    }
+
     /// Finishes one datagram in place, without allocating.
     ///
     /// `buf` is the whole datagram: 16 bytes of room, the payload, `header_len` bytes of header

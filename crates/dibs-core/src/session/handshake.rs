@@ -133,6 +133,9 @@ pub struct Established {
     pub hello: Hello,
     /// The roots of its epoch keys.
     pub epochs: EpochSecrets,
+    /// Opens copies of what we send by it.
+    #[cfg(feature = "observe")]
+    pub tap: Option<super::tap::Tap>,
 }
 
 /// A datagram of data, opened.
@@ -650,6 +653,8 @@ fn established(peer: PeerId, session: &Session, hello: Hello) -> Established {
         role: session.role(),
         hello,
         epochs: session.epoch_secrets().clone(),
+        #[cfg(feature = "observe")]
+        tap: Some(session.tap()),
     }
 }
 

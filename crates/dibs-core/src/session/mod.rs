@@ -22,6 +22,8 @@ mod peer;
 mod random;
 mod replay;
 mod seal;
+#[cfg(feature = "observe")]
+mod tap;
 
 pub(crate) use gate::{Bucket, Rate};
 
@@ -35,6 +37,8 @@ pub use replay::{REPLAY_WINDOW, ReplayWindow};
 pub use seal::{
     CLEAR_HEADER_LEN, KeyLimits, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened, SealError, TAG_LEN,
 };
+#[cfg(feature = "observe")]
+pub use tap::Tap;
 pub use x25519_dalek::{PublicKey, StaticSecret};
 
 #[cfg(test)]

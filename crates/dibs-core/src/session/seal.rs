@@ -159,6 +159,7 @@ pub(super) fn receiver_and_path(datagram: &[u8]) -> Option<(u32, u8)> {
 }
 
 /// SipHash-2-4 of path and sequence number under a key of the direction: one masks four datagrams.
+#[derive(Clone)]
 struct ShapeMask {
     hasher: SipHasher24,
     /// The four computed last, and of what: a path and a quarter of a sequence number.
@@ -224,6 +225,13 @@ impl SealKeys {
             exhausted: Exhausted::No,
             limits,
         }
+    }
+
+    /// What opens all that these keys are going to seal.
+    #[cfg(feature = "observe")]
+    pub(super) fn opener(&self) -> OpenKeys {
+        assert_eq!(self.phase, 0, "nothing was sealed yet");
+        OpenKeys::beginning(self.suite, &self.secret, self.mask.clone(), self.limits)
     }
 
     /// Whether half of what the session may seal is used up, so that it is time for another.
@@ -362,14 +370,20 @@ pub(super) struct OpenKeys {
 
 impl OpenKeys {
     pub(super) fn new(suite: Suite, keys: &DirectionKeys, limits: KeyLimits) -> Self {
-        let next_secret = PhaseKey::successor(&keys.datagram);
+        let mask = ShapeMask::new(&keys.shape);
+        Self::beginning(suite, &keys.datagram, mask, limits)
+    }
+
+    /// From the first phase on.
+    fn beginning(suite: Suite, secret: &Secret, mask: ShapeMask, limits: KeyLimits) -> Self {
+        let next_secret = PhaseKey::successor(secret);
         Self {
             suite,
             previous: None,
-            current: PhaseKey::new(suite, &keys.datagram),
+            current: PhaseKey::new(suite, secret),
             next: PhaseKey::new(suite, &next_secret),
             next_secret,
-            mask: ShapeMask::new(&keys.shape),
+            mask,
             phase: 0,
             opened_in_phase: 0,
             windows: core::iter::repeat_with(|| None).take(256).collect(),
