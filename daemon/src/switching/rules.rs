@@ -69,7 +69,7 @@ impl Daemon {
         }
     }
 
-    /// A choice for plain that the peer refuses for a rule of its own, having heard of it only now.
+    /// A choice that the peer refuses for a rule of its own, having heard of it only now.
     async fn give_in(&self, peer: usize, pair: Pair, version: Version, own: u64) {
         if !self.state.borrow_mut().choices.give_up(&pair, version) {
             return;
@@ -82,7 +82,7 @@ impl Daemon {
         self.tell(
             "choice_refused",
             format!(
-                "a rule of peer {name} wants a connection on its bump: it is not plain any more"
+                "a rule of peer {name} wants a connection on its bump, and not where it was chosen to be"
             ),
             &[("peer", name)],
         );
@@ -141,7 +141,7 @@ impl Daemon {
                 // What else it refuses stays as it is there; it tells us of later choices itself.
                 for ((conn, version), answer) in conns.iter().zip(answers) {
                     let (outcome, own) = answer?;
-                    if outcome == Outcome::OwnRule && bump == 0 {
+                    if outcome == Outcome::OwnRule {
                         self.give_in(peer, conn.pair, *version, own).await;
                     }
                 }
