@@ -66,6 +66,8 @@ seen! {
     ChosenIn = "switch: enable",
     /// A user asked for a connection to leave.
     ChosenOut = "switch: disable",
+    /// A user asked for a connection to go from one bump to another.
+    BumpToBump = "switch: from bump to bump",
     /// Both users asked at once.
     Crossed = "switch: both hosts at once",
     /// The peer's daemon entered, too.
@@ -110,6 +112,10 @@ seen! {
     LockedDropped = "lock: plain packet dropped",
     /// A plain packet of a required connection was dropped.
     RequiredDropped = "require: plain packet dropped",
+    /// A packet of a locked connection came by another bump and was dropped.
+    LockedElsewhere = "lock: packet of another bump dropped",
+    /// The same of a required connection.
+    RequiredElsewhere = "require: packet of another bump dropped",
     /// A required connection stayed where it was.
     RequiredKept = "require: disable refused",
     /// A required connection carried everything.
@@ -172,6 +178,20 @@ seen! {
     Opaque = "opaque: sent",
     /// It came out.
     OpaqueArrived = "opaque: arrived",
+    /// A share was sent.
+    Share = "share: sent",
+    /// It was sent again, by the same path.
+    ShareAgain = "share: sent again",
+    /// It was cut for a path that had become too small.
+    ShareCut = "share: cut to fragments",
+    /// There were too few paths, and it waited.
+    ShareWaited = "share: waited for a path",
+    /// A chunk was encrypted whole.
+    Sealed = "seal: sent",
+    /// The same by a trusted path.
+    SealedTrusted = "seal: sent by a trusted path",
+    /// A chunk of a chain was sent.
+    Chained = "scramble: sent",
     /// A message of the daemons arrived.
     ControlArrived = "control: arrived",
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::bump::{Padding, SCRAMBLE, SEAL, SHARE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
 
 use crate::adversary::{ACTS, Tamper};
@@ -40,6 +41,10 @@ pub struct Setup {
     pub clock: [u32; 2],
     /// A host whose peer opens a connection in the bump moves its own direction there, too.
     pub follow: bool,
+    /// How many of how many shares give the whole.
+    pub share: (u8, u8),
+    /// Which lengths show of what is encrypted whole.
+    pub padding: Padding,
 }
 
 /// A path.
@@ -83,12 +88,14 @@ impl Setup {
             tick: [Duration::from_micros(50); 2],
             clock: [0; 2],
             follow: false,
+            share: (2, 2),
+            padding: Padding::None,
         }
     }
 }
 
 impl Plan {
-    /// A connection from A to B, in the bump from the start: so many bytes from either end, with
+    /// A connection from A to B, on scramble from the start: so many bytes from either end, with
     /// CUBIC and room for `buffer` bytes.
     pub const fn ordinary(bytes: [u64; 2], order: Order, buffer: usize) -> Self {
         Self {
@@ -100,7 +107,7 @@ impl Plan {
             kind: Kind::Marked,
             buffer,
             cubic: true,
-            bump: [true; 2],
+            bump: [SCRAMBLE; 2],
             pause: Duration::ZERO,
             slow: None,
             rx: 2 * buffer,
@@ -108,7 +115,7 @@ impl Plan {
             keepalive: None,
             urgent: false,
             lingers: false,
-            require: [false; 2],
+            require: [0; 2],
         }
     }
 }
@@ -132,8 +139,8 @@ pub struct Plan {
     pub buffer: usize,
     /// CUBIC, or no congestion control.
     pub cubic: bool,
-    /// Each host's direction is in the bump from the start.
-    pub bump: [bool; 2],
+    /// The bump that each host's direction is on from the start; 0: plain.
+    pub bump: [u8; 2],
     /// Halfway both ends pause so long.
     pub pause: Duration,
     /// The ends read at most 1000 bytes so often.
@@ -148,8 +155,8 @@ pub struct Plan {
     pub urgent: bool,
     /// It is kept open until the daemons have agreed on it.
     pub lingers: bool,
-    /// Rules of these hosts require the bump.
-    pub require: [bool; 2],
+    /// The bump that a rule of each host requires, if one does; otherwise 0.
+    pub require: [u8; 2],
 }
 
 /// Something that happens. Connections by their place among the openings.
@@ -159,12 +166,12 @@ pub enum Op {
     Open(Plan),
     /// An end (0 client, 1 server) of a connection aborts it.
     Abort(usize, usize),
-    /// A host's direction of a connection goes into the bump or leaves it, by a mark set by hand.
-    Switch(usize, usize, bool),
-    /// The user of a host moves a connection into the bump or out of it.
-    Choose(usize, usize, bool),
+    /// A host's direction of a connection goes to a bump, or to plain (0), by a mark set by hand.
+    Switch(usize, usize, u8),
+    /// The user of a host moves a connection to a bump, or to plain.
+    Choose(usize, usize, u8),
     /// The users of both hosts do so at once.
-    Cross(usize, [bool; 2]),
+    Cross(usize, [u8; 2]),
     /// A host's kernel forgets what it followed.
     Flush(usize),
     /// A daemon dies, and another one starts after a while.
@@ -188,8 +195,8 @@ pub enum Op {
     Link(usize, usize, Conditions),
     /// A path's network takes only packets up to this size; the daemons may be told.
     Mtu(usize, u16, bool),
-    /// A host sends an opaque packet of so many payload bytes through the bump.
-    Opaque(usize, usize, bool),
+    /// A host sends an opaque packet of so many payload bytes, or IPv6, through a bump.
+    Opaque(usize, usize, bool, u8),
     /// A host's daemon sends the other a message.
     Control(usize, usize),
     /// Somebody sends a host so many datagrams that he saw or made up.
@@ -234,6 +241,7 @@ impl History {
         let mut at = Time::ZERO;
         let mut conns = 0;
         let budget = &mut if rng.chance(0.1) { 2_000_000 } else { 300_000 };
+        let bumps = bumps(&setup);
         let mut interface_down = vec![[false; 2]; setup.paths.len()];
         let rounds = rng.range(1, 24);
         let many = rng.chance(0.05).then(|| rng.range(10, 60));
@@ -243,13 +251,32 @@ impl History {
         }
         for _ in 0..many.unwrap_or(0) {
             conns += 1;
-            ops.push((at, Op::Open(small_plan(rng, budget, conns - 1))));
+            ops.push((at, Op::Open(small_plan(rng, budget, bumps, conns - 1))));
+        }
+        // A user who cannot make up his mind, with something to move.
+        let restless = rng.chance(0.25);
+        if restless {
+            let long = Plan {
+                port_of: None,
+                bytes: [0; 2].map(|_| rng.range(20_000, 200_000)),
+                order: Order::Both,
+                slow: None,
+                require: [0; 2],
+                ..plan(rng, budget, bumps, conns)
+            };
+            conns += 1;
+            ops.push((at, Op::Open(long)));
         }
         for round in 0..rounds {
+            for _ in 0..if restless { rng.range(1, 6) } else { 0 } {
+                let (conn, host) = (rng.below(conns as u64) as usize, rng.below(2) as usize);
+                at += Duration::from_micros(rng.magnitude(100, 300_000));
+                ops.push((at, Op::Choose(conn, host, anywhere(rng, bumps))));
+            }
             let both = rng.chance(0.15);
             let op = if conns == 0 || (round < 4 && rng.chance(0.4)) {
                 conns += 1;
-                Op::Open(plan(rng, budget, conns - 1))
+                Op::Open(plan(rng, budget, bumps, conns - 1))
             } else {
                 random_op(rng, &setup, budget, &mut conns, &mut interface_down)
             };
@@ -267,6 +294,19 @@ impl History {
         let quiet = at + Duration::from_millis(rng.range(0, 2000));
         Self { setup, ops, quiet }
     }
+}
+
+/// The bumps that connections may be on: with a path too few, what should be split waits for ever.
+fn bumps(setup: &Setup) -> &'static [u8] {
+    match usize::from(setup.share.0) <= setup.paths.len() {
+        true => &[SCRAMBLE, SHARE, SEAL],
+        false => &[SCRAMBLE, SEAL],
+    }
+}
+
+/// A bump, or plain.
+fn anywhere(rng: &mut Rng, bumps: &[u8]) -> u8 {
+    if rng.chance(0.3) { 0 } else { rng.pick(bumps) }
 }
 
 fn setup(rng: &mut Rng) -> Setup {
@@ -299,7 +339,12 @@ fn setup(rng: &mut Rng) -> Setup {
             },
         }
     });
-    let paths = paths.collect();
+    let paths: Vec<PathSetup> = paths.collect();
+    let share = match paths.len() {
+        3 => rng.pick(&[(2, 2), (2, 3), (3, 3)]),
+        _ => (2, 2),
+    };
+    let padding = rng.pick(&[Padding::None, Padding::Buckets]);
     let direct = Conditions::new()
         .rate(rng.magnitude(2_000_000, 1_000_000_000))
         .delay(Duration::from_micros(rng.magnitude(1, 50_000)))
@@ -323,6 +368,8 @@ fn setup(rng: &mut Rng) -> Setup {
         follow: rng.chance(0.5),
         // A whole phase may be lost here without anybody noticing: shorter ones have a test.
         keys: KeyLimits::default(),
+        share,
+        padding,
     }
 }
 
@@ -348,7 +395,7 @@ fn conditions(rng: &mut Rng) -> Conditions {
 }
 
 /// One of many small connections.
-fn small_plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
+fn small_plan(rng: &mut Rng, budget: &mut u64, bumps: &[u8], before: usize) -> Plan {
     let bytes = [rng.range(1, 3000), rng.range(0, 3000)];
     Plan {
         bytes,
@@ -356,11 +403,11 @@ fn small_plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
         rx: 64 << 10,
         slow: None,
         stops: None,
-        ..plan(rng, budget, before)
+        ..plan(rng, budget, bumps, before)
     }
 }
 
-fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
+fn plan(rng: &mut Rng, budget: &mut u64, bumps: &[u8], before: usize) -> Plan {
     let mut bytes = [0; 2].map(|_| match rng.below(5) {
         0 => 0,
         1 => rng.range(1, 200),
@@ -369,17 +416,25 @@ fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
     bytes[0] = bytes[0].max(u64::from(bytes[1] == 0));
     *budget = budget.saturating_sub(bytes[0] + bytes[1]);
     let both = rng.chance(0.6);
-    let first = rng.chance(0.6);
+    let first = if rng.chance(0.6) { rng.pick(bumps) } else { 0 };
+    let other = match first {
+        0 => rng.pick(bumps),
+        _ => anywhere(rng, bumps),
+    };
     let buffer = rng.magnitude(2_000, 1 << 20) as usize;
     let closes = rng.chance(0.25);
     let keepalive = closes || rng.chance(0.1);
     let client = rng.below(2) as usize;
     let order = rng.pick(&[Order::Both, Order::HalfClose, Order::Reply]);
-    let mut require = [false; 2];
+    let mut bump = [first, if both { first } else { other }];
+    let mut require = [0; 2];
     if rng.chance(0.12) {
         // Where only the server requires it, a client that does not know never gets through.
-        require[client] = true;
-        require[1 - client] = rng.chance(0.7);
+        let required = rng.pick(bumps);
+        require[client] = required;
+        require[1 - client] = if rng.chance(0.7) { required } else { 0 };
+        // Rules for different bumps at both ends go together no more than that.
+        bump = bump.map(|bump| if bump == 0 { 0 } else { required });
     }
     Plan {
         client,
@@ -394,7 +449,7 @@ fn plan(rng: &mut Rng, budget: &mut u64, before: usize) -> Plan {
         },
         buffer,
         cubic: rng.chance(0.5),
-        bump: [first, if both { first } else { !first }],
+        bump,
         pause: match rng.below(4) {
             0 => Duration::from_millis(rng.magnitude(1, 60_000)),
             _ => Duration::ZERO,
@@ -424,15 +479,16 @@ fn random_op(
     let host = rng.below(2) as usize;
     let conn = rng.below(*conns as u64) as usize;
     let path = rng.below(setup.paths.len() as u64) as usize;
+    let bumps = bumps(setup);
     match rng.below(100) {
         0..12 => {
             *conns += 1;
-            Op::Open(plan(rng, budget, *conns - 1))
+            Op::Open(plan(rng, budget, bumps, *conns - 1))
         }
         12..15 => Op::Abort(conn, host),
-        15..24 => Op::Switch(conn, host, rng.chance(0.5)),
-        24..43 => Op::Choose(conn, host, rng.chance(0.5)),
-        43..48 => Op::Cross(conn, [rng.chance(0.5), rng.chance(0.5)]),
+        15..24 => Op::Switch(conn, host, anywhere(rng, bumps)),
+        24..43 => Op::Choose(conn, host, anywhere(rng, bumps)),
+        43..48 => Op::Cross(conn, [0; 2].map(|_| anywhere(rng, bumps))),
         48..50 => Op::Flush(host),
         50..57 => Op::Restart(host, Duration::from_micros(rng.magnitude(1, 5_000_000))),
         57..63 => {
@@ -461,7 +517,10 @@ fn random_op(
             Op::Plain(host, conn, forged, again)
         }
         91..93 => Op::Foreign(host, rng.magnitude(1, 20) as usize),
-        93..97 => Op::Opaque(host, rng.magnitude(40, 9000) as usize, rng.chance(0.3)),
+        93..97 => {
+            let len = rng.magnitude(40, 9000) as usize;
+            Op::Opaque(host, len, rng.chance(0.3), rng.pick(bumps))
+        }
         _ => Op::Control(host, rng.range(1, 1024) as usize),
     }
 }
@@ -484,7 +543,7 @@ impl fmt::Display for History {
         writeln!(f, "direct: {}", Shown(&s.direct))?;
         writeln!(
             f,
-            "suite {:?}, integrity {:?}, preshared {}, calls {:?}, share {}, hold {}, mtu {:?}, tick {:?}, clock {:?}, follow {}",
+            "suite {:?}, integrity {:?}, preshared {}, calls {:?}, share {}, hold {}, mtu {:?}, tick {:?}, clock {:?}, follow {}, share {:?}, padding {:?}",
             s.suite,
             s.integrity,
             s.preshared,
@@ -494,7 +553,9 @@ impl fmt::Display for History {
             s.mtu,
             s.tick,
             s.clock,
-            s.follow
+            s.follow,
+            s.share,
+            s.padding
         )?;
         let mut conns = 0;
         for (at, op) in &self.ops {
@@ -505,19 +566,15 @@ impl fmt::Display for History {
                     conns += 1;
                 }
                 Op::Abort(c, end) => writeln!(f, "abort {c} by end {end}")?,
-                Op::Switch(c, host, bump) => writeln!(
-                    f,
-                    "switch {c} on {} to {}",
-                    name(*host),
-                    if *bump { "scramble" } else { "plain" }
-                )?,
-                Op::Choose(c, host, bump) => writeln!(
-                    f,
-                    "{} {c} at {}",
-                    if *bump { "enable" } else { "disable" },
-                    name(*host)
-                )?,
-                Op::Cross(c, bumps) => writeln!(f, "enable {c} at A, B: {bumps:?}")?,
+                Op::Switch(c, host, bump) => {
+                    writeln!(f, "switch {c} on {} to {}", name(*host), on(*bump))?
+                }
+                Op::Choose(c, host, bump) => {
+                    writeln!(f, "choose {} for {c} at {}", on(*bump), name(*host))?
+                }
+                Op::Cross(c, bumps) => {
+                    writeln!(f, "choose {:?} for {c} at A, B", bumps.map(on))?;
+                }
                 Op::Flush(host) => writeln!(f, "marks lost at {}", name(*host))?,
                 Op::Suspend(host, time) => writeln!(f, "{} sleeps for {time:?}", name(*host))?,
                 Op::Cut(time) => writeln!(f, "all paths cut for {time:?}")?,
@@ -547,15 +604,23 @@ impl fmt::Display for History {
                     writeln!(f, "path {path} from {}: {}", name(*host), Shown(c))?;
                 }
                 Op::Mtu(path, mtu, told) => writeln!(f, "MTU of path {path}: {mtu}, told {told}")?,
-                Op::Opaque(host, len, v6) => {
-                    writeln!(f, "opaque packet of {len} from {}, IPv6 {v6}", name(*host))?;
-                }
+                Op::Opaque(host, len, v6, bump) => writeln!(
+                    f,
+                    "opaque packet of {len} from {} by {}, IPv6 {v6}",
+                    name(*host),
+                    on(*bump)
+                )?,
                 Op::Attack(host, count) => writeln!(f, "{count} forged to {}", name(*host))?,
                 Op::Control(host, len) => writeln!(f, "message of {len} from {}", name(*host))?,
             }
         }
         write!(f, "{:?} quiet", self.quiet)
     }
+}
+
+/// What a bump is called.
+pub fn on(bump: u8) -> &'static str {
+    ["plain", "scramble", "share", "seal"][usize::from(bump)]
 }
 
 /// A host's letter.

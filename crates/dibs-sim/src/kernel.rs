@@ -75,7 +75,7 @@ pub enum Way {
     /// By the ordinary route.
     Plain,
     /// By a bump's TUN.
-    Bump,
+    Bump(u8),
 }
 
 /// What a kernel keeps for PAWS (RFC 7323, 5.3), which smoltcp does not do.
@@ -176,7 +176,7 @@ impl Kernel {
     /// Hands a packet in, which may be dropped as PAWS does.
     ///
     /// # Errors
-    /// A bump's segment with new data is too old by the time stamp that the bump itself brought.
+    /// A bump's segment with new data is too old by the time stamp that a bump brought.
     pub fn receive(&mut self, packet: Vec<u8>, way: Way) -> Result<(), String> {
         if let Some(s) = offload::tcp(&packet)
             && let Some((tsval, _)) = s.timestamps
@@ -193,10 +193,12 @@ impl Kernel {
             } else if let Some(paws) = self.paws.get_mut(&s.tuple) {
                 let end = s.seq.add(s.payload.len() as u32);
                 if (tsval.wrapping_sub(paws.recent) as i32) < 0 && !s.has(flags::RST) {
-                    if way == Way::Bump && paws.from == Way::Bump && end.is_after(paws.acked) {
+                    let bumps = way != Way::Plain && paws.from != Way::Plain;
+                    if bumps && end.is_after(paws.acked) {
                         return Err(format!(
-                            "TSval went back from {} to {tsval} at {}",
+                            "TSval went back from {} ({:?}) to {tsval} ({way:?}) at {}",
                             paws.recent,
+                            paws.from,
                             s.seq.raw()
                         ));
                     }

@@ -1,12 +1,16 @@
 //! Who listens on a path.
 
+mod inside;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use dibs_core::session::is_handshake;
+use dibs_core::session::{Tap, is_handshake};
 
+use crate::coverage::Coverage;
 use crate::payload;
 use crate::rng::mix;
+use inside::{Held, Inside, Passing};
 
 /// Sees every datagram on every path, and looks for what must not be there.
 #[derive(Default)]
@@ -17,6 +21,7 @@ pub struct Observer {
     secrets: Vec<u64>,
     /// The user lets untrusted paths carry everything while no trusted one is there.
     lax: bool,
+    inside: Inside,
     /// What was seen, as one number.
     pub digest: u64,
     /// Datagrams seen.
@@ -29,12 +34,24 @@ pub struct Observer {
 type Nonce = (usize, u8, u8, u32, u64);
 
 impl Observer {
-    /// Who has seen nothing yet; `lax` if untrusted paths may carry the start of an epoch.
-    pub fn new(lax: bool) -> Self {
+    /// Who has seen nothing yet; `lax` if untrusted paths may carry the start of an epoch. What is split
+    /// takes `share.0` of `share.1` shares.
+    pub fn new(lax: bool, share: (u8, u8)) -> Self {
         Self {
             lax,
+            inside: Inside::new(share, lax),
             ..Self::default()
         }
+    }
+
+    /// Learns the keys of what a host's daemon sends by a session.
+    pub fn tap(&mut self, host: usize, instance: u64, tap: Tap) {
+        self.inside.tap(host, instance, tap);
+    }
+
+    /// What happened.
+    pub fn coverage(&self) -> &Coverage {
+        &self.inside.seen
     }
 
     /// Looks for these keys, too.
@@ -90,6 +107,23 @@ impl Observer {
         if datagram.len() < 16 {
             return Err(format!("a datagram of {} bytes", datagram.len()));
         }
+        let passing = Passing {
+            from,
+            path,
+            trusted,
+        };
+        let held = self.inside.see(passing, datagram)?;
+        self.look(passing, held, datagram)
+    }
+
+    /// What everybody on the path sees.
+    fn look(&mut self, passing: Passing, held: Held, datagram: &[u8]) -> Result<(), String> {
+        let Passing {
+            from,
+            path,
+            trusted,
+        } = passing;
+        let content = digest(datagram);
         let index = u32::from_be_bytes(datagram[4..8].try_into().expect("four bytes"));
         let seq = u64::from_be_bytes(datagram[8..16].try_into().expect("eight bytes"));
         let nonce = (from, datagram[0], datagram[1], index, seq);
@@ -103,16 +137,14 @@ impl Observer {
         if let Some(at) = self.find_secret(datagram) {
             return Err(format!("a key or an inner address on path {path} at {at}"));
         }
-        if !trusted && payload::shows(datagram) {
-            return Err(format!(
-                "plaintext on untrusted path {path} from {}",
-                crate::history::name(from)
-            ));
+        let who = crate::history::name(from);
+        if payload::shows(datagram) {
+            return Err(format!("plaintext on path {path} from {who}"));
         }
-        if !trusted && !self.lax && payload::shows_unchained(datagram) {
+        let guarded = !held.chained || (!trusted && !self.lax);
+        if guarded && payload::shows_unchained(datagram) {
             return Err(format!(
-                "the guarded start of an epoch, or a solo chunk, on untrusted path {path} from {}",
-                crate::history::name(from)
+                "the guarded start of an epoch, or a solo chunk, on path {path} from {who}"
             ));
         }
         Ok(())
@@ -146,6 +178,25 @@ mod tests {
         bytes
     }
 
+    /// As of a chunk of a chain, if it is no handshake.
+    fn see(
+        observer: &mut Observer,
+        from: usize,
+        (label, trusted): (bool, bool),
+        datagram: &[u8],
+    ) -> Result<(), String> {
+        if is_handshake(datagram) {
+            return observer.see(from, 0, (label, trusted), datagram);
+        }
+        let path = 0;
+        let passing = Passing {
+            from,
+            path,
+            trusted,
+        };
+        observer.look(passing, Held { chained: true }, datagram)
+    }
+
     fn plaintext() -> [u8; 40] {
         let mut bytes = [0; 40];
         let kind = Kind::Marked;
@@ -157,56 +208,56 @@ mod tests {
     fn what_must_not_show_is_seen() {
         let trusted = (true, true);
         let untrusted = (false, false);
-        let mut observer = Observer::new(false);
+        let mut observer = Observer::new(false, (2, 2));
         let plain = datagram(0, &plaintext());
-        assert!(observer.see(0, 0, trusted, &plain).is_ok());
-        assert!(observer.see(0, 0, untrusted, &plain).is_err());
+        assert!(see(&mut observer, 0, trusted, &plain).is_err());
+        assert!(see(&mut observer, 0, untrusted, &plain).is_err());
         let mut chained = plaintext();
         for i in 1..chained.len() {
             chained[i] ^= chained[i - 1];
         }
         let chained = datagram(1, &chained);
-        assert!(observer.see(0, 0, untrusted, &chained).is_err());
-        assert!(Observer::new(true).see(0, 0, untrusted, &chained).is_ok());
+        assert!(see(&mut observer, 0, trusted, &chained).is_ok());
+        let alone = Passing {
+            from: 1,
+            path: 0,
+            trusted: true,
+        };
+        let encrypted = Held { chained: false };
+        assert!(observer.look(alone, encrypted, &chained).is_err());
+        assert!(see(&mut observer, 0, untrusted, &chained).is_err());
+        assert!(see(&mut Observer::new(true, (2, 2)), 0, untrusted, &chained).is_ok());
         let handshake = [1; 100];
-        assert!(observer.see(0, 0, trusted, &handshake).is_ok());
-        assert!(observer.see(0, 0, untrusted, &handshake).is_err());
+        assert!(see(&mut observer, 0, trusted, &handshake).is_ok());
+        assert!(see(&mut observer, 0, untrusted, &handshake).is_err());
     }
 
     #[test]
     fn a_nonce_serves_one_content() {
-        let mut observer = Observer::new(false);
+        let mut observer = Observer::new(false, (2, 2));
         let trusted = (true, true);
-        assert!(observer.see(0, 0, trusted, &datagram(0, b"one")).is_ok());
-        assert!(observer.see(0, 0, trusted, &datagram(0, b"one")).is_ok());
-        assert!(observer.see(0, 0, trusted, &datagram(1, b"two")).is_ok());
-        assert!(observer.see(1, 0, trusted, &datagram(0, b"two")).is_ok());
-        assert!(observer.see(0, 0, trusted, &datagram(0, b"two")).is_err());
+        assert!(see(&mut observer, 0, trusted, &datagram(0, b"one")).is_ok());
+        assert!(see(&mut observer, 0, trusted, &datagram(0, b"one")).is_ok());
+        assert!(see(&mut observer, 0, trusted, &datagram(1, b"two")).is_ok());
+        assert!(see(&mut observer, 1, trusted, &datagram(0, b"two")).is_ok());
+        assert!(see(&mut observer, 0, trusted, &datagram(0, b"two")).is_err());
     }
 
     #[test]
     fn inner_addresses_show() {
-        let mut observer = Observer::new(false);
+        let mut observer = Observer::new(false, (2, 2));
         let [a, b] = ["10.1.0.1", "10.1.0.2"].map(|a| a.parse().unwrap());
         observer.guard_addresses((a, b));
         let inner = [0x40, 6, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x4e];
-        assert!(
-            observer
-                .see(0, 0, (true, true), &datagram(0, &inner))
-                .is_err()
-        );
-        assert!(
-            observer
-                .see(0, 0, (true, true), &datagram(1, &inner[5..]))
-                .is_ok()
-        );
+        assert!(see(&mut observer, 0, (true, true), &datagram(0, &inner)).is_err());
+        assert!(see(&mut observer, 0, (true, true), &datagram(1, &inner[5..])).is_ok());
     }
 
     /// A receiver index is drawn, so it may be like a piece of an address; the sequence number behind
     /// it begins with zeros.
     #[test]
     fn a_clear_header_is_no_address_by_chance() {
-        let mut observer = Observer::new(false);
+        let mut observer = Observer::new(false, (2, 2));
         let [a, b] = crate::world::addresses();
         for pair in a.into_iter().zip(b) {
             observer.guard_addresses(pair);
@@ -219,10 +270,10 @@ mod tests {
             for len in 1..=4 {
                 let mut header = datagram(seq as u8, b"sealed");
                 header[8 - len..8].copy_from_slice(&address[..len]);
-                assert_eq!(observer.see(len, 0, (true, true), &header), Ok(()));
+                assert_eq!(see(&mut observer, len, (true, true), &header), Ok(()));
                 let mut whole = datagram(seq as u8 + 100, b"sealed");
                 whole.extend_from_slice(&address);
-                let shown = observer.see(len, 0, (true, true), &whole).is_err();
+                let shown = see(&mut observer, len, (true, true), &whole).is_err();
                 assert_eq!(shown, address.len() == 16, "one of IPv4 alone is too short");
             }
         }
@@ -230,10 +281,10 @@ mod tests {
 
     #[test]
     fn a_key_shows_wherever_it_stands() {
-        let mut observer = Observer::new(false);
+        let mut observer = Observer::new(false, (2, 2));
         let key = std::array::from_fn(|i| i as u8 ^ 0xa5);
         observer.guard(&key);
         let part = datagram(0, &key[5..25]);
-        assert!(observer.see(0, 0, (true, true), &part).is_err());
+        assert!(see(&mut observer, 0, (true, true), &part).is_err());
     }
 }

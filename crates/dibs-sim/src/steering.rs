@@ -5,7 +5,7 @@
 //! new session) and in the kernel (`dibs-policy`: the order of the chains, the guard, LOCKED) is
 //! modelled here, for it speaks to tokio and iptables there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dibs_core::Time;
@@ -18,7 +18,8 @@ use dibs_wire::Tuple;
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::{Kernel, Way};
 
-const SCRAMBLE: u8 = bump::SCRAMBLE;
+/// The bumps that a host carries.
+const CARRIED: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
 /// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection whose kernel has sent no byte for as long sends nothing now.
@@ -29,14 +30,21 @@ const GRACE: Duration = Duration::from_millis(500);
 /// What the kernel knows of a connection (SECURITY 5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
-    /// It is on the bump.
-    pub bump: bool,
+    /// The bump that it is on; 0: plain.
+    pub bump: u8,
     /// A user chose so: OVERRIDE.
     pub chosen: bool,
     /// Nothing of it comes in but by the bump: LOCKED.
     pub locked: bool,
-    /// The far end has sent by the bump since it is on it.
-    pub heard: bool,
+    /// The bump by which the far end sent last, since it is on one.
+    pub heard: u8,
+}
+
+impl Mark {
+    /// The far end is on the same bump.
+    pub const fn meets(&self) -> bool {
+        self.bump != 0 && self.heard == self.bump
+    }
 }
 
 /// A question that waits for its answer.
@@ -51,11 +59,22 @@ struct Ask {
     ready: bool,
     /// What stood before; none if only what is known is told again.
     before: Option<Option<Choice>>,
-    /// It was on the bump before.
-    origin: bool,
+    /// The bump that it was on before.
+    origin: u8,
     /// The peer knew of a later choice once already.
     again: bool,
     until: Time,
+}
+
+/// What came of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The peer answered; the number belongs to the outcome.
+    Answer(Outcome, u64),
+    /// It did not, within its time.
+    Silence,
+    /// There was nobody to ask.
+    NoSession,
 }
 
 /// What goes on once a connection has fallen silent.
@@ -71,6 +90,14 @@ enum Waiter {
     },
 }
 
+/// A connection that falls silent.
+#[derive(Debug, Default)]
+struct Leaving {
+    waiters: Vec<Waiter>,
+    /// The bumps by which something of it may still be under way.
+    bumps: BTreeSet<u8>,
+}
+
 /// What dies with the daemon.
 #[derive(Debug, Default)]
 struct Daemon {
@@ -78,7 +105,7 @@ struct Daemon {
     names: Names,
     next_request: u32,
     asks: BTreeMap<u32, Ask>,
-    leaving: BTreeMap<Pair, Vec<Waiter>>,
+    leaving: BTreeMap<Pair, Leaving>,
     locks: Vec<(Time, Pair, Version)>,
 }
 
@@ -88,8 +115,8 @@ pub struct Steering {
     /// Names this host in versions.
     host: u64,
     marks: BTreeMap<Pair, Mark>,
-    /// Connections that a `require` rule matches.
-    required: Vec<Pair>,
+    /// Connections that a `require` rule matches, and its bump.
+    required: BTreeMap<Pair, u8>,
     /// The state file.
     saved: Vec<(Pair, Choice)>,
     daemon: Option<Daemon>,
@@ -121,22 +148,22 @@ impl Steering {
     }
 
     /// A connection is about to be opened: what rules say of it.
-    pub fn open(&mut self, pair: Pair, bump: bool, required: bool) {
+    pub fn open(&mut self, pair: Pair, bump: u8, required: u8) {
         self.forget(&pair);
         let mark = Mark {
-            bump: bump || required,
+            bump: if required == 0 { bump } else { required },
             ..Mark::default()
         };
         self.marks.insert(pair, mark);
-        if required {
-            self.required.push(pair);
+        if required != 0 {
+            self.required.insert(pair, required);
         }
     }
 
     /// The connection is over, and its conntrack entry and the choice for it are swept.
     pub fn forget(&mut self, pair: &Pair) {
         self.marks.remove(pair);
-        self.required.retain(|p| p != pair);
+        self.required.remove(pair);
         self.saved.retain(|(p, _)| p != pair);
         self.highest.remove(pair);
         if let Some(daemon) = &mut self.daemon {
@@ -153,9 +180,9 @@ impl Steering {
         self.marks.get(pair).copied().unwrap_or_default()
     }
 
-    /// A rule of this host requires the bump.
-    pub fn requires(&self, pair: &Pair) -> bool {
-        self.required.contains(pair)
+    /// The bump that a rule of this host requires.
+    pub fn requires(&self, pair: &Pair) -> Option<u8> {
+        self.required.get(pair).copied()
     }
 
     /// The choice in force here.
@@ -166,10 +193,10 @@ impl Steering {
 
     /// Which way a packet of the local kernel takes: OUTPUT's order.
     pub fn way(&self, pair: &Pair) -> Way {
-        if self.requires(pair) || self.mark(pair).bump {
-            Way::Bump
-        } else {
-            Way::Plain
+        let required = self.requires(pair);
+        match required.unwrap_or_else(|| self.mark(pair).bump) {
+            0 => Way::Plain,
+            bump => Way::Bump(bump),
         }
     }
 
@@ -177,30 +204,37 @@ impl Steering {
     pub fn admits(&mut self, pair: &Pair, way: Way, follow: bool) -> bool {
         let required = self.requires(pair);
         let mark = self.marks.entry(*pair).or_default();
-        match way {
-            Way::Plain if mark.locked => {
-                self.seen.note(Seen::LockedDropped);
-                false
-            }
-            Way::Plain if required => {
-                self.seen.note(Seen::RequiredDropped);
-                false
-            }
-            Way::Plain => true,
-            Way::Bump => {
-                mark.heard = true;
-                if follow && !mark.bump && !mark.chosen {
-                    mark.bump = true;
-                    self.seen.note(Seen::Followed);
-                }
-                true
+        let came = match way {
+            Way::Plain => 0,
+            Way::Bump(bump) => bump,
+        };
+        if mark.locked && mark.bump != 0 && came != mark.bump {
+            self.seen.note(match way {
+                Way::Plain => Seen::LockedDropped,
+                Way::Bump(_) => Seen::LockedElsewhere,
+            });
+            return false;
+        }
+        if required.is_some_and(|required| came != required) {
+            self.seen.note(match way {
+                Way::Plain => Seen::RequiredDropped,
+                Way::Bump(_) => Seen::RequiredElsewhere,
+            });
+            return false;
+        }
+        if came != 0 {
+            mark.heard = came;
+            if follow && mark.bump == 0 && !mark.chosen {
+                mark.bump = came;
+                self.seen.note(Seen::Followed);
             }
         }
+        true
     }
 
     /// Somebody sets a mark by hand; what was chosen with the daemon stays.
-    pub fn set_by_hand(&mut self, pair: Pair, bump: bool) {
-        let required = self.requires(&pair);
+    pub fn set_by_hand(&mut self, pair: Pair, bump: u8) {
+        let required = self.requires(&pair).is_some();
         let mark = self.marks.entry(pair).or_default();
         if !mark.chosen && !mark.locked && !required && mark.bump != bump {
             mark.bump = bump;
@@ -212,7 +246,8 @@ impl Steering {
     /// `kept` ones.
     pub fn flush(&mut self, kept: impl Fn(&Pair) -> bool) {
         for (pair, mark) in &mut self.marks {
-            if !mark.chosen && !self.required.contains(pair) && mark.bump && !kept(pair) {
+            let required = self.required.contains_key(pair);
+            if !mark.chosen && !required && mark.bump != 0 && !kept(pair) {
                 *mark = Mark::default();
                 self.seen.note(Seen::MarkLost);
             }
@@ -264,10 +299,12 @@ impl Steering {
         self.saved = saved.collect();
     }
 
-    /// A user here moves a connection into the bump or out of it.
-    pub fn choose(&mut self, at: &mut At<'_>, pair: Pair, socket: Socket, bump: bool) {
-        let bump = if bump { SCRAMBLE } else { 0 };
-        if bump == 0 && self.requires(&pair) {
+    /// A user here moves a connection to a bump, or to plain.
+    pub fn choose(&mut self, at: &mut At<'_>, pair: Pair, socket: Socket, bump: u8) {
+        if self
+            .requires(&pair)
+            .is_some_and(|required| required != bump)
+        {
             return self.seen.note(Seen::RequiredKept);
         }
         let host = self.host;
@@ -277,13 +314,18 @@ impl Steering {
         }
         let choice = self.daemon().choices.propose(pair, socket, bump, host, 0);
         self.save();
+        let origin = self.mark(&pair).bump;
+        if bump != origin {
+            self.unlock(&pair);
+            if bump != 0 && origin != 0 {
+                self.seen.note(Seen::BumpToBump);
+            }
+        }
         let mut ready = false;
         if bump == 0 {
-            self.unlock(&pair);
             let conns = at.node.conns();
-            let conn = conns.iter().find(|c| c.tuple == tuple(&pair));
-            let spoke = conn.and_then(|c| c.spoke);
-            ready = spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN);
+            let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
+            ready = spoke.any(|c| c.spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN));
         }
         let ask = Ask {
             pair,
@@ -292,7 +334,7 @@ impl Steering {
             bump,
             ready,
             before: Some(before),
-            origin: self.way(&pair) == Way::Bump,
+            origin,
             again: false,
             until: at.now,
         };
@@ -320,7 +362,7 @@ impl Steering {
             self.daemon().asks.insert(request, ask);
         } else if ask.before.is_some() {
             self.seen.note(Seen::NoSession);
-            self.conclude(at, ask, None, true);
+            self.conclude(at, ask, Verdict::NoSession);
         }
     }
 
@@ -333,7 +375,7 @@ impl Steering {
             bump: choice.bump,
             ready: false,
             before: None,
-            origin: false,
+            origin: 0,
             again: false,
             until: at.now,
         };
@@ -349,8 +391,13 @@ impl Steering {
         sent
     }
 
-    /// What came of a question: an outcome, or none, and why.
-    fn conclude(&mut self, at: &mut At<'_>, ask: Ask, outcome: Option<Outcome>, no_session: bool) {
+    /// What came of a question.
+    fn conclude(&mut self, at: &mut At<'_>, ask: Ask, verdict: Verdict) {
+        let outcome = match verdict {
+            Verdict::Answer(outcome, _) => Some(outcome),
+            Verdict::Silence | Verdict::NoSession => None,
+        };
+        let no_session = verdict == Verdict::NoSession;
         let Ask {
             pair,
             version,
@@ -370,7 +417,9 @@ impl Steering {
                 self.seen.note(Seen::ToldAgain);
                 return self.tell(at, pair, choice);
             }
-            if outcome == Some(Outcome::OwnRule) && bump == 0 && known.is_some() {
+            if let Verdict::Answer(Outcome::OwnRule, own) = verdict
+                && known.is_some()
+            {
                 self.seen.note(Seen::OwnRule);
                 self.daemon().choices.sweep(|p, _| *p != pair);
                 self.daemon().leaving.remove(&pair);
@@ -378,11 +427,11 @@ impl Steering {
                 self.marks.insert(
                     pair,
                     Mark {
-                        bump: true,
+                        bump: own as u8,
                         ..Mark::default()
                     },
                 );
-                at.node.end_drain(SCRAMBLE, tuple(&pair));
+                end_drains(at, &pair);
                 self.save();
             }
             return;
@@ -410,7 +459,7 @@ impl Steering {
             }
             if bump == 0 {
                 // It stays where it was, and nobody waits for its silence.
-                at.node.end_drain(SCRAMBLE, tuple(&pair));
+                end_drains(at, &pair);
             }
         }
         self.save();
@@ -418,8 +467,7 @@ impl Steering {
 
     fn bring_back(&mut self, at: &mut At<'_>, asked: Ask, before: Option<Choice>) {
         // Where nothing was chosen it goes back to where it was: rules put it there, or the peer.
-        let origin = if asked.origin { SCRAMBLE } else { 0 };
-        let bump = before.map_or(origin, |choice| choice.bump);
+        let bump = before.map_or(asked.origin, |choice| choice.bump);
         let (pair, host, above) = (asked.pair, self.host, asked.version.generation);
         let choices = &mut self.daemon().choices;
         let back = choices.propose(pair, asked.socket, bump, host, above);
@@ -449,7 +497,7 @@ impl Steering {
         *highest = (*highest).max(choice.version);
         if choice.bump != 0 {
             let mark = self.marks.entry(pair).or_default();
-            (mark.bump, mark.chosen) = (true, true);
+            (mark.bump, mark.chosen) = (choice.bump, true);
             let lock = (at.now + GRACE, pair, choice.version);
             self.daemon().locks.push(lock);
             return;
@@ -461,26 +509,37 @@ impl Steering {
     fn leave(&mut self, at: &mut At<'_>, pair: Pair) {
         self.unlock(&pair);
         let mark = self.marks.entry(pair).or_default();
-        (mark.bump, mark.chosen, mark.heard) = (false, true, false);
-        at.node.end_drain(SCRAMBLE, tuple(&pair));
+        (mark.bump, mark.chosen, mark.heard) = (0, true, 0);
+        end_drains(at, &pair);
     }
 
     /// Has a connection fall silent.
     fn silence(&mut self, at: &mut At<'_>, pair: Pair, waiter: Waiter) {
         self.unlock(&pair);
-        let waiters = self.daemon().leaving.entry(pair).or_default();
-        waiters.push(waiter);
+        let leaving = self.daemon().leaving.entry(pair).or_default();
+        leaving.waiters.push(waiter);
+        leaving.bumps.extend(CARRIED);
         let scale = at.kernel.window_scale(&tuple(&pair));
-        at.node.drain(at.now, SCRAMBLE, tuple(&pair), scale);
+        for bump in CARRIED {
+            at.node.drain(at.now, bump, tuple(&pair), scale);
+        }
     }
 
-    /// What a connection sent by its bump has arrived.
-    pub fn on_drained(&mut self, at: &mut At<'_>, tuple: Tuple) {
+    /// What a connection sent by a bump has arrived.
+    pub fn on_drained(&mut self, at: &mut At<'_>, bump: u8, tuple: Tuple) {
         let pair = Pair {
             local: (tuple.src, tuple.sport).into(),
             remote: (tuple.dst, tuple.dport).into(),
         };
-        for waiter in self.daemon().leaving.remove(&pair).unwrap_or_default() {
+        let Some(leaving) = self.daemon().leaving.get_mut(&pair) else {
+            return;
+        };
+        leaving.bumps.remove(&bump);
+        if !leaving.bumps.is_empty() {
+            return;
+        }
+        let leaving = self.daemon().leaving.remove(&pair).expect("it is there");
+        for waiter in leaving.waiters {
             self.seen.note(Seen::Drained);
             match waiter {
                 Waiter::Us(ask) => {
@@ -594,7 +653,7 @@ impl Steering {
         if ask.ready && outcome == Outcome::Done {
             return self.silence(at, ask.pair, Waiter::Us(ask));
         }
-        self.conclude(at, ask, Some(outcome), false);
+        self.conclude(at, ask, Verdict::Answer(outcome, generation));
     }
 
     fn on_switch(
@@ -605,8 +664,9 @@ impl Steering {
         bump: u8,
         version: Version,
     ) {
-        let refused = if bump == 0 && self.requires(&pair) {
-            Some((Outcome::OwnRule, version.generation))
+        let own = self.requires(&pair).filter(|own| *own != bump);
+        let refused = if let Some(own) = own {
+            Some((Outcome::OwnRule, own.into()))
         } else if ready {
             let known = self.daemon().choices.get(&pair);
             let later = known.filter(|known| known.version > version);
@@ -627,6 +687,9 @@ impl Steering {
         }
         let generation = version.generation;
         self.save();
+        if bump != self.mark(&pair).bump {
+            self.unlock(&pair);
+        }
         if bump == 0 {
             self.seen.note(match ready {
                 true => Seen::GotReady,
@@ -667,7 +730,7 @@ impl Steering {
         };
         while let Some(request) = due(self.daemon()) {
             let ask = self.daemon().asks.remove(&request).expect("it is due");
-            self.conclude(at, ask, None, false);
+            self.conclude(at, ask, Verdict::Silence);
         }
         let locks = std::mem::take(&mut self.daemon().locks);
         for (at, pair, version) in locks {
@@ -680,7 +743,7 @@ impl Steering {
             let Some(mark) = self.marks.get_mut(&pair).filter(|_| stands) else {
                 continue;
             };
-            if mark.heard {
+            if mark.meets() {
                 mark.locked = true;
                 self.seen.note(Seen::Locked);
             } else {
@@ -700,7 +763,7 @@ impl Steering {
         };
         for (pair, choice) in daemon.choices.iter() {
             let mark = self.mark(&pair);
-            if mark.locked && !mark.bump {
+            if mark.locked && mark.bump == 0 {
                 return Err(format!("{pair:?} is locked to a bump that it is not on"));
             }
             if self.highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {
@@ -711,6 +774,12 @@ impl Steering {
             }
         }
         Ok(())
+    }
+}
+
+fn end_drains(at: &mut At<'_>, pair: &Pair) {
+    for bump in CARRIED {
+        at.node.end_drain(bump, tuple(pair));
     }
 }
 

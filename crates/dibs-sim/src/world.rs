@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use dibs_core::bump;
+use dibs_core::bump::{self, Bump, Scheme};
 use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
@@ -37,7 +37,6 @@ const SILENCE: Duration = Duration::from_secs(10);
 const AGREEING: Duration = Duration::from_secs(60);
 /// The UDP port of the daemons.
 const PORT: u16 = 5300;
-const SCRAMBLE: u8 = bump::SCRAMBLE;
 
 /// What came of a run that kept all promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +82,7 @@ struct Host {
     spins: u32,
     steering: Steering,
     /// What the node has put out and nobody has looked at yet.
-    injected: Vec<Vec<u8>>,
+    injected: Vec<(u8, Vec<u8>)>,
     events: Vec<Event>,
     /// Packets that fell into the TUN and are no packets.
     malformed: u64,
@@ -127,8 +126,9 @@ pub struct World {
     order: u64,
     conns: Vec<Conn>,
     observer: Observer,
-    /// Opaque packets and messages by content, with the number of times they came.
-    opaque: BTreeMap<Vec<u8>, u32>,
+    /// Opaque packets by content, with the bump that each was sent by; messages with the number of
+    /// times they came.
+    opaque: BTreeMap<Vec<u8>, u8>,
     controls: BTreeMap<Vec<u8>, u32>,
     restarts: u64,
     adversary: Adversary,
@@ -190,6 +190,17 @@ fn preshared(seed: u64) -> [u8; 32] {
     Rng::new(mix(seed ^ 0x95c)).bytes32()
 }
 
+/// What both hosts carry.
+fn bumps(setup: &Setup) -> Vec<Bump> {
+    let (needed, shares) = setup.share;
+    let scheme = Scheme::new(needed, shares).expect("a setup has a scheme");
+    vec![
+        bump::scramble(),
+        bump::share(scheme),
+        bump::seal(setup.padding),
+    ]
+}
+
 impl World {
     /// Two hosts that have not spoken yet.
     pub fn new(seed: u64, setup: &Setup) -> Self {
@@ -204,7 +215,7 @@ impl World {
             tamper: [None, None],
         });
         let links: Vec<Link> = links.collect();
-        let mut observer = Observer::new(!setup.hold_without_trusted);
+        let mut observer = Observer::new(!setup.hold_without_trusted, setup.share);
         observer.guard(&private(seed, 0));
         observer.guard(&private(seed, 1));
         let [a, b] = addresses();
@@ -473,7 +484,7 @@ impl World {
             addresses: addresses()[host].to_vec(),
             gateway: Vec::new(),
             trusted_share: self.setup.trusted_share,
-            bumps: bump::ordinary(),
+            bumps: bumps(&self.setup),
             hold_without_trusted: self.setup.hold_without_trusted,
         };
         let node = Node::new(self.now, config, seed).expect("two different keys");
@@ -509,6 +520,9 @@ impl World {
         let Some(node) = &mut h.node else {
             return Ok(false);
         };
+        while let Some(tap) = node.poll_tap() {
+            self.observer.tap(host, h.instances, tap);
+        }
         let mut sends = Vec::new();
         while let Some(t) = node.poll_transmit(now) {
             let whole = t.bytes.chunks(t.segment.max(1));
@@ -520,16 +534,16 @@ impl World {
         node.flush_injections();
         let mut injected = std::mem::take(&mut h.injected);
         while let Some(injection) = node.poll_injection() {
-            injected.push(injection.frame().to_vec());
+            injected.push((injection.bump, injection.frame().to_vec()));
             node.recycle(injection);
         }
         let mut events = std::mem::take(&mut h.events);
         while let Some(event) = node.poll_event() {
             events.push(event);
         }
-        for frame in injected {
+        for (bump, frame) in injected {
             worked = true;
-            self.inject(host, &frame)?;
+            self.inject(host, bump, &frame)?;
         }
         for (path, to, datagram) in sends {
             worked = true;
@@ -572,7 +586,7 @@ impl World {
                     return Err("a message that nobody sent".into());
                 }
             }
-            Event::Drained { tuple, .. } => h.steering.on_drained(at, tuple),
+            Event::Drained { bump, tuple, .. } => h.steering.on_drained(at, bump, tuple),
             Event::PeerUp { .. } => h.steering.on_peer_up(at),
             _ => {}
         }

@@ -4,12 +4,16 @@
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::bump::{SCRAMBLE, SEAL, SHARE};
 use dibs_core::counters::Counter;
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
 use dibs_sim::emulator::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
 use dibs_sim::{History, Report, World};
+
+/// On no bump.
+const PLAIN: u8 = 0;
 
 fn at(millis: u64) -> Time {
     Time::ZERO + Duration::from_millis(millis)
@@ -41,7 +45,7 @@ fn setup(paths: Vec<PathSetup>) -> Setup {
 
 fn plan(bytes: [u64; 2], order: Order, bump: [bool; 2]) -> Plan {
     Plan {
-        bump,
+        bump: bump.map(|bump| if bump { SCRAMBLE } else { PLAIN }),
         ..Plan::ordinary(bytes, order, 64 << 10)
     }
 }
@@ -60,7 +64,7 @@ fn a_direction_that_opens_with_an_acknowledgement_carries_data_later() {
     let ops = vec![
         (at(1000), Op::Open(request)),
         // In the midst of the request: the server only acknowledges so far.
-        (at(1025), Op::Switch(0, 1, true)),
+        (at(1025), Op::Switch(0, 1, SCRAMBLE)),
     ];
     let report = run(setup(vec![path(true, clean())]), ops);
     assert_eq!(report.delivered, 100_000);
@@ -212,7 +216,7 @@ fn the_daemons_words_wait_for_a_trusted_path() {
     };
     let ops = vec![
         (at(1000), Op::Open(lingers)),
-        (at(1500), Op::Choose(0, 0, true)),
+        (at(1500), Op::Choose(0, 0, SCRAMBLE)),
         // It is on its way.
         (at(1501), Op::Outage(0, true)),
         (at(2500), Op::Outage(0, false)),
@@ -287,8 +291,8 @@ fn a_choice_that_the_peer_told_back_stays() {
     };
     let ops = vec![
         (at(1000), Op::Open(answer)),
-        (at(1500), Op::Choose(0, 0, true)),
-        (at(1600), Op::Choose(0, 0, false)),
+        (at(1500), Op::Choose(0, 0, SCRAMBLE)),
+        (at(1600), Op::Choose(0, 0, PLAIN)),
         (at(1601), Op::Interface(0, 0, false)),
         (at(3500), Op::Restart(1, Duration::from_millis(10))),
         (at(3600), Op::Interface(0, 0, true)),
@@ -313,10 +317,10 @@ fn a_daemon_that_dies_asking_again_leaves_no_version_to_be_used_twice() {
             (at(1000), Op::Open(lingers)),
             // What B asks is lost, what it answers is not: A hears of the crossing only by that.
             (at(2000), Op::Link(0, 1, deaf.clone())),
-            (at(2000), Op::Cross(0, [true, true])),
+            (at(2000), Op::Cross(0, [SCRAMBLE; 2])),
             (at(2002), Op::Link(0, 1, clean())),
             (at(2005 + gap), Op::Restart(0, Duration::from_millis(1))),
-            (at(2030), Op::Choose(0, 0, false)),
+            (at(2030), Op::Choose(0, 0, PLAIN)),
         ];
         let report = run(setup(vec![path(true, clean())]), ops);
         assert_eq!(report.delivered, 6000);
@@ -364,9 +368,9 @@ fn answers_to_a_daemon_that_died_say_nothing_to_the_next_one() {
         (at(1000), Op::Open(lingers)),
         // A's first question comes too late for B, which says so; its second one is lost.
         (at(2000), Op::Link(0, 1, deaf.clone())),
-        (at(2000), Op::Cross(1, [true, true])),
+        (at(2000), Op::Cross(1, [SCRAMBLE; 2])),
         (at(2001), Op::Link(0, 0, deaf)),
-        (at(2002), Op::Choose(0, 0, true)),
+        (at(2002), Op::Choose(0, 0, SCRAMBLE)),
         (at(2010), Op::Restart(0, Duration::from_millis(1))),
         (at(2011), Op::Link(0, 0, clean())),
         (at(2011), Op::Link(0, 1, clean())),
@@ -391,7 +395,7 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
         let ops = vec![
             (at(1000), Op::Open(lingers)),
             (at(2000), Op::Link(0, 0, deaf.clone())),
-            (at(2000), Op::Choose(0, 0, true)),
+            (at(2000), Op::Choose(0, 0, SCRAMBLE)),
             (at(2001), Op::Restart(0, Duration::from_millis(1))),
             (at(2002), Op::Link(0, 0, clean())),
             (at(away), Op::Link(0, 1, deaf.clone())),
@@ -410,7 +414,7 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
 #[test]
 fn a_late_word_moves_no_later_connection_of_the_same_ends() {
     let first = plan([100, 100], Order::HalfClose, [false; 2]);
-    for require in [[false; 2], [false, true]] {
+    for require in [[PLAIN; 2], [PLAIN, SCRAMBLE]] {
         let second = Plan {
             port_of: Some(0),
             lingers: true,
@@ -421,7 +425,7 @@ fn a_late_word_moves_no_later_connection_of_the_same_ends() {
             (at(1000), Op::Open(first)),
             (at(1200), Op::Interface(0, 0, false)),
             // It is left in TIME-WAIT where it was closed first.
-            (at(1500), Op::Choose(0, 0, false)),
+            (at(1500), Op::Choose(0, 0, PLAIN)),
             (at(20_000), Op::Open(second)),
             (at(21_000), Op::Interface(0, 0, true)),
         ];
@@ -431,5 +435,105 @@ fn a_late_word_moves_no_later_connection_of_the_same_ends() {
         assert_eq!(report.coverage.get(Seen::ChosenOut), 1, "nothing was said");
         assert_eq!(report.coverage.get(Seen::PortsAgain), 1);
         assert_eq!(report.coverage.get(Seen::SwitchedOut), 0);
+    }
+}
+
+/// The opening of a flow that was split was written before the stream knew its base, where a peer had
+/// restarted while bytes waited for a path (seed 6 of the first histories with all bumps).
+#[test]
+fn what_waits_for_a_path_while_the_peer_restarts_is_carried_on() {
+    let share = Plan {
+        bump: [SHARE; 2],
+        ..plan([200_000, 50_000], Order::Both, [true; 2])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(share)),
+        (at(1050), Op::Interface(0, 1, false)),
+        (at(1100), Op::Restart(1, Duration::from_millis(1))),
+        (at(5000), Op::Interface(0, 1, true)),
+    ];
+    let paths = vec![path(true, clean()), path(false, clean())];
+    let report = run(setup(paths), ops);
+    assert_eq!(report.delivered, 250_000);
+    assert!(report.coverage.get(Seen::ShareWaited) > 0);
+}
+
+/// A connection on share waits for its paths, however many of how many it takes, and goes on.
+#[test]
+fn what_is_split_waits_for_its_paths() {
+    let share = Plan {
+        bump: [SHARE; 2],
+        ..plan([300_000, 100_000], Order::Both, [true; 2])
+    };
+    for (scheme, waits) in [((2, 2), true), ((2, 3), false), ((3, 3), true)] {
+        let paths = (0..usize::from(scheme.1)).map(|at| path(at == 0, clean()));
+        let setup = Setup {
+            share: scheme,
+            ..setup(paths.collect())
+        };
+        let ops = vec![
+            (at(1000), Op::Open(share)),
+            (at(1030), Op::Interface(0, 1, false)),
+            (at(1031), Op::Outage(1, true)),
+            (at(9000), Op::Interface(0, 1, true)),
+            (at(9001), Op::Outage(1, false)),
+        ];
+        let report = run(setup, ops);
+        assert_eq!(report.delivered, 400_000);
+        let took = report.took > Duration::from_millis(9010);
+        assert_eq!(took, waits, "{scheme:?}: {:?}", report.took);
+        assert!(report.coverage.get(Seen::Share) > 400);
+    }
+}
+
+/// Each bump gave time stamps a floor of its own, so that at a switch a packet that came late by the old
+/// one had an older stamp than the kernel had seen (seed 221 of the first histories with all bumps).
+#[test]
+fn a_thousand_switches_between_all_bumps_lose_nothing() {
+    let long = plan([3_000_000, 3_000_000], Order::Both, [true; 2]);
+    let far = clean().delay(Duration::from_millis(20));
+    let slow = clean().rate(5_000_000);
+    let mut ops = vec![(at(1000), Op::Open(long))];
+    let bumps = [PLAIN, SCRAMBLE, SHARE, SEAL];
+    let mut dice = dibs_sim::rng::Rng::new(7);
+    for i in 0..1000 {
+        let (host, bump) = (dice.below(2) as usize, dice.pick(&bumps));
+        ops.push((at(1010 + 9 * i), Op::Choose(0, host, bump)));
+    }
+    let paths = vec![path(true, slow), path(false, far), path(false, clean())];
+    let report = run(setup(paths), ops);
+    assert_eq!(report.delivered, 6_000_000);
+    let times = |what| report.coverage.get(what);
+    assert!(times(Seen::BumpToBump) > 100, "{report:?}");
+    for what in [Seen::Share, Seen::Sealed, Seen::Chained] {
+        assert!(times(what) > 100, "{}: {}", what.name(), times(what));
+    }
+}
+
+/// A daemon died while it asked for a bump other than the one that the peer requires. The next one put the
+/// choice in force, was refused, and kept to it: the peer took nothing any more (seed 1318 of the first
+/// histories with all bumps).
+#[test]
+fn a_choice_gives_in_to_what_the_peer_requires() {
+    let required = Plan {
+        bump: [SEAL; 2],
+        require: [SEAL, PLAIN],
+        keepalive: Some(Duration::from_secs(2)),
+        pause: Duration::from_secs(20),
+        ..plan([30_000, 30_000], Order::Both, [true; 2])
+    };
+    let deaf = clean().loss(1.0);
+    for bump in [PLAIN, SCRAMBLE, SHARE] {
+        let ops = vec![
+            (at(1000), Op::Open(required)),
+            (at(2000), Op::Link(0, 1, deaf.clone())),
+            (at(2000), Op::Choose(0, 1, bump)),
+            (at(2001), Op::Restart(1, Duration::from_millis(1))),
+            (at(2002), Op::Link(0, 1, clean())),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), ops);
+        assert_eq!(report.delivered, 60_000);
+        assert_eq!(report.coverage.get(Seen::OwnRule), 1);
     }
 }

@@ -1,6 +1,7 @@
 //! Who has a hand in the hosts' networks: datagrams out of nothing, plain packets of connections that
 //! are in the bump, packets that fall into a TUN.
 
+use dibs_core::bump::{SCRAMBLE, SEAL, SHARE};
 use dibs_core::counters::Counter;
 use dibs_core::node::Node;
 use dibs_core::session::Integrity;
@@ -37,7 +38,7 @@ impl World {
         let pair = self.conns[conn].pairs[host];
         for _ in 0..count {
             let h = &self.hosts[host];
-            let closed = h.steering.mark(&pair).locked || h.steering.requires(&pair);
+            let closed = h.steering.mark(&pair).locked || h.steering.requires(&pair).is_some();
             let Some(real) = self.last.get(&pair.reversed()).filter(|_| closed) else {
                 return Ok(());
             };
@@ -123,7 +124,8 @@ impl World {
             };
             let count = |node: &Node| expected.map_or(0, |c| node.counters().get(c));
             let before = count(node);
-            self.tun(host, &offload::plain_frame(&packet));
+            let bump = self.rng.pick(&[SCRAMBLE, SHARE, SEAL]);
+            self.tun(host, bump, &offload::plain_frame(&packet));
             let h = &mut self.hosts[host];
             let after = h.node.as_ref().map_or(0, count);
             match expected {

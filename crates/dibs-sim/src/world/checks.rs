@@ -1,5 +1,6 @@
 //! What must hold of the daemons, and how they look when it does not.
 
+use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
 
 use dibs_switch::conns::Choice;
@@ -19,6 +20,13 @@ impl World {
             if peer.held > 32 << 20 || peer.unacknowledged > (32 << 20) + (64 << 10) {
                 return Err(format!("bounds exceeded at {}: {peer:?}", name(host)));
             }
+            if peer.sets.1 > 32 << 20 {
+                return Err(format!(
+                    "too many shares at {}: {:?}",
+                    name(host),
+                    peer.sets
+                ));
+            }
         }
         let h = &self.hosts[host];
         let refused = if self.foreign[1 - host] { u64::MAX } else { 0 };
@@ -31,6 +39,8 @@ impl World {
             (Counter::TunMalformed, h.malformed),
             (Counter::TunNoPeer, h.stray),
             (Counter::KeysExhausted, 0),
+            (Counter::ShareMismatch, 0),
+            (Counter::BumpUnknown, 0),
         ] {
             if node.counters().get(counter) > expected {
                 return Err(format!(
@@ -48,7 +58,7 @@ impl World {
         let [a, b] = &self.hosts;
         for conn in self.conns.iter().filter(|c| c.lingers) {
             // A rule that requires the bump stands above choices.
-            let ruled = conn.plan.require != [false; 2];
+            let ruled = conn.plan.require != [0; 2];
             if ruled || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
                 continue;
             }
@@ -65,8 +75,8 @@ impl World {
                 let Some(choice) = choice else { continue };
                 let in_force = !choice.pending
                     && mark.chosen
-                    && mark.bump == (choice.bump != 0)
-                    && mark.locked == (mark.bump && mark.heard);
+                    && mark.bump == choice.bump
+                    && mark.locked == mark.meets();
                 if !in_force {
                     return Err(format!(
                         "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",
@@ -88,11 +98,12 @@ impl World {
                 self.coverage.add_counters(node.counters());
             }
         }
+        self.coverage.add(self.observer.coverage());
         for conn in &self.conns {
-            let both = conn.plan.require != [false; 2];
+            let required = conn.plan.require != [0; 2];
             for (happened, what) in [
                 (!conn.aborted, Seen::Finished),
-                (!conn.aborted && both, Seen::RequiredFinished),
+                (!conn.aborted && required, Seen::RequiredFinished),
                 (conn.closes[0], Seen::SimultaneousClose),
                 (conn.closes[1], Seen::HalfClosed),
                 (conn.stopped, Seen::ReaderStopped),
@@ -108,7 +119,8 @@ impl World {
     fn check_share(&self, host: usize) -> Result<(), String> {
         let share = self.setup.trusted_share;
         let node = self.hosts[host].node.as_ref();
-        for conn in node.map(|n| n.conns()).unwrap_or_default() {
+        let conns = node.map(|n| n.conns()).unwrap_or_default();
+        for conn in conns.iter().filter(|conn| conn.bump == SCRAMBLE) {
             let sent = |trusted: bool| -> u64 {
                 let of = conn.by_path.iter();
                 let of = of.filter(|(path, _)| self.links[*path].trusted == trusted);
@@ -143,6 +155,13 @@ impl World {
                         "{} still waits for the acknowledgement of {} bytes",
                         name(host),
                         peer.unacknowledged
+                    ));
+                }
+                if peer.sets != (0, 0) {
+                    return Err(format!(
+                        "{} still has sets of shares: {:?}",
+                        name(host),
+                        peer.sets
                     ));
                 }
                 if peer.held > 0 {

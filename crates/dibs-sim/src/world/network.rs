@@ -1,10 +1,12 @@
 //! Between the hosts: the paths with who sits on them, and the ordinary route.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
 use dibs_core::node::Event;
 use dibs_core::session::Integrity;
@@ -15,7 +17,7 @@ use super::{Arrival, What, World, endpoint};
 use crate::adversary::Put;
 use crate::coverage::Seen;
 use crate::emulator::{Cause, Fate};
-use crate::history::name;
+use crate::history::{name, on};
 use crate::kernel::Way;
 use crate::offload;
 use crate::rng::mix;
@@ -86,7 +88,7 @@ impl World {
             if !self.hosts[host].steering.admits(&pair, Way::Plain, follow) {
                 return Ok(());
             }
-            if self.required(host, &pair) {
+            if self.required(host, &pair) != 0 {
                 return Err(format!(
                     "{} took a plain packet of a required connection",
                     name(host)
@@ -96,16 +98,16 @@ impl World {
         self.hosts[host].kernel.receive(packet, Way::Plain)
     }
 
-    /// Whether a connection's plan says that this host requires the bump.
-    fn required(&self, host: usize, pair: &Pair) -> bool {
+    /// The bump that this host requires by a connection's plan, if any; otherwise 0.
+    fn required(&self, host: usize, pair: &Pair) -> u8 {
         let conn = self.conn_of(host, pair);
-        conn.is_some_and(|c| self.conns[c].plan.require[host])
+        conn.map_or(0, |c| self.conns[c].plan.require[host])
     }
 
     /// Whether what comes by a bump pulls a connection there. Where only one end requires the bump,
     /// it has to.
     fn follows(&self, host: usize, pair: &Pair) -> bool {
-        self.setup.follow || self.required(1 - host, &pair.reversed())
+        self.setup.follow || self.required(1 - host, &pair.reversed()) != 0
     }
 
     /// The latest connection of these ends.
@@ -140,6 +142,9 @@ impl World {
         let handshake = matches!(bytes.first(), Some(1 | 2));
         let before = drops(node);
         node.handle_datagram(self.now, path, from.unwrap_or(there), &mut bytes);
+        while let Some(tap) = node.poll_tap() {
+            self.observer.tap(host, h.instances, tap);
+        }
         let counted = drops(node) - before;
         if forged && counted != 1 && !(handshake && counted == 0) {
             return Err(format!(
@@ -151,10 +156,14 @@ impl World {
         }
         let known = h.injected.len();
         while let Some(injection) = node.poll_injection() {
-            h.injected.push(injection.frame().to_vec());
+            h.injected
+                .push((injection.bump, injection.frame().to_vec()));
             node.recycle(injection);
         }
-        let opaque = |frame: &Vec<u8>| offload::tcp(&frame[dibs_wire::virtio::LEN..]).is_none();
+        // What is encrypted whole, or split, may take any path.
+        let opaque = |(bump, frame): &(u8, Vec<u8>)| {
+            *bump == SCRAMBLE && offload::tcp(&frame[dibs_wire::virtio::LEN..]).is_none()
+        };
         if !trusted && h.injected[known..].iter().any(opaque) {
             return Err(format!("an opaque packet came by untrusted path {path}"));
         }
@@ -169,7 +178,7 @@ impl World {
 
     /// Sends each packet of a kernel the way that its connection goes on this host.
     pub(super) fn route(&mut self, host: usize, packets: Vec<Vec<u8>>) -> Result<(), String> {
-        let mut bumped = Vec::new();
+        let mut bumped: BTreeMap<u8, Vec<Vec<u8>>> = BTreeMap::new();
         for packet in packets {
             let pair = offload::tcp(&packet).map(|s| sender(&s.tuple));
             let Some(pair) = pair else {
@@ -179,28 +188,34 @@ impl World {
             if self.by_pair[host].contains_key(&pair) {
                 self.last.insert(pair, packet.clone());
             }
+            let required = self.required(host, &pair);
             match self.hosts[host].steering.way(&pair) {
-                Way::Bump => bumped.push(packet),
-                Way::Plain if self.required(host, &pair) => {
+                Way::Bump(bump) if required == 0 || required == bump => {
+                    bumped.entry(bump).or_default().push(packet);
+                }
+                Way::Plain if required == 0 => self.send_plain(host, packet),
+                way => {
                     return Err(format!(
-                        "{} sent a plain packet of a required connection",
-                        name(host)
+                        "{} sent a packet of a connection that requires {} by {way:?}",
+                        name(host),
+                        on(required)
                     ));
                 }
-                Way::Plain => self.send_plain(host, packet),
             }
         }
-        for frame in offload::frames(bumped, &mut self.rng) {
-            self.tun(host, &frame);
+        for (bump, packets) in bumped {
+            for frame in offload::frames(packets, &mut self.rng) {
+                self.tun(host, bump, &frame);
+            }
         }
         Ok(())
     }
 
-    pub(super) fn tun(&mut self, host: usize, frame: &[u8]) {
+    pub(super) fn tun(&mut self, host: usize, bump: u8, frame: &[u8]) {
         if let Some(node) = &mut self.hosts[host].node {
             let mut buffer = node.tun_buffer();
             buffer[..frame.len()].copy_from_slice(frame);
-            node.handle_tun(self.now, super::SCRAMBLE, buffer, frame.len());
+            node.handle_tun(self.now, bump, buffer, frame.len());
         }
     }
 
@@ -227,14 +242,13 @@ impl World {
         self.arriving.insert(self.order, Arrival { host, what });
     }
 
-    /// What a TUN hands to a kernel.
-    pub(super) fn inject(&mut self, host: usize, frame: &[u8]) -> Result<(), String> {
+    /// What a bump's TUN hands to a kernel.
+    pub(super) fn inject(&mut self, host: usize, bump: u8, frame: &[u8]) -> Result<(), String> {
         for packet in offload::segments(frame)? {
             let Some(s) = offload::tcp(&packet) else {
-                let Some(count) = self.opaque.get_mut(&packet) else {
-                    return Err("an opaque packet that nobody sent".into());
-                };
-                *count += 1;
+                if self.opaque.get(&packet) != Some(&bump) {
+                    return Err(format!("an opaque packet that nobody sent by {}", on(bump)));
+                }
                 self.coverage.note(Seen::OpaqueArrived);
                 continue;
             };
@@ -247,8 +261,8 @@ impl World {
             }
             let follow = self.follows(host, &pair);
             let h = &mut self.hosts[host];
-            if h.steering.admits(&pair, Way::Bump, follow) {
-                h.kernel.receive(packet, Way::Bump)?;
+            if h.steering.admits(&pair, Way::Bump(bump), follow) {
+                h.kernel.receive(packet, Way::Bump(bump))?;
             }
         }
         Ok(())

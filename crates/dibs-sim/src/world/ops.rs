@@ -59,7 +59,7 @@ impl World {
             Op::Switch(conn, host, bump) => {
                 let pair = self.conns[*conn].pairs[*host];
                 // What the far end requires stalls until it speaks again.
-                let required = self.conns[*conn].plan.require[1 - host];
+                let required = self.conns[*conn].plan.require[1 - host] != 0;
                 if self.by_pair[*host].get(&pair) == Some(conn) && !required {
                     self.hosts[*host].steering.set_by_hand(pair, *bump);
                 }
@@ -80,7 +80,7 @@ impl World {
                 let (conns, pairs) = (&self.conns, &self.by_pair[*host]);
                 let kept = |pair: &_| {
                     let conn = pairs.get(pair).map(|c| &conns[*c]);
-                    conn.is_some_and(|c| c.plan.require[1 - host])
+                    conn.is_some_and(|c| c.plan.require[1 - host] != 0)
                 };
                 self.hosts[*host].steering.flush(kept);
             }
@@ -150,11 +150,11 @@ impl World {
                     }
                 }
             }
-            Op::Opaque(host, len, v6) => {
+            Op::Opaque(host, len, v6, bump) => {
                 let packet = self.opaque_packet(*host, *len, *v6);
-                self.opaque.insert(packet.clone(), 0);
+                self.opaque.insert(packet.clone(), *bump);
                 self.coverage.note(Seen::Opaque);
-                self.tun(*host, &offload::plain_frame(&packet));
+                self.tun(*host, *bump, &offload::plain_frame(&packet));
             }
             Op::Attack(host, count) => self.attack(*host, *count)?,
             Op::Control(host, len) => {
@@ -170,7 +170,13 @@ impl World {
             }
         }
         self.pump(0)?;
-        self.pump(1)
+        self.pump(1)?;
+        for node in self.hosts.iter().filter_map(|h| h.node.as_ref()) {
+            if node.paths().iter().any(|path| path.short_of_paths) {
+                self.coverage.note(Seen::ShareWaited);
+            }
+        }
+        Ok(())
     }
 
     /// The ports of an earlier connection of the same client, if it is over.
@@ -202,7 +208,7 @@ impl World {
     }
 
     /// A user moves a connection, if there is one and a daemon; true if so.
-    fn choose(&mut self, conn: usize, host: usize, bump: bool) -> bool {
+    fn choose(&mut self, conn: usize, host: usize, bump: u8) -> bool {
         let now = self.now;
         let (conn, h) = (&self.conns[conn], &mut self.hosts[host]);
         let awake = h.asleep_until <= now && conn.lives(host, &h.kernel);
@@ -214,8 +220,8 @@ impl World {
         let at = &mut At { now, node, kernel };
         h.steering.choose(at, pair, conn.socket(host), bump);
         self.coverage.note(match bump {
-            true => Seen::ChosenIn,
-            false => Seen::ChosenOut,
+            0 => Seen::ChosenOut,
+            _ => Seen::ChosenIn,
         });
         true
     }

@@ -1,0 +1,290 @@
+//! What datagrams hold: the observer has the keys of all sessions and opens copies. So that what must not
+//! be there is looked for where it would be, not only where it would show.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use dibs_core::bump::{SCRAMBLE, SEAL, SHARE};
+use dibs_core::session::Tap;
+use dibs_wire::frame::{Chunk, Frame, Frames, Open, Share};
+
+use super::digest;
+use crate::coverage::{Coverage, Seen};
+
+/// Bytes of a share that are compared with those of all others.
+const BLOCK: usize = 16;
+
+/// Who sends to whom: the host, the instance of its daemon, and that of the other one.
+type Ends = (usize, u64, u64);
+
+/// A datagram on its way.
+#[derive(Clone, Copy)]
+pub(super) struct Passing {
+    pub(super) from: usize,
+    pub(super) path: usize,
+    pub(super) trusted: bool,
+}
+
+/// What a datagram turned out to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Its payload is of a chain, which is not encrypted.
+    pub(super) chained: bool,
+}
+
+/// A share that was seen.
+#[derive(Clone, Copy)]
+struct Known {
+    path: usize,
+    content: u64,
+    begins: [u8; BLOCK],
+}
+
+/// Pieces of what was cut for a path.
+#[derive(Default)]
+struct Cut {
+    paths: BTreeSet<usize>,
+    parts: BTreeMap<u32, Vec<u8>>,
+    share: Option<Share>,
+}
+
+/// All that was seen inside.
+#[derive(Default)]
+pub(super) struct Inside {
+    /// How many of how many shares give the whole.
+    scheme: (u8, u8),
+    /// Untrusted paths may carry what chains must hide.
+    lax: bool,
+    taps: HashMap<(usize, u32), Tap>,
+    /// The instance of a host's daemon that a session is of.
+    instances: HashMap<(u64, usize), u64>,
+    /// The bump of each flow: a flow's number is never another one's.
+    flows: HashMap<(usize, u64, u32), u8>,
+    sets: HashMap<(Ends, u32), [Option<Known>; 3]>,
+    cuts: HashMap<(Ends, u32), Cut>,
+    /// Parts of shares, and what is random in pairs of them: nothing comes twice by chance.
+    blocks: HashMap<[u8; BLOCK], (Ends, u32)>,
+    pub(super) seen: Coverage,
+}
+
+impl Inside {
+    pub(super) fn new(scheme: (u8, u8), lax: bool) -> Self {
+        Self {
+            scheme,
+            lax,
+            ..Self::default()
+        }
+    }
+
+    /// A session of a host's daemon came about.
+    pub(super) fn tap(&mut self, host: usize, instance: u64, tap: Tap) {
+        let session = tap.session().as_u64();
+        self.instances.insert((session, host), instance);
+        self.taps.insert((host, tap.index()), tap);
+    }
+
+    /// Looks into a datagram.
+    ///
+    /// # Errors
+    /// What must not be there, or not by this path.
+    pub(super) fn see(&mut self, passing: Passing, datagram: &[u8]) -> Result<Held, String> {
+        let from = passing.from;
+        let index = u32::from_be_bytes(datagram[4..8].try_into().expect("four bytes"));
+        let tap = self.taps.get_mut(&(from, index));
+        let tap = tap.ok_or("a datagram of no session")?;
+        let session = tap.session().as_u64();
+        let mut copy = datagram.to_vec();
+        let opened = tap.open(&mut copy);
+        let opened = opened.map_err(|error| format!("a datagram that does not open: {error}"))?;
+        let instance = |host| self.instances.get(&(session, host)).copied();
+        let (Some(own), Some(theirs)) = (instance(from), instance(1 - from)) else {
+            return Err("a datagram of a session that one end does not know".into());
+        };
+        let ends = (from, own, theirs);
+        let mut held = Held::default();
+        for frame in Frames::new(opened.header) {
+            let frame = frame.map_err(|error| format!("a frame was sent that is none: {error}"))?;
+            match frame {
+                Frame::Chunk(chunk) => {
+                    let bump = self.flow(ends, chunk.flow, chunk.open.as_ref())?;
+                    held.chained = bump == SCRAMBLE;
+                    self.take_chunk(passing, bump, &chunk, opened.payload_inside)?;
+                }
+                Frame::Segment(segment) => {
+                    let bump = self.flow(ends, segment.flow, segment.open.as_ref())?;
+                    not_split(bump, "a segment")?;
+                }
+                Frame::Opaque { bump, .. } => not_split(bump, "an opaque packet")?,
+                Frame::Share(share) => {
+                    self.take_share(ends, passing.path, share, opened.payload)?
+                }
+                Frame::Fragment {
+                    id,
+                    at,
+                    total,
+                    header,
+                    bytes,
+                } => self.take_piece(ends, passing.path, (id, at, total, header), bytes)?,
+                _ => {}
+            }
+        }
+        Ok(held)
+    }
+
+    /// The bump of a flow.
+    fn flow(&mut self, (from, own, _): Ends, flow: u32, open: Option<&Open>) -> Result<u8, String> {
+        let key = (from, own, flow);
+        if let Some(open) = open {
+            let before = self.flows.insert(key, open.bump);
+            if before.is_some_and(|bump| bump != open.bump) {
+                return Err(format!("flow {flow} changed its bump"));
+            }
+        }
+        let known = self.flows.get(&key).copied();
+        known.ok_or_else(|| format!("flow {flow} was never opened"))
+    }
+
+    fn take_chunk(
+        &mut self,
+        passing: Passing,
+        bump: u8,
+        chunk: &Chunk<'_>,
+        inside: bool,
+    ) -> Result<(), String> {
+        let path = passing.path;
+        not_split(bump, "a chunk")?;
+        if inside != (bump == SEAL) {
+            return Err(format!(
+                "a chunk of bump {bump} on path {path}: encrypted {inside}"
+            ));
+        }
+        if bump == SEAL {
+            self.seen.note(Seen::Sealed);
+            if passing.trusted {
+                self.seen.note(Seen::SealedTrusted);
+            }
+            return Ok(());
+        }
+        self.seen.note(Seen::Chained);
+        if chunk.solo && !passing.trusted && !self.lax {
+            return Err(format!("a solo chunk on untrusted path {path}"));
+        }
+        Ok(())
+    }
+
+    /// Each share of a set takes a path of its own, and always that one, with the same bytes.
+    fn take_share(
+        &mut self,
+        ends: Ends,
+        path: usize,
+        share: Share,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let (set, index) = (share.set, usize::from(share.index));
+        if (share.needed, share.shares) != self.scheme || share.index >= share.shares {
+            return Err(format!("{share:?} is of another scheme"));
+        }
+        let Some((begins, ends_in)) = bytes.first_chunk().zip(bytes.last_chunk()) else {
+            return Err(format!("{share:?} has only {} bytes", bytes.len()));
+        };
+        let content = digest(bytes);
+        let shares = self.sets.entry((ends, set)).or_default();
+        if let Some(known) = shares[index] {
+            self.seen.note(Seen::ShareAgain);
+            return match (known.path == path, known.content == content) {
+                (false, _) => Err(format!(
+                    "share {index} of set {set} took path {} and {path}",
+                    known.path
+                )),
+                (true, false) => Err(format!("share {index} of set {set} has two contents")),
+                (true, true) => Ok(()),
+            };
+        }
+        let other = |known: &Option<Known>| known.is_some_and(|known| known.path == path);
+        if let Some(other) = shares.iter().position(other) {
+            return Err(format!(
+                "path {path} carries shares {other} and {index} of set {set}"
+            ));
+        }
+        shares[index] = Some(Known {
+            path,
+            content,
+            begins: *begins,
+        });
+        self.seen.note(Seen::Share);
+        // With all needed, all but one are random, and that one hidden by them. Otherwise what two have
+        // between them is random: they are points on a line whose slope is.
+        let slope = match (index < 2, shares[0], shares[1]) {
+            (true, Some(a), Some(b)) if share.needed < share.shares => {
+                Some(std::array::from_fn(|i| a.begins[i] ^ b.begins[i]))
+            }
+            _ => None,
+        };
+        let last = (bytes.len() >= 2 * BLOCK).then_some(*ends_in);
+        for (block, ends_it) in [(Some(*begins), false), (slope, false), (last, true)] {
+            let Some(block) = block else { continue };
+            let of = (ends, set);
+            // Where a whole ends in zeros, its shares add up to nothing.
+            if self
+                .blocks
+                .insert(block, of)
+                .is_some_and(|before| !(ends_it && before == of))
+            {
+                return Err(format!("random bytes of set {set} were used before"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Pieces of a share take its path; put together they are that share.
+    fn take_piece(
+        &mut self,
+        ends: Ends,
+        path: usize,
+        (id, at, total, header): (u32, u32, u32, u16),
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        if id % 2 == 0 {
+            return match bytes.first().filter(|_| at == 0) {
+                Some(bump) => not_split(*bump, "a piece of an opaque packet"),
+                None => Ok(()),
+            };
+        }
+        let cut = self.cuts.entry((ends, id)).or_default();
+        cut.paths.insert(path);
+        if at == 0 {
+            let block = bytes.get(..usize::from(header));
+            let frame = block.and_then(|block| Frames::new(block).next());
+            match frame {
+                Some(Ok(Frame::Share(share))) => cut.share = Some(share),
+                Some(Ok(Frame::Chunk(chunk))) => {
+                    let bump = self.flow(ends, chunk.flow, chunk.open.as_ref())?;
+                    return not_split(bump, "a piece of a chunk");
+                }
+                _ => return Err(format!("pieces {id} are of nothing")),
+            }
+        }
+        cut.parts.insert(at, bytes.to_vec());
+        let Some(share) = cut.share else {
+            return Ok(());
+        };
+        if cut.paths.len() > 1 {
+            return Err(format!(
+                "pieces of share {} of set {} took paths {:?}",
+                share.index, share.set, cut.paths
+            ));
+        }
+        let whole = cut.parts.values().flatten().copied().collect::<Vec<u8>>();
+        if whole.len() < total as usize {
+            return Ok(());
+        }
+        self.seen.note(Seen::ShareCut);
+        self.take_share(ends, path, share, &whole[usize::from(header)..])
+    }
+}
+
+fn not_split(bump: u8, what: &str) -> Result<(), String> {
+    match bump {
+        SHARE => Err(format!("{what} of share that was not split")),
+        _ => Ok(()),
+    }
+}
