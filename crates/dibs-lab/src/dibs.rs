@@ -79,7 +79,15 @@ impl Programs {
     /// If one is missing.
     pub fn find() -> Result<Self> {
         let own = std::env::current_exe().context("the running program's place")?;
-        let beside = own.parent().unwrap_or(Path::new("/"));
+        Self::beside(own.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Those of a directory, or else those that are installed.
+    ///
+    /// # Errors
+    /// If one is missing.
+    pub fn beside(directory: &Path) -> Result<Self> {
+        let beside = directory;
         let find = |name: &str| {
             let installed = DIRECTORIES.iter().map(Path::new);
             let mut candidates = std::iter::once(beside).chain(installed);

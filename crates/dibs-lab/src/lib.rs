@@ -29,6 +29,7 @@ pub mod bench;
 pub mod capture;
 pub mod demo;
 pub mod dibs;
+pub mod experiment;
 mod host;
 mod isolate;
 mod lab;

@@ -53,6 +53,15 @@ enum Command {
         #[arg(value_name = "DIRECTORY", default_value = "target/man")]
         directory: PathBuf,
     },
+    /// Repeat an experiment of a paper; has options of its own.
+    ///
+    /// Installs missing system packages as root on Debian, and names them elsewhere.
+    #[command(disable_help_flag = true)]
+    Experiment {
+        /// The experiment, and its options
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Run the fuzzers in turn, each on its corpus in fuzz/corpus and on what it found before.
     ///
     /// Needs a nightly compiler and cargo-fuzz, and installs them by rustup and cargo.
@@ -73,6 +82,7 @@ fn main() -> Result<()> {
         Command::Demo => demo(),
         Command::Bench { options } => bench(&options),
         Command::Man { directory } => man(&directory),
+        Command::Experiment { options } => experiment(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
     }
 }
@@ -117,6 +127,12 @@ fn man(directory: &Path) -> Result<()> {
     run::run(daemon.arg("--man").arg(directory))?;
     let mut control = process::Command::new(release("dibsctl")?);
     run::run(control.arg("man").arg(directory))
+}
+
+fn experiment(options: &[OsString]) -> Result<()> {
+    packages::ensure_experiment()?;
+    run::cargo(&RELEASE)?;
+    run::run(process::Command::new(release("dibs-experiment")?).args(options))
 }
 
 /// The programs as they are installed, and the benchmark. All at once, for cargo chooses the features

@@ -30,6 +30,8 @@ const TESTS: [Need; 9] = [
     ("socat", "socat"),
     ("sysctl", "procps"),
 ];
+/// What the experiments need beside that of the lab.
+const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
 /// What building the fuzzers needs.
 const FUZZ: [Need; 1] = [("c++", "g++")];
 /// Where system programs live; an ordinary user's PATH may lack it.
@@ -41,6 +43,14 @@ const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
 /// Where it cannot be installed: names what is missing.
 pub(crate) fn ensure_lab() -> Result<()> {
     ensure(&LAB)
+}
+
+/// Sees to it that what the experiments need is there.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_experiment() -> Result<()> {
+    ensure(&[&LAB[..], &EXPERIMENT].concat())
 }
 
 /// Sees to it that what the tests need is there.

@@ -65,7 +65,7 @@ pub struct Ratio {
 }
 
 impl Environment {
-    pub(super) fn of(now: SystemTime) -> Result<Self> {
+    pub(crate) fn of(now: SystemTime) -> Result<Self> {
         let read = |path: &str| std::fs::read_to_string(path).context(path.to_owned());
         let cpus = read("/proc/cpuinfo")?;
         // Not every architecture names it.
@@ -84,6 +84,19 @@ impl Environment {
     }
 }
 
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            date,
+            kernel,
+            cpu,
+            cpus,
+            load,
+        } = self;
+        write!(f, "{date}, Linux {kernel}, {cpus} x {cpu}, load {load}.")
+    }
+}
+
 impl Ratio {
     fn is_met(&self) -> bool {
         self.least.is_none_or(|least| self.value >= least)
@@ -94,14 +107,7 @@ impl Ratio {
 /// In Markdown.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Environment {
-            date,
-            kernel,
-            cpu,
-            cpus,
-            load,
-        } = &self.environment;
-        writeln!(f, "{date}, Linux {kernel}, {cpus} x {cpu}, load {load}.")?;
+        writeln!(f, "{}", self.environment)?;
         writeln!(
             f,
             "Medians of {} rounds of {} s, the systems in turn; ratios are taken within rounds.",

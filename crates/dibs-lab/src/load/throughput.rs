@@ -47,6 +47,8 @@ pub struct ThroughputReport {
     pub intervals: Vec<u64>,
     /// The longest time in which a connection received nothing, in microseconds.
     pub longest_gap_us: u64,
+    /// The same of the times that ended in each interval.
+    pub gaps_us: Vec<u64>,
     /// Segments that the sender retransmitted.
     pub retransmissions: u64,
     /// Subflows of all MPTCP connections; 0 for TCP.
@@ -80,6 +82,7 @@ struct Received {
     last: Duration,
     longest_gap: Duration,
     intervals: Vec<u64>,
+    gaps_us: Vec<u64>,
 }
 
 impl Throughput {
@@ -235,6 +238,11 @@ impl Transfer {
                 .zip(&stream.intervals)
                 .for_each(|(sum, bytes)| *sum += bytes);
         }
+        let mut gaps_us = vec![0; intervals.len()];
+        for stream in &received {
+            let both = gaps_us.iter_mut().zip(&stream.gaps_us);
+            both.for_each(|(longest, gap)| *longest = *gap.max(longest));
+        }
         let retransmissions = match self.plan.transport {
             Transport::Tcp => sent.iter().map(|stream| stream.retransmissions).sum(),
             // The kernel tells only the first subflow's.
@@ -253,6 +261,7 @@ impl Transfer {
                 .map(|stream| stream.longest_gap.as_micros() as u64)
                 .max()
                 .unwrap_or(0),
+            gaps_us,
             retransmissions,
             subflows: sent.iter().map(|stream| stream.subflows).sum(),
         })
@@ -280,6 +289,7 @@ fn receive(
         last: Duration::ZERO,
         longest_gap: Duration::ZERO,
         intervals: Vec::new(),
+        gaps_us: Vec::new(),
     };
     loop {
         let read = stream.read(&mut buffer).context("receive")?;
@@ -295,11 +305,14 @@ fn receive(
         );
         seen.bytes += read as u64;
         total.fetch_add(read as u64, Ordering::Relaxed);
-        seen.longest_gap = seen.longest_gap.max(now - seen.last);
+        let gap = now - seen.last;
+        seen.longest_gap = seen.longest_gap.max(gap);
         seen.last = now;
         let slot = (now.as_nanos() / interval.as_nanos().max(1)) as usize;
         seen.intervals.resize(seen.intervals.len().max(slot + 1), 0);
         seen.intervals[slot] += read as u64;
+        seen.gaps_us.resize(seen.intervals.len(), 0);
+        seen.gaps_us[slot] = seen.gaps_us[slot].max(gap.as_micros() as u64);
     }
 }
 
