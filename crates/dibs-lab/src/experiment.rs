@@ -17,6 +17,7 @@ use crate::baseline::openvpn;
 use crate::bench::Environment;
 use crate::dibs::{Programs, Settings};
 use crate::lab::Lab;
+use crate::load::sockets::host_retransmissions;
 use crate::load::{Throughput, ThroughputReport};
 use crate::site::{Site, addresses};
 
@@ -91,6 +92,8 @@ pub struct Phase {
     pub bytes_per_second: f64,
     /// Mean, of one processor.
     pub processor_percent: f64,
+    /// TCP segments that the sending host sent again.
+    pub retransmissions: u64,
     /// The longest time without data that ended in the two seconds after the switch; none at the start.
     pub stall_ms: Option<f64>,
 }
@@ -137,7 +140,11 @@ fn run(programs: &Programs, bumps: &[&str], phase: Duration) -> Result<Run> {
     let mut processor = Processor::new()?;
     let start = Instant::now();
     let transfer = load.start(&site.a, &site.b)?;
-    let mut switches = vec![(Duration::ZERO, Duration::ZERO)];
+    let mut switches = vec![Switch {
+        at: Duration::ZERO,
+        took: Duration::ZERO,
+        resent: host_retransmissions(&site.a)?,
+    }];
     let mut samples = Vec::new();
     for number in 1..=count {
         while start.elapsed() < phase * number {
@@ -148,28 +155,27 @@ fn run(programs: &Programs, bumps: &[&str], phase: Duration) -> Result<Run> {
                 samples.push((start.elapsed().as_secs_f64(), processor.used()?));
             }
         }
+        let resent = host_retransmissions(&site.a)?;
+        let asked = Instant::now();
+        let at = asked - start;
         let Some(bump) = bumps.get(number as usize) else {
+            let took = Duration::ZERO;
+            switches.push(Switch { at, took, resent });
             break;
         };
-        let asked = Instant::now();
         ensure!(transfer.is_running(), "the connection broke");
         let port = PORT.to_string();
         let words = ["enable", "--dport", &port, "--bump", bump];
         let changed: Changed = daemons[0].ctl(&words)?;
         let moved = changed.connections.len();
         ensure!(moved == 1, "{moved} connections were switched to {bump}");
-        switches.push((asked - start, asked.elapsed()));
-        eprintln!("{bump} since {:.1} s", (asked - start).as_secs_f64());
+        let took = asked.elapsed();
+        switches.push(Switch { at, took, resent });
+        eprintln!("{bump} since {:.1} s", at.as_secs_f64());
     }
     let report = transfer.finish()?;
-    let phases = bumps.iter().zip(&switches).enumerate();
-    let phases = phases.map(|(number, (bump, switch))| {
-        let end = match switches.get(number + 1) {
-            Some((next, _)) => *next,
-            None => phase * count,
-        };
-        made(bump, *switch, end, &report, &samples)
-    });
+    let phases = bumps.iter().zip(switches.windows(2));
+    let phases = phases.map(|(bump, ends)| made(bump, &ends[0], &ends[1], &report, &samples));
     Ok(Run {
         phases: phases.collect(),
         phase_seconds: phase.as_secs_f64(),
@@ -181,14 +187,24 @@ fn run(programs: &Programs, bumps: &[&str], phase: Duration) -> Result<Run> {
     })
 }
 
+/// When a stream was moved, or its end.
+struct Switch {
+    at: Duration,
+    /// The command.
+    took: Duration,
+    /// Segments that the sending host had sent again by then.
+    resent: u64,
+}
+
 /// What a phase came to.
 fn made(
     bump: &str,
-    (at, command): (Duration, Duration),
-    end: Duration,
+    switch: &Switch,
+    next: &Switch,
     report: &ThroughputReport,
     samples: &[(f64, f64)],
 ) -> Phase {
+    let (at, end) = (switch.at, next.at);
     let every = THROUGHPUT_EVERY.as_secs_f64();
     let settled = (at + SETTLING).as_secs_f64();
     let whole = |slot: usize| {
@@ -212,9 +228,10 @@ fn made(
     Phase {
         bump: bump.to_owned(),
         at_seconds: at.as_secs_f64(),
-        command_ms: command.as_secs_f64() * 1e3,
+        command_ms: switch.took.as_secs_f64() * 1e3,
         bytes_per_second: bytes.iter().sum::<u64>() as f64 / (bytes.len().max(1) as f64 * every),
         processor_percent: used.iter().sum::<f64>() / used.len().max(1) as f64,
+        retransmissions: next.resent - switch.resent,
         stall_ms: stall.filter(|_| !at.is_zero()).map(|us| us as f64 / 1e3),
     }
 }
@@ -232,15 +249,15 @@ impl fmt::Display for Report {
         for run in &self.runs {
             writeln!(
                 f,
-                "\nOne TCP stream over three links of 1 Gbit/s, {} s on each bump, {} TCP \
-                 retransmissions, {} connections lost\n",
-                run.phase_seconds, run.retransmissions, run.lost_connections
+                "\nOne TCP stream over three links of 1 Gbit/s, {} s on each bump, {} connections lost\n",
+                run.phase_seconds, run.lost_connections
             )?;
             writeln!(
                 f,
-                "| bump | MB/s | processor, % of one | longest stall at the switch, ms | paper: MB/s | processor, % |"
+                "| bump | MB/s | processor, % of one | longest stall at the switch, ms | TCP \
+                 retransmissions | paper: MB/s | processor, % |"
             )?;
-            writeln!(f, "|---|---|---|---|---|---|")?;
+            writeln!(f, "|---|---|---|---|---|---|---|")?;
             for phase in &run.phases {
                 let stall = phase.stall_ms.map(|ms| format!("{ms:.0}"));
                 let paper = TABLE_I.iter().find(|(name, ..)| *name == phase.bump);
@@ -248,11 +265,12 @@ impl fmt::Display for Report {
                 let paper = paper.map(|(bytes, used)| format!("{bytes:.0} | {used:.0}"));
                 writeln!(
                     f,
-                    "| {} | {:.1} | {:.0} | {} | {} |",
+                    "| {} | {:.1} | {:.0} | {} | {} | {} |",
                     phase.bump,
                     phase.bytes_per_second / 1e6,
                     phase.processor_percent,
                     stall.unwrap_or_default(),
+                    phase.retransmissions,
                     paper.unwrap_or_else(|| " | ".to_owned())
                 )?;
             }
