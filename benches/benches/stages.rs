@@ -82,12 +82,28 @@ fn stages(criterion: &mut Criterion) {
             }
         });
     });
+    group.bench_function("scramble-crc", |b| {
+        b.iter(|| {
+            let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
+            pairs.fold(0, |all, (from, to)| {
+                all ^ scrambler.scramble_summed(black_box(from), to)
+            })
+        });
+    });
     let mut descrambler = Descrambler::new(&[7; BUFFER_LEN]);
     group.bench_function("descramble", |b| {
         b.iter(|| {
             for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
                 descrambler.descramble(black_box(from), to);
             }
+        });
+    });
+    group.bench_function("descramble-crc", |b| {
+        b.iter(|| {
+            let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
+            pairs.fold(0, |all, (from, to)| {
+                all ^ descrambler.descramble_summed(black_box(from), to)
+            })
         });
     });
 
