@@ -535,5 +535,33 @@ fn a_choice_gives_in_to_what_the_peer_requires() {
         let report = run(setup(paths), ops);
         assert_eq!(report.delivered, 60_000);
         assert_eq!(report.coverage.get(Seen::OwnRule), 1);
+
+/// Of two daemons that had both ended, the one that started first called into nothing, and refused the call
+/// of the other, since its own stood: until it called again.
+#[test]
+fn whichever_daemon_starts_later_the_session_comes_at_once() {
+    for offset in (0..600).step_by(40) {
+        for late in 0..2 {
+            let ops = vec![
+                (at(1000), Op::Restart(1 - late, Duration::from_secs(2))),
+                (
+                    at(1000),
+                    Op::Restart(late, Duration::from_millis(2000 + offset)),
+                ),
+                (
+                    at(3000 + offset),
+                    Op::Open(plan([3000, 3000], Order::Both, [true; 2])),
+                ),
+            ];
+            let setup = Setup {
+                calls: [true; 2],
+                ..setup(vec![path(true, clean()), path(false, clean())])
+            };
+            let report = run(setup, ops);
+            let took = report.took - Duration::from_millis(3000 + offset);
+            // Round trips of 10 ms.
+            let limit = Duration::from_millis(150);
+            assert!(took < limit, "{late} later by {offset} ms: {took:?}");
+        }
     }
 }

@@ -287,6 +287,7 @@ impl Sessions {
         let initiation = peer.initiation.get_or_insert(Initiation {
             started: now,
             attempts: 0,
+            repeated: false,
             retry_at: now,
             sent: None,
         });
@@ -452,6 +453,7 @@ impl Sessions {
             let age = now.since(ours.started);
             let ours_stands = ours.sent.is_some() && age < TIE_BREAK;
             if ours_stands && self.public.as_bytes() < remote.as_bytes() {
+                ours.repeat_now(now);
                 return Err(Dropped::Crossed);
             }
             // The peer's goes first; ours is taken up again if nothing comes of it.

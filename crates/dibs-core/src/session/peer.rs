@@ -224,9 +224,22 @@ pub(super) struct Initiation {
     /// When the first message 1 of this call was sent.
     pub(super) started: Time,
     pub(super) attempts: u32,
+    /// It was repeated early, since the peer called too.
+    pub(super) repeated: bool,
     pub(super) retry_at: Time,
     /// The latest message 1; none while we let the peer's own go first.
     pub(super) sent: Option<SentInitiation>,
+}
+
+impl Initiation {
+    /// The peer called, too: it is there, and may not have been when our message 1 was sent. If it was,
+    /// that costs less than a round trip, for the answer to the first one is worthless then. Once only: the
+    /// peer's may be a recording.
+    pub(super) fn repeat_now(&mut self, now: Time) {
+        if !std::mem::replace(&mut self.repeated, true) {
+            self.retry_at = self.retry_at.min(now);
+        }
+    }
 }
 
 /// A message 1 that may still be answered.

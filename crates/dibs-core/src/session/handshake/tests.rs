@@ -521,6 +521,26 @@ fn an_endpoint_that_hears_nothing_answers_after_the_tie_break() {
     );
 }
 
+/// Two daemons start one after the other: the first call of one is lost, that of the other is refused.
+#[test]
+fn who_is_called_while_its_own_call_stands_calls_again() {
+    let [mut smaller, mut greater] = pair();
+    smaller.initiate(ms(0));
+    let crossed = greater.initiate(ms(100));
+    let outcome = smaller.handle(ms(110), greater.source(), &crossed);
+    assert_eq!(outcome.dropped, Some(Dropped::Crossed));
+    assert_eq!(smaller.sessions.poll_timeout(), Some(ms(110)));
+    let again = smaller.timeout(ms(110)).remove(0);
+    let outcome = greater.handle(ms(120), smaller.source(), &again);
+    assert!(outcome.established.is_some());
+
+    // Recordings do not make it call ever more often.
+    let before = smaller.sessions.poll_timeout();
+    let crossed = greater.initiate(ms(300));
+    smaller.handle(ms(301), greater.source(), &crossed);
+    assert_eq!(smaller.sessions.poll_timeout(), before);
+}
+
 #[test]
 fn sessions_end_when_no_new_one_comes() {
     let [mut a, mut b] = pair();
