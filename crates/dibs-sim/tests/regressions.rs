@@ -565,3 +565,30 @@ fn whichever_daemon_starts_later_the_session_comes_at_once() {
         }
     }
 }
+
+/// A peer that called for lack of an answer called once more while the paths of the session that came of
+/// the other's call were being opened: what was under way by them then was sent again after a second.
+#[test]
+fn who_has_just_come_back_is_not_called_again() {
+    for start in (7000..8000).step_by(10) {
+        let ops = vec![
+            (
+                at(1000),
+                Op::Restart(0, Duration::from_millis(start - 1000)),
+            ),
+            (
+                at(start),
+                Op::Open(plan([3000, 3000], Order::Both, [true; 2])),
+            ),
+        ];
+        let setup = Setup {
+            calls: [true; 2],
+            ..setup(vec![path(true, clean()), path(false, clean())])
+        };
+        let report = run(setup, ops);
+        let took = report.took - Duration::from_millis(start);
+        // Round trips of 10 ms.
+        let limit = Duration::from_millis(150);
+        assert!(took < limit, "back after {start} ms: {took:?}");
+    }
+}

@@ -248,6 +248,8 @@ impl Peer {
             });
         }
         self.redial_at = now;
+        // Its paths have yet to be opened: that is no silence of the peer.
+        self.silent_since = None;
         // The new session is to be used at once, so that the peer confirms it.
         match self.links.iter_mut().find(|l| l.is_open()) {
             Some(link) => link.probe = true,
