@@ -535,6 +535,8 @@ fn a_choice_gives_in_to_what_the_peer_requires() {
         let report = run(setup(paths), ops);
         assert_eq!(report.delivered, 60_000);
         assert_eq!(report.coverage.get(Seen::OwnRule), 1);
+    }
+}
 
 /// Of two daemons that had both ended, the one that started first called into nothing, and refused the call
 /// of the other, since its own stood: until it called again.
