@@ -499,6 +499,28 @@ fn a_dead_untrusted_path_costs_nothing_but_time() {
 }
 
 #[test]
+fn a_trusted_path_that_is_no_limit_takes_all() {
+    let mut pair = Pair::far_apart(Duration::from_micros(20));
+    let data = text(30_000_000);
+    for (i, part) in data.chunks(50_000).enumerate() {
+        if i == 400 {
+            pair.sent = [[0; 2]; 2];
+        }
+        pair.send(0, 1 + i as u32 * 50_000, part, 0, i as u32);
+        // 0.5 GB/s, until the paths are known to carry more, and then 2.5; four packets at a time, so that
+        // the other path would be free for the next.
+        if i % 4 == 3 {
+            let pause = if i < 200 { 400 } else { 80 };
+            pair.run(Duration::from_micros(pause));
+        }
+    }
+    pair.run(Duration::from_secs(1));
+    pair.assert_stream(1, &data);
+    let [trusted, untrusted] = pair.sent[0];
+    assert!(20 * untrusted < trusted, "{trusted} and {untrusted} bytes");
+}
+
+#[test]
 fn without_a_trusted_path_chained_flows_wait_and_then_go_on() {
     let mut pair = Pair::connected();
     let data = text(100_000);
