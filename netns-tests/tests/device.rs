@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::baseline::{Tunnel, openvpn};
 use netns_tests::daemon::wait;
-use netns_tests::topology::server;
-use netns_tests::traffic::connect;
+use netns_tests::topology::{server, server_v6};
+use netns_tests::traffic::{Talk, connect};
 use netns_tests::{Net, Node, Setup, isolated};
 
 /// The device that the lab's OpenVPN makes.
@@ -144,6 +144,34 @@ fn a_smaller_mtu_stops_nothing_and_is_forgotten() {
             talk.advance(SETTLED)?;
             let after = segment(&net.a)?;
             ensure!(after == before, "{before} bytes, and then {after}");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn over_ipv6_too() {
+    isolated(|| {
+        with_vpn().run(|net| {
+            let _vpn = connect_vpn(net)?;
+            for node in [&net.a, &net.b] {
+                node.host.run(&format!("ip link set {TUN} mtu 1400"))?;
+            }
+            let talk = Talk::start(&net.a.host, &net.b.host, server_v6(7000))?;
+            talk.advance(SETTLED)?;
+            for bump in ["vpn", "scramble", "vpn", "plain"] {
+                net.a.put_on(bump, "--dport", 7000)?;
+                net.wait_bump(7000, bump)?;
+                talk.advance(SETTLED)?;
+            }
+            let node = &net.a;
+            node.host.sysctl("net.ipv6.conf.tun99.disable_ipv6", "1")?;
+            let refused = node.refused(&["enable", "--dport", "7000", "--bump", "vpn"])?;
+            ensure!(
+                refused.contains("device tun99 of bump vpn has no IPv6"),
+                "{refused}"
+            );
+            talk.advance(SETTLED)?;
             talk.finish()
         })
     });
