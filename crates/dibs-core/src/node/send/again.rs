@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use super::super::Shared;
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
-use super::data::{MAX_BATCH, MAX_SEGMENTS};
+use super::data::{MAX_BATCH, MAX_SEGMENTS, padding};
+use super::small::pad;
 use super::{CLEAR, Shape, Turn, key_of, token};
 use crate::chunk::{Chunk, Content, Fragment, Origin, Pending, Placement};
 use crate::counters::Counter;
@@ -77,7 +78,7 @@ impl Peer {
                 Choice::Nobody => return None,
             };
             let out = match &pending.content {
-                Content::Chunk(chunk) if self.shape(link, chunk).is_some() => {
+                Content::Chunk(chunk) if self.shape(turn.shared, link, chunk).is_some() => {
                     self.send_chunks_again(turn, (link, budget), queue, at)
                 }
                 Content::Chunk(_) => {
@@ -125,15 +126,28 @@ impl Peer {
     }
 
     /// Whether a chunk fits a datagram of this path, and how it stands there.
-    fn shape(&self, link: usize, chunk: &Chunk) -> Option<Shape> {
+    fn shape(&self, shared: &Shared, link: usize, chunk: &Chunk) -> Option<Shape> {
         let head = self.waiting.head(chunk);
         let open = self.conns.get(head.conn).and_then(Conn::open_frame);
-        let shape = Shape {
+        let mut shape = Shape {
             payload: usize::from(chunk.len),
             header: frame::chunk_len(&head.tcp.get(), open.as_ref()),
             tag: TAG_LEN,
         };
-        (shape.len() <= usize::from(self.links[link].path.mtu())).then_some(shape)
+        let mtu = usize::from(self.links[link].path.mtu());
+        if shape.len() > mtu {
+            return None;
+        }
+        if self.is_padded(shared, head.conn) {
+            shape.header += padding(shape.len(), mtu);
+        }
+        Some(shape)
+    }
+
+    /// Whether what is sent of a connection shows only a few lengths.
+    fn is_padded(&self, shared: &Shared, conn: Key) -> bool {
+        let conn = self.conns.get(conn);
+        conn.is_some_and(|conn| shared.bumps.of(conn.bump).is_padded())
     }
 
     /// Whether a chunk goes encrypted, not only its headers.
@@ -171,7 +185,7 @@ impl Peer {
             if self.is_sealed(turn.shared, chunk) != inside {
                 break;
             }
-            let Some(shape) = self.shape(link, chunk) else {
+            let Some(shape) = self.shape(turn.shared, link, chunk) else {
                 break;
             };
             let stride = run.first().map_or(shape.len(), |(_, first)| first.len());
@@ -209,10 +223,12 @@ impl Peer {
             let from = chunk.at as usize;
             datagram[CLEAR..CLEAR + shape.payload]
                 .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + shape.payload]);
-            let mut w = Writer::new(&mut datagram[CLEAR + shape.payload..][..shape.header]);
+            let block = &mut datagram[CLEAR + shape.payload..][..shape.header];
+            // What the frame leaves is padding.
+            block.fill(0);
             chunk
                 .frame(head.strand, head.tcp.get(), open)
-                .encode(&mut w);
+                .encode(&mut Writer::new(block));
             let link = &mut self.links[link];
             let seq = link
                 .path
@@ -348,6 +364,12 @@ impl Peer {
         };
         let mut block = vec![0; frame::FRAGMENT_OVERHEAD + usize::from(f.len)];
         frame::encode(&piece, &mut Writer::new(&mut block));
+        if self.is_padded(turn.shared, f.origin.conn) {
+            pad(
+                &mut block,
+                usize::from(self.links[link].path.mtu()) - OVERHEAD,
+            );
+        }
         self.finish(turn, link, &block, true, token(key))
     }
 

@@ -242,7 +242,7 @@ impl Peer {
 }
 
 /// Brings a header block that is sent alone to one of the lengths that an observer may see.
-fn pad(block: &mut Vec<u8>, room: usize) {
+pub(super) fn pad(block: &mut Vec<u8>, room: usize) {
     let len = block.len() + OVERHEAD;
     block.resize(block.len() + padding(len, room + OVERHEAD), 0);
 }

@@ -87,8 +87,9 @@ fn a_sealed_stream_needs_no_trusted_path() {
     assert_eq!(all.sum::<usize>(), data.len());
 }
 
-#[test]
-fn padded_lengths_are_of_few_kinds() {
+/// A pair on seal with padding, which loses so many percent of what is not small, and the lengths of what
+/// host 0 sends.
+fn padded(lose: u64) -> (Pair, Rc<RefCell<std::collections::BTreeSet<usize>>>) {
     let mut bumps = bump::ordinary();
     bumps.retain(|b| b.number != bump::SEAL);
     bumps.push(bump::seal(bump::Padding::Buckets));
@@ -104,22 +105,34 @@ fn padded_lengths_are_of_few_kinds() {
     pair.bump = bump::SEAL;
     let lengths = Rc::new(RefCell::new(std::collections::BTreeSet::new()));
     let tap = lengths.clone();
+    let mut loses = dice(lose);
     pair.filter = Box::new(move |host, _, bytes| {
-        if host == 0 {
+        if host == 0 && bytes.len() > 128 {
             tap.borrow_mut().insert(bytes.len());
+            return !loses();
         }
         true
     });
-    let mut seq = 1;
-    for len in (1..4000).step_by(37) {
-        pair.send(0, seq, &text(len), 0, 1);
-        seq += len as u32;
-        pair.run(Duration::from_millis(3));
+    (pair, lengths)
+}
+
+#[test]
+fn padded_lengths_are_of_few_kinds() {
+    for lose in [0, 20] {
+        let (mut pair, lengths) = padded(lose);
+        let mut seq = 1;
+        for len in (1..4000).step_by(37) {
+            pair.send(0, seq, &text(len), 0, 1);
+            seq += len as u32;
+            pair.run(Duration::from_millis(3));
+        }
+        pair.run(Duration::from_secs(3));
+        assert_eq!(pair.stream(1).len(), seq as usize - 1);
+        let again = pair.nodes[0].counters().get(Counter::ChunkResent);
+        assert_eq!(again > 20, lose > 0, "{again}");
+        let lengths: Vec<usize> = lengths.borrow().iter().copied().collect();
+        assert_eq!(lengths, [256, 512, 1024, 1472]);
     }
-    assert_eq!(pair.stream(1).len(), seq as usize - 1);
-    let lengths = lengths.borrow();
-    let data: Vec<_> = lengths.iter().filter(|l| **l > 128).collect();
-    assert_eq!(data, [&256, &512, &1024, &1472]);
 }
 
 #[test]
