@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use dibs_core::session::{Tap, is_handshake};
 
 use crate::coverage::Coverage;
+use crate::history::Setup;
 use crate::payload;
 use crate::rng::mix;
 use inside::{Held, Inside, Passing};
@@ -34,14 +35,21 @@ pub struct Observer {
 type Nonce = (usize, u8, u8, u32, u64);
 
 impl Observer {
-    /// Who has seen nothing yet; `lax` if untrusted paths may carry the start of an epoch. What is split
-    /// takes `share.0` of `share.1` shares.
-    pub fn new(lax: bool, share: (u8, u8)) -> Self {
+    /// Who has seen nothing yet.
+    pub fn new(setup: &Setup) -> Self {
         Self {
-            lax,
-            inside: Inside::new(share, lax),
+            lax: !setup.hold_without_trusted,
+            inside: Inside::new(setup),
             ..Self::default()
         }
+    }
+
+    /// A host has sent all that it can.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn settle(&mut self) -> Result<(), String> {
+        self.inside.settle()
     }
 
     /// Learns the keys of what a host's daemon sends by a session.
@@ -178,6 +186,20 @@ mod tests {
         bytes
     }
 
+    fn new(hold_without_trusted: bool) -> Observer {
+        Observer::new(&Setup {
+            hold_without_trusted,
+            ..Setup::ordinary(Vec::new())
+        })
+    }
+
+    fn chained() -> Held {
+        Held {
+            chained: true,
+            ..Held::default()
+        }
+    }
+
     /// As of a chunk of a chain, if it is no handshake.
     fn see(
         observer: &mut Observer,
@@ -194,7 +216,7 @@ mod tests {
             path,
             trusted,
         };
-        observer.look(passing, Held { chained: true }, datagram)
+        observer.look(passing, chained(), datagram)
     }
 
     fn plaintext() -> [u8; 40] {
@@ -208,7 +230,7 @@ mod tests {
     fn what_must_not_show_is_seen() {
         let trusted = (true, true);
         let untrusted = (false, false);
-        let mut observer = Observer::new(false, (2, 2));
+        let mut observer = new(true);
         let plain = datagram(0, &plaintext());
         assert!(see(&mut observer, 0, trusted, &plain).is_err());
         assert!(see(&mut observer, 0, untrusted, &plain).is_err());
@@ -223,10 +245,9 @@ mod tests {
             path: 0,
             trusted: true,
         };
-        let encrypted = Held { chained: false };
-        assert!(observer.look(alone, encrypted, &chained).is_err());
+        assert!(observer.look(alone, Held::default(), &chained).is_err());
         assert!(see(&mut observer, 0, untrusted, &chained).is_err());
-        assert!(see(&mut Observer::new(true, (2, 2)), 0, untrusted, &chained).is_ok());
+        assert!(see(&mut new(false), 0, untrusted, &chained).is_ok());
         let handshake = [1; 100];
         assert!(see(&mut observer, 0, trusted, &handshake).is_ok());
         assert!(see(&mut observer, 0, untrusted, &handshake).is_err());
@@ -234,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_nonce_serves_one_content() {
-        let mut observer = Observer::new(false, (2, 2));
+        let mut observer = new(true);
         let trusted = (true, true);
         assert!(see(&mut observer, 0, trusted, &datagram(0, b"one")).is_ok());
         assert!(see(&mut observer, 0, trusted, &datagram(0, b"one")).is_ok());
@@ -245,7 +266,7 @@ mod tests {
 
     #[test]
     fn inner_addresses_show() {
-        let mut observer = Observer::new(false, (2, 2));
+        let mut observer = new(true);
         let [a, b] = ["10.1.0.1", "10.1.0.2"].map(|a| a.parse().unwrap());
         observer.guard_addresses((a, b));
         let inner = [0x40, 6, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1, 0x4e];
@@ -257,7 +278,7 @@ mod tests {
     /// it begins with zeros.
     #[test]
     fn a_clear_header_is_no_address_by_chance() {
-        let mut observer = Observer::new(false, (2, 2));
+        let mut observer = new(true);
         let [a, b] = crate::world::addresses();
         for pair in a.into_iter().zip(b) {
             observer.guard_addresses(pair);
@@ -281,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_key_shows_wherever_it_stands() {
-        let mut observer = Observer::new(false, (2, 2));
+        let mut observer = new(true);
         let key = std::array::from_fn(|i| i as u8 ^ 0xa5);
         observer.guard(&key);
         let part = datagram(0, &key[5..25]);

@@ -215,7 +215,7 @@ impl World {
             tamper: [None, None],
         });
         let links: Vec<Link> = links.collect();
-        let mut observer = Observer::new(!setup.hold_without_trusted, setup.share);
+        let mut observer = Observer::new(setup);
         observer.guard(&private(seed, 0));
         observer.guard(&private(seed, 1));
         let [a, b] = addresses();
@@ -549,6 +549,7 @@ impl World {
             worked = true;
             self.send(host, path, to, datagram)?;
         }
+        self.observer.settle()?;
         for event in events {
             self.note(host, event)?;
         }

@@ -3,15 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use dibs_core::bump::{SCRAMBLE, SEAL, SHARE};
+use dibs_core::bump::{Padding, SCRAMBLE, SEAL, SHARE};
 use dibs_core::session::Tap;
 use dibs_wire::frame::{Chunk, Frame, Frames, Open, Share};
 
 use super::digest;
 use crate::coverage::{Coverage, Seen};
+use crate::history::Setup;
 
 /// Bytes of a share that are compared with those of all others.
 const BLOCK: usize = 16;
+/// Up to here, lengths of what is padded are powers of two.
+const LARGEST_BUCKET: usize = 1024;
 
 /// Who sends to whom: the host, the instance of its daemon, and that of the other one.
 type Ends = (usize, u64, u64);
@@ -29,6 +32,8 @@ pub(super) struct Passing {
 pub(super) struct Held {
     /// Its payload is of a chain, which is not encrypted.
     pub(super) chained: bool,
+    /// Something of it is of a bump whose datagrams are encrypted whole.
+    pub(super) sealed: bool,
 }
 
 /// A share that was seen.
@@ -45,6 +50,7 @@ struct Cut {
     paths: BTreeSet<usize>,
     parts: BTreeMap<u32, Vec<u8>>,
     share: Option<Share>,
+    sealed: bool,
 }
 
 /// All that was seen inside.
@@ -54,12 +60,16 @@ pub(super) struct Inside {
     scheme: (u8, u8),
     /// Untrusted paths may carry what chains must hide.
     lax: bool,
+    /// Only a few lengths may show of what is encrypted whole.
+    padded: bool,
     taps: HashMap<(usize, u32), Tap>,
     /// The instance of a host's daemon that a session is of.
     instances: HashMap<(u64, usize), u64>,
     /// The bump of each flow: a flow's number is never another one's.
     flows: HashMap<(usize, u64, u32), u8>,
     sets: HashMap<(Ends, u32), [Option<Known>; 3]>,
+    /// Sets that are being sent.
+    fresh: BTreeSet<(Ends, u32)>,
     cuts: HashMap<(Ends, u32), Cut>,
     /// Parts of shares, and what is random in pairs of them: nothing comes twice by chance.
     blocks: HashMap<[u8; BLOCK], (Ends, u32)>,
@@ -67,10 +77,11 @@ pub(super) struct Inside {
 }
 
 impl Inside {
-    pub(super) fn new(scheme: (u8, u8), lax: bool) -> Self {
+    pub(super) fn new(setup: &Setup) -> Self {
         Self {
-            scheme,
-            lax,
+            scheme: setup.share,
+            lax: !setup.hold_without_trusted,
+            padded: setup.padding == Padding::Buckets,
             ..Self::default()
         }
     }
@@ -107,13 +118,18 @@ impl Inside {
                 Frame::Chunk(chunk) => {
                     let bump = self.flow(ends, chunk.flow, chunk.open.as_ref())?;
                     held.chained = bump == SCRAMBLE;
+                    held.sealed |= bump == SEAL;
                     self.take_chunk(passing, bump, &chunk, opened.payload_inside)?;
                 }
                 Frame::Segment(segment) => {
                     let bump = self.flow(ends, segment.flow, segment.open.as_ref())?;
+                    held.sealed |= bump == SEAL;
                     not_split(bump, "a segment")?;
                 }
-                Frame::Opaque { bump, .. } => not_split(bump, "an opaque packet")?,
+                Frame::Opaque { bump, .. } => {
+                    held.sealed |= bump == SEAL;
+                    not_split(bump, "an opaque packet")?;
+                }
                 Frame::Share(share) => {
                     self.take_share(ends, passing.path, share, opened.payload)?
                 }
@@ -123,11 +139,32 @@ impl Inside {
                     total,
                     header,
                     bytes,
-                } => self.take_piece(ends, passing.path, (id, at, total, header), bytes)?,
+                } => {
+                    let piece = (id, at, total, header);
+                    held.sealed |= self.take_piece(ends, passing.path, piece, bytes)?;
+                }
                 _ => {}
             }
         }
+        let len = datagram.len();
+        if held.sealed && self.padded && len <= LARGEST_BUCKET && !len.is_power_of_two() {
+            return Err(format!("a padded datagram of {len} bytes"));
+        }
         Ok(held)
+    }
+
+    /// Everything has been sent that can be: with too few paths no share leaves.
+    ///
+    /// # Errors
+    /// A set has fewer shares than it takes.
+    pub(super) fn settle(&mut self) -> Result<(), String> {
+        for of in std::mem::take(&mut self.fresh) {
+            let shares = self.sets[&of].iter().flatten().count();
+            if shares < usize::from(self.scheme.0) {
+                return Err(format!("set {} was sent as {shares} shares", of.1));
+            }
+        }
+        Ok(())
     }
 
     /// The bump of a flow.
@@ -211,6 +248,7 @@ impl Inside {
             begins: *begins,
         });
         self.seen.note(Seen::Share);
+        self.fresh.insert((ends, set));
         // With all needed, all but one are random, and that one hidden by them. Otherwise what two have
         // between them is random: they are points on a line whose slope is.
         let slope = match (index < 2, shares[0], shares[1]) {
@@ -235,18 +273,21 @@ impl Inside {
         Ok(())
     }
 
-    /// Pieces of a share take its path; put together they are that share.
+    /// Pieces of a share take its path; put together they are that share. Whether they are of what is
+    /// encrypted whole.
     fn take_piece(
         &mut self,
         ends: Ends,
         path: usize,
         (id, at, total, header): (u32, u32, u32, u16),
         bytes: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         if id % 2 == 0 {
             return match bytes.first().filter(|_| at == 0) {
-                Some(bump) => not_split(*bump, "a piece of an opaque packet"),
-                None => Ok(()),
+                Some(bump) => {
+                    not_split(*bump, "a piece of an opaque packet").map(|()| *bump == SEAL)
+                }
+                None => Ok(false),
             };
         }
         let cut = self.cuts.entry((ends, id)).or_default();
@@ -258,14 +299,17 @@ impl Inside {
                 Some(Ok(Frame::Share(share))) => cut.share = Some(share),
                 Some(Ok(Frame::Chunk(chunk))) => {
                     let bump = self.flow(ends, chunk.flow, chunk.open.as_ref())?;
-                    return not_split(bump, "a piece of a chunk");
+                    not_split(bump, "a piece of a chunk")?;
+                    let cut = self.cuts.entry((ends, id)).or_default();
+                    cut.sealed = bump == SEAL;
+                    return Ok(cut.sealed);
                 }
                 _ => return Err(format!("pieces {id} are of nothing")),
             }
         }
         cut.parts.insert(at, bytes.to_vec());
         let Some(share) = cut.share else {
-            return Ok(());
+            return Ok(cut.sealed);
         };
         if cut.paths.len() > 1 {
             return Err(format!(
@@ -275,10 +319,11 @@ impl Inside {
         }
         let whole = cut.parts.values().flatten().copied().collect::<Vec<u8>>();
         if whole.len() < total as usize {
-            return Ok(());
+            return Ok(false);
         }
         self.seen.note(Seen::ShareCut);
-        self.take_share(ends, path, share, &whole[usize::from(header)..])
+        self.take_share(ends, path, share, &whole[usize::from(header)..])?;
+        Ok(false)
     }
 }
 
