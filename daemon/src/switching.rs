@@ -99,6 +99,10 @@ impl Daemon {
             .map(|(pair, choice, before)| (pair, (choice, before)))
             .collect();
         for (pair, version, answer) in answers.into_iter().flatten() {
+            let own = match &answer {
+                Ok((Outcome::OwnRule, own)) => Some(*own),
+                _ => None,
+            };
             let verdict = answer.map(|(outcome, _)| outcome);
             let (proposed, before) = before[&pair];
             // It may have been asked for again, as a later one.
@@ -109,6 +113,13 @@ impl Daemon {
             let verdict = self
                 .conclude(pair, asked, verdict, before, origins[&pair])
                 .await;
+            // What stood before was chosen without a session, and the rule stands against it, too.
+            if let (Some(own), Some(before)) = (own, before)
+                && u64::from(before.bump) != own
+                && let Some(peer) = self.peer_of(pair.remote.ip())
+            {
+                self.give_in(peer, pair, before.version, own).await;
+            }
             outcomes.insert(pair, verdict);
         }
         self.save()?;

@@ -420,19 +420,7 @@ impl Steering {
             if let Verdict::Answer(Outcome::OwnRule, own) = verdict
                 && known.is_some()
             {
-                self.seen.note(Seen::OwnRule);
-                self.daemon().choices.sweep(|p, _| *p != pair);
-                self.daemon().leaving.remove(&pair);
-                self.highest.remove(&pair);
-                self.marks.insert(
-                    pair,
-                    Mark {
-                        bump: own as u8,
-                        ..Mark::default()
-                    },
-                );
-                end_drains(at, &pair);
-                self.save();
+                self.give_in(at, pair, own);
             }
             return;
         };
@@ -461,7 +449,28 @@ impl Steering {
                 // It stays where it was, and nobody waits for its silence.
                 end_drains(at, &pair);
             }
+            // Nor may it go back to a choice that the peer has refused, or is about to.
+            if let (Verdict::Answer(Outcome::OwnRule, own), Some(before)) = (verdict, before)
+                && u64::from(before.bump) != own
+            {
+                self.give_in(at, pair, own);
+            }
         }
+        self.save();
+    }
+
+    /// A choice stands against a rule of the peer.
+    fn give_in(&mut self, at: &mut At<'_>, pair: Pair, own: u64) {
+        self.seen.note(Seen::OwnRule);
+        self.daemon().choices.sweep(|p, _| *p != pair);
+        self.daemon().leaving.remove(&pair);
+        self.highest.remove(&pair);
+        let mark = Mark {
+            bump: own as u8,
+            ..Mark::default()
+        };
+        self.marks.insert(pair, mark);
+        end_drains(at, &pair);
         self.save();
     }
 

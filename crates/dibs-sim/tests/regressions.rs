@@ -594,3 +594,31 @@ fn who_has_just_come_back_is_not_called_again() {
         assert!(took < limit, "back after {start} ms: {took:?}");
     }
 }
+
+/// A choice for plain was made without a session. Before the peer could say that it requires a bump, the
+/// user chose something else, and was refused that: what stood before came back, and nobody spoke of it
+/// again (seed 727 of the first histories with all bumps).
+#[test]
+fn a_choice_that_is_taken_back_leaves_none_that_the_peer_refuses() {
+    let required = Plan {
+        bump: [SEAL; 2],
+        require: [SEAL, PLAIN],
+        keepalive: Some(Duration::from_secs(2)),
+        pause: Duration::from_secs(20),
+        ..plan([30_000, 30_000], Order::Both, [true; 2])
+    };
+    for later in (60..160).step_by(4) {
+        let ops = vec![
+            (at(1000), Op::Open(required)),
+            (at(1500), Op::Interface(1, 0, false)),
+            (at(1501), Op::Restart(1, Duration::ZERO)),
+            (at(2000), Op::Choose(0, 1, PLAIN)),
+            (at(2500), Op::Interface(1, 0, true)),
+            (at(2500 + later), Op::Choose(0, 1, SCRAMBLE)),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), ops);
+        assert_eq!(report.delivered, 60_000);
+        assert!(report.coverage.get(Seen::OwnRule) > 0);
+    }
+}

@@ -70,7 +70,7 @@ impl Daemon {
     }
 
     /// A choice that the peer refuses for a rule of its own, having heard of it only now.
-    async fn give_in(&self, peer: usize, pair: Pair, version: Version, own: u64) {
+    pub(super) async fn give_in(&self, peer: usize, pair: Pair, version: Version, own: u64) {
         if !self.state.borrow_mut().choices.give_up(&pair, version) {
             return;
         }
