@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::conns::{Pair, Socket};
-use crate::daemon::{Daemon, Handed, Steered};
+use crate::daemon::{Daemon, Hand, Handed, Steered};
 use crate::driver::Notice;
 use crate::messages::{Body, Message, Outcome};
 use crate::startup::{is_our_tun, open_socket};
@@ -62,6 +62,7 @@ pub async fn follow_data_path(daemon: Rc<Daemon>, mut notices: mpsc::Receiver<No
 }
 
 fn note(daemon: &Rc<Daemon>, event: Event) {
+    daemon.sessions_due.notify_one();
     match event {
         Event::PeerUp { peer, restarted } => {
             {
@@ -199,7 +200,7 @@ async fn on_want(daemon: &Daemon, peer: usize, sequence: u64, bumps: u16) -> Out
         // What its rules had put there has nothing left that keeps it there.
         let kept = |pair: &Pair, followed: &Handed| {
             let of_peer = daemon.peer_of(pair.remote.ip()) == Some(peer);
-            !of_peer || !followed.by_peer || bumps & 1 << followed.bump != 0
+            !of_peer || followed.by != Hand::Peer || bumps & 1 << followed.bump != 0
         };
         state.handed.retain(|pair, followed| kept(pair, followed));
     }
@@ -329,7 +330,7 @@ pub async fn sweep(daemon: Rc<Daemon>) {
         ticks.tick().await;
         let idle = {
             let state = daemon.state.borrow();
-            state.installed.is_empty() && state.choices.is_empty()
+            state.installed.is_empty() && state.choices.is_empty() && state.leaving.is_empty()
         };
         if idle {
             continue;
@@ -376,6 +377,7 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
             daemon.save()?;
         }
     }
+    daemon.let_follow().await?;
     daemon.retire().await
 }
 

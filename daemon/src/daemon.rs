@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dibs_config::Config;
+use dibs_config::{Config, Level};
 use dibs_control::{Event, RuleId, RuleOrigin};
 use dibs_core::node::ControlError;
 use dibs_policy::{Backstop, Binding, BumpId, ClassRule, Desired, Prefix};
@@ -68,6 +68,10 @@ pub struct Daemon {
     pub(crate) confirmations_due: Notify,
     /// Wakes who locks.
     pub(crate) locks_due: Notify,
+    /// Wakes who looks at the time of day.
+    pub(crate) hours_due: Notify,
+    /// Wakes who looks which peers have a session.
+    pub(crate) sessions_due: Notify,
     file: StateFile,
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
@@ -79,10 +83,12 @@ pub struct Daemon {
 
 /// What changes.
 pub(crate) struct State {
-    /// Of the file, then of the user.
+    /// In the order in which they are tried.
     pub(crate) rules: Vec<Rule>,
     pub(crate) user_rules: Vec<SavedRule>,
     pub(crate) next_rule: RuleId,
+    /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
+    pub(crate) utc_offset: i32,
     pub(crate) choices: Choices,
     /// How peers name their sockets.
     pub(crate) names: Names,
@@ -93,6 +99,9 @@ pub(crate) struct State {
     pub(crate) handed: BTreeMap<Pair, Handed>,
     /// The bump that we gave a connection's mark last (0: none), which what is decided now may be ahead of.
     pub(crate) written: BTreeMap<Pair, (u8, Instant)>,
+    /// Connections that left their bumps for plain, not by choice, a moment ago: their marks say that
+    /// what still comes by a bump does not pull them back.
+    pub(crate) leaving: BTreeMap<Pair, Instant>,
     /// Connections that a peer moves to a bump, until the kernel knows: what it sent before is still to
     /// come in plain.
     pub(crate) arriving: BTreeSet<Pair>,
@@ -119,8 +128,19 @@ pub(crate) struct State {
 pub(crate) struct Handed {
     /// Never 0.
     pub(crate) bump: u8,
-    /// The peer put it there.
-    pub(crate) by_peer: bool,
+    /// Who put it there.
+    pub(crate) by: Hand,
+}
+
+/// Who puts connections on bumps beside choices, and rules that the daemon can follow itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hand {
+    /// The peer.
+    Peer,
+    /// A rule that only the kernel can follow.
+    Rule,
+    /// Another program.
+    Other,
 }
 
 /// What is known of a peer beside the node.
@@ -128,6 +148,8 @@ pub(crate) struct Handed {
 pub(crate) struct PeerState {
     /// When the session was established, in seconds since 1970.
     pub(crate) since: Option<f64>,
+    /// It has a session, and answers.
+    pub(crate) answers: bool,
     /// Bumps that its rules use, bit n for bump n.
     pub(crate) engaged: u16,
     /// Of its latest WANT.
@@ -188,22 +210,61 @@ pub(crate) fn wall() -> f64 {
 }
 
 impl State {
-    /// The rules in force.
-    pub(crate) fn active_rules(&self) -> impl Iterator<Item = &Rule> {
+    /// The rules in force, whatever the time of day.
+    pub(crate) fn rules_in_force(&self) -> impl Iterator<Item = &Rule> {
         let suspended = self.suspended;
         let active = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
         self.rules.iter().filter(active)
     }
 
+    /// The rules that hold now.
+    pub(crate) fn active_rules(&self) -> impl Iterator<Item = &Rule> {
+        self.rules_in_force().filter(|rule| rule.holds)
+    }
+
     /// The rule that requires its bump of a connection, if one does.
     pub(crate) fn requirement(&self, live: &Live) -> Option<&Rule> {
         self.active_rules()
-            .find(|rule| rule.require && rule.matches(live.pair.local, live.pair.remote, live.uid))
+            .find(|rule| rule.level == Level::Require && rule.means(live))
+    }
+
+    /// The rule that decides over a connection for which nothing is chosen, if one does.
+    pub(crate) fn ruling(&self, live: &Live) -> Option<&Rule> {
+        let handed = self.handed.get(&live.pair);
+        let by_rule = handed.filter(|handed| handed.by == Hand::Rule);
+        let means = |rule: &&Rule| match rule.is_the_kernels() {
+            true => by_rule.is_some_and(|handed| rule.may_have(live, handed.bump)),
+            false => rule.means(live),
+        };
+        self.requirement(live)
+            .or_else(|| self.active_rules().find(means))
+    }
+
+    /// The bump that a connection is to be on by rules now; none where the rule waits for a session.
+    pub(crate) fn ruled_bump(&self, live: &Live) -> Option<u8> {
+        let rule = self.ruling(live)?;
+        let waits = rule.level == Level::Prefer && !self.peers[live.peer].answers;
+        (!waits).then(|| rule.bump_id().get())
+    }
+
+    /// Who put a connection on a bump for which nothing is chosen; none: a rule that holds now, which
+    /// needs no note.
+    pub(crate) fn hand_of(&self, live: &Live, bump: u8) -> Option<Hand> {
+        let of_bump = |rule: &&Rule| rule.bump_id().get() == bump && rule.means(live);
+        if self.active_rules().any(|rule| of_bump(&rule)) {
+            None
+        } else if self.active_rules().any(|rule| rule.may_have(live, bump)) {
+            Some(Hand::Rule)
+        } else if self.peers[live.peer].engaged & 1 << bump != 0 {
+            Some(Hand::Peer)
+        } else {
+            Some(Hand::Other)
+        }
     }
 
     /// The bumps that something here or at a peer uses.
     fn in_use(&self) -> BTreeSet<BumpId> {
-        let ruled = self.active_rules().map(Rule::bump_id);
+        let ruled = self.rules_in_force().map(Rule::bump_id);
         let chosen = self
             .choices
             .iter()
@@ -245,8 +306,19 @@ impl State {
         bumps.extend(self.installed.keys());
         let pins = self.pins();
         let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
-        let rules = self.active_rules().flat_map(|rule| rule.classes.clone());
-        desired(config, pins.chain(rules), &bumps, &self.addresses)
+        let offset = self.utc_offset;
+        let rules = self.rules_in_force();
+        let rules = rules.flat_map(move |rule| rule.kernel_classes(offset));
+        let wish = desired(config, pins.chain(rules), &bumps, &self.addresses);
+        let peers = config.peers.iter().zip(&self.peers);
+        let sessions = peers.flat_map(|(peer, state)| {
+            let net = |net| (policy_prefix(net), state.answers);
+            peer.addresses.iter().map(net)
+        });
+        Desired {
+            sessions: sessions.collect(),
+            ..wish
+        }
     }
 
     /// Whether all bumps in use are installed.
@@ -298,6 +370,8 @@ impl Daemon {
             messages_dropped: Cell::new(0),
             confirmations_due: Notify::new(),
             locks_due: Notify::new(),
+            hours_due: Notify::new(),
+            sessions_due: Notify::new(),
             file,
             questions: RefCell::default(),
             next_request: Cell::new(first_request),
@@ -510,7 +584,7 @@ impl Daemon {
             })
         };
         state
-            .active_rules()
+            .rules_in_force()
             .filter(concerns)
             .fold(0, |bumps, rule| bumps | 1 << rule.bump_id().get())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Hand};
 use crate::live::Live;
 
 impl Daemon {
@@ -40,7 +40,7 @@ impl Daemon {
         let state = self.state.borrow();
         let mut followed: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
         for live in lives.iter().filter(|live| live.peer == peer && !live.over) {
-            if let Some(known) = state.handed.get(&live.pair).filter(|f| !f.by_peer) {
+            if let Some(known) = state.handed.get(&live.pair).filter(|f| f.by == Hand::Other) {
                 followed.entry(known.bump).or_default().push(*live);
             }
         }

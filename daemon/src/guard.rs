@@ -9,7 +9,7 @@ use dibs_policy::{Backstop, Steering, Strength};
 
 use crate::interfaces::Inventory;
 use crate::state::StateFile;
-use crate::{initial_state, privileges, startup};
+use crate::{initial_state, privileges, probing, startup};
 
 /// Puts into the kernel what blocks, and ends.
 ///
@@ -25,9 +25,8 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     // A daemon that runs guards already, and says so.
     let saved = StateFile::open(&config.daemon.control_socket)?.load()?;
     // Addresses go on TUNs, which come with the daemon.
-    let state = initial_state(&config, &saved, Inventory::default())?;
-    let wish = state.wish(&config);
-    if wish.bumps.is_empty() {
+    let mut state = initial_state(&config, &saved, Inventory::default())?;
+    if state.wish(&config).bumps.is_empty() {
         tracing::info!("nothing is to be blocked: no rule and no choice puts anything on a bump");
         return Ok(());
     }
@@ -36,10 +35,10 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        Steering::system(None)?
-            .set(&wish)
-            .await
-            .context("cannot steer")?;
+        let mut steering = Steering::system(None)?;
+        probing::probe_all(&mut steering, &config, &mut state.rules).await?;
+        let wish = state.wish(&config);
+        steering.set(&wish).await.context("cannot steer")?;
         let mut backstop = Backstop::open()?;
         match backstop.set(&wish, &state.known()).await {
             Ok(_) if backstop.strength() == Some(Strength::Lasting) => {}

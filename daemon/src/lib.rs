@@ -13,11 +13,14 @@ mod devices;
 pub mod driver;
 mod following;
 pub mod guard;
+mod hours;
 pub mod interfaces;
 mod listing;
 pub mod live;
 pub mod locking;
+mod preferring;
 mod privileges;
+mod probing;
 mod recovery;
 pub mod requests;
 pub mod rules;
@@ -94,6 +97,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if let Err(error) = daemon.adopt_marks().await {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }
+    daemon.probe_rules().await?;
     daemon.steer().await.context("cannot steer")?;
     if !daemon.state.borrow().installed.is_empty() {
         daemon.find_followed().await?;
@@ -134,6 +138,8 @@ async fn main_loop(
     let mut data_path = tokio::task::spawn_local(background::follow_data_path(own(), notices));
     tokio::task::spawn_local(background::follow_host(own()));
     tokio::task::spawn_local(background::sweep(own()));
+    tokio::task::spawn_local(hours::keep(own()));
+    tokio::task::spawn_local(preferring::keep(own()));
     tokio::task::spawn_local(tracking::follow(own()));
     tokio::task::spawn_local(locking::ask(own()));
     tokio::task::spawn_local(locking::keep(own()));
@@ -208,10 +214,11 @@ fn host_id(config: &Config) -> anyhow::Result<u64> {
 fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow::Result<State> {
     let carried = bumps::carried(config);
     let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
+    let now = dibs_io::local_time();
     let mut rules = Vec::new();
     for (index, rule) in config.rules.iter().enumerate() {
         let bump = bump_id(&rule.bump).expect("others were refused");
-        let made = rules::of_file(index as u64 + 1, rule, bump)
+        let made = rules::of_file(index as u64 + 1, rule, bump, now)
             .map_err(|message| config.refuse(&format!("rule.{index}.user"), message, None))?;
         rules.push(made);
     }
@@ -231,9 +238,10 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         };
         let made = bump_id(&rule.bump)
             .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
-            .and_then(|bump| {
-                let bump = (rule.bump.as_str(), bump);
-                rules::of_user(rule.id, &rule.selector, bump, rule.require, behind)
+            .and_then(|bump| rules::of_user(rule.id, &rule.wanted(), bump, now, behind))
+            .and_then(|made| match rules::contradicted(&made, &rules) {
+                Some(why) => Err(why),
+                None => Ok(made),
             });
         match made {
             Ok(made) => {
@@ -243,6 +251,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
             Err(reason) => tracing::warn!("rule {} is dropped: {reason}", rule.id),
         }
     }
+    rules.sort_by_key(rules::Rule::order);
     let mut choices = conns::Choices::default();
     // The file may have had them in another order.
     let devices = saved.devices(&carried);
@@ -269,12 +278,14 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
     Ok(State {
         rules,
         user_rules,
+        utc_offset: now.utc_offset,
         next_rule: saved.next_rule,
         choices,
         names: Default::default(),
         locks: Default::default(),
         handed: Default::default(),
         written: Default::default(),
+        leaving: Default::default(),
         arriving: Default::default(),
         moving: Default::default(),
         peers: config.peers.iter().map(peer_state).collect(),

@@ -14,6 +14,7 @@ use crate::startup::marks;
 /// The kernel's TCP states, include/net/tcp_states.h.
 const TIME_WAIT: u8 = 6;
 const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
 
 /// A TCP connection of this host to a host behind a peer.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,8 @@ pub struct Live {
     pub over: bool,
     /// Neither end has begun to end it.
     pub established: bool,
+    /// The far end has not answered yet.
+    pub opening: bool,
     /// What TCP counts.
     pub counts: TcpCounts,
     /// Its ctmark; 0 if it is not tracked, or was not looked at.
@@ -138,6 +141,7 @@ impl Daemon {
             bound: socket.bound_device != 0,
             over: socket.state == TIME_WAIT,
             established: socket.state == ESTABLISHED,
+            opening: socket.state == SYN_SENT,
             counts: socket.counts.unwrap_or_default(),
             mark: 0,
         })
@@ -157,10 +161,7 @@ impl Daemon {
             return bump.get();
         }
         // The kernel applies a rule with the next packet.
-        let ruled = state
-            .active_rules()
-            .find(|rule| rule.matches(live.pair.local, live.pair.remote, live.uid));
-        ruled.map_or(0, |rule| rule.bump_id().get())
+        state.ruled_bump(live).unwrap_or(0)
     }
 
     /// What the user is shown of connections, in the same order.

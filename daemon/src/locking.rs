@@ -67,15 +67,9 @@ impl Daemon {
                 state.locks.adopt(live.pair, bump);
             }
             let chosen = entry.mark & layout.override_bit() != 0;
-            let engaged = state.peers[live.peer].engaged & 1 << bump != 0;
-            let ruled = state.active_rules().any(|rule| {
-                rule.bump_id().get() == bump
-                    && rule.matches(live.pair.local, live.pair.remote, live.uid)
-            });
             let chosen = chosen || state.choices.of(&live.pair, live.socket).is_some();
-            if !chosen && !ruled {
-                let by_peer = engaged;
-                state.handed.insert(live.pair, Handed { bump, by_peer });
+            if !chosen && let Some(by) = state.hand_of(&live, bump) {
+                state.handed.insert(live.pair, Handed { bump, by });
             }
         }
         Ok(())

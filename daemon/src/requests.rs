@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use dibs_config::{BumpKind, SCRAMBLE_WARNING};
 use dibs_control::{
-    Changed, ConnInfo, ErrorKind, Failure, PeerState, Reply, Request, RuleId, RuleInfo, RuleOrigin,
-    Selector, Skipped,
+    Changed, ConnInfo, ErrorKind, Failure, PeerState, Reply, Request, RuleOrigin, Selector, Skipped,
 };
 use dibs_core::node::PeerSnapshot;
 
@@ -13,8 +12,7 @@ use crate::bumps::Carried;
 use crate::daemon::Daemon;
 use crate::listing::peer_state;
 use crate::live::Live;
-use crate::rules::{self, Rule};
-use crate::state::SavedRule;
+use crate::rules::Rule;
 
 /// Who asks: the uid at the other end of the socket.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +53,8 @@ fn required_by(rule: &Rule) -> String {
     }
 }
 
+mod ruling;
+
 impl Daemon {
     /// Does what a user asks for; [`Request::Events`] is the socket's business.
     pub async fn serve(&self, caller: Caller, request: Request) -> Result<Reply, Failure> {
@@ -75,18 +75,12 @@ impl Daemon {
             Request::Disable { selector } => {
                 self.change(caller, &selector, 0).await.map(Reply::Changed)
             }
-            Request::RuleAdd {
-                selector,
-                bump,
-                require,
-            } => {
-                let bump = self.bump_for(Some(&bump))?;
-                let added = self.rule_add(caller, selector, bump, require);
-                added.await.map(Reply::Rule)
-            }
+            Request::RuleAdd(rule) => self.rule_add(caller, rule).await.map(Reply::Rule),
             Request::RuleList => {
                 let state = self.state.borrow();
-                Ok(Reply::Rules(state.active_rules().map(Rule::info).collect()))
+                Ok(Reply::Rules(
+                    state.rules_in_force().map(Rule::info).collect(),
+                ))
             }
             Request::RuleDel { id } => self.rule_del(caller, id).await.map(|()| Reply::Done),
             Request::PathList => self.path_list().await.map(Reply::Paths).map_err(failed),
@@ -131,7 +125,7 @@ impl Daemon {
     }
 
     /// Which peers have a session and answer, by index.
-    async fn sessions(&self) -> Result<Vec<bool>, Failure> {
+    pub(crate) async fn sessions(&self) -> Result<Vec<bool>, Failure> {
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let up = |peer| peer_state(peer) == PeerState::Established;
         Ok(snapshot.peers.iter().map(up).collect())
@@ -317,176 +311,6 @@ impl Daemon {
         )
     }
 
-    async fn rule_add(
-        &self,
-        caller: Caller,
-        selector: Selector,
-        bump: &Carried,
-        require: bool,
-    ) -> Result<RuleInfo, Failure> {
-        let _turn = self.changes.lock().await;
-        if let (true, Some((message, hint))) = (require, self.config.excludes_require()) {
-            return Err(refused(format!("{message}: {hint} in the configuration")));
-        }
-        let own = matches!(&selector, Selector::Match(wanted) if wanted.uid == Some(caller.uid));
-        if !caller.is_root() && !own {
-            return Err(Failure::new(
-                ErrorKind::Denied,
-                format!("only root makes rules for others: add --uid {}", caller.uid),
-            ));
-        }
-        let behind = |name: &str| {
-            let peer = self.config.peers.iter().find(|peer| peer.name == name);
-            peer.map(|peer| peer.addresses.clone())
-        };
-        if let Selector::Match(wanted) = &selector {
-            self.check_peer(wanted.peer.as_deref())?;
-        }
-        let peer = match &selector {
-            Selector::Match(wanted) => wanted.peer.as_deref(),
-            _ => None,
-        };
-        if let Some(why) = self.lacking(peer, bump.id.get()).await? {
-            return Err(refused(why));
-        }
-        let id = self.state.borrow().next_rule;
-        let rule = rules::of_user(id, &selector, (&bump.name, bump.id), require, behind)
-            .map_err(refused)?;
-        let lives = self.connections().await.map_err(failed)?;
-        let up = self.sessions().await?;
-        // What requires its bump is to wait where there is no session.
-        let stuck: Vec<Live> = lives
-            .iter()
-            .filter(|live| !require && !live.over && !up[live.peer])
-            .filter(|live| rule.matches(live.pair.local, live.pair.remote, live.uid))
-            .copied()
-            .collect();
-        if !stuck.is_empty() {
-            return Err(self.no_session(&stuck));
-        }
-        let meant: Vec<Live> = lives
-            .iter()
-            .filter(|live| !live.over)
-            .filter(|live| rule.matches(live.pair.local, live.pair.remote, live.uid))
-            .copied()
-            .collect();
-        if let Some((pair, why)) = self.translated(&meant).await.map_err(failed)?.iter().next() {
-            return Err(refused(format!(
-                "the connection {} to {} cannot follow the rule: {why}",
-                pair.local, pair.remote
-            )));
-        }
-        let number = bump.id.get();
-        let addresses = meant.iter().map(|live| live.pair.local.ip());
-        // What requires its bump is to wait where there is no device.
-        let fault = self.device_fault(number, addresses).await.map_err(failed)?;
-        if let Some(why) = fault.filter(|_| !require) {
-            return Err(refused(format!("{why}: nothing was changed")));
-        }
-        let carriers = self.carriers(number, &meant).await.map_err(failed)?;
-        if let Some(carrier) = carriers.first() {
-            return Err(refused(format!(
-                "the rule would put the connection to {} that carries the bump's device into that \
-                 device: except it, or have the device go by UDP",
-                carrier.pair.remote
-            )));
-        }
-        let info = rule.info();
-        {
-            let mut state = self.state.borrow_mut();
-            state.next_rule = id + 1;
-            state.rules.push(rule);
-            state.user_rules.push(SavedRule {
-                id,
-                selector,
-                bump: bump.name.clone(),
-                require,
-            });
-        }
-        // Peers first: what comes to them by the bump finds it there.
-        self.send_wants().await;
-        let carried_out = async {
-            self.save()?;
-            self.steer().await.map(drop)
-        };
-        if let Err(error) = carried_out.await {
-            self.forget_rule(id);
-            self.send_wants().await;
-            return Err(failed(error));
-        }
-        self.enforce(&lives, None).await;
-        for (bump, lives) in self.ruled(&lives, None) {
-            self.follow_rules(&lives, bump).await;
-        }
-        if bump.kind == BumpKind::Scramble {
-            tracing::warn!("{SCRAMBLE_WARNING}");
-        }
-        self.tell(
-            "rule_added",
-            format!("rule {id} puts connections on {}", bump.name),
-            &[("rule", id.to_string()), ("bump", bump.name.clone())],
-        );
-        Ok(info)
-    }
-
-    fn forget_rule(&self, id: RuleId) {
-        let mut state = self.state.borrow_mut();
-        state.rules.retain(|rule| rule.id != id);
-        state.user_rules.retain(|rule| rule.id != id);
-    }
-
-    async fn rule_del(&self, caller: Caller, id: RuleId) -> Result<(), Failure> {
-        let _turn = self.changes.lock().await;
-        let rule = self
-            .state
-            .borrow()
-            .rules
-            .iter()
-            .find(|rule| rule.id == id)
-            .cloned();
-        let Some(rule) = rule else {
-            return Err(Failure::new(
-                ErrorKind::NotFound,
-                format!("there is no rule {id}"),
-            ));
-        };
-        if rule.origin == RuleOrigin::Config {
-            return Err(refused(format!(
-                "rule {id} stands in the configuration file: change it there"
-            )));
-        }
-        if !caller.is_root() && !rule.classes.iter().all(|c| c.uid == Some(caller.uid)) {
-            return Err(Failure::new(
-                ErrorKind::Denied,
-                format!("rule {id} is not for you alone: only root deletes it"),
-            ));
-        }
-        let lives = self.connections().await.map_err(failed)?;
-        self.forget_rule(id);
-        self.save().map_err(failed)?;
-        self.steer().await.map_err(failed)?;
-        let freed: Vec<Live> = {
-            let state = self.state.borrow();
-            let matches = |rule: &Rule, live: &Live| {
-                rule.matches(live.pair.local, live.pair.remote, live.uid)
-            };
-            lives
-                .into_iter()
-                .filter(|live| !live.over && matches(&rule, live))
-                .filter(|live| state.choices.of(&live.pair, live.socket).is_none())
-                .filter(|live| !state.active_rules().any(|other| matches(other, live)))
-                .collect()
-        };
-        self.follow_rules(&freed, 0).await;
-        self.send_wants().await;
-        self.tell(
-            "rule_deleted",
-            format!("rule {id} is gone, {} connection(s) with it", freed.len()),
-            &[("rule", id.to_string())],
-        );
-        Ok(())
-    }
-
     async fn cleanup(&self, caller: Caller) -> Result<(), Failure> {
         if !caller.is_root() {
             return Err(Failure::new(ErrorKind::Denied, "only root may clean up"));
@@ -509,6 +333,7 @@ impl Daemon {
             state.locks.clear();
             state.handed.clear();
             state.written.clear();
+            state.leaving.clear();
             state.suspended = true;
             for peer in &mut state.peers {
                 peer.engaged = 0;

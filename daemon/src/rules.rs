@@ -1,12 +1,16 @@
 //! Class rules: of the file and of the user, as the kernel is given them.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
-use dibs_config::{PortRange, RuleConfig};
-use dibs_control::{Match, RuleId, RuleInfo, RuleOrigin, Selector};
-use dibs_policy::{Binding, BumpId, ClassRule, Prefix};
+use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Selection};
+use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
+use dibs_io::LocalTime;
+use dibs_policy::{Binding, BumpId, ClassRule, DeviceName, Family, Hours, Prefix};
 use ipnet::IpNet;
 
+use crate::live::Live;
 use crate::startup::policy_prefix;
 
 /// The kernel's rules that one of the user's may become.
@@ -22,13 +26,19 @@ pub struct Rule {
     pub id: RuleId,
     /// The bump's name.
     pub bump: String,
-    /// Whether what matches may go by nothing else.
-    pub require: bool,
+    /// How firmly it holds.
+    pub level: Level,
+    /// The higher is tried first.
+    pub priority: i32,
     /// Who made it.
     pub origin: RuleOrigin,
     /// As the user wrote it.
     pub selector: BTreeMap<String, String>,
-    /// What the kernel is given.
+    /// What that means.
+    pub selection: Selection,
+    /// Whether it holds at this time of day.
+    pub holds: bool,
+    /// What the kernel is given, but for the time of day.
     pub classes: Vec<ClassRule>,
 }
 
@@ -38,7 +48,10 @@ impl Rule {
         RuleInfo {
             id: self.id,
             bump: self.bump.clone(),
-            require: self.require,
+            require: self.level == Level::Require,
+            prefer: self.level == Level::Prefer,
+            priority: self.priority,
+            active: self.holds,
             origin: self.origin,
             selector: self.selector.clone(),
         }
@@ -49,22 +62,106 @@ impl Rule {
         self.classes[0].bump
     }
 
-    /// Whether a connection of this host is meant. A group is not known of a live connection, so a
-    /// rule that names one is left to the kernel.
-    pub fn matches(
-        &self,
-        local: std::net::SocketAddr,
-        remote: std::net::SocketAddr,
-        uid: u32,
-    ) -> bool {
+    /// Rules in the order of this are tried one after the other.
+    pub fn order(&self) -> (Reverse<i32>, RuleId) {
+        (Reverse(self.priority), self.id)
+    }
+
+    /// Whether a connection of this host is meant. What shows only as it sends is not known of a live
+    /// connection, so a rule that names such is left to the kernel.
+    pub fn matches(&self, local: SocketAddr, remote: SocketAddr, uid: u32) -> bool {
+        !self.is_the_kernels() && self.may_match(local, remote, uid)
+    }
+
+    /// The same of a live one.
+    pub(crate) fn means(&self, live: &Live) -> bool {
+        self.matches(live.pair.local, live.pair.remote, live.uid)
+    }
+
+    /// Whether the kernel may have put a live connection on this bump for this rule.
+    pub(crate) fn may_have(&self, live: &Live, bump: u8) -> bool {
+        self.is_the_kernels()
+            && self.bump_id().get() == bump
+            && self.may_match(live.pair.local, live.pair.remote, live.uid)
+    }
+
+    /// Whether a connection fits in all that is known of it.
+    pub fn may_match(&self, local: SocketAddr, remote: SocketAddr, uid: u32) -> bool {
         self.classes.iter().any(|class| {
-            class.gid.is_none()
-                && class.dport.is_none_or(|port| port == remote.port())
+            class.dport.is_none_or(|port| port == remote.port())
                 && class.sport.is_none_or(|port| port == local.port())
                 && class.destination.is_none_or(|net| net.holds(remote.ip()))
                 && class.source.is_none_or(|net| net.holds(local.ip()))
                 && class.uid.is_none_or(|wanted| wanted == uid)
         })
+    }
+
+    /// Whether only the kernel can tell which connections are meant.
+    pub fn is_the_kernels(&self) -> bool {
+        self.classes.iter().any(ClassRule::shows_only_sending)
+    }
+
+    /// What the kernel is given, with this offset of the local time from UTC in seconds.
+    pub fn kernel_classes(&self, offset: i32) -> impl Iterator<Item = ClassRule> {
+        let hours = self.selection.time.map(|span| hours(span, offset));
+        self.classes.iter().map(move |class| ClassRule {
+            hours,
+            ..class.clone()
+        })
+    }
+
+    /// Why this rule and another cannot both be.
+    pub fn conflict(&self, other: &Rule) -> Option<Conflict> {
+        self.claim().conflict(other.claim())
+    }
+
+    fn claim(&self) -> Claim<'_> {
+        Claim {
+            selection: &self.selection,
+            bump: &self.bump,
+            level: self.level,
+        }
+    }
+
+    /// Keeps to one family, in which alone the kernel takes it.
+    ///
+    /// # Errors
+    /// Nothing is left.
+    pub fn keep_to(&mut self, family: Family) -> Result<(), String> {
+        for class in &mut self.classes {
+            class.family = Some(family);
+        }
+        let of_family = |net: &Option<Prefix>| net.is_none_or(|net| net.family() == family);
+        self.classes
+            .retain(|class| of_family(&class.source) && of_family(&class.destination));
+        match self.classes.is_empty() {
+            true => Err(format!("its addresses are none of IP{family}")),
+            false => Ok(()),
+        }
+    }
+
+    /// Notes whether it holds now; whether that is news.
+    pub fn turn(&mut self, now: LocalTime) -> bool {
+        let before = self.holds;
+        self.holds = holds(&self.selection, now);
+        before != self.holds
+    }
+}
+
+fn holds(selection: &Selection, now: LocalTime) -> bool {
+    let minute = u16::try_from(now.second_of_day / 60).expect("a day has few minutes");
+    selection.time.is_none_or(|span| span.contains(minute))
+}
+
+/// The kernel knows UTC only.
+fn hours(span: DaySpan, offset: i32) -> Hours {
+    let utc = |minute: u16| {
+        let second = (i64::from(minute) * 60 - i64::from(offset)).rem_euclid(86_400);
+        u32::try_from(second).expect("a day has few seconds")
+    };
+    Hours {
+        start: utc(span.start),
+        end: utc(span.end),
     }
 }
 
@@ -77,19 +174,192 @@ pub fn classes_of(rule: &RuleConfig) -> usize {
             .sum();
         count.max(1)
     };
-    ports(&rule.sport)
-        .saturating_mul(ports(&rule.dport))
-        .saturating_mul(rule.destination.len().max(1))
+    let Selection {
+        sport,
+        dport,
+        source,
+        destination,
+        ..
+    } = &rule.selection;
+    ports(sport)
+        .saturating_mul(ports(dport))
+        .saturating_mul(source.len().max(1))
+        .saturating_mul(destination.len().max(1))
 }
 
 /// A rule of the file, the `id`th.
 ///
 /// # Errors
-/// The user that it names does not exist.
-pub fn of_file(id: RuleId, rule: &RuleConfig, bump: BumpId) -> Result<Rule, String> {
-    let uid = match &rule.user {
+/// What it names does not exist, or cannot be.
+pub fn of_file(
+    id: RuleId,
+    rule: &RuleConfig,
+    bump: BumpId,
+    now: LocalTime,
+) -> Result<Rule, String> {
+    let selector = rule.selection.terms().into_iter();
+    Ok(Rule {
+        id,
+        bump: rule.bump.clone(),
+        level: rule.level,
+        priority: rule.priority,
+        origin: RuleOrigin::Config,
+        selector: selector
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect(),
+        holds: holds(&rule.selection, now),
+        classes: classes(id, &rule.selection, bump, rule.level)?,
+        selection: rule.selection.clone(),
+    })
+}
+
+/// A rule of the user; `peer` gives the hosts behind a peer of that name.
+///
+/// # Errors
+/// What it names does not exist, or cannot be told before a connection exists.
+pub fn of_user(
+    id: RuleId,
+    wanted: &NewRule,
+    bump: BumpId,
+    now: LocalTime,
+    peer: impl Fn(&str) -> Option<Vec<IpNet>>,
+) -> Result<Rule, String> {
+    let level = match (wanted.require, wanted.prefer) {
+        (true, true) => return Err("a rule requires its bump or prefers it, not both".to_owned()),
+        (true, false) => Level::Require,
+        (false, true) => Level::Prefer,
+        (false, false) => Level::Usual,
+    };
+    let all = Match::default();
+    let named = match &wanted.selector {
+        Selector::All => &all,
+        Selector::Match(named) if wanted.selector.names_class() => named,
+        Selector::Match(_) | Selector::Conn(_) => {
+            return Err("a rule cannot name a process or a live connection".to_owned());
+        }
+    };
+    let port = |port: &Option<u16>| {
+        let range = |port: &u16| PortRange {
+            first: *port,
+            last: *port,
+        };
+        port.iter().map(range).collect()
+    };
+    let mut selection = Selection {
+        sport: port(&named.sport),
+        dport: port(&named.dport),
+        source: named.src.into_iter().collect(),
+        destination: destinations(named, peer)?,
+        uid: named.uid,
+        gid: wanted.terms.gid,
+        ..Selection::default()
+    };
+    let terms = &wanted.terms;
+    for (key, text) in [
+        ("interface", &terms.interface),
+        ("dscp", &terms.dscp),
+        ("time", &terms.time),
+        ("match", &terms.match_expr),
+    ] {
+        if let Some(text) = text {
+            selection.name(key, text)?;
+        }
+    }
+    if let (Level::Require, Some(key)) = (level, selection.shows_only_sending()) {
+        return Err(format!(
+            "a rule with {key} cannot require its bump: whether a connection is meant shows only as \
+             it sends"
+        ));
+    }
+    let further = ["gid", "interface", "dscp", "time", "match"];
+    let further = selection
+        .terms()
+        .into_iter()
+        .filter(|(key, _)| further.contains(key));
+    Ok(Rule {
+        id,
+        bump: wanted.bump.clone(),
+        level,
+        priority: wanted.priority,
+        origin: RuleOrigin::User,
+        selector: named
+            .terms()
+            .into_iter()
+            .chain(further)
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect(),
+        holds: holds(&selection, now),
+        classes: classes(id, &selection, bump, level)?,
+        selection,
+    })
+}
+
+/// The hosts that a user means.
+fn destinations(
+    wanted: &Match,
+    peer: impl Fn(&str) -> Option<Vec<IpNet>>,
+) -> Result<Vec<IpNet>, String> {
+    let named = match &wanted.peer {
+        Some(name) => peer(name).ok_or_else(|| format!("there is no peer \"{name}\""))?,
+        None => return Ok(wanted.dst.into_iter().collect()),
+    };
+    let Some(dst) = wanted.dst else {
+        return Ok(named);
+    };
+    // Where one holds the other, the narrower is what both mean.
+    let both = |net: &IpNet| match (net.contains(&dst), dst.contains(net)) {
+        (true, _) => Some(dst),
+        (_, true) => Some(*net),
+        _ => None,
+    };
+    let narrowed: Vec<IpNet> = named.iter().filter_map(both).collect();
+    match narrowed.is_empty() {
+        true => Err("the destination is not behind that peer".to_owned()),
+        false => Ok(narrowed),
+    }
+}
+
+/// Why a rule cannot stand beside others, in one clause.
+pub fn contradicted(rule: &Rule, others: &[Rule]) -> Option<String> {
+    let found = others
+        .iter()
+        .find_map(|other| Some((other, rule.conflict(other)?)));
+    found.map(|(other, conflict)| {
+        format!(
+            "it {conflict} as rule {}, which puts them on \"{}\"",
+            other.id, other.bump
+        )
+    })
+}
+
+/// What the kernel is given of a selection.
+fn classes(
+    id: RuleId,
+    selection: &Selection,
+    bump: BumpId,
+    level: Level,
+) -> Result<Vec<ClassRule>, String> {
+    let uid = match &selection.user {
         Some(name) => Some(uid_of(name)?),
-        None => rule.uid,
+        None => selection.uid,
+    };
+    let interface = match &selection.interface {
+        Some(name) => Some(DeviceName::new(name).map_err(|error| error.to_string())?),
+        None => None,
+    };
+    let matches = selection.match_expr.iter().flat_map(|expr| expr.args());
+    let common = ClassRule {
+        uid,
+        gid: selection.gid,
+        interface,
+        dscp: selection.dscp,
+        matches: matches.cloned().collect(),
+        binding: match level {
+            Level::Require => Binding::Required,
+            Level::Usual => Binding::Loose,
+            Level::Prefer => Binding::Preferred,
+        },
+        ..ClassRule::tcp(kernel_id(id), bump)
     };
     let ports = |ranges: &[PortRange]| -> Vec<Option<u16>> {
         match ranges {
@@ -100,133 +370,36 @@ pub fn of_file(id: RuleId, rule: &RuleConfig, bump: BumpId) -> Result<Rule, Stri
                 .collect(),
         }
     };
-    let destinations: Vec<Option<Prefix>> = match rule.destination.as_slice() {
-        [] => vec![None],
-        nets => nets.iter().map(|net| Some(policy_prefix(net))).collect(),
+    let nets = |nets: &[IpNet]| -> Vec<Option<Prefix>> {
+        match nets {
+            [] => vec![None],
+            nets => nets.iter().map(|net| Some(policy_prefix(net))).collect(),
+        }
     };
     let mut classes = Vec::new();
-    for &destination in &destinations {
-        for sport in ports(&rule.sport) {
-            for dport in ports(&rule.dport) {
-                classes.push(ClassRule {
-                    dport,
-                    sport,
-                    destination,
-                    uid,
-                    gid: rule.gid,
-                    binding: binding(rule.require),
-                    ..ClassRule::tcp(kernel_id(id), bump)
-                });
+    for source in nets(&selection.source) {
+        for destination in nets(&selection.destination) {
+            if let (Some(source), Some(destination)) = (source, destination)
+                && source.family() != destination.family()
+            {
+                continue;
+            }
+            for sport in ports(&selection.sport) {
+                for dport in ports(&selection.dport) {
+                    classes.push(ClassRule {
+                        dport,
+                        sport,
+                        source,
+                        destination,
+                        ..common.clone()
+                    });
+                }
             }
         }
     }
-    let list = |items: Vec<String>| (!items.is_empty()).then(|| items.join(","));
-    let selector = [
-        (
-            "sport",
-            list(rule.sport.iter().map(ToString::to_string).collect()),
-        ),
-        (
-            "dport",
-            list(rule.dport.iter().map(ToString::to_string).collect()),
-        ),
-        ("uid", rule.uid.map(|uid| uid.to_string())),
-        ("user", rule.user.clone()),
-        ("gid", rule.gid.map(|gid| gid.to_string())),
-        (
-            "destination",
-            list(rule.destination.iter().map(ToString::to_string).collect()),
-        ),
-    ];
-    Ok(Rule {
-        id,
-        bump: rule.bump.clone(),
-        require: rule.require,
-        origin: RuleOrigin::Config,
-        selector: selector
-            .into_iter()
-            .filter_map(|(key, value)| Some((key.to_owned(), value?)))
-            .collect(),
-        classes,
-    })
-}
-
-/// A rule of the user; `peer` gives the hosts behind a peer of that name.
-///
-/// # Errors
-/// What it names does not exist, or cannot be told before a connection exists.
-pub fn of_user(
-    id: RuleId,
-    selector: &Selector,
-    bump: (&str, BumpId),
-    require: bool,
-    peer: impl Fn(&str) -> Option<Vec<IpNet>>,
-) -> Result<Rule, String> {
-    let (name, bump_id) = bump;
-    let all = Match::default();
-    let wanted = match selector {
-        Selector::All => &all,
-        Selector::Match(wanted) if selector.names_class() => wanted,
-        Selector::Match(_) | Selector::Conn(_) => {
-            return Err("a rule cannot name a process or a live connection".to_owned());
-        }
-    };
-    let named = match &wanted.peer {
-        Some(name) => peer(name).ok_or_else(|| format!("there is no peer \"{name}\""))?,
-        None => Vec::new(),
-    };
-    let destinations: Vec<Option<IpNet>> = match (&wanted.dst, named.as_slice()) {
-        (dst, []) => vec![*dst],
-        (None, nets) => nets.iter().copied().map(Some).collect(),
-        // Where one holds the other, the narrower is what both mean.
-        (Some(dst), nets) => {
-            let both = |net: &IpNet| match (net.contains(dst), dst.contains(net)) {
-                (true, _) => Some(Some(*dst)),
-                (_, true) => Some(Some(*net)),
-                _ => None,
-            };
-            nets.iter().filter_map(both).collect()
-        }
-    };
-    if destinations.is_empty() {
-        return Err("the destination is not behind that peer".to_owned());
-    }
-    let classes = destinations.iter().map(|destination| ClassRule {
-        dport: wanted.dport,
-        sport: wanted.sport,
-        destination: destination.as_ref().map(policy_prefix),
-        source: wanted.src.as_ref().map(policy_prefix),
-        uid: wanted.uid,
-        binding: binding(require),
-        ..ClassRule::tcp(kernel_id(id), bump_id)
-    });
-    let mixed = |class: &ClassRule| match (class.source, class.destination) {
-        (Some(source), Some(destination)) => source.family() != destination.family(),
-        _ => false,
-    };
-    let classes: Vec<ClassRule> = classes.filter(|class| !mixed(class)).collect();
-    if classes.is_empty() {
-        return Err("source and destination are of different families".to_owned());
-    }
-    Ok(Rule {
-        id,
-        bump: name.to_owned(),
-        require,
-        origin: RuleOrigin::User,
-        selector: wanted
-            .terms()
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value))
-            .collect(),
-        classes,
-    })
-}
-
-fn binding(require: bool) -> Binding {
-    if require {
-        Binding::Required
-    } else {
-        Binding::Loose
+    match classes.is_empty() {
+        true => Err("source and destination are of different families".to_owned()),
+        false => Ok(classes),
     }
 }
 
@@ -240,5 +413,27 @@ fn uid_of(name: &str) -> Result<u32, String> {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
         Ok(None) => Err(format!("there is no user \"{name}\"")),
         Err(error) => Err(format!("user \"{name}\" cannot be looked up: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_told_the_time_of_day_in_utc() {
+        let mut selection = Selection::default();
+        selection.name("time", "08:00-18:00").unwrap();
+        let span = selection.time.unwrap();
+        let at = |offset| {
+            let Hours { start, end } = hours(span, offset);
+            (start, end)
+        };
+        assert_eq!(at(0), (8 * 3600, 18 * 3600));
+        assert_eq!(at(2 * 3600), (6 * 3600, 16 * 3600));
+        // East of the date line it began the day before, and west of it ends the day after.
+        assert_eq!(at(13 * 3600), (19 * 3600, 5 * 3600));
+        assert_eq!(at(-9 * 3600 - 1800), (17 * 3600 + 1800, 3 * 3600 + 1800));
+        assert_eq!(at(18 * 3600), (14 * 3600, 0));
     }
 }

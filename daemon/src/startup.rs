@@ -55,14 +55,8 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
         return refuse(&key, &format!("more than {MAX_PATHS} paths"), None);
     }
     for (index, rule) in config.rules.iter().enumerate() {
-        if rule.time.is_some() {
-            return refuse(&format!("rule.{index}.time"), "rules with a time", None);
-        }
-        if rule.match_expr.is_some() {
-            return refuse(&format!("rule.{index}.match"), "rules with a match", None);
-        }
         if rules::classes_of(rule) > rules::MAX_CLASSES {
-            let wide = if rule.dport.is_empty() {
+            let wide = if rule.selection.dport.is_empty() {
                 "sport"
             } else {
                 "dport"
@@ -70,7 +64,7 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
             return refuse(
                 &format!("rule.{index}.{wide}"),
                 &format!(
-                    "rules of more than {} combinations of ports and destinations",
+                    "rules of more than {} combinations of ports and addresses",
                     rules::MAX_CLASSES
                 ),
                 Some("a range of ports counts as each of them; leave it out for all ports"),

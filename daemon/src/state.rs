@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use dibs_control::{RuleId, Selector};
+use dibs_control::{NewRule, RuleId, Selector, Terms};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -56,11 +56,64 @@ pub struct SavedRule {
     pub id: RuleId,
     /// Whose connections.
     pub selector: Selector,
+    /// What else they have in common.
+    #[serde(default, skip_serializing_if = "Terms::is_empty")]
+    pub terms: Terms,
     /// The bump's name.
     pub bump: String,
     /// Whether they may go by nothing else.
     #[serde(default)]
     pub require: bool,
+    /// Whether they are plain while there is no session.
+    #[serde(default)]
+    pub prefer: bool,
+    /// The higher is tried first.
+    #[serde(default)]
+    pub priority: i32,
+}
+
+impl SavedRule {
+    /// A rule with its number.
+    pub fn new(id: RuleId, rule: NewRule) -> Self {
+        let NewRule {
+            selector,
+            terms,
+            bump,
+            require,
+            prefer,
+            priority,
+        } = rule;
+        Self {
+            id,
+            selector,
+            terms,
+            bump,
+            require,
+            prefer,
+            priority,
+        }
+    }
+
+    /// The rule as it was asked for.
+    pub fn wanted(&self) -> NewRule {
+        let Self {
+            id: _,
+            selector,
+            terms,
+            bump,
+            require,
+            prefer,
+            priority,
+        } = self.clone();
+        NewRule {
+            selector,
+            terms,
+            bump,
+            require,
+            prefer,
+            priority,
+        }
+    }
 }
 
 /// A choice and its connection.
@@ -204,12 +257,18 @@ mod tests {
         };
         Saved {
             next_rule: 1002,
-            rules: vec![SavedRule {
-                id: 1001,
-                selector: Selector::All,
-                bump: "scramble".to_owned(),
-                require: true,
-            }],
+            rules: vec![SavedRule::new(
+                1001,
+                NewRule {
+                    terms: Terms {
+                        match_expr: Some("-m tos --tos 8".to_owned()),
+                        ..Terms::default()
+                    },
+                    prefer: true,
+                    priority: -3,
+                    ..NewRule::new(Selector::All, "scramble")
+                },
+            )],
             choices: vec![SavedChoice {
                 conn: Pair {
                     local: "[fd00::1]:40000".parse().unwrap(),

@@ -103,6 +103,11 @@ impl Steerer {
         Ok(report)
     }
 
+    /// For looking only.
+    pub(crate) fn steering(&mut self) -> &mut Steering {
+        &mut self.steering
+    }
+
     /// Whether the kernel tells when others change our chains.
     pub async fn is_told(&mut self) -> bool {
         self.steering.is_told().await.unwrap_or(false)

@@ -10,7 +10,7 @@ use dibs_policy::conntrack::{self, Connection, Conntrack, Events, Tuple};
 use tokio::time::sleep;
 
 use crate::conns::{Choice, Pair};
-use crate::daemon::{Daemon, Handed};
+use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
 use crate::locking::ends;
 use crate::startup::marks;
@@ -19,7 +19,7 @@ use crate::switching::Moved;
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// What came by a bump after its connection had left it does not pull it back for so long.
-const STRAGGLERS: Duration = Duration::from_secs(5);
+pub(crate) const STRAGGLERS: Duration = Duration::from_secs(5);
 
 /// Follows the table for good.
 pub async fn follow(daemon: Rc<Daemon>) {
@@ -169,8 +169,8 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         if installed {
             daemon.mark_choice(&live.pair).await?;
         }
-    } else if has_just_left(daemon, &live.pair, bump) {
-        daemon.mark(&live.pair, 0, false).await?;
+    } else if has_just_left(daemon, &live, bump) {
+        daemon.mark_moved(&live.pair, 0).await?;
     } else {
         followed_elsewhere(daemon, live, bump);
     }
@@ -178,10 +178,12 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
 }
 
 /// Whether a connection is on a bump only for a straggler that came by it after it had left.
-fn has_just_left(daemon: &Daemon, pair: &Pair, bump: u8) -> bool {
+fn has_just_left(daemon: &Daemon, live: &Live, bump: u8) -> bool {
     let state = daemon.state.borrow();
-    let written = state.written.get(pair);
-    bump != 0 && written.is_some_and(|(to, at)| *to == 0 && at.elapsed() < STRAGGLERS)
+    let written = state.written.get(&live.pair);
+    let left = written.is_some_and(|(to, at)| *to == 0 && at.elapsed() < STRAGGLERS);
+    let ruled = matches!(state.hand_of(live, bump), None | Some(Hand::Rule));
+    bump != 0 && left && !ruled
 }
 
 /// Whether a mark is as our record has it, or as the kernel's rules make it.
@@ -193,10 +195,12 @@ fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
     if let Some((_, choice)) = choice_of(daemon, entry) {
         return agrees(daemon, entry, choice);
     }
-    if entry.mark & marks(&daemon.config).override_bit() != 0 {
-        return false;
-    }
     let bump = bump_of(daemon, entry);
+    if entry.mark & marks(&daemon.config).override_bit() != 0 {
+        let state = daemon.state.borrow();
+        let leaves = |pair: &Pair| state.leaving.contains_key(pair);
+        return bump == 0 && ends(entry).iter().any(leaves);
+    }
     if was_written(daemon, entry, bump) {
         return true;
     }
@@ -259,15 +263,12 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
             state.handed.remove(&pair);
             false
         } else {
-            let engaged = state.peers[live.peer].engaged & 1 << bump != 0;
-            let ruled = state.active_rules().any(|rule| {
-                rule.bump_id().get() == bump && rule.matches(pair.local, pair.remote, live.uid)
-            });
-            if !ruled {
-                let by_peer = engaged;
-                state.handed.insert(pair, Handed { bump, by_peer });
+            let by = state.hand_of(&live, bump);
+            if let Some(by) = by {
+                state.handed.insert(pair, Handed { bump, by });
             }
-            engaged || ruled
+            // What a rule takes from another bump the peer does not follow by itself.
+            matches!(by, None | Some(Hand::Peer))
         }
     };
     if known {

@@ -6,8 +6,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use dibs_config::{Config, PrivateKey};
-use dibs_control::{Match, Selector};
-use dibs_policy::{BumpId, ClassRule, Desired, Fail, Plan};
+use dibs_control::{Match, NewRule, Selector};
+use dibs_io::LocalTime;
+use dibs_policy::{BumpId, ClassRule, Desired, Fail, Hours, Plan};
 use dibsd::interfaces::{Interface, Inventory};
 use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
 use dibsd::{bumps, startup, steering};
@@ -51,6 +52,15 @@ fn inventory() -> Inventory {
     ])
 }
 
+/// Eight o'clock, two hours east.
+fn morning() -> LocalTime {
+    LocalTime {
+        second_of_day: 8 * 3600,
+        nanos: 0,
+        utc_offset: 2 * 3600,
+    }
+}
+
 fn scramble() -> BumpId {
     bumps::carried(&config("", ""))[0].id
 }
@@ -60,12 +70,6 @@ fn what_is_not_carried_is_refused_at_its_place() {
     let rule = |more| format!("[[rule]]\nbump = \"scramble\"\n{more}\n");
     for (error, line, word) in [
         (refusal("scheduler = \"blest\"", ""), 2, "scheduler"),
-        (refusal("", &rule("time = \"08:00-18:00\"")), 19, "time"),
-        (
-            refusal("", &rule("match = \"-m tos --tos 8\"")),
-            19,
-            "match",
-        ),
         (refusal("", &rule("dport = \"1-1000\"")), 19, "combinations"),
     ] {
         assert!(error.starts_with(&format!("dibsd.toml:{line}:")), "{error}");
@@ -134,7 +138,7 @@ fn a_rule_of_the_file_becomes_each_combination() {
     let rest = "[[rule]]\nbump = \"scramble\"\ndport = [80, \"8000-8001\"]\nuid = 1000\n\
                 destination = [\"10.0.1.2/32\", \"fd00:1::/64\"]\n";
     let config = config("", rest);
-    let rule = of_file(3, &config.rules[0], scramble()).unwrap();
+    let rule = of_file(3, &config.rules[0], scramble(), morning()).unwrap();
     let combinations: BTreeSet<(u16, String)> = rule
         .classes
         .iter()
@@ -158,12 +162,102 @@ fn a_rule_of_the_file_becomes_each_combination() {
 }
 
 #[test]
+fn what_only_the_kernel_can_tell_is_left_to_it() {
+    let rest = "[[rule]]\nbump = \"scramble\"\ndport = 80\ninterface = \"eth0\"\ndscp = \"EF\"\n\
+                match = \"-m length --length 0:99\"\n";
+    let config = config("", rest);
+    let rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
+    let class = &rule.classes[0];
+    assert_eq!(
+        class.interface.as_ref().map(|name| name.as_str()),
+        Some("eth0")
+    );
+    assert_eq!(class.dscp, Some(46));
+    assert_eq!(class.matches, ["-m", "length", "--length", "0:99"]);
+    let [local, http, other] =
+        ["10.0.1.1:40000", "10.0.1.2:80", "10.0.1.2:81"].map(|end| end.parse().unwrap());
+    assert!(!rule.matches(local, http, 0));
+    assert!(rule.may_match(local, http, 0) && !rule.may_match(local, other, 0));
+}
+
+#[test]
+fn a_rule_holds_at_its_time_of_day_and_is_always_in_the_kernel() {
+    let rest = "[[rule]]\nbump = \"scramble\"\ntime = \"22:00-08:01\"\n";
+    let config = config("", rest);
+    let mut rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
+    assert!(rule.holds && rule.info().active);
+    let at = |hour: u32, minute: u32| LocalTime {
+        second_of_day: hour * 3600 + minute * 60,
+        ..morning()
+    };
+    assert!(!rule.turn(at(8, 0)), "no news");
+    assert!(rule.turn(at(8, 1)) && !rule.holds && !rule.info().active);
+    let hours: Vec<_> = rule
+        .kernel_classes(morning().utc_offset)
+        .map(|class| class.hours)
+        .collect();
+    assert_eq!(
+        hours,
+        [Some(Hours {
+            start: 20 * 3600,
+            end: 6 * 3600 + 60
+        })]
+    );
+}
+
+#[test]
+fn users_name_in_words_what_the_file_does() {
+    let config = config("", "");
+    let make = |change: fn(&mut NewRule)| {
+        let mut wanted = NewRule::new(Selector::All, "scramble");
+        change(&mut wanted);
+        let behind = |_: &str| Some(config.peers[0].addresses.clone());
+        of_user(FIRST_USER_RULE, &wanted, scramble(), morning(), behind)
+    };
+    let made = make(|rule| {
+        rule.terms.time = Some("08:00-18:00".to_owned());
+        rule.terms.dscp = Some("EF".to_owned());
+        rule.priority = 4;
+        rule.prefer = true;
+    });
+    let made = made.unwrap();
+    let terms = [("dscp", "46"), ("time", "08:00-18:00")]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()));
+    assert_eq!(made.selector, terms.into());
+    assert_eq!((made.priority, made.info().prefer), (4, true));
+    let said = |change| make(change).unwrap_err();
+    assert!(said(|rule| rule.terms.time = Some("8-18".to_owned())).starts_with("time "));
+    assert!(
+        said(|rule| rule.terms.match_expr = Some("-j ACCEPT".to_owned())).starts_with("match ")
+    );
+    assert!(
+        said(|rule| rule.terms.interface = Some("eth0 -j X".to_owned())).starts_with("interface ")
+    );
+    let both = said(|rule| {
+        rule.terms.gid = Some(7);
+        rule.require = true;
+    });
+    assert!(both.starts_with("a rule with gid cannot require"), "{both}");
+    // A rule of the user stands against one of the file as two of the file do.
+    let usual = make(|rule| rule.priority = 3).unwrap();
+    let other = dibsd::rules::contradicted(&made, std::slice::from_ref(&usual));
+    assert_eq!(other, None);
+    let mut same = usual.clone();
+    same.bump = "seal".to_owned();
+    let why = dibsd::rules::contradicted(&same, &[usual]).unwrap();
+    assert_eq!(
+        why,
+        "it selects the same connections as rule 1000, which puts them on \"scramble\""
+    );
+}
+
+#[test]
 fn a_rule_for_an_unknown_user_is_refused() {
     let config = config(
         "",
         "[[rule]]\nbump = \"scramble\"\nuser = \"nobody-of-this-name\"\n",
     );
-    let error = of_file(1, &config.rules[0], scramble()).unwrap_err();
+    let error = of_file(1, &config.rules[0], scramble(), morning()).unwrap_err();
     assert_eq!(error, "there is no user \"nobody-of-this-name\"");
 }
 
@@ -173,9 +267,9 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
     let make = |wanted: Match| {
         of_user(
             FIRST_USER_RULE,
-            &Selector::Match(wanted),
-            ("scramble", scramble()),
-            false,
+            &NewRule::new(Selector::Match(wanted), "scramble"),
+            scramble(),
+            morning(),
             |name| (name == "server").then(|| config.peers[0].addresses.clone()),
         )
     };
@@ -227,7 +321,7 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
 #[test]
 fn nothing_in_use_is_nothing_installed() {
     let config = config("", "[[rule]]\nbump = \"scramble\"\ndport = 80\n");
-    let rule = of_file(1, &config.rules[0], scramble()).unwrap();
+    let rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
     let addresses = inventory().host_addresses(startup::is_our_tun);
     let classes = || rule.classes.iter().cloned();
     let idle = steering::desired(&config, classes(), &BTreeSet::new(), &addresses);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
-use dibs_control::{ConnId, Match, RuleId, Selector};
+use dibs_control::{ConnId, Match, RuleId, Selector, Terms};
 use ipnet::IpNet;
 
 /// Sees and steers what dibsd does to this host's connections.
@@ -36,7 +36,10 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Conn(ConnCommand),
     /// Put a bump into the live connections that match, now
-    #[command(override_usage = "dibsctl enable SELECTOR... [--bump <NAME>]")]
+    #[command(
+        override_usage = "dibsctl enable SELECTOR... [--bump <NAME>]",
+        group(selectors().args(SELECTOR))
+    )]
     Enable {
         #[command(flatten)]
         selector: SelectorArgs,
@@ -45,7 +48,10 @@ pub(crate) enum Command {
         bump: Option<String>,
     },
     /// Take the live connections that match back to plain, now
-    #[command(override_usage = "dibsctl disable SELECTOR...")]
+    #[command(
+        override_usage = "dibsctl disable SELECTOR...",
+        group(selectors().args(SELECTOR))
+    )]
     Disable {
         #[command(flatten)]
         selector: SelectorArgs,
@@ -101,17 +107,33 @@ pub(crate) enum ConnCommand {
 #[derive(Subcommand)]
 pub(crate) enum RuleCommand {
     /// Make a rule; it outlives the daemon
-    #[command(override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require]")]
+    #[command(
+        override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer]",
+        group(selectors().args(SELECTOR).args(TERMS))
+    )]
     Add {
         #[command(flatten)]
         selector: SelectorArgs,
+        #[command(flatten)]
+        terms: Box<TermArgs>,
         /// What the connections take
         #[arg(long, value_name = "NAME")]
         bump: String,
         /// Let them go, and come, by nothing else: without a session or a trusted path they wait, and
         /// disable is refused
-        #[arg(long)]
+        #[arg(long, conflicts_with = "prefer")]
         require: bool,
+        /// Leave what begins without a session plain until there is one
+        #[arg(long)]
+        prefer: bool,
+        /// Before rules with less, after rules with more
+        #[arg(
+            long,
+            value_name = "N",
+            default_value_t = 0,
+            allow_negative_numbers = true
+        )]
+        priority: i32,
     },
     /// All rules, in the order in which they are tried
     List,
@@ -140,13 +162,20 @@ pub(crate) enum BumpCommand {
     List,
 }
 
-const SELECTOR: [&str; 9] = [
-    "conn", "all", "dport", "sport", "dst", "src", "uid", "pid", "peer",
+const SELECTOR: [&str; 10] = [
+    "conn", "all", "dport", "sport", "dst", "src", "uid", "user", "pid", "peer",
 ];
+
+/// What only a rule can name.
+const TERMS: [&str; 5] = ["gid", "interface", "dscp", "time", "match"];
+
+/// Something has to be selected.
+fn selectors() -> ArgGroup {
+    ArgGroup::new("selector").required(true).multiple(true)
+}
 
 /// A connection has to match in everything that is given.
 #[derive(clap::Args)]
-#[command(group(ArgGroup::new("selector").required(true).multiple(true).args(SELECTOR)))]
 pub(crate) struct SelectorArgs {
     /// One connection, as `conn list` shows it
     #[arg(long, value_name = "ID", conflicts_with_all = &SELECTOR[1..])]
@@ -169,12 +198,56 @@ pub(crate) struct SelectorArgs {
     /// Number of the user that owns the socket
     #[arg(long, value_name = "UID")]
     uid: Option<u32>,
+    /// Name of that user
+    #[arg(long, value_name = "NAME", value_parser = uid_of, conflicts_with = "uid")]
+    user: Option<u32>,
     /// Process that holds the socket
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
     /// Name of the peer
     #[arg(long, value_name = "NAME")]
     peer: Option<String>,
+}
+
+/// What a rule may name besides, once for all connections to come.
+#[derive(clap::Args)]
+pub(crate) struct TermArgs {
+    /// Number of the group of the socket
+    #[arg(long, value_name = "GID")]
+    gid: Option<u32>,
+    /// Interface by which the connection would go without a bump
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+    /// Differentiated services code point, a number or a name such as EF
+    #[arg(long, value_name = "DSCP")]
+    dscp: Option<String>,
+    /// Part of each day by the local time, such as 08:00-18:00
+    #[arg(long, value_name = "SPAN")]
+    time: Option<String>,
+    /// Further matches of iptables, such as "-m length --length 0:99"; root only
+    #[arg(long, value_name = "MATCHES", allow_hyphen_values = true)]
+    r#match: Option<String>,
+}
+
+impl From<TermArgs> for Terms {
+    fn from(args: TermArgs) -> Self {
+        Terms {
+            gid: args.gid,
+            interface: args.interface,
+            dscp: args.dscp,
+            time: args.time,
+            match_expr: args.r#match,
+        }
+    }
+}
+
+/// The number of a user.
+fn uid_of(name: &str) -> Result<u32, String> {
+    match nix::unistd::User::from_name(name) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err("there is no such user".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 impl From<SelectorArgs> for Selector {
@@ -187,9 +260,11 @@ impl From<SelectorArgs> for Selector {
             dst,
             src,
             uid,
+            user,
             pid,
             peer,
         } = args;
+        let uid = uid.or(user);
         match conn {
             Some(id) => Selector::Conn(id),
             None if all => Selector::All,

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use dibs_control::{Changed, Client, Selector};
+use dibs_control::{Changed, Client, Match, NewRule, Selector};
 use dibs_lab::dibs::Programs;
 use serde::Serialize;
 
@@ -40,17 +40,31 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         Command::Rule(RuleCommand::Add {
             selector,
+            terms,
             bump,
             require,
+            prefer,
+            priority,
         }) => {
-            let selector = Selector::from(selector);
+            // With terms alone the rest is all connections.
+            let selector = match Selector::from(selector) {
+                Selector::Match(none) if none == Match::default() => Selector::All,
+                selector => selector,
+            };
             if !selector.names_class() {
                 let message = "a rule is for connections to come: --conn and --pid name live ones";
                 Args::command()
                     .error(ErrorKind::ArgumentConflict, message)
                     .exit();
             }
-            let rule = connect()?.add_rule(selector, bump, require)?;
+            let rule = connect()?.add_rule(NewRule {
+                selector,
+                terms: (*terms).into(),
+                bump,
+                require,
+                prefer,
+                priority,
+            })?;
             show(json, &rule, || {
                 format!("rule {}: {}\n", rule.id, render::rule(&rule))
             })

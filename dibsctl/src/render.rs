@@ -269,8 +269,13 @@ fn process(conn: &ConnInfo) -> String {
 }
 
 fn rule_bump(rule: &RuleInfo) -> String {
-    let required = if rule.require { " (required)" } else { "" };
-    format!("{}{required}", rule.bump)
+    let level = match (rule.require, rule.prefer) {
+        (true, _) => " (required)",
+        (_, true) => " (preferred)",
+        _ => "",
+    };
+    let not_now = if rule.active { "" } else { ", not now" };
+    format!("{}{level}{not_now}", rule.bump)
 }
 
 fn rule_selector(rule: &RuleInfo) -> String {

@@ -5,7 +5,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Output;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use dibs_config::PrivateKey;
@@ -44,6 +44,8 @@ pub struct Node {
     /// The host, whose `/run` is its own.
     pub host: Host,
     daemon: Option<Process>,
+    /// The time zone of its daemons; none: the machine's.
+    zone: Option<String>,
     /// What earlier daemons of this host logged.
     logs: String,
 }
@@ -54,6 +56,7 @@ impl Node {
         let node = Self {
             host,
             daemon: None,
+            zone: None,
             logs: String::new(),
         };
         let directory = node.directory();
@@ -116,8 +119,21 @@ impl Node {
         let mut command = self.host.command(programs::built("dibsd"));
         command.args(["--config", "/run/dibs/dibsd.toml"]);
         command.env("DIBS_LOG", "debug");
+        if let Some(zone) = &self.zone {
+            command.env("TZ", zone);
+        }
         self.daemon = Some(self.host.spawn(command)?);
         Ok(())
+    }
+
+    /// Has the next daemon live where it is `second` seconds after midnight now.
+    pub fn set_time_of_day(&mut self, second: u32) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let utc = since.unwrap_or_default().as_secs() % 86_400;
+        // POSIX counts zones westwards, and as far as a day and less than an hour.
+        let west = (utc + 86_400 - u64::from(second)) % 86_400;
+        let (hours, minutes) = (west / 3600, west / 60 % 60);
+        self.zone = Some(format!("LAB{hours}:{minutes:02}:{:02}", west % 60));
     }
 
     /// Sends the daemon a signal and waits for its end; what it logged is kept.

@@ -150,3 +150,52 @@ fn while_no_daemon_runs_a_flushed_firewall_lets_nothing_out() {
         })
     });
 }
+
+/// Each command of docs/architecture.md, "Switching by hand", word by word but for the addresses.
+#[test]
+fn plain_commands_switch_a_connection() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            let sport = talk.client.port();
+            let one = format!("-p tcp -s 10.0.1.1 -d 10.0.1.2 --sport {sport} --dport 7000");
+            // What was there before it was tracked is known from whichever end spoke first.
+            let other = format!("-p tcp -s 10.0.1.2 -d 10.0.1.1 --sport 7000 --dport {sport}");
+            let conntrack = |mark: &str| {
+                let update = |ends: &str| format!("conntrack -U {ends} --mark {mark}");
+                let either = format!("{} || {}", update(&one), update(&other));
+                shell(&net.a.host, &either)
+            };
+            let iptables = |value: &str| -> Result<()> {
+                let rule = format!("OUTPUT {one} -j CONNMARK --set-xmark {value}/0x1f000000");
+                shell(&net.a.host, &format!("iptables -t mangle -A {rule}"))?;
+                talk.advance(64 << 10)?;
+                shell(&net.a.host, &format!("iptables -t mangle -D {rule}"))
+            };
+            // Connections are tracked while a bump is in use, so iptables has to come first.
+            for (by_conntrack, number, bump) in [
+                (false, "11", "scramble"),
+                (true, "13", "seal"),
+                (true, "11", "scramble"),
+                (true, "10", "plain"),
+                (false, "13", "seal"),
+                (false, "10", "plain"),
+            ] {
+                let value = format!("0x{number}000000");
+                match by_conntrack {
+                    true => conntrack(&value)?,
+                    false => iptables(&value)?,
+                }
+                net.wait_bump(7000, bump)
+                    .with_context(|| format!("{bump}, by conntrack: {by_conntrack}"))?;
+                talk.advance(256 << 10)?;
+            }
+            // dibsctl has the last word.
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}

@@ -105,6 +105,25 @@ pub(crate) fn day_span(text: &str) -> Result<DaySpan, Wrong> {
     }
 }
 
+/// The name of a code point: RFC 2474, RFC 2597, RFC 3246, RFC 8622.
+pub(crate) fn dscp(text: &str) -> Result<u8, Wrong> {
+    let named = match text.as_bytes() {
+        b"EF" => Some(46),
+        b"LE" => Some(1),
+        [b'C', b'S', class @ b'0'..=b'7'] => Some((class - b'0') << 3),
+        [b'A', b'F', class @ b'1'..=b'4', drop @ b'1'..=b'3'] => {
+            Some(((class - b'0') << 3) | ((drop - b'0') << 1))
+        }
+        _ => text.parse().ok().filter(|number| *number < 64),
+    };
+    named.ok_or_else(|| {
+        Wrong::new(
+            format!("\"{}\" is no DSCP", text.escape_debug()),
+            "write 0 to 63, or \"EF\", \"CS1\", \"AF21\"",
+        )
+    })
+}
+
 /// A mask that is one run of at least six bits: four for the bump id, OVERRIDE, LOCKED.
 pub(crate) fn mark_mask(mask: u32) -> Result<u32, Wrong> {
     let run = mask.checked_shr(mask.trailing_zeros()).unwrap_or(0);
@@ -300,6 +319,24 @@ mod tests {
             assert!(day_span(bad).is_err(), "{bad}");
         }
         assert!(day_span("08:00-08:00").is_err());
+    }
+
+    #[test]
+    fn code_points() {
+        for (text, number) in [
+            ("EF", 46),
+            ("CS0", 0),
+            ("CS7", 56),
+            ("AF11", 10),
+            ("AF43", 38),
+            ("LE", 1),
+            ("63", 63),
+        ] {
+            assert_eq!(dscp(text).unwrap(), number, "{text}");
+        }
+        for bad in ["", "64", "CS8", "AF14", "AF50", "ef", "-1", "EF\n"] {
+            assert!(dscp(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod error;
 mod keys;
 mod match_expr;
 mod parse;
+mod selection;
 mod table;
 
 use std::net::{IpAddr, SocketAddr};
@@ -23,6 +24,7 @@ pub use keys::{
     read_private_key,
 };
 pub use match_expr::MatchExpr;
+pub use selection::{Claim, Conflict, Level, Selection};
 use table::Origin;
 
 /// Said at each load, in `status` and on `enable` wherever `scramble` is in use.
@@ -195,24 +197,12 @@ pub struct RuleConfig {
     pub bump: String,
     /// `tcp`
     pub protocol: Protocol,
-    /// Local ports; empty: any.
-    pub sport: Vec<PortRange>,
-    /// Remote ports; empty: any.
-    pub dport: Vec<PortRange>,
-    /// Owner of the socket by number. Not together with `user`.
-    pub uid: Option<u32>,
-    /// Owner of the socket by name.
-    pub user: Option<String>,
-    /// Group of the socket.
-    pub gid: Option<u32>,
-    /// Remote addresses; empty: any.
-    pub destination: Vec<IpNet>,
-    /// When the rule holds.
-    pub time: Option<DaySpan>,
-    /// Further matches of iptables.
-    pub match_expr: Option<MatchExpr>,
-    /// `false`; whether such connections may go by this bump only, whatever else is chosen.
-    pub require: bool,
+    /// Which connections.
+    pub selection: Selection,
+    /// 0; of rules that select the same connection the one with the highest decides, then the first.
+    pub priority: i32,
+    /// Neither `require = true` nor `prefer = true`: the usual one.
+    pub level: Level,
 }
 
 /// Reads and checks the file.
@@ -314,6 +304,17 @@ impl Config {
     /// `daemon.scheduler` or `rule.0.bump`; a key that the file leaves out is placed at its top.
     pub fn refuse(&self, key: &str, message: String, hint: Option<String>) -> Error {
         self.origin.error_at(key, message, hint)
+    }
+}
+
+impl RuleConfig {
+    /// As far as other rules can stand against it.
+    pub fn claim(&self) -> Claim<'_> {
+        Claim {
+            selection: &self.selection,
+            bump: &self.bump,
+            level: self.level,
+        }
     }
 }
 

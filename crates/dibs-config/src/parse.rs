@@ -7,8 +7,8 @@ use crate::check;
 use crate::error::Error;
 use crate::table::{Source, Table, Value, Wrong, meant};
 use crate::{
-    BumpConfig, BumpKind, Config, Daemon, Fail, Integrity, MatchExpr, OnTrustedDown, PathConfig,
-    PeerConfig, PortRange, Protocol, RuleConfig, Scheduler, Trust,
+    BumpConfig, BumpKind, Config, Daemon, Fail, Integrity, Level, MatchExpr, OnTrustedDown,
+    PathConfig, PeerConfig, PortRange, Protocol, RuleConfig, Scheduler, Selection, Trust,
 };
 
 const SECTIONS: &[&str] = &["daemon", "path", "peer", "bump", "rule"];
@@ -42,16 +42,24 @@ const RULE: &[&str] = &[
     "uid",
     "user",
     "gid",
+    "source",
     "destination",
+    "interface",
+    "dscp",
     "time",
     "match",
+    "priority",
     "require",
+    "prefer",
 ];
 
 /// Shares of one set, at most.
 const MOST_SHARES: u32 = 32;
 /// Bumps are numbered in four bits: 0 is none, 15 the daemon's own sockets, below 8 what is built in.
 const MOST_DEVICES: usize = 7;
+
+/// Enough for any order, and short in listings.
+const MOST_PRIORITY: i32 = 1_000_000;
 
 /// Tables 253 to 255 are the kernel's.
 const LOWEST_TABLE: u32 = 256;
@@ -92,7 +100,9 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
             Some("write trust = \"trusted\" in the [[path]] that nobody listens to".to_owned()),
         ));
     }
-    let requiring = config.rules.iter().position(|rule| rule.require);
+    contradictions(&config)?;
+    let requires = |rule: &RuleConfig| rule.level == Level::Require;
+    let requiring = config.rules.iter().position(requires);
     if let (Some(index), Some((message, hint))) = (requiring, config.excludes_require()) {
         let hint = format!("{hint} in [daemon], or leave require out");
         return Err(config.refuse(&format!("rule.{index}.require"), message, Some(hint)));
@@ -443,7 +453,6 @@ fn settings(
 }
 
 fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error> {
-    let require = table.take("require");
     let bump = known_bump(&table.require("bump")?, bumps)?;
     if let Some(value) = table.take("protocol") {
         value.one_of(&[("tcp", ())])?;
@@ -459,46 +468,100 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
         Some(value) => Some(value.parse(check::user)?),
         None => None,
     };
-    let destination = match table.take("destination") {
-        Some(value) => value
-            .one_or_many()?
-            .iter()
-            .map(|value| value.parse(check::steered_prefix))
-            .collect::<Result<_, _>>()?,
-        None => Vec::new(),
+    fn parsed<T>(
+        value: Option<Value<'_>>,
+        parse: impl FnOnce(&str) -> Result<T, Wrong>,
+    ) -> Result<Option<T>, Error> {
+        value.map(|value| value.parse(parse)).transpose()
+    }
+    let selection = Selection {
+        sport: ports(table.take("sport"))?,
+        dport: ports(table.take("dport"))?,
+        source: prefixes(table.take("source"))?,
+        destination: prefixes(table.take("destination"))?,
+        uid,
+        user,
+        gid: table.take("gid").map(|value| number(&value)).transpose()?,
+        interface: parsed(table.take("interface"), check::interface)?,
+        dscp: table.take("dscp").map(|value| dscp(&value)).transpose()?,
+        time: parsed(table.take("time"), check::day_span)?,
+        match_expr: parsed(table.take("match"), MatchExpr::parse)?,
     };
-    let gid = table.take("gid").map(|value| number(&value)).transpose()?;
-    let require = match require {
-        Some(value) if value.boolean()? && gid.is_some() => {
+    let priority = table.take("priority");
+    let priority = priority.map(|value| value.signed(-MOST_PRIORITY..=MOST_PRIORITY));
+    let required = table.take("require");
+    let preferred = table.take("prefer");
+    let is_on = |value: &Option<Value<'_>>| match value {
+        Some(value) => value.boolean(),
+        None => Ok(false),
+    };
+    let level = match (is_on(&required)?, is_on(&preferred)?) {
+        (true, true) => {
+            let value = preferred.as_ref().expect("it is on");
             return Err(value.key_error(
-                "a rule that names a group cannot require its bump: whose group a connection is \
-                 of shows only as it sends"
-                    .to_owned(),
-                Some("name its user by uid or user".to_owned()),
+                "a rule requires its bump or prefers it, not both".to_owned(),
+                Some("delete one of them".to_owned()),
             ));
         }
-        Some(value) => value.boolean()?,
-        None => false,
+        (true, false) => Level::Require,
+        (false, true) => Level::Prefer,
+        (false, false) => Level::Usual,
     };
+    if let (Level::Require, Some(key), Some(value)) =
+        (level, selection.shows_only_sending(), &required)
+    {
+        return Err(value.key_error(
+            format!(
+                "a rule with {key} cannot require its bump: whether a connection is meant shows \
+                 only as it sends"
+            ),
+            Some("name it by ports, addresses, uid or user, time".to_owned()),
+        ));
+    }
     Ok(RuleConfig {
         bump,
         protocol: Protocol::Tcp,
-        sport: ports(table.take("sport"))?,
-        dport: ports(table.take("dport"))?,
-        uid,
-        user,
-        gid,
-        destination,
-        time: table
-            .take("time")
-            .map(|value| value.parse(check::day_span))
-            .transpose()?,
-        match_expr: table
-            .take("match")
-            .map(|value| value.parse(MatchExpr::parse))
-            .transpose()?,
-        require,
+        selection,
+        priority: priority.transpose()?.unwrap_or(0),
+        level,
     })
+}
+
+/// Refuses rules that stand against each other, at the later one.
+fn contradictions(config: &Config) -> Result<(), Error> {
+    for (index, rule) in config.rules.iter().enumerate() {
+        for (number, earlier) in config.rules[..index].iter().enumerate() {
+            if let Some(conflict) = rule.claim().conflict(earlier.claim()) {
+                let message = format!(
+                    "rule {} {conflict} as rule {}, which puts them on \"{}\"",
+                    index + 1,
+                    number + 1,
+                    earlier.bump
+                );
+                let hint = "give them one bump and one level, or let them select apart";
+                let key = format!("rule.{index}.bump");
+                return Err(config.refuse(&key, message, Some(hint.to_owned())));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn prefixes(value: Option<Value<'_>>) -> Result<Vec<ipnet::IpNet>, Error> {
+    let Some(value) = value else {
+        return Ok(Vec::new());
+    };
+    let values = value.one_or_many()?;
+    let parse = |value: &Value<'_>| value.parse(check::steered_prefix);
+    values.iter().map(parse).collect()
+}
+
+fn dscp(value: &Value<'_>) -> Result<u8, Error> {
+    if value.is_string() {
+        return value.parse(check::dscp);
+    }
+    let number = value.integer(0..=63)?;
+    Ok(u8::try_from(number).expect("integer() keeps to its range"))
 }
 
 fn ports(value: Option<Value<'_>>) -> Result<Vec<PortRange>, Error> {

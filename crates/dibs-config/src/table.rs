@@ -268,13 +268,25 @@ impl<'a> Value<'a> {
 
     /// A whole number within `range`.
     pub(crate) fn integer(&self, range: RangeInclusive<u32>) -> Result<u32, Error> {
+        self.whole(range)
+    }
+
+    /// The same, which may be negative.
+    pub(crate) fn signed(&self, range: RangeInclusive<i32>) -> Result<i32, Error> {
+        self.whole(range)
+    }
+
+    fn whole<T: TryFrom<i128> + PartialOrd + std::fmt::Display>(
+        &self,
+        range: RangeInclusive<T>,
+    ) -> Result<T, Error> {
         let integer = self
             .value
             .as_integer()
             .ok_or_else(|| self.unexpected("a whole number"))?;
         i128::from_str_radix(integer.as_str(), integer.radix())
             .ok()
-            .and_then(|number| u32::try_from(number).ok())
+            .and_then(|number| T::try_from(number).ok())
             .filter(|number| range.contains(number))
             .ok_or_else(|| {
                 let (low, high) = (range.start(), range.end());

@@ -52,7 +52,7 @@ fn commented_keys_are_right_and_show_the_defaults() {
         example("host-a.toml"),
     );
     assert_eq!(shown.daemon, shipped.daemon);
-    assert_eq!(shown.rules.len(), shipped.rules.len() + 1);
+    assert_eq!(shown.rules.len(), shipped.rules.len() + 2);
     assert_eq!(shown.bump("vpn").unwrap().kind, BumpKind::Device);
     assert!(shown.peers[0].preshared_key_file.is_some());
 }

@@ -1,8 +1,8 @@
 //! What the file may say, what it may not, and how it is told.
 
 use dibs_config::{
-    BumpKind, Config, Error, Fail, Integrity, Invalid, OnTrustedDown, SCRAMBLE_WARNING, Scheduler,
-    Trust, load, parse,
+    BumpKind, Config, Error, Fail, Integrity, Invalid, Level, OnTrustedDown, SCRAMBLE_WARNING,
+    Scheduler, Trust, load, parse,
 };
 
 const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
@@ -91,7 +91,12 @@ fn what_would_let_out_what_a_rule_requires_is_refused() {
     let with = |rule: &str| format!("{}\n[[rule]]\nbump = \"scramble\"\n{rule}\n", contract());
     let required = with("user = \"backup\"\nrequire = true");
     let line = required.lines().count();
-    assert!(good(&required).rules[1].require && !good(&required).rules[0].require);
+    let levels = good(&required)
+        .rules
+        .iter()
+        .map(|rule| rule.level)
+        .collect::<Vec<_>>();
+    assert_eq!(levels, [Level::Usual, Level::Require]);
     for (key, kept, open) in [
         ("fail             ", "closed", "open"),
         ("on_trusted_down  ", "hold", "untrusted"),
@@ -110,10 +115,66 @@ fn what_would_let_out_what_a_rule_requires_is_refused() {
         );
         good(&text.replacen("require = true", "require = false", 1));
     }
-    let said = fault(&with("gid = 7\nrequire = true")).to_string();
-    assert!(said.contains(":1: a rule that names a group"), "{said}");
+    for unseen in [
+        "gid = 7",
+        "interface = \"eth0\"",
+        "dscp = 8",
+        "match = \"-m tos --tos 8\"",
+    ] {
+        let said = fault(&with(&format!("{unseen}\nrequire = true"))).to_string();
+        let key = unseen.split(' ').next().unwrap();
+        assert!(
+            said.contains(&format!(":1: a rule with {key} cannot require")),
+            "{said}"
+        );
+        good(&with(&format!("{unseen}\nprefer = true")));
+    }
+    let said = fault(&with("prefer = true\nrequire = true")).to_string();
+    assert!(
+        said.contains(":1: a rule requires its bump or prefers it, not both"),
+        "{said}"
+    );
     let said = fault(&with("require = \"yes\"")).to_string();
     assert!(said.contains("has to be true or false"), "{said}");
+}
+
+#[test]
+fn rules_that_contradict_each_other_are_refused_at_the_later_one() {
+    let with = |rules: &[&str]| {
+        let rules: String = rules
+            .iter()
+            .map(|rule| format!("\n[[rule]]\n{rule}\n"))
+            .collect();
+        contract() + &rules
+    };
+    let (one, other) = (
+        "bump = \"scramble\"\ndport = [7, 9]",
+        "bump = \"seal\"\ndport = [9, 7]",
+    );
+    let text = with(&[one, other]);
+    let line = text.lines().count() - 1;
+    assert_eq!(
+        fault(&text).to_string(),
+        format!(
+            "dibs.toml:{line}:8: rule 3 selects the same connections as rule 2, which puts them on \
+             \"scramble\"; hint: give them one bump and one level, or let them select apart"
+        )
+    );
+    let level = with(&[one, &format!("{one}\nprefer = true")]);
+    assert!(fault(&level).message.starts_with("rule 3 selects the same"));
+    let required = |rule: &str| format!("{rule}\nrequire = true");
+    let wide = "bump = \"seal\"\ndestination = \"10.0.1.2/32\"";
+    let both = with(&[&required(one), &required(wide)]);
+    let message = fault(&both).message;
+    assert!(
+        message
+            .starts_with("rule 3 requires another bump of some of the same connections as rule 2"),
+        "{message}"
+    );
+    // Which one counts is a matter of order where only one of them, or neither, insists.
+    good(&with(&[&required(one), wide]));
+    good(&with(&[one, "bump = \"seal\"\ndport = 9"]));
+    good(&with(&[one, &format!("{other}\ntime = \"08:00-09:00\"")]));
 }
 
 #[test]
@@ -175,23 +236,25 @@ fn the_contract_is_read() {
     let [rule] = &config.rules[..] else {
         panic!("{:?}", config.rules)
     };
+    let selection = &rule.selection;
     let ports = |ranges: &[dibs_config::PortRange]| -> Vec<String> {
         ranges.iter().map(ToString::to_string).collect()
     };
     assert_eq!(
-        (ports(&rule.dport), ports(&rule.sport)),
+        (ports(&selection.dport), ports(&selection.sport)),
         (
             vec!["80".to_owned()],
             vec!["1024-65535".to_owned(), "7".to_owned()]
         )
     );
     assert_eq!(
-        (rule.uid, rule.gid, &rule.user),
+        (selection.uid, selection.gid, &selection.user),
         (Some(1000), Some(100), &None)
     );
-    assert_eq!(rule.destination, ["10.0.1.0/24".parse().unwrap()]);
-    assert_eq!(rule.time.unwrap().to_string(), "08:00-18:00");
-    assert_eq!(rule.match_expr.as_ref().unwrap().args()[1], "dscp");
+    assert_eq!(selection.destination, ["10.0.1.0/24".parse().unwrap()]);
+    assert_eq!(selection.time.unwrap().to_string(), "08:00-18:00");
+    assert_eq!(selection.match_expr.as_ref().unwrap().args()[1], "dscp");
+    assert_eq!((rule.priority, rule.level), (0, Level::Usual));
 }
 
 #[test]
@@ -229,7 +292,7 @@ fn places_and_hints() {
         (
             "gid = 100",
             "colour = 3",
-            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, destination, time, match, require",
+            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer",
         ),
         (
             "wlan = \"10.0.2.2:5300\"",
@@ -441,6 +504,24 @@ fn each_value_is_checked() {
             "not an address with prefix length",
         ),
         ("\"08:00-18:00\"", "\"8-18\"", "write \"08:00-18:00\""),
+        ("gid = 100", "dscp = 64", "within 0 and 63"),
+        ("gid = 100", "dscp = \"AF9\"", "\"AF9\" is no DSCP"),
+        (
+            "gid = 100",
+            "interface = \"a b\"",
+            "is not the name of an interface",
+        ),
+        (
+            "gid = 100",
+            "source = \"10.0.1/24\"",
+            "not an address with prefix length",
+        ),
+        ("gid = 100", "priority = 1.5", "a whole number"),
+        (
+            "gid = 100",
+            "priority = 1000001",
+            "within -1000000 and 1000000",
+        ),
         (
             "\"-m dscp --dscp-class EF\"",
             "\"-j ACCEPT\"",

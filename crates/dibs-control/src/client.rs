@@ -9,8 +9,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::codec::{LineBuffer, MAX_REPLY, decode_reply, encode_request};
 use crate::{
-    BumpInfo, Changed, ConnInfo, Event, Failure, PathInfo, PeerInfo, Reply, Request, RuleId,
-    RuleInfo, Selector, Status,
+    BumpInfo, Changed, ConnInfo, Event, Failure, NewRule, PathInfo, PeerInfo, Reply, Request,
+    RuleId, RuleInfo, Selector, Status,
 };
 
 /// How long the daemon has for an answer. `enable` waits for the peer, so this is longer than the
@@ -141,17 +141,8 @@ impl Client {
     }
 
     /// [`Request::RuleAdd`]
-    pub fn add_rule(
-        &mut self,
-        selector: Selector,
-        bump: String,
-        require: bool,
-    ) -> Result<RuleInfo, ClientError> {
-        match self.request(&Request::RuleAdd {
-            selector,
-            bump,
-            require,
-        })? {
+    pub fn add_rule(&mut self, rule: NewRule) -> Result<RuleInfo, ClientError> {
+        match self.request(&Request::RuleAdd(rule))? {
             Reply::Rule(rule) => Ok(rule),
             other => Err(self.unexpected(&other)),
         }

@@ -152,7 +152,7 @@ impl LineBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Match, Selector};
+    use crate::{Match, NewRule, Selector, Terms};
 
     #[test]
     fn requests_have_these_lines() {
@@ -177,12 +177,24 @@ mod tests {
                 r#"{"version":1,"request":{"disable":{"selector":{"conn":3}}}}"#,
             ),
             (
-                Request::RuleAdd {
-                    selector: Selector::All,
-                    bump: "scramble".to_owned(),
+                Request::RuleAdd(NewRule {
                     require: true,
-                },
+                    ..NewRule::new(Selector::All, "scramble")
+                }),
                 r#"{"version":1,"request":{"rule_add":{"selector":"all","bump":"scramble","require":true}}}"#,
+            ),
+            (
+                Request::RuleAdd(NewRule {
+                    terms: Terms {
+                        time: Some("08:00-18:00".to_owned()),
+                        match_expr: Some("-m tos --tos 8".to_owned()),
+                        ..Terms::default()
+                    },
+                    prefer: true,
+                    priority: -1,
+                    ..NewRule::new(Selector::All, "seal")
+                }),
+                r#"{"version":1,"request":{"rule_add":{"selector":"all","terms":{"time":"08:00-18:00","match":"-m tos --tos 8"},"bump":"seal","require":false,"prefer":true,"priority":-1}}}"#,
             ),
             (
                 Request::RuleDel { id: 9 },

@@ -216,6 +216,12 @@ pub struct RuleInfo {
     pub bump: String,
     /// Whether they may go by nothing else.
     pub require: bool,
+    /// Whether they are plain while there is no session.
+    pub prefer: bool,
+    /// The higher is tried first.
+    pub priority: i32,
+    /// Whether it holds at this time of day.
+    pub active: bool,
     /// Who made it.
     pub origin: RuleOrigin,
     /// What it selects by: keys as in the configuration (`dport`, `uid`, `time`, ...), values as

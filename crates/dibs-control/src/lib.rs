@@ -23,7 +23,7 @@ pub use info::{
     BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, Integrity, PathInfo, PathState, PeerInfo,
     PeerState, RuleInfo, RuleOrigin, Skipped, Status, Trust,
 };
-pub use selector::{Match, Selector};
+pub use selector::{Match, Selector, Terms};
 use serde::{Deserialize, Serialize};
 
 /// Names a connection of [`ConnInfo`] as long as it lives.
@@ -58,15 +58,7 @@ pub enum Request {
     },
     /// Makes a rule for connections to come, applied to the established ones at once. Answered by
     /// [`Reply::Rule`].
-    RuleAdd {
-        /// Which; [`Selector::names_class`].
-        selector: Selector,
-        /// What they take.
-        bump: String,
-        /// Whether they may go by nothing else.
-        #[serde(default)]
-        require: bool,
-    },
+    RuleAdd(NewRule),
     /// Answered by [`Reply::Rules`].
     RuleList,
     /// Deletes a rule that `RuleAdd` made. Answered by [`Reply::Done`].
@@ -86,12 +78,52 @@ pub enum Request {
     Cleanup,
 }
 
+/// A rule as its user wants it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewRule {
+    /// Which connections; [`Selector::names_class`].
+    pub selector: Selector,
+    /// What else they have in common.
+    #[serde(default, skip_serializing_if = "Terms::is_empty")]
+    pub terms: Terms,
+    /// What they take.
+    pub bump: String,
+    /// Whether they may go by nothing else. Not together with `prefer`.
+    #[serde(default)]
+    pub require: bool,
+    /// Whether they are plain while there is no session.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub prefer: bool,
+    /// Of rules that select the same connection, the one with the highest decides, then the oldest.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub priority: i32,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl NewRule {
+    /// The usual rule for a selector.
+    pub fn new(selector: Selector, bump: impl Into<String>) -> Self {
+        Self {
+            selector,
+            terms: Terms::default(),
+            bump: bump.into(),
+            require: false,
+            prefer: false,
+            priority: 0,
+        }
+    }
+}
+
 impl Request {
     /// What no daemon could do, for a reason that the request shows by itself.
     pub fn check(&self) -> Result<(), Failure> {
         let (Request::Enable { selector, .. }
         | Request::Disable { selector }
-        | Request::RuleAdd { selector, .. }) = self
+        | Request::RuleAdd(NewRule { selector, .. })) = self
         else {
             return Ok(());
         };
@@ -101,7 +133,16 @@ impl Request {
                 "the selector names nothing",
             ));
         }
-        if matches!(self, Request::RuleAdd { .. }) && !selector.names_class() {
+        let Request::RuleAdd(rule) = self else {
+            return Ok(());
+        };
+        if rule.require && rule.prefer {
+            return Err(Failure::new(
+                ErrorKind::BadRequest,
+                "a rule requires its bump or prefers it, not both",
+            ));
+        }
+        if !selector.names_class() {
             return Err(Failure::new(
                 ErrorKind::BadRequest,
                 "a rule is for connections to come, and a connection's id or a process is not \

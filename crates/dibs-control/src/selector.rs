@@ -46,6 +46,34 @@ pub struct Match {
     pub peer: Option<String>,
 }
 
+/// What else a rule may name, as the configuration file does; the daemon reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Terms {
+    /// Group of the local socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+    /// The interface by which the ordinary route leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Differentiated services code point.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dscp: Option<String>,
+    /// When it holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<String>,
+    /// Further matches of iptables.
+    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
+    pub match_expr: Option<String>,
+}
+
+impl Terms {
+    /// Whether nothing is named.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 impl Selector {
     /// Whether the connection is one of them.
     pub fn matches(&self, conn: &ConnInfo) -> bool {

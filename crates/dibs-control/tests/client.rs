@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dibs_control::{
-    Client, ClientError, ErrorKind, Event, Failure, Match, Reply, Request, Selector,
+    Client, ClientError, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector,
     decode_request, encode_reply,
 };
 use tempfile::TempDir;
@@ -98,7 +98,7 @@ fn an_impossible_request_is_not_sent() {
     assert!(client.disable(Selector::Match(Match::default())).is_err());
     assert!(
         client
-            .add_rule(Selector::Conn(1), "scramble".to_owned(), false)
+            .add_rule(NewRule::new(Selector::Conn(1), "scramble"))
             .is_err()
     );
     drop(client);

@@ -81,7 +81,11 @@ fn accepted(config: &Config, text: &str) {
     for rule in &config.rules {
         assert!(config.bump(&rule.bump).is_some());
         let _ = rules::classes_of(rule);
-        let args = rule.match_expr.iter().flat_map(|expr| expr.args());
+        let args = rule
+            .selection
+            .match_expr
+            .iter()
+            .flat_map(|expr| expr.args());
         for arg in args {
             assert!(!arg.is_empty());
             assert!(

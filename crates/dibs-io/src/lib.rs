@@ -17,7 +17,7 @@ mod tun;
 mod udp;
 mod virtio;
 
-pub use clock::boottime_ns;
+pub use clock::{LocalTime, boottime_ns, local_time};
 pub use poll::{Event, Interest, Poller, Waker, precise_timers};
 pub use segment::{Malformed, Segment, Segments};
 pub use tun::{FRAME_MAX, Tun, TunCounters};

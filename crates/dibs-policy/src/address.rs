@@ -112,6 +112,15 @@ impl Prefix {
             && Prefix::new(other.address, self.length).is_ok_and(|cut| cut == self)
     }
 
+    /// What this network and another have in common: the narrower, where one holds the other.
+    pub(crate) fn common(self, other: Prefix) -> Option<Prefix> {
+        match (self.contains(other), other.contains(self)) {
+            (true, _) => Some(other),
+            (_, true) => Some(self),
+            _ => None,
+        }
+    }
+
     /// Whether `address` is in this network.
     pub fn holds(self, address: IpAddr) -> bool {
         self.contains(Prefix::host(address))

@@ -138,6 +138,19 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
             ];
             chains.push(chain(Table::Mangle, format!("DIBS-LOCK-{id}"), rules));
         }
+        if used(|binding| binding == Binding::Preferred) {
+            let where_to = |(prefix, up): (Prefix, bool)| {
+                let chain = if up {
+                    format!("DIBS-SET-{id}")
+                } else {
+                    "DIBS-FOLLOW".to_owned()
+                };
+                words([to(prefix), format!("-g {chain}")])
+            };
+            let rules = desired.sessions_of(bump, family).into_iter().map(where_to);
+            let name = format!("DIBS-PREFER-{id}");
+            chains.push(chain(Table::Mangle, name, rules.collect()));
+        }
     }
     for (rule, bump) in required(desired, family) {
         let matches = class_matches(desired, rule, bump, family, "");
@@ -155,7 +168,11 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
         let bump = bump.filter(|_| rule.binding != Binding::Required);
         let matches = bump.map(|bump| class_matches(desired, rule, bump, family, ""));
         for matched in matches.into_iter().flatten() {
-            steer.push(words([matched, format!("-g DIBS-SET-{}", rule.bump)]));
+            let how = match rule.binding {
+                Binding::Preferred => "PREFER",
+                _ => "SET",
+            };
+            steer.push(words([matched, format!("-g DIBS-{how}-{}", rule.bump)]));
         }
     }
     steer.push(format!("-m connmark ! --mark 0x0/{mask:#x} -g DIBS-FOLLOW"));
@@ -220,15 +237,19 @@ pub(crate) fn class_matches(
     device: &str,
 ) -> Vec<String> {
     let source = rule.source.map(from).unwrap_or_default();
-    let rest = socket_matches(rule);
+    let device = match &rule.interface {
+        Some(interface) => format!("-o {interface}"),
+        None => device.to_owned(),
+    };
+    let rest = further_matches(rule);
     destinations(desired, rule, bump, family)
         .into_iter()
-        .map(|d| words([source.clone(), to(d), device.to_owned(), rest.clone()]))
+        .map(|d| words([source.clone(), to(d), device.clone(), rest.clone()]))
         .collect()
 }
 
-/// The same for what the far end sends. Whose socket a packet is for is not known that early, so a rule
-/// that names a user or a group has none.
+/// The same for what the far end sends. Whose socket a packet is for is not known that early, and what
+/// shows only in what this host sends not at all, so a rule that names such has none.
 pub(crate) fn inbound_matches(
     desired: &Desired,
     rule: &ClassRule,
@@ -236,7 +257,7 @@ pub(crate) fn inbound_matches(
     family: Family,
     device: &str,
 ) -> Vec<String> {
-    if rule.uid.is_some() || rule.gid.is_some() {
+    if rule.uid.is_some() || rule.shows_only_sending() {
         return Vec::new();
     }
     let far = ClassRule {
@@ -245,7 +266,7 @@ pub(crate) fn inbound_matches(
         ..rule.clone()
     };
     let local = rule.source.map(to).unwrap_or_default();
-    let rest = socket_matches(&far);
+    let rest = further_matches(&far);
     destinations(desired, rule, bump, family)
         .into_iter()
         .map(|d| words([from(d), local.clone(), device.to_owned(), rest.clone()]))
@@ -259,27 +280,23 @@ fn destinations(
     bump: &BumpRoute,
     family: Family,
 ) -> Vec<Prefix> {
-    if rule.source.is_some_and(|source| source.family() != family) {
+    if !rule.concerns(family) {
         return Vec::new();
     }
     let wanted = rule.destination.unwrap_or(family.any());
-    if wanted.family() != family {
-        return Vec::new();
-    }
     let reached = widest(&bump.peers, family);
     if reached == desired.peers(family) {
         // The chains are entered for these only, so the rule need not say it again.
         return vec![wanted];
     }
-    let narrower = |peer: Prefix| match (wanted.contains(peer), peer.contains(wanted)) {
-        (true, _) => Some(peer),
-        (_, true) => Some(wanted),
-        _ => None,
-    };
-    reached.into_iter().filter_map(narrower).collect()
+    reached
+        .into_iter()
+        .filter_map(|peer| peer.common(wanted))
+        .collect()
 }
 
-fn socket_matches(rule: &ClassRule) -> String {
+/// All that a rule names but addresses and devices.
+pub(crate) fn further_matches(rule: &ClassRule) -> String {
     let mut text = Vec::new();
     let protocol = match rule.protocol {
         Protocol::Tcp => Some("tcp"),
@@ -299,8 +316,20 @@ fn socket_matches(rule: &ClassRule) -> String {
     }
     text.extend(rule.uid.map(|uid| format!("--uid-owner {uid}")));
     text.extend(rule.gid.map(|gid| format!("--gid-owner {gid}")));
+    text.extend(rule.dscp.map(|dscp| format!("-m dscp --dscp {dscp:#04x}")));
+    text.extend(rule.hours.map(|hours| {
+        let (first, last) = (time(hours.start), time(hours.last()));
+        format!("-m time --timestart {first} --timestop {last}")
+    }));
+    text.extend(rule.matches.iter().cloned());
     text.push(format!("-m comment --comment dibs-rule-{}", rule.id));
     text.join(" ")
+}
+
+/// As iptables writes seconds after midnight.
+fn time(seconds: u32) -> String {
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}", seconds % 60)
 }
 
 pub(crate) fn jump(chain: &str) -> String {

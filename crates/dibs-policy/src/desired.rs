@@ -19,6 +19,9 @@ pub struct Desired {
     pub bumps: Vec<BumpRoute>,
     /// Class rules, in the order in which they are tried; the first that matches decides.
     pub rules: Vec<ClassRule>,
+    /// The hosts behind the peers, the longest prefix counting, and whether there is a session: rules
+    /// that prefer their bump ask for one.
+    pub sessions: Vec<(Prefix, bool)>,
 }
 
 impl Default for Desired {
@@ -30,6 +33,7 @@ impl Default for Desired {
             fail: Fail::Closed,
             bumps: Vec::new(),
             rules: Vec::new(),
+            sessions: Vec::new(),
         }
     }
 }
@@ -90,6 +94,16 @@ pub struct ClassRule {
     pub uid: Option<u32>,
     /// Group of the local socket.
     pub gid: Option<u32>,
+    /// The device by which the ordinary route of outgoing packets leads.
+    pub interface: Option<DeviceName>,
+    /// Differentiated services code point of outgoing packets.
+    pub dscp: Option<u8>,
+    /// When it holds.
+    pub hours: Option<Hours>,
+    /// Further matches, one argument of iptables each; the caller knows them to be nothing else.
+    pub matches: Vec<String>,
+    /// The only family in which iptables takes it.
+    pub family: Option<Family>,
     /// What stands above it, and what it keeps out.
     pub binding: Binding,
 }
@@ -102,12 +116,54 @@ pub enum Binding {
     /// The rule of one connection that is on the bump by choice. Where the kernel lost the entry that
     /// holds the choice, what comes of the connection in plain is dropped.
     Pinned,
+    /// As loose, where the peer has a session ([`Desired::sessions`]); elsewhere what is on a bump
+    /// stays there, and what is not is plain.
+    Preferred,
     /// It stands above explicit choices; what matches never leaves but by the bump's device, and never
     /// comes in but by it, from the first packet on.
     Required,
 }
 
+/// A part of each day in UTC, in seconds after midnight, from `start` up to, not including, `end`. `end`
+/// below `start` reaches into the next day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hours {
+    /// Below 86,400.
+    pub start: u32,
+    /// Below 86,400, not `start`.
+    pub end: u32,
+}
+
+impl Hours {
+    /// The last second within.
+    pub(crate) fn last(self) -> u32 {
+        (self.end + DAY - 1) % DAY
+    }
+}
+
+/// Seconds.
+const DAY: u32 = 86_400;
+
 impl ClassRule {
+    /// Whether something that it names shows only in packets that this host sends.
+    pub fn shows_only_sending(&self) -> bool {
+        let Self {
+            gid,
+            interface,
+            dscp,
+            matches,
+            ..
+        } = self;
+        gid.is_some() || interface.is_some() || dscp.is_some() || !matches.is_empty()
+    }
+
+    /// Whether it can match packets of a family.
+    pub(crate) fn concerns(&self, family: Family) -> bool {
+        let named = [self.source, self.destination];
+        let mut named = named.into_iter().flatten().map(|net| net.family());
+        named.all(|of| of == family) && self.family.is_none_or(|of| of == family)
+    }
+
     /// All TCP connections to the bump's peers.
     pub fn tcp(id: u32, bump: BumpId) -> Self {
         Self {
@@ -120,6 +176,11 @@ impl ClassRule {
             source: None,
             uid: None,
             gid: None,
+            interface: None,
+            dscp: None,
+            hours: None,
+            matches: Vec::new(),
+            family: None,
             binding: Binding::Loose,
         }
     }
@@ -165,6 +226,14 @@ pub enum Invalid {
     /// What is required would leave in plain while the device is missing.
     #[error("rule {0} requires its bump, which cannot be with steering that fails open")]
     RequiredButOpen(u32),
+    /// What comes in cannot be told from what is required.
+    #[error(
+        "rule {0} requires its bump of what shows only as it sends: a group, interface, DSCP or match"
+    )]
+    RequiredUnseen(u32),
+    /// No such time of day.
+    #[error("rule {0} names a time of day that is none")]
+    NoTime(u32),
     /// The sixteen tables from here would include one of the kernel's.
     #[error("table_base {0} leaves no sixteen free tables (0 and 253 to 255 are the kernel's)")]
     TableBase(u32),
@@ -214,6 +283,15 @@ impl Desired {
             if rule.binding == Binding::Required && self.fail == Fail::Open {
                 return Err(Invalid::RequiredButOpen(id));
             }
+            if rule.binding == Binding::Required && rule.shows_only_sending() {
+                return Err(Invalid::RequiredUnseen(id));
+            }
+            if rule
+                .hours
+                .is_some_and(|h| h.start >= DAY || h.end >= DAY || h.start == h.end)
+            {
+                return Err(Invalid::NoTime(id));
+            }
             if rule.protocol == Protocol::Any && (rule.dport.is_some() || rule.sport.is_some()) {
                 return Err(Invalid::PortWithoutProtocol(id));
             }
@@ -224,6 +302,20 @@ impl Desired {
             }
         }
         Ok(())
+    }
+
+    /// The hosts of `family` behind a bump's peers, longest prefixes first, and whether there is a
+    /// session with them.
+    pub(crate) fn sessions_of(&self, bump: &BumpRoute, family: Family) -> Vec<(Prefix, bool)> {
+        let reached = |prefix: &Prefix| bump.peers.iter().any(|net| net.contains(*prefix));
+        let mut sessions: Vec<(Prefix, bool)> = self
+            .sessions
+            .iter()
+            .filter(|(prefix, _)| prefix.family() == family && reached(prefix))
+            .copied()
+            .collect();
+        sessions.sort_by_key(|(prefix, _)| (std::cmp::Reverse(prefix.length()), *prefix));
+        sessions
     }
 
     /// Every prefix of `family` that some bump reaches, without those inside another.

@@ -31,6 +31,9 @@ pub enum Error {
         /// What it said.
         stderr: String,
     },
+    /// iptables does not take what a rule matches.
+    #[error("iptables refuses it: {0}")]
+    Refused(String),
     /// No variant of iptables works here.
     #[error("iptables cannot be used: {0}")]
     NoIptables(String),

@@ -48,7 +48,9 @@ mod wire;
 pub use address::{BadDeviceName, BadPrefix, DeviceName, Family, Prefix};
 pub use backstop::{Backstop, Ends, Known, Place, Strength};
 pub use chains::{Chain, Role, Table};
-pub use desired::{Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Invalid, Protocol};
+pub use desired::{
+    Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Hours, Invalid, Protocol,
+};
 pub use drops::Drops;
 pub use error::Error;
 pub use iptables::{CountedRule, Jump, Tables};
@@ -59,5 +61,5 @@ pub use net::{
 };
 pub use plan::{Observed, Plan, Step};
 pub use runner::{Command, CommandRunner, System};
-pub use steering::{Report, Steering, Variant};
+pub use steering::{Probed, Report, Steering, Variant};
 pub use watch::Watch;

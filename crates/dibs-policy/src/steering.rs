@@ -11,6 +11,10 @@ use crate::plan::{Observed, Plan, Step};
 use crate::runner::{Command, CommandRunner, System};
 use crate::{Desired, DeviceName, Error, Family, MarkLayout};
 
+mod probe;
+
+pub use probe::Probed;
+
 /// Which iptables programs are used. Each sees only the rules made with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {

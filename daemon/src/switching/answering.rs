@@ -1,7 +1,7 @@
 //! What peers ask for: a SWITCH is carried out, or refused for what stands against it here.
 
 use crate::conns::{Pair, Version};
-use crate::daemon::{Daemon, Handed};
+use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
 use crate::messages::{Named, Outcome};
 
@@ -86,7 +86,7 @@ impl Daemon {
         for (index, pair) in moving {
             let done = match &prepared {
                 Ok(()) if explicit => self.mark_choice(&pair).await.map_err(Into::into),
-                Ok(()) => self.mark(&pair, bump, false).await.map_err(Into::into),
+                Ok(()) => self.mark_moved(&pair, bump).await.map_err(Into::into),
                 Err(error) => Err(anyhow::anyhow!("{error:#}")),
             };
             if let Err(error) = done {
@@ -125,10 +125,7 @@ impl Daemon {
         version: Version,
     ) -> Result<bool, (Outcome, u64)> {
         let mut state = self.state.borrow_mut();
-        let (local, remote) = (live.pair.local, live.pair.remote);
-        let ruled = state
-            .active_rules()
-            .find(|rule| bump == 0 && rule.matches(local, remote, live.uid));
+        let ruled = state.ruling(live).filter(|_| bump == 0);
         let own = state.requirement(live).or(ruled);
         let own = own.map(|rule| rule.bump_id().get());
         if let Some(own) = own.filter(|own| *own != bump) {
@@ -146,8 +143,8 @@ impl Daemon {
             if bump == 0 {
                 state.handed.remove(&live.pair);
             } else if was != bump {
-                let by_peer = true;
-                state.handed.insert(live.pair, Handed { bump, by_peer });
+                let by = Hand::Peer;
+                state.handed.insert(live.pair, Handed { bump, by });
             }
             return Ok(was != bump);
         }

@@ -79,7 +79,11 @@ impl Daemon {
         let leaving = meant(&leaving);
         for still in self.still_there(&leaving).await {
             let _turn = self.marking.lock().await;
-            if let Err(error) = self.mark(&still.pair, bump, explicit).await {
+            let marked = match explicit {
+                true => self.mark(&still.pair, bump, true).await,
+                false => self.mark_moved(&still.pair, bump).await,
+            };
+            if let Err(error) = marked {
                 tracing::warn!("{error}");
             }
         }

@@ -11,8 +11,40 @@ use crate::conns::{Choice, Pair};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::startup::marks;
+use crate::tracking::STRAGGLERS;
 
 impl Daemon {
+    /// As [`mark`](Self::mark), not by choice. What leaves for plain is kept there by OVERRIDE while the far
+    /// end's packets may still come by the bump: each end would pull the other back.
+    pub(crate) async fn mark_moved(&self, pair: &Pair, bump: u8) -> Result<(), dibs_policy::Error> {
+        if bump == 0 {
+            let now = Instant::now();
+            self.state.borrow_mut().leaving.insert(*pair, now);
+        }
+        self.mark(pair, bump, false).await
+    }
+
+    /// Lets connections that left their bumps a while ago follow again.
+    pub(crate) async fn let_follow(&self) -> Result<(), dibs_policy::Error> {
+        let left: Vec<Pair> = {
+            let state = self.state.borrow();
+            let leaving = state.leaving.iter();
+            let left = leaving.filter(|(_, since)| since.elapsed() >= STRAGGLERS);
+            left.map(|(pair, _)| *pair).collect()
+        };
+        let chosen = marks(&self.config).override_bit();
+        for pair in left {
+            let _turn = self.marking.lock().await;
+            // It may have been moved meanwhile.
+            let leaves = self.state.borrow_mut().leaving.remove(&pair).is_some();
+            if leaves && self.state.borrow().choices.get(&pair).is_none() {
+                let tuple = Tuple::tcp(pair.local, pair.remote);
+                Conntrack::open()?.set_mark(&tuple, 0, chosen).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Sets the bump of one connection in its ctmark, which is made if it is not tracked. One that
     /// leaves its bump goes on.
     pub(crate) async fn mark(
@@ -22,7 +54,18 @@ impl Daemon {
         explicit: bool,
     ) -> Result<(), dibs_policy::Error> {
         let marks = marks(&self.config);
-        let chosen = if explicit { marks.override_bit() } else { 0 };
+        let leaves = {
+            let leaving = &mut self.state.borrow_mut().leaving;
+            if bump != 0 || explicit {
+                leaving.remove(pair);
+            }
+            leaving.contains_key(pair)
+        };
+        let chosen = if explicit || leaves {
+            marks.override_bit()
+        } else {
+            0
+        };
         let mut value = BumpId::new(bump).map_or(0, |bump| marks.bump(bump)) | chosen;
         let mut mask = marks.bump_mask() | marks.override_bit();
         let locked = self.state.borrow().locks.is_locked(pair, bump);

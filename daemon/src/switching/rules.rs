@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::asking::{Meant, Switch};
 use crate::conns::{Pair, Version};
-use crate::daemon::{Daemon, Handed, Unanswered};
+use crate::daemon::{Daemon, Hand, Handed, Unanswered};
 use crate::live::Live;
 use crate::messages::{MAX_ENTRIES, Outcome};
 
@@ -23,6 +23,7 @@ impl Daemon {
         self.state.borrow_mut().moving.extend(&moving);
         for (peer, lives) in by_peer {
             let answers = self.negotiate(peer, &lives, bump, false).await;
+            tracing::debug!(bump, ?answers, "rules move connections");
             let refused = answers
                 .into_iter()
                 .filter_map(|(pair, _, answer)| match answer {
@@ -34,7 +35,7 @@ impl Daemon {
                 if let Some(own) = refused.get(&pair) {
                     self.follow_peer(&pair, *own).await;
                 // What the peer does not take part in goes one way only, as rules allow.
-                } else if let Err(error) = self.mark(&pair, bump, false).await {
+                } else if let Err(error) = self.mark_moved(&pair, bump).await {
                     tracing::warn!("{error}");
                 }
             }
@@ -55,8 +56,8 @@ impl Daemon {
         };
         {
             let mut state = self.state.borrow_mut();
-            let by_peer = true;
-            state.handed.insert(*pair, Handed { bump, by_peer });
+            let by = Hand::Peer;
+            state.handed.insert(*pair, Handed { bump, by });
         }
         let followed = async {
             self.install().await?;
@@ -158,12 +159,7 @@ impl Daemon {
             let meant = !live.over
                 && peer.is_none_or(|peer| live.peer == peer)
                 && state.choices.of(&live.pair, live.socket).is_none();
-            let rule = state
-                .active_rules()
-                .filter(|_| meant)
-                .find(|rule| rule.matches(live.pair.local, live.pair.remote, live.uid));
-            if let Some(rule) = rule {
-                let bump = rule.bump_id().get();
+            if let Some(bump) = state.ruled_bump(live).filter(|_| meant) {
                 ruled.entry(bump).or_default().push(*live);
             }
         }

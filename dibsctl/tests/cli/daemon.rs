@@ -140,6 +140,9 @@ pub(crate) fn rule() -> RuleInfo {
         id: 3,
         bump: "scramble".to_owned(),
         require: false,
+        prefer: false,
+        priority: 0,
+        active: true,
         origin: RuleOrigin::User,
         selector: [("dport".to_owned(), "80".to_owned())].into(),
     }

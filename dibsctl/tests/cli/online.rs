@@ -4,7 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 use dibs_control::{
-    Changed, ErrorKind, Event, Failure, Match, Reply, Request, Selector, encode_reply,
+    Changed, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector, Terms,
+    encode_reply,
 };
 use serde_json::Value;
 
@@ -265,11 +266,7 @@ fn rules_are_made_and_deleted() {
         dport: Some(80),
         ..Match::default()
     });
-    let request = Request::RuleAdd {
-        selector,
-        bump: "scramble".to_owned(),
-        require: false,
-    };
+    let request = Request::RuleAdd(NewRule::new(selector, "scramble"));
     let args = ["rule", "add", "--dport", "80", "--bump", "scramble"];
     let (run, asked) = Daemon::answering(Ok(Reply::Rule(rule()))).run(&args);
     assert_eq!(
@@ -285,8 +282,68 @@ fn rules_are_made_and_deleted() {
     };
     let args = [&args[..], &["--require"]].concat();
     let (run, asked) = Daemon::answering(Ok(Reply::Rule(required))).run(&args);
-    assert!(matches!(asked, Request::RuleAdd { require: true, .. }));
+    assert!(matches!(
+        asked,
+        Request::RuleAdd(NewRule { require: true, .. })
+    ));
     assert_eq!(run.good(), "rule 3: dport 80 -> scramble (required)\n");
+    let preferred = dibs_control::RuleInfo {
+        prefer: true,
+        active: false,
+        ..rule()
+    };
+    let args = [
+        "rule",
+        "add",
+        "--bump",
+        "seal",
+        "--prefer",
+        "--priority",
+        "-2",
+        "--user",
+        "root",
+        "--gid",
+        "7",
+        "--match",
+        "-m tos --tos 8",
+        "--time",
+        "08:00-18:00",
+    ];
+    let (run, asked) = Daemon::answering(Ok(Reply::Rule(preferred))).run(&args);
+    let wanted = NewRule {
+        terms: Terms {
+            gid: Some(7),
+            time: Some("08:00-18:00".to_owned()),
+            match_expr: Some("-m tos --tos 8".to_owned()),
+            ..Terms::default()
+        },
+        prefer: true,
+        priority: -2,
+        ..NewRule::new(
+            Selector::Match(Match {
+                uid: Some(0),
+                ..Match::default()
+            }),
+            "seal",
+        )
+    };
+    assert_eq!(asked, Request::RuleAdd(wanted));
+    assert_eq!(
+        run.good(),
+        "rule 3: dport 80 -> scramble (preferred), not now\n"
+    );
+    let (_, asked) = Daemon::answering(Ok(Reply::Rule(rule()))).run(&[
+        "rule",
+        "add",
+        "--bump",
+        "seal",
+        "--interface",
+        "eth0",
+    ]);
+    let Request::RuleAdd(asked) = asked else {
+        panic!("{asked:?}")
+    };
+    assert_eq!(asked.selector, Selector::All);
 
     let (run, asked) = Daemon::answering(Ok(Reply::Done)).run(&["rule", "del", "3"]);
     assert_eq!(

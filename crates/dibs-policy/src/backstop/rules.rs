@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use crate::desired::{BumpRoute, ClassRule, DeviceOwner, Fail, Protocol, widest};
+use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Fail, Hours, Protocol, widest};
 use crate::nft::{Attributes, Change, Kind};
 use crate::{Desired, Family, Prefix};
 
@@ -166,11 +166,32 @@ fn unmarked(desired: &Desired) -> Vec<Rule> {
             rules.push(plain.returns());
             rules.push(to("marked for a bump").ct_mark(mask, 0, false).drops());
         }
-        for class in &desired.rules {
-            let bump = desired.bumps.iter().find(|bump| bump.id == class.bump);
-            let destinations = bump.map(|bump| destinations(class, bump, family));
-            for destination in destinations.into_iter().flatten() {
-                rules.push(Rule::of_class(class, family, destination).drops());
+        rules.extend(by_class(desired, family));
+    }
+    rules
+}
+
+/// What is unmarked against class rules, in the order of DIBS-STEER: the first decides.
+fn by_class(desired: &Desired, family: Family) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    let is_required = |class: &&ClassRule| class.binding == Binding::Required;
+    let required = desired.rules.iter().filter(is_required);
+    let others = desired.rules.iter().filter(|class| !is_required(class));
+    // What iptables alone understands stays its business: without that, a rule would mean more.
+    for class in required.chain(others).filter(|c| c.matches.is_empty()) {
+        let Some(bump) = desired.bumps.iter().find(|bump| bump.id == class.bump) else {
+            continue;
+        };
+        let to = |destination| Rule::of_class(class, family, destination);
+        let meant = destinations(class, bump, family);
+        if class.binding != Binding::Preferred {
+            rules.extend(meant.into_iter().map(|destination| to(destination).drops()));
+            continue;
+        }
+        for (prefix, up) in desired.sessions_of(bump, family) {
+            for destination in meant.iter().filter_map(|net| net.common(prefix)) {
+                let rule = to(destination);
+                rules.push(if up { rule.drops() } else { rule.returns() });
             }
         }
     }
@@ -216,17 +237,15 @@ fn keep_source(desired: &Desired) -> Vec<Rule> {
 
 /// The destinations that both a class rule and its bump mean.
 fn destinations(rule: &ClassRule, bump: &BumpRoute, family: Family) -> Vec<Prefix> {
-    let wanted = rule.destination.unwrap_or(family.any());
-    if wanted.family() != family || rule.source.is_some_and(|source| source.family() != family) {
+    if !rule.concerns(family) {
         return Vec::new();
     }
-    let narrower = |peer: Prefix| match (wanted.contains(peer), peer.contains(wanted)) {
-        (true, _) => Some(peer),
-        (_, true) => Some(wanted),
-        _ => None,
-    };
+    let wanted = rule.destination.unwrap_or(family.any());
     let reached = widest(&bump.peers, family);
-    reached.into_iter().filter_map(narrower).collect()
+    reached
+        .into_iter()
+        .filter_map(|peer| peer.common(wanted))
+        .collect()
 }
 
 /// Keys of the `meta` expression.
@@ -239,6 +258,7 @@ enum Meta {
     Gid = 11,
     Family = 15,
     Protocol = 16,
+    Hour = 32,
 }
 
 impl Rule {
@@ -275,7 +295,16 @@ impl Rule {
                 rule = rule.meta(key).compare(&id.to_ne_bytes(), true);
             }
         }
-        rule
+        if let Some(interface) = &class.interface {
+            rule = rule.name(Meta::OutName, interface.as_str());
+        }
+        if let Some(dscp) = class.dscp {
+            rule = rule.dscp(family, dscp);
+        }
+        match class.hours {
+            Some(hours) => rule.hours(hours),
+            None => rule,
+        }
     }
 
     /// In nft(8)'s listing; differs where the rule does.
@@ -334,6 +363,47 @@ impl Rule {
             .nested(4, Attributes::default().bytes(1, mask))
             .nested(5, Attributes::default().bytes(1, flip));
         self.expression("bitwise", data)
+    }
+
+    /// Six bits of the second byte (IPv4), or across the first two (IPv6).
+    fn dscp(self, family: Family, dscp: u8) -> Self {
+        match family {
+            Family::V4 => self
+                .payload(REGISTER, Base::Network, 1, 1)
+                .bitwise(&[0xfc], &[0])
+                .compare(&[dscp << 2], true),
+            Family::V6 => self
+                .payload(REGISTER, Base::Network, 0, 2)
+                .bitwise(&0x0fc0_u16.to_be_bytes(), &[0; 2])
+                .compare(&(u16::from(dscp) << 6).to_be_bytes(), true),
+        }
+    }
+
+    /// The kernel counts the seconds of the day in UTC.
+    fn hours(self, hours: Hours) -> Self {
+        let (first, last) = (hours.start, hours.last());
+        // Past midnight: outside of what lies between.
+        let (outside, from, to) = match first <= last {
+            true => (false, first, last),
+            false => (true, last + 1, first - 1),
+        };
+        // NFTA_BYTEORDER_SREG, _DREG, _OP (to network order), _LEN, _SIZE.
+        let order = Attributes::default()
+            .number(1, REGISTER)
+            .number(2, REGISTER)
+            .number(3, 1)
+            .number(4, 4)
+            .number(5, 4);
+        // NFTA_RANGE_SREG, _OP, _FROM_DATA, _TO_DATA.
+        let value = |seconds: u32| Attributes::default().bytes(1, &seconds.to_be_bytes());
+        let range = Attributes::default()
+            .number(1, REGISTER)
+            .number(2, u32::from(outside))
+            .nested(3, value(from))
+            .nested(4, value(to));
+        self.meta(Meta::Hour)
+            .expression("byteorder", order)
+            .expression("range", range)
     }
 
     fn payload(self, register: u32, base: Base, offset: u32, length: u32) -> Self {

@@ -8,6 +8,7 @@ mod lab;
 mod packet;
 mod plain;
 mod reconcile;
+mod rules;
 mod traffic;
 
 use std::process::ExitCode;
@@ -43,6 +44,12 @@ const TESTS: &[Test] = tests![
     plain::what_is_required_never_leaves_in_plain,
     plain::what_is_required_is_never_taken_in_plain,
     plain::a_pinned_connection_outlives_its_entry,
+    rules::each_match_means_what_it_says,
+    rules::an_established_connection_follows_its_next_packet,
+    rules::the_first_rule_that_fits_decides,
+    rules::what_iptables_refuses_is_told_before_anything_is_installed,
+    rules::the_backstop_knows_what_rules_name,
+    rules::a_preferred_bump_is_taken_where_there_is_a_session,
     connections::a_live_connection_moves_and_returns,
     connections::a_moved_connection_outlives_its_interface,
     connections::an_explicit_choice_outranks_class_rules,

@@ -1,0 +1,88 @@
+//! Rules that prefer their bump ask which peers have a session: elsewhere what begins is plain, and moved
+//! once there is one. What is on a bump stays there, whatever becomes of the session.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use dibs_config::Level;
+
+use crate::daemon::Daemon;
+use crate::live::Live;
+
+/// Between two looks while a rule asks.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Follows the sessions for good.
+pub(crate) async fn keep(daemon: Rc<Daemon>) {
+    loop {
+        if let Err(error) = daemon.look_at_sessions().await {
+            tracing::warn!("cannot follow the sessions: {error:#}");
+        }
+        let due = daemon.sessions_due.notified();
+        if daemon.prefers() {
+            let _ = tokio::time::timeout(LOOK_EVERY, due).await;
+        } else {
+            due.await;
+        }
+    }
+}
+
+impl Daemon {
+    fn prefers(&self) -> bool {
+        let state = self.state.borrow();
+        let mut rules = state.rules_in_force();
+        rules.any(|rule| rule.level == Level::Prefer)
+    }
+
+    /// Notes which peers have a session, and does what rules make of that.
+    async fn look_at_sessions(&self) -> anyhow::Result<()> {
+        let answers = self.sessions().await?;
+        let turned: Vec<usize> = {
+            let mut state = self.state.borrow_mut();
+            let known = state.peers.iter_mut().zip(&answers).enumerate();
+            let turned = known.filter_map(|(index, (peer, answers))| {
+                let before = std::mem::replace(&mut peer.answers, *answers);
+                (before != *answers).then_some(index)
+            });
+            turned.collect()
+        };
+        if turned.is_empty() || !self.prefers() {
+            return Ok(());
+        }
+        let _turn = self.changes.lock().await;
+        self.steer().await?;
+        let lives = self.connections().await?;
+        for peer in turned {
+            if answers[peer] {
+                for (bump, lives) in self.ruled(&lives, Some(peer)) {
+                    self.follow_rules(&lives, bump).await;
+                }
+            } else {
+                self.release_opening(lives.iter().filter(|live| live.peer == peer))
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which
+    /// nothing but a SYN is under way, begin in plain like those after them.
+    async fn release_opening<'a>(
+        &self,
+        lives: impl Iterator<Item = &'a Live>,
+    ) -> anyhow::Result<()> {
+        for live in lives.filter(|live| live.opening) {
+            let waits = {
+                let state = self.state.borrow();
+                let rule = state.ruling(live);
+                let preferred = rule.is_some_and(|rule| rule.level == Level::Prefer);
+                preferred && state.choices.of(&live.pair, live.socket).is_none()
+            };
+            if waits {
+                let _turn = self.marking.lock().await;
+                self.mark(&live.pair, 0, false).await?;
+            }
+        }
+        Ok(())
+    }
+}

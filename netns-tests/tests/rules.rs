@@ -1,0 +1,307 @@
+//! Rules by what only the kernel can tell, by the time of day, and by preference; and what cannot be.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::wait_until;
+use netns_tests::daemon::wait;
+use netns_tests::topology::server;
+use netns_tests::traffic::{Talk, connect};
+use netns_tests::{Net, Setup, isolated, kernel};
+use nix::sys::signal::Signal;
+use socket2::SockRef;
+use std::io::{Read as _, Write as _};
+
+/// More than can still be under way on a link.
+const SETTLED: u64 = 2 << 20;
+
+fn add(net: &Net, arguments: &[&str]) -> Result<String> {
+    let made = net.a.ctl(&[&["rule", "add"], arguments].concat())?;
+    Ok(made["id"].to_string())
+}
+
+#[test]
+fn what_only_the_kernel_can_tell_moves_connections_that_are_there() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            for term in [
+                ["--gid", "0"],
+                ["--interface", "eth0"],
+                ["--match", "-m length --length 0:65535"],
+            ] {
+                let rule = [&["--dport", "7000", "--bump", "scramble"][..], &term].concat();
+                let id = add(net, &rule)?;
+                net.wait_bump(7000, "scramble")
+                    .with_context(|| format!("{term:?}"))?;
+                talk.advance(SETTLED)?;
+                let ears = net.eavesdrop()?;
+                talk.advance(1 << 20)?;
+                ears.heard_nothing(&talk.plaintexts, 1 << 20)?;
+                net.wait_locked(7000)?;
+                net.a.ctl(&["rule", "del", &id])?;
+                net.wait_bump(7000, "plain")
+                    .with_context(|| format!("{term:?}"))?;
+                talk.advance(256 << 10)?;
+            }
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_connection_follows_when_its_dscp_changes() {
+    isolated(|| {
+        Setup::new()
+            .rule("bump = \"seal\"\ndscp = \"EF\"")
+            .run(|net| {
+                let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
+                let mut say = |near: &mut TcpStream| -> Result<()> {
+                    let mut heard = [0; 4];
+                    near.write_all(b"word")?;
+                    far.read_exact(&mut heard)?;
+                    ensure!(&heard == b"word");
+                    Ok(())
+                };
+                say(&mut near)?;
+                ensure!(net.a.bumps(7000)? == ["plain"]);
+                SockRef::from(&near).set_tos_v4(46 << 2)?;
+                say(&mut near)?;
+                net.wait_bump(7000, "seal")?;
+                // What it was taken by may pass.
+                SockRef::from(&near).set_tos_v4(0)?;
+                say(&mut near)?;
+                net.wait_bump(7000, "seal")
+            })
+    });
+}
+
+#[test]
+fn the_time_of_day_moves_connections_when_it_begins_and_ends() {
+    isolated(|| {
+        let rule = |port, time| format!("bump = \"scramble\"\ndport = {port}\ntime = \"{time}\"");
+        Setup::new()
+            .rule(&rule(7000, "22:00-08:00"))
+            .rule(&rule(7001, "08:00-09:00"))
+            .without_daemons()
+            .run(|net| {
+                // Half a minute before eight.
+                net.a.set_time_of_day(8 * 3600 - 30);
+                net.start()?;
+                let [night, day] = [net.talk(7000)?, net.talk(7001)?];
+                night.advance(256 << 10)?;
+                day.advance(256 << 10)?;
+                net.wait_bump(7000, "scramble")?;
+                net.wait_bump(7001, "plain")?;
+                let turned = || {
+                    let bumps = |port| net.a.bumps(port).unwrap_or_default();
+                    bumps(7000) == ["plain"] && bumps(7001) == ["scramble"]
+                };
+                wait_until(Duration::from_secs(60), "eight o'clock", turned)?;
+                net.wait_bump(7000, "plain")?;
+                net.wait_bump(7001, "scramble")?;
+                night.advance(256 << 10)?;
+                day.advance(SETTLED)?;
+                let ears = net.eavesdrop()?;
+                day.advance(1 << 20)?;
+                ears.heard_nothing(&day.plaintexts, 1 << 20)?;
+                let rules = net.a.ctl(&["rule", "list"])?;
+                ensure!(
+                    rules[0]["active"] == false && rules[1]["active"] == true,
+                    "{rules:#}"
+                );
+                // New ones are sorted by the kernel.
+                let late = net.talk(7001)?;
+                late.advance(256 << 10)?;
+                [night, day, late].into_iter().try_for_each(Talk::finish)
+            })
+    });
+}
+
+#[test]
+fn a_preferred_bump_is_taken_once_there_is_a_session_and_never_left_for_want_of_one() {
+    isolated(|| {
+        let rule = "bump = \"seal\"\ndport = [7000, 7001]\nprefer = true";
+        Setup::new().rule(rule).without_daemons().run(|net| {
+            net.a.start()?;
+            let first = net.talk(7000)?;
+            first.advance(256 << 10)?;
+            ensure!(net.a.bumps(7000)? == ["plain"], "{:?}", net.a.bumps(7000)?);
+            net.b.start()?;
+            net.wait_established()?;
+            net.wait_bump(7000, "seal")?;
+            first.advance(SETTLED)?;
+
+            let ears = net.eavesdrop()?;
+            net.b.stop(Signal::SIGKILL)?;
+            first.stands_still(Duration::from_secs(1))?;
+            wait("the session to be missed", || {
+                net.a
+                    .ctl(&["peer", "list"])
+                    .is_ok_and(|peers| peers[0]["state"] != "established")
+            })?;
+            // What begins now is plain; the other waits.
+            let second = net.talk(7001)?;
+            second.advance(256 << 10)?;
+            ensure!(net.a.bumps(7001)? == ["plain"], "{:?}", net.a.bumps(7001)?);
+            ensure!(net.a.bumps(7000)? == ["seal"], "{:?}", net.a.bumps(7000)?);
+            first.stands_still(Duration::from_millis(500))?;
+            net.b.start()?;
+            net.wait_established()?;
+            for (port, talk) in [(7000, &first), (7001, &second)] {
+                net.wait_bump(port, "seal")?;
+                talk.advance(SETTLED)?;
+            }
+            ears.heard_nothing(&first.plaintexts, 1 << 20)?;
+            [first, second].into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
+#[test]
+fn a_rule_made_without_a_session_waits_or_is_plain_as_it_says() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            net.a.start()?;
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            let usual = ["rule", "add", "--dport", "7000", "--bump", "seal"];
+            let said = net.a.refused(&usual)?;
+            ensure!(said.contains("no session"), "{said}");
+            add(net, &["--dport", "7000", "--bump", "seal", "--prefer"])?;
+            talk.advance(256 << 10)?;
+            ensure!(net.a.bumps(7000)? == ["plain"]);
+            // A connection to come waits where it is not preferred.
+            add(net, &["--dport", "7001", "--bump", "seal"])?;
+            let early = net.a.host.in_ns(|| {
+                TcpStream::connect_timeout(&server(7001), Duration::from_secs(1)).map(drop)
+            });
+            ensure!(early.is_err(), "connected without a session");
+            net.b.start()?;
+            net.wait_established()?;
+            net.wait_bump(7000, "seal")?;
+            talk.advance(256 << 10)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn rules_that_cannot_be_are_refused_by_name_and_leave_nothing() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let before = kernel::state(&net.a.host)?;
+            let refused = |arguments: &[&str], words: &str| -> Result<()> {
+                let said = net.a.refused(&[&["rule", "add"], arguments].concat())?;
+                ensure!(said.contains(words), "{arguments:?}: {said}");
+                Ok(())
+            };
+            let with_match = |text| ["--dport", "80", "--bump", "seal", "--match", text];
+            refused(
+                &with_match("-m set --match-set nowhere dst"),
+                "iptables refuses it: Set nowhere",
+            )?;
+            refused(&with_match("-m dscp --dscp 99"), "iptables refuses it")?;
+            refused(
+                &with_match("-m owner --uid-owner 0 -j ACCEPT"),
+                "may not use \"-j\"",
+            )?;
+            refused(
+                &with_match("-m length --length 1\n-A INPUT"),
+                "control character",
+            )?;
+            refused(
+                &["--gid", "0", "--bump", "seal", "--require"],
+                "a rule with gid cannot require",
+            )?;
+            refused(
+                &["--time", "8-18", "--bump", "seal"],
+                "write \"08:00-18:00\"",
+            )?;
+            let after = kernel::state(&net.a.host)?;
+            let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+            // Tables that iptables made on being asked are empty.
+            ensure!(new.iter().all(|line| !line.contains("DIBS")), "{new:#?}");
+
+            let id = add(net, &["--dport", "80", "--bump", "seal", "--require"])?;
+            let stands = format!("as rule {id}, which puts them on \"seal\"");
+            refused(
+                &["--dport", "80", "--bump", "scramble"],
+                &format!("selects the same connections {stands}"),
+            )?;
+            refused(
+                &["--dport", "80", "--bump", "seal", "--prefer"],
+                "selects the same connections",
+            )?;
+            refused(
+                &["--dst", "10.0.1.2", "--bump", "scramble", "--require"],
+                "requires another bump of some of the same connections",
+            )?;
+            ensure!(
+                net.a
+                    .ctl(&["rule", "list"])?
+                    .as_array()
+                    .is_some_and(|rules| rules.len() == 1)
+            );
+            Ok(())
+        })?;
+        // In the file they stand at a line.
+        Setup::new()
+            .rule("bump = \"seal\"\ndport = 80\nmatch = \"-m set --match-set nowhere dst\"")
+            .without_daemons()
+            .run(|net| {
+                net.a.spawn()?;
+                let said = net.a.refusal()?;
+                let file = std::fs::read_to_string(net.a.directory().join("dibsd.toml"))?;
+                let line = file.lines().position(|line| line.starts_with("match"));
+                let place = format!("dibsd.toml:{}:9: ", line.context("the rule")? + 1);
+                for part in [place.as_str(), "iptables refuses it: Set nowhere"] {
+                    ensure!(said.contains(part), "no {part:?}: {said}");
+                }
+                let left = kernel::state(&net.a.host)?;
+                ensure!(left.iter().all(|line| !line.contains("DIBS")), "{left:#?}");
+                Ok(())
+            })
+    });
+}
+
+#[test]
+fn the_highest_priority_decides_then_the_file() {
+    isolated(|| {
+        Setup::new()
+            .rule("bump = \"scramble\"\ndport = 7000")
+            .run(|net| {
+                let talk = net.talk(7000)?;
+                net.wait_bump(7000, "scramble")?;
+                let low = add(net, &["--dst", "10.0.1.2", "--bump", "seal"])?;
+                net.wait_bump(7000, "scramble")?;
+                let high = add(
+                    net,
+                    &[
+                        "--sport",
+                        &talk.client.port().to_string(),
+                        "--bump",
+                        "seal",
+                        "--priority",
+                        "1",
+                    ],
+                )?;
+                net.wait_bump(7000, "seal")?;
+                talk.advance(1 << 20)?;
+                let listed = net.a.ctl(&["rule", "list"])?;
+                let ids: Vec<String> = listed
+                    .as_array()
+                    .context("a list")?
+                    .iter()
+                    .map(|rule| rule["id"].to_string())
+                    .collect();
+                ensure!(ids == [high.as_str(), "1", low.as_str()], "{listed:#}");
+                net.a.ctl(&["rule", "del", &high])?;
+                net.wait_bump(7000, "scramble")?;
+                talk.advance(1 << 20)?;
+                talk.finish()
+            })
+    });
+}
