@@ -168,7 +168,8 @@ impl Conn {
         }
         let waits_for_answer = self.plan.order == Order::Reply && end == 0;
         let said_all = this.sent == this.to_send && may_speak;
-        // In LAST-ACK smoltcp does not send again what was lost before a closed window opened.
+        // In LAST-ACK smoltcp does not send again what was lost before a closed window opened. Windows
+        // close where plans say so, and at each switch to plain.
         let may_close = self.plan.keepalive.is_none() || socket.send_queue() == 0;
         if said_all
             && may_close

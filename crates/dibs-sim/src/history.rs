@@ -261,6 +261,9 @@ impl History {
                 bytes: [0; 2].map(|_| rng.range(20_000, 200_000)),
                 order: Order::Both,
                 slow: None,
+                // It is closed once all is acknowledged: each switch to plain closes its window, and
+                // in LAST-ACK smoltcp sends nothing again of what was lost before.
+                keepalive: Some(Duration::from_secs(5)),
                 require: [0; 2],
                 ..plan(rng, budget, bumps, conns)
             };

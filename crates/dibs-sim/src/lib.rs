@@ -6,8 +6,9 @@
 //! checks at every step that
 //!
 //! - delivered bytes are sent bytes, and every transfer comes to its end;
-//! - an untrusted path shows no plaintext, no start of an epoch, no solo chunk, no opaque packet, no
-//!   handshake, and no path shows a key or a nonce with two contents;
+//! - no path shows plaintext, a key, or a nonce with two contents, and an untrusted one no start of an
+//!   epoch, no solo chunk, no opaque packet of a chain and no handshake;
+//! - each share takes a path of its own, and what is to be encrypted is: copies are opened;
 //! - what goes into a TUN is what a kernel accepts, its time stamps included;
 //! - honest ends never find fault with each other, and afterwards nothing is left over.
 //!
