@@ -24,6 +24,8 @@ const CARRIED: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
+/// Before a peer that had a later choice is told of one again.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
 /// Once both ends have agreed, what was sent in plain may arrive for so long.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -107,6 +109,8 @@ struct Daemon {
     asks: BTreeMap<u32, Ask>,
     leaving: BTreeMap<Pair, Leaving>,
     locks: Vec<(Time, Pair, Version)>,
+    /// To be told again then: the later choice that the peer had may be taken back.
+    tellings: Vec<(Time, Pair, Version)>,
 }
 
 /// One host's steering.
@@ -172,6 +176,7 @@ impl Steering {
             daemon.asks.retain(|_, ask| ask.pair != *pair);
             daemon.leaving.remove(pair);
             daemon.locks.retain(|(_, p, _)| p != pair);
+            daemon.tellings.retain(|(_, p, _)| p != pair);
         }
     }
 
@@ -417,10 +422,15 @@ impl Steering {
                 self.seen.note(Seen::ToldAgain);
                 return self.tell(at, pair, choice);
             }
-            if let Verdict::Answer(Outcome::OwnRule, own) = verdict
-                && known.is_some()
-            {
-                self.give_in(at, pair, own);
+            match verdict {
+                Verdict::Answer(Outcome::OwnRule, own) if known.is_some() => {
+                    self.give_in(at, pair, own);
+                }
+                Verdict::Answer(Outcome::Older, _) if known.is_some() => {
+                    let telling = (at.now + TELL_AGAIN, pair, version);
+                    self.daemon().tellings.push(telling);
+                }
+                _ => {}
             }
             return;
         };
@@ -443,6 +453,10 @@ impl Steering {
                 _ => {
                     self.seen.note(Seen::Refused);
                     self.mark_choice(at, pair);
+                    // While it waited, nobody spoke of the one before.
+                    if let (Verdict::Silence, Some(before)) = (verdict, before) {
+                        self.tell(at, pair, before);
+                    }
                 }
             }
             if bump == 0 {
@@ -727,7 +741,8 @@ impl Steering {
         let daemon = self.daemon.as_ref()?;
         let asks = daemon.asks.values().map(|a| a.until);
         let locks = daemon.locks.iter().map(|(t, ..)| *t);
-        asks.chain(locks).min()
+        let tellings = daemon.tellings.iter().map(|(t, ..)| *t);
+        asks.chain(locks).chain(tellings).min()
     }
 
     /// Does what is due.
@@ -740,6 +755,16 @@ impl Steering {
         while let Some(request) = due(self.daemon()) {
             let ask = self.daemon().asks.remove(&request).expect("it is due");
             self.conclude(at, ask, Verdict::Silence);
+        }
+        let tellings = std::mem::take(&mut self.daemon().tellings);
+        for (due, pair, version) in tellings {
+            let known = self.daemon().choices.get(&pair);
+            let known = known.filter(|choice| choice.version == version && !choice.pending);
+            match known {
+                Some(_) if due > now => self.daemon().tellings.push((due, pair, version)),
+                Some(choice) => self.tell(at, pair, choice),
+                None => {}
+            }
         }
         let locks = std::mem::take(&mut self.daemon().locks);
         for (at, pair, version) in locks {

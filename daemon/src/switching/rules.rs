@@ -96,17 +96,34 @@ impl Daemon {
             known.told += 1;
             known.told
         };
-        while let Err(error) = self.tell_choices(peer).await {
-            tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
-            // It is told with the next session.
-            if !matches!(error, Unanswered::Silent | Unanswered::Full) {
-                return;
+        let mut enforced = false;
+        loop {
+            match self.tell_choices(peer).await {
+                Ok(all) => {
+                    if !std::mem::replace(&mut enforced, true) {
+                        self.enforce_all(peer).await;
+                    }
+                    if all {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
+                    // It is told with the next session.
+                    if !matches!(error, Unanswered::Silent | Unanswered::Full) {
+                        return;
+                    }
+                }
             }
             tokio::time::sleep(TELL_AGAIN).await;
             if self.state.borrow().peers[peer].told != turn {
                 return;
             }
         }
+    }
+
+    /// Carries out what rules here say of all connections with a peer.
+    async fn enforce_all(&self, peer: usize) {
         match self.connections().await {
             Ok(lives) => {
                 self.enforce(&lives, Some(peer)).await;
@@ -119,12 +136,16 @@ impl Daemon {
         }
     }
 
-    /// Tells a peer which bumps our rules use, and what was chosen for connections with it.
-    async fn tell_choices(&self, peer: usize) -> Result<(), Unanswered> {
+    /// Tells a peer which bumps our rules use, and what was chosen for connections with it. False if a
+    /// choice here or there waits, and one that stood before it may come back.
+    async fn tell_choices(&self, peer: usize) -> Result<bool, Unanswered> {
         self.send_want(peer).await?;
         let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
+        let mut waits = false;
         for (pair, choice) in self.state.borrow().choices.iter() {
-            if !choice.pending && self.peer_of(pair.remote.ip()) == Some(peer) {
+            let meant = self.peer_of(pair.remote.ip()) == Some(peer);
+            waits |= meant && choice.pending;
+            if !choice.pending && meant {
                 let group = chosen.entry((choice.bump, choice.version.host));
                 let socket = choice.socket;
                 let conn = Meant { pair, socket };
@@ -139,16 +160,18 @@ impl Daemon {
                     ready: false,
                 };
                 let answers = self.ask_switch(peer, conns, switch).await;
-                // What else it refuses stays as it is there; it tells us of later choices itself.
+                // What else it refuses stays as it is there; it tells us of later choices itself, unless
+                // they come to nothing.
                 for ((conn, version), answer) in conns.iter().zip(answers) {
                     let (outcome, own) = answer?;
+                    waits |= outcome == Outcome::Older;
                     if outcome == Outcome::OwnRule {
                         self.give_in(peer, conn.pair, *version, own).await;
                     }
                 }
             }
         }
-        Ok(())
+        Ok(!waits)
     }
 
     /// The connections that rules decide over, by the bump of the first rule that matches.

@@ -193,10 +193,11 @@ impl World {
             return None;
         }
         let ports = conn.ports;
+        let mut those = self.conns.iter().filter(|c| c.ports == ports);
+        if !those.all(|conn| conn.is_over([&a.kernel, &b.kernel]) && conn.is_done()) {
+            return None;
+        }
         for conn in self.conns.iter_mut().filter(|c| c.ports == ports) {
-            if !(conn.is_over([&a.kernel, &b.kernel]) && conn.is_done()) {
-                return None;
-            }
             conn.remove([&mut a.kernel, &mut b.kernel]);
             a.steering.forget(&conn.pairs[0]);
             b.steering.forget(&conn.pairs[1]);
