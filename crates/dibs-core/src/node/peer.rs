@@ -29,7 +29,7 @@ pub(super) mod conns;
 pub use calls::CarriedBump;
 pub(super) use calls::hello;
 use calls::{PATIENCE, Unconfirmed};
-use conns::EmptyOut;
+pub(super) use conns::EmptyOut;
 pub(super) use conns::Taken;
 
 /// Bytes that a peer may make us hold out of order; told to it in the hello.

@@ -1,6 +1,8 @@
 //! Datagrams without payload: what keeps paths, segments without payload, messages between the
 //! daemons, packets that are not cut.
 
+use std::collections::VecDeque;
+
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame};
 
@@ -11,8 +13,10 @@ use super::data::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Pending, Placement};
 use crate::counters::Counter;
-use crate::session::OVERHEAD;
-use crate::slab::Key;
+use crate::flow::conn::Conn;
+use crate::node::peer::EmptyOut;
+use crate::session::{OVERHEAD, Session};
+use crate::slab::{Key, Slab};
 use crate::time::Time;
 
 /// Length of an acknowledgement frame's content, at most.
@@ -107,43 +111,13 @@ impl Peer {
         let at = self.quickest(turn.shared, Placement::Any)?;
         let room = usize::from(self.links[at].path.mtu()) - OVERHEAD;
         let mut block = std::mem::take(&mut self.notices);
-        let mut opened = None;
         let mut padded = false;
-        while let Some(head) = self.segments.front() {
-            let Some(conn) = self.conns.get_mut(head.conn) else {
-                self.segments.pop_front();
-                continue;
-            };
-            if conn.out.secrets.is_none() {
-                // The peer forgot the flow since this was queued.
-                conn.open(turn.session.epoch_secrets().clone(), conn.out.meta);
-                conn.out.stream.begin_at(head.seq);
-            }
-            let tcp = head.tcp.get();
-            let open = conn.open_frame();
-            let len = frame::segment_len(&tcp, open.as_ref());
-            if block.len() + len > room || (open.is_some() && !block.is_empty()) {
-                break;
-            }
-            let frame = EmptySegment {
-                flow: conn.out.flow,
-                incarnation: conn.out.stream.incarnation(),
-                seq: head.seq,
-                tcp,
-                open,
-            };
-            let start = block.len();
-            block.resize(start + len, 0);
-            frame.encode(&mut Writer::new(&mut block[start..]));
-            padded |= turn.shared.bumps.of(conn.bump).is_padded();
-            if open.is_some() {
-                opened = Some((head.conn, frame.incarnation));
-            }
-            self.segments.pop_front();
-            if opened.is_some() {
-                break;
-            }
-        }
+        let bumps = &turn.shared.bumps;
+        let (conns, queue) = (&mut self.conns, &mut self.segments);
+        let opened = pack_segments(conns, queue, turn.session, room, &mut block, |bump| {
+            padded |= bumps.of(bump).is_padded();
+            true
+        });
         if block.is_empty() {
             return None;
         }
@@ -239,6 +213,52 @@ impl Peer {
         }
         self.finish(turn, at, &block, true, 0)
     }
+}
+
+/// Moves segments without payload from a queue into a header block of at most `room` bytes, as long as
+/// `fits` says so of their bumps. One that opens its flow goes alone: that connection and incarnation.
+pub(super) fn pack_segments(
+    conns: &mut Slab<Conn>,
+    queue: &mut VecDeque<EmptyOut>,
+    session: &Session,
+    room: usize,
+    block: &mut Vec<u8>,
+    mut fits: impl FnMut(u8) -> bool,
+) -> Option<(Key, u16)> {
+    while let Some(head) = queue.front() {
+        let Some(conn) = conns.get_mut(head.conn) else {
+            queue.pop_front();
+            continue;
+        };
+        if conn.out.secrets.is_none() {
+            // The peer forgot the flow since this was queued.
+            conn.open(session.epoch_secrets().clone(), conn.out.meta);
+            conn.out.stream.begin_at(head.seq);
+        }
+        let tcp = head.tcp.get();
+        let open = conn.open_frame();
+        let len = frame::segment_len(&tcp, open.as_ref());
+        let alone = open.is_some() && !block.is_empty();
+        if block.len() + len > room || alone || !fits(conn.bump) {
+            break;
+        }
+        let frame = EmptySegment {
+            flow: conn.out.flow,
+            incarnation: conn.out.stream.incarnation(),
+            seq: head.seq,
+            tcp,
+            open,
+        };
+        let start = block.len();
+        block.resize(start + len, 0);
+        frame.encode(&mut Writer::new(&mut block[start..]));
+        let opened = open.map(|_| (head.conn, frame.incarnation));
+        queue.pop_front();
+        if opened.is_some() {
+            return opened;
+        }
+    }
+    None
 }
 
 /// Brings a header block that is sent alone to one of the lengths that an observer may see.

@@ -1,7 +1,7 @@
 //! What is split over several paths: each datagram becomes a share for each of them.
 
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, EmptySegment, Frame, Share};
+use dibs_wire::frame::{self, Frame, Share};
 use dibs_wire::packet::{Segment, flags};
 use smallvec::SmallVec;
 
@@ -10,6 +10,7 @@ use super::super::peer::{Out, Peer, Source};
 use super::data::{
     MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, parsed, piece_fields, strand,
 };
+use super::small::pack_segments;
 use super::{CLEAR, Turn, token};
 use crate::bump::Split;
 use crate::chunk::{Chunk, Content, Head, Pending, Placement, ShareOf};
@@ -349,39 +350,10 @@ impl Peer {
         }
         let room = self.split_room(&links, split);
         let mut block = Vec::new();
-        let mut opened = None;
-        while let Some(head) = self.split_segments.front()
-            && opened.is_none()
-        {
-            let Some(conn) = self.conns.get_mut(head.conn) else {
-                self.split_segments.pop_front();
-                continue;
-            };
-            if conn.out.secrets.is_none() {
-                // The peer forgot the flow since this was queued.
-                conn.open(turn.session.epoch_secrets().clone(), conn.out.meta);
-                conn.out.stream.begin_at(head.seq);
-            }
-            let tcp = head.tcp.get();
-            let open = conn.open_frame();
-            let len = frame::segment_len(&tcp, open.as_ref());
-            let alone = open.is_some() || conn.bump != bump;
-            if block.len() + len > room || (alone && !block.is_empty()) {
-                break;
-            }
-            let frame = EmptySegment {
-                flow: conn.out.flow,
-                incarnation: conn.out.stream.incarnation(),
-                seq: head.seq,
-                tcp,
-                open,
-            };
-            let start = block.len();
-            block.resize(start + len, 0);
-            frame.encode(&mut Writer::new(&mut block[start..]));
-            opened = open.map(|_| (head.conn, frame.incarnation));
-            self.split_segments.pop_front();
-        }
+        let (conns, queue) = (&mut self.conns, &mut self.split_segments);
+        let opened = pack_segments(conns, queue, turn.session, room, &mut block, |of| {
+            of == bump
+        });
         self.send_block(turn, (bump, split), &links, &block, opened, true)
     }
 
