@@ -46,7 +46,7 @@ use tokio::sync::mpsc;
 use daemon::{Daemon, PeerState, State};
 use driver::{Driver, Notice};
 use interfaces::{Interfaces, Inventory};
-use state::{Saved, StateFile};
+use state::{Saved, SavedRule, StateFile};
 use steering::Steerer;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -223,12 +223,13 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         rules.push(made);
     }
     let mut user_rules = Vec::new();
-    for rule in &saved.rules {
+    for saved_rule in &saved.rules {
+        let SavedRule { id, rule } = saved_rule;
         // Whoever made it counts on it: better not to start.
         if let (true, Some((message, hint))) = (rule.require, config.excludes_require()) {
             anyhow::bail!(
                 "rule {}, made with dibsctl, requires {}: {message}; {hint}, or delete the rule first",
-                rule.id,
+                id,
                 rule.bump
             );
         }
@@ -238,7 +239,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         };
         let made = bump_id(&rule.bump)
             .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
-            .and_then(|bump| rules::of_user(rule.id, &rule.wanted(), bump, now, behind))
+            .and_then(|bump| rules::of_user(*id, rule, bump, now, behind))
             .and_then(|made| match rules::contradicted(&made, &rules) {
                 Some(why) => Err(why),
                 None => Ok(made),
@@ -246,9 +247,9 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         match made {
             Ok(made) => {
                 rules.push(made);
-                user_rules.push(rule.clone());
+                user_rules.push(saved_rule.clone());
             }
-            Err(reason) => tracing::warn!("rule {} is dropped: {reason}", rule.id),
+            Err(reason) => tracing::warn!("rule {id} is dropped: {reason}"),
         }
     }
     rules.sort_by_key(rules::Rule::order);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use dibs_control::{NewRule, RuleId, Selector, Terms};
+use dibs_control::{NewRule, RuleId};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -54,66 +54,8 @@ pub struct Saved {
 pub struct SavedRule {
     /// For the user.
     pub id: RuleId,
-    /// Whose connections.
-    pub selector: Selector,
-    /// What else they have in common.
-    #[serde(default, skip_serializing_if = "Terms::is_empty")]
-    pub terms: Terms,
-    /// The bump's name.
-    pub bump: String,
-    /// Whether they may go by nothing else.
-    #[serde(default)]
-    pub require: bool,
-    /// Whether they are plain while there is no session.
-    #[serde(default)]
-    pub prefer: bool,
-    /// The higher is tried first.
-    #[serde(default)]
-    pub priority: i32,
-}
-
-impl SavedRule {
-    /// A rule with its number.
-    pub fn new(id: RuleId, rule: NewRule) -> Self {
-        let NewRule {
-            selector,
-            terms,
-            bump,
-            require,
-            prefer,
-            priority,
-        } = rule;
-        Self {
-            id,
-            selector,
-            terms,
-            bump,
-            require,
-            prefer,
-            priority,
-        }
-    }
-
-    /// The rule as it was asked for.
-    pub fn wanted(&self) -> NewRule {
-        let Self {
-            id: _,
-            selector,
-            terms,
-            bump,
-            require,
-            prefer,
-            priority,
-        } = self.clone();
-        NewRule {
-            selector,
-            terms,
-            bump,
-            require,
-            prefer,
-            priority,
-        }
-    }
+    /// As it was asked for.
+    pub rule: NewRule,
 }
 
 /// A choice and its connection.
@@ -243,6 +185,7 @@ fn private(options: &mut OpenOptions) -> &mut OpenOptions {
 mod tests {
     use super::*;
     use crate::conns::{Socket, Version};
+    use dibs_control::{Selector, Terms};
     use std::os::unix::fs::PermissionsExt as _;
 
     fn saved() -> Saved {
@@ -257,9 +200,9 @@ mod tests {
         };
         Saved {
             next_rule: 1002,
-            rules: vec![SavedRule::new(
-                1001,
-                NewRule {
+            rules: vec![SavedRule {
+                id: 1001,
+                rule: NewRule {
                     terms: Terms {
                         match_expr: Some("-m tos --tos 8".to_owned()),
                         ..Terms::default()
@@ -268,7 +211,7 @@ mod tests {
                     priority: -3,
                     ..NewRule::new(Selector::All, "scramble")
                 },
-            )],
+            }],
             choices: vec![SavedChoice {
                 conn: Pair {
                     local: "[fd00::1]:40000".parse().unwrap(),

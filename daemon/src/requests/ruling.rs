@@ -78,7 +78,7 @@ impl Daemon {
             state.next_rule = id + 1;
             state.rules.push(rule);
             state.rules.sort_by_key(Rule::order);
-            state.user_rules.push(SavedRule::new(id, wanted));
+            state.user_rules.push(SavedRule { id, rule: wanted });
         }
         // Peers first: what comes to them by the bump finds it there.
         self.send_wants().await;
