@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dibs_config::{BumpConfig, BumpKind, Config};
-use dibs_core::bump::{self, Bump, Padding, Scheme};
+use dibs_core::bump::{Bump, MAX_NUMBER};
 use dibs_policy::BumpId;
 
 use crate::daemon::Daemon;
@@ -13,7 +13,9 @@ use crate::messages::{Body, Outcome};
 pub(crate) const FIRST_DEVICE: u8 = 8;
 
 /// A number that no bump has.
-pub(crate) const NOBODYS: u8 = 7;
+pub(crate) const NOBODYS: u8 = MAX_NUMBER + 1;
+
+const _: () = assert!(NOBODYS < FIRST_DEVICE);
 
 /// A bump that connections can be put on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,55 +24,36 @@ pub struct Carried {
     pub name: String,
     /// In marks and on the wire.
     pub id: BumpId,
-    /// What it does.
-    pub kind: BumpKind,
     /// Of another program's device, its name.
     pub device: Option<String>,
+    /// What whoever uses it should hear.
+    pub warning: Option<&'static str>,
 }
 
 /// The bumps of a configuration that connections can be put on.
 pub fn carried(config: &Config) -> Vec<Carried> {
-    let mut bumps = numbered(config);
-    let one_path = |bump: &Carried| bump.kind == BumpKind::Share && config.paths.len() < 2;
-    bumps.retain(|bump| !one_path(bump));
-    bumps
-}
-
-/// The bumps that the node is told of: all but devices, and not sharing where there is but one path.
-pub fn for_node(config: &Config) -> Vec<Bump> {
-    let of = |bump: &BumpConfig| match bump.kind {
-        BumpKind::Scramble => Some(bump::scramble()),
-        BumpKind::Share => bump.shares.map(|(needed, shares)| {
-            let scheme = Scheme::new(needed, shares);
-            bump::share(scheme.expect("the configuration was checked"))
-        }),
-        BumpKind::Seal => Some(bump::seal(match bump.padding {
-            true => Padding::Buckets,
-            false => Padding::None,
-        })),
-        BumpKind::Device => None,
-    };
-    config.bumps.iter().filter_map(of).collect()
-}
-
-/// All bumps of a configuration.
-fn numbered(config: &Config) -> Vec<Carried> {
     let mut devices = FIRST_DEVICE..;
     let bumps = config.bumps.iter().map(|bump| {
-        let number = match bump.kind {
-            BumpKind::Scramble => bump::SCRAMBLE,
-            BumpKind::Share => bump::SHARE,
-            BumpKind::Seal => bump::SEAL,
-            BumpKind::Device => devices.next().expect("there are few devices"),
+        let (number, warning) = match &bump.kind {
+            BumpKind::BuiltIn(bump) => (bump.number, bump.warning),
+            BumpKind::Device(_) => (devices.next().expect("there are few devices"), None),
         };
-        Carried {
+        let carried = Carried {
             name: bump.name.clone(),
             id: BumpId::new(number).expect("the configuration bounds the devices"),
-            kind: bump.kind.clone(),
-            device: bump.device.clone(),
-        }
+            device: bump.device().map(str::to_owned),
+            warning,
+        };
+        config.lack(bump).is_none().then_some(carried)
     });
-    bumps.collect()
+    bumps.flatten().collect()
+}
+
+/// The bumps that the node is told of: all but devices.
+pub fn for_node(config: &Config) -> Vec<Bump> {
+    let bumps = config.bumps.iter();
+    let carried = bumps.filter(|bump| config.lack(bump).is_none());
+    carried.filter_map(BumpConfig::built_in).cloned().collect()
 }
 
 /// Numbers of bumps as somebody else has them, or we had them ourselves: for each that is a device, the
@@ -168,8 +151,7 @@ impl Daemon {
     /// Of a bump that the node carries, how it splits, if it does; none if the node does not carry it.
     pub(crate) fn split_of(&self, number: u8) -> Option<Option<(u8, u8)>> {
         let name = &self.bump(number)?.name;
-        let bump = self.config.bump(name)?;
-        (bump.kind != BumpKind::Device).then_some(bump.shares)
+        Some(self.config.bump(name)?.built_in()?.shares())
     }
 
     /// The name of a bump by its number; 0 is "plain".
@@ -184,36 +166,64 @@ impl Daemon {
 
 #[cfg(test)]
 mod tests {
+    use dibs_core::bump::{KINDS, SEAL, SHARE};
+
     use super::*;
+    use crate::driver::MAX_PATHS;
+
+    /// The configuration of a host with so many paths.
+    fn config(paths: usize, rest: &str) -> Config {
+        let path =
+            |i| format!("[[path]]\nname = \"p{i}\"\ninterface = \"eth{i}\"\ntrust = \"trusted\"\n");
+        let file = (0..paths).map(path).collect::<String>() + rest;
+        dibs_config::parse("dibs.toml", &file).unwrap()
+    }
 
     #[test]
     fn devices_are_numbered_from_8_in_the_files_order() {
         let device =
             |i| format!("[[bump]]\nname = \"b{i}\"\nkind = \"device\"\ndevice = \"tun{i}\"\n");
-        let path = "[[path]]\nname = \"a\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n";
-        let file = path.to_owned() + &(0..7).map(device).collect::<String>();
-        let config = dibs_config::parse("dibs.toml", &file).unwrap();
-        let numbers: Vec<_> = numbered(&config)
-            .into_iter()
-            .map(|bump| (bump.name, bump.id.get()))
+        let bumps = carried(&config(2, &(0..7).map(device).collect::<String>()));
+        let numbers: Vec<_> = { bumps.iter() }
+            .map(|bump| (bump.name.as_str(), bump.id.get()))
             .collect();
-        let known = [
+        assert_eq!(numbers.len(), KINDS.len() + 7);
+        for known in [
             ("scramble", 1),
             ("share", 2),
             ("seal", 3),
             ("b0", 8),
             ("b6", 14),
-        ];
-        assert_eq!(numbers.len(), 10);
-        for (name, number) in known {
-            assert!(numbers.contains(&(name.to_owned(), number)), "{numbers:?}");
+        ] {
+            assert!(numbers.contains(&known), "{numbers:?}");
         }
         // Another host, or this one before, has them in another order, and one that is not here.
         let elsewhere = [(8, "b6"), (9, "other"), (10, "seal"), (3, "b1"), (14, "b0")];
-        let devices = translation(&numbered(&config), elsewhere);
+        let devices = translation(&bumps, elsewhere);
         assert_eq!(devices, [(8, 14), (14, 8)].into());
         let ours = [0, 1, 3, 8, 9, 10, 14, 15].map(|number| translated(&devices, number));
         assert_eq!(ours, [0, 1, 3, 14, NOBODYS, NOBODYS, 8, NOBODYS]);
-        assert_eq!(carried(&config).len(), 9, "there is one path: no share");
+    }
+
+    #[test]
+    fn each_kind_of_the_core_is_carried() {
+        let config = config(MAX_PATHS, "");
+        let (carried, for_node) = (carried(&config), for_node(&config));
+        assert_eq!((carried.len(), for_node.len()), (KINDS.len(), KINDS.len()));
+        for (kind, bump) in KINDS.iter().zip(&carried) {
+            assert_eq!((kind.name, kind.number), (&*bump.name, bump.id.get()));
+            assert_eq!(kind.warning, bump.warning);
+        }
+    }
+
+    #[test]
+    fn what_needs_more_paths_is_not_carried() {
+        let config = config(1, "");
+        let names = carried(&config).into_iter().map(|bump| bump.name);
+        let names: Vec<_> = names.collect();
+        assert!(names.contains(&"seal".to_owned()) && !names.contains(&"share".to_owned()));
+        let numbers = for_node(&config).into_iter().map(|bump| bump.number);
+        let numbers: Vec<_> = numbers.collect();
+        assert!(numbers.contains(&SEAL) && !numbers.contains(&SHARE));
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dibs_config::SCRAMBLE_WARNING;
 use dibs_control::{
     BumpInfo, ErrorKind, Failure, PathInfo, PathState, PeerInfo, PeerState, Status,
 };
+use dibs_core::bump::Bump;
 use dibs_core::node::{PathSnapshot, PeerSnapshot};
 use dibs_core::session;
 
@@ -22,15 +22,12 @@ impl Daemon {
         let connections = self.visible(caller).await?.len() as u64;
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.config.warnings();
-        let scrambles = {
-            let state = self.state.borrow();
-            state
-                .installed
-                .keys()
-                .any(|bump| self.scrambles(bump.get()))
-        };
-        if scrambles && !warnings.iter().any(|warning| warning == SCRAMBLE_WARNING) {
-            warnings.push(SCRAMBLE_WARNING.to_owned());
+        for bump in self.state.borrow().installed.keys() {
+            if let Some(warning) = self.warning(bump.get())
+                && !warnings.contains(&warning)
+            {
+                warnings.push(warning);
+            }
         }
         let mut counters: BTreeMap<String, u64> = snapshot
             .counters
@@ -73,32 +70,34 @@ impl Daemon {
         let info = |bump: &dibs_config::BumpConfig| {
             let carried = self.carried().iter().find(|known| known.name == bump.name);
             let number = carried.map(|known| known.id.get());
-            let connections = match (number, &bump.device) {
+            let connections = match (number, bump.device()) {
                 (Some(number), Some(_)) => on_devices.iter().filter(|on| **on == number).count(),
                 _ => conns
                     .iter()
                     .filter(|conn| Some(conn.bump) == number)
                     .count(),
             };
-            let device = bump.device.as_ref();
-            let is_up = |device: &String| {
-                let found = inventory.0.iter().find(|found| found.name == *device);
+            let device = bump.device();
+            let shares = bump.built_in().filter(|_| carried.is_some());
+            let shares = shares.and_then(Bump::shares);
+            let is_up = |device: &str| {
+                let found = inventory.0.iter().find(|found| found.name == device);
                 found.is_some_and(|interface| interface.up)
             };
             BumpInfo {
                 name: bump.name.clone(),
-                kind: bump.kind.as_str().to_owned(),
-                device: bump.device.clone(),
-                needed: bump.shares.map(|(needed, _)| needed),
-                shares: bump.shares.map(|(_, shares)| shares),
+                kind: bump.kind().to_owned(),
+                device: device.map(str::to_owned),
+                needed: shares.map(|(needed, _)| needed),
+                shares: shares.map(|(_, shares)| shares),
                 default: default == Some(&bump.name),
                 connections: connections as u64,
-                reason: match carried {
-                    None => Some("it needs two paths at least".to_owned()),
-                    Some(_) if device.is_some_and(|device| !is_up(device)) => {
+                reason: match self.config.lack(bump) {
+                    Some(lack) => Some(format!("it {lack}")),
+                    None if device.is_some_and(|device| !is_up(device)) => {
                         Some("its device is not there, or not up".to_owned())
                     }
-                    Some(_) => None,
+                    None => None,
                 },
             }
         };

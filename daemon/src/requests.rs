@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use dibs_config::{BumpKind, SCRAMBLE_WARNING};
 use dibs_control::{
     Changed, ConnInfo, ErrorKind, Failure, PeerState, Reply, Request, RuleOrigin, Selector, Skipped,
 };
@@ -102,9 +101,10 @@ impl Daemon {
             return Ok(bump);
         }
         match self.config.bump(name) {
-            Some(_) => Err(refused(format!(
-                "the bump \"{name}\" needs two paths at least"
-            ))),
+            Some(bump) => {
+                let lack = self.config.lack(bump).unwrap_or_default();
+                Err(refused(format!("the bump \"{name}\" {lack}")))
+            }
             None => Err(Failure::new(
                 ErrorKind::NotFound,
                 format!("there is no bump \"{name}\""),
@@ -210,9 +210,7 @@ impl Daemon {
                 }),
             }
         }
-        if self.scrambles(bump) {
-            changed.warnings.push(SCRAMBLE_WARNING.to_owned());
-        }
+        changed.warnings.extend(self.warning(bump));
         let waiting: BTreeSet<usize> = lives
             .iter()
             .map(|live| live.peer)
@@ -351,9 +349,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Whether this is the bump that [`SCRAMBLE_WARNING`] is about.
-    pub(crate) fn scrambles(&self, number: u8) -> bool {
-        let bump = self.bump(number);
-        bump.is_some_and(|bump| bump.kind == BumpKind::Scramble)
+    /// What whoever uses this bump should hear.
+    pub(crate) fn warning(&self, number: u8) -> Option<String> {
+        self.bump(number)?.warning.map(str::to_owned)
     }
 }

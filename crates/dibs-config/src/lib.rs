@@ -4,6 +4,7 @@
 //! sentence what is wrong, where, and what was probably meant. Nothing here touches the network;
 //! only [`load`] and the key readers touch files.
 
+mod bumps;
 mod check;
 mod error;
 mod keys;
@@ -15,6 +16,7 @@ mod table;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use dibs_core::bump::Bump;
 use ipnet::IpNet;
 
 pub use check::{DaySpan, PortRange};
@@ -27,10 +29,6 @@ pub use match_expr::MatchExpr;
 pub use selection::{Claim, Conflict, Level, Selection};
 use table::Origin;
 
-/// Said at each load, in `status` and on `enable` wherever `scramble` is in use.
-pub const SCRAMBLE_WARNING: &str = "scramble: text can be recovered from the untrusted path alone \
-     (docs/threat-model.md); for secrecy use seal or share";
-
 /// A configuration whose values were checked one by one and against each other.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -40,7 +38,7 @@ pub struct Config {
     pub paths: Vec<PathConfig>,
     /// Each `[[peer]]`, in order of the file.
     pub peers: Vec<PeerConfig>,
-    /// The three built-in bumps, then each `[[bump]]` in order of the file.
+    /// Those that are built in, then each device in order of the file.
     pub bumps: Vec<BumpConfig>,
     /// Each `[[rule]]`, in order of the file, which is the order in which they are tried.
     pub rules: Vec<RuleConfig>,
@@ -154,34 +152,26 @@ pub struct PeerConfig {
     pub endpoints: Vec<(String, SocketAddr)>,
 }
 
-/// What a bump does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BumpKind {
-    /// The papers' XOR scrambler.
-    Scramble,
-    /// Secret sharing over the paths.
-    Share,
-    /// Authenticated encryption.
-    Seal,
-    /// Somebody else's TUN or TAP device; dibs only steers to it.
-    Device,
-}
-
 /// A bump: built in, or a `[[bump]]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct BumpConfig {
     /// Unique.
     pub name: String,
     /// What it does.
     pub kind: BumpKind,
-    /// The device of a [`BumpKind::Device`], none of the others.
-    pub device: Option<String>,
-    /// Of [`BumpKind::Share`]: how many shares of how many give the data; by default as many as there
-    /// are paths, all of them. None with fewer than two paths.
-    pub shares: Option<(u8, u8)>,
-    /// `false`; whether [`BumpKind::Seal`] hides the lengths of datagrams.
-    pub padding: bool,
 }
+
+/// What a bump does.
+#[derive(Clone, Debug)]
+pub enum BumpKind {
+    /// One out of [`KINDS`](dibs_core::bump::KINDS), as it is set.
+    BuiltIn(Bump),
+    /// That of somebody else's TUN or TAP device of this name; dibs only steers to it.
+    Device(String),
+}
+
+/// The kind of bumps that are devices, in the file.
+const DEVICE: &str = "device";
 
 /// A protocol that rules select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,39 +216,47 @@ impl Config {
         self.bumps.iter().find(|bump| bump.name == name)
     }
 
-    /// Refuses a file that uses sharing, as the default or in a rule, and has one path.
+    /// Refuses a file that uses, as the default or in a rule, a bump that it has too few paths for.
     pub fn check_carried(&self) -> Result<(), Error> {
-        let default = self.daemon.default_bump.iter();
-        let default = default.map(|name| ("daemon.default_bump".to_owned(), name));
-        let rules = self.rules.iter().enumerate();
-        let rules = rules.map(|(i, rule)| (format!("rule.{i}.bump"), &rule.bump));
-        for (key, name) in default.chain(rules) {
-            let bump = self
-                .bump(name)
-                .expect("parse() lets only known bumps through");
-            if bump.kind == BumpKind::Share && bump.shares.is_none() {
-                let message = "the bump \"share\" needs two paths at least".to_owned();
+        for (key, bump) in self.bumps_used() {
+            if let Some(lack) = self.lack(bump) {
+                let message = format!("the bump \"{}\" {lack}", bump.name);
                 return Err(self.refuse(&key, message, None));
             }
         }
         Ok(())
     }
 
+    /// What this file lacks for a bump to be carried.
+    pub fn lack(&self, bump: &BumpConfig) -> Option<String> {
+        let least = bump.built_in()?.least_paths();
+        let few = self.paths.len() < least;
+        few.then(|| format!("needs {least} paths at least"))
+    }
+
+    /// The default and each rule's, by the key that names it.
+    fn bumps_used(&self) -> impl Iterator<Item = (String, &BumpConfig)> {
+        let default = self.daemon.default_bump.iter();
+        let default = default.map(|name| ("daemon.default_bump".to_owned(), name));
+        let rules = self.rules.iter().enumerate();
+        let rules = rules.map(|(i, rule)| (format!("rule.{i}.bump"), &rule.bump));
+        default.chain(rules).map(|(key, name)| {
+            let bump = self.bump(name);
+            let bump = bump.expect("parse() lets only known bumps through");
+            (key, bump)
+        })
+    }
+
     /// What the user should hear at each load, one sentence each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        let scrambles = |name: &String| {
-            self.bump(name)
-                .is_some_and(|bump| bump.kind == BumpKind::Scramble)
-        };
-        if self
-            .daemon
-            .default_bump
-            .iter()
-            .chain(self.rules.iter().map(|r| &r.bump))
-            .any(scrambles)
-        {
-            warnings.push(SCRAMBLE_WARNING.to_owned());
+        for (_, bump) in self.bumps_used() {
+            let warning = bump.built_in().and_then(|bump| bump.warning);
+            if let Some(warning) = warning.map(str::to_owned)
+                && !warnings.contains(&warning)
+            {
+                warnings.push(warning);
+            }
         }
         if self.daemon.integrity == Integrity::Off {
             warnings.push(
@@ -318,15 +316,26 @@ impl RuleConfig {
     }
 }
 
-impl BumpKind {
-    /// Its name in the file.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            BumpKind::Scramble => "scramble",
-            BumpKind::Share => "share",
-            BumpKind::Seal => "seal",
-            BumpKind::Device => "device",
+impl BumpConfig {
+    /// What the node does, if it is no device.
+    pub fn built_in(&self) -> Option<&Bump> {
+        match &self.kind {
+            BumpKind::BuiltIn(bump) => Some(bump),
+            BumpKind::Device(_) => None,
         }
+    }
+
+    /// The device, if it is one.
+    pub fn device(&self) -> Option<&str> {
+        match &self.kind {
+            BumpKind::Device(device) => Some(device),
+            BumpKind::BuiltIn(_) => None,
+        }
+    }
+
+    /// Its kind in the file.
+    pub fn kind(&self) -> &'static str {
+        self.built_in().map_or(DEVICE, |bump| bump.name)
     }
 }
 

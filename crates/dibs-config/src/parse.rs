@@ -1,14 +1,14 @@
 //! From tables to a [`Config`]: the sections one by one, each against those before it.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use crate::bumps;
 use crate::check;
 use crate::error::Error;
 use crate::table::{Source, Table, Value, Wrong, meant};
 use crate::{
-    BumpConfig, BumpKind, Config, Daemon, Fail, Integrity, Level, MatchExpr, OnTrustedDown,
-    PathConfig, PeerConfig, PortRange, Protocol, RuleConfig, Scheduler, Selection, Trust,
+    BumpConfig, Config, Daemon, Fail, Integrity, Level, MatchExpr, OnTrustedDown, PathConfig,
+    PeerConfig, PortRange, Protocol, RuleConfig, Scheduler, Selection, Trust,
 };
 
 const SECTIONS: &[&str] = &["daemon", "path", "peer", "bump", "rule"];
@@ -33,7 +33,6 @@ const PEER: &[&str] = &[
     "addresses",
     "endpoints",
 ];
-const BUMP: &[&str] = &["name", "kind", "device", "shares", "needed", "padding"];
 const RULE: &[&str] = &[
     "bump",
     "protocol",
@@ -53,11 +52,6 @@ const RULE: &[&str] = &[
     "prefer",
 ];
 
-/// Shares of one set, at most.
-const MOST_SHARES: u32 = 32;
-/// Bumps are numbered in four bits: 0 is none, 15 the daemon's own sockets, below 8 what is built in.
-const MOST_DEVICES: usize = 7;
-
 /// Enough for any order, and short in listings.
 const MOST_PRIORITY: i32 = 1_000_000;
 
@@ -71,9 +65,10 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     let (daemon, default_bump) = daemon(root.take("daemon"))?;
     let paths = paths(tables(&mut root, "path", "[[path]]", PATH)?)?;
     let peers = peers(tables(&mut root, "peer", "[[peer]]", PEER)?, &paths)?;
-    let bumps = bumps(tables(&mut root, "bump", "[[bump]]", BUMP)?, &paths)?;
+    let bumps = tables(&mut root, "bump", "[[bump]]", &bumps::keys())?;
+    let bumps = bumps::bumps(bumps, &paths)?;
     let default_bump = default_bump
-        .map(|value| known_bump(&value, &bumps))
+        .map(|value| bumps::known(&value, &bumps))
         .transpose()?;
     let rules = tables(&mut root, "rule", "[[rule]]", RULE)?;
     let rules = rules
@@ -323,137 +318,8 @@ fn endpoints(
     Ok(endpoints)
 }
 
-fn bumps(tables: Vec<Table<'_>>, paths: &[PathConfig]) -> Result<Vec<BumpConfig>, Error> {
-    let mut bumps: Vec<_> = [BumpKind::Scramble, BumpKind::Share, BumpKind::Seal]
-        .into_iter()
-        .map(|kind| BumpConfig {
-            name: kind.as_str().to_owned(),
-            shares: every_path(&kind, paths),
-            kind,
-            device: None,
-            padding: false,
-        })
-        .collect();
-    let mut devices = 0;
-    let mut listed = BTreeSet::new();
-    for mut table in tables {
-        let value = table.require("name")?;
-        let name = value.parse(check::name)?;
-        if let Some(bump) = bumps.iter_mut().find(|bump| bump.name == name)
-            && matches!(bump.kind, BumpKind::Share | BumpKind::Seal)
-        {
-            if !listed.insert(name) {
-                return Err(value.error(Wrong::bare("is listed twice")));
-            }
-            settings(table, bump, paths)?;
-            continue;
-        }
-        if ["plain", "scramble"].contains(&name.as_str()) {
-            return Err(value.error(Wrong::new(
-                format!("\"{name}\" is taken"),
-                "scramble, share and seal exist without being listed, plain is no bump",
-            )));
-        }
-        let name = unique_name(&value, bumps.iter().map(|bump| &bump.name))?;
-        has_none_of(&mut table, &["shares", "needed", "padding"], "device")?;
-        table.require("kind")?.one_of(&[("device", ())])?;
-        let value_of_device = table.require("device")?;
-        let device = Some(value_of_device.parse(check::device)?);
-        if let Some(other) = bumps.iter().find(|bump| bump.device == device) {
-            let wrong = format!("is that of bump \"{}\" too", other.name);
-            return Err(value_of_device.error(Wrong::bare(wrong)));
-        }
-        // Or what carries the bumps' data would go by a bump itself.
-        if let Some(path) = paths.iter().find(|path| path.interface == device) {
-            let wrong = format!("is the interface of path \"{}\" too", path.name);
-            let hint = "a device is a path or a bump, not both";
-            return Err(value_of_device.error(Wrong::new(wrong, hint)));
-        }
-        if devices == MOST_DEVICES {
-            return Err(value.key_error(
-                format!("this is one [[bump]] more than the {MOST_DEVICES} that have a mark"),
-                None,
-            ));
-        }
-        bumps.push(BumpConfig {
-            name,
-            kind: BumpKind::Device,
-            device,
-            shares: None,
-            padding: false,
-        });
-        devices += 1;
-    }
-    Ok(bumps)
-}
-
-/// As many shares as paths, all needed.
-fn every_path(kind: &BumpKind, paths: &[PathConfig]) -> Option<(u8, u8)> {
-    let count = u8::try_from(paths.len()).ok()?;
-    (*kind == BumpKind::Share && count >= 2).then_some((count, count))
-}
-
-/// Refuses keys of other kinds of bumps.
-fn has_none_of(table: &mut Table<'_>, keys: &[&'static str], kind: &str) -> Result<(), Error> {
-    match keys.iter().find_map(|key| table.take(key)) {
-        Some(value) => Err(value.key_error(format!("is no key of kind \"{kind}\""), None)),
-        None => Ok(()),
-    }
-}
-
-/// What a `[[bump]]` says of one that exists without being listed.
-fn settings(
-    mut table: Table<'_>,
-    bump: &mut BumpConfig,
-    paths: &[PathConfig],
-) -> Result<(), Error> {
-    let own = [(bump.kind.as_str(), ())];
-    table.require("kind")?.one_of(&own)?;
-    let others: &[&'static str] = match bump.kind {
-        BumpKind::Seal => &["device", "shares", "needed"],
-        _ => &["device", "padding"],
-    };
-    has_none_of(&mut table, others, bump.kind.as_str())?;
-    if bump.kind == BumpKind::Seal {
-        if let Some(value) = table.take("padding") {
-            bump.padding = value.boolean()?;
-        }
-        return Ok(());
-    }
-    let count = paths.len();
-    let shares = match table.take("shares") {
-        Some(value) => {
-            let shares = value.integer(0..=MOST_SHARES)? as u8;
-            if !(2..=count).contains(&usize::from(shares)) {
-                return Err(value.error(Wrong::new(
-                    format!("is {shares}, where the file has {count} paths"),
-                    "each share needs a path of its own, and there are two at least",
-                )));
-            }
-            Some(shares)
-        }
-        None => u8::try_from(count).ok(),
-    };
-    let needed = match table.take("needed") {
-        Some(value) => {
-            let needed = value.integer(0..=MOST_SHARES)? as u8;
-            if needed < 2 || shares.is_some_and(|shares| needed > shares) {
-                let shares = shares.unwrap_or_default();
-                return Err(value.error(Wrong::new(
-                    format!("is {needed}, of {shares} shares"),
-                    "2 at least, for one share would be the data, and no more than there are",
-                )));
-            }
-            Some(needed)
-        }
-        None => shares,
-    };
-    bump.shares = needed.zip(shares).filter(|(needed, _)| *needed >= 2);
-    Ok(())
-}
-
 fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error> {
-    let bump = known_bump(&table.require("bump")?, bumps)?;
+    let bump = bumps::known(&table.require("bump")?, bumps)?;
     if let Some(value) = table.take("protocol") {
         value.one_of(&[("tcp", ())])?;
     }
@@ -619,15 +485,4 @@ fn unique_name<'n>(
         return Err(value.error(Wrong::bare(format!("\"{name}\" is taken by another"))));
     }
     Ok(name)
-}
-
-fn known_bump(value: &Value<'_>, bumps: &[BumpConfig]) -> Result<String, Error> {
-    value.parse(|text| {
-        if bumps.iter().any(|bump| bump.name == text) {
-            return Ok(text.to_owned());
-        }
-        let names: Vec<_> = bumps.iter().map(|bump| bump.name.as_str()).collect();
-        let message = format!("\"{}\" is no known bump", text.escape_debug());
-        Err(Wrong::new(message, meant(text, &names)))
-    })
 }

@@ -1,9 +1,9 @@
 //! What the file may say, what it may not, and how it is told.
 
 use dibs_config::{
-    BumpKind, Config, Error, Fail, Integrity, Invalid, Level, OnTrustedDown, SCRAMBLE_WARNING,
-    Scheduler, Trust, load, parse,
+    Config, Error, Fail, Integrity, Invalid, Level, OnTrustedDown, Scheduler, Trust, load, parse,
 };
+use dibs_core::bump::{KINDS, Method, Padding};
 
 const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
 const KEY2: &str = "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=";
@@ -230,8 +230,7 @@ fn the_contract_is_read() {
 
     let bumps: Vec<_> = config.bumps.iter().map(|bump| bump.name.as_str()).collect();
     assert_eq!(bumps, ["scramble", "share", "seal", "vpn"]);
-    assert_eq!(config.bump("vpn").unwrap().kind, BumpKind::Device);
-    assert_eq!(config.bump("vpn").unwrap().device.as_deref(), Some("tun9"));
+    assert_eq!(config.bump("vpn").unwrap().device(), Some("tun9"));
 
     let [rule] = &config.rules[..] else {
         panic!("{:?}", config.rules)
@@ -593,13 +592,23 @@ fn devices_end_where_marks_end() {
 #[test]
 fn sharing_and_sealing_have_settings() {
     let with = |bump: &str| contract() + "[[bump]]\n" + bump;
-    let of = |text: &str, name: &str| good(text).bump(name).unwrap().clone();
-    assert_eq!(of(&contract(), "share").shares, Some((2, 2)), "all paths");
+    let of = |text: &str, name: &str| {
+        let config = good(text);
+        let bump = config.bump(name).unwrap();
+        bump.built_in().unwrap().clone()
+    };
+    assert_eq!(of(&contract(), "share").shares(), Some((2, 2)), "all paths");
     let third = "[[path]]\nname = \"lte\"\ninterface = \"lte0\"\ntrust = \"untrusted\"\n";
     let two_of_three = with("name = \"share\"\nkind = \"share\"\nneeded = 2\n") + third;
-    assert_eq!(of(&two_of_three, "share").shares, Some((2, 3)));
+    assert_eq!(of(&two_of_three, "share").shares(), Some((2, 3)));
     let padded = with("name = \"seal\"\nkind = \"seal\"\npadding = true\n");
-    assert!(of(&padded, "seal").padding && !of(&contract(), "seal").padding);
+    for (text, padding) in [(padded, Padding::Buckets), (contract(), Padding::None)] {
+        let method = of(&text, "seal").method;
+        assert!(
+            matches!(method, Method::Seal(is) if is == padding),
+            "{method:?}"
+        );
+    }
     for (bump, says) in [
         (
             "name = \"share\"\nkind = \"share\"\nshares = 3\n",
@@ -641,15 +650,58 @@ fn sharing_and_sealing_have_settings() {
         .replace(&alone[from..to], "")
         .replace("wlan = \"10.0.2.2:5300\"\n", "");
     let refused = good(&alone).check_carried().unwrap_err().to_string();
-    assert!(refused.contains("two paths at least"), "{refused}");
+    assert!(refused.contains("needs 2 paths at least"), "{refused}");
     let twice = "name = \"seal\"\nkind = \"seal\"\n";
     let twice = with(twice) + "[[bump]]\n" + twice;
     assert!(fault(&twice).message.contains("listed twice"));
 }
 
 #[test]
+fn each_kind_of_the_core_is_known_by_its_name() {
+    let kept = "default_bump     = \"scramble\"";
+    for kind in KINDS {
+        let name = kind.name;
+        let used = contract().replace(kept, &format!("default_bump = \"{name}\""));
+        let used = used + &format!("[[rule]]\nbump = \"{name}\"\ndport = 81\n");
+        let config = good(&used);
+        config.check_carried().unwrap();
+        let bump = config.bump(name).unwrap().built_in().unwrap();
+        assert_eq!(bump.number, kind.number);
+        let warnings = config.warnings();
+        let told = kind
+            .warning
+            .is_none_or(|told| warnings.contains(&told.to_owned()));
+        assert!(told, "{name}: {warnings:?}");
+        // Its keys, and only those.
+        let listed = |more: String| {
+            contract() + &format!("[[bump]]\nname = \"{name}\"\nkind = \"{name}\"\n{more}")
+        };
+        if !kind.has_settings() {
+            assert!(fault(&listed(String::new())).message.contains("is taken"));
+            continue;
+        }
+        for key in KINDS
+            .iter()
+            .flat_map(|kind| [kind.numbers, kind.flags].concat())
+        {
+            let own = kind.numbers.contains(&key) || kind.flags.contains(&key);
+            let value = if kind.flags.contains(&key) {
+                "true"
+            } else {
+                "2"
+            };
+            let set = parse("dibs.toml", &listed(format!("{key} = {value}")));
+            assert_eq!(set.is_ok(), own, "{key} of {name}");
+        }
+    }
+}
+
+#[test]
 fn weak_choices_are_warned_of() {
-    assert_eq!(good(&contract()).warnings(), [SCRAMBLE_WARNING]);
+    let [warning] = &good(&contract()).warnings()[..] else {
+        panic!("once, though the default and a rule use it");
+    };
+    assert!(warning.starts_with("scramble: text can be recovered from the untrusted path alone"));
     let all = contract()
         .replace("\"closed\"", "\"open\"")
         .replace("= \"on\"", "= \"off\"")

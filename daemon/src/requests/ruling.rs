@@ -1,6 +1,6 @@
 //! Rules that users make and delete while the daemon runs.
 
-use dibs_config::{BumpKind, Level, SCRAMBLE_WARNING};
+use dibs_config::Level;
 use dibs_control::{ErrorKind, Failure, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 
 use super::{Caller, failed, refused};
@@ -101,8 +101,8 @@ impl Daemon {
         }
         self.hours_due.notify_one();
         self.sessions_due.notify_one();
-        if bump.kind == BumpKind::Scramble {
-            tracing::warn!("{SCRAMBLE_WARNING}");
+        if let Some(warning) = bump.warning {
+            tracing::warn!("{warning}");
         }
         self.tell(
             "rule_added",

@@ -10,26 +10,27 @@
 //! Order, loss, retransmission and sharing out over paths are the node's business for all of them.
 //! docs/writing-a-bump.md leads through one.
 
+mod kind;
 mod scramble;
+mod seal;
 mod share;
 
 use std::fmt;
 use std::sync::Arc;
 
 use dibs_wire::checksum::crc32c;
-pub use scramble::Scramble;
-pub use share::{InvalidScheme, Scheme};
+pub use kind::{Kind, Settings, Unfit};
+pub use scramble::{SCRAMBLE, Scramble, scramble};
+pub use seal::{SEAL, seal};
+pub use share::{InvalidScheme, SHARE, Scheme, share};
 
 use crate::session::EpochKey;
 
-/// Number of [`scramble`].
-pub const SCRAMBLE: u8 = 1;
-/// Number of [`share`].
-pub const SHARE: u8 = 2;
-/// Number of [`seal`].
-pub const SEAL: u8 = 3;
+/// All kinds of bumps. A line makes one known to configurations, commands, daemons and nodes.
+pub const KINDS: &[Kind] = &[scramble::KIND, share::KIND, seal::KIND];
+
 /// The highest number of a bump that a node carries.
-pub const MAX_NUMBER: u8 = 7;
+pub const MAX_NUMBER: u8 = 6;
 
 /// A bump.
 #[derive(Clone, Debug)]
@@ -38,6 +39,8 @@ pub struct Bump {
     pub number: u8,
     /// Names it for the user.
     pub name: &'static str,
+    /// What whoever uses it should hear.
+    pub warning: Option<&'static str>,
     /// What it does.
     pub method: Method,
 }
@@ -119,40 +122,23 @@ pub trait Split: Send + Sync + fmt::Debug {
     fn join(&self, shares: &[(u8, &[u8])], whole: &mut Vec<u8>) -> bool;
 }
 
-/// The papers' scrambler.
-pub fn scramble() -> Bump {
-    Bump {
-        number: SCRAMBLE,
-        name: "scramble",
-        method: Method::Chain(Arc::new(Scramble)),
-    }
-}
-
-/// Authenticated encryption.
-pub fn seal(padding: Padding) -> Bump {
-    Bump {
-        number: SEAL,
-        name: "seal",
-        method: Method::Seal(padding),
-    }
-}
-
-/// Secret sharing over paths.
-pub fn share(scheme: Scheme) -> Bump {
-    Bump {
-        number: SHARE,
-        name: "share",
-        method: Method::Split(Arc::new(scheme)),
-    }
-}
-
-/// All bumps of this crate for two paths, with the usual settings.
+/// All bumps of this crate for two paths, with nothing set.
 pub fn ordinary() -> Vec<Bump> {
-    let both = Scheme::new(2, 2).expect("two of two is a scheme");
-    vec![scramble(), share(both), seal(Padding::None)]
+    KINDS.iter().map(|kind| kind.usual(2)).collect()
 }
 
 impl Bump {
+    /// How many shares of how many give the data, if it is split.
+    pub fn shares(&self) -> Option<(u8, u8)> {
+        let split = self.split()?;
+        Some((split.needed(), split.shares()))
+    }
+
+    /// How many paths a host has to have for it.
+    pub fn least_paths(&self) -> usize {
+        self.shares().map_or(1, |(_, shares)| shares.into())
+    }
+
     /// The chain, if it is one.
     pub(crate) fn chain(&self) -> Option<&dyn Chain> {
         match &self.method {
@@ -211,5 +197,43 @@ impl Bumps {
     /// The bump of a connection, which began because the node carries it.
     pub(crate) fn of(&self, number: u8) -> &Bump {
         self.get(number).expect("a connection's bump is carried")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_has_a_number_and_a_name_of_its_own() {
+        // Panics where numbers do not fit.
+        Bumps::new(ordinary());
+        let names: BTreeSet<_> = KINDS.iter().map(|kind| kind.name).collect();
+        assert_eq!(names.len(), KINDS.len(), "{names:?}");
+        for other in ["plain", "device"] {
+            assert!(!names.contains(other), "{other} is no kind");
+        }
+    }
+
+    #[test]
+    fn each_kind_is_made_with_nothing_set() {
+        for kind in KINDS {
+            for paths in 0..100 {
+                let bump = kind.usual(paths);
+                assert!(bump.least_paths() <= paths.max(2), "{bump:?} for {paths}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_key_has_two_meanings() {
+        for kind in KINDS {
+            let mut seen = BTreeSet::from(["name", "kind", "device"]);
+            for key in [kind.numbers, kind.flags].concat() {
+                assert!(seen.insert(key), "{key} of {}", kind.name);
+            }
+        }
     }
 }

@@ -1,9 +1,31 @@
 //! `scramble`: each byte XORed with the 64 before it (PAPERS 1).
 
+use std::sync::Arc;
+
 use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler, initial_buffer};
 
-use super::{Chain, Decode, Encode};
+use super::{Bump, Chain, Decode, Encode, Kind, Method};
 use crate::session::EpochKey;
+
+/// Number of [`scramble`].
+pub const SCRAMBLE: u8 = 1;
+
+pub(super) const KIND: Kind = Kind {
+    number: SCRAMBLE,
+    name: "scramble",
+    warning: Some(
+        "scramble: text can be recovered from the untrusted path alone (docs/threat-model.md); for \
+         secrecy use seal or share",
+    ),
+    numbers: &[],
+    flags: &[],
+    method: |_| Ok(Method::Chain(Arc::new(Scramble))),
+};
+
+/// The papers' scrambler.
+pub fn scramble() -> Bump {
+    KIND.with(Method::Chain(Arc::new(Scramble)))
+}
 
 /// The papers' scrambler.
 #[derive(Debug)]

@@ -51,7 +51,7 @@ impl CarriedBump {
     fn of(bump: &Bump) -> Self {
         Self {
             number: bump.number,
-            shares: bump.split().map(|split| (split.needed(), split.shares())),
+            shares: bump.shares(),
         }
     }
 }
