@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::net::SocketAddr;
 
 use dibs_core::Time;
+use dibs_core::bump::{self, Padding, Scheme};
 use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{
     CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PeerId,
@@ -353,7 +354,11 @@ fn a_node_says_hello_as_documented() {
         addresses: Vec::new(),
         gateway: Vec::new(),
         trusted_share: 0.05,
-        bumps: dibs_core::bump::ordinary(),
+        bumps: vec![
+            bump::scramble(),
+            bump::share(Scheme::new(2, 2).expect("two of two")),
+            bump::seal(Padding::None),
+        ],
         hold_without_trusted: true,
     };
     let mut node = Node::new(Time::ZERO, config, [9; 32]).expect("another key");
