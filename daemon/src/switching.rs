@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::conns::{Choice, Pair, Socket, Version};
+use dibs_switch::asking::{Asked, Conclusion, Verdict};
+
+use crate::conns::{Choice, Pair, Socket};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
 use crate::messages::{Body, Message, Outcome};
@@ -103,16 +105,19 @@ impl Daemon {
                 Ok((Outcome::OwnRule, own)) => Some(*own),
                 _ => None,
             };
-            let verdict = answer.map(|(outcome, _)| outcome);
             let (proposed, before) = before[&pair];
-            // It may have been asked for again, as a later one.
-            let asked = Choice {
+            let socket = proposed.socket;
+            let named = self.name(&Meant { pair, socket }).socket != Socket::UNKNOWN;
+            let asked = Asked {
+                socket,
+                bump,
+                // It may have been asked for again, as a later one.
                 version,
-                ..proposed
+                before,
+                origin: origins[&pair],
+                named,
             };
-            let verdict = self
-                .conclude(pair, asked, verdict, before, origins[&pair])
-                .await;
+            let verdict = self.conclude(pair, asked, answer).await;
             // What stood before was chosen without a session, and the rule stands against it, too.
             if let (Some(own), Some(before)) = (own, before)
                 && u64::from(before.bump) != own
@@ -145,62 +150,60 @@ impl Daemon {
     }
 
     /// Carries out what the peer agreed to, takes back what it did not.
-    async fn conclude(
-        &self,
-        pair: Pair,
-        asked: Choice,
-        verdict: Result<Outcome, Unanswered>,
-        before: Option<Choice>,
-        origin: u8,
-    ) -> Result<(), String> {
-        let Choice { bump, version, .. } = asked;
-        let refusal = match verdict {
-            Ok(Outcome::Done) => None,
-            // The peer's part waits for a session: the choice is sent again then.
-            Err(Unanswered::NoSession) if bump == 0 => None,
-            _ if self.state.borrow().choices.is_settled(&pair, version) => None,
-            Ok(Outcome::Older) => Some("the other end chose otherwise at the same time".to_owned()),
-            Ok(Outcome::NoConnection | Outcome::OtherSocket) => {
-                Some("the peer has no such connection, or knows it by other addresses".to_owned())
-            }
-            Ok(Outcome::OwnRule) => Some("a rule of the peer wants it on its bump".to_owned()),
-            Ok(Outcome::NoBump) => Some(self.not_carried_by(&pair, bump)),
-            Ok(Outcome::NoDevice) => Some(
-                "the device of this bump at the peer is not there or not ready; see its log"
-                    .to_owned(),
-            ),
-            Ok(Outcome::Bound) => {
-                Some("its socket at the peer is bound to a device and cannot be steered".to_owned())
-            }
-            Ok(Outcome::Failed) => Some("the peer's daemon could not; see its log".to_owned()),
-            Err(error) => Some(error.to_string()),
+    async fn conclude(&self, pair: Pair, asked: Asked, answer: Answer) -> Result<(), String> {
+        let verdict = match &answer {
+            Ok((outcome, _)) => Verdict::Answer(*outcome),
+            Err(Unanswered::Silent) => Verdict::Silence,
+            Err(Unanswered::NoSession) => Verdict::NoSession,
+            Err(Unanswered::Full | Unanswered::Ended) => Verdict::NotAsked,
         };
-        let Some(refusal) = refusal else {
-            if !self.state.borrow_mut().choices.settle(&pair, version) {
-                return Err("the other end chose otherwise at the same time".to_owned());
-            }
-            return self
-                .mark_choice(&pair)
-                .await
-                .map_err(|error| error.to_string());
+        let conclusion = {
+            let choices = &mut self.state.borrow_mut().choices;
+            choices.conclude(pair, asked, verdict, self.host)
         };
-        self.state
-            .borrow_mut()
-            .choices
-            .take_back(&pair, version, before);
-        // What it has not named its socket for, it has not done.
-        let conn = Meant {
-            pair,
-            socket: asked.socket,
-        };
-        let named = self.name(&conn).socket != Socket::UNKNOWN;
-        if named && let Err(Unanswered::Silent) = verdict {
-            let bump = before.map_or(origin, |choice| choice.bump);
-            self.bring_back(conn, version, bump).await;
-        } else if let Err(error) = self.mark_choice(&pair).await {
+        if matches!(conclusion, Conclusion::BroughtBack(_))
+            && let Err(error) = self.save()
+        {
+            tracing::warn!("{error:#}");
+        }
+        let marked = self.mark_choice(&pair).await;
+        if let (Conclusion::InForce, Err(error)) = (conclusion, &marked) {
+            return Err(error.to_string());
+        }
+        if let Err(error) = marked {
             tracing::warn!("{error}");
         }
-        Err(refusal)
+        match conclusion {
+            Conclusion::InForce => Ok(()),
+            Conclusion::Superseded => Err("another choice was made for it meanwhile".to_owned()),
+            Conclusion::TakenBack => Err(self.refusal(&pair, asked.bump, answer)),
+            Conclusion::BroughtBack(back) => {
+                self.call_back(pair, back).await;
+                Err(self.refusal(&pair, asked.bump, answer))
+            }
+        }
+    }
+
+    /// Why a choice is not in force, for the user.
+    fn refusal(&self, pair: &Pair, bump: u8, answer: Answer) -> String {
+        let outcome = match answer {
+            Ok((outcome, _)) => outcome,
+            Err(error) => return error.to_string(),
+        };
+        let why = match outcome {
+            Outcome::NoBump => return self.not_carried_by(pair, bump),
+            Outcome::Done | Outcome::Older => "the other end chose otherwise at the same time",
+            Outcome::NoConnection | Outcome::OtherSocket => {
+                "the peer has no such connection, or knows it by other addresses"
+            }
+            Outcome::OwnRule => "a rule of the peer wants it on its bump",
+            Outcome::NoDevice => {
+                "the device of this bump at the peer is not there or not ready; see its log"
+            }
+            Outcome::Bound => "its socket at the peer is bound to a device and cannot be steered",
+            Outcome::Failed => "the peer's daemon could not; see its log",
+        };
+        why.to_owned()
     }
 
     fn not_carried_by(&self, pair: &Pair, bump: u8) -> String {
@@ -221,28 +224,15 @@ impl Daemon {
         }
     }
 
-    /// A peer that did not answer may have moved a connection all the same: a later choice than the one
-    /// that it was asked for puts it back to `bump`, where it was: by choice, or by rules or the peer.
-    async fn bring_back(&self, conn: Meant, asked: Version, bump: u8) {
-        let Meant { pair, socket } = conn;
-        let back = {
-            let mut state = self.state.borrow_mut();
-            let above = asked.generation;
-            let back = { &mut state.choices }.propose(pair, socket, bump, self.host, above);
-            state.choices.settle(&pair, back.version);
-            back
-        };
-        if let Err(error) = self.save() {
-            tracing::warn!("{error:#}");
-        }
-        if let Err(error) = self.mark_choice(&pair).await {
-            tracing::warn!("{error}");
-        }
+    /// Tells a peer that did not answer, and may have moved a connection all the same, of the choice that
+    /// puts it back.
+    async fn call_back(&self, pair: Pair, back: Choice) {
+        let socket = back.socket;
         let body = Body::Switch {
-            bump,
+            bump: back.bump,
             explicit: true,
             ready: false,
-            conns: vec![(self.name(&conn), back.version)],
+            conns: vec![(self.name(&Meant { pair, socket }), back.version)],
         };
         if let Some(peer) = self.peer_of(pair.remote.ip()) {
             // Nobody waits for the answer. Without a session it is sent with the next one.

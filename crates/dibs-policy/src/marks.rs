@@ -63,6 +63,16 @@ impl MarkLayout {
         (value, self.override_bit() | self.bump_mask())
     }
 
+    /// Value and mask that put a connection on `bump`. LOCKED is always among them: where it stayed from
+    /// another bump, the connection would take nothing but by one that the far end may not be on.
+    pub fn whole(self, bump: Option<BumpId>, chosen: bool, locked: bool) -> (u32, u32) {
+        let bit = |set, bit| if set { bit } else { 0 };
+        let value = bump.map_or(0, |bump| self.bump(bump))
+            | bit(chosen, self.override_bit())
+            | bit(locked && bump.is_some(), self.locked_bit());
+        (value, self.mask)
+    }
+
     /// The bump that `mark` names, if any.
     pub fn bump_of(self, mark: u32) -> Option<BumpId> {
         BumpId::new(((mark & self.bump_mask()) >> self.shift()) as u8)
@@ -115,6 +125,19 @@ mod tests {
         assert_eq!(marks.own(), 0x0f00_0000);
         assert_eq!(marks.choice(None), (0x1000_0000, 0x1f00_0000));
         assert_eq!(marks.choice(BumpId::new(2)), (0x1200_0000, 0x1f00_0000));
+    }
+
+    /// A daemon that was killed between writing a choice down and unlocking the connection left LOCKED of
+    /// the bump before in the mark of the new one.
+    #[test]
+    fn locked_does_not_outlive_a_change_of_bump() {
+        let marks = MarkLayout::default();
+        let set = |mark: u32, (value, mask): (u32, u32)| mark & !mask | value;
+        let on_two = set(0x40, marks.whole(BumpId::new(2), false, true));
+        assert_eq!(on_two, 0x2200_0040);
+        let on_three = set(on_two, marks.whole(BumpId::new(3), true, false));
+        assert_eq!(on_three, 0x1300_0040);
+        assert_eq!(set(on_two, marks.whole(None, true, true)), 0x1000_0040);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
+use dibs_switch::asking::{Asked, Conclusion, Verdict};
 use dibs_switch::conns::{Choice, Choices, Names, Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Named, Outcome};
 use dibs_wire::Tuple;
@@ -66,17 +67,6 @@ struct Ask {
     /// The peer knew of a later choice once already.
     again: bool,
     until: Time,
-}
-
-/// What came of a question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// The peer answered; the number belongs to the outcome.
-    Answer(Outcome, u64),
-    /// It did not, within its time.
-    Silence,
-    /// There was nobody to ask.
-    NoSession,
 }
 
 /// What goes on once a connection has fallen silent.
@@ -367,7 +357,7 @@ impl Steering {
             self.daemon().asks.insert(request, ask);
         } else if ask.before.is_some() {
             self.seen.note(Seen::NoSession);
-            self.conclude(at, ask, Verdict::NoSession);
+            self.conclude(at, ask, Verdict::NoSession, 0);
         }
     }
 
@@ -396,87 +386,88 @@ impl Steering {
         sent
     }
 
-    /// What came of a question.
-    fn conclude(&mut self, at: &mut At<'_>, ask: Ask, verdict: Verdict) {
-        let outcome = match verdict {
-            Verdict::Answer(outcome, _) => Some(outcome),
-            Verdict::Silence | Verdict::NoSession => None,
-        };
-        let no_session = verdict == Verdict::NoSession;
-        let Ask {
-            pair,
-            version,
-            bump,
-            ..
-        } = ask;
+    /// What came of a question; the number belongs to the outcome.
+    fn conclude(&mut self, at: &mut At<'_>, ask: Ask, verdict: Verdict, number: u64) {
+        let (pair, host) = (ask.pair, self.host);
         let Some(before) = ask.before else {
-            // Told again: what the peer refuses stays as it is there. A rule that requires the bump
-            // is the stronger one, and holds for both directions.
-            if outcome == Some(Outcome::Done) && bump != 0 {
-                self.daemon().locks.push((at.now + GRACE, pair, version));
-            }
-            let known = self.daemon().choices.get(&pair);
-            let known = known.filter(|choice| choice.version == version);
-            if let Some(choice) = known.filter(|_| outcome.is_none() && !no_session) {
-                // Its part of it may not have got there.
-                self.seen.note(Seen::ToldAgain);
-                return self.tell(at, pair, choice);
-            }
-            match verdict {
-                Verdict::Answer(Outcome::OwnRule, own) if known.is_some() => {
-                    self.give_in(at, pair, own);
-                }
-                Verdict::Answer(Outcome::Older, _) if known.is_some() => {
-                    let telling = (at.now + TELL_AGAIN, pair, version);
-                    self.daemon().tellings.push(telling);
-                }
-                _ => {}
-            }
-            return;
+            return self.conclude_telling(at, ask, verdict, number);
         };
-        let told_back = self.daemon().choices.is_settled(&pair, version);
-        if outcome == Some(Outcome::Done) || (no_session && bump == 0) || told_back {
-            if self.daemon().choices.settle(&pair, version) {
-                self.mark_choice(at, pair);
-            } else {
-                self.seen.note(Seen::Superseded);
-            }
-        } else {
-            self.daemon().choices.take_back(&pair, version, before);
-            // What it has not named its socket for, it has not done.
-            let named = self.daemon().names.get(&pair, ask.socket) != Socket::UNKNOWN;
-            match outcome {
-                None if !no_session && named => {
-                    self.seen.note(Seen::Unanswered);
-                    self.bring_back(at, ask, before);
-                }
-                _ => {
-                    self.seen.note(Seen::Refused);
-                    self.mark_choice(at, pair);
-                    // While it waited, nobody spoke of the one before.
-                    if let (Verdict::Silence, Some(before)) = (verdict, before) {
-                        self.tell(at, pair, before);
-                    }
+        let named = self.daemon().names.get(&pair, ask.socket) != Socket::UNKNOWN;
+        let asked = Asked {
+            socket: ask.socket,
+            bump: ask.bump,
+            version: ask.version,
+            before,
+            origin: ask.origin,
+            named,
+        };
+        let choices = &mut self.daemon().choices;
+        let conclusion = choices.conclude(pair, asked, verdict, host);
+        self.save();
+        self.mark_choice(at, pair);
+        match conclusion {
+            Conclusion::InForce => {}
+            Conclusion::Superseded => self.seen.note(Seen::Superseded),
+            Conclusion::TakenBack => {
+                self.seen.note(Seen::Refused);
+                // While it waited, nobody spoke of the one before.
+                if let (Verdict::Silence, Some(before)) = (verdict, before) {
+                    self.tell(at, pair, before);
                 }
             }
-            if bump == 0 {
-                // It stays where it was, and nobody waits for its silence.
-                end_drains(at, &pair);
-            }
-            // Nor may it go back to a choice that the peer has refused, or is about to.
-            if let (Verdict::Answer(Outcome::OwnRule, own), Some(before)) = (verdict, before)
-                && u64::from(before.bump) != own
-            {
-                self.give_in(at, pair, own);
+            Conclusion::BroughtBack(back) => {
+                self.seen.note(Seen::Unanswered);
+                self.tell(at, pair, back);
             }
         }
-        self.save();
+        let stays = matches!(
+            conclusion,
+            Conclusion::TakenBack | Conclusion::BroughtBack(_)
+        );
+        if ask.bump == 0 && stays {
+            // It stays where it was, and nobody waits for its silence.
+            end_drains(at, &pair);
+        }
+        // Nor may it go back to a choice that the peer has refused, or is about to.
+        if let (Verdict::Answer(Outcome::OwnRule), Some(before)) = (verdict, before)
+            && u64::from(before.bump) != number
+        {
+            self.give_in(at, pair, before.version, number);
+        }
+    }
+
+    /// What came of telling a choice that is in force: what the peer refuses stays as it is there. A rule
+    /// that requires the bump is the stronger one, and holds for both directions.
+    fn conclude_telling(&mut self, at: &mut At<'_>, ask: Ask, verdict: Verdict, number: u64) {
+        let Ask { pair, version, .. } = ask;
+        let known = self.daemon().choices.get(&pair);
+        let Some(choice) = known.filter(|choice| choice.version == version) else {
+            return;
+        };
+        match verdict {
+            Verdict::Answer(Outcome::Done) if choice.bump != 0 => {
+                self.daemon().locks.push((at.now + GRACE, pair, version));
+            }
+            Verdict::Answer(Outcome::OwnRule) => self.give_in(at, pair, version, number),
+            Verdict::Answer(Outcome::Older) => {
+                let telling = (at.now + TELL_AGAIN, pair, version);
+                self.daemon().tellings.push(telling);
+            }
+            Verdict::Silence => {
+                // Its part of it may not have got there.
+                self.seen.note(Seen::ToldAgain);
+                self.tell(at, pair, choice);
+            }
+            Verdict::Answer(_) | Verdict::NoSession | Verdict::NotAsked => {}
+        }
     }
 
     /// A choice stands against a rule of the peer.
-    fn give_in(&mut self, at: &mut At<'_>, pair: Pair, own: u64) {
+    fn give_in(&mut self, at: &mut At<'_>, pair: Pair, version: Version, own: u64) {
+        if !self.daemon().choices.give_up(&pair, version) {
+            return;
+        }
         self.seen.note(Seen::OwnRule);
-        self.daemon().choices.sweep(|p, _| *p != pair);
         self.daemon().leaving.remove(&pair);
         self.highest.remove(&pair);
         let mark = Mark {
@@ -486,18 +477,6 @@ impl Steering {
         self.marks.insert(pair, mark);
         end_drains(at, &pair);
         self.save();
-    }
-
-    fn bring_back(&mut self, at: &mut At<'_>, asked: Ask, before: Option<Choice>) {
-        // Where nothing was chosen it goes back to where it was: rules put it there, or the peer.
-        let bump = before.map_or(asked.origin, |choice| choice.bump);
-        let (pair, host, above) = (asked.pair, self.host, asked.version.generation);
-        let choices = &mut self.daemon().choices;
-        let back = choices.propose(pair, asked.socket, bump, host, above);
-        choices.settle(&pair, back.version);
-        self.save();
-        self.mark_choice(at, pair);
-        self.tell(at, pair, back);
     }
 
     fn unlock(&mut self, pair: &Pair) {
@@ -519,6 +498,9 @@ impl Steering {
         let highest = self.highest.entry(pair).or_default();
         *highest = (*highest).max(choice.version);
         if choice.bump != 0 {
+            if choice.bump != self.mark(&pair).bump {
+                self.unlock(&pair);
+            }
             let mark = self.marks.entry(pair).or_default();
             (mark.bump, mark.chosen) = (choice.bump, true);
             let lock = (at.now + GRACE, pair, choice.version);
@@ -566,8 +548,14 @@ impl Steering {
             self.seen.note(Seen::Drained);
             match waiter {
                 Waiter::Us(ask) => {
-                    self.seen.note(Seen::LeftFirst);
-                    self.leave(at, pair);
+                    // The peer may have chosen otherwise while it fell silent.
+                    let stands = self.daemon().choices.of(&pair, ask.socket);
+                    if stands.is_some_and(|choice| choice.bump == ask.bump) {
+                        self.seen.note(Seen::LeftFirst);
+                        self.leave(at, pair);
+                    } else {
+                        end_drains(at, &pair);
+                    }
                     self.ask(
                         at,
                         Ask {
@@ -676,7 +664,7 @@ impl Steering {
         if ask.ready && outcome == Outcome::Done {
             return self.silence(at, ask.pair, Waiter::Us(ask));
         }
-        self.conclude(at, ask, Verdict::Answer(outcome, generation));
+        self.conclude(at, ask, Verdict::Answer(outcome), generation);
     }
 
     fn on_switch(
@@ -754,7 +742,7 @@ impl Steering {
         };
         while let Some(request) = due(self.daemon()) {
             let ask = self.daemon().asks.remove(&request).expect("it is due");
-            self.conclude(at, ask, Verdict::Silence);
+            self.conclude(at, ask, Verdict::Silence, 0);
         }
         let tellings = std::mem::take(&mut self.daemon().tellings);
         for (due, pair, version) in tellings {
@@ -797,8 +785,10 @@ impl Steering {
         };
         for (pair, choice) in daemon.choices.iter() {
             let mark = self.mark(&pair);
-            if mark.locked && mark.bump == 0 {
-                return Err(format!("{pair:?} is locked to a bump that it is not on"));
+            if mark.locked && !mark.meets() {
+                return Err(format!(
+                    "{pair:?} is locked to a bump that one end is not on: {mark:?}"
+                ));
             }
             if self.highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {
                 return Err(format!(

@@ -622,3 +622,65 @@ fn a_choice_that_is_taken_back_leaves_none_that_the_peer_refuses() {
         assert!(report.coverage.get(Seen::OwnRule) > 0);
     }
 }
+
+/// What both daemons told each other of a choice that was in force got no answer; meanwhile another choice
+/// waited, hid it, and came to nothing. It was not told again, and each end kept its own (seed 473986).
+#[test]
+fn a_choice_that_another_one_hid_is_told_again() {
+    let lingers = Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan([3000, 3000], Order::Both, [false; 2])
+    };
+    let mut refused = 0;
+    for away in 1115..1130 {
+        let ops = vec![
+            (at(500), Op::Open(lingers)),
+            // Both die before they hear of each other's.
+            (at(1100), Op::Cross(0, [PLAIN; 2])),
+            (at(1100), Op::Restart(0, Duration::from_millis(1))),
+            (at(1100), Op::Restart(1, Duration::from_millis(1))),
+            // The session comes, and what is said by it gets nowhere.
+            (at(away), Op::Outage(0, true)),
+            (at(1200), Op::Cross(0, [SEAL; 2])),
+            (at(8000), Op::Outage(0, false)),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), ops);
+        assert_eq!(report.delivered, 6000);
+        refused += report.coverage.get(Seen::Refused);
+    }
+    assert!(refused > 0, "no choice came to nothing");
+}
+
+/// The peer agreed to a choice, died, and told it back; the user chose again. Then the first question was
+/// given up for want of an answer, and put the connection back to where it had been, still locked to where
+/// it was (seeds 474461, 476849).
+#[test]
+fn a_question_that_was_never_answered_undoes_no_later_choice() {
+    let lingers = Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        bump: [SEAL; 2],
+        ..plan([3000, 3000], Order::Both, [true; 2])
+    };
+    let deaf = clean().loss(1.0);
+    let mut superseded = 0;
+    for away in 2014..2020 {
+        let ops = vec![
+            (at(1000), Op::Open(lingers)),
+            (at(2000), Op::Choose(0, 0, PLAIN)),
+            // It has got the question; that it follows is lost.
+            (at(away), Op::Link(0, 1, deaf.clone())),
+            (at(2030), Op::Restart(1, Duration::from_millis(1))),
+            (at(2031), Op::Link(0, 1, clean())),
+            (at(4000), Op::Choose(0, 0, SCRAMBLE)),
+        ];
+        let report = run(setup(vec![path(true, clean())]), ops);
+        assert_eq!(report.delivered, 6000);
+        let unanswered = report.coverage.get(Seen::Unanswered);
+        assert_eq!(unanswered, 0, "nothing came back");
+        superseded += report.coverage.get(Seen::Superseded);
+    }
+    assert!(superseded > 0, "the first question was answered");
+}

@@ -1,6 +1,7 @@
 //! What the daemons of two hosts agree on: choices for single connections, and the messages about
 //! them. Pure, so that the simulator runs the same as the daemon does.
 
+pub mod asking;
 pub mod conns;
 pub mod locks;
 pub mod messages;

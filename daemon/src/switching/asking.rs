@@ -79,6 +79,12 @@ impl Daemon {
         let leaving = meant(&leaving);
         for still in self.still_there(&leaving).await {
             let _turn = self.marking.lock().await;
+            let stands = self.state.borrow().choices.of(&still.pair, still.socket);
+            // The peer may have chosen otherwise while it fell silent.
+            if explicit && stands.is_none_or(|choice| choice.bump != bump) {
+                self.end_drains(&still.pair);
+                continue;
+            }
             let marked = match explicit {
                 true => self.mark(&still.pair, bump, true).await,
                 false => self.mark_moved(&still.pair, bump).await,

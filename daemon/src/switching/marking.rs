@@ -61,21 +61,11 @@ impl Daemon {
             }
             leaving.contains_key(pair)
         };
-        let chosen = if explicit || leaves {
-            marks.override_bit()
-        } else {
-            0
-        };
-        let mut value = BumpId::new(bump).map_or(0, |bump| marks.bump(bump)) | chosen;
-        let mut mask = marks.bump_mask() | marks.override_bit();
-        let locked = self.state.borrow().locks.is_locked(pair, bump);
-        if bump == 0 || locked {
-            mask |= marks.locked_bit();
-            value |= if locked { marks.locked_bit() } else { 0 };
-        }
         let tuple = Tuple::tcp(pair.local, pair.remote);
         let mut conntrack = Conntrack::open()?;
         let mut backstop = self.backstop.lock().await;
+        let locked = self.state.borrow().locks.is_locked(pair, bump);
+        let (value, mask) = marks.whole(BumpId::new(bump), explicit || leaves, locked);
         let written = (bump, Instant::now());
         let was = {
             let mut state = self.state.borrow_mut();
@@ -111,7 +101,8 @@ impl Daemon {
         Ok(())
     }
 
-    fn end_drains(&self, pair: &Pair) {
+    /// Lets a connection go on that was to fall silent.
+    pub(super) fn end_drains(&self, pair: &Pair) {
         for bump in self.carried() {
             // Without the data path nothing is held back.
             let _ = self.driver.end_drain(bump.id.get(), ends(pair));
