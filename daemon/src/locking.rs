@@ -48,14 +48,21 @@ impl Daemon {
         self.config.daemon.fail == Fail::Closed
     }
 
-    /// Takes over what an earlier run locked, and what is on a bump for no reason that outlives the daemon;
-    /// before anything changes marks.
+    /// Takes over what an earlier run locked, what is on a bump for no reason that outlives the daemon, and
+    /// what has just left one; before anything changes marks.
     pub(crate) async fn adopt_marks(&self) -> anyhow::Result<()> {
         let layout = marks(&self.config);
         let bumps: Vec<BumpId> = self.carried().iter().map(|bump| bump.id).collect();
         let tracked = self.tracked_on(&bumps).await?;
+        let plain = self.tracked_as([layout.choice(None)]).await?;
         let lives = self.sockets().await?;
         let mut state = self.state.borrow_mut();
+        // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
+        for pair in plain.into_keys() {
+            if state.choices.get(&pair).is_none() {
+                state.leaving.insert(pair, Instant::now());
+            }
+        }
         for live in lives {
             let Some(entry) = tracked.get(&live.pair) else {
                 continue;
@@ -257,16 +264,26 @@ impl Daemon {
 
     /// As [`tracked`](Self::tracked), on these bumps.
     async fn tracked_on(&self, bumps: &[BumpId]) -> Result<Tracked, dibs_policy::Error> {
-        let mut conntrack = Conntrack::open()?;
         let layout = marks(&self.config);
+        let marks = bumps
+            .iter()
+            .map(|bump| (layout.bump(*bump), layout.bump_mask()));
+        self.tracked_as(marks).await
+    }
+
+    /// As [`tracked`](Self::tracked), with these values in these bits of their marks.
+    async fn tracked_as(
+        &self,
+        marks: impl IntoIterator<Item = (u32, u32)>,
+    ) -> Result<Tracked, dibs_policy::Error> {
+        let mut conntrack = Conntrack::open()?;
         let mut tracked = Tracked::new();
-        for bump in bumps {
+        for (value, mask) in marks {
             let note = |found: Connection| {
                 let ends = self.ends_to_peers(&found);
                 tracked.extend(ends.map(|pair| (pair, Entry::of(&found))));
                 None::<()>
             };
-            let (value, mask) = (layout.bump(*bump), layout.bump_mask());
             conntrack.marked(value, mask, note).await?;
         }
         Ok(tracked)

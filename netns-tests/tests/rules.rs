@@ -52,6 +52,36 @@ fn what_only_the_kernel_can_tell_moves_connections_that_are_there() {
 }
 
 #[test]
+fn a_rule_takes_a_connection_that_another_let_go_just_before_the_daemon_was_killed() {
+    isolated(|| {
+        // Its kernel rule stands behind OVERRIDE, which the daemon alone can lift. Because of the other one
+        // not all marks are cleared.
+        let rule = ["--dport", "7000", "--bump", "scramble", "--gid", "0"];
+        let other = "bump = \"scramble\"\ndport = 7001";
+        Setup::new().rule(other).run(|net| {
+            let talk = net.talk(7000)?;
+            let id = add(net, &rule)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            net.a.ctl(&["rule", "del", &id])?;
+            net.a.stop(Signal::SIGKILL)?;
+            let marked = kernel::marked(&net.a.host)?;
+            let mark = format!("mark={} ", 0x1000_0000);
+            ensure!(
+                marked.len() == 1 && marked[0].contains(&mark),
+                "not OVERRIDE alone: {marked:?}"
+            );
+            net.a.start()?;
+            net.wait_established()?;
+            add(net, &rule)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
 fn a_connection_follows_when_its_dscp_changes() {
     isolated(|| {
         Setup::new()

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ use nix::unistd::{Pid, getegid, geteuid, mkdir, write};
 const MARKER: &str = "/run/dibs-lab";
 /// Names, for a test's second process, the test that it is to run.
 const TEST: &str = "DIBS_LAB_TEST";
-/// Set by `cargo xtask test`.
+/// Set by `cargo xtask test`: where what a test said that is tried again is kept.
 const RETRY: &str = "DIBS_RETRY";
 /// Exit status of a test's second process whose body ran and returned `Ok`. Not 0, which the test
 /// harness also returns when no test has the name asked for.
@@ -58,8 +58,9 @@ pub fn is_inside() -> bool {
 }
 
 /// Runs the body of a test in a process and namespaces of its own, and panics if it fails. With
-/// `DIBS_RETRY` in the environment one that fails is tried once more, and says so: on a machine that
-/// others load too, what waits for a while may wait in vain.
+/// `DIBS_RETRY` in the environment one that fails is tried once more: on a machine that others load too,
+/// what waits for a while may wait in vain. What it said is shown, and kept in the directory that
+/// `DIBS_RETRY` names, so that it can be explained.
 ///
 /// The test harness has threads, and a process with threads cannot enter a user namespace; so the
 /// test binary starts itself again for this one test. Tests of one binary run one after the other,
@@ -76,16 +77,15 @@ pub fn is_inside() -> bool {
 /// }
 /// ```
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
-    let retries = usize::from(std::env::var_os(RETRY).is_some());
-    isolated_with(retries, body);
+    isolated_with(std::env::var_os(RETRY).map(PathBuf::from), body);
 }
 
 /// As [`isolated`], and tried once: for what has to fail.
 pub fn isolated_once<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(0, body);
+    isolated_with(None, body);
 }
 
-fn isolated_with<F: FnOnce() -> Result<()>>(mut retries: usize, body: F) {
+fn isolated_with<F: FnOnce() -> Result<()>>(mut retry: Option<PathBuf>, body: F) {
     let name = test_name::<F>();
     if std::env::var(TEST).is_ok_and(|wanted| wanted == name) {
         if let Err(error) = body() {
@@ -98,23 +98,34 @@ fn isolated_with<F: FnOnce() -> Result<()>>(mut retries: usize, body: F) {
         .lock()
         .unwrap_or_else(|failed| failed.into_inner());
     loop {
-        match run_alone(name) {
-            Ok((status, output)) => {
-                println!("{output}");
-                match status.code() {
-                    Some(PASSED) => return,
-                    Some(0) => panic!("the harness found no test named {name}"),
-                    _ if retries == 0 => panic!("{name} failed in its namespaces: {status}"),
-                    // Past the harness, which shows only the words of tests that fail.
-                    _ => {
-                        let mut out = std::io::stderr();
-                        let _ = writeln!(out, "{name} FAILED ONCE ({status}), and is tried again");
-                    }
-                }
-            }
-            Err(error) => panic!("{name}: {error:?}"),
+        let (status, output) = run_alone(name).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        println!("{output}");
+        match status.code() {
+            Some(PASSED) => return,
+            Some(0) => panic!("the harness found no test named {name}"),
+            _ => {}
         }
-        retries -= 1;
+        let Some(directory) = retry.take() else {
+            panic!("{name} failed in its namespaces: {status}");
+        };
+        let kept = keep(&directory, name, &output);
+        // Past the harness, which shows only the words of tests that fail.
+        let _ = writeln!(
+            std::io::stderr(),
+            "{output}\n{name} FAILED ONCE ({status}) with the words above, {kept}, and is tried again"
+        );
+    }
+}
+
+/// Writes what a test said to a file; says where that is.
+fn keep(directory: &Path, name: &str, output: &str) -> String {
+    let test = std::env::current_exe().unwrap_or_default();
+    let test = test.file_name().unwrap_or_default().to_string_lossy();
+    let file = directory.join(format!("{test}.{}.log", name.replace("::", ".")));
+    let written = std::fs::create_dir_all(directory).and_then(|()| std::fs::write(&file, output));
+    match written {
+        Ok(()) => format!("kept in {}", file.display()),
+        Err(error) => format!("not kept in {}: {error}", file.display()),
     }
 }
 

@@ -91,6 +91,56 @@ fn a_failing_body_fails_the_test() {
     isolated_once(|| anyhow::bail!("on purpose"));
 }
 
+/// Names the file that is there once [`fails_the_first_time`] has failed.
+const FAILED: &str = "DIBS_LAB_FAILED";
+
+#[test]
+#[ignore = "run by the next test"]
+fn fails_the_first_time() {
+    isolated(|| {
+        let Some(file) = std::env::var_os(FAILED) else {
+            return Ok(());
+        };
+        anyhow::ensure!(std::fs::exists(&file)?, {
+            std::fs::write(&file, "")?;
+            "a word to remember"
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_test_said_that_is_tried_again_is_shown_and_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let kept = directory.path().join("kept");
+    let run = |retry: Option<&std::path::Path>| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "fails_the_first_time", "--include-ignored"]);
+        command.env(FAILED, directory.path().join("failed"));
+        command.env_remove("DIBS_RETRY");
+        retry.map(|retry| command.env("DIBS_RETRY", retry));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
+    let (passed, said) = run(Some(&kept));
+    assert!(passed, "{said}");
+    assert!(said.contains("FAILED ONCE"), "{said}");
+    assert!(said.contains("a word to remember"), "{said}");
+    let files: Vec<_> = std::fs::read_dir(&kept).unwrap().collect();
+    let [Ok(file)] = &files[..] else {
+        panic!("{files:?}");
+    };
+    let name = file.file_name().into_string().unwrap();
+    assert!(name.ends_with(".fails_the_first_time.log"), "{name}");
+    let log = std::fs::read_to_string(file.path()).unwrap();
+    assert!(log.contains("a word to remember"), "{log}");
+    // Where nothing is tried again, it fails.
+    std::fs::remove_file(directory.path().join("failed")).unwrap();
+    let (passed, _) = run(None);
+    assert!(!passed);
+}
+
 #[test]
 fn hosts_talk_over_a_plain_link() {
     isolated(|| {

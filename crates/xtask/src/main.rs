@@ -92,7 +92,8 @@ fn test() -> Result<()> {
     // The tests on real traffic start dibsd and dibsctl: cargo builds them for their own tests, before
     // it runs any. A further build for them alone would choose other features, and compile all again.
     let mut tests = run::cargo_command(&["test", "--workspace"]);
-    run::run(tests.env("DIBS_BUILT", "1").env("DIBS_RETRY", "1"))
+    let failed = run::workspace().join("target/failed-once");
+    run::run(tests.env("DIBS_BUILT", "1").env("DIBS_RETRY", failed))
 }
 
 fn sim(options: &[OsString]) -> Result<()> {
