@@ -356,47 +356,37 @@ fn put_fields(w: &mut Writer<'_>, tcp: &TcpFields<'_>) {
     }
 }
 
+/// Reads into a place that the caller has: what is returned is copied whole, and a copy of what was just
+/// written in parts has to wait for the writes.
 #[inline]
-fn get_fields<'a>(r: &mut Reader<'a>, bits: u8) -> Result<TcpFields<'a>, FrameError> {
-    let flags = r.u16()?;
-    if flags > 0x0fff {
+fn get_fields<'a>(r: &mut Reader<'a>, bits: u8, tcp: &mut TcpFields<'a>) -> Result<(), FrameError> {
+    tcp.flags = r.u16()?;
+    if tcp.flags > 0x0fff {
         return Err(FrameError::Range("TCP flags"));
     }
-    let window = r.u16()?;
-    let ack = SeqNumber::new(r.u32()?);
-    let timestamps = if bits & HAS_TIMESTAMPS != 0 {
-        Some((r.u32()?, r.u32()?))
-    } else {
-        None
-    };
-    let meta = if bits & HAS_META != 0 {
-        Some(get_meta(r)?)
-    } else {
-        None
-    };
-    let options = if bits & HAS_OPTIONS != 0 {
+    tcp.window = r.u16()?;
+    tcp.ack = SeqNumber::new(r.u32()?);
+    tcp.timestamps = None;
+    if bits & HAS_TIMESTAMPS != 0 {
+        tcp.timestamps = Some((r.u32()?, r.u32()?));
+    }
+    tcp.meta = None;
+    if bits & HAS_META != 0 {
+        tcp.meta = Some(get_meta(r)?);
+    }
+    tcp.options = None;
+    if bits & HAS_OPTIONS != 0 {
         let len = usize::from(r.u8()?);
         if len > MAX_TCP_OPTIONS || !len.is_multiple_of(4) {
             return Err(FrameError::Range("length of TCP options"));
         }
-        Some(r.take(len)?)
-    } else {
-        None
-    };
-    let urgent = if bits & HAS_URGENT != 0 {
-        Some(r.u16()?)
-    } else {
-        None
-    };
-    Ok(TcpFields {
-        flags,
-        window,
-        ack,
-        timestamps,
-        meta,
-        options,
-        urgent,
-    })
+        tcp.options = Some(r.take(len)?);
+    }
+    tcp.urgent = None;
+    if bits & HAS_URGENT != 0 {
+        tcp.urgent = Some(r.u16()?);
+    }
+    Ok(())
 }
 
 fn put_open(w: &mut Writer<'_>, open: &Open) {
@@ -451,7 +441,53 @@ fn get_open(r: &mut Reader<'_>) -> Result<Open, FrameError> {
     })
 }
 
+impl TcpFields<'_> {
+    /// To be read into.
+    const EMPTY: Self = Self {
+        flags: 0,
+        window: 0,
+        ack: SeqNumber::new(0),
+        timestamps: None,
+        meta: None,
+        options: None,
+        urgent: None,
+    };
+}
+
+#[inline]
+fn get_chunk<'a>(r: &mut Reader<'a>, chunk: &mut Chunk<'a>) -> Result<(), FrameError> {
+    let bits = r.u8()?;
+    chunk.solo = bits & IS_SOLO != 0;
+    chunk.first = bits & IS_FIRST != 0;
+    chunk.detached = bits & IS_DETACHED != 0;
+    chunk.flow = r.u32()?;
+    chunk.incarnation = r.u16()?;
+    chunk.epoch = r.u32()?;
+    chunk.offset = r.u64()?;
+    chunk.crc = r.u32()?;
+    get_fields(r, bits, &mut chunk.tcp)?;
+    chunk.open = None;
+    if bits & HAS_OPEN != 0 {
+        chunk.open = Some(get_open(r)?);
+    }
+    Ok(())
+}
+
 impl Chunk<'_> {
+    /// To be read into ([`Frames::chunk`]).
+    pub const EMPTY: Self = Self {
+        flow: 0,
+        incarnation: 0,
+        solo: false,
+        first: false,
+        detached: false,
+        epoch: 0,
+        offset: 0,
+        crc: 0,
+        tcp: TcpFields::EMPTY,
+        open: None,
+    };
+
     /// Writes the frame; it takes [`chunk_len`] bytes.
     pub fn encode(&self, w: &mut Writer<'_>) {
         w.u8(CHUNK);
@@ -595,6 +631,23 @@ impl<'a> Frames<'a> {
         }
     }
 
+    /// Reads the next frame into `chunk` if it is one, as nearly all are: without the copies that a [`Frame`]
+    /// goes through. `None` if it is another, or there is none.
+    #[inline]
+    pub fn chunk(&mut self, chunk: &mut Chunk<'a>) -> Option<Result<(), FrameError>> {
+        let rest = self.reader.rest();
+        let padding = rest.iter().take_while(|kind| **kind == PADDING).count();
+        if rest.get(padding) != Some(&CHUNK) {
+            return None;
+        }
+        self.reader = Reader::new(&rest[padding + 1..]);
+        let read = get_chunk(&mut self.reader, chunk);
+        if read.is_err() {
+            self.reader = Reader::new(&[]);
+        }
+        Some(read)
+    }
+
     #[inline(always)]
     fn read(&mut self, kind: u8) -> Result<Frame<'a>, FrameError> {
         let r = &mut self.reader;
@@ -611,40 +664,27 @@ impl<'a> Frames<'a> {
             PING => Frame::Ping,
             ACK => Frame::Ack(block(r)?),
             CHUNK => {
-                let bits = r.u8()?;
-                Frame::Chunk(Chunk {
-                    solo: bits & IS_SOLO != 0,
-                    first: bits & IS_FIRST != 0,
-                    detached: bits & IS_DETACHED != 0,
-                    flow: r.u32()?,
-                    incarnation: r.u16()?,
-                    epoch: r.u32()?,
-                    offset: r.u64()?,
-                    crc: r.u32()?,
-                    tcp: get_fields(r, bits)?,
-                    open: if bits & HAS_OPEN != 0 {
-                        Some(get_open(r)?)
-                    } else {
-                        None
-                    },
-                })
+                let mut chunk = Chunk::EMPTY;
+                get_chunk(r, &mut chunk)?;
+                Frame::Chunk(chunk)
             }
             SEGMENT => {
                 let bits = r.u8()?;
                 if bits & !0x1f != 0 {
                     return Err(FrameError::UnknownFlags(bits));
                 }
-                Frame::Segment(EmptySegment {
+                let mut segment = EmptySegment {
                     flow: r.u32()?,
                     incarnation: r.u16()?,
                     seq: SeqNumber::new(r.u32()?),
-                    tcp: get_fields(r, bits)?,
-                    open: if bits & HAS_OPEN != 0 {
-                        Some(get_open(r)?)
-                    } else {
-                        None
-                    },
-                })
+                    tcp: TcpFields::EMPTY,
+                    open: None,
+                };
+                get_fields(r, bits, &mut segment.tcp)?;
+                if bits & HAS_OPEN != 0 {
+                    segment.open = Some(get_open(r)?);
+                }
+                Frame::Segment(segment)
             }
             OPAQUE => Frame::Opaque {
                 bump: r.u8()?,

@@ -8,7 +8,7 @@ mod tests;
 
 use std::net::SocketAddr;
 
-use dibs_wire::frame::{Frame, Frames};
+use dibs_wire::frame::{Chunk, Frame, Frames};
 
 use super::Shared;
 use super::links::Link;
@@ -100,42 +100,48 @@ impl Peer {
             (true, true) => Cover::Encrypted,
         };
         let mut payload = Some(&*opened.payload);
-        for frame in Frames::new(opened.header) {
-            let Ok(frame) = frame else {
-                shared.count(Counter::FrameMalformed);
-                return;
+        let mut frames = Frames::new(opened.header);
+        let mut chunk = Chunk::EMPTY;
+        loop {
+            let other = match frames.chunk(&mut chunk) {
+                Some(Ok(())) => None,
+                Some(Err(_)) => return shared.count(Counter::FrameMalformed),
+                None => match frames.next() {
+                    Some(Ok(frame)) => Some(frame),
+                    Some(Err(_)) => return shared.count(Counter::FrameMalformed),
+                    None => break,
+                },
             };
-            if !opened.authenticated && !is_bare_data(&frame, payload.map_or(0, <[u8]>::len)) {
-                return shared.count(Counter::BareRefused);
+            if !opened.authenticated {
+                let len = payload.map_or(0, <[u8]>::len);
+                if other.is_some() || !is_bare_data(&chunk, len) {
+                    return shared.count(Counter::BareRefused);
+                }
             }
-            verdict.eliciting |= frame.is_ack_eliciting();
+            verdict.eliciting |= other.as_ref().is_none_or(Frame::is_ack_eliciting);
             // A path that was proved may have taken the place of others.
             let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
                 return;
             };
-            let open = self.links[at].is_open();
-            if !open && !is_joining(&frame) {
+            if !self.links[at].is_open() && !other.as_ref().is_some_and(is_joining) {
                 shared.count(Counter::PathNotValidated);
                 if opened.authenticated {
                     self.links[at].on_early_data();
                 }
                 return;
             }
-            verdict.taken &= match &frame {
-                Frame::Chunk(_) | Frame::Share(_) => {
-                    // At most one frame describes the payload.
-                    let Some(bytes) = payload.take() else {
-                        return shared.count(Counter::FrameMalformed);
-                    };
-                    match &frame {
-                        Frame::Share(share) => self.take_share(now, shared, path, share, bytes),
-                        Frame::Chunk(chunk) => {
-                            self.take_chunk(now, shared, path, chunk, (bytes, cover))
-                        }
-                        _ => unreachable!("it is one of these"),
-                    }
-                }
-                frame => self.take_frame(now, shared, arrival, at, frame),
+            // At most one frame describes the payload.
+            let mut described = || payload.take();
+            verdict.taken &= match &other {
+                None => match described() {
+                    Some(bytes) => self.take_chunk(now, shared, path, &chunk, (bytes, cover)),
+                    None => return shared.count(Counter::FrameMalformed),
+                },
+                Some(Frame::Share(share)) => match described() {
+                    Some(bytes) => self.take_share(now, shared, path, share, bytes),
+                    None => return shared.count(Counter::FrameMalformed),
+                },
+                Some(frame) => self.take_frame(now, shared, arrival, at, frame),
             };
         }
         if verdict.taken
@@ -279,10 +285,7 @@ impl Peer {
 
 /// What may come without authentication: data of the scramble bump in the midst of an epoch of a
 /// flow that an authenticated frame opened (SECURITY 3). It neither opens nor closes anything.
-fn is_bare_data(frame: &Frame<'_>, payload: usize) -> bool {
-    let Frame::Chunk(chunk) = frame else {
-        return false;
-    };
+fn is_bare_data(chunk: &Chunk<'_>, payload: usize) -> bool {
     let data = payload > 0 && chunk.tcp.flags & NOT_BARE == 0;
     data && !chunk.solo && !chunk.first && chunk.open.is_none()
 }

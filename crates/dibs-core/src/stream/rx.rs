@@ -47,7 +47,7 @@ pub struct Piece<'a> {
     /// CRC-32C of the plaintext, where it counts.
     pub crc: u32,
     /// TCP header fields.
-    pub tcp: TcpFields<'a>,
+    pub tcp: &'a TcpFields<'a>,
     /// The bytes as they were sent.
     pub bytes: &'a [u8],
 }
@@ -311,7 +311,7 @@ impl RxStream {
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
-        let room = sink.room(piece.offset, &piece.tcp, piece.bytes.len());
+        let room = sink.room(piece.offset, piece.tcp, piece.bytes.len());
         let mut decoder = decoders.solo(piece.epoch, piece.offset);
         let crc = decoders.has_crc().then_some(piece.crc);
         if !restore(decoder.as_deref_mut(), piece.bytes, crc, room) {
@@ -368,7 +368,7 @@ impl RxStream {
         }
         match epoch.next {
             Some(next) if next == piece.offset => {
-                if !epoch.restore(piece.bytes, piece.crc, &piece.tcp, sink) {
+                if !epoch.restore(piece.bytes, piece.crc, piece.tcp, sink) {
                     epoch.end(store);
                     return Outcome::Corrupt;
                 }
@@ -640,7 +640,7 @@ impl Epoch {
         };
         let held = Held {
             crc: piece.crc,
-            tcp: OwnedFields::new(&piece.tcp),
+            tcp: OwnedFields::new(piece.tcp),
             bytes,
         };
         self.held.insert(piece.offset, held);

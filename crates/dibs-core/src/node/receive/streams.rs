@@ -175,7 +175,7 @@ impl Peer {
             epoch: chunk.epoch,
             offset: chunk.offset,
             crc: chunk.crc,
-            tcp: chunk.tcp,
+            tcp: &chunk.tcp,
             bytes,
         };
         let (stream, decoders, mut sink) =

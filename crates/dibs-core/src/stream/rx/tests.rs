@@ -70,7 +70,7 @@ impl Kernel {
     }
 }
 
-fn tcp(flags: u16) -> TcpFields<'static> {
+const fn tcp(flags: u16) -> TcpFields<'static> {
     TcpFields {
         flags,
         window: 0,
@@ -101,7 +101,7 @@ impl Sent {
             epoch: self.epoch,
             offset: self.offset,
             crc: crc32c(&self.plain),
-            tcp: tcp(0),
+            tcp: const { &tcp(0) },
             bytes: &self.bytes,
         }
     }
@@ -336,7 +336,7 @@ fn a_fin_takes_a_number() {
     let second = pieces.pop().unwrap();
     feed(&mut stream, &mut store, &mut kernel, &pieces[0]);
     let fin = Piece {
-        tcp: tcp(flags::FIN),
+        tcp: &tcp(flags::FIN),
         ..second.piece()
     };
     assert_eq!(
