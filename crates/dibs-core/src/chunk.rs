@@ -85,6 +85,7 @@ pub struct Chunk {
 
 impl Chunk {
     /// The frame that says so to the peer.
+    #[inline]
     pub fn frame<'a>(
         &self,
         strand: Strand,
@@ -153,7 +154,7 @@ pub struct ShareOf {
 }
 
 /// A piece of a whole that was encoded once: header block and payload of a chunk.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Fragment {
     /// What it is a piece of.
     pub origin: Origin,
@@ -171,20 +172,32 @@ pub struct Fragment {
     pub len: u16,
 }
 
-/// The content of something that is sent until it is acknowledged.
+/// A message between the daemons.
 #[derive(Debug)]
+pub struct Message {
+    /// Its number.
+    pub id: u32,
+    /// Its bytes.
+    pub bytes: Box<[u8]>,
+}
+
+/// The content of something that is sent until it is acknowledged. What is rare is kept elsewhere: this
+/// owns nothing, so that it is written where it stays.
+#[derive(Clone, Copy, Debug)]
 pub enum Content {
     /// A piece of a stream.
     Chunk(Chunk),
-    /// A message between the daemons.
-    Control {
-        /// Its number.
-        id: u32,
-        /// Its bytes.
-        bytes: Box<[u8]>,
+    /// A [`Message`], by its key among them.
+    Control(Key),
+    /// A piece of a chunk that is too large for the path that it is sent again by: a [`Fragment`].
+    Fragment {
+        /// Its key among them.
+        key: Key,
+        /// Where its bytes lie.
+        batch: Key,
+        /// Number of bytes.
+        len: u16,
     },
-    /// A piece of a chunk that is too large for the path that it is sent again by.
-    Fragment(Box<Fragment>),
     /// A share of a piece of a stream.
     Share(ShareOf),
     /// Segments without payload that opened flows: not sent again, but their acknowledgement says
@@ -204,9 +217,9 @@ impl Content {
     pub fn payload_len(&self) -> usize {
         match self {
             Self::Chunk(chunk) => usize::from(chunk.len),
-            Self::Fragment(fragment) => usize::from(fragment.len),
+            Self::Fragment { len, .. } => usize::from(*len),
             Self::Share(share) => usize::from(share.len),
-            Self::Control { .. } | Self::Opened { .. } => 0,
+            Self::Control(_) | Self::Opened { .. } => 0,
         }
     }
 
@@ -214,15 +227,15 @@ impl Content {
     const fn batch(&self) -> Option<Key> {
         match self {
             Self::Chunk(chunk) => Some(chunk.batch),
-            Self::Fragment(fragment) => Some(fragment.batch),
+            Self::Fragment { batch, .. } => Some(*batch),
             Self::Share(share) => Some(share.batch),
-            Self::Control { .. } | Self::Opened { .. } => None,
+            Self::Control(_) | Self::Opened { .. } => None,
         }
     }
 }
 
 /// One thing that waits for an acknowledgement.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Pending {
     /// What.
     pub content: Content,
@@ -251,11 +264,13 @@ pub struct Unacknowledged {
     /// How many of them wait.
     pending: usize,
     batches: Slab<Batch>,
+    messages: Slab<Message>,
+    fragments: Slab<Fragment>,
     batch_bytes: usize,
     span: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Sent {
     Waiting(Pending),
     /// Acknowledged or given up; so many bytes.
@@ -371,7 +386,7 @@ impl Unacknowledged {
     pub fn origin(&self, content: &Content) -> Option<Origin> {
         match content {
             Content::Chunk(chunk) => Some(chunk.origin(self.head(chunk))),
-            Content::Fragment(fragment) => Some(fragment.origin),
+            Content::Fragment { key, .. } => Some(self.fragment(*key).origin),
             Content::Share(share) => {
                 let Head { conn, strand, .. } = self.head_of_share(share);
                 Some(Origin {
@@ -380,8 +395,41 @@ impl Unacknowledged {
                     epoch: Some(strand.epoch),
                 })
             }
-            Content::Control { .. } | Content::Opened { .. } => None,
+            Content::Control(_) | Content::Opened { .. } => None,
         }
+    }
+
+    /// The message of a [`Content::Control`] that waits.
+    ///
+    /// # Panics
+    /// If it does not wait.
+    pub fn message(&self, key: Key) -> &Message {
+        self.messages
+            .get(key)
+            .expect("a message waits with its content")
+    }
+
+    /// The fragment of a [`Content::Fragment`] that waits.
+    ///
+    /// # Panics
+    /// If it does not wait.
+    pub fn fragment(&self, key: Key) -> &Fragment {
+        self.fragments
+            .get(key)
+            .expect("a fragment waits with its content")
+    }
+
+    /// Adds a message that has been sent once.
+    pub fn add_message(&mut self, message: Message) -> Key {
+        let key = self.messages.insert(message);
+        self.add(Content::Control(key), Placement::TrustedOnly)
+    }
+
+    /// Adds a fragment that has been sent once.
+    pub fn add_fragment(&mut self, fragment: Fragment, placement: Placement) -> Key {
+        let Fragment { batch, len, .. } = fragment;
+        let key = self.fragments.insert(fragment);
+        self.add(Content::Fragment { key, batch, len }, placement)
     }
 
     /// Adds something that has been sent once.
@@ -402,19 +450,26 @@ impl Unacknowledged {
         Key::from_u64(self.first + self.sent.len() as u64 - 1)
     }
 
+    /// Says what a chunk's CRC is that was added before it was known.
+    ///
+    /// # Panics
+    /// If no chunk waits under this key.
+    pub fn set_crc(&mut self, key: Key, crc: u32) {
+        match self.get_mut(key) {
+            Some(Pending {
+                content: Content::Chunk(chunk),
+                ..
+            }) => chunk.crc = crc,
+            _ => panic!("only a waiting chunk has a CRC"),
+        }
+    }
+
     /// Whether any byte of a connection waits.
     pub fn has(&self, conn: Key) -> bool {
-        let fragment = |pending: &Pending| match &pending.content {
-            Content::Fragment(fragment) => fragment.origin.conn == conn,
-            Content::Chunk(_)
-            | Content::Share(_)
-            | Content::Control { .. }
-            | Content::Opened { .. } => false,
-        };
         // A batch lives as long as its chunks.
         let of_batch = |(_, batch): (Key, &Batch)| batch.heads.iter().any(|h| h.conn == conn);
-        let mut pending = self.sent.iter().filter_map(Sent::pending);
-        self.batches.iter().any(of_batch) || pending.any(fragment)
+        let mut fragments = self.fragments.iter();
+        self.batches.iter().any(of_batch) || fragments.any(|(_, f)| f.origin.conn == conn)
     }
 
     fn place(&self, key: Key) -> Option<usize> {
@@ -439,11 +494,14 @@ impl Unacknowledged {
     pub fn remove(&mut self, key: Key, pool: &mut Pool) -> Option<Pending> {
         let place = self.place(key)?;
         let sent = self.sent.get_mut(place)?;
-        let done = Sent::Done(sent.pending()?.content.payload_len() as u16);
-        let Sent::Waiting(pending) = std::mem::replace(sent, done) else {
-            unreachable!("it was just seen to wait");
-        };
+        let pending = *sent.pending()?;
+        *sent = Sent::Done(pending.content.payload_len() as u16);
         self.pending -= 1;
+        match pending.content {
+            Content::Control(key) => drop(self.messages.remove(key)),
+            Content::Fragment { key, .. } => drop(self.fragments.remove(key)),
+            Content::Chunk(_) | Content::Share(_) | Content::Opened { .. } => {}
+        }
         if let Some(batch) = pending.content.batch() {
             self.release(batch, pool);
         }
@@ -484,11 +542,17 @@ impl Unacknowledged {
         pool.give(b.buffer);
     }
 
-    /// Everything that waits, and nothing waits any more.
-    pub fn drain(&mut self, pool: &mut Pool) -> SmallVec<[Pending; 8]> {
-        let keys = self.first..self.first + self.sent.len() as u64;
-        keys.filter_map(|key| self.remove(Key::from_u64(key), pool))
-            .collect()
+    /// The messages that wait, in their order; and nothing waits any more.
+    pub fn drain(&mut self, pool: &mut Pool) -> Vec<Message> {
+        let mut messages = Vec::new();
+        for key in self.first..self.first + self.sent.len() as u64 {
+            let key = Key::from_u64(key);
+            if let Some(Content::Control(message)) = self.get(key).map(|p| p.content) {
+                messages.extend(self.messages.remove(message));
+            }
+            self.remove(key, pool);
+        }
+        messages
     }
 
     fn release(&mut self, batch: Key, pool: &mut Pool) {
@@ -509,11 +573,9 @@ impl Unacknowledged {
 mod tests {
     use super::*;
 
-    fn control(id: u32) -> Content {
-        Content::Control {
-            id,
-            bytes: Box::from(*b"x"),
-        }
+    fn control(id: u32) -> Message {
+        let bytes = Box::from(*b"x");
+        Message { id, bytes }
     }
 
     #[test]
@@ -525,7 +587,7 @@ mod tests {
     fn the_span_counts_from_the_oldest_unacknowledged() {
         let mut pool = Pool::new(1);
         let mut waiting = Unacknowledged::default();
-        let first = waiting.add(control(0), Placement::TrustedOnly);
+        let first = waiting.add_message(control(0));
         let batch = {
             let buffer = pool.take();
             waiting.add_batch(buffer)
@@ -557,9 +619,9 @@ mod tests {
         assert_eq!(waiting.claim(), 0);
 
         // What is acknowledged behind something that is not takes room as well.
-        let first = waiting.add(control(1), Placement::TrustedOnly);
+        let first = waiting.add_message(control(1));
         for _ in 0..1000 {
-            let later = waiting.add(control(2), Placement::TrustedOnly);
+            let later = waiting.add_message(control(2));
             waiting.remove(later, &mut pool);
         }
         assert!(waiting.claim() >= 1000 * HELD_OVERHEAD);

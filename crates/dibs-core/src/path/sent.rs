@@ -88,6 +88,8 @@ impl SentRing {
     }
 
     /// Adds the next one; `rate` is what the rate estimator knows, if it has to be remembered.
+    // Inlined, or what was just written in parts is copied whole, which has to wait for the writes.
+    #[inline(always)]
     pub(super) fn push(&mut self, sent: Sent, rate: Option<Snapshot>) -> u64 {
         let seq = self.next;
         if self.is_full() {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::{Peer, STORE_LIMIT};
 use crate::bump::Bump;
-use crate::chunk::Content;
 use crate::counters::Counter;
 use crate::flow::resume::Resume;
 use crate::node::notice::Event;
@@ -274,10 +273,8 @@ impl Peer {
         self.sets = Sets::default();
         self.next_set = 0;
         // A message that the old instance had not taken is for the new one.
-        for pending in self.waiting.drain(&mut shared.pool).into_iter().rev() {
-            if let Content::Control { bytes, .. } = pending.content {
-                self.control_out.push_front(bytes);
-            }
+        for message in self.waiting.drain(&mut shared.pool).into_iter().rev() {
+            self.control_out.push_front(message.bytes);
         }
         self.controls_waiting = 0;
         self.incoming.clear();

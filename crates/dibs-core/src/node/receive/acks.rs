@@ -53,8 +53,8 @@ impl Peer {
                     None => self.confirm(conn, incarnation),
                     Some(set) => self.confirm_share(shared, conn, incarnation, set),
                 },
-                Content::Control { .. } => self.controls_waiting -= 1,
-                Content::Share(_) | Content::Chunk(_) | Content::Fragment(_) => {}
+                Content::Control(_) => self.controls_waiting -= 1,
+                Content::Share(_) | Content::Chunk(_) | Content::Fragment { .. } => {}
             }
         }
         self.take_lost(shared, id, &mut lost);

@@ -56,7 +56,7 @@ impl Peer {
                 queue.remove(at);
                 continue;
             };
-            if matches!(pending.content, Content::Control { .. }) && placement == Placement::Any {
+            if matches!(pending.content, Content::Control(_)) && placement == Placement::Any {
                 // That untrusted paths may carry data says nothing of the daemons' own words.
                 at += 1;
                 continue;
@@ -96,7 +96,7 @@ impl Peer {
                     None
                 }
                 other => {
-                    let is_control = matches!(other, Content::Control { .. });
+                    let is_control = matches!(other, Content::Control(_));
                     queue.remove(at);
                     if lost_by.is_some() {
                         turn.shared.count(Counter::ChunkResent);
@@ -334,8 +334,7 @@ impl Peer {
                 at: at as u32,
                 len,
             };
-            let fragment = Content::Fragment(Box::new(fragment));
-            pieces.push(self.waiting.add(fragment, placement));
+            pieces.push(self.waiting.add_fragment(fragment, placement));
         }
         self.waiting.remove(key, &mut shared.pool);
         pieces
@@ -348,12 +347,13 @@ impl Peer {
         key: Key,
     ) -> Option<Out> {
         let Some(Pending {
-            content: Content::Fragment(f),
+            content: Content::Fragment { key: fragment, .. },
             ..
         }) = self.waiting.get(key)
         else {
             panic!("the caller saw a fragment");
         };
+        let f = self.waiting.fragment(*fragment);
         let from = f.at as usize;
         let piece = Frame::Fragment {
             id: f.id,
@@ -386,10 +386,10 @@ impl Peer {
                 continue;
             };
             let again = match pending.content {
-                Content::Chunk(_) | Content::Fragment(_) | Content::Share(_) => {
+                Content::Chunk(_) | Content::Fragment { .. } | Content::Share(_) => {
                     pending.sent < MAX_SENDS
                 }
-                Content::Control { .. } => true,
+                Content::Control(_) => true,
                 Content::Opened { .. } => false,
             };
             if again {

@@ -458,17 +458,16 @@ impl Run<'_> {
                 strand: strand(out),
                 tcp: OwnedFields::new(&piece_tcp),
             };
-            let mut chunk = Chunk {
+            // Made where it is written: a copy of what was just written in parts waits for the writes.
+            let (key, flags) = (self.batch, piece_tcp.flags);
+            let chunk = |batch, at, head| Chunk {
                 offset,
-                batch: self.batch,
-                at: match self.bump.is_sealed() {
-                    true => self.kept as u32,
-                    false => (self.at + CLEAR) as u32,
-                },
+                batch,
+                at,
                 crc: 0,
                 len: len as u16,
-                head: 0,
-                flags: piece_tcp.flags,
+                head,
+                flags,
                 solo: position.solo,
                 first: position.first,
                 detached: position.detached,
@@ -476,26 +475,31 @@ impl Run<'_> {
             if defer {
                 // It goes by a trusted path when that has room; the others need not wait for it.
                 let mut buffer = turn.shared.pool.take_for(len);
-                chunk.crc = out.transform(self.bump, solo_at, bytes, &mut buffer[..len]);
+                let crc = out.transform(self.bump, solo_at, bytes, &mut buffer[..len]);
                 let batch = self.waiting.add_batch(buffer);
                 let head = self.waiting.add_head(batch, new_head(out));
                 let chunk = Chunk {
-                    batch,
-                    at: 0,
-                    head,
-                    ..chunk
+                    crc,
+                    ..chunk(batch, 0, head)
                 };
                 let key = self.waiting.add(Content::Chunk(chunk), placement);
                 self.delayed.push_back(Delayed { key, lost_by: None });
                 self.deferred = true;
             } else {
-                chunk.head = match head {
+                let number = match head {
                     Some((number, epoch)) if epoch == out.stream.epoch() => number,
                     _ => self.waiting.add_head(self.batch, new_head(out)),
                 };
                 // An urgent pointer counts from each piece on its own.
-                let known = (chunk.head, out.stream.epoch());
+                let known = (number, out.stream.epoch());
                 head = tcp.urgent.is_none().then_some(known);
+                let at = match self.bump.is_sealed() {
+                    true => self.kept as u32,
+                    false => (self.at + CLEAR) as u32,
+                };
+                // Before the pass over the bytes, which does not wait for it to be written.
+                let content = Content::Chunk(chunk(key, at, number));
+                let pending = self.waiting.add(content, placement);
                 let range = self.at..self.at + shape.len();
                 let kept = self.waiting.batch_mut(self.batch);
                 let datagram = if self.bump.is_sealed() {
@@ -506,15 +510,18 @@ impl Run<'_> {
                     &mut kept[range.clone()]
                 };
                 let (payload, rest) = datagram[CLEAR..].split_at_mut(len);
-                chunk.crc = out.transform(self.bump, solo_at, bytes, payload);
+                let crc = out.transform(self.bump, solo_at, bytes, payload);
                 let (block, padding) = rest[..shape.header].split_at_mut(header);
-                chunk
-                    .frame(strand(out), piece_tcp, self.open)
-                    .encode(&mut Writer::new(block));
+                Chunk {
+                    crc,
+                    ..chunk(key, at, number)
+                }
+                .frame(strand(out), piece_tcp, self.open)
+                .encode(&mut Writer::new(block));
                 if !padding.is_empty() {
                     padding.fill(0);
                 }
-                let pending = self.waiting.add(Content::Chunk(chunk), placement);
+                self.waiting.set_crc(pending, crc);
                 let size = shape.len() as u16;
                 let seq = self.link.path.on_sent(turn.now, size, token(pending), true);
                 let inside = self.bump.is_sealed();

@@ -11,7 +11,7 @@ use super::super::peer::{Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
 use super::data::padding;
 use super::{CLEAR, Turn, token};
-use crate::chunk::{Content, Pending, Placement};
+use crate::chunk::{Content, Message, Pending, Placement};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::node::peer::EmptyOut;
@@ -153,9 +153,7 @@ impl Peer {
         let bytes = self.control_out.pop_front()?;
         let id = self.next_control;
         self.next_control = self.next_control.wrapping_add(1);
-        let key = self
-            .waiting
-            .add(Content::Control { id, bytes }, Placement::TrustedOnly);
+        let key = self.waiting.add_message(Message { id, bytes });
         self.controls_waiting += 1;
         self.send_control_again(turn, at, key)
     }
@@ -167,12 +165,13 @@ impl Peer {
         key: Key,
     ) -> Option<Out> {
         let Some(Pending {
-            content: Content::Control { id, bytes },
+            content: Content::Control(message),
             ..
         }) = self.waiting.get(key)
         else {
             return None;
         };
+        let Message { id, bytes } = self.waiting.message(*message);
         let mut block = vec![0; frame::CONTROL_OVERHEAD + bytes.len()];
         frame::encode(
             &Frame::Control { id: *id, bytes },
