@@ -80,7 +80,8 @@ impl DataPath {
                 return Ok(());
             }
             self.receive(now, ready.readable);
-            self.read_tuns(now, ready.tuns);
+            let more_comes = self.read_tuns(now, ready.tuns);
+            self.node.set_more_comes(more_comes);
             if self.node.poll_timeout().is_some_and(|due| due <= now) {
                 let wall = SystemTime::now().duration_since(UNIX_EPOCH);
                 self.node.handle_timeout(now, wall.unwrap_or_default());
@@ -88,7 +89,7 @@ impl DataPath {
             self.node.flush_injections();
             self.inject();
             self.drain_backlogs(ready.writable)?;
-            more = self.transmit(now)?;
+            more = self.transmit(now)? || more_comes;
             self.report();
         }
     }
@@ -153,21 +154,26 @@ impl DataPath {
         }
     }
 
-    fn read_tuns(&mut self, now: Time, ready: u16) {
+    /// Reads what the kernel has, up to a bound; true if there may be more.
+    fn read_tuns(&mut self, now: Time, ready: u16) -> bool {
+        let mut more = false;
         for bump in 0..BUMPS {
             if ready & 1 << bump != 0 {
-                self.read_tun(now, bump);
+                more |= self.read_tun(now, bump);
             }
         }
+        more
     }
 
-    fn read_tun(&mut self, now: Time, bump: usize) {
+    fn read_tun(&mut self, now: Time, bump: usize) -> bool {
         let mut bytes = 0;
         for _ in 0..READS {
             if bytes >= READ_BYTES {
-                return;
+                break;
             }
-            let Some(tun) = &self.tuns[bump] else { return };
+            let Some(tun) = &self.tuns[bump] else {
+                return false;
+            };
             let mut buffer = match self.spare.take() {
                 Some(buffer) => buffer,
                 None => self.node.tun_buffer(),
@@ -185,10 +191,11 @@ impl DataPath {
                         // The device is gone: somebody deleted it.
                         _ => self.lose_tun(bump, error),
                     }
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     /// A TUN that cannot be read would be reported as ready for ever.

@@ -119,6 +119,11 @@ impl Queue {
         self.items.pop_front().map(|w| w.buffer)
     }
 
+    /// Whether all that waits came just now.
+    pub fn is_fresh(&self, now: Time) -> bool {
+        self.items.front().is_some_and(|head| head.arrived == now)
+    }
+
     /// Whether there is a packet at the head that CoDel has nothing to say of.
     pub fn passes(&mut self, now: Time) -> bool {
         let waited = self.items.front().map(|head| now.since(head.arrived));

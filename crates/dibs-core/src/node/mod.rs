@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     pub(crate) gateway: Vec<Prefix>,
     pub(crate) trusted_share: f64,
     pub(crate) hold_without_trusted: bool,
+    /// More packets of the kernel's are to be handed over at once.
+    pub(crate) more_comes: bool,
     pub(crate) instance: u64,
     /// Seeds the hash tables.
     pub(crate) hash_keys: (u64, u64),
@@ -203,6 +205,7 @@ impl Node {
             gateway: config.gateway,
             trusted_share: config.trusted_share,
             hold_without_trusted: config.hold_without_trusted,
+            more_comes: false,
             instance: 0,
             hash_keys: (0, 0),
             scratch: Vec::with_capacity(2048),
@@ -458,6 +461,12 @@ impl Node {
                 &call.datagram,
             );
         }
+    }
+
+    /// Whether the caller has more packets of a TUN at hand, which it gives when it has sent what there is:
+    /// then what came last, and makes no full send, waits for them.
+    pub const fn set_more_comes(&mut self, more: bool) {
+        self.shared.more_comes = more;
     }
 
     /// The next send, or `None` if there is nothing that may go now.

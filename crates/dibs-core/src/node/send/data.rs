@@ -25,8 +25,10 @@ use crate::time::Time;
 
 /// Segments of one GSO send, at most (the kernel's UDP_MAX_SEGMENTS of old).
 pub(super) const MAX_SEGMENTS: usize = 64;
-/// Bytes of one GSO send, at most: an IPv6 payload with its UDP header.
-pub(super) const MAX_BATCH: usize = 65_000;
+/// Bytes of one GSO send, at most: an IPv4 packet without its headers.
+pub(super) const MAX_BATCH: usize = 65_500;
+/// Payload that fills a send, about.
+const WORTH_A_SEND: usize = 60_000;
 /// Chunks left out of untrusted runs that may wait for a trusted path.
 const MAX_DELAYED: usize = 64;
 /// Bytes of buffers that may wait for acknowledgement.
@@ -72,7 +74,10 @@ impl Peer {
                 self.old_flows.push_back(key);
                 continue;
             }
-            if let Some(out) = self.send_run(turn, key) {
+            let waits = turn.shared.more_comes
+                && conn.out.queue.bytes() < WORTH_A_SEND
+                && conn.out.queue.is_fresh(turn.now);
+            if !waits && let Some(out) = self.send_run(turn, key) {
                 return Some(out);
             }
             // Nothing may go of this flow; perhaps of another.

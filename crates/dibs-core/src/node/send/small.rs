@@ -27,6 +27,11 @@ const CONTROL_WINDOW: usize = 16;
 impl Peer {
     /// Frames that belong to one path: joining, probes, acknowledgements.
     pub(super) fn send_link_frames(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+        // An acknowledgement goes along with segments that go that way anyhow.
+        let carrier = match self.segments.is_empty() {
+            true => None,
+            false => self.quickest(turn.shared, Placement::Any),
+        };
         for at in 0..self.links.len() {
             let link = &mut self.links[at];
             if !turn.shared.local[link.local].up {
@@ -45,7 +50,7 @@ impl Peer {
             {
                 return self.send_mtu_probe(turn, at, size);
             }
-            let ack = link.is_open() && link.path.ack_due(turn.now);
+            let ack = link.is_open() && link.path.ack_due(turn.now) && carrier != Some(at);
             let probe = link.is_open() && link.probe;
             if link.frames.is_empty() && !probe && !ack {
                 continue;
