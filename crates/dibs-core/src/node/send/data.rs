@@ -25,8 +25,8 @@ use crate::time::Time;
 
 /// Segments of one GSO send, at most (the kernel's UDP_MAX_SEGMENTS of old).
 pub(super) const MAX_SEGMENTS: usize = 64;
-/// Bytes of one GSO send, at most: an IPv4 packet without its headers.
-pub(super) const MAX_BATCH: usize = 65_500;
+/// Bytes of one GSO send, at most: an IPv6 payload with its UDP header.
+pub(super) const MAX_BATCH: usize = 65_000;
 /// Payload that fills a send, about.
 const WORTH_A_SEND: usize = 60_000;
 /// Chunks left out of untrusted runs that may wait for a trusted path.
