@@ -1,0 +1,176 @@
+//! What the peer asks for, and how a connection falls silent: `daemon/src/switching/answering.rs`.
+
+use dibs_switch::conns::{Pair, Socket, Version};
+use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_wire::Tuple;
+
+use super::{Ask, At, CARRIED, PATIENCE, Steering, Waiter, end_drains, tuple};
+use crate::coverage::Seen;
+
+impl Steering {
+    /// A message of the peer's daemon; `socket` knows those of live connections. False if it is none of
+    /// ours.
+    pub fn on_message(
+        &mut self,
+        at: &mut At<'_>,
+        bytes: &[u8],
+        socket: impl Fn(&Pair) -> Option<Socket>,
+    ) -> bool {
+        let Ok(Message { request, body }) = Message::decode(bytes) else {
+            return false;
+        };
+        match body {
+            Body::Switch {
+                bump, ready, conns, ..
+            } => {
+                for (named, version) in conns {
+                    let pair = named.pair.reversed();
+                    let socket = match socket(&pair) {
+                        Some(socket) if socket == named.socket => socket,
+                        Some(socket) => {
+                            self.seen.note(Seen::SocketNamed);
+                            let other = (Outcome::OtherSocket, socket.0.into());
+                            self.post(at, request, Body::Answer(vec![other]));
+                            continue;
+                        }
+                        None => {
+                            self.seen.note(Seen::SwitchRefused);
+                            let none = (Outcome::NoConnection, 0);
+                            self.post(at, request, Body::Answer(vec![none]));
+                            continue;
+                        }
+                    };
+                    self.on_switch(at, (request, ready), (pair, socket), bump, version);
+                }
+            }
+            Body::Answer(outcomes) => {
+                let ask = self.daemon().asks.remove(&request);
+                if let Some((ask, &(outcome, generation))) = ask.zip(outcomes.first()) {
+                    self.on_answer(at, ask, outcome, generation);
+                } else {
+                    self.seen.note(Seen::LateAnswer);
+                }
+            }
+            Body::Want { .. } | Body::Confirm { .. } => {}
+        }
+        true
+    }
+
+    fn on_switch(
+        &mut self,
+        at: &mut At<'_>,
+        (request, ready): (u32, bool),
+        (pair, socket): (Pair, Socket),
+        bump: u8,
+        version: Version,
+    ) {
+        let own = self.requires(&pair).filter(|own| *own != bump);
+        let refused = if let Some(own) = own {
+            Some((Outcome::OwnRule, own.into()))
+        } else if ready {
+            let known = self.daemon().choices.get(&pair);
+            let later = known.filter(|known| known.version > version);
+            later.map(|known| (Outcome::Older, known.version.generation))
+        } else {
+            let accepted = self.daemon().choices.accept(pair, socket, bump, version);
+            accepted
+                .err()
+                .map(|known| (Outcome::Older, known.version.generation))
+        };
+        if let Some(refused) = refused {
+            self.seen.note(match refused.0 {
+                Outcome::Older => Seen::OlderRefused,
+                _ => Seen::SwitchRefused,
+            });
+            self.post(at, request, Body::Answer(vec![refused]));
+            return;
+        }
+        let generation = version.generation;
+        self.save();
+        if bump != self.mark(&pair).bump {
+            self.unlock(&pair);
+        }
+        if bump == 0 {
+            self.seen.note(match ready {
+                true => Seen::GotReady,
+                false => Seen::SwitchedOut,
+            });
+            let waiter = Waiter::Peer {
+                request,
+                generation,
+                ready,
+            };
+            self.silence(at, pair, waiter);
+            if let Some(known) = self.daemon().choices.get(&pair) {
+                // If nothing comes of it, it is locked again.
+                let lock = (at.now + 3 * PATIENCE, pair, known.version);
+                self.daemon().locks.push(lock);
+            }
+            return;
+        }
+        self.seen.note(Seen::SwitchedIn);
+        self.mark_choice(at, pair);
+        self.post(at, request, Body::Answer(vec![(Outcome::Done, generation)]));
+    }
+
+    /// Has a connection fall silent.
+    pub(super) fn silence(&mut self, at: &mut At<'_>, pair: Pair, waiter: Waiter) {
+        self.unlock(&pair);
+        let leaving = self.daemon().leaving.entry(pair).or_default();
+        leaving.waiters.push(waiter);
+        leaving.bumps.extend(CARRIED);
+        let scale = at.kernel.window_scale(&tuple(&pair));
+        for bump in CARRIED {
+            at.node.drain(at.now, bump, tuple(&pair), scale);
+        }
+    }
+
+    /// What a connection sent by a bump has arrived.
+    pub fn on_drained(&mut self, at: &mut At<'_>, bump: u8, tuple: Tuple) {
+        let pair = Pair {
+            local: (tuple.src, tuple.sport).into(),
+            remote: (tuple.dst, tuple.dport).into(),
+        };
+        let Some(leaving) = self.daemon().leaving.get_mut(&pair) else {
+            return;
+        };
+        leaving.bumps.remove(&bump);
+        if !leaving.bumps.is_empty() {
+            return;
+        }
+        let leaving = self.daemon().leaving.remove(&pair).expect("it is there");
+        for waiter in leaving.waiters {
+            self.seen.note(Seen::Drained);
+            match waiter {
+                Waiter::Us(ask) => {
+                    // The peer may have chosen otherwise while it fell silent.
+                    let stands = self.daemon().choices.of(&pair, ask.socket);
+                    if stands.is_some_and(|choice| choice.bump == ask.bump) {
+                        self.seen.note(Seen::LeftFirst);
+                        self.leave(at, pair);
+                    } else {
+                        end_drains(at, &pair);
+                    }
+                    self.ask(
+                        at,
+                        Ask {
+                            ready: false,
+                            ..ask
+                        },
+                    );
+                }
+                Waiter::Peer {
+                    request,
+                    generation,
+                    ready,
+                } => {
+                    if !ready {
+                        self.mark_choice(at, pair);
+                    }
+                    let done = (Outcome::Done, generation);
+                    self.post(at, request, Body::Answer(vec![done]));
+                }
+            }
+        }
+    }
+}
