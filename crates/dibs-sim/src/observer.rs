@@ -19,7 +19,7 @@ pub struct Observer {
     /// Content by what the nonce is made of.
     nonces: HashMap<Nonce, u64>,
     /// Parts of keys and inner addresses that must never show.
-    secrets: Vec<u64>,
+    secrets: Secrets,
     /// The user lets untrusted paths carry everything while no trusted one is there.
     lax: bool,
     inside: Inside,
@@ -65,8 +65,9 @@ impl Observer {
     /// Looks for these keys, too.
     pub fn guard(&mut self, key: &[u8; 32]) {
         let halves = key.chunks(8);
-        self.secrets
-            .extend(halves.map(|h| u64::from_le_bytes(h.try_into().expect("eight bytes"))));
+        halves.for_each(|h| {
+            self.secrets.add(h.try_into().expect("eight bytes"));
+        });
     }
 
     /// Looks for these inner addresses, too: two of IPv4 side by side, the prefix of two of IPv6.
@@ -75,15 +76,14 @@ impl Observer {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
                 for (a, b) in [(a, b), (b, a)] {
                     let pair = [a.octets(), b.octets()].concat();
-                    let pair = pair.try_into().expect("eight bytes");
-                    self.secrets.push(u64::from_le_bytes(pair));
+                    self.secrets.add(pair.try_into().expect("eight bytes"));
                 }
             }
             (a, b) => {
                 for address in [a, b] {
                     if let IpAddr::V6(address) = address {
                         let prefix = address.octets()[..8].try_into().expect("eight bytes");
-                        self.secrets.push(u64::from_le_bytes(prefix));
+                        self.secrets.add(prefix);
                     }
                 }
             }
@@ -121,17 +121,22 @@ impl Observer {
             trusted,
         };
         let held = self.inside.see(passing, datagram)?;
-        self.look(passing, held, datagram)
+        self.look(passing, held, datagram, content)
     }
 
-    /// What everybody on the path sees.
-    fn look(&mut self, passing: Passing, held: Held, datagram: &[u8]) -> Result<(), String> {
+    /// What everybody on the path sees; `content` stands for the bytes.
+    fn look(
+        &mut self,
+        passing: Passing,
+        held: Held,
+        datagram: &[u8],
+        content: u64,
+    ) -> Result<(), String> {
         let Passing {
             from,
             path,
             trusted,
         } = passing;
-        let content = digest(datagram);
         let index = u32::from_be_bytes(datagram[4..8].try_into().expect("four bytes"));
         let seq = u64::from_be_bytes(datagram[8..16].try_into().expect("eight bytes"));
         let nonce = (from, datagram[0], datagram[1], index, seq);
@@ -142,7 +147,7 @@ impl Observer {
         {
             return Err(format!("nonce {nonce:?} with two contents"));
         }
-        if let Some(at) = self.find_secret(datagram) {
+        if let Some(at) = self.secrets.find(datagram) {
             return Err(format!("a key or an inner address on path {path} at {at}"));
         }
         let who = crate::history::name(from);
@@ -157,11 +162,34 @@ impl Observer {
         }
         Ok(())
     }
+}
 
-    fn find_secret(&self, datagram: &[u8]) -> Option<usize> {
-        datagram.windows(8).position(|w| {
+/// Eight bytes each that must not be seen.
+#[derive(Default)]
+struct Secrets {
+    words: Vec<u64>,
+    /// A bit for each beginning that one of them has: nearly all that is looked at begins otherwise.
+    begins: [u64; 32],
+}
+
+impl Secrets {
+    fn place(word: u64) -> (usize, u64) {
+        ((word >> 6) as usize % 32, 1 << (word % 64))
+    }
+
+    fn add(&mut self, bytes: [u8; 8]) {
+        let word = u64::from_le_bytes(bytes);
+        let (at, bit) = Self::place(word);
+        self.begins[at] |= bit;
+        self.words.push(word);
+    }
+
+    /// Where one of them stands.
+    fn find(&self, bytes: &[u8]) -> Option<usize> {
+        bytes.windows(8).position(|w| {
             let word = u64::from_le_bytes(w.try_into().expect("eight bytes"));
-            self.secrets.contains(&word)
+            let (at, bit) = Self::place(word);
+            self.begins[at] & bit != 0 && self.words.contains(&word)
         })
     }
 }
@@ -216,7 +244,7 @@ mod tests {
             path,
             trusted,
         };
-        observer.look(passing, chained(), datagram)
+        observer.look(passing, chained(), datagram, digest(datagram))
     }
 
     fn plaintext() -> [u8; 40] {
@@ -245,7 +273,12 @@ mod tests {
             path: 0,
             trusted: true,
         };
-        assert!(observer.look(alone, Held::default(), &chained).is_err());
+        let content = digest(&chained);
+        assert!(
+            observer
+                .look(alone, Held::default(), &chained, content)
+                .is_err()
+        );
         assert!(see(&mut observer, 0, untrusted, &chained).is_err());
         assert!(see(&mut new(false), 0, untrusted, &chained).is_ok());
         let handshake = [1; 100];

@@ -34,8 +34,15 @@ impl Stream {
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         match self.kind {
             Kind::Marked => {
-                for (i, byte) in out.iter_mut().enumerate() {
-                    *byte = self.marked(offset + i as u64);
+                let (mut at, mut out) = (offset, out);
+                while !out.is_empty() {
+                    let half = self.half(at / 8).to_le_bytes();
+                    let half = &half[(at % 8) as usize..];
+                    let len = half.len().min(out.len());
+                    let (these, rest) = out.split_at_mut(len);
+                    these.copy_from_slice(&half[..len]);
+                    at += len as u64;
+                    out = rest;
                 }
             }
             Kind::Digits => {
@@ -46,10 +53,13 @@ impl Stream {
         }
     }
 
-    fn marked(&self, offset: u64) -> u8 {
-        let half = mix(self.key ^ mix(offset / 16));
-        let half = if offset % 16 < 8 { half } else { second(half) };
-        half.to_le_bytes()[(offset % 8) as usize]
+    /// The eight bytes with this number.
+    fn half(&self, number: u64) -> u64 {
+        let first = mix(self.key ^ mix(number / 2));
+        match number % 2 {
+            0 => first,
+            _ => second(first),
+        }
     }
 }
 
