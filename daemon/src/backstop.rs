@@ -38,7 +38,10 @@ impl Daemon {
     /// only missed, loudly.
     pub(crate) async fn set_backstop(&self, wish: &Desired) -> bool {
         let mut backstop = self.backstop.lock().await;
-        let known = self.state.borrow().known();
+        let known = Known {
+            locked: self.locked_passing(),
+            ..self.state.borrow().known()
+        };
         let before = backstop.strength();
         let undone = backstop.set(wish, &known).await.unwrap_or_else(|error| {
             tracing::warn!("{error}: what others flush may let connections go on in plain");
@@ -96,7 +99,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A TCP connection of this host to a host behind a peer, as it sends.
+    /// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
     fn ours(&self, entry: &Connection) -> Option<Pair> {
         if i32::from(entry.original.protocol) != libc::IPPROTO_TCP {
             return None;
@@ -105,6 +108,7 @@ impl Daemon {
         let is_ours = |pair: &Pair| {
             state.addresses.contains(&pair.local.ip()) && self.peer_of(pair.remote.ip()).is_some()
         };
+        let is_ours = |pair: &Pair| is_ours(pair) || self.passes(pair);
         ends(entry).into_iter().find(is_ours)
     }
 

@@ -12,6 +12,7 @@ pub mod daemon;
 mod devices;
 pub mod driver;
 mod following;
+mod gateway;
 pub mod guard;
 mod hours;
 pub mod interfaces;
@@ -55,7 +56,11 @@ use steering::Steerer;
 /// It could not start, or cannot go on; the message is one clear sentence.
 pub fn run(file: &Path) -> anyhow::Result<()> {
     let config = startup::load(file)?;
-    for warning in config.warnings() {
+    for warning in config
+        .warnings()
+        .into_iter()
+        .chain(gateway::faults(&config))
+    {
         tracing::warn!("{warning}");
     }
     privileges::restrict()?;
@@ -99,6 +104,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     }
     daemon.probe_rules().await?;
     daemon.steer().await.context("cannot steer")?;
+    daemon.note_passing();
     if !daemon.state.borrow().installed.is_empty() {
         daemon.find_followed().await?;
     }

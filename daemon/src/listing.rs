@@ -12,6 +12,7 @@ use dibs_core::session;
 
 use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
+use crate::gateway;
 use crate::requests::Caller;
 
 impl Daemon {
@@ -22,6 +23,7 @@ impl Daemon {
         let connections = self.visible(caller).await?.len() as u64;
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.config.warnings();
+        warnings.extend(gateway::faults(&self.config));
         for bump in self.state.borrow().installed.keys() {
             if let Some(warning) = self.warning(bump.get())
                 && !warnings.contains(&warning)

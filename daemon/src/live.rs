@@ -16,18 +16,19 @@ const TIME_WAIT: u8 = 6;
 const ESTABLISHED: u8 = 1;
 const SYN_SENT: u8 = 2;
 
-/// A TCP connection of this host to a host behind a peer.
+/// A TCP connection of this host, or of a host behind it, to a host behind a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     /// Its ends.
     pub pair: Pair,
     /// The peer's index.
     pub peer: usize,
-    /// The socket, as peers know it: of the kernel's number, the lower half.
+    /// The socket, as peers know it: of the kernel's number, the lower half. Of a connection that
+    /// passes, a name of its entry in conntrack.
     pub socket: Socket,
-    /// The socket's owner.
-    pub uid: u32,
-    /// The socket's inode.
+    /// The socket's owner; none of a connection that only passes this host.
+    pub uid: Option<u32>,
+    /// The socket's inode; 0: there is no process that has it.
     pub inode: u64,
     /// The socket is bound to a device.
     pub bound: bool,
@@ -52,7 +53,7 @@ pub(crate) struct Registry {
 
 struct Known {
     id: ConnId,
-    inode: u64,
+    socket: Socket,
     bump: u8,
     since: f64,
 }
@@ -60,7 +61,8 @@ struct Known {
 impl Registry {
     /// The number of a connection and since when it is on `bump`.
     fn note(&mut self, live: &Live, bump: u8, now: f64) -> (ConnId, f64) {
-        let same = |known: &Known| known.inode == live.inode || live.inode == 0;
+        // A socket has no process any more, and another number, once it only waits.
+        let same = |known: &Known| known.socket == live.socket || live.over;
         match self.known.get_mut(&live.pair) {
             Some(known) if same(known) => {
                 if known.bump != bump {
@@ -73,7 +75,7 @@ impl Registry {
                 self.last += 1;
                 let known = Known {
                     id: self.last,
-                    inode: live.inode,
+                    socket: live.socket,
                     bump,
                     since: now,
                 };
@@ -114,7 +116,9 @@ impl Daemon {
         &self,
         pick: impl Fn(Live) -> Option<U>,
     ) -> anyhow::Result<Vec<U>> {
-        Ok(sockets::list(|socket| pick(self.live(socket)?)).await?)
+        let mut found = sockets::list(|socket| pick(self.live(socket)?)).await?;
+        found.extend(self.all_passing().await?.into_iter().filter_map(pick));
+        Ok(found)
     }
 
     /// Those of these connections that there are, without looking at marks.
@@ -125,6 +129,7 @@ impl Daemon {
         let ends: Vec<_> = pairs.iter().map(|pair| (pair.local, pair.remote)).collect();
         let found = sockets::find(&ends).await?.into_iter();
         let lives = found.filter_map(|socket| self.live(socket));
+        let lives = lives.chain(self.passing_of(pairs).await?);
         Ok(lives.map(|live| (live.pair, live)).collect())
     }
 
@@ -136,7 +141,7 @@ impl Daemon {
             },
             peer: self.peer_of(socket.remote.ip())?,
             socket: Socket(socket.cookie as u32),
-            uid: socket.uid,
+            uid: Some(socket.uid),
             inode: socket.inode,
             bound: socket.bound_device != 0,
             over: socket.state == TIME_WAIT,
@@ -193,7 +198,7 @@ impl Daemon {
                 bump: self.bump_name(bump).to_owned(),
                 process: process.map(|process| process.name.clone()),
                 pid: process.map(|process| process.pid),
-                uid: Some(live.uid),
+                uid: live.uid,
                 since,
                 bytes_sent: on_bumps.iter().map(|conn| conn.stats.bytes_sent).sum(),
                 bytes_received: on_bumps.iter().map(|conn| conn.stats.bytes_received).sum(),

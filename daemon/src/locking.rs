@@ -110,6 +110,7 @@ impl Daemon {
             let mut state = self.state.borrow_mut();
             pairs.iter().for_each(|pair| state.locks.release(pair));
         }
+        self.note_locks().await;
         let _turn = self.marking.lock().await;
         let cleared = async {
             let mut conntrack = Conntrack::open()?;
@@ -347,16 +348,19 @@ impl Daemon {
                 conntrack.set_mark(&tuple(pair), 0, bit).await?;
             }
         }
-        let mut state = self.state.borrow_mut();
-        let State { choices, locks, .. } = &mut *state;
-        locks.retain(|pair, bump| {
-            let entry = tracked
-                .get(pair)
-                .and_then(|entry| layout.bump_of(entry.mark));
-            let chosen = choices.get(pair).map(|choice| choice.bump);
-            // The entry of a choice is made again where it was lost.
-            is_alive(pair) && [entry.map(BumpId::get), chosen].contains(&Some(bump))
-        });
+        {
+            let mut state = self.state.borrow_mut();
+            let State { choices, locks, .. } = &mut *state;
+            locks.retain(|pair, bump| {
+                let entry = tracked
+                    .get(pair)
+                    .and_then(|entry| layout.bump_of(entry.mark));
+                let chosen = choices.get(pair).map(|choice| choice.bump);
+                // The entry of a choice is made again where it was lost.
+                is_alive(pair) && [entry.map(BumpId::get), chosen].contains(&Some(bump))
+            });
+        }
+        self.note_locks().await;
         Ok(())
     }
 

@@ -25,9 +25,9 @@ impl Caller {
         self.uid == 0
     }
 
-    /// Members of the group see and move what is their own (SECURITY.md 8).
-    fn may(self, uid: u32) -> bool {
-        self.is_root() || self.uid == uid
+    /// Members of the group see and move what is their own (SECURITY.md 8); what only passes is root's.
+    fn may(self, uid: Option<u32>) -> bool {
+        self.is_root() || Some(self.uid) == uid
     }
 }
 

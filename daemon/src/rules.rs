@@ -69,7 +69,7 @@ impl Rule {
 
     /// Whether a connection of this host is meant. What shows only as it sends is not known of a live
     /// connection, so a rule that names such is left to the kernel.
-    pub fn matches(&self, local: SocketAddr, remote: SocketAddr, uid: u32) -> bool {
+    pub fn matches(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> bool {
         !self.is_the_kernels() && self.may_match(local, remote, uid)
     }
 
@@ -85,14 +85,16 @@ impl Rule {
             && self.may_match(live.pair.local, live.pair.remote, live.uid)
     }
 
-    /// Whether a connection fits in all that is known of it.
-    pub fn may_match(&self, local: SocketAddr, remote: SocketAddr, uid: u32) -> bool {
+    /// Whether a connection fits in all that is known of it. One that only passes this host has no `uid`,
+    /// and nothing else that a socket has.
+    pub fn may_match(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> bool {
         self.classes.iter().any(|class| {
             class.dport.is_none_or(|port| port == remote.port())
                 && class.sport.is_none_or(|port| port == local.port())
                 && class.destination.is_none_or(|net| net.holds(remote.ip()))
                 && class.source.is_none_or(|net| net.holds(local.ip()))
-                && class.uid.is_none_or(|wanted| wanted == uid)
+                && class.uid.is_none_or(|wanted| Some(wanted) == uid)
+                && (uid.is_some() || !class.is_of_sockets())
         })
     }
 

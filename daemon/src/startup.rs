@@ -124,7 +124,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         paths: config.paths.iter().map(local).collect(),
         peers,
         addresses: inventory.host_addresses(is_our_tun),
-        gateway: Vec::new(),
+        gateway: config.daemon.gateway.iter().map(core_prefix).collect(),
         trusted_share: config.daemon.trusted_share,
         bumps: bumps::for_node(config),
         hold_without_trusted: config.daemon.on_trusted_down == dibs_config::OnTrustedDown::Hold,

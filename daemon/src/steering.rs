@@ -61,6 +61,7 @@ pub fn desired(
             dibs_config::Fail::Closed => Fail::Closed,
             dibs_config::Fail::Open => Fail::Open,
         },
+        gateway: config.daemon.gateway.iter().map(policy_prefix).collect(),
         bumps: in_use.iter().map(route).collect(),
         rules: rules.filter(|class| in_use.contains(&class.bump)).collect(),
         ..Desired::default()

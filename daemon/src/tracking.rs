@@ -36,7 +36,7 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
                 for pair in ends(&entry) {
-                    restore(daemon, pair).await?;
+                    restore(daemon, pair, daemon.was_passing(&entry)).await?;
                 }
             }
             conntrack::Event::New(entry) => {
@@ -44,7 +44,7 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
                 match choice_of(daemon, &entry) {
                     // It has no mark of ours yet, whatever rules set.
                     Some((pair, choice)) if !agrees(daemon, &entry, choice) => {
-                        restore(daemon, pair).await?;
+                        restore(daemon, pair, false).await?;
                     }
                     Some(_) => relock(daemon, &entry).await?,
                     None => note_update(daemon, &entry).await?,
@@ -92,8 +92,9 @@ fn bump_of(daemon: &Daemon, entry: &Connection) -> u8 {
     bump.map_or(0, |bump| bump.get())
 }
 
-/// The entry of a connection that was chosen or follows is gone; the connection may not be.
-async fn restore(daemon: &Daemon, pair: Pair) -> anyhow::Result<()> {
+/// The entry of a connection that was chosen or follows is gone; the connection may not be. `passes`: it
+/// has no socket here that would say so, and goes on.
+async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()> {
     let (chosen, followed) = {
         let state = daemon.state.borrow();
         let chosen = state.choices.get(&pair).is_some();
@@ -103,7 +104,7 @@ async fn restore(daemon: &Daemon, pair: Pair) -> anyhow::Result<()> {
         return Ok(());
     }
     let lives = daemon.sockets_of(&[pair]).await?;
-    let lives = lives.get(&pair).is_some_and(|live| !live.over);
+    let lives = passes || lives.get(&pair).is_some_and(|live| !live.over);
     match followed {
         _ if lives && chosen => daemon.mark_choice(&pair).await?,
         Some(bump) if lives => daemon.mark(&pair, bump.get(), false).await?,

@@ -154,7 +154,7 @@ fn a_rule_of_the_file_becomes_each_combination() {
     assert_eq!(rule.info().selector["dport"], "80,8000-8001");
 
     let local = "10.0.1.1:40000".parse().unwrap();
-    let matches = |remote: &str, uid| rule.matches(local, remote.parse().unwrap(), uid);
+    let matches = |remote: &str, uid| rule.matches(local, remote.parse().unwrap(), Some(uid));
     assert!(matches("10.0.1.2:8001", 1000));
     assert!(!matches("10.0.1.2:8002", 1000));
     assert!(!matches("10.0.1.3:8001", 1000));
@@ -176,8 +176,8 @@ fn what_only_the_kernel_can_tell_is_left_to_it() {
     assert_eq!(class.matches, ["-m", "length", "--length", "0:99"]);
     let [local, http, other] =
         ["10.0.1.1:40000", "10.0.1.2:80", "10.0.1.2:81"].map(|end| end.parse().unwrap());
-    assert!(!rule.matches(local, http, 0));
-    assert!(rule.may_match(local, http, 0) && !rule.may_match(local, other, 0));
+    assert!(!rule.matches(local, http, Some(0)));
+    assert!(rule.may_match(local, http, Some(0)) && !rule.may_match(local, other, Some(0)));
 }
 
 #[test]

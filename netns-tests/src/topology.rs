@@ -8,6 +8,9 @@
 //! `a` calls `b` on both links; `b` knows `a`'s key, and an endpoint on the trusted link.
 //!
 //! A third host can stand in the midst of one of the links ([`Setup::attacked`]).
+//!
+//! Behind each host there can be a network ([`Setup::gateways`]), with one host in it: `192.168.7.10` and
+//! `fd00:7::10` behind `a`, `192.168.8.10` and `fd00:8::10` behind `b`, joined by the untrusted link.
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -37,6 +40,8 @@ pub struct Net {
     pub wlan: Link,
     /// Who stands in the midst of a link, and hears all that passes there.
     pub attacker: Option<Host>,
+    /// Hosts of the networks behind `a` and `b`, if there are such.
+    pub behind: Vec<Host>,
     // Holds what the links need.
     lab: Lab,
 }
@@ -49,6 +54,7 @@ pub struct Setup {
     bumps: [String; 2],
     ipv6: bool,
     attacked: Option<&'static str>,
+    gateways: bool,
     daemons: bool,
 }
 
@@ -67,6 +73,7 @@ impl Setup {
             bumps: Default::default(),
             ipv6: false,
             attacked: None,
+            gateways: false,
             daemons: true,
         }
     }
@@ -106,6 +113,12 @@ impl Setup {
         self
     }
 
+    /// Both hosts forward for networks behind them.
+    pub fn gateways(mut self) -> Self {
+        self.gateways = true;
+        self
+    }
+
     /// The daemons are configured, and not started.
     pub fn without_daemons(mut self) -> Self {
         self.daemons = false;
@@ -140,10 +153,19 @@ impl Setup {
                 format!("{path} = \"{to}\"\n")
             })
             .collect();
+        let own = 3 - peer_number;
+        let (gateway, behind) = match self.gateways {
+            true => (
+                format!("gateway = [{}]\n", networks(own)),
+                format!(", {}", networks(peer_number)),
+            ),
+            false => Default::default(),
+        };
         format!(
             "[daemon]\n\
              private_key_file = \"/run/dibs/private.key\"\n\
              default_bump = \"scramble\"\n\
+             {gateway}\
              {keys}\n\
              [[path]]\n\
              name = \"eth\"\n\
@@ -156,7 +178,7 @@ impl Setup {
              [[peer]]\n\
              name = \"{peer}\"\n\
              public_key = \"{peer_key}\"\n\
-             addresses = [\"10.0.1.{peer_number}/32\", \"fd00:1::{peer_number}/128\"]\n\n\
+             addresses = [\"10.0.1.{peer_number}/32\", \"fd00:1::{peer_number}/128\"{behind}]\n\n\
              [peer.endpoints]\n\
              {endpoints}"
         )
@@ -199,6 +221,10 @@ impl Net {
             Ok(near)
         };
         let (eth, wlan) = (link("eth0", 1)?, link("wlan0", 2)?);
+        let behind = match setup.gateways {
+            true => networks_behind(&mut lab, [&host_a, &host_b])?,
+            false => Vec::new(),
+        };
         let (a, key_a) = Node::new(host_a)?;
         let (b, key_b) = Node::new(host_b)?;
         let calls = [("eth", 1), ("wlan", 2)];
@@ -210,6 +236,7 @@ impl Net {
             eth,
             wlan,
             attacker,
+            behind,
             lab,
         })
     }
@@ -239,6 +266,15 @@ impl Net {
     /// If it does not come about.
     pub fn talk(&self, port: u16) -> Result<Talk> {
         Talk::start(&self.a.host, &self.b.host, server(port))
+    }
+
+    /// A connection from the network behind `a` to this port of the one behind `b`, on which both talk
+    /// without end.
+    ///
+    /// # Errors
+    /// If it does not come about.
+    pub fn talk_behind(&self, port: u16) -> Result<Talk> {
+        Talk::start(&self.behind[0], &self.behind[1], behind(port))
     }
 
     /// A connection to port 7000 of `b` that was put on `scramble`, well under way.
@@ -293,6 +329,47 @@ impl Net {
         self.a.wait_bump(port, bump)?;
         self.b.wait_bump(port, bump)
     }
+}
+
+/// The networks behind a host, as the configuration has them.
+fn networks(host: u8) -> String {
+    let net = host + 6;
+    format!("\"192.168.{net}.0/24\", \"fd00:{net}::/64\"")
+}
+
+/// Makes the network behind each gateway, with a host in it.
+fn networks_behind(lab: &mut Lab, gateways: [&Host; 2]) -> Result<Vec<Host>> {
+    let mut behind = Vec::new();
+    for ((name, gateway), number) in ["near", "far"].into_iter().zip(gateways).zip(1..) {
+        let host = lab.host(name)?;
+        let (own, other, peer) = (number + 6, 9 - number, 3 - number);
+        let of_gateway = format!("192.168.{own}.1/24 fd00:{own}::1/64");
+        let of_host = format!("192.168.{own}.10/24 fd00:{own}::10/64");
+        let spec = LinkSpec::new(gateway, "in0", &of_gateway, &host, "eth0", &of_host);
+        lab.link(spec)?;
+        host.run(&format!("ip route add default via 192.168.{own}.1"))?;
+        host.run(&format!("ip -6 route add default via fd00:{own}::1"))?;
+        gateway.run(&format!(
+            "ip route add 192.168.{other}.0/24 via 10.0.2.{peer}"
+        ))?;
+        gateway.run(&format!(
+            "ip -6 route add fd00:{other}::/64 via fd00:2::{peer}"
+        ))?;
+        gateway.sysctl("net.ipv4.ip_forward", "1")?;
+        gateway.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+        behind.push(host);
+    }
+    Ok(behind)
+}
+
+/// The address of the host behind `b`.
+pub fn behind(port: u16) -> SocketAddr {
+    SocketAddr::from(([192, 168, 8, 10], port))
+}
+
+/// The same over IPv6.
+pub fn behind_v6(port: u16) -> SocketAddr {
+    SocketAddr::from(([0xfd00, 8, 0, 0, 0, 0, 0, 0x10], port))
 }
 
 /// The address of `b` on the trusted link.

@@ -70,6 +70,9 @@ pub struct Daemon {
     pub on_trusted_down: OnTrustedDown,
     /// What `enable` takes without `--bump`; none: it must be named.
     pub default_bump: Option<String>,
+    /// None; the networks that this host forwards for, host bits zero. None shares an address with a
+    /// peer's.
+    pub gateway: Vec<IpNet>,
 }
 
 /// What becomes of steered traffic while the daemon is away.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use ipnet::IpNet;
+
 use crate::bumps;
 use crate::check;
 use crate::error::Error;
@@ -24,6 +26,7 @@ const DAEMON: &[&str] = &[
     "trusted_share",
     "on_trusted_down",
     "default_bump",
+    "gateway",
 ];
 const PATH: &[&str] = &["name", "interface", "address", "trust"];
 const PEER: &[&str] = &[
@@ -62,9 +65,13 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     let source = Source::new(name, text);
     let mut root = source.root(SECTIONS)?;
 
-    let (daemon, default_bump) = daemon(root.take("daemon"))?;
+    let (daemon, default_bump, gateway) = daemon(root.take("daemon"))?;
     let paths = paths(tables(&mut root, "path", "[[path]]", PATH)?)?;
     let peers = peers(tables(&mut root, "peer", "[[peer]]", PEER)?, &paths)?;
+    let gateway = match gateway {
+        Some(value) => networks_behind(value, &peers)?,
+        None => Vec::new(),
+    };
     let bumps = tables(&mut root, "bump", "[[bump]]", &bumps::keys())?;
     let bumps = bumps::bumps(bumps, &paths)?;
     let default_bump = default_bump
@@ -78,6 +85,7 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
 
     let daemon = Daemon {
         default_bump,
+        gateway,
         ..daemon
     };
     let config = Config {
@@ -115,8 +123,10 @@ fn tables<'a>(
         .map_or(Ok(Vec::new()), |value| value.tables(title, known))
 }
 
-/// The section, and its default bump, to be checked once the bumps are known.
-fn daemon(section: Option<Value<'_>>) -> Result<(Daemon, Option<Value<'_>>), Error> {
+/// The section, and its default bump and networks, to be checked once bumps and peers are known.
+fn daemon(
+    section: Option<Value<'_>>,
+) -> Result<(Daemon, Option<Value<'_>>, Option<Value<'_>>), Error> {
     let mut daemon = Daemon {
         private_key_file: PathBuf::from("/etc/dibs/private.key"),
         control_socket: PathBuf::from("/run/dibs/dibsd.sock"),
@@ -129,9 +139,10 @@ fn daemon(section: Option<Value<'_>>) -> Result<(Daemon, Option<Value<'_>>), Err
         trusted_share: 0.05,
         on_trusted_down: OnTrustedDown::Hold,
         default_bump: None,
+        gateway: Vec::new(),
     };
     let Some(section) = section else {
-        return Ok((daemon, None));
+        return Ok((daemon, None, None));
     };
     let mut table = section.table("[daemon]", DAEMON)?;
     if let Some(value) = table.take("private_key_file") {
@@ -174,7 +185,32 @@ fn daemon(section: Option<Value<'_>>) -> Result<(Daemon, Option<Value<'_>>), Err
             ("untrusted", OnTrustedDown::Untrusted),
         ])?;
     }
-    Ok((daemon, table.take("default_bump")))
+    let default_bump = table.take("default_bump");
+    Ok((daemon, default_bump, table.take("gateway")))
+}
+
+/// The networks that this host forwards for: none may be behind a peer too, for what comes from there
+/// by a bump is for here, and the other way round.
+fn networks_behind(value: Value<'_>, peers: &[PeerConfig]) -> Result<Vec<IpNet>, Error> {
+    let mut networks = Vec::new();
+    for value in value.list()? {
+        let net = value.parse(check::steered_prefix)?;
+        let meets = |other: &IpNet| other.contains(&net) || net.contains(other);
+        let behind = |peer: &&PeerConfig| peer.addresses.iter().any(meets);
+        let wrong = match peers.iter().find(behind) {
+            Some(peer) => Wrong::new(
+                format!("has {net}, of which addresses are peer \"{}\"'s", peer.name),
+                "name the networks behind this host alone, and behind each peer its own",
+            ),
+            None if networks.contains(&net) => Wrong::bare(format!("has {net} twice")),
+            None => {
+                networks.push(net);
+                continue;
+            }
+        };
+        return Err(value.error(wrong));
+    }
+    Ok(networks)
 }
 
 fn paths(tables: Vec<Table<'_>>) -> Result<Vec<PathConfig>, Error> {

@@ -766,3 +766,37 @@ fn damaged_files_never_panic() {
         }
     }
 }
+
+#[test]
+fn a_gateway_names_the_networks_behind_it_and_none_of_a_peers() {
+    let with = |networks: &str| {
+        let key = format!("default_bump     = \"scramble\"\ngateway = {networks}");
+        contract().replace("default_bump     = \"scramble\"", &key)
+    };
+    let config = good(&with("[\"192.168.7.0/24\", \"fd00:7::/64\"]"));
+    let expected = ["192.168.7.0/24", "fd00:7::/64"].map(|net| net.parse().unwrap());
+    assert_eq!(config.daemon.gateway, expected);
+    for (networks, said) in [
+        (
+            "[\"10.0.1.0/24\"]",
+            "10.0.1.0/24, of which addresses are peer \"server\"'s",
+        ),
+        (
+            "[\"10.0.1.2\"]",
+            "10.0.1.2/32, of which addresses are peer \"server\"'s",
+        ),
+        (
+            "[\"192.168.7.0/24\", \"192.168.7.0/24\"]",
+            "has 192.168.7.0/24 twice",
+        ),
+        ("[\"192.168.7.1/24\"]", "192.168.7.0/24"),
+        ("[\"127.0.0.0/8\"]", "loopback"),
+        ("[]", "gateway is empty"),
+        ("\"192.168.7.0/24\"", "list"),
+    ] {
+        let error = dibs_config::parse("f", &with(networks))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(said), "{networks}: {error}");
+    }
+}

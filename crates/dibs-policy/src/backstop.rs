@@ -35,6 +35,8 @@ pub struct Known {
     pub bumped: BTreeSet<Ends>,
     /// Plain by choice, whatever the class rules say.
     pub plain: BTreeSet<Ends>,
+    /// Those of which nothing is taken that comes in plain, before conntrack sees it.
+    pub locked: BTreeSet<Ends>,
 }
 
 /// How well a backstop stands.
@@ -185,10 +187,16 @@ impl Backstop {
             ("bumped6", false, &known.bumped),
             ("plain4", true, &known.plain),
             ("plain6", false, &known.plain),
+            ("locked4", true, &known.locked),
+            ("locked6", false, &known.locked),
         ] {
             let family = |ends: &&Ends| ends.0.is_ipv4() == v4 && ends.1.is_ipv4() == v4;
             let wanted: BTreeSet<Vec<u8>> = wanted.iter().filter(family).map(key).collect();
-            let there = self.elements(name).await?;
+            let there = match self.elements(name).await {
+                // An earlier version made the table.
+                Err(error) if is_absent(&error) && wanted.is_empty() => continue,
+                there => there?,
+            };
             let new: Vec<&Vec<u8>> = wanted.difference(&there).collect();
             let gone: Vec<&Vec<u8>> = there.difference(&wanted).collect();
             for (kind, keys) in [(Kind::NewElement, new), (Kind::DelElement, gone)] {
@@ -236,6 +244,33 @@ impl Backstop {
             // Somebody else removed the table: the next `set` makes it again.
             Err(error) if is_absent(&error) => Ok(()),
             done => done.map_err(Error::netlink("note a connection in nftables")),
+        }
+    }
+
+    /// Notes at once which connections are locked.
+    pub async fn set_locked(&mut self, locked: BTreeSet<Ends>) -> Result<(), Error> {
+        if self.set.is_empty() {
+            return Ok(());
+        }
+        let known = std::mem::replace(&mut self.known.locked, locked);
+        let new = self.known.locked.difference(&known);
+        let new = new.map(|ends| (Kind::NewElement, ends));
+        let gone = known.difference(&self.known.locked);
+        let changes = new.chain(gone.map(|ends| (Kind::DelElement, ends)));
+        let changes: Vec<Change> = changes
+            .map(|(kind, ends)| {
+                let v4 = ends.0.is_ipv4();
+                let name = if v4 { "locked4" } else { "locked6" };
+                elements(kind, name, &[&key(ends)])
+            })
+            .collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        match self.nft.commit(&changes).await {
+            // As above.
+            Err(error) if is_absent(&error) => Ok(()),
+            done => done.map_err(Error::netlink("note locks in nftables")),
         }
     }
 

@@ -9,6 +9,9 @@
 //! On its way in (mangle PREROUTING): what belongs to a LOCKED connection, or is required, and did not
 //! come by its bump's device is dropped; then (mangle INPUT) what came by such a device makes a
 //! connection without a bump follow it.
+//!
+//! On its way through a gateway: what the networks behind it send the peers' is marked as on its way out,
+//! but before it is routed (mangle PREROUTING), and makes its connection follow in mangle FORWARD.
 
 use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Protocol, widest};
 use crate::guards::{FORWARD, LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT, guards, required};
@@ -105,7 +108,6 @@ pub(crate) fn hooked(table: Table, name: &str, hook: &'static str, rules: Vec<St
 fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
     let marks = desired.marks;
     let mask = marks.bump_mask();
-    let chosen = marks.override_bit();
     let mut chains = vec![chain(
         Table::Mangle,
         "DIBS-FOLLOW",
@@ -113,8 +115,6 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
             "-j CONNMARK --restore-mark --nfmask {mask:#x} --ctmask {mask:#x}"
         )],
     )];
-    // A peer's prefix may hold addresses of this very host.
-    let mut steer = vec!["-o lo -j RETURN".to_owned()];
     for bump in &desired.bumps {
         let id = bump.id;
         let used = |binding: fn(Binding) -> bool| {
@@ -152,31 +152,15 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
             chains.push(chain(Table::Mangle, name, rules.collect()));
         }
     }
-    for (rule, bump) in required(desired, family) {
-        let matches = class_matches(desired, rule, bump, family, "");
-        steer.extend(
-            matches
-                .into_iter()
-                .map(|matched| words([matched, format!("-g DIBS-LOCK-{}", rule.bump)])),
-        );
+    let passages = desired.passages(&desired.peers(family), family);
+    // A peer's prefix may hold addresses of this very host.
+    let own = steer(desired, family, "-o lo -j RETURN", |_| true);
+    chains.push(chain(Table::Mangle, "DIBS-STEER", own));
+    if !passages.is_empty() {
+        let own = "-m addrtype --dst-type LOCAL -j RETURN";
+        let of_others = steer(desired, family, own, |rule| !rule.is_of_sockets());
+        chains.push(chain(Table::Mangle, "DIBS-PASS", of_others));
     }
-    steer.push(format!(
-        "-m connmark --mark {chosen:#x}/{chosen:#x} -g DIBS-FOLLOW"
-    ));
-    for rule in &desired.rules {
-        let bump = desired.bumps.iter().find(|bump| bump.id == rule.bump);
-        let bump = bump.filter(|_| rule.binding != Binding::Required);
-        let matches = bump.map(|bump| class_matches(desired, rule, bump, family, ""));
-        for matched in matches.into_iter().flatten() {
-            let how = match rule.binding {
-                Binding::Preferred => "PREFER",
-                _ => "SET",
-            };
-            steer.push(words([matched, format!("-g DIBS-{how}-{}", rule.bump)]));
-        }
-    }
-    steer.push(format!("-m connmark ! --mark 0x0/{mask:#x} -g DIBS-FOLLOW"));
-    chains.push(chain(Table::Mangle, "DIBS-STEER", steer));
 
     let mut output = vec![format!(
         "-m mark --mark {:#x}/{mask:#x} -j RETURN",
@@ -196,35 +180,97 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
         .flat_map(|bump| follow_up(desired, bump, family))
         .collect();
     chains.push(hooked(Table::Mangle, "DIBS-INPUT", "INPUT", input));
+    if !passages.is_empty() {
+        let entered =
+            |(near, far): (Prefix, Prefix)| words([from(near), to(far), "-g DIBS-PASS".to_owned()]);
+        let rules = passages.into_iter().map(entered).collect();
+        let (name, hook) = ("DIBS-GATEWAY", "PREROUTING");
+        chains.push(hooked(Table::Mangle, name, hook, rules));
+        let bumps = desired.bumps.iter();
+        let rules = bumps.flat_map(|bump| follow_passing(desired, bump, family));
+        let (name, hook) = ("DIBS-PASSING", "FORWARD");
+        chains.push(hooked(Table::Mangle, name, hook, rules.collect()));
+    }
     chains
+}
+
+/// The rules in the order in which they decide, behind what returns packets that are not to be steered.
+fn steer(
+    desired: &Desired,
+    family: Family,
+    returned: &str,
+    meant: impl Fn(&ClassRule) -> bool,
+) -> Vec<String> {
+    let marks = desired.marks;
+    let (mask, chosen) = (marks.bump_mask(), marks.override_bit());
+    let mut steer = vec![returned.to_owned()];
+    let required = required(desired, family).into_iter();
+    for (rule, bump) in required.filter(|(rule, _)| meant(rule)) {
+        let matches = class_matches(desired, rule, bump, family, "");
+        steer.extend(
+            matches
+                .into_iter()
+                .map(|matched| words([matched, format!("-g DIBS-LOCK-{}", rule.bump)])),
+        );
+    }
+    steer.push(format!(
+        "-m connmark --mark {chosen:#x}/{chosen:#x} -g DIBS-FOLLOW"
+    ));
+    for rule in desired.rules.iter().filter(|rule| meant(rule)) {
+        let bump = desired.bumps.iter().find(|bump| bump.id == rule.bump);
+        let bump = bump.filter(|_| rule.binding != Binding::Required);
+        let matches = bump.map(|bump| class_matches(desired, rule, bump, family, ""));
+        for matched in matches.into_iter().flatten() {
+            let how = match rule.binding {
+                Binding::Preferred => "PREFER",
+                _ => "SET",
+            };
+            steer.push(words([matched, format!("-g DIBS-{how}-{}", rule.bump)]));
+        }
+    }
+    steer.push(format!("-m connmark ! --mark 0x0/{mask:#x} -g DIBS-FOLLOW"));
+    steer
 }
 
 /// What came in by a bump's device pulls its connection there, unless it has a bump already or its
 /// user chose plain (SECURITY.md 5). Of a foreign device only TCP of the peers counts, for it may carry
 /// other things of theirs; on our own TUN nothing else gets this far.
 fn follow_up(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
-    let marks = desired.marks;
-    let free = marks.bump_mask() | marks.override_bit();
-    let rule = |source: String, protocol: &str| {
-        words([
-            source,
-            format!("-i {}", bump.device),
-            protocol.to_owned(),
-            format!("-m connmark --mark 0x0/{free:#x}"),
-            format!(
-                "-j CONNMARK --set-xmark {:#x}/{:#x}",
-                marks.bump(bump.id),
-                marks.bump_mask()
-            ),
-        ])
-    };
     match bump.owner {
-        DeviceOwner::Ours => vec![rule(String::new(), "")],
+        DeviceOwner::Ours => vec![followed(desired, bump, String::new(), "")],
         DeviceOwner::Foreign => widest(&bump.peers, family)
             .into_iter()
-            .map(|peer| rule(from(peer), "-p tcp"))
+            .map(|peer| followed(desired, bump, from(peer), "-p tcp"))
             .collect(),
     }
+}
+
+/// The same of what is forwarded.
+fn follow_passing(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
+    let protocol = match bump.owner {
+        DeviceOwner::Ours => "",
+        DeviceOwner::Foreign => "-p tcp",
+    };
+    let passages = desired.passages(&bump.peers, family).into_iter();
+    let ends = passages.map(|(near, far)| words([from(far), to(near)]));
+    ends.map(|ends| followed(desired, bump, ends, protocol))
+        .collect()
+}
+
+fn followed(desired: &Desired, bump: &BumpRoute, ends: String, protocol: &str) -> String {
+    let marks = desired.marks;
+    let free = marks.bump_mask() | marks.override_bit();
+    words([
+        ends,
+        format!("-i {}", bump.device),
+        protocol.to_owned(),
+        format!("-m connmark --mark 0x0/{free:#x}"),
+        format!(
+            "-j CONNMARK --set-xmark {:#x}/{:#x}",
+            marks.bump(bump.id),
+            marks.bump_mask()
+        ),
+    ])
 }
 
 /// The matches of a class rule: one for each destination that both the rule and its bump mean. `device`

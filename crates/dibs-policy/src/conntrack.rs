@@ -22,10 +22,17 @@ use rtnetlink::sys::{AsyncSocket, TokioSocket};
 use crate::wire::{Wire, receive};
 use crate::{BumpId, Error, Family, MarkLayout};
 
+const CTA_COUNTERS_ORIG: u16 = 9;
+const CTA_COUNTERS_REPLY: u16 = 10;
+const CTA_COUNTERS_BYTES: u16 = 2;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
+const CTA_TIMESTAMP: u16 = 20;
+const CTA_TIMESTAMP_START: u16 = 1;
 const CTA_MARK_MASK: u16 = 21;
 
+const CTA_PROTOINFO_TCP_WSCALE_ORIGINAL: u16 = 2;
+const CTA_PROTOINFO_TCP_WSCALE_REPLY: u16 = 3;
 const CTA_PROTOINFO_TCP_FLAGS_ORIGINAL: u16 = 4;
 const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
 
@@ -85,6 +92,15 @@ pub struct Connection {
     pub zone: u16,
     /// The kernel's TCP state (3 is established), if it is TCP.
     pub tcp_state: Option<u8>,
+    /// By how many bits each end shifts the windows that it gives (RFC 7323): the one that sent first,
+    /// the other. 0 also where their SYNs were not seen.
+    pub window_scales: [u8; 2],
+    /// When the kernel began to track it, in nanoseconds since 1970, if it keeps note (the sysctl
+    /// net.netfilter.nf_conntrack_timestamp).
+    pub since: Option<u64>,
+    /// Bytes that each end sent, in the order of the scales, if the kernel counts them (the sysctl
+    /// net.netfilter.nf_conntrack_acct).
+    pub bytes: Option<[u64; 2]>,
 }
 
 impl Connection {
@@ -424,17 +440,30 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
     };
     let (mut original, mut reply) = (None, None);
     let (mut mark, mut id, mut zone, mut tcp_state) = (None, 0, 0, None);
+    let (mut window_scales, mut since, mut bytes) = ([0; 2], None, [None; 2]);
     for attribute in &attributes {
         match attribute {
             Attribute::CtaTupleOrig(parts) => original = tuple(parts),
             Attribute::CtaTupleReply(parts) => reply = tuple(parts),
             Attribute::CtaMark(value) => mark = Some(*value),
-            Attribute::CtaProtoInfo(infos) => tcp_state = tcp_state_of(infos),
+            Attribute::CtaProtoInfo(infos) => {
+                tcp_state = tcp_state_of(infos);
+                window_scales = window_scales_of(infos);
+            }
             Attribute::Other(other) if other.kind() == CTA_ID => {
                 id = value(other).map(u32::from_be_bytes).unwrap_or(0);
             }
             Attribute::Other(other) if other.kind() == CTA_ZONE => {
                 zone = value(other).map(u16::from_be_bytes).unwrap_or(0);
+            }
+            Attribute::Other(other) if other.kind() == CTA_TIMESTAMP => {
+                since = nested(other, CTA_TIMESTAMP_START);
+            }
+            Attribute::Other(other) if other.kind() == CTA_COUNTERS_ORIG => {
+                bytes[0] = nested(other, CTA_COUNTERS_BYTES);
+            }
+            Attribute::Other(other) if other.kind() == CTA_COUNTERS_REPLY => {
+                bytes[1] = nested(other, CTA_COUNTERS_BYTES);
             }
             _ => {}
         }
@@ -447,6 +476,11 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
         id,
         zone,
         tcp_state,
+        window_scales,
+        since,
+        bytes: bytes[0]
+            .zip(bytes[1])
+            .map(|(original, reply)| [original, reply]),
     })
 }
 
@@ -459,6 +493,34 @@ fn tcp_state_of(infos: &[ProtoInfo]) -> Option<u8> {
         ProtoInfoTCP::State(state) => Some(*state),
         _ => None,
     })
+}
+
+/// What each end said in its SYN, as far as conntrack saw it.
+fn window_scales_of(infos: &[ProtoInfo]) -> [u8; 2] {
+    let parts = infos.iter().filter_map(|info| match info {
+        ProtoInfo::TCP(parts) => Some(parts),
+        _ => None,
+    });
+    let parts: Vec<&ProtoInfoTCP> = parts.flatten().collect();
+    let scale = |kind: u16| {
+        let found = parts.iter().find(|part| part.kind() == kind)?;
+        let mut bytes = [0; 1];
+        (found.value_len() == bytes.len()).then(|| found.emit_value(&mut bytes))?;
+        Some(bytes[0])
+    };
+    [
+        CTA_PROTOINFO_TCP_WSCALE_ORIGINAL,
+        CTA_PROTOINFO_TCP_WSCALE_REPLY,
+    ]
+    .map(|kind| scale(kind).unwrap_or(0))
+}
+
+/// A number of eight bytes among the attributes that one holds.
+fn nested(nla: &DefaultNla, kind: u16) -> Option<u64> {
+    let mut bytes = vec![0; nla.value_len()];
+    nla.emit_value(&mut bytes);
+    let found = crate::nft::attribute(&bytes, kind)?;
+    Some(u64::from_be_bytes(*found.first_chunk::<8>()?))
 }
 
 fn value<const N: usize>(nla: &DefaultNla) -> Option<[u8; N]> {

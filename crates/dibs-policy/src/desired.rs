@@ -15,6 +15,9 @@ pub struct Desired {
     pub rule_priority: u32,
     /// What becomes of steered packets when their device is missing.
     pub fail: Fail,
+    /// Networks that this host forwards for: what their hosts and those of the peers send each other is
+    /// steered too. None: only what is this host's own.
+    pub gateway: Vec<Prefix>,
     /// The bumps in use.
     pub bumps: Vec<BumpRoute>,
     /// Class rules, in the order in which they are tried; the first that matches decides.
@@ -31,6 +34,7 @@ impl Default for Desired {
             table_base: 5200,
             rule_priority: 5200,
             fail: Fail::Closed,
+            gateway: Vec::new(),
             bumps: Vec::new(),
             rules: Vec::new(),
             sessions: Vec::new(),
@@ -157,6 +161,17 @@ impl ClassRule {
         gid.is_some() || interface.is_some() || dscp.is_some() || !matches.is_empty()
     }
 
+    /// Whether something that it names only connections of this host's own have: a socket, or the
+    /// device that is found before the packet is marked.
+    pub fn is_of_sockets(&self) -> bool {
+        let modules = self.matches.iter().zip(self.matches.iter().skip(1));
+        let mut modules = modules.filter(|(option, _)| *option == "-m");
+        self.uid.is_some()
+            || self.gid.is_some()
+            || self.interface.is_some()
+            || modules.any(|(_, module)| module == "owner" || module == "cgroup")
+    }
+
     /// Whether it can match packets of a family.
     pub(crate) fn concerns(&self, family: Family) -> bool {
         let named = [self.source, self.destination];
@@ -220,6 +235,9 @@ pub enum Invalid {
     /// Source and destination of different families.
     #[error("rule {0} mixes IPv4 and IPv6")]
     MixedFamilies(u32),
+    /// Whose packets would come in by a bump, and leave by it?
+    #[error("{0} is behind this host and behind a peer")]
+    BehindBoth(Prefix),
     /// Loopback, multicast or unspecified addresses are never steered (SECURITY.md 6).
     #[error("{0} cannot be steered: it is loopback, multicast or unspecified")]
     Unsteerable(Prefix),
@@ -264,14 +282,17 @@ impl Desired {
                 return Err(Invalid::DuplicateDevice(bump.device.clone()));
             }
             let addresses = bump.addresses.iter().map(|&address| Prefix::host(address));
-            for prefix in bump.peers.iter().copied().chain(addresses) {
-                let address = prefix.address();
-                let unspecified = address.is_unspecified() && prefix.length() > 0;
-                if address.is_loopback() || address.is_multicast() || unspecified {
-                    return Err(Invalid::Unsteerable(prefix));
-                }
+            bump.peers
+                .iter()
+                .copied()
+                .chain(addresses)
+                .try_for_each(steerable)?;
+            let both = |net: &&Prefix| bump.peers.iter().any(|peer| peer.common(**net).is_some());
+            if let Some(net) = self.gateway.iter().find(both) {
+                return Err(Invalid::BehindBoth(*net));
             }
         }
+        self.gateway.iter().copied().try_for_each(steerable)?;
         for rule in &self.rules {
             let id = rule.id;
             if !self.bumps.iter().any(|bump| bump.id == rule.bump) {
@@ -318,10 +339,28 @@ impl Desired {
         sessions
     }
 
+    /// Where forwarded packets of `family` that are steered come from and go to: each network behind
+    /// this host, with each that one of `peers` is.
+    pub(crate) fn passages(&self, peers: &[Prefix], family: Family) -> Vec<(Prefix, Prefix)> {
+        let peers = widest(peers, family);
+        let near = widest(&self.gateway, family).into_iter();
+        near.flat_map(|near| peers.iter().map(move |far| (near, *far)))
+            .collect()
+    }
+
     /// Every prefix of `family` that some bump reaches, without those inside another.
     pub fn peers(&self, family: Family) -> Vec<Prefix> {
         widest(self.bumps.iter().flat_map(|bump| &bump.peers), family)
     }
+}
+
+fn steerable(prefix: Prefix) -> Result<(), Invalid> {
+    let address = prefix.address();
+    let unspecified = address.is_unspecified() && prefix.length() > 0;
+    if address.is_loopback() || address.is_multicast() || unspecified {
+        return Err(Invalid::Unsteerable(prefix));
+    }
+    Ok(())
 }
 
 /// The prefixes of `family`, ordered, without those inside another.

@@ -31,7 +31,7 @@ pub(crate) fn guards(desired: &Desired, family: Family) -> Vec<Chain> {
         chains.push(chain(
             Table::Mangle,
             format!("DIBS-IN-{}", bump.id),
-            inbound(bump, family),
+            inbound(desired, bump, family),
         ));
     }
     let closed = desired.fail == Fail::Closed;
@@ -50,7 +50,8 @@ pub(crate) fn guards(desired: &Desired, family: Family) -> Vec<Chain> {
     let refusals: Vec<String> = ours().map(|bump| refusal(desired, bump, family)).collect();
     if !refusals.is_empty() {
         chains.push(hooked(Table::Filter, "DIBS-REFUSE", "OUTPUT", refusals));
-        let passing = ours().flat_map(passing).collect();
+        let passing = ours().flat_map(|bump| passing(desired, bump, family));
+        let passing = passing.collect();
         chains.push(hooked(Table::Filter, FORWARD, "FORWARD", passing));
     }
     if closed {
@@ -108,6 +109,13 @@ fn closed_guards(desired: &Desired, family: Family) -> Vec<Chain> {
     let free = format!("-m connmark --mark 0x0/{:#x} -j RETURN", marks.bump_mask());
     // This host itself says so where a segment is too long for a device: TCP has to hear of it.
     let mut locked = vec![free, "-i lo -j RETURN".to_owned()];
+    // What the networks behind this host send, unless it comes from elsewhere in their name.
+    let passages = desired.passages(&desired.peers(family), family);
+    locked.extend(
+        passages
+            .into_iter()
+            .map(|(near, far)| words([from(near), to(far), "-m rpfilter -j RETURN".to_owned()])),
+    );
     locked.extend(desired.bumps.iter().map(by_its_device));
     locked.push("-j DROP".to_owned());
     let mut chains = vec![chain(Table::Mangle, LOCKED, locked)];
@@ -186,16 +194,22 @@ pub(crate) fn required(desired: &Desired, family: Family) -> Vec<(&ClassRule, &B
 }
 
 /// What may come out of a TUN of ours (SECURITY.md 6).
-fn inbound(bump: &BumpRoute, family: Family) -> Vec<String> {
+fn inbound(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
     let (loopback, redirect) = match family {
         Family::V4 => ("127.0.0.0/8", "-p icmp -m icmp --icmp-type 5"),
         Family::V6 => ("::1/128", "-p ipv6-icmp -m icmp6 --icmpv6-type 137"),
     };
     let mut rules = vec![
         format!("-d {loopback} -j DROP"),
-        "-m addrtype ! --dst-type LOCAL -j DROP".to_owned(),
         format!("{redirect} -j DROP"),
     ];
+    // Not to all hosts of a network at once.
+    let passages = desired.passages(&bump.peers, family).into_iter();
+    rules.extend(passages.map(|(near, far)| {
+        let unicast = "-m addrtype --dst-type UNICAST -j RETURN".to_owned();
+        words([from(far), to(near), unicast])
+    }));
+    rules.push("-m addrtype ! --dst-type LOCAL -j DROP".to_owned());
     rules.extend(
         widest(&bump.peers, family)
             .iter()
@@ -206,9 +220,21 @@ fn inbound(bump: &BumpRoute, family: Family) -> Vec<String> {
 }
 
 /// What came out of a TUN of ours was for this host, until some rule of DNAT gave it another destination;
-/// what others send has no business in one (SECURITY.md 6).
-fn passing(bump: &BumpRoute) -> [String; 2] {
-    ["-i", "-o"].map(|way| format!("{way} {} -j DROP", bump.device))
+/// what others send has no business in one (SECURITY.md 6), but for the networks that this host
+/// forwards for, to those behind the peers and back.
+fn passing(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
+    let device = &bump.device;
+    let mark = desired.marks.bump(bump.id);
+    let mask = desired.marks.bump_mask();
+    let mut rules = Vec::new();
+    for (near, far) in desired.passages(&bump.peers, family) {
+        let comes = format!("-i {device} -j RETURN");
+        rules.push(words([from(far), to(near), comes]));
+        let goes = format!("-o {device} -m mark --mark {mark:#x}/{mask:#x} -j RETURN");
+        rules.push(words([from(near), to(far), goes]));
+    }
+    rules.extend(["-i", "-o"].map(|way| format!("{way} {device} -j DROP")));
+    rules
 }
 
 /// Plain packets that fall into a TUN of ours get an ICMP error, as from a host that is not reachable.

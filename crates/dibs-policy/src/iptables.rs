@@ -1,6 +1,6 @@
 //! iptables as text: reading iptables-save, writing iptables-restore.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use crate::chains::{Chain, Role, Table};
@@ -34,7 +34,7 @@ pub struct Jump {
     pub rule: String,
     /// Our chain that it jumps to.
     pub target: String,
-    /// Whether it is the first rule of its chain.
+    /// Whether nothing of others stands before it in its chain.
     pub first: bool,
 }
 
@@ -45,7 +45,8 @@ impl Tables {
     pub fn parse(text: &str) -> Self {
         let mut tables = Self::default();
         let mut table = None;
-        let mut seen: BTreeMap<(Table, String), usize> = BTreeMap::new();
+        // Chains that have rules of others so far.
+        let mut others: BTreeSet<(Table, String)> = BTreeSet::new();
         for line in text.lines() {
             if let Some(name) = line.strip_prefix('*') {
                 table = Table::ALL
@@ -66,8 +67,6 @@ impl Tables {
             else {
                 continue;
             };
-            let position = seen.entry((table, chain.to_owned())).or_default();
-            *position += 1;
             if chain.starts_with(PREFIX) {
                 let counted = CountedRule {
                     rule: rule.to_owned(),
@@ -84,8 +83,10 @@ impl Tables {
                     chain: chain.to_owned(),
                     rule: rule.to_owned(),
                     target: target.to_owned(),
-                    first: *position == 1,
+                    first: !others.contains(&(table, chain.to_owned())),
                 });
+            } else {
+                others.insert((table, chain.to_owned()));
             }
         }
         tables

@@ -25,6 +25,8 @@ const BACKUP_METRIC: u32 = 1000;
 pub struct Network {
     /// TUNs of ours and how they should be set up.
     pub devices: BTreeSet<DeviceName>,
+    /// Whether what comes out of them may be for others.
+    pub forwards: bool,
     /// Devices of others that routes lead to.
     pub foreign: BTreeSet<DeviceName>,
     /// Addresses on TUNs of ours.
@@ -98,7 +100,7 @@ pub struct LinkState {
 
 /// Settings of a TUN of ours, as paths under /proc/sys/net with `@` for the device. rp_filter: replies to
 /// addresses of other interfaces come in here. forwarding: what comes out is for this host alone, also
-/// where it is a router. The rest: it has no neighbours to learn from.
+/// where it is a router, unless [`Network::forwards`]. The rest: it has no neighbours to learn from.
 pub const SYSCTLS: [(&str, &str); 8] = [
     ("ipv4/conf/@/rp_filter", "2"),
     ("ipv4/conf/@/forwarding", "0"),
@@ -109,6 +111,15 @@ pub const SYSCTLS: [(&str, &str); 8] = [
     ("ipv6/conf/@/accept_redirects", "0"),
     ("ipv6/conf/@/addr_gen_mode", "1"),
 ];
+
+/// Of [`SYSCTLS`], what a gateway has otherwise.
+fn setting(key: &str, value: &'static str, forwards: bool) -> &'static str {
+    if forwards && key.ends_with("/forwarding") {
+        "1"
+    } else {
+        value
+    }
+}
 
 /// One change of the kernel's network state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +159,10 @@ pub enum Change {
 impl Network {
     /// The network side of `desired`.
     pub fn of(desired: &Desired) -> Self {
-        let mut network = Self::default();
+        let mut network = Self {
+            forwards: !desired.gateway.is_empty() && !desired.bumps.is_empty(),
+            ..Self::default()
+        };
         let families = Family::BOTH
             .into_iter()
             .filter(|f| !desired.peers(*f).is_empty());
@@ -222,7 +236,7 @@ impl Network {
             let Some(link) = now.links.get(device) else {
                 continue;
             };
-            changes.extend(set_up(device, link));
+            changes.extend(set_up(device, link, self.forwards));
         }
         let (closed, open): (Vec<_>, Vec<_>) = self
             .routes
@@ -303,9 +317,10 @@ impl<'a, T: Clone + 'a, I: Iterator<Item = &'a T>> RevCollect<T> for I {
     }
 }
 
-fn set_up(device: &DeviceName, link: &LinkState) -> Vec<NetChange> {
+fn set_up(device: &DeviceName, link: &LinkState, forwards: bool) -> Vec<NetChange> {
     let mut changes = Vec::new();
     for (key, value) in SYSCTLS {
+        let value = setting(key, value, forwards);
         if link.sysctls.get(key).is_some_and(|found| found != value) {
             changes.push(NetChange::Sysctl {
                 device: device.clone(),

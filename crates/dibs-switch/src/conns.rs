@@ -209,6 +209,13 @@ impl Choices {
         }
     }
 
+    /// The connection of these ends has another name now, and is the same.
+    pub fn rename(&mut self, pair: &Pair, socket: Socket) {
+        if let Some(choice) = self.0.get_mut(pair) {
+            choice.socket = socket;
+        }
+    }
+
     /// Puts back what was saved.
     pub fn restore(&mut self, pair: Pair, choice: Choice) {
         self.0.insert(pair, choice);

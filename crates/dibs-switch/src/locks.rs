@@ -67,6 +67,15 @@ impl Locks {
         lock.is_some_and(|lock| lock.bump == bump && lock.state == State::Locked)
     }
 
+    /// All that are locked.
+    pub fn locked(&self) -> impl Iterator<Item = Pair> {
+        let locked = self
+            .0
+            .iter()
+            .filter(|(_, lock)| lock.state == State::Locked);
+        locked.map(|(pair, _)| *pair)
+    }
+
     /// Whether anything is known of a lock for another bump than this.
     pub fn is_elsewhere(&self, pair: &Pair, bump: u8) -> bool {
         self.0.get(pair).is_some_and(|lock| lock.bump != bump)

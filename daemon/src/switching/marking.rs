@@ -91,8 +91,12 @@ impl Daemon {
         }
         let installed = !self.state.borrow().installed.is_empty();
         let marked = conntrack.set_mark(&tuple, value, mask).await?;
-        if !marked && installed && !conntrack.adopt(&tuple, value).await? {
-            conntrack.set_mark(&tuple, value, mask).await?;
+        if !marked && installed {
+            if conntrack.adopt(&tuple, value).await? {
+                self.rename(pair).await?;
+            } else {
+                conntrack.set_mark(&tuple, value, mask).await?;
+            }
         }
         self.note_place(&mut backstop, pair, Place::Bumped).await;
         if self.is_outside(bump) {

@@ -10,7 +10,9 @@ use crate::{Desired, Family, Prefix};
 /// Its name in nftables.
 pub(super) const TABLE: &str = "dibs";
 
+const PRE_ROUTING: u32 = 0;
 const LOCAL_IN: u32 = 1;
+const FORWARD: u32 = 2;
 const LOCAL_OUT: u32 = 3;
 const POST_ROUTING: u32 = 4;
 
@@ -47,7 +49,8 @@ pub(super) struct Rule {
 impl Ruleset {
     /// What `desired` needs; empty where it wants nothing. Not every kernel can do source NAT.
     pub(super) fn of(desired: &Desired, nat: bool) -> Self {
-        if desired.bumps.is_empty() {
+        let gateway = !desired.gateway.is_empty();
+        if desired.bumps.is_empty() && !gateway {
             return Self::default();
         }
         let base = |name: &str, kind, hook, priority, rules| Chain {
@@ -56,7 +59,21 @@ impl Ruleset {
             rules,
         };
         let mut chains = Vec::new();
-        if desired.fail == Fail::Closed {
+        if gateway {
+            // Connections that pass have no socket to be found by: so they are tracked, bump or no bump.
+            chains.push(base("forward", "filter", FORWARD, 300, passing(desired)));
+        }
+        if desired.fail == Fail::Closed && gateway {
+            // Before they are tracked.
+            chains.push(base(
+                "prerouting",
+                "filter",
+                PRE_ROUTING,
+                -300,
+                forged(desired),
+            ));
+        }
+        if desired.fail == Fail::Closed && !desired.bumps.is_empty() {
             // Behind everything that may mark a packet.
             chains.extend([
                 base("input", "filter", LOCAL_IN, -140, follow(desired)),
@@ -64,7 +81,7 @@ impl Ruleset {
                 base("postrouting", "filter", POST_ROUTING, -140, astray(desired)),
             ]);
         }
-        if nat {
+        if nat && !desired.bumps.is_empty() {
             // Before the user's source NAT, at 100.
             chains.push(base(
                 "source",
@@ -120,10 +137,76 @@ impl Ruleset {
     }
 }
 
+/// What passes a gateway: it follows and is kept in as what is this host's own.
+fn passing(desired: &Desired) -> Vec<Rule> {
+    let marks = desired.marks;
+    let (mask, chosen) = (marks.bump_mask(), marks.override_bit());
+    if desired.bumps.is_empty() || desired.fail == Fail::Open {
+        return vec![Rule::new("tracked").ct_mark(mask, 0, true).returns()];
+    }
+    let mut rules = Vec::new();
+    for bump in &desired.bumps {
+        for family in Family::BOTH {
+            for (near, far) in desired.passages(&bump.peers, family) {
+                let came = Rule::new(format!("follow bump {}", bump.id));
+                let came = came.device(Meta::InName, bump).family(family);
+                let came = match bump.owner {
+                    DeviceOwner::Ours => came,
+                    DeviceOwner::Foreign => came.protocol(libc::IPPROTO_TCP),
+                };
+                let came = came.prefix(far, false).destination(near);
+                rules.push(came.follows(desired, bump));
+            }
+        }
+    }
+    rules.push(Rule::new("marked").mark(mask, 0, false).returns());
+    for (family, bumped, plain) in SETS {
+        let connection = |label: &str, set| Rule::new(label).connection(family).among(set);
+        rules.push(connection("on a bump", bumped).drops());
+        rules.push(connection("plain by choice", plain).returns());
+        for (near, far) in desired.passages(&desired.peers(family), family) {
+            let from_near = |label: &str| {
+                let rule = Rule::new(label).family(family);
+                rule.prefix(near, false).destination(far)
+            };
+            let plain = from_near("marked plain by choice");
+            rules.push(plain.ct_mark(mask | chosen, chosen, true).returns());
+            let bumped = from_near("marked for a bump");
+            rules.push(bumped.ct_mark(mask, 0, false).drops());
+        }
+        for near in widest(&desired.gateway, family) {
+            rules.extend(by_class(desired, family, Some(near)));
+        }
+    }
+    rules
+}
+
+/// What comes in plain of connections that pass here and are locked. conntrack would believe it, and
+/// nobody could say better, for their sockets are elsewhere.
+fn forged(desired: &Desired) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = desired
+        .bumps
+        .iter()
+        .map(|bump| {
+            let came = Rule::new(format!("came by bump {}", bump.id));
+            came.device(Meta::InName, bump).returns()
+        })
+        .collect();
+    for (family, set) in [(Family::V4, "locked4"), (Family::V6, "locked6")] {
+        let came = Rule::new("locked").connection_back(family).among(set);
+        rules.push(came.drops());
+    }
+    rules
+}
+
+/// The sets of each family: of connections on bumps, and of those that are plain by choice.
+const SETS: [(Family, &str, &str); 2] = [
+    (Family::V4, "bumped4", "plain4"),
+    (Family::V6, "bumped6", "plain6"),
+];
+
 /// What comes in by a bump's device makes its connection follow, as DIBS-INPUT does.
 fn follow(desired: &Desired) -> Vec<Rule> {
-    let marks = desired.marks;
-    let free = marks.bump_mask() | marks.override_bit();
     let of_bump = |bump: &BumpRoute| {
         let came = Rule::new(format!("follow bump {}", bump.id)).device(Meta::InName, bump);
         let came = match bump.owner {
@@ -136,10 +219,7 @@ fn follow(desired: &Desired) -> Vec<Rule> {
                 bump.peers.iter().map(of_peer).collect()
             }
         };
-        let follows = came.into_iter().map(|rule| {
-            rule.ct_mark(free, 0, true)
-                .set_ct_mark(marks.bump_mask(), marks.bump(bump.id))
-        });
+        let follows = came.into_iter().map(|rule| rule.follows(desired, bump));
         follows.collect::<Vec<_>>()
     };
     desired.bumps.iter().flat_map(of_bump).collect()
@@ -153,10 +233,7 @@ fn unmarked(desired: &Desired) -> Vec<Rule> {
         Rule::new("marked").mark(mask, 0, false).returns(),
         Rule::new("local").name(Meta::OutName, "lo").returns(),
     ];
-    for (family, bumped, plain) in [
-        (Family::V4, "bumped4", "plain4"),
-        (Family::V6, "bumped6", "plain6"),
-    ] {
+    for (family, bumped, plain) in SETS {
         let connection = |label: &str, set| Rule::new(label).connection(family).among(set);
         rules.push(connection("on a bump", bumped).drops());
         rules.push(connection("plain by choice", plain).returns());
@@ -166,21 +243,35 @@ fn unmarked(desired: &Desired) -> Vec<Rule> {
             rules.push(plain.returns());
             rules.push(to("marked for a bump").ct_mark(mask, 0, false).drops());
         }
-        rules.extend(by_class(desired, family));
+        rules.extend(by_class(desired, family, None));
     }
     rules
 }
 
-/// What is unmarked against class rules, in the order of DIBS-STEER: the first decides.
-fn by_class(desired: &Desired, family: Family) -> Vec<Rule> {
+/// What is unmarked against class rules, in the order of DIBS-STEER, or of DIBS-PASS for what comes from
+/// the network `near`: the first decides.
+fn by_class(desired: &Desired, family: Family, near: Option<Prefix>) -> Vec<Rule> {
     let mut rules = Vec::new();
+    let meant = |class: &&ClassRule| near.is_none() || !class.is_of_sockets();
     let is_required = |class: &&ClassRule| class.binding == Binding::Required;
-    let required = desired.rules.iter().filter(is_required);
-    let others = desired.rules.iter().filter(|class| !is_required(class));
+    let all = desired.rules.iter().filter(meant);
+    let required = all.clone().filter(is_required);
+    let others = all.filter(|class| !is_required(class));
     // What iptables alone understands stays its business: without that, a rule would mean more.
     for class in required.chain(others).filter(|c| c.matches.is_empty()) {
         let Some(bump) = desired.bumps.iter().find(|bump| bump.id == class.bump) else {
             continue;
+        };
+        let source = match (class.source, near) {
+            (Some(source), Some(near)) => match source.common(near) {
+                Some(both) => Some(both),
+                None => continue,
+            },
+            (source, near) => source.or(near),
+        };
+        let class = &ClassRule {
+            source,
+            ..class.clone()
         };
         let to = |destination| Rule::of_class(class, family, destination);
         let meant = destinations(class, bump, family);
@@ -438,6 +529,13 @@ impl Rule {
             .expression("ct", store)
     }
 
+    /// A connection that is on no bump and not plain by choice goes to this one.
+    fn follows(self, desired: &Desired, bump: &BumpRoute) -> Self {
+        let marks = desired.marks;
+        self.ct_mark(marks.bump_mask() | marks.override_bit(), 0, true)
+            .set_ct_mark(marks.bump_mask(), marks.bump(bump.id))
+    }
+
     fn device(self, key: Meta, bump: &BumpRoute) -> Self {
         self.name(key, bump.device.as_str())
     }
@@ -489,16 +587,26 @@ impl Rule {
 
     /// Loads what names a TCP connection, as the keys of the sets have it.
     fn connection(self, family: Family) -> Self {
+        self.ends(family, false)
+    }
+
+    /// The same of a packet of the far end.
+    fn connection_back(self, family: Family) -> Self {
+        self.ends(family, true)
+    }
+
+    fn ends(self, family: Family, back: bool) -> Self {
         let address = match family {
             Family::V4 => 1,
             Family::V6 => 4,
         };
+        let (local, remote) = if back { (2, 0) } else { (0, 2) };
         self.family(family)
             .protocol(libc::IPPROTO_TCP)
-            .address(WORDS, family, false)
-            .payload(WORDS + address, Base::Transport, 0, 2)
-            .address(WORDS + address + 1, family, true)
-            .payload(WORDS + 2 * address + 1, Base::Transport, 2, 2)
+            .address(WORDS, family, back)
+            .payload(WORDS + address, Base::Transport, local, 2)
+            .address(WORDS + address + 1, family, !back)
+            .payload(WORDS + 2 * address + 1, Base::Transport, remote, 2)
     }
 
     fn among(self, set: &str) -> Self {
@@ -585,13 +693,15 @@ pub(super) fn sets() -> impl Iterator<Item = Change> {
         ("bumped6", 8, 40),
         ("plain4", 7, 16),
         ("plain6", 8, 40),
+        ("locked4", 7, 16),
+        ("locked6", 8, 40),
     ];
     kinds
         .into_iter()
         .enumerate()
         .map(|(n, (name, address, length))| {
             let kind = ((address << 6 | PORT) << 6 | address) << 6 | PORT;
-            let number = u32::try_from(n).expect("four") + 1;
+            let number = u32::try_from(n).expect("six") + 1;
             Change {
                 kind: Kind::NewSet,
                 // _TABLE, _NAME, _FLAGS, _KEY_TYPE, _KEY_LEN, _ID.

@@ -45,8 +45,8 @@ iptables-restore --noflush --wait <<EOF
 :DIBS-PREROUTING - [0:0]
 :DIBS-POSTROUTING - [0:0]
 -A DIBS-IN-1 -d 127.0.0.0/8 -j DROP
--A DIBS-IN-1 -m addrtype ! --dst-type LOCAL -j DROP
 -A DIBS-IN-1 -p icmp -m icmp --icmp-type 5 -j DROP
+-A DIBS-IN-1 -m addrtype ! --dst-type LOCAL -j DROP
 -A DIBS-IN-1 -s 10.0.1.2/32 -j RETURN
 -A DIBS-IN-1 -j DROP
 -A DIBS-LOCKED -m connmark --mark 0x0/0xf000000 -j RETURN
@@ -359,4 +359,57 @@ fn class_rules_match_what_they_name_and_only_the_bumps_peers() {
             "-s fd00::1/128 -p tcp -m comment --comment dibs-rule-5 -g DIBS-SET-1",
         ]
     );
+}
+
+#[test]
+fn a_gateway_steers_what_passes_between_its_networks_and_the_peers() {
+    let mut desired = one();
+    desired.gateway = vec!["192.168.7.0/24".parse().unwrap()];
+    desired.bumps[0]
+        .peers
+        .push("192.168.8.0/24".parse().unwrap());
+    let mut local = ClassRule::tcp(2, desired.bumps[0].id);
+    local.uid = Some(1000);
+    desired.rules.push(local);
+    let plan = text(&desired);
+    for expected in [
+        // Not to all hosts of a network, and to none elsewhere.
+        "-A DIBS-IN-1 -s 10.0.1.2/32 -d 192.168.7.0/24 -m addrtype --dst-type UNICAST -j RETURN\n\
+         -A DIBS-IN-1 -s 192.168.8.0/24 -d 192.168.7.0/24 -m addrtype --dst-type UNICAST -j RETURN\n\
+         -A DIBS-IN-1 -m addrtype ! --dst-type LOCAL -j DROP\n",
+        // What a network sends is not what comes in plain, unless it comes from elsewhere.
+        "-A DIBS-LOCKED -s 192.168.7.0/24 -d 192.168.8.0/24 -m rpfilter -j RETURN\n\
+         -A DIBS-LOCKED -i dibs1 -m connmark --mark 0x1000000/0xf000000 -j RETURN\n\
+         -A DIBS-LOCKED -j DROP\n",
+        "-A DIBS-FORWARD -s 192.168.8.0/24 -d 192.168.7.0/24 -i dibs1 -j RETURN\n\
+         -A DIBS-FORWARD -s 192.168.7.0/24 -d 192.168.8.0/24 -o dibs1 -m mark --mark 0x1000000/0xf000000 -j RETURN\n\
+         -A DIBS-FORWARD -i dibs1 -j DROP\n\
+         -A DIBS-FORWARD -o dibs1 -j DROP\n",
+        // The rule of a user of this host is not for others.
+        "-A DIBS-PASS -m addrtype --dst-type LOCAL -j RETURN\n\
+         -A DIBS-PASS -m connmark --mark 0x10000000/0x10000000 -g DIBS-FOLLOW\n\
+         -A DIBS-PASS -p tcp -m tcp --dport 80 -m comment --comment dibs-rule-1 -g DIBS-SET-1\n\
+         -A DIBS-PASS -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW\n",
+        "-A DIBS-GATEWAY -s 192.168.7.0/24 -d 192.168.8.0/24 -g DIBS-PASS\n",
+        "-A DIBS-PASSING -s 192.168.8.0/24 -d 192.168.7.0/24 -i dibs1 -m connmark --mark 0x0/0x1f000000 \
+         -j CONNMARK --set-xmark 0x1000000/0xf000000\n",
+        "-I PREROUTING 1 -j DIBS-GATEWAY\n-I FORWARD 1 -j DIBS-PASSING\n",
+        "sysctl net/ipv4/conf/dibs1/forwarding=1\nsysctl net/ipv6/conf/dibs1/forwarding=1\n",
+    ] {
+        assert!(plan.contains(expected), "{expected} is not in {plan}");
+    }
+    let own = plan.matches("--uid-owner 1000").count();
+    assert_eq!(own, 1, "in DIBS-STEER alone");
+}
+
+#[test]
+fn what_is_behind_both_is_refused() {
+    let mut desired = one();
+    desired.gateway = vec!["10.0.0.0/8".parse().unwrap()];
+    assert_eq!(
+        desired.validate().unwrap_err().to_string(),
+        "10.0.0.0/8 is behind this host and behind a peer"
+    );
+    desired.gateway = vec!["127.0.0.0/8".parse().unwrap()];
+    assert!(desired.validate().is_err());
 }

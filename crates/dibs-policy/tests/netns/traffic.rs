@@ -120,7 +120,7 @@ pub(crate) fn the_tun_delivers_only_what_peers_may_send(lab: &Lab) {
         );
         // The kernel itself refuses ::1 from outside, before any rule.
         let loopback = if here.contains(':') { "0" } else { "1" };
-        let expected = [loopback, "1", "0", "1"];
+        let expected = [loopback, "0", "1", "1"];
         assert_eq!(
             drops.split_whitespace().collect::<Vec<_>>(),
             expected,
