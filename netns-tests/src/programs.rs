@@ -7,7 +7,7 @@ use std::sync::Once;
 use anyhow::{Context as _, Result, ensure};
 
 /// Programs that the tests start, and the Debian packages they come in.
-const NEEDED: [(&str, &str); 10] = [
+const NEEDED: [(&str, &str); 11] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("ip", "iproute2"),
@@ -18,6 +18,7 @@ const NEEDED: [(&str, &str); 10] = [
     ("openssl", "openssl"),
     ("openvpn", "openvpn"),
     ("socat", "socat"),
+    ("wireguard-go", "wireguard-go"),
 ];
 
 /// Builds `dibsd` and `dibsctl` with the profile and into the directory of the running test, once,

@@ -1,10 +1,11 @@
-//! Devices of other programs as bumps: OpenVPN, and what is none of ours stays so.
+//! Devices of other programs as bumps: OpenVPN, wireguard-go, and what is none of ours stays so.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::baseline::{Tunnel, openvpn};
+use dibs_lab::baseline::{Tunnel, openvpn, wireguard_go};
 use netns_tests::daemon::wait;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{Talk, connect};
@@ -12,6 +13,8 @@ use netns_tests::{Net, Node, Setup, isolated};
 
 /// The device that the lab's OpenVPN makes.
 const TUN: &str = "tun99";
+/// The device that the lab's wireguard-go makes.
+const WG: &str = "wg0";
 /// More than can be under way.
 const SETTLED: u64 = 2 << 20;
 
@@ -22,13 +25,26 @@ fn with_vpn() -> Setup {
 fn connect_vpn(net: &Net) -> Result<Tunnel> {
     let at = |host: u8| IpAddr::from([10, 0, 1, host]);
     let tunnel = openvpn((&net.a.host, at(1)), (&net.b.host, at(2)))?;
-    // As the daemons see it.
+    seen(net)?;
+    Ok(tunnel)
+}
+
+fn connect_wireguard(net: &Net) -> Result<Tunnel> {
+    let at = |host: u8| IpAddr::from([10, 0, 1, host]);
+    let program = Path::new("wireguard-go");
+    let tunnel = wireguard_go(program, (&net.a.host, at(1)), (&net.b.host, at(2)))?;
+    seen(net)?;
+    Ok(tunnel)
+}
+
+/// Waits until the daemons see the device.
+fn seen(net: &Net) -> Result<()> {
     for node in [&net.a, &net.b] {
         wait("the device to be seen", || {
             bump(node, "vpn").is_ok_and(|bump| bump["reason"].is_null())
         })?;
     }
-    Ok(tunnel)
+    Ok(())
 }
 
 /// The entry of a bump in `bump list`.
@@ -50,36 +66,46 @@ fn segment(node: &Node) -> Result<u64> {
 
 #[test]
 fn live_connections_go_by_openvpn_and_come_back() {
+    isolated(|| go_and_come_back(with_vpn(), connect_vpn));
+}
+
+#[test]
+fn live_connections_go_by_wireguard_go_and_come_back() {
     isolated(|| {
-        with_vpn().run(|net| {
-            let _vpn = connect_vpn(net)?;
-            let ears = net.eavesdrop()?;
-            let talk = net.talk(7000)?;
-            talk.advance(SETTLED)?;
-            let mut through = Vec::new();
-            for bump in ["vpn", "plain", "vpn", "scramble", "vpn", "seal", "vpn"] {
-                net.a.put_on(bump, "--dport", 7000)?;
-                net.wait_bump(7000, bump)?;
-                talk.advance(SETTLED)?;
-                if bump == "vpn" {
-                    let start = SystemTime::now();
-                    talk.advance(SETTLED)?;
-                    through.push(start..SystemTime::now());
-                    let known = self::bump(&net.a, "vpn")?;
-                    ensure!(known["connections"] == 1, "{known:#}");
-                }
-            }
-            let heard = ears.finish()?;
-            for during in &through {
-                let plain = heard.plain(&talk.plaintexts, during);
-                ensure!(plain == [0, 0], "in plain: {plain:?}");
-            }
-            net.b.put_on("plain", "--sport", 7000)?;
-            net.wait_bump(7000, "plain")?;
-            talk.advance(SETTLED)?;
-            talk.finish()
-        })
+        let setup = Setup::new().devices(&[("vpn", WG)], &[("vpn", WG)]);
+        go_and_come_back(setup, connect_wireguard)
     });
+}
+
+fn go_and_come_back(setup: Setup, connect: fn(&Net) -> Result<Tunnel>) -> Result<()> {
+    setup.run(|net| {
+        let _vpn = connect(net)?;
+        let ears = net.eavesdrop()?;
+        let talk = net.talk(7000)?;
+        talk.advance(SETTLED)?;
+        let mut through = Vec::new();
+        for bump in ["vpn", "plain", "vpn", "scramble", "vpn", "seal", "vpn"] {
+            net.a.put_on(bump, "--dport", 7000)?;
+            net.wait_bump(7000, bump)?;
+            talk.advance(SETTLED)?;
+            if bump == "vpn" {
+                let start = SystemTime::now();
+                talk.advance(SETTLED)?;
+                through.push(start..SystemTime::now());
+                let known = self::bump(&net.a, "vpn")?;
+                ensure!(known["connections"] == 1, "{known:#}");
+            }
+        }
+        let heard = ears.finish()?;
+        for during in &through {
+            let plain = heard.plain(&talk.plaintexts, during);
+            ensure!(plain == [0, 0], "in plain: {plain:?}");
+        }
+        net.b.put_on("plain", "--sport", 7000)?;
+        net.wait_bump(7000, "plain")?;
+        talk.advance(SETTLED)?;
+        talk.finish()
+    })
 }
 
 #[test]

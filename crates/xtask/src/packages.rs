@@ -18,7 +18,7 @@ const LAB: [Need; 3] = [
     ("iptables", "iptables"),
 ];
 /// What the tests need beside that.
-const TESTS: [Need; 9] = [
+const TESTS: [Need; 10] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("iperf3", "iperf3"),
@@ -29,6 +29,7 @@ const TESTS: [Need; 9] = [
     ("openvpn", "openvpn"),
     ("socat", "socat"),
     ("sysctl", "procps"),
+    ("wireguard-go", "wireguard-go"),
 ];
 /// What the experiments need beside that of the lab.
 const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];

@@ -53,7 +53,7 @@ pub fn build_wireguard_go(directory: &Path) -> Result<PathBuf> {
 }
 
 /// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
-/// are 10.99.0.1 and 10.99.0.2.
+/// are 10.99.0.1 and 10.99.0.2; it also takes packets between the former, if they are routed into it.
 ///
 /// # Errors
 /// If the program does not start or refuses its configuration.
@@ -110,9 +110,10 @@ fn configure(
     write!(
         uapi,
         "set=1\nprivate_key={}\nlisten_port={PORT}\npublic_key={}\n\
-         endpoint={endpoint}\nallowed_ip={peer_inside}/32\n\n",
+         endpoint={endpoint}\nallowed_ip={peer_inside}/32\nallowed_ip={}/32\n\n",
         hexadecimal(&private),
-        hexadecimal(peer.as_bytes())
+        hexadecimal(peer.as_bytes()),
+        endpoint.ip()
     )
     .context("wireguard-go's socket")?;
     uapi.set_read_timeout(Some(STARTUP))?;
