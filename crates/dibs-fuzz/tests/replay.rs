@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use dibs_fuzz::{TARGETS, Target};
+use dibs_switch::messages::{Body, Message};
 
 /// Mutated inputs of each target: a few seconds in a debug build.
 const MUTATIONS: [(&str, usize); 6] = [
@@ -108,3 +109,23 @@ macro_rules! replays {
 }
 
 replays! { config control datagrams handshake messages packets }
+
+/// A corpus of another format than the code's would only show that it is refused.
+#[test]
+fn the_corpus_has_each_kind_of_message_as_it_is_now() {
+    let mut kinds = [0; 4];
+    for input in corpus("messages") {
+        // The first byte says what follows.
+        let message = input.split_first().filter(|(first, _)| **first % 5 == 2);
+        let message = message.and_then(|(_, message)| Message::decode(message).ok());
+        if let Some(message) = message {
+            kinds[match message.body {
+                Body::Want { .. } => 0,
+                Body::Switch { .. } => 1,
+                Body::Answer(_) => 2,
+                Body::Confirm { .. } => 3,
+            }] += 1;
+        }
+    }
+    assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
+}
