@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use dibs_core::node::Event;
 use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, timeout};
 
 use crate::conns::{Pair, Socket};
 use crate::daemon::{Daemon, Hand, Handed, Steered};
@@ -323,7 +323,8 @@ pub(crate) async fn keep_addresses(daemon: &Daemon, old: &[IpAddr]) -> anyhow::R
 
 /// Forgets what was chosen for connections that ended, and bumps that nobody uses.
 pub async fn sweep(daemon: Rc<Daemon>) {
-    let mut ticks = interval(SWEEP);
+    // At the start there is more urgent work.
+    let mut ticks = interval_at(Instant::now() + SWEEP, SWEEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut round = 0;
     loop {
@@ -337,6 +338,9 @@ pub async fn sweep(daemon: Rc<Daemon>) {
         }
         if let Err(error) = sweep_once(&daemon).await {
             tracing::warn!("cannot look for connections that ended: {error:#}");
+        }
+        if let Err(error) = daemon.steerer.lock().await.clear_others().await {
+            tracing::warn!("cannot remove what an earlier run left: {error}");
         }
         round = (round + 1) % SWEEPS_PER_CHECK;
         if round == 0 || !daemon.steerer.lock().await.is_told().await {

@@ -47,6 +47,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
                 tracing::warn!("{error}: what flushes the firewall lets plain packets go")
             }
         }
+        steering.clear_others().await?;
         tracing::info!("blocked until the daemon runs");
         Ok(())
     })

@@ -104,6 +104,14 @@ impl Steerer {
         Ok(report)
     }
 
+    /// Removes what an earlier daemon left with another variant of iptables.
+    pub(crate) async fn clear_others(&mut self) -> Result<(), dibs_policy::Error> {
+        for step in self.steering.clear_others().await? {
+            tracing::info!("left by an earlier run: {}", step.to_string().trim_end());
+        }
+        Ok(())
+    }
+
     /// For looking only.
     pub(crate) fn steering(&mut self) -> &mut Steering {
         &mut self.steering

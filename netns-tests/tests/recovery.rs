@@ -15,7 +15,7 @@ const OUTAGE: Duration = Duration::from_secs(15);
 const SHORT: Duration = Duration::from_secs(6);
 /// What going on may take: a second, and as much again for a machine that others keep busy, where a daemon's
 /// start alone takes as long. Otherwise it takes a quarter of one.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Kills daemons, and starts them again after the outage.
 fn outlives_a_crash(ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result<()> {

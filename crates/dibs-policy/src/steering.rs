@@ -101,7 +101,8 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
     }
 
     /// Brings the kernel to `desired` by the difference alone; may be repeated at any time. After an error
-    /// the kernel is somewhere between, with no marked packet let out in plain; call again.
+    /// the kernel is somewhere between, with no marked packet let out in plain; call again. What an earlier
+    /// run left with another variant of iptables stays until [`clear_others`](Self::clear_others).
     pub async fn set(&mut self, desired: &Desired) -> Result<Report, Error> {
         let plan = Plan::new(desired)?;
         let mut report = Report::default();
@@ -117,12 +118,39 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         };
         self.variant = Some(variant);
         let observed = self.bring(variant, &plan, &mut report).await?;
-        if !self.others_clear {
-            self.clear_others(variant, &mut report).await?;
-            self.others_clear = true;
-        }
         report.warnings.extend(missing(&plan, &observed));
         Ok(report)
+    }
+
+    /// Removes what an earlier run left with another variant of iptables than that in use, and says what.
+    /// To be called some time after [`set`](Self::set), so that there is no gap; looks only once, for
+    /// that takes as long as all of `set`.
+    pub async fn clear_others(&mut self) -> Result<Vec<Step>, Error> {
+        let mut steps = Vec::new();
+        let Some(used) = self.variant.filter(|_| !self.others_clear) else {
+            return Ok(steps);
+        };
+        self.others_clear = true;
+        let ours = self.is_nft(used).await?;
+        for variant in Variant::ALL {
+            // Two names of one kind see the same rules: those in use.
+            match self.is_nft(variant).await {
+                Ok(kind) if kind != ours => {}
+                Ok(_) | Err(Error::NotInstalled(_)) => continue,
+                Err(error) => return Err(error),
+            }
+            for family in Family::BOTH {
+                let found = self.tables(variant, family, false).await?;
+                for role in [Role::Marker, Role::Guard] {
+                    let input = iptables::remove(&[], &found, role);
+                    if !input.is_empty() {
+                        self.restore(variant, family, &input).await?;
+                        steps.push(Step::Restore { family, input });
+                    }
+                }
+            }
+        }
+        Ok(steps)
     }
 
     /// Removes everything of ours, whoever left it: chains, jumps, RPDB rules, routes, addresses, our bits in
@@ -193,30 +221,6 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             }
         }
         Err(Error::NoIptables(reasons.join("; ")))
-    }
-
-    /// What an earlier run left with another variant goes last, so that there is no gap.
-    async fn clear_others(&mut self, used: Variant, report: &mut Report) -> Result<(), Error> {
-        let ours = self.is_nft(used).await?;
-        for variant in Variant::ALL {
-            // Two names of one kind see the same rules: those in use.
-            match self.is_nft(variant).await {
-                Ok(kind) if kind != ours => {}
-                Ok(_) | Err(Error::NotInstalled(_)) => continue,
-                Err(error) => return Err(error),
-            }
-            for family in Family::BOTH {
-                let found = self.tables(variant, family, false).await?;
-                for role in [Role::Marker, Role::Guard] {
-                    let input = iptables::remove(&[], &found, role);
-                    if !input.is_empty() {
-                        self.restore(variant, family, &input).await?;
-                        report.steps.push(Step::Restore { family, input });
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Whether a variant's rules are nftables', as its version says since there are two kinds (1.8).
@@ -295,12 +299,10 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
     async fn look(&mut self, variant: Variant, plan: &Plan) -> Result<Observed, Error> {
         let devices: Vec<DeviceName> = plan.network.watched().cloned().collect();
         let network = self.kernel.observe(&devices).await?;
-        let v4 = self
-            .tables(variant, Family::V4, !plan.v4.is_empty())
-            .await?;
-        let v6 = self
-            .tables(variant, Family::V6, !plan.v6.is_empty())
-            .await?;
+        let (v4, v6) = tokio::try_join!(
+            self.tables(variant, Family::V4, !plan.v4.is_empty()),
+            self.tables(variant, Family::V6, !plan.v6.is_empty()),
+        )?;
         Ok(Observed { v4, v6, network })
     }
 

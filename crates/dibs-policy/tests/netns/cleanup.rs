@@ -124,9 +124,15 @@ pub(crate) fn releases_the_bumps_that_go(lab: &Lab) {
 
 pub(crate) fn finds_what_another_variant_left(lab: &Lab) {
     lab.steered(&wish());
-    // Started without a choice, it takes the host's default, and clears the other.
+    // Started without a choice, it takes the host's default, and clears the other, once.
     let mut steering = lab.open(|| Steering::system(None));
     lab.set(&mut steering, &wish());
+    let mut cleared = || {
+        lab.wait(steering.clear_others())
+            .expect("programs that work")
+    };
+    cleared();
+    assert_eq!(cleared(), []);
     let count = |program: &str| -> usize {
         lab.sh(&format!("{program}-save"))
             .matches("-j DIBS-OUTPUT")
