@@ -11,7 +11,7 @@ use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;
 use smoltcp::time::Instant;
-use smoltcp::wire::{HardwareAddress, IpCidr};
+use smoltcp::wire::{HardwareAddress, IpCidr, IpEndpoint};
 
 use crate::coverage::{Coverage, Seen};
 use crate::offload;
@@ -278,6 +278,22 @@ impl Kernel {
     /// By how many bits it shifts the windows that the far end gives (RFC 7323).
     pub fn window_scale(&self, tuple: &Tuple) -> u8 {
         self.scales.get(&tuple.reversed()).copied().unwrap_or(0)
+    }
+
+    /// Whether it has a connection that may still send or get something.
+    pub fn speaks(&self, tuple: &Tuple) -> bool {
+        self.sockets.iter().any(|(_, socket)| {
+            let smoltcp::socket::Socket::Tcp(socket) = socket else {
+                return false;
+            };
+            let over = matches!(socket.state(), tcp::State::Closed | tcp::State::TimeWait);
+            let is = |end: Option<IpEndpoint>, ip: IpAddr, port| {
+                end.is_some_and(|end| end.addr == ip.into() && end.port == port)
+            };
+            !over
+                && is(socket.local_endpoint(), tuple.src, tuple.sport)
+                && is(socket.remote_endpoint(), tuple.dst, tuple.dport)
+        })
     }
 
     /// Whether a pointer of this kernel said so.

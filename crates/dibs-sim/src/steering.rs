@@ -7,6 +7,7 @@
 
 mod answering;
 mod asking;
+mod locking;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,10 +17,12 @@ use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_switch::asking::Verdict;
 use dibs_switch::conns::{Choice, Choices, Names, Pair, Socket, Version};
+use dibs_switch::locks::Locks;
 use dibs_wire::Tuple;
 
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::{Kernel, Way};
+use locking::Confirm;
 
 /// The bumps that a host carries.
 const CARRIED: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
@@ -29,8 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
 /// Before a peer that had a later choice is told of one again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
-/// Once both ends have agreed, what was sent in plain may arrive for so long.
-const GRACE: Duration = Duration::from_millis(500);
+/// Before the peer is asked again about what is not locked yet.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// What the kernel knows of a connection (SECURITY 5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,15 +44,6 @@ pub struct Mark {
     pub chosen: bool,
     /// Nothing of it comes in but by the bump: LOCKED.
     pub locked: bool,
-    /// The bump by which the far end sent last, since it is on one.
-    pub heard: u8,
-}
-
-impl Mark {
-    /// The far end is on the same bump.
-    pub const fn meets(&self) -> bool {
-        self.bump != 0 && self.heard == self.bump
-    }
 }
 
 /// A question that waits for its answer.
@@ -100,7 +94,10 @@ struct Daemon {
     next_request: u32,
     asks: BTreeMap<u32, Ask>,
     leaving: BTreeMap<Pair, Leaving>,
-    locks: Vec<(Time, Pair, Version)>,
+    locks: Locks<Time>,
+    confirms: BTreeMap<u32, Confirm>,
+    /// When peers are asked about what is not locked yet.
+    look_at: Option<Time>,
     /// To be told again then: the later choice that the peer had may be taken back.
     tellings: Vec<(Time, Pair, Version)>,
 }
@@ -167,7 +164,8 @@ impl Steering {
             daemon.names.sweep(|p, _| p != pair);
             daemon.asks.retain(|_, ask| ask.pair != *pair);
             daemon.leaving.remove(pair);
-            daemon.locks.retain(|(_, p, _)| p != pair);
+            daemon.locks.release(pair);
+            daemon.confirms.retain(|_, asked| asked.pair != *pair);
             daemon.tellings.retain(|(_, p, _)| p != pair);
         }
     }
@@ -219,12 +217,9 @@ impl Steering {
             });
             return false;
         }
-        if came != 0 {
-            mark.heard = came;
-            if follow && mark.bump == 0 && !mark.chosen {
-                mark.bump = came;
-                self.seen.note(Seen::Followed);
-            }
+        if came != 0 && follow && mark.bump == 0 && !mark.chosen {
+            mark.bump = came;
+            self.seen.note(Seen::Followed);
         }
         true
     }
@@ -273,12 +268,15 @@ impl Steering {
         for (pair, choice) in &self.saved {
             daemon.choices.restore(*pair, *choice);
         }
+        // What an earlier run locked.
+        for (pair, mark) in self.marks.iter().filter(|(_, mark)| mark.locked) {
+            daemon.locks.adopt(*pair, mark.bump);
+        }
         self.daemon = Some(daemon);
+        // The peer may not have heard of them; it is told with the next session.
         for (pair, _) in self.saved.clone() {
             self.mark_choice(at, pair);
         }
-        // The peer may not have heard of them; it is told with the next session.
-        self.daemon().locks.clear();
     }
 
     fn daemon(&mut self) -> &mut Daemon {
@@ -296,15 +294,10 @@ impl Steering {
         self.saved = saved.collect();
     }
 
-    fn unlock(&mut self, pair: &Pair) {
-        if let Some(mark) = self.marks.get_mut(pair)
-            && std::mem::take(&mut mark.locked)
-        {
-            self.seen.note(Seen::Unlocked);
-        }
-        if let Some(daemon) = &mut self.daemon {
-            daemon.locks.retain(|(_, p, _)| p != pair);
-        }
+    fn next_request(&mut self) -> u32 {
+        let request = self.daemon().next_request;
+        self.daemon().next_request = request.wrapping_add(1);
+        request
     }
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
@@ -315,13 +308,10 @@ impl Steering {
         let highest = self.highest.entry(pair).or_default();
         *highest = (*highest).max(choice.version);
         if choice.bump != 0 {
-            if choice.bump != self.mark(&pair).bump {
-                self.unlock(&pair);
-            }
             let mark = self.marks.entry(pair).or_default();
             (mark.bump, mark.chosen) = (choice.bump, true);
-            let lock = (at.now + GRACE, pair, choice.version);
-            self.daemon().locks.push(lock);
+            self.note_lock(&pair);
+            self.daemon().look_at = Some(at.now);
             return;
         }
         self.leave(at, pair);
@@ -331,7 +321,7 @@ impl Steering {
     fn leave(&mut self, at: &mut At<'_>, pair: Pair) {
         self.unlock(&pair);
         let mark = self.marks.entry(pair).or_default();
-        (mark.bump, mark.chosen, mark.heard) = (0, true, 0);
+        (mark.bump, mark.chosen) = (0, true);
         end_drains(at, &pair);
     }
 
@@ -339,9 +329,11 @@ impl Steering {
     pub fn poll_timeout(&self) -> Option<Time> {
         let daemon = self.daemon.as_ref()?;
         let asks = daemon.asks.values().map(|a| a.until);
-        let locks = daemon.locks.iter().map(|(t, ..)| *t);
+        let confirms = daemon.confirms.values().map(|asked| asked.until);
         let tellings = daemon.tellings.iter().map(|(t, ..)| *t);
-        asks.chain(locks).chain(tellings).min()
+        let looks = [daemon.look_at, daemon.locks.next_due()];
+        let looks = looks.into_iter().flatten();
+        asks.chain(confirms).chain(tellings).chain(looks).min()
     }
 
     /// Does what is due.
@@ -365,28 +357,16 @@ impl Steering {
                 None => {}
             }
         }
-        let locks = std::mem::take(&mut self.daemon().locks);
-        for (at, pair, version) in locks {
-            if at > now {
-                self.daemon().locks.push((at, pair, version));
-                continue;
-            }
-            let choice = self.daemon().choices.get(&pair);
-            let stands = choice.is_some_and(|c| c.version == version && c.bump != 0 && !c.pending);
-            let Some(mark) = self.marks.get_mut(&pair).filter(|_| stands) else {
-                continue;
-            };
-            if mark.meets() {
-                mark.locked = true;
-                self.seen.note(Seen::Locked);
-            } else {
-                // The far end may not be on the bump.
-                self.daemon().locks.push((now + GRACE, pair, version));
-            }
+        self.daemon().confirms.retain(|_, asked| asked.until > now);
+        if self.daemon().locks.next_due().is_some_and(|due| due <= now) {
+            self.set_locks(now);
+        }
+        if self.daemon().look_at.is_some_and(|look| look <= now) {
+            self.ask_confirmations(at);
         }
     }
 
-    /// That versions in force never go back (SECURITY 9).
+    /// That versions in force never go back (SECURITY 9), and that what is locked is so by both ends' word.
     ///
     /// # Errors
     /// They did.
@@ -396,9 +376,9 @@ impl Steering {
         };
         for (pair, choice) in daemon.choices.iter() {
             let mark = self.mark(&pair);
-            if mark.locked && !mark.meets() {
+            if mark.locked && !daemon.locks.is_locked(&pair, mark.bump) {
                 return Err(format!(
-                    "{pair:?} is locked to a bump that one end is not on: {mark:?}"
+                    "{pair:?} is locked to where the peer did not say that it was: {mark:?}"
                 ));
             }
             if self.highest.get(&pair).is_some_and(|h| *h > choice.version) && !choice.pending {

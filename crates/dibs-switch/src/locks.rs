@@ -4,6 +4,7 @@
 //! before has had time to arrive; it is unlocked before either leaves.
 
 use std::collections::BTreeMap;
+use std::ops::Add;
 use std::time::{Duration, Instant};
 
 use crate::conns::Pair;
@@ -13,28 +14,34 @@ pub const GRACE: Duration = Duration::from_secs(1);
 /// Before a peer that is not on the bump is asked again.
 pub const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// What is known of each connection's lock.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Locks(BTreeMap<Pair, Lock>);
+/// What is known of each connection's lock; `T` is what tells the time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Locks<T = Instant>(BTreeMap<Pair, Lock<T>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lock {
+struct Lock<T> {
     bump: u8,
-    state: State,
+    state: State<T>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum State<T> {
     /// The peer is not on the bump; it is not asked again before.
-    Refused(Instant),
+    Refused(T),
     /// The peer is on the bump too; locked from then on.
-    Confirmed(Instant),
+    Confirmed(T),
     Locked,
 }
 
-impl Locks {
+impl<T> Default for Locks<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: Copy + Ord + Add<Duration, Output = T>> Locks<T> {
     /// Both ends are on `bump`.
-    pub fn confirm(&mut self, pair: Pair, bump: u8, now: Instant) {
+    pub fn confirm(&mut self, pair: Pair, bump: u8, now: T) {
         let known = self.0.get(&pair).filter(|lock| lock.bump == bump);
         if known.is_none_or(|lock| matches!(lock.state, State::Refused(_))) {
             let state = State::Confirmed(now + GRACE);
@@ -43,7 +50,7 @@ impl Locks {
     }
 
     /// The peer says that it is not on `bump`.
-    pub fn refuse(&mut self, pair: Pair, bump: u8, now: Instant) {
+    pub fn refuse(&mut self, pair: Pair, bump: u8, now: T) {
         if self.wants_asking(&pair, bump, now) {
             let state = State::Refused(now + ASK_AGAIN);
             self.0.insert(pair, Lock { bump, state });
@@ -82,7 +89,7 @@ impl Locks {
     }
 
     /// Whether the peer should be asked if it is on `bump`.
-    pub fn wants_asking(&self, pair: &Pair, bump: u8, now: Instant) -> bool {
+    pub fn wants_asking(&self, pair: &Pair, bump: u8, now: T) -> bool {
         match self.0.get(pair) {
             Some(lock) if lock.bump == bump => match lock.state {
                 State::Refused(until) => until <= now,
@@ -93,7 +100,7 @@ impl Locks {
     }
 
     /// Locks what is due, and returns it.
-    pub fn take_due(&mut self, now: Instant) -> Vec<(Pair, u8)> {
+    pub fn take_due(&mut self, now: T) -> Vec<(Pair, u8)> {
         let mut due = Vec::new();
         for (pair, lock) in &mut self.0 {
             if matches!(lock.state, State::Confirmed(at) if at <= now) {
@@ -105,7 +112,7 @@ impl Locks {
     }
 
     /// When the next one is due.
-    pub fn next_due(&self) -> Option<Instant> {
+    pub fn next_due(&self) -> Option<T> {
         let due = self.0.values().filter_map(|lock| match lock.state {
             State::Confirmed(at) => Some(at),
             State::Refused(_) | State::Locked => None,
@@ -131,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_lock_takes_both_ends_and_a_while() {
-        let (mut locks, start) = (Locks::default(), Instant::now());
+        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
         assert!(locks.wants_asking(&pair(), 1, start));
         locks.confirm(pair(), 1, start);
         assert!(!locks.wants_asking(&pair(), 1, start));
@@ -148,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_leaves_in_between_is_not_locked() {
-        let (mut locks, start) = (Locks::default(), Instant::now());
+        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
         locks.confirm(pair(), 1, start);
         locks.release(&pair());
         assert_eq!(locks.take_due(start + GRACE), []);
@@ -159,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_refusal_stands_for_a_while_and_against_no_confirmation() {
-        let (mut locks, start) = (Locks::default(), Instant::now());
+        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
         locks.refuse(pair(), 1, start);
         assert!(!locks.wants_asking(&pair(), 1, start));
         assert!(locks.wants_asking(&pair(), 1, start + ASK_AGAIN));

@@ -4,7 +4,7 @@ use dibs_switch::conns::{Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_wire::Tuple;
 
-use super::{Ask, At, CARRIED, PATIENCE, Steering, Waiter, end_drains, tuple};
+use super::{Ask, At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -44,6 +44,11 @@ impl Steering {
                 }
             }
             Body::Answer(outcomes) => {
+                let confirm = self.daemon().confirms.remove(&request);
+                if let Some((confirm, outcome)) = confirm.zip(outcomes.first()) {
+                    self.on_confirmed(at, confirm, *outcome);
+                    return true;
+                }
                 let ask = self.daemon().asks.remove(&request);
                 if let Some((ask, &(outcome, generation))) = ask.zip(outcomes.first()) {
                     self.on_answer(at, ask, outcome, generation);
@@ -51,7 +56,15 @@ impl Steering {
                     self.seen.note(Seen::LateAnswer);
                 }
             }
-            Body::Want { .. } | Body::Confirm { .. } => {}
+            Body::Confirm { bump, conns } => {
+                let outcomes = conns.iter().map(|named| {
+                    let socket = socket(&named.pair.reversed());
+                    self.on_confirm(at, bump, named, socket)
+                });
+                let answer = Body::Answer(outcomes.collect());
+                self.post(at, request, answer);
+            }
+            Body::Want { .. } => {}
         }
         true
     }
@@ -87,9 +100,7 @@ impl Steering {
         }
         let generation = version.generation;
         self.save();
-        if bump != self.mark(&pair).bump {
-            self.unlock(&pair);
-        }
+        self.unlock_leaving(&pair, bump);
         if bump == 0 {
             self.seen.note(match ready {
                 true => Seen::GotReady,
@@ -101,11 +112,8 @@ impl Steering {
                 ready,
             };
             self.silence(at, pair, waiter);
-            if let Some(known) = self.daemon().choices.get(&pair) {
-                // If nothing comes of it, it is locked again.
-                let lock = (at.now + 3 * PATIENCE, pair, known.version);
-                self.daemon().locks.push(lock);
-            }
+            // If nothing comes of it, it is locked again.
+            self.daemon().look_at = Some(at.now + LOOK_EVERY);
             return;
         }
         self.seen.note(Seen::SwitchedIn);

@@ -5,7 +5,7 @@ use dibs_switch::conns::{Choice, Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Named, Outcome};
 
 use super::{
-    Ask, At, GRACE, Mark, PATIENCE, SENDS_WITHIN, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
+    Ask, At, Mark, PATIENCE, SENDS_WITHIN, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
 };
 use crate::coverage::Seen;
 
@@ -26,11 +26,9 @@ impl Steering {
         let choice = self.daemon().choices.propose(pair, socket, bump, host, 0);
         self.save();
         let origin = self.mark(&pair).bump;
-        if bump != origin {
-            self.unlock(&pair);
-            if bump != 0 && origin != 0 {
-                self.seen.note(Seen::BumpToBump);
-            }
+        self.unlock_leaving(&pair, bump);
+        if bump != origin && bump != 0 && origin != 0 {
+            self.seen.note(Seen::BumpToBump);
         }
         let mut ready = false;
         if bump == 0 {
@@ -53,8 +51,7 @@ impl Steering {
     }
 
     pub(super) fn ask(&mut self, at: &mut At<'_>, ask: Ask) {
-        let request = self.daemon().next_request;
-        self.daemon().next_request = request.wrapping_add(1);
+        let request = self.next_request();
         let ask = Ask {
             until: at.now + PATIENCE,
             ..ask
@@ -161,9 +158,6 @@ impl Steering {
             return;
         };
         match verdict {
-            Verdict::Answer(Outcome::Done) if choice.bump != 0 => {
-                self.daemon().locks.push((at.now + GRACE, pair, version));
-            }
             Verdict::Answer(Outcome::OwnRule) => self.give_in(at, pair, version, number),
             Verdict::Answer(Outcome::Older) => {
                 let telling = (at.now + TELL_AGAIN, pair, version);
@@ -191,6 +185,7 @@ impl Steering {
             ..Mark::default()
         };
         self.marks.insert(pair, mark);
+        self.note_lock(&pair);
         end_drains(at, &pair);
         self.save();
     }

@@ -76,7 +76,7 @@ impl World {
                 let in_force = !choice.pending
                     && mark.chosen
                     && mark.bump == choice.bump
-                    && mark.locked == mark.meets();
+                    && mark.locked == (choice.bump != 0);
                 if !in_force {
                     return Err(format!(
                         "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",

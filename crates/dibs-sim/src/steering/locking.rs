@@ -1,0 +1,167 @@
+//! LOCKED, by the daemon's own record of it: `daemon/src/locking.rs`.
+
+use dibs_core::Time;
+use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::messages::{Body, Named, Outcome};
+
+use super::{At, LOOK_EVERY, PATIENCE, Steering, tuple};
+use crate::coverage::Seen;
+
+/// A question whether the peer has a connection on a bump, too.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Confirm {
+    pub(super) pair: Pair,
+    socket: Socket,
+    bump: u8,
+    pub(super) until: Time,
+}
+
+impl Steering {
+    /// The chosen bump that a connection is on, unless it is about to leave it or not there yet.
+    fn stays_on(&mut self, pair: &Pair) -> Option<u8> {
+        let bump = self.mark(pair).bump;
+        let choice = self.daemon().choices.get(pair)?;
+        (bump != 0 && choice.bump == bump && !choice.pending).then_some(bump)
+    }
+
+    /// Asks the peer about connections that are not locked yet; again from time to time.
+    pub(super) fn ask_confirmations(&mut self, at: &mut At<'_>) {
+        let chosen: Vec<_> = self.daemon().choices.iter().collect();
+        let mut wanting = Vec::new();
+        for (pair, choice) in chosen {
+            let stays = self.stays_on(&pair);
+            let Some(bump) = stays.filter(|_| at.kernel.speaks(&tuple(&pair))) else {
+                continue;
+            };
+            if !self.daemon().locks.is_locked(&pair, bump) {
+                wanting.push((pair, choice.socket, bump));
+            }
+        }
+        self.daemon().look_at = (!wanting.is_empty()).then(|| at.now + LOOK_EVERY);
+        for (pair, socket, bump) in wanting {
+            let daemon = self.daemon();
+            let waits = daemon.confirms.values().any(|asked| asked.pair == pair);
+            if !waits && daemon.locks.wants_asking(&pair, bump, at.now) {
+                let until = at.now + PATIENCE;
+                let confirm = Confirm {
+                    pair,
+                    socket,
+                    bump,
+                    until,
+                };
+                self.ask_confirmation(at, confirm);
+            }
+        }
+    }
+
+    fn ask_confirmation(&mut self, at: &mut At<'_>, confirm: Confirm) {
+        let Confirm {
+            pair, socket, bump, ..
+        } = confirm;
+        let socket = self.daemon().names.get(&pair, socket);
+        let conns = vec![Named { pair, socket }];
+        let request = self.next_request();
+        if self.post(at, request, Body::Confirm { bump, conns }) {
+            self.daemon().confirms.insert(request, confirm);
+        }
+    }
+
+    /// The peer answers whether it has a connection on the bump.
+    pub(super) fn on_confirmed(
+        &mut self,
+        at: &mut At<'_>,
+        confirm: Confirm,
+        (outcome, number): (Outcome, u64),
+    ) {
+        let Confirm {
+            pair, socket, bump, ..
+        } = confirm;
+        match outcome {
+            Outcome::OtherSocket => {
+                let theirs = Socket(u32::try_from(number).unwrap_or_default());
+                self.daemon().names.learn(pair, socket, theirs);
+                self.ask_confirmation(at, confirm);
+            }
+            // It may have left while the peer was asked.
+            Outcome::Done if self.stays_on(&pair) == Some(bump) => {
+                self.daemon().locks.confirm(pair, bump, at.now);
+            }
+            Outcome::Done => {}
+            _ => self.daemon().locks.refuse(pair, bump, at.now),
+        }
+    }
+
+    /// Whether a connection that the peer asks about, by the name of its socket here, is on the bump.
+    pub(super) fn on_confirm(
+        &mut self,
+        at: &At<'_>,
+        bump: u8,
+        named: &Named,
+        socket: Option<Socket>,
+    ) -> (Outcome, u64) {
+        let pair = named.pair.reversed();
+        match socket {
+            None => (Outcome::NoConnection, 0),
+            Some(socket) if socket != named.socket => (Outcome::OtherSocket, socket.0.into()),
+            Some(_) if self.stays_on(&pair) == Some(bump) => {
+                self.daemon().locks.confirm(pair, bump, at.now);
+                (Outcome::Done, 0)
+            }
+            Some(_) => (Outcome::Older, 0),
+        }
+    }
+
+    /// Brings LOCKED in the kernel to what is due.
+    pub(super) fn set_locks(&mut self, now: Time) {
+        let Self {
+            daemon: Some(daemon),
+            marks,
+            seen,
+            ..
+        } = self
+        else {
+            return;
+        };
+        daemon.locks.take_due(now);
+        for (pair, mark) in marks.iter_mut() {
+            if !mark.locked && daemon.locks.is_locked(pair, mark.bump) {
+                mark.locked = true;
+                seen.note(Seen::Locked);
+            }
+        }
+        let choices = &daemon.choices;
+        daemon.locks.retain(|pair, bump| {
+            let entry = marks.get(pair).map(|mark| mark.bump);
+            let chosen = choices.get(pair).map(|choice| choice.bump);
+            [entry, chosen].contains(&Some(bump))
+        });
+    }
+
+    /// Lets a connection take what comes otherwise, before it leaves its bump for another or for plain.
+    pub(super) fn unlock_leaving(&mut self, pair: &Pair, bump: u8) {
+        if bump == 0 || self.daemon().locks.is_elsewhere(pair, bump) {
+            self.unlock(pair);
+        }
+    }
+
+    pub(super) fn unlock(&mut self, pair: &Pair) {
+        if let Some(daemon) = &mut self.daemon {
+            daemon.locks.release(pair);
+        }
+        self.note_lock(pair);
+    }
+
+    /// The kernel has LOCKED as our record says for the bump that a connection is on.
+    pub(super) fn note_lock(&mut self, pair: &Pair) {
+        let bump = self.mark(pair).bump;
+        let locked = bump != 0 && self.daemon().locks.is_locked(pair, bump);
+        if let Some(mark) = self.marks.get_mut(pair)
+            && std::mem::replace(&mut mark.locked, locked) != locked
+        {
+            self.seen.note(match locked {
+                true => Seen::Locked,
+                false => Seen::Unlocked,
+            });
+        }
+    }
+}
