@@ -27,6 +27,7 @@ pub mod plaintext;
 pub mod programs;
 pub mod topology;
 pub mod traffic;
+pub mod vpn;
 
 use anyhow::Result;
 

@@ -3,12 +3,12 @@
 use anyhow::{Result, ensure};
 use dibs_lab::End;
 use netns_tests::daemon::wait;
-use netns_tests::{Dice, Setup, isolated};
+use netns_tests::{Dice, Setup, isolated, vpn};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// What a connection can be on.
-const ALL: [&str; 4] = ["plain", "scramble", "share", "seal"];
+const ALL: [&str; 5] = ["plain", "scramble", "share", "seal", "vpn"];
 
 fn is_read_nowhere(bump: &str) -> Result<()> {
     let rule = format!("bump = \"{bump}\"\ndport = 7000");
@@ -108,7 +108,8 @@ fn sealed_data_needs_no_trusted_path() {
 #[test]
 fn from_each_to_each() {
     isolated(|| {
-        Setup::new().run(|net| {
+        vpn::with(vpn::WIREGUARD_GO).run(|net| {
+            let _vpn = vpn::wireguard_go(net)?;
             let talk = net.talk(7000)?;
             for from in ALL {
                 for to in ALL.into_iter().filter(|to| *to != from) {
@@ -125,7 +126,8 @@ fn from_each_to_each() {
 }
 
 fn at_random(rounds: u64, seed: u64) -> Result<()> {
-    Setup::new().run(|net| {
+    vpn::with(vpn::WIREGUARD_GO).run(|net| {
+        let _vpn = vpn::wireguard_go(net)?;
         let talk = net.talk(7000)?;
         let mut dice = Dice(seed);
         let mut on = "plain";

@@ -1,59 +1,17 @@
 //! Devices of other programs as bumps: OpenVPN, wireguard-go, and what is none of ours stays so.
 
-use std::net::IpAddr;
-use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::baseline::{Tunnel, openvpn, wireguard_go};
+use dibs_lab::baseline::Tunnel;
 use netns_tests::daemon::wait;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{Talk, connect};
+use netns_tests::vpn::{self, OPENVPN, WIREGUARD_GO};
 use netns_tests::{Net, Node, Setup, isolated};
 
-/// The device that the lab's OpenVPN makes.
-const TUN: &str = "tun99";
-/// The device that the lab's wireguard-go makes.
-const WG: &str = "wg0";
 /// More than can be under way.
 const SETTLED: u64 = 2 << 20;
-
-fn with_vpn() -> Setup {
-    Setup::new().devices(&[("vpn", TUN)], &[("vpn", TUN)])
-}
-
-fn connect_vpn(net: &Net) -> Result<Tunnel> {
-    let at = |host: u8| IpAddr::from([10, 0, 1, host]);
-    let tunnel = openvpn((&net.a.host, at(1)), (&net.b.host, at(2)))?;
-    seen(net)?;
-    Ok(tunnel)
-}
-
-fn connect_wireguard(net: &Net) -> Result<Tunnel> {
-    let at = |host: u8| IpAddr::from([10, 0, 1, host]);
-    let program = Path::new("wireguard-go");
-    let tunnel = wireguard_go(program, (&net.a.host, at(1)), (&net.b.host, at(2)))?;
-    seen(net)?;
-    Ok(tunnel)
-}
-
-/// Waits until the daemons see the device.
-fn seen(net: &Net) -> Result<()> {
-    for node in [&net.a, &net.b] {
-        wait("the device to be seen", || {
-            bump(node, "vpn").is_ok_and(|bump| bump["reason"].is_null())
-        })?;
-    }
-    Ok(())
-}
-
-/// The entry of a bump in `bump list`.
-fn bump(node: &Node, name: &str) -> Result<serde_json::Value> {
-    let bumps = node.ctl(&["bump", "list"])?;
-    let mut bumps = bumps.as_array().context("a list")?.iter();
-    let found = bumps.find(|bump| bump["name"] == name);
-    found.cloned().context("no such bump")
-}
 
 /// The bytes of payload in a full segment of the connection to port 7000.
 fn segment(node: &Node) -> Result<u64> {
@@ -66,15 +24,12 @@ fn segment(node: &Node) -> Result<u64> {
 
 #[test]
 fn live_connections_go_by_openvpn_and_come_back() {
-    isolated(|| go_and_come_back(with_vpn(), connect_vpn));
+    isolated(|| go_and_come_back(vpn::with(OPENVPN), vpn::openvpn));
 }
 
 #[test]
 fn live_connections_go_by_wireguard_go_and_come_back() {
-    isolated(|| {
-        let setup = Setup::new().devices(&[("vpn", WG)], &[("vpn", WG)]);
-        go_and_come_back(setup, connect_wireguard)
-    });
+    isolated(|| go_and_come_back(vpn::with(WIREGUARD_GO), vpn::wireguard_go));
 }
 
 fn go_and_come_back(setup: Setup, connect: fn(&Net) -> Result<Tunnel>) -> Result<()> {
@@ -92,7 +47,7 @@ fn go_and_come_back(setup: Setup, connect: fn(&Net) -> Result<Tunnel>) -> Result
                 let start = SystemTime::now();
                 talk.advance(SETTLED)?;
                 through.push(start..SystemTime::now());
-                let known = self::bump(&net.a, "vpn")?;
+                let known = vpn::bump(&net.a)?;
                 ensure!(known["connections"] == 1, "{known:#}");
             }
         }
@@ -111,8 +66,8 @@ fn go_and_come_back(setup: Setup, connect: fn(&Net) -> Result<Tunnel>) -> Result
 #[test]
 fn a_device_that_vanishes_blocks_until_it_is_back() {
     isolated(|| {
-        with_vpn().run(|net| {
-            let vpn = connect_vpn(net)?;
+        vpn::with(OPENVPN).run(|net| {
+            let vpn = vpn::openvpn(net)?;
             let events = net.a.events()?;
             let talk = net.talk(7000)?;
             net.a.put_on("vpn", "--dport", 7000)?;
@@ -132,7 +87,7 @@ fn a_device_that_vanishes_blocks_until_it_is_back() {
                 refused.contains("device tun99 of bump vpn is not there"),
                 "{refused}"
             );
-            let _vpn = connect_vpn(net)?;
+            let _vpn = vpn::openvpn(net)?;
             wait("word of it", || events.stdout().contains("device_back"))?;
             talk.advance(SETTLED)?;
             ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
@@ -144,11 +99,11 @@ fn a_device_that_vanishes_blocks_until_it_is_back() {
 #[test]
 fn a_smaller_mtu_stops_nothing_and_is_forgotten() {
     isolated(|| {
-        with_vpn().run(|net| {
-            let _vpn = connect_vpn(net)?;
+        vpn::with(OPENVPN).run(|net| {
+            let _vpn = vpn::openvpn(net)?;
             let of_device = |mtu: u32| -> Result<()> {
                 for node in [&net.a, &net.b] {
-                    node.host.run(&format!("ip link set {TUN} mtu {mtu}"))?;
+                    node.host.run(&format!("ip link set {OPENVPN} mtu {mtu}"))?;
                 }
                 Ok(())
             };
@@ -178,10 +133,10 @@ fn a_smaller_mtu_stops_nothing_and_is_forgotten() {
 #[test]
 fn over_ipv6_too() {
     isolated(|| {
-        with_vpn().run(|net| {
-            let _vpn = connect_vpn(net)?;
+        vpn::with(OPENVPN).run(|net| {
+            let _vpn = vpn::openvpn(net)?;
             for node in [&net.a, &net.b] {
-                node.host.run(&format!("ip link set {TUN} mtu 1400"))?;
+                node.host.run(&format!("ip link set {OPENVPN} mtu 1400"))?;
             }
             let talk = Talk::start(&net.a.host, &net.b.host, server_v6(7000))?;
             talk.advance(SETTLED)?;
@@ -206,10 +161,10 @@ fn over_ipv6_too() {
 #[test]
 fn devices_go_by_their_names_not_their_numbers() {
     isolated(|| {
-        let of_a = [("vpn", TUN), ("other", "tun8"), ("third", "tun7")];
-        let of_b = [("spare", "tun6"), ("other", "tun8"), ("vpn", TUN)];
+        let of_a = [("vpn", OPENVPN), ("other", "tun8"), ("third", "tun7")];
+        let of_b = [("spare", "tun6"), ("other", "tun8"), ("vpn", OPENVPN)];
         Setup::new().devices(&of_a, &of_b).run(|net| {
-            let _vpn = connect_vpn(net)?;
+            let _vpn = vpn::openvpn(net)?;
             let talk = net.talk(7000)?;
             for node in [&net.a, &net.b] {
                 // A device with an address, that leads nowhere.
@@ -279,13 +234,13 @@ fn what_carries_a_device_does_not_go_into_it() {
 fn a_rule_that_requires_a_device_lets_nothing_out_without_it() {
     isolated(|| {
         let rule = "bump = \"vpn\"\ndport = 7000\nrequire = true";
-        with_vpn().rule(rule).run(|net| {
+        vpn::with(OPENVPN).rule(rule).run(|net| {
             let mut ears = net.eavesdrop()?;
             ears.from_now();
             let from = &net.a.host;
             let none = from.run("socat -u OPEN:/dev/null TCP:10.0.1.2:7000,connect-timeout=2");
             ensure!(none.is_err(), "it connected");
-            let _vpn = connect_vpn(net)?;
+            let _vpn = vpn::openvpn(net)?;
             let talk = net.talk(7000)?;
             talk.advance(SETTLED)?;
             net.wait_bump(7000, "vpn")?;
