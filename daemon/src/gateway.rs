@@ -140,6 +140,15 @@ impl Daemon {
         entry.tcp_state.is_some_and(went_on) && self.passing(entry).is_some()
     }
 
+    /// A connection that passed has ended: of the next one with its ends nothing is dropped for that.
+    pub(crate) async fn forget_lock(&self, entry: &Connection) {
+        let Some(Live { pair, .. }) = self.passing(entry) else {
+            return;
+        };
+        self.state.borrow_mut().locks.release(&pair);
+        self.note_locks().await;
+    }
+
     /// A connection that passes has a new entry, by our hand: what was chosen for it stands.
     pub(crate) async fn rename(&self, pair: &Pair) -> Result<(), Error> {
         for live in self.passing_of(std::slice::from_ref(pair)).await? {

@@ -35,8 +35,12 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
     loop {
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
+                let goes_on = daemon.was_passing(&entry);
+                if !goes_on {
+                    daemon.forget_lock(&entry).await;
+                }
                 for pair in ends(&entry) {
-                    restore(daemon, pair, daemon.was_passing(&entry)).await?;
+                    restore(daemon, pair, goes_on).await?;
                 }
             }
             conntrack::Event::New(entry) => {

@@ -157,7 +157,12 @@ impl Setup {
         let (gateway, behind) = match self.gateways {
             true => (
                 format!("gateway = [{}]\n", networks(own)),
-                format!(", {}", networks(peer_number)),
+                // What a host says of its peer may be more than the peer says of itself.
+                format!(
+                    ", {}, \"192.168.{}.0/24\"",
+                    networks(peer_number),
+                    peer_number + 16
+                ),
             ),
             false => Default::default(),
         };

@@ -1,37 +1,38 @@
 //! Hosts that forward for the networks behind them: connections between those go in and out of bumps, and
 //! nothing else comes by them.
 
-use anyhow::{Result, ensure};
-use netns_tests::topology::{behind, behind_v6};
-use netns_tests::traffic::{SETTLED, Talk};
-use netns_tests::{Net, Setup, isolated};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, SystemTime};
 
-/// In plain the eavesdropper hears the connection; on the bump it does not, and both ways move.
-fn in_and_out(net: &Net, talk: &Talk, port: u16) -> Result<()> {
-    talk.advance(256 << 10)?;
-    let rule = [
-        "rule",
-        "add",
-        "--dport",
-        &port.to_string(),
-        "--bump",
-        "seal",
-    ];
-    let made = net.a.ctl(&rule)?;
-    net.wait_bump(port, "seal")?;
+use anyhow::{Context as _, Result, ensure};
+use netns_tests::attacker::{Attacker, Segment, numbers};
+use netns_tests::daemon::wait;
+use netns_tests::topology::{behind, behind_v6};
+use netns_tests::traffic::{SETTLED, Talk, abort, connect, connect_from};
+use netns_tests::{Net, Node, Setup, isolated, kernel};
+use nix::sys::signal::Signal;
+
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// On the bump by now: nothing of it is heard, and both ways move.
+fn unheard(net: &Net, talk: &Talk) -> Result<()> {
     talk.advance(SETTLED)?;
     let ears = net.eavesdrop()?;
     talk.advance(SETTLED)?;
-    ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
-    net.wait_locked(port)?;
-    net.a.ctl(&["rule", "del", &made["id"].to_string()])?;
-    net.wait_bump(port, "plain")?;
-    talk.advance(256 << 10)?;
+    ears.heard_nothing(&talk.plaintexts, SETTLED as usize)
+}
+
+/// In plain by now, by the untrusted link.
+fn heard(net: &Net, talk: &Talk) -> Result<()> {
+    talk.advance(SETTLED)?;
     let ears = net.eavesdrop()?;
     talk.advance(256 << 10)?;
-    let all = std::time::SystemTime::UNIX_EPOCH..std::time::SystemTime::now();
-    let plain = ears.finish()?.plain(&talk.plaintexts, &all);
-    ensure!(plain[1] > 0, "it is not back in plain: {plain:?}");
+    let always = SystemTime::UNIX_EPOCH..SystemTime::now();
+    let plain = ears.finish()?.plain(&talk.plaintexts, &always);
+    ensure!(plain[0] == 0 && plain[1] > 0, "in plain: {plain:?}");
     Ok(())
 }
 
@@ -40,10 +41,371 @@ fn a_rule_moves_a_connection_that_passes_and_the_far_gateway_follows() {
     isolated(|| {
         Setup::new().gateways().run(|net| {
             for server in [behind(7000), behind_v6(7001)] {
+                let port = server.port();
                 let talk = Talk::start(&net.behind[0], &net.behind[1], server)?;
-                in_and_out(net, &talk, server.port())?;
+                heard(net, &talk)?;
+                let dport = port.to_string();
+                let rule = ["rule", "add", "--dport", &dport, "--bump", "seal"];
+                let made = net.a.ctl(&rule)?;
+                net.wait_bump(port, "seal")?;
+                unheard(net, &talk)?;
+                net.wait_locked(port)?;
+                // What begins now is on it from its first packet on.
+                let ears = net.eavesdrop()?;
+                let late = Talk::start(&net.behind[0], &net.behind[1], server)?;
+                late.advance(SETTLED)?;
+                ears.heard_nothing(&late.plaintexts, SETTLED as usize)?;
+                late.finish()?;
+                net.a.ctl(&["rule", "del", &made["id"].to_string()])?;
+                net.wait_bump(port, "plain")?;
+                heard(net, &talk)?;
                 talk.finish()?;
             }
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn either_gateway_moves_a_connection_that_either_side_began() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let [near, far] = [&net.behind[0], &net.behind[1]];
+            let of_near = SocketAddr::from(([192, 168, 7, 10], 7001));
+            let talks = [
+                Talk::start(near, far, behind(7000))?,
+                Talk::start(far, near, of_near)?,
+            ];
+            for talk in &talks {
+                talk.advance(256 << 10)?;
+            }
+            for (bump, by, back) in [("scramble", &net.a, &net.b), ("seal", &net.b, &net.a)] {
+                for (talk, port, server) in [(&talks[0], 7000, &net.b), (&talks[1], 7001, &net.a)] {
+                    let end = |node: &Node| match node.host.name() == server.host.name() {
+                        true => "--sport",
+                        false => "--dport",
+                    };
+                    by.put_on(bump, end(by), port)?;
+                    net.wait_bump(port, bump)?;
+                    unheard(net, talk)?;
+                    back.put_on("plain", end(back), port)?;
+                    net.wait_bump(port, "plain")?;
+                    heard(net, talk)?;
+                }
+            }
+            let listed = net.a.ctl(&["conn", "list"])?;
+            let listed = listed.as_array().context("a list")?;
+            ensure!(listed.len() == 2, "{listed:#?}");
+            for conn in listed {
+                ensure!(
+                    conn["uid"].is_null() && conn["process"].is_null(),
+                    "{conn:#}"
+                );
+            }
+            talks.into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
+#[test]
+fn nothing_of_it_is_plain_while_a_daemon_is_away() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let talk = net.talk_behind(7000)?;
+            talk.advance(256 << 10)?;
+            net.a.put_on("seal", "--dport", 7000)?;
+            net.wait_locked(7000)?;
+            talk.advance(SETTLED)?;
+            let ears = net.eavesdrop()?;
+            for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+                net.a.stop(signal)?;
+                talk.stands_still(Duration::from_secs(1))?;
+                net.a.start()?;
+                net.wait_established()?;
+                talk.advance(SETTLED)?;
+                net.b.stop(signal)?;
+                talk.stands_still(Duration::from_secs(1))?;
+                net.b.start()?;
+                net.wait_established()?;
+                talk.advance(SETTLED)?;
+            }
+            net.wait_bump(7000, "seal")?;
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            net.wait_locked(7000)?;
+            // Which is what cleanup is for.
+            net.a.ctl(&["cleanup"])?;
+            net.wait_bump(7000, "plain")?;
+            heard(net, &talk)?;
+            let marked = kernel::marked(&net.a.host)?;
+            ensure!(marked.is_empty(), "{marked:#?}");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn what_is_required_is_never_plain() {
+    isolated(|| {
+        let rule = "bump = \"seal\"\ndport = 7000\nrequire = true";
+        Setup::new()
+            .gateways()
+            .rule(rule)
+            .without_daemons()
+            .run(|net| {
+                let ears = net.eavesdrop()?;
+                net.a.start()?;
+                // No session yet: nothing leaves at all.
+                let early = net.behind[0].in_ns(|| {
+                    TcpStream::connect_timeout(&behind(7000), Duration::from_secs(1)).map(drop)
+                });
+                ensure!(early.is_err(), "connected without a session");
+                net.b.start()?;
+                net.wait_established()?;
+                let talk = net.talk_behind(7000)?;
+                talk.advance(1 << 20)?;
+                let said = net.a.refused(&["disable", "--dport", "7000"])?;
+                ensure!(said.contains("requires seal"), "{said}");
+                for chains in ["mangle", "filter"] {
+                    net.a.host.run(&format!("iptables -t {chains} -F"))?;
+                    talk.advance(256 << 10)?;
+                }
+                net.a.stop(Signal::SIGKILL)?;
+                net.a.host.run("conntrack -F")?;
+                talk.stands_still(Duration::from_secs(1))?;
+                net.a.start()?;
+                net.wait_established()?;
+                talk.advance(1 << 20)?;
+                let plaintexts = talk.plaintexts;
+                talk.finish()?;
+                let heard = ears.finish()?;
+                ensure!(heard.segments(7000) == [0, 0], "{:?}", heard.segments(7000));
+                let always = SystemTime::UNIX_EPOCH..SystemTime::now();
+                ensure!(heard.plain(&plaintexts, &always) == [0, 0], "in plain");
+                Ok(())
+            })
+    });
+}
+
+#[test]
+fn a_flush_of_what_is_tracked_lets_nothing_out() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let talk = net.talk_behind(7000)?;
+            talk.advance(256 << 10)?;
+            net.a.put_on("seal", "--dport", 7000)?;
+            net.wait_locked(7000)?;
+            talk.advance(SETTLED)?;
+            let ears = net.eavesdrop()?;
+            for node in [&net.a, &net.b, &net.a] {
+                node.host.run("conntrack -F")?;
+                talk.advance(SETTLED)?;
+                net.wait_bump(7000, "seal")?;
+            }
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            // It is still the connection that was chosen.
+            net.b.put_on("plain", "--sport", 7000)?;
+            net.wait_bump(7000, "plain")?;
+            heard(net, &talk)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_choice_ends_with_its_connection() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let connect = || connect_from(45_000, &net.behind[0], &net.behind[1], behind(7000));
+            let first = connect()?;
+            net.a.put_on("seal", "--dport", 7000)?;
+            net.wait_locked(7000)?;
+            abort(first)?;
+            // Before anybody has looked for connections that ended.
+            let second = connect()?;
+            let talk = Talk::over(&net.behind[0], &net.behind[1], second)?;
+            talk.advance(256 << 10)?;
+            net.wait_bump(7000, "plain")?;
+            heard(net, &talk)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_word_that_waited_moves_no_later_connection() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let connect = || connect_from(45_000, &net.behind[0], &net.behind[1], behind(7000));
+            let first = connect()?;
+            // Nobody but the daemons is kept from speaking.
+            let withhold = "PREROUTING -i eth0 -s 10.0.1.1 -p udp -j DROP";
+            net.b.host.run(&format!("iptables -t raw -I {withhold}"))?;
+            let refusal = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(refusal.contains("did not answer"), "{refusal}");
+            abort(first)?;
+            let second = connect()?;
+            net.b.host.run(&format!("iptables -t raw -D {withhold}"))?;
+            net.wait_established()?;
+            let talk = Talk::over(&net.behind[0], &net.behind[1], second)?;
+            heard(net, &talk)?;
+            ensure!(net.b.bumps(7000)? == ["plain"], "{:?}", net.b.bumps(7000)?);
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn forged_packets_do_nothing_to_a_locked_connection() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let intruder = net.intruder()?;
+            for net in ["192.168.7.0/24", "192.168.8.0/24"] {
+                intruder.run(&format!("ip route add {net} via 10.0.3.1"))?;
+            }
+            let attacker = Attacker::on(&intruder)?;
+            let ears = net.b.host.capture("wlan0")?;
+            let (mut near, mut far) = connect(&net.behind[0], &net.behind[1], behind(7000))?;
+            far.write_all(b"the last words in plain")?;
+            let mut words = [0; 23];
+            near.read_exact(&mut words)?;
+            let (seq, ack) = numbers(&ears.finish()?, &words).context("the words were heard")?;
+            net.a.put_on("seal", "--dport", 7000)?;
+            net.wait_locked(7000)?;
+            let of_far = Segment {
+                from: far.local_addr()?,
+                to: near.local_addr()?,
+                seq,
+                ack,
+                flags: ACK,
+                payload: b"",
+            };
+            let of_near = Segment {
+                from: of_far.to,
+                to: of_far.from,
+                seq: ack,
+                ack: seq,
+                ..of_far
+            };
+            let dropped = || net.a.counter("plain_dropped");
+            let before = dropped()?;
+            // In the name of the far end, and of the host behind this very gateway.
+            for segment in [of_far, of_near] {
+                for (flags, payload) in [(ACK, &b"forged"[..]), (RST, b""), (SYN, b"")] {
+                    let forged = Segment {
+                        flags,
+                        payload,
+                        ..segment
+                    };
+                    attacker.send_segment(&forged)?;
+                }
+            }
+            wait("forged packets to be dropped", || {
+                dropped().is_ok_and(|now| now >= before + 6)
+            })?;
+            let goes_on = |mut from: &TcpStream, mut to: &TcpStream| -> Result<()> {
+                from.write_all(b"goes on")?;
+                let mut heard = [0; 7];
+                to.read_exact(&mut heard)?;
+                ensure!(&heard == b"goes on", "{heard:?}");
+                Ok(())
+            };
+            goes_on(&near, &far)?;
+            goes_on(&far, &near)?;
+            net.wait_locked(7000)
+        })
+    });
+}
+
+#[test]
+fn hosts_outside_the_networks_get_nothing_through() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            // Where it would go if it were forwarded.
+            net.b
+                .host
+                .run("ip route add 192.168.18.0/24 via 192.168.8.10")?;
+            let rule = ["rule", "add", "--dport", "7000", "--bump", "seal"];
+            net.a.ctl(&rule)?;
+            let talk = net.talk_behind(7000)?;
+            talk.advance(256 << 10)?;
+            let ears = net.behind[1].capture("eth0")?;
+            let refused = || net.b.counter("inner_address");
+            let before = refused()?;
+            // A gateway that is the attacker's: what it sends takes the bump.
+            let attacker = Attacker::on(&net.a.host)?;
+            let segment = |from: &str, to: &str| -> Result<Segment<'_>> {
+                Ok(Segment {
+                    from: from.parse()?,
+                    to: to.parse()?,
+                    seq: 1,
+                    ack: 0,
+                    flags: SYN,
+                    payload: b"",
+                })
+            };
+            for (from, to) in [
+                ("192.168.99.9:666", "192.168.8.10:7000"),
+                ("192.168.8.11:666", "192.168.8.10:7000"),
+                ("192.168.7.10:666", "192.168.18.10:7000"),
+            ] {
+                attacker.send_segment(&segment(from, to)?)?;
+            }
+            wait("strangers to be refused", || {
+                refused().is_ok_and(|now| now >= before + 3)
+            })?;
+            // A host behind that is none of the network's does not get into the TUN.
+            let near = &net.behind[0];
+            near.run("ip address add 192.168.77.7/24 dev eth0")?;
+            let stray = Attacker::on(near)?;
+            let tun = net.a.host.capture("dibs3")?;
+            stray.send_segment(&segment("192.168.77.7:666", "192.168.8.10:7000")?)?;
+            talk.advance(SETTLED)?;
+            let has_port = |frame: &[u8], at: usize| frame.get(at..at + 2) == Some(&[2, 154][..]);
+            let (heard, into) = (ears.finish()?, tun.finish()?);
+            let plain = heard.packets.iter().filter(|p| has_port(&p.frame, 34));
+            // It is forwarded in plain, as without dibs.
+            ensure!(plain.count() == 1, "strangers came through");
+            ensure!(!into.packets.is_empty(), "nothing was heard on the TUN");
+            let strays = into.packets.iter().filter(|p| has_port(&p.frame, 20));
+            ensure!(strays.count() == 0, "a stray is in the TUN");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_rule_for_sockets_is_not_for_what_passes() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            for term in [["--uid", "0"], ["--match", "-m owner --uid-owner 0"]] {
+                let rule = ["rule", "add", "--dport", "7000", "--bump", "seal"];
+                net.a.ctl(&[&rule[..], &term].concat())?;
+            }
+            let talk = net.talk_behind(7000)?;
+            heard(net, &talk)?;
+            net.wait_bump(7000, "plain")?;
+            let terms = ["--match", "-m length --length 0:65535"];
+            let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
+            net.a.ctl(&[&rule[..], &terms].concat())?;
+            net.wait_bump(7000, "scramble")?;
+            unheard(net, &talk)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn who_does_not_forward_is_told() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            net.a.host.sysctl("net.ipv4.ip_forward", "0")?;
+            let status = net.a.ctl(&["status"])?;
+            let warnings = status["warnings"].to_string();
+            let fix = "sysctl -w net.ipv4.ip_forward=1";
+            ensure!(warnings.contains(fix), "{warnings}");
+            net.a.host.run(fix)?;
+            let status = net.a.ctl(&["status"])?;
+            ensure!(!status["warnings"].to_string().contains("gateway"));
             Ok(())
         })
     });

@@ -181,8 +181,9 @@ fn passing(desired: &Desired) -> Vec<Rule> {
     rules
 }
 
-/// What comes in plain of connections that pass here and are locked. conntrack would believe it, and
-/// nobody could say better, for their sockets are elsewhere.
+/// What comes in plain of connections that pass here and are locked, or from elsewhere in the name of who
+/// is behind this host. conntrack would believe it, and nobody could say better, for their sockets
+/// are not here.
 fn forged(desired: &Desired) -> Vec<Rule> {
     let mut rules: Vec<Rule> = desired
         .bumps
@@ -195,6 +196,8 @@ fn forged(desired: &Desired) -> Vec<Rule> {
     for (family, set) in [(Family::V4, "locked4"), (Family::V6, "locked6")] {
         let came = Rule::new("locked").connection_back(family).among(set);
         rules.push(came.drops());
+        let sent = Rule::new("sent from elsewhere").connection(family);
+        rules.push(sent.among(set).no_way_back().drops());
     }
     rules
 }
@@ -612,6 +615,14 @@ impl Rule {
     fn among(self, set: &str) -> Self {
         let data = Attributes::default().text(1, set).number(2, REGISTER);
         self.expression("lookup", data)
+    }
+
+    /// No route leads back to the source by the device that the packet came by.
+    fn no_way_back(self) -> Self {
+        // NFTA_FIB_DREG, _RESULT (a device), _FLAGS (source address, by this device, whether at all).
+        let data = Attributes::default().number(1, REGISTER).number(2, 1);
+        self.expression("fib", data.number(3, 0b10_1001))
+            .compare(&[0], true)
     }
 
     fn verdict(self, code: i32) -> Self {
