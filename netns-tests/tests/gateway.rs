@@ -329,7 +329,7 @@ fn hosts_outside_the_networks_get_nothing_through() {
             let talk = net.talk_behind(7000)?;
             talk.advance(256 << 10)?;
             let ears = net.behind[1].capture("eth0")?;
-            let refused = || net.b.counter("inner_address");
+            let refused = || net.b.counter("inner_address_refused");
             let before = refused()?;
             // A gateway that is the attacker's: what it sends takes the bump.
             let attacker = Attacker::on(&net.a.host)?;
