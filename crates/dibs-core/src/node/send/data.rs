@@ -296,8 +296,14 @@ impl Peer {
         while let Some(mut head) = conn.out.queue.pop() {
             let segment = parsed(&head.buffer);
             let done = segment.payload.len() - head.left();
-            if let Left::Some(left) = run.cut(turn, &mut conn.out, &mut conn.stats, &segment, done)
-            {
+            if let Left::Some(left) = run.cut(
+                turn,
+                &mut conn.out,
+                &mut conn.stats,
+                &segment,
+                done,
+                head.mss,
+            ) {
                 head.payload_at = head.end - left;
                 conn.out.queue.put_back(head);
                 break;
@@ -397,6 +403,7 @@ impl Run<'_> {
         stats: &mut ConnStats,
         segment: &Segment<'_>,
         mut done: usize,
+        mss: usize,
     ) -> Left {
         let total = segment.payload.len();
         let tcp = fields::of_segment(segment, out.meta);
@@ -404,7 +411,8 @@ impl Run<'_> {
         let base = out.stream.offset_of(segment.seq);
         let may_be_bare = self.bare && done < total && tcp.flags & NOT_BARE == 0;
         let tag = if may_be_bare { 0 } else { TAG_LEN };
-        let room = self.mtu - CLEAR - header - tag;
+        // The far host may forward them to where nothing longer fits.
+        let room = (self.mtu - CLEAR - header - tag).min(mss.max(1));
         // Pieces of equal length, so that a send can go on with those of the next segment.
         let even = total.div_ceil(total.div_ceil(room).max(1));
         let mut head = None;

@@ -161,7 +161,7 @@ impl Peer {
             let Some(mut head) = conn.out.queue.pop() else {
                 break;
             };
-            let left = self.cut_split(turn, &mut run, &parsed(&head.buffer), head.left());
+            let left = self.cut_split(turn, &mut run, &parsed(&head.buffer), head.left(), head.mss);
             let conn = self.conns.get_mut(key).expect("the caller has it");
             if let Some(left) = left {
                 head.payload_at = head.end - left;
@@ -200,6 +200,7 @@ impl Peer {
         run: &mut SplitRun<'_>,
         segment: &Segment<'_>,
         left: usize,
+        mss: usize,
     ) -> Option<usize> {
         let total = segment.payload.len();
         let mut done = total - left;
@@ -219,7 +220,8 @@ impl Peer {
             let out = &mut conn.out;
             let tcp = fields::of_segment(segment, out.meta);
             let header = frame::chunk_len(&tcp, open.as_ref());
-            let room = run.capacity - PREFIX - header;
+            // As of what is not split, no longer than its sender makes them.
+            let room = (run.capacity - PREFIX - header).min(mss.max(1));
             let even = total.div_ceil(total.div_ceil(room).max(1));
             let offset = out.stream.offset_of(segment.seq) + done as u64;
             let epoch = out.stream.epoch();

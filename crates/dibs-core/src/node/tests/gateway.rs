@@ -28,6 +28,22 @@ fn gateways(told: [bool; 2]) -> Pair {
 
 /// The kernel of host 0 forwards a segment; what comes out at the other.
 fn forward(pair: &mut Pair, src: [u8; 4], dst: [u8; 4]) -> Vec<Tuple> {
+    let tuple = |frame: Vec<u8>| match packet::parse(&frame[virtio::LEN..]) {
+        Ok(Packet::Tcp(segment)) => segment.tuple,
+        other => panic!("not a segment: {other:?}"),
+    };
+    let frames = forward_as(pair, src, dst, b"from behind", 0);
+    frames.into_iter().map(tuple).collect()
+}
+
+/// The same of a superpacket of segments of `mss` bytes, as frames.
+fn forward_as(
+    pair: &mut Pair,
+    src: [u8; 4],
+    dst: [u8; 4],
+    payload: &[u8],
+    mss: u16,
+) -> Vec<Vec<u8>> {
     let headers = Headers {
         tuple: Tuple {
             src: src.into(),
@@ -48,18 +64,13 @@ fn forward(pair: &mut Pair, src: [u8; 4], dst: [u8; 4]) -> Vec<Tuple> {
         timestamps: Some((1, 1)),
         options: None,
     };
-    let payload = b"from behind";
     let mut buffer = pair.nodes[0].tun_buffer();
     let at = headers.encoded_len();
-    headers.write(&mut buffer[..MAX_HEADERS], payload.len(), 0);
+    headers.write(&mut buffer[..MAX_HEADERS], payload.len(), mss);
     buffer[at..at + payload.len()].copy_from_slice(payload);
     pair.nodes[0].handle_tun(pair.now, BUMP, buffer, at + payload.len());
     pair.run(Duration::from_millis(100));
-    let tuple = |frame: Vec<u8>| match packet::parse(&frame[virtio::LEN..]) {
-        Ok(Packet::Tcp(segment)) => segment.tuple,
-        other => panic!("not a segment: {other:?}"),
-    };
-    pair.injected[1].drain(..).map(tuple).collect()
+    pair.injected[1].drain(..).collect()
 }
 
 #[test]
@@ -81,4 +92,26 @@ fn who_is_no_gateway_takes_nothing_for_others() {
     let mut pair = gateways([true, false]);
     assert_eq!(forward(&mut pair, CLIENT, SERVER), []);
     assert!(pair.nodes[1].counters().get(Counter::InnerAddress) > 0);
+}
+
+/// Where it goes from there nothing longer may fit, and nobody but the sender is told.
+#[test]
+fn what_comes_out_is_no_longer_than_its_sender_made_it() {
+    let mut pair = gateways([true, true]);
+    let payload = [7; 10_000];
+    let out = forward_as(&mut pair, CLIENT, SERVER, &payload, 600);
+    let mut total = 0;
+    for frame in out {
+        let gso_size = u16::from_ne_bytes([frame[4], frame[5]]);
+        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
+            panic!("not a segment: {frame:?}");
+        };
+        let longest = match gso_size {
+            0 => segment.payload.len(),
+            size => usize::from(size),
+        };
+        assert!(longest <= 600, "{longest} bytes");
+        total += segment.payload.len();
+    }
+    assert_eq!(total, payload.len());
 }
