@@ -157,9 +157,11 @@ impl Setup {
         let (gateway, behind) = match self.gateways {
             true => (
                 format!("gateway = [{}]\n", networks(own)),
-                // What a host says of its peer may be more than the peer says of itself.
+                // The gateway's other addresses, for its ICMP errors come from there. And what a host
+                // says of its peer may be more than the peer says of itself.
                 format!(
-                    ", {}, \"192.168.{}.0/24\"",
+                    ", \"10.0.2.{peer_number}/32\", \"fd00:2::{peer_number}/128\", {}, \
+                     \"192.168.{}.0/24\"",
                     networks(peer_number),
                     peer_number + 16
                 ),

@@ -2,10 +2,11 @@
 //! nothing else comes by them.
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_lab::baseline::openvpn;
 use netns_tests::attacker::{Attacker, Segment, numbers};
 use netns_tests::daemon::wait;
 use netns_tests::topology::{behind, behind_v6};
@@ -119,6 +120,10 @@ fn nothing_of_it_is_plain_while_a_daemon_is_away() {
             let ears = net.eavesdrop()?;
             for signal in [Signal::SIGKILL, Signal::SIGTERM] {
                 net.a.stop(signal)?;
+                // Even if somebody empties the firewall, and what it knows of connections.
+                for flush in ["iptables -t mangle -F", "iptables -F", "conntrack -F"] {
+                    net.a.host.run(flush)?;
+                }
                 talk.stands_still(Duration::from_secs(1))?;
                 net.a.start()?;
                 net.wait_established()?;
@@ -368,6 +373,73 @@ fn hosts_outside_the_networks_get_nothing_through() {
             ensure!(!into.packets.is_empty(), "nothing was heard on the TUN");
             let strays = into.packets.iter().filter(|p| has_port(&p.frame, 20));
             ensure!(strays.count() == 0, "a stray is in the TUN");
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn a_narrow_network_behind_the_far_gateway_stalls_nothing() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            for route in [
+                "ip route replace 192.168.8.0/24 dev in0 src 192.168.8.1 mtu 1300",
+                "ip -6 route replace fd00:8::/64 dev in0 mtu 1300",
+            ] {
+                net.b.host.run(route)?;
+            }
+            for bump in ["seal", "scramble", "share"] {
+                let rule = ["rule", "add", "--src", "192.168.7.0/24", "--bump", bump];
+                let v4 = net.a.ctl(&rule)?;
+                let rule = ["rule", "add", "--src", "fd00:7::/64", "--bump", bump];
+                let v6 = net.a.ctl(&rule)?;
+                for server in [behind(7000), behind_v6(7001)] {
+                    // Nobody has learned of it in plain before.
+                    for host in &net.behind {
+                        host.run("ip route flush cache")?;
+                        host.run("ip -6 route flush cache")?;
+                    }
+                    let talk = Talk::start(&net.behind[0], &net.behind[1], server)?;
+                    talk.advance(SETTLED)
+                        .with_context(|| format!("{bump} {server}"))?;
+                    net.wait_bump(server.port(), bump)?;
+                    talk.finish()?;
+                }
+                for made in [v4, v6] {
+                    net.a.ctl(&["rule", "del", &made["id"].to_string()])?;
+                }
+            }
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_narrow_device_stalls_nothing() {
+    isolated(|| {
+        let vpn = [("vpn", "tun99")];
+        Setup::new().gateways().devices(&vpn, &vpn).run(|net| {
+            let at = |host: u8| IpAddr::from([10, 0, 1, host]);
+            let _vpn = openvpn((&net.a.host, at(1)), (&net.b.host, at(2)))?;
+            for node in [&net.a, &net.b] {
+                node.host.run("ip link set tun99 mtu 1300")?;
+                wait("the device to be seen", || {
+                    let bumps = node.ctl(&["bump", "list"]).unwrap_or_default();
+                    let mut bumps = bumps.as_array().into_iter().flatten();
+                    bumps.any(|bump| bump["name"] == "vpn" && bump["reason"].is_null())
+                })?;
+            }
+            let talk = net.talk_behind(7000)?;
+            talk.advance(256 << 10)?;
+            for bump in ["vpn", "plain", "vpn", "seal"] {
+                net.a.put_on(bump, "--dport", 7000)?;
+                net.wait_bump(7000, bump)?;
+                match bump {
+                    "plain" => heard(net, &talk),
+                    _ => unheard(net, &talk),
+                }
+                .with_context(|| bump.to_owned())?;
+            }
             talk.finish()
         })
     });
