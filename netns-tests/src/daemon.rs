@@ -419,7 +419,9 @@ impl Node {
         let name = self.host.name();
         let mut text = format!("===== host {name}: log of dibsd\n{}", self.log());
         let dibsctl = programs::built("dibsctl").display().to_string();
+        // Connections first: they may go on meanwhile.
         for command in [
+            "ss -tnoi".to_owned(),
             format!("{dibsctl} status"),
             format!("{dibsctl} conn list"),
             "iptables-save".to_owned(),
@@ -429,7 +431,6 @@ impl Node {
             "ip route show table all".to_owned(),
             "ip address".to_owned(),
             "conntrack -L".to_owned(),
-            "ss -tnoi".to_owned(),
         ] {
             let said = self
                 .host

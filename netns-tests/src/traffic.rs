@@ -84,6 +84,15 @@ impl Talk {
     /// # Errors
     /// If they do not, or are not those sent.
     pub fn advance(&self, bytes: u64) -> Result<()> {
+        self.advance_within(bytes, PATIENCE)
+    }
+
+    /// As [`advance`](Self::advance), within a time: what can be seen of a connection that stands still is
+    /// gone once it goes on.
+    ///
+    /// # Errors
+    /// If they do not, or are not those sent.
+    pub fn advance_within(&self, bytes: u64, limit: Duration) -> Result<()> {
         let from = self.received();
         let advanced = || {
             let now = self.received();
@@ -91,21 +100,27 @@ impl Talk {
         };
         let broken = || self.readers.iter().any(JoinHandle::is_finished);
         let what = format!("{bytes} bytes each way");
-        wait_until(PATIENCE, &what, || advanced() || broken())
+        wait_until(limit, &what, || advanced() || broken())
             .with_context(|| format!("received {from:?}, then {:?}", self.received()))?;
         ensure!(advanced(), "the connection broke at {:?}", self.received());
         Ok(())
     }
 
     /// Waits until more than `before` has arrived, and returns how long after `since` that was for each
-    /// direction.
+    /// direction; at most `limit`.
     ///
     /// # Errors
     /// If it does not, or the bytes are not those sent.
-    pub fn moves_after(&self, before: [u64; 2], since: Instant) -> Result<[Duration; 2]> {
+    pub fn moves_after(
+        &self,
+        before: [u64; 2],
+        since: Instant,
+        limit: Duration,
+    ) -> Result<[Duration; 2]> {
         let mut took = [None; 2];
         let broken = || self.readers.iter().any(JoinHandle::is_finished);
-        wait_until(PATIENCE, "new bytes each way", || {
+        let left = limit.saturating_sub(since.elapsed());
+        wait_until(left, "new bytes each way", || {
             let received = self.received();
             for (at, took) in took.iter_mut().enumerate() {
                 if took.is_none() && received[at] > before[at] {
