@@ -27,11 +27,16 @@ fn emulated(conditions: Conditions) -> Result<(Lab, Host, Host, Link)> {
     Ok((lab, a, b, link))
 }
 
+/// Bytes of memory for what a reader has not read.
+const ROOM: usize = 32 << 20;
+
 /// Sends numbered datagrams from `a` to `b`, one each `spacing`; returns the numbers that arrive, in
 /// that order, once they have stopped arriving.
 fn datagrams(a: &Host, b: &Host, count: u32, spacing: Duration) -> Result<Vec<u32>> {
     let receiver = b.in_ns(|| UdpSocket::bind(address()))?;
     receiver.set_read_timeout(Some(Duration::from_millis(500)))?;
+    // A reader that does not get the processor for a while must not look like loss.
+    nix::sys::socket::setsockopt(&receiver, nix::sys::socket::sockopt::RcvBufForce, &ROOM)?;
     let sender = a.in_ns(|| UdpSocket::bind("10.0.1.1:0"))?;
     let reader = std::thread::spawn(move || {
         let mut numbers = Vec::new();
