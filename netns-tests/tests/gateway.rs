@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_lab::baseline::openvpn;
 use netns_tests::attacker::{Attacker, Segment, numbers};
 use netns_tests::daemon::wait;
-use netns_tests::topology::{behind, behind_v6};
-use netns_tests::traffic::{SETTLED, Talk, abort, connect, connect_from};
+use netns_tests::topology::{behind, behind_v6, server};
+use netns_tests::traffic::{SETTLED, Talk, abort, connect, connect_from, ping};
 use netns_tests::{Net, Node, Setup, isolated, kernel};
 use nix::sys::signal::Signal;
 
@@ -439,6 +439,53 @@ fn a_narrow_device_stalls_nothing() {
                     _ => unheard(net, &talk),
                 }
                 .with_context(|| bump.to_owned())?;
+            }
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn gateways_that_masquerade_keep_what_is_on_a_bump_and_refuse_what_they_translated() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            for node in [&net.a, &net.b] {
+                node.host
+                    .run("iptables -t nat -A POSTROUTING -j MASQUERADE")?;
+            }
+            let plain = net.talk_behind(7001)?;
+            plain.advance(256 << 10)?;
+            let said = net.a.refused(&["enable", "--dport", "7001"])?;
+            ensure!(said.contains("-A POSTROUTING -j MASQUERADE"), "{said}");
+            let rule = ["rule", "add", "--dport", "7000", "--bump", "seal"];
+            net.a.ctl(&rule)?;
+            let ears = net.eavesdrop()?;
+            let talk = net.talk_behind(7000)?;
+            talk.advance(SETTLED)?;
+            net.wait_bump(7000, "seal")?;
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            plain.advance(256 << 10)?;
+            [talk, plain].into_iter().try_for_each(Talk::finish)
+        })
+    });
+}
+
+#[test]
+fn a_network_behind_one_host_and_the_other_host_itself() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let talk = Talk::start(&net.behind[0], &net.b.host, server(7000))?;
+            talk.advance(256 << 10)?;
+            for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+                node.put_on("seal", end, 7000)?;
+                net.wait_bump(7000, "seal")?;
+                unheard(net, &talk)?;
+                net.wait_locked(7000)?;
+                // What is not TCP goes its usual way meanwhile.
+                ping(&net.behind[0], behind(0).ip())?;
+                node.put_on("plain", end, 7000)?;
+                net.wait_bump(7000, "plain")?;
+                talk.advance(256 << 10)?;
             }
             talk.finish()
         })

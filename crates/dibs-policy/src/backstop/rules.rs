@@ -324,9 +324,28 @@ fn keep_source(desired: &Desired) -> Vec<Rule> {
             };
             leaves.family(family).keep_source(family)
         };
-        Family::BOTH.map(rule)
+        let leaving = Family::BOTH.map(rule).into_iter();
+        leaving.chain(keep_passing(desired, bump))
     };
     desired.bumps.iter().flat_map(of_bump).collect()
+}
+
+/// The same of what came by a bump for a network behind this host: what its hosts answered to another
+/// address would not be known for theirs.
+fn keep_passing(desired: &Desired, bump: &BumpRoute) -> Vec<Rule> {
+    let marks = desired.marks;
+    let of_family = |family| {
+        let passages = desired.passages(&bump.peers, family).into_iter();
+        passages.map(move |(near, far)| {
+            let comes = Rule::new("keep the source").family(family);
+            comes
+                .ct_mark(marks.bump_mask(), marks.bump(bump.id), true)
+                .prefix(far, false)
+                .destination(near)
+                .keep_source(family)
+        })
+    };
+    Family::BOTH.into_iter().flat_map(of_family).collect()
 }
 
 /// The destinations that both a class rule and its bump mean.
