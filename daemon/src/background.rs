@@ -359,15 +359,28 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
         let alive: HashMap<Pair, Socket> = { lives.iter() }
             .map(|live| (live.pair, live.socket))
             .collect();
+        let known: Vec<Pair> = {
+            let state = daemon.state.borrow();
+            let chosen = state.choices.iter().map(|(pair, _)| pair);
+            let others = state.handed.keys().chain(state.written.keys()).copied();
+            chosen.chain(others).collect()
+        };
+        // What becomes of those is told by events.
+        let passing: HashSet<Pair> = { known.into_iter() }
+            .filter(|pair| daemon.may_live(pair))
+            .collect();
+        let lives = |pair: &Pair| alive.contains_key(pair) || passing.contains(pair);
         let (gone, taken) = {
             let mut state = daemon.state.borrow_mut();
-            state.handed.retain(|pair, _| alive.contains_key(pair));
-            state.written.retain(|pair, _| alive.contains_key(pair));
+            state.handed.retain(|pair, _| lives(pair));
+            state.written.retain(|pair, _| lives(pair));
+            state.ended.retain(|pair| alive.contains_key(pair));
             let is_there = |pair: &Pair, socket| alive.get(pair) == Some(&socket);
             state.names.sweep(is_there);
-            let gone = state.choices.sweep(|pair, _| alive.contains_key(pair));
+            let gone = state.choices.sweep(|pair, _| lives(pair));
             let known = state.choices.iter();
-            let taken = known.filter(|(pair, choice)| !is_there(pair, choice.socket));
+            let taken = known
+                .filter(|(pair, choice)| !is_there(pair, choice.socket) && !passing.contains(pair));
             (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
         };
         for pair in &taken {

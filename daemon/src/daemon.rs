@@ -117,6 +117,9 @@ pub(crate) struct State {
     pub(crate) installed: BTreeMap<BumpId, u32>,
     /// Connections that are on a bump without a choice: by rules, here or at the peer.
     pub(crate) followed: BTreeMap<Pair, BumpId>,
+    /// Connections that passed this host and were seen to end: of the others without an entry in conntrack
+    /// nobody knows.
+    pub(crate) ended: BTreeSet<Pair>,
     /// Connections that have a rule of their own in the kernel.
     pub(crate) pinned: BTreeSet<Pair>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.

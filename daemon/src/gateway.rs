@@ -11,7 +11,7 @@ use dibs_policy::sockets::TcpCounts;
 use dibs_policy::{Ends, Error};
 use nix::libc;
 
-use crate::conns::{Pair, Socket};
+use crate::conns::{Choice, Pair, Socket};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::locking::ends;
@@ -135,25 +135,65 @@ impl Daemon {
 
     /// Whether an entry that is gone was that of a connection which passes, and goes on as far as anybody
     /// knows: somebody flushed the table.
-    pub(crate) fn was_passing(&self, entry: &Connection) -> bool {
+    fn was_passing(&self, entry: &Connection) -> bool {
         let went_on = |state| (ESTABLISHED..=CLOSE_WAIT).contains(&state);
         entry.tcp_state.is_some_and(went_on) && self.passing(entry).is_some()
     }
 
-    /// A connection that passed has ended: of the next one with its ends nothing is dropped for that.
-    pub(crate) async fn forget_lock(&self, entry: &Connection) {
+    /// The entry of a connection that passes is gone. Whether the connection goes on, as far as anybody
+    /// knows; otherwise nothing of the next one with its ends is dropped for that.
+    pub(crate) async fn lose(&self, entry: &Connection) -> bool {
         let Some(Live { pair, .. }) = self.passing(entry) else {
-            return;
+            return false;
         };
-        self.state.borrow_mut().locks.release(&pair);
-        self.note_locks().await;
+        let goes_on = self.was_passing(entry);
+        {
+            let state = &mut *self.state.borrow_mut();
+            if goes_on {
+                // Its next entry has another name.
+                state.choices.rename(&pair, Socket::UNKNOWN);
+            } else {
+                let known = state.choices.get(&pair).is_some()
+                    || state.handed.contains_key(&pair)
+                    || state.written.contains_key(&pair);
+                if known {
+                    state.ended.insert(pair);
+                }
+                state.locks.release(&pair);
+            }
+        }
+        if !goes_on {
+            self.note_locks().await;
+        }
+        goes_on
     }
 
-    /// A connection that passes has a new entry, by our hand: what was chosen for it stands.
-    pub(crate) async fn rename(&self, pair: &Pair) -> Result<(), Error> {
+    /// Whether a connection that has no entry may live all the same.
+    pub(crate) fn may_live(&self, pair: &Pair) -> bool {
+        self.passes(pair) && !self.state.borrow().ended.contains(pair)
+    }
+
+    /// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
+    /// entry, by our hand or its next packet, is named anew.
+    pub(crate) fn has_taken(&self, live: &Live, choice: Choice) -> bool {
+        if live.uid.is_none() && live.established && choice.socket == Socket::UNKNOWN {
+            let choices = &mut self.state.borrow_mut().choices;
+            choices.rename(&live.pair, live.socket);
+            return false;
+        }
+        live.socket != choice.socket
+    }
+
+    /// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
+    /// host does not know it any more it says so.
+    pub(crate) async fn rename(&self, pair: &Pair, bump: u8) -> Result<(), Error> {
         for live in self.passing_of(std::slice::from_ref(pair)).await? {
             let choices = &mut self.state.borrow_mut().choices;
             choices.rename(pair, live.socket);
+            if !self.is_outside(bump) {
+                // Without the data path nobody can be asked.
+                let _ = self.driver.solicit(bump, crate::switching::ends(pair));
+            }
         }
         Ok(())
     }

@@ -300,6 +300,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         inventory,
         installed: Default::default(),
         followed: Default::default(),
+        ended: Default::default(),
         pinned: Default::default(),
         suspended: false,
     })

@@ -1,7 +1,7 @@
 //! LOCKED in the kernel: set once both ends are on the bump, cleared before either leaves it, set again
 //! where it got lost.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -348,9 +348,14 @@ impl Daemon {
                 conntrack.set_mark(&tuple(pair), 0, bit).await?;
             }
         }
+        let locked: Vec<Pair> = self.state.borrow().locks.locked().collect();
+        let passing: BTreeSet<Pair> = { locked.into_iter() }
+            .filter(|pair| self.may_live(pair))
+            .collect();
         {
             let mut state = self.state.borrow_mut();
             let State { choices, locks, .. } = &mut *state;
+            let is_alive = |pair: &Pair| is_alive(pair) || passing.contains(pair);
             locks.retain(|pair, bump| {
                 let entry = tracked
                     .get(pair)

@@ -35,10 +35,7 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
     loop {
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
-                let goes_on = daemon.was_passing(&entry);
-                if !goes_on {
-                    daemon.forget_lock(&entry).await;
-                }
+                let goes_on = daemon.lose(&entry).await;
                 for pair in ends(&entry) {
                     restore(daemon, pair, goes_on).await?;
                 }
@@ -53,6 +50,10 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
                     Some(_) => relock(daemon, &entry).await?,
                     None => note_update(daemon, &entry).await?,
                 }
+                let ended = &mut daemon.state.borrow_mut().ended;
+                ends(&entry).iter().for_each(|pair| {
+                    ended.remove(pair);
+                });
             }
             conntrack::Event::Update(entry) => {
                 daemon.note_followed(&entry).await;

@@ -192,25 +192,40 @@ fn what_is_required_is_never_plain() {
 }
 
 #[test]
-fn a_flush_of_what_is_tracked_lets_nothing_out() {
+fn a_flush_of_what_is_tracked_lets_nothing_out_and_undoes_no_choice() {
     isolated(|| {
-        Setup::new().gateways().run(|net| {
+        let rule = "bump = \"scramble\"\ndport = [7000, 7001]";
+        Setup::new().gateways().rule(rule).run(|net| {
             let talk = net.talk_behind(7000)?;
-            talk.advance(256 << 10)?;
-            net.a.put_on("seal", "--dport", 7000)?;
-            net.wait_locked(7000)?;
+            let (mut near, mut far) = connect(&net.behind[0], &net.behind[1], behind(7001))?;
+            for port in [7000, 7001] {
+                net.wait_bump(port, "scramble")?;
+                // Above the rule.
+                net.a.put_on("seal", "--dport", port)?;
+                net.wait_locked(port)?;
+            }
             talk.advance(SETTLED)?;
             let ears = net.eavesdrop()?;
             for node in [&net.a, &net.b, &net.a] {
                 node.host.run("conntrack -F")?;
+                // One that says nothing, too.
+                net.wait_bump(7001, "seal")?;
                 talk.advance(SETTLED)?;
                 net.wait_bump(7000, "seal")?;
             }
+            far.write_all(b"words")?;
+            let mut words = [0; 5];
+            near.read_exact(&mut words)?;
             ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            net.wait_locked(7001)?;
             // It is still the connection that was chosen.
-            net.b.put_on("plain", "--sport", 7000)?;
-            net.wait_bump(7000, "plain")?;
-            heard(net, &talk)?;
+            net.b
+                .put_on("plain", "--sport", 7001)
+                .err()
+                .context("a rule wants it on its bump")?;
+            net.b.put_on("share", "--sport", 7000)?;
+            net.wait_bump(7000, "share")?;
+            unheard(net, &talk)?;
             talk.finish()
         })
     });
@@ -378,13 +393,23 @@ fn hosts_outside_the_networks_get_nothing_through() {
     });
 }
 
+/// Packets that a host did not forward because they were too long.
+fn too_long(node: &Node) -> Result<u64> {
+    let counted = node.host.run("nstat -asz IpFragFails Ip6InTooBigErrors")?;
+    let lines = counted.lines().filter(|line| line.starts_with("Ip"));
+    let count = |line: &str| line.split_whitespace().nth(1)?.parse::<u64>().ok();
+    let counts: Option<Vec<u64>> = lines.map(count).collect();
+    let counts = counts.filter(|counts| counts.len() == 2);
+    Ok(counts.with_context(|| counted.clone())?.iter().sum())
+}
+
 #[test]
 fn a_narrow_network_behind_the_far_gateway_stalls_nothing() {
     isolated(|| {
         Setup::new().gateways().run(|net| {
             for route in [
-                "ip route replace 192.168.8.0/24 dev in0 src 192.168.8.1 mtu 1300",
-                "ip -6 route replace fd00:8::/64 dev in0 mtu 1300",
+                "ip route replace 192.168.8.0/24 dev in0 src 192.168.8.1 mtu lock 1300",
+                "ip -6 route replace fd00:8::/64 dev in0 metric 256 mtu lock 1300",
             ] {
                 net.b.host.run(route)?;
             }
@@ -399,11 +424,18 @@ fn a_narrow_network_behind_the_far_gateway_stalls_nothing() {
                         host.run("ip route flush cache")?;
                         host.run("ip -6 route flush cache")?;
                     }
+                    let before = too_long(&net.b)?;
                     let talk = Talk::start(&net.behind[0], &net.behind[1], server)?;
                     talk.advance(SETTLED)
                         .with_context(|| format!("{bump} {server}"))?;
                     net.wait_bump(server.port(), bump)?;
                     talk.finish()?;
+                    // Its sender is told once, and what was under way is lost; nothing after that.
+                    let lost = too_long(&net.b)? - before;
+                    ensure!(
+                        (1..=30).contains(&lost),
+                        "{lost} packets too long: {bump} {server}"
+                    );
                 }
                 for made in [v4, v6] {
                     net.a.ctl(&["rule", "del", &made["id"].to_string()])?;

@@ -93,7 +93,7 @@ impl Daemon {
         let marked = conntrack.set_mark(&tuple, value, mask).await?;
         if !marked && installed {
             if conntrack.adopt(&tuple, value).await? {
-                self.rename(pair).await?;
+                self.rename(pair, bump).await?;
             } else {
                 conntrack.set_mark(&tuple, value, mask).await?;
             }
@@ -123,7 +123,7 @@ impl Daemon {
             return Ok(());
         };
         let lives = self.sockets_of(&[*pair]).await?;
-        let taken = { lives.get(pair) }.is_some_and(|live| live.socket != choice.socket);
+        let taken = { lives.get(pair) }.is_some_and(|live| self.has_taken(live, choice));
         match taken {
             true => self.forget_choice(pair, choice).await,
             false => self.mark(pair, choice.bump, true).await,
