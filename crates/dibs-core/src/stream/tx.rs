@@ -120,6 +120,11 @@ impl TxStream {
             .wrapping_add_signed(i64::from(seq.distance_from(top_seq)))
     }
 
+    /// Whether bytes beyond `offset` have gone out.
+    pub const fn is_passed(&self, offset: u64) -> bool {
+        offset < self.top
+    }
+
     /// Says how the next bytes, `len` of them at `offset`, go, and opens an epoch where one is
     /// needed.
     pub fn position(&mut self, offset: u64, len: usize) -> Position {

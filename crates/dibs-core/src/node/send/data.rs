@@ -111,6 +111,13 @@ impl Peer {
             shared.count(Counter::CodelMarked);
             return false;
         }
+        let segment = parsed(&head.buffer);
+        let consumed = segment.payload.len() - head.left();
+        let offset = conn.out.stream.offset_of(segment.seq) + consumed as u64;
+        if conn.out.stream.is_passed(offset) {
+            // TCP sends it again, and would miss it only by a timeout, which after an outage is a long one.
+            return false;
+        }
         let dropped = head.mss.min(head.left());
         if dropped == 0 {
             return false;

@@ -283,3 +283,23 @@ fn a_path_that_nobody_answered_for_long_is_not_thought_to_be_long() {
         assert!(path.stats.srtt <= Duration::from_secs(1), "{path:?}");
     }
 }
+
+#[test]
+fn what_tcp_sends_again_is_not_dropped_for_a_queue() {
+    const BYTES: usize = 40_000;
+    let mut pair = Pair::far_apart(Duration::from_millis(50));
+    let now = pair.now;
+    pair.nodes[0].set_path(now, 1, false, 1500);
+    let data = text(BYTES);
+    pair.send(0, 1, &data, 0, 0);
+    pair.run(Duration::from_secs(2));
+    let dropped = |pair: &Pair| pair.nodes[0].counters().get(Counter::CodelDropped);
+    let of_new = dropped(&pair);
+    assert!(of_new > 0, "the path is slow at first");
+    for tick in 0..100 {
+        pair.send(0, 1, &data, 0, tick);
+        pair.run(Duration::from_millis(2));
+    }
+    pair.run(Duration::from_secs(5));
+    assert_eq!(dropped(&pair), of_new);
+}
