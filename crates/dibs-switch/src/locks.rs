@@ -49,9 +49,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Locks<T> {
         }
     }
 
-    /// The peer says that it is not on `bump`.
+    /// The peer says that it is not on `bump`. That undoes no lock: it may have said so before it entered,
+    /// and a late word of one bump says nothing of another.
     pub fn refuse(&mut self, pair: Pair, bump: u8, now: T) {
-        if self.wants_asking(&pair, bump, now) {
+        let known = self.0.get(&pair);
+        if known.is_none_or(|lock| matches!(lock.state, State::Refused(_))) {
             let state = State::Refused(now + ASK_AGAIN);
             self.0.insert(pair, Lock { bump, state });
         }
@@ -177,6 +179,9 @@ mod tests {
             locks.is_locked(&pair(), 1),
             "the peer said so before it left"
         );
+        // It was asked about another bump before the connection came to this one (seed 630673).
+        locks.refuse(pair(), 2, start + GRACE);
+        assert!(locks.is_locked(&pair(), 1) && locks.is_elsewhere(&pair(), 2));
         assert!(locks.is_elsewhere(&pair(), 2) && !locks.is_elsewhere(&pair(), 1));
         locks.retain(|_, bump| bump != 1);
         assert_eq!(locks, Locks::default());
