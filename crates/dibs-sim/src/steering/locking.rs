@@ -27,27 +27,25 @@ impl Steering {
     /// Asks the peer about connections that are not locked yet; again from time to time.
     pub(super) fn ask_confirmations(&mut self, at: &mut At<'_>) {
         let chosen: Vec<_> = self.daemon().choices.iter().collect();
-        let mut wanting = Vec::new();
+        self.daemon().look_at = None;
         for (pair, choice) in chosen {
-            let stays = self.stays_on(&pair);
-            let Some(bump) = stays.filter(|_| at.kernel.speaks(&tuple(&pair))) else {
+            let Some(bump) = self.stays_on(&pair) else {
                 continue;
             };
-            if !self.daemon().locks.is_locked(&pair, bump) {
-                wanting.push((pair, choice.socket, bump));
-            }
-        }
-        self.daemon().look_at = (!wanting.is_empty()).then(|| at.now + LOOK_EVERY);
-        for (pair, socket, bump) in wanting {
             let daemon = self.daemon();
+            if daemon.locks.is_locked(&pair, bump) {
+                continue;
+            }
+            // Also of one that may come about yet.
+            daemon.look_at = Some(at.now + LOOK_EVERY);
             let waits = daemon.confirms.values().any(|asked| asked.pair == pair);
-            if !waits && daemon.locks.wants_asking(&pair, bump, at.now) {
-                let until = at.now + PATIENCE;
+            let wants = !waits && daemon.locks.wants_asking(&pair, bump, at.now);
+            if wants && at.kernel.speaks(&tuple(&pair)) {
                 let confirm = Confirm {
                     pair,
-                    socket,
+                    socket: choice.socket,
                     bump,
-                    until,
+                    until: at.now + PATIENCE,
                 };
                 self.ask_confirmation(at, confirm);
             }
