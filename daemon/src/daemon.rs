@@ -27,6 +27,7 @@ use crate::rules::Rule;
 use crate::startup::policy_prefix;
 use crate::state::{Saved, SavedChoice, SavedRule, StateFile};
 use crate::steering::{Steerer, desired};
+use crate::switching::Call;
 
 /// How long a peer's daemon has for an answer; `dibsctl` waits longer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -66,6 +67,9 @@ pub struct Daemon {
     pub(crate) messages_dropped: Cell<u64>,
     /// Wakes who asks peers to confirm.
     pub(crate) confirmations_due: Notify,
+    /// Choices that peers are still to be told, and what wakes who tells them.
+    pub(crate) calls: RefCell<Vec<Call>>,
+    pub(crate) calls_due: Notify,
     /// Wakes who locks.
     pub(crate) locks_due: Notify,
     /// Wakes who looks at the time of day.
@@ -372,6 +376,8 @@ impl Daemon {
             messages_malformed: Cell::new(0),
             messages_dropped: Cell::new(0),
             confirmations_due: Notify::new(),
+            calls: RefCell::default(),
+            calls_due: Notify::new(),
             locks_due: Notify::new(),
             hours_due: Notify::new(),
             sessions_due: Notify::new(),

@@ -147,6 +147,7 @@ async fn main_loop(
     tokio::task::spawn_local(hours::keep(own()));
     tokio::task::spawn_local(preferring::keep(own()));
     tokio::task::spawn_local(tracking::follow(own()));
+    tokio::task::spawn_local(switching::keep_calling(own()));
     tokio::task::spawn_local(locking::ask(own()));
     tokio::task::spawn_local(locking::keep(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;

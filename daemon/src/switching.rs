@@ -14,14 +14,16 @@ use dibs_switch::asking::{Asked, Conclusion, Verdict};
 use crate::conns::{Choice, Pair, Socket};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
-use crate::messages::{Body, Message, Outcome};
+use crate::messages::Outcome;
 
 mod answering;
 mod asking;
+mod calling;
 mod marking;
 mod rules;
 
 pub(crate) use asking::Meant;
+pub(crate) use calling::{Call, keep as keep_calling};
 pub(crate) use marking::ends;
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
@@ -178,7 +180,7 @@ impl Daemon {
             Conclusion::Superseded => Err("another choice was made for it meanwhile".to_owned()),
             Conclusion::TakenBack => Err(self.refusal(&pair, asked.bump, answer)),
             Conclusion::BroughtBack(back) => {
-                self.call_back(pair, back).await;
+                self.call_back(pair, back);
                 Err(self.refusal(&pair, asked.bump, answer))
             }
         }
@@ -221,22 +223,6 @@ impl Daemon {
                 state.handed.get(&live.pair).map_or(0, |known| known.bump)
             }
             bump => bump,
-        }
-    }
-
-    /// Tells a peer that did not answer, and may have moved a connection all the same, of the choice that
-    /// puts it back.
-    async fn call_back(&self, pair: Pair, back: Choice) {
-        let socket = back.socket;
-        let body = Body::Switch {
-            bump: back.bump,
-            explicit: true,
-            ready: false,
-            conns: vec![(self.name(&Meant { pair, socket }), back.version)],
-        };
-        if let Some(peer) = self.peer_of(pair.remote.ip()) {
-            // Nobody waits for the answer. Without a session it is sent with the next one.
-            let _ = self.post(peer, Message { request: 0, body }).await;
         }
     }
 

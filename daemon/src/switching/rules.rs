@@ -10,7 +10,7 @@ use crate::live::Live;
 use crate::messages::{MAX_ENTRIES, Outcome};
 
 /// Before a peer that did not answer is told of choices again.
-const TELL_AGAIN: Duration = Duration::from_secs(1);
+pub(super) const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Moves connections here and at their peers because rules changed, not by choice.
