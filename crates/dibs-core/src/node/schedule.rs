@@ -68,7 +68,7 @@ pub(super) fn balanced(
             continue;
         }
         let at = link.path.predict_delivery(now, wanted);
-        let rank = match link.trusted && link.path.expected_rate() >= PLENTY {
+        let rank = match link.trusted && link.path.most_rate() >= PLENTY {
             true => at - HEAD_START,
             false => at,
         };

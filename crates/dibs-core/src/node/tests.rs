@@ -26,6 +26,7 @@ mod gateway;
 mod handover;
 mod hostile;
 mod paths;
+mod rates;
 mod rekey;
 mod sends;
 mod toy;

@@ -54,6 +54,9 @@ const STARTUP_ROUNDS: u32 = 3;
 const QUEUE_LIMIT: Duration = Duration::from_millis(4);
 const QUEUE_TIME: Duration = Duration::from_millis(20);
 
+/// Bytes a second from which on what waits, waits for the hosts: such a path is hardly the limit.
+pub(super) const HOSTS_LIMIT: u64 = 500_000_000;
+
 /// Age at which the propagation time is measured again.
 const MIN_RTT_AGE: Duration = Duration::from_secs(10);
 
@@ -129,10 +132,15 @@ pub(super) struct Bbr {
     round_started: Time,
     round_rate: u64,
     round_app_limited: bool,
+    /// Its least and its greatest round trip.
     round_rtt: Duration,
-    /// Longest time between two reports.
+    round_most: Duration,
+    /// Most bytes in flight.
+    round_flight: u64,
+    /// Longest time between two reports, as long as there was something to report.
     round_pause: Duration,
     reported_at: Time,
+    idle: bool,
 
     /// Startup has found the path's rate.
     full: bool,
@@ -178,8 +186,11 @@ impl Bbr {
             round_rate: 0,
             round_app_limited: false,
             round_rtt: Duration::MAX,
+            round_most: Duration::ZERO,
+            round_flight: 0,
             round_pause: Duration::ZERO,
             reported_at: now,
+            idle: true,
             full: false,
             full_rate: 0,
             full_rounds: 0,
@@ -224,20 +235,29 @@ impl Bbr {
         self.loss
     }
 
-    /// The rate to count on. As long as it is to be found, that is no less than a window a round
-    /// trip: what was delivered before there was much to send measures the sender, and a path that
-    /// is thought slow for that would be left with nothing for ever.
-    pub(super) fn expected_rate(&self, srtt: Duration) -> u64 {
-        let least = match self.full {
-            true => MIN_RATE,
-            false => self.window_rate(srtt),
-        };
-        self.rate().max(least)
+    /// The rate to count on. As long as it is to be found, that is more than was delivered: this
+    /// measures the sender if there was little to send, and a path that is thought slow for that would be
+    /// left with nothing for ever. But it is twice as much at most, beyond the first window, or the
+    /// others would be left with nothing.
+    pub(super) fn expected_rate(&self, srtt: Duration, mtu: u64) -> u64 {
+        let rate = self.rate().max(MIN_RATE);
+        let most = self.most_rate(srtt);
+        if self.full || rate >= HOSTS_LIMIT {
+            return most;
+        }
+        // The first round trips were perhaps measured while a host was busy with other things.
+        let least = self.min_rtt.map_or(srtt, |min| min.min(srtt));
+        let first = rate_of(INITIAL_DATAGRAMS * mtu, least);
+        most.max(first).min((2 * rate).max(first))
     }
 
-    /// Bytes a second that the window lets pass.
-    fn window_rate(&self, srtt: Duration) -> u64 {
-        (self.cwnd as f64 / srtt.max(MS / 10).as_secs_f64()) as u64
+    /// What the rate may be: as long as it is to be found, as much as the window lets pass.
+    pub(super) fn most_rate(&self, srtt: Duration) -> u64 {
+        let least = match self.full {
+            true => MIN_RATE,
+            false => rate_of(self.cwnd, srtt).max(MIN_RATE),
+        };
+        self.rate().max(least)
     }
 
     /// Bytes a second to send at now; `srtt` counts as long as no rate is known.
@@ -251,7 +271,7 @@ impl Bbr {
             Phase::Cruise | Phase::ProbeRtt => CRUISE_GAIN,
         };
         let rate = match self.rate() {
-            0 => self.window_rate(srtt),
+            0 => rate_of(self.cwnd, srtt),
             rate => rate,
         };
         ((rate as f64 * gain) as u64).max(MIN_RATE)
@@ -291,6 +311,7 @@ impl Bbr {
         self.queued_since = None;
         self.queue_strikes = 0;
         self.round_rtt = Duration::MAX;
+        self.round_most = Duration::ZERO;
     }
 
     /// The path works again after an outage.
@@ -303,7 +324,11 @@ impl Bbr {
 
     pub(super) fn on_ack(&mut self, ev: &AckEvent) {
         self.acked += ev.datagrams;
-        self.round_pause = self.round_pause.max(ev.now.since(self.reported_at));
+        if !self.idle {
+            self.round_pause = self.round_pause.max(ev.now.since(self.reported_at));
+        }
+        self.idle = ev.in_flight == 0;
+        self.round_flight = self.round_flight.max(ev.in_flight + ev.bytes);
         self.reported_at = ev.now;
         let round_ended = self.update_round(ev);
         self.update_rate(ev);
@@ -320,6 +345,8 @@ impl Bbr {
             self.round_rate = 0;
             self.round_app_limited = false;
             self.round_rtt = Duration::MAX;
+            self.round_most = Duration::ZERO;
+            self.round_flight = 0;
             self.round_pause = Duration::ZERO;
         }
     }
@@ -347,6 +374,7 @@ impl Bbr {
     fn update_min_rtt(&mut self, ev: &AckEvent) {
         let Some(rtt) = ev.rtt else { return };
         self.round_rtt = self.round_rtt.min(rtt);
+        self.round_most = self.round_most.max(rtt);
         self.probe_rtt.1 = self.probe_rtt.1.min(rtt);
         match self.min_rtt {
             Some(min) if rtt >= min => {
@@ -367,10 +395,18 @@ impl Bbr {
         if !self.full && !self.round_app_limited {
             self.check_growth();
         }
-        let excess = match self.min_rtt {
-            Some(min) if self.round_rtt != Duration::MAX => self.round_rtt.saturating_sub(min),
-            _ => Duration::ZERO,
+        let over = |rtt: Duration| rtt.saturating_sub(self.min_rtt.unwrap_or_default());
+        let mut excess = match self.round_rtt {
+            Duration::MAX => Duration::ZERO,
+            least => over(least),
         };
+        // Few datagrams are no queue: they may be late for other reasons.
+        let may_overflow =
+            (self.lost > 0 || self.loss > 0.0) && self.round_flight >= INITIAL_DATAGRAMS * ev.mtu;
+        if self.phase == Phase::Startup && may_overflow {
+            // Who sends all that it may now and then overflows the queue, though it empties each time.
+            excess = over(self.round_most);
+        }
         // A sender that does not fill the path has not filled its queue either, unless it was let
         // send at many times the rate; and what has waited while no report came at all has waited
         // for a host, not in a queue.
@@ -587,4 +623,9 @@ impl Bbr {
         self.cwnd_floor = floor;
         self.cwnd = self.cwnd.clamp(floor, MAX_CWND);
     }
+}
+
+/// Bytes a second of a window each round trip.
+fn rate_of(window: u64, rtt: Duration) -> u64 {
+    (window as f64 / rtt.max(MS / 10).as_secs_f64()) as u64
 }

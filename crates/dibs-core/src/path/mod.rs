@@ -145,6 +145,8 @@ pub struct Path {
     /// Bytes and datagrams that wait for acknowledgement.
     in_flight: u64,
     waiting: u64,
+    /// Bytes in flight, smoothed as the round trip is.
+    usual_flight: u64,
     /// The window has been full since the last datagram was sent.
     window_filled: bool,
     /// Last time that something went either way.
@@ -184,6 +186,7 @@ impl Path {
             liveness: Liveness::new(now),
             in_flight: 0,
             waiting: 0,
+            usual_flight: 0,
             window_filled: false,
             busy_at: now,
             slept_until: None,
@@ -261,18 +264,33 @@ impl Path {
 
     /// Bytes a second that the path is expected to deliver.
     pub fn expected_rate(&self) -> u64 {
-        self.bbr.expected_rate(self.rtt.smoothed())
+        self.bbr
+            .expected_rate(self.rtt.smoothed(), self.mtu().into())
+    }
+
+    /// Bytes a second that it may turn out to deliver.
+    pub fn most_rate(&self) -> u64 {
+        self.bbr.most_rate(self.rtt.smoothed())
     }
 
     /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go:
-    /// behind what is in flight beyond a round trip, at the path's rate. The pacer's gain says
-    /// nothing about that.
+    /// behind what is in flight beyond a round trip, at the path's rate, and not before what the round
+    /// trip shows to wait. The pacer's gain says nothing about that.
     pub fn predict_delivery(&self, now: Time, bytes: usize) -> Time {
         let rate = self.expected_rate();
         let min_rtt = self.bbr.min_rtt().unwrap_or_default();
         let under_way = Duration::from_secs_f64(self.in_flight as f64 / rate as f64);
         let own = Duration::from_secs_f64(bytes as f64 / rate as f64);
-        let sent = now + under_way.saturating_sub(min_rtt) + own;
+        let mut wait = under_way.saturating_sub(min_rtt);
+        if rate < bbr::HOSTS_LIMIT {
+            // The rate is the best of some time, perhaps of a burst that a token bucket let pass, and a
+            // path that is thought too much of would get all, and the others little. A round trip shows
+            // what waits, whatever is thought.
+            let of_usual = self.in_flight as f64 / self.usual_flight.max(1) as f64;
+            let queue = self.rtt.smoothed().saturating_sub(min_rtt);
+            wait = wait.max(queue.mul_f64(of_usual.min(1.0)));
+        }
+        let sent = now + wait + own;
         sent.max(self.pacer.ready_at(bytes as u64)) + min_rtt / 2
     }
 
@@ -409,6 +427,8 @@ impl Path {
         if let (Some(_), Some(at)) = (newest, news.largest_at.filter(awake)) {
             let sample = now.since(at);
             self.rtt.update(sample, ack_delay);
+            let flight = self.in_flight + news.settled_bytes;
+            self.usual_flight = (7 * self.usual_flight + flight) / 8;
             rtt = Some(sample);
         }
         self.detect_loss(now, lost);

@@ -136,6 +136,8 @@ pub(super) struct World {
     pub(super) ba: Link,
     /// Bytes a second that A has to send; `None`: any amount.
     pub(super) demand: Option<u64>,
+    /// Bytes that A has under way at most: it waits for something else than the path.
+    pub(super) window: u64,
     /// B handles what has come in at multiples of this.
     pub(super) lump: Duration,
     /// B stands still for the second of these in each of the first.
@@ -174,6 +176,7 @@ impl World {
             ab,
             ba,
             demand: None,
+            window: u64::MAX,
             lump: Duration::from_nanos(1),
             pause: [Duration::from_secs(1), Duration::ZERO],
             tick: Duration::from_nanos(1),
@@ -298,13 +301,14 @@ impl World {
     }
 
     fn wanted(&self) -> usize {
-        match self.demand {
+        let due = match self.demand {
             None => usize::MAX,
             Some(rate) => {
                 let due = rate as f64 * (self.now.as_nanos() - 1_000_000_000) as f64 / 1e9;
                 (due as usize).saturating_sub(self.offered as usize)
             }
-        }
+        };
+        due.min(self.window.saturating_sub(self.a.stats().in_flight) as usize)
     }
 
     fn serve_a(&mut self) {

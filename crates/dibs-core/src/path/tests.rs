@@ -224,10 +224,12 @@ fn an_outage_is_noticed_gives_back_what_was_in_flight_and_ends_quickly() {
         let mut w = warm(rate, rtt, 100 * MS);
         let mtu = w.a.mtu();
         w.ab.down = true;
-        w.run(4 * rtt + 100 * MS);
+        // The probes' spacing grows, and one of them has to find that it has been long enough.
+        let noticed = 4 * rtt + 140 * MS;
+        w.run(noticed);
         assert_eq!(w.a.state(), PathState::Suspect);
         assert!(w.untold() <= 1, "all but the latest probe is given back");
-        w.run(2 * S - 4 * rtt - 100 * MS);
+        w.run(2 * S - noticed);
         assert_eq!(w.a.blocked_until(w.now, 1), Blocked::Inactive);
         w.ab.down = false;
         let limit = 2 * rtt + 30 * MS;
@@ -366,6 +368,33 @@ fn a_path_that_had_little_to_carry_is_not_thought_slow() {
 }
 
 #[test]
+fn a_path_measured_while_its_host_was_busy_is_not_thought_slow() {
+    let mut now = Time::from_nanos(1);
+    let mut path = Path::new(
+        now,
+        PathConfig {
+            interface_mtu: 1500,
+            overhead: 28,
+        },
+    );
+    let (mut acked, mut lost) = (Vec::new(), Vec::new());
+    path.on_validated(now, 100 * MS);
+    for rtt in [MS, 100 * MS, 100 * MS] {
+        let seq = path.on_sent(now, 100, 0, true);
+        let range = SeqRange {
+            start: seq,
+            end: seq,
+        };
+        now += rtt;
+        let frame = AckFrame::new(0, &[range]).unwrap();
+        path.on_ack(now, &frame, &mut acked, &mut lost).unwrap();
+    }
+    assert!(path.stats().srtt > 80 * MS);
+    let expected = path.expected_rate();
+    assert!(expected > 1_000_000, "{expected}");
+}
+
+#[test]
 fn before_validation_nothing_goes_and_no_acknowledgement_changes_that() {
     let now = Time::from_nanos(1);
     let mut path = Path::new(
@@ -413,6 +442,36 @@ fn a_token_bucket_is_not_taken_for_a_faster_link() {
             w.demand = Some(rate / 80);
             w.run(S / 2);
             w.demand = None;
+        }
+    }
+}
+
+#[test]
+fn a_queue_is_predicted_whatever_the_rate_is_believed_to_be() {
+    // What the sender's own window has under way, in time of the rate beside the round trip: the pacer,
+    // which is still at the path's start, never has to wait for anything.
+    for (rate, rtt, queue) in [
+        (GBIT, 100 * US, 3 * MS),
+        (100 * MBIT, 4 * MS, 3 * MS),
+        (50 * MBIT, 60 * MS, 10 * MS),
+    ] {
+        for burst in [Duration::ZERO, 2 * MS] {
+            let mut w = world(rate, rtt, 50 * MS);
+            w.ab.burst = burst;
+            w.demand = Some(20_000);
+            w.run(S);
+            w.demand = None;
+            w.window = (rate as f64 / 8.0 * (rtt + queue).as_secs_f64()) as u64;
+            w.run(S);
+            let used = w.utilisation(S / 2);
+            assert!(used > 0.97, "{rate} {burst:?}: {used}");
+            let (predicted, want) = (w.a.predict_delivery(w.now, 1472), w.now + rtt / 2 + queue);
+            let early = want.since(predicted).as_secs_f64() / queue.as_secs_f64();
+            let late = predicted.since(want).as_secs_f64() / queue.as_secs_f64();
+            assert!(
+                early < 0.4 && late < 0.4,
+                "{rate} {burst:?}: {early} {late}"
+            );
         }
     }
 }
