@@ -422,6 +422,7 @@ impl Node {
         // Connections first: they may go on meanwhile.
         for command in [
             "ss -tnoi".to_owned(),
+            "cat /proc/net/netstat".to_owned(),
             format!("{dibsctl} status"),
             format!("{dibsctl} conn list"),
             "iptables-save".to_owned(),
