@@ -234,18 +234,20 @@ fn a_flush_of_what_is_tracked_lets_nothing_out_and_undoes_no_choice() {
 #[test]
 fn a_choice_ends_with_its_connection() {
     isolated(|| {
-        Setup::new().gateways().run(|net| {
+        let rule = "bump = \"seal\"\ndport = 7000";
+        Setup::new().gateways().rule(rule).run(|net| {
             let connect = || connect_from(45_000, &net.behind[0], &net.behind[1], behind(7000));
             let first = connect()?;
-            net.a.put_on("seal", "--dport", 7000)?;
-            net.wait_locked(7000)?;
+            net.wait_bump(7000, "seal")?;
+            net.a.disable(7000)?;
+            net.wait_bump(7000, "plain")?;
             abort(first)?;
             // Before anybody has looked for connections that ended.
             let second = connect()?;
             let talk = Talk::over(&net.behind[0], &net.behind[1], second)?;
             talk.advance(256 << 10)?;
-            net.wait_bump(7000, "plain")?;
-            heard(net, &talk)?;
+            net.wait_bump(7000, "seal")?;
+            unheard(net, &talk)?;
             talk.finish()
         })
     });

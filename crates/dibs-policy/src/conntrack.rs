@@ -456,13 +456,13 @@ fn connection(message: NetfilterMessage) -> Option<Connection> {
             Attribute::Other(other) if other.kind() == CTA_ZONE => {
                 zone = value(other).map(u16::from_be_bytes).unwrap_or(0);
             }
-            Attribute::Other(other) if other.kind() == CTA_TIMESTAMP => {
+            Attribute::Other(other) if is_nest(other, CTA_TIMESTAMP) => {
                 since = nested(other, CTA_TIMESTAMP_START);
             }
-            Attribute::Other(other) if other.kind() == CTA_COUNTERS_ORIG => {
+            Attribute::Other(other) if is_nest(other, CTA_COUNTERS_ORIG) => {
                 bytes[0] = nested(other, CTA_COUNTERS_BYTES);
             }
-            Attribute::Other(other) if other.kind() == CTA_COUNTERS_REPLY => {
+            Attribute::Other(other) if is_nest(other, CTA_COUNTERS_REPLY) => {
                 bytes[1] = nested(other, CTA_COUNTERS_BYTES);
             }
             _ => {}
@@ -513,6 +513,12 @@ fn window_scales_of(infos: &[ProtoInfo]) -> [u8; 2] {
         CTA_PROTOINFO_TCP_WSCALE_REPLY,
     ]
     .map(|kind| scale(kind).unwrap_or(0))
+}
+
+/// Whether an attribute is this one, which holds others: its kind comes with a flag that says so.
+fn is_nest(nla: &DefaultNla, kind: u16) -> bool {
+    const NLA_TYPE_MASK: u16 = 0x3fff;
+    nla.kind() & NLA_TYPE_MASK == kind
 }
 
 /// A number of eight bytes among the attributes that one holds.
