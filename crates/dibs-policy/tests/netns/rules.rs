@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dibs_policy::{
     Backstop, Binding, ClassRule, Desired, DeviceName, Error, Family, Hours, Known, Prefix,
@@ -284,6 +284,9 @@ pub(crate) fn a_preferred_bump_is_taken_where_there_is_a_session(lab: &Lab) {
         assert!(takes_to(lab, there).ends_with(b"waits"));
         far.set_nonblocking(true).expect("nonblocking");
         assert!(far.read(&mut [0; 8]).is_err(), "in plain");
+        // At once, or what it sends again would be counted below.
+        let reset = SockRef::from(&near).set_linger(Some(Duration::ZERO));
+        reset.expect("no lingering");
         drop(near);
         lab.connected(80, there);
     }
