@@ -442,8 +442,8 @@ fn get_open(r: &mut Reader<'_>) -> Result<Open, FrameError> {
 }
 
 impl TcpFields<'_> {
-    /// To be read into.
-    const EMPTY: Self = Self {
+    /// No flag and no option: to be read into.
+    pub const EMPTY: Self = Self {
         flags: 0,
         window: 0,
         ack: SeqNumber::new(0),

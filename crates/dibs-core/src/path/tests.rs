@@ -338,28 +338,37 @@ fn the_predicted_delivery_is_about_when_it_arrives() {
     }
 }
 
+/// A path that has carried nothing yet.
+fn fresh(now: Time) -> Path {
+    let config = PathConfig {
+        interface_mtu: 1500,
+        overhead: 28,
+    };
+    Path::new(now, config)
+}
+
+/// Sends a datagram of 100 bytes, which is acknowledged after a round trip; when that is.
+fn exchange(path: &mut Path, now: Time, rtt: Duration) -> Time {
+    let seq = path.on_sent(now, 100, 0, true);
+    let range = SeqRange {
+        start: seq,
+        end: seq,
+    };
+    let frame = AckFrame::new(0, &[range]).unwrap();
+    let (mut acked, mut lost) = (Vec::new(), Vec::new());
+    path.on_ack(now + rtt, &frame, &mut acked, &mut lost)
+        .unwrap();
+    now + rtt
+}
+
 #[test]
 fn a_path_that_had_little_to_carry_is_not_thought_slow() {
     let mut now = Time::from_nanos(1);
-    let mut path = Path::new(
-        now,
-        PathConfig {
-            interface_mtu: 1500,
-            overhead: 28,
-        },
-    );
+    let mut path = fresh(now);
     path.on_validated(now, 3 * MS);
-    let (mut acked, mut lost) = (Vec::new(), Vec::new());
     for _ in 0..100 {
         now += 20 * MS;
-        let seq = path.on_sent(now, 100, 0, true);
-        let range = SeqRange {
-            start: seq,
-            end: seq,
-        };
-        now += 3 * MS;
-        let frame = AckFrame::new(0, &[range]).unwrap();
-        path.on_ack(now, &frame, &mut acked, &mut lost).unwrap();
+        now = exchange(&mut path, now, 3 * MS);
     }
     let rate = path.stats().delivery_rate;
     assert!((1..50_000).contains(&rate), "{rate}");
@@ -370,24 +379,10 @@ fn a_path_that_had_little_to_carry_is_not_thought_slow() {
 #[test]
 fn a_path_measured_while_its_host_was_busy_is_not_thought_slow() {
     let mut now = Time::from_nanos(1);
-    let mut path = Path::new(
-        now,
-        PathConfig {
-            interface_mtu: 1500,
-            overhead: 28,
-        },
-    );
-    let (mut acked, mut lost) = (Vec::new(), Vec::new());
+    let mut path = fresh(now);
     path.on_validated(now, 100 * MS);
     for rtt in [MS, 100 * MS, 100 * MS] {
-        let seq = path.on_sent(now, 100, 0, true);
-        let range = SeqRange {
-            start: seq,
-            end: seq,
-        };
-        now += rtt;
-        let frame = AckFrame::new(0, &[range]).unwrap();
-        path.on_ack(now, &frame, &mut acked, &mut lost).unwrap();
+        now = exchange(&mut path, now, rtt);
     }
     assert!(path.stats().srtt > 80 * MS);
     let expected = path.expected_rate();
@@ -397,13 +392,7 @@ fn a_path_measured_while_its_host_was_busy_is_not_thought_slow() {
 #[test]
 fn before_validation_nothing_goes_and_no_acknowledgement_changes_that() {
     let now = Time::from_nanos(1);
-    let mut path = Path::new(
-        now,
-        PathConfig {
-            interface_mtu: 1500,
-            overhead: 28,
-        },
-    );
+    let mut path = fresh(now);
     let (mut acked, mut lost) = (Vec::new(), Vec::new());
     assert_eq!((path.budget(now, 1), path.poll_mtu_probe(now)), (0, None));
     let frame = |n| AckFrame::new(0, &[SeqRange { start: n, end: n }]).unwrap();
@@ -507,13 +496,7 @@ fn bulk_after_a_trickle_grows_quickly() {
 #[test]
 fn a_report_whose_largest_elicited_none_measures_the_round_trip() {
     let now = Time::from_nanos(1);
-    let mut path = Path::new(
-        now,
-        PathConfig {
-            interface_mtu: 1500,
-            overhead: 28,
-        },
-    );
+    let mut path = fresh(now);
     path.on_validated(now, 40 * MS);
     path.on_sent(now, 1000, 1, true);
     path.on_sent(now + MS, 50, 0, false);
@@ -625,13 +608,7 @@ fn random_operations_keep_the_books() {
 
 #[test]
 fn datagrams_that_nobody_acknowledges_are_not_remembered_for_ever() {
-    let mut path = Path::new(
-        Time::ZERO,
-        PathConfig {
-            interface_mtu: 1500,
-            overhead: 28,
-        },
-    );
+    let mut path = fresh(Time::ZERO);
     path.on_validated(Time::ZERO, MS);
     // A host that only receives answers with what elicits no acknowledgement.
     let mut now = Time::ZERO;

@@ -156,16 +156,9 @@ fn lengths_are_as_announced() {
         for open in [None, Some(open(false)), Some(open(true))] {
             let mut w = Writer::new(&mut buf);
             Chunk {
-                flow: 0,
-                incarnation: 0,
-                solo: false,
-                first: false,
-                detached: false,
-                epoch: 0,
-                offset: 0,
-                crc: 0,
                 tcp,
                 open,
+                ..Chunk::EMPTY
             }
             .encode(&mut w);
             assert_eq!(w.len(), chunk_len(&tcp, open.as_ref()));

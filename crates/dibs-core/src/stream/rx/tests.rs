@@ -1,7 +1,6 @@
 use std::collections::BTreeMap;
 
 use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
-use dibs_wire::SeqNumber;
 use dibs_wire::frame::BASE_OFFSET;
 use proptest::prelude::*;
 
@@ -73,12 +72,7 @@ impl Kernel {
 const fn tcp(flags: u16) -> TcpFields<'static> {
     TcpFields {
         flags,
-        window: 0,
-        ack: SeqNumber::new(0),
-        timestamps: None,
-        meta: None,
-        options: None,
-        urgent: None,
+        ..TcpFields::EMPTY
     }
 }
 
