@@ -486,6 +486,31 @@ fn what_is_split_waits_for_its_paths() {
     }
 }
 
+/// The start of a stream was in sets of shares that expired, and the kernel that lacked it answered by
+/// another way: its node waited for a start that TCP had sent again, and held all that was new until
+/// TCP's timer sent it again, too (seed 956329).
+#[test]
+fn a_stream_whose_start_expired_does_not_crawl() {
+    let upload = Plan {
+        bump: [SHARE, PLAIN],
+        ..Plan::ordinary([160_000, 100_000], Order::Both, 512 << 10)
+    };
+    let setup = Setup {
+        follow: false,
+        ..setup(vec![path(true, clean()), path(true, clean())])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(upload)),
+        (at(1011), Op::Interface(1, 1, false)),
+        (at(30_000), Op::Interface(1, 1, true)),
+    ];
+    let report = run(setup, ops);
+    assert_eq!(report.delivered, 260_000);
+    assert!(report.coverage.get(Seen::ShareWaited) > 0);
+    let took = report.took;
+    assert!(took < Duration::from_secs(100), "{took:?}");
+}
+
 /// Each bump gave time stamps a floor of its own, so that at a switch a packet that came late by the old
 /// one had an older stamp than the kernel had seen (seed 221 of the first histories with all bumps).
 #[test]

@@ -12,6 +12,7 @@ use super::Shared;
 use super::handover::Drain;
 use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
+use super::receive::incoming;
 use super::sets::Sets;
 use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
@@ -36,7 +37,7 @@ pub(super) use conns::Taken;
 const STORE_LIMIT: usize = 32 << 20;
 /// A connection that was silent as long is forgotten; it opens again when it speaks.
 const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
-/// A silent connection holds nothing longer than this.
+/// Nothing is held longer for a gap, nor by a silent connection; looked at every [`SWEEP`].
 const GAP_PATIENCE: Duration = Duration::from_secs(60);
 /// How often idle connections are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
@@ -431,7 +432,7 @@ impl Peer {
     }
 
     /// Forgets connections that have long been silent, and what others hold for a gap that nobody
-    /// closes any more, as when the connection left the bump.
+    /// closes any more, as when the connection left the bump or its bytes were lost here.
     fn sweep(&mut self, now: Time, shared: &mut Shared) {
         let idle: Vec<Key> = self
             .conns
@@ -453,7 +454,24 @@ impl Peer {
                 conn.shrink();
             }
         }
+        let waits = |conn: &Conn| conn.inc.as_ref().is_some_and(|i| i.stream.is_waiting());
+        let waiting = self.conns.iter().filter(|(_, c)| waits(c));
+        let waiting: Vec<Key> = waiting.map(|(key, _)| key).collect();
+        for key in waiting {
+            self.give_up_gaps(now, shared, key);
+        }
         let abandoned = self.store.take_abandoned();
         shared.counters.add(Counter::EpochEnded, abandoned);
+    }
+
+    /// Gives up the old gaps of a connection whose kernel says by another way, if at all, what it has.
+    fn give_up_gaps(&mut self, now: Time, shared: &mut Shared, key: Key) {
+        self.meet_floor(key);
+        while let Some(conn) = self.conns.get_mut(key)
+            && let Some((stream, _, mut sink)) = incoming(now, shared, key, conn)
+            && let Some(epoch) = stream.give_up_gaps(now, GAP_PATIENCE, &mut self.store, &mut sink)
+        {
+            self.complain(now, shared, key, epoch);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The receiver's side of a stream.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::TcpFields;
@@ -9,6 +10,12 @@ use smallvec::SmallVec;
 
 use crate::bump::Decode;
 use crate::flow::fields::OwnedFields;
+use crate::time::Time;
+
+mod held;
+
+pub use held::{HELD_OVERHEAD, Store};
+use held::{Held, Holding};
 
 /// Epochs of one stream that are restored side by side; what belongs to an older one has been sent
 /// again by TCP long since.
@@ -17,18 +24,6 @@ const EPOCHS: usize = 4;
 /// Pieces of plaintext of solo chunks that an epoch keeps, at most: more than a run of
 /// retransmissions has before it becomes an epoch.
 const MAX_PLAIN: usize = 4096;
-
-/// Blocks of memory kept for the next pieces: enough to serve a burst without the allocator, too few
-/// to matter. Those of chunks that came in fragments are longer, and not kept.
-const FREE_BLOCKS: usize = 4096;
-const FREE_LEN: usize = 2048;
-
-/// An epoch gets more of the store as long as it has at most so many times what is left: alone two thirds
-/// of all.
-const MOST_TO_LEFT: usize = 2;
-
-/// What a held piece costs beside its bytes.
-pub const HELD_OVERHEAD: usize = 160;
 
 /// A chunk as the stream sees it.
 #[derive(Clone, Copy, Debug)]
@@ -117,141 +112,6 @@ fn restore(
     crc.is_none_or(|crc| crc32c(room) == crc)
 }
 
-/// Memory for held bytes, shared by the streams of a peer and bounded.
-#[derive(Debug)]
-pub struct Store {
-    free: Vec<Vec<u8>>,
-    held: usize,
-    limit: usize,
-    /// Pieces given up, not counted yet.
-    abandoned: u64,
-}
-
-impl Store {
-    /// Holds at most `limit` bytes.
-    pub const fn new(limit: usize) -> Self {
-        Self {
-            free: Vec::new(),
-            held: 0,
-            limit,
-            abandoned: 0,
-        }
-    }
-
-    /// How many pieces were given up, since this was asked last, before they could be restored.
-    pub const fn take_abandoned(&mut self) -> u64 {
-        std::mem::replace(&mut self.abandoned, 0)
-    }
-
-    /// Bytes held, overhead included.
-    pub const fn held(&self) -> usize {
-        self.held
-    }
-
-    /// Memory for bytes of an epoch that has `used` so much.
-    fn take(&mut self, bytes: &[u8], used: &mut usize) -> Option<Vec<u8>> {
-        let cost = bytes.len() + HELD_OVERHEAD;
-        let left = self.limit.checked_sub(self.held + cost)?;
-        // One that waits for a gap leaves room for the others, as a shared switch buffer does.
-        if *used + cost > MOST_TO_LEFT * left {
-            return None;
-        }
-        *used += cost;
-        self.held += cost;
-        let mut block = self.free.pop().unwrap_or_default();
-        block.extend_from_slice(bytes);
-        Some(block)
-    }
-
-    fn give(&mut self, mut block: Vec<u8>, used: &mut usize) {
-        let cost = block.len() + HELD_OVERHEAD;
-        *used -= cost;
-        self.held -= cost;
-        if self.free.len() < FREE_BLOCKS && block.capacity() <= FREE_LEN {
-            block.clear();
-            self.free.push(block);
-        }
-    }
-}
-
-/// A chained piece that waits for what lies in front of it.
-#[derive(Debug)]
-struct Held {
-    crc: u32,
-    tcp: OwnedFields,
-    bytes: Vec<u8>,
-}
-
-/// Chained pieces beyond `next`, by offset.
-///
-/// Behind a gap most come in order: those stand in a queue. The others stand in a tree, so that no
-/// order of arrival is slow. Most connections never hold anything, and have none of it.
-#[derive(Debug, Default)]
-struct Holding(Option<Box<Beyond>>);
-
-#[derive(Debug, Default)]
-struct Beyond {
-    queue: VecDeque<(u64, Held)>,
-    tree: BTreeMap<u64, Held>,
-}
-
-impl Holding {
-    fn is_empty(&self) -> bool {
-        self.first().is_none()
-    }
-
-    fn len(&self) -> usize {
-        self.0
-            .as_deref()
-            .map_or(0, |beyond| beyond.queue.len() + beyond.tree.len())
-    }
-
-    fn contains(&self, offset: u64) -> bool {
-        let Some(Beyond { queue, tree }) = self.0.as_deref() else {
-            return false;
-        };
-        let queued = queue.binary_search_by_key(&offset, |(at, _)| *at);
-        queued.is_ok() || tree.contains_key(&offset)
-    }
-
-    /// Adds a piece at an offset where none is.
-    fn insert(&mut self, offset: u64, held: Held) {
-        let Beyond { queue, tree } = self.0.get_or_insert_default().as_mut();
-        match queue.back() {
-            Some((last, _)) if offset < *last => {
-                tree.insert(offset, held);
-            }
-            _ => queue.push_back((offset, held)),
-        }
-    }
-
-    /// The lowest offset.
-    fn first(&self) -> Option<u64> {
-        let Beyond { queue, tree } = self.0.as_deref()?;
-        let queued = queue.front().map(|(at, _)| *at);
-        let treed = tree.first_key_value().map(|(at, _)| *at);
-        queued.into_iter().chain(treed).min()
-    }
-
-    /// Takes the piece at the lowest offset.
-    fn pop_first(&mut self) -> Option<Held> {
-        let first = self.first()?;
-        let Beyond { queue, tree } = self.0.as_deref_mut()?;
-        if queue.front().is_some_and(|(at, _)| *at == first) {
-            queue.pop_front().map(|(_, held)| held)
-        } else {
-            tree.pop_first().map(|(_, held)| held)
-        }
-    }
-
-    /// Gives back the memory for what is not there.
-    fn shrink(&mut self) {
-        if self.is_empty() {
-            self.0 = None;
-        }
-    }
-}
-
 /// The plaintext of a solo chunk that the chain has still to pass over.
 #[derive(Debug)]
 struct Plain {
@@ -271,6 +131,8 @@ struct Epoch {
     has_crc: bool,
     /// Ended before its time; what still comes is of no use.
     broken: bool,
+    /// In front of it gaps were given up: what was missing there goes on as it comes.
+    loose: u64,
     /// What it has of the store.
     used: usize,
     /// Pieces beyond `next`.
@@ -286,6 +148,8 @@ struct Epoch {
 #[derive(Debug, Default)]
 pub struct RxStream {
     epochs: SmallVec<[Epoch; 1]>,
+    /// How far solo chunks reached.
+    alone_to: u64,
 }
 
 impl RxStream {
@@ -319,7 +183,9 @@ impl RxStream {
             // A solo chunk says nothing about its epoch's chain.
             return Outcome::Contradiction;
         }
+        self.alone_to = self.alone_to.max(piece.end());
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
+            epoch.begin_behind(self.alone_to);
             epoch.remember(piece, room, store);
         }
         sink.commit();
@@ -336,11 +202,19 @@ impl RxStream {
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
+        let alone_to = self.alone_to;
         let Some(epoch) = self.epoch(piece.epoch, decoders, store, sink) else {
             return Outcome::Duplicate;
         };
         if epoch.broken {
             return Outcome::Broken;
+        }
+        if piece.end() <= epoch.loose {
+            if epoch.inject(piece.offset, piece.bytes, piece.crc, piece.tcp, sink) {
+                return Outcome::Restored;
+            }
+            epoch.end(store);
+            return Outcome::Corrupt;
         }
         if piece.first {
             match epoch.next {
@@ -385,10 +259,11 @@ impl RxStream {
                     Outcome::Contradiction
                 }
             }
-            next => {
+            _ => {
                 let outcome = epoch.hold(piece, store);
+                epoch.begin_behind(alone_to);
                 // Plain bytes of a solo chunk may already reach up to this piece.
-                if outcome == Outcome::Held && next.is_some() && !epoch.drain(store, sink) {
+                if outcome == Outcome::Held && !epoch.drain(store, sink) {
                     return Outcome::Corrupt;
                 }
                 outcome
@@ -411,6 +286,31 @@ impl RxStream {
         }
         epoch.end(store);
         Some(epoch.number)
+    }
+
+    /// Gives up gaps at which nothing has moved for `patience`, as often as this is asked: what they
+    /// lack was lost although the sender has word of it. Without a chain what waits there goes on.
+    /// Returns an epoch that it ends; there may be more.
+    pub fn give_up_gaps(
+        &mut self,
+        now: Time,
+        patience: Duration,
+        store: &mut Store,
+        sink: &mut impl Sink,
+    ) -> Option<u32> {
+        for epoch in &mut self.epochs {
+            let since = epoch.held.waits_since(now, epoch.next);
+            if since.is_none_or(|since| now.since(since) < patience) {
+                continue;
+            }
+            if epoch.decoder.is_some() {
+                epoch.abandon(store);
+            } else if epoch.release(store, sink) {
+                continue;
+            }
+            return Some(epoch.number);
+        }
+        None
     }
 
     /// Ends the epochs that wait for a gap to close, and keeps nothing for later ones: it has been
@@ -493,6 +393,7 @@ impl RxStream {
             decoder: decoders.epoch(number),
             has_crc: decoders.has_crc(),
             broken: false,
+            loose: 0,
             used: 0,
             held: Holding::default(),
             plain: BTreeMap::new(),
@@ -511,14 +412,29 @@ impl Epoch {
         sink: &mut impl Sink,
     ) -> bool {
         let next = self.next.expect("the chain has begun");
-        let room = sink.room(next, tcp, bytes.len());
+        if !self.inject(next, bytes, crc, tcp, sink) {
+            return false;
+        }
+        self.next = Some(end(next, bytes.len(), tcp.flags));
+        true
+    }
+
+    /// Injects bytes at `offset`; false if the CRC disagrees.
+    fn inject(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        crc: u32,
+        tcp: &TcpFields<'_>,
+        sink: &mut impl Sink,
+    ) -> bool {
+        let room = sink.room(offset, tcp, bytes.len());
         let crc = self.has_crc.then_some(crc);
         if !restore(self.decoder.as_deref_mut(), bytes, crc, room) {
             sink.retract();
             return false;
         }
         sink.commit();
-        self.next = Some(end(next, bytes.len(), tcp.flags));
         true
     }
 
@@ -544,12 +460,30 @@ impl Epoch {
     /// Injects all that is held, whatever is missing in front of it; false if a piece was corrupt.
     fn release(&mut self, store: &mut Store, sink: &mut impl Sink) -> bool {
         while let Some(first) = self.held.first() {
-            self.next = Some(first);
+            self.pass_gap(first);
             if !self.drain(store, sink) {
                 return false;
             }
         }
         true
+    }
+
+    /// Goes on at a held piece, whatever is missing in front of it.
+    fn pass_gap(&mut self, first: u64) {
+        self.next = Some(first);
+        self.loose = first;
+    }
+
+    /// Begins without its first piece: TCP has sent again, up to `alone_to`, what lies in front of
+    /// those that are held, and without a chain nothing hangs on where the epoch began.
+    fn begin_behind(&mut self, alone_to: u64) {
+        if self.decoder.is_none()
+            && self.next.is_none()
+            && self.gate.is_none()
+            && let Some(first) = self.held.first().filter(|first| *first <= alone_to)
+        {
+            self.pass_gap(first);
+        }
     }
 
     /// The first held piece, if it stands at `next` or plain bytes reach up to it.

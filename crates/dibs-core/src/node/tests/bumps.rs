@@ -258,6 +258,102 @@ fn shares_of_a_path_that_is_gone_are_given_up() {
     assert_eq!(pair.nodes[0].peers(now)[0].unacknowledged, 0);
 }
 
+/// The kernel of host 1 answers by another way, so its node never hears what it has; and the start of the
+/// stream was in sets that expired, of which the sender has word all the same. What followed was held,
+/// but for what TCP sent again (seed 956329).
+#[test]
+fn a_stream_whose_start_expired_flows_again_once_tcp_has_sent_that() {
+    let (mut pair, _) = watched(bump::SHARE, 0);
+    let data = text(20_000);
+    pair.send(0, 1, b"", 0, 0);
+    pair.run(Duration::from_millis(100));
+    pair.injected[1].clear();
+    pair.filter = Box::new(|_, path, _| path == 0);
+    pair.send(0, 1, &data[..5_000], 0, 1);
+    pair.run(Duration::from_secs(12));
+    assert!(pair.nodes[1].counters().get(Counter::SetsExpired) > 0);
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(5));
+    assert!(pair.nodes[1].counters().get(Counter::ShareLate) > 0);
+    assert!(pair.received(1).is_empty());
+    // TCP does.
+    pair.send(0, 1, &data[..5_000], 0, 2);
+    pair.run(Duration::from_millis(100));
+    pair.send(0, 5_001, &data[5_000..10_000], 0, 3);
+    pair.run(Duration::from_millis(100));
+    pair.send(0, 10_001, &data[10_000..], 0, 4);
+    pair.run(Duration::from_millis(100));
+    pair.assert_stream(1, &data);
+    let now = pair.now;
+    assert_eq!(pair.nodes[1].peers(now)[0].held, 0);
+}
+
+/// Host 0 says something now and then, and nobody closes a gap.
+fn keep_alive(pair: &mut Pair, seq: u32, seconds: u64) {
+    for _ in 0..seconds / 10 {
+        pair.send(0, seq, b"", 0, 9);
+        pair.run(Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn what_waits_for_an_expired_set_goes_on_in_the_end() {
+    let (mut pair, _) = watched(bump::SHARE, 0);
+    let data = text(20_000);
+    pair.send(0, 1, &data[..5_000], 0, 1);
+    pair.run(Duration::from_millis(100));
+    pair.filter = Box::new(|_, path, _| path == 0);
+    pair.send(0, 5_001, &data[5_000..10_000], 0, 2);
+    pair.run(Duration::from_secs(12));
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(5));
+    assert!(pair.nodes[1].counters().get(Counter::ShareLate) > 0);
+    pair.send(0, 10_001, &data[10_000..15_000], 0, 3);
+    keep_alive(&mut pair, 15_000, 50);
+    assert_eq!(pair.stream(1), data[..5_000], "TCP may still close the gap");
+    keep_alive(&mut pair, 15_000, 50);
+    pair.send(0, 15_001, &data[15_000..], 0, 4);
+    pair.run(Duration::from_secs(1));
+    let got = pair.stream(1);
+    assert_eq!(got[..5_000], data[..5_000]);
+    assert_eq!(got[5_000..], data[10_000..]);
+    let now = pair.now;
+    assert_eq!(pair.nodes[1].peers(now)[0].held, 0);
+}
+
+#[test]
+fn what_waits_for_a_chunk_of_a_chain_that_was_left_to_tcp_is_given_up() {
+    let (mut pair, _) = watched(bump::SCRAMBLE, 0);
+    let data = text(20_000);
+    pair.send(0, 1, &data[..5_000], 0, 1);
+    pair.run(Duration::from_millis(100));
+    // The next chunk is lost, however often it is sent.
+    let lost = std::cell::Cell::new(0);
+    pair.filter = Box::new(move |host, _, bytes| {
+        let long = host == 0 && bytes.len() > 700;
+        if long && lost.get() == 0 {
+            lost.set(bytes.len());
+        }
+        !long || bytes.len() != lost.get()
+    });
+    pair.send(0, 5_001, &data[5_000..5_777], 0, 2);
+    pair.outputs();
+    pair.send(0, 5_778, &data[5_777..10_000], 0, 3);
+    pair.run(Duration::from_secs(5));
+    assert_eq!(pair.nodes[0].counters().get(Counter::ChunkGivenUp), 1);
+    let held = |pair: &Pair| pair.nodes[1].peers(pair.now)[0].held;
+    assert!(held(&pair) > 4_000);
+    // The next epoch does not wait for it.
+    pair.send(0, 10_001, &data[10_000..], 0, 4);
+    keep_alive(&mut pair, 20_000, 50);
+    assert_eq!(pair.stream(1).len(), 15_000);
+    assert!(held(&pair) > 4_000, "the gap may still close");
+    keep_alive(&mut pair, 20_000, 50);
+    assert_eq!(held(&pair), 0);
+    let ended = pair.nodes[1].counters().get(Counter::EpochEnded);
+    assert!(ended > 0, "what is given up is counted");
+}
+
 #[test]
 fn all_kinds_of_packets_are_split() {
     let (mut pair, seen) = watched(bump::SHARE, 0);

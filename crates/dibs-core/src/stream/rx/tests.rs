@@ -4,6 +4,7 @@ use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
 use dibs_wire::frame::BASE_OFFSET;
 use proptest::prelude::*;
 
+use super::held::{FREE_BLOCKS, FREE_LEN};
 use super::*;
 
 struct Keys;
@@ -410,4 +411,213 @@ fn a_chain_held_back_goes_on_with_a_repetition_that_need_not_be() {
     let bytes: Vec<u8> = kernel.got.iter().flat_map(|(_, b)| b.clone()).collect();
     assert_eq!(bytes, plain);
     assert_eq!(store.held(), 0);
+}
+
+/// What a bump without a chain has.
+struct Bare;
+
+impl Decoders for Bare {
+    fn epoch(&self, _: u32) -> Option<Box<dyn Decode>> {
+        None
+    }
+
+    fn solo(&self, _: u32, _: u64) -> Option<Box<dyn Decode>> {
+        None
+    }
+
+    fn has_crc(&self) -> bool {
+        true
+    }
+}
+
+/// `plain` in pieces without a chain.
+fn bare(plain: &[u8], len: usize) -> Vec<Sent> {
+    let part = |(at, part): (usize, &[u8])| Sent {
+        solo: false,
+        first: at == 0,
+        epoch: 1,
+        offset: BASE_OFFSET + (at * len) as u64,
+        plain: part.into(),
+        bytes: part.into(),
+    };
+    plain.chunks(len).enumerate().map(part).collect()
+}
+
+/// A stream without a chain, and its kernel.
+struct Unchained {
+    stream: RxStream,
+    store: Store,
+    kernel: Kernel,
+}
+
+impl Unchained {
+    fn new() -> Self {
+        Self {
+            stream: RxStream::default(),
+            store: Store::new(1 << 20),
+            kernel: Kernel::default(),
+        }
+    }
+
+    fn take(&mut self, sent: &Sent) -> Outcome {
+        let (store, kernel) = (&mut self.store, &mut self.kernel);
+        self.stream.chunk(&sent.piece(), &Bare, store, kernel)
+    }
+
+    fn give_up(&mut self, seconds: u64) -> Option<u32> {
+        let now = Time::ZERO + Duration::from_secs(seconds);
+        let (store, kernel) = (&mut self.store, &mut self.kernel);
+        self.stream
+            .give_up_gaps(now, Duration::from_secs(60), store, kernel)
+    }
+
+    /// Where the kernel got something, in the order in which it did.
+    fn got(&self) -> Vec<u64> {
+        let got = self.kernel.got.iter();
+        got.map(|(offset, _)| offset - BASE_OFFSET).collect()
+    }
+}
+
+/// Where an epoch begins only its first piece says; without it all that followed was held (seed 956329).
+#[test]
+fn without_a_chain_what_tcp_sends_again_takes_the_place_of_a_lost_start() {
+    let plain = plain(500);
+    let pieces = bare(&plain, 100);
+    let again = Sent {
+        solo: true,
+        first: false,
+        ..pieces[0].clone()
+    };
+    for again_first in [true, false] {
+        let mut s = Unchained::new();
+        let order = match again_first {
+            true => [&again, &pieces[1], &pieces[2]],
+            false => [&pieces[1], &again, &pieces[2]],
+        };
+        for sent in order {
+            s.take(sent);
+        }
+        assert_eq!(s.got(), [0, 100, 200]);
+        assert_eq!(s.take(&pieces[4]), Outcome::Held, "order is kept");
+        s.take(&pieces[3]);
+        assert_eq!(s.got(), [0, 100, 200, 300, 400]);
+        assert_eq!(s.store.held(), 0);
+    }
+}
+
+/// TCP cuts otherwise than before: of what its resends passed over something may still come.
+#[test]
+fn a_start_that_was_passed_over_is_let_through() {
+    let plain = plain(500);
+    let pieces = bare(&plain, 100);
+    let mut s = Unchained::new();
+    s.take(&pieces[1]);
+    let again = Sent {
+        solo: true,
+        offset: BASE_OFFSET + 50,
+        plain: plain[50..150].into(),
+        bytes: plain[50..150].into(),
+        ..pieces[1].clone()
+    };
+    s.take(&again);
+    assert_eq!(s.take(&pieces[0]), Outcome::Restored);
+    assert_eq!(s.got(), [50, 100, 0]);
+    assert_eq!(s.take(&pieces[1]), Outcome::Duplicate);
+}
+
+#[test]
+fn an_old_gap_is_given_up_although_the_connection_is_not_silent() {
+    let data = plain(1000);
+    let pieces = bare(&data, 100);
+    let mut s = Unchained::new();
+    for at in [0, 2, 3, 5] {
+        s.take(&pieces[at]);
+    }
+    s.give_up(30);
+    s.take(&pieces[6]);
+    assert_eq!(s.give_up(89), None);
+    assert_eq!(s.got(), [0]);
+    assert_eq!(s.give_up(90), None, "nothing ends without a chain");
+    assert_eq!(s.got(), [0, 200, 300, 500, 600]);
+    assert_eq!(s.take(&pieces[1]), Outcome::Restored);
+    assert_eq!(s.take(&pieces[4]), Outcome::Restored);
+    assert_eq!(s.take(&pieces[7]), Outcome::Restored);
+    assert_eq!(s.got()[5..], [100, 400, 700]);
+    assert_eq!(s.store.held(), 0);
+}
+
+#[test]
+fn what_an_acknowledgement_passed_over_is_let_through() {
+    let data = plain(500);
+    let pieces = bare(&data, 100);
+    let mut s = Unchained::new();
+    for at in [0, 2, 4] {
+        s.take(&pieces[at]);
+    }
+    // Of the first gap only; the second goes on with it.
+    let acked = BASE_OFFSET + 150;
+    let ended = s.stream.local_ack(acked, &mut s.store, &mut s.kernel);
+    assert_eq!((ended, s.got()), (None, vec![0, 200, 400]));
+    assert_eq!(s.take(&pieces[3]), Outcome::Restored);
+    assert_eq!(s.got(), [0, 200, 400, 300]);
+}
+
+#[test]
+fn a_gap_that_closed_in_time_is_another_one_than_the_next() {
+    let data = plain(1000);
+    let pieces = chain(1, BASE_OFFSET, &data, &[100]);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    let give_up = |stream: &mut RxStream, store: &mut Store, kernel: &mut Kernel, at| {
+        let now = Time::ZERO + Duration::from_secs(at);
+        stream.give_up_gaps(now, Duration::from_secs(60), store, kernel)
+    };
+    for at in [0, 2] {
+        feed(&mut stream, &mut store, &mut kernel, &pieces[at]);
+    }
+    assert_eq!(give_up(&mut stream, &mut store, &mut kernel, 0), None);
+    for at in [1, 4] {
+        feed(&mut stream, &mut store, &mut kernel, &pieces[at]);
+    }
+    assert_eq!(give_up(&mut stream, &mut store, &mut kernel, 90), None);
+    assert_eq!(give_up(&mut stream, &mut store, &mut kernel, 149), None);
+    assert_eq!(give_up(&mut stream, &mut store, &mut kernel, 150), Some(1));
+    assert_eq!((store.held(), store.take_abandoned()), (0, 1));
+    let late = feed(&mut stream, &mut store, &mut kernel, &pieces[3]);
+    assert_eq!(late, Outcome::Broken, "the sender is told again");
+}
+
+proptest! {
+    /// Without a chain nothing that comes is kept from the kernel, in whatever order it comes and
+    /// whatever was given up meanwhile.
+    #[test]
+    fn without_a_chain_all_that_comes_is_let_through(
+        len in 1usize..60,
+        order in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), any::<bool>()), 0..60),
+    ) {
+        let data = plain(1000);
+        let mut pieces = bare(&data, len);
+        let mut s = Unchained::new();
+        let mut seconds = 0;
+        for (i, alone, waits) in order {
+            if !pieces.is_empty() {
+                let piece = pieces.remove(i.index(pieces.len()));
+                let outcome = s.take(&Sent { solo: alone, ..piece });
+                prop_assert!(matches!(outcome, Outcome::Restored | Outcome::Held), "{:?}", outcome);
+            }
+            if waits {
+                seconds += 60;
+                prop_assert_eq!(s.give_up(seconds), None);
+            }
+        }
+        for piece in &pieces {
+            s.take(piece);
+        }
+        for _ in 0..2 {
+            seconds += 60;
+            s.give_up(seconds);
+        }
+        prop_assert!(s.kernel.coverage(&data).values().all(|have| *have));
+        prop_assert!(!s.stream.is_waiting());
+    }
 }
