@@ -168,9 +168,11 @@ impl Conn {
         }
         let waits_for_answer = self.plan.order == Order::Reply && end == 0;
         let said_all = this.sent == this.to_send && may_speak;
-        // In LAST-ACK smoltcp does not send again what was lost before a closed window opened. Windows
-        // close where plans say so, and at each switch to plain.
-        let may_close = self.plan.keepalive.is_none() || socket.send_queue() == 0;
+        // In LAST-ACK smoltcp sees no window open but by an acknowledgement of something new, and never sends
+        // again what was lost before. Windows close where plans say so, and at each switch to plain. So
+        // who is the second to close waits until all that it sent has been acknowledged.
+        let first = self.plan.keepalive.is_none() && socket.state() != State::CloseWait;
+        let may_close = first || socket.send_queue() == 0;
         if said_all
             && may_close
             && !self.lingers

@@ -1,5 +1,9 @@
 //! A host's kernel: a TCP/IP stack between its applications and what carries its packets.
 
+#[cfg(test)]
+mod tests;
+mod track;
+
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -15,6 +19,7 @@ use smoltcp::wire::{HardwareAddress, IpCidr, IpEndpoint};
 
 use crate::coverage::{Coverage, Seen};
 use crate::offload;
+use track::{Heard, Track};
 
 thread_local! {
     /// TSval of the kernel that runs: smoltcp asks a plain function for it.
@@ -107,23 +112,6 @@ pub struct Kernel {
     pub seen: Coverage,
 }
 
-/// One direction of a connection, as the kernel sends it.
-#[derive(Clone, Debug)]
-struct Track {
-    /// The number behind the highest one sent, and the one that the far end waits for.
-    top: SeqNumber,
-    una: SeqNumber,
-    /// The byte before `top`, if it is one.
-    last: Option<u8>,
-    /// Where the FIN stands, and how many bare acknowledgements came up to it.
-    fin: Option<(SeqNumber, u32)>,
-    /// Windows that the far end and this one announced last.
-    theirs: u16,
-    ours: u16,
-    /// The numbers that urgent pointers said.
-    urgents: BTreeSet<u32>,
-}
-
 impl Kernel {
     /// A stack with these addresses; links of `mtu` bytes.
     pub fn new(seed: u64, addresses: &[IpAddr], mtu: usize, clock: u32) -> Self {
@@ -211,16 +199,42 @@ impl Kernel {
                 }
             }
         }
-        let reopens = self.reopens_window(&packet);
-        if !self.repeats_up_to_fin(&packet) {
+        let heard = self.hear(&packet);
+        if !heard.withheld {
             self.device.received.push_back(packet);
         }
-        if let Some(repetition) = reopens {
-            for _ in 0..3 {
-                self.device.received.push_back(repetition.clone());
-            }
-        }
+        self.repeat(heard.repetition);
         Ok(())
+    }
+
+    /// Looks at what comes to a connection.
+    fn hear(&mut self, packet: &[u8]) -> Heard {
+        let Some(s) = offload::tcp(packet) else {
+            return Heard::default();
+        };
+        let track = self.tracks.get_mut(&s.tuple.reversed());
+        track.map_or_else(Heard::default, |track| track.hear(packet, &s))
+    }
+
+    /// Three duplicates of an acknowledgement make smoltcp send what is missing.
+    fn repeat(&mut self, acknowledgement: Option<Vec<u8>>) {
+        if let Some(acknowledgement) = acknowledgement {
+            let three = std::iter::repeat_n(acknowledgement, 3);
+            self.device.received.extend(three);
+        }
+    }
+
+    /// Makes connections go on that smoltcp has forgotten.
+    fn remind(&mut self, now: Time) {
+        let due = self.tracks.iter().filter(|(_, track)| track.is_due(now));
+        let due: Vec<Tuple> = due.map(|(tuple, _)| *tuple).collect();
+        for tuple in due {
+            let speaks = self.speaks(&tuple);
+            let track = self.tracks.get_mut(&tuple).expect("it was just there");
+            track.sent_at = speaks.then_some(now);
+            let repetition = track.repetition().filter(|_| speaks);
+            self.repeat(repetition);
+        }
     }
 
     /// The daemon that saw the time stamps so far is gone: the next one knows of none until this
@@ -228,50 +242,6 @@ impl Kernel {
     pub fn forget_floors(&mut self) {
         for paws in self.paws.values_mut() {
             paws.from = Way::Plain;
-        }
-    }
-
-    /// Whether this opens a closed window while something is under way: then a bare repetition of it.
-    /// smoltcp 0.14 forgets its timer here, and would never send again what was lost; by three
-    /// duplicates it does.
-    fn reopens_window(&self, packet: &[u8]) -> Option<Vec<u8>> {
-        let s = offload::tcp(packet)?;
-        let track = self.tracks.get(&s.tuple.reversed())?;
-        let behind_fin = track.fin.is_some_and(|(fin, _)| !fin.is_after(s.ack));
-        let under_way = track.top.is_after(s.ack) && !track.una.is_after(s.ack) && !behind_fin;
-        let bare = s.flags & (flags::SYN | flags::FIN | flags::RST) == 0 && s.has(flags::ACK);
-        let opens = track.theirs == 0 && s.window != 0;
-        (opens && bare && under_way).then(|| {
-            offload::rewrite(packet, |e| {
-                e.seq = e.seq.add(e.payload.len() as u32);
-                e.flags = flags::ACK;
-                e.urgent = 0;
-                e.payload.clear();
-            })
-        })
-    }
-
-    /// Whether this is a duplicate acknowledgement of everything but a FIN. Three of them make
-    /// smoltcp 0.14 stop its timer and send nothing, so a lost FIN would never be sent again
-    /// (`seq_to_transmit` lets a fast retransmission pass only with data).
-    fn repeats_up_to_fin(&mut self, packet: &[u8]) -> bool {
-        let Some(s) = offload::tcp(packet) else {
-            return false;
-        };
-        let bare = s.payload.is_empty() && s.flags & (flags::SYN | flags::FIN | flags::RST) == 0;
-        let Some(track) = self.tracks.get_mut(&s.tuple.reversed()) else {
-            return false;
-        };
-        if s.has(flags::ACK) && s.ack.is_after(track.una) && !s.ack.is_after(track.top) {
-            track.una = s.ack;
-        }
-        track.theirs = s.window;
-        match &mut track.fin {
-            Some((fin, seen)) if bare && s.ack == *fin => {
-                *seen += 1;
-                *seen > 1
-            }
-            _ => false,
         }
     }
 
@@ -306,20 +276,23 @@ impl Kernel {
     pub fn poll(&mut self, now: Time) -> Vec<Vec<u8>> {
         let millis = (now.as_nanos() / 1_000_000) as u32;
         TSVAL.set(self.clock.wrapping_add(millis));
+        self.remind(now);
         self.interface
             .poll(instant(now), &mut self.device, &mut self.sockets);
         let sent = std::mem::take(&mut self.device.sent);
-        let sent = sent.into_iter().map(|packet| self.finish(packet));
+        let sent = sent.into_iter().map(|packet| self.finish(now, packet));
         sent.collect()
     }
 
     /// Notes what smoltcp sends. After a timeout it acknowledges with the number that it goes back
     /// to; if both ends do so, neither accepts the other's any more. A bare acknowledgement carries
     /// the highest number sent, as in 4.4BSD.
-    fn finish(&mut self, packet: Vec<u8>) -> Vec<u8> {
-        let Some(s) = offload::tcp(&packet) else {
+    fn finish(&mut self, now: Time, packet: Vec<u8>) -> Vec<u8> {
+        let Some(believed) = offload::tcp(&packet).map(|s| track::end(&s)) else {
             return packet;
         };
+        let packet = self.within_window(packet);
+        let s = offload::tcp(&packet).expect("it was one before");
         if let Some(paws) = self.paws.get_mut(&s.tuple.reversed())
             && s.has(flags::ACK)
             && s.ack.is_after(paws.acked)
@@ -329,15 +302,7 @@ impl Kernel {
         let len = s.payload.len() as u32;
         if s.has(flags::SYN) {
             let top = s.seq.add(1);
-            let fresh = Track {
-                top,
-                una: s.seq,
-                last: None,
-                fin: None,
-                theirs: s.window,
-                ours: s.window,
-                urgents: BTreeSet::new(),
-            };
+            let fresh = Track::new(&s);
             let before = self.tracks.insert(s.tuple, fresh);
             if before.is_some_and(|t| t.top == top) {
                 self.seen.note(Seen::SynAgain);
@@ -350,6 +315,7 @@ impl Kernel {
         if s.has(flags::RST) {
             return packet;
         }
+        track.acked = s.has(flags::ACK).then_some(s.ack).or(track.acked);
         if (s.window == 0) != (track.ours == 0) {
             self.seen.note(match s.window {
                 0 => Seen::WindowClosed,
@@ -361,12 +327,12 @@ impl Kernel {
             track.fin.get_or_insert((s.seq.add(len), 0));
         }
         let pushed = s.flags & (flags::PSH | flags::FIN) != 0;
-        if len == 1 && s.payload[0] == 0 && s.seq.add(1) == track.top && !pushed {
+        if len == 1 && s.payload[0] == 0 && s.seq.add(1) == track.sent && !pushed {
             // smoltcp's keepalive: a byte of garbage, which a far end that has not got the real one
             // yet would take for it. Others send none then. Where the real one is like it, it is harmless,
             // and may be a probe of a closed window.
             self.seen.note(Seen::Keepalive);
-            return match track.una == track.top || track.last == Some(0) {
+            return match track.una == track.sent || track.last == Some(0) {
                 true => packet,
                 false => offload::rewrite(&packet, |e| e.payload.clear()),
             };
@@ -379,14 +345,19 @@ impl Kernel {
             self.retransmitted += again;
             self.seen.note(Seen::Retransmitted);
         }
-        let end = s.seq.add(len + u32::from(s.has(flags::FIN)));
-        if end.is_after(track.top) {
-            track.top = end;
-            let fin = s.has(flags::FIN);
-            track.last = s.payload.last().copied().filter(|_| !fin);
-        } else if end == s.seq {
+        if believed.is_after(track.sent) {
+            track.sent = believed;
+        }
+        let end = track::end(&s);
+        if end == s.seq {
             let top = track.top;
             return offload::rewrite(&packet, |e| e.seq = top);
+        }
+        track.sent_at = Some(now);
+        if end.is_after(track.top) {
+            track.top = end;
+            let known = !s.has(flags::FIN) && track.sent == end;
+            track.last = s.payload.last().copied().filter(|_| known);
         }
         if len > 1 && self.urgent.contains(&s.tuple.sport) && s.seq.raw().is_multiple_of(5) {
             self.seen.note(Seen::Urgent);
@@ -400,10 +371,29 @@ impl Kernel {
         packet
     }
 
+    /// Leaves out what goes beyond the far end's window: smoltcp's fast retransmission is a whole segment,
+    /// whatever the window. The numbers of what follows would lie beyond it, too, and where both ends do
+    /// so neither takes anything from the other any more.
+    fn within_window(&self, packet: Vec<u8>) -> Vec<u8> {
+        let room = offload::tcp(&packet).and_then(|s| {
+            let track = self.tracks.get(&s.tuple)?;
+            track.room(&s, self.window_scale(&s.tuple))
+        });
+        let Some(room) = room else {
+            return packet;
+        };
+        offload::rewrite(&packet, |e| {
+            e.payload.truncate(room);
+            e.flags &= !(flags::FIN | flags::PSH);
+        })
+    }
+
     /// When the stack wants to work again.
     pub fn poll_at(&mut self, now: Time) -> Option<Time> {
-        let at = self.interface.poll_at(instant(now), &self.sockets)?;
-        Some(Time::from_nanos(at.total_micros().max(0) as u64 * 1000))
+        let at = self.interface.poll_at(instant(now), &self.sockets);
+        let at = at.map(|at| Time::from_nanos(at.total_micros().max(0) as u64 * 1000));
+        let due = self.tracks.values().filter_map(Track::due);
+        at.into_iter().chain(due).min()
     }
 }
 
@@ -422,106 +412,5 @@ fn scale_of(mut options: &[u8]) -> u8 {
             }
             _ => return 0,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    /// Two kernels side by side, a connection from the first to the second, and what passes.
-    struct Side {
-        kernels: [Kernel; 2],
-        sockets: [SocketHandle; 2],
-        now: Time,
-    }
-
-    type Pass<'a> = dyn FnMut(usize, Vec<u8>) -> Option<Vec<u8>> + 'a;
-
-    impl Side {
-        fn connected() -> Self {
-            let ends: [IpAddr; 2] = ["10.1.0.1", "10.1.0.2"].map(|a| a.parse().unwrap());
-            let mut kernels = [0, 1].map(|host| Kernel::new(host as u64, &[ends[host]], 1500, 7));
-            let sockets = [0, 1].map(|host: usize| kernels[host].socket(65_535, 65_535));
-            let server = kernels[1].sockets.get_mut::<tcp::Socket<'_>>(sockets[1]);
-            server.listen((ends[1], 80)).unwrap();
-            kernels[0].connect(sockets[0], (ends[1], 80), (ends[0], 4000));
-            let now = Time::ZERO;
-            let mut side = Self {
-                kernels,
-                sockets,
-                now,
-            };
-            side.run(100, &mut |_, packet| Some(packet));
-            side
-        }
-
-        fn run(&mut self, millis: u64, pass: &mut Pass<'_>) {
-            for _ in 0..millis {
-                self.now += Duration::from_millis(1);
-                for from in 0..2 {
-                    let sent = self.kernels[from].poll(self.now);
-                    for packet in sent.into_iter().filter_map(|p| pass(from, p)) {
-                        self.kernels[1 - from].receive(packet, Way::Plain).unwrap();
-                    }
-                }
-            }
-        }
-
-        fn socket(&mut self, host: usize) -> &mut tcp::Socket<'static> {
-            self.kernels[host].sockets.get_mut(self.sockets[host])
-        }
-
-        /// Bytes that wait for the second application.
-        fn arrived(&mut self) -> usize {
-            self.socket(1).recv_queue()
-        }
-    }
-
-    fn closed(packet: &[u8]) -> Vec<u8> {
-        offload::rewrite(packet, |e| e.window = 0)
-    }
-
-    #[test]
-    fn a_probe_that_looks_like_a_keepalive_gets_through() {
-        let mut side = Side::connected();
-        side.socket(0).send_slice(&[1]).unwrap();
-        side.run(100, &mut |from, packet| match from {
-            0 => Some(packet),
-            _ => Some(closed(&packet)),
-        });
-        side.socket(0).send_slice(&[0; 10]).unwrap();
-        let mut lost = false;
-        side.run(20_000, &mut |from, packet| {
-            let probe = from == 0 && offload::tcp(&packet).is_some_and(|s| s.payload.len() == 1);
-            (!probe || std::mem::replace(&mut lost, true)).then_some(packet)
-        });
-        assert!(lost, "the first probe was lost");
-        assert_eq!(side.arrived(), 11);
-    }
-
-    #[test]
-    fn what_was_lost_before_a_window_closed_is_sent_again() {
-        let mut side = Side::connected();
-        // The second of two segments is lost.
-        let socket = side.socket(0);
-        socket.set_congestion_control(tcp::CongestionControl::None);
-        socket.set_nagle_enabled(false);
-        socket.send_slice(&[5; 2 * 1448]).unwrap();
-        let (mut segments, mut answer) = (0, None);
-        side.run(50, &mut |from, packet| {
-            if from == 1 {
-                answer = Some(packet.clone());
-                return Some(closed(&packet));
-            }
-            segments += 1;
-            (segments == 1).then_some(packet)
-        });
-        assert_eq!((segments, side.arrived()), (2, 1448));
-        let answer = answer.expect("the first segment was acknowledged");
-        side.kernels[0].receive(answer, Way::Plain).unwrap();
-        side.run(5000, &mut |_, packet| Some(packet));
-        assert_eq!(side.arrived(), 2 * 1448);
     }
 }
