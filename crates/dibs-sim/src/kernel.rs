@@ -302,11 +302,15 @@ impl Kernel {
         let len = s.payload.len() as u32;
         if s.has(flags::SYN) {
             let top = s.seq.add(1);
-            let fresh = Track::new(&s);
-            let before = self.tracks.insert(s.tuple, fresh);
-            if before.is_some_and(|t| t.top == top) {
-                self.seen.note(Seen::SynAgain);
+            let mut fresh = Track::new(&s);
+            if let Some(before) = self.tracks.remove(&s.tuple) {
+                if before.top == top {
+                    self.seen.note(Seen::SynAgain);
+                }
+                // What an older connection of these ports sent may still be under way.
+                fresh.urgents = before.urgents;
             }
+            self.tracks.insert(s.tuple, fresh);
             return packet;
         }
         let Some(track) = self.tracks.get_mut(&s.tuple) else {

@@ -171,3 +171,29 @@ fn a_fast_retransmission_stays_within_the_window() {
     }
     assert_eq!((longest, total), (ROOM, 5000));
 }
+
+/// What an older connection of the same ports said comes late, too (seed 1025083).
+#[test]
+fn what_was_said_to_be_urgent_is_known_when_the_ports_are_used_again() {
+    let mut side = Side::connected();
+    side.kernels[0].urgent.insert(4000);
+    let mut said = None;
+    for _ in 0..50 {
+        side.socket(0).send_slice(&[1, 2, 3]).unwrap();
+        side.run(30, &mut |_, packet| {
+            let s = offload::tcp(&packet).unwrap();
+            if s.has(flags::URG) {
+                said = Some((s.tuple, s.seq.add(u32::from(s.urgent))));
+            }
+            Some(packet)
+        });
+    }
+    let (tuple, at) = said.expect("one in five is urgent");
+    side.socket(0).abort();
+    side.run(30, &mut |_, packet| Some(packet));
+    let again = side.kernels[0].socket(65_535, 65_535);
+    side.kernels[0].connect(again, (tuple.dst, 80), (tuple.src, 4000));
+    side.run(1, &mut |_, packet| Some(packet));
+    assert!(side.kernels[0].said_urgent(&tuple, at));
+    assert!(!side.kernels[0].said_urgent(&tuple, at.add(1)));
+}
