@@ -1,5 +1,8 @@
 //! A connection between two applications, and whether it keeps its promises.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 use std::time::Duration;
 

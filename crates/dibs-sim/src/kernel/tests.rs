@@ -135,7 +135,8 @@ fn a_window_that_nobody_opens_is_asked_for() {
     assert_eq!(side.arrived(), 2 * 1448);
 }
 
-/// (Seed 956433.)
+/// Besides, the window closes and opens again: smoltcp believes that all of the segment is under way
+/// (seeds 956433; 1105159 of the first attempt at it).
 #[test]
 fn a_fast_retransmission_stays_within_the_window() {
     const ROOM: usize = 700;
@@ -152,21 +153,19 @@ fn a_fast_retransmission_stays_within_the_window() {
     side.socket(1).recv(|bytes| (bytes.len(), ())).unwrap();
     side.socket(0).send_slice(&[6; 5000]).unwrap();
     side.run(10, &mut |from, packet| (from == 1).then_some(packet));
-    let before = before.expect("it was acknowledged");
-    side.kernels[0].repeat(Some(before));
+    side.kernels[0].repeat(before);
     let (mut longest, mut total) = (0, 0);
-    for _ in 0..20_000 {
+    for millis in 0..20_000 {
         side.run(1, &mut |from, packet| {
             if from == 0 {
                 longest = longest.max(offload::tcp(&packet).unwrap().payload.len());
+                return Some(packet);
             }
-            Some(packet)
+            Some(if millis < 50 { closed(&packet) } else { packet })
         });
-        if side.socket(1).can_recv() {
-            total += side
-                .socket(1)
-                .recv(|bytes| (bytes.len(), bytes.len()))
-                .unwrap();
+        if millis >= 50 && side.socket(1).can_recv() {
+            let read = side.socket(1).recv(|bytes| (bytes.len(), bytes.len()));
+            total += read.unwrap();
         }
     }
     assert_eq!((longest, total), (ROOM, 5000));

@@ -154,13 +154,14 @@ impl Track {
     /// end's window, unless it goes on where the last one ended. Then smoltcp has looked at the window.
     pub(super) fn room(&self, s: &Segment<'_>, scale: u8) -> Option<usize> {
         let end = end(s);
-        let edge = self.una.add(u32::from(self.theirs) << scale);
+        // A closed window takes a byte, as a probe.
+        let edge = self.una.add((u32::from(self.theirs) << scale).max(1));
         let limit = if edge.is_after(self.top) {
             edge
         } else {
             self.top
         };
-        let ordinary = s.seq == self.top || s.flags & (flags::SYN | flags::RST) != 0;
+        let ordinary = s.seq == self.sent || s.flags & (flags::SYN | flags::RST) != 0;
         let beyond = !ordinary && end != s.seq && end.is_after(limit);
         beyond.then(|| limit.distance_from(s.seq).max(0) as usize)
     }
