@@ -126,7 +126,8 @@ impl<'a> Table<'a> {
         entries.sort_by_key(|(key, _)| key.span().start);
         for (key, _) in &entries {
             if !known.is_empty() && !known.contains(&key.get_ref().as_str()) {
-                let message = format!("unknown key \"{}\" in {title}", key.get_ref());
+                let unknown = key.get_ref().escape_debug();
+                let message = format!("unknown key \"{unknown}\" in {title}");
                 return Err(source.error(key.span(), message, Some(meant(key.get_ref(), known))));
             }
         }

@@ -295,6 +295,11 @@ fn places_and_hints() {
             "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer",
         ),
         (
+            "gid = 100",
+            "\"\tgid\" = 100",
+            "46:1: unknown key \"\\tgid\" in [[rule]]; hint: did you mean \"gid\"?",
+        ),
+        (
             "wlan = \"10.0.2.2:5300\"",
             "wlna = \"10.0.2.2:5300\"",
             "33:1: there is no path \"wlna\"; hint: did you mean \"wlan\"?",
