@@ -388,7 +388,8 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
         }
         for pair in &gone {
             // Another connection of the same ends is not to inherit it.
-            daemon.mark(pair, 0, false).await?;
+            let _turn = daemon.marking.lock().await;
+            daemon.write(pair, 0, false).await?;
         }
         if !gone.is_empty() {
             daemon.save()?;

@@ -101,8 +101,10 @@ pub(crate) struct State {
     /// Connections on a bump neither by choice nor by a rule of ours: by the peer's, or by the hand of
     /// another program.
     pub(crate) handed: BTreeMap<Pair, Handed>,
-    /// The bump that we gave a connection's mark last (0: none), which what is decided now may be ahead of.
-    pub(crate) written: BTreeMap<Pair, (u8, Instant)>,
+    /// What connections' marks are known to say, which what is decided now may be ahead of.
+    pub(crate) written: BTreeMap<Pair, Written>,
+    /// What other programs chose and we have not taken up yet: their bumps are in use.
+    pub(crate) awaited: BTreeMap<Pair, u8>,
     /// Connections that left their bumps for plain, not by choice, a moment ago: their marks say that
     /// what still comes by a bump does not pull them back.
     pub(crate) leaving: BTreeMap<Pair, Instant>,
@@ -128,6 +130,16 @@ pub(crate) struct State {
     pub(crate) pinned: BTreeSet<Pair>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
     pub(crate) suspended: bool,
+}
+
+/// What we gave a connection's mark last, or took up from another program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    /// 0: none.
+    pub(crate) bump: u8,
+    /// It has OVERRIDE.
+    pub(crate) chosen: bool,
+    pub(crate) at: Instant,
 }
 
 /// See [`State::handed`].
@@ -278,8 +290,10 @@ impl State {
             .filter_map(|(_, choice)| BumpId::new(choice.bump));
         let followed = self.handed.values();
         let followed = followed.filter_map(|followed| BumpId::new(followed.bump));
+        let awaited = self.awaited.values().filter_map(|bump| BumpId::new(*bump));
         let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
-        ruled.chain(chosen).chain(followed).chain(engaged).collect()
+        let here = ruled.chain(chosen).chain(followed).chain(awaited);
+        here.chain(engaged).collect()
     }
 }
 

@@ -293,6 +293,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         locks: Default::default(),
         handed: Default::default(),
         written: Default::default(),
+        awaited: Default::default(),
         leaving: Default::default(),
         arriving: Default::default(),
         moving: Default::default(),

@@ -56,6 +56,13 @@ impl Daemon {
         let tracked = self.tracked_on(&bumps).await?;
         let plain = self.tracked_as([layout.choice(None)]).await?;
         let lives = self.sockets().await?;
+        // What an earlier run wrote is not the choice of another program.
+        for (pair, entry) in tracked.iter().chain(&plain) {
+            if entry.mark & layout.override_bit() != 0 {
+                let bump = layout.bump_of(entry.mark).map_or(0, BumpId::get);
+                self.note_mark(pair, bump, true);
+            }
+        }
         let mut state = self.state.borrow_mut();
         // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
         for pair in plain.into_keys() {

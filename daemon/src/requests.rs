@@ -177,6 +177,7 @@ impl Daemon {
         if let Some(why) = self.device_fault(bump, addresses).await.map_err(failed)? {
             return Err(refused(format!("{why}: nothing was changed")));
         }
+        self.overrule(&able).await.map_err(failed)?;
         let moved = self.choose(&able, bump).await.map_err(failed)?;
         let no_session = |live: &Live| {
             let peer = self.peer_name(live.peer);
@@ -322,6 +323,7 @@ impl Daemon {
         let up = self.sessions().await?;
         // Peers whose rules want otherwise keep their part, and answer into nothing.
         let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
+        self.overrule(&told).await.map_err(failed)?;
         self.choose(&told, 0).await.map_err(failed)?;
         {
             let mut state = self.state.borrow_mut();

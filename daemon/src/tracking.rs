@@ -42,13 +42,13 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
             }
             conntrack::Event::New(entry) => {
                 daemon.note_followed(&entry).await;
+                let chosen = entry.mark & marks(&daemon.config).override_bit() != 0;
                 match choice_of(daemon, &entry) {
                     // It has no mark of ours yet, whatever rules set.
-                    Some((pair, choice)) if !agrees(daemon, &entry, choice) => {
+                    Some((pair, choice)) if !chosen && !agrees(daemon, &entry, choice) => {
                         restore(daemon, pair, false).await?;
                     }
-                    Some(_) => relock(daemon, &entry).await?,
-                    None => note_update(daemon, &entry).await?,
+                    _ => note_update(daemon, &entry).await?,
                 }
                 let ended = &mut daemon.state.borrow_mut().ended;
                 ends(&entry).iter().for_each(|pair| {
@@ -61,6 +61,10 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
             }
             conntrack::Event::Lost => {
                 daemon.find_followed().await?;
+                let chosen = marks(&daemon.config).override_bit();
+                for entry in Conntrack::open()?.marked(chosen, chosen, Some).await? {
+                    note_update(daemon, &entry).await?;
+                }
                 daemon.mark_choices().await;
             }
         }
@@ -74,12 +78,15 @@ fn choice_of(daemon: &Daemon, entry: &Connection) -> Option<(Pair, Choice)> {
     ends(entry).into_iter().find_map(known)
 }
 
-/// Whether an entry says what was chosen; what is being chosen is nobody else's doing.
+/// Whether an entry says what was chosen, or what stood before while the peer is asked. Another choice than
+/// these is another program's, and later.
 fn agrees(daemon: &Daemon, entry: &Connection, choice: Choice) -> bool {
     let marks = marks(&daemon.config);
-    let chosen = entry.mark & marks.override_bit() != 0;
     let bump = bump_of(daemon, entry);
-    choice.pending || chosen && (bump == choice.bump || was_written(daemon, entry, bump))
+    match entry.mark & marks.override_bit() {
+        0 => choice.pending,
+        _ => bump == choice.bump || was_written(daemon, entry, bump),
+    }
 }
 
 /// Whether we gave an entry its bump, and nothing has changed it since.
@@ -87,7 +94,7 @@ fn was_written(daemon: &Daemon, entry: &Connection, bump: u8) -> bool {
     let state = daemon.state.borrow();
     let written = ends(entry)
         .iter()
-        .find_map(|pair| Some(state.written.get(pair)?.0));
+        .find_map(|pair| Some(state.written.get(pair)?.bump));
     written == Some(bump)
 }
 
@@ -112,7 +119,10 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
     let lives = passes || lives.get(&pair).is_some_and(|live| !live.over);
     match followed {
         _ if lives && chosen => daemon.mark_choice(&pair).await?,
-        Some(bump) if lives => daemon.mark(&pair, bump.get(), false).await?,
+        Some(bump) if lives => {
+            let _turn = daemon.marking.lock().await;
+            daemon.mark(&pair, bump.get(), false).await?;
+        }
         Some(_) => daemon.forget_followed(&pair).await,
         None => {}
     }
@@ -187,14 +197,17 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
 fn has_just_left(daemon: &Daemon, live: &Live, bump: u8) -> bool {
     let state = daemon.state.borrow();
     let written = state.written.get(&live.pair);
-    let left = written.is_some_and(|(to, at)| *to == 0 && at.elapsed() < STRAGGLERS);
+    let left = written.is_some_and(|mark| mark.bump == 0 && mark.at.elapsed() < STRAGGLERS);
     let ruled = matches!(state.hand_of(live, bump), None | Some(Hand::Rule));
     bump != 0 && left && !ruled
 }
 
 /// Whether a mark is as our record has it, or as the kernel's rules make it.
 fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
-    let moves = |pair: &Pair| daemon.state.borrow().moving.contains(pair);
+    let moves = |pair: &Pair| {
+        let moves = daemon.state.borrow().moving.contains(pair);
+        moves && !daemon.is_chosen_elsewhere(pair, entry.mark)
+    };
     if ends(entry).iter().any(moves) {
         return true;
     }
@@ -224,8 +237,16 @@ fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
 /// The user chose with another program: the same as `enable` and `disable`.
 fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
     let daemon = Rc::clone(daemon);
+    daemon.state.borrow_mut().awaited.insert(live.pair, bump);
     tokio::task::spawn_local(async move {
-        match follow_mark(&daemon, live, bump).await {
+        let followed = follow_mark(&daemon, live, bump).await;
+        {
+            let awaited = &mut daemon.state.borrow_mut().awaited;
+            if awaited.get(&live.pair) == Some(&bump) {
+                awaited.remove(&live.pair);
+            }
+        }
+        match followed {
             Ok(moved) => moved
                 .into_iter()
                 .filter_map(|(_, outcome)| outcome.err())
@@ -241,12 +262,16 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
     let _turn = daemon.changes.lock().await;
     let marks = marks(&daemon.config);
     let tuple = Tuple::tcp(live.pair.local, live.pair.remote);
-    let entry = Conntrack::open()?.get(&tuple).await?;
-    let (value, mask) = marks.choice(BumpId::new(bump));
-    let stands = entry.is_some_and(|entry| entry.mark & mask == value);
-    let known = daemon.state.borrow().choices.get(&live.pair);
-    if !stands || known.is_some_and(|choice| choice.bump == bump) {
-        return Ok(Vec::new());
+    {
+        let _turn = daemon.marking.lock().await;
+        let entry = Conntrack::open()?.get(&tuple).await?;
+        let (value, mask) = marks.choice(BumpId::new(bump));
+        let stands = entry.is_some_and(|entry| entry.mark & mask == value);
+        let known = daemon.state.borrow().choices.get(&live.pair);
+        if !stands || known.is_some_and(|choice| choice.bump == bump) {
+            return Ok(Vec::new());
+        }
+        daemon.note_mark(&live.pair, bump, true);
     }
     daemon.tell(
         "marked",

@@ -151,6 +151,17 @@ fn while_no_daemon_runs_a_flushed_firewall_lets_nothing_out() {
     });
 }
 
+/// Switches a connection on `a` as docs/architecture.md, "Switching by hand", says.
+fn by_conntrack(net: &Net, talk: &Talk, mark: &str) -> Result<()> {
+    let sport = talk.client.port();
+    let update = |ends: &str| format!("conntrack -U -p tcp {ends} --mark {mark}");
+    let one = format!("-s 10.0.1.1 -d 10.0.1.2 --sport {sport} --dport 7000");
+    // What was there before it was tracked is known from whichever end spoke first.
+    let other = format!("-s 10.0.1.2 -d 10.0.1.1 --sport 7000 --dport {sport}");
+    let either = format!("{} || {}", update(&one), update(&other));
+    shell(&net.a.host, &either)
+}
+
 /// Each command of docs/architecture.md, "Switching by hand", word by word but for the addresses.
 #[test]
 fn plain_commands_switch_a_connection() {
@@ -160,13 +171,7 @@ fn plain_commands_switch_a_connection() {
             talk.advance(256 << 10)?;
             let sport = talk.client.port();
             let one = format!("-p tcp -s 10.0.1.1 -d 10.0.1.2 --sport {sport} --dport 7000");
-            // What was there before it was tracked is known from whichever end spoke first.
-            let other = format!("-p tcp -s 10.0.1.2 -d 10.0.1.1 --sport 7000 --dport {sport}");
-            let conntrack = |mark: &str| {
-                let update = |ends: &str| format!("conntrack -U {ends} --mark {mark}");
-                let either = format!("{} || {}", update(&one), update(&other));
-                shell(&net.a.host, &either)
-            };
+            let conntrack = |mark: &str| by_conntrack(net, &talk, mark);
             let iptables = |value: &str| -> Result<()> {
                 let rule = format!("OUTPUT {one} -j CONNMARK --set-xmark {value}/0x1f000000");
                 shell(&net.a.host, &format!("iptables -t mangle -A {rule}"))?;
@@ -195,6 +200,43 @@ fn plain_commands_switch_a_connection() {
             net.a.enable(7000)?;
             net.wait_bump(7000, "scramble")?;
             talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}
+
+/// The peer has not answered to the first choice when the second is made.
+#[test]
+fn the_later_of_two_choices_by_hand_stands() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            let events = net.a.events()?;
+            for (first, name, second, bump) in [
+                ("0x10000000", "plain", "0x13000000", "seal"),
+                ("0x13000000", "seal", "0x10000000", "plain"),
+            ] {
+                // Whatever was chosen before has been answered when this has been.
+                net.a.enable(7000)?;
+                net.wait_bump(7000, "scramble")?;
+                talk.advance(256 << 10)?;
+                let told = format!("another program moved a connection to {name}");
+                let times = || events.stdout().matches(&told).count();
+                let before = times();
+                net.b.suspend()?;
+                by_conntrack(net, &talk, first)?;
+                wait("the first choice", || times() > before)?;
+                by_conntrack(net, &talk, second)?;
+                net.b.go_on()?;
+                net.wait_bump(7000, bump)
+                    .with_context(|| format!("{bump} after {name}: {}", events.stdout()))?;
+            }
+            // dibsctl is later than both.
+            by_conntrack(net, &talk, "0x13000000")?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            net.wait_bump(7000, "scramble")?;
             talk.finish()
         })
     });

@@ -87,7 +87,7 @@ impl Daemon {
             }
             let marked = match explicit {
                 true => self.mark(&still.pair, bump, true).await,
-                false => self.mark_moved(&still.pair, bump).await,
+                false => self.mark_leaving(&still.pair, bump).await,
             };
             if let Err(error) = marked {
                 tracing::warn!("{error}");

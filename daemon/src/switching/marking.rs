@@ -8,15 +8,61 @@ use dibs_policy::conntrack::{Conntrack, Tuple};
 use dibs_policy::{BumpId, Place};
 
 use crate::conns::{Choice, Pair};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Written};
 use crate::live::Live;
 use crate::startup::marks;
 use crate::tracking::STRAGGLERS;
 
 impl Daemon {
+    /// Whether a connection's mark is a choice of another program that we have not taken up yet: neither what
+    /// it is known to have, nor what is to be.
+    pub(crate) fn is_chosen_elsewhere(&self, pair: &Pair, mark: u32) -> bool {
+        let marks = marks(&self.config);
+        let bump = marks.bump_of(mark).map_or(0, BumpId::get);
+        if mark & marks.override_bit() == 0 || (bump != 0 && self.bump(bump).is_none()) {
+            return false;
+        }
+        let state = self.state.borrow();
+        let written = state.written.get(pair);
+        let known = written.is_some_and(|mark| mark.chosen && mark.bump == bump);
+        let chosen = state.choices.get(pair);
+        !known && chosen.is_none_or(|choice| choice.bump != bump)
+    }
+
+    /// Notes what a connection's mark says from now on.
+    pub(crate) fn note_mark(&self, pair: &Pair, bump: u8, chosen: bool) -> Option<Written> {
+        let at = Instant::now();
+        let written = &mut self.state.borrow_mut().written;
+        written.insert(*pair, Written { bump, chosen, at })
+    }
+
+    /// What a user chooses here is later than what other programs chose before.
+    pub(crate) async fn overrule(&self, lives: &[Live]) -> Result<(), dibs_policy::Error> {
+        let _turn = self.marking.lock().await;
+        let mut conntrack = Conntrack::open()?;
+        for Live { pair, .. } in lives {
+            let entry = conntrack.get(&Tuple::tcp(pair.local, pair.remote)).await?;
+            if let Some(entry) = entry.filter(|found| self.is_chosen_elsewhere(pair, found.mark)) {
+                let bump = marks(&self.config).bump_of(entry.mark);
+                self.note_mark(pair, bump.map_or(0, BumpId::get), true);
+            }
+        }
+        Ok(())
+    }
+
     /// As [`mark`](Self::mark), not by choice. What leaves for plain is kept there by OVERRIDE while the far
     /// end's packets may still come by the bump: each end would pull the other back.
     pub(crate) async fn mark_moved(&self, pair: &Pair, bump: u8) -> Result<(), dibs_policy::Error> {
+        let _turn = self.marking.lock().await;
+        self.mark_leaving(pair, bump).await
+    }
+
+    /// The same, in [`marking`](Self::marking)'s turn.
+    pub(super) async fn mark_leaving(
+        &self,
+        pair: &Pair,
+        bump: u8,
+    ) -> Result<(), dibs_policy::Error> {
         if bump == 0 {
             let now = Instant::now();
             self.state.borrow_mut().leaving.insert(*pair, now);
@@ -39,15 +85,46 @@ impl Daemon {
             let leaves = self.state.borrow_mut().leaving.remove(&pair).is_some();
             if leaves && self.state.borrow().choices.get(&pair).is_none() {
                 let tuple = Tuple::tcp(pair.local, pair.remote);
-                Conntrack::open()?.set_mark(&tuple, 0, chosen).await?;
+                let mut conntrack = Conntrack::open()?;
+                if !self.is_taken(&mut conntrack, &pair).await? {
+                    conntrack.set_mark(&tuple, 0, chosen).await?;
+                    self.note_mark(&pair, 0, false);
+                }
             }
         }
         Ok(())
     }
 
+    /// Whether another program chose for a connection: that is to be taken up, and not written over. Its
+    /// event comes, or waits for its turn.
+    async fn is_taken(
+        &self,
+        conntrack: &mut Conntrack,
+        pair: &Pair,
+    ) -> Result<bool, dibs_policy::Error> {
+        let entry = conntrack.get(&Tuple::tcp(pair.local, pair.remote)).await?;
+        Ok(entry.is_some_and(|entry| self.is_chosen_elsewhere(pair, entry.mark)))
+    }
+
+    /// As [`write`](Self::write), unless another program has chosen otherwise by now. In
+    /// [`marking`](Self::marking)'s turn, or what another task of ours writes meanwhile looks like that.
+    pub(crate) async fn mark(
+        &self,
+        pair: &Pair,
+        bump: u8,
+        explicit: bool,
+    ) -> Result<(), dibs_policy::Error> {
+        if self.is_taken(&mut Conntrack::open()?, pair).await? {
+            tracing::debug!(?pair, bump, "another program has chosen otherwise");
+            self.end_drains(pair);
+            return Ok(());
+        }
+        self.write(pair, bump, explicit).await
+    }
+
     /// Sets the bump of one connection in its ctmark, which is made if it is not tracked. One that
     /// leaves its bump goes on.
-    pub(crate) async fn mark(
+    pub(crate) async fn write(
         &self,
         pair: &Pair,
         bump: u8,
@@ -66,13 +143,11 @@ impl Daemon {
         let mut backstop = self.backstop.lock().await;
         let locked = self.state.borrow().locks.is_locked(pair, bump);
         let (value, mask) = marks.whole(BumpId::new(bump), explicit || leaves, locked);
-        let written = (bump, Instant::now());
-        let was = {
-            let mut state = self.state.borrow_mut();
-            let followed = state.followed.get(pair).map(|bump| bump.get());
-            let was = state.written.insert(*pair, written);
-            was.map(|(bump, _)| bump).or(followed)
-        };
+        let was = self.note_mark(pair, bump, explicit || leaves);
+        let was = was.map(|mark| mark.bump).or_else(|| {
+            let followed = self.state.borrow().followed.get(pair).copied();
+            followed.map(BumpId::get)
+        });
         let elsewhere = self.device_of(bump).is_none();
         if elsewhere && was.is_some_and(|was| self.device_of(was).is_some()) {
             self.forget_mtus();
@@ -147,7 +222,7 @@ impl Daemon {
         let entry = Conntrack::open()?.get(&tuple).await?;
         let (value, mask) = marks(&self.config).choice(BumpId::new(choice.bump));
         if entry.is_some_and(|entry| entry.mark & mask == value) {
-            return self.mark(pair, 0, false).await;
+            return self.write(pair, 0, false).await;
         }
         let mut backstop = self.backstop.lock().await;
         self.note_place(&mut backstop, pair, Place::Elsewhere).await;
