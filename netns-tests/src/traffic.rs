@@ -302,10 +302,20 @@ fn write(mut stream: TcpStream, plaintext: Plaintext, stop: &AtomicBool) -> Resu
     let mut buffer = [0; CHUNK];
     while !stop.load(Ordering::Relaxed) {
         plaintext.fill(sent, &mut buffer);
-        sent += stream.write(&buffer).context("send")? as u64;
+        sent += again(|| stream.write(&buffer)).context("send")? as u64;
     }
     stream.shutdown(Shutdown::Write).context("shutdown")?;
     Ok(sent)
+}
+
+/// A test that is suspended for a while has lost nothing by that.
+fn again(mut call: impl FnMut() -> std::io::Result<usize>) -> std::io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
 }
 
 fn read(mut stream: TcpStream, plaintext: Plaintext, received: &AtomicU64) -> Result<u64> {
@@ -321,7 +331,7 @@ fn read_all(stream: &mut TcpStream, plaintext: Plaintext, received: &AtomicU64) 
     let mut total = 0;
     let (mut buffer, mut expected) = ([0; CHUNK], [0; CHUNK]);
     loop {
-        let read = stream.read(&mut buffer).context("receive")?;
+        let read = again(|| stream.read(&mut buffer)).context("receive")?;
         if read == 0 {
             return Ok(total);
         }
