@@ -109,11 +109,11 @@ pub(crate) enum RuleCommand {
     /// Make a rule; it outlives the daemon
     #[command(
         override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer]",
-        group(selectors().args(SELECTOR).args(TERMS))
+        group(selectors().args(CLASS).args(TERMS))
     )]
     Add {
         #[command(flatten)]
-        selector: SelectorArgs,
+        class: ClassArgs,
         #[command(flatten)]
         terms: Box<TermArgs>,
         /// What the connections take
@@ -162,8 +162,12 @@ pub(crate) enum BumpCommand {
     List,
 }
 
+/// What names connections that are, and those to come.
+const CLASS: [&str; 8] = ["all", "dport", "sport", "dst", "src", "uid", "user", "peer"];
+
+/// The same, and what names only those that are.
 const SELECTOR: [&str; 10] = [
-    "conn", "all", "dport", "sport", "dst", "src", "uid", "user", "pid", "peer",
+    "conn", "pid", "all", "dport", "sport", "dst", "src", "uid", "user", "peer",
 ];
 
 /// What only a rule can name.
@@ -180,8 +184,18 @@ pub(crate) struct SelectorArgs {
     /// One connection, as `conn list` shows it
     #[arg(long, value_name = "ID", conflicts_with_all = &SELECTOR[1..])]
     conn: Option<ConnId>,
+    #[command(flatten)]
+    class: ClassArgs,
+    /// Process that holds the socket
+    #[arg(long, value_name = "PID", conflicts_with = "all")]
+    pid: Option<u32>,
+}
+
+/// A connection, now or to come, has to match in everything that is given.
+#[derive(clap::Args)]
+pub(crate) struct ClassArgs {
     /// All connections to peers
-    #[arg(long, conflicts_with_all = &SELECTOR[2..])]
+    #[arg(long, conflicts_with_all = &CLASS[1..])]
     all: bool,
     /// Port of the far end
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -201,9 +215,6 @@ pub(crate) struct SelectorArgs {
     /// Name of that user
     #[arg(long, value_name = "NAME", value_parser = uid_of, conflicts_with = "uid")]
     user: Option<u32>,
-    /// Process that holds the socket
-    #[arg(long, value_name = "PID")]
-    pid: Option<u32>,
     /// Name of the peer
     #[arg(long, value_name = "NAME")]
     peer: Option<String>,
@@ -252,8 +263,18 @@ fn uid_of(name: &str) -> Result<u32, String> {
 
 impl From<SelectorArgs> for Selector {
     fn from(args: SelectorArgs) -> Self {
-        let SelectorArgs {
-            conn,
+        let SelectorArgs { conn, class, pid } = args;
+        match (conn, Selector::from(class)) {
+            (Some(id), _) => Selector::Conn(id),
+            (None, Selector::Match(class)) => Selector::Match(Match { pid, ..class }),
+            (None, all) => all,
+        }
+    }
+}
+
+impl From<ClassArgs> for Selector {
+    fn from(args: ClassArgs) -> Self {
+        let ClassArgs {
             all,
             dport,
             sport,
@@ -261,23 +282,20 @@ impl From<SelectorArgs> for Selector {
             src,
             uid,
             user,
-            pid,
             peer,
         } = args;
-        let uid = uid.or(user);
-        match conn {
-            Some(id) => Selector::Conn(id),
-            None if all => Selector::All,
-            None => Selector::Match(Match {
-                dport,
-                sport,
-                dst,
-                src,
-                uid,
-                pid,
-                peer,
-            }),
+        if all {
+            return Selector::All;
         }
+        Selector::Match(Match {
+            dport,
+            sport,
+            dst,
+            src,
+            uid: uid.or(user),
+            peer,
+            pid: None,
+        })
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
-use clap::error::ErrorKind;
 use dibs_control::{Changed, Client, Match, NewRule, Selector};
 use dibs_lab::dibs::Programs;
 use serde::Serialize;
@@ -39,7 +38,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             show_changed(json, &changed, now)
         }
         Command::Rule(RuleCommand::Add {
-            selector,
+            class,
             terms,
             bump,
             require,
@@ -47,16 +46,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
             priority,
         }) => {
             // With terms alone the rest is all connections.
-            let selector = match Selector::from(selector) {
+            let selector = match Selector::from(class) {
                 Selector::Match(none) if none == Match::default() => Selector::All,
                 selector => selector,
             };
-            if !selector.names_class() {
-                let message = "a rule is for connections to come: --conn and --pid name live ones";
-                Args::command()
-                    .error(ErrorKind::ArgumentConflict, message)
-                    .exit();
-            }
             let rule = connect()?.add_rule(NewRule {
                 selector,
                 terms: (*terms).into(),

@@ -28,6 +28,7 @@ fn wrong_command_lines_are_usage() {
         "enable --all --dport 80",
         "enable --conn 1 --uid 0",
         "enable --conn 1 --all",
+        "enable --all --pid 1",
         "enable --conn seven",
         "enable --all --bump",
         "disable --all --bump scramble",
@@ -45,6 +46,19 @@ fn wrong_command_lines_are_usage() {
         let ended = run(&line.split_whitespace().collect::<Vec<_>>());
         assert_eq!((ended.code, ended.out.as_str()), (2, ""), "{line}");
         assert!(ended.err.contains("--help"), "{line}: {}", ended.err);
+    }
+}
+
+/// A rule is for connections to come, which have no number and no process yet.
+#[test]
+fn rules_offer_nothing_that_names_live_connections() {
+    for (command, live) in [("enable", true), ("disable", true), ("rule add", false)] {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let help = run(&words).good();
+        assert!(help.contains("--dport") && help.contains("--all"), "{help}");
+        for option in ["--conn", "--pid"] {
+            assert_eq!(help.contains(option), live, "{command} {option}: {help}");
+        }
     }
 }
 
