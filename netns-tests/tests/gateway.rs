@@ -526,6 +526,32 @@ fn a_network_behind_one_host_and_the_other_host_itself() {
     });
 }
 
+/// With `src_valid_mark` the kernel asks by which device a packet's source is reached with the packet's mark.
+#[test]
+fn strict_reverse_path_filters_that_look_at_marks_drop_nothing() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            for node in [&net.a, &net.b] {
+                for name in ["all", "in0"] {
+                    for key in ["rp_filter", "src_valid_mark"] {
+                        let key = format!("net.ipv4.conf.{name}.{key}");
+                        node.host.sysctl(&key, "1")?;
+                    }
+                }
+            }
+            let talk = net.talk_behind(7000)?;
+            for bump in ["seal", "plain", "scramble"] {
+                talk.advance(256 << 10)?;
+                net.a.put_on(bump, "--dport", 7000)?;
+                net.wait_bump(7000, bump)?;
+                talk.advance(SETTLED)?;
+            }
+            unheard(net, &talk)?;
+            talk.finish()
+        })
+    });
+}
+
 #[test]
 fn a_rule_for_sockets_is_not_for_what_passes() {
     isolated(|| {

@@ -323,7 +323,10 @@ fn route_message(route: &Route) -> io::Result<RouteMessage> {
             message.attributes.push(RouteAttribute::Oif(index(device)?));
         }
         None => {
-            message.header.kind = RouteType::Unreachable;
+            message.header.kind = match route.is_throw() {
+                true => RouteType::Throw,
+                false => RouteType::Unreachable,
+            };
             message.header.scope = RouteScope::Universe;
         }
     }

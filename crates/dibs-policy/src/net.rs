@@ -53,10 +53,18 @@ pub struct Route {
     pub table: u32,
     /// Where it leads.
     pub destination: Prefix,
-    /// The device, or `None` for `unreachable`.
+    /// The device; `None`: `unreachable` if it is for everything, else `throw`, which leaves the packet to the
+    /// tables asked later.
     pub device: Option<DeviceName>,
     /// The lower is preferred.
     pub metric: u32,
+}
+
+impl Route {
+    /// Whether it leaves its packets to other tables.
+    pub(crate) fn is_throw(&self) -> bool {
+        self.device.is_none() && self.destination.length() != 0
+    }
 }
 
 /// An RPDB rule of ours.
@@ -181,6 +189,18 @@ impl Network {
                 if desired.fail == Fail::Closed {
                     network.routes.insert(default(None, u32::MAX));
                 }
+                // Where the kernel filters by reverse path and asks with the packet's mark (src_valid_mark), what
+                // a network behind sends would have to come in by the TUN. IPv6 has no such filter.
+                let near = match family {
+                    Family::V4 => widest(&desired.gateway, family),
+                    Family::V6 => Vec::new(),
+                };
+                network
+                    .routes
+                    .extend(near.into_iter().map(|destination| Route {
+                        destination,
+                        ..default(None, 0)
+                    }));
                 network.rules.insert(Rule {
                     family,
                     priority: desired.rule_priority,
@@ -351,6 +371,7 @@ impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.device {
             Some(device) => write!(f, "{} dev {device}", self.destination)?,
+            None if self.is_throw() => write!(f, "throw {}", self.destination)?,
             None => write!(f, "unreachable {}", self.destination)?,
         }
         write!(f, " table {} metric {}", self.table, self.metric)
