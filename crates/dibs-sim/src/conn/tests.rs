@@ -46,3 +46,34 @@ fn an_answer_outlives_a_closed_window() {
         conn.describe([&kernels[0], &kernels[1]])
     );
 }
+
+/// Who has closed and reads slowly is given all, though its host sleeps for longer than TIME-WAIT lasts (seed
+/// 1282455).
+#[test]
+fn what_was_not_read_outlives_time_wait() {
+    let plan = Plan {
+        slow: Some(Duration::from_secs(1)),
+        ..Plan::ordinary([20_000, 0], Order::Both, 64 << 10)
+    };
+    let addresses = crate::world::addresses();
+    let mut kernels = [0, 1].map(|h| Kernel::new(h as u64, &addresses[h], 1500, 7));
+    let [a, b] = &mut kernels;
+    let mut conn = Conn::open(0, plan, (4000, 80), addresses, [a, b]);
+    let mut now = Time::ZERO;
+    for millis in 0..1000 {
+        let step = if millis == 500 { 20_000 } else { 1 };
+        now += Duration::from_millis(step);
+        for host in 0..2 {
+            let sent = kernels[host].poll(now);
+            for packet in sent {
+                kernels[1 - host].receive(packet, Way::Plain).unwrap();
+            }
+            conn.work(now, host, &mut kernels[host]).unwrap();
+        }
+    }
+    assert!(
+        conn.is_done(),
+        "{}",
+        conn.describe([&kernels[0], &kernels[1]])
+    );
+}
