@@ -16,6 +16,10 @@ const TARGET: Duration = Duration::from_millis(5);
 const INTERVAL: Duration = Duration::from_millis(100);
 /// A queue that was not looked at for so long stood still: no path was there, or the host slept.
 const STANDSTILL: Duration = Duration::from_secs(1);
+/// For so long after that nothing that waited is dropped. Linux has marked it as lost by then, takes that back
+/// when it hears that it was not (`tcp_undo_cwnd_reduction`), and from then on looks for none of it but with its
+/// timer, which has measured the outage as a round trip.
+const SETTLING: Duration = Duration::from_secs(1);
 /// Most bytes in one queue.
 const LIMIT: usize = 4 << 20;
 /// Most packets in one queue.
@@ -172,6 +176,7 @@ struct Codel {
     last_count: u32,
     last_end: Time,
     judged: Time,
+    settled: Time,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -187,6 +192,9 @@ impl Codel {
             // The senders are not to blame, and what they sent again is not to be lost once more.
             self.first_above = None;
             self.dropping = None;
+            if sojourn >= STANDSTILL {
+                self.settled = now + SETTLING;
+            }
         }
         if sojourn < TARGET || nearly_empty {
             self.first_above = None;
@@ -194,6 +202,9 @@ impl Codel {
                 self.last_count = d.count;
                 self.last_end = now;
             }
+            return Verdict::Pass;
+        }
+        if now < self.settled {
             return Verdict::Pass;
         }
         let due = *self.first_above.get_or_insert(now + INTERVAL);
@@ -256,7 +267,12 @@ mod tests {
         assert_eq!(signals(0, 20), 0);
         assert!(signals(90, 20) > 0, "it stands");
         assert_eq!(signals(5000, 4900), 0, "there was an outage");
-        assert!(signals(5090, 20) > 0, "it stands again");
+        let settling: usize = (1..11).map(|n| signals(5000 + 90 * n, 20)).sum();
+        assert_eq!(settling, 0, "and what was sent before is not to be missed");
+        let after: usize = (11..14).map(|n| signals(5000 + 90 * n, 20)).sum();
+        assert!(after > 0, "it stands again");
+        assert_eq!(signals(9000, 20), 0, "there was nothing to send");
+        assert!(signals(9090, 20) > 0, "so it is as any other");
     }
 
     #[test]
