@@ -258,6 +258,18 @@ fn shares_of_a_path_that_is_gone_are_given_up() {
     assert_eq!(pair.nodes[0].peers(now)[0].unacknowledged, 0);
 }
 
+/// Sends from host 0 what expires at host 1: the second path's shares come too late, and its node has word of
+/// all of them.
+fn send_in_vain(pair: &mut Pair, seq: u32, data: &[u8]) {
+    pair.filter = Box::new(|_, path, _| path == 0);
+    pair.send(0, seq, data, 0, 1);
+    pair.run(Duration::from_secs(12));
+    assert!(pair.nodes[1].counters().get(Counter::SetsExpired) > 0);
+    pair.filter = Box::new(|_, _, _| true);
+    pair.run(Duration::from_secs(5));
+    assert!(pair.nodes[1].counters().get(Counter::ShareLate) > 0);
+}
+
 /// The kernel of host 1 answers by another way, so its node never hears what it has; and the start of the
 /// stream was in sets that expired, of which the sender has word all the same. What followed was held,
 /// but for what TCP sent again (seed 956329).
@@ -268,13 +280,7 @@ fn a_stream_whose_start_expired_flows_again_once_tcp_has_sent_that() {
     pair.send(0, 1, b"", 0, 0);
     pair.run(Duration::from_millis(100));
     pair.injected[1].clear();
-    pair.filter = Box::new(|_, path, _| path == 0);
-    pair.send(0, 1, &data[..5_000], 0, 1);
-    pair.run(Duration::from_secs(12));
-    assert!(pair.nodes[1].counters().get(Counter::SetsExpired) > 0);
-    pair.filter = Box::new(|_, _, _| true);
-    pair.run(Duration::from_secs(5));
-    assert!(pair.nodes[1].counters().get(Counter::ShareLate) > 0);
+    send_in_vain(&mut pair, 1, &data[..5_000]);
     assert!(pair.received(1).is_empty());
     // TCP does.
     pair.send(0, 1, &data[..5_000], 0, 2);
@@ -302,12 +308,7 @@ fn what_waits_for_an_expired_set_goes_on_in_the_end() {
     let data = text(20_000);
     pair.send(0, 1, &data[..5_000], 0, 1);
     pair.run(Duration::from_millis(100));
-    pair.filter = Box::new(|_, path, _| path == 0);
-    pair.send(0, 5_001, &data[5_000..10_000], 0, 2);
-    pair.run(Duration::from_secs(12));
-    pair.filter = Box::new(|_, _, _| true);
-    pair.run(Duration::from_secs(5));
-    assert!(pair.nodes[1].counters().get(Counter::ShareLate) > 0);
+    send_in_vain(&mut pair, 5_001, &data[5_000..10_000]);
     pair.send(0, 10_001, &data[10_000..15_000], 0, 3);
     keep_alive(&mut pair, 15_000, 50);
     assert_eq!(pair.stream(1), data[..5_000], "TCP may still close the gap");

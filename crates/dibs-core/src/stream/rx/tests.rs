@@ -459,6 +459,15 @@ impl Unchained {
         }
     }
 
+    /// With these of the pieces.
+    fn with<const N: usize>(pieces: &[Sent], at: [usize; N]) -> Self {
+        let mut new = Self::new();
+        for at in at {
+            new.take(&pieces[at]);
+        }
+        new
+    }
+
     fn take(&mut self, sent: &Sent) -> Outcome {
         let (store, kernel) = (&mut self.store, &mut self.kernel);
         self.stream.chunk(&sent.piece(), &Bare, store, kernel)
@@ -527,12 +536,8 @@ fn a_start_that_was_passed_over_is_let_through() {
 
 #[test]
 fn an_old_gap_is_given_up_although_the_connection_is_not_silent() {
-    let data = plain(1000);
-    let pieces = bare(&data, 100);
-    let mut s = Unchained::new();
-    for at in [0, 2, 3, 5] {
-        s.take(&pieces[at]);
-    }
+    let pieces = bare(&plain(1000), 100);
+    let mut s = Unchained::with(&pieces, [0, 2, 3, 5]);
     s.give_up(30);
     s.take(&pieces[6]);
     assert_eq!(s.give_up(89), None);
@@ -548,12 +553,8 @@ fn an_old_gap_is_given_up_although_the_connection_is_not_silent() {
 
 #[test]
 fn what_an_acknowledgement_passed_over_is_let_through() {
-    let data = plain(500);
-    let pieces = bare(&data, 100);
-    let mut s = Unchained::new();
-    for at in [0, 2, 4] {
-        s.take(&pieces[at]);
-    }
+    let pieces = bare(&plain(500), 100);
+    let mut s = Unchained::with(&pieces, [0, 2, 4]);
     // Of the first gap only; the second goes on with it.
     let acked = BASE_OFFSET + 150;
     let ended = s.stream.local_ack(acked, &mut s.store, &mut s.kernel);
