@@ -21,7 +21,7 @@ use rtnetlink::{LinkUnspec, RouteMessageBuilder};
 
 use crate::conntrack::Conntrack;
 use crate::net::{
-    Address, Change, LinkState, NetChange, NetworkState, OWNER, Route, Rule, SYSCTLS,
+    Address, Change, Hop, LinkState, NetChange, NetworkState, OWNER, Route, Rule, SYSCTLS,
 };
 use crate::wire::Wire;
 use crate::{BumpId, DeviceName, Error, Family, MarkLayout, Prefix};
@@ -287,15 +287,15 @@ fn our_route(message: &RouteMessage, names: &BTreeMap<u32, DeviceName>) -> Optio
     }
     let destination = Prefix::new(address, message.header.destination_prefix_length).ok()?;
     // An unreachable IPv6 route is shown with the device lo.
-    let device = if message.header.kind == RouteType::Unicast {
-        Some(device?)
-    } else {
-        None
+    let hop = match message.header.kind {
+        RouteType::Unicast => Hop::Device(device?),
+        RouteType::Throw => Hop::Throw,
+        _ => Hop::Unreachable,
     };
     Some(Route {
         table,
         destination,
-        device,
+        hop,
         metric,
     })
 }
@@ -316,20 +316,14 @@ fn route_message(route: &Route) -> io::Result<RouteMessage> {
     message
         .attributes
         .push(RouteAttribute::Priority(route.metric));
-    match &route.device {
-        Some(device) => {
-            message.header.kind = RouteType::Unicast;
-            message.header.scope = RouteScope::Link;
+    (message.header.kind, message.header.scope) = match &route.hop {
+        Hop::Device(device) => {
             message.attributes.push(RouteAttribute::Oif(index(device)?));
+            (RouteType::Unicast, RouteScope::Link)
         }
-        None => {
-            message.header.kind = match route.is_throw() {
-                true => RouteType::Throw,
-                false => RouteType::Unreachable,
-            };
-            message.header.scope = RouteScope::Universe;
-        }
-    }
+        Hop::Unreachable => (RouteType::Unreachable, RouteScope::Universe),
+        Hop::Throw => (RouteType::Throw, RouteScope::Universe),
+    };
     Ok(message)
 }
 

@@ -57,7 +57,7 @@ pub use iptables::{CountedRule, Jump, Tables};
 pub use kernel::{Kernel, Netlink};
 pub use marks::{BadMask, BumpId, MarkLayout};
 pub use net::{
-    Address, Change, LinkState, NetChange, Network, NetworkState, OWNER, Route, Rule, SYSCTLS,
+    Address, Change, Hop, LinkState, NetChange, Network, NetworkState, OWNER, Route, Rule, SYSCTLS,
 };
 pub use plan::{Observed, Plan, Step};
 pub use runner::{Command, CommandRunner, System};

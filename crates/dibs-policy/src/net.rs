@@ -53,17 +53,30 @@ pub struct Route {
     pub table: u32,
     /// Where it leads.
     pub destination: Prefix,
-    /// The device; `None`: `unreachable` if it is for everything, else `throw`, which leaves the packet to the
-    /// tables asked later.
-    pub device: Option<DeviceName>,
+    /// What becomes of a packet.
+    pub hop: Hop,
     /// The lower is preferred.
     pub metric: u32,
 }
 
+/// What a route does with a packet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hop {
+    /// It leaves by this device.
+    Device(DeviceName),
+    /// It goes nowhere, and its sender is told.
+    Unreachable,
+    /// The tables asked later decide.
+    Throw,
+}
+
 impl Route {
-    /// Whether it leaves its packets to other tables.
-    pub(crate) fn is_throw(&self) -> bool {
-        self.device.is_none() && self.destination.length() != 0
+    /// The device that it leads by, if it does.
+    pub(crate) const fn device(&self) -> Option<&DeviceName> {
+        match &self.hop {
+            Hop::Device(device) => Some(device),
+            Hop::Unreachable | Hop::Throw => None,
+        }
     }
 }
 
@@ -178,16 +191,17 @@ impl Network {
             for bump in &desired.bumps {
                 let table = desired.table_base + u32::from(bump.id.get());
                 let mark = Some((desired.marks.bump(bump.id), desired.marks.bump_mask()));
-                let default = |device, metric| Route {
+                let default = |hop, metric| Route {
                     table,
                     destination: family.any(),
-                    device,
+                    hop,
                     metric,
                 };
+                let out = || Hop::Device(bump.device.clone());
                 // IPv6 has no metric 0: the kernel makes it 1024.
-                network.routes.insert(default(Some(bump.device.clone()), 1));
+                network.routes.insert(default(out(), 1));
                 if desired.fail == Fail::Closed {
-                    network.routes.insert(default(None, u32::MAX));
+                    network.routes.insert(default(Hop::Unreachable, u32::MAX));
                 }
                 // Where the kernel filters by reverse path and asks with the packet's mark (src_valid_mark), what
                 // a network behind sends would have to come in by the TUN. IPv6 has no such filter.
@@ -199,7 +213,7 @@ impl Network {
                     .routes
                     .extend(near.into_iter().map(|destination| Route {
                         destination,
-                        ..default(None, 0)
+                        ..default(Hop::Throw, 0)
                     }));
                 network.rules.insert(Rule {
                     family,
@@ -227,7 +241,7 @@ impl Network {
                     network.routes.insert(Route {
                         table: desired.table_base,
                         destination,
-                        device: Some(bump.device.clone()),
+                        hop: out(),
                         metric: BACKUP_METRIC + u32::from(bump.id.get()),
                     });
                     let (priority, table) = (BACKUP_PRIORITY, desired.table_base);
@@ -261,14 +275,9 @@ impl Network {
         let (closed, open): (Vec<_>, Vec<_>) = self
             .routes
             .difference(&now.routes)
-            .filter(|route| {
-                route
-                    .device
-                    .as_ref()
-                    .is_none_or(|device| self.usable(device, now))
-            })
+            .filter(|route| route.device().is_none_or(|device| self.usable(device, now)))
             .cloned()
-            .partition(|route| route.device.is_none());
+            .partition(|route| route.device().is_none());
         changes.extend(
             closed
                 .into_iter()
@@ -310,7 +319,7 @@ impl Network {
     pub(crate) fn is_foreign(&self, change: &NetChange) -> bool {
         match change {
             NetChange::Route(Change::Add, route) => {
-                let device = route.device.as_ref();
+                let device = route.device();
                 device.is_some_and(|device| self.foreign.contains(device))
             }
             _ => false,
@@ -369,10 +378,10 @@ impl fmt::Display for Address {
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.device {
-            Some(device) => write!(f, "{} dev {device}", self.destination)?,
-            None if self.is_throw() => write!(f, "throw {}", self.destination)?,
-            None => write!(f, "unreachable {}", self.destination)?,
+        match &self.hop {
+            Hop::Device(device) => write!(f, "{} dev {device}", self.destination)?,
+            Hop::Throw => write!(f, "throw {}", self.destination)?,
+            Hop::Unreachable => write!(f, "unreachable {}", self.destination)?,
         }
         write!(f, " table {} metric {}", self.table, self.metric)
     }

@@ -394,6 +394,8 @@ fn a_gateway_steers_what_passes_between_its_networks_and_the_peers() {
         "-A DIBS-PASSING -s 192.168.8.0/24 -d 192.168.7.0/24 -i dibs1 -m connmark --mark 0x0/0x1f000000 \
          -j CONNMARK --set-xmark 0x1000000/0xf000000\n",
         "-I PREROUTING 1 -j DIBS-GATEWAY\n-I FORWARD 1 -j DIBS-PASSING\n",
+        // A reverse path filter that looks at marks asks the bump's table for the way back into the network.
+        "route add throw 192.168.7.0/24 table 5201 metric 0\n",
         "sysctl net/ipv4/conf/dibs1/forwarding=1\nsysctl net/ipv6/conf/dibs1/forwarding=1\n",
     ] {
         assert!(plan.contains(expected), "{expected} is not in {plan}");

@@ -4,7 +4,7 @@ use fake::{Fake, State};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Binding, BumpId, BumpRoute, ClassRule, DeviceOwner};
+use crate::{Binding, BumpId, BumpRoute, ClassRule, DeviceOwner, Hop};
 
 fn bump(id: u8) -> BumpRoute {
     let (device, owner) = match id {
@@ -93,7 +93,7 @@ fn no_marked_packet_can_leave_in_plain(state: &State) {
                 .map(|rule| rule.table);
             let closed = |table| {
                 state.network.routes.iter().any(|route| {
-                    (route.table, route.device.as_ref()) == (table, None)
+                    (route.table, &route.hop) == (table, &Hop::Unreachable)
                         && route.destination == family.any()
                 })
             };

@@ -305,10 +305,7 @@ fn make(network: &mut NetworkState, change: &NetChange) -> Result<(), String> {
             up(network, &address.device) && toggle(&mut network.addresses, how, address)
         }
         NetChange::Route(how, route) => {
-            let ready = route
-                .device
-                .as_ref()
-                .is_none_or(|device| up(network, device));
+            let ready = route.device().is_none_or(|device| up(network, device));
             ready && toggle(&mut network.routes, how, route)
         }
         NetChange::Rule(how, rule) => toggle(&mut network.rules, how, rule),
