@@ -5,6 +5,8 @@
 //! `/run/netns` and control sockets are never the machine's; a directory in it is the proof that
 //! [`Lab::new`](crate::Lab::new) asks for.
 
+mod turns;
+
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -20,6 +22,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, getegid, geteuid, mkdir, write};
+
+use turns::Turns;
 
 /// Exists only in a `/run` that [`Isolation::apply`] mounted.
 const MARKER: &str = "/run/dibs-lab";
@@ -63,8 +67,9 @@ pub fn is_inside() -> bool {
 /// `DIBS_RETRY` names, so that it can be explained.
 ///
 /// The test harness has threads, and a process with threads cannot enter a user namespace; so the
-/// test binary starts itself again for this one test. Tests of one binary run one after the other,
-/// for they are about time. Processes left behind by the body are killed with it.
+/// test binary starts itself again for this one test. Two tests of a binary run at a time, for they wait
+/// more than they compute, and no more than two, for they are about time; what measures what the machine
+/// can do is for [`isolated_alone`]. Processes left behind by the body are killed with it.
 ///
 /// ```no_run
 /// #[test]
@@ -77,15 +82,25 @@ pub fn is_inside() -> bool {
 /// }
 /// ```
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(std::env::var_os(RETRY).map(PathBuf::from), body);
+    isolated_with(retry(), 1, body);
+}
+
+/// As [`isolated`], while no other test of this binary runs: for what measures rates and times that
+/// another test would change.
+pub fn isolated_alone<F: FnOnce() -> Result<()>>(body: F) {
+    isolated_with(retry(), turns::PLACES, body);
 }
 
 /// As [`isolated`], and tried once: for what has to fail.
 pub fn isolated_once<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(None, body);
+    isolated_with(None, 1, body);
 }
 
-fn isolated_with<F: FnOnce() -> Result<()>>(mut retry: Option<PathBuf>, body: F) {
+fn retry() -> Option<PathBuf> {
+    std::env::var_os(RETRY).map(PathBuf::from)
+}
+
+fn isolated_with<F: FnOnce() -> Result<()>>(mut retry: Option<PathBuf>, places: usize, body: F) {
     let name = test_name::<F>();
     if std::env::var(TEST).is_ok_and(|wanted| wanted == name) {
         if let Err(error) = body() {
@@ -93,10 +108,8 @@ fn isolated_with<F: FnOnce() -> Result<()>>(mut retry: Option<PathBuf>, body: F)
         }
         std::process::exit(PASSED);
     }
-    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _turn = ONE_AT_A_TIME
-        .lock()
-        .unwrap_or_else(|failed| failed.into_inner());
+    static TURNS: Turns = Turns::new();
+    let _turn = TURNS.take(places);
     loop {
         let (status, output) = run_alone(name).unwrap_or_else(|error| panic!("{name}: {error:?}"));
         println!("{output}");

@@ -43,7 +43,7 @@ mod wire;
 pub use capture::{Capture, Packet, Recording};
 pub use dibs_sim::emulator::{self, Conditions};
 pub use host::{Counters, Host};
-pub use isolate::{enter, is_inside, isolated, isolated_once};
+pub use isolate::{enter, is_inside, isolated, isolated_alone, isolated_once};
 pub use lab::Lab;
 pub use link::{End, Link, LinkSpec};
 pub use process::{Process, wait_for, wait_until};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dibs_lab::load::{Latency, Throughput, Transport};
-use dibs_lab::{Host, Lab, LinkSpec, baseline, isolated};
+use dibs_lab::{Host, Lab, LinkSpec, baseline, isolated_alone};
 
 const SECOND: Duration = Duration::from_secs(1);
 const FIRST: &str = "10.0.1.2";
@@ -35,7 +35,7 @@ fn megabits(a: &Host, b: &Host, to: IpAddr, transport: Transport) -> Result<f64>
 
 #[test]
 fn mptcp_uses_both_links() {
-    isolated(|| {
+    isolated_alone(|| {
         let (_lab, a, b) = two_links()?;
         let single = megabits(&a, &b, FIRST.parse()?, Transport::Mptcp)?;
         assert!(single < 100.0, "{single}");
@@ -48,7 +48,7 @@ fn mptcp_uses_both_links() {
 
 #[test]
 fn openvpn_carries_data() {
-    isolated(|| {
+    isolated_alone(|| {
         let (_lab, a, b) = two_links()?;
         let tunnel = baseline::openvpn((&a, "10.0.1.1".parse()?), (&b, FIRST.parse()?))?;
         let rate = megabits(&a, &b, tunnel.b, Transport::Tcp)?;
@@ -67,7 +67,7 @@ fn openvpn_carries_data() {
 fn wireguard_go_carries_data() {
     let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
     let program = baseline::build_wireguard_go(cache).unwrap();
-    isolated(|| {
+    isolated_alone(|| {
         let (_lab, a, b) = two_links()?;
         let near = (&a, "10.0.1.1".parse()?);
         let tunnel = baseline::wireguard_go(&program, near, (&b, FIRST.parse()?))?;

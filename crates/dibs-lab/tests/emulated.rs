@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use dibs_lab::load::{Latency, Throughput};
-use dibs_lab::{Conditions, End, Host, Lab, Link, LinkSpec, isolated, wait_until};
+use dibs_lab::{Conditions, End, Host, Lab, Link, LinkSpec, isolated, isolated_alone, wait_until};
 use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
 
 const MS: Duration = Duration::from_millis(1);
@@ -79,7 +79,7 @@ fn assert_rate(measured: f64, megabits: f64) {
 
 #[test]
 fn shaped_links_carry_their_rate() {
-    isolated(|| {
+    isolated_alone(|| {
         let mut lab = Lab::new()?;
         let (a, b) = (lab.host("a")?, lab.host("b")?);
         let link = lab.link(spec(&a, &b).shaped(100_000_000))?;
@@ -92,7 +92,7 @@ fn shaped_links_carry_their_rate() {
 
 #[test]
 fn emulated_links_carry_their_rate() {
-    isolated(|| {
+    isolated_alone(|| {
         let (_lab, a, b, link) = emulated(Conditions::new().rate(20_000_000))?;
         assert_rate(tcp(&a, &b, 2.0)?, 20.0);
         link.set(|conditions| conditions.rate = Some(300_000_000))?;
