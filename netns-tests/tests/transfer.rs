@@ -48,6 +48,35 @@ fn both_paths_carry_it() {
 }
 
 #[test]
+fn paths_of_the_longest_packets() {
+    isolated(|| {
+        Setup::new().rule(RULE).without_daemons().run(|net| {
+            for host in [&net.a.host, &net.b.host] {
+                for interface in ["eth0", "wlan0"] {
+                    // The token bucket takes no packet that is longer than its burst.
+                    host.run(&format!("tc qdisc del dev {interface} root"))?;
+                    host.run(&format!("ip link set {interface} mtu 65535"))?;
+                }
+            }
+            net.start()?;
+            // No datagram is longer, whatever the path takes.
+            for path in ["eth", "wlan"] {
+                wait("the longest datagrams", || {
+                    net.a.path(path).is_ok_and(|path| path["mtu"] == 32_799)
+                })?;
+            }
+            let ears = net.eavesdrop()?;
+            let talk = net.talk(7000)?;
+            talk.advance(16 << 20)?;
+            net.wait_bump(7000, "scramble")?;
+            let plaintexts = talk.plaintexts;
+            talk.finish()?;
+            ears.heard_nothing(&plaintexts, 8 << 20)
+        })
+    });
+}
+
+#[test]
 fn short_connections() {
     isolated(|| {
         Setup::new().rule(RULE).run(|net| {

@@ -321,10 +321,10 @@ impl World {
         loop {
             let before = self.observer.datagrams;
             self.run_until(self.now + SILENCE)?;
-            let rest = self.check_rest(self.observer.datagrams - before);
-            match rest {
+            let at_last = self.now > patience;
+            match self.check_rest(self.observer.datagrams - before, at_last) {
                 Ok(()) => break,
-                Err(fault) if self.now > patience => return Err(fault),
+                Err(fault) if at_last => return Err(fault),
                 Err(_) => {}
             }
         }

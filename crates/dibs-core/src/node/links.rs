@@ -11,7 +11,7 @@ use super::Shared;
 use super::notice::Event;
 use crate::counters::Counter;
 use crate::path::{Path, PathConfig, PathState};
-use crate::session::{OVERHEAD, Random};
+use crate::session::{MAX_DATAGRAM, OVERHEAD, Random};
 use crate::slab::Key;
 use crate::time::Time;
 
@@ -187,7 +187,7 @@ impl Link {
         stage: Stage,
     ) -> Self {
         let overhead = if remote.is_ipv4() { 28 } else { 48 };
-        let interface_mtu = shared.local[local].mtu;
+        let interface_mtu = shared.local[local].mtu.min(MAX_DATAGRAM as u16 + overhead);
         Self {
             id,
             local,

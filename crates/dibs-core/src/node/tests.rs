@@ -15,7 +15,7 @@ use super::*;
 use crate::bump;
 use crate::counters::Counter;
 use crate::prefix::Prefix;
-use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
+use crate::session::{Integrity, MAX_DATAGRAM, PublicKey, Secret, StaticSecret, Suite};
 use crate::time::Time;
 
 mod acks;
@@ -60,6 +60,9 @@ pub(super) struct Pair {
     /// Says whether a datagram (sender, path, bytes) passes.
     filter: Filter,
     sent: [[u64; 2]; 2],
+    /// The longest datagram that the paths take, and the payload of the segments that a superpacket stands for.
+    longest: usize,
+    mss: u16,
 }
 
 fn addr(host: usize, path: usize) -> SocketAddr {
@@ -127,6 +130,8 @@ impl Pair {
             events: [Vec::new(), Vec::new()],
             filter: Box::new(|_, _, _| true),
             sent: [[0; 2]; 2],
+            longest: 1472,
+            mss: 1400,
         }
     }
 
@@ -158,7 +163,7 @@ impl Pair {
             let node = &mut self.nodes[host];
             while let Some(t) = node.poll_transmit(self.now) {
                 for datagram in t.bytes.chunks(t.segment) {
-                    assert!(datagram.len() <= 1472, "a datagram fits the MTU");
+                    assert!(datagram.len() <= self.longest, "a datagram fits the MTU");
                     self.sent[host][t.path] += datagram.len() as u64;
                     if (self.filter)(host, t.path, datagram) {
                         self.wire.push_back(InFlight {
@@ -247,7 +252,11 @@ impl Pair {
         let node = &mut self.nodes[host];
         let mut buffer = node.tun_buffer();
         let at = headers.encoded_len();
-        let gso = if payload.len() > 1400 { 1400 } else { 0 };
+        let gso = if payload.len() > usize::from(self.mss) {
+            self.mss
+        } else {
+            0
+        };
         headers.write(&mut buffer[..MAX_HEADERS], payload.len(), gso);
         buffer[at..at + payload.len()].copy_from_slice(payload);
         node.handle_tun(self.now, self.bump, buffer, at + payload.len());
@@ -318,6 +327,29 @@ fn text(len: usize) -> Vec<u8> {
         .cycle()
         .take(len)
         .collect()
+}
+
+/// Loopback takes 65,535 bytes: longer than a header block may be, and two of them than a burst.
+#[test]
+fn a_path_may_take_the_longest_packets_of_all() {
+    let mut pair = Pair::new();
+    (pair.longest, pair.mss) = (MAX_DATAGRAM, 65_000);
+    for (host, node) in pair.nodes.iter_mut().enumerate() {
+        let mut config = config(host, Integrity::On);
+        config.paths.iter_mut().for_each(|path| path.mtu = 65_535);
+        *node = Node::new(Time::ZERO, config, [host as u8 + 1; 32]).unwrap();
+    }
+    pair.run(Duration::from_secs(3));
+    pair.assert_open();
+    let mtus: Vec<_> = pair.nodes[0].paths().iter().map(|p| p.stats.mtu).collect();
+    assert_eq!(mtus, [MAX_DATAGRAM as u16; 2]);
+    let data = text(4_000_000);
+    pair.pour(&data, 10, Duration::from_millis(5));
+    pair.run(Duration::from_secs(1));
+    pair.assert_stream(1, &data);
+    for node in &pair.nodes {
+        assert_eq!(node.counters().get(Counter::KeysExhausted), 0);
+    }
 }
 
 #[test]

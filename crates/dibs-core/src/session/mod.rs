@@ -35,7 +35,8 @@ pub use peer::{AddPeerError, PeerId, PeerState};
 pub use random::{Random, SeededRandom};
 pub use replay::{REPLAY_WINDOW, ReplayWindow};
 pub use seal::{
-    CLEAR_HEADER_LEN, KeyLimits, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened, SealError, TAG_LEN,
+    CLEAR_HEADER_LEN, KeyLimits, MAX_DATAGRAM, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened,
+    SealError, TAG_LEN,
 };
 #[cfg(feature = "observe")]
 pub use tap::Tap;

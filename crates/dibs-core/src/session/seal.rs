@@ -29,6 +29,8 @@ pub const TAG_LEN: usize = 16;
 pub const OVERHEAD: usize = CLEAR_HEADER_LEN + TAG_LEN;
 /// The longest header block that the shape field can tell.
 pub const MAX_HEADER_BLOCK: usize = 0x7fff;
+/// The longest datagram: any may be a header block alone.
+pub const MAX_DATAGRAM: usize = OVERHEAD + MAX_HEADER_BLOCK;
 
 const DATA: u8 = 4;
 const BARE: u8 = 6;

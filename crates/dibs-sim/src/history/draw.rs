@@ -120,7 +120,7 @@ fn setup(rng: &mut Rng) -> Setup {
                 [other[1], other[0]]
             },
             v6: rng.chance(0.3),
-            mtu: rng.pick(&[1500, 1500, 1500, 1400, 9000, 1300, 1280]),
+            mtu: rng.pick(&[1500, 1500, 65_535, 1400, 9000, 1300, 1280]),
             link: if easy {
                 [0; 2].map(|_| Conditions::new().delay(Duration::from_millis(rng.range(0, 20))))
             } else {
