@@ -1,0 +1,25 @@
+//! Behaviour of `dibsd` and `dibsctl` on real traffic, a module for each subject. One binary: it is linked
+//! once, and while a test waits there is another to run.
+
+mod attacks;
+mod bumps;
+mod config;
+mod crash;
+mod device;
+mod disagreement;
+mod experiment;
+mod gateway;
+mod hostile;
+mod hosts;
+mod late;
+mod links;
+mod locked;
+mod others;
+mod policy;
+mod recovery;
+mod require;
+mod reuse;
+mod rules;
+mod start;
+mod switching;
+mod transfer;
