@@ -34,6 +34,8 @@ counters! {
     QueueFull = "queue_full",
     /// Segments that CoDel dropped.
     CodelDropped = "codel_dropped",
+    /// Segments that CoDel dropped, TCP did not send again, and were sent after all.
+    CodelReturned = "codel_returned",
     /// Packets that CoDel marked.
     CodelMarked = "codel_marked",
     /// An opaque packet that found its queue full.

@@ -13,7 +13,7 @@ use crate::time::Time;
 /// Acceptable standing delay (RFC 8289, 4.4).
 const TARGET: Duration = Duration::from_millis(5);
 /// Time in which a good queue falls below the target at least once (RFC 8289, 4.3).
-const INTERVAL: Duration = Duration::from_millis(100);
+pub const INTERVAL: Duration = Duration::from_millis(100);
 /// A queue that was not looked at for so long stood still: no path was there, or the host slept.
 const STANDSTILL: Duration = Duration::from_secs(1);
 /// For so long after that nothing that waited is dropped. Linux has marked it as lost by then, takes that back
@@ -42,6 +42,11 @@ impl Waiting {
     /// Payload bytes left.
     pub const fn left(&self) -> usize {
         self.end - self.payload_at
+    }
+
+    /// How long it has been waiting.
+    pub const fn sojourn(&self, now: Time) -> Duration {
+        now.since(self.arrived)
     }
 }
 
@@ -92,6 +97,19 @@ impl Queue {
             arrived: now,
         });
         Ok(())
+    }
+
+    /// Puts the packet in `buffer[..end]` in front of the others, of which it says nothing: for CoDel it is as
+    /// old as they are.
+    pub fn push_front(&mut self, now: Time, buffer: Buffer, payload_at: usize, end: usize) {
+        let arrived = self.items.front().map_or(now, |head| head.arrived);
+        self.put_back(Waiting {
+            buffer,
+            payload_at,
+            end,
+            mss: end - payload_at,
+            arrived,
+        });
     }
 
     /// The packet at the head.

@@ -13,6 +13,7 @@ use super::handover::Drain;
 use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
 use super::receive::incoming;
+use super::send::LeftOut;
 use super::sets::Sets;
 use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
@@ -141,6 +142,8 @@ pub(crate) struct Peer {
     /// Bytes and packets in all queues.
     pub(super) backlog: usize,
     pub(super) queued: usize,
+    /// What CoDel dropped and TCP has not sent again.
+    pub(super) left_out: Vec<LeftOut>,
     pub(super) segments: VecDeque<EmptyOut>,
     /// Those of flows that are split.
     pub(super) split_segments: VecDeque<EmptyOut>,
@@ -219,6 +222,7 @@ impl Peer {
             old_flows: VecDeque::new(),
             backlog: 0,
             queued: 0,
+            left_out: Vec::new(),
             segments: VecDeque::new(),
             split_segments: VecDeque::new(),
             opaque: OpaqueQueue::new(0),
@@ -385,6 +389,7 @@ impl Peer {
             self.reassembly.expires_at(),
             self.sets.expires_at(),
             self.handover_due(shared),
+            self.left_out.iter().map(|kept| kept.due).min(),
         ];
         links.chain(rest).flatten().min()
     }
@@ -422,6 +427,7 @@ impl Peer {
                 self.redial_at = now + REDIAL;
             }
         }
+        self.requeue_left_out(now, shared);
         self.reassembly.expire(now, shared);
         self.sets.expire(now, shared);
         self.handle_handover(now, shared);

@@ -5,10 +5,15 @@
 
 mod again;
 mod data;
+mod left_out;
 mod small;
 mod split;
 
 use dibs_wire::packet::flags;
+
+pub(super) use left_out::LeftOut;
+#[cfg(test)]
+pub(super) use left_out::MAX_LEFT_OUT;
 
 use super::Shared;
 use super::peer::{Out, Peer, Source};

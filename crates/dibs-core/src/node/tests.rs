@@ -25,6 +25,7 @@ mod flood;
 mod gateway;
 mod handover;
 mod hostile;
+mod left_out;
 mod paths;
 mod rates;
 mod rekey;

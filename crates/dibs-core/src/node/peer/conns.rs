@@ -43,6 +43,7 @@ pub(crate) enum Taken {
 /// Where a segment's payload goes.
 pub(crate) struct Place {
     conn: Key,
+    seq: SeqNumber,
     payload_at: usize,
     end: usize,
     mss: usize,
@@ -76,6 +77,7 @@ impl Peer {
         let Some(mut conn) = self.conns.remove(key) else {
             return;
         };
+        self.forget_left_out(shared, key);
         self.by_tuple.remove(&(conn.tuple, conn.bump));
         self.outgoing.remove(&conn.out.flow);
         self.backlog -= conn.out.queue.bytes();
@@ -176,7 +178,9 @@ impl Peer {
             while let Some(waiting) = conn.out.queue.pop() {
                 shared.pool.give(waiting.buffer);
             }
+            self.forget_left_out(shared, key);
         }
+        let conn = self.conns.get_mut(key).expect("it was just found");
         match session {
             Some(session) if syn || conn.out.secrets.is_none() => {
                 conn.open(session.epoch_secrets().clone(), segment.meta);
@@ -236,6 +240,7 @@ impl Peer {
         let payload_at = virtio::LEN + segment.payload_at;
         Taken::Queue(Place {
             conn: key,
+            seq: segment.seq,
             payload_at,
             end: payload_at + segment.payload.len(),
             mss: if gso_size == 0 {
@@ -272,6 +277,7 @@ impl Peer {
     pub(crate) fn enqueue(&mut self, now: Time, shared: &mut Shared, place: Place, buffer: Buffer) {
         let Place {
             conn: key,
+            seq,
             payload_at,
             end,
             mss,
@@ -301,6 +307,13 @@ impl Peer {
         }
         self.backlog += end - payload_at;
         self.queued += 1;
+        self.note_repaired(shared, key, seq, end - payload_at);
+        self.schedule(key);
+    }
+
+    /// Something is queued of a flow: it gets its turns.
+    pub(in crate::node) fn schedule(&mut self, key: Key) {
+        let conn = self.conns.get_mut(key).expect("something of it is queued");
         if !conn.out.scheduled {
             conn.out.scheduled = true;
             conn.out.deficit = 0;

@@ -12,6 +12,7 @@ use super::super::Shared;
 use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
+use super::left_out::{LeftOut, repair_time};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::bump::{Bump, Chain};
 use crate::chunk::{Chunk, Content, Head, Placement, Strand, Unacknowledged};
@@ -96,7 +97,7 @@ impl Peer {
         };
     }
 
-    /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
+    /// Asks CoDel about the head of a flow's queue; true if that dropped a segment, of which a copy is kept.
     pub(super) fn judge(&mut self, now: Time, shared: &mut Shared, key: Key) -> bool {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         if conn.out.queue.judge(now) == Verdict::Pass {
@@ -122,6 +123,8 @@ impl Peer {
         if dropped == 0 {
             return false;
         }
+        let due = now + repair_time(&self.links, shared, head.sojourn(now));
+        let kept = LeftOut::copy(&mut shared.pool, (key, due), &segment, consumed, dropped);
         conn.out.stream.note_drop();
         shared.count(Counter::CodelDropped);
         self.backlog -= dropped;
@@ -129,6 +132,7 @@ impl Peer {
             self.queued -= 1;
             shared.pool.give(buffer);
         }
+        self.keep_left_out(now, shared, kept);
         true
     }
 

@@ -227,7 +227,7 @@ fn challenges_without_end_are_answered_within_bounds() {
 }
 
 /// The local kernel of host 0 sends bytes of the connection from this port.
-fn speak(pair: &mut Pair, port: u16, seq: u32, payload: &[u8]) {
+pub(super) fn speak(pair: &mut Pair, port: u16, seq: u32, payload: &[u8]) {
     let headers = Headers {
         tuple: Tuple {
             sport: port,
