@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::Context as _;
 use dibs_config::PathConfig;
+use dibs_core::path::MIN_MTU;
 use futures_util::TryStreamExt as _;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::AddressAttribute;
@@ -31,6 +32,9 @@ pub struct Inventory(pub Vec<Interface>);
 
 /// What an interface that is missing is taken to have.
 const DEFAULT_MTU: u16 = 1500;
+/// What a path's interface has to take: the datagrams that any path is taken to carry, by IPv4. (IPv6 is not
+/// there below 1280.)
+pub const LEAST_MTU: u16 = MIN_MTU + 28;
 
 impl Inventory {
     /// The interface of a configured path: the one that it names, or the one with its address.
@@ -51,7 +55,8 @@ impl Inventory {
                     Some(address) => interface.addresses.contains(&address),
                     None => true,
                 };
-                (interface.up && has_address, interface.mtu)
+                let wide = interface.mtu >= LEAST_MTU;
+                (interface.up && has_address && wide, interface.mtu)
             }
             None => (false, DEFAULT_MTU),
         }
@@ -177,6 +182,13 @@ mod tests {
         assert_eq!(state(Some("eth1"), None), (false, 1400));
         assert_eq!(state(Some("eth2"), None), (false, DEFAULT_MTU));
         assert_eq!(state(None, Some("10.0.3.1")), (false, DEFAULT_MTU));
+
+        let mut narrow = inventory.clone();
+        narrow.0[0].mtu = LEAST_MTU - 1;
+        assert_eq!(
+            narrow.path_state(&path(Some("eth0"), None)),
+            (false, LEAST_MTU - 1)
+        );
     }
 
     #[test]

@@ -13,6 +13,7 @@ use dibs_core::session;
 use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
 use crate::gateway;
+use crate::interfaces::LEAST_MTU;
 use crate::requests::Caller;
 
 impl Daemon {
@@ -228,7 +229,7 @@ impl Daemon {
             reason: Some(if up {
                 "there is no session with the peer".to_owned()
             } else {
-                "its interface is missing, down, or without the address".to_owned()
+                unusable(mtu)
             }),
         }
     }
@@ -236,14 +237,15 @@ impl Daemon {
     fn path_info(&self, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
         let path = &self.config.paths[seen.local];
         let socket = &snapshot.sockets[seen.local];
-        let (up, _) = self.state.borrow().inventory.path_state(path);
+        let (up, mtu) = self.state.borrow().inventory.path_state(path);
         let state = match seen.state {
             "active" => PathState::Up,
             "joining" => PathState::Validating,
             _ => PathState::Down,
         };
+        let unusable = unusable(mtu);
         let reason = match (seen.state, up) {
-            (_, false) => Some("its interface is missing, down, or without the address"),
+            (_, false) => Some(unusable.as_str()),
             ("active", _) if seen.held_by_trust => {
                 Some("data waits for this trusted path, though another could carry it")
             }
@@ -293,6 +295,15 @@ pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
         session::PeerState::Established if peer.reachable => PeerState::Established,
         session::PeerState::Established | session::PeerState::Connecting => PeerState::Connecting,
         session::PeerState::Down => PeerState::Down,
+    }
+}
+
+/// Why a path cannot be used whose interface takes packets of `mtu` bytes.
+fn unusable(mtu: u16) -> String {
+    if mtu < LEAST_MTU {
+        format!("its interface takes packets of {mtu} bytes at most, and {LEAST_MTU} are needed")
+    } else {
+        "its interface is missing, down, or without the address".to_owned()
     }
 }
 

@@ -42,6 +42,39 @@ fn the_untrusted_link_down_and_up() {
 }
 
 #[test]
+fn an_interface_takes_other_sizes_meanwhile() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.bumped()?;
+            let resize = |mtu: u32| -> Result<()> {
+                for node in [&net.a, &net.b] {
+                    // The token bucket takes no packet that is longer than its burst.
+                    node.host.run("tc qdisc replace dev wlan0 root noqueue")?;
+                    node.host.run(&format!("ip link set wlan0 mtu {mtu}"))?;
+                }
+                Ok(())
+            };
+            for mtu in [9000, 1300, 1500] {
+                resize(mtu)?;
+                wait("the datagrams to fit", || {
+                    net.a.path("wlan").is_ok_and(|path| path["mtu"] == mtu - 28)
+                })?;
+                talk.advance(2 << 20)?;
+            }
+            resize(1227)?;
+            net.a.wait_path("wlan", "down")?;
+            let path = net.a.path("wlan")?;
+            let reason = "its interface takes packets of 1227 bytes at most, and 1228 are needed";
+            ensure!(path["reason"] == reason, "{path}");
+            talk.advance(2 << 20)?;
+            resize(1500)?;
+            carries_again(net, &talk, "wlan")?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
 fn the_untrusted_link_swallows_everything_for_a_while() {
     isolated(|| {
         Setup::new().run(|net| {

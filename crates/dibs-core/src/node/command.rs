@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use super::links::longest;
 use super::{Node, route};
 use crate::time::Time;
 
@@ -54,9 +55,15 @@ impl Node {
     /// The interface of a local path came or went, or its MTU changed.
     pub fn set_path(&mut self, now: Time, path: usize, up: bool, mtu: u16) {
         let local = &mut self.shared.local[path];
-        let changed = local.up != up;
+        let (changed, resized) = (local.up != up, local.mtu != mtu);
         local.up = up;
         local.mtu = mtu;
+        if resized {
+            let links = self.peers.iter_mut().flat_map(|peer| &mut peer.links);
+            for link in links.filter(|link| link.local == path) {
+                link.path.set_longest(longest(mtu, link.remote));
+            }
+        }
         if changed {
             for peer in &mut self.peers {
                 peer.on_local_change(now, &mut self.shared, path);

@@ -129,6 +129,12 @@ pub(crate) struct Link {
     shown: &'static str,
 }
 
+/// The longest datagram (UDP payload) to `remote` through an interface that takes packets of `mtu` bytes.
+pub(super) fn longest(mtu: u16, remote: SocketAddr) -> u16 {
+    let headers = if remote.is_ipv4() { 28 } else { 48 };
+    mtu.saturating_sub(headers).min(MAX_DATAGRAM as u16)
+}
+
 impl Link {
     /// A path that we ask the peer to open.
     pub(crate) fn join(
@@ -186,21 +192,14 @@ impl Link {
         remote: SocketAddr,
         stage: Stage,
     ) -> Self {
-        let overhead = if remote.is_ipv4() { 28 } else { 48 };
-        let interface_mtu = shared.local[local].mtu.min(MAX_DATAGRAM as u16 + overhead);
+        let longest = longest(shared.local[local].mtu, remote);
         Self {
             id,
             local,
             remote,
             trusted: shared.local[local].trusted,
             stage,
-            path: Path::new(
-                now,
-                PathConfig {
-                    interface_mtu,
-                    overhead,
-                },
-            ),
+            path: Path::new(now, PathConfig { longest }),
             bytes_received: 0,
             frames: Vec::new(),
             probe: false,

@@ -348,6 +348,13 @@ fn a_path_may_take_the_longest_packets_of_all() {
     pair.pour(&data, 10, Duration::from_millis(5));
     pair.run(Duration::from_secs(1));
     pair.assert_stream(1, &data);
+    // And it may be told to take less, while it is used.
+    let now = pair.now;
+    (0..2).for_each(|path| pair.nodes[0].set_path(now, path, true, 1500));
+    pair.longest = 1472;
+    pair.send(0, 4_000_001, &data[..50_000], 0, 1000);
+    pair.run(Duration::from_secs(1));
+    pair.assert_stream(1, &[&data[..], &data[..50_000]].concat());
     for node in &pair.nodes {
         assert_eq!(node.counters().get(Counter::KeysExhausted), 0);
     }

@@ -53,10 +53,8 @@ const CREDIBLE_ACK_DELAY: Duration = Duration::from_millis(10);
 /// What the outside world fixes about a path.
 #[derive(Clone, Copy, Debug)]
 pub struct PathConfig {
-    /// MTU of the local interface.
-    pub interface_mtu: u16,
-    /// Bytes of IP and UDP header of a datagram.
-    pub overhead: u16,
+    /// The longest datagram (UDP payload, bytes) that the local interface takes.
+    pub longest: u16,
 }
 
 /// What keeps a path from sending.
@@ -168,7 +166,7 @@ struct Counters {
 impl Path {
     /// A path that has not been validated.
     pub fn new(now: Time, config: PathConfig) -> Self {
-        let mtud = Mtud::new(config.interface_mtu.saturating_sub(config.overhead));
+        let mtud = Mtud::new(config.longest);
         let mtu = u64::from(mtud.current());
         let rtt = Rtt::new();
         let bbr = Bbr::new(now, mtu);
@@ -601,6 +599,11 @@ impl Path {
     /// The system refused a UDP payload of `bytes` (EMSGSIZE).
     pub fn on_message_too_big(&mut self, now: Time, bytes: u16) {
         self.mtud.on_too_big(now, bytes);
+    }
+
+    /// The local interface takes datagrams (UDP payload) of other sizes from now on.
+    pub fn set_longest(&mut self, longest: u16) {
+        self.mtud.set_max(longest);
     }
 
     /// What is known about the path.

@@ -44,10 +44,12 @@ pub(super) struct Mtud {
 }
 
 impl Mtud {
-    /// A search from [`BASE`] to `max`.
+    /// A search from [`BASE`] to `max`. An interface that takes not even that does not count: nothing
+    /// smaller is ever made, so nothing passes there.
     pub(super) fn new(max: u16) -> Self {
+        let max = max.max(BASE);
         let mut mtud = Self {
-            current: BASE.min(max),
+            current: BASE,
             max,
             fails: max.saturating_add(1),
             search: Search::Complete { again: Time::ZERO },
@@ -56,6 +58,14 @@ impl Mtud {
         };
         mtud.restart();
         mtud
+    }
+
+    /// The interface takes other sizes from now on: what was found out is void.
+    pub(super) fn set_max(&mut self, max: u16) {
+        self.max = max.max(BASE);
+        self.current = self.current.min(self.max);
+        self.trust();
+        self.restart();
     }
 
     /// The largest datagram that passes, as far as is known.
@@ -124,13 +134,13 @@ impl Mtud {
 
     /// The system refused a datagram of `size` (EMSGSIZE).
     pub(super) fn on_too_big(&mut self, now: Time, size: u16) {
-        if size <= BASE.min(self.max) {
+        if size <= BASE {
             // Nothing smaller is ever sent: the system's answer changes nothing.
             return;
         }
         self.fails = self.fails.min(size);
         if self.current >= size {
-            self.current = BASE.min(self.max);
+            self.current = BASE;
         }
         self.advance(now);
     }
@@ -152,7 +162,7 @@ impl Mtud {
         if self.suspicious >= BLACK_HOLE_LOSSES {
             self.fails = self.suspicious_size;
             self.trust();
-            self.current = BASE.min(self.max);
+            self.current = BASE;
             self.advance(now);
         }
     }
@@ -218,6 +228,23 @@ mod tests {
     }
 
     #[test]
+    fn the_interface_may_take_other_sizes_later() {
+        let mut m = Mtud::new(1472);
+        run(&mut m, NOW, u16::MAX);
+        m.set_max(8972);
+        assert_eq!(m.current(), 1472);
+        assert_eq!(run(&mut m, NOW, u16::MAX), 1);
+        assert_eq!(m.current(), 8972);
+        m.set_max(1300);
+        assert_eq!((m.current(), m.poll(NOW)), (1300, None));
+        // A probe of before says nothing any more.
+        m.on_probe_acked(NOW, 8972);
+        assert_eq!(m.current(), 1300);
+        m.set_max(40);
+        assert_eq!(m.current(), BASE, "nothing smaller is made");
+    }
+
+    #[test]
     fn the_interface_mtu_is_tried_first() {
         let mut m = Mtud::new(1472);
         assert_eq!(run(&mut m, NOW, 1472), 1);
@@ -279,8 +306,8 @@ mod tests {
     }
 
     #[test]
-    fn a_small_interface_is_never_exceeded() {
+    fn nothing_is_searched_for_on_a_small_interface() {
         let mut m = Mtud::new(1000);
-        assert_eq!((m.current(), m.poll(NOW), m.due_at()), (1000, None, None));
+        assert_eq!((m.current(), m.poll(NOW), m.due_at()), (BASE, None, None));
     }
 }

@@ -164,8 +164,7 @@ impl World {
     pub(super) fn new(ab: Link, ba: Link) -> Self {
         let now = Time::from_nanos(1_000_000_000);
         let config = PathConfig {
-            interface_mtu: 1500,
-            overhead: OVERHEAD,
+            longest: 1500 - OVERHEAD,
         };
         let (mut a, b) = (Path::new(now, config), Path::new(now, config));
         a.on_validated(now, ab.delay + ba.delay + Duration::from_micros(100));

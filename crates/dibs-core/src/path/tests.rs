@@ -340,10 +340,7 @@ fn the_predicted_delivery_is_about_when_it_arrives() {
 
 /// A path that has carried nothing yet.
 fn fresh(now: Time) -> Path {
-    let config = PathConfig {
-        interface_mtu: 1500,
-        overhead: 28,
-    };
+    let config = PathConfig { longest: 1472 };
     Path::new(now, config)
 }
 
@@ -523,13 +520,7 @@ fn random_operations_keep_the_books() {
     for seed in 0..20 {
         let mut rng = Rng::new(seed);
         let mut now = Time::from_nanos(1);
-        let mut path = Path::new(
-            now,
-            PathConfig {
-                interface_mtu: 9000,
-                overhead: 48,
-            },
-        );
+        let mut path = Path::new(now, PathConfig { longest: 8952 });
         path.on_validated(now, MS);
         // What waits: token and bytes by number. MTU probes have no token.
         let mut waiting: BTreeMap<u64, (Option<u64>, u64)> = BTreeMap::new();
