@@ -515,6 +515,8 @@ impl Path {
         }
         self.in_flight = 0;
         self.waiting = 0;
+        // Or what is sent next would have its rate measured from before the outage on.
+        self.window_filled = false;
     }
 
     /// A datagram with this number has come in and its content was taken.

@@ -240,6 +240,27 @@ fn an_outage_is_noticed_gives_back_what_was_in_flight_and_ends_quickly() {
 }
 
 #[test]
+fn no_sample_of_the_rate_reaches_back_to_before_an_outage() {
+    let mut w = warm(20 * MBIT, 20 * MS, 100 * MS);
+    // The window fills before the interface is seen to be down.
+    w.ab.down = true;
+    let mtu = w.a.mtu();
+    while w.a.blocked_until(w.now, mtu.into()) != Blocked::Window {
+        assert_eq!(w.a.state(), PathState::Active);
+        w.run(MS);
+    }
+    w.a.abandon(&mut Vec::new());
+    let sent_at = w.now + 6 * S;
+    let seq = w.a.on_sent(sent_at, mtu, 0, true);
+    let known = w.a.sent.rate(seq).unwrap();
+    let (at, bytes) = (sent_at + 20 * MS, u64::from(mtu));
+    let sample = w.a.rate.on_delivered(at, bytes, sent_at, known, 20 * MS);
+    let sample = sample.unwrap();
+    assert_eq!(sample.bytes_per_sec, bytes * 50, "over one round trip");
+    assert!(sample.app_limited);
+}
+
+#[test]
 fn a_dead_path_goes_down_and_comes_back() {
     let mut w = warm(20 * MBIT, 20 * MS, 50 * MS);
     w.ab.down = true;
