@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use dibs_core::node::Event;
 use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
@@ -17,7 +16,8 @@ use crate::conns::{Pair, Socket};
 use crate::daemon::{Daemon, Hand, Handed, Steered};
 use crate::driver::Notice;
 use crate::messages::{Body, Message, Outcome};
-use crate::startup::{is_our_tun, open_socket};
+use crate::paths::Link;
+use crate::startup::is_our_tun;
 
 /// Questions of peers that wait for their turn; those beyond are not answered.
 const QUESTIONS: usize = 64;
@@ -244,8 +244,17 @@ pub async fn follow_host(daemon: Rc<Daemon>) {
 async fn follow_host_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
     let own = daemon.backstop.lock().await.port();
     let mut watch = Watch::open(own)?;
+    // What changed before, while the daemon started or this failed, nobody told of.
+    if refresh_interfaces(daemon).await? {
+        repair(daemon, false).await;
+    }
     loop {
-        watch.changed().await?;
+        let failed = daemon.state.borrow().links.iter().any(Link::has_failed);
+        match failed {
+            // No event tells of whoever has the port, or all the descriptors, that he lets go.
+            true => timeout(RETRY, watch.changed()).await.unwrap_or(Ok(()))?,
+            false => watch.changed().await?,
+        }
         sleep(SETTLE).await;
         let moved = refresh_interfaces(daemon).await?;
         repair(daemon, !moved).await;
@@ -276,22 +285,7 @@ async fn repair(daemon: &Daemon, undone: bool) {
 pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> {
     let fresh = daemon.interfaces.list().await?;
     let before = std::mem::replace(&mut daemon.state.borrow_mut().inventory, fresh.clone());
-    for (index, path) in daemon.config.paths.iter().enumerate() {
-        let number = |interface: Option<&crate::interfaces::Interface>| interface.map(|i| i.index);
-        let (was, is) = (number(before.of_path(path)), number(fresh.of_path(path)));
-        // A socket stays bound to an interface that is gone, even if one of the same name comes.
-        if is.is_some()
-            && was != is
-            && let Some(socket) = open_socket(&daemon.config, path)?
-        {
-            let set = daemon.driver.set_socket(index, socket).await?;
-            set.with_context(|| format!("watch path {}", path.name))?;
-        }
-        let (up, mtu) = fresh.path_state(path);
-        if (up, mtu) != before.path_state(path) || was != is {
-            daemon.driver.set_path(index, up, mtu)?;
-        }
-    }
+    daemon.follow_links(false).await?;
     daemon.tell_devices(&before, &fresh);
     let old = daemon.state.borrow().addresses.clone();
     let changed = keep_addresses(daemon, &old).await?;

@@ -23,6 +23,7 @@ use crate::driver::{Driver, Gone};
 use crate::interfaces::{Interfaces, Inventory};
 use crate::live::{Live, Registry};
 use crate::messages::{Body, Message, Outcome};
+use crate::paths::Link;
 use crate::rules::Rule;
 use crate::startup::policy_prefix;
 use crate::state::{Saved, SavedChoice, SavedRule, StateFile};
@@ -57,6 +58,8 @@ pub struct Daemon {
     pub(crate) steerer: Mutex<Steerer>,
     /// Held while the kernel is told of a choice or a lock.
     pub(crate) marking: Mutex<()>,
+    /// Held while the paths' sockets are looked after.
+    pub(crate) linking: Mutex<()>,
     /// What stands when others flush the firewall. Held while a connection's mark and what the
     /// backstop knows of it change together.
     pub(crate) backstop: Mutex<Backstop>,
@@ -117,6 +120,8 @@ pub(crate) struct State {
     /// By index of the configuration.
     pub(crate) peers: Vec<PeerState>,
     pub(crate) inventory: Inventory,
+    /// By index of the configuration's paths.
+    pub(crate) links: Vec<Link>,
     /// Of this host, as far as steered connections may use them.
     pub(crate) addresses: Vec<IpAddr>,
     /// Bumps that are installed, with the number of sweeps that found no use for them.
@@ -385,6 +390,7 @@ impl Daemon {
             changes: Mutex::new(()),
             steerer: Mutex::new(steerer),
             marking: Mutex::new(()),
+            linking: Mutex::new(()),
             backstop: Mutex::new(backstop),
             restored: Cell::new(0),
             messages_malformed: Cell::new(0),

@@ -19,6 +19,7 @@ pub mod interfaces;
 mod listing;
 pub mod live;
 pub mod locking;
+mod paths;
 mod preferring;
 mod privileges;
 mod probing;
@@ -112,7 +113,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         .take_up()
         .await
         .context("cannot take up connections")?;
-    open_paths(&daemon).await?;
+    // Not before the TUNs are there and the kernel steers: peers send at once what they kept, and it
+    // would be acknowledged and lost.
+    daemon.follow_links(true).await?;
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
     let ended = main_loop(&daemon, listener, notices).await;
@@ -193,21 +196,6 @@ fn start_data_path(
     let (driver, notices, thread) =
         driver::start(node, names).context("cannot start the data path")?;
     Ok((driver, notices, thread))
-}
-
-/// Lets the data path reach its peers. Not before the TUNs are there and the kernel steers: peers
-/// send at once what they kept, and it would be acknowledged and lost.
-async fn open_paths(daemon: &Daemon) -> anyhow::Result<()> {
-    let config = &daemon.config;
-    for (index, path) in config.paths.iter().enumerate() {
-        if let Some(socket) = startup::open_socket(config, path)? {
-            let set = daemon.driver.set_socket(index, socket).await?;
-            set.with_context(|| format!("cannot watch path {}", path.name))?;
-        }
-        let (up, mtu) = daemon.state.borrow().inventory.path_state(path);
-        daemon.driver.set_path(index, up, mtu)?;
-    }
-    Ok(())
 }
 
 /// The first bytes of our public key: another number than any peer's, but for one chance in 2^64.
@@ -300,6 +288,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         peers: config.peers.iter().map(peer_state).collect(),
         addresses: inventory.host_addresses(startup::is_our_tun),
         inventory,
+        links: vec![Default::default(); config.paths.len()],
         installed: Default::default(),
         followed: Default::default(),
         ended: Default::default(),

@@ -13,7 +13,6 @@ use dibs_core::session;
 use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
 use crate::gateway;
-use crate::interfaces::LEAST_MTU;
 use crate::requests::Caller;
 
 impl Daemon {
@@ -163,10 +162,9 @@ impl Daemon {
         if callable.peek().is_none() {
             return Some("it has no endpoint on a trusted path, so it has to call".to_owned());
         }
-        let inventory = &self.state.borrow().inventory;
         let up = |name: &str| {
-            let path = self.config.paths.iter().find(|path| path.name == name);
-            path.is_some_and(|path| inventory.path_state(path).0)
+            let path = { self.config.paths.iter() }.position(|path| path.name == name);
+            path.is_some_and(|path| self.lack_of_path(path).is_none())
         };
         let called: Vec<String> = callable
             .filter(|(path, _)| up(path))
@@ -199,6 +197,12 @@ impl Daemon {
         infos
     }
 
+    /// Why this host cannot use a path, if so.
+    fn lack_of_path(&self, index: usize) -> Option<String> {
+        let state = self.state.borrow();
+        state.links[index].lack(&self.config.paths[index], &state.inventory)
+    }
+
     fn absent_path(
         &self,
         local: usize,
@@ -206,7 +210,8 @@ impl Daemon {
         remote: Option<std::net::SocketAddr>,
     ) -> PathInfo {
         let path = &self.config.paths[local];
-        let (up, mtu) = self.state.borrow().inventory.path_state(path);
+        let (_, mtu) = self.state.borrow().inventory.path_state(path);
+        let lack = self.lack_of_path(local);
         PathInfo {
             name: path.name.clone(),
             peer: self.peer_name(peer).to_owned(),
@@ -226,26 +231,21 @@ impl Daemon {
             pacing_rate: None,
             gso: false,
             preferred: false,
-            reason: Some(if up {
-                "there is no session with the peer".to_owned()
-            } else {
-                unusable(mtu)
-            }),
+            reason: lack.or_else(|| Some("there is no session with the peer".to_owned())),
         }
     }
 
     fn path_info(&self, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
         let path = &self.config.paths[seen.local];
         let socket = &snapshot.sockets[seen.local];
-        let (up, mtu) = self.state.borrow().inventory.path_state(path);
+        let lack = self.lack_of_path(seen.local);
         let state = match seen.state {
             "active" => PathState::Up,
             "joining" => PathState::Validating,
             _ => PathState::Down,
         };
-        let unusable = unusable(mtu);
-        let reason = match (seen.state, up) {
-            (_, false) => Some(unusable.as_str()),
+        let reason = match (seen.state, &lack) {
+            (_, Some(lack)) => Some(lack.as_str()),
             ("active", _) if seen.held_by_trust => {
                 Some("data waits for this trusted path, though another could carry it")
             }
@@ -295,15 +295,6 @@ pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
         session::PeerState::Established if peer.reachable => PeerState::Established,
         session::PeerState::Established | session::PeerState::Connecting => PeerState::Connecting,
         session::PeerState::Down => PeerState::Down,
-    }
-}
-
-/// Why a path cannot be used whose interface takes packets of `mtu` bytes.
-fn unusable(mtu: u16) -> String {
-    if mtu < LEAST_MTU {
-        format!("its interface takes packets of {mtu} bytes at most, and {LEAST_MTU} are needed")
-    } else {
-        "its interface is missing, down, or without the address".to_owned()
     }
 }
 

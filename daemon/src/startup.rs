@@ -7,7 +7,7 @@ use dibs_config::{Config, Scheduler};
 use dibs_core::Prefix;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
-use dibs_io::PathSocket;
+use dibs_io::{PathSocket, SetupError};
 use dibs_policy::{BumpId, MarkLayout};
 use ipnet::IpNet;
 use nix::libc;
@@ -131,31 +131,21 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
     })
 }
 
-/// Opens the socket of a path; `None` if its interface or address is not there (yet).
+/// Opens the socket of a path.
 pub fn open_socket(
     config: &Config,
     path: &dibs_config::PathConfig,
-) -> anyhow::Result<Option<PathSocket>> {
+) -> Result<PathSocket, SetupError> {
     let mark = marks(config).own();
-    let opened = PathSocket::open(
-        path.interface.as_deref(),
-        path.address,
-        config.daemon.port,
-        mark,
-    );
-    match opened {
-        Ok(socket) => Ok(Some(socket)),
-        Err(error)
-            if matches!(
-                error.source.raw_os_error(),
-                Some(libc::ENODEV | libc::EADDRNOTAVAIL)
-            ) =>
-        {
-            tracing::warn!(path = path.name, "not there yet: {error}");
-            Ok(None)
-        }
-        Err(error) => Err(error).with_context(|| format!("path {}", path.name)),
-    }
+    let port = config.daemon.port;
+    PathSocket::open(path.interface.as_deref(), path.address, port, mark)
+}
+
+/// Whether a socket was refused for want of its interface or address, which may come.
+pub fn is_awaited(error: &SetupError) -> bool {
+    let absent = [libc::ENODEV, libc::EADDRNOTAVAIL];
+    let code = error.source.raw_os_error();
+    code.is_some_and(|code| absent.contains(&code))
 }
 
 fn core_prefix(net: &IpNet) -> Prefix {

@@ -501,9 +501,16 @@ fn file(value: &Value<'_>) -> Result<PathBuf, Error> {
     })
 }
 
-/// A socket's address has room for 107 bytes and a zero: unix(7).
+/// A socket's address has room for 107 bytes and a zero: unix(7). The daemon keeps its state and its lock
+/// beside the socket, in files that have its name but for these endings.
 fn socket(value: &Value<'_>) -> Result<PathBuf, Error> {
     let path = file(value)?;
+    if let Some(taken) = { path.extension() }.filter(|end| *end == "state" || *end == "lock") {
+        return Err(value.error(Wrong::bare(format!(
+            "ends in .{}, as the file beside it that the daemon keeps",
+            taken.display()
+        ))));
+    }
     match path.as_os_str().len() {
         0..=107 => Ok(path),
         long => Err(value.error(Wrong::bare(format!(

@@ -395,6 +395,11 @@ fn each_value_is_checked() {
             &format!("\"/{}\"", "x".repeat(107)),
             "108 bytes long",
         ),
+        (
+            "\"/run/dibs/dibsd.sock\"",
+            "\"/run/dibs/dibsd.state\"",
+            "ends in .state, as the file beside it",
+        ),
         // path
         ("name = \"wlan\"", "name = \"eth\"", "\"eth\" is taken"),
         ("name = \"wlan\"", "name = \"w lan\"", "is not a name"),

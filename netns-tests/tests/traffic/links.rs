@@ -74,6 +74,45 @@ fn an_interface_takes_other_sizes_meanwhile() {
     });
 }
 
+/// It keeps its number, and the socket is still bound to it.
+#[test]
+fn an_interface_has_another_name_meanwhile() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.bumped()?;
+            for (from, to) in [("wlan0", "other"), ("other", "wlan0")] {
+                let host = &net.a.host;
+                host.run(&format!("ip link set {from} name {to}"))?;
+                let state = if to == "wlan0" { "up" } else { "down" };
+                net.a.wait_path("wlan", state)?;
+                talk.advance(2 << 20)?;
+            }
+            carries_again(net, &talk, "wlan")?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn an_address_comes_after_the_daemon() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let file = net.a.directory().join("dibsd.toml");
+            let interface = "interface = \"wlan0\"\n";
+            let config = std::fs::read_to_string(file)?;
+            let with_address = format!("{interface}address = \"10.0.2.1\"\n");
+            net.a.configure(&config.replace(interface, &with_address))?;
+            net.a.host.run("ip address del 10.0.2.1/24 dev wlan0")?;
+            net.a.start()?;
+            net.b.start()?;
+            net.a.wait_path("eth", "up")?;
+            net.a.wait_path("wlan", "down")?;
+            net.a.host.run("ip address add 10.0.2.1/24 dev wlan0")?;
+            net.a.wait_path("wlan", "up")
+        })
+    });
+}
+
 #[test]
 fn the_untrusted_link_swallows_everything_for_a_while() {
     isolated(|| {

@@ -1,0 +1,152 @@
+//! The sockets of the paths: each follows its interface, and one that cannot be opened is tried again.
+
+use anyhow::{Context as _, anyhow};
+use dibs_config::PathConfig;
+
+use crate::daemon::Daemon;
+use crate::interfaces::{Inventory, LEAST_MTU};
+use crate::startup::{is_awaited, open_socket};
+
+/// A path's socket, and what the data path was told of its interface.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    socket: Socket,
+    /// Usable, and the MTU.
+    told: Option<(bool, u16)>,
+}
+
+#[derive(Clone, Debug)]
+enum Socket {
+    /// Bound to the interface of this number; none if it is bound to an address alone.
+    Open(Option<u32>),
+    /// There is none until its interface or its address comes.
+    Awaited,
+    /// There is none, for the system refused it.
+    Refused(String),
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            socket: Socket::Awaited,
+            told: None,
+        }
+    }
+}
+
+impl Link {
+    /// Whether a socket is to be opened, for the path's interface of this number.
+    fn is_due(&self, interface: Option<u32>) -> bool {
+        match self.socket {
+            // It stays bound to an interface that is gone, even if one of the same name comes. One that
+            // comes back is the one that it is bound to, and a second socket there would be refused.
+            Socket::Open(Some(bound)) => interface.is_some_and(|interface| interface != bound),
+            Socket::Open(None) => false,
+            Socket::Awaited | Socket::Refused(_) => interface.is_some(),
+        }
+    }
+
+    /// Whether one was refused for a reason of whose end no event tells.
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self.socket, Socket::Refused(_))
+    }
+
+    /// Why the path cannot be used here, if so.
+    pub(crate) fn lack(&self, path: &PathConfig, inventory: &Inventory) -> Option<String> {
+        let (up, mtu) = inventory.path_state(path);
+        if mtu < LEAST_MTU {
+            return Some(format!(
+                "its interface takes packets of {mtu} bytes at most, and {LEAST_MTU} are needed"
+            ));
+        }
+        match &self.socket {
+            _ if !up => Some("its interface is missing, down, or without the address".to_owned()),
+            Socket::Refused(why) => Some(format!("its socket cannot be opened: {why}")),
+            Socket::Awaited => Some("its socket is not open yet".to_owned()),
+            Socket::Open(_) => None,
+        }
+    }
+}
+
+impl Daemon {
+    /// Opens the sockets that are not there and tells the data path what is new, at the start too: then a
+    /// socket that the system refuses although its interface is there is a fault of the configuration.
+    pub(crate) async fn follow_links(&self, starting: bool) -> anyhow::Result<()> {
+        let _turn = self.linking.lock().await;
+        for index in 0..self.config.paths.len() {
+            let opened = self.open_if_due(index, starting).await?;
+            let path = &self.config.paths[index];
+            let is = {
+                let state = self.state.borrow();
+                let lack = state.links[index].lack(path, &state.inventory);
+                (lack.is_none(), state.inventory.path_state(path).1)
+            };
+            if opened || self.state.borrow().links[index].told != Some(is) {
+                self.driver.set_path(index, is.0, is.1)?;
+                self.state.borrow_mut().links[index].told = Some(is);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it opened one.
+    async fn open_if_due(&self, index: usize, starting: bool) -> anyhow::Result<bool> {
+        let path = &self.config.paths[index];
+        let (interface, before) = {
+            let state = self.state.borrow();
+            let interface = state.inventory.of_path(path).map(|found| found.index);
+            (interface, state.links[index].clone())
+        };
+        if !before.is_due(interface) {
+            return Ok(false);
+        }
+        let socket = match open_socket(&self.config, path) {
+            Ok(socket) => {
+                let set = self.driver.set_socket(index, socket).await?;
+                set.with_context(|| format!("cannot watch path {}", path.name))?;
+                Socket::Open(interface.filter(|_| path.interface.is_some()))
+            }
+            Err(error) if is_awaited(&error) => {
+                if !matches!(before.socket, Socket::Awaited) || starting {
+                    tracing::warn!(path = path.name, "not there yet: {error}");
+                }
+                Socket::Awaited
+            }
+            Err(error) if starting => {
+                return Err(anyhow!("cannot open path {}: {error}", path.name));
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if !matches!(&before.socket, Socket::Refused(known) if *known == why) {
+                    tracing::warn!(path = path.name, "its socket cannot be opened yet: {why}");
+                }
+                Socket::Refused(why)
+            }
+        };
+        let opened = matches!(socket, Socket::Open(_));
+        self.state.borrow_mut().links[index].socket = socket;
+        Ok(opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(socket: Socket) -> Link {
+        Link { socket, told: None }
+    }
+
+    #[test]
+    fn a_socket_is_opened_for_another_interface_and_where_there_is_none() {
+        let bound = link(Socket::Open(Some(5)));
+        assert!(!bound.is_due(Some(5)) && !bound.is_due(None));
+        assert!(bound.is_due(Some(6)));
+        // An address that goes to another interface takes its socket with it.
+        assert!(!link(Socket::Open(None)).is_due(Some(6)));
+        for missing in [Socket::Awaited, Socket::Refused("why".to_owned())] {
+            let missing = link(missing);
+            assert!(missing.is_due(Some(5)) && !missing.is_due(None));
+        }
+    }
+}
