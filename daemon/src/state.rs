@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ const VERSION: u32 = 1;
 const HANDOVER: Duration = Duration::from_millis(500);
 /// Between two attempts.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Where the lock of a network namespace is: the directory of the usual control socket.
+const LOCKS: &str = "/run/dibs";
 
 /// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,6 +114,49 @@ impl Saved {
     }
 }
 
+/// The right to steer this network namespace, whatever the control socket: two daemons would undo each other's
+/// rules. Nothing where the lock cannot be made, which is said.
+pub fn claim_namespace() -> anyhow::Result<Option<Flock<File>>> {
+    let namespace =
+        fs::metadata("/proc/self/ns/net").context("cannot see the network namespace")?;
+    let path = PathBuf::from(format!("{LOCKS}/netns-{}.lock", namespace.ino()));
+    // The directory is that of the usual control socket, which another one's need not be there.
+    let file = fs::create_dir_all(LOCKS)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| open_lock(&path));
+    match file {
+        Ok(file) => take(file, &path)?
+            .map(Some)
+            .context("another dibsd steers this network namespace, with another control_socket; stop it first"),
+        Err(error) => {
+            tracing::warn!("another dibsd here would not be noticed: {error:#}");
+            Ok(None)
+        }
+    }
+}
+
+fn open_lock(path: &Path) -> anyhow::Result<File> {
+    private(OpenOptions::new().write(true).create(true).truncate(false))
+        .open(path)
+        .with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// Locks the file; nothing if another process has it, and keeps it for longer than it takes to end.
+fn take(mut file: File, path: &Path) -> anyhow::Result<Option<Flock<File>>> {
+    let deadline = Instant::now() + HANDOVER;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
+                file = unlocked;
+                std::thread::sleep(LOOK_EVERY);
+            }
+            Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
+            Err((_, error)) => bail!("cannot lock {}: {error}", path.display()),
+        }
+    }
+}
+
 /// The file, and the right to write it: no two daemons have one control socket.
 pub struct StateFile {
     path: PathBuf,
@@ -123,21 +168,8 @@ impl StateFile {
     /// The file that belongs to a control socket, which no other daemon serves from now on.
     pub fn open(socket: &Path) -> anyhow::Result<Self> {
         let lock_path = socket.with_extension("lock");
-        let mut file = private(OpenOptions::new().write(true).create(true).truncate(false))
-            .open(&lock_path)
-            .with_context(|| format!("cannot open {}", lock_path.display()))?;
-        let deadline = Instant::now() + HANDOVER;
-        let lock = loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => break lock,
-                Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
-                    file = unlocked;
-                    std::thread::sleep(LOOK_EVERY);
-                }
-                Err((_, Errno::EWOULDBLOCK)) => bail!("another dibsd serves {}", socket.display()),
-                Err((_, error)) => bail!("cannot lock {}: {error}", lock_path.display()),
-            }
-        };
+        let lock = take(open_lock(&lock_path)?, &lock_path)?
+            .with_context(|| format!("another dibsd serves {}", socket.display()))?;
         Ok(Self {
             path: socket.with_extension("state"),
             _lock: lock,

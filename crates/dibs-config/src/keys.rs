@@ -1,9 +1,9 @@
 //! Keys in WireGuard's form: 32 bytes, base64.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -168,8 +168,11 @@ fn read<K>(path: &Path, parse: fn(&str) -> Result<K, KeyError>) -> Result<K, Key
         path: path.clone(),
         error,
     };
-    // The opened file is what is asked for its mode, so that it cannot be another one by then.
-    let file = File::open(&path).map_err(io)?;
+    // The opened file is what is asked for its mode, so that it cannot be another one by then. Of a pipe
+    // nobody need ever write to the other end.
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open(&path).map_err(io)?;
     let metadata = file.metadata().map_err(io)?;
     if !metadata.is_file() {
         return Err(KeyFileError::NotAFile { path });
@@ -284,6 +287,10 @@ mod tests {
         let error = |path| read_preshared_key(path).err().unwrap();
         assert!(matches!(error(&path), KeyFileError::Io { .. }));
         assert!(matches!(error(dir.path()), KeyFileError::NotAFile { .. }));
+        let pipe = dir.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        assert!(matches!(error(&pipe), KeyFileError::NotAFile { .. }));
         for content in [&b""[..], b"\xff\xfe", &[b'A'; 1000]] {
             fs::write(&path, content).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();

@@ -73,6 +73,36 @@ fn a_restart_changes_nothing_that_is_right() {
 }
 
 #[test]
+fn a_second_daemon_with_another_socket_changes_nothing() {
+    isolated(|| {
+        Setup::new().rule(RULE).run(|net| {
+            let talk = net.talk(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            let before = (kernel::state(&net.a.host)?, firewall(net)?.0);
+            let directory = net.a.directory();
+            let config = std::fs::read_to_string(directory.join("dibsd.toml"))?;
+            let other = "[daemon]\ncontrol_socket = \"/run/dibs/other.sock\"";
+            std::fs::write(
+                directory.join("other.toml"),
+                config.replacen("[daemon]", other, 1),
+            )?;
+            let mut second = net.a.host.command(programs::built("dibsd"));
+            second.args(["--config", "/run/dibs/other.toml"]);
+            let mut second = net.a.host.spawn(second)?;
+            ensure!(!second.wait(SOON)?.success(), "two daemons run");
+            let said = second.stderr();
+            let expected = "another dibsd steers this network namespace";
+            ensure!(said.contains(expected), "{said}");
+            let after = (kernel::state(&net.a.host)?, firewall(net)?.0);
+            ensure!(before == after, "{before:#?}\n{after:#?}");
+            ensure!(!net.a.log().contains("changed the steering"), "put back");
+            talk.advance(256 << 10)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
 fn nothing_enabled_tracks_no_connection() {
     isolated(|| {
         Setup::new().run(|net| {
