@@ -1,8 +1,9 @@
 //! TCP header fields that outlive the packet they came from.
 
-use dibs_wire::SeqNumber;
+use dibs_wire::emit::Headers;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Segment, flags};
+use dibs_wire::{SeqNumber, Tuple};
 use smallvec::SmallVec;
 
 /// Kinds of options (RFC 9293, 3.1; RFC 2018, 3; RFC 7323, 3.2).
@@ -81,6 +82,21 @@ pub fn of_segment<'a>(segment: &Segment<'a>, meta: IpMeta) -> TcpFields<'a> {
         meta: (segment.meta != meta).then_some(segment.meta),
         options: (!plain).then_some(segment.options),
         urgent: segment.has(flags::URG).then_some(segment.urgent),
+    }
+}
+
+/// The headers of a segment of the flow with these ends and this `meta`, with these fields.
+pub fn headers<'a>(tuple: Tuple, meta: IpMeta, seq: SeqNumber, tcp: &TcpFields<'a>) -> Headers<'a> {
+    Headers {
+        tuple,
+        meta: tcp.meta.unwrap_or(meta),
+        seq,
+        ack: tcp.ack,
+        flags: tcp.flags,
+        window: tcp.window,
+        urgent: tcp.urgent.unwrap_or(0),
+        timestamps: tcp.timestamps,
+        options: tcp.options,
     }
 }
 

@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 
-use dibs_wire::emit::{Headers, MAX_HEADERS};
+use dibs_wire::emit::MAX_HEADERS;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Tuple, flags};
 use dibs_wire::{SeqNumber, virtio};
 use smallvec::SmallVec;
 
-use super::fields::{OwnedFields, is_behind, raise_tsval};
+use super::fields::{OwnedFields, headers, is_behind, raise_tsval};
 use crate::buffer::{Buffer, Pool};
 
 /// Most bytes of an IP packet, superpackets included.
@@ -46,7 +46,8 @@ pub struct Template {
 impl Template {
     /// Whether a packet with these fields and `len` bytes of payload is none too long.
     pub fn fits(&self, tcp: &TcpFields<'_>, len: usize) -> bool {
-        headers(self, SeqNumber::default(), tcp).encoded_len() - virtio::LEN + len <= MAX_PACKET
+        headers(self.tuple, self.meta, SeqNumber::default(), tcp).encoded_len() - virtio::LEN + len
+            <= MAX_PACKET
     }
 }
 
@@ -171,7 +172,7 @@ impl Injector {
         let mut scratch = SmallVec::new();
         *floor = raise_tsval(&mut tcp, *floor, &mut scratch).or(*floor);
         let mut buffer = pool.take_for(PAYLOAD_AT);
-        let headers = headers(&template, seq, &tcp);
+        let headers = headers(template.tuple, template.meta, seq, &tcp);
         let start = PAYLOAD_AT - headers.encoded_len();
         headers.write(&mut buffer[start..PAYLOAD_AT], 0, 0);
         self.done.push_back(Injection {
@@ -203,7 +204,7 @@ impl Injector {
             return;
         };
         let tcp = b.fields.get();
-        let headers = headers(&b.template, b.seq, &tcp);
+        let headers = headers(b.template.tuple, b.template.meta, b.seq, &tcp);
         let start = PAYLOAD_AT - headers.encoded_len();
         let gso = if b.pieces > 1 { b.piece as u16 } else { 0 };
         headers.write(&mut b.buffer[start..PAYLOAD_AT], b.len, gso);
@@ -234,20 +235,6 @@ impl Injector {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.done.is_empty() && self.building.is_none()
-    }
-}
-
-fn headers<'a>(template: &Template, seq: SeqNumber, tcp: &TcpFields<'a>) -> Headers<'a> {
-    Headers {
-        tuple: template.tuple,
-        meta: tcp.meta.unwrap_or(template.meta),
-        seq,
-        ack: tcp.ack,
-        flags: tcp.flags,
-        window: tcp.window,
-        urgent: tcp.urgent.unwrap_or(0),
-        timestamps: tcp.timestamps,
-        options: tcp.options,
     }
 }
 

@@ -9,7 +9,6 @@
 use std::time::Duration;
 
 use dibs_wire::SeqNumber;
-use dibs_wire::emit::Headers;
 use dibs_wire::packet::Segment;
 
 use super::super::Shared;
@@ -49,17 +48,8 @@ impl LeftOut {
     ) -> Self {
         let tcp = fields::of_segment(segment, segment.meta);
         let tcp = piece_fields(&tcp, done, done + len == segment.payload.len());
-        let headers = Headers {
-            tuple: segment.tuple,
-            meta: segment.meta,
-            seq: segment.seq.add(done as u32),
-            ack: tcp.ack,
-            flags: tcp.flags,
-            window: tcp.window,
-            urgent: tcp.urgent.unwrap_or(0),
-            timestamps: tcp.timestamps,
-            options: tcp.options,
-        };
+        let seq = segment.seq.add(done as u32);
+        let headers = fields::headers(segment.tuple, segment.meta, seq, &tcp);
         let payload_at = headers.encoded_len();
         let mut buffer = pool.take_for(payload_at + len);
         headers.write(&mut buffer, len, 0);
@@ -68,7 +58,7 @@ impl LeftOut {
             conn,
             buffer,
             payload_at,
-            seq: headers.seq,
+            seq,
             len,
             due,
         }
