@@ -12,8 +12,12 @@ const MAX_PROBES: u8 = 3;
 /// Gain below which the search is not worth going on.
 const CLOSE_ENOUGH: u16 = 16;
 
-/// When a larger size is tried again (RFC 8899, 5.1.1).
+/// When a larger size is tried again, at last (RFC 8899, 5.1.1).
 const RAISE_AFTER: Duration = Duration::from_secs(600);
+
+/// The same the first time, and twice as long each time. The probes of one size follow each other
+/// within a few round trips: what disturbs the path for a moment takes all of them.
+const RAISE_AFTER_FIRST: Duration = Duration::from_secs(5);
 
 /// Reports of loss in a row that concern only large datagrams, after which large ones are taken not
 /// to pass any more (RFC 8899, 4.3).
@@ -38,6 +42,8 @@ pub(super) struct Mtud {
     /// The least size that is known not to pass, or `max + 1`.
     fails: u16,
     search: Search,
+    /// How long what a search has found is taken to hold.
+    raise_after: Duration,
     /// Reports of loss of large datagrams in a row, and the least size that they concern.
     suspicious: u8,
     suspicious_size: u16,
@@ -53,6 +59,7 @@ impl Mtud {
             max,
             fails: max.saturating_add(1),
             search: Search::Complete { again: Time::ZERO },
+            raise_after: RAISE_AFTER_FIRST,
             suspicious: 0,
             suspicious_size: u16::MAX,
         };
@@ -64,6 +71,7 @@ impl Mtud {
     pub(super) fn set_max(&mut self, max: u16) {
         self.max = max.max(BASE);
         self.current = self.current.min(self.max);
+        self.raise_after = RAISE_AFTER_FIRST;
         self.trust();
         self.restart();
     }
@@ -79,6 +87,7 @@ impl Mtud {
             && now >= again
             && self.current < self.max
         {
+            self.raise_after = (self.raise_after * 2).min(RAISE_AFTER);
             self.restart();
         }
         match self.search {
@@ -196,7 +205,7 @@ impl Mtud {
     fn advance(&mut self, now: Time) {
         self.search = if self.fails - self.current <= CLOSE_ENOUGH {
             Search::Complete {
-                again: now + RAISE_AFTER,
+                again: now + self.raise_after,
             }
         } else {
             let size = self.current + (self.fails - self.current) / 2;
@@ -264,12 +273,20 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_size_is_tried_again_later() {
+    fn a_larger_size_is_tried_again_soon_and_ever_more_seldom() {
         let mut m = Mtud::new(1472);
-        run(&mut m, NOW, 1300);
-        assert_eq!(m.due_at(), Some(NOW + RAISE_AFTER));
-        assert_eq!(run(&mut m, NOW + RAISE_AFTER, 1472), 1);
-        assert_eq!(m.current(), 1472);
+        let mut now = NOW;
+        for wait in [5, 10, 20, 40, 80, 160, 320, 600, 600].map(Duration::from_secs) {
+            run(&mut m, now, 1300);
+            assert_eq!(m.due_at(), Some(now + wait));
+            now += wait;
+        }
+        assert_eq!(run(&mut m, now, 1472), 1);
+        assert_eq!((m.current(), m.due_at()), (1472, None));
+        // Another interface is another matter.
+        m.set_max(8972);
+        run(&mut m, now, 1472);
+        assert_eq!(m.due_at(), Some(now + RAISE_AFTER_FIRST));
     }
 
     #[test]
