@@ -38,9 +38,20 @@ impl<'a> Reader<'a> {
     /// The next `N` bytes as an array.
     #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Truncated> {
+        self.array_ref().copied()
+    }
+
+    /// A reader of the next `N` bytes: fields together cost one check of the length.
+    #[inline]
+    pub fn part<const N: usize>(&mut self) -> Result<Reader<'a>, Truncated> {
+        self.array_ref::<N>().map(|part| Reader::new(part))
+    }
+
+    #[inline]
+    fn array_ref<const N: usize>(&mut self) -> Result<&'a [u8; N], Truncated> {
         let (head, tail) = self.rest.split_first_chunk::<N>().ok_or(Truncated)?;
         self.rest = tail;
-        Ok(*head)
+        Ok(head)
     }
 
     /// The next byte.
@@ -79,6 +90,7 @@ pub struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     /// Writes from the start of `buf`.
+    #[inline]
     pub fn new(buf: &'a mut [u8]) -> Self {
         Self { buf, at: 0 }
     }
@@ -98,28 +110,41 @@ impl<'a> Writer<'a> {
         self.buf.len() - self.at
     }
 
+    /// A writer of the next `N` bytes: fields together cost one check of the length.
+    #[inline]
+    pub fn part<const N: usize>(&mut self) -> Writer<'_> {
+        let at = self.at;
+        self.at += N;
+        Writer::new(&mut self.buf[at..][..N])
+    }
+
     /// Appends `bytes`.
+    #[inline]
     pub fn put(&mut self, bytes: &[u8]) {
         self.buf[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
     }
 
     /// Appends a byte.
+    #[inline]
     pub fn u8(&mut self, v: u8) {
         self.put(&[v]);
     }
 
     /// Appends a 16-bit number.
+    #[inline]
     pub fn u16(&mut self, v: u16) {
         self.put(&v.to_be_bytes());
     }
 
     /// Appends a 32-bit number.
+    #[inline]
     pub fn u32(&mut self, v: u32) {
         self.put(&v.to_be_bytes());
     }
 
     /// Appends a 64-bit number.
+    #[inline]
     pub fn u64(&mut self, v: u64) {
         self.put(&v.to_be_bytes());
     }

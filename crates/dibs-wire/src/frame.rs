@@ -270,10 +270,15 @@ const fn open_len(v4: bool) -> usize {
 }
 
 const META_LEN: usize = 5;
+/// A chunk frame up to its TCP fields: kind, bits, flow, incarnation, epoch, offset and CRC.
+const CHUNK_HEAD: usize = 1 + 1 + 4 + 2 + 4 + 8 + 4;
+/// The TCP fields that are always there: flags, window and acknowledgement number.
+const FIELDS_HEAD: usize = 2 + 2 + 4;
+const TIMESTAMPS_LEN: usize = 4 + 4;
 
 /// Bytes of a chunk frame with these parts.
 pub fn chunk_len(tcp: &TcpFields<'_>, open: Option<&Open>) -> usize {
-    2 + 4 + 2 + 4 + 8 + 4 + fields_len(tcp) + open.map_or(0, |o| open_len(o.tuple.src.is_ipv4()))
+    CHUNK_HEAD + fields_len(tcp) + open.map_or(0, |o| open_len(o.tuple.src.is_ipv4()))
 }
 
 /// Bytes of a segment frame with these parts.
@@ -282,7 +287,9 @@ pub fn segment_len(tcp: &TcpFields<'_>, open: Option<&Open>) -> usize {
 }
 
 fn fields_len(tcp: &TcpFields<'_>) -> usize {
-    8 + if tcp.timestamps.is_some() { 8 } else { 0 }
+    let timestamps = tcp.timestamps.map_or(0, |_| TIMESTAMPS_LEN);
+    FIELDS_HEAD
+        + timestamps
         + if tcp.meta.is_some() { META_LEN } else { 0 }
         + tcp.options.map_or(0, |o| 1 + o.len())
         + if tcp.urgent.is_some() { 2 } else { 0 }
@@ -337,12 +344,14 @@ fn get_meta(r: &mut Reader<'_>) -> Result<IpMeta, FrameError> {
 }
 
 fn put_fields(w: &mut Writer<'_>, tcp: &TcpFields<'_>) {
-    w.u16(tcp.flags);
-    w.u16(tcp.window);
-    w.u32(tcp.ack.raw());
+    let mut head = w.part::<FIELDS_HEAD>();
+    head.u16(tcp.flags);
+    head.u16(tcp.window);
+    head.u32(tcp.ack.raw());
     if let Some((val, ecr)) = tcp.timestamps {
-        w.u32(val);
-        w.u32(ecr);
+        let mut timestamps = w.part::<TIMESTAMPS_LEN>();
+        timestamps.u32(val);
+        timestamps.u32(ecr);
     }
     if let Some(meta) = tcp.meta {
         put_meta(w, meta);
@@ -360,15 +369,17 @@ fn put_fields(w: &mut Writer<'_>, tcp: &TcpFields<'_>) {
 /// written in parts has to wait for the writes.
 #[inline]
 fn get_fields<'a>(r: &mut Reader<'a>, bits: u8, tcp: &mut TcpFields<'a>) -> Result<(), FrameError> {
-    tcp.flags = r.u16()?;
+    let mut head = r.part::<FIELDS_HEAD>()?;
+    tcp.flags = head.u16()?;
     if tcp.flags > 0x0fff {
         return Err(FrameError::Range("TCP flags"));
     }
-    tcp.window = r.u16()?;
-    tcp.ack = SeqNumber::new(r.u32()?);
+    tcp.window = head.u16()?;
+    tcp.ack = SeqNumber::new(head.u32()?);
     tcp.timestamps = None;
     if bits & HAS_TIMESTAMPS != 0 {
-        tcp.timestamps = Some((r.u32()?, r.u32()?));
+        let mut timestamps = r.part::<TIMESTAMPS_LEN>()?;
+        tcp.timestamps = Some((timestamps.u32()?, timestamps.u32()?));
     }
     tcp.meta = None;
     if bits & HAS_META != 0 {
@@ -456,15 +467,16 @@ impl TcpFields<'_> {
 
 #[inline]
 fn get_chunk<'a>(r: &mut Reader<'a>, chunk: &mut Chunk<'a>) -> Result<(), FrameError> {
-    let bits = r.u8()?;
+    let mut head = r.part::<{ CHUNK_HEAD - 1 }>()?;
+    let bits = head.u8()?;
     chunk.solo = bits & IS_SOLO != 0;
     chunk.first = bits & IS_FIRST != 0;
     chunk.detached = bits & IS_DETACHED != 0;
-    chunk.flow = r.u32()?;
-    chunk.incarnation = r.u16()?;
-    chunk.epoch = r.u32()?;
-    chunk.offset = r.u64()?;
-    chunk.crc = r.u32()?;
+    chunk.flow = head.u32()?;
+    chunk.incarnation = head.u16()?;
+    chunk.epoch = head.u32()?;
+    chunk.offset = head.u64()?;
+    chunk.crc = head.u32()?;
     get_fields(r, bits, &mut chunk.tcp)?;
     chunk.open = None;
     if bits & HAS_OPEN != 0 {
@@ -490,16 +502,17 @@ impl Chunk<'_> {
 
     /// Writes the frame; it takes [`chunk_len`] bytes.
     pub fn encode(&self, w: &mut Writer<'_>) {
-        w.u8(CHUNK);
-        w.u8(flag_bits(&self.tcp, self.open.is_some())
+        let mut head = w.part::<CHUNK_HEAD>();
+        head.u8(CHUNK);
+        head.u8(flag_bits(&self.tcp, self.open.is_some())
             | if self.solo { IS_SOLO } else { 0 }
             | if self.first { IS_FIRST } else { 0 }
             | if self.detached { IS_DETACHED } else { 0 });
-        w.u32(self.flow);
-        w.u16(self.incarnation);
-        w.u32(self.epoch);
-        w.u64(self.offset);
-        w.u32(self.crc);
+        head.u32(self.flow);
+        head.u16(self.incarnation);
+        head.u32(self.epoch);
+        head.u64(self.offset);
+        head.u32(self.crc);
         put_fields(w, &self.tcp);
         if let Some(open) = &self.open {
             put_open(w, open);

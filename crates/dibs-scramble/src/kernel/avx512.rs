@@ -47,17 +47,17 @@ pub(super) fn scramble<const CRC: bool>(window: &mut Window, mut pass: impl Pass
             crc.add(plain.bytes);
         }
     }
-    let mut value = crc.value::<CRC>(pass.blocks());
+    let mut last = _mm512_setzero_si512();
     let n = pass.src_rest().len();
     if n > 0 {
         let plain = Sums::of(load_rest(pass.src_rest()));
         store_rest(plain.scrambled_after(&before), pass.dst_rest());
-        value = crc_of_rest::<CRC>(value, plain.bytes, n);
+        last = plain.bytes;
         before = Sums::of(shift_in(before.bytes, plain.bytes, n));
     }
     store(before.bytes, &mut window.bytes);
     window.xor = first_byte(xor_of(before.totals, _mm512_set1_epi8(-1)));
-    !value
+    crc.finish::<CRC>(pass.blocks(), last, n)
 }
 
 /// Returns the CRC-32C of the plaintext if `CRC`, otherwise 0.
@@ -86,21 +86,20 @@ pub(super) fn descramble<const CRC: bool>(window: &mut Window, mut pass: impl Pa
             crc.add(plain);
         }
     }
-    let mut value = crc.value::<CRC>(pass.blocks());
+    let mut rest = _mm512_setzero_si512();
     let n = pass.src_rest().len();
     if n > 0 {
         let sent = load_rest(pass.src_rest());
         let before = plain;
-        let (rest, _) = descrambled(sent, before, xor);
+        (rest, _) = descrambled(sent, before, xor);
         store_rest(rest, pass.dst_rest());
-        value = crc_of_rest::<CRC>(value, rest, n);
         plain = shift_in(before, rest, n);
         let last = _mm512_set1_epi8(n as i8 - 1);
         xor = _mm512_permutexvar_epi8(last, _mm512_xor_si512(sent, before));
     }
     store(plain, &mut window.bytes);
     window.xor = first_byte(xor);
-    !value
+    crc.finish::<CRC>(pass.blocks(), rest, n)
 }
 
 /// Blocks in turn have CRCs of their own, as each step of one takes long.
@@ -157,14 +156,25 @@ impl Crc {
         self.lanes[3] = folded(self.lanes[3], BY_64, block);
     }
 
-    /// The register's value after so many blocks.
+    /// The CRC after so many blocks and the first `n` bytes of `rest`, which has zeros after them.
     #[inline]
-    #[target_feature(enable = "avx512f,sse4.2")]
-    fn value<const CRC: bool>(&self, blocks: usize) -> u32 {
-        match CRC && blocks > 0 {
-            true => words_crc(0, self.lanes[3], BUFFER_LEN / 8).0,
-            false => !0,
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,vpclmulqdq,sse4.2")]
+    fn finish<const CRC: bool>(&self, blocks: usize, rest: __m512i, n: usize) -> u32 {
+        if !CRC {
+            return 0;
         }
+        let value = if blocks == 0 {
+            let (value, bytes) = words_crc(u32::MAX, rest, n / 8);
+            let last = &bytes[n / 8 * 8..n];
+            last.iter().fold(value, |value, &b| _mm_crc32_u8(value, b))
+        } else {
+            // Cut anew, so that whole blocks end where the rest does.
+            let all = self.lanes[3];
+            let first = shift_in(_mm512_setzero_si512(), all, n);
+            let last = folded(first, BY_64, shift_in(all, rest, n));
+            words_crc(0, last, BUFFER_LEN / 8).0
+        };
+        !value
     }
 }
 
@@ -179,18 +189,6 @@ fn folded(x: __m512i, distance: [u32; 2], next: __m512i) -> __m512i {
         _mm512_clmulepi64_epi128::<0x11>(x, by),
         next,
     )
-}
-
-/// Goes on with the first `n` bytes of a block.
-#[inline]
-#[target_feature(enable = "avx512f,sse4.2")]
-fn crc_of_rest<const CRC: bool>(value: u32, rest: __m512i, n: usize) -> u32 {
-    if !CRC {
-        return value;
-    }
-    let (value, bytes) = words_crc(value, rest, n / 8);
-    let last = &bytes[n / 8 * 8..n];
-    last.iter().fold(value, |value, &b| _mm_crc32_u8(value, b))
 }
 
 /// Goes on with the first words of a block, and gives the block's bytes.
