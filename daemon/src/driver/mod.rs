@@ -23,8 +23,11 @@ use handle::{Command, DriverCounters};
 pub use handle::{Driver, Gone, Notice, Snapshot, SocketSnapshot, start};
 use path::PathIo;
 
-/// Receive calls for one socket in a round: half a MiB at most, about twice of what is read from a TUN.
-const RECEIVES: usize = 2;
+/// Receive calls for one socket in a round: each brings a quarter of a MiB at most.
+const RECEIVES: usize = 3;
+/// Datagrams in a receive call behind which more will have come meanwhile. They go into the same round,
+/// whose acknowledgements go together.
+const MORE_COME_BEHIND: usize = 32;
 /// Packets read from one TUN in a round.
 const READS: usize = 16;
 /// Bytes read from one TUN in a round, about: what is read is sent while it is in the cache.
@@ -138,17 +141,18 @@ impl DataPath {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => return self.paths[index].note_error("receive", &error, now),
             }
-            let mut runs = 0;
+            let (mut runs, mut datagrams) = (0, 0);
             for mut run in self.batch.iter_mut() {
                 let from = run.remote;
                 for datagram in run.datagrams() {
                     self.node.handle_datagram(now, index, from, datagram);
+                    datagrams += 1;
                 }
                 runs += 1;
             }
             // What is complete goes on while it is in the cache.
             self.inject();
-            if runs < RECV_BATCH {
+            if runs < RECV_BATCH && datagrams < MORE_COME_BEHIND {
                 return;
             }
         }

@@ -9,7 +9,7 @@ use core::time::Duration;
 pub(super) const MAX_ACK_DELAY: Duration = Duration::from_millis(1);
 
 /// Most datagrams that one report waits for, at high rates.
-const MAX_UNREPORTED: u32 = 32;
+const MAX_UNREPORTED: u32 = 128;
 
 /// Datagrams that one report waits for, at low rates (RFC 9000, 13.2.2).
 const MIN_UNREPORTED: u32 = 2;
