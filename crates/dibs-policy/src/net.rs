@@ -121,11 +121,13 @@ pub struct LinkState {
 
 /// Settings of a TUN of ours, as paths under /proc/sys/net with `@` for the device. rp_filter: replies to
 /// addresses of other interfaces come in here. forwarding: what comes out is for this host alone, also
-/// where it is a router, unless [`Network::forwards`]. The rest: it has no neighbours to learn from.
-pub const SYSCTLS: [(&str, &str); 8] = [
+/// where it is a router, unless [`Network::forwards`]. disable_ipv6: routes by it are refused otherwise, and a
+/// host without IPv6 has no address to use them with. The rest: it has no neighbours to learn from.
+pub const SYSCTLS: [(&str, &str); 9] = [
     ("ipv4/conf/@/rp_filter", "2"),
     ("ipv4/conf/@/forwarding", "0"),
     ("ipv6/conf/@/forwarding", "0"),
+    ("ipv6/conf/@/disable_ipv6", "0"),
     ("ipv6/conf/@/accept_ra", "0"),
     ("ipv6/conf/@/autoconf", "0"),
     ("ipv6/conf/@/router_solicitations", "0"),

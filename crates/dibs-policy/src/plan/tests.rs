@@ -80,6 +80,7 @@ EOF
 sysctl net/ipv4/conf/dibs1/rp_filter=2
 sysctl net/ipv4/conf/dibs1/forwarding=0
 sysctl net/ipv6/conf/dibs1/forwarding=0
+sysctl net/ipv6/conf/dibs1/disable_ipv6=0
 sysctl net/ipv6/conf/dibs1/accept_ra=0
 sysctl net/ipv6/conf/dibs1/autoconf=0
 sysctl net/ipv6/conf/dibs1/router_solicitations=0
