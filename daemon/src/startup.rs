@@ -144,7 +144,7 @@ pub fn open_socket(
 /// Whether a socket was refused for want of its interface or address, which may come.
 pub fn is_awaited(error: &SetupError) -> bool {
     let absent = [libc::ENODEV, libc::EADDRNOTAVAIL];
-    let code = error.source.raw_os_error();
+    let code = error.error.raw_os_error();
     code.is_some_and(|code| absent.contains(&code))
 }
 

@@ -30,23 +30,23 @@ use std::io;
 
 /// A device or socket could not be set up.
 #[derive(Debug, thiserror::Error)]
-#[error("{operation} ({target}): {source}")]
+#[error("{operation} ({target}): {error}")]
 pub struct SetupError {
     /// The operation that the system refused, such as `SO_BINDTODEVICE`.
     pub operation: &'static str,
     /// What it was done to: an interface, an address.
     pub target: String,
-    /// The system's answer.
-    pub source: io::Error,
+    /// The system's answer. No `source`: the message has it, and who prints the chain would say it twice.
+    pub error: io::Error,
 }
 
 impl SetupError {
     /// For `map_err`: names what failed, and on what.
     fn at(operation: &'static str, target: impl ToString) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self {
+        move |error| Self {
             operation,
             target: target.to_string(),
-            source,
+            error,
         }
     }
 }

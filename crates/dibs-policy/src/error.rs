@@ -1,6 +1,7 @@
 //! What can go wrong, by fault: the caller's wish, or the system, with the operation that failed.
 
 use std::io;
+use std::time::Duration;
 
 use crate::Invalid;
 
@@ -11,15 +12,29 @@ pub enum Error {
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// No program of that name in the system's directories.
-    #[error("{0} is not installed (looked in /usr/sbin, /sbin, /usr/bin, /bin)")]
+    #[error(
+        "{0} is not installed (looked in /usr/sbin, /sbin, /usr/bin, /bin); install the package iptables"
+    )]
     NotInstalled(String),
-    /// A program could not be run to its end.
-    #[error("cannot run {command}: {source}")]
+    /// A program did not come to its end.
+    #[error(
+        "{command} did not end within {} s; does another program hold the lock of iptables \
+         (/run/xtables.lock)?",
+        limit.as_secs()
+    )]
+    TimedOut {
+        /// The program and its arguments.
+        command: String,
+        /// How long it had.
+        limit: Duration,
+    },
+    /// A program could not be run.
+    #[error("cannot run {command}: {error}")]
     Run {
         /// The program and its arguments.
         command: String,
-        /// Why.
-        source: io::Error,
+        /// Why. No `source`: the message has it, and who prints the chain would say it twice.
+        error: io::Error,
     },
     /// A program refused.
     #[error("{command} failed{}: {stderr}", at(.line))]
@@ -51,12 +66,12 @@ pub enum Error {
     #[error("another program keeps undoing: {0}")]
     Undone(String),
     /// The kernel refused over netlink, or a netlink socket failed.
-    #[error("{operation}: {source}")]
+    #[error("{operation}: {error}")]
     Netlink {
         /// What was asked for.
         operation: String,
         /// The answer.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -69,13 +84,13 @@ fn at(line: &Option<String>) -> String {
 impl Error {
     pub(crate) fn netlink(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let operation = operation.into();
-        move |source| Error::Netlink { operation, source }
+        move |error| Error::Netlink { operation, error }
     }
 
     /// The error number of the system, if it gave one.
     pub fn os_error(&self) -> Option<i32> {
         match self {
-            Error::Run { source, .. } | Error::Netlink { source, .. } => source.raw_os_error(),
+            Error::Run { error, .. } | Error::Netlink { error, .. } => error.raw_os_error(),
             _ => None,
         }
     }

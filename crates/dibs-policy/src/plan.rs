@@ -163,6 +163,28 @@ impl Observed {
     }
 }
 
+impl Step {
+    /// What it is about, in a line.
+    pub(crate) fn gist(&self) -> String {
+        let Step::Restore { family, input } = self else {
+            return self.to_string().trim_end().to_owned();
+        };
+        let program = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let declared = input.lines().filter_map(|line| line.strip_prefix(':'));
+        let chains: Vec<&str> = declared.filter_map(|line| line.split(' ').next()).collect();
+        let jumps: Vec<&str> = { input.lines() }
+            .filter(|line| line.starts_with("-I"))
+            .collect();
+        match chains.is_empty() {
+            true => format!("{program} {}", jumps.join(", ")),
+            false => format!("{} of {program}", chains.join(", ")),
+        }
+    }
+}
+
 fn restore(steps: &mut Vec<Step>, inputs: [(Family, String); 2]) {
     let needed = inputs.into_iter().filter(|(_, input)| !input.is_empty());
     steps.extend(needed.map(|(family, input)| Step::Restore { family, input }));

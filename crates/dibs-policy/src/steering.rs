@@ -211,16 +211,22 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
 
     /// The first variant that can set up its tables here.
     async fn choose(&self) -> Result<Variant, Error> {
-        let mut reasons = Vec::new();
+        let (mut absent, mut reasons) = (None, Vec::new());
         for variant in Variant::ALL {
             let program = variant.program(Family::V4, "restore");
             let probe = Command::new(program, &["--noflush", "--wait"], "*mangle\nCOMMIT\n");
             match self.runner.run(&probe).await {
                 Ok(_) => return Ok(variant),
+                // It is the one, and busy.
+                Err(error @ Error::TimedOut { .. }) => return Err(error),
+                Err(error @ Error::NotInstalled(_)) => absent = absent.or(Some(error)),
                 Err(error) => reasons.push(error.to_string()),
             }
         }
-        Err(Error::NoIptables(reasons.join("; ")))
+        match absent {
+            Some(error) if reasons.is_empty() => Err(error),
+            _ => Err(Error::NoIptables(reasons.join("; "))),
+        }
     }
 
     /// Whether a variant's rules are nftables', as its version says since there are two kinds (1.8).
@@ -254,7 +260,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             if steps.is_empty() {
                 return Ok(observed);
             }
-            failure = steps.first().map(|step| Error::Undone(step.to_string()));
+            failure = steps.first().map(|step| Error::Undone(step.gist()));
             for step in steps {
                 tracing::debug!(%step, "steering");
                 if let Step::Restore { family, input } = &step {
@@ -267,6 +273,8 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
                         report.warnings.push(error.to_string());
                         report.steps.push(step);
                     }
+                    // Whoever keeps it waiting may do so for long; who called us is not to wait as long.
+                    Err(error @ Error::TimedOut { .. }) => return Err(error),
                     Err(error) => {
                         tracing::debug!(%error, "steering step failed, looking again");
                         failure = Some(error);

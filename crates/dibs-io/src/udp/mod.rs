@@ -116,7 +116,7 @@ impl PathSocket {
                 let v4 = open(Ipv4Addr::UNSPECIFIED.into(), port)?;
                 let port = v4.local_addr().map_or(port, |address| address.port());
                 let v6 = match open(Ipv6Addr::UNSPECIFIED.into(), port) {
-                    Err(error) if is_unsupported(&error.source) => None,
+                    Err(refused) if is_unsupported(&refused.error) => None,
                     v6 => Some(v6?),
                 };
                 Ok(Self { v4: Some(v4), v6 })

@@ -257,7 +257,7 @@ pub(crate) fn errors_are_the_kernels() {
         .run(|| Tun::open("t", 1500).map(drop))
         .expect_err("taken");
     assert_eq!(
-        busy.source.raw_os_error(),
+        busy.error.raw_os_error(),
         Some(nix::errno::Errno::EBUSY as i32)
     );
 }

@@ -409,7 +409,7 @@ pub(crate) fn open_names_what_failed() {
     let error = host.run(|| PathSocket::open(Some("none"), None, 5300, 0).map(drop));
     let error = error.expect_err("no such interface");
     assert_eq!(error.operation, "SO_BINDTODEVICE");
-    assert_eq!(error.source.raw_os_error(), Some(Errno::ENODEV as i32));
+    assert_eq!(error.error.raw_os_error(), Some(Errno::ENODEV as i32));
     let address = "192.0.2.1".parse().ok();
     let error = host.run(|| PathSocket::open(None, address, 5300, 0).map(drop));
     let error = error.expect_err("not our address");

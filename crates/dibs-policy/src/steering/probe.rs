@@ -61,6 +61,9 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             "*mangle\n:{CHAIN} - [0:0]\n-A {CHAIN} {interface}{matches} -j RETURN\nCOMMIT\n"
         );
         let tried = self.restore(variant, family, &input).await;
+        if let Err(error @ Error::TimedOut { .. }) = tried {
+            return Err(error);
+        }
         let removal = format!("*mangle\n:{CHAIN} - [0:0]\n-X {CHAIN}\nCOMMIT\n");
         self.restore(variant, family, &removal).await?;
         match tried {

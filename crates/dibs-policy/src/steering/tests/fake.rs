@@ -111,9 +111,9 @@ impl CommandRunner for Fake {
             ("iptables-restore" | "ip6tables-restore", ["--noflush", "--wait"]) => host
                 .change(|state| restore(state.chains.get_mut(&family).unwrap(), &command.input))
                 .map(|()| String::new())
-                .map_err(|source| Error::Run {
+                .map_err(|error| Error::Run {
                     command: command.to_string(),
-                    source,
+                    error,
                 }),
             (program, _) if program.contains("nft") || program.contains("legacy") => {
                 Err(Error::NotInstalled(program.to_owned()))
