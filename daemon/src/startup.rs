@@ -1,5 +1,6 @@
 //! From the configuration file to a node, its sockets and what steering starts with.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -104,7 +105,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
             endpoints: peer
                 .endpoints
                 .iter()
-                .map(|(path, to)| (path_index(path), *to))
+                .map(|(path, to)| (path_index(path), unscoped(*to)))
                 .collect(),
         });
     }
@@ -129,6 +130,12 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         bumps: bumps::for_node(config),
         hold_without_trusted: config.daemon.on_trusted_down == dibs_config::OnTrustedDown::Hold,
     })
+}
+
+/// Without the number of its interface, which a link-local one may have: the path says that, and one endpoint
+/// would be two.
+pub fn unscoped(to: SocketAddr) -> SocketAddr {
+    SocketAddr::new(to.ip(), to.port())
 }
 
 /// Opens the socket of a path.

@@ -23,6 +23,8 @@ use handle::{Command, DriverCounters};
 pub use handle::{Driver, Gone, Notice, Snapshot, SocketSnapshot, start};
 use path::PathIo;
 
+use crate::startup::unscoped;
+
 /// Receive calls for one socket in a round: each brings a quarter of a MiB at most.
 const RECEIVES: usize = 3;
 /// Datagrams in a receive call behind which more will have come meanwhile. They go into the same round,
@@ -143,7 +145,7 @@ impl DataPath {
             }
             let (mut runs, mut datagrams) = (0, 0);
             for mut run in self.batch.iter_mut() {
-                let from = run.remote;
+                let from = unscoped(run.remote);
                 for datagram in run.datagrams() {
                     self.node.handle_datagram(now, index, from, datagram);
                     datagrams += 1;
