@@ -9,6 +9,8 @@ use dibs_io::Tun;
 use dibs_policy::{
     BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Drops, Fail, Report, Steering,
 };
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
 
 use crate::bumps::carried;
 use crate::driver::Driver;
@@ -85,6 +87,7 @@ impl Steerer {
         let wanted: BTreeSet<BumpId> = { desired.bumps.iter().filter(ours) }
             .map(|bump| bump.id)
             .collect();
+        self.give_up_renamed().await?;
         for &id in wanted.difference(&self.open.clone()) {
             let tun = Tun::open(&tun_name(id), TUN_MTU)?;
             let added = self.driver.add_tun(id.get(), tun).await?;
@@ -102,6 +105,22 @@ impl Steerer {
         }
         self.close(wanted).await?;
         Ok(report)
+    }
+
+    /// Closes TUNs that have another name now, or are in another namespace: nothing leads to them. One that
+    /// was deleted the data path has noticed, and tells.
+    async fn give_up_renamed(&mut self) -> anyhow::Result<()> {
+        for id in self.open.clone() {
+            let name = tun_name(id);
+            if if_nametoindex(name.as_str()) == Err(Errno::ENODEV)
+                && let Some(tun) = self.driver.remove_tun(id.get()).await?
+            {
+                tracing::warn!("device {name} was renamed or moved; making it again");
+                drop(tun);
+                self.open.remove(&id);
+            }
+        }
+        Ok(())
     }
 
     /// Removes what an earlier daemon left with another variant of iptables.
