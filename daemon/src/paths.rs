@@ -1,7 +1,11 @@
 //! The sockets of the paths: each follows its interface, and one that cannot be opened is tried again.
 
+use std::collections::{BTreeSet, HashSet};
+use std::io::ErrorKind;
+
 use anyhow::{Context as _, anyhow};
 use dibs_config::PathConfig;
+use dibs_policy::sockets::processes;
 
 use crate::daemon::Daemon;
 use crate::interfaces::{Inventory, LEAST_MTU};
@@ -112,11 +116,15 @@ impl Daemon {
                 }
                 Socket::Awaited
             }
-            Err(error) if starting => {
-                return Err(anyhow!("cannot open path {}: {error}", path.name));
-            }
             Err(error) => {
-                let why = error.to_string();
+                let holders = match error.error.kind() {
+                    ErrorKind::AddrInUse => holders(self.config.daemon.port),
+                    _ => String::new(),
+                };
+                let why = format!("{error}{holders}");
+                if starting {
+                    return Err(anyhow!("cannot open path {}: {why}", path.name));
+                }
                 if !matches!(&before.socket, Socket::Refused(known) if *known == why) {
                     tracing::warn!(path = path.name, "its socket cannot be opened yet: {why}");
                 }
@@ -126,6 +134,29 @@ impl Daemon {
         let opened = matches!(socket, Socket::Open(_));
         self.state.borrow_mut().links[index].socket = socket;
         Ok(opened)
+    }
+}
+
+/// Which other processes have this UDP port here, for a message; nothing if that cannot be seen.
+fn holders(port: u16) -> String {
+    let end = format!(":{port:04X}");
+    let tables = ["udp", "udp6"].map(|name| std::fs::read_to_string(format!("/proc/net/{name}")));
+    let inodes: HashSet<u64> = { tables.iter().flatten() }
+        .flat_map(|table| table.lines())
+        .filter_map(|line| {
+            // `sl local rem st queues tr:when retrnsmt uid timeout inode`
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let inode = fields.get(9)?.parse().ok()?;
+            fields[1].ends_with(&end).then_some(inode)
+        })
+        .collect();
+    let holders: BTreeSet<String> = { processes(&inodes).into_values() }
+        .filter(|holder| holder.pid != std::process::id())
+        .map(|holder| format!("{} (pid {})", holder.name.escape_default(), holder.pid))
+        .collect();
+    match holders.len() {
+        0 => String::new(),
+        _ => format!(": {} has it", Vec::from_iter(holders).join(", ")),
     }
 }
 
