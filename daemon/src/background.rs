@@ -250,10 +250,12 @@ async fn follow_host_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
     }
     loop {
         let failed = daemon.state.borrow().links.iter().any(Link::has_failed);
-        match failed {
-            // No event tells of whoever has the port, or all the descriptors, that he lets go.
-            true => timeout(RETRY, watch.changed()).await.unwrap_or(Ok(()))?,
-            false => watch.changed().await?,
+        // No event tells of whoever has the port, a lock, or all the descriptors, that he lets go.
+        let again = failed || daemon.amiss().is_some();
+        tokio::select! {
+            changed = watch.changed() => changed?,
+            () = sleep(RETRY), if again => {}
+            () = daemon.amiss_noted.notified() => continue,
         }
         sleep(SETTLE).await;
         let moved = refresh_interfaces(daemon).await?;
@@ -263,10 +265,12 @@ async fn follow_host_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
 
 /// Has the kernel brought to what is wanted, if anything is. `undone`: what is amiss was there before.
 async fn repair(daemon: &Daemon, undone: bool) {
-    if daemon.state.borrow().installed.is_empty() {
+    let before = daemon.amiss();
+    let none = daemon.state.borrow().installed.is_empty();
+    if none && before.is_none() {
         return;
     }
-    let undone = undone && daemon.is_settled();
+    let undone = undone && !none && daemon.is_settled();
     match daemon.steer().await {
         Ok(Steered { steps }) if steps > 0 && undone => {
             daemon.restored.set(daemon.restored.get() + steps);
@@ -277,7 +281,12 @@ async fn repair(daemon: &Daemon, undone: bool) {
             );
         }
         Ok(_) => {}
-        Err(error) => tracing::error!("steering: {error:#}"),
+        Err(_) => {
+            let now = daemon.amiss();
+            if let Some(why) = now.as_ref().filter(|_| now != before) {
+                tracing::error!("steering: {why}");
+            }
+        }
     }
 }
 
@@ -330,12 +339,9 @@ pub async fn sweep(daemon: Rc<Daemon>) {
         if idle {
             continue;
         }
-        if let Err(error) = sweep_once(&daemon).await {
-            tracing::warn!("cannot look for connections that ended: {error:#}");
-        }
-        if let Err(error) = daemon.steerer.lock().await.clear_others().await {
-            tracing::warn!("cannot remove what an earlier run left: {error}");
-        }
+        daemon.note("look for connections that ended", sweep_once(&daemon).await);
+        let cleared = daemon.steerer.lock().await.clear_others().await;
+        daemon.note("remove what an earlier run left", cleared);
         round = (round + 1) % SWEEPS_PER_CHECK;
         if round == 0 || !daemon.steerer.lock().await.is_told().await {
             repair(&daemon, true).await;

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use dibs_control::{
@@ -19,6 +20,8 @@ use crate::requests::Caller;
 
 /// Clients served at once, root not counted: the group cannot keep root out.
 const CLIENTS: usize = 64;
+/// Trouble with accepting is logged once it has been away for as long.
+const LOG_AFTER: Duration = Duration::from_secs(60);
 
 /// Listens at `path`, for the owner and the group. The caller made sure that no other daemon does.
 pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
@@ -38,13 +41,17 @@ pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
 /// Serves clients without end. Runs inside a [`tokio::task::LocalSet`].
 pub async fn serve(daemon: Rc<Daemon>, listener: UnixListener) {
     let room = Arc::new(Semaphore::new(CLIENTS));
+    let mut refused: Option<Instant> = None;
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors, most likely: those in use have to end first.
-                tracing::warn!("control socket: {error}");
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                let known = refused.replace(Instant::now());
+                if known.is_none_or(|known| known.elapsed() >= LOG_AFTER) {
+                    tracing::warn!("control socket: clients have to wait: {error}");
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };

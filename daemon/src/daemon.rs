@@ -83,8 +83,15 @@ pub struct Daemon {
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
     next_want: Cell<u64>,
-    /// The kernel is let go of for good: nothing is steered any more.
+    /// The kernel is left alone from now on: nothing is steered any more.
     let_go: Cell<bool>,
+    /// Why the kernel could not be brought to what is wanted the last time, and what wakes who tries again.
+    amiss: RefCell<Option<String>>,
+    pub(crate) amiss_noted: Notify,
+    /// How often a program that steers did not come to its end.
+    timeouts: Cell<u64>,
+    /// What failed when it was last tried, and why.
+    troubles: RefCell<BTreeMap<&'static str, String>>,
     events: broadcast::Sender<Event>,
 }
 
@@ -406,6 +413,10 @@ impl Daemon {
             next_request: Cell::new(first_request),
             next_want: Cell::new(1),
             let_go: Cell::new(false),
+            amiss: RefCell::default(),
+            amiss_noted: Notify::new(),
+            timeouts: Cell::new(0),
+            troubles: RefCell::default(),
             events: broadcast::channel(EVENTS).0,
         }
     }
@@ -455,7 +466,49 @@ impl Daemon {
     /// Brings the kernel to what is wanted. A bump that nothing uses any more stays, see
     /// [`retire`](Self::retire).
     pub(crate) async fn steer(&self) -> anyhow::Result<Steered> {
+        let done = self.steer_once().await;
+        let why = done.as_ref().err().map(|error| format!("{error:#}"));
+        if let Err(error) = &done
+            && matches!(
+                error.downcast_ref(),
+                Some(dibs_policy::Error::TimedOut { .. })
+            )
+        {
+            self.timeouts.update(|count| count + 1);
+        }
+        if why.is_some() {
+            self.amiss_noted.notify_one();
+        }
+        *self.amiss.borrow_mut() = why;
+        done
+    }
+
+    /// Logs why something that is tried again and again failed, unless that is known.
+    pub(crate) fn note(&self, what: &'static str, done: Result<(), impl Into<anyhow::Error>>) {
+        let why = done.err().map(|error| format!("{:#}", error.into()));
+        let mut troubles = self.troubles.borrow_mut();
+        match why {
+            None => drop(troubles.remove(what)),
+            Some(why) if troubles.get(what) == Some(&why) => {}
+            Some(why) => {
+                tracing::warn!("cannot {what}: {why}");
+                troubles.insert(what, why);
+            }
+        }
+    }
+
+    /// Why the kernel is not as it is wanted, if that is known.
+    pub(crate) fn amiss(&self) -> Option<String> {
+        self.amiss.borrow().clone()
+    }
+
+    async fn steer_once(&self) -> anyhow::Result<Steered> {
+        let before = self.timeouts.get();
         let mut steerer = self.steerer.lock().await;
+        // What kept whoever was there before us would keep us as long.
+        if let Some(why) = self.amiss().filter(|_| self.timeouts.get() > before) {
+            anyhow::bail!(why);
+        }
         if self.let_go.get() {
             return Ok(Steered::default());
         }
@@ -489,6 +542,12 @@ impl Daemon {
     pub(crate) fn is_settled(&self) -> bool {
         let state = self.state.borrow();
         !state.pins_are_stale() && state.is_installed()
+    }
+
+    /// Leaves the kernel as it is from now on, whatever becomes of it: TUNs that go with the daemon are not
+    /// to be missed.
+    pub(crate) fn let_go(&self) {
+        self.let_go.set(true);
     }
 
     /// Removes everything of ours from the kernel; what is still in use comes back with the next

@@ -21,6 +21,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         tracing::info!("nothing is to be blocked: fail is \"open\"");
         return Ok(());
     }
+    privileges::ensure_descriptors()?;
     privileges::restrict()?;
     // A daemon that runs guards already, and says so.
     let saved = StateFile::open(&config.daemon.control_socket)?.load()?;

@@ -64,6 +64,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     {
         tracing::warn!("{warning}");
     }
+    privileges::ensure_descriptors()?;
     privileges::restrict()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -120,6 +121,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
     let ended = main_loop(&daemon, listener, notices).await;
+    daemon.let_go();
     // Whoever asks from now on learns that nobody is here.
     let _ = std::fs::remove_file(&socket);
     if daemon.config.daemon.fail == dibs_config::Fail::Open {

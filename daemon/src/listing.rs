@@ -9,17 +9,20 @@ use dibs_control::{
 use dibs_core::bump::Bump;
 use dibs_core::node::{PathSnapshot, PeerSnapshot};
 use dibs_core::session;
+use dibs_policy::Drops;
+use tokio::time::timeout;
 
 use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
 use crate::gateway;
 use crate::requests::Caller;
 
+/// Who asks for the status is told without what iptables does not say within this time.
+const COUNTED_WITHIN: Duration = Duration::from_secs(2);
+
 impl Daemon {
     pub(crate) async fn status(&self, caller: Caller) -> Result<Status, Failure> {
         let failed = |error: Gone| Failure::new(ErrorKind::Failed, error.to_string());
-        let drops = self.steerer.lock().await.drops().await;
-        let drops = drops.map_err(|error| Failure::new(ErrorKind::Failed, error.to_string()))?;
         let connections = self.visible(caller).await?.len() as u64;
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.config.warnings();
@@ -36,9 +39,18 @@ impl Daemon {
             .iter()
             .map(|(name, count)| ((*name).to_owned(), *count))
             .collect();
+        let unknown = match timeout(COUNTED_WITHIN, self.kernel_drops()).await {
+            Ok(Ok(drops)) => {
+                counters.extend(drops.iter().map(|(name, count)| (name.to_owned(), count)));
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("iptables is busy".to_owned()),
+        };
+        warnings.extend(unknown.map(|why| format!("what iptables dropped is not known: {why}")));
+        warnings.extend(self.amiss().map(|why| format!("steering: {why}")));
         let steering = self.steering_counters().await;
         counters.extend(steering.map(|(name, count)| (name.to_owned(), count)));
-        counters.extend(drops.iter().map(|(name, count)| (name.to_owned(), count)));
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -54,6 +66,10 @@ impl Daemon {
             connections,
             counters,
         })
+    }
+
+    async fn kernel_drops(&self) -> Result<Drops, dibs_policy::Error> {
+        self.steerer.lock().await.drops().await
     }
 
     pub(crate) async fn peer_list(&self) -> Result<Vec<PeerInfo>, Gone> {

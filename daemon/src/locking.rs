@@ -410,9 +410,7 @@ pub async fn ask(daemon: Rc<Daemon>) {
     loop {
         let woken = daemon.confirmations_due.notified();
         let _ = tokio::time::timeout(LOOK_EVERY, woken).await;
-        if let Err(error) = daemon.ask_confirmations().await {
-            tracing::warn!("cannot ask peers to confirm: {error:#}");
-        }
+        daemon.note("ask peers to confirm", daemon.ask_confirmations().await);
     }
 }
 
@@ -423,8 +421,6 @@ pub async fn keep(daemon: Rc<Daemon>) {
         let look = tokio::time::Instant::now() + LOOK_EVERY;
         let until = due.map_or(look, |due| look.min(due.into()));
         let _ = tokio::time::timeout_at(until, daemon.locks_due.notified()).await;
-        if let Err(error) = daemon.set_locks().await {
-            tracing::warn!("cannot lock connections: {error:#}");
-        }
+        daemon.note("lock connections", daemon.set_locks().await);
     }
 }

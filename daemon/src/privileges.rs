@@ -1,5 +1,7 @@
 //! What the daemon may do, and what may be learnt from its memory.
 
+use std::fs::File;
+
 use anyhow::Context as _;
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::prctl::set_dumpable;
@@ -12,6 +14,22 @@ const NEEDED: [Capability; 4] = [
     Capability::CAP_SYS_PTRACE,
     Capability::CAP_DAC_READ_SEARCH,
 ];
+
+/// More than a daemon with two paths has open once it has started, programs that it runs included.
+const DESCRIPTORS: usize = 64;
+
+/// Refuses where too few files can be opened: the runtime panics if it gets none.
+pub(crate) fn ensure_descriptors() -> anyhow::Result<()> {
+    let opened: std::io::Result<Vec<File>> = { 0..DESCRIPTORS }
+        .map(|_| File::open("/dev/null"))
+        .collect();
+    opened.map(drop).with_context(|| {
+        format!(
+            "cannot have {DESCRIPTORS} files open at once; raise the limit (ulimit -n, LimitNOFILE= of \
+             systemd)"
+        )
+    })
+}
 
 /// Gives up every capability that steering does not need, for this process and the programs that it
 /// runs, and keeps keys out of core dumps. To be called before there is a second thread.

@@ -2,6 +2,7 @@
 //! once, and while a test waits there is another to run.
 
 mod attacks;
+mod broken;
 mod bumps;
 mod config;
 mod crash;

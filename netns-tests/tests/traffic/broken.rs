@@ -1,0 +1,332 @@
+//! Hosts that lack something, or whose administrator is not kind: connections go on, or it is said clearly why
+//! not, and nothing of them is in plain.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::{Host, Process};
+use netns_tests::daemon::{SOON, wait};
+use netns_tests::traffic::SETTLED;
+use netns_tests::{Net, Node, Setup, isolated, programs};
+
+fn shell(host: &Host, line: &str) -> Result<()> {
+    let mut shell = host.command("sh");
+    shell.args(["-ec", line]);
+    host.run_within(SOON, shell).map(drop)
+}
+
+/// From now on the host has none of these programs, given as a pattern of the shell.
+fn uninstall(host: &Host, programs: &str) -> Result<()> {
+    shell(
+        host,
+        &format!(
+            "mkdir /run/sbin; cp -a /usr/sbin/. /run/sbin; cd /run/sbin; rm -f {programs}
+             mount --bind /run/sbin /usr/sbin"
+        ),
+    )
+}
+
+fn log_has(node: &Node, words: &str) -> usize {
+    node.log().matches(words).count()
+}
+
+#[test]
+fn without_ipv6_what_is_ipv4_goes_in_and_out() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            for node in [&net.a, &net.b] {
+                for which in ["all", "default"] {
+                    let key = format!("net.ipv6.conf.{which}.disable_ipv6");
+                    node.host.sysctl(&key, "1")?;
+                }
+            }
+            net.start()?;
+            let talk = net.bumped()?;
+            net.a.disable(7000)?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(64 << 10)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn ipv6_is_disabled_under_a_connection() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.bumped()?;
+            let ears = net.eavesdrop()?;
+            let key = "net.ipv6.conf.all.disable_ipv6";
+            net.a.host.sysctl(key, "1")?;
+            // What is amiss with IPv6 is in nobody's way.
+            shell(&net.a.host, "iptables -t mangle -F")?;
+            wait("the chains to be put back", || {
+                let saved = net.a.host.run("iptables-save -t mangle");
+                saved.is_ok_and(|saved| saved.contains("-A DIBS-OUTPUT"))
+            })?;
+            talk.advance(SETTLED)?;
+            net.a.host.sysctl(key, "0")?;
+            talk.advance(SETTLED)?;
+            ensure!(log_has(&net.a, "ERROR") == 0, "{}", net.a.log());
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn without_iptables_nothing_is_changed() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            uninstall(&net.a.host, "ip*tables* xtables*")?;
+            let talk = net.talk(7000)?;
+            let said = net.a.refused(&["enable", "--dport", "7000"])?;
+            let expected = "iptables-restore is not installed (looked in /usr/sbin, /sbin, /usr/bin, /bin); \
+                            install the package iptables";
+            ensure!(said.contains(expected), "{said}");
+            ensure!(said.matches("looked in").count() == 1, "{said}");
+            wait("the TUN to go", || net.a.host.run("ip link show dibs1").is_err())?;
+            ensure!(net.a.bumps(7000)? == ["plain"]);
+            talk.advance(64 << 10)?;
+            talk.finish()
+        })
+    });
+}
+
+/// Holds the lock of iptables on `a`, until it is dropped.
+fn hold_lock(net: &Net) -> Result<Process> {
+    let mut holder = net.a.host.command("flock");
+    let hold = [
+        "--close",
+        "/run/xtables.lock",
+        "sh",
+        "-c",
+        "echo held; exec sleep 100",
+    ];
+    holder.args(hold);
+    let holder = net.a.host.spawn(holder)?;
+    wait("the lock", || holder.stdout().contains("held"))?;
+    Ok(holder)
+}
+
+#[test]
+fn while_another_program_holds_the_lock_of_iptables() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            // Of the two kinds the legacy one has a lock.
+            uninstall(
+                &net.a.host,
+                "ip*tables ip*tables-restore ip*tables-save ip*tables-nft*",
+            )?;
+            net.start()?;
+            let talk = net.bumped()?;
+            net.wait_locked(7000)?;
+            let ears = net.eavesdrop()?;
+            let other = net.talk(7001)?;
+            let lock = hold_lock(net)?;
+            let asked = || log_has(&net.a, "iptables-restore --noflush");
+            let before = asked();
+            let mut enable = net.a.host.command(programs::built("dibsctl"));
+            enable.args(["enable", "--dport", "7001", "--bump", "seal"]);
+            let mut enable = net.a.host.spawn(enable)?;
+            wait("iptables to be waited for", || asked() > before)?;
+            // What cannot be said is left out.
+            let status = net.a.ctl(&["status"])?;
+            ensure!(
+                status["warnings"]
+                    .to_string()
+                    .contains("what iptables dropped is not known"),
+                "{status:#}"
+            );
+            ensure!(!enable.wait(SOON)?.success(), "{}", enable.stdout());
+            let said = enable.stderr();
+            ensure!(said.contains("/run/xtables.lock"), "{said}");
+            talk.advance(SETTLED)?;
+            other.advance(64 << 10)?;
+            ensure!(net.a.bumps(7001)? == ["plain"]);
+            drop(lock);
+            net.a.put_on("seal", "--dport", 7001)?;
+            net.wait_bump(7001, "seal")?;
+            talk.advance(SETTLED)?;
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            talk.finish()?;
+            other.finish()
+        })
+    });
+}
+
+#[test]
+fn the_tun_gets_another_name() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.bumped()?;
+            let ears = net.eavesdrop()?;
+            net.a.host.run("ip link set dibs1 name other0")?;
+            wait("the TUN to be back", || {
+                net.a
+                    .host
+                    .run("ip link show dibs1 up")
+                    .is_ok_and(|said| said.contains("dibs1"))
+            })?;
+            ensure!(net.a.host.run("ip link show other0").is_err(), "two TUNs");
+            talk.advance(SETTLED)?;
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            talk.finish()
+        })
+    });
+}
+
+/// What an error of the system says, it says once.
+#[test]
+fn the_name_of_the_tun_is_taken() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            net.a
+                .host
+                .run("ip link add dibs1 type veth peer name other0")?;
+            let talk = net.talk(7000)?;
+            let said = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(
+                said.contains("dibs1") && said.matches("os error").count() == 1,
+                "{said}"
+            );
+            ensure!(net.a.bumps(7000)? == ["plain"]);
+            net.a.host.run("ip link del dibs1")?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn paths_over_link_local_addresses() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let link_local = |node: &Node| -> Result<String> {
+                let listed = node.host.run("ip -6 -o address show dev eth0 scope link")?;
+                let address = listed.split_ascii_whitespace().nth(3);
+                let address = address.and_then(|word| word.split('/').next());
+                Ok(address.context("a link-local address")?.to_owned())
+            };
+            for (node, peer) in [(&net.a, &net.b), (&net.b, &net.a)] {
+                let config = std::fs::read_to_string(node.directory().join("dibsd.toml"))?;
+                let endpoint = |line: &str| match line.starts_with("eth = ") {
+                    true => link_local(peer).map(|to| format!("eth = \"[{to}]:5300\"")),
+                    false => Ok(line.to_owned()),
+                };
+                let lines: Result<Vec<_>> = config.lines().map(endpoint).collect();
+                node.configure(&lines?.join("\n"))?;
+            }
+            net.start()?;
+            for node in [&net.a, &net.b] {
+                let paths = node.ctl(&["path", "list"])?;
+                ensure!(
+                    paths.as_array().is_some_and(|list| list.len() == 2),
+                    "{paths:#}"
+                );
+            }
+            let talk = net.bumped()?;
+            talk.finish()
+        })
+    });
+}
+
+/// The number of the daemon's process.
+fn pid(node: &Node) -> Result<u64> {
+    let status = node.ctl(&["status"])?;
+    status["pid"].as_u64().context("no pid")
+}
+
+#[test]
+fn a_daemon_runs_out_of_descriptors_and_gets_some_back() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.bumped()?;
+            net.wait_locked(7000)?;
+            let ears = net.eavesdrop()?;
+            let pid = pid(&net.a)?;
+            let open = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+            let limit = |soft: usize| {
+                let set = format!("prlimit --pid {pid} --nofile={soft}:");
+                net.a.host.run(&set)
+            };
+            limit(open)?;
+            let mut clients = Vec::new();
+            for _ in 0..4 {
+                let mut client = net.a.host.command(programs::built("dibsctl"));
+                client.arg("events");
+                clients.push(net.a.host.spawn(client)?);
+            }
+            wait("a client that has to wait", || {
+                log_has(&net.a, "clients have to wait") > 0
+            })?;
+            net.a.host.run("ip rule del priority 5200")?;
+            talk.stands_still(Duration::from_secs(3))?;
+            for words in [
+                "clients have to wait",
+                "ERROR",
+                "cannot look for connections",
+            ] {
+                let times = log_has(&net.a, words);
+                ensure!(
+                    times <= 1,
+                    "{words:?} is logged {times} times: {}",
+                    net.a.log()
+                );
+            }
+            limit(1024)?;
+            talk.advance(SETTLED)?;
+            ensure!(net.a.ctl(&["status"]).is_ok());
+            ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn too_few_descriptors_to_start() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let dibsd = programs::built("dibsd");
+            for limit in [6, 7, 12, 20, 30] {
+                let mut start = net.a.host.command("sh");
+                let line = format!(
+                    "ulimit -n {limit}; exec {} --config /run/dibs/dibsd.toml",
+                    dibsd.display()
+                );
+                start.args(["-c", &line]);
+                let mut start = net.a.host.spawn(start)?;
+                ensure!(start.wait(SOON)?.code() == Some(1), "{}", start.stderr());
+                let said = start.stderr();
+                ensure!(
+                    said.contains("raise the limit") && !said.contains("panicked"),
+                    "{said}"
+                );
+            }
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn who_has_the_port_is_named() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            let mut other = net.a.host.command("socat");
+            other.args(["UDP4-RECVFROM:5300,bind=10.0.1.1", "STDOUT"]);
+            let other = net.a.host.spawn(other)?;
+            wait("the port to be taken", || {
+                net.a
+                    .host
+                    .run("ss -Hlun")
+                    .is_ok_and(|said| said.contains(":5300"))
+            })?;
+            net.a.spawn()?;
+            let said = net.a.refusal()?;
+            ensure!(said.contains("socat (pid "), "{said}");
+            drop(other);
+            net.start()
+        })
+    });
+}
