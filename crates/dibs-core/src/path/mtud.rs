@@ -12,12 +12,13 @@ const MAX_PROBES: u8 = 3;
 /// Gain below which the search is not worth going on.
 const CLOSE_ENOUGH: u16 = 16;
 
-/// When a larger size is tried again, at last (RFC 8899, 5.1.1).
+/// When larger sizes are searched again (RFC 8899, 5.1.1).
 const RAISE_AFTER: Duration = Duration::from_secs(600);
 
-/// The same the first time, and twice as long each time. The probes of one size follow each other
-/// within a few round trips: what disturbs the path for a moment takes all of them.
-const RAISE_AFTER_FIRST: Duration = Duration::from_secs(5);
+/// When one probe of the largest size goes first, and then after twice as long each time until
+/// [`RAISE_AFTER`]: the probes of a search follow each other within a few round trips, so what disturbs
+/// the path for a moment takes them all.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Reports of loss in a row that concern only large datagrams, after which large ones are taken not
 /// to pass any more (RFC 8899, 4.3).
@@ -42,8 +43,10 @@ pub(super) struct Mtud {
     /// The least size that is known not to pass, or `max + 1`.
     fails: u16,
     search: Search,
-    /// How long what a search has found is taken to hold.
+    /// How long what has been found is taken to hold.
     raise_after: Duration,
+    /// While a single probe is out: what `fails` becomes if it is lost.
+    known: Option<u16>,
     /// Reports of loss of large datagrams in a row, and the least size that they concern.
     suspicious: u8,
     suspicious_size: u16,
@@ -59,7 +62,8 @@ impl Mtud {
             max,
             fails: max.saturating_add(1),
             search: Search::Complete { again: Time::ZERO },
-            raise_after: RAISE_AFTER_FIRST,
+            raise_after: RETRY_AFTER,
+            known: None,
             suspicious: 0,
             suspicious_size: u16::MAX,
         };
@@ -71,7 +75,7 @@ impl Mtud {
     pub(super) fn set_max(&mut self, max: u16) {
         self.max = max.max(BASE);
         self.current = self.current.min(self.max);
-        self.raise_after = RAISE_AFTER_FIRST;
+        self.raise_after = RETRY_AFTER;
         self.trust();
         self.restart();
     }
@@ -87,8 +91,12 @@ impl Mtud {
             && now >= again
             && self.current < self.max
         {
-            self.raise_after = (self.raise_after * 2).min(RAISE_AFTER);
+            let known = self.fails;
             self.restart();
+            if self.raise_after < RAISE_AFTER {
+                self.raise_after = (self.raise_after * 2).min(RAISE_AFTER);
+                self.known = Some(known);
+            }
         }
         match self.search {
             Search::Wanted { size, .. } => Some(size),
@@ -130,13 +138,13 @@ impl Mtud {
         if size != probed {
             return;
         }
-        if losses + 1 < MAX_PROBES {
+        if losses + 1 < MAX_PROBES && self.known.is_none() {
             self.search = Search::Wanted {
                 size,
                 losses: losses + 1,
             };
         } else {
-            self.fails = size;
+            self.fails = self.known.unwrap_or(size);
             self.advance(now);
         }
     }
@@ -147,7 +155,7 @@ impl Mtud {
             // Nothing smaller is ever sent: the system's answer changes nothing.
             return;
         }
-        self.fails = self.fails.min(size);
+        self.fails = self.fails.min(size).min(self.known.unwrap_or(size));
         if self.current >= size {
             self.current = BASE;
         }
@@ -192,6 +200,7 @@ impl Mtud {
     /// Forgets what failed and tries the largest size first: most often it passes.
     fn restart(&mut self) {
         self.fails = self.max.saturating_add(1);
+        self.known = None;
         self.search = if self.current < self.max {
             Search::Wanted {
                 size: self.max,
@@ -203,6 +212,7 @@ impl Mtud {
     }
 
     fn advance(&mut self, now: Time) {
+        self.known = None;
         self.search = if self.fails - self.current <= CLOSE_ENOUGH {
             Search::Complete {
                 again: now + self.raise_after,
@@ -273,20 +283,43 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_size_is_tried_again_soon_and_ever_more_seldom() {
+    fn the_largest_size_is_tried_again_soon_and_ever_more_seldom() {
         let mut m = Mtud::new(1472);
         let mut now = NOW;
-        for wait in [5, 10, 20, 40, 80, 160, 320, 600, 600].map(Duration::from_secs) {
-            run(&mut m, now, 1300);
+        run(&mut m, now, 1300);
+        let found = m.current();
+        for wait in [5, 10, 20, 40, 80, 160, 320].map(Duration::from_secs) {
             assert_eq!(m.due_at(), Some(now + wait));
             now += wait;
+            assert_eq!(run(&mut m, now, 1300), 1, "one probe, no search");
+            assert_eq!(m.current(), found);
         }
+        for _ in 0..2 {
+            assert_eq!(m.due_at(), Some(now + RAISE_AFTER));
+            now += RAISE_AFTER;
+            assert!(run(&mut m, now, 1400) > 3, "a search");
+            assert!((1385..=1400).contains(&m.current()));
+        }
+        now += RAISE_AFTER;
         assert_eq!(run(&mut m, now, 1472), 1);
         assert_eq!((m.current(), m.due_at()), (1472, None));
         // Another interface is another matter.
         m.set_max(8972);
         run(&mut m, now, 1472);
-        assert_eq!(m.due_at(), Some(now + RAISE_AFTER_FIRST));
+        assert_eq!(m.due_at(), Some(now + RETRY_AFTER));
+        assert_eq!(run(&mut m, now + RETRY_AFTER, 8972), 1);
+        assert_eq!(m.current(), 8972);
+    }
+
+    #[test]
+    fn the_largest_size_refused_when_tried_again_changes_nothing() {
+        let mut m = Mtud::new(1472);
+        run(&mut m, NOW, 1300);
+        let found = m.current();
+        let now = NOW + RETRY_AFTER;
+        assert_eq!(m.poll(now), Some(1472));
+        m.on_too_big(now, 1472);
+        assert_eq!((m.current(), m.poll(now)), (found, None));
     }
 
     #[test]
