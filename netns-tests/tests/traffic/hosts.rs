@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::{Host, Packet};
 use netns_tests::daemon::{SOON, wait};
-use netns_tests::topology::server;
+use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Eavesdropper, Net, Setup, isolated};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -390,5 +390,55 @@ fn a_connection_that_follows_loses_its_entry() {
                 ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
                 talk.finish()
             })
+    });
+}
+
+/// What a host exempts from conntrack cannot follow by its mark.
+#[test]
+fn untracked_connections_never_answer_in_plain() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let exempt = "for chain in PREROUTING OUTPUT; do
+                iptables -t raw -A $chain -p tcp -j CT --notrack
+                ip6tables -t raw -A $chain -p tcp -j CT --notrack; done";
+            shell(&net.b.host, exempt)?;
+            for port in ["7001", "7002"] {
+                net.a
+                    .ctl(&["rule", "add", "--dport", port, "--bump", "scramble"])?;
+            }
+            // Nothing at `b` but the bump that it comes by says where this one belongs.
+            let ears = net.eavesdrop()?;
+            for to in [server(7001), server_v6(7001)] {
+                let _listener = net.b.host.in_ns(|| TcpListener::bind(to))?;
+                let before = net.b.counter("plain_dropped")?;
+                let connected = net
+                    .a
+                    .host
+                    .in_ns(|| TcpStream::connect_timeout(&to, Duration::from_secs(2)));
+                ensure!(connected.is_err(), "{to} answered");
+                ensure!(
+                    net.b.counter("plain_dropped")? > before,
+                    "{to}: not counted"
+                );
+            }
+            // A rule at `b` does, and so does a choice.
+            net.b
+                .ctl(&["rule", "add", "--sport", "7002", "--bump", "scramble"])?;
+            let ruled = net.talk(7002)?;
+            ruled.advance(SETTLED)?;
+            let heard = ears.finish()?;
+            for port in [7001, 7002] {
+                ensure!(heard.segments(port) == [0, 0], "{port} in plain");
+            }
+            let chosen = net.bumped()?;
+            let ears = net.eavesdrop()?;
+            chosen.advance(SETTLED)?;
+            ears.heard_nothing(&chosen.plaintexts, SETTLED as usize)?;
+            net.a.disable(7000)?;
+            net.wait_bump(7000, "plain")?;
+            chosen.advance(64 << 10)?;
+            chosen.finish()?;
+            ruled.finish()
+        })
     });
 }

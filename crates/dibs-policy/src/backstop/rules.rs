@@ -208,6 +208,39 @@ const SETS: [(Family, &str, &str); 2] = [
     (Family::V6, "bumped6", "plain6"),
 ];
 
+/// The sets of connections that came by a bump and that the user exempts from tracking (NOTRACK).
+const UNTRACKED: [(Family, &str); 2] = [(Family::V4, "untracked4"), (Family::V6, "untracked6")];
+
+/// How long after its last packet such a connection is known, in milliseconds: for as long as Linux answers a
+/// SYN again and again.
+const UNTRACKED_FOR: u64 = 120_000;
+
+/// Such a connection has no mark to follow by. What this host sends of it is known by these sets, so that it is
+/// dropped unless a choice or a class rule marks it.
+fn untracked(desired: &Desired) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for (family, set) in UNTRACKED {
+        for bump in &desired.bumps {
+            let came = Rule::new(format!("untracked, by bump {}", bump.id))
+                .untracked()
+                .device(Meta::InName, bump);
+            let peers = match bump.owner {
+                DeviceOwner::Ours => vec![family.any()],
+                DeviceOwner::Foreign => widest(&bump.peers, family),
+            };
+            for peer in peers {
+                let came = came.clone().family(family).protocol(libc::IPPROTO_TCP);
+                let came = came.prefix(peer, false);
+                let key = came.clone().connection_back(family);
+                rules.push(key.remember(set).returns());
+                // There is no room for it.
+                rules.push(came.drops());
+            }
+        }
+    }
+    rules
+}
+
 /// What comes in by a bump's device makes its connection follow, as DIBS-INPUT does.
 fn follow(desired: &Desired) -> Vec<Rule> {
     let of_bump = |bump: &BumpRoute| {
@@ -225,7 +258,9 @@ fn follow(desired: &Desired) -> Vec<Rule> {
         let follows = came.into_iter().map(|rule| rule.follows(desired, bump));
         follows.collect::<Vec<_>>()
     };
-    desired.bumps.iter().flat_map(of_bump).collect()
+    let mut rules = untracked(desired);
+    rules.extend(desired.bumps.iter().flat_map(of_bump));
+    rules
 }
 
 /// What this host sends, and no chain of ours has marked although it should be.
@@ -247,6 +282,10 @@ fn unmarked(desired: &Desired) -> Vec<Rule> {
             rules.push(to("marked for a bump").ct_mark(mask, 0, false).drops());
         }
         rules.extend(by_class(desired, family, None));
+    }
+    for (family, set) in UNTRACKED {
+        let connection = Rule::new("came by a bump, untracked").connection(family);
+        rules.push(connection.among(set).drops());
     }
     rules
 }
@@ -543,6 +582,12 @@ impl Rule {
         self.expression("ct", data).masked(mask, value, equal)
     }
 
+    /// Key NFT_CT_STATE; NF_CT_STATE_UNTRACKED_BIT.
+    fn untracked(self) -> Self {
+        let data = Attributes::default().number(1, REGISTER).number(2, 0);
+        self.expression("ct", data).masked(1 << 6, 0, false)
+    }
+
     fn set_ct_mark(self, mask: u32, value: u32) -> Self {
         let load = Attributes::default().number(1, REGISTER).number(2, 3);
         let store = Attributes::default().number(2, 3).number(4, REGISTER);
@@ -636,6 +681,17 @@ impl Rule {
         self.expression("lookup", data)
     }
 
+    /// Puts what was loaded into a set, for some time; fails, as a match does, if the set is full.
+    fn remember(self, set: &str) -> Self {
+        // NFTA_DYNSET_SET_NAME, _OP (update), _SREG_KEY, _TIMEOUT.
+        let data = Attributes::default()
+            .text(1, set)
+            .number(3, 1)
+            .number(4, REGISTER)
+            .bytes(6, &UNTRACKED_FOR.to_be_bytes());
+        self.expression("dynset", data)
+    }
+
     /// No route leads back to the source by the device that the packet came by.
     fn no_way_back(self) -> Self {
         // NFTA_FIB_DREG, _RESULT (a device), _FLAGS (source address, by this device, whether at all).
@@ -714,33 +770,46 @@ impl Chain {
     }
 }
 
+/// Of a set that rules fill: how many connections, so that it is bounded.
+fn size(flags: u32) -> Attributes {
+    match flags {
+        0 => Attributes::default(),
+        _ => Attributes::default().number(1, 65_536),
+    }
+}
+
 /// The sets of connections.
 pub(super) fn sets() -> impl Iterator<Item = Change> {
     // nft(8)'s numbers of types, six bits each: ipv4_addr, ipv6_addr, inet_service.
     const PORT: u32 = 13;
+    // Filled by rules, for a time.
+    const DYNAMIC: u32 = 0x30;
     let kinds = [
-        ("bumped4", 7, 16),
-        ("bumped6", 8, 40),
-        ("plain4", 7, 16),
-        ("plain6", 8, 40),
-        ("locked4", 7, 16),
-        ("locked6", 8, 40),
+        ("bumped4", 7, 16, 0),
+        ("bumped6", 8, 40, 0),
+        ("plain4", 7, 16, 0),
+        ("plain6", 8, 40, 0),
+        ("locked4", 7, 16, 0),
+        ("locked6", 8, 40, 0),
+        ("untracked4", 7, 16, DYNAMIC),
+        ("untracked6", 8, 40, DYNAMIC),
     ];
     kinds
         .into_iter()
         .enumerate()
-        .map(|(n, (name, address, length))| {
+        .map(|(n, (name, address, length, flags))| {
             let kind = ((address << 6 | PORT) << 6 | address) << 6 | PORT;
-            let number = u32::try_from(n).expect("six") + 1;
+            let number = u32::try_from(n).expect("a few") + 1;
             Change {
                 kind: Kind::NewSet,
-                // _TABLE, _NAME, _FLAGS, _KEY_TYPE, _KEY_LEN, _ID.
+                // _TABLE, _NAME, _FLAGS, _KEY_TYPE, _KEY_LEN, _DESC (_SIZE; those filled by us need none), _ID.
                 attributes: Attributes::default()
                     .text(1, TABLE)
                     .text(2, name)
-                    .number(3, 0)
+                    .number(3, flags)
                     .number(4, kind)
                     .number(5, length)
+                    .nested(9, size(flags))
                     .number(10, number),
             }
         })
