@@ -1,12 +1,12 @@
 //! The control socket: JSON lines from root and the members of a group.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use dibs_control::{
     Failure, LineBuffer, MAX_REQUEST, Reply, Request, decode_request, encode_reply,
 };
@@ -23,8 +23,25 @@ const CLIENTS: usize = 64;
 /// Trouble with accepting is logged once it has been away for as long.
 const LOG_AFTER: Duration = Duration::from_secs(60);
 
+/// Refuses where what is at `path` is not what an earlier daemon left.
+pub fn ensure_place(path: &Path) -> anyhow::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => ensure!(
+            found.file_type().is_socket(),
+            "control_socket {} is there, and is no socket; name another place",
+            path.display()
+        ),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot look at {}", path.display()));
+        }
+    }
+    Ok(())
+}
+
 /// Listens at `path`, for the owner and the group. The caller made sure that no other daemon does.
 pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
+    ensure_place(path)?;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("cannot replace {}", path.display()));

@@ -74,6 +74,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
+    control_socket::ensure_place(&config.daemon.control_socket)?;
     let file = StateFile::open(&config.daemon.control_socket)?;
     let _alone = state::claim_namespace()?;
     let saved = file.load()?;

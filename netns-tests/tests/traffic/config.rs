@@ -110,3 +110,22 @@ fn a_key_file_that_others_may_read() {
         })
     });
 }
+
+#[test]
+fn a_control_socket_in_the_place_of_a_file() {
+    isolated(|| {
+        let setup = Setup::new().key("control_socket = \"/run/dibs/private.key\"");
+        setup.without_daemons().run(|net| {
+            let before = kernel::state(&net.a.host)?;
+            net.a.spawn()?;
+            let said = net.a.refusal()?;
+            ensure!(
+                said.contains("control_socket /run/dibs/private.key is there, and is no socket"),
+                "{said}"
+            );
+            net.a.private_key()?;
+            ensure!(kernel::state(&net.a.host)? == before);
+            Ok(())
+        })
+    });
+}
