@@ -1,5 +1,6 @@
 //! `dibsd --config FILE`, and `dibsd --guard --config FILE` at boot
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
+        // It would print them, and whoever prints where nobody reads panics.
+        .log_internal_errors(false)
         .init();
     let done = match &args.man {
         Some(directory) => man(directory),
@@ -39,10 +42,11 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // One sentence; what led to it follows behind colons.
-            eprintln!("dibsd: {error:#}");
+            let mut stderr = std::io::stderr();
+            // One sentence; what led to it follows behind colons. Nobody may be there to read it.
+            let _ = writeln!(stderr, "dibsd: {error:#}");
             if let Some(dibs_config::Error::Invalid(fault)) = error.downcast_ref() {
-                eprintln!("{}", fault.excerpt());
+                let _ = writeln!(stderr, "{}", fault.excerpt());
             }
             ExitCode::FAILURE
         }

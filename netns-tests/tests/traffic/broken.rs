@@ -330,3 +330,37 @@ fn who_has_the_port_is_named() {
         })
     });
 }
+
+/// Whoever reads the log ends, or has no room for it.
+#[test]
+fn nobody_reads_the_log() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            net.b.start()?;
+            let dibsd = format!(
+                "{} --config /run/dibs/dibsd.toml",
+                programs::built("dibsd").display()
+            );
+            for (line, ready) in [("2>&1 | head -n 1", 1), ("2>/dev/full; true", 2)] {
+                let mut start = net.a.host.command("sh");
+                start.args(["-c", &format!("{dibsd} {line}")]);
+                let mut start = net.a.host.spawn(start)?;
+                net.wait_established()?;
+                // Each is logged.
+                for port in 1..=20 {
+                    let port = (ready * 100 + port).to_string();
+                    net.a
+                        .ctl(&["rule", "add", "--dport", &port, "--bump", "scramble"])?;
+                }
+                let talk = net.talk(7000 + ready)?;
+                net.a.enable(7000 + ready)?;
+                talk.advance(64 << 10)?;
+                talk.finish()?;
+                let end = format!("kill {}", pid(&net.a)?);
+                net.a.host.run(&end)?;
+                start.wait(SOON)?;
+            }
+            Ok(())
+        })
+    });
+}
