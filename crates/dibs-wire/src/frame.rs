@@ -306,6 +306,7 @@ pub const CONTROL_OVERHEAD: usize = 7;
 /// Bytes around the ranges of an acknowledgement frame.
 pub const ACK_OVERHEAD: usize = 3;
 
+#[inline]
 fn flag_bits(tcp: &TcpFields<'_>, open: bool) -> u8 {
     let mut bits = 0;
     for (present, bit) in [
@@ -343,6 +344,7 @@ fn get_meta(r: &mut Reader<'_>) -> Result<IpMeta, FrameError> {
     })
 }
 
+#[inline]
 fn put_fields(w: &mut Writer<'_>, tcp: &TcpFields<'_>) {
     let mut head = w.part::<FIELDS_HEAD>();
     head.u16(tcp.flags);
@@ -501,6 +503,7 @@ impl Chunk<'_> {
     };
 
     /// Writes the frame; it takes [`chunk_len`] bytes.
+    #[inline]
     pub fn encode(&self, w: &mut Writer<'_>) {
         let mut head = w.part::<CHUNK_HEAD>();
         head.u8(CHUNK);
