@@ -505,6 +505,10 @@ fn file(value: &Value<'_>) -> Result<PathBuf, Error> {
 /// beside the socket, in files that have its name but for these endings.
 fn socket(value: &Value<'_>) -> Result<PathBuf, Error> {
     let path = file(value)?;
+    // Choices lie beside it: from another directory the next daemon would not find them.
+    if !path.is_absolute() {
+        return Err(value.error(Wrong::bare("is not an absolute path")));
+    }
     if let Some(taken) = { path.extension() }.filter(|end| *end == "state" || *end == "lock") {
         return Err(value.error(Wrong::bare(format!(
             "ends in .{}, as the file beside it that the daemon keeps",

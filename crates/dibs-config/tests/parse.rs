@@ -400,6 +400,11 @@ fn each_value_is_checked() {
             "\"/run/dibs/dibsd.state\"",
             "ends in .state, as the file beside it",
         ),
+        (
+            "\"/run/dibs/dibsd.sock\"",
+            "\"dibsd.sock\"",
+            "is not an absolute path",
+        ),
         // path
         ("name = \"wlan\"", "name = \"eth\"", "\"eth\" is taken"),
         ("name = \"wlan\"", "name = \"w lan\"", "is not a name"),
