@@ -167,7 +167,9 @@ impl Peer {
         let Some(Ok(Frame::PathJoin { nonce, trusted })) = Frames::new(header).next() else {
             return shared.count(Counter::WrongPath);
         };
-        if self.numbers(id) || !self.resolve_crossed(arrival.path, arrival.from) {
+        let Arrival { path, from } = arrival;
+        let expected = !shared.local[path].trusted || self.is_expected(path, from);
+        if self.numbers(id) || !expected || !self.resolve_crossed(path, from) {
             return shared.count(Counter::PathRefused);
         }
         if let Some(at) = self.links.iter().position(|l| l.id == id) {
@@ -180,7 +182,6 @@ impl Peer {
             };
             self.remove_link(unproved);
         }
-        let Arrival { path, from } = arrival;
         let link = Link::accept(now, shared, id, path, from, len, nonce, trusted);
         self.add_link(link);
     }
