@@ -68,10 +68,7 @@ impl Node {
             "umask 077; {dibsctl} genkey >/run/dibs/private.key && \
              {dibsctl} pubkey </run/dibs/private.key"
         );
-        let mut shell = node.host.command("sh");
-        shell.args(["-c", &make]);
-        let made = node.host.run_within(SOON, shell)?;
-        let public = String::from_utf8(made.stdout)?.trim().to_owned();
+        let public = node.host.shell(&make)?.trim().to_owned();
         Ok((node, public))
     }
 

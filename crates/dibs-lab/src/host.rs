@@ -202,6 +202,20 @@ impl Host {
         let program = words.next().context("an empty command")?;
         let mut command = self.command(program);
         command.args(words);
+        self.printed_by(command)
+    }
+
+    /// Runs lines of a shell, until the first that fails, and returns their standard output.
+    ///
+    /// # Errors
+    /// As [`run_within`](Self::run_within), with 20 seconds.
+    pub fn shell(&self, lines: &str) -> Result<String> {
+        let mut command = self.command("sh");
+        command.args(["-ec", lines]);
+        self.printed_by(command)
+    }
+
+    fn printed_by(&self, command: Command) -> Result<String> {
         let output = self.run_within(RUN_TIMEOUT, command)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

@@ -9,21 +9,13 @@ use netns_tests::daemon::{SOON, wait};
 use netns_tests::traffic::SETTLED;
 use netns_tests::{Net, Node, Setup, isolated, programs};
 
-fn shell(host: &Host, line: &str) -> Result<()> {
-    let mut shell = host.command("sh");
-    shell.args(["-ec", line]);
-    host.run_within(SOON, shell).map(drop)
-}
-
 /// From now on the host has none of these programs, given as a pattern of the shell.
 fn uninstall(host: &Host, programs: &str) -> Result<()> {
-    shell(
-        host,
-        &format!(
-            "mkdir /run/sbin; cp -a /usr/sbin/. /run/sbin; cd /run/sbin; rm -f {programs}
+    host.shell(&format!(
+        "mkdir /run/sbin; cp -a /usr/sbin/. /run/sbin; cd /run/sbin; rm -f {programs}
              mount --bind /run/sbin /usr/sbin"
-        ),
-    )
+    ))
+    .map(drop)
 }
 
 fn log_has(node: &Node, words: &str) -> usize {
@@ -59,7 +51,7 @@ fn ipv6_is_disabled_under_a_connection() {
             let key = "net.ipv6.conf.all.disable_ipv6";
             net.a.host.sysctl(key, "1")?;
             // What is amiss with IPv6 is in nobody's way.
-            shell(&net.a.host, "iptables -t mangle -F")?;
+            net.a.host.shell("iptables -t mangle -F")?;
             wait("the chains to be put back", || {
                 let saved = net.a.host.run("iptables-save -t mangle");
                 saved.is_ok_and(|saved| saved.contains("-A DIBS-OUTPUT"))

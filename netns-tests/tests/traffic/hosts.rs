@@ -13,12 +13,6 @@ use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Eavesdropper, Net, Setup, isolated};
 use socket2::{Domain, Protocol, Socket, Type};
 
-fn shell(host: &Host, line: &str) -> Result<()> {
-    let mut shell = host.command("sh");
-    shell.args(["-ec", line]);
-    host.run_within(SOON, shell).map(drop)
-}
-
 /// In by one host, out by the other, and in again; on the bump nothing is in plain.
 fn in_and_out(net: &Net, port: u16) -> Result<()> {
     let talk = net.talk(port)?;
@@ -92,10 +86,8 @@ fn by_rule(net: &Net) -> Result<(Eavesdropper, Talk)> {
 fn masquerading(iptables: &str) -> Result<()> {
     Setup::new().run(|net| {
         for node in [&net.a, &net.b] {
-            shell(
-                &node.host,
-                &format!("{iptables} -t nat -A POSTROUTING -j MASQUERADE"),
-            )?;
+            node.host
+                .shell(&format!("{iptables} -t nat -A POSTROUTING -j MASQUERADE"))?;
         }
         in_and_out(net, 7000)?;
         // From its first packet on, too.
@@ -121,7 +113,7 @@ fn a_translated_connection_is_refused_and_the_rule_named() {
         Setup::new().run(|net| {
             let nat = "POSTROUTING -d 10.0.1.2/32 -p tcp -j SNAT --to-source 10.0.1.9";
             let begin = "ip address add 10.0.1.9/24 dev eth0; iptables -t nat -A";
-            shell(&net.a.host, &format!("{begin} {nat}"))?;
+            net.a.host.shell(&format!("{begin} {nat}"))?;
             let talk = net.talk(7000)?;
             talk.advance(256 << 10)?;
             let said = net.a.refused(&["enable", "--dport", "7000"])?;
@@ -168,10 +160,8 @@ fn docker(host: &Host, iptables: &str) -> Result<()> {
         "-t nat -A DOCKER -i docker0 -j RETURN",
     ];
     let rules: String = rules.map(|rule| format!("{iptables} {rule}\n")).concat();
-    shell(
-        host,
-        &format!(
-            "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0
+    host.shell(&format!(
+        "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0
              ip netns add container
              ip link add veth0 type veth peer name eth0 netns container
              ip link set veth0 master docker0 up; ip link set docker0 up
@@ -179,8 +169,8 @@ fn docker(host: &Host, iptables: &str) -> Result<()> {
              ip -n container link set eth0 up
              ip -n container route add default via 172.17.0.1
              sysctl -w net.ipv4.ip_forward=1\n{rules}"
-        ),
-    )
+    ))
+    .map(drop)
 }
 
 fn beside_docker(iptables: &str) -> Result<()> {
@@ -266,18 +256,12 @@ fn a_socket_bound_to_a_device_is_refused_and_never_leaves_in_plain() {
 fn redirecting(variant: &str) -> Result<()> {
     Setup::new().run(|net| {
         let third = net.intruder()?;
-        shell(
-            &net.a.host,
-            &format!(
-                "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+        net.a.host.shell(&format!(
+            "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
                  to='-t nat -A PREROUTING -p tcp --dport 7000 -j DNAT --to-destination'
                  iptables-{variant} $to 10.0.3.3; ip6tables-{variant} $to fd00:3::3"
-            ),
-        )?;
-        shell(
-            &third,
-            "ip route add default via 10.0.3.1; ip route add default via fd00:3::1",
-        )?;
+        ))?;
+        third.shell("ip route add default via 10.0.3.1; ip route add default via fd00:3::1")?;
         let calls = |to: SocketAddr| {
             net.b.host.in_ns(|| {
                 let connected = TcpStream::connect_timeout(&to, Duration::from_secs(2));
@@ -343,20 +327,19 @@ fn an_icmp_error_goes_with_its_connection() {
             talk.advance(SETTLED)?;
             let arrives = |device: &str| format!("-A INPUT -i {device} -p icmp -j RETURN");
             for device in ["dibs1", "eth0", "wlan0"] {
-                shell(
-                    &net.a.host,
-                    &format!("iptables -t mangle {}", arrives(device)),
-                )?;
+                net.a
+                    .host
+                    .shell(&format!("iptables -t mangle {}", arrives(device)))?;
             }
             let ears = net.eavesdrop()?;
             // The error quotes what it is about, plaintext included.
             let reject = "INPUT -i dibs1 -p tcp --dport 7000 -j REJECT --reject-with \
                           icmp-port-unreachable";
-            shell(&net.b.host, &format!("iptables -I {reject}"))?;
+            net.b.host.shell(&format!("iptables -I {reject}"))?;
             wait("an error to arrive by the bump", || {
                 counted(net, &arrives("dibs1")).is_ok_and(|count| count > 0)
             })?;
-            shell(&net.b.host, &format!("iptables -D {reject}"))?;
+            net.b.host.shell(&format!("iptables -D {reject}"))?;
             for device in ["eth0", "wlan0"] {
                 ensure!(counted(net, &arrives(device))? == 0, "plain, by {device}");
             }
@@ -401,7 +384,7 @@ fn untracked_connections_never_answer_in_plain() {
             let exempt = "for chain in PREROUTING OUTPUT; do
                 iptables -t raw -A $chain -p tcp -j CT --notrack
                 ip6tables -t raw -A $chain -p tcp -j CT --notrack; done";
-            shell(&net.b.host, exempt)?;
+            net.b.host.shell(exempt)?;
             for port in ["7001", "7002"] {
                 net.a
                     .ctl(&["rule", "add", "--dport", port, "--bump", "scramble"])?;

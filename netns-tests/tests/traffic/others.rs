@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::Host;
-use netns_tests::daemon::{SOON, wait};
+use netns_tests::daemon::wait;
 use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Net, Setup, isolated, kernel};
 use nix::sys::signal::Signal;
@@ -23,12 +22,6 @@ fn sorted(net: &Net) -> Result<Vec<String>> {
 }
 
 /// Runs a line of shell commands.
-fn shell(host: &Host, line: &str) -> Result<()> {
-    let mut shell = host.command("sh");
-    shell.args(["-ec", line]);
-    host.run_within(SOON, shell).map(drop)
-}
-
 /// Does harm on `a` under a connection on the bump: it is undone, told and counted, the connection goes
 /// on, and nothing of it is ever in plain.
 fn put_back(harm: &[&str]) -> Result<()> {
@@ -50,7 +43,7 @@ fn harmed(net: &Net, talk: &Talk, harm: &[&str]) -> Result<()> {
         let told = || events.stdout().matches("steering_restored").count();
         let told_before = told();
         let restored = net.a.counter("steering_restored")?;
-        shell(&net.a.host, harm)?;
+        net.a.host.shell(harm)?;
         let mut now = Vec::new();
         let back = wait("everything to be put back", || {
             now = sorted(net).unwrap_or_default();
@@ -138,7 +131,7 @@ fn while_no_daemon_runs_a_flushed_firewall_lets_nothing_out() {
                 "ip rule del priority 5200",
                 "ip route flush table 5201",
             ] {
-                shell(&net.a.host, harm)?;
+                net.a.host.shell(harm)?;
                 talk.stands_still(Duration::from_millis(500))
                     .with_context(|| format!("after {harm}"))?;
             }
@@ -159,7 +152,7 @@ fn by_conntrack(net: &Net, talk: &Talk, mark: &str) -> Result<()> {
     // What was there before it was tracked is known from whichever end spoke first.
     let other = format!("-s 10.0.1.2 -d 10.0.1.1 --sport 7000 --dport {sport}");
     let either = format!("{} || {}", update(&one), update(&other));
-    shell(&net.a.host, &either)
+    net.a.host.shell(&either).map(drop)
 }
 
 /// Each command of docs/architecture.md, "Switching by hand", word by word but for the addresses.
@@ -174,9 +167,12 @@ fn plain_commands_switch_a_connection() {
             let conntrack = |mark: &str| by_conntrack(net, &talk, mark);
             let iptables = |value: &str| -> Result<()> {
                 let rule = format!("OUTPUT {one} -j CONNMARK --set-xmark {value}/0x1f000000");
-                shell(&net.a.host, &format!("iptables -t mangle -A {rule}"))?;
+                net.a.host.shell(&format!("iptables -t mangle -A {rule}"))?;
                 talk.advance(64 << 10)?;
-                shell(&net.a.host, &format!("iptables -t mangle -D {rule}"))
+                net.a
+                    .host
+                    .shell(&format!("iptables -t mangle -D {rule}"))
+                    .map(drop)
             };
             // Connections are tracked while a bump is in use, so iptables has to come first.
             for (by_conntrack, number, bump) in [
