@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::super::Shared;
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
-use super::data::{MAX_BATCH, MAX_SEGMENTS, padding};
+use super::run::{MAX_BATCH, MAX_SEGMENTS, padding};
 use super::small::pad;
 use super::{CLEAR, Shape, Turn, key_of, token};
 use crate::chunk::{Chunk, Content, Fragment, Origin, Pending, Placement};

@@ -14,7 +14,7 @@ use dibs_wire::packet::Segment;
 use super::super::Shared;
 use super::super::links::Link;
 use super::super::peer::Peer;
-use super::data::piece_fields;
+use super::run::piece_fields;
 use crate::buffer::{Buffer, Pool};
 use crate::counters::Counter;
 use crate::flow::fields;

@@ -9,7 +9,7 @@ use dibs_wire::frame::{self, EmptySegment, Frame};
 use super::super::links::Link;
 use super::super::peer::{Out, Peer, Source};
 use super::super::schedule::{Choice, balanced};
-use super::data::padding;
+use super::run::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Message, Pending, Placement};
 use crate::counters::Counter;

@@ -7,9 +7,8 @@ use smallvec::SmallVec;
 
 use super::super::Shared;
 use super::super::peer::{Out, Peer, Source};
-use super::data::{
-    MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, parsed, piece_fields, strand,
-};
+use super::data::parsed;
+use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, piece_fields, strand};
 use super::small::pack_segments;
 use super::{CLEAR, Turn, token};
 use crate::bump::Split;
