@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::nft::{Attributes, Change, Kind, Nft, attribute, attributes, text};
 use crate::{Desired, Error};
 
+mod rule;
 mod rules;
 
 use rules::{Ruleset, TABLE};
