@@ -23,15 +23,22 @@ pub(crate) const STRAGGLERS: Duration = Duration::from_secs(5);
 
 /// Follows the table for good.
 pub async fn follow(daemon: Rc<Daemon>) {
+    let mut missed = false;
     loop {
-        let Err(error) = follow_once(&daemon).await;
-        tracing::warn!("cannot follow the conntrack table: {error:#}");
+        let Err(error) = follow_once(&daemon, missed).await;
+        daemon.note("follow the conntrack table", Err(error));
+        missed = true;
         sleep(RETRY).await;
     }
 }
 
-async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
+/// `missed`: events may have passed that nobody saw.
+async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infallible> {
     let mut events = Events::open()?;
+    if missed {
+        catch_up(daemon).await?;
+        daemon.note("follow the conntrack table", anyhow::Ok(()));
+    }
     loop {
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
@@ -59,16 +66,30 @@ async fn follow_once(daemon: &Rc<Daemon>) -> anyhow::Result<Infallible> {
                 daemon.note_followed(&entry).await;
                 note_update(daemon, &entry).await?;
             }
-            conntrack::Event::Lost => {
-                daemon.find_followed().await?;
-                let chosen = marks(&daemon.config).override_bit();
-                for entry in Conntrack::open()?.marked(chosen, chosen, Some).await? {
-                    note_update(daemon, &entry).await?;
-                }
-                daemon.mark_choices().await;
-            }
+            conntrack::Event::Lost => catch_up(daemon).await?,
         }
     }
+}
+
+/// Brings marks and our records together where events were missed.
+async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
+    daemon.find_followed().await?;
+    let mut conntrack = Conntrack::open()?;
+    let chosen = marks(&daemon.config).override_bit();
+    for entry in conntrack.marked(chosen, chosen, Some).await? {
+        note_update(daemon, &entry).await?;
+    }
+    daemon.mark_choices().await;
+    // One that follows has no choice to say where it belongs, and while this end alone sends, nothing
+    // comes that it could follow anew.
+    let followed: Vec<Pair> = daemon.state.borrow().followed.keys().copied().collect();
+    for pair in followed {
+        let tuple = Tuple::tcp(pair.local, pair.remote);
+        if conntrack.get(&tuple).await?.is_none() {
+            restore(daemon, pair, daemon.may_live(&pair)).await?;
+        }
+    }
+    Ok(())
 }
 
 /// The choice for a tracked connection.

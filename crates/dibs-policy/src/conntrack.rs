@@ -221,7 +221,17 @@ impl Conntrack {
         match self.wire.request(message, NLM_F_CREATE | NLM_F_EXCL).await {
             Ok(_) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
-            Err(error) => Err(Error::netlink(format!("track {tuple:?}"))(error)),
+            Err(error) => {
+                let full = match error.raw_os_error() {
+                    Some(libc::ENOMEM) => {
+                        " (is the table full? see net.netfilter.nf_conntrack_max)"
+                    }
+                    _ => "",
+                };
+                let (from, to) = (tuple.source, tuple.destination);
+                let operation = format!("track the connection from {from} to {to}{full}");
+                Err(Error::netlink(operation)(error))
+            }
         }
     }
 

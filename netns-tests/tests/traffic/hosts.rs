@@ -1,15 +1,15 @@
 //! Hosts that translate addresses, filter by route, bind sockets, answer with errors: connections go in and
 //! out of bumps there too, or it is said clearly why not.
 
-use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::{Host, Packet};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::{server, server_v6};
-use netns_tests::traffic::{SETTLED, Talk};
+use netns_tests::traffic::{SETTLED, Talk, connect, next_plaintext};
 use netns_tests::{Eavesdropper, Net, Setup, isolated};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -372,6 +372,48 @@ fn a_connection_that_follows_loses_its_entry() {
                 talk.advance(SETTLED)?;
                 ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
                 talk.finish()
+            })
+    });
+}
+
+/// Of so many events at once the kernel drops some, and the end that has no choice for it is the only one
+/// that sends.
+#[test]
+fn a_connection_that_follows_loses_its_entry_and_nobody_says_so() {
+    isolated(|| {
+        Setup::new()
+            .rule("bump = \"scramble\"\ndport = 7000")
+            .run(|net| {
+                let ears = net.eavesdrop()?;
+                let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
+                net.wait_bump(7000, "scramble")?;
+                let plaintext = next_plaintext();
+                let mut sent = 0;
+                let mut answer = |bytes: usize| -> Result<()> {
+                    let (mut message, mut received) = (vec![0; bytes], vec![0; bytes]);
+                    plaintext.fill(sent, &mut message);
+                    sent += bytes as u64;
+                    far.write_all(&message)?;
+                    near.set_read_timeout(Some(SOON))?;
+                    near.read_exact(&mut received).context("an answer")?;
+                    ensure!(received == message, "other bytes");
+                    Ok(())
+                };
+                answer(10_000)?;
+                // Nothing of it is under way any more.
+                net.b.wait_locked(7000)?;
+                net.b.suspend()?;
+                net.b.host.in_ns(|| -> Result<()> {
+                    let socket = UdpSocket::bind("10.0.1.2:0")?;
+                    for port in 10_000..40_000 {
+                        socket.send_to(&[0], ("10.0.1.1", port))?;
+                    }
+                    Ok(())
+                })?;
+                net.b.host.run("conntrack -D -p tcp --orig-port-dst 7000")?;
+                net.b.go_on()?;
+                answer(50_000)?;
+                ears.heard_nothing(&[plaintext], 50_000)
             })
     });
 }
