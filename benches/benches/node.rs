@@ -51,6 +51,7 @@ impl Wire {
                         trusted: p == 0,
                         mtu: 1500,
                         up: true,
+                        addresses: vec![addr(host, p).ip()],
                     })
                     .collect(),
                 peers: vec![PeerConfig {

@@ -62,6 +62,17 @@ impl Inventory {
         }
     }
 
+    /// The addresses that peers reach a path at.
+    pub fn path_addresses(&self, path: &PathConfig) -> Vec<IpAddr> {
+        match path.address {
+            Some(address) => vec![address],
+            None => self
+                .of_path(path)
+                .map(|interface| interface.addresses.clone())
+                .unwrap_or_default(),
+        }
+    }
+
     /// The addresses that connections of this host may use, but for those of the interfaces `ours`.
     pub fn host_addresses(&self, ours: impl Fn(&str) -> bool) -> Vec<IpAddr> {
         let mut addresses: Vec<IpAddr> = self
@@ -182,6 +193,13 @@ mod tests {
         assert_eq!(state(Some("eth1"), None), (false, 1400));
         assert_eq!(state(Some("eth2"), None), (false, DEFAULT_MTU));
         assert_eq!(state(None, Some("10.0.3.1")), (false, DEFAULT_MTU));
+
+        let addresses = |interface, address| inventory.path_addresses(&path(interface, address));
+        let of = |address: &str| vec![address.parse::<IpAddr>().unwrap()];
+        assert_eq!(addresses(Some("eth0"), None), of("10.0.1.1"));
+        assert_eq!(addresses(Some("eth0"), Some("10.0.1.9")), of("10.0.1.9"));
+        assert_eq!(addresses(None, Some("10.0.1.1")), of("10.0.1.1"));
+        assert!(addresses(Some("eth2"), None).is_empty());
 
         let mut narrow = inventory.clone();
         narrow.0[0].mtu = LEAST_MTU - 1;

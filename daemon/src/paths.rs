@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::ErrorKind;
+use std::net::IpAddr;
 
 use anyhow::{Context as _, anyhow};
 use dibs_config::PathConfig;
@@ -15,8 +16,8 @@ use crate::startup::{is_awaited, open_socket};
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     socket: Socket,
-    /// Usable, and the MTU.
-    told: Option<(bool, u16)>,
+    /// Usable, the MTU, and the addresses.
+    told: Option<(bool, u16, Vec<IpAddr>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -83,10 +84,11 @@ impl Daemon {
             let is = {
                 let state = self.state.borrow();
                 let lack = state.links[index].lack(path, &state.inventory);
-                (lack.is_none(), state.inventory.path_state(path).1)
+                let (_, mtu) = state.inventory.path_state(path);
+                (lack.is_none(), mtu, state.inventory.path_addresses(path))
             };
-            if opened || self.state.borrow().links[index].told != Some(is) {
-                self.driver.set_path(index, is.0, is.1)?;
+            if opened || self.state.borrow().links[index].told.as_ref() != Some(&is) {
+                self.driver.set_path(index, is.0, is.1, is.2.clone())?;
                 self.state.borrow_mut().links[index].told = Some(is);
             }
         }

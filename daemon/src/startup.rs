@@ -114,6 +114,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         mtu: inventory.path_state(path).1,
         // Until its socket is open.
         up: false,
+        addresses: inventory.path_addresses(path),
     };
     Ok(NodeConfig {
         private: StaticSecret::from(*key.as_bytes()),

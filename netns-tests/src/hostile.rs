@@ -41,6 +41,7 @@ impl HostilePeer {
                 trusted: true,
                 mtu: 1500,
                 up: true,
+                addresses: vec!["10.0.1.1".parse()?],
             }],
             peers: vec![PeerConfig {
                 public,

@@ -86,9 +86,12 @@ counters! {
     CoverMissing = "cover_missing",
     /// A datagram on a path that it does not belong to.
     WrongPath = "wrong_path",
-    /// A path that the peer asked for in vain: crossed by our own question, beyond the bound, or with
-    /// a number that is ours to give.
+    /// A path that the peer asked for in vain: crossed by our own question, beyond the bound, with
+    /// a number that is ours to give, or on a trusted path from elsewhere than its endpoint.
     PathRefused = "path_refused",
+    /// A trusted path that the peer asked for at an address that is not, or not only, of the path that
+    /// the question came by: somebody brought it there, or addresses are translated.
+    PathMisdirected = "path_misdirected",
     /// Addresses asked whether the peer is there, since its datagrams began to come from them.
     EndpointChallenged = "endpoint_challenged",
     /// Addresses that answered, and are where the peer is now.

@@ -124,7 +124,8 @@ impl World {
             );
         } else {
             let (id, nonce) = (self.paths[socket], [1; 8]);
-            self.frames(id, &[Frame::PathJoin { nonce, trusted }]);
+            let to = addr(1, socket).ip();
+            self.frames(id, &[Frame::PathJoin { nonce, trusted, to }]);
             self.wait(Duration::ZERO);
             let challenge = self.attacker.path(id).challenge;
             self.frames(id, &[Frame::PathConfirm { challenge }]);
@@ -364,7 +365,11 @@ impl World {
                 incarnation,
                 epoch,
             },
-            11 => Frame::PathJoin { nonce, trusted },
+            11 => Frame::PathJoin {
+                nonce,
+                trusted,
+                to: addr(1, input.below(3)).ip(),
+            },
             12 => Frame::PathAccept {
                 nonce,
                 challenge,

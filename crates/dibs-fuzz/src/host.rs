@@ -90,10 +90,11 @@ impl Host {
     /// A node that calls its peer, or waits to be called.
     pub(crate) fn new(number: usize, calls: bool, integrity: Integrity, seed: u8) -> Self {
         let other = 1 - number;
-        let paths = [true, false].map(|trusted| LocalPath {
+        let paths = [(0, true), (1, false)].map(|(path, trusted)| LocalPath {
             trusted,
             mtu: MTU,
             up: true,
+            addresses: vec![addr(number, path).ip()],
         });
         let endpoints = (0..2).map(|path| (path, addr(other, path)));
         let prefix = |ipv6, bits| Prefix::new(inner(other, ipv6), bits).expect("a whole address");

@@ -456,6 +456,7 @@ impl World {
                 trusted: p.trusted[host],
                 mtu: h.mtu[at],
                 up: h.up[at],
+                addresses: vec![endpoint(at, host, p.v6).ip()],
             });
         let endpoints = if self.setup.calls[host] {
             let ends = self.links.iter().enumerate();

@@ -255,6 +255,48 @@ fn a_path_opens_to_nowhere_but_where_the_peer_proved_itself() {
     }
 }
 
+/// The hosts disagreed about a path, and whoever sat there brought what one asked on it to the other's
+/// trusted path, from the right address, and the answer back: the one that trusted it sent there what is for
+/// trusted paths only (seed 1636303).
+#[test]
+fn a_question_brought_to_a_trusted_path_opens_no_other() {
+    let mut misdirected = 0;
+    for seed in 0..40 {
+        let bringing = Tamper::new(
+            &[(Seen::AdversaryCross, 0.3), (Seen::AdversaryReplay, 0.5)],
+            Duration::from_millis(20),
+        );
+        let disputed = PathSetup {
+            trusted: [true, false],
+            ..path(true, clean())
+        };
+        let transfer = plan([100_000, 100_000], Order::Both, [true; 2]);
+        let ops = vec![
+            (at(0), Op::Outage(0, true)),
+            (at(0), Op::Tamper(1, 0, bringing.clone())),
+            (at(0), Op::Tamper(1, 1, bringing.clone())),
+            (at(2000), Op::Open(transfer)),
+            // All that is under way waits for a trusted path.
+            (at(2010), Op::Interface(1, 0, false)),
+            (at(6000), Op::Interface(1, 0, true)),
+            (at(6000), Op::Outage(0, false)),
+        ];
+        let history = History {
+            setup: Setup {
+                // Host B has an endpoint for its peer, or none.
+                calls: [true, seed % 2 == 0],
+                ..setup(vec![disputed, path(true, clean())])
+            },
+            ops,
+            quiet: at(6000),
+        };
+        let run = World::run(seed, &history);
+        let report = run.unwrap_or_else(|f| panic!("{seed}: {} {}", f.what, f.state));
+        misdirected += report.coverage.counter(Counter::PathMisdirected);
+    }
+    assert!(misdirected > 0, "nobody brought a question");
+}
+
 /// A daemon that restarted while an interface was down numbered its paths otherwise than before. What
 /// it sent came by other interfaces than those numbers had stood for, and was dropped before it could
 /// prove the restart: no path ever opened again.

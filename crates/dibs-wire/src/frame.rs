@@ -224,6 +224,8 @@ pub enum Frame<'a> {
         nonce: [u8; 8],
         /// The joining side trusts this path.
         trusted: bool,
+        /// The address that it sends this to.
+        to: IpAddr,
     },
     /// Answers a join and challenges it.
     PathAccept {
@@ -603,10 +605,15 @@ pub fn encode(frame: &Frame<'_>, w: &mut Writer<'_>) {
             w.u16(incarnation);
             w.u32(epoch);
         }
-        Frame::PathJoin { nonce, trusted } => {
+        Frame::PathJoin { nonce, trusted, to } => {
             w.u8(PATH_JOIN);
             w.put(&nonce);
             w.u8(u8::from(trusted));
+            let to = match to {
+                IpAddr::V4(to) => to.to_ipv6_mapped(),
+                IpAddr::V6(to) => to,
+            };
+            w.put(&to.octets());
         }
         Frame::PathAccept {
             nonce,
@@ -744,6 +751,7 @@ impl<'a> Frames<'a> {
             PATH_JOIN => Frame::PathJoin {
                 nonce: r.array()?,
                 trusted: flag(r)?,
+                to: Ipv6Addr::from(r.array::<16>()?).to_canonical(),
             },
             PATH_ACCEPT => Frame::PathAccept {
                 nonce: r.array()?,

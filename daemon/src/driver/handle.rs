@@ -51,6 +51,7 @@ pub(super) enum Command {
         path: usize,
         up: bool,
         mtu: u16,
+        addresses: Vec<IpAddr>,
     },
     ExpectRate {
         path: usize,
@@ -224,9 +225,20 @@ impl Driver {
             .await
     }
 
-    /// The interface of a local path came, went, or has another MTU.
-    pub fn set_path(&self, path: usize, up: bool, mtu: u16) -> Result<(), Gone> {
-        self.send(Command::SetPath { path, up, mtu })
+    /// The interface of a local path came, went, or has another MTU or other addresses.
+    pub fn set_path(
+        &self,
+        path: usize,
+        up: bool,
+        mtu: u16,
+        addresses: Vec<IpAddr>,
+    ) -> Result<(), Gone> {
+        self.send(Command::SetPath {
+            path,
+            up,
+            mtu,
+            addresses,
+        })
     }
 
     /// The addresses of this host.

@@ -331,7 +331,13 @@ impl DataPath {
                     let set = self.set_socket(path, *socket);
                     let _ = done.send(set);
                 }
-                Command::SetPath { path, up, mtu } => {
+                Command::SetPath {
+                    path,
+                    up,
+                    mtu,
+                    addresses,
+                } => {
+                    self.node.set_path_addresses(path, addresses);
                     self.node.set_path(now, path, up, mtu);
                     if let Some(socket) = &mut self.paths[path].socket {
                         socket.retry_offloads();

@@ -12,6 +12,7 @@ mod experiment;
 mod gateway;
 mod hostile;
 mod hosts;
+mod joins;
 mod late;
 mod links;
 mod locked;

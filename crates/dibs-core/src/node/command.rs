@@ -71,6 +71,11 @@ impl Node {
         }
     }
 
+    /// The addresses of a local path.
+    pub fn set_path_addresses(&mut self, path: usize, addresses: Vec<IpAddr>) {
+        self.shared.local[path].addresses = addresses;
+    }
+
     /// A path to the host `to` has just carried so many bytes of payload a second for others:
     /// connections that come over from there need not begin slowly. A little more is taken for
     /// granted, for what we put beside the payload and for what waits until the first of it goes: at

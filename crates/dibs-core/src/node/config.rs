@@ -7,7 +7,7 @@ use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 
 /// A local interface that a path uses.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct LocalPath {
     /// Our trust label.
     pub trusted: bool,
@@ -15,6 +15,8 @@ pub struct LocalPath {
     pub mtu: u16,
     /// The interface can be used.
     pub up: bool,
+    /// Its addresses here: what peers send to one of them is for this path.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// A peer.

@@ -340,6 +340,7 @@ impl Link {
                 let frame = Frame::PathJoin {
                     nonce: *nonce,
                     trusted: label,
+                    to: self.remote.ip(),
                 };
                 self.push_frame(shared, &frame);
             }

@@ -316,16 +316,10 @@ impl Peer {
         }
     }
 
-    /// Whether this is where the peer is by this local path, or nobody has said where that is. From elsewhere
-    /// somebody may have brought what the peer asked on another path: that this one is trusted says
-    /// nothing of the way that the peer's datagrams take.
-    pub(super) fn is_expected(&self, local: usize, remote: SocketAddr) -> bool {
-        let mut known = self
-            .endpoints
-            .iter()
-            .filter(|(l, _)| *l == local)
-            .peekable();
-        known.peek().is_none() || known.any(|(_, to)| *to == remote)
+    /// Whether this is where the peer is by this local path; none if nobody has said where that is.
+    pub(super) fn is_endpoint(&self, local: usize, remote: SocketAddr) -> Option<bool> {
+        let known = self.endpoints.iter().filter(|(l, _)| *l == local);
+        known.map(|(_, to)| *to == remote).reduce(|a, b| a || b)
     }
 
     /// Whether a path that the peer opens goes before one that we ask for between the same places:

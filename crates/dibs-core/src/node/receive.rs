@@ -1,6 +1,7 @@
 //! What came from the peer.
 
 mod acks;
+mod joins;
 mod packets;
 mod streams;
 #[cfg(test)]
@@ -11,7 +12,6 @@ use std::net::SocketAddr;
 use dibs_wire::frame::{Chunk, Frame, Frames};
 
 use super::Shared;
-use super::links::Link;
 use super::notice::Event;
 use super::peer::Peer;
 use super::send::NOT_BARE;
@@ -23,8 +23,6 @@ use crate::time::Time;
 use packets::Cover;
 pub(super) use streams::incoming;
 
-/// Paths to a peer, those included that are being opened.
-const MAX_LINKS: usize = 16;
 /// Messages whose repetitions are recognised.
 const CONTROLS_SEEN: usize = 256;
 
@@ -85,6 +83,10 @@ impl Peer {
             return self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
         }
         if opened.authenticated {
+            // What was asked from the peer's endpoint is not answered elsewhere either.
+            if self.links[at].is_accepting() && !self.may_ask_from(shared, arrival) {
+                return shared.count(Counter::PathRefused);
+            }
             self.links[at].on_source(now, shared, opened.seq, from, len);
         } else if !self.links[at].expects_bare(opened.seq, from) {
             return shared.count(Counter::BareRefused);
@@ -154,38 +156,6 @@ impl Peer {
         }
     }
 
-    /// A datagram of a path that we do not know can only ask to open it.
-    fn receive_join(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        arrival: Arrival,
-        len: u64,
-        id: u8,
-        header: &[u8],
-    ) {
-        let Some(Ok(Frame::PathJoin { nonce, trusted })) = Frames::new(header).next() else {
-            return shared.count(Counter::WrongPath);
-        };
-        let Arrival { path, from } = arrival;
-        let expected = !shared.local[path].trusted || self.is_expected(path, from);
-        if self.numbers(id) || !expected || !self.resolve_crossed(path, from) {
-            return shared.count(Counter::PathRefused);
-        }
-        if let Some(at) = self.links.iter().position(|l| l.id == id) {
-            self.remove_link(at);
-        }
-        if self.links.len() >= MAX_LINKS {
-            let unproved = self.links.iter().position(Link::is_accepting);
-            let Some(unproved) = unproved else {
-                return shared.count(Counter::PathRefused);
-            };
-            self.remove_link(unproved);
-        }
-        let link = Link::accept(now, shared, id, path, from, len, nonce, trusted);
-        self.add_link(link);
-    }
-
     fn take_frame(
         &mut self,
         now: Time,
@@ -245,7 +215,12 @@ impl Peer {
                     conn.out.stream.break_chain();
                 }
             }
-            Frame::PathJoin { nonce, trusted } => link.on_join(now, shared, nonce, trusted),
+            Frame::PathJoin { nonce, trusted, to } => {
+                match self.refusal(shared, arrival, trusted, to) {
+                    None => self.links[at].on_join(now, shared, nonce, trusted),
+                    Some(reason) => shared.count(reason),
+                }
+            }
             Frame::PathAccept {
                 nonce,
                 challenge,

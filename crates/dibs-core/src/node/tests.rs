@@ -25,6 +25,7 @@ mod flood;
 mod gateway;
 mod handover;
 mod hostile;
+mod joins;
 mod left_out;
 mod paths;
 mod rates;
@@ -90,11 +91,13 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
                 trusted: true,
                 mtu: 1500,
                 up: true,
+                addresses: vec![addr(host, 0).ip()],
             },
             LocalPath {
                 trusted: false,
                 mtu: 1500,
                 up: true,
+                addresses: vec![addr(host, 1).ip()],
             },
         ],
         peers: vec![PeerConfig {

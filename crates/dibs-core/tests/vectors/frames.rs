@@ -178,6 +178,7 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
             Frame::PathJoin {
                 nonce,
                 trusted: true,
+                to: [192, 0, 2, 1].into(),
             },
         ),
         (

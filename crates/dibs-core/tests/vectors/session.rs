@@ -344,6 +344,7 @@ fn a_node_says_hello_as_documented() {
             trusted: true,
             mtu: 1500,
             up: true,
+            addresses: Vec::new(),
         }],
         peers: vec![PeerConfig {
             public: public(RESPONDER),

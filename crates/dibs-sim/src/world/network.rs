@@ -28,7 +28,7 @@ const PLAIN_SEEN: usize = 64;
 /// their way there already.
 const SLACK: u64 = 1500;
 /// Where a datagram without effect is counted.
-const DROPS: [Counter; 23] = [
+const DROPS: [Counter; 24] = [
     Counter::HandshakeUntrusted,
     Counter::HandshakeMalformed,
     Counter::HandshakeMac1,
@@ -41,6 +41,7 @@ const DROPS: [Counter; 23] = [
     Counter::HandshakeUnknownIndex,
     Counter::HandshakeOverload,
     Counter::PathRefused,
+    Counter::PathMisdirected,
     Counter::DatagramMalformed,
     Counter::DatagramUnknownIndex,
     Counter::DatagramExpired,

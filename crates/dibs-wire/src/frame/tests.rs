@@ -124,6 +124,12 @@ fn samples() -> Vec<Frame<'static>> {
         Frame::PathJoin {
             nonce: [1; 8],
             trusted: true,
+            to: [192, 0, 2, 1].into(),
+        },
+        Frame::PathJoin {
+            nonce: [1; 8],
+            trusted: false,
+            to: [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
         },
         Frame::PathAccept {
             nonce: [1; 8],

@@ -149,6 +149,7 @@ fn nothing_but_data_of_an_open_flow_passes_bare() {
         Frame::PathJoin {
             nonce,
             trusted: true,
+            to: addr(1, 1).ip(),
         },
         Frame::PathAccept {
             nonce,

@@ -201,46 +201,6 @@ fn a_copy_on_another_socket_does_not_keep_the_true_one_out() {
     assert_eq!(count(&pair, Counter::DatagramReplayed), 0);
 }
 
-/// Host 0 calls both paths trusted, host 1 only the first. Who is on the second brings what host 0 asks there to
-/// host 1's first, by an address of their own, and brings the answer back.
-#[test]
-fn a_question_brought_to_a_trusted_path_gets_no_answer() {
-    let mut pair = Pair::new();
-    let mut configs = [config(0, Integrity::On), config(1, Integrity::On)];
-    configs[0].paths[1].trusted = true;
-    configs[1].peers[0].endpoints = vec![(0, addr(0, 0)), (1, addr(0, 1))];
-    let [a, b] = configs;
-    pair.nodes = [
-        Node::new(Time::ZERO, a, [1; 32]).unwrap(),
-        Node::new(Time::ZERO, b, [2; 32]).unwrap(),
-    ];
-    let heard = Rc::new(RefCell::new([Vec::new(), Vec::new()]));
-    let tap = heard.clone();
-    pair.filter = Box::new(move |host, path, bytes| {
-        if path != host {
-            tap.borrow_mut()[host].push(bytes.to_vec());
-        }
-        // All of the second path; of the first one only what the other host answers is copied.
-        path == 0
-    });
-    for _ in 0..100 {
-        pair.run(Duration::from_millis(20));
-        let [asked, answered] = heard.take();
-        for mut datagram in asked {
-            pair.nodes[1].handle_datagram(pair.now, 0, elsewhere(), &mut datagram);
-        }
-        for mut datagram in answered {
-            pair.nodes[0].handle_datagram(pair.now, 1, addr(1, 1), &mut datagram);
-        }
-    }
-    let paths = pair.nodes[0].paths();
-    let state = |local| {
-        let mut of = paths.iter().filter(|p| p.local == local);
-        of.find(|p| p.state == "active").map(|p| p.trusted)
-    };
-    assert_eq!((state(0), state(1)), (Some(true), None), "{paths:?}");
-}
-
 #[test]
 fn a_peer_numbers_only_its_own_paths() {
     let mut pair = Pair::connected();

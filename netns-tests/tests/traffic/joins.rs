@@ -1,0 +1,129 @@
+//! How paths open: the question for one is brought to another, or names an address that its host does not
+//! know, or not yet.
+
+use std::net::SocketAddrV4;
+
+use anyhow::{Context as _, Result, ensure};
+use netns_tests::attacker::{Attacker, datagrams};
+use netns_tests::daemon::{Node, wait};
+use netns_tests::{Net, Setup, isolated};
+use nix::sys::signal::Signal;
+
+/// Changes what the next daemon is told.
+fn edit(node: &Node, change: impl FnOnce(String) -> String) -> Result<()> {
+    let config = std::fs::read_to_string(node.directory().join("dibsd.toml"))?;
+    node.configure(&change(config))
+}
+
+/// `b` waits to be called, from wherever it may be.
+fn without_endpoints(b: &Node) -> Result<()> {
+    edit(b, |config| {
+        config.replace("[peer.endpoints]\neth = \"10.0.1.1:5300\"\n", "")
+    })
+}
+
+fn address(text: &str) -> Result<SocketAddrV4> {
+    text.parse().with_context(|| text.to_owned())
+}
+
+fn start(net: &mut Net) -> Result<()> {
+    net.b.start()?;
+    net.a.start()
+}
+
+#[test]
+fn a_question_brought_to_the_trusted_path_is_dropped() {
+    isolated(|| {
+        let setup = Setup::new().attacked("eth0").without_daemons();
+        setup.run(|net| {
+            without_endpoints(&net.b)?;
+            edit(&net.a, |config| config.replace("untrusted", "trusted"))?;
+            let swallow = "PREROUTING -i wlan0 -s 10.0.2.1 -j DROP";
+            net.b.host.run(&format!("iptables -t raw -I {swallow}"))?;
+            let ears = net.b.host.capture("wlan0")?;
+            start(net)?;
+            for node in [&net.a, &net.b] {
+                node.wait_path("eth", "up")?;
+            }
+            // Both paths were asked for at once.
+            let heard = datagrams(&ears.finish()?, address("10.0.2.2:5300")?);
+            let asked: Vec<_> = heard.iter().filter(|d| matches!(d[0], 4 | 5)).collect();
+            ensure!(!asked.is_empty(), "no question was heard");
+
+            let middle = net.attacker.as_ref().context("a host in the link")?;
+            let (sender, back) = (Attacker::on(middle)?, middle.capture("mitm0")?);
+            let (elsewhere, a) = (address("10.0.1.77:4444")?, address("10.0.1.1:5300")?);
+            for (question, from) in asked.iter().zip([elsewhere, a].into_iter().cycle()) {
+                sender.send(from, address("10.0.1.2:5300")?, question)?;
+            }
+            wait("the questions to be dropped", || {
+                let dropped = net.b.counter("path_misdirected");
+                dropped.is_ok_and(|n| n == asked.len() as u64)
+            })?;
+            let answers = datagrams(&back.finish()?, elsewhere);
+            ensure!(answers.is_empty(), "{} answers", answers.len());
+
+            net.b.host.run(&format!("iptables -t raw -D {swallow}"))?;
+            net.wait_established()?;
+            let trust = net.a.path("wlan")?["trust"].clone();
+            ensure!(trust == "untrusted", "{trust}");
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_trusted_path_opens_by_an_address_that_came_later() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            without_endpoints(&net.b)?;
+            net.b.host.run("ip address del 10.0.1.2/24 dev eth0")?;
+            start(net)?;
+            net.b.host.run("ip address add 10.0.1.2/24 dev eth0")?;
+            net.wait_established()?;
+            // And goes on by another one.
+            let moved = |config: String| config.replace("10.0.1.2:5300", "10.0.1.22:5300");
+            edit(&net.a, moved)?;
+            net.a.stop(Signal::SIGTERM)?;
+            net.b.host.run("ip address add 10.0.1.22/24 dev eth0")?;
+            net.a.start()?;
+            net.wait_established()?;
+            ensure!(net.a.path("eth")?["remote"] == "10.0.1.22:5300");
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn where_addresses_are_translated_a_trusted_path_needs_the_endpoint() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            edit(&net.a, |config| config.replace("10.0.1.2:", "10.0.1.99:"))?;
+            let to = "-d 10.0.1.99 -j DNAT --to-destination 10.0.1.2";
+            net.a
+                .host
+                .run(&format!("iptables -t nat -A OUTPUT -p udp {to}"))?;
+            let file = net.b.directory().join("dibsd.toml");
+            let with_endpoints = std::fs::read_to_string(file)?;
+            without_endpoints(&net.b)?;
+            start(net)?;
+            wait("questions to be dropped", || {
+                let dropped = net.b.counter("path_misdirected");
+                dropped.is_ok_and(|n| n >= 3)
+            })?;
+            net.b.wait_path("wlan", "up")?;
+            let paths = net.b.ctl(&["path", "list"])?;
+            let names: Vec<_> = paths
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|path| &path["name"])
+                .collect();
+            ensure!(names == ["wlan"], "{paths:#}");
+            net.b.stop(Signal::SIGTERM)?;
+            net.b.configure(&with_endpoints)?;
+            net.b.start()?;
+            net.wait_established()
+        })
+    });
+}
