@@ -1,7 +1,7 @@
 //! What goes on by itself: news of the data path and of peers' daemons, changes of the host, connections
 //! that end, steering that others undo, the watchdog.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -12,15 +12,17 @@ use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, timeout};
 
-use crate::conns::{Pair, Socket};
+use crate::conns::{Pair, Socket, Version};
 use crate::daemon::{Daemon, Hand, Handed, Steered};
 use crate::driver::Notice;
-use crate::messages::{Body, Message, Outcome};
+use crate::messages::{Body, Message, Named, Outcome};
 use crate::paths::Link;
 use crate::startup::is_our_tun;
+use crate::switching::{Mark, Marked, ROUND};
 
-/// Questions of peers that wait for their turn; those beyond are not answered.
-const QUESTIONS: usize = 64;
+/// Questions of peers that wait for their turn; as many again may have come since the last was taken, and
+/// those beyond are not answered. A peer that moves many connections asks a dozen at once.
+const QUESTIONS: usize = 256;
 /// What changes together is looked at together.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Between two looks for connections that ended.
@@ -150,33 +152,98 @@ fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender
     }
 }
 
-/// Deals with questions one after the other.
+/// Deals with questions one after the other; SWITCHes of a peer that say the same of many connections, and
+/// came together, at once.
 async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) {
-    while let Some(Asked {
-        peer,
-        request,
-        question,
-    }) = questions.recv().await
-    {
-        let outcomes = match question {
+    let mut waiting = VecDeque::new();
+    loop {
+        if waiting.is_empty() {
+            let Some(asked) = questions.recv().await else {
+                return;
+            };
+            waiting.push_back(asked);
+        }
+        while waiting.len() < QUESTIONS
+            && let Ok(asked) = questions.try_recv()
+        {
+            waiting.push_back(asked);
+        }
+        let Asked {
+            peer,
+            request,
+            question,
+        } = waiting.pop_front().expect("it was just filled");
+        match question {
             Body::Want {
                 sequence, bumps, ..
             } => {
-                vec![(on_want(&daemon, peer, sequence, bumps).await, 0)]
+                let outcome = on_want(&daemon, peer, sequence, bumps).await;
+                answer(&daemon, peer, request, vec![(outcome, 0)]).await;
             }
             Body::Switch {
                 bump,
                 explicit,
                 ready,
-                conns,
-            } => daemon.on_switch(peer, bump, explicit, ready, conns).await,
+                mut conns,
+            } => {
+                let mut parts = vec![(request, conns.len())];
+                while conns.len() < ROUND
+                    && let Some((request, more)) =
+                        next_of(&mut waiting, peer, bump, explicit, ready)
+                {
+                    parts.push((request, more.len()));
+                    conns.extend(more);
+                }
+                let outcomes = daemon.on_switch(peer, bump, explicit, ready, conns).await;
+                let mut outcomes = outcomes.into_iter();
+                for (request, count) in parts {
+                    let part = outcomes.by_ref().take(count).collect();
+                    answer(&daemon, peer, request, part).await;
+                }
+            }
             Body::Answer(_) => unreachable!("answers are taken before"),
-            Body::Confirm { bump, conns } => daemon.on_confirm(peer, bump, conns).await,
-        };
-        let body = Body::Answer(outcomes);
-        if let Err(error) = daemon.post(peer, Message { request, body }).await {
-            tracing::debug!(peer = daemon.peer_name(peer), "no answer sent: {error}");
+            Body::Confirm { bump, conns } => {
+                let outcomes = daemon.on_confirm(peer, bump, conns).await;
+                answer(&daemon, peer, request, outcomes).await;
+            }
         }
+    }
+}
+
+/// The next question that waits, if it is a SWITCH of this peer that says this.
+fn next_of(
+    waiting: &mut VecDeque<Asked>,
+    of: usize,
+    to: u8,
+    by_choice: bool,
+    whether: bool,
+) -> Option<(u32, Vec<(Named, Version)>)> {
+    let next = waiting.pop_front()?;
+    match next {
+        Asked {
+            peer,
+            request,
+            question:
+                Body::Switch {
+                    bump,
+                    explicit,
+                    ready,
+                    conns,
+                },
+        } if (peer, bump, explicit, ready) == (of, to, by_choice, whether) => {
+            Some((request, conns))
+        }
+        other => {
+            waiting.push_front(other);
+            None
+        }
+    }
+}
+
+async fn answer(daemon: &Daemon, peer: usize, request: u32, outcomes: Vec<(Outcome, u64)>) {
+    let body = Body::Answer(outcomes);
+    if let Err(error) = daemon.post(peer, Message { request, body }).await {
+        tracing::debug!(peer = daemon.peer_name(peer), "no answer sent: {error}");
     }
 }
 
@@ -383,13 +450,15 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
                 .filter(|(pair, choice)| !is_there(pair, choice.socket) && !passing.contains(pair));
             (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
         };
-        for pair in &taken {
-            daemon.mark_choice(pair).await?;
+        if let Some(error) = daemon.mark_choices(&taken).await.into_values().next() {
+            return Err(error.into());
         }
-        for pair in &gone {
+        {
             // Another connection of the same ends is not to inherit it.
             let _turn = daemon.marking.lock().await;
-            daemon.write(pair, 0, false).await?;
+            let none: Vec<Mark> = gone.iter().copied().map(Mark::none).collect();
+            let marked = daemon.write(&none).await;
+            marked.into_iter().collect::<Marked>()?;
         }
         if !gone.is_empty() {
             daemon.save()?;

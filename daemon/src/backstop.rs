@@ -1,6 +1,6 @@
 //! What the backstop is told: which connections are on bumps, by choice or because they follow.
 
-use dibs_policy::conntrack::{Connection, Conntrack};
+use dibs_policy::conntrack::Connection;
 use dibs_policy::{Backstop, Desired, Ends, Known, Place};
 use nix::libc;
 
@@ -56,13 +56,17 @@ impl Daemon {
         undone
     }
 
-    /// Tells the backstop where a connection is; its caller holds it while the mark changes too.
-    pub(crate) async fn note_place(&self, backstop: &mut Backstop, pair: &Pair, place: Place) {
-        let place = match place {
-            Place::Elsewhere if self.state.borrow().choices.get(pair).is_some() => return,
-            place => place,
+    /// Tells the backstop where connections are; its caller holds it while the marks change too.
+    pub(crate) async fn note_places(&self, backstop: &mut Backstop, places: &[(Pair, Place)]) {
+        let places: Vec<(Ends, Place)> = {
+            let choices = &self.state.borrow().choices;
+            let decided = |(pair, place): &&(Pair, Place)| {
+                *place != Place::Elsewhere || choices.get(pair).is_none()
+            };
+            let known = places.iter().filter(decided);
+            known.map(|(pair, place)| (tuple(pair), *place)).collect()
         };
-        if let Err(error) = backstop.note(tuple(pair), place).await {
+        if let Err(error) = backstop.note(&places).await {
             tracing::warn!("{error}");
         }
     }
@@ -80,7 +84,7 @@ impl Daemon {
             }
         };
         if self.state.borrow().choices.get(&pair).is_none() {
-            self.note_place(&mut backstop, &pair, place).await;
+            self.note_places(&mut backstop, &[(pair, place)]).await;
         }
     }
 
@@ -88,12 +92,13 @@ impl Daemon {
     pub(crate) async fn forget_followed(&self, pair: &Pair) {
         let mut backstop = self.backstop.lock().await;
         self.state.borrow_mut().followed.remove(pair);
-        self.note_place(&mut backstop, pair, Place::Elsewhere).await;
+        let place = (*pair, Place::Elsewhere);
+        self.note_places(&mut backstop, &[place]).await;
     }
 
     /// Looks for connections that follow: an earlier daemon's, or those of which no event told.
     pub(crate) async fn find_followed(&self) -> Result<(), dibs_policy::Error> {
-        for entry in Conntrack::open()?.list(Some).await? {
+        for entry in self.conntrack()?.list(Some).await? {
             self.note_followed(&entry).await;
         }
         Ok(())

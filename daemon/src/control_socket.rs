@@ -17,9 +17,12 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::daemon::Daemon;
 use crate::requests::Caller;
+use crate::switching::Progress;
 
 /// Clients served at once, root not counted: the group cannot keep root out.
 const CLIENTS: usize = 64;
+/// Who waits is told how far it is as often.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Trouble with accepting is logged once it has been away for as long.
 const LOG_AFTER: Duration = Duration::from_secs(60);
 
@@ -108,7 +111,7 @@ async fn client(daemon: &Daemon, caller: Caller, mut stream: UnixStream) -> std:
             match decode_request(&line) {
                 Ok(Request::Events) => return follow(daemon, stream).await,
                 Ok(request) => {
-                    let reply = daemon.serve(caller, request).await;
+                    let reply = serve_telling(daemon, caller, request, &stream).await;
                     answer(&mut stream, &reply).await?;
                 }
                 Err(failure) => answer(&mut stream, &Err(failure)).await?,
@@ -117,6 +120,29 @@ async fn client(daemon: &Daemon, caller: Caller, mut stream: UnixStream) -> std:
         match stream.read(&mut piece).await? {
             0 => return Ok(()),
             len => lines.extend(&piece[..len]),
+        }
+    }
+}
+
+/// Does what is asked for, and tells how far it is while it takes long. What has begun goes on, whether the
+/// client listens or not.
+async fn serve_telling(
+    daemon: &Daemon,
+    caller: Caller,
+    request: Request,
+    stream: &UnixStream,
+) -> Result<Reply, Failure> {
+    let progress = Progress::default();
+    let mut serving = std::pin::pin!(daemon.serve(caller, request, &progress));
+    loop {
+        if let Ok(reply) = tokio::time::timeout(TELL_EVERY, &mut serving).await {
+            return reply;
+        }
+        if let Some((done, of)) = progress.news() {
+            let (done, of) = (done as u64, of as u64);
+            let line = encode_reply(&Ok(Reply::Progress { done, of }));
+            // The kernel takes so little whole, or not at all.
+            let _ = stream.try_write(line.as_bytes());
         }
     }
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use dibs_config::{Config, Level};
 use dibs_control::{Event, RuleId, RuleOrigin};
 use dibs_core::node::ControlError;
+use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{Backstop, Binding, BumpId, ClassRule, Desired, Prefix};
 use dibs_switch::locks::Locks;
 use tokio::sync::{Mutex, Notify, broadcast, oneshot};
@@ -58,6 +59,8 @@ pub struct Daemon {
     pub(crate) steerer: Mutex<Steerer>,
     /// Held while the kernel is told of a choice or a lock.
     pub(crate) marking: Mutex<()>,
+    /// What conntrack is asked by, while nobody does.
+    pub(crate) conntracks: RefCell<Vec<Conntrack>>,
     /// Held while the paths' sockets are looked after.
     pub(crate) linking: Mutex<()>,
     /// What stands when others flush the firewall. Held while a connection's mark and what the
@@ -214,6 +217,8 @@ pub(crate) enum Unanswered {
     Full,
     #[error("the data path has ended")]
     Ended,
+    #[error("its daemon did not answer for others, and was not asked for it")]
+    NotAsked,
 }
 
 impl From<Gone> for Unanswered {
@@ -397,6 +402,7 @@ impl Daemon {
             changes: Mutex::new(()),
             steerer: Mutex::new(steerer),
             marking: Mutex::new(()),
+            conntracks: RefCell::default(),
             linking: Mutex::new(()),
             backstop: Mutex::new(backstop),
             restored: Cell::new(0),
@@ -531,7 +537,7 @@ impl Daemon {
         }
         // While nothing was installed, the kernel forgot what was chosen.
         if fresh {
-            self.mark_choices().await;
+            self.mark_all_choices().await;
         }
         Ok(Steered {
             steps: report.steps.len() as u64 + undone,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::daemon::{Daemon, Hand};
 use crate::live::Live;
+use crate::switching::Progress;
 
 impl Daemon {
     /// Where a choice stands against what a rule requires, chooses that: the peer would not follow the
@@ -24,7 +25,7 @@ impl Daemon {
             }
         }
         for (bump, lives) in required {
-            match self.choose(&lives, bump).await {
+            match self.choose(&lives, bump, &Progress::default()).await {
                 // What the peer refuses is blocked by the rule.
                 Ok(moved) => moved
                     .into_iter()

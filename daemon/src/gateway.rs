@@ -6,7 +6,7 @@ use std::hash::Hasher as _;
 use std::net::IpAddr;
 
 use dibs_config::Config;
-use dibs_policy::conntrack::{Connection, Conntrack, Tuple};
+use dibs_policy::conntrack::{Connection, Tuple};
 use dibs_policy::sockets::TcpCounts;
 use dibs_policy::{Ends, Error};
 use nix::libc;
@@ -119,7 +119,7 @@ impl Daemon {
         if self.config.daemon.gateway.is_empty() {
             return Ok(Vec::new());
         }
-        Conntrack::open()?.list(|entry| self.passing(&entry)).await
+        self.conntrack()?.list(|entry| self.passing(&entry)).await
     }
 
     /// Those of these connections that pass this host.
@@ -127,7 +127,7 @@ impl Daemon {
         let mut found = Vec::new();
         for pair in pairs.iter().filter(|pair| self.passes(pair)) {
             let tuple = Tuple::tcp(pair.local, pair.remote);
-            let entry = Conntrack::open()?.get(&tuple).await?;
+            let entry = self.conntrack()?.get(&tuple).await?;
             found.extend(entry.and_then(|entry| self.passing(&entry)));
         }
         Ok(found)

@@ -180,7 +180,7 @@ async fn reapply(daemon: &Rc<Daemon>) {
         Ok(steered) => tracing::info!("steering applied again, {} step(s)", steered.steps),
         Err(error) => tracing::error!("steering: {error:#}"),
     }
-    daemon.mark_choices().await;
+    daemon.mark_all_choices().await;
     daemon.send_wants().await;
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use dibs_control::{ConnId, ConnInfo, ConnPathInfo};
 use dibs_core::node::ConnSnapshot;
-use dibs_policy::conntrack::{Connection, Conntrack};
+use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 
 use crate::conns::{Pair, Socket};
@@ -98,7 +98,7 @@ impl Daemon {
                 tracked.extend(ends.map(|pair| (pair, entry.mark)));
                 None::<()>
             };
-            Conntrack::open()?.list(marks).await?;
+            self.conntrack()?.list(marks).await?;
             for live in &mut lives {
                 live.mark = tracked.get(&live.pair).copied().unwrap_or(0);
             }

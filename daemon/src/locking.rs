@@ -13,10 +13,10 @@ use crate::bumps::translated;
 use crate::conns::Pair;
 use crate::daemon::{Daemon, Handed, State};
 use crate::live::Live;
-use crate::messages::{Body, MAX_ENTRIES, Named, Outcome};
+use crate::messages::{Body, Named, Outcome};
 use crate::startup::marks;
 use crate::state::Saved;
-use crate::switching::Meant;
+use crate::switching::{Meant, ROUND};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -102,7 +102,7 @@ impl Daemon {
                 moves.extend(tracked.into_keys().map(|pair| (pair, ours)));
             }
         }
-        let mut conntrack = Conntrack::open()?;
+        let mut conntrack = self.conntrack()?;
         for (pair, number) in moves {
             let mark = BumpId::new(number).map_or(0, |id| layout.bump(id));
             let mask = layout.bump_mask();
@@ -120,7 +120,7 @@ impl Daemon {
         self.note_locks().await;
         let _turn = self.marking.lock().await;
         let cleared = async {
-            let mut conntrack = Conntrack::open()?;
+            let mut conntrack = self.conntrack()?;
             let locked = marks(&self.config).locked_bit();
             for pair in pairs {
                 conntrack.set_mark(&tuple(pair), 0, locked).await?;
@@ -191,7 +191,7 @@ impl Daemon {
     /// Asks one peer; those that it confirms.
     async fn ask_confirmation(&self, peer: usize, bump: u8, conns: &[Meant]) -> Vec<(u8, Meant)> {
         let mut confirmed = Vec::new();
-        for conns in conns.chunks(MAX_ENTRIES) {
+        for conns in conns.chunks(ROUND) {
             let body = |named: &[(usize, Named)]| Body::Confirm {
                 bump,
                 conns: named.iter().map(|(_, named)| *named).collect(),
@@ -284,7 +284,7 @@ impl Daemon {
         &self,
         marks: impl IntoIterator<Item = (u32, u32)>,
     ) -> Result<Tracked, dibs_policy::Error> {
-        let mut conntrack = Conntrack::open()?;
+        let mut conntrack = self.conntrack()?;
         let mut tracked = Tracked::new();
         for (value, mask) in marks {
             let note = |found: Connection| {
@@ -299,7 +299,7 @@ impl Daemon {
 
     /// What is alive of these connections, and what conntrack has of them.
     async fn looked_up(&self, pairs: &[Pair]) -> anyhow::Result<(HashMap<Pair, Live>, Tracked)> {
-        let mut conntrack = Conntrack::open()?;
+        let mut conntrack = self.conntrack()?;
         let mut tracked = Tracked::new();
         for pair in pairs {
             if let Some(found) = conntrack.get(&tuple(pair)).await? {
@@ -331,7 +331,7 @@ impl Daemon {
         let mut lives = self.sockets_as(ends).await?;
         lives.sort_unstable();
         let is_alive = |pair: &Pair| lives.binary_search_by_key(pair, |(pair, _)| *pair).is_ok();
-        let mut conntrack = Conntrack::open()?;
+        let mut conntrack = self.conntrack()?;
         for (pair, established) in &lives {
             let Some(entry) = tracked.get(pair) else {
                 continue;

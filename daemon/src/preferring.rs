@@ -8,6 +8,7 @@ use dibs_config::Level;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
+use crate::switching::Mark;
 
 /// Between two looks while a rule asks.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -80,7 +81,7 @@ impl Daemon {
             };
             if waits {
                 let _turn = self.marking.lock().await;
-                self.mark(&live.pair, 0, false).await?;
+                self.mark_one(Mark::none(live.pair)).await?;
             }
         }
         Ok(())

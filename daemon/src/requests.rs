@@ -12,6 +12,7 @@ use crate::daemon::Daemon;
 use crate::listing::peer_state;
 use crate::live::Live;
 use crate::rules::Rule;
+use crate::switching::Progress;
 
 /// Who asks: the uid at the other end of the socket.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +57,12 @@ mod ruling;
 
 impl Daemon {
     /// Does what a user asks for; [`Request::Events`] is the socket's business.
-    pub async fn serve(&self, caller: Caller, request: Request) -> Result<Reply, Failure> {
+    pub(crate) async fn serve(
+        &self,
+        caller: Caller,
+        request: Request,
+        progress: &Progress,
+    ) -> Result<Reply, Failure> {
         match request {
             Request::Status => self.status(caller).await.map(Reply::Status),
             Request::ConnList => {
@@ -67,13 +73,14 @@ impl Daemon {
             }
             Request::Enable { selector, bump } => {
                 let bump = self.bump_for(bump.as_deref())?;
-                self.change(caller, &selector, bump.id.get())
+                self.change(caller, &selector, bump.id.get(), progress)
                     .await
                     .map(Reply::Changed)
             }
-            Request::Disable { selector } => {
-                self.change(caller, &selector, 0).await.map(Reply::Changed)
-            }
+            Request::Disable { selector } => self
+                .change(caller, &selector, 0, progress)
+                .await
+                .map(Reply::Changed),
             Request::RuleAdd(rule) => self.rule_add(caller, rule).await.map(Reply::Rule),
             Request::RuleList => {
                 let state = self.state.borrow();
@@ -137,6 +144,7 @@ impl Daemon {
         caller: Caller,
         selector: &Selector,
         bump: u8,
+        progress: &Progress,
     ) -> Result<Changed, Failure> {
         let _turn = self.changes.lock().await;
         if let Selector::Match(wanted) = selector {
@@ -178,7 +186,7 @@ impl Daemon {
             return Err(refused(format!("{why}: nothing was changed")));
         }
         self.overrule(&able).await.map_err(failed)?;
-        let moved = self.choose(&able, bump).await.map_err(failed)?;
+        let moved = self.choose(&able, bump, progress).await.map_err(failed)?;
         let no_session = |live: &Live| {
             let peer = self.peer_name(live.peer);
             (*live, Err(format!("there is no session with peer {peer}")))
@@ -324,7 +332,8 @@ impl Daemon {
         // Peers whose rules want otherwise keep their part, and answer into nothing.
         let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
         self.overrule(&told).await.map_err(failed)?;
-        self.choose(&told, 0).await.map_err(failed)?;
+        let progress = Progress::default();
+        self.choose(&told, 0, &progress).await.map_err(failed)?;
         {
             let mut state = self.state.borrow_mut();
             state.rules.retain(|rule| rule.origin == RuleOrigin::Config);

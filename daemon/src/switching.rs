@@ -6,12 +6,13 @@
 //! overtaken for lost. Its kernel falls silent by the acknowledgements that it gets by the bump, so whoever
 //! sends leaves first: the peer, or, when we send, we, once the peer has agreed.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use dibs_switch::asking::{Asked, Conclusion, Verdict};
 
-use crate::conns::{Choice, Pair, Socket};
+use crate::conns::{Choice, Pair, Socket, Version};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
 use crate::messages::Outcome;
@@ -22,9 +23,9 @@ mod calling;
 mod marking;
 mod rules;
 
-pub(crate) use asking::Meant;
+pub(crate) use asking::{Meant, ROUND};
 pub(crate) use calling::{Call, keep as keep_calling};
-pub(crate) use marking::ends;
+pub(crate) use marking::{Mark, Marked, ends};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
@@ -36,13 +37,45 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// What came of a choice for one connection: moved, or why not.
 pub(crate) type Moved = (Live, Result<(), String>);
 
+/// What a peer is asked about one connection.
+#[derive(Clone, Copy, Debug)]
+struct Proposed {
+    socket: Socket,
+    version: Version,
+    /// What had been chosen before.
+    before: Option<Choice>,
+    /// The bump that it was on, by whatever reason.
+    origin: u8,
+}
+
+/// How far a change of many connections is, for whoever waits for it.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    of: Cell<usize>,
+    done: Cell<usize>,
+    told: Cell<usize>,
+}
+
+impl Progress {
+    /// So many are dealt with, of so many; none if they are not more than it said the last time.
+    pub(crate) fn news(&self) -> Option<(usize, usize)> {
+        let (done, of) = (self.done.get(), self.of.get());
+        (done > self.told.replace(done)).then_some((done, of))
+    }
+}
+
 /// A peer's answer for one connection.
 type Answer = Result<(Outcome, u64), Unanswered>;
 
 impl Daemon {
     /// Moves connections, as a user here chose: to `bump`, or to plain (0). What comes of it for each, in
     /// the same order.
-    pub(crate) async fn choose(&self, lives: &[Live], bump: u8) -> anyhow::Result<Vec<Moved>> {
+    pub(crate) async fn choose(
+        &self,
+        lives: &[Live],
+        bump: u8,
+        progress: &Progress,
+    ) -> anyhow::Result<Vec<Moved>> {
         let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
         let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
         let translated = match bump {
@@ -67,6 +100,7 @@ impl Daemon {
                 by_peer.entry(live.peer).or_default().push(*live);
             }
         }
+        progress.of.set(by_peer.values().map(Vec::len).sum());
         let mut proposed: Vec<(Pair, Choice, Option<Choice>)> = Vec::new();
         let origins: HashMap<Pair, u8> = lives
             .iter()
@@ -94,41 +128,24 @@ impl Daemon {
         if !self.is_outside(bump) {
             self.expect_rates(by_peer.values().flatten());
         }
-        let asked = by_peer
-            .iter()
-            .map(|(peer, lives)| self.negotiate(*peer, lives, bump, true));
-        let answers = futures_util::future::join_all(asked).await;
-        let before: HashMap<Pair, (Choice, Option<Choice>)> = proposed
+        let proposed: HashMap<Pair, Proposed> = proposed
             .into_iter()
-            .map(|(pair, choice, before)| (pair, (choice, before)))
+            .map(|(pair, choice, before)| {
+                let (socket, version) = (choice.socket, choice.version);
+                let origin = origins[&pair];
+                let proposed = Proposed {
+                    socket,
+                    version,
+                    before,
+                    origin,
+                };
+                (pair, proposed)
+            })
             .collect();
-        for (pair, version, answer) in answers.into_iter().flatten() {
-            let own = match &answer {
-                Ok((Outcome::OwnRule, own)) => Some(*own),
-                _ => None,
-            };
-            let (proposed, before) = before[&pair];
-            let socket = proposed.socket;
-            let named = self.name(&Meant { pair, socket }).socket != Socket::UNKNOWN;
-            let asked = Asked {
-                socket,
-                bump,
-                // It may have been asked for again, as a later one.
-                version,
-                before,
-                origin: origins[&pair],
-                named,
-            };
-            let verdict = self.conclude(pair, asked, answer).await;
-            // What stood before was chosen without a session, and the rule stands against it, too.
-            if let (Some(own), Some(before)) = (own, before)
-                && u64::from(before.bump) != own
-                && let Some(peer) = self.peer_of(pair.remote.ip())
-            {
-                self.give_in(peer, pair, before.version, own).await;
-            }
-            outcomes.insert(pair, verdict);
-        }
+        let moved = { by_peer.iter() }
+            .map(|(peer, lives)| self.move_all(*peer, lives, bump, &proposed, progress));
+        let moved = futures_util::future::join_all(moved).await;
+        outcomes.extend(moved.into_iter().flatten());
         self.save()?;
         // What came back for want of an answer, too.
         self.confirmations_due.notify_one();
@@ -151,39 +168,114 @@ impl Daemon {
         choice.is_some_and(|choice| choice.pending)
     }
 
+    /// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done
+    /// its part. Once the peer does not answer, it is not asked for the others.
+    async fn move_all(
+        &self,
+        peer: usize,
+        lives: &[Live],
+        bump: u8,
+        proposed: &HashMap<Pair, Proposed>,
+        progress: &Progress,
+    ) -> Vec<(Pair, Result<(), String>)> {
+        let mut outcomes = Vec::with_capacity(lives.len());
+        let mut answers_none = false;
+        for lives in lives.chunks(ROUND) {
+            let answers = match answers_none {
+                true => { lives.iter() }
+                    .map(|live| {
+                        let version = proposed[&live.pair].version;
+                        (live.pair, version, Err(Unanswered::NotAsked))
+                    })
+                    .collect(),
+                false => self.negotiate(peer, lives, bump, true).await,
+            };
+            let silent = |(.., answer): &(_, _, Answer)| matches!(answer, Err(Unanswered::Silent));
+            answers_none = answers_none || (!answers.is_empty() && answers.iter().all(silent));
+            outcomes.extend(self.conclude(peer, answers, bump, proposed).await);
+            progress.done.update(|done| done + lives.len());
+        }
+        outcomes
+    }
+
     /// Carries out what the peer agreed to, takes back what it did not.
-    async fn conclude(&self, pair: Pair, asked: Asked, answer: Answer) -> Result<(), String> {
-        let verdict = match &answer {
-            Ok((outcome, _)) => Verdict::Answer(*outcome),
-            Err(Unanswered::Silent) => Verdict::Silence,
-            Err(Unanswered::NoSession) => Verdict::NoSession,
-            Err(Unanswered::Full | Unanswered::Ended) => Verdict::NotAsked,
-        };
-        let conclusion = {
+    async fn conclude(
+        &self,
+        peer: usize,
+        answers: Vec<(Pair, Version, Answer)>,
+        bump: u8,
+        proposed: &HashMap<Pair, Proposed>,
+    ) -> Vec<(Pair, Result<(), String>)> {
+        let mut concluded = Vec::with_capacity(answers.len());
+        for (pair, version, answer) in answers {
+            let verdict = match &answer {
+                Ok((outcome, _)) => Verdict::Answer(*outcome),
+                Err(Unanswered::Silent) => Verdict::Silence,
+                Err(Unanswered::NoSession) => Verdict::NoSession,
+                Err(Unanswered::Full | Unanswered::Ended | Unanswered::NotAsked) => {
+                    Verdict::NotAsked
+                }
+            };
+            let Proposed {
+                socket,
+                before,
+                origin,
+                ..
+            } = proposed[&pair];
+            let named = self.name(&Meant { pair, socket }).socket != Socket::UNKNOWN;
+            let asked = Asked {
+                socket,
+                bump,
+                // It may have been asked for again, as a later one.
+                version,
+                before,
+                origin,
+                named,
+            };
             let choices = &mut self.state.borrow_mut().choices;
-            choices.conclude(pair, asked, verdict, self.host)
+            let conclusion = choices.conclude(pair, asked, verdict, self.host);
+            concluded.push((pair, before, answer, conclusion));
+        }
+        let came_back = |(.., conclusion): &(_, _, _, Conclusion)| {
+            matches!(conclusion, Conclusion::BroughtBack(_))
         };
-        if matches!(conclusion, Conclusion::BroughtBack(_))
+        if concluded.iter().any(came_back)
             && let Err(error) = self.save()
         {
             tracing::warn!("{error:#}");
         }
-        let marked = self.mark_choice(&pair).await;
-        if let (Conclusion::InForce, Err(error)) = (conclusion, &marked) {
-            return Err(error.to_string());
-        }
-        if let Err(error) = marked {
-            tracing::warn!("{error}");
-        }
-        match conclusion {
-            Conclusion::InForce => Ok(()),
-            Conclusion::Superseded => Err("another choice was made for it meanwhile".to_owned()),
-            Conclusion::TakenBack => Err(self.refusal(&pair, asked.bump, answer)),
-            Conclusion::BroughtBack(back) => {
-                self.call_back(pair, back);
-                Err(self.refusal(&pair, asked.bump, answer))
+        let pairs: Vec<Pair> = concluded.iter().map(|(pair, ..)| *pair).collect();
+        let failed = self.mark_choices(&pairs).await;
+        let mut outcomes = Vec::with_capacity(concluded.len());
+        for (pair, before, answer, conclusion) in concluded {
+            let fault = failed.get(&pair).map(ToString::to_string);
+            let outcome = match (conclusion, fault) {
+                (Conclusion::InForce, fault) => fault.map_or(Ok(()), Err),
+                (conclusion, fault) => {
+                    if let Some(why) = fault {
+                        tracing::warn!("{why}");
+                    }
+                    match conclusion {
+                        Conclusion::Superseded => {
+                            Err("another choice was made for it meanwhile".to_owned())
+                        }
+                        Conclusion::BroughtBack(back) => {
+                            self.call_back(pair, back);
+                            Err(self.refusal(&pair, bump, answer))
+                        }
+                        _ => Err(self.refusal(&pair, bump, answer)),
+                    }
+                }
+            };
+            // What stood before was chosen without a session, and the rule stands against it, too.
+            if let (Ok((Outcome::OwnRule, own)), Some(before)) = (answer, before)
+                && u64::from(before.bump) != own
+            {
+                self.give_in(peer, pair, before.version, own).await;
             }
+            outcomes.push((pair, outcome));
         }
+        outcomes
     }
 
     /// Why a choice is not in force, for the user.

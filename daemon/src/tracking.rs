@@ -2,6 +2,7 @@
 //! are made again, and what others do to marks is noticed, and told to the peer.
 
 use std::convert::Infallible;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,12 +15,59 @@ use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
 use crate::locking::ends;
 use crate::startup::marks;
-use crate::switching::Moved;
+use crate::switching::{Mark, Marked, Moved, Progress};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// What came by a bump after its connection had left it does not pull it back for so long.
 pub(crate) const STRAGGLERS: Duration = Duration::from_secs(5);
+
+/// Questions to conntrack that are kept open, at most.
+const MOST_KEPT: usize = 4;
+
+/// A socket to ask conntrack by, which others use after. To close one takes as long as the kernel needs to
+/// clear away what the backstop was told to forget: some hundredths of a second.
+pub(crate) struct Asking<'a> {
+    daemon: &'a Daemon,
+    conntrack: Option<Conntrack>,
+}
+
+impl Deref for Asking<'_> {
+    type Target = Conntrack;
+
+    fn deref(&self) -> &Conntrack {
+        self.conntrack
+            .as_ref()
+            .expect("it is given back at the end")
+    }
+}
+
+impl DerefMut for Asking<'_> {
+    fn deref_mut(&mut self) -> &mut Conntrack {
+        self.conntrack
+            .as_mut()
+            .expect("it is given back at the end")
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let kept = &mut *self.daemon.conntracks.borrow_mut();
+        if kept.len() < MOST_KEPT {
+            kept.extend(self.conntrack.take().filter(Conntrack::is_idle));
+        }
+    }
+}
+
+impl Daemon {
+    /// Something to ask conntrack by.
+    pub(crate) fn conntrack(&self) -> Result<Asking<'_>, dibs_policy::Error> {
+        let kept = self.conntracks.borrow_mut().pop();
+        let conntrack = Some(kept.map_or_else(Conntrack::open, Ok)?);
+        let daemon = self;
+        Ok(Asking { daemon, conntrack })
+    }
+}
 
 /// Follows the table for good.
 pub async fn follow(daemon: Rc<Daemon>) {
@@ -74,12 +122,12 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
 /// Brings marks and our records together where events were missed.
 async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     daemon.find_followed().await?;
-    let mut conntrack = Conntrack::open()?;
+    let mut conntrack = daemon.conntrack()?;
     let chosen = marks(&daemon.config).override_bit();
     for entry in conntrack.marked(chosen, chosen, Some).await? {
         note_update(daemon, &entry).await?;
     }
-    daemon.mark_choices().await;
+    daemon.mark_all_choices().await;
     // One that follows has no choice to say where it belongs, and while this end alone sends, nothing
     // comes that it could follow anew.
     let followed: Vec<Pair> = daemon.state.borrow().followed.keys().copied().collect();
@@ -142,7 +190,14 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
         _ if lives && chosen => daemon.mark_choice(&pair).await?,
         Some(bump) if lives => {
             let _turn = daemon.marking.lock().await;
-            daemon.mark(&pair, bump.get(), false).await?;
+            let (bump, explicit) = (bump.get(), false);
+            daemon
+                .mark_one(Mark {
+                    pair,
+                    bump,
+                    explicit,
+                })
+                .await?;
         }
         Some(_) => daemon.forget_followed(&pair).await,
         None => {}
@@ -159,7 +214,7 @@ async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
     for pair in ends(entry) {
         let locked = daemon.state.borrow().locks.is_locked(&pair, bump);
         if locked {
-            daemon.lock(&mut Conntrack::open()?, &pair, bump).await?;
+            daemon.lock(&mut *daemon.conntrack()?, &pair, bump).await?;
         }
     }
     Ok(())
@@ -173,7 +228,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
     let now = {
         // What the event tells may have been put right since.
         let _turn = daemon.marking.lock().await;
-        let now = Conntrack::open()?.get(&entry.original).await?;
+        let now = daemon.conntrack()?.get(&entry.original).await?;
         match now.filter(|now| !is_known(daemon, now)) {
             Some(now) => now,
             None => return Ok(()),
@@ -207,7 +262,8 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
             daemon.mark_choice(&live.pair).await?;
         }
     } else if has_just_left(daemon, &live, bump) {
-        daemon.mark_moved(&live.pair, 0).await?;
+        let moved = daemon.mark_moved(&[live.pair], 0).await;
+        moved.into_iter().collect::<Marked>()?;
     } else {
         followed_elsewhere(daemon, live, bump);
     }
@@ -285,7 +341,7 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
     let tuple = Tuple::tcp(live.pair.local, live.pair.remote);
     {
         let _turn = daemon.marking.lock().await;
-        let entry = Conntrack::open()?.get(&tuple).await?;
+        let entry = daemon.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks.choice(BumpId::new(bump));
         let stands = entry.is_some_and(|entry| entry.mark & mask == value);
         let known = daemon.state.borrow().choices.get(&live.pair);
@@ -302,7 +358,7 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
         ),
         &[("bump", daemon.bump_name(bump).to_owned())],
     );
-    daemon.choose(&[live], bump).await
+    daemon.choose(&[live], bump, &Progress::default()).await
 }
 
 /// A mark without OVERRIDE: set by a rule of ours, by what came from the peer, or by another program.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use dibs_policy::conntrack::{Conntrack, Tuple};
+use dibs_policy::conntrack::Tuple;
 use dibs_policy::translation;
 
 use crate::conns::Pair;
@@ -14,7 +14,7 @@ impl Daemon {
     /// Why connections cannot be moved to a bump whose source is translated here.
     pub(crate) async fn translated(&self, lives: &[Live]) -> anyhow::Result<HashMap<Pair, String>> {
         let mut refused = HashMap::new();
-        let mut conntrack = Conntrack::open()?;
+        let mut conntrack = self.conntrack()?;
         for pair in lives.iter().map(|live| live.pair) {
             let entry = conntrack.get(&Tuple::tcp(pair.local, pair.remote)).await?;
             // As its answers come, if they came here untranslated.

@@ -1,12 +1,12 @@
 //! The commands, one by one.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
-use dibs_control::{Changed, Client, Match, NewRule, Selector};
+use dibs_control::{Changed, Client, ClientError, Match, NewRule, Selector};
 use dibs_lab::dibs::Programs;
 use serde::Serialize;
 
@@ -30,11 +30,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
             })
         }
         Command::Enable { selector, bump } => {
-            let changed = connect()?.enable(selector.into(), bump)?;
+            let changed = telling(connect()?, |client| client.enable(selector.into(), bump))?;
             show_changed(json, &changed, now)
         }
         Command::Disable { selector } => {
-            let changed = connect()?.disable(selector.into())?;
+            let changed = telling(connect()?, |client| client.disable(selector.into()))?;
             show_changed(json, &changed, now)
         }
         Command::Rule(RuleCommand::Add {
@@ -151,6 +151,28 @@ fn show_list<T: Serialize>(
         } else {
             human().to_string()
         }
+    })
+}
+
+/// Changes connections, and says meanwhile on a terminal how far that is.
+fn telling(
+    mut client: Client,
+    change: impl FnOnce(&mut Client) -> Result<Changed, ClientError>,
+) -> Result<Changed> {
+    const CLEAR: &str = "\r\x1b[K";
+    let terminal = io::stderr().is_terminal();
+    if terminal {
+        client.on_progress(|done, of| eprint!("{CLEAR}{done} of {of} connections"));
+    }
+    let changed = change(&mut client);
+    if terminal {
+        eprint!("{CLEAR}");
+    }
+    changed.map_err(|error| match error {
+        ClientError::Timeout { .. } => anyhow!(
+            "{error}; what it has begun it goes on with: see dibsctl conn list for where connections are"
+        ),
+        error => error.into(),
     })
 }
 

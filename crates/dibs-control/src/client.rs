@@ -74,6 +74,7 @@ pub struct Client {
     socket: PathBuf,
     lines: LineBuffer,
     timeout: Duration,
+    on_progress: Option<fn(u64, u64)>,
 }
 
 impl Client {
@@ -99,15 +100,31 @@ impl Client {
             socket: socket.to_owned(),
             lines,
             timeout,
+            on_progress: None,
         })
     }
 
-    /// Asks, and waits for the answer.
+    /// Has `tell` called with how many connections were dealt with, and of how many, while a change takes
+    /// long.
+    pub fn on_progress(&mut self, tell: fn(u64, u64)) {
+        self.on_progress = Some(tell);
+    }
+
+    /// Asks, and waits for the answer, as long as the daemon tells of progress.
     pub fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
         request.check()?;
         let sent = self.stream.write_all(encode_request(request).as_bytes());
         sent.map_err(|error| self.place().error(error))?;
-        self.answer(Some(Instant::now() + self.timeout))
+        loop {
+            match self.answer(Some(Instant::now() + self.timeout))? {
+                Reply::Progress { done, of } => {
+                    if let Some(tell) = self.on_progress {
+                        tell(done, of);
+                    }
+                }
+                reply => return Ok(reply),
+            }
+        }
     }
 
     /// [`Request::Status`]

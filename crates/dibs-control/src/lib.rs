@@ -1,8 +1,9 @@
 //! What `dibsctl` and `dibsd` say to each other over the control socket, and the client's side.
 //!
 //! One JSON object a line. A request is `{"version":1,"request":...}`; the answer one line,
-//! `{"ok":...}` or `{"error":{"kind":...,"message":...}}`. A connection may carry several requests,
-//! one after the other. [`Request::Events`] ends that: it is answered by `{"ok":"following"}`,
+//! `{"ok":...}` or `{"error":{"kind":...,"message":...}}`. What takes longer than a second says meanwhile
+//! how far it is, by lines `{"ok":{"progress":...}}` before the answer. A connection may carry several
+//! requests, one after the other. [`Request::Events`] ends that: it is answered by `{"ok":"following"}`,
 //! then by one `{"ok":{"event":...}}` for each event until one side closes.
 //!
 //! The codec ([`decode_request`], [`encode_reply`], [`LineBuffer`]) does no IO, so that the daemon
@@ -177,6 +178,14 @@ pub enum Reply {
     Following,
     /// To [`Request::Events`], each time.
     Event(Event),
+    /// To [`Request::Enable`] and [`Request::Disable`], each second while they take longer: how far they
+    /// are. The answer is still to come.
+    Progress {
+        /// Connections that were dealt with.
+        done: u64,
+        /// Connections that match.
+        of: u64,
+    },
     /// To a request that has nothing to tell.
     Done,
 }

@@ -4,12 +4,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dibs_control::{
-    Client, ClientError, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector,
-    decode_request, encode_reply,
+    Changed, Client, ClientError, ErrorKind, Event, Failure, Match, NewRule, Reply, Request,
+    Selector, decode_request, encode_reply,
 };
 use tempfile::TempDir;
 
@@ -171,6 +172,37 @@ fn a_silent_daemon_runs_into_the_timeout() {
     let error = client.status().unwrap_err();
     assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
     release.send(()).unwrap();
+    fake.end();
+}
+
+#[test]
+fn a_daemon_that_tells_of_progress_has_longer() {
+    static TOLD: AtomicU64 = AtomicU64::new(0);
+    let timeout = Duration::from_secs(2);
+    let fake = Fake::new(move |mut stream| {
+        read_line(&stream);
+        for done in 1..=3 {
+            std::thread::sleep(timeout * 2 / 5);
+            let progress = Reply::Progress { done, of: 3 };
+            stream
+                .write_all(encode_reply(&Ok(progress)).as_bytes())
+                .unwrap();
+        }
+        let changed = Changed {
+            bump: "plain".to_owned(),
+            connections: Vec::new(),
+            skipped: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let reply = encode_reply(&Ok(Reply::Changed(changed)));
+        stream.write_all(reply.as_bytes()).unwrap();
+    });
+    let mut client = Client::connect_timeout(&fake.socket(), timeout).unwrap();
+    client.on_progress(|done, of| {
+        assert_eq!((TOLD.fetch_add(1, Ordering::Relaxed) + 1, 3), (done, of));
+    });
+    assert_eq!(client.disable(Selector::All).unwrap().bump, "plain");
+    assert_eq!(TOLD.load(Ordering::Relaxed), 3);
     fake.end();
 }
 

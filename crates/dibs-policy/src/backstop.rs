@@ -5,7 +5,7 @@
 //! by their addresses and ports, and by their ctmarks, and the class rules; what should be marked and
 //! is not goes nowhere. The kernel lets nobody but its owner change it (see [`crate::nft`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,6 +25,11 @@ const PERSIST: u32 = 0x4;
 const FLAGS: [u32; 3] = [OWNER | PERSIST, OWNER, 0];
 /// Elements of one message.
 const ELEMENTS: usize = 512;
+
+/// The sets of connections, by family.
+const SETS: [&str; 6] = [
+    "bumped4", "bumped6", "plain4", "plain6", "locked4", "locked6",
+];
 
 /// A TCP connection of this host, as it sends: its end, the far end.
 pub type Ends = (SocketAddr, SocketAddr);
@@ -210,42 +215,31 @@ impl Backstop {
         Ok(())
     }
 
-    /// Notes at once where a connection is.
-    pub async fn note(&mut self, ends: Ends, place: Place) -> Result<(), Error> {
+    /// Notes where connections are, all at once.
+    pub async fn note(&mut self, places: &[(Ends, Place)]) -> Result<(), Error> {
         if self.set.is_empty() {
             return Ok(());
         }
-        let v4 = ends.0.is_ipv4();
-        let mut changes = Vec::new();
-        for (of, set, names) in [
-            (
-                Place::Bumped,
-                &mut self.known.bumped,
-                ["bumped4", "bumped6"],
-            ),
-            (Place::Plain, &mut self.known.plain, ["plain4", "plain6"]),
-        ] {
-            let name = names[usize::from(!v4)];
-            let wanted = place == of;
-            let changed = if wanted {
-                set.insert(ends)
-            } else {
-                set.remove(&ends)
-            };
-            if changed {
-                let kind = if wanted {
-                    Kind::NewElement
-                } else {
-                    Kind::DelElement
+        // The last word on each.
+        let places: BTreeMap<Ends, Place> = places.iter().copied().collect();
+        let mut moves = Moves::default();
+        for (ends, place) in places {
+            let bumped = (Place::Bumped, &mut self.known.bumped, "bumped");
+            let plain = (Place::Plain, &mut self.known.plain, "plain");
+            for (of, set, name) in [bumped, plain] {
+                let comes = place == of;
+                let changed = match comes {
+                    true => set.insert(ends),
+                    false => set.remove(&ends),
                 };
-                changes.push(elements(kind, name, &[&key(&ends)]));
+                if changed {
+                    moves.note(name, ends, comes);
+                }
             }
         }
-        match self.nft.commit(&changes).await {
-            // Somebody else removed the table: the next `set` makes it again.
-            Err(error) if is_absent(&error) => Ok(()),
-            done => done.map_err(Error::netlink("note a connection in nftables")),
-        }
+        self.carry_out(&moves)
+            .await
+            .map_err(Error::netlink("note connections in nftables"))
     }
 
     /// Notes at once which connections are locked.
@@ -254,25 +248,32 @@ impl Backstop {
             return Ok(());
         }
         let known = std::mem::replace(&mut self.known.locked, locked);
-        let new = self.known.locked.difference(&known);
-        let new = new.map(|ends| (Kind::NewElement, ends));
-        let gone = known.difference(&self.known.locked);
-        let changes = new.chain(gone.map(|ends| (Kind::DelElement, ends)));
-        let changes: Vec<Change> = changes
-            .map(|(kind, ends)| {
-                let v4 = ends.0.is_ipv4();
-                let name = if v4 { "locked4" } else { "locked6" };
-                elements(kind, name, &[&key(ends)])
-            })
-            .collect();
-        if changes.is_empty() {
-            return Ok(());
+        let mut moves = Moves::default();
+        for ends in self.known.locked.difference(&known) {
+            moves.note("locked", *ends, true);
         }
-        match self.nft.commit(&changes).await {
-            // As above.
-            Err(error) if is_absent(&error) => Ok(()),
-            done => done.map_err(Error::netlink("note locks in nftables")),
+        for ends in known.difference(&self.known.locked) {
+            moves.note("locked", *ends, false);
         }
+        self.carry_out(&moves)
+            .await
+            .map_err(Error::netlink("note locks in nftables"))
+    }
+
+    async fn carry_out(&mut self, moves: &Moves) -> io::Result<()> {
+        match self.nft.commit(&moves.changes(ELEMENTS)).await {
+            // Somebody else removed the table, or some of it: the next `set` makes it again. The kernel
+            // did nothing of what it was told at once.
+            Err(error) if is_absent(&error) => {}
+            done => return done,
+        }
+        for change in moves.changes(1) {
+            match self.nft.commit(&[change]).await {
+                Err(error) if is_absent(&error) => {}
+                done => done?,
+            }
+        }
+        Ok(())
     }
 
     /// Packets that it dropped since its rules were last written.
@@ -348,6 +349,37 @@ pub enum Place {
     Plain,
     /// Wherever the rules put it.
     Elsewhere,
+}
+
+/// Elements that come to sets or leave them: by set, and whether they come.
+#[derive(Default)]
+struct Moves(BTreeMap<(&'static str, bool), Vec<Vec<u8>>>);
+
+impl Moves {
+    /// `set` without the family that is the end of its name.
+    fn note(&mut self, set: &str, ends: Ends, comes: bool) {
+        let of_family =
+            |name: &&&str| name.starts_with(set) && name.ends_with('4') == ends.0.is_ipv4();
+        let name = SETS.iter().find(of_family);
+        let name = name.expect("each set is there for both families");
+        self.0.entry((name, comes)).or_default().push(key(&ends));
+    }
+
+    /// The changes, of so many elements each at most.
+    fn changes(&self, most: usize) -> Vec<Change> {
+        let change = |((set, comes), keys): (&(&str, bool), &Vec<Vec<u8>>)| {
+            let kind = match comes {
+                true => Kind::NewElement,
+                false => Kind::DelElement,
+            };
+            let set = *set;
+            let pieces = keys.chunks(most);
+            let piece =
+                move |keys: &[Vec<u8>]| elements(kind, set, &keys.iter().collect::<Vec<_>>());
+            pieces.map(piece).collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(change).collect()
+    }
 }
 
 /// There is no such table, or no nftables in this kernel.

@@ -135,6 +135,11 @@ impl Conntrack {
         Ok(Self { wire })
     }
 
+    /// Whether it waits for nothing. One that is not was given up half way, and is of no use any more.
+    pub fn is_idle(&self) -> bool {
+        self.wire.is_idle()
+    }
+
     /// What `pick` makes of every tracked connection of both families.
     pub async fn list<U>(
         &mut self,

@@ -17,6 +17,8 @@ const DUMP_ATTEMPTS: usize = 5;
 pub(crate) struct Wire {
     socket: TokioSocket,
     sequence: u32,
+    /// A question was asked, and not all of its answer was read.
+    asking: bool,
 }
 
 impl Wire {
@@ -27,7 +29,13 @@ impl Wire {
         Ok(Self {
             socket,
             sequence: 0,
+            asking: false,
         })
+    }
+
+    /// Whether all answers were read: the kernel does not begin a second dump before the first has ended.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.asking
     }
 
     /// Everything of a kind.
@@ -83,6 +91,7 @@ impl Wire {
         NetlinkPayload<T>: From<T>,
     {
         self.sequence = self.sequence.wrapping_add(1);
+        self.asking = true;
         let mut request = NetlinkMessage::from(message);
         request.header.flags = NLM_F_REQUEST | flags;
         request.header.sequence_number = self.sequence;
@@ -101,11 +110,17 @@ impl Wire {
                 consistent &= answer.header.flags & NLM_F_DUMP_INTR == 0;
                 match answer.payload {
                     NetlinkPayload::InnerMessage(inner) => answers.extend(pick(inner)),
-                    NetlinkPayload::Done(_) => return Ok(consistent.then_some(answers)),
-                    NetlinkPayload::Error(error) if error.code.is_some() => {
-                        return Err(error.to_io());
+                    NetlinkPayload::Done(_) => {
+                        self.asking = false;
+                        return Ok(consistent.then_some(answers));
                     }
-                    NetlinkPayload::Error(_) => return Ok(Some(answers)),
+                    NetlinkPayload::Error(error) => {
+                        self.asking = false;
+                        return match error.code {
+                            Some(_) => Err(error.to_io()),
+                            None => Ok(Some(answers)),
+                        };
+                    }
                     _ => {}
                 }
             }

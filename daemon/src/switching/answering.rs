@@ -1,5 +1,8 @@
 //! What peers ask for: a SWITCH is carried out, or refused for what stands against it here.
 
+use std::collections::{BTreeSet, HashMap};
+
+use super::Marked;
 use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
@@ -83,14 +86,29 @@ impl Daemon {
         if !self.is_outside(bump) {
             self.expect_rates(moving.iter().map(|(_, pair)| &lives[pair]));
         }
+        let failed: HashMap<Pair, String> = match &prepared {
+            Ok(()) if explicit => {
+                let failed = self.mark_choices(&pairs).await.into_iter();
+                failed
+                    .map(|(pair, error)| (pair, error.to_string()))
+                    .collect()
+            }
+            Ok(()) => {
+                let marked = self.mark_moved(&pairs, bump).await;
+                let fault =
+                    |(pair, marked): (&Pair, Marked)| Some((*pair, marked.err()?.to_string()));
+                pairs.iter().zip(marked).filter_map(fault).collect()
+            }
+            Err(error) => { pairs.iter() }
+                .map(|pair| (*pair, format!("{error:#}")))
+                .collect(),
+        };
+        let reasons: BTreeSet<&String> = failed.values().collect();
+        for why in reasons {
+            tracing::warn!("cannot follow the peer's switch: {why}");
+        }
         for (index, pair) in moving {
-            let done = match &prepared {
-                Ok(()) if explicit => self.mark_choice(&pair).await.map_err(Into::into),
-                Ok(()) => self.mark_moved(&pair, bump).await.map_err(Into::into),
-                Err(error) => Err(anyhow::anyhow!("{error:#}")),
-            };
-            if let Err(error) = done {
-                tracing::warn!("cannot follow the peer's switch: {error:#}");
+            if failed.contains_key(&pair) {
                 outcomes[index].0 = Outcome::Failed;
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::Answer;
+use super::{Answer, Mark};
 use crate::conns::{Pair, Socket, Version};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
@@ -11,6 +11,10 @@ use crate::messages::{Body, MAX_ENTRIES, Named, Outcome};
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
+/// Connections that move at once: between the first word about one and the last its two ends are apart, so
+/// it is not to wait for many others. As many messages as a peer takes at once, and not more than chains
+/// whose start it can hold back.
+pub(crate) const ROUND: usize = 12 * MAX_ENTRIES;
 
 /// A connection that something is to be done with: this one, and no later one of the same ends.
 #[derive(Clone, Copy, Debug)]
@@ -77,24 +81,40 @@ impl Daemon {
         let leaving: Vec<&Live> = leaving.collect();
         self.silence(leaving.iter().copied()).await;
         let leaving = meant(&leaving);
-        for still in self.still_there(&leaving).await {
-            let _turn = self.marking.lock().await;
-            let stands = self.state.borrow().choices.of(&still.pair, still.socket);
-            // The peer may have chosen otherwise while it fell silent.
-            if explicit && stands.is_none_or(|choice| choice.bump != bump) {
-                self.end_drains(&still.pair);
-                continue;
-            }
-            let marked = match explicit {
-                true => self.mark(&still.pair, bump, true).await,
-                false => self.mark_leaving(&still.pair, bump).await,
-            };
-            if let Err(error) = marked {
-                tracing::warn!("{error}");
-            }
-        }
+        self.leave(&leaving, bump, explicit).await;
         results.extend(self.ask_all(peer, &leaving, whether(false)).await);
         results
+    }
+
+    /// Has connections that fell silent leave their bump, but those of which the peer chose otherwise
+    /// meanwhile.
+    async fn leave(&self, silent: &[Meant], bump: u8, explicit: bool) {
+        let still = self.still_there(silent).await;
+        let _turn = self.marking.lock().await;
+        let (leaving, kept): (Vec<Meant>, Vec<Meant>) = {
+            let choices = &self.state.borrow().choices;
+            let stands = |conn: &Meant| {
+                let choice = choices.of(&conn.pair, conn.socket);
+                !explicit || choice.is_some_and(|choice| choice.bump == bump)
+            };
+            still.into_iter().partition(stands)
+        };
+        kept.iter().for_each(|conn| self.end_drains(&conn.pair));
+        let pairs: Vec<Pair> = leaving.iter().map(|conn| conn.pair).collect();
+        let marked = match explicit {
+            true => {
+                let mark = |pair: &Pair| Mark {
+                    pair: *pair,
+                    bump,
+                    explicit,
+                };
+                self.mark(&pairs.iter().map(mark).collect::<Vec<_>>()).await
+            }
+            false => self.mark_leaving(&pairs, bump).await,
+        };
+        for error in marked.into_iter().filter_map(Result::err) {
+            tracing::warn!("{error}");
+        }
     }
 
     /// Those of these connections that are not over.
@@ -139,49 +159,41 @@ impl Daemon {
         switch: Switch,
     ) -> Vec<(Pair, Version, Answer)> {
         let mut results = Vec::new();
-        for conns in conns.chunks(MAX_ENTRIES) {
-            let mut again = Vec::new();
-            let answers = self.ask_versions(peer, conns, switch).await;
-            for (conn, (pair, version, answer)) in conns.iter().zip(answers) {
-                match answer {
-                    Ok((Outcome::Older, generation)) if switch.explicit => {
-                        let mut state = self.state.borrow_mut();
-                        // Unless that later choice has come here meanwhile: then it stands.
-                        let known = state.choices.of(&pair, conn.socket);
-                        if let Some(known) = known.filter(|known| known.version == version) {
-                            let (bump, host) = (switch.bump, self.host);
-                            { &mut state.choices }.propose(
-                                pair,
-                                conn.socket,
-                                bump,
-                                host,
-                                generation,
-                            );
-                            again.push((*conn, known));
-                        } else {
-                            results.push((pair, version, Ok((Outcome::Older, generation))));
-                        }
+        let mut again = Vec::new();
+        let answers = self.ask_versions(peer, conns, switch).await;
+        for (conn, (pair, version, answer)) in conns.iter().zip(answers) {
+            match answer {
+                Ok((Outcome::Older, generation)) if switch.explicit => {
+                    let mut state = self.state.borrow_mut();
+                    // Unless that later choice has come here meanwhile: then it stands.
+                    let known = state.choices.of(&pair, conn.socket);
+                    if let Some(known) = known.filter(|known| known.version == version) {
+                        let (bump, host) = (switch.bump, self.host);
+                        { &mut state.choices }.propose(pair, conn.socket, bump, host, generation);
+                        again.push((*conn, known));
+                    } else {
+                        results.push((pair, version, Ok((Outcome::Older, generation))));
                     }
-                    other => results.push((pair, version, other)),
                 }
+                other => results.push((pair, version, other)),
             }
-            if again.is_empty() {
-                continue;
-            }
-            // Or the next daemon would give the version that the peer knows to another choice.
-            if let Err(error) = self.save() {
-                tracing::warn!("{error:#}");
-                let choices = &mut self.state.borrow_mut().choices;
-                for (Meant { pair, .. }, known) in again {
-                    choices.restore(pair, known);
-                    let older = (Outcome::Older, known.version.generation);
-                    results.push((pair, known.version, Ok(older)));
-                }
-                continue;
-            }
-            let again: Vec<Meant> = again.into_iter().map(|(conn, _)| conn).collect();
-            results.extend(self.ask_versions(peer, &again, switch).await);
         }
+        if again.is_empty() {
+            return results;
+        }
+        // Or the next daemon would give the version that the peer knows to another choice.
+        if let Err(error) = self.save() {
+            tracing::warn!("{error:#}");
+            let choices = &mut self.state.borrow_mut().choices;
+            for (Meant { pair, .. }, known) in again {
+                choices.restore(pair, known);
+                let older = (Outcome::Older, known.version.generation);
+                results.push((pair, known.version, Ok(older)));
+            }
+            return results;
+        }
+        let again: Vec<Meant> = again.into_iter().map(|(conn, _)| conn).collect();
+        results.extend(self.ask_versions(peer, &again, switch).await);
         results
     }
 
@@ -213,7 +225,7 @@ impl Daemon {
             .collect()
     }
 
-    /// Asks with one SWITCH, of up to [`MAX_ENTRIES`] connections.
+    /// Asks with SWITCHes, of up to [`ROUND`] connections.
     pub(super) async fn ask_switch(
         &self,
         peer: usize,
@@ -237,7 +249,7 @@ impl Daemon {
         self.ask_about(peer, &meant, body).await
     }
 
-    /// Asks about up to [`MAX_ENTRIES`] connections, by the names that the peer gives its sockets. What it
+    /// Asks about up to [`ROUND`] connections, by the names that the peer gives its sockets. What it
     /// cannot tell by its name it is asked again with the right one, if the connection here is still the
     /// one that is meant. `body` has the question from the names, with the index of each.
     pub(crate) async fn ask_about(
@@ -246,7 +258,7 @@ impl Daemon {
         conns: &[Meant],
         body: impl Fn(&[(usize, Named)]) -> Body,
     ) -> Vec<Answer> {
-        let ask = async |indices: &[usize]| {
+        let ask_some = async |indices: &[usize]| -> Vec<Answer> {
             let named: Vec<(usize, Named)> = { indices.iter() }
                 .map(|index| (*index, self.name(&conns[*index])))
                 .collect();
@@ -259,6 +271,10 @@ impl Daemon {
                 Err(error) => vec![Err(error); indices.len()],
             }
         };
+        let ask = async |indices: &[usize]| {
+            let asked = indices.chunks(MAX_ENTRIES).map(&ask_some);
+            futures_util::future::join_all(asked).await.concat()
+        };
         let all: Vec<usize> = (0..conns.len()).collect();
         let mut answers: Vec<Answer> = ask(&all).await;
         let renamed = |(index, answer): (usize, &Answer)| match answer {
@@ -270,13 +286,16 @@ impl Daemon {
         if renamed.is_empty() {
             return answers;
         }
+        let meant: Vec<Meant> = renamed.iter().map(|(index, _)| conns[*index]).collect();
+        let still = self.still_there(&meant).await;
+        let still: HashSet<Pair> = still.iter().map(|conn| conn.pair).collect();
         let mut again = Vec::new();
         for (index, theirs) in renamed {
-            if self.still_there(&conns[index..=index]).await.is_empty() {
+            let Meant { pair, socket } = conns[index];
+            if !still.contains(&pair) {
                 answers[index] = Ok((Outcome::NoConnection, 0));
                 continue;
             }
-            let Meant { pair, socket } = conns[index];
             self.state.borrow_mut().names.learn(pair, socket, theirs);
             again.push(index);
         }

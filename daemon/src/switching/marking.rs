@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use dibs_policy::conntrack::{Conntrack, Tuple};
@@ -12,6 +13,37 @@ use crate::daemon::{Daemon, Written};
 use crate::live::Live;
 use crate::startup::marks;
 use crate::tracking::STRAGGLERS;
+
+/// Connections whose marks change together, at most.
+const TOGETHER: usize = 256;
+
+/// What a connection's mark is to say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub(crate) pair: Pair,
+    /// 0: none.
+    pub(crate) bump: u8,
+    /// By choice.
+    pub(crate) explicit: bool,
+}
+
+impl Mark {
+    /// Nothing of ours.
+    pub(crate) fn none(pair: Pair) -> Self {
+        let (bump, explicit) = (0, false);
+        Self {
+            pair,
+            bump,
+            explicit,
+        }
+    }
+}
+
+/// Why the kernel did not take a mark: one reason may stand in the way of many.
+pub(crate) type MarkError = Arc<dibs_policy::Error>;
+
+/// What came of a mark.
+pub(crate) type Marked = Result<(), MarkError>;
 
 impl Daemon {
     /// Whether a connection's mark is a choice of another program that we have not taken up yet: neither what
@@ -39,7 +71,7 @@ impl Daemon {
     /// What a user chooses here is later than what other programs chose before.
     pub(crate) async fn overrule(&self, lives: &[Live]) -> Result<(), dibs_policy::Error> {
         let _turn = self.marking.lock().await;
-        let mut conntrack = Conntrack::open()?;
+        let mut conntrack = self.conntrack()?;
         for Live { pair, .. } in lives {
             let entry = conntrack.get(&Tuple::tcp(pair.local, pair.remote)).await?;
             if let Some(entry) = entry.filter(|found| self.is_chosen_elsewhere(pair, found.mark)) {
@@ -52,22 +84,25 @@ impl Daemon {
 
     /// As [`mark`](Self::mark), not by choice. What leaves for plain is kept there by OVERRIDE while the far
     /// end's packets may still come by the bump: each end would pull the other back.
-    pub(crate) async fn mark_moved(&self, pair: &Pair, bump: u8) -> Result<(), dibs_policy::Error> {
+    pub(crate) async fn mark_moved(&self, pairs: &[Pair], bump: u8) -> Vec<Marked> {
         let _turn = self.marking.lock().await;
-        self.mark_leaving(pair, bump).await
+        self.mark_leaving(pairs, bump).await
     }
 
     /// The same, in [`marking`](Self::marking)'s turn.
-    pub(super) async fn mark_leaving(
-        &self,
-        pair: &Pair,
-        bump: u8,
-    ) -> Result<(), dibs_policy::Error> {
+    pub(super) async fn mark_leaving(&self, pairs: &[Pair], bump: u8) -> Vec<Marked> {
         if bump == 0 {
             let now = Instant::now();
-            self.state.borrow_mut().leaving.insert(*pair, now);
+            let leaving = &mut self.state.borrow_mut().leaving;
+            leaving.extend(pairs.iter().map(|pair| (*pair, now)));
         }
-        self.mark(pair, bump, false).await
+        let explicit = false;
+        let mark = |pair: &Pair| Mark {
+            pair: *pair,
+            bump,
+            explicit,
+        };
+        self.mark(&pairs.iter().map(mark).collect::<Vec<_>>()).await
     }
 
     /// Lets connections that left their bumps a while ago follow again.
@@ -85,8 +120,8 @@ impl Daemon {
             let leaves = self.state.borrow_mut().leaving.remove(&pair).is_some();
             if leaves && self.state.borrow().choices.get(&pair).is_none() {
                 let tuple = Tuple::tcp(pair.local, pair.remote);
-                let mut conntrack = Conntrack::open()?;
-                if !self.is_taken(&mut conntrack, &pair).await? {
+                let mut conntrack = self.conntrack()?;
+                if self.taken(&mut conntrack, &pair).await?.is_none() {
                     conntrack.set_mark(&tuple, 0, chosen).await?;
                     self.note_mark(&pair, 0, false);
                 }
@@ -95,57 +130,131 @@ impl Daemon {
         Ok(())
     }
 
-    /// Whether another program chose for a connection: that is to be taken up, and not written over. Its
-    /// event comes, or waits for its turn.
-    async fn is_taken(
+    /// Whether another program chose for a connection, and which bump: that is to be taken up, and not
+    /// written over. Its event comes, or waits for its turn.
+    async fn taken(
         &self,
         conntrack: &mut Conntrack,
         pair: &Pair,
-    ) -> Result<bool, dibs_policy::Error> {
+    ) -> Result<Option<u8>, dibs_policy::Error> {
         let entry = conntrack.get(&Tuple::tcp(pair.local, pair.remote)).await?;
-        Ok(entry.is_some_and(|entry| self.is_chosen_elsewhere(pair, entry.mark)))
+        let taken = entry.filter(|entry| self.is_chosen_elsewhere(pair, entry.mark));
+        let bump = |mark| marks(&self.config).bump_of(mark).map_or(0, BumpId::get);
+        Ok(taken.map(|entry| bump(entry.mark)))
     }
 
-    /// As [`write`](Self::write), unless another program has chosen otherwise by now. In
+    /// As [`write`](Self::write), but for those for which another program has chosen otherwise by now. In
     /// [`marking`](Self::marking)'s turn, or what another task of ours writes meanwhile looks like that.
-    pub(crate) async fn mark(
-        &self,
-        pair: &Pair,
-        bump: u8,
-        explicit: bool,
-    ) -> Result<(), dibs_policy::Error> {
-        if self.is_taken(&mut Conntrack::open()?, pair).await? {
-            tracing::debug!(?pair, bump, "another program has chosen otherwise");
-            self.end_drains(pair);
-            return Ok(());
-        }
-        self.write(pair, bump, explicit).await
+    pub(crate) async fn mark(&self, marks: &[Mark]) -> Vec<Marked> {
+        self.put(marks, true).await
     }
 
-    /// Sets the bump of one connection in its ctmark, which is made if it is not tracked. One that
-    /// leaves its bump goes on.
-    pub(crate) async fn write(
+    /// Sets the bumps of connections in their ctmarks, which are made where they are not tracked. Those
+    /// that leave their bumps go on. What came of each, in the same order.
+    pub(crate) async fn write(&self, marks: &[Mark]) -> Vec<Marked> {
+        self.put(marks, false).await
+    }
+
+    /// As [`mark`](Self::mark), of one connection.
+    pub(crate) async fn mark_one(&self, mark: Mark) -> Marked {
+        self.mark(&[mark]).await.into_iter().collect()
+    }
+
+    /// As [`write`](Self::write), of one connection.
+    pub(crate) async fn write_one(&self, mark: Mark) -> Marked {
+        self.write(&[mark]).await.into_iter().collect()
+    }
+
+    /// So many at a time that no other has to wait for long.
+    async fn put(&self, marks: &[Mark], looks: bool) -> Vec<Marked> {
+        let mut done = Vec::with_capacity(marks.len());
+        for some in marks.chunks(TOGETHER) {
+            match self.conntrack() {
+                Ok(mut conntrack) => done.extend(self.put_some(&mut conntrack, some, looks).await),
+                Err(error) => {
+                    let error = Arc::new(error);
+                    done.extend(some.iter().map(|_| Err(Arc::clone(&error))));
+                }
+            }
+        }
+        done
+    }
+
+    /// The backstop is told of all at once: of what goes before its mark does, and of what comes after
+    /// its mark has.
+    async fn put_some(
         &self,
-        pair: &Pair,
-        bump: u8,
-        explicit: bool,
-    ) -> Result<(), dibs_policy::Error> {
-        let marks = marks(&self.config);
+        conntrack: &mut Conntrack,
+        marks: &[Mark],
+        looks: bool,
+    ) -> Vec<Marked> {
+        let mut backstop = self.backstop.lock().await;
+        let mut leaving = Vec::new();
+        for Mark {
+            pair,
+            bump,
+            explicit,
+        } in marks
+        {
+            let leaves =
+                *bump == 0 && !(looks && matches!(self.taken(conntrack, pair).await, Ok(Some(_))));
+            if leaves {
+                leaving.push((
+                    *pair,
+                    if *explicit {
+                        Place::Plain
+                    } else {
+                        Place::Elsewhere
+                    },
+                ));
+            }
+        }
+        self.note_places(&mut backstop, &leaving).await;
+        let mut bumped = Vec::new();
+        let mut done = Vec::with_capacity(marks.len());
+        for mark in marks {
+            let put = self.put_one(conntrack, mark, looks).await;
+            if matches!(put, Ok(bump) if bump != 0) {
+                bumped.push((mark.pair, Place::Bumped));
+            }
+            done.push(put.map(drop).map_err(Arc::new));
+        }
+        self.note_places(&mut backstop, &bumped).await;
+        done
+    }
+
+    /// The bump that the mark says afterwards, which is not the one that was wanted where another program has
+    /// chosen otherwise.
+    async fn put_one(
+        &self,
+        conntrack: &mut Conntrack,
+        mark: &Mark,
+        looks: bool,
+    ) -> Result<u8, dibs_policy::Error> {
+        let Mark {
+            pair,
+            bump,
+            explicit,
+        } = *mark;
+        if looks && let Some(other) = self.taken(conntrack, &pair).await? {
+            tracing::debug!(?pair, bump, other, "another program has chosen otherwise");
+            self.end_drains(&pair);
+            return Ok(other);
+        }
         let leaves = {
             let leaving = &mut self.state.borrow_mut().leaving;
             if bump != 0 || explicit {
-                leaving.remove(pair);
+                leaving.remove(&pair);
             }
-            leaving.contains_key(pair)
+            leaving.contains_key(&pair)
         };
         let tuple = Tuple::tcp(pair.local, pair.remote);
-        let mut conntrack = Conntrack::open()?;
-        let mut backstop = self.backstop.lock().await;
-        let locked = self.state.borrow().locks.is_locked(pair, bump);
-        let (value, mask) = marks.whole(BumpId::new(bump), explicit || leaves, locked);
-        let was = self.note_mark(pair, bump, explicit || leaves);
+        let locked = self.state.borrow().locks.is_locked(&pair, bump);
+        let layout = marks(&self.config);
+        let (value, mask) = layout.whole(BumpId::new(bump), explicit || leaves, locked);
+        let was = self.note_mark(&pair, bump, explicit || leaves);
         let was = was.map(|mark| mark.bump).or_else(|| {
-            let followed = self.state.borrow().followed.get(pair).copied();
+            let followed = self.state.borrow().followed.get(&pair).copied();
             followed.map(BumpId::get)
         });
         let elsewhere = self.device_of(bump).is_none();
@@ -153,31 +262,24 @@ impl Daemon {
             self.forget_mtus();
         }
         if bump == 0 {
-            self.state.borrow_mut().followed.remove(pair);
-            let place = if explicit {
-                Place::Plain
-            } else {
-                Place::Elsewhere
-            };
-            self.note_place(&mut backstop, pair, place).await;
+            self.state.borrow_mut().followed.remove(&pair);
             let marked = conntrack.set_mark(&tuple, value, mask).await;
-            self.end_drains(pair);
-            return marked.map(drop);
+            self.end_drains(&pair);
+            return marked.map(|_| bump);
         }
         let installed = !self.state.borrow().installed.is_empty();
         let marked = conntrack.set_mark(&tuple, value, mask).await?;
         if !marked && installed {
             if conntrack.adopt(&tuple, value).await? {
-                self.rename(pair, bump).await?;
+                self.rename(&pair, bump).await?;
             } else {
                 conntrack.set_mark(&tuple, value, mask).await?;
             }
         }
-        self.note_place(&mut backstop, pair, Place::Bumped).await;
         if self.is_outside(bump) {
-            self.end_drains(pair);
+            self.end_drains(&pair);
         }
-        Ok(())
+        Ok(bump)
     }
 
     /// Lets a connection go on that was to fall silent.
@@ -188,26 +290,59 @@ impl Daemon {
         }
     }
 
-    /// Puts the choice for one connection into the kernel, if there is one that is not pending. One at a
+    /// Puts the choices for connections into the kernel, where there is one that is not pending. One task at a
     /// time, and whichever is in force by then: so the last one that the kernel is told is the latest.
-    /// One that was for an earlier connection of the same ends is forgotten instead.
-    pub(crate) async fn mark_choice(&self, pair: &Pair) -> Result<(), dibs_policy::Error> {
-        let _turn = self.marking.lock().await;
-        let choice = self.state.borrow().choices.get(pair);
-        let Some(choice) = choice.filter(|choice| !choice.pending) else {
-            return Ok(());
-        };
-        let lives = self.sockets_of(&[*pair]).await?;
-        let taken = { lives.get(pair) }.is_some_and(|live| self.has_taken(live, choice));
-        match taken {
-            true => self.forget_choice(pair, choice).await,
-            false => self.mark(pair, choice.bump, true).await,
+    /// One that was for an earlier connection of the same ends is forgotten instead. What failed, and why.
+    pub(crate) async fn mark_choices(&self, pairs: &[Pair]) -> HashMap<Pair, MarkError> {
+        let mut failed = HashMap::new();
+        for pairs in pairs.chunks(TOGETHER) {
+            let _turn = self.marking.lock().await;
+            let choices: Vec<(Pair, Choice)> = {
+                let known = &self.state.borrow().choices;
+                let settled = pairs
+                    .iter()
+                    .filter_map(|pair| Some((*pair, known.get(pair)?)));
+                settled.filter(|(_, choice)| !choice.pending).collect()
+            };
+            let chosen: Vec<Pair> = choices.iter().map(|(pair, _)| *pair).collect();
+            let lives = match self.sockets_of(&chosen).await {
+                Ok(lives) => lives,
+                Err(error) => {
+                    let error = Arc::new(error);
+                    failed.extend(chosen.iter().map(|pair| (*pair, Arc::clone(&error))));
+                    continue;
+                }
+            };
+            let mut standing = Vec::new();
+            for (pair, choice) in choices {
+                let taken = { lives.get(&pair) }.is_some_and(|live| self.has_taken(live, choice));
+                if !taken {
+                    let (bump, explicit) = (choice.bump, true);
+                    standing.push(Mark {
+                        pair,
+                        bump,
+                        explicit,
+                    });
+                } else if let Err(error) = self.forget_choice(&pair, choice).await {
+                    failed.insert(pair, error);
+                }
+            }
+            let marked = self.mark(&standing).await;
+            let fault = |(mark, marked): (&Mark, Marked)| Some((mark.pair, marked.err()?));
+            failed.extend(standing.iter().zip(marked).filter_map(fault));
         }
+        failed
+    }
+
+    /// As [`mark_choices`](Self::mark_choices).
+    pub(crate) async fn mark_choice(&self, pair: &Pair) -> Marked {
+        let mut failed = self.mark_choices(std::slice::from_ref(pair)).await;
+        failed.remove(pair).map_or(Ok(()), Err)
     }
 
     /// Another connection has taken the ends of one that something was chosen for: it inherits neither
     /// that nor the lock. Where it is by its own rules it stays.
-    async fn forget_choice(&self, pair: &Pair, choice: Choice) -> Result<(), dibs_policy::Error> {
+    async fn forget_choice(&self, pair: &Pair, choice: Choice) -> Marked {
         {
             let mut state = self.state.borrow_mut();
             if !state.choices.give_up(pair, choice.version) {
@@ -219,23 +354,25 @@ impl Daemon {
             tracing::warn!("{error:#}");
         }
         let tuple = Tuple::tcp(pair.local, pair.remote);
-        let entry = Conntrack::open()?.get(&tuple).await?;
+        let entry = self.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks(&self.config).choice(BumpId::new(choice.bump));
         if entry.is_some_and(|entry| entry.mark & mask == value) {
-            return self.write(pair, 0, false).await;
+            return self.write_one(Mark::none(*pair)).await;
         }
         let mut backstop = self.backstop.lock().await;
-        self.note_place(&mut backstop, pair, Place::Elsewhere).await;
+        let place = (*pair, Place::Elsewhere);
+        self.note_places(&mut backstop, &[place]).await;
         Ok(())
     }
 
     /// Puts all choices into the kernel again.
-    pub(crate) async fn mark_choices(&self) {
-        let choices: Vec<_> = self.state.borrow().choices.iter().collect();
-        for (pair, _) in choices {
-            if let Err(error) = self.mark_choice(&pair).await {
-                tracing::warn!("{error}");
-            }
+    pub(crate) async fn mark_all_choices(&self) {
+        let choices: Vec<Pair> = {
+            let choices = &self.state.borrow().choices;
+            choices.iter().map(|(pair, _)| pair).collect()
+        };
+        for error in self.mark_choices(&choices).await.values() {
+            tracing::warn!("{error}");
         }
     }
 

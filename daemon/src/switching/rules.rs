@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use super::asking::{Meant, Switch};
+use super::Mark;
+use super::asking::{Meant, ROUND, Switch};
 use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Hand, Handed, Unanswered};
 use crate::live::Live;
-use crate::messages::{MAX_ENTRIES, Outcome};
+use crate::messages::Outcome;
 
 /// Before a peer that did not answer is told of choices again.
 pub(super) const TELL_AGAIN: Duration = Duration::from_secs(1);
@@ -22,22 +23,9 @@ impl Daemon {
         let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
         self.state.borrow_mut().moving.extend(&moving);
         for (peer, lives) in by_peer {
-            let answers = self.negotiate(peer, &lives, bump, false).await;
-            tracing::debug!(bump, ?answers, "rules move connections");
-            let refused = answers
-                .into_iter()
-                .filter_map(|(pair, _, answer)| match answer {
-                    Ok((Outcome::OwnRule, own)) if bump == 0 => Some((pair, own)),
-                    _ => None,
-                });
-            let refused: HashMap<Pair, u64> = refused.collect();
-            for Live { pair, .. } in lives {
-                if let Some(own) = refused.get(&pair) {
-                    self.follow_peer(&pair, *own).await;
-                // What the peer does not take part in goes one way only, as rules allow.
-                } else if let Err(error) = self.mark_moved(&pair, bump).await {
-                    tracing::warn!("{error}");
-                }
+            let mut answers = true;
+            for lives in lives.chunks(ROUND) {
+                answers = self.follow_some(peer, lives, bump, answers).await;
             }
         }
         self.state
@@ -45,6 +33,34 @@ impl Daemon {
             .moving
             .retain(|pair| !moving.contains(pair));
         self.confirmations_due.notify_one();
+    }
+
+    /// Up to [`ROUND`] connections of [`follow_rules`](Self::follow_rules). `ask`: the peer is asked for its
+    /// part. Whether it answers.
+    async fn follow_some(&self, peer: usize, lives: &[Live], bump: u8, ask: bool) -> bool {
+        let answers = match ask {
+            true => self.negotiate(peer, lives, bump, false).await,
+            false => Vec::new(),
+        };
+        tracing::debug!(bump, ?answers, "rules move connections");
+        let heard = answers.iter().any(|(.., answer)| answer.is_ok());
+        let refused = |(pair, _, answer)| match answer {
+            Ok((Outcome::OwnRule, own)) if bump == 0 => Some((pair, own)),
+            _ => None,
+        };
+        let refused: HashMap<Pair, u64> = answers.into_iter().filter_map(refused).collect();
+        for (pair, own) in &refused {
+            self.follow_peer(pair, *own).await;
+        }
+        // What the peer does not take part in goes one way only, as rules allow.
+        let pairs = lives.iter().map(|live| live.pair);
+        let moving: Vec<Pair> = pairs.filter(|pair| !refused.contains_key(pair)).collect();
+        for marked in self.mark_moved(&moving, bump).await {
+            if let Err(error) = marked {
+                tracing::warn!("{error}");
+            }
+        }
+        heard
     }
 
     /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
@@ -62,7 +78,13 @@ impl Daemon {
         let followed = async {
             self.install().await?;
             let _turn = self.marking.lock().await;
-            self.mark(pair, bump, false).await?;
+            let (pair, explicit) = (*pair, false);
+            self.mark_one(Mark {
+                pair,
+                bump,
+                explicit,
+            })
+            .await?;
             anyhow::Ok(())
         };
         if let Err(error) = followed.await {
@@ -153,7 +175,7 @@ impl Daemon {
             }
         }
         for ((bump, _), conns) in chosen {
-            for conns in conns.chunks(MAX_ENTRIES) {
+            for conns in conns.chunks(ROUND) {
                 let switch = Switch {
                     bump,
                     explicit: true,

@@ -16,6 +16,7 @@ mod joins;
 mod late;
 mod links;
 mod locked;
+mod many;
 mod others;
 mod policy;
 mod recovery;

@@ -1,0 +1,131 @@
+//! Hundreds of connections at once.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, ensure};
+use netns_tests::daemon::{SOON, wait};
+use netns_tests::topology::server;
+use netns_tests::{Net, Node, Setup, isolated, programs};
+
+const MANY: usize = 400;
+/// Connections that are moved at once.
+const ROUND: usize = 240;
+
+/// The ports of the near ends of the connections that this host's kernel tracks: on a bump, and plain.
+fn sorted(node: &Node) -> Result<(BTreeSet<u16>, BTreeSet<u16>)> {
+    let listed = node.host.run("conntrack -L -p tcp")?;
+    let (mut bumped, mut plain) = (BTreeSet::new(), BTreeSet::new());
+    for line in listed.lines() {
+        let word = |name| line.split(' ').find_map(|word| word.strip_prefix(name));
+        let port = |name| word(name).and_then(|port: &str| port.parse().ok());
+        // Either end may have begun it, as far as the kernel knows.
+        let port = match (port("sport="), port("dport=")) {
+            (Some(7000), near) | (near, Some(7000)) => near,
+            _ => None,
+        };
+        let mark = word("mark=").and_then(|mark: &str| mark.parse::<u32>().ok());
+        if let (Some(port), Some(mark)) = (port, mark) {
+            match mark & 0x0f00_0000 {
+                0 => plain.insert(port),
+                _ => bumped.insert(port),
+            };
+        }
+    }
+    Ok((bumped, plain))
+}
+
+/// Both ends of all connections, which answer each other until they are stopped.
+struct Talks {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Result<usize>>,
+}
+
+impl Talks {
+    fn start(net: &Net) -> Result<Self> {
+        let listener = net.b.host.in_ns(|| TcpListener::bind(server(7000)))?;
+        let mut ends = Vec::new();
+        for _ in 0..MANY {
+            let near = net.a.host.in_ns(|| TcpStream::connect(server(7000)))?;
+            let (far, _) = listener.accept()?;
+            far.set_read_timeout(Some(SOON))?;
+            near.set_read_timeout(Some(SOON))?;
+            ends.push((near, far));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut rounds = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                for (index, (near, far)) in ends.iter_mut().enumerate() {
+                    near.write_all(&said(rounds, index))?;
+                    far.write_all(&said(index, rounds))?;
+                }
+                for (index, (near, far)) in ends.iter_mut().enumerate() {
+                    let mut heard = [0; 16];
+                    far.read_exact(&mut heard)?;
+                    ensure!(heard == said(rounds, index));
+                    near.read_exact(&mut heard)?;
+                    ensure!(heard == said(index, rounds));
+                }
+                rounds += 1;
+            }
+            Ok(rounds)
+        });
+        Ok(Self { stop, thread })
+    }
+
+    /// That nothing was lost or changed, and something was said.
+    fn end(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let rounds = self.thread.join().expect("it does not panic")?;
+        ensure!(rounds > 0, "nothing was said");
+        Ok(())
+    }
+}
+
+fn said(one: usize, other: usize) -> [u8; 16] {
+    (one as u128 * 1_000_003 + other as u128).to_be_bytes()
+}
+
+/// The ends of a connection part for as long as its own switch takes, not for that of all others.
+#[test]
+fn many_connections_move_together() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talks = Talks::start(net)?;
+            for (change, on_bump) in [("enable", MANY), ("disable", 0), ("enable", MANY)] {
+                let mut command = net.a.host.command(programs::built("dibsctl"));
+                command.args([change, "--all"]);
+                let mut change = net.a.host.spawn(command)?;
+                let mut apart = 0;
+                while change.is_running() {
+                    // What has come to be plain stays so while it is watched, and the other way round: so
+                    // those that were first seen at one end and then not yet at the other are apart at once.
+                    for (one, other) in [(&net.a, &net.b), (&net.b, &net.a)] {
+                        let ((bumped, plain), then) = (sorted(one)?, sorted(other)?);
+                        let behind = match on_bump {
+                            0 => plain.intersection(&then.0).count(),
+                            _ => bumped.intersection(&then.1).count(),
+                        };
+                        apart = apart.max(behind);
+                    }
+                }
+                ensure!(change.wait(SOON)?.success(), "{}", change.stderr());
+                ensure!(
+                    apart <= ROUND,
+                    "the two ends of {apart} connections were apart at once"
+                );
+                for node in [&net.a, &net.b] {
+                    wait("all of them to have moved", || {
+                        sorted(node).is_ok_and(|(bumped, _)| bumped.len() == on_bump)
+                    })?;
+                }
+            }
+            talks.end()
+        })
+    });
+}
