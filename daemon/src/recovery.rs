@@ -26,6 +26,25 @@ impl Daemon {
         Ok(())
     }
 
+    /// The same for a connection that has just come to a bump, if its kernel waits for its next attempt: what
+    /// kept it silent was in the way that it left, or the far end did not carry this bump until now.
+    pub(crate) fn wake(&self, live: &Live, bump: u8) {
+        if live.counts.attempts > 0 && !self.is_outside(bump) {
+            // Without the data path nothing goes on.
+            let _ = self.driver.solicit(bump, ends(&live.pair));
+        }
+    }
+
+    /// The same for all of a peer that are on bumps.
+    pub(crate) async fn wake_all(&self, peer: usize) -> anyhow::Result<()> {
+        for (live, bump) in self.bumped().await? {
+            if live.peer == peer {
+                self.wake(&live, bump);
+            }
+        }
+        Ok(())
+    }
+
     /// The connections that the data path carries, with their bumps.
     async fn bumped(&self) -> anyhow::Result<Vec<(Live, u8)>> {
         let lives = self.connections().await?.into_iter();

@@ -154,6 +154,7 @@ impl Daemon {
                 .iter()
                 .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
                 .collect();
+            moved.iter().for_each(|live| self.wake(live, bump));
             self.wait_seen(&moved, bump).await?;
         }
         let outcome = |live: &Live| {

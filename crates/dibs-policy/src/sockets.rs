@@ -57,6 +57,8 @@ pub struct TcpCounts {
     pub bytes_received: u64,
     /// Bytes sent that the far end has not acknowledged.
     pub outstanding: u32,
+    /// Attempts to send, or to learn of room, that nobody has answered since.
+    pub attempts: u8,
 }
 
 /// A process that holds a socket.
@@ -163,6 +165,7 @@ fn socket(response: &InetResponse) -> TcpSocket {
             bytes_received: info.bytes_received,
             // What waits for an acknowledgement, or to be sent.
             outstanding: header.send_queue.saturating_sub(info.notsent_bytes),
+            attempts: info.retransmits.max(info.probes),
         }),
         _ => None,
     });

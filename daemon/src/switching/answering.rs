@@ -110,6 +110,8 @@ impl Daemon {
         for (index, pair) in moving {
             if failed.contains_key(&pair) {
                 outcomes[index].0 = Outcome::Failed;
+            } else {
+                self.wake(&lives[&pair], bump);
             }
         }
         {

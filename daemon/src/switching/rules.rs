@@ -124,6 +124,9 @@ impl Daemon {
                 Ok(all) => {
                     if !std::mem::replace(&mut enforced, true) {
                         self.enforce_all(peer).await;
+                        if let Err(error) = self.wake_all(peer).await {
+                            tracing::warn!("connections go on late: {error:#}");
+                        }
                     }
                     if all {
                         return;

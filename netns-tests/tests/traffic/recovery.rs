@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use dibs_lab::End;
+use dibs_lab::{End, Host, wait_until};
 use netns_tests::kernel::too_old;
 use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Net, Node, Setup, isolated};
@@ -162,4 +162,38 @@ fn the_called_daemon_is_away_for_long() {
 #[test]
 fn both_daemons_are_away_for_long() {
     isolated(|| outlives_a_crash(|net| vec![&mut net.a, &mut net.b]));
+}
+
+/// Whether the host's TCP tries again ten seconds from now or later.
+fn waits_long(host: &Host) -> Result<bool> {
+    let sockets = host.run("ss -tin sport = :7000 or dport = :7000")?;
+    let value = |name: &str| {
+        let words = &mut sockets.split_ascii_whitespace();
+        let value = words.find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
+        value.unwrap_or_default()
+    };
+    // Milliseconds.
+    Ok(value("backoff:") > 0 && value("rto:") > value("lastsnd:") + 10_000)
+}
+
+#[test]
+fn what_fell_silent_in_plain_goes_on_at_once_on_a_bump() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            talk.advance(SETTLED)?;
+            for node in [&net.a, &net.b] {
+                let drop = "iptables -t raw -I PREROUTING -i eth0 -p tcp -j DROP";
+                node.host.run(drop)?;
+            }
+            wait_until(OUTAGE * 3, "long timeouts", || {
+                [&net.a, &net.b].map(|node| waits_long(&node.host).unwrap_or_default())
+                    == [true, true]
+            })?;
+            let (before, since) = (talk.received(), Instant::now());
+            net.a.enable(7000)?;
+            talk.moves_after(before, since, Duration::from_secs(5))?;
+            talk.finish()
+        })
+    });
 }
