@@ -2,7 +2,7 @@
 //! nothing else comes by them.
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
@@ -586,6 +586,40 @@ fn who_does_not_forward_is_told() {
             let status = net.a.ctl(&["status"])?;
             ensure!(!status["warnings"].to_string().contains("gateway"));
             Ok(())
+        })
+    });
+}
+
+/// What a gateway exempts from conntrack cannot follow by its mark.
+#[test]
+fn untracked_connections_are_never_answered_in_plain() {
+    isolated(|| {
+        Setup::new().gateways().run(|net| {
+            let exempt = "iptables -t raw -A PREROUTING -p tcp -j CT --notrack
+                ip6tables -t raw -A PREROUTING -p tcp -j CT --notrack";
+            net.b.host.shell(exempt)?;
+            let rule = |node: &Node, port: &str| {
+                let made = node.ctl(&["rule", "add", port, "7000", "--bump", "seal"]);
+                made.map(drop)
+            };
+            rule(&net.a, "--dport")?;
+            let ears = net.eavesdrop()?;
+            for to in [behind(7000), behind_v6(7000)] {
+                let _listener = net.behind[1].in_ns(|| TcpListener::bind(to))?;
+                let before = net.b.counter("plain_dropped")?;
+                let patience = Duration::from_secs(2);
+                let connected = net.behind[0].in_ns(|| TcpStream::connect_timeout(&to, patience));
+                ensure!(connected.is_err(), "{to} answered");
+                let dropped = net.b.counter("plain_dropped")?;
+                ensure!(dropped > before, "{to}: not counted");
+            }
+            // A rule at `b` needs no mark to follow.
+            rule(&net.b, "--sport")?;
+            let talk = net.talk_behind(7000)?;
+            talk.advance(SETTLED)?;
+            let segments = ears.finish()?.segments(7000);
+            ensure!(segments == [0, 0], "in plain: {segments:?}");
+            talk.finish()
         })
     });
 }

@@ -129,6 +129,14 @@ fn passing(desired: &Desired) -> Vec<Rule> {
         return vec![Rule::new("tracked").ct_mark(mask, 0, true).returns()];
     }
     let mut rules = Vec::new();
+    for (family, set) in UNTRACKED {
+        for bump in &desired.bumps {
+            for (near, far) in desired.passages(&bump.peers, family) {
+                let came = untracked(bump, family).prefix(far, false);
+                rules.extend(remembered(came.destination(near), family, set));
+            }
+        }
+    }
     for bump in &desired.bumps {
         for family in Family::BOTH {
             for (near, far) in desired.passages(&bump.peers, family) {
@@ -162,6 +170,7 @@ fn passing(desired: &Desired) -> Vec<Rule> {
             rules.extend(by_class(desired, family, Some(near)));
         }
     }
+    rules.extend(UNTRACKED.map(answers));
     rules
 }
 
@@ -195,30 +204,25 @@ const SETS: [(Family, &str, &str); 2] = [
 /// The sets of connections that came by a bump and that the user exempts from tracking (NOTRACK).
 const UNTRACKED: [(Family, &str); 2] = [(Family::V4, "untracked4"), (Family::V6, "untracked6")];
 
-/// Such a connection has no mark to follow by. What this host sends of it is known by these sets, so that it is
-/// dropped unless a choice or a class rule marks it.
-fn untracked(desired: &Desired) -> Vec<Rule> {
-    let mut rules = Vec::new();
-    for (family, set) in UNTRACKED {
-        for bump in &desired.bumps {
-            let came = Rule::new(format!("untracked, by bump {}", bump.id))
-                .untracked()
-                .device(Meta::InName, bump);
-            let peers = match bump.owner {
-                DeviceOwner::Ours => vec![family.any()],
-                DeviceOwner::Foreign => widest(&bump.peers, family),
-            };
-            for peer in peers {
-                let came = came.clone().family(family).protocol(libc::IPPROTO_TCP);
-                let came = came.prefix(peer, false);
-                let key = came.clone().connection_back(family);
-                rules.push(key.remember(set).returns());
-                // There is no room for it.
-                rules.push(came.drops());
-            }
-        }
-    }
-    rules
+/// What comes in by a bump's device and is exempt from tracking. Such a connection has no mark to follow by.
+fn untracked(bump: &BumpRoute, family: Family) -> Rule {
+    Rule::new(format!("untracked, by bump {}", bump.id))
+        .untracked()
+        .device(Meta::InName, bump)
+        .family(family)
+        .protocol(libc::IPPROTO_TCP)
+}
+
+/// Such connections are remembered; those for which there is no room are dropped.
+fn remembered(came: Rule, family: Family, set: &'static str) -> [Rule; 2] {
+    let key = came.clone().connection_back(family);
+    [key.remember(set).returns(), came.drops()]
+}
+
+/// What is sent in answer to them is dropped, unless a choice or a class rule marks it.
+fn answers((family, set): (Family, &'static str)) -> Rule {
+    let connection = Rule::new("came by a bump, untracked").connection(family);
+    connection.among(set).drops()
 }
 
 /// What comes in by a bump's device makes its connection follow, as DIBS-INPUT does.
@@ -238,7 +242,19 @@ fn follow(desired: &Desired) -> Vec<Rule> {
         let follows = came.into_iter().map(|rule| rule.follows(desired, bump));
         follows.collect::<Vec<_>>()
     };
-    let mut rules = untracked(desired);
+    let mut rules = Vec::new();
+    for (family, set) in UNTRACKED {
+        for bump in &desired.bumps {
+            let peers = match bump.owner {
+                DeviceOwner::Ours => vec![family.any()],
+                DeviceOwner::Foreign => widest(&bump.peers, family),
+            };
+            for peer in peers {
+                let came = untracked(bump, family).prefix(peer, false);
+                rules.extend(remembered(came, family, set));
+            }
+        }
+    }
     rules.extend(desired.bumps.iter().flat_map(of_bump));
     rules
 }
@@ -263,10 +279,7 @@ fn unmarked(desired: &Desired) -> Vec<Rule> {
         }
         rules.extend(by_class(desired, family, None));
     }
-    for (family, set) in UNTRACKED {
-        let connection = Rule::new("came by a bump, untracked").connection(family);
-        rules.push(connection.among(set).drops());
-    }
+    rules.extend(UNTRACKED.map(answers));
     rules
 }
 
