@@ -1,6 +1,7 @@
 //! What users are shown of the daemon, its peers, paths and bumps.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_control::{
@@ -198,10 +199,10 @@ impl Daemon {
         let mut infos = Vec::new();
         for (local, path) in self.config.paths.iter().enumerate() {
             for (index, peer) in self.config.peers.iter().enumerate() {
-                let mut seen = snapshot
-                    .paths
-                    .iter()
-                    .filter(|seen| seen.local == local && seen.peer == index)
+                let seen = { snapshot.paths.iter() }
+                    .filter(|seen| seen.local == local && seen.peer == index);
+                let mut seen = one_each(seen, |seen| (seen.remote, seen.state))
+                    .into_iter()
                     .peekable();
                 let endpoint = peer.endpoints.iter().find(|(name, _)| *name == path.name);
                 if seen.peek().is_none() && endpoint.is_some() {
@@ -219,12 +220,7 @@ impl Daemon {
         state.links[index].lack(&self.config.paths[index], &state.inventory)
     }
 
-    fn absent_path(
-        &self,
-        local: usize,
-        peer: usize,
-        remote: Option<std::net::SocketAddr>,
-    ) -> PathInfo {
+    fn absent_path(&self, local: usize, peer: usize, remote: Option<SocketAddr>) -> PathInfo {
         let path = &self.config.paths[local];
         let (_, mtu) = self.state.borrow().inventory.path_state(path);
         let lack = self.lack_of_path(local);
@@ -311,6 +307,29 @@ pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
         session::PeerState::Established if peer.reachable => PeerState::Established,
         session::PeerState::Established | session::PeerState::Connecting => PeerState::Connecting,
         session::PeerState::Down => PeerState::Down,
+/// One path for each of the peer's addresses, by address and state: one that does not answer stays while it
+/// is opened anew beside it.
+fn one_each<T>(
+    seen: impl Iterator<Item = T>,
+    of: impl Fn(&T) -> (SocketAddr, &'static str),
+) -> Vec<T> {
+    let rank = |path: &T| match of(path).1 {
+        "active" => 0,
+        "suspect" => 1,
+        "down" => 2,
+        _ => 3,
+    };
+    let mut kept: Vec<T> = Vec::new();
+    for path in seen {
+        match kept.iter_mut().find(|other| of(other).0 == of(&path).0) {
+            Some(other) if rank(&path) < rank(other) => *other = path,
+            Some(_) => {}
+            None => kept.push(path),
+        }
+    }
+    kept
+}
+
     }
 }
 
@@ -319,5 +338,23 @@ fn trust(trusted: bool) -> dibs_control::Trust {
         dibs_control::Trust::Trusted
     } else {
         dibs_control::Trust::Untrusted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_opened_anew_is_listed_once() {
+        let [one, other] = ["10.0.1.2:5300", "10.0.1.3:5300"].map(|to| to.parse().unwrap());
+        let seen = [
+            (one, "down"),
+            (other, "joining"),
+            (one, "joining"),
+            (other, "active"),
+        ];
+        let listed = one_each(seen.into_iter(), |path| *path);
+        assert_eq!(listed, [(one, "down"), (other, "active")]);
     }
 }
