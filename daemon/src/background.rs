@@ -70,6 +70,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             {
                 let state = &mut daemon.state.borrow_mut().peers[peer];
                 state.since = Some(crate::daemon::wall());
+                state.outdated = None;
                 if restarted {
                     state.want = 0;
                     state.devices.clear();
@@ -84,6 +85,8 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             );
             let daemon = Rc::clone(daemon);
             tokio::task::spawn_local(async move {
+                // How late it was when we called.
+                daemon.note("save", daemon.save());
                 daemon.tell_lacks(peer).await;
                 if let Err(error) = daemon.recover(peer).await {
                     tracing::warn!("connections go on late: {error:#}");
@@ -99,6 +102,16 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 format!("the session with peer {name} is down"),
                 &[("peer", name)],
             );
+        }
+        Event::Outdated { peer, behind } => {
+            let news = {
+                let state = &mut daemon.state.borrow_mut().peers[peer];
+                // Somebody repeats an old call of a peer that is there.
+                !state.answers && state.outdated.replace(behind).is_none()
+            };
+            if news {
+                tracing::warn!("peer {}: {}", daemon.peer_name(peer), outdated(behind));
+            }
         }
         Event::KeysExhausted { peer } => {
             let name = daemon.peer_name(peer).to_owned();
@@ -128,6 +141,15 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             unreachable!("messages and ends of drains are taken before")
         }
     }
+}
+
+/// Why the calls of a peer come to nothing, and what helps.
+pub(crate) fn outdated(behind: Duration) -> String {
+    format!(
+        "its calls are refused, for they are {} s older than its latest: if its clock was set back, set it \
+         right, or restart dibsd here, which then remembers no latest call; otherwise somebody repeats old ones",
+        behind.as_secs()
+    )
 }
 
 /// Sorts a message of a peer's daemon.
@@ -363,6 +385,7 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
     let before = std::mem::replace(&mut daemon.state.borrow_mut().inventory, fresh.clone());
     daemon.follow_links(false).await?;
     daemon.tell_devices(&before, &fresh);
+    daemon.tell_own_addresses();
     let old = daemon.state.borrow().addresses.clone();
     let changed = keep_addresses(daemon, &old).await?;
     if changed && !daemon.state.borrow().installed.is_empty() {

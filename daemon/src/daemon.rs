@@ -21,13 +21,13 @@ use tokio::sync::{Mutex, Notify, broadcast, oneshot};
 use crate::bumps::{Carried, carried};
 use crate::conns::{Choices, Names, Pair};
 use crate::driver::{Driver, Gone};
-use crate::interfaces::{Interfaces, Inventory};
+use crate::interfaces::{Interfaces, Inventory, own_addresses};
 use crate::live::{Live, Registry};
 use crate::messages::{Body, Message, Outcome};
 use crate::paths::Link;
 use crate::rules::Rule;
 use crate::startup::policy_prefix;
-use crate::state::{Saved, SavedChoice, SavedRule, StateFile};
+use crate::state::{Forward, Saved, SavedChoice, SavedRule, StateFile};
 use crate::steering::{Steerer, desired};
 use crate::switching::Call;
 
@@ -93,6 +93,10 @@ pub struct Daemon {
     pub(crate) amiss_noted: Notify,
     /// How often a program that steers did not come to its end.
     timeouts: Cell<u64>,
+    /// As last saved.
+    clock: Cell<Option<Forward>>,
+    /// What was said of peers' addresses that are this host's.
+    own_addresses: RefCell<Vec<String>>,
     /// What failed when it was last tried, and why.
     troubles: RefCell<BTreeMap<&'static str, String>>,
     events: broadcast::Sender<Event>,
@@ -184,6 +188,8 @@ pub(crate) struct PeerState {
     pub(crate) since: Option<f64>,
     /// It has a session, and answers.
     pub(crate) answers: bool,
+    /// Its calls are older than its latest by so much, as far as is known, since it last had a session.
+    pub(crate) outdated: Option<Duration>,
     /// Bumps that its rules use, bit n for bump n.
     pub(crate) engaged: u16,
     /// Of its latest WANT.
@@ -241,8 +247,13 @@ impl From<ControlError> for Unanswered {
 
 /// Seconds since 1970.
 pub(crate) fn wall() -> f64 {
+    since_1970().as_secs_f64()
+}
+
+/// By the host's clock.
+pub(crate) fn since_1970() -> Duration {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default().as_secs_f64()
+    since.unwrap_or_default()
 }
 
 impl State {
@@ -389,6 +400,7 @@ impl Daemon {
         state: State,
         host: u64,
         first_request: u32,
+        clock: Option<Forward>,
     ) -> Self {
         Self {
             bumps: carried(&config),
@@ -422,6 +434,8 @@ impl Daemon {
             amiss: RefCell::default(),
             amiss_noted: Notify::new(),
             timeouts: Cell::new(0),
+            clock: Cell::new(clock),
+            own_addresses: RefCell::default(),
             troubles: RefCell::default(),
             events: broadcast::channel(EVENTS).0,
         }
@@ -464,9 +478,18 @@ impl Daemon {
                 .collect(),
             addresses: state.addresses.clone(),
             devices: self.device_names(),
+            clock: Some(self.clock()),
             ..Saved::default()
         };
         self.file.save(&saved)
+    }
+
+    /// How late it is, for calls.
+    fn clock(&self) -> Forward {
+        let uptime = Duration::from_nanos(dibs_io::boottime_ns());
+        let clock = Forward::now(since_1970(), uptime, self.clock.get());
+        self.clock.set(Some(clock));
+        clock
     }
 
     /// Brings the kernel to what is wanted. A bump that nothing uses any more stays, see
@@ -500,6 +523,15 @@ impl Daemon {
                 tracing::warn!("cannot {what}: {why}");
                 troubles.insert(what, why);
             }
+        }
+    }
+
+    /// Warns of addresses that the file gives to peers and this host has, once of each while it has it.
+    pub(crate) fn tell_own_addresses(&self) {
+        let faults = own_addresses(&self.config, &self.state.borrow().inventory);
+        let before = self.own_addresses.replace(faults.clone());
+        for fault in faults.iter().filter(|fault| !before.contains(fault)) {
+            tracing::warn!("{fault}");
         }
     }
 

@@ -1,10 +1,10 @@
 //! The host's interfaces and addresses, as the kernel lists them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::Context as _;
-use dibs_config::PathConfig;
+use dibs_config::{Config, PathConfig};
 use dibs_core::path::MIN_MTU;
 use futures_util::TryStreamExt as _;
 use rtnetlink::Handle;
@@ -87,6 +87,42 @@ impl Inventory {
         addresses.dedup();
         addresses
     }
+}
+
+/// What the file says is a peer's and is this host's own: nothing comes of it, for what goes to an own address
+/// never leaves.
+pub(crate) fn own_addresses(config: &Config, inventory: &Inventory) -> Vec<String> {
+    // A relay on this host may listen at a loopback address.
+    let own: BTreeSet<IpAddr> = { inventory.0.iter() }
+        .flat_map(|interface| interface.addresses.iter().copied())
+        .filter(|address| !address.is_loopback())
+        .collect();
+    let is_own = |address: IpAddr| own.contains(&address);
+    let mut faults = Vec::new();
+    for peer in &config.peers {
+        let name = &peer.name;
+        // A network may well have this host in it.
+        let hosts = peer
+            .addresses
+            .iter()
+            .filter(|net| net.prefix_len() == net.max_prefix_len());
+        for net in hosts.filter(|net| is_own(net.addr())) {
+            faults.push(format!(
+                "peer {name}: {} in its addresses is an address of this host: list those of the hosts \
+                 behind the peer",
+                net.addr()
+            ));
+        }
+        for (path, endpoint) in &peer.endpoints {
+            if is_own(endpoint.ip()) {
+                faults.push(format!(
+                    "peer {name}: {endpoint}, its endpoint on path {path}, is an address of this host: \
+                     name the peer's own"
+                ));
+            }
+        }
+    }
+    faults
 }
 
 /// Neither loopback nor link-local.

@@ -37,6 +37,7 @@ use dibs_switch::{conns, messages};
 use std::path::Path;
 use std::rc::Rc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use dibs_config::Config;
@@ -48,7 +49,7 @@ use tokio::sync::mpsc;
 use daemon::{Daemon, PeerState, State};
 use driver::{Driver, Notice};
 use interfaces::{Interfaces, Inventory};
-use state::{Saved, SavedRule, StateFile};
+use state::{Forward, Saved, SavedRule, StateFile};
 use steering::Steerer;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -80,7 +81,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let saved = file.load()?;
     let interfaces = Interfaces::open()?;
     let inventory = interfaces.list().await?;
-    let (driver, notices, thread) = start_data_path(&config, &inventory)?;
+    let clock = saved.clock.map(|before| {
+        let uptime = Duration::from_nanos(dibs_io::boottime_ns());
+        Forward::now(daemon::since_1970(), uptime, Some(before))
+    });
+    let earliest = clock.map(Forward::after).unwrap_or_default();
+    let (driver, notices, thread) = start_data_path(&config, &inventory, earliest)?;
     let state = initial_state(&config, &saved, inventory)?;
     let steerer = Steerer::new(driver.clone())?;
     let mut seed = [0; 4];
@@ -97,7 +103,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         state,
         host,
         first_request,
+        clock,
     ));
+    daemon.tell_own_addresses();
     background::keep_addresses(&daemon, &saved.addresses).await?;
     daemon
         .renumber(&saved)
@@ -187,6 +195,7 @@ async fn reapply(daemon: &Rc<Daemon>) {
 fn start_data_path(
     config: &Config,
     inventory: &Inventory,
+    earliest: Duration,
 ) -> anyhow::Result<(
     Driver,
     mpsc::Receiver<Notice>,
@@ -198,7 +207,7 @@ fn start_data_path(
     let node = Node::new(now, startup::node_config(config, inventory)?, seed)?;
     let names = config.paths.iter().map(|path| path.name.clone()).collect();
     let (driver, notices, thread) =
-        driver::start(node, names).context("cannot start the data path")?;
+        driver::start(node, names, earliest).context("cannot start the data path")?;
     Ok((driver, notices, thread))
 }
 

@@ -13,9 +13,11 @@ use dibs_core::session;
 use dibs_policy::Drops;
 use tokio::time::timeout;
 
+use crate::background::outdated;
 use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
 use crate::gateway;
+use crate::interfaces::own_addresses;
 use crate::requests::Caller;
 
 /// Who asks for the status is told without what iptables does not say within this time.
@@ -28,6 +30,7 @@ impl Daemon {
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.config.warnings();
         warnings.extend(gateway::faults(&self.config));
+        warnings.extend(own_addresses(&self.config, &self.state.borrow().inventory));
         for bump in self.state.borrow().installed.keys() {
             if let Some(warning) = self.warning(bump.get())
                 && !warnings.contains(&warning)
@@ -166,6 +169,9 @@ impl Daemon {
         if state == PeerState::Established {
             return None;
         }
+        if let Some(behind) = self.state.borrow().peers[index].outdated {
+            return Some(outdated(behind));
+        }
         let peer = &self.config.peers[index];
         let trusted = |name: &str| {
             let path = self.config.paths.iter().find(|path| path.name == name);
@@ -301,12 +307,6 @@ impl Daemon {
     }
 }
 
-/// How a peer stands: a session alone does not mean that it answers.
-pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
-    match peer.state {
-        session::PeerState::Established if peer.reachable => PeerState::Established,
-        session::PeerState::Established | session::PeerState::Connecting => PeerState::Connecting,
-        session::PeerState::Down => PeerState::Down,
 /// One path for each of the peer's addresses, by address and state: one that does not answer stays while it
 /// is opened anew beside it.
 fn one_each<T>(
@@ -330,6 +330,12 @@ fn one_each<T>(
     kept
 }
 
+/// How a peer stands: a session alone does not mean that it answers.
+pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
+    match peer.state {
+        session::PeerState::Established if peer.reachable => PeerState::Established,
+        session::PeerState::Established | session::PeerState::Connecting => PeerState::Connecting,
+        session::PeerState::Down => PeerState::Down,
     }
 }
 

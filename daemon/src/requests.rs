@@ -1,17 +1,20 @@
 //! What users ask for over the control socket.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use dibs_control::{
     Changed, ConnInfo, ErrorKind, Failure, PeerState, Reply, Request, RuleOrigin, Selector, Skipped,
 };
 use dibs_core::node::PeerSnapshot;
+use dibs_policy::BumpId;
 
 use crate::bumps::Carried;
+use crate::conns::Pair;
 use crate::daemon::Daemon;
 use crate::listing::peer_state;
 use crate::live::Live;
 use crate::rules::Rule;
+use crate::startup::tun_name;
 use crate::switching::Progress;
 
 /// Who asks: the uid at the other end of the socket.
@@ -199,6 +202,14 @@ impl Daemon {
                     .filter_map(|(live, why)| Some((live, Err(why?)))),
             )
             .collect();
+        let stuck = match self.is_outside(bump) {
+            true => 0,
+            false => {
+                let moved = outcomes.iter().filter(|(_, outcome)| outcome.is_ok());
+                let moved: HashSet<Pair> = moved.map(|(live, _)| live.pair).collect();
+                self.unacknowledged(&moved).await.map_err(failed)?
+            }
+        };
         let lives: Vec<Live> = outcomes.iter().map(|(live, _)| *live).collect();
         let infos = self.describe(&lives).await.map_err(failed)?;
         let name = self.bump_name(bump);
@@ -220,6 +231,14 @@ impl Daemon {
             }
         }
         changed.warnings.extend(self.warning(bump));
+        if let Some(id) = BumpId::new(bump).filter(|_| stuck > 0) {
+            changed.warnings.push(format!(
+                "nothing of what {stuck} connection(s) sent by {name} has been acknowledged so far: if that \
+                 stays so, see whether a firewall, here or at the peer, drops what comes in by the bump's \
+                 device ({})",
+                tun_name(id)
+            ));
+        }
         let waiting: BTreeSet<usize> = lives
             .iter()
             .map(|live| live.peer)

@@ -7,9 +7,10 @@
 //! sends leaves first: the peer, or, when we send, we, once the peer has agreed.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
 
+use dibs_policy::sockets::TcpCounts;
 use dibs_switch::asking::{Asked, Conclusion, Verdict};
 
 use crate::conns::{Choice, Pair, Socket, Version};
@@ -29,6 +30,8 @@ pub(crate) use marking::{Mark, Marked, ends};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
+/// What is sent by a bump is acknowledged sooner, as a rule: a retransmission may lie between.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1200);
 /// A connection that moves no byte for as long is taken to be idle.
 const IDLE_AFTER: Duration = Duration::from_millis(150);
 /// Between two looks.
@@ -317,6 +320,53 @@ impl Daemon {
             }
             bump => bump,
         }
+    }
+
+    /// How many of these connections, which have just come to a bump, have had nothing acknowledged of what
+    /// they sent since, and nothing at all for a while. That is what a firewall looks like that drops what
+    /// comes out of a TUN, here or at the peer: neither daemon sees more than that the kernels do not answer.
+    pub(crate) async fn unacknowledged(&self, lives: &HashSet<Pair>) -> anyhow::Result<usize> {
+        struct Unanswered {
+            /// Bytes that it had sent by then.
+            before: u64,
+            acked: u64,
+            since: Instant,
+        }
+        let start = Instant::now();
+        let sending = async || {
+            let sent = |live: Live| {
+                let meant = live.counts.outstanding > 0 && lives.contains(&live.pair);
+                meant.then_some((live.pair, live.counts))
+            };
+            anyhow::Ok(self.sockets_as(sent).await?.into_iter())
+        };
+        let unanswered = |(pair, counts): (Pair, TcpCounts)| {
+            let before = counts.bytes_acked + u64::from(counts.outstanding);
+            let (acked, since) = (counts.bytes_acked, start);
+            let unanswered = Unanswered {
+                before,
+                acked,
+                since,
+            };
+            (pair, unanswered)
+        };
+        let mut waiting: HashMap<Pair, Unanswered> = sending().await?.map(unanswered).collect();
+        while !waiting.is_empty() && start.elapsed() < ACKNOWLEDGED_WITHIN {
+            tokio::time::sleep(IDLE_AFTER).await;
+            let now: HashMap<Pair, TcpCounts> = sending().await?.collect();
+            waiting.retain(|pair, known| {
+                let Some(counts) = now.get(pair) else {
+                    return false;
+                };
+                if counts.bytes_acked != known.acked {
+                    known.acked = counts.bytes_acked;
+                    known.since = Instant::now();
+                }
+                known.acked <= known.before
+            });
+        }
+        let silent = |known: &&Unanswered| known.since.elapsed() >= ACKNOWLEDGED_WITHIN / 2;
+        Ok(waiting.values().filter(silent).count())
     }
 
     /// Waits until those connections that have something to send are seen on the bump, both ways.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::{ConnSnapshot, ControlError, Event, Node, PathSnapshot, PeerSnapshot};
@@ -151,10 +152,12 @@ pub struct Driver {
     waker: Waker,
 }
 
-/// Starts the thread of the data path. Its notices end with it; the handle gives its error.
+/// Starts the thread of the data path. Its notices end with it; the handle gives its error. Whatever the
+/// clock says, the node is told that it is `earliest` at least, since 1970.
 pub fn start(
     node: Node,
     names: Vec<String>,
+    earliest: Duration,
 ) -> io::Result<(Driver, mpsc::Receiver<Notice>, JoinHandle<io::Result<()>>)> {
     let poller = Poller::new()?;
     let waker = poller.waker(WAKER)?;
@@ -164,7 +167,7 @@ pub fn start(
         .name("data".to_owned())
         .spawn(move || {
             precise_timers()?;
-            data_path(node, poller, inbox, notices, names).run()
+            data_path(node, poller, inbox, notices, names, earliest).run()
         })?;
     Ok((Driver { commands, waker }, told, thread))
 }
@@ -175,9 +178,11 @@ fn data_path(
     commands: Receiver<Command>,
     notices: mpsc::Sender<Notice>,
     names: Vec<String>,
+    earliest: Duration,
 ) -> DataPath {
     DataPath {
         node,
+        earliest,
         poller,
         commands,
         notices,

@@ -69,6 +69,8 @@ struct DataPath {
     batch: RecvBatch,
     /// A buffer that no packet was read into.
     spare: Option<Buffer>,
+    /// Since 1970: before that an earlier daemon called peers, which refuse older calls.
+    earliest: Duration,
     /// Who waits for connections to have nothing under way.
     drains: Vec<(u8, Tuple, oneshot::Sender<()>)>,
     counters: DriverCounters,
@@ -89,7 +91,8 @@ impl DataPath {
             self.node.set_more_comes(more_comes);
             if self.node.poll_timeout().is_some_and(|due| due <= now) {
                 let wall = SystemTime::now().duration_since(UNIX_EPOCH);
-                self.node.handle_timeout(now, wall.unwrap_or_default());
+                let wall = wall.unwrap_or_default().max(self.earliest);
+                self.node.handle_timeout(now, wall);
             }
             self.node.flush_injections();
             self.inject();

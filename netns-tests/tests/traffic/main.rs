@@ -25,4 +25,5 @@ mod reuse;
 mod rules;
 mod start;
 mod switching;
+mod told;
 mod transfer;

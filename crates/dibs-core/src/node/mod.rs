@@ -387,6 +387,10 @@ impl Node {
         if let Some(peer) = outcome.cookie_from {
             peers[peer.index()].call_there_again();
         }
+        if let Some((peer, behind)) = outcome.outdated {
+            let peer = peer.index();
+            shared.events.push_back(Event::Outdated { peer, behind });
+        }
         if let Some(reason) = outcome.dropped {
             shared.count(counter_of(reason));
         }

@@ -1,5 +1,7 @@
 //! What the owner is told.
 
+use std::time::Duration;
+
 use dibs_wire::Tuple;
 
 /// Something that happened; peers and paths by their index in the configuration.
@@ -16,6 +18,14 @@ pub enum Event {
     PeerDown {
         /// The peer.
         peer: usize,
+    },
+    /// A peer's call is refused, for it is older than its latest by so much: somebody repeats it, or the
+    /// peer's clock was set back. Told from time to time.
+    Outdated {
+        /// The peer.
+        peer: usize,
+        /// Between the two calls, by the peer's clock.
+        behind: Duration,
     },
     /// The keys of the session with a peer have sealed all that they may: nothing is sent until
     /// there is another session.

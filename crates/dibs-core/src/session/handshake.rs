@@ -43,6 +43,11 @@ pub(super) const CONFIRMATION: Duration = Duration::from_secs(1);
 /// restarted does not remember which timestamps it has seen.
 const YIELDING: Duration = Duration::from_secs(5);
 
+/// A call that is older than the latest by less is one that was overtaken, or cures itself as soon.
+const OUTDATED: Duration = Duration::from_secs(10);
+/// Between two times that it is told: a recorded call may be repeated at will.
+const TELL_OUTDATED: Duration = Duration::from_secs(10);
+
 /// Who this node is, and what it wants of its sessions.
 pub struct Config {
     /// The node's static key.
@@ -104,6 +109,9 @@ pub struct Outcome {
     pub established: Option<Established>,
     /// A peer wants our address proved: the next message to it, from the same place, will do so.
     pub cookie_from: Option<PeerId>,
+    /// A message 1 of a peer, its own by all that is known, is older than its latest by so much: it was
+    /// recorded then, or the peer's clock was set back. Told from time to time.
+    pub outdated: Option<(PeerId, Duration)>,
     /// Why nothing else came of it.
     pub dropped: Option<Dropped>,
 }
@@ -444,8 +452,19 @@ impl Sessions {
 
         let (timestamp, hello) =
             message::parse_initiation_payload(&payload).ok_or(Dropped::Malformed)?;
-        if peer.latest >= Some(timestamp) {
-            return Err(Dropped::Replayed);
+        if let Some(latest) = peer.latest.filter(|latest| *latest >= timestamp) {
+            let behind = latest.since(timestamp);
+            let known = peer
+                .outdated
+                .is_some_and(|told| now.since(told) < TELL_OUTDATED);
+            let tells = behind >= OUTDATED && !known;
+            if tells {
+                peer.outdated = Some(now);
+            }
+            return Ok(Outcome {
+                outdated: tells.then_some((id, behind)),
+                ..Outcome::from(Dropped::Replayed)
+            });
         }
         peer.latest = Some(timestamp);
 

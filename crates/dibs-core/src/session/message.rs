@@ -96,6 +96,19 @@ impl Timestamp {
         bytes[8..].copy_from_slice(&wall.subsec_nanos().to_be_bytes());
         Self(bytes)
     }
+
+    /// By how much this is later than `earlier`; zero if it is not.
+    pub(super) fn since(self, earlier: Self) -> Duration {
+        self.wall().saturating_sub(earlier.wall())
+    }
+
+    /// Whatever a peer wrote: it may say more nanoseconds than a second has.
+    fn wall(self) -> Duration {
+        let (seconds, nanos) = self.0.split_at(8);
+        let seconds = u64::from_be_bytes(seconds.try_into().expect("8 bytes"));
+        let nanos = u32::from_be_bytes(nanos.try_into().expect("4 bytes"));
+        Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos.into()))
+    }
 }
 
 /// The clear part of message 1.

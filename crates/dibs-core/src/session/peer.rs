@@ -260,6 +260,8 @@ pub(super) struct Peer {
     pub(super) cookie: Option<(Time, Mac)>,
     /// The latest message 1 of the peer: none older is answered.
     pub(super) latest: Option<Timestamp>,
+    /// When it was told the last time that a message 1 of the peer was too old.
+    pub(super) outdated: Option<Time>,
     /// How long its latest answer took.
     pub(super) answered_within: Option<Duration>,
     pub(super) initiation: Option<Initiation>,
@@ -274,6 +276,7 @@ impl Peer {
             macs: PublicMacs::new(&public),
             cookie: None,
             latest: None,
+            outdated: None,
             answered_within: None,
             initiation: None,
             sessions: PeerSessions::default(),

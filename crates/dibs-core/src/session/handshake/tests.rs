@@ -314,6 +314,32 @@ fn a_clock_set_back_does_not_lock_us_out() {
     assert!(b.handle(at(1), a.source(), &first).established.is_some());
 }
 
+/// The other end restarted, so nothing but the clock says that its call is later.
+#[test]
+fn a_clock_set_back_over_a_restart_is_told_of() {
+    let [a, mut b] = pair();
+    let hello = a.hello();
+    let mut call = |seconds: u64, back: u64| {
+        let wall = WALL + Duration::from_secs(seconds) - Duration::from_secs(back);
+        // Of another instance each time.
+        let [mut a, _] = pair();
+        let first = a
+            .sessions
+            .initiate(at(seconds), wall, a.peer, &hello, &mut a.rng);
+        b.handle(at(seconds), a.source(), &first.unwrap())
+    };
+    assert!(call(0, 0).established.is_some());
+    let refused = call(10, 3610);
+    assert_eq!(refused.dropped, Some(Dropped::Replayed));
+    let (_, behind) = refused.outdated.unwrap();
+    assert_eq!(behind, Duration::from_secs(3600));
+    assert!(call(11, 3611).outdated.is_none(), "told a moment ago");
+    assert!(call(40, 3640).outdated.is_some());
+    // Two calls that overtake each other are nothing to be told.
+    assert!(call(90, 91).outdated.is_none());
+    assert!(call(91, 0).established.is_some());
+}
+
 #[test]
 fn a_message_of_before_a_restart_does_no_harm() {
     let [mut a, mut b] = pair();
