@@ -43,6 +43,8 @@ fn a_restart_changes_nothing_that_is_right() {
                 let rules = net.a.host.run("iptables-save");
                 rules.is_ok_and(|rules| rules.contains("dibs-rule-0"))
             })?;
+            net.wait_locked(7000)?;
+            net.wait_locked(7001)?;
             talk.advance(256 << 10)?;
             let before = (kernel::state(&net.a.host)?, firewall(net)?);
             let mut monitor = net.a.host.command("ip");
