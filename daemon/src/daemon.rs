@@ -145,8 +145,8 @@ pub(crate) struct State {
     /// Connections that passed this host and were seen to end: of the others without an entry in conntrack
     /// nobody knows.
     pub(crate) ended: BTreeSet<Pair>,
-    /// Connections that have a rule of their own in the kernel.
-    pub(crate) pinned: BTreeSet<Pair>,
+    /// Connections that have a rule of their own in the kernel, and its bump.
+    pub(crate) pinned: BTreeMap<Pair, BumpId>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
     pub(crate) suspended: bool,
 }
@@ -378,7 +378,7 @@ impl State {
 
     /// Whether the kernel has rules of their own for other connections than it should.
     pub(crate) fn pins_are_stale(&self) -> bool {
-        !self.pins().keys().eq(&self.pinned)
+        self.pins() != self.pinned
     }
 }
 
@@ -565,7 +565,7 @@ impl Daemon {
             for bump in &wish.bumps {
                 state.installed.entry(bump.id).or_default();
             }
-            state.pinned = pins.into_keys().collect();
+            state.pinned = pins;
         }
         // While nothing was installed, the kernel forgot what was chosen.
         if fresh {

@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 use netns_tests::daemon::wait;
-use netns_tests::{Net, Setup, isolated, kernel};
+use netns_tests::traffic::Talk;
+use netns_tests::{Net, Node, Setup, isolated, kernel};
 use nix::sys::signal::Signal;
 
 fn states(net: &Net) -> Result<[Vec<String>; 2]> {
@@ -192,5 +193,41 @@ fn a_connection_of_the_peers_rule_stays_on_its_bump() {
                 talk.advance(256 << 10)?;
                 talk.finish()
             })
+    });
+}
+
+/// The rule of the kernel that keeps a chosen connection on its bump without an entry of conntrack is of the bump
+/// that was chosen last.
+#[test]
+fn what_stands_in_for_a_lost_entry_follows_the_choice() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talks = [net.talk(7000)?, net.talk(7001)?];
+            let stands = |node: &Node, port: &str, bump: u8| {
+                let what = format!("a rule for {port} on bump {bump}");
+                wait(&what, || {
+                    let rules = node.host.run("iptables-save -t mangle").unwrap_or_default();
+                    let target = format!("-g DIBS-SET-{bump}");
+                    rules
+                        .lines()
+                        .any(|rule| rule.contains(port) && rule.ends_with(&target))
+                })
+            };
+            net.a.put_on("scramble", "--dport", 7000)?;
+            net.a.put_on("seal", "--dport", 7001)?;
+            let [at_a, at_b] = ["--dport 7000", "--sport 7000"];
+            stands(&net.a, at_a, 1)?;
+            stands(&net.b, at_b, 1)?;
+            // Both bumps are there already, so nothing else changes.
+            net.a.put_on("seal", "--dport", 7000)?;
+            stands(&net.a, at_a, 3)?;
+            stands(&net.b, at_b, 3)?;
+            // And that it changed is nobody else's doing.
+            for node in [&net.a, &net.b] {
+                let restored = node.counter("steering_restored")?;
+                ensure!(restored == 0, "put back: {restored}");
+            }
+            talks.into_iter().try_for_each(Talk::finish)
+        })
     });
 }
