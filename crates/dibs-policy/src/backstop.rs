@@ -261,19 +261,21 @@ impl Backstop {
     }
 
     async fn carry_out(&mut self, moves: &Moves) -> io::Result<()> {
-        match self.nft.commit(&moves.changes(ELEMENTS)).await {
-            // Somebody else removed the table, or some of it: the next `set` makes it again. The kernel
-            // did nothing of what it was told at once.
-            Err(error) if is_absent(&error) => {}
-            done => return done,
+        if self.nft.commit(&moves.changes(ELEMENTS)).await.is_ok() {
+            return Ok(());
         }
+        // The kernel did nothing of what it was told at once: what it refuses is to stand in the way of
+        // nothing else.
+        let mut refused = Ok(());
         for change in moves.changes(1) {
             match self.nft.commit(&[change]).await {
+                // Somebody else removed the table, or some of it: the next `set` makes it again.
                 Err(error) if is_absent(&error) => {}
-                done => done?,
+                Err(error) => refused = Err(error),
+                Ok(()) => {}
             }
         }
-        Ok(())
+        refused
     }
 
     /// Packets that it dropped since its rules were last written.

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dibs_policy::{
-    Backstop, Binding, ClassRule, Desired, DeviceName, Error, Family, Hours, Known, Prefix,
+    Backstop, Binding, ClassRule, Desired, DeviceName, Error, Family, Hours, Known, Place, Prefix,
 };
 use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -252,6 +252,30 @@ pub(crate) fn the_backstop_knows_what_rules_name(lab: &Lab) {
             }
             lab.wait(backstop.remove()).expect("removed");
         }
+    }
+}
+
+pub(crate) fn what_the_kernel_refuses_takes_nothing_else_with_it(lab: &Lab) {
+    // No set has connections of two families.
+    let odd = (address("10.7.0.1", 1), address("fd07::1", 1));
+    for (_, there) in ENDS {
+        let (mut near, _far) = lab.connected(80, there);
+        let ends = (
+            near.local_addr().expect("bound"),
+            near.peer_addr().expect("connected"),
+        );
+        let mut backstop = flushed(lab, &with(&[]));
+        let drops = |backstop: &mut Backstop, near: &mut TcpStream| {
+            let before = lab.wait(backstop.dropped()).expect("counted");
+            near.write_all(b"plain").expect("sent");
+            lab.wait(backstop.dropped()).expect("counted") > before
+        };
+        assert!(!drops(&mut backstop, &mut near));
+        let places = [(ends, Place::Bumped), (odd, Place::Bumped)];
+        let noted = lab.wait(backstop.note(&places));
+        noted.expect_err("of two families");
+        assert!(drops(&mut backstop, &mut near), "{ends:?}");
+        lab.wait(backstop.remove()).expect("removed");
     }
 }
 
