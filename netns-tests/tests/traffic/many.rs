@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
+use dibs_lab::Process;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
 use netns_tests::{Net, Node, Setup, isolated, programs};
+use nix::sys::signal::Signal;
 
 const MANY: usize = 400;
 /// Connections that are moved at once.
@@ -91,6 +93,26 @@ fn said(one: usize, other: usize) -> [u8; 16] {
     (one as u128 * 1_000_003 + other as u128).to_be_bytes()
 }
 
+/// Begins to change all connections.
+fn begin(node: &Node, change: &str) -> Result<Process> {
+    let mut command = node.host.command(programs::built("dibsctl"));
+    command.args([change, "--all"]);
+    node.host.spawn(command)
+}
+
+/// Waits until both hosts have the same connections on a bump; how many those are.
+fn wait_together(net: &Net) -> Result<usize> {
+    let mut count = 0;
+    wait("both ends of each connection to be together", || {
+        let (Ok((a, _)), Ok((b, _))) = (sorted(&net.a), sorted(&net.b)) else {
+            return false;
+        };
+        count = a.len();
+        a == b
+    })?;
+    Ok(count)
+}
+
 /// The ends of a connection part for as long as its own switch takes, not for that of all others.
 #[test]
 fn many_connections_move_together() {
@@ -98,9 +120,7 @@ fn many_connections_move_together() {
         Setup::new().run(|net| {
             let talks = Talks::start(net)?;
             for (change, on_bump) in [("enable", MANY), ("disable", 0), ("enable", MANY)] {
-                let mut command = net.a.host.command(programs::built("dibsctl"));
-                command.args([change, "--all"]);
-                let mut change = net.a.host.spawn(command)?;
+                let mut change = begin(&net.a, change)?;
                 let mut apart = 0;
                 while change.is_running() {
                     // What has come to be plain stays so while it is watched, and the other way round: so
@@ -124,6 +144,57 @@ fn many_connections_move_together() {
                         sorted(node).is_ok_and(|(bumped, _)| bumped.len() == on_bump)
                     })?;
                 }
+            }
+            talks.end()
+        })
+    });
+}
+
+/// Which choice stands is decided for each connection, and it is the same at both ends.
+#[test]
+fn choices_of_both_hosts_for_many_connections_cross() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talks = Talks::start(net)?;
+            for (of_a, of_b) in [
+                ("enable", "disable"),
+                ("disable", "enable"),
+                ("enable", "enable"),
+                ("disable", "disable"),
+            ] {
+                for change in &mut [begin(&net.a, of_a)?, begin(&net.b, of_b)?] {
+                    change.wait(SOON)?;
+                }
+                let on_bump = wait_together(net)?;
+                let agreed = match (of_a, of_b) {
+                    ("enable", "enable") => on_bump == MANY,
+                    ("disable", "disable") => on_bump == 0,
+                    _ => true,
+                };
+                ensure!(agreed, "{of_a} and {of_b}: {on_bump} on the bump");
+            }
+            talks.end()
+        })
+    });
+}
+
+/// What it had begun the next daemon brings to an end.
+#[test]
+fn a_daemon_is_killed_while_it_moves_many_connections() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talks = Talks::start(net)?;
+            for (change, on_bump) in [("enable", MANY), ("disable", 0)] {
+                let mut change = begin(&net.a, change)?;
+                wait("some to have moved", || {
+                    sorted(&net.b).is_ok_and(|(bumped, _)| bumped.len() != MANY - on_bump)
+                })?;
+                net.a.stop(Signal::SIGKILL)?;
+                change.wait(SOON)?;
+                net.a.start()?;
+                net.wait_established()?;
+                let moved = wait_together(net)?;
+                ensure!(moved == on_bump, "{moved} are on the bump");
             }
             talks.end()
         })
