@@ -144,9 +144,12 @@ pub(crate) fn raw_frame(input: &mut Input<'_>) -> Vec<u8> {
         _ => 0,
     };
     frame.resize((frame.len() + more).min(MAX_FRAME), more as u8);
-    let Some(packet) = frame.get(virtio::LEN..) else {
-        return frame;
-    };
+    with_content(frame)
+}
+
+/// The same frame; if it is a segment, with the payload that stands there.
+fn with_content(mut frame: Vec<u8>) -> Vec<u8> {
+    let packet = frame.get(virtio::LEN..).unwrap_or(&[]);
     if let Ok(Packet::Tcp(segment)) = packet::parse(packet) {
         let at = virtio::LEN + segment.payload_at;
         let (tuple, seq, end) = (segment.tuple, segment.seq.raw(), at + segment.payload.len());
@@ -155,7 +158,7 @@ pub(crate) fn raw_frame(input: &mut Input<'_>) -> Vec<u8> {
     frame
 }
 
-/// A UDP packet between the two hosts, of any length.
+/// A packet between the two hosts of any length and protocol, mostly UDP.
 pub(crate) fn opaque_frame(host: usize, input: &mut Input<'_>) -> Vec<u8> {
     let tuple = tuple(host, input.below(2));
     let len = usize::from(input.u16()) % 65_400;
@@ -172,7 +175,8 @@ pub(crate) fn opaque_frame(host: usize, input: &mut Input<'_>) -> Vec<u8> {
     frame.resize(at + len, 0x55);
     let body = &body[..body.len().min(len)];
     frame[at..at + body.len()].copy_from_slice(body);
-    frame
+    // It may be TCP after all.
+    with_content(frame)
 }
 
 /// The header of an IP packet with `len` bytes behind it.
