@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::clamp::Clamp;
 use super::inject::Template;
+use super::latest::Latest;
 use super::queue::Queue;
 use super::resume::Resume;
 use crate::bump::{Bump, Decode};
@@ -178,6 +179,8 @@ pub struct Incoming {
     pub stream: RxStream,
     /// Highest offset injected.
     pub top: u64,
+    /// What the local kernel was told last.
+    pub latest: Latest,
 }
 
 impl Incoming {

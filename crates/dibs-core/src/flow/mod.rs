@@ -4,5 +4,6 @@ pub mod clamp;
 pub mod conn;
 pub mod fields;
 pub mod inject;
+pub mod latest;
 pub mod queue;
 pub mod resume;

@@ -187,16 +187,18 @@ impl Peer {
             return true;
         }
         conn.last_seen = now;
+        let inc = conn
+            .inc
+            .as_mut()
+            .expect("an incoming flow leads to its connection");
         let mut tcp = *tcp;
         let mut scratch = SmallVec::new();
+        // An old one is handed on as it is: TCP counts repetitions of the latest.
+        inc.latest.hear(&tcp, conn.sent_end);
         resume::adapt(&mut conn.resume, now, &mut tcp, &mut scratch);
         if let Some(clamp) = &mut conn.clamp {
             clamp.limit(&mut tcp);
         }
-        let inc = conn
-            .inc
-            .as_ref()
-            .expect("an incoming flow leads to its connection");
         let floor = &mut conn.tsval_floor;
         shared
             .injector

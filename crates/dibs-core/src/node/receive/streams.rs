@@ -12,6 +12,7 @@ use crate::counters::Counter;
 use crate::flow::clamp::Clamp;
 use crate::flow::conn::{Conn, Incoming, IncomingDecoders};
 use crate::flow::inject::{Injector, Template};
+use crate::flow::latest::Latest;
 use crate::flow::resume::{self, Resume};
 use crate::node::Shared;
 use crate::node::handover::MAX_GATES;
@@ -112,6 +113,7 @@ impl Peer {
             secrets,
             stream: RxStream::default(),
             top: frame::BASE_OFFSET,
+            latest: Latest::default(),
         });
         self.incoming.insert(flow, key);
         self.last_incoming = None;
@@ -274,6 +276,7 @@ pub(in crate::node) fn incoming<'a>(
         secrets,
         stream,
         top,
+        latest,
     } = conn.inc.as_mut()?;
     let sink = ConnSink {
         injector: &mut shared.injector,
@@ -282,6 +285,8 @@ pub(in crate::node) fn incoming<'a>(
         template: *template,
         now,
         resume: &mut conn.resume,
+        latest,
+        sent_end: conn.sent_end,
         base: *base,
         floor: &mut conn.tsval_floor,
         clamp: conn.clamp.as_deref_mut(),
@@ -302,6 +307,8 @@ pub(in crate::node) struct ConnSink<'a> {
     template: Template,
     now: Time,
     resume: &'a mut Option<Box<Resume>>,
+    latest: &'a mut Latest,
+    sent_end: Option<dibs_wire::SeqNumber>,
     base: dibs_wire::SeqNumber,
     floor: &'a mut Option<u32>,
     clamp: Option<&'a mut Clamp>,
@@ -317,13 +324,17 @@ impl Sink for ConnSink<'_> {
         let seq = self
             .base
             .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
-        let mut scratch = SmallVec::new();
+        let (mut raised, mut scratch) = (SmallVec::new(), SmallVec::new());
         let mut changed;
-        let tcp = match (self.resume.is_some(), &mut self.clamp) {
+        let late = self.latest.hear(tcp, self.sent_end);
+        let tcp = match (late || self.resume.is_some(), &mut self.clamp) {
             // As nearly always: nothing to copy.
             (false, None) => tcp,
             (_, clamp) => {
                 changed = *tcp;
+                if late {
+                    self.latest.raise(&mut changed, &mut raised);
+                }
                 resume::adapt(self.resume, self.now, &mut changed, &mut scratch);
                 if let Some(clamp) = clamp {
                     clamp.limit(&mut changed);

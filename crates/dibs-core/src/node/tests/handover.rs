@@ -26,6 +26,31 @@ fn a_chain_waits_for_what_went_before_it_in_plain() {
     assert_eq!(pair.stream(1).len(), 2 * data.len());
 }
 
+/// Linux discards bytes with an acknowledgement from long ago.
+#[test]
+fn what_waits_acknowledges_no_less_than_what_passes_it() {
+    let mut pair = Pair::connected();
+    pair.send_ack(1, 1000);
+    pair.run(Duration::from_millis(10));
+    let data = text(30_000);
+    pair.send(0, 5000, &data, 0, 1);
+    pair.run(Duration::from_millis(5));
+    pair.segment(0, 35_000, b"", 0, 2, 7);
+    pair.run(Duration::from_millis(5));
+    pair.send_ack(1, 5000);
+    pair.run(Duration::from_millis(5));
+    pair.assert_stream(1, &data);
+    let acks = pair.injected[1].iter().map(|frame| {
+        let Ok(Packet::Tcp(segment)) = packet::parse(&frame[virtio::LEN..]) else {
+            panic!("a segment");
+        };
+        (segment.payload.is_empty(), segment.ack.raw())
+    });
+    let acks: Vec<_> = acks.collect();
+    assert_eq!(acks[0], (true, 7), "the acknowledgement passes");
+    assert!(acks[1..].iter().all(|ack| *ack == (false, 7)), "{acks:?}");
+}
+
 #[test]
 fn a_connection_that_leaves_falls_silent_until_all_has_arrived() {
     const SCALE: u8 = 7;
