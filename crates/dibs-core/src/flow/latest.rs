@@ -9,35 +9,52 @@ use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::flags;
 use smallvec::SmallVec;
 
-use super::fields::forget_sacks;
+use super::fields::{forget_sacks, is_behind, timestamps};
 
-/// The latest acknowledgement that the local kernel was given, with its window.
+/// The latest acknowledgement that the local kernel was given.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Latest(Option<(SeqNumber, u16)>);
+pub struct Latest(Option<Given>);
+
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    ack: SeqNumber,
+    window: u16,
+    /// When it was sent, by the peer's kernel's clock. What was sent before is late; what was sent after it and
+    /// acknowledges less is of another connection with the same ends.
+    tsval: u32,
+}
 
 impl Latest {
     /// Takes note of the next segment for the local kernel; true if it lies behind. `sent_end` is where the kernel's
-    /// own bytes end: what acknowledges more is the kernel's to refuse.
+    /// own bytes end: what acknowledges more is the kernel's to refuse. Without time stamps nothing is told.
     #[inline]
     pub fn hear(&mut self, tcp: &TcpFields<'_>, sent_end: Option<SeqNumber>) -> bool {
+        let Some((tsval, _)) = timestamps(tcp) else {
+            return false;
+        };
         if tcp.flags & flags::ACK == 0 {
             return false;
         }
-        if self.0.is_some_and(|(ack, _)| ack.is_after(tcp.ack)) {
+        let late = |given: Given| given.ack.is_after(tcp.ack) && !is_behind(given.tsval, tsval);
+        if self.0.is_some_and(late) {
             return true;
         }
         if sent_end.is_some_and(|end| !tcp.ack.is_after(end)) {
-            self.0 = Some((tcp.ack, tcp.window));
+            self.0 = Some(Given {
+                ack: tcp.ack,
+                window: tcp.window,
+                tsval,
+            });
         }
         false
     }
 
     /// Brings the fields of bytes that lie behind up to it, so that they say nothing new. `scratch` takes the changed options.
     pub fn raise<'a>(self, tcp: &mut TcpFields<'a>, scratch: &'a mut SmallVec<[u8; 64]>) {
-        if let Some((ack, window)) = self.0 {
-            (tcp.ack, tcp.window) = (ack, window);
+        if let Some(given) = self.0 {
+            (tcp.ack, tcp.window) = (given.ack, given.window);
             // Of what is acknowledged by now they would tell of a copy (RFC 2883).
-            forget_sacks(tcp, ack, None, scratch);
+            forget_sacks(tcp, given.ack, None, scratch);
         }
     }
 }
@@ -46,12 +63,12 @@ impl Latest {
 mod tests {
     use super::*;
 
-    fn fields(ack: u32, window: u16) -> TcpFields<'static> {
+    fn fields(tsval: u32, ack: u32, window: u16) -> TcpFields<'static> {
         TcpFields {
             flags: flags::ACK,
             window,
             ack: SeqNumber::new(ack),
-            timestamps: None,
+            timestamps: Some((tsval, 1)),
             meta: None,
             options: Some(&[1, 1, 5, 10, 0, 0, 0, 2, 0, 0, 0, 4]),
             urgent: None,
@@ -71,19 +88,40 @@ mod tests {
     #[test]
     fn what_comes_late_acknowledges_no_less() {
         let mut latest = Latest::default();
-        assert_eq!(given(&mut latest, fields(1, 7), Some(9)), (1, 7, true));
-        assert_eq!(given(&mut latest, fields(9, 5), Some(9)), (9, 5, true));
-        assert_eq!(given(&mut latest, fields(1, 7), Some(9)), (9, 5, false));
-        assert_eq!(given(&mut latest, fields(9, 6), Some(9)), (9, 6, true));
-        assert_eq!(given(&mut latest, fields(u32::MAX, 7), Some(9)).0, 9);
+        let mut given = |tcp| given(&mut latest, tcp, Some(9));
+        assert_eq!(given(fields(1, 1, 7)), (1, 7, true));
+        assert_eq!(given(fields(3, 9, 5)), (9, 5, true));
+        assert_eq!(given(fields(2, 1, 7)), (9, 5, false));
+        assert_eq!(given(fields(3, 1, 7)), (9, 5, false), "in the same tick");
+        assert_eq!(given(fields(4, 9, 6)), (9, 6, true));
+        assert_eq!(given(fields(u32::MAX, u32::MAX, 7)), (9, 6, false));
+    }
+
+    #[test]
+    fn a_new_connection_with_the_same_ends_acknowledges_what_it_likes() {
+        let mut latest = Latest::default();
+        assert_eq!(given(&mut latest, fields(3, 9, 5), Some(9)).0, 9);
+        assert_eq!(given(&mut latest, fields(4, 1, 7), Some(9)), (1, 7, true));
+        assert_eq!(given(&mut latest, fields(4, 2, 7), Some(9)), (2, 7, true));
     }
 
     #[test]
     fn what_the_kernel_has_not_sent_raises_nothing() {
         let mut latest = Latest::default();
         for end in [None, Some(8)] {
-            assert_eq!(given(&mut latest, fields(9, 5), end), (9, 5, true));
-            assert_eq!(given(&mut latest, fields(1, 7), end), (1, 7, true));
+            assert_eq!(given(&mut latest, fields(3, 9, 5), end), (9, 5, true));
+            assert_eq!(given(&mut latest, fields(2, 1, 7), end), (1, 7, true));
         }
+    }
+
+    #[test]
+    fn without_time_stamps_nothing_is_told() {
+        let mut latest = Latest::default();
+        let plain = |ack| TcpFields {
+            timestamps: None,
+            ..fields(0, ack, 7)
+        };
+        assert_eq!(given(&mut latest, plain(9), Some(9)).0, 9);
+        assert_eq!(given(&mut latest, plain(1), Some(9)), (1, 7, true));
     }
 }
