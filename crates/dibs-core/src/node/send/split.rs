@@ -9,7 +9,7 @@ use super::super::Shared;
 use super::super::peer::{Out, Peer, Source};
 use super::data::parsed;
 use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, piece_fields, strand};
-use super::small::pack_segments;
+use super::small::{LONGEST_PACK, pack_segments};
 use super::{CLEAR, Turn, token};
 use crate::bump::Split;
 use crate::chunk::{Chunk, Content, Head, Pending, Placement, ShareOf};
@@ -349,7 +349,7 @@ impl Peer {
             self.short_of_paths = true;
             return None;
         }
-        let room = self.split_room(&links, split);
+        let room = self.split_room(&links, split).min(LONGEST_PACK);
         let mut block = Vec::new();
         let (conns, queue) = (&mut self.conns, &mut self.split_segments);
         let opened = pack_segments(conns, queue, turn.session, room, &mut block, |of| {

@@ -1,5 +1,8 @@
 //! Acknowledgements of the kernels.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use super::*;
 
 /// What the kernel of host 0 is given after that of host 1 said all this at once.
@@ -32,4 +35,27 @@ fn repetitions_are_all_sent() {
         "TCP counts them"
     );
     assert_eq!(heard(&[2801, 1401]), [2801, 1401]);
+}
+
+/// Nobody would hear that they are lost, and so that the path takes less than it did.
+#[test]
+fn many_at_once_go_in_datagrams_that_any_path_takes() {
+    let mut pair = Pair::connected();
+    pair.send(0, 1, &text(30_000), 0, 1);
+    pair.send_ack(1, 1);
+    pair.run(Duration::from_secs(3));
+    let (before, longest) = (pair.injected[0].len(), Rc::new(RefCell::new(0)));
+    let tap = longest.clone();
+    pair.filter = Box::new(move |host, _, bytes| {
+        if host == 1 {
+            let mut longest = tap.borrow_mut();
+            *longest = bytes.len().max(*longest);
+        }
+        true
+    });
+    (0..100).for_each(|_| pair.send_ack(1, 30_001));
+    pair.run(Duration::from_millis(50));
+    assert_eq!(pair.injected[0].len() - before, 100);
+    let longest = *longest.borrow();
+    assert!((512..=1200).contains(&longest), "{longest}");
 }
