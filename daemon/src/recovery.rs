@@ -6,7 +6,7 @@ use crate::live::Live;
 use crate::switching::ends;
 
 /// Attempts in vain after which a kernel waits for so long that it is woken: seconds. One or two come of any
-/// loss, and a busy connection that is woken in the midst of its switch may stand still.
+/// loss.
 const LONG: u8 = 3;
 
 impl Daemon {

@@ -182,6 +182,7 @@ fn a_daemon_that_tells_of_progress_has_longer() {
     let fake = Fake::new(move |mut stream| {
         read_line(&stream);
         for done in 1..=3 {
+            // All three take longer than the client would wait for one answer: the passing of time is what is tested.
             std::thread::sleep(timeout * 2 / 5);
             let progress = Reply::Progress { done, of: 3 };
             stream

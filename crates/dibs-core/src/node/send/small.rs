@@ -21,8 +21,8 @@ use crate::time::Time;
 
 /// Length of an acknowledgement frame's content, at most.
 const ACK_BYTES: usize = 300;
-/// A header block of segments without payload, at most. Nobody hears whether it arrives, so it is never longer than any path
-/// takes: that one takes less than it did would show by nothing.
+/// A header block of segments without payload, at most: as long as any path takes. Nobody hears whether it
+/// arrives, so nothing would show that a path takes less than it did.
 pub(super) const LONGEST_PACK: usize = 1024 - OVERHEAD;
 /// Messages between the daemons that are on their way at once.
 const CONTROL_WINDOW: usize = 16;
@@ -117,15 +117,21 @@ impl Peer {
             return None;
         }
         let at = self.quickest(turn.shared, Placement::Any)?;
-        let room = LONGEST_PACK;
         let mut block = std::mem::take(&mut self.notices);
         let mut padded = false;
         let bumps = &turn.shared.bumps;
         let (conns, queue) = (&mut self.conns, &mut self.segments);
-        let opened = pack_segments(conns, queue, turn.session, room, &mut block, |bump| {
-            padded |= bumps.of(bump).is_padded();
-            true
-        });
+        let opened = pack_segments(
+            conns,
+            queue,
+            turn.session,
+            LONGEST_PACK,
+            &mut block,
+            |bump| {
+                padded |= bumps.of(bump).is_padded();
+                true
+            },
+        );
         if block.is_empty() {
             return None;
         }
@@ -140,11 +146,11 @@ impl Peer {
                 Placement::Any,
             )
         });
-        if block.len() + ACK_BYTES + frame::ACK_OVERHEAD <= room {
+        if block.len() + ACK_BYTES + frame::ACK_OVERHEAD <= LONGEST_PACK {
             put_ack(turn.now, &mut self.links[at], &mut block);
         }
         if padded {
-            pad(&mut block, room);
+            pad(&mut block, LONGEST_PACK);
         }
         let out = self.finish(turn, at, &block, key.is_some(), key.map_or(0, token));
         block.clear();
