@@ -618,8 +618,13 @@ impl Daemon {
         let due = {
             let mut state = self.state.borrow_mut();
             let used = state.in_use();
+            // While a peer is asked for its part, the connection stands where it stood: on any of them.
+            let asked = state.choices.iter().any(|(_, choice)| choice.pending);
             for (bump, unused) in &mut state.installed {
-                *unused = if used.contains(bump) { 0 } else { *unused + 1 };
+                *unused = match asked || used.contains(bump) {
+                    true => 0,
+                    false => *unused + 1,
+                };
             }
             let before = state.installed.len();
             state.installed.retain(|_, unused| *unused < 2);

@@ -13,6 +13,7 @@ use netlink_packet_netfilter::conntrack::{
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
 };
+use nix::sys::socket::{setsockopt, sockopt};
 use rtnetlink::packet_core::{
     DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NetlinkMessage, NetlinkPayload, Nla,
 };
@@ -322,7 +323,10 @@ impl Events {
             let inner = socket.socket_mut();
             // Bound before it is subscribed: an unbound socket loses what comes before its first request.
             inner.bind_auto()?;
-            inner.set_rx_buf_sz(EVENT_BUFFER as i32)?;
+            // Beyond the system's limit with CAP_NET_ADMIN on the host, up to it without.
+            if setsockopt(inner, sockopt::RcvBufForce, &EVENT_BUFFER).is_err() {
+                inner.set_rx_buf_sz(EVENT_BUFFER as i32)?;
+            }
             for group in [1, 2, 3] {
                 inner.add_membership(group)?; // new, update, destroy
             }

@@ -40,6 +40,29 @@ fn a_peer_that_does_not_answer_leaves_a_rules_connection_on_its_bump() {
     });
 }
 
+/// However long that takes: what carries it is not taken away meanwhile, which would let it go on in plain.
+#[test]
+fn a_peer_that_does_not_answer_leaves_a_chosen_connection_on_its_bump() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.bumped()?;
+            let started = net.a.host.run("ip -o link show dev dibs1")?;
+            net.b.suspend()?;
+            let refusal = net.a.refused(&["disable", "--dport", "7000"]);
+            net.b.go_on()?;
+            let refusal = refusal?;
+            ensure!(refusal.contains("did not answer"), "{refusal}");
+            talk.advance(1 << 20)?;
+            is_on(net, ["scramble", "scramble"])?;
+            // The same device, with the number that it had.
+            let device = net.a.host.run("ip -o link show dev dibs1")?;
+            let number = |line: &str| line.split(':').next().map(str::to_owned);
+            ensure!(number(&device) == number(&started), "{started}{device}");
+            talk.finish()
+        })
+    });
+}
+
 #[test]
 fn a_choice_without_a_session_gives_in_to_the_peers_rule() {
     isolated(|| {

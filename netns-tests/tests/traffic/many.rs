@@ -145,9 +145,31 @@ fn many_connections_move_together() {
                     })?;
                 }
             }
+            for node in [&net.a, &net.b] {
+                let lost = events_lost(node)?;
+                ensure!(
+                    lost == 0,
+                    "{} lost {lost} events of conntrack",
+                    node.host.name()
+                );
+            }
             talks.end()
         })
     });
+}
+
+/// Messages that sockets which follow conntrack did not take.
+fn events_lost(node: &Node) -> Result<u64> {
+    let sockets = node.host.run("cat /proc/net/netlink")?;
+    let mut lost = 0;
+    for socket in sockets.lines().skip(1) {
+        let fields: Vec<_> = socket.split_whitespace().collect();
+        // Of NETLINK_NETFILTER, and in the groups for new, changed and deleted connections.
+        if fields[1] == "12" && fields[3] == "00000007" {
+            lost += fields[8].parse::<u64>()?;
+        }
+    }
+    Ok(lost)
 }
 
 /// Which choice stands is decided for each connection, and it is the same at both ends.
