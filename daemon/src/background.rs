@@ -1,7 +1,7 @@
 //! What goes on by itself: news of the data path and of peers' daemons, changes of the host, connections
 //! that end, steering that others undo, the watchdog.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -12,9 +12,10 @@ use dibs_policy::{BumpId, Watch};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, timeout};
 
-use crate::conns::{Pair, Socket, Version};
+use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Hand, Handed, Steered};
 use crate::driver::Notice;
+use crate::live::Live;
 use crate::messages::{Body, Message, Named, Outcome};
 use crate::paths::Link;
 use crate::startup::is_our_tun;
@@ -445,27 +446,28 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
         !(state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty())
     };
     if known {
-        let lives = daemon.sockets().await?;
-        let alive: HashMap<Pair, Socket> = { lives.iter() }
-            .map(|live| (live.pair, live.socket))
-            .collect();
-        let known: Vec<Pair> = {
+        let named = |live: Live| Some((live.pair, live.socket));
+        let mut alive = daemon.sockets_as(named).await?;
+        alive.sort_unstable();
+        let socket_of = |pair: &Pair| {
+            let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
+            Some(alive[at].1)
+        };
+        // What becomes of those is told by events.
+        let passing: HashSet<Pair> = {
             let state = daemon.state.borrow();
             let chosen = state.choices.iter().map(|(pair, _)| pair);
             let others = state.handed.keys().chain(state.written.keys()).copied();
-            chosen.chain(others).collect()
+            let known = chosen.chain(others);
+            known.filter(|pair| daemon.may_live(pair)).collect()
         };
-        // What becomes of those is told by events.
-        let passing: HashSet<Pair> = { known.into_iter() }
-            .filter(|pair| daemon.may_live(pair))
-            .collect();
-        let lives = |pair: &Pair| alive.contains_key(pair) || passing.contains(pair);
+        let lives = |pair: &Pair| socket_of(pair).is_some() || passing.contains(pair);
         let (gone, taken) = {
             let mut state = daemon.state.borrow_mut();
             state.handed.retain(|pair, _| lives(pair));
             state.written.retain(|pair, _| lives(pair));
-            state.ended.retain(|pair| alive.contains_key(pair));
-            let is_there = |pair: &Pair, socket| alive.get(pair) == Some(&socket);
+            state.ended.retain(|pair| socket_of(pair).is_some());
+            let is_there = |pair: &Pair, socket| socket_of(pair) == Some(socket);
             state.names.sweep(is_there);
             let gone = state.choices.sweep(|pair, _| lives(pair));
             let known = state.choices.iter();

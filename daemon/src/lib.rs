@@ -65,6 +65,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     {
         tracing::warn!("{warning}");
     }
+    dibs_io::give_back_large_blocks();
     privileges::ensure_descriptors()?;
     privileges::restrict()?;
     let runtime = tokio::runtime::Builder::new_current_thread()

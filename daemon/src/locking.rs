@@ -23,10 +23,35 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Connections that peers are asked about at one look; the others wait for the next.
 const MOST_ASKED: usize = 512;
 
-/// What conntrack has of connections on bumps, as this host sends.
-type Tracked = HashMap<Pair, Entry>;
+/// What conntrack has of connections on bumps, as this host sends, in their order: there may be thousands, and
+/// a hash table would be twice as large.
+#[derive(Default)]
+struct Tracked(Vec<(Pair, Entry)>);
 
-/// Of an entry of conntrack, what there is to look at: there may be thousands.
+impl Tracked {
+    /// The last word on each connection counts.
+    fn new(mut found: Vec<(Pair, Entry)>) -> Self {
+        found.reverse();
+        found.sort_by_key(|(pair, _)| *pair);
+        found.dedup_by_key(|(pair, _)| *pair);
+        Self(found)
+    }
+
+    fn get(&self, pair: &Pair) -> Option<&Entry> {
+        let at = self.0.binary_search_by_key(pair, |(known, _)| *known);
+        at.ok().map(|at| &self.0[at].1)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &(Pair, Entry)> {
+        self.0.iter()
+    }
+
+    fn into_pairs(self) -> impl Iterator<Item = Pair> {
+        self.0.into_iter().map(|(pair, _)| pair)
+    }
+}
+
+/// Of an entry of conntrack, what there is to look at.
 struct Entry {
     mark: u32,
     /// Conntrack saw a RST of it.
@@ -57,7 +82,7 @@ impl Daemon {
         let plain = self.tracked_as([layout.choice(None)]).await?;
         let lives = self.sockets().await?;
         // What an earlier run wrote is not the choice of another program.
-        for (pair, entry) in tracked.iter().chain(&plain) {
+        for (pair, entry) in tracked.iter().chain(plain.iter()) {
             if entry.mark & layout.override_bit() != 0 {
                 let bump = layout.bump_of(entry.mark).map_or(0, BumpId::get);
                 self.note_mark(pair, bump, true);
@@ -65,7 +90,7 @@ impl Daemon {
         }
         let mut state = self.state.borrow_mut();
         // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
-        for pair in plain.into_keys() {
+        for pair in plain.into_pairs() {
             if state.choices.get(&pair).is_none() {
                 state.leaving.insert(pair, Instant::now());
             }
@@ -99,7 +124,7 @@ impl Daemon {
             let ours = translated(&devices, number);
             if let (true, Some(id)) = (ours != number, BumpId::new(number)) {
                 let tracked = self.tracked_on(&[id]).await?;
-                moves.extend(tracked.into_keys().map(|pair| (pair, ours)));
+                moves.extend(tracked.into_pairs().map(|pair| (pair, ours)));
             }
         }
         let mut conntrack = self.conntrack()?;
@@ -285,7 +310,7 @@ impl Daemon {
         marks: impl IntoIterator<Item = (u32, u32)>,
     ) -> Result<Tracked, dibs_policy::Error> {
         let mut conntrack = self.conntrack()?;
-        let mut tracked = Tracked::new();
+        let mut tracked = Vec::new();
         for (value, mask) in marks {
             let note = |found: Connection| {
                 let ends = self.ends_to_peers(&found);
@@ -294,19 +319,19 @@ impl Daemon {
             };
             conntrack.marked(value, mask, note).await?;
         }
-        Ok(tracked)
+        Ok(Tracked::new(tracked))
     }
 
     /// What is alive of these connections, and what conntrack has of them.
     async fn looked_up(&self, pairs: &[Pair]) -> anyhow::Result<(HashMap<Pair, Live>, Tracked)> {
         let mut conntrack = self.conntrack()?;
-        let mut tracked = Tracked::new();
+        let mut tracked = Vec::new();
         for pair in pairs {
             if let Some(found) = conntrack.get(&tuple(pair)).await? {
-                tracked.insert(*pair, Entry::of(&found));
+                tracked.push((*pair, Entry::of(&found)));
             }
         }
-        Ok((self.sockets_of(pairs).await?, tracked))
+        Ok((self.sockets_of(pairs).await?, Tracked::new(tracked)))
     }
 
     /// A tracked connection as either end may have begun it, if the other is behind a peer.
@@ -347,7 +372,7 @@ impl Daemon {
             }
         }
         // Another connection of the same ends is not to inherit it.
-        for (pair, entry) in &tracked {
+        for (pair, entry) in tracked.iter() {
             let locked = entry.mark & layout.locked_bit() != 0;
             if locked && !is_alive(pair) && !is_alive(&pair.reversed()) {
                 let _turn = self.marking.lock().await;

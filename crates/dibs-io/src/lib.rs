@@ -10,6 +10,7 @@
 
 mod clock;
 mod fallback;
+mod memory;
 mod netlink;
 mod poll;
 mod segment;
@@ -18,6 +19,7 @@ mod udp;
 mod virtio;
 
 pub use clock::{LocalTime, boottime_ns, local_time};
+pub use memory::give_back_large_blocks;
 pub use poll::{Event, Interest, Poller, Waker, precise_timers};
 pub use segment::{Malformed, Segment, Segments};
 pub use tun::{FRAME_MAX, Tun, TunCounters};

@@ -116,7 +116,11 @@ pub async fn list<U>(mut pick: impl FnMut(TcpSocket) -> Option<U>) -> Result<Vec
     ] {
         let picked = wire.gather(query(family, socket_id), |answer| pick(connected(answer)?));
         let picked = picked.await.map_err(Error::netlink("list TCP sockets"))?;
-        sockets.extend(picked);
+        // There may be thousands: not copied where it can be helped.
+        match sockets.is_empty() {
+            true => sockets = picked,
+            false => sockets.extend(picked),
+        }
     }
     Ok(sockets)
 }

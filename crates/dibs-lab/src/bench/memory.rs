@@ -3,11 +3,11 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::report::{Ratio, Table};
 use super::system::{Contestant, PORT, Place, System};
 use super::{Stage, plain_links};
+use crate::dibs::Daemon;
 use crate::load::Transport;
 use crate::load::sockets::PATIENCE;
 
@@ -26,15 +27,19 @@ const BUSY: usize = 1_000;
 const THREADS: usize = 4;
 /// Bytes that each writes at a time.
 const PIECE: usize = 16 << 10;
-/// What the busy daemons hold is sampled so often: nothing tells of its maximum.
+/// The daemons look at all connections every two seconds, and hold more meanwhile: this is long enough for that.
+const LOOKS: Duration = Duration::from_secs(5);
+/// What the daemons hold is sampled so often: nothing tells of its maximum.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+/// Of connections that stand, so many are described.
+const TOLD: usize = 8;
 
 /// What was seen, of the daemon that held more.
 #[derive(Clone, Debug, Serialize)]
 struct Seen {
     idle_connections: usize,
     bytes_before: u64,
-    bytes_idle: u64,
+    bytes_idle_most: u64,
     busy_connections: usize,
     bytes_busy_most: u64,
     busy_bits_per_second: f64,
@@ -44,7 +49,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let mut place = Place::new(stage)?;
     let contestant = place.contestant(System::Scramble, System::Scramble.label(), plain_links)?;
     let seen = measure(stage, &contestant)?;
-    let each = (seen.bytes_idle.saturating_sub(seen.bytes_before)) as f64 / IDLE as f64;
+    let each = (seen.bytes_idle_most.saturating_sub(seen.bytes_before)) as f64 / IDLE as f64;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     Ok(Table {
         title: "Resident memory of dibsd, of the end that holds more".to_owned(),
@@ -56,9 +61,9 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
                 format!("{:.1}", mib(seen.bytes_before)),
             ],
             vec![
-                "idle".into(),
+                "idle, the most".into(),
                 IDLE.to_string(),
-                format!("{:.1}", mib(seen.bytes_idle)),
+                format!("{:.1}", mib(seen.bytes_idle_most)),
             ],
             vec![
                 "busy, the most".into(),
@@ -94,12 +99,11 @@ fn measure(stage: &Stage<'_>, contestant: &Contestant) -> Result<Seen> {
     setrlimit(Resource::RLIMIT_NOFILE, most, hard)?;
     let bytes_before = resident(contestant)?;
     let idle = connections(contestant, IDLE)?;
-    let bytes_idle = resident(contestant)?;
+    let bytes_idle_most = resident_most(contestant, LOOKS)?;
     drop(idle);
 
     let busy = connections(contestant, BUSY)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let (mut writers, mut readers) = (Vec::new(), Vec::new());
     let mut shares: Vec<(Vec<TcpStream>, Vec<TcpStream>)> = Vec::new();
     shares.resize_with(THREADS, Default::default);
     for (index, (near, far)) in busy.into_iter().enumerate() {
@@ -107,47 +111,100 @@ fn measure(stage: &Stage<'_>, contestant: &Contestant) -> Result<Seen> {
         share.0.push(near);
         share.1.push(far);
     }
+    let (sender_ends, senders) = mpsc::channel();
+    let (receiver_ends, receivers) = mpsc::channel();
     for (near, far) in shares {
         let stop = Arc::clone(&stop);
-        writers.push(
-            contestant
-                .site
-                .a
-                .thread("many send", move || send(near, &stop))?,
-        );
-        readers.push(
-            contestant
-                .site
-                .b
-                .thread("many receive", move || receive(far))?,
-        );
+        let ends = sender_ends.clone();
+        let sends = move || ends.send(send(near, &stop));
+        contestant.site.a.thread("many send", sends)?;
+        let ends = receiver_ends.clone();
+        let receives = move || ends.send(receive(far));
+        contestant.site.b.thread("many receive", receives)?;
     }
+    drop((sender_ends, receiver_ends));
     let start = Instant::now();
-    let mut bytes_busy_most = 0;
-    while start.elapsed() < stage.options.duration {
-        bytes_busy_most = bytes_busy_most.max(resident(contestant)?);
-        std::thread::sleep(SAMPLE_EVERY);
-    }
+    let bytes_busy_most = resident_most(contestant, stage.options.duration)?;
     stop.store(true, Relaxed);
-    let (mut sent, mut received) = (0, 0);
-    for writer in writers {
-        sent += writer.join().map_err(|_| anyhow!("a sender panicked"))??;
-    }
+    let sent = total(contestant, senders)?;
     let took = start.elapsed();
-    for reader in readers {
-        received += reader
-            .join()
-            .map_err(|_| anyhow!("a receiver panicked"))??;
-    }
+    let received = total(contestant, receivers)?;
     ensure!(sent == received, "{received} of {sent} bytes arrived");
     Ok(Seen {
         idle_connections: IDLE,
         bytes_before,
-        bytes_idle,
+        bytes_idle_most,
         busy_connections: BUSY,
         bytes_busy_most,
         busy_bits_per_second: sent as f64 * 8.0 / took.as_secs_f64(),
     })
+}
+
+/// What a thread has moved, and the connections that it had left when nothing moved any more.
+struct Ended {
+    bytes: u64,
+    standing: Vec<TcpStream>,
+}
+
+/// What all threads of a side have moved.
+fn total(contestant: &Contestant, ends: mpsc::Receiver<Result<Ended>>) -> Result<u64> {
+    let mut bytes = 0;
+    for _ in 0..THREADS {
+        let ended = ends.recv().context("a thread panicked")??;
+        // At once, as long as they stand.
+        if !ended.standing.is_empty() {
+            let what = describe(contestant, &ended.standing);
+            bail!("no connection moved for {PATIENCE:?}\n{what}");
+        }
+        bytes += ended.bytes;
+    }
+    Ok(bytes)
+}
+
+/// What both kernels and daemons say of connections that stand, and count.
+fn describe(contestant: &Contestant, standing: &[TcpStream]) -> String {
+    let mut text = format!("{} connections stand\n", standing.len());
+    let ends = |stream: &TcpStream| Some((stream.local_addr().ok()?, stream.peer_addr().ok()?));
+    let ends: Vec<_> = standing.iter().filter_map(ends).take(TOLD).collect();
+    let of_them = |line: &&str| {
+        let has = |end: &SocketAddr| line.contains(&end.to_string());
+        ends.iter().any(|(local, remote)| has(local) && has(remote))
+    };
+    let hosts = [&contestant.site.a, &contestant.site.b];
+    let daemons = contestant.daemons.iter().flatten();
+    for (host, daemon) in hosts.into_iter().zip(daemons) {
+        let mut tell = |what: &str, said: Result<String>| {
+            let said = said.unwrap_or_else(|error| format!("{error:#}"));
+            text += &format!("{}, {what}:\n{said}\n", host.name());
+        };
+        // One line each.
+        let sockets = host.run("ss --tcp --numeric --all --info --extended --timers --oneline");
+        let sockets = sockets.map(|all| all.lines().filter(of_them).collect::<Vec<_>>().join("\n"));
+        tell("ss", sockets);
+        let tracked = host.run("conntrack --dump --proto tcp");
+        let port = |line: &&str| {
+            let mut ports = ends.iter().flat_map(|(a, b)| [a.port(), b.port()]);
+            ports.any(|port| port != PORT && line.contains(&format!("sport={port} ")))
+        };
+        let tracked = tracked.map(|all| all.lines().filter(port).collect::<Vec<_>>().join("\n"));
+        tell("conntrack", tracked);
+        let listed = |daemon: &Daemon| {
+            let conns: Vec<serde_json::Value> = daemon.ctl(&["conn", "list"])?;
+            let lines = conns.iter().map(ToString::to_string);
+            let lines: Vec<_> = lines.filter(|line| of_them(&line.as_str())).collect();
+            Ok(lines.join("\n"))
+        };
+        tell("dibsctl conn list", listed(daemon));
+        let said = |words: &[&str]| {
+            daemon
+                .ctl(words)
+                .map(|said: serde_json::Value| said.to_string())
+        };
+        tell("dibsctl status", said(&["status"]));
+        tell("dibsctl path list", said(&["path", "list"]));
+        tell("nstat", host.run("nstat --ignore --noupdate"));
+    }
+    text
 }
 
 /// Connections through the bump over each of which a byte went to and fro.
@@ -170,8 +227,8 @@ fn connections(contestant: &Contestant, count: usize) -> Result<Vec<(TcpStream, 
     Ok(pairs)
 }
 
-/// Writes as much as goes to all of them in turn; how much it was.
-fn send(mut streams: Vec<TcpStream>, stop: &AtomicBool) -> Result<u64> {
+/// Writes as much as goes to all of them in turn.
+fn send(mut streams: Vec<TcpStream>, stop: &AtomicBool) -> Result<Ended> {
     let piece = [0x5a; PIECE];
     let mut sent = 0;
     for stream in &streams {
@@ -189,15 +246,17 @@ fn send(mut streams: Vec<TcpStream>, stop: &AtomicBool) -> Result<u64> {
                 Err(error) => return Err(error).context("write"),
             }
         }
-        if idle {
-            wait(&streams, PollFlags::POLLOUT)?;
+        if idle && !wait(&streams, PollFlags::POLLOUT)? {
+            let (bytes, standing) = (sent, streams);
+            return Ok(Ended { bytes, standing });
         }
     }
-    Ok(sent)
+    let (bytes, standing) = (sent, Vec::new());
+    Ok(Ended { bytes, standing })
 }
 
-/// Reads all of them in turn until they end; how much it was.
-fn receive(mut streams: Vec<TcpStream>) -> Result<u64> {
+/// Reads all of them in turn until they end.
+fn receive(mut streams: Vec<TcpStream>) -> Result<Ended> {
     let mut room = [0; PIECE];
     let mut received = 0;
     for stream in &streams {
@@ -222,23 +281,33 @@ fn receive(mut streams: Vec<TcpStream>) -> Result<u64> {
         if let Some(error) = broken {
             return Err(error).context("read");
         }
-        if idle && !streams.is_empty() {
-            wait(&streams, PollFlags::POLLIN)?;
+        if idle && !streams.is_empty() && !wait(&streams, PollFlags::POLLIN)? {
+            break;
         }
     }
-    Ok(received)
+    let (bytes, standing) = (received, streams);
+    Ok(Ended { bytes, standing })
 }
 
-/// Waits until one of them is ready; an error if none is for so long that nothing moves any more.
-fn wait(streams: &[TcpStream], ready: PollFlags) -> Result<()> {
+/// Waits until one of them is ready; false if none is for so long that nothing moves any more.
+fn wait(streams: &[TcpStream], ready: PollFlags) -> Result<bool> {
     let mut polled: Vec<PollFd<'_>> = streams
         .iter()
         .map(|stream| PollFd::new(stream.as_fd(), ready))
         .collect();
     let patience = PollTimeout::try_from(PATIENCE).context("patience")?;
-    let some = poll(&mut polled, patience).context("poll")?;
-    ensure!(some > 0, "no connection moved for {PATIENCE:?}");
-    Ok(())
+    Ok(poll(&mut polled, patience).context("poll")? > 0)
+}
+
+/// The most of [`resident`] in this time.
+fn resident_most(contestant: &Contestant, time: Duration) -> Result<u64> {
+    let start = Instant::now();
+    let mut most = 0;
+    while start.elapsed() < time {
+        most = most.max(resident(contestant)?);
+        std::thread::sleep(SAMPLE_EVERY);
+    }
+    Ok(most)
 }
 
 /// Resident bytes of the daemon that has more (VmRSS).
