@@ -446,34 +446,38 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
         !(state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty())
     };
     if known {
-        let named = |live: Live| Some((live.pair, live.socket));
-        let mut alive = daemon.sockets_as(named).await?;
-        alive.sort_unstable();
-        let socket_of = |pair: &Pair| {
-            let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
-            Some(alive[at].1)
-        };
-        // What becomes of those is told by events.
-        let passing: HashSet<Pair> = {
-            let state = daemon.state.borrow();
-            let chosen = state.choices.iter().map(|(pair, _)| pair);
-            let others = state.handed.keys().chain(state.written.keys()).copied();
-            let known = chosen.chain(others);
-            known.filter(|pair| daemon.may_live(pair)).collect()
-        };
-        let lives = |pair: &Pair| socket_of(pair).is_some() || passing.contains(pair);
         let (gone, taken) = {
-            let mut state = daemon.state.borrow_mut();
-            state.handed.retain(|pair, _| lives(pair));
-            state.written.retain(|pair, _| lives(pair));
-            state.ended.retain(|pair| socket_of(pair).is_some());
-            let is_there = |pair: &Pair, socket| socket_of(pair) == Some(socket);
-            state.names.sweep(is_there);
-            let gone = state.choices.sweep(|pair, _| lives(pair));
-            let known = state.choices.iter();
-            let taken = known
-                .filter(|(pair, choice)| !is_there(pair, choice.socket) && !passing.contains(pair));
-            (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
+            let _turn = daemon.looking.lock().await;
+            let named = |live: Live| Some((live.pair, live.socket));
+            let mut alive = daemon.sockets_as(named).await?;
+            alive.sort_unstable();
+            let socket_of = |pair: &Pair| {
+                let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
+                Some(alive[at].1)
+            };
+            // What becomes of those is told by events.
+            let passing: HashSet<Pair> = {
+                let state = daemon.state.borrow();
+                let chosen = state.choices.iter().map(|(pair, _)| pair);
+                let others = state.handed.keys().chain(state.written.keys()).copied();
+                let known = chosen.chain(others);
+                known.filter(|pair| daemon.may_live(pair)).collect()
+            };
+            let lives = |pair: &Pair| socket_of(pair).is_some() || passing.contains(pair);
+            {
+                let mut state = daemon.state.borrow_mut();
+                state.handed.retain(|pair, _| lives(pair));
+                state.written.retain(|pair, _| lives(pair));
+                state.ended.retain(|pair| socket_of(pair).is_some());
+                let is_there = |pair: &Pair, socket| socket_of(pair) == Some(socket);
+                state.names.sweep(is_there);
+                let gone = state.choices.sweep(|pair, _| lives(pair));
+                let known = state.choices.iter();
+                let taken = known.filter(|(pair, choice)| {
+                    !is_there(pair, choice.socket) && !passing.contains(pair)
+                });
+                (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
+            }
         };
         if let Some(error) = daemon.mark_choices(&taken).await.into_values().next() {
             return Err(error.into());

@@ -10,7 +10,7 @@ use crate::locking::ends;
 use crate::startup::marks;
 
 fn tuple(pair: &Pair) -> Ends {
-    (pair.local, pair.remote)
+    (pair.local.into(), pair.remote.into())
 }
 
 impl State {

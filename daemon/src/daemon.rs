@@ -61,6 +61,8 @@ pub struct Daemon {
     pub(crate) marking: Mutex<()>,
     /// What conntrack is asked by, while nobody does.
     pub(crate) conntracks: RefCell<Vec<Conntrack>>,
+    /// Held while all connections are looked through, of which there may be thousands: one list at a time.
+    pub(crate) looking: Mutex<()>,
     /// Held while the paths' sockets are looked after.
     pub(crate) linking: Mutex<()>,
     /// What stands when others flush the firewall. Held while a connection's mark and what the
@@ -415,6 +417,7 @@ impl Daemon {
             steerer: Mutex::new(steerer),
             marking: Mutex::new(()),
             conntracks: RefCell::default(),
+            looking: Mutex::new(()),
             linking: Mutex::new(()),
             backstop: Mutex::new(backstop),
             restored: Cell::new(0),

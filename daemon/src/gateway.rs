@@ -85,7 +85,7 @@ impl Daemon {
             return None;
         }
         let pair = ends(entry).into_iter().find(|pair| self.passes(pair))?;
-        let began = entry.original.source == pair.local;
+        let began = entry.original.source == pair.local.into();
         let in_order = |[first, second]: [u64; 2]| match began {
             true => (first, second),
             false => (second, first),
@@ -126,7 +126,7 @@ impl Daemon {
     pub(crate) async fn passing_of(&self, pairs: &[Pair]) -> Result<Vec<Live>, Error> {
         let mut found = Vec::new();
         for pair in pairs.iter().filter(|pair| self.passes(pair)) {
-            let tuple = Tuple::tcp(pair.local, pair.remote);
+            let tuple = Tuple::tcp(pair.local.into(), pair.remote.into());
             let entry = self.conntrack()?.get(&tuple).await?;
             found.extend(entry.and_then(|entry| self.passing(&entry)));
         }
@@ -214,7 +214,9 @@ impl Daemon {
     pub(crate) fn locked_passing(&self) -> BTreeSet<Ends> {
         let locked: Vec<Pair> = self.state.borrow().locks.locked().collect();
         let passing = locked.into_iter().filter(|pair| self.passes(pair));
-        passing.map(|pair| (pair.local, pair.remote)).collect()
+        passing
+            .map(|pair| (pair.local.into(), pair.remote.into()))
+            .collect()
     }
 }
 

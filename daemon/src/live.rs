@@ -126,7 +126,10 @@ impl Daemon {
         &self,
         pairs: &[Pair],
     ) -> Result<HashMap<Pair, Live>, dibs_policy::Error> {
-        let ends: Vec<_> = pairs.iter().map(|pair| (pair.local, pair.remote)).collect();
+        let ends: Vec<_> = pairs
+            .iter()
+            .map(|pair| (pair.local.into(), pair.remote.into()))
+            .collect();
         let found = sockets::find(&ends).await?.into_iter();
         let lives = found.filter_map(|socket| self.live(socket));
         let lives = lives.chain(self.passing_of(pairs).await?);
@@ -136,8 +139,8 @@ impl Daemon {
     fn live(&self, socket: TcpSocket) -> Option<Live> {
         Some(Live {
             pair: Pair {
-                local: socket.local,
-                remote: socket.remote,
+                local: socket.local.into(),
+                remote: socket.remote.into(),
             },
             peer: self.peer_of(socket.remote.ip())?,
             socket: Socket(socket.cookie as u32),
@@ -193,8 +196,8 @@ impl Daemon {
             infos.push(ConnInfo {
                 id,
                 peer: self.peer_name(live.peer).to_owned(),
-                local: live.pair.local,
-                remote: live.pair.remote,
+                local: live.pair.local.into(),
+                remote: live.pair.remote.into(),
                 bump: self.bump_name(bump).to_owned(),
                 process: process.map(|process| process.name.clone()),
                 pid: process.map(|process| process.pid),

@@ -177,6 +177,7 @@ impl Daemon {
         }
         let mut asking: BTreeMap<(usize, u8), Vec<Meant>> = BTreeMap::new();
         {
+            let _turn = self.looking.lock().await;
             let tracked = self.tracked().await?;
             let now = Instant::now();
             let wants_asking = |live: Live| {
@@ -351,6 +352,7 @@ impl Daemon {
             return Ok(());
         }
         let layout = marks(&self.config);
+        let _looking = self.looking.lock().await;
         let tracked = self.tracked().await?;
         let ends = |live: Live| Some((live.pair, live.established));
         let mut lives = self.sockets_as(ends).await?;
@@ -420,14 +422,14 @@ impl Daemon {
 /// A tracked connection as either end may have begun it.
 pub(crate) fn ends(entry: &Connection) -> [Pair; 2] {
     let pair = Pair {
-        local: entry.original.source,
-        remote: entry.original.destination,
+        local: entry.original.source.into(),
+        remote: entry.original.destination.into(),
     };
     [pair, pair.reversed()]
 }
 
 fn tuple(pair: &Pair) -> Tuple {
-    Tuple::tcp(pair.local, pair.remote)
+    Tuple::tcp(pair.local.into(), pair.remote.into())
 }
 
 /// Asks peers to confirm, after each switch and from time to time.

@@ -75,14 +75,14 @@ impl Rule {
 
     /// The same of a live one.
     pub(crate) fn means(&self, live: &Live) -> bool {
-        self.matches(live.pair.local, live.pair.remote, live.uid)
+        self.matches(live.pair.local.into(), live.pair.remote.into(), live.uid)
     }
 
     /// Whether the kernel may have put a live connection on this bump for this rule.
     pub(crate) fn may_have(&self, live: &Live, bump: u8) -> bool {
         self.is_the_kernels()
             && self.bump_id().get() == bump
-            && self.may_match(live.pair.local, live.pair.remote, live.uid)
+            && self.may_match(live.pair.local.into(), live.pair.remote.into(), live.uid)
     }
 
     /// Whether a connection fits in all that is known of it. One that only passes this host has no `uid`,

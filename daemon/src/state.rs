@@ -253,6 +253,7 @@ mod tests {
     use super::*;
     use crate::conns::{Socket, Version};
     use dibs_control::{Selector, Terms};
+    use std::net::SocketAddr;
     use std::os::unix::fs::PermissionsExt as _;
 
     fn saved() -> Saved {
@@ -281,8 +282,8 @@ mod tests {
             }],
             choices: vec![SavedChoice {
                 conn: Pair {
-                    local: "[fd00::1]:40000".parse().unwrap(),
-                    remote: "[fd00::2]:80".parse().unwrap(),
+                    local: "[fd00::1]:40000".parse::<SocketAddr>().unwrap().into(),
+                    remote: "[fd00::2]:80".parse::<SocketAddr>().unwrap().into(),
                 },
                 choice,
             }],

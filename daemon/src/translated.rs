@@ -16,7 +16,9 @@ impl Daemon {
         let mut refused = HashMap::new();
         let mut conntrack = self.conntrack()?;
         for pair in lives.iter().map(|live| live.pair) {
-            let entry = conntrack.get(&Tuple::tcp(pair.local, pair.remote)).await?;
+            let entry = conntrack
+                .get(&Tuple::tcp(pair.local.into(), pair.remote.into()))
+                .await?;
             // As its answers come, if they came here untranslated.
             let expected = entry.map(|entry| Tuple {
                 source: entry.original.destination,
@@ -26,11 +28,11 @@ impl Daemon {
             let Some(entry) = entry.filter(|entry| Some(entry.reply) != expected) else {
                 continue;
             };
-            let seen = match entry.original.source == pair.local {
+            let seen = match entry.original.source == pair.local.into() {
                 true => entry.reply.destination,
                 false => entry.reply.source,
             };
-            let rule = translation::rule_for(pair.local, pair.remote).await?;
+            let rule = translation::rule_for(pair.local.into(), pair.remote.into()).await?;
             let by = rule.map_or("a rule of the nat table".to_owned(), |r| format!("`{r}`"));
             refused.insert(
                 pair,

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use crate::nft::{Attributes, Change, Kind, Nft, attribute, attributes, text};
 use crate::{Desired, Error};
@@ -32,7 +32,7 @@ const SETS: [&str; 6] = [
 ];
 
 /// A TCP connection of this host, as it sends: its end, the far end.
-pub type Ends = (SocketAddr, SocketAddr);
+pub type Ends = ((IpAddr, u16), (IpAddr, u16));
 
 /// The connections that the backstop knows by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -196,7 +196,7 @@ impl Backstop {
             ("locked4", true, &known.locked),
             ("locked6", false, &known.locked),
         ] {
-            let family = |ends: &&Ends| ends.0.is_ipv4() == v4 && ends.1.is_ipv4() == v4;
+            let family = |ends: &&Ends| ends.0.0.is_ipv4() == v4 && ends.1.0.is_ipv4() == v4;
             let wanted: BTreeSet<Vec<u8>> = wanted.iter().filter(family).map(key).collect();
             let there = match self.elements(name).await {
                 // An earlier version made the table.
@@ -361,7 +361,7 @@ impl Moves {
     /// `set` without the family that is the end of its name.
     fn note(&mut self, set: &str, ends: Ends, comes: bool) {
         let of_family =
-            |name: &&&str| name.starts_with(set) && name.ends_with('4') == ends.0.is_ipv4();
+            |name: &&&str| name.starts_with(set) && name.ends_with('4') == ends.0.0.is_ipv4();
         let name = SETS.iter().find(of_family);
         let name = name.expect("each set is there for both families");
         self.0.entry((name, comes)).or_default().push(key(&ends));
@@ -447,12 +447,12 @@ fn elements(kind: Kind, set: &str, keys: &[&Vec<u8>]) -> Change {
 /// As the rules build it from a packet: each part padded to four bytes.
 fn key((local, remote): &Ends) -> Vec<u8> {
     let mut key = Vec::new();
-    for end in [local, remote] {
-        match end.ip() {
+    for (ip, port) in [local, remote] {
+        match ip {
             IpAddr::V4(ip) => key.extend(ip.octets()),
             IpAddr::V6(ip) => key.extend(ip.octets()),
         }
-        key.extend(end.port().to_be_bytes());
+        key.extend(port.to_be_bytes());
         key.extend([0, 0]);
     }
     key

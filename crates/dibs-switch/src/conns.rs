@@ -4,17 +4,74 @@
 //! come to the same one however their messages cross (SECURITY.md 5).
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+
+/// An end of a TCP connection. Tables have thousands of them, and those of a [`SocketAddr`] would be half empty.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "SocketAddr", into = "SocketAddr")]
+pub struct End {
+    ip: IpAddr,
+    port: u16,
+}
+
+impl End {
+    /// Its address.
+    pub const fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
+    /// Its port.
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl From<SocketAddr> for End {
+    fn from(end: SocketAddr) -> Self {
+        (end.ip(), end.port()).into()
+    }
+}
+
+impl From<(IpAddr, u16)> for End {
+    fn from((ip, port): (IpAddr, u16)) -> Self {
+        Self { ip, port }
+    }
+}
+
+impl From<End> for (IpAddr, u16) {
+    fn from(end: End) -> Self {
+        (end.ip, end.port)
+    }
+}
+
+impl From<End> for SocketAddr {
+    fn from(end: End) -> Self {
+        Self::new(end.ip, end.port)
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        SocketAddr::from(*self).fmt(f)
+    }
+}
+
+impl fmt::Debug for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 /// A TCP connection of this host, as it sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Pair {
     /// This host's end.
-    pub local: SocketAddr,
+    pub local: End,
     /// The far end.
-    pub remote: SocketAddr,
+    pub remote: End,
 }
 
 impl Pair {
@@ -246,8 +303,8 @@ pub(crate) mod tests {
 
     pub(crate) fn pair() -> Pair {
         Pair {
-            local: "10.0.1.1:40000".parse().unwrap(),
-            remote: "10.0.1.2:80".parse().unwrap(),
+            local: (IpAddr::from([10, 0, 1, 1]), 40000).into(),
+            remote: (IpAddr::from([10, 0, 1, 2]), 80).into(),
         }
     }
 

@@ -36,7 +36,7 @@
 //!
 //! [`Node::send_control`]: dibs_core::node::Node::send_control
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use dibs_core::node::MAX_CONTROL;
 
@@ -363,8 +363,8 @@ impl Reader<'_> {
             _ => return Err(Malformed),
         };
         let pair = Pair {
-            local: SocketAddr::new(local, self.u16()?),
-            remote: SocketAddr::new(remote, self.u16()?),
+            local: (local, self.u16()?).into(),
+            remote: (remote, self.u16()?).into(),
         };
         let socket = Socket(self.u32()?);
         Ok(Named { pair, socket })
@@ -387,8 +387,8 @@ mod tests {
         let numbers = any::<(u16, u16, u32)>();
         (address(), numbers).prop_map(|((local, remote), (from, to, socket))| Named {
             pair: Pair {
-                local: SocketAddr::new(local, from),
-                remote: SocketAddr::new(remote, to),
+                local: (local, from).into(),
+                remote: (remote, to).into(),
             },
             socket: Socket(socket),
         })

@@ -257,12 +257,14 @@ pub(crate) fn the_backstop_knows_what_rules_name(lab: &Lab) {
 
 pub(crate) fn what_the_kernel_refuses_takes_nothing_else_with_it(lab: &Lab) {
     // No set has connections of two families.
-    let odd = (address("10.7.0.1", 1), address("fd07::1", 1));
+    let ip = |text: &str| text.parse().expect("an address");
+    let odd = ((ip("10.7.0.1"), 1), (ip("fd07::1"), 1));
     for (_, there) in ENDS {
         let (mut near, _far) = lab.connected(80, there);
+        let of = |end: SocketAddr| (end.ip(), end.port());
         let ends = (
-            near.local_addr().expect("bound"),
-            near.peer_addr().expect("connected"),
+            of(near.local_addr().expect("bound")),
+            of(near.peer_addr().expect("connected")),
         );
         let mut backstop = flushed(lab, &with(&[]));
         let drops = |backstop: &mut Backstop, near: &mut TcpStream| {
