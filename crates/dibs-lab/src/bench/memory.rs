@@ -178,7 +178,7 @@ fn describe(contestant: &Contestant, standing: &[TcpStream]) -> String {
             text += &format!("{}, {what}:\n{said}\n", host.name());
         };
         // One line each.
-        let sockets = host.run("ss --tcp --numeric --all --info --extended --timers --oneline");
+        let sockets = host.run("ss --tcp --numeric --all --info --extended --options --oneline");
         let sockets = sockets.map(|all| all.lines().filter(of_them).collect::<Vec<_>>().join("\n"));
         tell("ss", sockets);
         let tracked = host.run("conntrack --dump --proto tcp");
