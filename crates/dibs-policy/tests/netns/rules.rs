@@ -1,7 +1,7 @@
 //! What a rule may name beside ports and addresses: the kernel takes it, means it, and guards it.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dibs_policy::{
