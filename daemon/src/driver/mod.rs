@@ -31,7 +31,7 @@ const RECEIVES: usize = 3;
 /// whose acknowledgements go together.
 const MORE_COME_BEHIND: usize = 32;
 /// Packets read from one TUN in a round.
-const READS: usize = 16;
+const READS: usize = 64;
 /// Bytes read from one TUN in a round, about: what is read is sent while it is in the cache.
 const READ_BYTES: usize = 256 << 10;
 /// Sends in a round; each may be a run of 64 KiB.
