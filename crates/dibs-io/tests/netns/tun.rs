@@ -214,7 +214,7 @@ pub(crate) fn is_noqueue_and_down_until_told() {
             let link = host.ip(&format!("link show {name}"));
             assert!(link.contains("UP") && link.contains("noqueue"), "{link}");
             assert!(
-                link.contains("qlen 1024"),
+                link.contains("qlen 4096"),
                 "the ring needs its length: {link}"
             );
             host.ip(&format!("link set {name} down"));
