@@ -6,7 +6,7 @@ use std::hash::Hasher as _;
 use std::net::IpAddr;
 
 use dibs_config::Config;
-use dibs_policy::conntrack::{Connection, Tuple};
+use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::TcpCounts;
 use dibs_policy::{Ends, Error};
 use nix::libc;
@@ -14,7 +14,7 @@ use nix::libc;
 use crate::conns::{Choice, Pair, Socket};
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::locking::ends;
+use crate::locking::{ends, tuple};
 
 /// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 const SYN_SENT: u8 = 1;
@@ -126,7 +126,7 @@ impl Daemon {
     pub(crate) async fn passing_of(&self, pairs: &[Pair]) -> Result<Vec<Live>, Error> {
         let mut found = Vec::new();
         for pair in pairs.iter().filter(|pair| self.passes(pair)) {
-            let tuple = Tuple::tcp(pair.local.into(), pair.remote.into());
+            let tuple = tuple(pair);
             let entry = self.conntrack()?.get(&tuple).await?;
             found.extend(entry.and_then(|entry| self.passing(&entry)));
         }

@@ -428,7 +428,8 @@ pub(crate) fn ends(entry: &Connection) -> [Pair; 2] {
     [pair, pair.reversed()]
 }
 
-fn tuple(pair: &Pair) -> Tuple {
+/// A connection as conntrack is asked for it.
+pub(crate) fn tuple(pair: &Pair) -> Tuple {
     Tuple::tcp(pair.local.into(), pair.remote.into())
 }
 

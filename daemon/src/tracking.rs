@@ -7,13 +7,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_policy::BumpId;
-use dibs_policy::conntrack::{self, Connection, Conntrack, Events, Tuple};
+use dibs_policy::conntrack::{self, Connection, Conntrack, Events};
 use tokio::time::sleep;
 
 use crate::conns::{Choice, Pair};
 use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
-use crate::locking::ends;
+use crate::locking::{ends, tuple};
 use crate::startup::marks;
 use crate::switching::{Mark, Marked, Moved, Progress};
 
@@ -132,7 +132,7 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     // comes that it could follow anew.
     let followed: Vec<Pair> = daemon.state.borrow().followed.keys().copied().collect();
     for pair in followed {
-        let tuple = Tuple::tcp(pair.local.into(), pair.remote.into());
+        let tuple = tuple(&pair);
         if conntrack.get(&tuple).await?.is_none() {
             restore(daemon, pair, daemon.may_live(&pair)).await?;
         }
@@ -338,7 +338,7 @@ fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
 async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Vec<Moved>> {
     let _turn = daemon.changes.lock().await;
     let marks = marks(&daemon.config);
-    let tuple = Tuple::tcp(live.pair.local.into(), live.pair.remote.into());
+    let tuple = tuple(&live.pair);
     {
         let _turn = daemon.marking.lock().await;
         let entry = daemon.conntrack()?.get(&tuple).await?;

@@ -9,6 +9,7 @@ use dibs_policy::translation;
 use crate::conns::Pair;
 use crate::daemon::Daemon;
 use crate::live::Live;
+use crate::locking::tuple;
 
 impl Daemon {
     /// Why connections cannot be moved to a bump whose source is translated here.
@@ -16,9 +17,7 @@ impl Daemon {
         let mut refused = HashMap::new();
         let mut conntrack = self.conntrack()?;
         for pair in lives.iter().map(|live| live.pair) {
-            let entry = conntrack
-                .get(&Tuple::tcp(pair.local.into(), pair.remote.into()))
-                .await?;
+            let entry = conntrack.get(&tuple(&pair)).await?;
             // As its answers come, if they came here untranslated.
             let expected = entry.map(|entry| Tuple {
                 source: entry.original.destination,

@@ -12,10 +12,10 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 /// Longest frame: a virtio header and a packet of 65,535 bytes.
 pub const FRAME_MAX: usize = HDR_LEN + 65_535;
 
-/// Frames that the device holds for us before it drops; room for what arrives while our thread
-/// is not running (the kernel's default is 500), also of a thousand connections that begin at once: Linux gives
-/// a connection up, without a word to the far end, whose socket was closed if eight attempts in a row found no
-/// room. Up to 64 KiB each, which also bounds the memory.
+/// Frames that the device holds for us before it drops: room for what arrives while our thread is not
+/// running (the kernel's default is 500), also where a thousand connections begin at once. To TCP a drop is an
+/// attempt in vain, and Linux gives a closed socket up after eight of them in a row, without a word to the far
+/// end. Up to 64 KiB each, which bounds the memory.
 const RING: u32 = 4096;
 
 /// A TUN device without queueing discipline, nonblocking, gone when dropped.

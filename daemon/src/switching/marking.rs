@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dibs_policy::conntrack::{Conntrack, Tuple};
+use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{BumpId, Place};
 
 use crate::conns::{Choice, Pair};
 use crate::daemon::{Daemon, Written};
 use crate::live::Live;
+use crate::locking::tuple;
 use crate::startup::marks;
 use crate::tracking::STRAGGLERS;
 
@@ -73,9 +74,7 @@ impl Daemon {
         let _turn = self.marking.lock().await;
         let mut conntrack = self.conntrack()?;
         for Live { pair, .. } in lives {
-            let entry = conntrack
-                .get(&Tuple::tcp(pair.local.into(), pair.remote.into()))
-                .await?;
+            let entry = conntrack.get(&tuple(pair)).await?;
             if let Some(entry) = entry.filter(|found| self.is_chosen_elsewhere(pair, found.mark)) {
                 let bump = marks(&self.config).bump_of(entry.mark);
                 self.note_mark(pair, bump.map_or(0, BumpId::get), true);
@@ -121,7 +120,7 @@ impl Daemon {
             // It may have been moved meanwhile.
             let leaves = self.state.borrow_mut().leaving.remove(&pair).is_some();
             if leaves && self.state.borrow().choices.get(&pair).is_none() {
-                let tuple = Tuple::tcp(pair.local.into(), pair.remote.into());
+                let tuple = tuple(&pair);
                 let mut conntrack = self.conntrack()?;
                 if self.taken(&mut conntrack, &pair).await?.is_none() {
                     conntrack.set_mark(&tuple, 0, chosen).await?;
@@ -139,9 +138,7 @@ impl Daemon {
         conntrack: &mut Conntrack,
         pair: &Pair,
     ) -> Result<Option<u8>, dibs_policy::Error> {
-        let entry = conntrack
-            .get(&Tuple::tcp(pair.local.into(), pair.remote.into()))
-            .await?;
+        let entry = conntrack.get(&tuple(pair)).await?;
         let taken = entry.filter(|entry| self.is_chosen_elsewhere(pair, entry.mark));
         let bump = |mark| marks(&self.config).bump_of(mark).map_or(0, BumpId::get);
         Ok(taken.map(|entry| bump(entry.mark)))
@@ -252,7 +249,7 @@ impl Daemon {
             }
             leaving.contains_key(&pair)
         };
-        let tuple = Tuple::tcp(pair.local.into(), pair.remote.into());
+        let tuple = tuple(&pair);
         let locked = self.state.borrow().locks.is_locked(&pair, bump);
         let layout = marks(&self.config);
         let (value, mask) = layout.whole(BumpId::new(bump), explicit || leaves, locked);
@@ -357,7 +354,7 @@ impl Daemon {
         if let Err(error) = self.save() {
             tracing::warn!("{error:#}");
         }
-        let tuple = Tuple::tcp(pair.local.into(), pair.remote.into());
+        let tuple = tuple(pair);
         let entry = self.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks(&self.config).choice(BumpId::new(choice.bump));
         if entry.is_some_and(|entry| entry.mark & mask == value) {

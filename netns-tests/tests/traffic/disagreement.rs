@@ -21,6 +21,16 @@ fn is_on(net: &Net, bumps: [&str; 2]) -> Result<()> {
     Ok(())
 }
 
+/// Asks for plain while the peer's daemon stands still.
+fn disable_in_vain(net: &mut Net) -> Result<()> {
+    net.b.suspend()?;
+    let refusal = net.a.refused(&["disable", "--dport", "7000"]);
+    net.b.go_on()?;
+    let refusal = refusal?;
+    ensure!(refusal.contains("did not answer"), "{refusal}");
+    Ok(())
+}
+
 #[test]
 fn a_peer_that_does_not_answer_leaves_a_rules_connection_on_its_bump() {
     isolated(|| {
@@ -28,11 +38,7 @@ fn a_peer_that_does_not_answer_leaves_a_rules_connection_on_its_bump() {
             let talk = net.talk(7000)?;
             talk.advance(256 << 10)?;
             net.wait_bump(7000, "scramble")?;
-            net.b.suspend()?;
-            let refusal = net.a.refused(&["disable", "--dport", "7000"]);
-            net.b.go_on()?;
-            let refusal = refusal?;
-            ensure!(refusal.contains("did not answer"), "{refusal}");
+            disable_in_vain(net)?;
             talk.advance(1 << 20)?;
             is_on(net, ["scramble", "scramble"])?;
             talk.finish()
@@ -47,11 +53,7 @@ fn a_peer_that_does_not_answer_leaves_a_chosen_connection_on_its_bump() {
         Setup::new().run(|net| {
             let talk = net.bumped()?;
             let started = net.a.host.run("ip -o link show dev dibs1")?;
-            net.b.suspend()?;
-            let refusal = net.a.refused(&["disable", "--dport", "7000"]);
-            net.b.go_on()?;
-            let refusal = refusal?;
-            ensure!(refusal.contains("did not answer"), "{refusal}");
+            disable_in_vain(net)?;
             talk.advance(1 << 20)?;
             is_on(net, ["scramble", "scramble"])?;
             // The same device, with the number that it had.
