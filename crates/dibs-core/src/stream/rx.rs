@@ -186,7 +186,9 @@ impl RxStream {
         self.alone_to = self.alone_to.max(piece.end());
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
             epoch.begin_behind(self.alone_to);
-            epoch.remember(piece, room, store);
+            if epoch.number >= piece.epoch || epoch.waits_beyond(piece.offset) {
+                epoch.remember(piece, room, store);
+            }
         }
         sink.commit();
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
@@ -386,6 +388,9 @@ impl RxStream {
                 e.number != oldest
             });
         }
+        for old in self.epochs.iter_mut().filter(|e| e.number < number) {
+            old.forget_beyond_held(store);
+        }
         self.epochs.push(Epoch {
             number,
             next: None,
@@ -529,6 +534,21 @@ impl Epoch {
     fn forget_plain_up_to(&mut self, reach: u64, store: &mut Store) {
         while let Some((&offset, plain)) = self.plain.first_key_value()
             && plain.end <= reach
+        {
+            self.forget_plain(offset, store);
+        }
+    }
+
+    /// Whether a piece beyond `offset` is held.
+    fn waits_beyond(&self, offset: u64) -> bool {
+        self.held.last().is_some_and(|last| offset < last)
+    }
+
+    /// The chain has ended somewhere behind what is held: plain bytes from there on lie beyond it, or were kept for
+    /// pieces that are late, which TCP sends again if it must.
+    fn forget_beyond_held(&mut self, store: &mut Store) {
+        while let Some((&offset, _)) = self.plain.last_key_value()
+            && !self.waits_beyond(offset)
         {
             self.forget_plain(offset, store);
         }

@@ -136,6 +136,14 @@ impl Holding {
         queued.into_iter().chain(treed).min()
     }
 
+    /// The highest offset.
+    pub(super) fn last(&self) -> Option<u64> {
+        let Beyond { queue, tree, .. } = self.0.as_deref()?;
+        let queued = queue.back().map(|(at, _)| *at);
+        let treed = tree.last_key_value().map(|(at, _)| *at);
+        queued.max(treed)
+    }
+
     /// Takes the piece at the lowest offset.
     pub(super) fn pop_first(&mut self) -> Option<Held> {
         let first = self.first()?;

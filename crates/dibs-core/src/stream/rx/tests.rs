@@ -322,6 +322,75 @@ fn the_store_is_bounded() {
     assert_eq!(store.held(), 0);
 }
 
+/// The pieces of each of four epochs, one beyond the other with a gap between them, and of each gap a solo chunk
+/// that is sent after the epoch behind it.
+fn epochs_and_gaps(plain: &[u8]) -> Vec<(Vec<Sent>, Sent)> {
+    let epoch = |number: u32| {
+        let start = (number as usize - 1) * 1000;
+        let at = BASE_OFFSET + start as u64;
+        let pieces = chain(number, at, &plain[start..start + 900], &[100]);
+        (pieces, solo(number + 1, plain, start + 900, 100))
+    };
+    (1..=4).map(epoch).collect()
+}
+
+#[test]
+fn nothing_is_kept_for_chains_that_have_ended() {
+    let plain = plain(5000);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    let sent = epochs_and_gaps(&plain);
+    for (pieces, _) in &sent {
+        for piece in pieces {
+            feed(&mut stream, &mut store, &mut kernel, piece);
+        }
+    }
+    for (_, gap) in &sent {
+        feed(&mut stream, &mut store, &mut kernel, gap);
+    }
+    // The last is of an epoch that has not begun here.
+    assert_eq!(store.held(), 0);
+    assert_eq!(
+        kernel
+            .coverage(&plain[..4000])
+            .values()
+            .position(|there| !there),
+        None
+    );
+}
+
+#[test]
+fn what_is_kept_for_a_chain_goes_when_it_ends() {
+    let plain = plain(5000);
+    let (mut stream, mut store) = (RxStream::default(), Store::new(1 << 20));
+    let mut kernel = Kernel::default();
+    let sent = epochs_and_gaps(&plain);
+    let (first, second) = (&sent[0].0, &sent[1].0);
+    // All but the second piece, and what TCP sends again of it and of the end, before the next epoch begins.
+    for piece in first.iter().take(8).filter(|p| p.offset != first[1].offset) {
+        feed(&mut stream, &mut store, &mut kernel, piece);
+    }
+    feed(
+        &mut stream,
+        &mut store,
+        &mut kernel,
+        &solo(1, &plain, 850, 50),
+    );
+    let held = store.held();
+    feed(&mut stream, &mut store, &mut kernel, &second[0]);
+    assert_eq!(store.held(), held - 50 - HELD_OVERHEAD);
+    // What is held for a gap still gets what closes it.
+    feed(
+        &mut stream,
+        &mut store,
+        &mut kernel,
+        &solo(2, &plain, 100, 100),
+    );
+    assert_eq!(store.held(), 0);
+    let there = kernel.coverage(&plain);
+    assert!((0..800).all(|at| there[&at]), "{there:?}");
+}
+
 #[test]
 fn a_fin_takes_a_number() {
     let plain = plain(200);
