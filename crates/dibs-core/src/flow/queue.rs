@@ -117,14 +117,21 @@ impl Queue {
         self.items.front_mut()
     }
 
-    /// What CoDel says of the packet at the head; asked once per packet sent.
-    pub fn judge(&mut self, now: Time) -> Verdict {
+    /// What CoDel says of the packet at the head; asked once per packet sent. `turn` are the bytes that the flow
+    /// may send each time that it is its turn.
+    pub fn judge(&mut self, now: Time, turn: usize) -> Verdict {
         let Some(head) = self.items.front() else {
             return Verdict::Pass;
         };
         let sojourn = now.since(head.arrived);
-        self.codel
-            .judge(now, sojourn, self.bytes <= 2 * head.mss.max(1500))
+        self.codel.judge(now, sojourn, self.is_short(turn))
+    }
+
+    /// Whether no more waits than goes with the next turn: among many flows that may be long from now, and a sender
+    /// can do nothing about it.
+    fn is_short(&self, turn: usize) -> bool {
+        let head = self.items.front().map_or(0, |head| head.mss);
+        self.bytes <= turn.max(2 * head.max(1500))
     }
 
     /// Takes `len` payload bytes off the head, which leaves when it is empty.
@@ -147,9 +154,10 @@ impl Queue {
     }
 
     /// Whether there is a packet at the head that CoDel has nothing to say of.
-    pub fn passes(&mut self, now: Time) -> bool {
+    pub fn passes(&mut self, now: Time, turn: usize) -> bool {
         let waited = self.items.front().map(|head| now.since(head.arrived));
-        waited.is_some_and(|t| t < TARGET) && self.judge(now) == Verdict::Pass
+        let silent = waited.is_some_and(|t| t < TARGET || self.is_short(turn));
+        silent && self.judge(now, turn) == Verdict::Pass
     }
 
     /// Takes the packet at the head.

@@ -21,6 +21,7 @@ use crate::time::Time;
 mod acks;
 mod bare;
 mod bumps;
+mod fair;
 mod flood;
 mod gateway;
 mod handover;

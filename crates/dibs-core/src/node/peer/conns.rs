@@ -311,16 +311,6 @@ impl Peer {
         self.schedule(key);
     }
 
-    /// Something is queued of a flow: it gets its turns.
-    pub(in crate::node) fn schedule(&mut self, key: Key) {
-        let conn = self.conns.get_mut(key).expect("something of it is queued");
-        if !conn.out.scheduled {
-            conn.out.scheduled = true;
-            conn.out.deficit = 0;
-            self.new_flows.push_back(key);
-        }
-    }
-
     /// Takes a packet that is not cut.
     pub(crate) fn take_opaque(
         &mut self,

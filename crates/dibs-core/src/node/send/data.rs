@@ -1,5 +1,6 @@
 //! New data: fair rounds over the flows, and for each run the path that the scheduler chooses.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dibs_wire::packet::{self, Packet, Segment};
@@ -21,65 +22,108 @@ use crate::time::Time;
 const WORTH_A_SEND: usize = 60_000;
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
-/// What a flow may send in one round.
-const QUANTUM: i64 = 16 * 1024;
+/// What a flow may send in one round, at most.
+const MAX_QUANTUM: usize = 16 * 1024;
+
+/// Why a flow's turn ends with nothing sent.
+enum Unsent {
+    /// Nothing of it may go now: it is the next one's.
+    Over,
+    /// Nothing of any flow: it is the first when something may. Otherwise the ones with short segments, for
+    /// which there is credit first, would leave none to the others.
+    Blocked,
+}
 
 impl Peer {
     /// New data, one run of datagrams of one flow.
+    ///
+    /// Flows take turns by deficit round robin; those that had nothing to send come first, once (RFC 8290).
     pub(super) fn send_data(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         self.held_by_trust = false;
         self.short_of_paths = false;
         if self.waiting.claim() >= self.peer_store || self.waiting.held() >= HELD_LIMIT {
             return None;
         }
-        let flows = self.new_flows.len() + self.old_flows.len();
-        let mut blocked = 0;
-        while blocked <= flows {
-            let (key, new) = match self.new_flows.front() {
-                Some(&key) => (key, true),
-                None => (*self.old_flows.front()?, false),
-            };
+        match self.send_flows(turn, true) {
+            Err(Unsent::Over) => self.send_flows(turn, false).ok(),
+            sent => sent.ok(),
+        }
+    }
+
+    /// The same for new flows, or for the others.
+    fn send_flows(&mut self, turn: &mut Turn<'_>, new: bool) -> Result<Out, Unsent> {
+        let quantum = self.flow_quantum();
+        // Of those in front, that nothing of them may go now.
+        let mut passed = 0;
+        while passed < self.flows(new).len() {
+            let key = *self.flows(new).front().expect("there are more");
             let Some(conn) = self.conns.get_mut(key) else {
-                self.unschedule(new);
+                self.flows(new).pop_front();
                 continue;
             };
-            if conn.out.queue.is_empty() {
-                conn.out.scheduled = false;
-                self.unschedule(new);
+            // Also of one that has nothing more for now: what it sent too much of is not forgotten.
+            if conn.out.deficit <= 0 {
+                conn.out.deficit += quantum as i64;
+                self.flows(new).pop_front();
+                self.old_flows.push_back(key);
+                passed = 0;
                 continue;
             }
-            if conn.out.deficit <= 0 {
-                conn.out.deficit += QUANTUM;
-                self.unschedule(new);
-                self.old_flows.push_back(key);
+            if conn.out.queue.is_empty() {
+                // Who comes back at once must not be new again: the others would wait for ever.
+                let stays = new && !self.old_flows.is_empty();
+                conn.out.scheduled = stays;
+                self.flows(new).pop_front();
+                if stays {
+                    self.old_flows.push_back(key);
+                }
                 continue;
             }
             let waits = turn.shared.more_comes
                 && conn.out.queue.bytes() < WORTH_A_SEND
                 && conn.out.queue.is_fresh(turn.now);
-            if !waits && let Some(out) = self.send_run(turn, key) {
-                return Some(out);
+            let sent = match waits {
+                true => Err(Unsent::Over),
+                false => self.send_run(turn, key),
+            };
+            if !matches!(sent, Err(Unsent::Over)) {
+                return sent;
             }
-            // Nothing may go of this flow; perhaps of another.
-            blocked += 1;
-            self.unschedule(new);
-            self.old_flows.push_back(key);
+            self.flows(new).rotate_left(1);
+            passed += 1;
         }
-        None
+        Err(Unsent::Over)
     }
 
-    fn unschedule(&mut self, new: bool) {
-        if new {
-            self.new_flows.pop_front()
-        } else {
-            self.old_flows.pop_front()
-        };
+    /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
+    pub(super) fn flow_quantum(&self) -> usize {
+        let bursts = self.links.iter().map(|link| link.path.quantum());
+        bursts.max().unwrap_or(0).clamp(1, MAX_QUANTUM)
+    }
+
+    /// Something is queued of a flow: it gets its turns.
+    pub(in crate::node) fn schedule(&mut self, key: Key) {
+        let quantum = self.flow_quantum();
+        let conn = self.conns.get_mut(key).expect("something of it is queued");
+        if !conn.out.scheduled {
+            conn.out.scheduled = true;
+            conn.out.deficit = quantum as i64;
+            self.new_flows.push_back(key);
+        }
+    }
+
+    fn flows(&mut self, new: bool) -> &mut VecDeque<Key> {
+        match new {
+            true => &mut self.new_flows,
+            false => &mut self.old_flows,
+        }
     }
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment, of which a copy is kept.
     pub(super) fn judge(&mut self, now: Time, shared: &mut Shared, key: Key) -> bool {
+        let quantum = self.flow_quantum();
         let conn = self.conns.get_mut(key).expect("the caller has it");
-        if conn.out.queue.judge(now) == Verdict::Pass {
+        if conn.out.queue.judge(now, quantum) == Verdict::Pass {
             return false;
         }
         let head = conn
@@ -116,31 +160,27 @@ impl Peer {
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
-    fn send_run(&mut self, turn: &mut Turn<'_>, key: Key) -> Option<Out> {
+    fn send_run(&mut self, turn: &mut Turn<'_>, key: Key) -> Result<Out, Unsent> {
         let bumps = Arc::clone(&turn.shared.bumps);
         let bump = self.conns.get(key).expect("the caller has it").bump;
         if let Some(split) = bumps.of(bump).split() {
-            return self.send_split(turn, key, split);
+            return self.send_split(turn, key, split).ok_or(Unsent::Over);
         }
-        let link = self.place(turn, key)?;
+        let mut place = self.place(turn, key)?;
         // Only what can go is judged: waiting for a path is no congestion.
-        if !self.judge(turn.now, turn.shared, key) {
-            return self.fill_run(turn, key, link);
+        if self.judge(turn.now, turn.shared, key) {
+            // A segment is missing now, so what follows stands elsewhere.
+            let conn = self.conns.get(key).expect("the caller has it");
+            if conn.out.queue.is_empty() {
+                return Err(Unsent::Over);
+            }
+            place = self.place(turn, key)?;
         }
-        // A segment is missing turn.now, so what follows stands elsewhere.
-        if self
-            .conns
-            .get_mut(key)
-            .is_some_and(|c| c.out.queue.is_empty())
-        {
-            return None;
-        }
-        let link = self.place(turn, key)?;
-        self.fill_run(turn, key, link)
+        self.fill_run(turn, key, place).ok_or(Unsent::Over)
     }
 
     /// The path, and its budget, for what stands at the head of a flow's queue.
-    fn place(&mut self, turn: &mut Turn<'_>, key: Key) -> Option<(usize, usize)> {
+    fn place(&mut self, turn: &mut Turn<'_>, key: Key) -> Result<(usize, usize), Unsent> {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let head = conn
             .out
@@ -181,15 +221,19 @@ impl Peer {
             left + MOST_BESIDE,
             chained,
         ) {
-            Choice::Send { link, budget } => Some((link, budget)),
+            Choice::Send { link, budget } => Ok((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
                 self.wait_until(at);
-                None
+                // What any path may carry waits for all of them.
+                Err(match strict {
+                    true => Unsent::Over,
+                    false => Unsent::Blocked,
+                })
             }
             Choice::Nobody => {
                 self.held_by_trust |= chained;
-                None
+                Err(Unsent::Over)
             }
         }
     }

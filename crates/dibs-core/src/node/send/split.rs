@@ -155,6 +155,7 @@ impl Peer {
             full: false,
         };
         let (bytes, packets) = (conn.out.queue.bytes(), conn.out.queue.len());
+        let flow_quantum = self.flow_quantum();
         loop {
             let conn = self.conns.get_mut(key).expect("the caller has it");
             let Some(mut head) = conn.out.queue.pop() else {
@@ -168,7 +169,7 @@ impl Peer {
                 break;
             }
             turn.shared.pool.give(head.buffer);
-            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(turn.now) {
+            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(turn.now, flow_quantum) {
                 break;
             }
         }

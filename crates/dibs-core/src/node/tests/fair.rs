@@ -1,0 +1,107 @@
+//! Turns of many flows.
+
+use std::collections::BTreeMap;
+
+use super::bounds::speak;
+use super::*;
+
+/// Bytes a second.
+const RATE: u64 = 50_000_000;
+/// Of a message in one datagram.
+const SHORT: usize = 1000;
+/// What Linux hands over at most, about.
+const LONG: usize = 60_000;
+
+/// Two hosts with a trusted path alone, which host 0 takes for one of `RATE`.
+fn paced() -> Pair {
+    let mut pair = Pair::connected();
+    let now = pair.now;
+    for node in &mut pair.nodes {
+        node.set_path(now, 1, false, 1500);
+    }
+    pair.nodes[0].expect_rate(now, 0, inner(1), RATE);
+    pair
+}
+
+/// The sequence numbers that each port of host 0 has come to.
+struct Flows {
+    next: BTreeMap<u16, u32>,
+}
+
+impl Flows {
+    fn new() -> Self {
+        Self {
+            next: BTreeMap::new(),
+        }
+    }
+
+    fn send(&mut self, pair: &mut Pair, port: u16, len: usize) {
+        let next = self.next.entry(port).or_insert(1);
+        speak(pair, port, *next, &text(len));
+        *next += len as u32;
+    }
+}
+
+/// Payload bytes of each port that host 1 was given.
+fn arrived(pair: &Pair) -> BTreeMap<u16, usize> {
+    let mut arrived = BTreeMap::new();
+    for frame in &pair.injected[1] {
+        match packet::parse(&frame[virtio::LEN..]) {
+            Ok(Packet::Tcp(s)) => *arrived.entry(s.tuple.sport).or_default() += s.payload.len(),
+            other => panic!("not a segment: {other:?}"),
+        }
+    }
+    arrived
+}
+
+#[test]
+fn long_segments_get_their_turn_among_short_ones() {
+    let (mut pair, mut flows) = (paced(), Flows::new());
+    for _ in 0..20 {
+        flows.send(&mut pair, 1, LONG);
+    }
+    for port in 2..12 {
+        for _ in 0..300 {
+            flows.send(&mut pair, port, SHORT);
+        }
+    }
+    pair.run(Duration::from_millis(20));
+    let arrived = arrived(&pair);
+    let short: usize = (2..12).map(|port| arrived[&port]).sum::<usize>() / 10;
+    let long = arrived.get(&1).copied().unwrap_or(0);
+    assert!(long >= short / 2, "{arrived:?}");
+    assert!(long <= short + 2 * LONG, "{arrived:?}");
+}
+
+#[test]
+fn who_has_something_to_say_at_last_is_heard_before_those_who_talk_on() {
+    let (mut pair, mut flows) = (paced(), Flows::new());
+    for port in 1..100 {
+        flows.send(&mut pair, port, LONG);
+        flows.send(&mut pair, port, LONG);
+    }
+    pair.run(Duration::from_millis(10));
+    assert!(arrived(&pair).len() > 5, "all of them have had a turn");
+    flows.send(&mut pair, 200, SHORT);
+    pair.run(DELAY + Duration::from_millis(3));
+    assert_eq!(arrived(&pair).get(&200), Some(&SHORT));
+}
+
+#[test]
+fn those_who_come_and_go_leave_the_others_their_turns() {
+    let (mut pair, mut flows) = (paced(), Flows::new());
+    for _ in 0..20 {
+        flows.send(&mut pair, 1, LONG);
+    }
+    pair.run(Duration::from_millis(1));
+    // Together they would have more to send than the path takes.
+    for _ in 0..100 {
+        for port in 2..152 {
+            flows.send(&mut pair, port, SHORT);
+        }
+        pair.run(Duration::from_millis(1));
+    }
+    let arrived = arrived(&pair);
+    let short: usize = (2..152).map(|port| arrived[&port]).sum::<usize>() / 150;
+    assert!(arrived[&1] >= short, "{arrived:?}");
+}
