@@ -29,6 +29,10 @@ const ETHERNET: usize = 14;
 const MOST_HELD: usize = 256 << 20;
 /// Frames kept for reuse.
 const SPARE: usize = 4096;
+/// Frames are late by up to this part of their delay, and by [`MOST_LATE`], so as to go in batches, as
+/// interfaces that moderate their interrupts have it: one by one they take the processor that the ends need.
+const PART_LATE: u32 = 100;
+const MOST_LATE: Duration = Duration::from_micros(100);
 
 /// What became of the packets that entered one direction of an emulated link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -206,20 +210,34 @@ impl Shared {
             let next = directions
                 .iter()
                 .filter_map(|direction| direction.held.peek());
-            let wait = next
+            let mut wait = next
                 .map(|held| held.at.saturating_sub(start.elapsed()))
                 .min();
             let [a, b] = &self.sockets;
             let mut fds =
-                [a.as_fd(), b.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            match ppoll(&mut fds, wait.map(TimeSpec::from_duration), None) {
+                [stop.as_fd(), a.as_fd(), b.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let mut watched = &mut fds[..];
+            let late = self.tolerance();
+            if wait.is_some() && !late.is_zero() {
+                // What comes meanwhile bears its time.
+                wait = Some(late);
+                watched = &mut watched[..1];
+            }
+            match ppoll(watched, wait.map(TimeSpec::from_duration), None) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(error) => panic!("ppoll on sockets of our own: {error}"),
             }
-            if fds[2].revents().is_some_and(|events| !events.is_empty()) {
+            if fds[0].revents().is_some_and(|events| !events.is_empty()) {
                 return;
             }
         }
+    }
+
+    /// How late frames may be.
+    fn tolerance(&self) -> Duration {
+        let delays = self.conditions.each_ref().map(|c| lock(c).delay);
+        let [a, b] = delays.map(|delay| delay / PART_LATE);
+        a.min(b).min(MOST_LATE)
     }
 
     /// Takes a batch from one end and lets the emulator decide; returns how many.
