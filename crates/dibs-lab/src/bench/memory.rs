@@ -1,8 +1,9 @@
 //! What dibsd needs for connections that are idle, and for many busy ones.
 
+use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -43,6 +44,8 @@ struct Seen {
     busy_connections: usize,
     bytes_busy_most: u64,
     busy_bits_per_second: f64,
+    /// That one of them got no byte.
+    busy_longest_gap_us: u64,
 }
 
 pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
@@ -86,8 +89,9 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             },
         ],
         notes: vec![format!(
-            "The busy ones moved {:.2} Gbit/s together.",
-            seen.busy_bits_per_second / 1e9
+            "The busy ones moved {:.2} Gbit/s together; the longest that one of them got nothing was {:.1} s.",
+            seen.busy_bits_per_second / 1e9,
+            seen.busy_longest_gap_us as f64 / 1e6
         )],
         turns: serde_json::to_value(&seen)?,
     })
@@ -126,9 +130,9 @@ fn measure(stage: &Stage<'_>, contestant: &Contestant) -> Result<Seen> {
     let start = Instant::now();
     let bytes_busy_most = resident_most(contestant, stage.options.duration)?;
     stop.store(true, Relaxed);
-    let sent = total(contestant, senders)?;
+    let (sent, _) = total(contestant, senders)?;
     let took = start.elapsed();
-    let received = total(contestant, receivers)?;
+    let (received, longest_gap) = total(contestant, receivers)?;
     ensure!(sent == received, "{received} of {sent} bytes arrived");
     Ok(Seen {
         idle_connections: IDLE,
@@ -137,18 +141,31 @@ fn measure(stage: &Stage<'_>, contestant: &Contestant) -> Result<Seen> {
         busy_connections: BUSY,
         bytes_busy_most,
         busy_bits_per_second: sent as f64 * 8.0 / took.as_secs_f64(),
+        busy_longest_gap_us: longest_gap.as_micros() as u64,
     })
 }
 
 /// What a thread has moved, and the connections that it had left when nothing moved any more.
 struct Ended {
     bytes: u64,
+    /// That one of them got no byte.
+    longest_gap: Duration,
     standing: Vec<TcpStream>,
 }
 
-/// What all threads of a side have moved.
-fn total(contestant: &Contestant, ends: mpsc::Receiver<Result<Ended>>) -> Result<u64> {
-    let mut bytes = 0;
+impl Ended {
+    const fn sender(bytes: u64, standing: Vec<TcpStream>) -> Self {
+        Self {
+            bytes,
+            longest_gap: Duration::ZERO,
+            standing,
+        }
+    }
+}
+
+/// What all threads of a side have moved, and the longest gap.
+fn total(contestant: &Contestant, ends: mpsc::Receiver<Result<Ended>>) -> Result<(u64, Duration)> {
+    let (mut bytes, mut longest_gap) = (0, Duration::ZERO);
     for _ in 0..THREADS {
         let ended = ends.recv().context("a thread panicked")??;
         // At once, as long as they stand.
@@ -157,8 +174,9 @@ fn total(contestant: &Contestant, ends: mpsc::Receiver<Result<Ended>>) -> Result
             bail!("no connection moved for {PATIENCE:?}\n{what}");
         }
         bytes += ended.bytes;
+        longest_gap = longest_gap.max(ended.longest_gap);
     }
-    Ok(bytes)
+    Ok((bytes, longest_gap))
 }
 
 /// What both kernels and daemons say of connections that stand, and count.
@@ -247,21 +265,22 @@ fn send(mut streams: Vec<TcpStream>, stop: &AtomicBool) -> Result<Ended> {
             }
         }
         if idle && !wait(&streams, PollFlags::POLLOUT)? {
-            let (bytes, standing) = (sent, streams);
-            return Ok(Ended { bytes, standing });
+            return Ok(Ended::sender(sent, streams));
         }
     }
-    let (bytes, standing) = (sent, Vec::new());
-    Ok(Ended { bytes, standing })
+    Ok(Ended::sender(sent, Vec::new()))
 }
 
 /// Reads all of them in turn until they end.
 fn receive(mut streams: Vec<TcpStream>) -> Result<Ended> {
     let mut room = [0; PIECE];
     let mut received = 0;
+    let mut longest_gap = Duration::ZERO;
     for stream in &streams {
         stream.set_nonblocking(true)?;
     }
+    let mut heard: HashMap<RawFd, Instant> = HashMap::new();
+    let start = Instant::now();
     while !streams.is_empty() {
         let mut idle = true;
         let mut broken = None;
@@ -270,6 +289,9 @@ fn receive(mut streams: Vec<TcpStream>) -> Result<Ended> {
             Ok(len) => {
                 received += len as u64;
                 idle = false;
+                let now = Instant::now();
+                let last = heard.insert(stream.as_raw_fd(), now).unwrap_or(start);
+                longest_gap = longest_gap.max(now - last);
                 true
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => true,
@@ -285,8 +307,11 @@ fn receive(mut streams: Vec<TcpStream>) -> Result<Ended> {
             break;
         }
     }
-    let (bytes, standing) = (received, streams);
-    Ok(Ended { bytes, standing })
+    Ok(Ended {
+        bytes: received,
+        longest_gap,
+        standing: streams,
+    })
 }
 
 /// Waits until one of them is ready; false if none is for so long that nothing moves any more.

@@ -98,7 +98,7 @@ impl Peer {
     /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
     pub(super) fn flow_quantum(&self) -> usize {
         let bursts = self.links.iter().map(|link| link.path.quantum());
-        bursts.max().unwrap_or(0).clamp(1, MAX_QUANTUM)
+        bursts.max().unwrap_or(MAX_QUANTUM).min(MAX_QUANTUM)
     }
 
     /// Something is queued of a flow: it gets its turns.
