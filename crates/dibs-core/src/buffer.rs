@@ -7,7 +7,10 @@ pub const BUFFER_LEN: usize = 64 * 1024 + 512;
 /// Bytes of a small buffer: a short run of datagrams, a small packet.
 pub const SMALL_LEN: usize = 4 * 1024;
 
-/// A buffer of [`BUFFER_LEN`] or [`SMALL_LEN`] bytes.
+/// Bytes of a buffer in between: what each of very many flows has to send at a time.
+pub const MIDDLE_LEN: usize = 16 * 1024;
+
+/// A buffer of [`BUFFER_LEN`], [`MIDDLE_LEN`] or [`SMALL_LEN`] bytes.
 pub type Buffer = Box<[u8]>;
 
 /// Buffers that are not in use.
@@ -17,6 +20,7 @@ pub type Buffer = Box<[u8]>;
 #[derive(Debug)]
 pub struct Pool {
     large: Vec<Buffer>,
+    middle: Vec<Buffer>,
     small: Vec<Buffer>,
     keep: usize,
 }
@@ -26,6 +30,7 @@ impl Pool {
     pub const fn new(keep: usize) -> Self {
         Self {
             large: Vec::new(),
+            middle: Vec::new(),
             small: Vec::new(),
             keep,
         }
@@ -44,18 +49,21 @@ impl Pool {
     /// If `len` exceeds [`BUFFER_LEN`].
     pub fn take_for(&mut self, len: usize) -> Buffer {
         assert!(len <= BUFFER_LEN, "no buffer holds {len} bytes");
-        if len > SMALL_LEN {
-            return self.take();
-        }
-        self.small
+        let (class, len) = match len {
+            _ if len <= SMALL_LEN => (&mut self.small, SMALL_LEN),
+            _ if len <= MIDDLE_LEN => (&mut self.middle, MIDDLE_LEN),
+            _ => return self.take(),
+        };
+        class
             .pop()
-            .unwrap_or_else(|| vec![0; SMALL_LEN].into_boxed_slice())
+            .unwrap_or_else(|| vec![0; len].into_boxed_slice())
     }
 
     /// Gives a buffer back.
     pub fn give(&mut self, buffer: Buffer) {
         let class = match buffer.len() {
             BUFFER_LEN => &mut self.large,
+            MIDDLE_LEN => &mut self.middle,
             SMALL_LEN => &mut self.small,
             len => panic!("a buffer of {len} bytes is not of this pool"),
         };

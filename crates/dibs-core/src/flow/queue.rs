@@ -64,6 +64,7 @@ pub enum Verdict {
 pub struct Queue {
     items: VecDeque<Waiting>,
     bytes: usize,
+    memory: usize,
     codel: Codel,
 }
 
@@ -85,6 +86,7 @@ impl Queue {
             return Err(Full(buffer));
         }
         self.bytes += end - payload_at;
+        self.memory += buffer.len();
         if self.items.capacity() == 0 {
             // Most connections never have more than one packet waiting, and there may be thousands.
             self.items.reserve_exact(1);
@@ -145,7 +147,7 @@ impl Queue {
         if head.left() > 0 {
             return None;
         }
-        self.items.pop_front().map(|w| w.buffer)
+        self.pop().map(|head| head.buffer)
     }
 
     /// Whether all that waits came just now.
@@ -164,12 +166,14 @@ impl Queue {
     pub fn pop(&mut self) -> Option<Waiting> {
         let head = self.items.pop_front()?;
         self.bytes -= head.left();
+        self.memory -= head.buffer.len();
         Some(head)
     }
 
     /// Puts back what was taken, or what is left of it.
     pub fn put_back(&mut self, head: Waiting) {
         self.bytes += head.left();
+        self.memory += head.buffer.len();
         self.items.push_front(head);
     }
 
@@ -183,9 +187,9 @@ impl Queue {
         self.items.shrink_to_fit();
     }
 
-    /// Packets waiting.
-    pub fn len(&self) -> usize {
-        self.items.len()
+    /// Bytes of the buffers that they lie in.
+    pub const fn memory(&self) -> usize {
+        self.memory
     }
 
     /// Whether nothing waits.

@@ -139,9 +139,9 @@ pub(crate) struct Peer {
     /// Flows with something queued: those that just began, and the others.
     pub(super) new_flows: VecDeque<Key>,
     pub(super) old_flows: VecDeque<Key>,
-    /// Bytes and packets in all queues.
+    /// Bytes in all queues, and of the buffers that they lie in.
     pub(super) backlog: usize,
-    pub(super) queued: usize,
+    pub(super) queued_memory: usize,
     /// What CoDel dropped and TCP has not sent again.
     pub(super) left_out: Vec<LeftOut>,
     pub(super) segments: VecDeque<EmptyOut>,
@@ -221,7 +221,7 @@ impl Peer {
             new_flows: VecDeque::new(),
             old_flows: VecDeque::new(),
             backlog: 0,
-            queued: 0,
+            queued_memory: 0,
             left_out: Vec::new(),
             segments: VecDeque::new(),
             split_segments: VecDeque::new(),

@@ -7,7 +7,7 @@ use dibs_wire::{SeqNumber, Tuple};
 use smallvec::SmallVec;
 
 use super::Peer;
-use crate::buffer::{Buffer, SMALL_LEN};
+use crate::buffer::{Buffer, MIDDLE_LEN};
 use crate::bump::{MAX_NUMBER, Method};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
@@ -23,10 +23,11 @@ use crate::time::Time;
 /// the local kernel knows nothing first. To look at all would let a peer keep us busy.
 pub(in crate::node) const MAX_CONNS: usize = 65_536;
 const EVICTION_SAMPLE: usize = 64;
-/// Bytes that wait in the queues of a peer's flows, at most.
-pub(in crate::node) const MAX_BACKLOG: usize = 64 << 20;
-/// Packets that wait in the queues of a peer's flows, at most: a short one has a buffer of its own too.
-pub(in crate::node) const MAX_QUEUED: usize = MAX_BACKLOG / SMALL_LEN;
+/// Bytes of the buffers of what waits in the queues of a peer's flows, at most.
+pub(in crate::node) const MAX_QUEUED: usize = 64 << 20;
+/// Each flow may have so much of them as is left, divided by this: a few that send without end leave room for
+/// the others, whose retransmissions would find none.
+const PART_OF_LEFT: usize = 4;
 /// Segments without payload that wait to be sent, at most.
 const MAX_SEGMENTS: usize = 4096;
 
@@ -81,7 +82,7 @@ impl Peer {
         self.by_tuple.remove(&(conn.tuple, conn.bump));
         self.outgoing.remove(&conn.out.flow);
         self.backlog -= conn.out.queue.bytes();
-        self.queued -= conn.out.queue.len();
+        self.queued_memory -= conn.out.queue.memory();
         while let Some(waiting) = conn.out.queue.pop() {
             shared.pool.give(waiting.buffer);
         }
@@ -174,7 +175,7 @@ impl Peer {
             conn.out.stream.reincarnate();
             // What is left of an older connection between the same ports is of no use.
             self.backlog -= conn.out.queue.bytes();
-            self.queued -= conn.out.queue.len();
+            self.queued_memory -= conn.out.queue.memory();
             while let Some(waiting) = conn.out.queue.pop() {
                 shared.pool.give(waiting.buffer);
             }
@@ -286,16 +287,27 @@ impl Peer {
             .conns
             .get_mut(key)
             .expect("the place is of a connection");
-        // A short packet that has to wait must not pin a large buffer.
-        let buffer = if end <= SMALL_LEN {
-            let mut small = shared.pool.take_for(end);
-            small[..end].copy_from_slice(&buffer[..end]);
+        // A packet that has to wait must not pin a buffer much longer than it is.
+        let buffer = if end <= MIDDLE_LEN {
+            let mut fitting = shared.pool.take_for(end);
+            fitting[..end].copy_from_slice(&buffer[..end]);
             shared.pool.give(buffer);
-            small
+            fitting
         } else {
             buffer
         };
-        let full = self.backlog + (end - payload_at) > MAX_BACKLOG || self.queued >= MAX_QUEUED;
+        let memory = buffer.len();
+        let left = MAX_QUEUED.saturating_sub(self.queued_memory);
+        // What TCP sends again it would miss only by a timeout, the next of which is twice as long.
+        let stream = &mut conn.out.stream;
+        let again = stream.base().is_some() && {
+            let offset = stream.offset_of(seq);
+            stream.is_passed(offset)
+        };
+        let full = match again {
+            true => memory > left,
+            false => conn.out.queue.memory() + memory > left / PART_OF_LEFT,
+        };
         let pushed = match full {
             true => Err(Full(buffer)),
             false => conn.out.queue.push(now, buffer, payload_at, end, mss),
@@ -306,7 +318,7 @@ impl Peer {
             return shared.pool.give(buffer);
         }
         self.backlog += end - payload_at;
-        self.queued += 1;
+        self.queued_memory += memory;
         self.note_repaired(shared, key, seq, end - payload_at);
         self.schedule(key);
     }

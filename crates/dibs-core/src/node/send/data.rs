@@ -152,7 +152,7 @@ impl Peer {
         shared.count(Counter::CodelDropped);
         self.backlog -= dropped;
         if let Some(buffer) = conn.out.queue.consume(dropped) {
-            self.queued -= 1;
+            self.queued_memory -= buffer.len();
             shared.pool.give(buffer);
         }
         self.keep_left_out(now, shared, kept);

@@ -123,12 +123,12 @@ impl Peer {
         let conn = self.conns.get_mut(kept.conn);
         let conn = conn.expect("what it left out is forgotten with a connection");
         let end = kept.payload_at + kept.len;
+        self.queued_memory += kept.buffer.len();
         conn.out
             .queue
             .push_front(now, kept.buffer, kept.payload_at, end);
         shared.count(Counter::CodelReturned);
         self.backlog += kept.len;
-        self.queued += 1;
         self.schedule(kept.conn);
     }
 }

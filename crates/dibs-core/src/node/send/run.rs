@@ -79,7 +79,7 @@ impl Peer {
             deferred: false,
             full: false,
         };
-        let (bytes_before, before) = (conn.out.queue.bytes(), conn.out.queue.len());
+        let (bytes_before, memory_before) = (conn.out.queue.bytes(), conn.out.queue.memory());
         while let Some(mut head) = conn.out.queue.pop() {
             let segment = parsed(&head.buffer);
             let done = segment.payload.len() - head.left();
@@ -114,7 +114,7 @@ impl Peer {
             ..
         } = run;
         self.backlog -= bytes_before - conn.out.queue.bytes();
-        self.queued -= before - conn.out.queue.len();
+        self.queued_memory -= memory_before - conn.out.queue.memory();
         conn.by_path.entry(link.local).sent += sent;
         let out = Out {
             path: link.local,

@@ -154,7 +154,7 @@ impl Peer {
             pieces: 0,
             full: false,
         };
-        let (bytes, packets) = (conn.out.queue.bytes(), conn.out.queue.len());
+        let (bytes, memory) = (conn.out.queue.bytes(), conn.out.queue.memory());
         let flow_quantum = self.flow_quantum();
         loop {
             let conn = self.conns.get_mut(key).expect("the caller has it");
@@ -175,7 +175,7 @@ impl Peer {
         }
         let conn = self.conns.get_mut(key).expect("the caller has it");
         self.backlog -= bytes - conn.out.queue.bytes();
-        self.queued -= packets - conn.out.queue.len();
+        self.queued_memory -= memory - conn.out.queue.memory();
         let segment = CLEAR + split.share_len(run.whole) + frame::SHARE_LEN + TAG_LEN;
         for Run { link, batch, end } in run.runs {
             if end == 0 {

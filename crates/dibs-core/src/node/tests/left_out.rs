@@ -106,5 +106,8 @@ fn only_so_many_are_kept() {
     let returned = count(&pair, Counter::CodelReturned);
     assert_eq!(returned, count(&pair, Counter::CodelDropped));
     let peer = &pair.nodes[0].peers[0];
-    assert_eq!((peer.left_out.len(), peer.backlog, peer.queued), (0, 0, 0));
+    assert_eq!(
+        (peer.left_out.len(), peer.backlog, peer.queued_memory),
+        (0, 0, 0)
+    );
 }
