@@ -49,10 +49,12 @@ impl Pool {
     /// If `len` exceeds [`BUFFER_LEN`].
     pub fn take_for(&mut self, len: usize) -> Buffer {
         assert!(len <= BUFFER_LEN, "no buffer holds {len} bytes");
-        let (class, len) = match len {
-            _ if len <= SMALL_LEN => (&mut self.small, SMALL_LEN),
-            _ if len <= MIDDLE_LEN => (&mut self.middle, MIDDLE_LEN),
-            _ => return self.take(),
+        let (class, len) = if len <= SMALL_LEN {
+            (&mut self.small, SMALL_LEN)
+        } else if len <= MIDDLE_LEN {
+            (&mut self.middle, MIDDLE_LEN)
+        } else {
+            return self.take();
         };
         class
             .pop()

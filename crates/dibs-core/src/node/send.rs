@@ -33,6 +33,8 @@ struct Turn<'a> {
     now: Time,
     shared: &'a mut Shared,
     session: &'a mut Session,
+    /// Bytes that a flow may send in one round.
+    quantum: usize,
 }
 
 /// A token of the path layer: zero is nobody's.
@@ -70,6 +72,7 @@ impl Peer {
             now,
             shared,
             session,
+            quantum: self.flow_quantum(),
         };
         self.send_splits()
             .or_else(|| self.send_link_frames(turn))

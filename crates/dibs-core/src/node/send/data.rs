@@ -52,7 +52,6 @@ impl Peer {
 
     /// The same for new flows, or for the others.
     fn send_flows(&mut self, turn: &mut Turn<'_>, new: bool) -> Result<Out, Unsent> {
-        let quantum = self.flow_quantum();
         // Of those in front, that nothing of them may go now.
         let mut passed = 0;
         while passed < self.flows(new).len() {
@@ -63,7 +62,7 @@ impl Peer {
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
             if conn.out.deficit <= 0 {
-                conn.out.deficit += quantum as i64;
+                conn.out.deficit += turn.quantum as i64;
                 self.flows(new).pop_front();
                 self.old_flows.push_back(key);
                 passed = 0;
@@ -120,10 +119,11 @@ impl Peer {
     }
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment, of which a copy is kept.
-    pub(super) fn judge(&mut self, now: Time, shared: &mut Shared, key: Key) -> bool {
-        let quantum = self.flow_quantum();
+    pub(super) fn judge(&mut self, turn: &mut Turn<'_>, key: Key) -> bool {
+        let now = turn.now;
+        let shared = &mut *turn.shared;
         let conn = self.conns.get_mut(key).expect("the caller has it");
-        if conn.out.queue.judge(now, quantum) == Verdict::Pass {
+        if conn.out.queue.judge(now, turn.quantum) == Verdict::Pass {
             return false;
         }
         let head = conn
@@ -168,7 +168,7 @@ impl Peer {
         }
         let mut place = self.place(turn, key)?;
         // Only what can go is judged: waiting for a path is no congestion.
-        if self.judge(turn.now, turn.shared, key) {
+        if self.judge(turn, key) {
             // A segment is missing now, so what follows stands elsewhere.
             let conn = self.conns.get(key).expect("the caller has it");
             if conn.out.queue.is_empty() {

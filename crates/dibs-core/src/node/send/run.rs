@@ -42,7 +42,6 @@ impl Peer {
         key: Key,
         (link, budget): (usize, usize),
     ) -> Option<Out> {
-        let quantum = self.flow_quantum();
         let alone = self.new_flows.len() + self.old_flows.len() == 1;
         let may_be_untrusted = self.is_lax(turn.shared);
         let bumps = Arc::clone(&turn.shared.bumps);
@@ -98,7 +97,7 @@ impl Peer {
             turn.shared.pool.give(head.buffer);
             // The next one goes along unless it is another's turn, or CoDel's.
             let turns = alone || conn.out.deficit > 0;
-            if run.full || !turns || !conn.out.queue.passes(turn.now, quantum) {
+            if run.full || !turns || !conn.out.queue.passes(turn.now, turn.quantum) {
                 break;
             }
         }

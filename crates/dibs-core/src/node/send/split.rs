@@ -53,7 +53,7 @@ impl Peer {
         let conn = self.conns.get_mut(key).expect("the caller has it");
         let wanted = conn.out.queue.head()?.left() + MOST_BESIDE;
         let (links, budget) = self.place_split(turn.now, turn.shared, split, wanted)?;
-        if self.judge(turn.now, turn.shared, key) {
+        if self.judge(turn, key) {
             // What was dropped may have been all.
             self.conns.get_mut(key)?.out.queue.head()?;
         }
@@ -155,7 +155,6 @@ impl Peer {
             full: false,
         };
         let (bytes, memory) = (conn.out.queue.bytes(), conn.out.queue.memory());
-        let flow_quantum = self.flow_quantum();
         loop {
             let conn = self.conns.get_mut(key).expect("the caller has it");
             let Some(mut head) = conn.out.queue.pop() else {
@@ -169,7 +168,7 @@ impl Peer {
                 break;
             }
             turn.shared.pool.give(head.buffer);
-            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(turn.now, flow_quantum) {
+            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(turn.now, turn.quantum) {
                 break;
             }
         }
