@@ -1,7 +1,7 @@
 //! A vector whose places are used again, with keys that do not name a successor.
 
 /// Names a value in a [`Slab`]; a removed value's key never names a later one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     index: u32,
     generation: u32,

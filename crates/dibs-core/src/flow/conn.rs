@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::clamp::Clamp;
 use super::inject::Template;
 use super::latest::Latest;
+use super::left_out::LeftOut;
 use super::queue::Queue;
 use super::resume::Resume;
 use crate::bump::{Bump, Decode};
@@ -82,6 +83,8 @@ pub struct Outgoing {
     pub opening: Vec<(u32, u8)>,
     /// What waits for a path.
     pub queue: Queue,
+    /// What CoDel dropped of it and TCP has not sent again.
+    pub left_out: Vec<LeftOut>,
     /// Bytes until the next chunk that only trusted paths carry; below zero what went too far.
     pub until_trusted: i64,
     /// Bytes that it may still send in this round (deficit round robin).
@@ -294,6 +297,7 @@ impl Conn {
                 confirmed: false,
                 opening: Vec::new(),
                 queue: Queue::default(),
+                left_out: Vec::new(),
                 until_trusted: 0,
                 deficit: 0,
                 scheduled: false,
@@ -374,6 +378,6 @@ mod tests {
     /// lead to it. The whole daemon has 2 KiB for it (`cargo xtask bench --only memory`).
     #[test]
     fn an_idle_connection_is_small() {
-        assert!(size_of::<Conn>() <= 768, "{}", size_of::<Conn>());
+        assert!(size_of::<Conn>() <= 784, "{}", size_of::<Conn>());
     }
 }

@@ -85,6 +85,27 @@ pub fn of_segment<'a>(segment: &Segment<'a>, meta: IpMeta) -> TcpFields<'a> {
     }
 }
 
+/// The header fields of one piece: PSH and FIN belong to the last, CWR to the first, and an urgent
+/// pointer counts from the piece's own number.
+pub fn of_piece<'a>(tcp: &TcpFields<'a>, done: usize, last: bool) -> TcpFields<'a> {
+    let mut piece = *tcp;
+    if !last {
+        piece.flags &= !(flags::PSH | flags::FIN | flags::RST);
+    }
+    if done > 0 {
+        piece.flags &= !flags::CWR;
+    }
+    if let Some(urgent) = tcp.urgent {
+        let rest = usize::from(urgent).saturating_sub(done);
+        if rest == 0 && done > 0 {
+            piece.flags &= !flags::URG;
+        }
+        // The field stays where nothing is urgent any more: all pieces have equally long headers.
+        piece.urgent = Some(rest as u16);
+    }
+    piece
+}
+
 /// The headers of a segment of the flow with these ends and this `meta`, with these fields.
 pub fn headers<'a>(tuple: Tuple, meta: IpMeta, seq: SeqNumber, tcp: &TcpFields<'a>) -> Headers<'a> {
     Headers {

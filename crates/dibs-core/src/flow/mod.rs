@@ -5,5 +5,6 @@ pub mod conn;
 pub mod fields;
 pub mod inject;
 pub mod latest;
+pub mod left_out;
 pub mod queue;
 pub mod resume;

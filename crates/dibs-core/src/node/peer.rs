@@ -13,7 +13,7 @@ use super::handover::Drain;
 use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
 use super::receive::incoming;
-use super::send::LeftOut;
+use super::send::LeftOuts;
 use super::sets::Sets;
 use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
@@ -143,7 +143,7 @@ pub(crate) struct Peer {
     pub(super) backlog: usize,
     pub(super) queued_memory: usize,
     /// What CoDel dropped and TCP has not sent again.
-    pub(super) left_out: Vec<LeftOut>,
+    pub(super) left_out: LeftOuts,
     pub(super) segments: VecDeque<EmptyOut>,
     /// Those of flows that are split.
     pub(super) split_segments: VecDeque<EmptyOut>,
@@ -222,7 +222,7 @@ impl Peer {
             old_flows: VecDeque::new(),
             backlog: 0,
             queued_memory: 0,
-            left_out: Vec::new(),
+            left_out: LeftOuts::default(),
             segments: VecDeque::new(),
             split_segments: VecDeque::new(),
             opaque: OpaqueQueue::new(0),
@@ -395,7 +395,7 @@ impl Peer {
             self.reassembly.expires_at(),
             self.sets.expires_at(),
             self.handover_due(shared),
-            self.left_out.iter().map(|kept| kept.due).min(),
+            self.left_out.first_due(),
         ];
         links.chain(rest).flatten().min()
     }

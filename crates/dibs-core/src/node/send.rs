@@ -12,7 +12,7 @@ mod split;
 
 use dibs_wire::packet::flags;
 
-pub(super) use left_out::LeftOut;
+pub(super) use left_out::LeftOuts;
 #[cfg(test)]
 pub(super) use left_out::MAX_LEFT_OUT;
 

@@ -78,7 +78,7 @@ impl Peer {
         let Some(mut conn) = self.conns.remove(key) else {
             return;
         };
-        self.forget_left_out(shared, key);
+        self.forget_left_out(shared, key, conn.out.left_out);
         self.by_tuple.remove(&(conn.tuple, conn.bump));
         self.outgoing.remove(&conn.out.flow);
         self.backlog -= conn.out.queue.bytes();
@@ -179,7 +179,8 @@ impl Peer {
             while let Some(waiting) = conn.out.queue.pop() {
                 shared.pool.give(waiting.buffer);
             }
-            self.forget_left_out(shared, key);
+            let left_out = std::mem::take(&mut conn.out.left_out);
+            self.forget_left_out(shared, key, left_out);
         }
         let conn = self.conns.get_mut(key).expect("it was just found");
         match session {

@@ -10,10 +10,11 @@ use super::super::Shared;
 use super::super::peer::{Out, Peer};
 use super::super::schedule::{Choice, balanced};
 use super::Turn;
-use super::left_out::{LeftOut, repair_time};
+use super::left_out::repair_time;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
 use crate::chunk::Placement;
 use crate::counters::Counter;
+use crate::flow::left_out::LeftOut;
 use crate::flow::queue::Verdict;
 use crate::slab::Key;
 use crate::time::Time;
@@ -147,7 +148,7 @@ impl Peer {
             return false;
         }
         let due = now + repair_time(&self.links, shared, head.sojourn(now));
-        let kept = LeftOut::copy(&mut shared.pool, (key, due), &segment, consumed, dropped);
+        let kept = LeftOut::copy(&mut shared.pool, due, &segment, consumed, dropped);
         conn.out.stream.note_drop();
         shared.count(Counter::CodelDropped);
         self.backlog -= dropped;
@@ -155,7 +156,7 @@ impl Peer {
             self.queued_memory -= buffer.len();
             shared.pool.give(buffer);
         }
-        self.keep_left_out(now, shared, kept);
+        self.keep_left_out(now, shared, key, kept);
         true
     }
 

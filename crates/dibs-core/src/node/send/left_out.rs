@@ -6,68 +6,58 @@
 //! then, so nothing but the timer finds it, and that may have measured an outage as a round trip. So a copy
 //! stays here for as long as TCP takes to find a loss, and goes if TCP has not sent it again.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dibs_wire::SeqNumber;
-use dibs_wire::packet::Segment;
 
 use super::super::Shared;
 use super::super::links::Link;
 use super::super::peer::Peer;
-use super::run::piece_fields;
-use crate::buffer::{Buffer, Pool};
+use crate::buffer::Pool;
 use crate::counters::Counter;
-use crate::flow::fields;
+use crate::flow::left_out::LeftOut;
 use crate::flow::queue::INTERVAL;
 use crate::slab::Key;
 use crate::time::Time;
 
-/// Segments that are kept, at most; the oldest goes for another one.
-pub(in crate::node) const MAX_LEFT_OUT: usize = 64;
+/// Bytes of buffers that are kept, at most; what is due first goes for another one. It has to last for a few
+/// segments of each of a thousand flows: what goes too early TCP sends as well.
+pub(in crate::node) const MAX_LEFT_OUT: usize = 16 << 20;
 
-/// A segment that CoDel dropped.
-pub(in crate::node) struct LeftOut {
-    conn: Key,
-    /// A packet of its own.
-    buffer: Buffer,
-    payload_at: usize,
-    seq: SeqNumber,
-    len: usize,
-    /// When TCP should have sent it again.
-    pub(in crate::node) due: Time,
+/// When segments that CoDel dropped should have been sent again, over all connections, which have them.
+#[derive(Default)]
+pub(in crate::node) struct LeftOuts {
+    due: BTreeSet<(Time, Key)>,
+    memory: usize,
 }
 
-impl LeftOut {
-    /// Copies `len` payload bytes of `segment` from `done` on.
-    pub(super) fn copy(
-        pool: &mut Pool,
-        (conn, due): (Key, Time),
-        segment: &Segment<'_>,
-        done: usize,
-        len: usize,
-    ) -> Self {
-        let tcp = fields::of_segment(segment, segment.meta);
-        let tcp = piece_fields(&tcp, done, done + len == segment.payload.len());
-        let seq = segment.seq.add(done as u32);
-        let headers = fields::headers(segment.tuple, segment.meta, seq, &tcp);
-        let payload_at = headers.encoded_len();
-        let mut buffer = pool.take_for(payload_at + len);
-        headers.write(&mut buffer, len, 0);
-        buffer[payload_at..payload_at + len].copy_from_slice(&segment.payload[done..done + len]);
-        Self {
-            conn,
-            buffer,
-            payload_at,
-            seq,
-            len,
-            due,
-        }
+impl LeftOuts {
+    /// When the first one is due.
+    pub(in crate::node) fn first_due(&self) -> Option<Time> {
+        self.due.first().map(|(due, _)| *due)
     }
 
-    /// Whether all of it is among `len` bytes from `seq` on.
-    fn is_in(&self, seq: SeqNumber, len: usize) -> bool {
-        let (own_end, end) = (self.seq.add(self.len as u32), seq.add(len as u32));
-        !seq.is_after(self.seq) && !own_end.is_after(end)
+    /// How many there are.
+    #[cfg(test)]
+    pub(in crate::node) fn len(&self) -> usize {
+        self.due.len()
+    }
+
+    /// Bytes of their buffers.
+    #[cfg(test)]
+    pub(in crate::node) const fn memory(&self) -> usize {
+        self.memory
+    }
+
+    fn forget(&mut self, conn: Key, kept: LeftOut, pool: &mut Pool) {
+        self.take(conn, &kept);
+        pool.give(kept.buffer);
+    }
+
+    fn take(&mut self, conn: Key, kept: &LeftOut) {
+        self.due.remove(&(kept.due, conn));
+        self.memory -= kept.buffer.len();
     }
 }
 
@@ -81,54 +71,78 @@ pub(super) fn repair_time(links: &[Link], shared: &Shared, sojourn: Duration) ->
 
 impl Peer {
     /// Keeps what CoDel dropped.
-    pub(super) fn keep_left_out(&mut self, now: Time, shared: &mut Shared, left_out: LeftOut) {
-        if self.left_out.len() == MAX_LEFT_OUT {
-            let oldest = self.left_out.remove(0);
-            self.requeue(now, shared, oldest);
+    pub(super) fn keep_left_out(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        key: Key,
+        mut kept: LeftOut,
+    ) {
+        while self.left_out.memory + kept.buffer.len() > MAX_LEFT_OUT
+            && self.requeue_first(now, shared)
+        {}
+        while !self.left_out.due.insert((kept.due, key)) {
+            kept.due += Duration::from_nanos(1);
         }
-        self.left_out.push(left_out);
+        self.left_out.memory += kept.buffer.len();
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        conn.out.left_out.push(kept);
     }
 
     /// A segment of the local kernel was queued: what it brings again need not be kept.
     pub(in crate::node) fn note_repaired(
         &mut self,
         shared: &mut Shared,
-        conn: Key,
+        key: Key,
         seq: SeqNumber,
         len: usize,
     ) {
-        let repaired = |kept: &mut LeftOut| kept.conn == conn && kept.is_in(seq, len);
-        for kept in self.left_out.extract_if(.., repaired) {
-            shared.pool.give(kept.buffer);
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let repaired = |kept: &mut LeftOut| kept.is_in(seq, len);
+        for kept in conn.out.left_out.extract_if(.., repaired) {
+            self.left_out.forget(key, kept, &mut shared.pool);
         }
     }
 
     /// A connection ended, or begins anew.
-    pub(in crate::node) fn forget_left_out(&mut self, shared: &mut Shared, conn: Key) {
-        for kept in self.left_out.extract_if(.., |kept| kept.conn == conn) {
-            shared.pool.give(kept.buffer);
+    pub(in crate::node) fn forget_left_out(
+        &mut self,
+        shared: &mut Shared,
+        key: Key,
+        kept: Vec<LeftOut>,
+    ) {
+        for kept in kept {
+            self.left_out.forget(key, kept, &mut shared.pool);
         }
     }
 
     /// Queues what TCP should have sent again by now.
     pub(in crate::node) fn requeue_left_out(&mut self, now: Time, shared: &mut Shared) {
-        while let Some(at) = self.left_out.iter().position(|kept| kept.due <= now) {
-            let kept = self.left_out.remove(at);
-            self.requeue(now, shared, kept);
+        while self.left_out.first_due().is_some_and(|due| due <= now) {
+            self.requeue_first(now, shared);
         }
     }
 
-    /// Queues it in front of what waits, as if TCP had sent it again.
-    fn requeue(&mut self, now: Time, shared: &mut Shared, kept: LeftOut) {
-        let conn = self.conns.get_mut(kept.conn);
-        let conn = conn.expect("what it left out is forgotten with a connection");
+    /// Queues what is due first in front of what waits, as if TCP had sent it again; false if there is nothing.
+    fn requeue_first(&mut self, now: Time, shared: &mut Shared) -> bool {
+        let Some(&(due, key)) = self.left_out.due.first() else {
+            return false;
+        };
+        let conn = self.conns.get_mut(key);
+        let out = &mut conn
+            .expect("what it left out is forgotten with a connection")
+            .out;
+        let at = out.left_out.iter().position(|kept| kept.due == due);
+        let kept = out
+            .left_out
+            .swap_remove(at.expect("each that is due is kept"));
+        self.left_out.take(key, &kept);
         let end = kept.payload_at + kept.len;
         self.queued_memory += kept.buffer.len();
-        conn.out
-            .queue
-            .push_front(now, kept.buffer, kept.payload_at, end);
+        out.queue.push_front(now, kept.buffer, kept.payload_at, end);
         shared.count(Counter::CodelReturned);
         self.backlog += kept.len;
-        self.schedule(kept.conn);
+        self.schedule(key);
+        true
     }
 }

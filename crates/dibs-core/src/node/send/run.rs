@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, Open, TcpFields};
+use dibs_wire::frame::{self, Open};
 use dibs_wire::packet::{Segment, flags};
 
 use super::super::Shared;
@@ -247,7 +247,7 @@ impl Run<'_> {
             }
             let bytes = &segment.payload[done..done + len];
             let last = done + len == total;
-            let piece_tcp = piece_fields(&tcp, done, last);
+            let piece_tcp = fields::of_piece(&tcp, done, last);
             let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
             stats.retransmissions += u64::from(position.solo);
             let solo_at = position.solo.then_some(offset);
@@ -389,27 +389,6 @@ pub(super) fn padding(len: usize, mtu: usize) -> usize {
         bucket.min(mtu)
     };
     bucket.saturating_sub(len)
-}
-
-/// The header fields of one piece: PSH and FIN belong to the last, CWR to the first, and an urgent
-/// pointer counts from the piece's own number.
-pub(super) fn piece_fields<'a>(tcp: &TcpFields<'a>, done: usize, last: bool) -> TcpFields<'a> {
-    let mut piece = *tcp;
-    if !last {
-        piece.flags &= !(flags::PSH | flags::FIN | flags::RST);
-    }
-    if done > 0 {
-        piece.flags &= !flags::CWR;
-    }
-    if let Some(urgent) = tcp.urgent {
-        let rest = usize::from(urgent).saturating_sub(done);
-        if rest == 0 && done > 0 {
-            piece.flags &= !flags::URG;
-        }
-        // The field stays where nothing is urgent any more: all pieces have equally long headers.
-        piece.urgent = Some(rest as u16);
-    }
-    piece
 }
 
 /// Bytes from a chunk of `len` bytes to the next one that goes by a trusted path come what may:

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::super::Shared;
 use super::super::peer::{Out, Peer, Source};
 use super::data::parsed;
-use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, piece_fields, strand};
+use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, strand};
 use super::small::{LONGEST_PACK, pack_segments};
 use super::{CLEAR, Turn, token};
 use crate::bump::Split;
@@ -240,7 +240,7 @@ impl Peer {
             conn.stats.retransmissions += u64::from(position.solo);
             let bytes = &segment.payload[done..done + len];
             let last = done + len == total;
-            let tcp = piece_fields(&tcp, done, last);
+            let tcp = fields::of_piece(&tcp, done, last);
             let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
             let strand = strand(out);
             let chunk = Chunk {

@@ -228,6 +228,16 @@ fn challenges_without_end_are_answered_within_bounds() {
 
 /// The local kernel of host 0 sends bytes of the connection from this port.
 pub(super) fn speak(pair: &mut Pair, port: u16, seq: u32, payload: &[u8]) {
+    speak_in_segments(pair, (port, seq), payload, 1400);
+}
+
+/// The same, cut into segments of `mss` bytes.
+pub(super) fn speak_in_segments(
+    pair: &mut Pair,
+    (port, seq): (u16, u32),
+    payload: &[u8],
+    mss: u16,
+) {
     let headers = Headers {
         tuple: Tuple {
             sport: port,
@@ -248,7 +258,10 @@ pub(super) fn speak(pair: &mut Pair, port: u16, seq: u32, payload: &[u8]) {
     let node = &mut pair.nodes[0];
     let mut buffer = node.tun_buffer();
     let at = headers.encoded_len();
-    let gso = if payload.len() > 1400 { 1400 } else { 0 };
+    let gso = match payload.len() > usize::from(mss) {
+        true => mss,
+        false => 0,
+    };
     headers.write(&mut buffer[..MAX_HEADERS], payload.len(), gso);
     buffer[at..at + payload.len()].copy_from_slice(payload);
     node.handle_tun(pair.now, BUMP, buffer, at + payload.len());
