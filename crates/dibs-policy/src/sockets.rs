@@ -11,6 +11,7 @@ use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
 };
+use nix::net::if_::if_nameindex;
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
 use crate::Error;
@@ -18,6 +19,9 @@ use crate::wire::Wire;
 
 /// INET_DIAG_NOCOOKIE: whichever socket has these ends.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
+
+/// Single lookups that are quicker than to list all sockets.
+const LOOKUPS: usize = 256;
 
 /// A connected TCP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,33 +80,56 @@ pub async fn find(connections: &[(SocketAddr, SocketAddr)]) -> Result<Vec<TcpSoc
     let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
     let mut found = Vec::with_capacity(connections.len());
     let mut missing = Vec::new();
-    for (local, remote) in connections {
-        let socket_id = SocketId {
-            source_port: local.port(),
-            destination_port: remote.port(),
-            source_address: local.ip(),
-            destination_address: remote.ip(),
-            interface_id: 0,
-            cookie: NO_COOKIE,
-        };
-        let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
-        let answers = match wire.request(query(family, socket_id), 0).await {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Vec::new(),
-            answers => answers.map_err(Error::netlink("look for a TCP socket"))?,
-        };
-        let sockets = answers.into_iter().filter_map(connected);
-        // Where nobody is connected, a listener answers.
-        match { sockets }.find(|socket| (socket.local, socket.remote) == (*local, *remote)) {
+    for ends in connections {
+        match look_up(&mut wire, ends, 0).await? {
             Some(socket) => found.push(socket),
-            None => missing.push((*local, *remote)),
+            None => missing.push(*ends),
         }
     }
-    if !missing.is_empty() {
-        // One that is bound to a device is not found by its ends alone.
+    if missing.is_empty() {
+        return Ok(found);
+    }
+    // One that is bound to a device is found only by that. To list all sockets takes the kernel a
+    // millisecond and more however few there are: it looks through a table for very many.
+    let devices = if_nameindex().map_err(|error| Error::netlink("list devices")(error.into()))?;
+    if missing.len() * devices.iter().count() > LOOKUPS {
         let meant = |socket: &TcpSocket| missing.contains(&(socket.local, socket.remote));
         found.extend(list(|socket| Some(socket).filter(meant)).await?);
+        return Ok(found);
+    }
+    for ends in &missing {
+        for device in &devices {
+            if let Some(socket) = look_up(&mut wire, ends, device.index()).await? {
+                found.push(socket);
+                break;
+            }
+        }
     }
     Ok(found)
+}
+
+/// The connected TCP socket with these ends (local, remote) that is bound to `device`, or to none.
+async fn look_up(
+    wire: &mut Wire,
+    (local, remote): &(SocketAddr, SocketAddr),
+    device: u32,
+) -> Result<Option<TcpSocket>, Error> {
+    let socket_id = SocketId {
+        source_port: local.port(),
+        destination_port: remote.port(),
+        source_address: local.ip(),
+        destination_address: remote.ip(),
+        interface_id: device,
+        cookie: NO_COOKIE,
+    };
+    let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
+    let answers = match wire.request(query(family, socket_id), 0).await {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Vec::new(),
+        answers => answers.map_err(Error::netlink("look for a TCP socket"))?,
+    };
+    let mut sockets = answers.into_iter().filter_map(connected);
+    // Where nobody is connected, a listener answers.
+    Ok(sockets.find(|socket| (socket.local, socket.remote) == (*local, *remote)))
 }
 
 /// What `pick` makes of every connected TCP socket of both families; IPv4-mapped addresses are given as
