@@ -341,6 +341,22 @@ impl Daemon {
         ends(entry).into_iter().filter(to_peer)
     }
 
+    /// Locks what is due.
+    async fn lock_due(&self) -> anyhow::Result<()> {
+        let due = self.state.borrow_mut().locks.take_due(Instant::now());
+        let due: Vec<Pair> = due.into_iter().map(|(pair, _)| pair).collect();
+        let (lives, tracked) = self.looked_up(&due).await?;
+        let mut conntrack = self.conntrack()?;
+        for pair in due.iter().filter(|pair| lives.contains_key(pair)) {
+            let entry = tracked.get(pair);
+            if let Some(bump) = entry.and_then(|entry| marks(&self.config).bump_of(entry.mark)) {
+                self.lock(&mut conntrack, pair, bump.get()).await?;
+            }
+        }
+        self.note_locks().await;
+        Ok(())
+    }
+
     /// Brings LOCKED in the kernel to what is due, and mends what was done to the entries.
     async fn set_locks(&self) -> anyhow::Result<()> {
         let idle = {
@@ -444,11 +460,22 @@ pub async fn ask(daemon: Rc<Daemon>) {
 
 /// Keeps LOCKED in the kernel as it should be.
 pub async fn keep(daemon: Rc<Daemon>) {
+    let mut look = tokio::time::Instant::now();
     loop {
         let due = daemon.state.borrow().locks.next_due();
-        let look = tokio::time::Instant::now() + LOOK_EVERY;
         let until = due.map_or(look, |due| look.min(due.into()));
-        let _ = tokio::time::timeout_at(until, daemon.locks_due.notified()).await;
-        daemon.note("lock connections", daemon.set_locks().await);
+        // Told of more that will be due, and there may be thousands: nothing is looked at for that.
+        let told = daemon.locks_due.notified();
+        if tokio::time::timeout_at(until, told).await.is_ok() {
+            continue;
+        }
+        let kept = if until < look {
+            daemon.lock_due().await
+        } else {
+            let kept = daemon.set_locks().await;
+            look = tokio::time::Instant::now() + LOOK_EVERY;
+            kept
+        };
+        daemon.note("lock connections", kept);
     }
 }
