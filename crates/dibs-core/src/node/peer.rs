@@ -139,6 +139,10 @@ pub(crate) struct Peer {
     /// Flows with something queued: those that just began, and the others.
     pub(super) new_flows: VecDeque<Key>,
     pub(super) old_flows: VecDeque<Key>,
+    /// Those whose turn it was when there was no room on a trusted path, which they need.
+    pub(super) strict_flows: VecDeque<Key>,
+    /// One of them waits for room: no other is to take it.
+    pub(super) trusted_awaited: bool,
     /// Bytes in all queues, and of the buffers that they lie in.
     pub(super) backlog: usize,
     pub(super) queued_memory: usize,
@@ -220,6 +224,8 @@ impl Peer {
             short_of_paths: false,
             new_flows: VecDeque::new(),
             old_flows: VecDeque::new(),
+            strict_flows: VecDeque::new(),
+            trusted_awaited: false,
             backlog: 0,
             queued_memory: 0,
             left_out: LeftOuts::default(),

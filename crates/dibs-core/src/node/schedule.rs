@@ -27,6 +27,17 @@ const PLENTY: u64 = 2_000_000_000;
 /// at the far end to be put in order.
 const HEAD_START: Duration = Duration::from_micros(500);
 
+/// Paths that others should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Avoid {
+    /// None.
+    Nothing,
+    /// This one, if there is another: it lost what is to be sent.
+    Link(u8),
+    /// The trusted ones, in any case: those wait for them that need them.
+    Trusted,
+}
+
 /// A path that may send now.
 struct Ready {
     /// The lowest is chosen.
@@ -39,7 +50,7 @@ struct Ready {
 
 /// The `balanced` scheduler: earliest predicted delivery within the windows.
 ///
-/// `wanted` bytes are to be sent, `backlog` wait in all. `avoid` is the path that lost them.
+/// `wanted` bytes are to be sent, `backlog` wait in all.
 pub(super) fn balanced(
     links: &mut [Link],
     shared: &Shared,
@@ -47,14 +58,16 @@ pub(super) fn balanced(
     placement: Placement,
     wanted: usize,
     backlog: usize,
-    avoid: Option<u8>,
+    avoid: Avoid,
 ) -> Choice {
     let mut ready: Option<Ready> = None;
     let mut blocked: Option<Time> = None;
     let mut release: Option<Time> = None;
     let mut any = false;
     for (index, link) in links.iter_mut().enumerate() {
-        if !placement.allows(link.id, link.trusted) || !link.is_active(shared) {
+        let allowed =
+            placement.allows(link.id, link.trusted) && !(avoid == Avoid::Trusted && link.trusted);
+        if !allowed || !link.is_active(shared) {
             continue;
         }
         any = true;
@@ -72,7 +85,7 @@ pub(super) fn balanced(
             true => at - HEAD_START,
             false => at,
         };
-        let rank = (avoid == Some(link.id), rank);
+        let rank = (avoid == Avoid::Link(link.id), rank);
         if ready.as_ref().is_none_or(|best| rank < best.rank) {
             ready = Some(Ready {
                 rank,

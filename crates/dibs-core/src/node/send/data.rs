@@ -8,7 +8,7 @@ use dibs_wire::virtio;
 
 use super::super::Shared;
 use super::super::peer::{Out, Peer};
-use super::super::schedule::{Choice, balanced};
+use super::super::schedule::{Avoid, Choice, balanced};
 use super::Turn;
 use super::left_out::repair_time;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
@@ -33,6 +33,9 @@ enum Unsent {
     /// Nothing of any flow: it is the first when something may. Otherwise the ones with short segments, for
     /// which there is credit first, would leave none to the others.
     Blocked,
+    /// What only a trusted path may carry: it keeps its turn until there is room on one. Those who take any path
+    /// would leave none to it, for they take it in small pieces as soon as it is there.
+    Strict,
 }
 
 impl Peer {
@@ -45,10 +48,38 @@ impl Peer {
         if self.waiting.claim() >= self.peer_store || self.waiting.held() >= HELD_LIMIT {
             return None;
         }
-        match self.send_flows(turn, true) {
-            Err(Unsent::Over) => self.send_flows(turn, false).ok(),
-            sent => sent.ok(),
+        let mut sent = self.send_strict(turn);
+        for new in [true, false] {
+            if matches!(sent, Err(Unsent::Over)) {
+                sent = self.send_flows(turn, new);
+            }
         }
+        sent.ok()
+    }
+
+    /// The same for those who keep their turn for a trusted path.
+    fn send_strict(&mut self, turn: &mut Turn<'_>) -> Result<Out, Unsent> {
+        self.trusted_awaited = false;
+        while let Some(&key) = self.strict_flows.front() {
+            let sent = match self.conns.get(key) {
+                Some(conn) if conn.out.deficit > 0 && !conn.out.queue.is_empty() => {
+                    self.send_run(turn, key)
+                }
+                _ => Err(Unsent::Over),
+            };
+            match sent {
+                Err(Unsent::Over) => {
+                    self.strict_flows.pop_front();
+                    self.old_flows.push_back(key);
+                }
+                Err(Unsent::Strict) => {
+                    self.trusted_awaited = true;
+                    break;
+                }
+                sent => return sent,
+            }
+        }
+        Err(Unsent::Over)
     }
 
     /// The same for new flows, or for the others.
@@ -86,11 +117,18 @@ impl Peer {
                 true => Err(Unsent::Over),
                 false => self.send_run(turn, key),
             };
-            if !matches!(sent, Err(Unsent::Over)) {
-                return sent;
+            match sent {
+                Err(Unsent::Over) => {
+                    self.flows(new).rotate_left(1);
+                    passed += 1;
+                }
+                Err(Unsent::Strict) => {
+                    self.flows(new).pop_front();
+                    self.strict_flows.push_back(key);
+                    self.trusted_awaited = true;
+                }
+                sent => return sent,
             }
-            self.flows(new).rotate_left(1);
-            passed += 1;
         }
         Err(Unsent::Over)
     }
@@ -228,10 +266,11 @@ impl Peer {
                 self.wait_until(at);
                 // What any path may carry waits for all of them.
                 Err(match strict {
-                    true => Unsent::Over,
+                    true => Unsent::Strict,
                     false => Unsent::Blocked,
                 })
             }
+            Choice::Nobody if self.trusted_awaited => Err(Unsent::Blocked),
             Choice::Nobody => {
                 self.held_by_trust |= chained;
                 Err(Unsent::Over)
@@ -257,7 +296,10 @@ impl Peer {
                 placement,
                 wanted,
                 backlog,
-                None,
+                match self.trusted_awaited && placement == Placement::Any {
+                    true => Avoid::Trusted,
+                    false => Avoid::Nothing,
+                },
             );
         }
         // With no trusted path alive, chained flows wait, unless the user would rather not.
@@ -271,7 +313,7 @@ impl Peer {
             Placement::Any,
             wanted,
             backlog,
-            None,
+            Avoid::Nothing,
         )
     }
 

@@ -42,7 +42,8 @@ impl Peer {
         key: Key,
         (link, budget): (usize, usize),
     ) -> Option<Out> {
-        let alone = self.new_flows.len() + self.old_flows.len() == 1;
+        let flows = self.new_flows.len() + self.old_flows.len() + self.strict_flows.len();
+        let alone = flows == 1;
         let may_be_untrusted = self.is_lax(turn.shared);
         let bumps = Arc::clone(&turn.shared.bumps);
         let conn = self.conns.get_mut(key).expect("the caller has it");

@@ -8,7 +8,7 @@ use dibs_wire::frame::{self, EmptySegment, Frame};
 
 use super::super::links::Link;
 use super::super::peer::{Out, Peer, Source};
-use super::super::schedule::{Choice, balanced};
+use super::super::schedule::{Avoid, Choice, balanced};
 use super::run::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Message, Pending, Placement};
@@ -208,7 +208,15 @@ impl Peer {
         let head = queue.head()?;
         let wanted = head.packet.len() - head.at + OVERHEAD;
         let (links, shared) = (&mut self.links, &*turn.shared);
-        let choice = balanced(links, shared, turn.now, placement, wanted, wanted, None);
+        let choice = balanced(
+            links,
+            shared,
+            turn.now,
+            placement,
+            wanted,
+            wanted,
+            Avoid::Nothing,
+        );
         let at = match choice {
             Choice::Send { link, .. } => link,
             Choice::Wait(at) => {

@@ -105,3 +105,32 @@ fn those_who_come_and_go_leave_the_others_their_turns() {
     let short: usize = (2..152).map(|port| arrived[&port]).sum::<usize>() / 150;
     assert!(arrived[&1] >= short, "{arrived:?}");
 }
+
+/// Behind a gap an epoch begins, whose first bytes only a trusted path carries, as what is sent again.
+#[test]
+fn who_needs_a_trusted_path_gets_its_turn_as_those_who_take_any() {
+    const FLOWS: u16 = 100;
+    /// Those of which each segment follows a gap.
+    const BROKEN: u16 = 10;
+    let (mut pair, mut flows) = (Pair::connected(), Flows::new());
+    let now = pair.now;
+    for path in 0..2 {
+        pair.nodes[0].expect_rate(now, path, inner(1), RATE);
+    }
+    for _ in 0..12 {
+        for port in 1..=FLOWS {
+            flows.send(&mut pair, port, 20_000);
+            if port <= BROKEN {
+                *flows.next.get_mut(&port).expect("it was sent") += 1000;
+            }
+        }
+    }
+    pair.run(Duration::from_millis(60));
+    let arrived = arrived(&pair);
+    let of = |port: u16| arrived.get(&port).copied().unwrap_or(0);
+    let others: usize = (BROKEN + 1..=FLOWS).map(of).sum::<usize>() / usize::from(FLOWS - BROKEN);
+    assert!(others < 200_000, "there is more to send: {others}");
+    for port in 1..=BROKEN {
+        assert!(of(port) >= others / 2, "{port}: {} of {others}", of(port));
+    }
+}
