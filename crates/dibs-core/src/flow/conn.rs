@@ -356,6 +356,7 @@ impl Conn {
     /// Gives back the memory that only a connection under way needs.
     pub fn shrink(&mut self) {
         self.out.queue.shrink();
+        self.out.left_out.shrink_to_fit();
         if let Some(inc) = &mut self.inc {
             inc.stream.shrink();
         }
