@@ -141,8 +141,6 @@ pub(crate) struct Peer {
     pub(super) old_flows: VecDeque<Key>,
     /// Those whose turn it was when there was no room on a trusted path, which they need.
     pub(super) strict_flows: VecDeque<Key>,
-    /// One of them waits for room: no other is to take it.
-    pub(super) trusted_awaited: bool,
     /// Bytes in all queues, and of the buffers that they lie in.
     pub(super) backlog: usize,
     pub(super) queued_memory: usize,
@@ -225,7 +223,6 @@ impl Peer {
             new_flows: VecDeque::new(),
             old_flows: VecDeque::new(),
             strict_flows: VecDeque::new(),
-            trusted_awaited: false,
             backlog: 0,
             queued_memory: 0,
             left_out: LeftOuts::default(),

@@ -35,6 +35,8 @@ struct Turn<'a> {
     session: &'a mut Session,
     /// Bytes that a flow may send in one round.
     quantum: usize,
+    /// A flow waits for room on a trusted path: no other is to take it.
+    trusted_awaited: bool,
 }
 
 /// A token of the path layer: zero is nobody's.
@@ -73,6 +75,7 @@ impl Peer {
             shared,
             session,
             quantum: self.flow_quantum(),
+            trusted_awaited: false,
         };
         self.send_splits()
             .or_else(|| self.send_link_frames(turn))

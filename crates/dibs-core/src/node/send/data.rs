@@ -17,7 +17,6 @@ use crate::counters::Counter;
 use crate::flow::left_out::LeftOut;
 use crate::flow::queue::Verdict;
 use crate::slab::Key;
-use crate::time::Time;
 
 /// Payload that fills a send, about.
 const WORTH_A_SEND: usize = 60_000;
@@ -59,7 +58,6 @@ impl Peer {
 
     /// The same for those who keep their turn for a trusted path.
     fn send_strict(&mut self, turn: &mut Turn<'_>) -> Result<Out, Unsent> {
-        self.trusted_awaited = false;
         while let Some(&key) = self.strict_flows.front() {
             let sent = match self.conns.get(key) {
                 Some(conn) if conn.out.deficit > 0 && !conn.out.queue.is_empty() => {
@@ -73,7 +71,7 @@ impl Peer {
                     self.old_flows.push_back(key);
                 }
                 Err(Unsent::Strict) => {
-                    self.trusted_awaited = true;
+                    turn.trusted_awaited = true;
                     break;
                 }
                 sent => return sent,
@@ -125,7 +123,7 @@ impl Peer {
                 Err(Unsent::Strict) => {
                     self.flows(new).pop_front();
                     self.strict_flows.push_back(key);
-                    self.trusted_awaited = true;
+                    turn.trusted_awaited = true;
                 }
                 sent => return sent,
             }
@@ -253,13 +251,7 @@ impl Peer {
         } else {
             Placement::Any
         };
-        match self.choose(
-            turn.shared,
-            turn.now,
-            placement,
-            left + MOST_BESIDE,
-            chained,
-        ) {
+        match self.choose(turn, placement, left + MOST_BESIDE, chained) {
             Choice::Send { link, budget } => Ok((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
@@ -270,7 +262,7 @@ impl Peer {
                     false => Unsent::Blocked,
                 })
             }
-            Choice::Nobody if self.trusted_awaited => Err(Unsent::Blocked),
+            Choice::Nobody if turn.trusted_awaited => Err(Unsent::Blocked),
             Choice::Nobody => {
                 self.held_by_trust |= chained;
                 Err(Unsent::Over)
@@ -279,41 +271,33 @@ impl Peer {
     }
 
     /// The scheduler under the rules of trust.
-    pub(super) fn choose(
+    fn choose(
         &mut self,
-        shared: &Shared,
-        now: Time,
+        turn: &Turn<'_>,
         placement: Placement,
         wanted: usize,
         chained: bool,
     ) -> Choice {
-        let backlog = self.backlog;
-        if !chained || self.has_trusted(shared) {
-            return balanced(
-                &mut self.links,
-                shared,
-                now,
-                placement,
-                wanted,
-                backlog,
-                match self.trusted_awaited && placement == Placement::Any {
-                    true => Avoid::Trusted,
-                    false => Avoid::Nothing,
-                },
-            );
-        }
+        let (now, shared) = (turn.now, &*turn.shared);
+        let ruled = !chained || self.has_trusted(shared);
         // With no trusted path alive, chained flows wait, unless the user would rather not.
-        if shared.hold_without_trusted {
+        if !ruled && shared.hold_without_trusted {
             return Choice::Nobody;
         }
+        let placement = if ruled { placement } else { Placement::Any };
+        let avoid = match turn.trusted_awaited && placement == Placement::Any {
+            true => Avoid::Trusted,
+            false => Avoid::Nothing,
+        };
+        let backlog = self.backlog;
         balanced(
             &mut self.links,
             shared,
             now,
-            Placement::Any,
+            placement,
             wanted,
             backlog,
-            Avoid::Nothing,
+            avoid,
         )
     }
 

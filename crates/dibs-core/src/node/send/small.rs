@@ -208,15 +208,8 @@ impl Peer {
         let head = queue.head()?;
         let wanted = head.packet.len() - head.at + OVERHEAD;
         let (links, shared) = (&mut self.links, &*turn.shared);
-        let choice = balanced(
-            links,
-            shared,
-            turn.now,
-            placement,
-            wanted,
-            wanted,
-            Avoid::Nothing,
-        );
+        let (now, avoid) = (turn.now, Avoid::Nothing);
+        let choice = balanced(links, shared, now, placement, wanted, wanted, avoid);
         let at = match choice {
             Choice::Send { link, .. } => link,
             Choice::Wait(at) => {
