@@ -154,6 +154,13 @@ impl Pair {
         pair
     }
 
+    /// The same of which host 0 has one path.
+    fn by_one_path(delay: Duration) -> Self {
+        let mut pair = Self::far_apart(delay);
+        pair.nodes[0].set_path(pair.now, 1, false, 1500);
+        pair
+    }
+
     fn assert_open(&self) {
         for node in &self.nodes {
             let paths = node.paths();

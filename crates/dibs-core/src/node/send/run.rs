@@ -10,6 +10,7 @@ use super::super::Shared;
 use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::data::parsed;
+use super::small::{MOST_ACK, put_ack};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::bump::{Bump, Chain};
 use crate::chunk::{Chunk, Content, Head, Placement, Strand, Unacknowledged};
@@ -18,6 +19,7 @@ use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::fields::{self, OwnedFields};
 use crate::session::{Integrity, TAG_LEN};
 use crate::slab::Key;
+use crate::time::Time;
 
 /// Segments of one GSO send, at most (the kernel's UDP_MAX_SEGMENTS of old).
 pub(super) const MAX_SEGMENTS: usize = 64;
@@ -233,6 +235,12 @@ impl Run<'_> {
                 header,
                 tag,
             };
+            let last = done + len == total;
+            let acks = match last && out.queue.is_empty() && allowed && !bare {
+                true => self.acknowledge(turn.now, shape.len()),
+                false => 0,
+            };
+            shape.header += acks;
             if self.bump.is_padded() {
                 shape.header += padding(shape.len(), self.mtu);
             }
@@ -247,7 +255,6 @@ impl Run<'_> {
                 return Left::Some(total - done);
             }
             let bytes = &segment.payload[done..done + len];
-            let last = done + len == total;
             let piece_tcp = fields::of_piece(&tcp, done, last);
             let numbers = len as u64 + u64::from(last && tcp.flags & flags::FIN != 0);
             stats.retransmissions += u64::from(position.solo);
@@ -318,6 +325,11 @@ impl Run<'_> {
                 }
                 .frame(strand(out), piece_tcp, self.open)
                 .encode(&mut Writer::new(block));
+                let (block, padding) = padding.split_at_mut(acks);
+                if !block.is_empty() {
+                    block.copy_from_slice(&self.link.frames);
+                    self.link.frames.clear();
+                }
                 if !padding.is_empty() {
                     padding.fill(0);
                 }
@@ -369,6 +381,24 @@ impl Run<'_> {
                 return Left::Some(total - done);
             }
         }
+    }
+}
+
+impl Run<'_> {
+    /// What the path has to acknowledge goes along with a datagram of `len` bytes that has room for it: left in
+    /// the path's frames, of this length. A connection that asks and answers needs no others then.
+    fn acknowledge(&mut self, now: Time, len: usize) -> usize {
+        let longest = match self.pieces {
+            0 => self.mtu,
+            _ => self.stride,
+        };
+        if len + MOST_ACK > longest || !self.link.frames.is_empty() {
+            return 0;
+        }
+        let mut block = std::mem::take(&mut self.link.frames);
+        put_ack(now, self.link, &mut block);
+        self.link.frames = block;
+        self.link.frames.len()
     }
 }
 

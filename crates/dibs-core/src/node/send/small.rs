@@ -21,6 +21,8 @@ use crate::time::Time;
 
 /// Length of an acknowledgement frame's content, at most.
 const ACK_BYTES: usize = 300;
+/// Length of the whole frame, at most.
+pub(super) const MOST_ACK: usize = ACK_BYTES + frame::ACK_OVERHEAD;
 /// A header block of segments without payload, at most: as long as any path takes. Nobody hears whether it
 /// arrives, so nothing would show that a path takes less than it did.
 pub(super) const LONGEST_PACK: usize = 1024 - OVERHEAD;
@@ -146,7 +148,7 @@ impl Peer {
                 Placement::Any,
             )
         });
-        if block.len() + ACK_BYTES + frame::ACK_OVERHEAD <= LONGEST_PACK {
+        if block.len() + MOST_ACK <= LONGEST_PACK {
             put_ack(turn.now, &mut self.links[at], &mut block);
         }
         if padded {
@@ -282,7 +284,7 @@ pub(super) fn pad(block: &mut Vec<u8>, room: usize) {
 }
 
 /// Appends an acknowledgement frame, if there is anything to acknowledge.
-fn put_ack(now: Time, link: &mut Link, block: &mut Vec<u8>) {
+pub(super) fn put_ack(now: Time, link: &mut Link, block: &mut Vec<u8>) {
     let start = block.len();
     block.extend_from_slice(&[frame::ACK, 0, 0]);
     if link.path.encode_ack(now, ACK_BYTES, block) {

@@ -59,3 +59,41 @@ fn many_at_once_go_in_datagrams_that_any_path_takes() {
     let longest = *longest.borrow();
     assert!((512..=1200).contains(&longest), "{longest}");
 }
+
+/// Datagrams on the wire for 20 questions of 64 bytes and their answers, on this bump.
+fn asked_and_answered(bump: u8, think: Duration) -> usize {
+    let mut pair = Pair::by_one_path(DELAY);
+    pair.bump = bump;
+    let seen = Rc::new(RefCell::new(0));
+    let tap = seen.clone();
+    let text = text(64);
+    for round in 0..25 {
+        if round == 5 {
+            let tap = tap.clone();
+            pair.filter = Box::new(move |_, path, _| {
+                *tap.borrow_mut() += usize::from(path == 0);
+                true
+            });
+        }
+        for host in [0, 1] {
+            pair.send(host, 1 + 64 * round, &text, flags::PSH, round);
+            pair.run(DELAY + think);
+        }
+    }
+    pair.assert_stream(0, &text.repeat(25));
+    pair.assert_stream(1, &text.repeat(25));
+    *seen.borrow()
+}
+
+#[test]
+fn an_answer_takes_the_paths_acknowledgement_along() {
+    for bump in [bump::SCRAMBLE, bump::SEAL] {
+        let at_once = asked_and_answered(bump, Duration::ZERO);
+        assert_eq!(at_once, 40, "bump {bump}");
+        let late = asked_and_answered(bump, Duration::from_millis(5));
+        assert_eq!(
+            late, 80,
+            "bump {bump}: nobody waits for an answer that long"
+        );
+    }
+}

@@ -11,17 +11,9 @@ fn count(pair: &Pair, counter: Counter) -> u64 {
     pair.nodes[0].counters().get(counter)
 }
 
-/// A pair of which host 0 has one path, which takes so long.
-fn by_one_path(delay: Duration) -> Pair {
-    let mut pair = Pair::far_apart(delay);
-    let now = pair.now;
-    pair.nodes[0].set_path(now, 1, false, 1500);
-    pair
-}
-
 /// A pair of which host 0 had more to send than its one path took at first.
 fn with_a_queue(data: &[u8]) -> Pair {
-    let mut pair = by_one_path(Duration::from_millis(50));
+    let mut pair = Pair::by_one_path(Duration::from_millis(50));
     let now = pair.now;
     pair.send(0, 1, data, 0, 0);
     while count(&pair, Counter::CodelDropped) == 0 {
@@ -99,7 +91,7 @@ fn a_new_connection_between_the_same_ports_gets_nothing_of_the_old_one() {
 #[test]
 fn each_of_many_flows_has_time_to_send_again() {
     const FLOWS: u16 = 1000;
-    let mut pair = by_one_path(Duration::from_millis(300));
+    let mut pair = Pair::by_one_path(Duration::from_millis(300));
     let data = text(50_000);
     for port in 0..FLOWS {
         speak(&mut pair, 1000 + port, 1, &data);
@@ -116,7 +108,7 @@ fn each_of_many_flows_has_time_to_send_again() {
 #[test]
 fn only_so_many_are_kept() {
     const FLOWS: u16 = 200;
-    let mut pair = by_one_path(Duration::from_millis(300));
+    let mut pair = Pair::by_one_path(Duration::from_millis(300));
     let data = text(50_000);
     for port in 0..FLOWS {
         for n in 0..5 {
