@@ -1,4 +1,5 @@
 use super::*;
+use crate::bytes::Writer;
 
 fn open(v6: bool) -> Open {
     let (src, dst) = if v6 {
