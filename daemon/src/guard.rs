@@ -8,7 +8,7 @@ use dibs_config::Fail;
 use dibs_policy::{Backstop, Steering, Strength};
 
 use crate::interfaces::Inventory;
-use crate::state::StateFile;
+use crate::saved::StateFile;
 use crate::{initial_state, privileges, probing, startup};
 
 /// Puts into the kernel what blocks, and ends.

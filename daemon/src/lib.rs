@@ -26,8 +26,8 @@ mod probing;
 mod recovery;
 pub mod requests;
 pub mod rules;
+pub mod saved;
 pub mod startup;
-pub mod state;
 pub mod steering;
 mod switching;
 pub mod tracking;
@@ -49,7 +49,7 @@ use tokio::sync::mpsc;
 use daemon::{Daemon, PeerState, State};
 use driver::{Driver, Notice};
 use interfaces::{Interfaces, Inventory};
-use state::{Forward, Saved, SavedRule, StateFile};
+use saved::{Forward, Saved, SavedRule, StateFile};
 use steering::Steerer;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -78,7 +78,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
 async fn serve(config: Config) -> anyhow::Result<()> {
     control_socket::ensure_place(&config.daemon.control_socket)?;
     let file = StateFile::open(&config.daemon.control_socket)?;
-    let _alone = state::claim_namespace()?;
+    let _alone = saved::claim_namespace()?;
     let saved = file.load()?;
     let interfaces = Interfaces::open()?;
     let inventory = interfaces.list().await?;

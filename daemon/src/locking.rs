@@ -14,8 +14,8 @@ use crate::conns::Pair;
 use crate::daemon::{Daemon, Handed, State};
 use crate::live::Live;
 use crate::messages::{Body, Named, Outcome};
+use crate::saved::Saved;
 use crate::startup::marks;
-use crate::state::Saved;
 use crate::switching::{Meant, ROUND};
 
 /// Between two looks that nothing gave cause for.

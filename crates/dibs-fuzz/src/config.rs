@@ -2,7 +2,7 @@
 
 use dibs_config::{Config, Error};
 use dibsd::rules;
-use dibsd::state::Saved;
+use dibsd::saved::Saved;
 
 use crate::input::Input;
 

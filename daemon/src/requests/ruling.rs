@@ -7,7 +7,7 @@ use super::{Caller, failed, refused};
 use crate::daemon::{Daemon, Hand};
 use crate::live::Live;
 use crate::rules::{self, Rule};
-use crate::state::SavedRule;
+use crate::saved::SavedRule;
 
 impl Daemon {
     pub(super) async fn rule_add(

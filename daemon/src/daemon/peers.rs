@@ -1,0 +1,158 @@
+//! What the daemons of peers are asked and told.
+
+use std::time::Duration;
+
+use dibs_core::node::ControlError;
+use tokio::sync::oneshot;
+
+use super::Daemon;
+use crate::driver::Gone;
+use crate::messages::{Body, Message, Outcome};
+use crate::rules::Rule;
+use crate::startup::policy_prefix;
+
+/// How long a peer's daemon has for an answer; `dibsctl` waits longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who waits for a peer's answer.
+pub(super) struct Question {
+    peer: usize,
+    answer: oneshot::Sender<Vec<(Outcome, u64)>>,
+}
+
+/// Why a peer's daemon gave no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unanswered {
+    #[error("there is no session with it")]
+    NoSession,
+    #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
+    Silent,
+    #[error("too many messages wait for its daemon")]
+    Full,
+    #[error("the data path has ended")]
+    Ended,
+    #[error("its daemon did not answer for others, and was not asked for it")]
+    NotAsked,
+}
+
+impl From<Gone> for Unanswered {
+    fn from(_: Gone) -> Self {
+        Self::Ended
+    }
+}
+
+impl From<ControlError> for Unanswered {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::NoSession => Self::NoSession,
+            ControlError::TooMany => Self::Full,
+            ControlError::UnknownPeer | ControlError::TooLong => {
+                panic!("messages are short and for known peers: {error}")
+            }
+        }
+    }
+}
+
+impl Daemon {
+    /// Asks a peer's daemon, and waits for the answer.
+    pub(crate) async fn ask(
+        &self,
+        peer: usize,
+        body: Body,
+    ) -> Result<Vec<(Outcome, u64)>, Unanswered> {
+        let request = self.next_request.get();
+        self.next_request.set(request.wrapping_add(1));
+        let (answer, answered) = oneshot::channel();
+        self.questions
+            .borrow_mut()
+            .insert(request, Question { peer, answer });
+        let asked = async {
+            self.post(peer, Message { request, body }).await?;
+            match tokio::time::timeout(PATIENCE, answered).await {
+                Ok(Ok(outcomes)) => Ok(outcomes),
+                _ => Err(Unanswered::Silent),
+            }
+        };
+        let answer = asked.await;
+        self.questions.borrow_mut().remove(&request);
+        answer
+    }
+
+    /// Sends a message to a peer's daemon.
+    pub(crate) async fn post(&self, peer: usize, message: Message) -> Result<(), Unanswered> {
+        let sent = self.driver.send_control(peer, message.encode()).await?;
+        sent.map_err(Unanswered::from)
+    }
+
+    /// Hands an answer to whoever asked.
+    pub(crate) fn answered(&self, peer: usize, request: u32, outcomes: Vec<(Outcome, u64)>) {
+        let mut questions = self.questions.borrow_mut();
+        if questions.get(&request).is_some_and(|q| q.peer == peer) {
+            let question = questions.remove(&request).expect("it was just seen");
+            // Who asked may have given up.
+            let _ = question.answer.send(outcomes);
+        }
+    }
+
+    /// The bumps that our rules put connections of a peer into.
+    pub(crate) fn wanted_of(&self, peer: usize) -> u16 {
+        let state = self.state.borrow();
+        let behind: Vec<_> = self.config.peers[peer]
+            .addresses
+            .iter()
+            .map(policy_prefix)
+            .collect();
+        let concerns = |rule: &&Rule| {
+            rule.classes.iter().any(|class| {
+                class.destination.is_none_or(|to| {
+                    behind
+                        .iter()
+                        .any(|net| net.contains(to) || to.contains(*net))
+                })
+            })
+        };
+        state
+            .rules_in_force()
+            .filter(concerns)
+            .fold(0, |bumps, rule| bumps | 1 << rule.bump_id().get())
+    }
+
+    /// Has a peer's daemon make ready what our rules need there; waits until it has.
+    pub(crate) async fn send_want(&self, peer: usize) -> Result<(), Unanswered> {
+        let sequence = self.next_want.get();
+        self.next_want.set(sequence + 1);
+        let bumps = self.wanted_of(peer);
+        let devices = self.device_names().into_iter().collect();
+        let want = Body::Want {
+            sequence,
+            bumps,
+            devices,
+        };
+        self.ask(peer, want).await.map(drop)
+    }
+
+    /// As [`send_want`](Self::send_want), to all peers with a session at once.
+    pub(crate) async fn send_wants(&self) {
+        let peers = 0..self.config.peers.len();
+        let asked = peers.map(|peer| async move {
+            match self.send_want(peer).await {
+                // It hears of it as soon as there is a session.
+                Ok(()) | Err(Unanswered::NoSession) => {}
+                Err(error) => tracing::warn!(peer = self.peer_name(peer), "{error}"),
+            }
+        });
+        futures_util::future::join_all(asked).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is the peer's doing that messages wait, or that of the trusted paths between us.
+    #[test]
+    fn messages_that_wait_are_no_fault_of_ours() {
+        let full = Unanswered::from(ControlError::TooMany);
+        assert_eq!(full, Unanswered::Full);
+    }
+}

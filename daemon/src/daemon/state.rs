@@ -1,0 +1,255 @@
+//! What changes while the daemon runs, and what follows from it: which rule decides, which bumps are in use,
+//! what is to be steered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use dibs_config::{Config, Level};
+use dibs_control::{RuleId, RuleOrigin};
+use dibs_policy::{Binding, BumpId, ClassRule, Desired, Prefix};
+use dibs_switch::locks::Locks;
+
+use crate::conns::{Choices, Names, Pair};
+use crate::interfaces::Inventory;
+use crate::live::Live;
+use crate::paths::Link;
+use crate::rules::Rule;
+use crate::saved::SavedRule;
+use crate::startup::policy_prefix;
+use crate::steering::desired;
+
+/// Connections that may have a rule of their own: each costs the packets of all others a comparison.
+const PINS: usize = 32;
+/// The rule number of those.
+const PIN: u32 = 0;
+
+/// What changes.
+pub(crate) struct State {
+    /// In the order in which they are tried.
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) user_rules: Vec<SavedRule>,
+    pub(crate) next_rule: RuleId,
+    /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
+    pub(crate) utc_offset: i32,
+    pub(crate) choices: Choices,
+    /// How peers name their sockets.
+    pub(crate) names: Names,
+    /// Which connections take nothing in plain.
+    pub(crate) locks: Locks,
+    /// Connections on a bump neither by choice nor by a rule of ours: by the peer's, or by the hand of
+    /// another program.
+    pub(crate) handed: BTreeMap<Pair, Handed>,
+    /// What connections' marks are known to say, which what is decided now may be ahead of.
+    pub(crate) written: BTreeMap<Pair, Written>,
+    /// What other programs chose and we have not taken up yet: their bumps are in use.
+    pub(crate) awaited: BTreeMap<Pair, u8>,
+    /// Connections that left their bumps for plain, not by choice, a moment ago: their marks say that
+    /// what still comes by a bump does not pull them back.
+    pub(crate) leaving: BTreeMap<Pair, Instant>,
+    /// Connections that a peer moves to a bump, until the kernel knows: what it sent before is still to
+    /// come in plain.
+    pub(crate) arriving: BTreeSet<Pair>,
+    /// Connections that are on their way because rules changed: their marks are ahead of our record, or
+    /// behind it.
+    pub(crate) moving: BTreeSet<Pair>,
+    /// By index of the configuration.
+    pub(crate) peers: Vec<PeerState>,
+    pub(crate) inventory: Inventory,
+    /// By index of the configuration's paths.
+    pub(crate) links: Vec<Link>,
+    /// Of this host, as far as steered connections may use them.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Bumps that are installed, with the number of sweeps that found no use for them.
+    pub(crate) installed: BTreeMap<BumpId, u32>,
+    /// Connections that are on a bump without a choice: by rules, here or at the peer.
+    pub(crate) followed: BTreeMap<Pair, BumpId>,
+    /// Connections that passed this host and were seen to end: of the others without an entry in conntrack
+    /// nobody knows.
+    pub(crate) ended: BTreeSet<Pair>,
+    /// Connections that have a rule of their own in the kernel, and its bump.
+    pub(crate) pinned: BTreeMap<Pair, BumpId>,
+    /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
+    pub(crate) suspended: bool,
+}
+
+/// What we gave a connection's mark last, or took up from another program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    /// 0: none.
+    pub(crate) bump: u8,
+    /// It has OVERRIDE.
+    pub(crate) chosen: bool,
+    pub(crate) at: Instant,
+}
+
+/// See [`State::handed`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handed {
+    /// Never 0.
+    pub(crate) bump: u8,
+    /// Who put it there.
+    pub(crate) by: Hand,
+}
+
+/// Who puts connections on bumps beside choices, and rules that the daemon can follow itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hand {
+    /// The peer.
+    Peer,
+    /// A rule that only the kernel can follow.
+    Rule,
+    /// Another program.
+    Other,
+}
+
+/// What is known of a peer beside the node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerState {
+    /// When the session was established, in seconds since 1970.
+    pub(crate) since: Option<f64>,
+    /// It has a session, and answers.
+    pub(crate) answers: bool,
+    /// Its calls are older than its latest by so much, as far as is known, since it last had a session.
+    pub(crate) outdated: Option<Duration>,
+    /// Bumps that its rules use, bit n for bump n.
+    pub(crate) engaged: u16,
+    /// Of its latest WANT.
+    pub(crate) want: u64,
+    /// Our numbers of the bumps that are devices, by its numbers of them.
+    pub(crate) devices: BTreeMap<u8, u8>,
+    /// Sessions that it has been told all in, or is being told.
+    pub(crate) told: u64,
+}
+
+impl State {
+    /// The rules in force, whatever the time of day.
+    pub(crate) fn rules_in_force(&self) -> impl Iterator<Item = &Rule> {
+        let suspended = self.suspended;
+        let active = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
+        self.rules.iter().filter(active)
+    }
+
+    /// The rules that hold now.
+    pub(crate) fn active_rules(&self) -> impl Iterator<Item = &Rule> {
+        self.rules_in_force().filter(|rule| rule.holds)
+    }
+
+    /// The rule that requires its bump of a connection, if one does.
+    pub(crate) fn requirement(&self, live: &Live) -> Option<&Rule> {
+        self.active_rules()
+            .find(|rule| rule.level == Level::Require && rule.means(live))
+    }
+
+    /// The rule that decides over a connection for which nothing is chosen, if one does.
+    pub(crate) fn ruling(&self, live: &Live) -> Option<&Rule> {
+        let handed = self.handed.get(&live.pair);
+        let by_rule = handed.filter(|handed| handed.by == Hand::Rule);
+        let means = |rule: &&Rule| match rule.is_the_kernels() {
+            true => by_rule.is_some_and(|handed| rule.may_have(live, handed.bump)),
+            false => rule.means(live),
+        };
+        self.requirement(live)
+            .or_else(|| self.active_rules().find(means))
+    }
+
+    /// The bump that a connection is to be on by rules now; none where the rule waits for a session.
+    pub(crate) fn ruled_bump(&self, live: &Live) -> Option<u8> {
+        let rule = self.ruling(live)?;
+        let waits = rule.level == Level::Prefer && !self.peers[live.peer].answers;
+        (!waits).then(|| rule.bump_id().get())
+    }
+
+    /// Who put a connection on a bump for which nothing is chosen; none: a rule that holds now, which
+    /// needs no note.
+    pub(crate) fn hand_of(&self, live: &Live, bump: u8) -> Option<Hand> {
+        let of_bump = |rule: &&Rule| rule.bump_id().get() == bump && rule.means(live);
+        if self.active_rules().any(|rule| of_bump(&rule)) {
+            None
+        } else if self.active_rules().any(|rule| rule.may_have(live, bump)) {
+            Some(Hand::Rule)
+        } else if self.peers[live.peer].engaged & 1 << bump != 0 {
+            Some(Hand::Peer)
+        } else {
+            Some(Hand::Other)
+        }
+    }
+
+    /// The bumps that something here or at a peer uses.
+    pub(super) fn in_use(&self) -> BTreeSet<BumpId> {
+        let ruled = self.rules_in_force().map(Rule::bump_id);
+        let chosen = self
+            .choices
+            .iter()
+            .filter_map(|(_, choice)| BumpId::new(choice.bump));
+        let followed = self.handed.values();
+        let followed = followed.filter_map(|followed| BumpId::new(followed.bump));
+        let awaited = self.awaited.values().filter_map(|bump| BumpId::new(*bump));
+        let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
+        let here = ruled.chain(chosen).chain(followed).chain(awaited);
+        here.chain(engaged).collect()
+    }
+}
+
+/// The rule of a single connection.
+fn pin(pair: &Pair, bump: BumpId) -> ClassRule {
+    ClassRule {
+        dport: Some(pair.remote.port()),
+        sport: Some(pair.local.port()),
+        destination: Some(Prefix::host(pair.remote.ip())),
+        source: Some(Prefix::host(pair.local.ip())),
+        binding: Binding::Pinned,
+        ..ClassRule::tcp(PIN, bump)
+    }
+}
+
+impl State {
+    /// Connections on a bump by choice that get a rule of their own: where the kernel loses the entry that
+    /// holds their mark, no packet leaves in plain until it is made again.
+    pub(super) fn pins(&self) -> BTreeMap<Pair, BumpId> {
+        let chosen = self
+            .choices
+            .iter()
+            .filter(|(pair, choice)| !choice.pending && !self.arriving.contains(pair))
+            .filter_map(|(pair, choice)| Some((pair, BumpId::new(choice.bump)?)));
+        chosen.take(PINS).collect()
+    }
+
+    /// What is to be steered now.
+    pub(crate) fn wish(&self, config: &Config) -> Desired {
+        let mut bumps = self.in_use();
+        bumps.extend(self.installed.keys());
+        let pins = self.pins();
+        let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
+        let offset = self.utc_offset;
+        let rules = self.rules_in_force();
+        let rules = rules.flat_map(move |rule| rule.kernel_classes(offset));
+        let wish = desired(config, pins.chain(rules), &bumps, &self.addresses);
+        let peers = config.peers.iter().zip(&self.peers);
+        let sessions = peers.flat_map(|(peer, state)| {
+            let net = |net| (policy_prefix(net), state.answers);
+            peer.addresses.iter().map(net)
+        });
+        Desired {
+            sessions: sessions.collect(),
+            ..wish
+        }
+    }
+
+    /// Whether all bumps in use are installed.
+    pub(super) fn is_installed(&self) -> bool {
+        let mut used = self.in_use().into_iter();
+        used.all(|bump| self.installed.contains_key(&bump))
+    }
+
+    /// Whether the kernel has rules of their own for other connections than it should.
+    pub(crate) fn pins_are_stale(&self) -> bool {
+        self.pins() != self.pinned
+    }
+}
+
+fn bits(bumps: u16) -> impl Iterator<Item = BumpId> {
+    (1..15)
+        .filter(move |n| bumps & 1 << n != 0)
+        .filter_map(BumpId::new)
+}
