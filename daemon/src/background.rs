@@ -441,60 +441,67 @@ pub async fn sweep(daemon: Rc<Daemon>) {
 }
 
 async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
-    let known = {
+    // That one of these fails is no reason to leave out the others.
+    let forgotten = forget_ended(daemon).await;
+    let followed = daemon.let_follow().await;
+    let retired = daemon.retire().await;
+    forgotten.and(followed.map_err(Into::into)).and(retired)
+}
+
+/// Forgets connections that ended, and takes their marks: another one of the same ends is not to inherit them.
+/// One that is there already gets what is chosen for it.
+async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
+    {
         let state = daemon.state.borrow();
-        !(state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty())
-    };
-    if known {
-        let (gone, taken) = {
-            let _turn = daemon.looking.lock().await;
-            let named = |live: Live| Some((live.pair, live.socket));
-            let mut alive = daemon.sockets_as(named).await?;
-            alive.sort_unstable();
-            let socket_of = |pair: &Pair| {
-                let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
-                Some(alive[at].1)
-            };
-            // What becomes of those is told by events.
-            let passing: HashSet<Pair> = {
-                let state = daemon.state.borrow();
-                let chosen = state.choices.iter().map(|(pair, _)| pair);
-                let others = state.handed.keys().chain(state.written.keys()).copied();
-                let known = chosen.chain(others);
-                known.filter(|pair| daemon.may_live(pair)).collect()
-            };
-            let lives = |pair: &Pair| socket_of(pair).is_some() || passing.contains(pair);
-            {
-                let mut state = daemon.state.borrow_mut();
-                state.handed.retain(|pair, _| lives(pair));
-                state.written.retain(|pair, _| lives(pair));
-                state.ended.retain(|pair| socket_of(pair).is_some());
-                let is_there = |pair: &Pair, socket| socket_of(pair) == Some(socket);
-                state.names.sweep(is_there);
-                let gone = state.choices.sweep(|pair, _| lives(pair));
-                let known = state.choices.iter();
-                let taken = known.filter(|(pair, choice)| {
-                    !is_there(pair, choice.socket) && !passing.contains(pair)
-                });
-                (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
-            }
-        };
-        if let Some(error) = daemon.mark_choices(&taken).await.into_values().next() {
-            return Err(error.into());
-        }
-        {
-            // Another connection of the same ends is not to inherit it.
-            let _turn = daemon.marking.lock().await;
-            let none: Vec<Mark> = gone.iter().copied().map(Mark::none).collect();
-            let marked = daemon.write(&none).await;
-            marked.into_iter().collect::<Marked>()?;
-        }
-        if !gone.is_empty() {
-            daemon.save()?;
+        if state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty() {
+            return Ok(());
         }
     }
-    daemon.let_follow().await?;
-    daemon.retire().await
+    let (gone, taken) = {
+        let _turn = daemon.looking.lock().await;
+        let named = |live: Live| Some((live.pair, live.socket));
+        let mut alive = daemon.sockets_as(named).await?;
+        alive.sort_unstable();
+        let socket_of = |pair: &Pair| {
+            let at = alive.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
+            Some(alive[at].1)
+        };
+        // What becomes of those is told by events.
+        let passing: HashSet<Pair> = {
+            let state = daemon.state.borrow();
+            let chosen = state.choices.iter().map(|(pair, _)| pair);
+            let others = state.handed.keys().chain(state.written.keys()).copied();
+            let known = chosen.chain(others);
+            known.filter(|pair| daemon.may_live(pair)).collect()
+        };
+        let lives = |pair: &Pair| socket_of(pair).is_some() || passing.contains(pair);
+        let mut state = daemon.state.borrow_mut();
+        state.handed.retain(|pair, _| lives(pair));
+        state.written.retain(|pair, _| lives(pair));
+        state.ended.retain(|pair| socket_of(pair).is_some());
+        let is_there = |pair: &Pair, socket| socket_of(pair) == Some(socket);
+        state.names.sweep(is_there);
+        let gone = state.choices.sweep(|pair, _| lives(pair));
+        let known = state.choices.iter();
+        let taken = known
+            .filter(|(pair, choice)| !is_there(pair, choice.socket) && !passing.contains(pair));
+        (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
+    };
+    let chosen = match daemon.mark_choices(&taken).await.into_values().next() {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    };
+    let cleared = {
+        let _turn = daemon.marking.lock().await;
+        let none: Vec<Mark> = gone.iter().copied().map(Mark::none).collect();
+        let marked = daemon.write(&none).await;
+        marked.into_iter().collect::<Marked>()
+    };
+    let saved = match gone.is_empty() {
+        true => Ok(()),
+        false => daemon.save(),
+    };
+    chosen.and(cleared.map_err(Into::into)).and(saved)
 }
 
 /// Tells systemd that we live, as long as the data path answers.

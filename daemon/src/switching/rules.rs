@@ -28,10 +28,12 @@ impl Daemon {
                 answers = self.follow_some(peer, lives, bump, answers).await;
             }
         }
-        self.state
-            .borrow_mut()
-            .moving
-            .retain(|pair| !moving.contains(pair));
+        {
+            let mut state = self.state.borrow_mut();
+            for pair in &moving {
+                state.moving.remove(pair);
+            }
+        }
         self.confirmations_due.notify_one();
     }
 
