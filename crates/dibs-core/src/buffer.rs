@@ -38,9 +38,22 @@ impl Pool {
 
     /// A large buffer with unspecified content.
     pub fn take(&mut self) -> Buffer {
-        self.large
-            .pop()
-            .unwrap_or_else(|| vec![0; BUFFER_LEN].into_boxed_slice())
+        self.take_for(BUFFER_LEN)
+    }
+
+    /// Bytes of the buffer that [`take_for`](Self::take_for) gives for `len` bytes.
+    ///
+    /// # Panics
+    /// If `len` exceeds [`BUFFER_LEN`].
+    pub const fn len_for(len: usize) -> usize {
+        assert!(len <= BUFFER_LEN, "no buffer holds as many bytes");
+        if len <= SMALL_LEN {
+            SMALL_LEN
+        } else if len <= MIDDLE_LEN {
+            MIDDLE_LEN
+        } else {
+            BUFFER_LEN
+        }
     }
 
     /// A buffer for `len` bytes, with unspecified content.
@@ -48,28 +61,26 @@ impl Pool {
     /// # Panics
     /// If `len` exceeds [`BUFFER_LEN`].
     pub fn take_for(&mut self, len: usize) -> Buffer {
-        assert!(len <= BUFFER_LEN, "no buffer holds {len} bytes");
-        let (class, len) = if len <= SMALL_LEN {
-            (&mut self.small, SMALL_LEN)
-        } else if len <= MIDDLE_LEN {
-            (&mut self.middle, MIDDLE_LEN)
-        } else {
-            return self.take();
-        };
-        class
+        let len = Self::len_for(len);
+        self.class(len)
             .pop()
             .unwrap_or_else(|| vec![0; len].into_boxed_slice())
     }
 
-    /// Gives a buffer back.
-    pub fn give(&mut self, buffer: Buffer) {
-        let class = match buffer.len() {
+    fn class(&mut self, len: usize) -> &mut Vec<Buffer> {
+        match len {
             BUFFER_LEN => &mut self.large,
             MIDDLE_LEN => &mut self.middle,
             SMALL_LEN => &mut self.small,
             len => panic!("a buffer of {len} bytes is not of this pool"),
-        };
-        if class.len() < self.keep {
+        }
+    }
+
+    /// Gives a buffer back.
+    pub fn give(&mut self, buffer: Buffer) {
+        let keep = self.keep;
+        let class = self.class(buffer.len());
+        if class.len() < keep {
             class.push(buffer);
         }
     }

@@ -466,10 +466,13 @@ impl Unacknowledged {
 
     /// Whether any byte of a connection waits.
     pub fn has(&self, conn: Key) -> bool {
-        // A batch lives as long as its chunks.
+        // A batch lives as long as its chunks, of which others may be another connection's.
         let of_batch = |(_, batch): (Key, &Batch)| batch.heads.iter().any(|h| h.conn == conn);
         let mut fragments = self.fragments.iter();
-        self.batches.iter().any(of_batch) || fragments.any(|(_, f)| f.origin.conn == conn)
+        let might =
+            self.batches.iter().any(of_batch) || fragments.any(|(_, f)| f.origin.conn == conn);
+        let mut waiting = self.sent.iter().filter_map(Sent::pending);
+        might && waiting.any(|p| self.origin(&p.content).is_some_and(|o| o.conn == conn))
     }
 
     fn place(&self, key: Key) -> Option<usize> {
@@ -534,6 +537,19 @@ impl Unacknowledged {
         self.release(old, pool);
     }
 
+    /// Moves the first `used` bytes of a batch, which are all that its chunks lie in, to a smaller buffer if there
+    /// is one that holds them: it waits as long as they do.
+    pub fn shrink_batch(&mut self, batch: Key, used: usize, pool: &mut Pool) {
+        let batch = self.batches.get_mut(batch).expect("it was just filled");
+        if Pool::len_for(used) < batch.buffer.len() {
+            let mut buffer = pool.take_for(used);
+            buffer[..used].copy_from_slice(&batch.buffer[..used]);
+            let large = std::mem::replace(&mut batch.buffer, buffer);
+            self.batch_bytes -= large.len() - batch.buffer.len();
+            pool.give(large);
+        }
+    }
+
     /// Gives a buffer back to which no chunk was added.
     pub fn drop_empty_batch(&mut self, batch: Key, pool: &mut Pool) {
         let b = self.batches.remove(batch).expect("it was just added");
@@ -578,9 +594,66 @@ mod tests {
         Message { id, bytes }
     }
 
+    fn chunk(batch: Key, len: u16) -> Chunk {
+        Chunk {
+            offset: 0,
+            batch,
+            at: 0,
+            crc: 0,
+            len,
+            head: 0,
+            flags: 0,
+            solo: false,
+            first: false,
+            detached: false,
+        }
+    }
+
     #[test]
     fn what_waits_fits_a_cache_line() {
         assert!(size_of::<Sent>() <= 56, "{}", size_of::<Sent>());
+    }
+
+    #[test]
+    fn who_shares_a_batch_has_nothing_left_when_its_own_chunk_went() {
+        let mut pool = Pool::new(1);
+        let mut waiting = Unacknowledged::default();
+        let batch = waiting.add_batch(pool.take());
+        let mut add = |conn| {
+            let strand = Strand {
+                flow: 1,
+                incarnation: 1,
+                epoch: 1,
+            };
+            let tcp = OwnedFields::new(&TcpFields::EMPTY);
+            let head = waiting.add_head(batch, Head { conn, strand, tcp });
+            let chunk = Chunk {
+                head,
+                ..chunk(batch, 10)
+            };
+            waiting.add(Content::Chunk(chunk), Placement::Any)
+        };
+        let [one, other] = [1, 2].map(Key::from_u64);
+        let [first, _] = [one, other].map(&mut add);
+        assert!(waiting.has(one) && waiting.has(other));
+        waiting.remove(first, &mut pool);
+        assert!(!waiting.has(one), "only the other's bytes wait");
+        assert!(waiting.has(other));
+    }
+
+    #[test]
+    fn a_batch_with_little_in_it_goes_to_a_smaller_buffer() {
+        let mut pool = Pool::new(1);
+        let mut waiting = Unacknowledged::default();
+        let batch = waiting.add_batch(pool.take());
+        waiting.batch_mut(batch)[..5000].fill(7);
+        waiting.add(Content::Chunk(chunk(batch, 5000)), Placement::Any);
+        waiting.shrink_batch(batch, 5000, &mut pool);
+        assert_eq!(waiting.held(), Pool::len_for(5000));
+        assert_eq!(waiting.batch(batch)[..5000], [7; 5000]);
+        let held = waiting.held();
+        waiting.shrink_batch(batch, 5000, &mut pool);
+        assert_eq!(waiting.held(), held, "there is no smaller one");
     }
 
     #[test]
@@ -592,20 +665,7 @@ mod tests {
             let buffer = pool.take();
             waiting.add_batch(buffer)
         };
-        let chunk = |len| {
-            Content::Chunk(Chunk {
-                offset: 0,
-                batch,
-                at: 0,
-                crc: 0,
-                len,
-                head: 0,
-                flags: 0,
-                solo: false,
-                first: false,
-                detached: false,
-            })
-        };
+        let chunk = |len| Content::Chunk(chunk(batch, len));
         let a = waiting.add(chunk(100), Placement::Any);
         let b = waiting.add(chunk(50), Placement::Any);
         assert_eq!(waiting.span(), 150);

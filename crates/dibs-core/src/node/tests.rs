@@ -63,6 +63,8 @@ pub(super) struct Pair {
     /// Says whether a datagram (sender, path, bytes) passes.
     filter: Filter,
     sent: [[u64; 2]; 2],
+    /// Calls that each host sent datagrams with.
+    sends: [usize; 2],
     /// The longest datagram that the paths take, and the payload of the segments that a superpacket stands for.
     longest: usize,
     mss: u16,
@@ -135,6 +137,7 @@ impl Pair {
             events: [Vec::new(), Vec::new()],
             filter: Box::new(|_, _, _| true),
             sent: [[0; 2]; 2],
+            sends: [0; 2],
             longest: 1472,
             mss: 1400,
         }
@@ -174,6 +177,7 @@ impl Pair {
         for host in 0..2 {
             let node = &mut self.nodes[host];
             while let Some(t) = node.poll_transmit(self.now) {
+                self.sends[host] += 1;
                 for datagram in t.bytes.chunks(t.segment) {
                     assert!(datagram.len() <= self.longest, "a datagram fits the MTU");
                     self.sent[host][t.path] += datagram.len() as u64;

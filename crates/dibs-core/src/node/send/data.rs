@@ -22,8 +22,21 @@ use crate::slab::Key;
 const WORTH_A_SEND: usize = 60_000;
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
+/// A flow that has its turn has something to send.
+const HEAD: &str = "a flow that is scheduled has a head";
 /// What a flow may send in one round, at most.
 const MAX_QUANTUM: usize = 16 * 1024;
+
+/// Where flows wait for their turn (RFC 8290).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum List {
+    /// Had nothing to send before.
+    New,
+    /// The others.
+    Old,
+    /// Keep their turn for a trusted path.
+    Strict,
+}
 
 /// Why a flow's turn ends with nothing sent.
 enum Unsent {
@@ -38,7 +51,7 @@ enum Unsent {
 }
 
 impl Peer {
-    /// New data, one run of datagrams of one flow.
+    /// New data, one run of datagrams: of one flow, or of several where each has little.
     ///
     /// Flows take turns by deficit round robin; those that had nothing to send come first, once (RFC 8290).
     pub(super) fn send_data(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
@@ -48,9 +61,9 @@ impl Peer {
             return None;
         }
         let mut sent = self.send_strict(turn);
-        for new in [true, false] {
+        for list in [List::New, List::Old] {
             if matches!(sent, Err(Unsent::Over)) {
-                sent = self.send_flows(turn, new);
+                sent = self.send_flows(turn, list);
             }
         }
         sent.ok()
@@ -61,7 +74,7 @@ impl Peer {
         while let Some(&key) = self.strict_flows.front() {
             let sent = match self.conns.get(key) {
                 Some(conn) if conn.out.deficit > 0 && !conn.out.queue.is_empty() => {
-                    self.send_run(turn, key)
+                    self.send_run(turn, key, List::Strict)
                 }
                 _ => Err(Unsent::Over),
             };
@@ -81,28 +94,52 @@ impl Peer {
     }
 
     /// The same for new flows, or for the others.
-    fn send_flows(&mut self, turn: &mut Turn<'_>, new: bool) -> Result<Out, Unsent> {
+    fn send_flows(&mut self, turn: &mut Turn<'_>, list: List) -> Result<Out, Unsent> {
         // Of those in front, that nothing of them may go now.
         let mut passed = 0;
-        while passed < self.flows(new).len() {
-            let key = *self.flows(new).front().expect("there are more");
+        while let Some(key) = self.next_flow(turn, list, &mut passed) {
+            match self.send_run(turn, key, list) {
+                Err(Unsent::Over) => {
+                    self.flows(list).rotate_left(1);
+                    passed += 1;
+                }
+                Err(Unsent::Strict) => {
+                    self.flows(list).pop_front();
+                    self.strict_flows.push_back(key);
+                    turn.trusted_awaited = true;
+                }
+                sent => return sent,
+            }
+        }
+        Err(Unsent::Over)
+    }
+
+    /// The flow whose turn it is, which is then the first of its list; none but `passed` ones are left otherwise.
+    pub(super) fn next_flow(
+        &mut self,
+        turn: &Turn<'_>,
+        list: List,
+        passed: &mut usize,
+    ) -> Option<Key> {
+        while *passed < self.flows(list).len() {
+            let key = *self.flows(list).front().expect("there are more");
             let Some(conn) = self.conns.get_mut(key) else {
-                self.flows(new).pop_front();
+                self.flows(list).pop_front();
                 continue;
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
             if conn.out.deficit <= 0 {
                 conn.out.deficit += turn.quantum as i64;
-                self.flows(new).pop_front();
+                self.flows(list).pop_front();
                 self.old_flows.push_back(key);
-                passed = 0;
+                *passed = 0;
                 continue;
             }
             if conn.out.queue.is_empty() {
                 // Who comes back at once must not be new again: the others would wait for ever.
-                let stays = new && !self.old_flows.is_empty();
+                let stays = list == List::New && !self.old_flows.is_empty();
                 conn.out.scheduled = stays;
-                self.flows(new).pop_front();
+                self.flows(list).pop_front();
                 if stays {
                     self.old_flows.push_back(key);
                 }
@@ -111,24 +148,13 @@ impl Peer {
             let waits = turn.shared.more_comes
                 && conn.out.queue.bytes() < WORTH_A_SEND
                 && conn.out.queue.is_fresh(turn.now);
-            let sent = match waits {
-                true => Err(Unsent::Over),
-                false => self.send_run(turn, key),
-            };
-            match sent {
-                Err(Unsent::Over) => {
-                    self.flows(new).rotate_left(1);
-                    passed += 1;
-                }
-                Err(Unsent::Strict) => {
-                    self.flows(new).pop_front();
-                    self.strict_flows.push_back(key);
-                    turn.trusted_awaited = true;
-                }
-                sent => return sent,
+            if !waits {
+                return Some(key);
             }
+            self.flows(list).rotate_left(1);
+            *passed += 1;
         }
-        Err(Unsent::Over)
+        None
     }
 
     /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
@@ -148,10 +174,11 @@ impl Peer {
         }
     }
 
-    fn flows(&mut self, new: bool) -> &mut VecDeque<Key> {
-        match new {
-            true => &mut self.new_flows,
-            false => &mut self.old_flows,
+    pub(super) fn flows(&mut self, list: List) -> &mut VecDeque<Key> {
+        match list {
+            List::New => &mut self.new_flows,
+            List::Old => &mut self.old_flows,
+            List::Strict => &mut self.strict_flows,
         }
     }
 
@@ -163,11 +190,7 @@ impl Peer {
         if conn.out.queue.judge(now, turn.quantum) == Verdict::Pass {
             return false;
         }
-        let head = conn
-            .out
-            .queue
-            .head()
-            .expect("a flow that is scheduled has a head");
+        let head = conn.out.queue.head().expect(HEAD);
         if mark_congestion(&mut head.buffer[virtio::LEN..]) {
             shared.count(Counter::CodelMarked);
             return false;
@@ -197,7 +220,7 @@ impl Peer {
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
-    fn send_run(&mut self, turn: &mut Turn<'_>, key: Key) -> Result<Out, Unsent> {
+    fn send_run(&mut self, turn: &mut Turn<'_>, key: Key, list: List) -> Result<Out, Unsent> {
         let bumps = Arc::clone(&turn.shared.bumps);
         let bump = self.conns.get(key).expect("the caller has it").bump;
         if let Some(split) = bumps.of(bump).split() {
@@ -213,39 +236,21 @@ impl Peer {
             }
             place = self.place(turn, key)?;
         }
-        self.fill_run(turn, key, place).ok_or(Unsent::Over)
+        self.fill_run(turn, key, list, place).ok_or(Unsent::Over)
     }
 
     /// The path, and its budget, for what stands at the head of a flow's queue.
     fn place(&mut self, turn: &mut Turn<'_>, key: Key) -> Result<(usize, usize), Unsent> {
         let conn = self.conns.get_mut(key).expect("the caller has it");
-        let head = conn
-            .out
-            .queue
-            .head()
-            .expect("a flow that is scheduled has a head");
-        let segment = parsed(&head.buffer);
-        let left = head.left();
-        let (seq, meta, consumed) = (segment.seq, segment.meta, segment.payload.len() - left);
         if conn.out.secrets.is_none() {
             // The peer restarted since this was queued.
+            let head = conn.out.queue.head().expect(HEAD);
+            let meta = parsed(&head.buffer).meta;
             conn.open(turn.session.epoch_secrets().clone(), meta);
         }
-        let stream = &mut conn.out.stream;
-        let offset = stream.offset_of(seq) + consumed as u64;
-        let before = stream.epoch();
-        let position = stream.position(offset, left.max(1));
-        if stream.epoch() != before {
-            conn.stats.epochs += 1;
-        }
-        // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
-        // beyond it trust wins over speed.
-        let chain = turn.shared.bumps.of(conn.bump).chain();
-        let strict = chain.is_some_and(|chain| {
-            let due = conn.out.until_trusted <= 0 && self.delayed_trusted.len() >= MAX_DELAYED;
-            position.solo || stream.is_guarded(offset, chain.guarded()) || due
-        });
-        let chained = chain.is_some();
+        let (strict, left) = self.is_strict(turn, key);
+        let conn = self.conns.get(key).expect("the caller has it");
+        let chained = turn.shared.bumps.of(conn.bump).chain().is_some();
         let placement = if strict {
             Placement::TrustedOnly
         } else {
@@ -268,6 +273,30 @@ impl Peer {
                 Err(Unsent::Over)
             }
         }
+    }
+
+    /// Whether only a trusted path may carry what stands at the head of a flow's queue, and how many bytes that is.
+    pub(super) fn is_strict(&mut self, turn: &Turn<'_>, key: Key) -> (bool, usize) {
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let head = conn.out.queue.head().expect(HEAD);
+        let segment = parsed(&head.buffer);
+        let left = head.left();
+        let consumed = segment.payload.len() - left;
+        let stream = &mut conn.out.stream;
+        let offset = stream.offset_of(segment.seq) + consumed as u64;
+        let before = stream.epoch();
+        let position = stream.position(offset, left.max(1));
+        if stream.epoch() != before {
+            conn.stats.epochs += 1;
+        }
+        // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
+        // beyond it trust wins over speed.
+        let chain = turn.shared.bumps.of(conn.bump).chain();
+        let strict = chain.is_some_and(|chain| {
+            let due = conn.out.until_trusted <= 0 && self.delayed_trusted.len() >= MAX_DELAYED;
+            position.solo || stream.is_guarded(offset, chain.guarded()) || due
+        });
+        (strict, left)
     }
 
     /// The scheduler under the rules of trust.

@@ -9,7 +9,7 @@ use dibs_wire::packet::{Segment, flags};
 use super::super::Shared;
 use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
-use super::data::parsed;
+use super::data::{List, parsed};
 use super::small::{MOST_ACK, put_ack};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::bump::{Bump, Chain};
@@ -36,33 +36,131 @@ pub(super) const MOST_PADDED: usize = 32;
 const MIN_BUCKET: usize = 128;
 const MAX_BUCKET: usize = 1024;
 
+/// Flows that may go along in one send, at most: as many as it has datagrams.
+const MAX_FLOWS: usize = MAX_SEGMENTS;
+
 impl Peer {
-    /// Cuts the head of the queue into chunks of one path, and what follows, as many as fit one send.
+    /// Cuts the head of a flow's queue into chunks of one path, and what follows, as many as fit one send: of this
+    /// flow, and then of those whose turn it is next on its list.
     pub(super) fn fill_run(
         &mut self,
         turn: &mut Turn<'_>,
         key: Key,
+        list: List,
         (link, budget): (usize, usize),
     ) -> Option<Out> {
+        let may_be_untrusted = self.is_lax(turn.shared);
+        let conn = self.conns.get(key).expect("the caller has it");
+        let path = &self.links[link];
+        let mtu = usize::from(path.path.mtu());
+        let budget = budget.min(path.path.quantum().max(mtu)).min(MAX_BATCH);
+        let most = (budget / mtu).clamp(1, MAX_SEGMENTS);
+        let most = most.min(self.wanted(key, list, mtu));
+        let (local, remote) = (path.local, path.remote);
+        let buffer = turn.shared.pool.take_for(most * mtu);
+        let mut run = Run {
+            link,
+            allowed: path.trusted || may_be_untrusted,
+            bump: conn.bump,
+            mtu,
+            most,
+            batch: self.waiting.add_batch(buffer),
+            at: 0,
+            kept: 0,
+            stride: 0,
+            pieces: 0,
+            unused: true,
+            deferred: false,
+            full: false,
+        };
+        let bumps = Arc::clone(&turn.shared.bumps);
+        let bump = bumps.of(run.bump);
+        let mut last = key;
+        self.fill(turn, &mut run, bump, key);
+        while run.pieces > 0
+            && !run.full
+            && let Some(next) = self.joins(turn, &run, list)
+            && next != last
+        {
+            self.fill(turn, &mut run, bump, next);
+            last = next;
+        }
+        if run.unused {
+            self.waiting
+                .drop_empty_batch(run.batch, &mut turn.shared.pool);
+        } else {
+            let used = if bump.is_sealed() { run.kept } else { run.at };
+            self.waiting
+                .shrink_batch(run.batch, used, &mut turn.shared.pool);
+        }
+        if run.pieces > 0 {
+            return Some(Out {
+                path: local,
+                to: remote,
+                segment: run.stride,
+                source: match bump.is_sealed() {
+                    true => Source::Scratch,
+                    false => Source::Batch(run.batch, run.at),
+                },
+            });
+        }
+        if run.deferred {
+            return self.send_delayed_trusted(turn);
+        }
+        None
+    }
+
+    /// Datagrams for what waits of a flow, and of those that may go along with it, about.
+    fn wanted(&self, key: Key, list: List, mtu: usize) -> usize {
+        let room = mtu - MOST_BESIDE;
+        let conn = self.conns.get(key).expect("the caller has it");
+        let mut wanted = conn.out.queue.bytes().div_ceil(room) + 1;
+        if list == List::Strict {
+            return wanted;
+        }
+        let flows = match list {
+            List::New => &self.new_flows,
+            _ => &self.old_flows,
+        };
+        for other in flows.iter().skip(1).take(MAX_FLOWS) {
+            if wanted >= MAX_SEGMENTS {
+                break;
+            }
+            let conn = self.conns.get(*other);
+            wanted += conn.map_or(0, |conn| conn.out.queue.bytes().div_ceil(room));
+        }
+        wanted
+    }
+
+    /// The flow whose turn it is next, if what it has to send may go along in a run.
+    fn joins(&mut self, turn: &Turn<'_>, run: &Run, list: List) -> Option<Key> {
+        if list == List::Strict {
+            return None;
+        }
+        let key = self.next_flow(turn, list, &mut 0)?;
+        let conn = self.conns.get_mut(key).expect("it was just seen");
+        let fits = conn.bump == run.bump
+            && conn.out.secrets.is_some()
+            && conn.out.queue.passes(turn.now, turn.quantum);
+        if !fits {
+            return None;
+        }
+        let (strict, _) = self.is_strict(turn, key);
+        (run.allowed || !strict).then_some(key)
+    }
+
+    /// Takes from a flow's queue into a run what it may send now.
+    fn fill(&mut self, turn: &mut Turn<'_>, run: &mut Run, bump: &Bump, key: Key) {
         let flows = self.new_flows.len() + self.old_flows.len() + self.strict_flows.len();
         let alone = flows == 1;
-        let may_be_untrusted = self.is_lax(turn.shared);
-        let bumps = Arc::clone(&turn.shared.bumps);
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.conns.get_mut(key).expect("its turn was looked at");
         let open = conn.open_frame();
-        let bump = bumps.of(conn.bump);
-        let link = &mut self.links[link];
-        let mtu = usize::from(link.path.mtu());
-        let budget = budget.min(link.path.quantum().max(mtu)).min(MAX_BATCH);
-        let most = (budget / mtu).clamp(1, MAX_SEGMENTS);
-        let wanted = conn.out.queue.bytes().div_ceil(mtu - MOST_BESIDE) + 1;
-        let buffer = turn.shared.pool.take_for(wanted.min(most) * mtu);
-        let mut run = Run {
+        let link = &mut self.links[run.link];
+        let mut cutter = Cutter {
             key,
-            batch: self.waiting.add_batch(buffer),
+            run,
             waiting: &mut self.waiting,
             delayed: &mut self.delayed_trusted,
-            allowed: link.trusted || may_be_untrusted,
             guarded: bump.chain().map(Chain::guarded),
             bare: turn.session.integrity() == Integrity::Off
                 && open.is_none()
@@ -70,22 +168,13 @@ impl Peer {
             bump,
             link,
             open,
-            mtu,
-            most: wanted.min(most),
-            at: 0,
-            kept: 0,
-            stride: 0,
-            pieces: 0,
             sent: 0,
-            unused: true,
-            deferred: false,
-            full: false,
         };
         let (bytes_before, memory_before) = (conn.out.queue.bytes(), conn.out.queue.memory());
         while let Some(mut head) = conn.out.queue.pop() {
             let segment = parsed(&head.buffer);
             let done = segment.payload.len() - head.left();
-            if let Left::Some(left) = run.cut(
+            if let Left::Some(left) = cutter.cut(
                 turn,
                 &mut conn.out,
                 &mut conn.stats,
@@ -100,61 +189,25 @@ impl Peer {
             turn.shared.pool.give(head.buffer);
             // The next one goes along unless it is another's turn, or CoDel's.
             let turns = alone || conn.out.deficit > 0;
-            if run.full || !turns || !conn.out.queue.passes(turn.now, turn.quantum) {
+            if cutter.run.full || !turns || !conn.out.queue.passes(turn.now, turn.quantum) {
                 break;
             }
         }
-        let Run {
-            batch,
-            link,
-            at,
-            stride,
-            pieces,
-            sent,
-            unused,
-            deferred,
-            ..
-        } = run;
+        let (local, sent) = (cutter.link.local, cutter.sent);
+        conn.by_path.entry(local).sent += sent;
         self.backlog -= bytes_before - conn.out.queue.bytes();
         self.queued_memory -= memory_before - conn.out.queue.memory();
-        conn.by_path.entry(link.local).sent += sent;
-        let out = Out {
-            path: link.local,
-            to: link.remote,
-            segment: stride,
-            source: match bump.is_sealed() {
-                true => Source::Scratch,
-                false => Source::Batch(batch, at),
-            },
-        };
-        if pieces > 0 {
-            return Some(out);
-        }
-        if unused {
-            self.waiting.drop_empty_batch(batch, &mut turn.shared.pool);
-        }
-        if deferred {
-            return self.send_delayed_trusted(turn);
-        }
-        None
     }
 }
 
-/// A run of datagrams of one flow for one path, being filled.
-struct Run<'a> {
-    key: Key,
-    waiting: &'a mut Unacknowledged,
-    /// What only a trusted path may carry and this one is not.
-    delayed: &'a mut VecDeque<Delayed>,
-    link: &'a mut Link,
-    bump: &'a Bump,
-    /// With a chain, how many bytes at the start of an epoch are for trusted paths.
-    guarded: Option<u64>,
+/// Datagrams of one path that go in one send, being filled.
+struct Run {
+    /// Index of the path among the links.
+    link: usize,
     /// The path may carry what is for trusted ones.
     allowed: bool,
-    /// Chained bytes go without a tag.
-    bare: bool,
-    open: Option<Open>,
+    /// The bump of all that goes.
+    bump: u8,
     mtu: usize,
     /// Datagrams, at most.
     most: usize,
@@ -166,14 +219,30 @@ struct Run<'a> {
     /// Length of all datagrams but the last.
     stride: usize,
     pieces: usize,
-    /// Payload bytes filled.
-    sent: u64,
     /// The batch holds no chunk.
     unused: bool,
     /// Some were left to a trusted path.
     deferred: bool,
     /// Nothing more fits.
     full: bool,
+}
+
+/// Cuts what a flow sends into the datagrams of a run.
+struct Cutter<'a> {
+    key: Key,
+    run: &'a mut Run,
+    waiting: &'a mut Unacknowledged,
+    /// What only a trusted path may carry and this one is not.
+    delayed: &'a mut VecDeque<Delayed>,
+    link: &'a mut Link,
+    bump: &'a Bump,
+    /// With a chain, how many bytes at the start of an epoch are for trusted paths.
+    guarded: Option<u64>,
+    /// Chained bytes go without a tag.
+    bare: bool,
+    open: Option<Open>,
+    /// Payload bytes filled.
+    sent: u64,
 }
 
 /// What a run leaves of a segment.
@@ -183,7 +252,7 @@ enum Left {
     Some(usize),
 }
 
-impl Run<'_> {
+impl Cutter<'_> {
     /// Cuts a segment from payload offset `done` on.
     fn cut(
         &mut self,
@@ -201,13 +270,13 @@ impl Run<'_> {
         let may_be_bare = self.bare && done < total && tcp.flags & NOT_BARE == 0;
         let tag = if may_be_bare { 0 } else { TAG_LEN };
         // The far host may forward them to where nothing longer fits.
-        let room = (self.mtu - CLEAR - header - tag).min(mss.max(1));
+        let room = (self.run.mtu - CLEAR - header - tag).min(mss.max(1));
         // Pieces of equal length, so that a send can go on with those of the next segment.
         let even = total.div_ceil(total.div_ceil(room).max(1));
         let mut head = None;
         loop {
-            if self.pieces == self.most {
-                self.full = true;
+            if self.run.pieces == self.run.most {
+                self.run.full = true;
                 return Left::Some(total - done);
             }
             let offset = base + done as u64;
@@ -220,13 +289,13 @@ impl Run<'_> {
                 true => Placement::TrustedOnly,
                 false => Placement::Any,
             };
-            let allowed = placement.allows(self.link.id, self.allowed);
+            let allowed = placement.allows(self.link.id, self.run.allowed);
             // Now and then one that proves how far the numbers have come.
             let bare = may_be_bare
                 && !(position.solo || position.first)
                 && !self.link.path.next_seq().is_multiple_of(PROOF_SPACING);
             let tag = if bare { 0 } else { TAG_LEN };
-            let len = (self.mtu - CLEAR - header - tag)
+            let len = (self.run.mtu - CLEAR - header - tag)
                 .min(even)
                 .min(position.limit)
                 .min(total - done);
@@ -242,16 +311,16 @@ impl Run<'_> {
             };
             shape.header += acks;
             if self.bump.is_padded() {
-                shape.header += padding(shape.len(), self.mtu);
+                shape.header += padding(shape.len(), self.run.mtu);
             }
-            let short = self.stride.saturating_sub(shape.len());
-            if short <= self.stride / MOST_PADDED {
+            let short = self.run.stride.saturating_sub(shape.len());
+            if short <= self.run.stride / MOST_PADDED {
                 shape.header += short;
             }
             let defer = !allowed && !guarded && self.delayed.len() < MAX_DELAYED;
             // The datagrams of one send are equally long, but for the last.
-            if (!allowed && !defer) || (self.pieces > 0 && shape.len() > self.stride) {
-                self.full = true;
+            if (!allowed && !defer) || (self.run.pieces > 0 && shape.len() > self.run.stride) {
+                self.run.full = true;
                 return Left::Some(total - done);
             }
             let bytes = &segment.payload[done..done + len];
@@ -266,7 +335,7 @@ impl Run<'_> {
                 tcp: OwnedFields::new(&piece_tcp),
             };
             // Made where it is written: a copy of what was just written in parts waits for the writes.
-            let (key, flags) = (self.batch, piece_tcp.flags);
+            let (key, flags) = (self.run.batch, piece_tcp.flags);
             let chunk = |batch, at, head| Chunk {
                 offset,
                 batch,
@@ -291,26 +360,26 @@ impl Run<'_> {
                 };
                 let key = self.waiting.add(Content::Chunk(chunk), placement);
                 self.delayed.push_back(Delayed { key, lost_by: None });
-                self.deferred = true;
+                self.run.deferred = true;
             } else {
                 let number = match head {
                     Some((number, epoch)) if epoch == out.stream.epoch() => number,
-                    _ => self.waiting.add_head(self.batch, new_head(out)),
+                    _ => self.waiting.add_head(self.run.batch, new_head(out)),
                 };
                 // An urgent pointer counts from each piece on its own.
                 let known = (number, out.stream.epoch());
                 head = tcp.urgent.is_none().then_some(known);
                 let at = match self.bump.is_sealed() {
-                    true => self.kept as u32,
-                    false => (self.at + CLEAR) as u32,
+                    true => self.run.kept as u32,
+                    false => (self.run.at + CLEAR) as u32,
                 };
                 // Before the pass over the bytes, which does not wait for it to be written.
                 let content = Content::Chunk(chunk(key, at, number));
                 let pending = self.waiting.add(content, placement);
-                let range = self.at..self.at + shape.len();
-                let kept = self.waiting.batch_mut(self.batch);
+                let range = self.run.at..self.run.at + shape.len();
+                let kept = self.waiting.batch_mut(self.run.batch);
                 let datagram = if self.bump.is_sealed() {
-                    kept[self.kept..self.kept + len].copy_from_slice(bytes);
+                    kept[self.run.kept..self.run.kept + len].copy_from_slice(bytes);
                     turn.shared.scratch.resize(range.end, 0);
                     &mut turn.shared.scratch[range.clone()]
                 } else {
@@ -339,28 +408,28 @@ impl Run<'_> {
                 let inside = self.bump.is_sealed();
                 let datagram = match inside {
                     true => &mut turn.shared.scratch[range],
-                    false => &mut self.waiting.batch_mut(self.batch)[range],
+                    false => &mut self.waiting.batch_mut(self.run.batch)[range],
                 };
                 let id = self.link.id;
                 let sealed = match tag {
                     0 => turn.session.seal_bare(datagram, id, seq, shape.header),
                     _ => turn.session.seal(datagram, id, seq, shape.header, inside),
                 };
-                self.unused = false;
+                self.run.unused = false;
                 if sealed.is_err() {
                     // Nothing leaves without protection; the scrambler is ahead of what left.
                     turn.shared.count(Counter::KeysExhausted);
                     out.stream.break_chain();
-                    turn.shared.scratch.truncate(self.at);
-                    self.full = true;
+                    turn.shared.scratch.truncate(self.run.at);
+                    self.run.full = true;
                     return Left::Some(total - done);
                 }
-                self.pieces += 1;
+                self.run.pieces += 1;
                 self.sent += len as u64;
-                self.at += shape.len();
-                self.kept += len;
-                self.stride = self.stride.max(shape.len());
-                self.full = shape.len() < self.stride;
+                self.run.at += shape.len();
+                self.run.kept += len;
+                self.run.stride = self.run.stride.max(shape.len());
+                self.run.full = shape.len() < self.run.stride;
             }
             out.stream.advance(offset, numbers, position.solo);
             if self.link.trusted || defer {
@@ -377,20 +446,20 @@ impl Run<'_> {
             if last {
                 return Left::Nothing;
             }
-            if self.full {
+            if self.run.full {
                 return Left::Some(total - done);
             }
         }
     }
 }
 
-impl Run<'_> {
+impl Cutter<'_> {
     /// What the path has to acknowledge goes along with a datagram of `len` bytes that has room for it: left in
     /// the path's frames, of this length. A connection that asks and answers needs no others then.
     fn acknowledge(&mut self, now: Time, len: usize) -> usize {
-        let longest = match self.pieces {
-            0 => self.mtu,
-            _ => self.stride,
+        let longest = match self.run.pieces {
+            0 => self.run.mtu,
+            _ => self.run.stride,
         };
         if len + MOST_ACK > longest || !self.link.frames.is_empty() {
             return 0;

@@ -134,3 +134,21 @@ fn who_needs_a_trusted_path_gets_its_turn_as_those_who_take_any() {
         assert!(of(port) >= others / 2, "{port}: {} of {others}", of(port));
     }
 }
+
+#[test]
+fn what_many_flows_have_to_say_goes_in_few_sends() {
+    let (mut pair, mut flows) = (paced(), Flows::new());
+    for round in 0..3 {
+        let (sends, before) = (pair.sends[0], pair.injected[1].len());
+        for port in 1..=60 {
+            flows.send(&mut pair, port, SHORT);
+        }
+        pair.run(Duration::from_millis(20));
+        let sends = pair.sends[0] - sends;
+        assert_eq!(pair.injected[1].len() - before, 60, "round {round}");
+        // What opens a flow is longer than what follows, and 20 ms at most are for acknowledgements.
+        assert!(sends < 20 || round == 0, "{sends} sends in round {round}");
+    }
+    let all = arrived(&pair);
+    assert!(all.values().all(|bytes| *bytes == 3 * SHORT), "{all:?}");
+}
