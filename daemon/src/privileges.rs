@@ -7,6 +7,8 @@ use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::prctl::set_dumpable;
 use nix::sys::resource::{Resource, setrlimit};
 
+use crate::driver::FIRST;
+
 /// TUN, routes, rules, marks; iptables and binding to an interface; whose a socket is.
 const NEEDED: [Capability; 4] = [
     Capability::CAP_NET_ADMIN,
@@ -17,6 +19,9 @@ const NEEDED: [Capability; 4] = [
 
 /// More than a daemon with two paths has open once it has started, programs that it runs included.
 const DESCRIPTORS: usize = 64;
+
+/// RLIMIT_NICE counts from 20 downward.
+const NICEST: u64 = (20 - FIRST) as u64;
 
 /// Refuses where too few files can be opened: the runtime panics if it gets none.
 pub(crate) fn ensure_descriptors() -> anyhow::Result<()> {
@@ -34,10 +39,15 @@ pub(crate) fn ensure_descriptors() -> anyhow::Result<()> {
 /// Gives up every capability that steering does not need, for this process and the programs that it
 /// runs, and keeps keys out of core dumps. To be called before there is a second thread.
 pub(crate) fn restrict() -> anyhow::Result<()> {
+    // The data path may go before others, and says so itself where it may not.
+    let is_allowed = setrlimit(Resource::RLIMIT_NICE, NICEST, NICEST).is_ok();
     setrlimit(Resource::RLIMIT_CORE, 0, 0).context("cannot forbid core dumps")?;
     // The limit does not hold where a program takes the dumps.
     set_dumpable(false).context("cannot forbid core dumps")?;
-    let needed: CapsHashSet = NEEDED.into_iter().collect();
+    let mut needed: CapsHashSet = NEEDED.into_iter().collect();
+    if !is_allowed {
+        needed.insert(Capability::CAP_SYS_NICE);
+    }
     let keep = |set: CapSet| -> anyhow::Result<CapsHashSet> {
         let held = caps::read(None, set).context("cannot read capabilities")?;
         Ok(held.intersection(&needed).copied().collect())

@@ -44,3 +44,11 @@ pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
     }
     dibs_lab::isolated(body);
 }
+
+/// As [`isolated`], while no other test of this binary runs: for what leaves others little of the processors.
+pub fn isolated_alone<F: FnOnce() -> Result<()>>(body: F) {
+    if !dibs_lab::is_inside() {
+        programs::build();
+    }
+    dibs_lab::isolated_alone(body);
+}

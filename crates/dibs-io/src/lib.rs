@@ -13,6 +13,7 @@ mod fallback;
 mod memory;
 mod netlink;
 mod poll;
+mod priority;
 mod segment;
 mod tun;
 mod udp;
@@ -21,6 +22,7 @@ mod virtio;
 pub use clock::{LocalTime, boottime_ns, local_time};
 pub use memory::give_back_large_blocks;
 pub use poll::{Event, Interest, Poller, Waker, precise_timers};
+pub use priority::{niceness, set_niceness};
 pub use segment::{Malformed, Segment, Segments};
 pub use tun::{FRAME_MAX, Tun, TunCounters};
 pub use udp::{

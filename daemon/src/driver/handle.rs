@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::{ConnSnapshot, ControlError, Event, Node, PathSnapshot, PeerSnapshot};
-use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, precise_timers};
+use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, boottime_ns, precise_timers};
 use dibs_wire::Tuple;
 use tokio::sync::{mpsc, oneshot};
 
 use super::path::PathIo;
+use super::precedence::Precedence;
 use super::{DataPath, WAKER};
 
 /// Notices that wait for the main thread, at most: a peer can cause them.
@@ -192,6 +193,8 @@ fn data_path(
         spare: None,
         drains: Vec::new(),
         counters: DriverCounters::default(),
+        // A kernel without it tells nobody what the scheduler does.
+        precedence: Precedence::new(Time::from_nanos(boottime_ns())).ok(),
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod handle;
 mod path;
+mod precedence;
 
 use std::io;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -22,6 +23,8 @@ use tokio::sync::oneshot;
 use handle::{Command, DriverCounters};
 pub use handle::{Driver, Gone, Notice, Snapshot, SocketSnapshot, start};
 use path::PathIo;
+pub(crate) use precedence::FIRST;
+use precedence::Precedence;
 
 use crate::startup::unscoped;
 
@@ -74,6 +77,7 @@ struct DataPath {
     /// Who waits for connections to have nothing under way.
     drains: Vec<(u8, Tuple, oneshot::Sender<()>)>,
     counters: DriverCounters,
+    precedence: Option<Precedence>,
 }
 
 impl DataPath {
@@ -83,6 +87,9 @@ impl DataPath {
         loop {
             let ready = self.wait(more)?;
             let now = Time::from_nanos(boottime_ns());
+            if let Some(precedence) = &mut self.precedence {
+                precedence.look(now);
+            }
             if ready.woken && !self.take_commands(now) {
                 return Ok(());
             }
@@ -413,6 +420,8 @@ impl DataPath {
     fn snapshot(&self, now: Time) -> Snapshot {
         let mut counters: Vec<(&'static str, u64)> = self.node.counters().iter().collect();
         counters.extend(self.counters.named());
+        let taken = self.precedence.as_ref().map_or(0, |p| p.taken);
+        counters.push(("processor_scarce", taken));
         let tuns = || self.tuns.iter().flatten();
         counters.push((
             "tun_gso_refused",

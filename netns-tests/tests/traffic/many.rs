@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use dibs_lab::Process;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
-use netns_tests::{Net, Node, Setup, isolated, programs};
+use netns_tests::{Net, Node, Setup, isolated, isolated_alone, programs};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
 
@@ -240,4 +240,32 @@ fn events_lost(node: &Node) -> Result<u64> {
         }
     }
     Ok(lost)
+}
+
+/// Its part of the processors would be one of many, and what it carries be lost before it is read.
+#[test]
+fn the_data_path_goes_before_programs_that_leave_it_little() {
+    isolated_alone(|| {
+        let rule = "bump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000";
+        Setup::new().rule(rule).run(|net| {
+            let spawn = |node: &Node, program, arguments: &[&str]| {
+                let mut command = node.host.command(program);
+                command.args(arguments);
+                node.host.spawn(command)
+            };
+            let serve = ["--server", "--one-off", "--port", "7000"];
+            let _server = spawn(&net.b, "iperf3", &serve)?;
+            wait("iperf3", || net.b.host.is_listening(7000).unwrap_or(false))?;
+            let send = ["--client", "10.0.1.2", "--port", "7000", "--time", "30"];
+            let _client = spawn(&net.a, "iperf3", &send)?;
+            let crowd = |_| spawn(&net.a, "sh", &["-c", "while :; do :; done"]);
+            let _crowd = (0..12).map(crowd).collect::<Result<Vec<Process>>>()?;
+            wait("the data path to go before others", || {
+                let taken = net.a.counter("processor_scarce");
+                // Only root of the host lets a program do so.
+                let refused = net.a.log().contains("may not go before them");
+                taken.is_ok_and(|taken| taken > 0) || refused
+            })
+        })
+    });
 }
