@@ -1,7 +1,7 @@
 //! The data path's part of the processors.
 //!
-//! The kernel runs its network before programs; this thread is one of many. What a thousand that send have sent while
-//! it waits for its turn is lost in the TUN's ring. So it goes before others while it waits for a processor about as
+//! The kernel runs its network before programs; this thread is one of many. What the others send while it waits for its
+//! turn is lost in the TUN's ring. So it goes before others while it waits for a processor about as
 //! long as it runs. Beside one program that sends it waits a third of that, and is better off: it finds many
 //! segments at once, where otherwise it would take each as it comes.
 
