@@ -39,16 +39,12 @@ pub use topology::{Net, Setup};
 /// Runs the body of a test in namespaces of its own ([`dibs_lab::isolated`]), once the binaries
 /// under test are built.
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
-    if !dibs_lab::is_inside() {
-        programs::build();
-    }
+    programs::build();
     dibs_lab::isolated(body);
 }
 
 /// As [`isolated`], while no other test of this binary runs: for what leaves others little of the processors.
 pub fn isolated_alone<F: FnOnce() -> Result<()>>(body: F) {
-    if !dibs_lab::is_inside() {
-        programs::build();
-    }
+    programs::build();
     dibs_lab::isolated_alone(body);
 }

@@ -22,15 +22,15 @@ const NEEDED: [(&str, &str); 11] = [
 ];
 
 /// Builds `dibsd` and `dibsctl` with the profile and into the directory of the running test, once,
-/// unless `cargo xtask test` says by `DIBS_BUILT` that they have been built. Done outside the
-/// namespaces, where cargo finds its caches.
+/// unless `cargo xtask test` says by `DIBS_BUILT` that they have been built. Inside the namespaces, where cargo
+/// would not find its caches, that was done before.
 ///
 /// # Panics
 /// If they do not build.
 pub fn build() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
-        if std::env::var_os("DIBS_BUILT").is_some() {
+        if dibs_lab::is_inside() || std::env::var_os("DIBS_BUILT").is_some() {
             return;
         }
         let directory = directory();

@@ -107,7 +107,8 @@ impl Wire {
         let (stopped, stop) = pipe2(OFlag::O_CLOEXEC).context("pipe")?;
         let worker = Arc::clone(&shared);
         let thread = middle.thread("link", move || {
-            go_first();
+            // It is the network, which runs before all programs. Users other than root have it run as one of them.
+            let _ = dibs_io::set_niceness(-20);
             worker.carry(rings, start, seed, &stopped)
         })?;
         let (middle, stop, thread) = (middle.clone(), Some(stop), Some(thread));
@@ -158,13 +159,6 @@ impl Drop for Wire {
             let _ = thread.join();
         }
     }
-}
-
-/// Has the calling thread run before all programs, as far as the system lets it: it is the network.
-#[allow(unsafe_code)]
-fn go_first() {
-    // SAFETY: no pointers. Users other than root have it run as one among the programs.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
 }
 
 /// A frame on its way.

@@ -1,9 +1,9 @@
 //! The data path's part of the processors.
 //!
 //! The kernel runs its network before programs; this thread is one of many. What the others send while it waits for its
-//! turn is lost in the TUN's ring. So it goes before others while it waits for a processor about as
-//! long as it runs. Beside one program that sends it waits a third of that, and is better off: it finds many
-//! segments at once, where otherwise it would take each as it comes.
+//! turn is lost in the TUN's ring. So it goes before others while it waits for a processor about as long as it runs, unless
+//! whoever started the daemon chose a niceness. Beside one program that sends it waits a third of that, and then a stream
+//! is faster without (docs/performance.md).
 
 use std::fs::File;
 use std::io;
@@ -34,14 +34,13 @@ struct Spent {
 pub(super) struct Precedence {
     /// `/proc/thread-self/schedstat`.
     stat: File,
-    given: i32,
     looked: Time,
     before: Spent,
     /// Looks in a row that found it to starve.
     starved: u32,
     /// When it may stop going before others, if it does.
     until: Option<Time>,
-    /// The system refused it.
+    /// The system refused it, or whoever started the daemon chose a niceness.
     refused: bool,
     /// How often it began to.
     pub(super) taken: u64,
@@ -51,16 +50,14 @@ impl Precedence {
     /// Of the calling thread.
     pub(super) fn new(now: Time) -> io::Result<Self> {
         let stat = File::open("/proc/thread-self/schedstat")?;
-        let given = niceness();
         let before = read(&stat)?;
         Ok(Self {
             stat,
-            given,
             looked: now,
             before,
             starved: 0,
             until: None,
-            refused: given <= FIRST,
+            refused: niceness() != 0,
             taken: 0,
         })
     }
@@ -99,7 +96,7 @@ impl Precedence {
             Some(_) if starves => self.until = Some(now + HOLD),
             Some(until) if until <= now => {
                 // Anybody may be nicer than before.
-                let _ = set_niceness(self.given);
+                let _ = set_niceness(0);
                 self.until = None;
             }
             _ => {}

@@ -13,7 +13,7 @@ use super::handover::Drain;
 use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
 use super::receive::incoming;
-use super::send::LeftOuts;
+use super::send::{LeftOuts, Turns};
 use super::sets::Sets;
 use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
@@ -136,11 +136,8 @@ pub(crate) struct Peer {
     pub(super) sets: Sets,
     /// There are too few paths for what should be split.
     pub(super) short_of_paths: bool,
-    /// Flows with something queued: those that just began, and the others.
-    pub(super) new_flows: VecDeque<Key>,
-    pub(super) old_flows: VecDeque<Key>,
-    /// Those whose turn it was when there was no room on a trusted path, which they need.
-    pub(super) strict_flows: VecDeque<Key>,
+    /// Flows with something queued.
+    pub(super) turns: Turns,
     /// Bytes in all queues, and of the buffers that they lie in.
     pub(super) backlog: usize,
     pub(super) queued_memory: usize,
@@ -220,9 +217,7 @@ impl Peer {
             next_set: 0,
             sets: Sets::default(),
             short_of_paths: false,
-            new_flows: VecDeque::new(),
-            old_flows: VecDeque::new(),
-            strict_flows: VecDeque::new(),
+            turns: Turns::default(),
             backlog: 0,
             queued_memory: 0,
             left_out: LeftOuts::default(),

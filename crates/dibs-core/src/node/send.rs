@@ -9,12 +9,14 @@ mod left_out;
 mod run;
 mod small;
 mod split;
+mod turns;
 
 use dibs_wire::packet::flags;
 
 pub(super) use left_out::LeftOuts;
 #[cfg(test)]
 pub(super) use left_out::MAX_LEFT_OUT;
+pub(super) use turns::Turns;
 
 use super::Shared;
 use super::peer::{Out, Peer, Source};

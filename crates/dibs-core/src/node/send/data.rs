@@ -1,6 +1,5 @@
 //! New data: fair rounds over the flows, and for each run the path that the scheduler chooses.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dibs_wire::packet::{self, Packet, Segment};
@@ -12,6 +11,7 @@ use super::super::schedule::{Avoid, Choice, balanced};
 use super::Turn;
 use super::left_out::repair_time;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
+use super::turns::List;
 use crate::chunk::Placement;
 use crate::counters::Counter;
 use crate::flow::left_out::LeftOut;
@@ -26,17 +26,6 @@ const HELD_LIMIT: usize = 96 << 20;
 const HEAD: &str = "a flow that is scheduled has a head";
 /// What a flow may send in one round, at most.
 const MAX_QUANTUM: usize = 16 * 1024;
-
-/// Where flows wait for their turn (RFC 8290).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum List {
-    /// Had nothing to send before.
-    New,
-    /// The others.
-    Old,
-    /// Keep their turn for a trusted path.
-    Strict,
-}
 
 /// Why a flow's turn ends with nothing sent.
 enum Unsent {
@@ -71,7 +60,7 @@ impl Peer {
 
     /// The same for those who keep their turn for a trusted path.
     fn send_strict(&mut self, turn: &mut Turn<'_>) -> Result<Out, Unsent> {
-        while let Some(&key) = self.strict_flows.front() {
+        while let Some(&key) = self.turns[List::Strict].front() {
             let sent = match self.conns.get(key) {
                 Some(conn) if conn.out.deficit > 0 && !conn.out.queue.is_empty() => {
                     self.send_run(turn, key, List::Strict)
@@ -80,8 +69,8 @@ impl Peer {
             };
             match sent {
                 Err(Unsent::Over) => {
-                    self.strict_flows.pop_front();
-                    self.old_flows.push_back(key);
+                    self.turns[List::Strict].pop_front();
+                    self.turns[List::Old].push_back(key);
                 }
                 Err(Unsent::Strict) => {
                     turn.trusted_awaited = true;
@@ -100,12 +89,12 @@ impl Peer {
         while let Some(key) = self.next_flow(turn, list, &mut passed) {
             match self.send_run(turn, key, list) {
                 Err(Unsent::Over) => {
-                    self.flows(list).rotate_left(1);
+                    self.turns[list].rotate_left(1);
                     passed += 1;
                 }
                 Err(Unsent::Strict) => {
-                    self.flows(list).pop_front();
-                    self.strict_flows.push_back(key);
+                    self.turns[list].pop_front();
+                    self.turns[List::Strict].push_back(key);
                     turn.trusted_awaited = true;
                 }
                 sent => return sent,
@@ -121,27 +110,27 @@ impl Peer {
         list: List,
         passed: &mut usize,
     ) -> Option<Key> {
-        while *passed < self.flows(list).len() {
-            let key = *self.flows(list).front().expect("there are more");
+        while *passed < self.turns[list].len() {
+            let key = *self.turns[list].front().expect("there are more");
             let Some(conn) = self.conns.get_mut(key) else {
-                self.flows(list).pop_front();
+                self.turns[list].pop_front();
                 continue;
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
             if conn.out.deficit <= 0 {
                 conn.out.deficit += turn.quantum as i64;
-                self.flows(list).pop_front();
-                self.old_flows.push_back(key);
+                self.turns[list].pop_front();
+                self.turns[List::Old].push_back(key);
                 *passed = 0;
                 continue;
             }
             if conn.out.queue.is_empty() {
                 // Who comes back at once must not be new again: the others would wait for ever.
-                let stays = list == List::New && !self.old_flows.is_empty();
+                let stays = list == List::New && !self.turns[List::Old].is_empty();
                 conn.out.scheduled = stays;
-                self.flows(list).pop_front();
+                self.turns[list].pop_front();
                 if stays {
-                    self.old_flows.push_back(key);
+                    self.turns[List::Old].push_back(key);
                 }
                 continue;
             }
@@ -151,7 +140,7 @@ impl Peer {
             if !waits {
                 return Some(key);
             }
-            self.flows(list).rotate_left(1);
+            self.turns[list].rotate_left(1);
             *passed += 1;
         }
         None
@@ -170,15 +159,7 @@ impl Peer {
         if !conn.out.scheduled {
             conn.out.scheduled = true;
             conn.out.deficit = quantum as i64;
-            self.new_flows.push_back(key);
-        }
-    }
-
-    pub(super) fn flows(&mut self, list: List) -> &mut VecDeque<Key> {
-        match list {
-            List::New => &mut self.new_flows,
-            List::Old => &mut self.old_flows,
-            List::Strict => &mut self.strict_flows,
+            self.turns[List::New].push_back(key);
         }
     }
 

@@ -9,8 +9,9 @@ use dibs_wire::packet::{Segment, flags};
 use super::super::Shared;
 use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
-use super::data::{List, parsed};
+use super::data::parsed;
 use super::small::{MOST_ACK, put_ack};
+use super::turns::List;
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::bump::{Bump, Chain};
 use crate::chunk::{Chunk, Content, Head, Placement, Strand, Unacknowledged};
@@ -35,9 +36,6 @@ pub(super) const MOST_PADDED: usize = 32;
 /// Lengths of padded datagrams: powers of two between these, or the path's.
 const MIN_BUCKET: usize = 128;
 const MAX_BUCKET: usize = 1024;
-
-/// Flows that may go along in one send, at most: as many as it has datagrams.
-const MAX_FLOWS: usize = MAX_SEGMENTS;
 
 impl Peer {
     /// Cuts the head of a flow's queue into chunks of one path, and what follows, as many as fit one send: of this
@@ -118,11 +116,7 @@ impl Peer {
         if list == List::Strict {
             return wanted;
         }
-        let flows = match list {
-            List::New => &self.new_flows,
-            _ => &self.old_flows,
-        };
-        for other in flows.iter().skip(1).take(MAX_FLOWS) {
+        for other in self.turns[list].iter().skip(1).take(MAX_SEGMENTS) {
             if wanted >= MAX_SEGMENTS {
                 break;
             }
@@ -151,8 +145,7 @@ impl Peer {
 
     /// Takes from a flow's queue into a run what it may send now.
     fn fill(&mut self, turn: &mut Turn<'_>, run: &mut Run, bump: &Bump, key: Key) {
-        let flows = self.new_flows.len() + self.old_flows.len() + self.strict_flows.len();
-        let alone = flows == 1;
+        let alone = self.turns.len() == 1;
         let conn = self.conns.get_mut(key).expect("its turn was looked at");
         let open = conn.open_frame();
         let link = &mut self.links[run.link];
@@ -451,9 +444,7 @@ impl Cutter<'_> {
             }
         }
     }
-}
 
-impl Cutter<'_> {
     /// What the path has to acknowledge goes along with a datagram of `len` bytes that has room for it: left in
     /// the path's frames, of this length. A connection that asks and answers needs no others then.
     fn acknowledge(&mut self, now: Time, len: usize) -> usize {

@@ -146,7 +146,7 @@ fn what_many_flows_have_to_say_goes_in_few_sends() {
         pair.run(Duration::from_millis(20));
         let sends = pair.sends[0] - sends;
         assert_eq!(pair.injected[1].len() - before, 60, "round {round}");
-        // What opens a flow is longer than what follows, and 20 ms at most are for acknowledgements.
+        // In the first round flows are opened one by one: with lengths of their own.
         assert!(sends < 20 || round == 0, "{sends} sends in round {round}");
     }
     let all = arrived(&pair);
