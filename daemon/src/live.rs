@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use dibs_control::{ConnId, ConnInfo, ConnPathInfo};
 use dibs_core::node::ConnSnapshot;
-use dibs_policy::conntrack::Connection;
+use dibs_policy::conntrack::{Connection, LOOKUPS};
 use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 
 use crate::conns::{Pair, Socket};
 use crate::daemon::{Daemon, wall};
+use crate::locking::tuple;
 use crate::startup::marks;
 
 /// The kernel's TCP states, include/net/tcp_states.h.
@@ -91,7 +92,13 @@ impl Daemon {
     pub(crate) async fn connections(&self) -> anyhow::Result<Vec<Live>> {
         let mut lives = self.sockets().await?;
         let installed = !self.state.borrow().installed.is_empty();
-        if installed && !lives.is_empty() {
+        if installed && lives.len() <= LOOKUPS {
+            let mut conntrack = self.conntrack()?;
+            for live in &mut lives {
+                let entry = conntrack.get(&tuple(&live.pair)).await?;
+                live.mark = entry.map_or(0, |entry| entry.mark);
+            }
+        } else if installed {
             let mut tracked = HashMap::new();
             let marks = |entry: Connection| {
                 let ends = self.ends_to_peers(&entry);

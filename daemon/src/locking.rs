@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dibs_config::Fail;
 use dibs_policy::BumpId;
-use dibs_policy::conntrack::{Connection, Conntrack, Tuple};
+use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS, Tuple};
 
 use crate::bumps::translated;
 use crate::conns::Pair;
@@ -20,6 +20,8 @@ use crate::switching::{Meant, ROUND};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Looks of which one is at all of conntrack, also for what we know nothing of.
+const LOOKS_PER_WHOLE: u32 = 30;
 /// Connections that peers are asked about at one look; the others wait for the next.
 const MOST_ASKED: usize = 512;
 
@@ -178,7 +180,8 @@ impl Daemon {
         let mut asking: BTreeMap<(usize, u8), Vec<Meant>> = BTreeMap::new();
         {
             let _turn = self.looking.lock().await;
-            let tracked = self.tracked().await?;
+            let pairs = self.sockets_as(|live| Some(live.pair)).await?;
+            let tracked = self.tracked_of(&pairs).await?;
             let now = Instant::now();
             let wants_asking = |live: Live| {
                 let bump = self.stays_on(&live, &tracked)?;
@@ -323,8 +326,23 @@ impl Daemon {
         Ok(Tracked::new(tracked))
     }
 
-    /// What is alive of these connections, and what conntrack has of them.
-    async fn looked_up(&self, pairs: &[Pair]) -> anyhow::Result<(HashMap<Pair, Live>, Tracked)> {
+    /// As [`tracked`](Self::tracked), at least of these connections.
+    async fn tracked_of(&self, pairs: &[Pair]) -> Result<Tracked, dibs_policy::Error> {
+        if pairs.len() > LOOKUPS {
+            return self.tracked().await;
+        }
+        let mut tracked = self.got(pairs).await?;
+        let layout = marks(&self.config);
+        let state = self.state.borrow();
+        tracked.0.retain(|(_, entry)| {
+            let bump = layout.bump_of(entry.mark);
+            bump.is_some_and(|bump| state.installed.contains_key(&bump))
+        });
+        Ok(tracked)
+    }
+
+    /// What conntrack has of these connections, one by one.
+    async fn got(&self, pairs: &[Pair]) -> Result<Tracked, dibs_policy::Error> {
         let mut conntrack = self.conntrack()?;
         let mut tracked = Vec::new();
         for pair in pairs {
@@ -332,7 +350,13 @@ impl Daemon {
                 tracked.push((*pair, Entry::of(&found)));
             }
         }
-        Ok((self.sockets_of(pairs).await?, Tracked::new(tracked)))
+        Ok(Tracked::new(tracked))
+    }
+
+    /// What is alive of these connections, and what conntrack has of them.
+    async fn looked_up(&self, pairs: &[Pair]) -> anyhow::Result<(HashMap<Pair, Live>, Tracked)> {
+        let tracked = self.got(pairs).await?;
+        Ok((self.sockets_of(pairs).await?, tracked))
     }
 
     /// A tracked connection as either end may have begun it, if the other is behind a peer.
@@ -357,8 +381,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Brings LOCKED in the kernel to what is due, and mends what was done to the entries.
-    async fn set_locks(&self) -> anyhow::Result<()> {
+    /// Brings LOCKED in the kernel to what is due, and mends what was done to the entries: of connections that are
+    /// alive or that we know to be locked, or of the `whole` table.
+    async fn set_locks(&self, whole: bool) -> anyhow::Result<()> {
         let idle = {
             let mut state = self.state.borrow_mut();
             state.locks.take_due(Instant::now());
@@ -369,10 +394,19 @@ impl Daemon {
         }
         let layout = marks(&self.config);
         let _looking = self.looking.lock().await;
-        let tracked = self.tracked().await?;
+        // Before the sockets: what is locked and has none has ended.
+        let mut known: Vec<Pair> = self.state.borrow().locks.locked().collect();
         let ends = |live: Live| Some((live.pair, live.established));
         let mut lives = self.sockets_as(ends).await?;
         lives.sort_unstable();
+        let tracked = if whole {
+            self.tracked().await?
+        } else {
+            known.extend(lives.iter().map(|(pair, _)| *pair));
+            known.sort_unstable();
+            known.dedup();
+            self.tracked_of(&known).await?
+        };
         let is_alive = |pair: &Pair| lives.binary_search_by_key(pair, |(pair, _)| *pair).is_ok();
         let mut conntrack = self.conntrack()?;
         for (pair, established) in &lives {
@@ -461,6 +495,7 @@ pub async fn ask(daemon: Rc<Daemon>) {
 /// Keeps LOCKED in the kernel as it should be.
 pub async fn keep(daemon: Rc<Daemon>) {
     let mut look = tokio::time::Instant::now();
+    let mut looks = 0;
     loop {
         let due = daemon.state.borrow().locks.next_due();
         let until = due.map_or(look, |due| look.min(due.into()));
@@ -472,7 +507,8 @@ pub async fn keep(daemon: Rc<Daemon>) {
         let kept = if until < look {
             daemon.lock_due().await
         } else {
-            let kept = daemon.set_locks().await;
+            let kept = daemon.set_locks(looks == 0).await;
+            looks = (looks + 1) % LOOKS_PER_WHOLE;
             look = tokio::time::Instant::now() + LOOK_EVERY;
             kept
         };

@@ -46,6 +46,10 @@ const TCP_CLOSE: u8 = 8;
 /// Seconds, the kernel's own default for established connections.
 const ESTABLISHED_TIMEOUT: u32 = 432_000;
 
+/// Connections that are better looked up one by one than listed: for a list the kernel walks its whole table, which
+/// has 262,144 places on a host of some GB. That takes it up to 10 ms, in which that processor receives nothing.
+pub const LOOKUPS: usize = 512;
+
 /// Bytes of events that may wait before the kernel drops some and [`Event::Lost`] is seen.
 const EVENT_BUFFER: usize = 4 << 20;
 

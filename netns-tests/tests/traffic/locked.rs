@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use netns_tests::attacker::{Attacker, Segment, numbers};
-use netns_tests::daemon::wait;
+use netns_tests::daemon::{Node, wait};
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::connect;
 use netns_tests::{Net, Setup, isolated};
@@ -271,6 +271,41 @@ fn a_lock_outlives_the_daemon_and_the_loss_of_its_entry() {
             net.wait_locked(7000)?;
             talk.advance(1 << 20)?;
             talk.finish()
+        })
+    });
+}
+
+/// Waits until conntrack still has a connection to `port`, and nothing locked.
+fn until_let_go(node: &Node, port: u16) -> Result<()> {
+    let list = format!("conntrack -L -p tcp --dport {port}");
+    wait("LOCKED to go, and the entry to stay", || {
+        let listed = node.host.run(&list).unwrap_or_default();
+        let marks: Vec<u32> = { listed.split_ascii_whitespace() }
+            .filter_map(|word| word.strip_prefix("mark=")?.parse().ok())
+            .collect();
+        !marks.is_empty() && marks.iter().all(|mark| mark & 0x2000_0000 == 0)
+    })
+}
+
+#[test]
+fn a_lock_ends_with_its_connection() {
+    isolated(|| {
+        let rule = "dport = 7000\nbump = \"scramble\"";
+        Setup::new().rule(rule).run(|net| {
+            let (near, far) = connect(&net.a.host, &net.b.host, server(7000))?;
+            net.wait_locked(7000)?;
+            drop((near, far));
+            for node in [&net.a, &net.b] {
+                until_let_go(node, 7000)?;
+            }
+            // One that an earlier run locked, of which this one has no record.
+            net.a.stop(Signal::SIGKILL)?;
+            net.a.host.run(
+                "conntrack -I -p tcp -s 10.0.1.1 -d 10.0.1.2 --sport 4000 --dport 7001 \
+                 --state ESTABLISHED -u SEEN_REPLY,ASSURED -t 1000 -m 0x21000000",
+            )?;
+            net.a.start()?;
+            until_let_go(&net.a, 7001)
         })
     });
 }
