@@ -8,7 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::emulator::Conditions;
 use crate::host::Host;
-use crate::wire::{Wire, WireStats};
+use crate::packet_socket::Use;
+use crate::wire::{self, Wire, WireStats};
 
 /// One of a link's two ends: the first or the second host of its [`LinkSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,7 @@ pub struct LinkSpec {
     mtu: u32,
     seed: u64,
     kind: Kind,
+    superpackets: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -63,6 +65,7 @@ impl LinkSpec {
             mtu: 1500,
             seed: 1,
             kind: Kind::Plain,
+            superpackets: false,
         }
     }
 
@@ -88,6 +91,14 @@ impl LinkSpec {
     /// Emulates each direction with conditions of its own.
     pub fn emulated_each(mut self, from_a: Conditions, from_b: Conditions) -> Self {
         self.kind = Kind::Emulated(Box::new([from_a, from_b]));
+        self
+    }
+
+    /// Has an emulated link carry superpackets as they are, as between interfaces that segment what they send and
+    /// merge what they receive, so that a fast link leaves the processor to its ends. They take the time of their wire
+    /// packets, and meet one fate.
+    pub fn superpackets(mut self) -> Self {
+        self.superpackets = true;
         self
     }
 
@@ -123,16 +134,22 @@ impl Link {
                 for (name, (host, interface, _)) in names.iter().zip(&spec.ends) {
                     add_veth((host, interface), (&middle, name), mtu)?;
                     middle.run(&format!("ip link set {name} arp off up"))?;
-                    // Segmentation then happens on the host, before the packet leaves it.
-                    host.run(&format!(
-                        "ethtool -K {interface} tso off tx-udp-segmentation off \
-                         tx-sctp-segmentation off tx-gso-list off"
-                    ))?;
+                    wire::receive_on_its_processor(&middle, name);
+                    if !spec.superpackets {
+                        // Segmentation then happens on the host, before the packet leaves it.
+                        host.run(&format!(
+                            "ethtool -K {interface} tso off tx-udp-segmentation off \
+                             tx-sctp-segmentation off tx-gso-list off"
+                        ))?;
+                    }
                 }
                 Some(Wire::start(
                     &middle,
                     names,
-                    mtu,
+                    Use::Forward {
+                        mtu,
+                        superpackets: spec.superpackets,
+                    },
                     conditions.as_ref().clone(),
                     spec.seed,
                 )?)
@@ -216,7 +233,7 @@ impl Link {
     /// Changes the conditions of both directions of an emulated link, from the next packet on.
     ///
     /// # Errors
-    /// If the link is not emulated.
+    /// If the link is not emulated, or carries superpackets and they would have to be treated packet by packet.
     pub fn set(&self, mut change: impl FnMut(&mut Conditions)) -> Result<()> {
         End::BOTH
             .iter()
@@ -226,10 +243,9 @@ impl Link {
     /// The same for what comes from one end.
     ///
     /// # Errors
-    /// If the link is not emulated.
+    /// As for [`set`](Self::set).
     pub fn set_from(&self, from: End, change: impl FnOnce(&mut Conditions)) -> Result<()> {
-        self.wire()?.set(from, change);
-        Ok(())
+        self.wire()?.set(from, change)
     }
 
     /// What became of the packets from one end so far.

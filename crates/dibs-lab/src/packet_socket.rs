@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use nix::sys::socket::{setsockopt, sockopt};
 
 /// Frames per system call when sending.
 pub(crate) const BATCH: usize = 64;
@@ -16,14 +17,19 @@ pub(crate) const BATCH: usize = 64;
 const BLOCK: usize = 1 << 20;
 /// Where the kernel puts the sender's address: behind the header, aligned to 16.
 const ADDRESS: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(16);
+/// Bytes that a forwarding socket may have sent without their being received.
+const SENDING: usize = 32 << 20;
+/// A slot for a superpacket.
+const SUPERPACKET: usize = 65536 + 1024;
 /// Room for what precedes a frame in its slot.
 const OVERHEAD: usize = 128;
 
 /// What a packet socket is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Use {
-    /// Frames of this MTU carry a virtio-net header, and those that we send are not received.
-    Forward { mtu: u32 },
+    /// Frames carry a virtio-net header, and those that we send are not received. There is room for frames of
+    /// this MTU, or for superpackets.
+    Forward { mtu: u32, superpackets: bool },
     /// Both directions as they are, superpackets included.
     Listen,
     /// The same, of each frame only the beginning.
@@ -81,7 +87,7 @@ impl PacketSocket {
             libc::tpacket_versions::TPACKET_V2 as libc::c_int,
         )?;
         let ring = match purpose {
-            Use::Forward { mtu } => {
+            Use::Forward { mtu, superpackets } => {
                 for option in [
                     libc::PACKET_VNET_HDR,
                     libc::PACKET_IGNORE_OUTGOING,
@@ -89,10 +95,19 @@ impl PacketSocket {
                 ] {
                     socket.set(option, 1)?;
                 }
+                // What we send counts as ours until it is received, by another processor perhaps.
+                // Users other than root get what the system lets them have.
+                if setsockopt(&socket.fd, sockopt::SndBufForce, &SENDING).is_err() {
+                    setsockopt(&socket.fd, sockopt::SndBuf, &SENDING)?;
+                }
                 let slot = (mtu as usize + OVERHEAD).next_power_of_two().max(2048);
-                Ring::new(&socket, slot, 16.max(4 * slot / 2048), crate::wire::HEADER)?
+                let (slot, blocks) = match superpackets {
+                    true => (SUPERPACKET, 64),
+                    false => (slot, 16.max(4 * slot / 2048)),
+                };
+                Ring::new(&socket, slot, blocks, crate::wire::HEADER)?
             }
-            Use::Listen => Ring::new(&socket, 65536 + 1024, 128, 0)?,
+            Use::Listen => Ring::new(&socket, SUPERPACKET, 128, 0)?,
             Use::ListenToHeads => Ring::new(&socket, 512, 32, 0)?,
         };
         // SAFETY: all zero is a valid sockaddr_ll.

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::time::TimeSpec;
-use nix::unistd::pipe2;
+use nix::unistd::{Pid, pipe2};
 
 use crate::emulator::{Cause, Conditions, Emulator, Fate};
 use crate::host::Host;
@@ -24,6 +25,11 @@ use crate::packet_socket::{BATCH, PacketSocket, Ring, Use};
 /// virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
 pub(crate) const HEADER: usize = 10;
 const NEEDS_CSUM: u8 = 1;
+/// Values of gso_type (linux/virtio_net.h); the rest are UDP's.
+const GSO_NONE: u8 = 0;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_ECN: u8 = 0x80;
 const ETHERNET: usize = 14;
 /// Bytes that one direction may hold: 1 Gbit/s for two seconds.
 const MOST_HELD: usize = 256 << 20;
@@ -64,6 +70,25 @@ pub struct WireStats {
     pub overruns: u64,
 }
 
+/// The processor on which emulated links run: the last that is ours. A veth hands packets to the processor that
+/// sends, and what waits on one that is busy would be overtaken by what comes from another.
+fn processor() -> usize {
+    let ours = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    let is_ours = |&n: &usize| ours.is_set(n).unwrap_or(false);
+    (0..CpuSet::count()).rev().find(is_ours).unwrap_or(0)
+}
+
+/// Has what comes by an interface of the emulator's namespace received there, in the order of sending, whichever
+/// processor sends (receive packet steering). It takes the host's own root: others get links that reorder.
+pub(crate) fn receive_on_its_processor(middle: &Host, name: &str) {
+    let n = processor();
+    // Groups of 32, the highest first.
+    let mask = format!("{:x}{}", 1u32 << (n % 32), ",00000000".repeat(n / 32));
+    let file = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
+    let line = format!("mount -t sysfs none /sys && echo {mask} > {file}");
+    let _ = middle.shell(&format!("unshare -m sh -c '{line}'"));
+}
+
 /// A running emulator.
 #[derive(Debug)]
 pub(crate) struct Wire {
@@ -81,6 +106,8 @@ pub(crate) struct Wire {
 struct Shared {
     /// The interfaces towards the ends.
     sockets: [PacketSocket; 2],
+    /// Whether superpackets pass.
+    superpackets: bool,
     /// By the end that packets come from.
     conditions: [Mutex<Conditions>; 2],
     stats: [Mutex<WireStats>; 2],
@@ -90,16 +117,27 @@ impl Wire {
     pub(crate) fn start(
         middle: &Host,
         names: [String; 2],
-        mtu: u32,
+        purpose: Use,
         conditions: [Conditions; 2],
         seed: u64,
     ) -> Result<Self> {
-        let open = |name: &str| middle.in_ns(|| PacketSocket::open(name, Use::Forward { mtu }));
+        let open = |name: &str| middle.in_ns(|| PacketSocket::open(name, purpose));
+        let superpackets = matches!(
+            purpose,
+            Use::Forward {
+                superpackets: true,
+                ..
+            }
+        );
+        if superpackets {
+            conditions.iter().try_for_each(check_superpackets)?;
+        }
         let [(a, ring_a), (b, ring_b)] = [open(&names[0])?, open(&names[1])?];
         let largest_mtu = ring_a.largest_mtu();
         let (sockets, rings) = ([a, b], [ring_a, ring_b]);
         let shared = Arc::new(Shared {
             sockets,
+            superpackets,
             conditions: conditions.map(Mutex::new),
             stats: Default::default(),
         });
@@ -109,6 +147,10 @@ impl Wire {
         let thread = middle.thread("link", move || {
             // It is the network, which runs before all programs. Users other than root have it run as one of them.
             let _ = dibs_io::set_niceness(-20);
+            let mut one = CpuSet::new();
+            if one.set(processor()).is_ok() {
+                let _ = sched_setaffinity(Pid::from_raw(0), &one);
+            }
             worker.carry(rings, start, seed, &stopped)
         })?;
         let (middle, stop, thread) = (middle.clone(), Some(stop), Some(thread));
@@ -123,8 +165,15 @@ impl Wire {
         })
     }
 
-    pub(crate) fn set(&self, from: End, change: impl FnOnce(&mut Conditions)) {
-        change(&mut lock(&self.shared.conditions[from as usize]));
+    pub(crate) fn set(&self, from: End, change: impl FnOnce(&mut Conditions)) -> Result<()> {
+        let mut conditions = lock(&self.shared.conditions[from as usize]);
+        let mut changed = conditions.clone();
+        change(&mut changed);
+        if self.shared.superpackets {
+            check_superpackets(&changed)?;
+        }
+        *conditions = changed;
+        Ok(())
     }
 
     pub(crate) fn stats(&self, from: End) -> Result<WireStats> {
@@ -185,6 +234,7 @@ impl PartialOrd for Held {
 /// One direction: what the emulator decided about frames that have not come out yet.
 struct Direction {
     emulator: Emulator,
+    superpackets: bool,
     /// When the last frame came.
     entered_at: Duration,
     held: BinaryHeap<Held>,
@@ -200,7 +250,8 @@ impl Shared {
         // The default of 50 us would be added to every delay; a refusal only costs that.
         let _ = nix::sys::prctl::set_timerslack(1);
         // Neighbouring seeds must not give two links the same dice.
-        let mut directions = [0, 1].map(|n| Direction::new(seed.wrapping_mul(2).wrapping_add(n)));
+        let mut directions =
+            [0, 1].map(|n| Direction::new(seed.wrapping_mul(2).wrapping_add(n), self.superpackets));
         loop {
             let mut received = 0;
             let pairs = rings.iter_mut().zip(&mut directions).enumerate();
@@ -301,11 +352,12 @@ impl Shared {
 }
 
 impl Direction {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, superpackets: bool) -> Self {
         // One step of a mixer, so that seeds 1 and 2 share no dice in either direction.
         let seed = seed.wrapping_mul(0xd134_2543_de82_ef95).rotate_left(29);
         Self {
             emulator: Emulator::new(seed),
+            superpackets,
             entered_at: Duration::ZERO,
             held: BinaryHeap::new(),
             held_bytes: 0,
@@ -323,17 +375,14 @@ impl Direction {
         stats: &mut WireStats,
     ) {
         stats.entered += 1;
-        let gso_type = frame[1];
-        if gso_type != 0 {
+        let len = wire_len(frame);
+        if frame[1] != GSO_NONE && !self.superpackets {
             stats.oversized += 1;
             return;
         }
         // The wall clock may be set back.
         self.entered_at = self.entered_at.max(now);
-        let delivery = match self
-            .emulator
-            .enter(conditions, self.entered_at, frame.len() - HEADER)
-        {
+        let delivery = match self.emulator.enter(conditions, self.entered_at, len) {
             Fate::Dropped(Cause::Outage) => return stats.outage_dropped += 1,
             Fate::Dropped(Cause::Queue) => return stats.queue_dropped += 1,
             Fate::Dropped(Cause::Loss) => return stats.lost += 1,
@@ -373,6 +422,43 @@ impl Direction {
         });
         self.number += 1;
     }
+}
+
+/// Refuses what treats each wire packet for itself.
+fn check_superpackets(conditions: &Conditions) -> Result<()> {
+    let Conditions {
+        loss,
+        reorder,
+        duplicate,
+        corrupt,
+        ..
+    } = conditions;
+    let dice = [loss, reorder, duplicate, corrupt];
+    ensure!(
+        dice.iter().all(|&&probability| probability == 0.0),
+        "a link of superpackets cannot treat each packet for itself: {conditions:?}"
+    );
+    Ok(())
+}
+
+/// Bytes of the frames that a frame with a virtio-net header is on a wire: a superpacket's headers precede each of
+/// its segments.
+fn wire_len(frame: &[u8]) -> usize {
+    let (header, packet) = frame.split_at(HEADER);
+    let field = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
+    let (size, transport) = (field(4), field(6));
+    let headers = match header[1] & !GSO_ECN {
+        _ if size == 0 => return packet.len(),
+        GSO_NONE => return packet.len(),
+        // The data offset, in words of 4 bytes.
+        GSO_TCPV4 | GSO_TCPV6 => match packet.get(transport + 12) {
+            Some(offset) => transport + usize::from(offset >> 4) * 4,
+            None => return packet.len(),
+        },
+        _ => transport + 8,
+    };
+    let payload = packet.len().saturating_sub(headers);
+    packet.len() + payload.div_ceil(size).saturating_sub(1) * headers
 }
 
 /// Flips one bit behind the link-layer header, after finishing the checksum: the receiver must be
@@ -461,7 +547,7 @@ mod tests {
 
     #[test]
     fn frames_come_out_by_time_and_then_in_order() {
-        let mut direction = Direction::new(1);
+        let mut direction = Direction::new(1, false);
         for (at, name) in [(2, b'c'), (1, b'a'), (1, b'b')] {
             direction.hold(Duration::from_millis(at), vec![name]);
         }
@@ -472,8 +558,32 @@ mod tests {
     }
 
     #[test]
+    fn superpackets_are_as_long_as_their_wire_packets() {
+        let superpacket = |kind: u8, size: u16, len: usize| {
+            let mut frame = vec![NEEDS_CSUM, kind, 0, 0];
+            for field in [size, 34, 16] {
+                frame.extend_from_slice(&field.to_ne_bytes());
+            }
+            let mut packet = vec![0; len];
+            // Eight words of header, if it is TCP.
+            packet[34 + 12] = 8 << 4;
+            frame.extend_from_slice(&packet);
+            wire_len(&frame)
+        };
+        // 34 bytes of Ethernet and IPv4, 32 of TCP, 8 of UDP.
+        assert_eq!(
+            superpacket(GSO_TCPV4, 1448, 66 + 2 * 1448 + 100),
+            3 * 66 + 2996
+        );
+        assert_eq!(superpacket(GSO_TCPV4 | GSO_ECN, 1448, 66 + 1448), 66 + 1448);
+        assert_eq!(superpacket(5, 1472, 42 + 2 * 1472), 2 * 1514);
+        assert_eq!(superpacket(GSO_NONE, 0, 1514), 1514);
+        assert_eq!(superpacket(5, 0, 60), 60);
+    }
+
+    #[test]
     fn superpackets_are_refused_and_counted() {
-        let mut direction = Direction::new(1);
+        let mut direction = Direction::new(1, false);
         let mut frame = unfinished();
         frame[1] = 1;
         let mut stats = WireStats::default();

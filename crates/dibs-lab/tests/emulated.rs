@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use dibs_lab::load::{Latency, Throughput};
 use dibs_lab::{Conditions, End, Host, Lab, Link, LinkSpec, isolated, isolated_alone, wait_until};
 use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
@@ -104,6 +104,36 @@ fn emulated_links_carry_their_rate() {
             let stats = link.stats(end)?;
             assert_eq!((stats.oversized, stats.overruns), (0, 0), "{stats:?}");
         }
+        Ok(())
+    });
+}
+
+/// Segments that TCP of a host got ahead of others.
+fn early(host: &Host) -> Result<u64> {
+    let printed = host.run("nstat -asz TcpExtTCPOFOQueue")?;
+    let mut words = printed.split_ascii_whitespace();
+    words.find(|word| word.ends_with("Queue"));
+    Ok(words.next().context("nstat tells a number")?.parse()?)
+}
+
+#[test]
+fn superpackets_take_their_time_and_keep_their_order() {
+    isolated_alone(|| {
+        let mut lab = Lab::new()?;
+        let (a, b) = (lab.host("a")?, lab.host("b")?);
+        let conditions = Conditions::new().rate(1_000_000_000).delay(5 * MS);
+        let link = lab.link(spec(&a, &b).emulated(conditions).superpackets())?;
+        assert_rate(tcp(&a, &b, 3.0)?, 1000.0);
+        assert_eq!(early(&b)?, 0);
+        let stats = link.stats(End::A)?;
+        println!("{stats:?}");
+        assert!(stats.bytes > 10_000 * stats.delivered, "{stats:?}");
+        assert_eq!(stats.overruns, 0, "{stats:?}");
+
+        let refused = link.set(|conditions| conditions.loss = 0.01);
+        assert!(refused.unwrap_err().to_string().contains("superpackets"));
+        link.set(|conditions| conditions.rate = Some(50_000_000))?;
+        assert_rate(tcp(&a, &b, 2.0)?, 50.0);
         Ok(())
     });
 }

@@ -51,7 +51,9 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
     let mut place = Place::new(stage)?;
     let links = |_: &str, link: LinkSpec| match delay {
         Duration::ZERO => link.shaped(GIGABIT),
-        _ => link.emulated(Conditions::new().rate(GIGABIT).delay(delay)),
+        _ => link
+            .emulated(Conditions::new().rate(GIGABIT).delay(delay))
+            .superpackets(),
     };
     let contestant = place.contestant(System::Idle, "live switch", links)?;
     let mut title = "Plain, scramble, plain in one connection, two links of 1 Gbit/s".to_owned();
