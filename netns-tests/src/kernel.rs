@@ -40,9 +40,10 @@ pub fn state(host: &Host) -> Result<Vec<String>> {
     let others = |table: &&str| !table.starts_with("table ip ") && !table.starts_with("table ip6 ");
     state.extend(tables.lines().filter(others).map(str::to_owned));
     for entry in marked(host)? {
-        // Without how long it stays, which is less each second.
+        // Without how long it stays, which is less each second, and by how many it is looked at.
         let words = entry.split_ascii_whitespace();
-        let lasting = words.filter(|word| word.parse::<u32>().is_err());
+        let lasting =
+            words.filter(|word| word.parse::<u32>().is_err() && !word.starts_with("use="));
         let lasting: Vec<&str> = lasting.collect();
         state.push(format!("conntrack: {}", lasting.join(" ")));
     }
