@@ -63,9 +63,11 @@ impl Eavesdropper {
         let bytes = heard.bytes(&during);
         ensure!(
             plain == [0, 0],
-            "in plain: {} packets on eth, {} on wlan",
+            "in plain: {} packets on eth, {} on wlan, of {:?}; the first: {}",
             plain[0],
-            plain[1]
+            plain[1],
+            during.end.duration_since(during.start).unwrap_or_default(),
+            heard.first_plain(of, &during)
         );
         ensure!(bytes >= least, "only {bytes} bytes passed");
         Ok(())
@@ -78,6 +80,19 @@ impl Heard {
     pub fn plain(&self, of: &[Plaintext], during: &Range<SystemTime>) -> [usize; 2] {
         let holds = |packet: &&Packet| of.iter().any(|stream| stream.find(&packet.frame).is_some());
         [&self.eth, &self.wlan].map(|link| packets(link, during).filter(holds).count())
+    }
+
+    /// The first of these, as far as its headers go, and when it was heard.
+    fn first_plain(&self, of: &[Plaintext], during: &Range<SystemTime>) -> String {
+        let holds = |packet: &&Packet| of.iter().any(|stream| stream.find(&packet.frame).is_some());
+        let all = [&self.eth, &self.wlan].into_iter();
+        let mut all = all.flat_map(|link| packets(link, during).filter(holds));
+        all.next().map_or_else(String::new, |packet| {
+            let after = packet.at.duration_since(during.start).unwrap_or_default();
+            let head = &packet.frame[..packet.frame.len().min(86)];
+            let head: String = head.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("after {after:?}, {} bytes, {head}", packet.frame.len())
+        })
     }
 
     /// How many TCP segments over IPv4 have this port at either end: on the trusted link, on the untrusted.
