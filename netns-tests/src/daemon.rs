@@ -429,6 +429,7 @@ impl Node {
             "ip route show table all".to_owned(),
             "ip address".to_owned(),
             "conntrack -L".to_owned(),
+            "conntrack -S".to_owned(),
         ] {
             let said = self
                 .host
