@@ -51,7 +51,7 @@ impl Eavesdropper {
         })
     }
 
-    /// Ends the recordings and checks that no part of 15 bytes of these streams was in plain, on
+    /// Ends the recordings and checks that no part of 23 bytes of these streams was in plain, on
     /// either link, in `least` bytes or more.
     ///
     /// # Errors

@@ -36,16 +36,22 @@ impl Plaintext {
         }
     }
 
-    /// Where in the stream a part of it begins that occurs in `bytes`; any part of 15 bytes holds a
-    /// whole word.
+    /// Where in the stream a part of it begins that occurs in `bytes`; any part of 23 bytes holds two
+    /// whole words. One alone tells nothing: of 2^36 words of ciphertext one is in the stream by chance,
+    /// and all tests together hear more than a twentieth of that.
     pub fn find(&self, bytes: &[u8]) -> Option<u64> {
-        bytes.windows(WORD).find_map(|window| {
-            let word = u64::from_le_bytes(window.try_into().expect("a window has its length"));
-            let mixed = fold(fold(word).wrapping_mul(INVERSE));
-            let number = u64::from(mixed as u32);
-            ((mixed >> 32) as u32 == self.seed && number < MOST_WORDS)
-                .then_some(number * WORD as u64)
+        bytes.windows(2 * WORD).find_map(|window| {
+            let number = self.number(window)?;
+            (self.number(&window[WORD..]) == Some(number + 1)).then_some(number * WORD as u64)
         })
+    }
+
+    /// The number of the word that these bytes begin with, if it is of this stream.
+    fn number(&self, bytes: &[u8]) -> Option<u64> {
+        let word = u64::from_le_bytes(*bytes.first_chunk()?);
+        let mixed = fold(fold(word).wrapping_mul(INVERSE));
+        let number = u64::from(mixed as u32);
+        ((mixed >> 32) as u32 == self.seed && number < MOST_WORDS).then_some(number)
     }
 
     fn word(&self, number: u64) -> [u8; WORD] {
@@ -77,16 +83,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_part_of_fifteen_bytes_is_found() {
+    fn any_part_of_23_bytes_is_found() {
         let stream = Plaintext::new(7);
         for offset in 4000..4016 {
-            let mut bytes = [0; 15];
+            let mut bytes = [0; 23];
             stream.fill(offset, &mut bytes);
             let mut frame = vec![0xa5; 5];
             frame.extend(bytes);
-            let found = stream.find(&frame).expect("a whole word");
+            let found = stream.find(&frame).expect("two whole words");
             assert!((offset..offset + 8).contains(&found), "{offset} {found}");
             assert_eq!(Plaintext::new(8).find(&frame), None);
+        }
+    }
+
+    #[test]
+    fn a_word_by_chance_is_not_found() {
+        let stream = Plaintext::new(7);
+        for number in [0, 1, 4000, MOST_WORDS - 1] {
+            let word = stream.word(number);
+            let frame = [&[0xa5; 30][..], &word, &[0x5a; 30]].concat();
+            assert_eq!(stream.find(&frame), None);
+            // Nor are two that do not belong together.
+            assert_eq!(stream.find(&[word, word].concat()), None);
         }
     }
 
