@@ -75,6 +75,8 @@ pub struct Backstop {
     /// As last put into the kernel.
     set: Ruleset,
     known: Known,
+    /// Packets dropped by rules that others have replaced since: the kernel counts by rule.
+    dropped_before: u64,
 }
 
 /// What the kernel has.
@@ -93,6 +95,7 @@ impl Backstop {
             nat: true,
             set: Ruleset::default(),
             known: Known::default(),
+            dropped_before: 0,
         })
     }
 
@@ -113,14 +116,15 @@ impl Backstop {
             .set
             .without_drops_beyond(&Ruleset::of(desired, self.nat));
         if narrowed != self.set {
+            let dropped = self.dropped_by_rules().await;
             let changes = fill(&narrowed, &self.set.names());
-            let done = self.nft.commit(&changes).await;
-            // What is not there any more drops nothing.
-            if !matches!(&done, Err(error) if !is_absent(error)) {
-                self.set = narrowed;
-                return Ok(());
+            match self.nft.commit(&changes).await {
+                Ok(()) => self.dropped_before += dropped,
+                // What is not there any more drops nothing.
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(Error::netlink("narrow the table of nftables")(error)),
             }
-            done.map_err(Error::netlink("narrow the table of nftables"))?;
+            self.set = narrowed;
         }
         Ok(())
     }
@@ -153,6 +157,9 @@ impl Backstop {
             };
             self.take_over(if as_wanted { None } else { Some(wanted) }, &stale)
                 .await?;
+            if !as_wanted {
+                self.dropped_before += found.map_or(0, |found| found.dropped);
+            }
         }
         self.set = wanted.clone();
         self.fill_sets(known).await?;
@@ -278,11 +285,18 @@ impl Backstop {
         refused
     }
 
-    /// Packets that it dropped since its rules were last written.
+    /// Packets that it dropped, those of the table that was found included; all but what falls into the
+    /// moment in which rules are written anew.
     pub async fn dropped(&mut self) -> Result<u64, Error> {
         let found = self.look().await;
         let found = found.map_err(Error::netlink("list the table of nftables"))?;
-        Ok(found.map_or(0, |found| found.dropped))
+        Ok(self.dropped_before + found.map_or(0, |found| found.dropped))
+    }
+
+    /// What the rules there have dropped, as far as it can be told: counting stands in the way of nothing.
+    async fn dropped_by_rules(&mut self) -> u64 {
+        let found = self.look().await.unwrap_or_default();
+        found.map_or(0, |found| found.dropped)
     }
 
     /// Removes the table, whoever left it.
@@ -290,11 +304,13 @@ impl Backstop {
         self.set = Ruleset::default();
         self.known = Known::default();
         self.strength = None;
-        let operation = || Error::netlink("remove the table of nftables");
+        let dropped = self.dropped_by_rules().await;
         match self.nft.commit(&[table(Kind::DelTable, None)]).await {
-            Err(error) if is_absent(&error) => Ok(()),
-            done => done.map_err(operation()),
+            Ok(()) => self.dropped_before += dropped,
+            Err(error) if is_absent(&error) => {}
+            Err(error) => return Err(Error::netlink("remove the table of nftables")(error)),
         }
+        Ok(())
     }
 
     /// The table's chains and rules; `None` if it is not there.

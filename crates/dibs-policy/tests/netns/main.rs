@@ -49,6 +49,7 @@ const TESTS: &[Test] = tests![
     rules::the_first_rule_that_fits_decides,
     rules::what_iptables_refuses_is_told_before_anything_is_installed,
     rules::the_backstop_knows_what_rules_name,
+    rules::what_was_dropped_stays_counted,
     rules::what_the_kernel_refuses_takes_nothing_else_with_it,
     rules::a_preferred_bump_is_taken_where_there_is_a_session,
     connections::a_live_connection_moves_and_returns,

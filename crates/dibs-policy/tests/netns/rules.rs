@@ -255,6 +255,32 @@ pub(crate) fn the_backstop_knows_what_rules_name(lab: &Lab) {
     }
 }
 
+pub(crate) fn what_was_dropped_stays_counted(lab: &Lab) {
+    let rules = [rule(), ClassRule { id: 8, ..rule() }];
+    let (few, more) = (with(&rules[..1]), with(&rules));
+    let mut backstop = flushed(lab, &few);
+    let dropped = |backstop: &mut Backstop| lab.wait(backstop.dropped()).expect("counted");
+    let more_dropped = |backstop: &mut Backstop| {
+        let before = dropped(backstop);
+        for (_, there) in ENDS {
+            begin(there, true);
+        }
+        let now = dropped(backstop);
+        assert!(now >= before + 2, "{now}, {before} before");
+        now
+    };
+    let before = more_dropped(&mut backstop);
+    lab.wait(backstop.set(&more, &Known::default()))
+        .expect("rules were added");
+    assert!(dropped(&mut backstop) >= before, "more");
+    let before = more_dropped(&mut backstop);
+    lab.wait(backstop.narrow(&few)).expect("narrowed");
+    assert!(dropped(&mut backstop) >= before, "fewer");
+    let before = more_dropped(&mut backstop);
+    lab.wait(backstop.remove()).expect("removed");
+    assert!(dropped(&mut backstop) >= before, "none");
+}
+
 pub(crate) fn what_the_kernel_refuses_takes_nothing_else_with_it(lab: &Lab) {
     // No set has connections of two families.
     let ip = |text: &str| text.parse().expect("an address");
