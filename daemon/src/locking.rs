@@ -353,6 +353,19 @@ impl Daemon {
         Ok(Tracked::new(tracked))
     }
 
+    /// The bumps that the kernel has these connections on; 0: plain.
+    pub(crate) async fn bumps_of(
+        &self,
+        pairs: &[Pair],
+    ) -> Result<Vec<(Pair, u8)>, dibs_policy::Error> {
+        let layout = marks(&self.config);
+        let bump = |(pair, entry): &(Pair, Entry)| {
+            let bump = layout.bump_of(entry.mark);
+            (*pair, bump.map_or(0, BumpId::get))
+        };
+        Ok(self.got(pairs).await?.iter().map(bump).collect())
+    }
+
     /// What is alive of these connections, and what conntrack has of them.
     async fn looked_up(&self, pairs: &[Pair]) -> anyhow::Result<(HashMap<Pair, Live>, Tracked)> {
         let tracked = self.got(pairs).await?;

@@ -126,6 +126,11 @@ impl Daemon {
             for (pair, choice, before) in proposed {
                 state.choices.take_back(&pair, choice.version, before);
             }
+            drop(state);
+            // Or the next start would find them in the file.
+            if let Err(error) = self.save() {
+                tracing::warn!("{error:#}");
+            }
             return Err(error);
         }
         if !self.is_outside(bump) {
@@ -185,18 +190,19 @@ impl Daemon {
         let mut outcomes = Vec::with_capacity(lives.len());
         let mut answers_none = false;
         for lives in lives.chunks(ROUND) {
-            let answers = match answers_none {
-                true => { lives.iter() }
-                    .map(|live| {
+            let (answers, left) = match answers_none {
+                true => {
+                    let not_asked = |live: &Live| {
                         let version = proposed[&live.pair].version;
                         (live.pair, version, Err(Unanswered::NotAsked))
-                    })
-                    .collect(),
+                    };
+                    (lives.iter().map(not_asked).collect(), HashSet::new())
+                }
                 false => self.negotiate(peer, lives, bump, true).await,
             };
             let silent = |(.., answer): &(_, _, Answer)| matches!(answer, Err(Unanswered::Silent));
             answers_none = answers_none || (!answers.is_empty() && answers.iter().all(silent));
-            outcomes.extend(self.conclude(peer, answers, bump, proposed).await);
+            outcomes.extend(self.conclude(peer, (answers, left), bump, proposed).await);
             progress.done.update(|done| done + lives.len());
         }
         outcomes
@@ -206,7 +212,7 @@ impl Daemon {
     async fn conclude(
         &self,
         peer: usize,
-        answers: Vec<(Pair, Version, Answer)>,
+        (answers, left): (Vec<(Pair, Version, Answer)>, HashSet<Pair>),
         bump: u8,
         proposed: &HashMap<Pair, Proposed>,
     ) -> Vec<(Pair, Result<(), String>)> {
@@ -234,6 +240,7 @@ impl Daemon {
                 version,
                 before,
                 origin,
+                left: left.contains(&pair),
                 named,
             };
             let choices = &mut self.state.borrow_mut().choices;
@@ -249,6 +256,12 @@ impl Daemon {
             tracing::warn!("{error:#}");
         }
         let pairs: Vec<Pair> = concluded.iter().map(|(pair, ..)| *pair).collect();
+        let back = |(pair, .., conclusion): &(Pair, _, _, Conclusion)| match conclusion {
+            Conclusion::PutBack(bump) => Some((*pair, *bump)),
+            _ => None,
+        };
+        self.put_back(concluded.iter().filter_map(back).collect())
+            .await;
         let failed = self.mark_choices(&pairs).await;
         let mut outcomes = Vec::with_capacity(concluded.len());
         for (pair, before, answer, conclusion) in concluded {

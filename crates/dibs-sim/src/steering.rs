@@ -60,6 +60,8 @@ struct Ask {
     before: Option<Option<Choice>>,
     /// The bump that it was on before.
     origin: u8,
+    /// It has left there already.
+    left: bool,
     /// The peer knew of a later choice once already.
     again: bool,
     until: Time,

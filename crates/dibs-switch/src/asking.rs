@@ -16,6 +16,8 @@ pub struct Asked {
     pub before: Option<Choice>,
     /// The bump that the connection was on, by whatever reason.
     pub origin: u8,
+    /// It has left there already, and the kernel was told of the choice: the peer had said that it would follow.
+    pub left: bool,
     /// The peer has named its socket of the connection: without that it does nothing.
     pub named: bool,
 }
@@ -42,6 +44,9 @@ pub enum Conclusion {
     Superseded,
     /// What stood before stands again.
     TakenBack,
+    /// The same, and that was no choice: the kernel, which was told of this one, is to put the connection on this
+    /// bump again, by no choice.
+    PutBack(u8),
     /// This one is in force, later than what the peer was asked for: it puts the connection back to where
     /// it was, whether the peer had moved it or not. The peer is to be told.
     BroughtBack(Choice),
@@ -75,7 +80,10 @@ impl Choices {
         }
         self.take_back(&pair, version, asked.before);
         if verdict != Verdict::Silence || !asked.named {
-            return Conclusion::TakenBack;
+            return match asked.before {
+                None if asked.left => Conclusion::PutBack(asked.origin),
+                _ => Conclusion::TakenBack,
+            };
         }
         let bump = asked.before.map_or(asked.origin, |choice| choice.bump);
         let back = self.propose(pair, asked.socket, bump, host, version.generation);
@@ -104,6 +112,7 @@ mod tests {
             version: choices.propose(pair(), SOCKET, bump, HOST, 0).version,
             before,
             origin: 2,
+            left: false,
             named: true,
         }
     }
@@ -132,6 +141,31 @@ mod tests {
             assert_eq!(choices.get(&pair()).is_some(), stands);
             assert!(choices.get(&pair()).is_none_or(|choice| !choice.pending));
         }
+    }
+
+    /// The peer said that it would follow, and then could not.
+    #[test]
+    fn who_left_for_nothing_is_put_back() {
+        let refused = Verdict::Answer(Outcome::Failed);
+        let mut choices = Choices::default();
+        let asked = Asked {
+            left: true,
+            ..ask(&mut choices, 0)
+        };
+        let conclusion = choices.conclude(pair(), asked, refused, HOST);
+        assert_eq!(conclusion, Conclusion::PutBack(2));
+        assert_eq!(choices.get(&pair()), None);
+        // What was chosen before says itself where it belongs.
+        let first = ask(&mut choices, 3);
+        let done = Verdict::Answer(Outcome::Done);
+        choices.conclude(pair(), first, done, HOST);
+        let asked = Asked {
+            left: true,
+            ..ask(&mut choices, 0)
+        };
+        let conclusion = choices.conclude(pair(), asked, refused, HOST);
+        assert_eq!(conclusion, Conclusion::TakenBack);
+        assert_eq!(bump(&choices), Some(3));
     }
 
     #[test]

@@ -266,6 +266,18 @@ impl Choices {
         }
     }
 
+    /// Takes the other end's choice `version`, which could not be carried out, back in favour of the one before:
+    /// the other end takes it back, too. Not if another one stands by now, or it was in force before.
+    pub fn refuse(&mut self, pair: &Pair, version: Version, before: Option<Choice>) {
+        let repeated = before.is_some_and(|before| before.version == version);
+        if !repeated
+            && self.give_up(pair, version)
+            && let Some(before) = before
+        {
+            self.restore(*pair, before);
+        }
+    }
+
     /// The connection of these ends has another name now, and is the same.
     pub fn rename(&mut self, pair: &Pair, socket: Socket) {
         if let Some(choice) = self.0.get_mut(pair) {

@@ -88,6 +88,10 @@ impl Daemon {
         };
         if let Err(error) = carried_out.await {
             self.forget_rule(id);
+            // Or the next start would find it in the file.
+            if let Err(error) = self.save() {
+                tracing::warn!("{error:#}");
+            }
             // Some of it may be in the kernel.
             if let Err(error) = self.steer().await {
                 tracing::warn!("cannot take back rule {id}: {error:#}");

@@ -3,10 +3,17 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::Marked;
-use crate::conns::{Pair, Version};
+use crate::conns::{Choice, Pair, Version};
 use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
 use crate::messages::{Named, Outcome};
+
+/// What stood for a connection before a peer's switch.
+#[derive(Clone, Copy)]
+struct Before {
+    choice: Option<Choice>,
+    handed: Option<Handed>,
+}
 
 impl Daemon {
     /// Carries out a SWITCH of a peer.
@@ -44,6 +51,7 @@ impl Daemon {
         for (named, version) in conns {
             let pair = named.pair.reversed();
             let live = lives.get(&pair).filter(|live| live.peer == peer);
+            let before = live.map(|live| self.stands(live));
             let verdict = match live {
                 None => Err((Outcome::NoConnection, 0)),
                 Some(live) if live.socket != named.socket => {
@@ -57,7 +65,8 @@ impl Daemon {
             outcomes.push(match verdict {
                 Ok(is_new) => {
                     news += usize::from(is_new);
-                    moving.push((outcomes.len(), pair));
+                    let before = before.expect("there is such a connection");
+                    moving.push((outcomes.len(), pair, version, before));
                     (Outcome::Done, version.generation)
                 }
                 Err(refused) => refused,
@@ -66,10 +75,10 @@ impl Daemon {
         if moving.is_empty() {
             return outcomes;
         }
-        let pairs: Vec<Pair> = moving.iter().map(|(_, pair)| *pair).collect();
+        let pairs: Vec<Pair> = moving.iter().map(|(_, pair, ..)| *pair).collect();
         self.unlock_leaving(&pairs, bump).await;
         if self.is_outside(bump) {
-            self.silence(moving.iter().map(|(_, pair)| &lives[pair]))
+            self.silence(moving.iter().map(|(_, pair, ..)| &lives[pair]))
                 .await;
         }
         if ready {
@@ -84,7 +93,7 @@ impl Daemon {
         };
         let prepared = prepared.await;
         if !self.is_outside(bump) {
-            self.expect_rates(moving.iter().map(|(_, pair)| &lives[pair]));
+            self.expect_rates(moving.iter().map(|(_, pair, ..)| &lives[pair]));
         }
         let failed: HashMap<Pair, String> = match &prepared {
             Ok(()) if explicit => {
@@ -107,12 +116,17 @@ impl Daemon {
         for why in reasons {
             tracing::warn!("cannot follow the peer's switch: {why}");
         }
-        for (index, pair) in moving {
+        let mut undone = Vec::new();
+        for (index, pair, version, before) in moving {
             if failed.contains_key(&pair) {
                 outcomes[index].0 = Outcome::Failed;
+                undone.push((pair, version, before));
             } else {
                 self.wake(&lives[&pair], bump);
             }
+        }
+        if !undone.is_empty() {
+            self.undo(undone, explicit).await;
         }
         {
             let mut state = self.state.borrow_mut();
@@ -132,6 +146,45 @@ impl Daemon {
             &[("peer", name), ("bump", bump), ("count", news.to_string())],
         );
         outcomes
+    }
+
+    fn stands(&self, live: &Live) -> Before {
+        let state = self.state.borrow();
+        Before {
+            choice: state.choices.of(&live.pair, live.socket),
+            handed: state.handed.get(&live.pair).copied(),
+        }
+    }
+
+    /// Puts connections back to where they were whose switches could not be carried out: the peer takes its
+    /// choices back, and neither is to come up later.
+    async fn undo(&self, failed: Vec<(Pair, Version, Before)>, explicit: bool) {
+        {
+            let mut state = self.state.borrow_mut();
+            for (pair, version, before) in &failed {
+                if !explicit {
+                    match before.handed {
+                        Some(handed) => state.handed.insert(*pair, handed),
+                        None => state.handed.remove(pair),
+                    };
+                } else {
+                    state.choices.refuse(pair, *version, before.choice);
+                }
+            }
+        }
+        if let Err(error) = self.save() {
+            tracing::warn!("{error:#}");
+        }
+        let pairs: Vec<Pair> = failed.into_iter().map(|(pair, ..)| pair).collect();
+        // The kernel has not taken the new marks: what it has says where they were.
+        match self.bumps_of(&pairs).await {
+            Ok(back) => self.put_back(back).await,
+            Err(error) => tracing::warn!("{error}"),
+        }
+        for error in self.mark_choices(&pairs).await.values() {
+            tracing::warn!("{error}");
+        }
+        pairs.iter().for_each(|pair| self.end_drains(pair));
     }
 
     /// Notes a peer's wish for one connection if it is to be carried out, unless the peer only asks

@@ -44,14 +44,14 @@ pub(super) struct Switch {
 
 impl Daemon {
     /// Asks a peer for its part. Connections that leave their bump while their kernel sends have left
-    /// when this returns, if the peer agreed.
+    /// when this returns, if the peer agreed to follow: those are returned, too.
     pub(super) async fn negotiate(
         &self,
         peer: usize,
         lives: &[Live],
         bump: u8,
         explicit: bool,
-    ) -> Vec<(Pair, Version, Answer)> {
+    ) -> (Vec<(Pair, Version, Answer)>, HashSet<Pair>) {
         let pairs: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
         self.unlock_leaving(&pairs, bump).await;
         let sending = match self.is_outside(bump) {
@@ -81,14 +81,14 @@ impl Daemon {
         let leaving: Vec<&Live> = leaving.collect();
         self.silence(leaving.iter().copied()).await;
         let leaving = meant(&leaving);
-        self.leave(&leaving, bump, explicit).await;
+        let left = self.leave(&leaving, bump, explicit).await;
         results.extend(self.ask_all(peer, &leaving, whether(false)).await);
-        results
+        (results, left)
     }
 
     /// Has connections that fell silent leave their bump, but those of which the peer chose otherwise
-    /// meanwhile.
-    async fn leave(&self, silent: &[Meant], bump: u8, explicit: bool) {
+    /// meanwhile. Those that have.
+    async fn leave(&self, silent: &[Meant], bump: u8, explicit: bool) -> HashSet<Pair> {
         let still = self.still_there(silent).await;
         let _turn = self.marking.lock().await;
         let (leaving, kept): (Vec<Meant>, Vec<Meant>) = {
@@ -115,6 +115,7 @@ impl Daemon {
         for error in marked.into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");
         }
+        pairs.into_iter().collect()
     }
 
     /// Those of these connections that are not over.

@@ -341,6 +341,29 @@ impl Daemon {
         failed.remove(pair).map_or(Ok(()), Err)
     }
 
+    /// Puts connections where they were, by no choice, unless one has been made for them meanwhile.
+    pub(super) async fn put_back(&self, pairs: Vec<(Pair, u8)>) {
+        if pairs.is_empty() {
+            return;
+        }
+        let _turn = self.marking.lock().await;
+        let marks: Vec<Mark> = {
+            let choices = &self.state.borrow().choices;
+            let unchosen = pairs
+                .into_iter()
+                .filter(|(pair, _)| choices.get(pair).is_none());
+            let mark = |(pair, bump)| Mark {
+                pair,
+                bump,
+                explicit: false,
+            };
+            unchosen.map(mark).collect()
+        };
+        for error in self.mark(&marks).await.into_iter().filter_map(Result::err) {
+            tracing::warn!("{error}");
+        }
+    }
+
     /// Another connection has taken the ends of one that something was chosen for: it inherits neither
     /// that nor the lock. Where it is by its own rules it stays.
     async fn forget_choice(&self, pair: &Pair, choice: Choice) -> Marked {

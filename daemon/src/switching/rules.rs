@@ -41,7 +41,7 @@ impl Daemon {
     /// part. Whether it answers.
     async fn follow_some(&self, peer: usize, lives: &[Live], bump: u8, ask: bool) -> bool {
         let answers = match ask {
-            true => self.negotiate(peer, lives, bump, false).await,
+            true => self.negotiate(peer, lives, bump, false).await.0,
             false => Vec::new(),
         };
         tracing::debug!(bump, ?answers, "rules move connections");

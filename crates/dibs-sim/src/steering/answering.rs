@@ -153,7 +153,8 @@ impl Steering {
                 Waiter::Us(ask) => {
                     // The peer may have chosen otherwise while it fell silent.
                     let stands = self.daemon().choices.of(&pair, ask.socket);
-                    if stands.is_some_and(|choice| choice.bump == ask.bump) {
+                    let left = stands.is_some_and(|choice| choice.bump == ask.bump);
+                    if left {
                         self.seen.note(Seen::LeftFirst);
                         self.leave(at, pair);
                     } else {
@@ -163,6 +164,7 @@ impl Steering {
                         at,
                         Ask {
                             ready: false,
+                            left,
                             ..ask
                         },
                     );

@@ -44,6 +44,7 @@ impl Steering {
             ready,
             before: Some(before),
             origin,
+            left: false,
             again: false,
             until: at.now,
         };
@@ -84,6 +85,7 @@ impl Steering {
             ready: false,
             before: None,
             origin: 0,
+            left: false,
             again: false,
             until: at.now,
         };
@@ -112,6 +114,7 @@ impl Steering {
             version: ask.version,
             before,
             origin: ask.origin,
+            left: ask.left,
             named,
         };
         let choices = &mut self.daemon().choices;
@@ -128,6 +131,11 @@ impl Steering {
                     self.tell(at, pair, before);
                 }
             }
+            Conclusion::PutBack(bump) => {
+                self.seen.note(Seen::Refused);
+                let mark = self.marks.entry(pair).or_default();
+                (mark.bump, mark.chosen) = (bump, false);
+            }
             Conclusion::BroughtBack(back) => {
                 self.seen.note(Seen::Unanswered);
                 self.tell(at, pair, back);
@@ -135,7 +143,7 @@ impl Steering {
         }
         let stays = matches!(
             conclusion,
-            Conclusion::TakenBack | Conclusion::BroughtBack(_)
+            Conclusion::TakenBack | Conclusion::PutBack(_) | Conclusion::BroughtBack(_)
         );
         if ask.bump == 0 && stays {
             // It stays where it was, and nobody waits for its silence.
