@@ -22,6 +22,8 @@ const MAX_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_TRIP: Duration = Duration::from_secs(1);
 /// Times that an accept is repeated before the peer has to ask again.
 const ACCEPTS: u32 = 6;
+/// Times that a join is repeated under one path id.
+const JOINS: u32 = 16;
 
 /// Among bare datagrams one of so many is authenticated, and shows how far the numbers have come.
 pub(super) const PROOF_SPACING: u64 = 1 << 10;
@@ -236,13 +238,19 @@ impl Link {
     }
 
     /// Whether another path over the same interface is worth asking for: the peer has stopped
-    /// asking for this one, or does not answer by it, perhaps for it knows nothing of it.
+    /// asking for this one, or does not answer by it, perhaps for it knows nothing of it, or knows
+    /// another by its id.
     pub(crate) fn is_lost(&self) -> bool {
         match self.stage {
-            Stage::Joining { .. } => false,
+            Stage::Joining { retry, .. } => retry.tries >= JOINS,
             Stage::Accepting { retry, .. } => retry.tries >= ACCEPTS,
-            Stage::Open => self.path.state() == PathState::Down,
+            Stage::Open => self.is_down(),
         }
+    }
+
+    /// Whether it was open, and the peer has been silent on it for seconds.
+    pub(crate) fn is_down(&self) -> bool {
+        self.is_open() && self.path.state() == PathState::Down
     }
 
     /// Whether new data may go by it.

@@ -48,6 +48,8 @@ pub(super) const MAX_CONTROLS: usize = 256;
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
 /// The wait before a path that could not be had is asked for again.
 const REDIAL: Duration = Duration::from_secs(1);
+/// Paths to a peer, those included that are being opened.
+pub(super) const MAX_LINKS: usize = 16;
 
 /// Something that waits to be sent, other than as new data.
 #[derive(Clone, Copy)]
@@ -308,10 +310,49 @@ impl Peer {
             if known || !shared.local[local].up {
                 continue;
             }
-            let id = self.next_path_id;
-            self.next_path_id = self.next_path_id.wrapping_add(2);
-            self.add_link(Link::join(now, shared, id, local, remote));
+            // What nobody answered is asked anew: its id may be that of a path that the peer has still.
+            let unanswered = |l: &Link| l.local == local && l.is_joining();
+            if let Some(at) = self.links.iter().position(unanswered) {
+                self.give_up_link(shared, at);
+            }
+            if self.make_room(shared) {
+                let id = self.free_id();
+                self.add_link(Link::join(now, shared, id, local, remote));
+            }
         }
+    }
+
+    /// The next id of those that this end gives that no path has. They come round: a path is asked for
+    /// anew after each long outage.
+    fn free_id(&mut self) -> u8 {
+        loop {
+            let id = self.next_path_id;
+            self.next_path_id = id.wrapping_add(2);
+            if self.links.iter().all(|l| l.id != id) {
+                return id;
+            }
+        }
+    }
+
+    /// Sees to it that there may be one more path: gives up one whose peer has not proved itself, or the
+    /// one that has been down the longest, which may lead to where the peer once was. False if all are
+    /// of use.
+    pub(super) fn make_room(&mut self, shared: &mut Shared) -> bool {
+        if self.links.len() < MAX_LINKS {
+            return true;
+        }
+        let unproved = self.links.iter().position(Link::is_accepting);
+        let down = || {
+            let links = self.links.iter().enumerate();
+            let down = links.filter(|(_, l)| l.is_down());
+            down.min_by_key(|(_, l)| l.path.silent_since())
+                .map(|(at, _)| at)
+        };
+        let Some(at) = unproved.or_else(down) else {
+            return false;
+        };
+        self.give_up_link(shared, at);
+        true
     }
 
     /// Whether this is where the peer is by this local path; none if nobody has said where that is.
@@ -358,15 +399,20 @@ impl Peer {
         let (local, remote) = (link.local, link.remote);
         let older = |l: &Link| l.id != id && l.local == local && l.remote == remote;
         while let Some(at) = self.links.iter().position(older) {
-            let mut link = self.remove_link(at);
-            let mut lost = std::mem::take(&mut self.lost);
-            link.path.abandon(&mut lost);
-            self.take_lost(shared, link.id, &mut lost);
-            self.lost = lost;
-            // What it had lost before can go nowhere now.
-            for key in link.shares {
-                self.lose_share(shared, key);
-            }
+            self.give_up_link(shared, at);
+        }
+    }
+
+    /// Removes a path; what it carried goes by the others.
+    pub(super) fn give_up_link(&mut self, shared: &mut Shared, at: usize) {
+        let mut link = self.remove_link(at);
+        let mut lost = std::mem::take(&mut self.lost);
+        link.path.abandon(&mut lost);
+        self.take_lost(shared, link.id, &mut lost);
+        self.lost = lost;
+        // What it had lost before can go nowhere now.
+        for key in link.shares {
+            self.lose_share(shared, key);
         }
     }
 

@@ -131,12 +131,24 @@ impl Sets {
 
     /// Gives up what is too old.
     pub(super) fn expire(&mut self, now: Time, shared: &mut Shared) {
+        for _ in 0..self.give_up(now) {
+            shared.count(Counter::SetsExpired);
+        }
+    }
+
+    /// The same; says how many that were.
+    fn give_up(&mut self, now: Time) -> usize {
+        let before = self.partial.len();
         while let Some((&set, oldest)) = self.partial.first_key_value()
             && oldest.since + PATIENCE <= now
         {
-            self.finish(set);
-            shared.count(Counter::SetsExpired);
+            // Below the window it is nothing that a share could still be added to.
+            if self.done.is_new(set) {
+                self.done.accept(set);
+            }
+            self.remove(set);
         }
+        before - self.partial.len()
     }
 
     /// Sets that are not complete, and their bytes.
@@ -205,6 +217,24 @@ mod tests {
         }
         assert!(refused > 0);
         assert_eq!(sets.expires_at(), Some(START + PATIENCE));
+    }
+
+    #[test]
+    fn a_set_may_wait_while_more_are_done_than_the_window_is_long() {
+        let scheme = Scheme::new(2, 2).unwrap();
+        let mut sets = Sets::default();
+        let mut whole = Vec::new();
+        let mut add =
+            |sets: &mut Sets, set, index| sets.add(START, &scheme, (set, index), b"x", &mut whole);
+        add(&mut sets, 0, 0);
+        for set in 1..=40_000 {
+            add(&mut sets, set, 0);
+            assert_eq!(add(&mut sets, set, 1), Added::Whole(set.into()));
+            sets.finish(set.into());
+        }
+        assert_eq!(add(&mut sets, 0, 1), Added::Late);
+        assert_eq!(sets.give_up(START + PATIENCE), 1);
+        assert_eq!((sets.held(), sets.expires_at()), ((0, 0), None));
     }
 
     #[test]

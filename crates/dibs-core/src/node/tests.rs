@@ -28,6 +28,7 @@ mod handover;
 mod hostile;
 mod joins;
 mod left_out;
+mod moves;
 mod paths;
 mod rates;
 mod rekey;
@@ -63,6 +64,8 @@ pub(super) struct Pair {
     /// Says whether a datagram (sender, path, bytes) passes.
     filter: Filter,
     sent: [[u64; 2]; 2],
+    /// Where host 0 is on the first path, if not where it was at first.
+    moved: Option<SocketAddr>,
     /// Calls that each host sent datagrams with.
     sends: [usize; 2],
     /// The longest datagram that the paths take, and the payload of the segments that a superpacket stands for.
@@ -137,6 +140,7 @@ impl Pair {
             events: [Vec::new(), Vec::new()],
             filter: Box::new(|_, _, _| true),
             sent: [[0; 2]; 2],
+            moved: None,
             sends: [0; 2],
             longest: 1472,
             mss: 1400,
@@ -178,15 +182,18 @@ impl Pair {
             let node = &mut self.nodes[host];
             while let Some(t) = node.poll_transmit(self.now) {
                 self.sends[host] += 1;
+                let moved = self.moved.filter(|_| t.path == 0);
+                let from = moved.filter(|_| host == 0);
+                let lands = host == 0 || moved.is_none_or(|at| at == t.to);
                 for datagram in t.bytes.chunks(t.segment) {
                     assert!(datagram.len() <= self.longest, "a datagram fits the MTU");
                     self.sent[host][t.path] += datagram.len() as u64;
-                    if (self.filter)(host, t.path, datagram) {
+                    if lands && (self.filter)(host, t.path, datagram) {
                         self.wire.push_back(InFlight {
                             due: self.now + self.delay,
                             to: 1 - host,
                             path: t.path,
-                            from: addr(host, t.path),
+                            from: from.unwrap_or(addr(host, t.path)),
                             bytes: datagram.to_vec(),
                         });
                     }

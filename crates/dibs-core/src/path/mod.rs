@@ -213,6 +213,11 @@ impl Path {
         self.liveness.state()
     }
 
+    /// Since when an answer of the peer is waited for.
+    pub const fn silent_since(&self) -> Time {
+        self.liveness.silent_since()
+    }
+
     /// Largest UDP payload that passes.
     pub const fn mtu(&self) -> u16 {
         self.mtud.current()

@@ -78,6 +78,10 @@ impl Liveness {
         }
     }
 
+    pub(super) const fn silent_since(&self) -> Time {
+        self.silent_since
+    }
+
     pub(super) const fn is_active(&self) -> bool {
         matches!(self.inner, Inner::Active { .. })
     }

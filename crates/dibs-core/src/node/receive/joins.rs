@@ -16,9 +16,6 @@ use crate::node::links::Link;
 use crate::node::peer::Peer;
 use crate::time::Time;
 
-/// Paths to a peer, those included that are being opened.
-const MAX_LINKS: usize = 16;
-
 impl Peer {
     /// A datagram of a path that we do not know can only ask to open it.
     pub(super) fn receive_join(
@@ -43,12 +40,8 @@ impl Peer {
         if let Some(at) = self.links.iter().position(|l| l.id == id) {
             self.remove_link(at);
         }
-        if self.links.len() >= MAX_LINKS {
-            let unproved = self.links.iter().position(Link::is_accepting);
-            let Some(unproved) = unproved else {
-                return shared.count(Counter::PathRefused);
-            };
-            self.remove_link(unproved);
+        if !self.make_room(shared) {
+            return shared.count(Counter::PathRefused);
         }
         let link = Link::accept(now, shared, id, path, from, len, nonce, trusted);
         self.add_link(link);
