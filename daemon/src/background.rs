@@ -453,7 +453,9 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
 async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
     {
         let state = daemon.state.borrow();
-        if state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty() {
+        let marked =
+            !(state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty());
+        if !marked && state.names.is_empty() {
             return Ok(());
         }
     }

@@ -114,6 +114,11 @@ impl Names {
         self.0.insert(pair, (own, theirs));
     }
 
+    /// Whether no name is known.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Forgets the connections that are gone.
     pub fn sweep(&mut self, lives: impl Fn(&Pair, Socket) -> bool) {
         self.0.retain(|pair, (own, _)| lives(pair, *own));

@@ -316,8 +316,12 @@ impl Daemon {
             };
             let mut standing = Vec::new();
             for (pair, choice) in choices {
-                let taken = { lives.get(&pair) }.is_some_and(|live| self.has_taken(live, choice));
-                if !taken {
+                let live = lives.get(&pair);
+                // One that ended while no daemon looked needs no mark, and would be tracked for days with one.
+                if live.is_none() && !self.may_live(&pair) {
+                    continue;
+                }
+                if !live.is_some_and(|live| self.has_taken(live, choice)) {
                     let (bump, explicit) = (choice.bump, true);
                     standing.push(Mark {
                         pair,

@@ -8,6 +8,8 @@ use dibs_lab::{Host, Process};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::traffic::SETTLED;
 use netns_tests::{Net, Node, Setup, isolated, programs};
+use nix::sys::signal::Signal;
+use serde_json::json;
 
 /// From now on the host has none of these programs, given as a pattern of the shell.
 fn uninstall(host: &Host, programs: &str) -> Result<()> {
@@ -191,7 +193,19 @@ fn the_name_of_the_tun_is_taken() {
                 "{said}"
             );
             ensure!(net.a.bumps(7000)? == ["plain"]);
+            let saved = std::fs::read_to_string(net.a.directory().join("dibsd.state"))?;
+            ensure!(!saved.contains("7000"), "{saved}");
+            let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
+            let said = net.a.refused(&rule)?;
+            ensure!(said.contains("dibs1"), "{said}");
             net.a.host.run("ip link del dibs1")?;
+            // Nor does what was refused come into force later.
+            net.a.stop(Signal::SIGKILL)?;
+            net.a.start()?;
+            net.wait_established()?;
+            talk.advance(SETTLED)?;
+            ensure!(net.a.ctl(&["rule", "list"])? == json!([]), "a rule stands");
+            ensure!(net.a.bumps(7000)? == ["plain"]);
             net.a.enable(7000)?;
             net.wait_bump(7000, "scramble")?;
             talk.finish()

@@ -1,10 +1,15 @@
 //! Connections that take the ends of earlier ones: what was chosen for those is not theirs, nor what was
 //! still to be said of them.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
+use netns_tests::daemon::wait;
 use netns_tests::topology::server;
 use netns_tests::traffic::{Talk, abort, connect_from};
 use netns_tests::{Net, Setup, isolated};
+use nix::sys::signal::Signal;
+use socket2::SockRef;
 
 const RULE: &str = "bump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000";
 /// From here.
@@ -38,6 +43,43 @@ fn a_choice_ends_with_its_connection() {
             // Before anybody has looked for connections that ended.
             let second = connect(net)?;
             talks_on(net, "scramble", second)
+        })
+    });
+}
+
+#[test]
+fn a_connection_that_ended_while_no_daemon_looked_is_not_tracked_again() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let ends = connect(net)?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            for node in [&mut net.a, &mut net.b] {
+                node.stop(Signal::SIGKILL)?;
+            }
+            let (near, far) = ends;
+            for end in [near, far] {
+                SockRef::from(&end).set_linger(Some(Duration::ZERO))?;
+            }
+            for node in [&mut net.a, &mut net.b] {
+                node.host.run("conntrack -D -p tcp")?;
+                node.start()?;
+            }
+            net.wait_established()?;
+            for node in [&net.a, &net.b] {
+                let tracked = || {
+                    let listed = node.host.run("conntrack -L -p tcp");
+                    listed.map(|listed| listed.contains(&PORT.to_string()))
+                };
+                let mut seen = false;
+                wait("the choice to be forgotten", || {
+                    seen |= tracked().unwrap_or(true);
+                    std::fs::read_to_string(node.directory().join("dibsd.state"))
+                        .is_ok_and(|saved| !saved.contains(&PORT.to_string()))
+                })?;
+                ensure!(!seen && !tracked()?, "tracked at {}", node.host.name());
+            }
+            Ok(())
         })
     });
 }
