@@ -423,6 +423,9 @@ pub async fn sweep(daemon: Rc<Daemon>) {
     let mut round = 0;
     loop {
         ticks.tick().await;
+        if daemon.unsaved.get() {
+            daemon.note("save", daemon.save());
+        }
         let idle = {
             let state = daemon.state.borrow();
             state.installed.is_empty() && state.choices.is_empty() && state.leaving.is_empty()

@@ -93,6 +93,8 @@ pub struct Daemon {
     timeouts: Cell<u64>,
     /// As last saved.
     clock: Cell<Option<Forward>>,
+    /// The state file is not what it should be.
+    pub(crate) unsaved: Cell<bool>,
     /// What was said of peers' addresses that are this host's.
     own_addresses: RefCell<Vec<String>>,
     /// What failed when it was last tried, and why.
@@ -159,6 +161,7 @@ impl Daemon {
             amiss_noted: Notify::new(),
             timeouts: Cell::new(0),
             clock: Cell::new(clock),
+            unsaved: Cell::new(false),
             own_addresses: RefCell::default(),
             troubles: RefCell::default(),
             events: broadcast::channel(EVENTS).0,
@@ -184,7 +187,7 @@ impl Daemon {
         &self.config.peers[peer].name
     }
 
-    /// Writes what is to outlive us.
+    /// Writes what is to outlive us; the sweep does so again if that fails.
     pub(crate) fn save(&self) -> anyhow::Result<()> {
         let state = self.state.borrow();
         let engaged = state.peers.iter().zip(&self.config.peers);
@@ -205,7 +208,9 @@ impl Daemon {
             clock: Some(self.clock()),
             ..Saved::default()
         };
-        self.file.save(&saved)
+        let saved = self.file.save(&saved);
+        self.unsaved.set(saved.is_err());
+        saved
     }
 
     /// How late it is, for calls.

@@ -84,6 +84,12 @@ seen! {
     SocketNamed = "switch: told which socket it is",
     /// A refusal came back.
     Refused = "switch: taken back",
+    /// A host could not carry out what its peer chose.
+    Failed = "switch: could not follow",
+    /// A connection that had left came back, by no choice.
+    PutBack = "switch: put back, nothing chosen",
+    /// A host could not carry out what its user chose.
+    FailedHere = "switch: could not begin",
     /// A rule of the peer's stood against a choice that had been made without it.
     OwnRule = "switch: given up for the peer's rule",
     /// A choice was made again above the peer's.

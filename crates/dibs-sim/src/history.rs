@@ -179,6 +179,8 @@ pub enum Op {
     Restart(usize, Duration),
     /// A host sleeps for a while: it hears and does nothing, and wakes with its clocks gone on.
     Suspend(usize, Duration),
+    /// A host cannot carry out choices for a while: its state file takes nothing.
+    Unable(usize, Duration),
     /// All paths are cut for a while.
     Cut(Duration),
     /// Somebody sits on a direction of a path from now on.
@@ -279,6 +281,9 @@ impl fmt::Display for History {
                 }
                 Op::Flush(host) => writeln!(f, "marks lost at {}", name(*host))?,
                 Op::Suspend(host, time) => writeln!(f, "{} sleeps for {time:?}", name(*host))?,
+                Op::Unable(host, time) => {
+                    writeln!(f, "{} can carry out nothing for {time:?}", name(*host))?;
+                }
                 Op::Cut(time) => writeln!(f, "all paths cut for {time:?}")?,
                 Op::Tamper(path, host, t) => {
                     write!(f, "tamper path {path} from {}:", name(*host))?;

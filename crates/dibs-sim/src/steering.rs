@@ -75,8 +75,10 @@ enum Waiter {
     /// The peer is answered; it only asked whether we would follow, or we do.
     Peer {
         request: u32,
-        generation: u64,
+        version: Version,
         ready: bool,
+        /// What stood before.
+        before: Option<Choice>,
     },
 }
 
@@ -115,6 +117,10 @@ pub struct Steering {
     /// The state file.
     saved: Vec<(Pair, Choice)>,
     daemon: Option<Daemon>,
+    /// The state file takes nothing until then.
+    unable_until: Option<Time>,
+    /// There is more to be saved than it has.
+    unsaved: bool,
     /// Messages sent, so that the world knows them.
     pub sent: Vec<Vec<u8>>,
     /// What happened.
@@ -184,8 +190,10 @@ impl Steering {
 
     /// The choice in force here.
     pub fn choice(&self, pair: &Pair) -> Option<Choice> {
-        let known = self.daemon.as_ref().and_then(|d| d.choices.get(pair));
-        known.or_else(|| self.saved.iter().find(|(p, _)| p == pair).map(|(_, c)| *c))
+        match &self.daemon {
+            Some(daemon) => daemon.choices.get(pair),
+            None => self.saved.iter().find(|(p, _)| p == pair).map(|(_, c)| *c),
+        }
     }
 
     /// Which way a packet of the local kernel takes: OUTPUT's order.
@@ -248,6 +256,20 @@ impl Steering {
         }
     }
 
+    /// The state file takes nothing until then: no choice can be carried out.
+    pub fn unable(&mut self, until: Time) {
+        self.unable_until = self.unable_until.max(Some(until));
+    }
+
+    /// The state file can be written again.
+    pub fn able(&mut self, now: Time) {
+        self.unable_until = self.unable_until.min(Some(now));
+    }
+
+    fn is_unable(&self, now: Time) -> bool {
+        self.unable_until.is_some_and(|until| now < until)
+    }
+
     /// The daemon is gone; marks and the state file stay.
     pub fn crash(&mut self) {
         if let Some(daemon) = self.daemon.take() {
@@ -270,6 +292,10 @@ impl Steering {
         for (pair, choice) in &self.saved {
             daemon.choices.restore(*pair, *choice);
         }
+        // What could not be saved goes back, until the peer tells of it.
+        if std::mem::take(&mut self.unsaved) {
+            self.highest.clear();
+        }
         // What an earlier run locked.
         for (pair, mark) in self.marks.iter().filter(|(_, mark)| mark.locked) {
             daemon.locks.adopt(*pair, mark.bump);
@@ -287,7 +313,11 @@ impl Steering {
             .expect("a host with a node has a daemon")
     }
 
-    fn save(&mut self) {
+    fn save(&mut self, now: Time) {
+        self.unsaved = self.is_unable(now);
+        if self.unsaved {
+            return;
+        }
         let choices = &self.daemon().choices;
         let saved = choices.iter().map(|(pair, choice)| {
             let pending = false;
@@ -333,7 +363,8 @@ impl Steering {
         let asks = daemon.asks.values().map(|a| a.until);
         let confirms = daemon.confirms.values().map(|asked| asked.until);
         let tellings = daemon.tellings.iter().map(|(t, ..)| *t);
-        let looks = [daemon.look_at, daemon.locks.next_due()];
+        let save = self.unable_until.filter(|_| self.unsaved);
+        let looks = [daemon.look_at, daemon.locks.next_due(), save];
         let looks = looks.into_iter().flatten();
         asks.chain(confirms).chain(tellings).chain(looks).min()
     }
@@ -341,6 +372,9 @@ impl Steering {
     /// Does what is due.
     pub fn handle_timeout(&mut self, at: &mut At<'_>) {
         let now = at.now;
+        if self.unsaved && !self.is_unable(now) {
+            self.save(now);
+        }
         let due = |d: &Daemon| {
             let late = d.asks.iter().find(|(_, a)| a.until <= now);
             late.map(|(request, _)| *request)
@@ -351,12 +385,16 @@ impl Steering {
         }
         let tellings = std::mem::take(&mut self.daemon().tellings);
         for (due, pair, version) in tellings {
-            let known = self.daemon().choices.get(&pair);
-            let known = known.filter(|choice| choice.version == version && !choice.pending);
-            match known {
-                Some(_) if due > now => self.daemon().tellings.push((due, pair, version)),
-                Some(choice) => self.tell(at, pair, choice),
-                None => {}
+            match self.daemon().choices.get(&pair) {
+                Some(choice) if choice.version == version && !choice.pending && due <= now => {
+                    self.tell(at, pair, choice);
+                }
+                // One that waits may come to nothing.
+                Some(choice) if choice.version == version || choice.pending => {
+                    let due = if due > now { due } else { now + TELL_AGAIN };
+                    self.daemon().tellings.push((due, pair, version));
+                }
+                _ => {}
             }
         }
         self.daemon().confirms.retain(|_, asked| asked.until > now);

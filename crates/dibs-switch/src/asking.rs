@@ -63,15 +63,26 @@ impl Choices {
         host: u64,
     ) -> Conclusion {
         let version = asked.version;
-        let known = self.of(&pair, asked.socket);
-        let Some(stands) = known.filter(|known| known.version == version) else {
-            return Conclusion::Superseded;
-        };
         let agreed = match verdict {
             Verdict::Answer(outcome) => outcome == Outcome::Done,
             // The peer's part waits for a session: the choice is sent again then.
             Verdict::NoSession => asked.bump == 0,
             Verdict::Silence | Verdict::NotAsked => false,
+        };
+        let known = self.of(&pair, asked.socket);
+        let Some(stands) = known.filter(|known| known.version == version) else {
+            let ours = Choice {
+                bump: asked.bump,
+                socket: asked.socket,
+                version,
+                pending: false,
+            };
+            self.overtake(
+                pair,
+                version,
+                if agreed { Some(ours) } else { asked.before },
+            );
+            return Conclusion::Superseded;
         };
         // Or it was told back, by a peer that agreed and restarted before its answer got here.
         if agreed || !stands.pending {

@@ -152,12 +152,17 @@ pub struct Choice {
 
 /// All choices that are in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choices(BTreeMap<Pair, Choice>);
+pub struct Choices {
+    known: BTreeMap<Pair, Choice>,
+    /// What is to stand by what came of a question about a choice in whose place another one had come: for the
+    /// case that nothing comes of that one.
+    overtaken: BTreeMap<Pair, (Version, Option<Choice>)>,
+}
 
 impl Choices {
     /// The choice for a connection.
     pub fn get(&self, pair: &Pair) -> Option<Choice> {
-        self.0.get(pair).copied()
+        self.known.get(pair).copied()
     }
 
     /// The choice for the connection that has this socket here.
@@ -167,17 +172,17 @@ impl Choices {
 
     /// All of them, ordered.
     pub fn iter(&self) -> impl Iterator<Item = (Pair, Choice)> {
-        self.0.iter().map(|(pair, choice)| (*pair, *choice))
+        self.known.iter().map(|(pair, choice)| (*pair, *choice))
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.known.len()
     }
 
     /// Whether nothing was chosen.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.known.is_empty()
     }
 
     /// Makes a choice of `host` that is later than what is known here, and later than generation
@@ -190,7 +195,7 @@ impl Choices {
         host: u64,
         above: u64,
     ) -> Choice {
-        let known = self.0.get(&pair).map_or(0, |c| c.version.generation);
+        let known = self.known.get(&pair).map_or(0, |c| c.version.generation);
         let choice = Choice {
             bump,
             socket,
@@ -200,13 +205,13 @@ impl Choices {
             },
             pending: true,
         };
-        self.0.insert(pair, choice);
+        self.known.insert(pair, choice);
         choice
     }
 
     /// Ends the wait for the peer, unless a later choice has come meanwhile: then false.
     pub fn settle(&mut self, pair: &Pair, version: Version) -> bool {
-        match self.0.get_mut(pair) {
+        match self.known.get_mut(pair) {
             Some(choice) if choice.version == version => {
                 choice.pending = false;
                 true
@@ -218,7 +223,7 @@ impl Choices {
     /// Whether the choice `version` stands and waits for nobody: the peer agreed, or told it back, as a
     /// daemon does that restarted before its answer got here.
     pub fn is_settled(&self, pair: &Pair, version: Version) -> bool {
-        let choice = self.0.get(pair);
+        let choice = self.known.get(pair);
         choice.is_some_and(|choice| choice.version == version && !choice.pending)
     }
 
@@ -226,21 +231,21 @@ impl Choices {
     /// is in force meanwhile.
     pub fn take_back(&mut self, pair: &Pair, version: Version, before: Option<Choice>) {
         if self
-            .0
+            .known
             .get(pair)
             .is_some_and(|choice| choice.version == version && choice.pending)
         {
             match before {
-                Some(before) => self.0.insert(*pair, before),
-                None => self.0.remove(pair),
+                Some(before) => self.known.insert(*pair, before),
+                None => self.known.remove(pair),
             };
         }
     }
 
     /// Forgets the choice `version` that was in force, unless a later one has come: then false.
     pub fn give_up(&mut self, pair: &Pair, version: Version) -> bool {
-        let stands = self.0.get(pair).is_some_and(|c| c.version == version);
-        stands && self.0.remove(pair).is_some()
+        let stands = self.known.get(pair).is_some_and(|c| c.version == version);
+        stands && self.known.remove(pair).is_some()
     }
 
     /// Takes a choice of the other end, if it is later; otherwise gives the one that stays.
@@ -257,7 +262,7 @@ impl Choices {
             Some(known) if known.version == version && known.bump != bump => Err(known),
             _ => {
                 let pending = false;
-                self.0.insert(
+                self.known.insert(
                     pair,
                     Choice {
                         bump,
@@ -272,27 +277,44 @@ impl Choices {
     }
 
     /// Takes the other end's choice `version`, which could not be carried out, back in favour of the one before:
-    /// the other end takes it back, too. Not if another one stands by now, or it was in force before.
-    pub fn refuse(&mut self, pair: &Pair, version: Version, before: Option<Choice>) {
-        let repeated = before.is_some_and(|before| before.version == version);
-        if !repeated
-            && self.give_up(pair, version)
-            && let Some(before) = before
-        {
-            self.restore(*pair, before);
+    /// the other end takes it back, too. False if another one stands by now.
+    pub fn refuse(&mut self, pair: &Pair, version: Version, before: Option<Choice>) -> bool {
+        let stands = self.get(pair).is_some_and(|c| c.version == version);
+        if stands {
+            let overtaken = self.overtaken.get(pair).copied();
+            let is_over = |before: &Choice| {
+                before.pending && overtaken.is_some_and(|(version, _)| version == before.version)
+            };
+            let before = match before {
+                Some(before) if is_over(&before) => overtaken.and_then(|(_, instead)| instead),
+                before => before,
+            };
+            match before {
+                Some(before) => self.known.insert(*pair, before),
+                None => self.known.remove(pair),
+            };
+        }
+        stands
+    }
+
+    /// The question about the choice `version` is over, and another one has taken its place; `instead` would
+    /// stand otherwise.
+    pub(crate) fn overtake(&mut self, pair: Pair, version: Version, instead: Option<Choice>) {
+        if self.known.contains_key(&pair) {
+            self.overtaken.insert(pair, (version, instead));
         }
     }
 
     /// The connection of these ends has another name now, and is the same.
     pub fn rename(&mut self, pair: &Pair, socket: Socket) {
-        if let Some(choice) = self.0.get_mut(pair) {
+        if let Some(choice) = self.known.get_mut(pair) {
             choice.socket = socket;
         }
     }
 
     /// Puts back what was saved.
     pub fn restore(&mut self, pair: Pair, choice: Choice) {
-        self.0.insert(pair, choice);
+        self.known.insert(pair, choice);
     }
 
     /// Forgets the choices for connections that are gone; returns them.
@@ -300,14 +322,16 @@ impl Choices {
         let gone = self.iter().filter(|(pair, c)| !lives(pair, c.socket));
         let gone: Vec<Pair> = gone.map(|(pair, _)| pair).collect();
         for pair in &gone {
-            self.0.remove(pair);
+            self.known.remove(pair);
         }
+        let known = &self.known;
+        self.overtaken.retain(|pair, _| known.contains_key(pair));
         gone
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        self.0.clear();
+        *self = Self::default();
     }
 }
 
@@ -375,6 +399,39 @@ pub(crate) mod tests {
         assert_eq!(second.version.generation, 2);
         choices.take_back(&pair(), second.version, settled);
         assert_eq!(choices.get(&pair()), settled);
+    }
+
+    /// Both ends chose at once; the later one came here, the question about ours ended, and then that one could
+    /// not be carried out.
+    #[test]
+    fn a_choice_that_was_overtaken_does_not_wait_for_ever() {
+        for earlier in [false, true] {
+            let mut choices = Choices::default();
+            if earlier {
+                let first = choices.propose(pair(), SOCKET, 1, 7, 0);
+                choices.settle(&pair(), first.version);
+            }
+            let before = choices.get(&pair());
+            let ours = choices.propose(pair(), SOCKET, 2, 7, 0);
+            let generation = ours.version.generation;
+            let theirs = |host| Version { generation, host };
+            choices
+                .accept(pair(), SOCKET, 0, theirs(8))
+                .expect("it is later");
+            // The question about ours goes on: whoever asks deals with it.
+            let mut going = choices.clone();
+            assert!(going.refuse(&pair(), theirs(8), Some(ours)));
+            assert_eq!(going.get(&pair()), Some(ours));
+
+            choices.overtake(pair(), ours.version, before);
+            let mut later = choices.clone();
+            later.accept(pair(), SOCKET, 3, theirs(9)).expect("later");
+            assert!(!later.refuse(&pair(), theirs(8), Some(ours)));
+            assert_eq!(later.get(&pair()).map(|c| c.bump), Some(3));
+
+            assert!(choices.refuse(&pair(), theirs(8), Some(ours)));
+            assert_eq!(choices.get(&pair()), before, "{earlier}");
+        }
     }
 
     #[test]

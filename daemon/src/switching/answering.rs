@@ -159,23 +159,24 @@ impl Daemon {
     /// Puts connections back to where they were whose switches could not be carried out: the peer takes its
     /// choices back, and neither is to come up later.
     async fn undo(&self, failed: Vec<(Pair, Version, Before)>, explicit: bool) {
-        {
+        let pairs: Vec<Pair> = {
             let mut state = self.state.borrow_mut();
-            for (pair, version, before) in &failed {
-                if !explicit {
-                    match before.handed {
-                        Some(handed) => state.handed.insert(*pair, handed),
-                        None => state.handed.remove(pair),
-                    };
-                } else {
-                    state.choices.refuse(pair, *version, before.choice);
+            let undone = failed.into_iter().filter(|(pair, version, before)| {
+                if explicit {
+                    // Otherwise it falls silent, or moves, for the one that stands by now.
+                    return state.choices.refuse(pair, *version, before.choice);
                 }
-            }
-        }
+                match before.handed {
+                    Some(handed) => state.handed.insert(*pair, handed),
+                    None => state.handed.remove(pair),
+                };
+                true
+            });
+            undone.map(|(pair, ..)| pair).collect()
+        };
         if let Err(error) = self.save() {
             tracing::warn!("{error:#}");
         }
-        let pairs: Vec<Pair> = failed.into_iter().map(|(pair, ..)| pair).collect();
         // The kernel has not taken the new marks: what it has says where they were.
         match self.bumps_of(&pairs).await {
             Ok(back) => self.put_back(back).await,

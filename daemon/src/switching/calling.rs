@@ -41,9 +41,10 @@ impl Daemon {
                 Some(choice) if choice.version == back.version => {
                     let answers = self.ask_switch(peer, &conns, switch).await;
                     match answers.first() {
-                        // What it knows of may come to nothing.
+                        // What it knows of may come to nothing, and what it could not do it may do later.
                         Some(
-                            Ok((Outcome::Older, _)) | Err(Unanswered::Silent | Unanswered::Full),
+                            Ok((Outcome::Older | Outcome::Failed, _))
+                            | Err(Unanswered::Silent | Unanswered::Full),
                         ) => {}
                         Some(Ok((Outcome::OwnRule, own))) => {
                             return self.give_in(peer, pair, back.version, *own).await;

@@ -164,7 +164,8 @@ impl Daemon {
     }
 
     /// Tells a peer which bumps our rules use, and what was chosen for connections with it. False if a
-    /// choice here or there waits, and one that stood before it may come back.
+    /// choice here or there waits, and one that stood before it may come back; or the peer could not carry
+    /// one out.
     async fn tell_choices(&self, peer: usize) -> Result<bool, Unanswered> {
         self.send_want(peer).await?;
         let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
@@ -191,7 +192,7 @@ impl Daemon {
                 // they come to nothing.
                 for ((conn, version), answer) in conns.iter().zip(answers) {
                     let (outcome, own) = answer?;
-                    waits |= outcome == Outcome::Older;
+                    waits |= matches!(outcome, Outcome::Older | Outcome::Failed);
                     if outcome == Outcome::OwnRule {
                         self.give_in(peer, conn.pair, *version, own).await;
                     }

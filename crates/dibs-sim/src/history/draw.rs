@@ -310,6 +310,7 @@ fn random_op(
             let len = rng.magnitude(40, 9000) as usize;
             Op::Opaque(host, len, rng.chance(0.3), rng.pick(bumps))
         }
-        _ => Op::Control(host, rng.range(1, 1024) as usize),
+        97..98 => Op::Control(host, rng.range(1, 1024) as usize),
+        _ => Op::Unable(host, Duration::from_micros(rng.magnitude(1000, 20_000_000))),
     }
 }

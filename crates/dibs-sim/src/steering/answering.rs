@@ -1,6 +1,6 @@
 //! What the peer asks for, and how a connection falls silent: `daemon/src/switching/answering.rs`.
 
-use dibs_switch::conns::{Pair, Socket, Version};
+use dibs_switch::conns::{Choice, Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_wire::Tuple;
 
@@ -77,6 +77,7 @@ impl Steering {
         bump: u8,
         version: Version,
     ) {
+        let before = self.daemon().choices.of(&pair, socket);
         let own = self.requires(&pair).filter(|own| *own != bump);
         let refused = if let Some(own) = own {
             Some((Outcome::OwnRule, own.into()))
@@ -98,8 +99,6 @@ impl Steering {
             self.post(at, request, Body::Answer(vec![refused]));
             return;
         }
-        let generation = version.generation;
-        self.save();
         self.unlock_leaving(&pair, bump);
         if bump == 0 {
             self.seen.note(match ready {
@@ -108,8 +107,9 @@ impl Steering {
             });
             let waiter = Waiter::Peer {
                 request,
-                generation,
+                version,
                 ready,
+                before,
             };
             self.silence(at, pair, waiter);
             // If nothing comes of it, it is locked again.
@@ -117,8 +117,34 @@ impl Steering {
             return;
         }
         self.seen.note(Seen::SwitchedIn);
-        self.mark_choice(at, pair);
-        self.post(at, request, Body::Answer(vec![(Outcome::Done, generation)]));
+        self.follow(at, request, pair, version, before);
+    }
+
+    /// Carries out what the peer chose, and answers.
+    fn follow(
+        &mut self,
+        at: &mut At<'_>,
+        request: u32,
+        pair: Pair,
+        version: Version,
+        before: Option<Choice>,
+    ) {
+        let outcome = if self.is_unable(at.now) {
+            self.seen.note(Seen::Failed);
+            // Otherwise it falls silent for the one that stands by now.
+            if self.daemon().choices.refuse(&pair, version, before) {
+                self.highest.remove(&pair);
+                self.mark_choice(at, pair);
+                end_drains(at, &pair);
+            }
+            Outcome::Failed
+        } else {
+            self.save(at.now);
+            self.mark_choice(at, pair);
+            Outcome::Done
+        };
+        let answer = (outcome, version.generation);
+        self.post(at, request, Body::Answer(vec![answer]));
     }
 
     /// Has a connection fall silent.
@@ -171,15 +197,16 @@ impl Steering {
                 }
                 Waiter::Peer {
                     request,
-                    generation,
+                    version,
                     ready,
-                } => {
-                    if !ready {
-                        self.mark_choice(at, pair);
+                    before,
+                } => match ready {
+                    true => {
+                        let done = (Outcome::Done, version.generation);
+                        self.post(at, request, Body::Answer(vec![done]));
                     }
-                    let done = (Outcome::Done, generation);
-                    self.post(at, request, Body::Answer(vec![done]));
-                }
+                    false => self.follow(at, request, pair, version, before),
+                },
             }
         }
     }

@@ -23,8 +23,11 @@ impl Steering {
         if before.is_some_and(|choice| choice.pending) {
             return self.seen.note(Seen::BusyRefused);
         }
+        if self.is_unable(at.now) {
+            return self.seen.note(Seen::FailedHere);
+        }
         let choice = self.daemon().choices.propose(pair, socket, bump, host, 0);
-        self.save();
+        self.save(at.now);
         let origin = self.mark(&pair).bump;
         self.unlock_leaving(&pair, bump);
         if bump != origin && bump != 0 && origin != 0 {
@@ -119,7 +122,7 @@ impl Steering {
         };
         let choices = &mut self.daemon().choices;
         let conclusion = choices.conclude(pair, asked, verdict, host);
-        self.save();
+        self.save(at.now);
         self.mark_choice(at, pair);
         match conclusion {
             Conclusion::InForce => {}
@@ -132,7 +135,7 @@ impl Steering {
                 }
             }
             Conclusion::PutBack(bump) => {
-                self.seen.note(Seen::Refused);
+                self.seen.note(Seen::PutBack);
                 let mark = self.marks.entry(pair).or_default();
                 (mark.bump, mark.chosen) = (bump, false);
             }
@@ -161,16 +164,17 @@ impl Steering {
     /// that requires the bump is the stronger one, and holds for both directions.
     fn conclude_telling(&mut self, at: &mut At<'_>, ask: Ask, verdict: Verdict, number: u64) {
         let Ask { pair, version, .. } = ask;
+        if let Verdict::Answer(Outcome::Older | Outcome::Failed) = verdict {
+            // If it still stands by then.
+            let telling = (at.now + TELL_AGAIN, pair, version);
+            return self.daemon().tellings.push(telling);
+        }
         let known = self.daemon().choices.get(&pair);
         let Some(choice) = known.filter(|choice| choice.version == version) else {
             return;
         };
         match verdict {
             Verdict::Answer(Outcome::OwnRule) => self.give_in(at, pair, version, number),
-            Verdict::Answer(Outcome::Older) => {
-                let telling = (at.now + TELL_AGAIN, pair, version);
-                self.daemon().tellings.push(telling);
-            }
             Verdict::Silence => {
                 // Its part of it may not have got there.
                 self.seen.note(Seen::ToldAgain);
@@ -195,7 +199,7 @@ impl Steering {
         self.marks.insert(pair, mark);
         self.note_lock(&pair);
         end_drains(at, &pair);
-        self.save();
+        self.save(at.now);
     }
 
     pub(super) fn on_answer(
@@ -212,11 +216,13 @@ impl Steering {
             names.learn(ask.pair, ask.socket, Socket(theirs));
             return self.ask(at, ask);
         }
+        // Or the next daemon would give the version that the peer knows to another choice.
+        let saves = !self.is_unable(at.now);
         let choices = &mut self.daemon().choices;
         let stands = choices.get(&ask.pair).map(|c| c.version) == Some(ask.version);
-        if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again {
+        if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again && saves {
             let later = choices.propose(ask.pair, ask.socket, ask.bump, host, generation);
-            self.save();
+            self.save(at.now);
             self.seen.note(Seen::AskedAgain);
             let (version, again) = (later.version, true);
             return self.ask(

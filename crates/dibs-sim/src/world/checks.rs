@@ -76,7 +76,16 @@ impl World {
                 return Err(format!("no agreement on {:?}: {ends:?}", conn.ports));
             }
             for (host, (choice, mark)) in ends.into_iter().enumerate() {
-                let Some(choice) = choice else { continue };
+                let Some(choice) = choice else {
+                    if mark.chosen {
+                        return Err(format!(
+                            "nothing is chosen for {:?}, but {mark:?} stands at {}",
+                            conn.ports,
+                            name(host)
+                        ));
+                    }
+                    continue;
+                };
                 let in_force = !choice.pending
                     && mark.chosen
                     && mark.bump == choice.bump

@@ -89,6 +89,9 @@ impl World {
                 let h = &mut self.hosts[*host];
                 h.asleep_until = h.asleep_until.max(now + *time);
             }
+            Op::Unable(host, time) => {
+                self.hosts[*host].steering.unable(now + *time);
+            }
             Op::Cut(time) => {
                 self.coverage.note(Seen::Cut);
                 self.cut_until = self.cut_until.max(now + *time);
@@ -277,6 +280,7 @@ impl World {
         self.cut_until = self.now;
         for h in &mut self.hosts {
             h.asleep_until = h.asleep_until.min(self.now);
+            h.steering.able(self.now);
         }
         for link in &mut self.links {
             for conditions in &mut link.conditions {
