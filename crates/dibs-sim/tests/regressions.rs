@@ -56,6 +56,13 @@ fn run(setup: Setup, ops: Vec<(Time, Op)>) -> Report {
     World::run(1, &history).unwrap_or_else(|f| panic!("{} at {:?}\n{}", f.what, f.at, f.state))
 }
 
+/// The same with time before all calms down, in which hosts stay unable to do what they are to do.
+fn with_rest(mut ops: Vec<(Time, Op)>) -> Vec<(Time, Op)> {
+    let last = ops.last().expect("something happens").0;
+    ops.push((last + Duration::from_secs(5), Op::Control(0, 1)));
+    ops
+}
+
 /// The first packet in the bump was a bare acknowledgement, which opened the flow without a base:
 /// all data behind it stood at wrong numbers.
 #[test]
@@ -750,4 +757,50 @@ fn a_question_that_was_never_answered_undoes_no_later_choice() {
         superseded += report.coverage.get(Seen::Superseded);
     }
     assert!(superseded > 0, "the first question was answered");
+}
+
+/// A host that was sending had left for plain, on its peer's word, when the peer could not follow: it stayed
+/// in plain, by a choice that did not stand (seed 4001313).
+#[test]
+fn who_left_comes_back_if_its_peer_cannot_follow() {
+    let sends = Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan([3_000_000, 3000], Order::Both, [true; 2])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(sends)),
+        (at(1100), Op::Unable(1, Duration::from_secs(3))),
+        (at(1200), Op::Choose(0, 0, PLAIN)),
+    ];
+    let report = run(setup(vec![path(true, clean())]), with_rest(ops));
+    assert_eq!(report.delivered, 3_003_000);
+    for happened in [Seen::LeftFirst, Seen::Failed, Seen::PutBack] {
+        assert!(report.coverage.get(happened) > 0, "{happened:?}");
+    }
+}
+
+/// A choice that was made without a session was told once, when the peer could not carry it out, and then
+/// not before the next session (seeds 4000134, 4009915).
+#[test]
+fn what_a_peer_could_not_carry_out_it_is_told_again() {
+    let lingers = Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan([3000, 3000], Order::Both, [true; 2])
+    };
+    let deaf = clean().loss(1.0);
+    let ops = vec![
+        (at(1000), Op::Open(lingers)),
+        (at(2000), Op::Link(0, 0, deaf)),
+        (at(2000), Op::Restart(0, Duration::from_millis(1))),
+        (at(2010), Op::Choose(0, 0, PLAIN)),
+        (at(2010), Op::Unable(1, Duration::from_secs(6))),
+        (at(2020), Op::Link(0, 0, clean())),
+    ];
+    let report = run(setup(vec![path(true, clean())]), with_rest(ops));
+    assert_eq!(report.delivered, 6000);
+    for happened in [Seen::NoSession, Seen::Failed] {
+        assert!(report.coverage.get(happened) > 0, "{happened:?}");
+    }
 }
