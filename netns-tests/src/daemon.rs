@@ -94,6 +94,35 @@ impl Node {
         std::fs::write(self.directory().join("dibsd.toml"), config).context("configuration")
     }
 
+    /// Where the daemon writes what is to outlive it.
+    pub fn state_file(&self) -> PathBuf {
+        self.directory().join("dibsd.state")
+    }
+
+    /// What the daemon wrote last.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn saved(&self) -> Result<String> {
+        std::fs::read_to_string(self.state_file()).context("state of the daemon")
+    }
+
+    /// Keeps the daemon from writing its state, until [`mend_state`](Self::mend_state).
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn spoil_state(&self) -> Result<()> {
+        std::fs::create_dir(self.state_file().with_extension("state.new")).context("spoiled state")
+    }
+
+    /// Lets the daemon write its state again.
+    ///
+    /// # Errors
+    /// If it was not [spoiled](Self::spoil_state).
+    pub fn mend_state(&self) -> Result<()> {
+        std::fs::remove_dir(self.state_file().with_extension("state.new")).context("spoiled state")
+    }
+
     /// Starts the daemon and waits until it answers.
     ///
     /// # Errors

@@ -112,10 +112,16 @@ impl Daemon {
                 .map(|pair| (*pair, format!("{error:#}")))
                 .collect(),
         };
-        let reasons: BTreeSet<&String> = failed.values().collect();
-        for why in reasons {
-            tracing::warn!("cannot follow the peer's switch: {why}");
-        }
+        let reasons: BTreeSet<&str> = failed.values().map(String::as_str).collect();
+        let reasons: Vec<&str> = reasons.into_iter().collect();
+        // The peer asks again and again for what it was told.
+        self.note(
+            "follow the peer's switch",
+            match reasons.is_empty() {
+                true => Ok(()),
+                false => Err(anyhow::anyhow!(reasons.join("; "))),
+            },
+        );
         let mut undone = Vec::new();
         for (index, pair, version, before) in moving {
             if failed.contains_key(&pair) {

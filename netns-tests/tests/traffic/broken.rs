@@ -193,7 +193,7 @@ fn the_name_of_the_tun_is_taken() {
                 "{said}"
             );
             ensure!(net.a.bumps(7000)? == ["plain"]);
-            let saved = std::fs::read_to_string(net.a.directory().join("dibsd.state"))?;
+            let saved = net.a.saved()?;
             ensure!(!saved.contains("7000"), "{saved}");
             let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
             let said = net.a.refused(&rule)?;

@@ -23,6 +23,7 @@ mod recovery;
 mod require;
 mod reuse;
 mod rules;
+mod saving;
 mod start;
 mod switching;
 mod told;

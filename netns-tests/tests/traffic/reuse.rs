@@ -74,7 +74,7 @@ fn a_connection_that_ended_while_no_daemon_looked_is_not_tracked_again() {
                 let mut seen = false;
                 wait("the choice to be forgotten", || {
                     seen |= tracked().unwrap_or(true);
-                    std::fs::read_to_string(node.directory().join("dibsd.state"))
+                    node.saved()
                         .is_ok_and(|saved| !saved.contains(&PORT.to_string()))
                 })?;
                 ensure!(!seen && !tracked()?, "tracked at {}", node.host.name());

@@ -10,7 +10,6 @@ use netns_tests::daemon::wait;
 use netns_tests::topology::server;
 use netns_tests::traffic::{SETTLED, Talk, connect, next_plaintext};
 use netns_tests::{Dice, Net, Node, Setup, isolated};
-use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// Switches the connections to port 7000 of `b`, on one host or the other.
@@ -185,57 +184,6 @@ fn a_class_rule_moves_an_established_connection() {
             talk.advance(256 << 10)?;
             talk.finish()?;
             other.finish()
-        })
-    });
-}
-
-/// It says so in time to be taken back, and what it could not do does not come up later.
-#[test]
-fn what_a_peer_could_not_carry_out_stands_nowhere() {
-    isolated(|| {
-        Setup::new().run(|net| {
-            // No state can be written beside the control socket.
-            let spoil = |net: &Net, with: &str| {
-                let each = "for socket in /run/dibs/*.sock; do";
-                let spoil = format!("{each} {with} ${{socket%.sock}}.state.new; done");
-                net.b.host.shell(&spoil).map(drop)
-            };
-            let new_session = |net: &mut Net| -> Result<()> {
-                net.a.stop(Signal::SIGKILL)?;
-                net.a.start()?;
-                net.wait_established()
-            };
-            let talk = net.talk(7000)?;
-            talk.advance(SETTLED)?;
-            spoil(net, "mkdir")?;
-            let said = net.a.refused(&["enable", "--dport", "7000"])?;
-            ensure!(said.contains("the peer's daemon could not"), "{said}");
-            spoil(net, "rmdir")?;
-            new_session(net)?;
-            talk.advance(SETTLED)?;
-            net.wait_bump(7000, "plain")?;
-
-            // Neither end has chosen anything for it: it left by a choice, and comes back by none.
-            net.a
-                .ctl(&["rule", "add", "--dport", "7000", "--bump", "seal"])?;
-            net.wait_bump(7000, "seal")?;
-            talk.advance(SETTLED)?;
-            spoil(net, "mkdir")?;
-            let said = net.a.refused(&["disable", "--dport", "7000"])?;
-            ensure!(said.contains("the peer's daemon could not"), "{said}");
-            for again in [false, true] {
-                talk.advance(SETTLED)?;
-                net.wait_bump(7000, "seal")?;
-                let ears = net.eavesdrop()?;
-                talk.advance(SETTLED)?;
-                ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
-                net.wait_locked(7000)?;
-                if !again {
-                    spoil(net, "rmdir")?;
-                    new_session(net)?;
-                }
-            }
-            talk.finish()
         })
     });
 }

@@ -1,0 +1,100 @@
+//! Daemons that cannot write what is to outlive them, as where the disk is full: what they cannot promise they
+//! do not carry out, and they catch up once they can.
+
+use anyhow::{Result, ensure};
+use netns_tests::daemon::wait;
+use netns_tests::topology::server;
+use netns_tests::traffic::{SETTLED, abort, connect};
+use netns_tests::{Net, Setup, isolated};
+use nix::sys::signal::Signal;
+
+/// It says so in time to be taken back, and what it could not do does not come up later.
+#[test]
+fn what_a_peer_could_not_carry_out_stands_nowhere() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let new_session = |net: &mut Net| -> Result<()> {
+                net.a.stop(Signal::SIGKILL)?;
+                net.a.start()?;
+                net.wait_established()
+            };
+            let talk = net.talk(7000)?;
+            talk.advance(SETTLED)?;
+            net.b.spoil_state()?;
+            let said = net.a.refused(&["enable", "--dport", "7000"])?;
+            ensure!(said.contains("the peer's daemon could not"), "{said}");
+            net.b.mend_state()?;
+            new_session(net)?;
+            talk.advance(SETTLED)?;
+            net.wait_bump(7000, "plain")?;
+
+            // Neither end has chosen anything for it: it left by a choice, and comes back by none.
+            net.a
+                .ctl(&["rule", "add", "--dport", "7000", "--bump", "seal"])?;
+            net.wait_bump(7000, "seal")?;
+            talk.advance(SETTLED)?;
+            net.b.spoil_state()?;
+            let said = net.a.refused(&["disable", "--dport", "7000"])?;
+            ensure!(said.contains("the peer's daemon could not"), "{said}");
+            for again in [false, true] {
+                talk.advance(SETTLED)?;
+                net.wait_bump(7000, "seal")?;
+                let ears = net.eavesdrop()?;
+                talk.advance(SETTLED)?;
+                ears.heard_nothing(&talk.plaintexts, SETTLED as usize)?;
+                net.wait_locked(7000)?;
+                if !again {
+                    net.b.mend_state()?;
+                    new_session(net)?;
+                }
+            }
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn what_a_peer_could_not_carry_out_it_does_once_it_can() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.bumped()?;
+            net.b.stop(Signal::SIGKILL)?;
+            // Of the choice it knows nothing any more.
+            std::fs::remove_file(net.b.state_file())?;
+            net.b.spoil_state()?;
+            net.b.start()?;
+            net.wait_established()?;
+            wait("the choice to be told", || {
+                net.b.log().contains("cannot follow the peer's switch")
+            })?;
+            net.b.mend_state()?;
+            wait("the choice to be carried out", || {
+                net.b.saved().is_ok_and(|saved| saved.contains("7000"))
+            })?;
+            talk.advance(SETTLED)?;
+            net.wait_locked(7000)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn what_could_not_be_saved_is_saved_later() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let ends = connect(&net.a.host, &net.b.host, server(7000))?;
+            net.a.enable(7000)?;
+            net.wait_bump(7000, "scramble")?;
+            net.b.spoil_state()?;
+            abort(ends)?;
+            wait("the choice to be forgotten", || {
+                net.b.log().contains("dibsd.state: ")
+            })?;
+            ensure!(net.b.saved()?.contains("7000"), "it was saved");
+            net.b.mend_state()?;
+            wait("the state to be saved", || {
+                net.b.saved().is_ok_and(|saved| !saved.contains("7000"))
+            })
+        })
+    });
+}
