@@ -114,19 +114,30 @@ impl Daemon {
             let left = leaving.filter(|(_, since)| since.elapsed() >= STRAGGLERS);
             left.map(|(pair, _)| *pair).collect()
         };
-        let chosen = marks(&self.config).override_bit();
+        let mut fault = Ok(());
         for pair in left {
             let _turn = self.marking.lock().await;
             // It may have been moved meanwhile.
-            let leaves = self.state.borrow_mut().leaving.remove(&pair).is_some();
-            if leaves && self.state.borrow().choices.get(&pair).is_none() {
-                let tuple = tuple(&pair);
-                let mut conntrack = self.conntrack()?;
-                if self.taken(&mut conntrack, &pair).await?.is_none() {
-                    conntrack.set_mark(&tuple, 0, chosen).await?;
-                    self.note_mark(&pair, 0, false);
-                }
+            let Some(since) = self.state.borrow_mut().leaving.remove(&pair) else {
+                continue;
+            };
+            if let Err(error) = self.let_one_follow(&pair).await {
+                self.state.borrow_mut().leaving.insert(pair, since);
+                fault = Err(error);
             }
+        }
+        fault
+    }
+
+    async fn let_one_follow(&self, pair: &Pair) -> Result<(), dibs_policy::Error> {
+        if self.state.borrow().choices.get(pair).is_some() {
+            return Ok(());
+        }
+        let mut conntrack = self.conntrack()?;
+        if self.taken(&mut conntrack, pair).await?.is_none() {
+            let chosen = marks(&self.config).override_bit();
+            conntrack.set_mark(&tuple(pair), 0, chosen).await?;
+            self.note_mark(pair, 0, false);
         }
         Ok(())
     }
