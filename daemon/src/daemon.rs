@@ -10,7 +10,7 @@ mod peers;
 mod state;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,6 +21,7 @@ use dibs_policy::conntrack::Conntrack;
 use tokio::sync::{Mutex, Notify, broadcast};
 
 use crate::bumps::{Carried, carried};
+use crate::conns::{Pair, Version};
 use crate::driver::Driver;
 use crate::interfaces::{Interfaces, own_addresses};
 use crate::live::Registry;
@@ -74,6 +75,8 @@ pub struct Daemon {
     /// Choices that peers are still to be told, and what wakes who tells them.
     pub(crate) calls: RefCell<Vec<Call>>,
     pub(crate) calls_due: Notify,
+    /// Those that are being told.
+    pub(crate) calling: RefCell<HashSet<(Pair, Version)>>,
     /// Wakes who locks.
     pub(crate) locks_due: Notify,
     /// Wakes who looks at the time of day.
@@ -149,6 +152,7 @@ impl Daemon {
             confirmations_due: Notify::new(),
             calls: RefCell::default(),
             calls_due: Notify::new(),
+            calling: RefCell::default(),
             locks_due: Notify::new(),
             hours_due: Notify::new(),
             sessions_due: Notify::new(),

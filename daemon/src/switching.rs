@@ -255,7 +255,11 @@ impl Daemon {
         {
             tracing::warn!("{error:#}");
         }
-        let pairs: Vec<Pair> = concluded.iter().map(|(pair, ..)| *pair).collect();
+        // What another choice has taken the place of is marked by whom that one came from, once it is carried out.
+        let concerned = concluded
+            .iter()
+            .filter(|(.., conclusion)| *conclusion != Conclusion::Superseded);
+        let pairs: Vec<Pair> = concerned.map(|(pair, ..)| *pair).collect();
         let back = |(pair, .., conclusion): &(Pair, _, _, Conclusion)| match conclusion {
             Conclusion::PutBack(bump) => Some((*pair, *bump)),
             _ => None,

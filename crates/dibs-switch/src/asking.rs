@@ -53,8 +53,8 @@ pub enum Conclusion {
 }
 
 impl Choices {
-    /// Carries out what came of asking for a choice of `host`. Whatever it is, the kernel is to be told
-    /// what stands now.
+    /// Carries out what came of asking for a choice of `host`. Unless another one has taken its place, the
+    /// kernel is to be told what stands now.
     pub fn conclude(
         &mut self,
         pair: Pair,

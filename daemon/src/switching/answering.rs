@@ -69,7 +69,12 @@ impl Daemon {
                     moving.push((outcomes.len(), pair, version, before));
                     (Outcome::Done, version.generation)
                 }
-                Err(refused) => refused,
+                Err(refused) => {
+                    if explicit && refused.0 == Outcome::Older {
+                        self.tell_later(pair);
+                    }
+                    refused
+                }
             });
         }
         if moving.is_empty() {

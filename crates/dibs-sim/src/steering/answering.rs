@@ -4,7 +4,7 @@ use dibs_switch::conns::{Choice, Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Outcome};
 use dibs_wire::Tuple;
 
-use super::{Ask, At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, tuple};
+use super::{Ask, At, CARRIED, LOOK_EVERY, Steering, TELL_AGAIN, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -92,6 +92,9 @@ impl Steering {
                 .map(|known| (Outcome::Older, known.version.generation))
         };
         if let Some(refused) = refused {
+            if refused.0 == Outcome::Older {
+                self.tell_later(at, pair);
+            }
             self.seen.note(match refused.0 {
                 Outcome::Older => Seen::OlderRefused,
                 _ => Seen::SwitchRefused,
@@ -120,6 +123,17 @@ impl Steering {
         self.follow(at, request, pair, version, before);
     }
 
+    /// The peer does not know of a choice that is in force here: unless a later one comes of that, it is told.
+    fn tell_later(&mut self, at: &mut At<'_>, pair: Pair) {
+        let known = self.daemon().choices.get(&pair).filter(|c| !c.pending);
+        let tellings = &mut self.daemon().tellings;
+        if let Some(Choice { version, .. }) = known
+            && !tellings.iter().any(|(_, p, v)| (*p, *v) == (pair, version))
+        {
+            tellings.push((at.now + TELL_AGAIN, pair, version));
+        }
+    }
+
     /// Carries out what the peer chose, and answers.
     fn follow(
         &mut self,
@@ -133,6 +147,7 @@ impl Steering {
             self.seen.note(Seen::Failed);
             // Otherwise it falls silent for the one that stands by now.
             if self.daemon().choices.refuse(&pair, version, before) {
+                self.save(at.now);
                 self.highest.remove(&pair);
                 self.mark_choice(at, pair);
                 end_drains(at, &pair);

@@ -123,7 +123,10 @@ impl Steering {
         let choices = &mut self.daemon().choices;
         let conclusion = choices.conclude(pair, asked, verdict, host);
         self.save(at.now);
-        self.mark_choice(at, pair);
+        // Another one that stands is marked by whom it came from, once it is carried out.
+        if conclusion != Conclusion::Superseded {
+            self.mark_choice(at, pair);
+        }
         match conclusion {
             Conclusion::InForce => {}
             Conclusion::Superseded => self.seen.note(Seen::Superseded),
