@@ -493,6 +493,37 @@ impl Unacknowledged {
         }
     }
 
+    /// The one that was sent first.
+    pub fn oldest(&self) -> Option<(Key, &Pending)> {
+        let pending = self.sent.front()?.pending();
+        let pending = pending.expect("what is done leaves the front");
+        Some((Key::from_u64(self.first), pending))
+    }
+
+    /// Puts what waits under `key` behind all others, under the key that it gives.
+    ///
+    /// # Panics
+    /// If nothing does.
+    pub fn postpone(&mut self, key: Key) -> Key {
+        let place = self.place(key).expect("it waits");
+        let pending = *self.sent[place].pending().expect("it waits");
+        let len = pending.content.payload_len();
+        self.sent[place] = Sent::Done(len as u16);
+        self.sent.push_back(Sent::Waiting(pending));
+        self.span += len;
+        let new = Key::from_u64(self.first + self.sent.len() as u64 - 1);
+        self.forget_done();
+        new
+    }
+
+    fn forget_done(&mut self) {
+        while let Some(&Sent::Done(len)) = self.sent.front() {
+            self.sent.pop_front();
+            self.span -= usize::from(len);
+            self.first += 1;
+        }
+    }
+
     /// Takes out what was acknowledged or given up; its buffer goes back when it was the last.
     pub fn remove(&mut self, key: Key, pool: &mut Pool) -> Option<Pending> {
         let place = self.place(key)?;
@@ -508,11 +539,7 @@ impl Unacknowledged {
         if let Some(batch) = pending.content.batch() {
             self.release(batch, pool);
         }
-        while let Some(&Sent::Done(len)) = self.sent.front() {
-            self.sent.pop_front();
-            self.span -= usize::from(len);
-            self.first += 1;
-        }
+        self.forget_done();
         Some(pending)
     }
 

@@ -202,3 +202,32 @@ fn whose_acknowledgements_were_lost_in_plain_goes_on_at_once_on_a_bump() {
         })
     });
 }
+
+/// What waits for a path that is away keeps nothing waiting that needs it not, however much of that there is.
+fn others_go_on(bump: &str, path: &str) -> Result<()> {
+    Setup::new().run(|net| {
+        let waits = net.talk(7000)?;
+        net.a.put_on(bump, "--dport", 7000)?;
+        let goes_on = net.talk(7001)?;
+        net.a.put_on("seal", "--dport", 7001)?;
+        waits.advance(SETTLED)?;
+        swallow(net, "-I", path)?;
+        waits.stands_still(Duration::from_secs(1))?;
+        // More than a peer holds.
+        goes_on.advance(36 << 20)?;
+        swallow(net, "-D", path)?;
+        waits.advance(SETTLED)?;
+        goes_on.finish()?;
+        waits.finish()
+    })
+}
+
+#[test]
+fn shares_that_wait_hold_up_nothing_else() {
+    isolated(|| others_go_on("share", "wlan0"));
+}
+
+#[test]
+fn what_waits_for_a_trusted_path_holds_up_nothing_else() {
+    isolated(|| others_go_on("scramble", "eth0"));
+}

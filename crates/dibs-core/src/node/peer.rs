@@ -168,6 +168,8 @@ pub(crate) struct Peer {
     pub(super) store: Store,
     /// What the peer says it can hold, and which bumps it carries.
     pub(super) peer_store: usize,
+    /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.
+    pub(super) postponed: Option<Key>,
     pub(super) carried: Vec<CarriedBump>,
     /// When a pacer lets the next data go.
     pub(super) paced_until: Option<Time>,
@@ -239,6 +241,7 @@ impl Peer {
             notices: Vec::new(),
             store: Store::new(STORE_LIMIT),
             peer_store: 0,
+            postponed: None,
             carried: Vec::new(),
             paced_until: None,
             held_by_trust: false,

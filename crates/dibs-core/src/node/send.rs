@@ -6,6 +6,7 @@
 mod again;
 mod data;
 mod left_out;
+mod postpone;
 mod run;
 mod small;
 mod split;

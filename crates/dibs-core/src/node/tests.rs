@@ -19,6 +19,7 @@ use crate::session::{Integrity, MAX_DATAGRAM, PublicKey, Secret, StaticSecret, S
 use crate::time::Time;
 
 mod acks;
+mod away;
 mod bare;
 mod bumps;
 mod fair;

@@ -46,7 +46,7 @@ impl Peer {
     pub(super) fn send_data(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         self.held_by_trust = false;
         self.short_of_paths = false;
-        if self.waiting.claim() >= self.peer_store || self.waiting.held() >= HELD_LIMIT {
+        if !self.has_room(turn.shared) || self.waiting.held() >= HELD_LIMIT {
             return None;
         }
         let mut sent = self.send_strict(turn);

@@ -1,0 +1,63 @@
+//! What waits for a path that is away holds up nothing else.
+//!
+//! New data waits while the peer may have to hold too much for the sake of the oldest that it has not got. If that
+//! can go by no path now, its own stream alone waits for it, whose kernel sends no more than a window without it:
+//! so it counts as if it had been sent last.
+
+use super::super::Shared;
+use super::super::peer::Peer;
+use crate::chunk::Placement;
+use crate::slab::Key;
+
+impl Peer {
+    /// Whether the peer can hold more.
+    pub(super) fn has_room(&mut self, shared: &mut Shared) -> bool {
+        if self.waiting.claim() < self.peer_store {
+            return true;
+        }
+        let Some((oldest, pending)) = self.waiting.oldest() else {
+            return false;
+        };
+        let placement = pending.placement;
+        if self.postponed == Some(oldest) || !self.is_away(shared, placement) {
+            return false;
+        }
+        self.postpone_waiting(shared);
+        self.postponed = self.waiting.oldest().map(|(key, _)| key);
+        self.waiting.claim() < self.peer_store
+    }
+
+    /// Whether no path that may carry such carries anything now.
+    fn is_away(&self, shared: &Shared, placement: Placement) -> bool {
+        let mut active = self.links.iter().filter(|link| link.is_active(shared));
+        !active.any(|link| placement.allows(link.id, link.trusted))
+    }
+
+    fn postpone_waiting(&mut self, shared: &mut Shared) {
+        for at in 0..self.links.len() {
+            if !self.links[at].is_active(shared) {
+                let mut shares = std::mem::take(&mut self.links[at].shares);
+                shares.retain_mut(|key| self.postpone(shared, key));
+                self.links[at].shares = shares;
+            }
+        }
+        if self.is_away(shared, Placement::TrustedOnly) {
+            let mut delayed = std::mem::take(&mut self.delayed_trusted);
+            delayed.retain_mut(|delayed| self.postpone(shared, &mut delayed.key));
+            self.delayed_trusted = delayed;
+        }
+    }
+
+    /// Gives what waits under `key` another one, behind all others; false if nothing is to wait.
+    fn postpone(&mut self, shared: &mut Shared, key: &mut Key) -> bool {
+        let Some(pending) = self.waiting.get(*key) else {
+            return false;
+        };
+        if self.is_stale(pending) {
+            self.waiting.remove(*key, &mut shared.pool);
+            return false;
+        }
+        *key = self.waiting.postpone(*key);
+        true
+    }
+}
