@@ -15,6 +15,7 @@ use super::resume::Resume;
 use crate::bump::{Bump, Decode};
 use crate::session::{Direction, EpochKey, EpochSecrets};
 use crate::slab::Key;
+use crate::stream::MAX_WINDOW;
 use crate::stream::rx::{Decoders, RxStream};
 use crate::stream::tx::TxStream;
 use crate::time::Time;
@@ -94,6 +95,13 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// The peer is to be told of a new incarnation.
+    pub fn begin_anew(&mut self) {
+        self.stream.reincarnate();
+        self.secrets = None;
+        self.unconfirm();
+    }
+
     /// The peer is not known to know this incarnation.
     pub fn unconfirm(&mut self) {
         self.confirmed = false;
@@ -197,6 +205,15 @@ impl Incoming {
         self.top
             .wrapping_add_signed(i64::from(seq.distance_from(self.seq(self.top))))
     }
+}
+
+/// Whether a sequence number lies ahead of the highest one so far. What lies more than a window behind does: the
+/// connection went on elsewhere for a while.
+pub fn moves_on(highest: Option<SeqNumber>, seq: SeqNumber) -> bool {
+    highest.is_none_or(|highest| {
+        let distance = i64::from(seq.distance_from(highest));
+        !(-MAX_WINDOW..=0).contains(&distance)
+    })
 }
 
 /// How the bytes of an incoming flow are restored.
@@ -345,7 +362,7 @@ impl Conn {
     pub fn note_sent(&mut self, segment: &Segment<'_>) {
         let numbered = u32::from(segment.has(flags::SYN)) + u32::from(segment.has(flags::FIN));
         let end = segment.seq.add(segment.payload.len() as u32 + numbered);
-        if self.sent_end.is_none_or(|before| end.is_after(before)) {
+        if moves_on(self.sent_end, end) {
             self.sent_end = Some(end);
         }
         if let Some(clamp) = &mut self.clamp {

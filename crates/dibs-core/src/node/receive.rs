@@ -195,9 +195,7 @@ impl Peer {
                     .and_then(|k| self.conns.get_mut(*k))
                     && conn.out.stream.incarnation() == incarnation
                 {
-                    conn.out.stream.reincarnate();
-                    conn.out.secrets = None;
-                    conn.out.unconfirm();
+                    conn.out.begin_anew();
                 }
             }
             Frame::EpochBroken {
@@ -213,6 +211,9 @@ impl Peer {
                     && conn.out.stream.is_current(epoch)
                 {
                     conn.out.stream.break_chain();
+                    if conn.out.stream.is_worn() {
+                        conn.out.begin_anew();
+                    }
                 }
             }
             Frame::PathJoin { nonce, trusted, to } => {

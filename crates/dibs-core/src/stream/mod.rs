@@ -7,4 +7,4 @@ pub mod rx;
 pub mod tx;
 
 /// Most bytes in front of the newest byte that a TCP window can reach back (RFC 7323, 2.3).
-const MAX_WINDOW: i64 = 1 << 30;
+pub(crate) const MAX_WINDOW: i64 = 1 << 30;

@@ -9,6 +9,9 @@ use crate::bump::Encode;
 /// A run of retransmitted bytes as long as this is worth an epoch of its own.
 const SOLO_RUN: u64 = 256 * 1024;
 
+/// Epochs of an incarnation. A connection comes near that only if its peer complains as fast as it can, for hours.
+const WORN: u32 = 1 << 31;
+
 /// How the next bytes of a segment go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
@@ -98,6 +101,11 @@ impl TxStream {
         self.chain = None;
     }
 
+    /// Whether the peer had so many chains broken that a new incarnation is due, before its epochs come to their end.
+    pub const fn is_worn(&self) -> bool {
+        self.epoch >= WORN
+    }
+
     /// Whether `epoch` is the chain being sent.
     pub fn is_current(&self, epoch: u32) -> bool {
         self.chain.is_some() && self.epoch == epoch
@@ -111,13 +119,16 @@ impl TxStream {
         }
     }
 
-    /// The offset of `seq`, taken near the highest one sent; the first call sets the base.
+    /// The offset of `seq`, taken near the highest one sent, and no more than a window below it; the first call
+    /// sets the base.
     pub fn offset_of(&mut self, seq: SeqNumber) -> u64 {
         self.begin_at(seq);
         let base = self.base.expect("it was just set");
         let top_seq = base.add((self.top - BASE_OFFSET) as u32);
-        self.top
-            .wrapping_add_signed(i64::from(seq.distance_from(top_seq)))
+        let distance = i64::from(seq.distance_from(top_seq));
+        // It went on elsewhere for a while.
+        let beyond = if distance < -MAX_WINDOW { 1 << 32 } else { 0 };
+        self.top.wrapping_add_signed(distance + beyond)
     }
 
     /// Whether bytes beyond `offset` have gone out.
@@ -248,6 +259,30 @@ mod tests {
         let mut s = TxStream::new(0);
         send(&mut s, 0, 10);
         assert_eq!(send(&mut s, 20, 5), [(20, false, 2, 5)]);
+    }
+
+    #[test]
+    fn a_stream_whose_epochs_come_to_their_end_begins_anew() {
+        let mut s = TxStream {
+            epoch: WORN - 1,
+            ..TxStream::new(7)
+        };
+        assert!(!s.is_worn());
+        send(&mut s, 5, 10);
+        assert!(s.is_worn() && s.is_current(WORN));
+        s.reincarnate();
+        assert!(!s.is_worn());
+    }
+
+    #[test]
+    fn what_went_on_elsewhere_for_gigabytes_lies_beyond() {
+        for gone in [1 << 30, 5 << 29, 11 << 28] {
+            let mut s = TxStream::new(0);
+            send(&mut s, 5, 10);
+            let seq = 5 + gone as u32;
+            assert_eq!(send(&mut s, seq, 5), [(gone, false, 2, 5)], "{gone}");
+            assert!(s.is_passed(BASE_OFFSET + gone));
+        }
     }
 
     #[test]

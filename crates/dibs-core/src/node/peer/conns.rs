@@ -10,7 +10,7 @@ use super::Peer;
 use crate::buffer::{Buffer, MIDDLE_LEN};
 use crate::bump::{MAX_NUMBER, Method};
 use crate::counters::Counter;
-use crate::flow::conn::Conn;
+use crate::flow::conn::{Conn, moves_on};
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Full;
 use crate::node::Shared;
@@ -256,7 +256,7 @@ impl Peer {
     /// What the local kernel acknowledges may prove that a gap was filled past us.
     fn note_local_ack(&mut self, now: Time, shared: &mut Shared, key: Key, ack: SeqNumber) {
         let conn = self.conns.get_mut(key).expect("the caller has it");
-        if conn.acked.is_none_or(|before| ack.is_after(before)) {
+        if moves_on(conn.acked, ack) {
             conn.acked = Some(ack);
         }
         if !conn.inc.as_ref().is_some_and(|inc| inc.stream.is_waiting()) {

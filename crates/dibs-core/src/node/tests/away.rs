@@ -47,3 +47,38 @@ fn shares_wait_for_their_path_alone() {
 fn what_only_trusted_paths_carry_waits_for_them_alone() {
     others_go_on(BUMP, 0);
 }
+
+/// A kernel that lives says so again and again; what one left that gave up is not kept for the day when there is
+/// a path again.
+#[test]
+fn what_a_dead_connection_left_waits_a_quarter_of_an_hour() {
+    let mut pair = Pair::connected();
+    pair.bump = bump::SHARE;
+    let now = pair.now;
+    pair.nodes[0].set_path(now, 1, false, 1500);
+    pair.send(0, 1, &text(50_000), 0, 1);
+    pair.run(Duration::from_secs(800));
+    assert!(pair.nodes[0].peers[0].queued_memory > 50_000);
+    pair.run(Duration::from_secs(200));
+    assert_eq!(pair.nodes[0].peers[0].queued_memory, 0);
+    assert!(pair.nodes[0].conns().is_empty());
+}
+
+/// A connection comes back to a bump after gigabytes elsewhere: numbers that lie far behind lie ahead.
+#[test]
+fn gigabytes_elsewhere_leave_no_number_far_ahead() {
+    let mut pair = Pair::connected();
+    pair.send(0, 1, &text(1000), 0, 1);
+    pair.run(Duration::from_millis(100));
+    pair.send_ack(1, 1001);
+    pair.run(Duration::from_millis(100));
+    let gone = 5 << 29;
+    pair.send(0, 1001 + gone, &text(1000), 0, 2);
+    pair.run(Duration::from_millis(100));
+    pair.send_ack(1, 2001 + gone);
+    pair.run(Duration::from_millis(100));
+    let conn = |host: usize| pair.nodes[host].peers[0].conns.iter().next().unwrap().1;
+    let to = Some(SeqNumber::new(2001 + gone));
+    assert_eq!((conn(0).sent_end, conn(1).acked), (to, to));
+    assert_eq!(pair.received(1).last().unwrap().0, 1001 + gone);
+}
