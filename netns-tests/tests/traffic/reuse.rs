@@ -84,6 +84,24 @@ fn a_connection_that_ended_while_no_daemon_looked_is_not_tracked_again() {
     });
 }
 
+/// Its kernel's timestamps begin anywhere, as after a restart.
+#[test]
+fn a_host_whose_clock_for_timestamps_is_another_connects_from_the_same_port() {
+    isolated(|| {
+        Setup::new().rule(RULE).run(|net| {
+            // By the offset of the two, one of the turns goes back.
+            for offset in [1, 2, 1] {
+                let sysctl = format!("sysctl -q -w net.ipv4.tcp_timestamps={offset}");
+                net.a.host.run(&sysctl)?;
+                let ends = connect(net)?;
+                net.wait_bump(7000, "scramble")?;
+                abort(ends)?;
+            }
+            Ok(())
+        })
+    });
+}
+
 #[test]
 fn a_word_that_waited_moves_no_later_connection() {
     isolated(|| {

@@ -141,6 +141,17 @@ impl Peer {
         }
     }
 
+    /// A connection begins: the time stamps of an earlier one between the same ports, by whichever bump, are none of
+    /// its. The host may have restarted, and a SYN with a time stamp that it never gave is answered in vain.
+    pub(in crate::node) fn forget_floor(&mut self, key: Key) {
+        let siblings = self.conns.get(key).map(|conn| conn.siblings.clone());
+        for key in siblings.into_iter().flatten().chain([key]) {
+            if let Some(conn) = self.conns.get_mut(key) {
+                conn.tsval_floor = None;
+            }
+        }
+    }
+
     /// Takes a TCP segment of the local kernel.
     pub(crate) fn take_segment(
         &mut self,

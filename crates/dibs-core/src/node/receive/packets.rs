@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dibs_wire::frame::{EmptySegment, Frame, Frames, Share};
-use dibs_wire::packet::{self, Packet};
+use dibs_wire::packet::{self, Packet, flags};
 use smallvec::SmallVec;
 
 use super::streams::is_for_us;
@@ -177,10 +177,15 @@ impl Peer {
             tcp,
             open,
         } = segment;
+        let before = self.incoming.get(flow).and_then(|key| self.conns.get(*key));
+        let before = before.and_then(|conn| Some(conn.inc.as_ref()?.incarnation));
         let key = match self.incoming_conn(now, shared, *flow, *incarnation, open.as_ref()) {
             Ok(key) => key,
             Err(taken) => return taken,
         };
+        if tcp.flags & flags::SYN != 0 && before != Some(*incarnation) {
+            self.forget_floor(key);
+        }
         let conn = self.conns.get_mut(key).expect("it was just found");
         if !cover.suits(shared.bumps.of(conn.bump)) {
             shared.count(Counter::CoverMissing);

@@ -310,3 +310,22 @@ fn nothing_of_an_older_connection_is_sent_again_once_its_ports_are_used_anew() {
     let peers = pair.nodes[0].peers(pair.now);
     assert_eq!(peers[0].unacknowledged, 0, "what is over is forgotten");
 }
+
+/// The host has restarted in between, and its clock for time stamps begins elsewhere.
+#[test]
+fn a_connection_begins_with_its_own_time_stamps() {
+    let mut pair = Pair::connected();
+    for (bump, first) in [(BUMP, 5_000_000), (bump::SEAL, 4_000_000), (BUMP, 1000)] {
+        pair.bump = bump;
+        pair.injected[1].clear();
+        pair.send(0, 99, b"", flags::SYN, first);
+        pair.run(Duration::from_millis(100));
+        pair.send(0, 100, b"data", 0, first + 1);
+        // Of the one before, where it waited.
+        pair.send(0, 104, b"late", 0, first - 7);
+        pair.run(Duration::from_millis(100));
+        assert_eq!(pair.stream(1), b"datalate");
+        let stamps: Vec<u32> = pair.received(1).iter().map(|(.., tsval)| *tsval).collect();
+        assert_eq!(stamps, [first, first + 1], "{first}");
+    }
+}
