@@ -1,16 +1,19 @@
 //! The core alone: superpackets of 64 KiB from one node's TUN to the other's, over a wire that costs
-//! nothing, acknowledgements included.
+//! nothing, acknowledgements included. And what tiny chunks cost who restores them.
 
 use std::hint::black_box;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use dibs_core::bump;
-use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use dibs_core::bump::{self, Decode};
+use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
+use dibs_core::stream::rx::{Decoders, Piece, RxStream, Sink, Store};
 use dibs_core::{Prefix, Time};
+use dibs_wire::checksum::crc32c;
 use dibs_wire::emit::{Headers, MAX_HEADERS};
+use dibs_wire::frame::{BASE_OFFSET, TcpFields};
 use dibs_wire::packet::{IpMeta, flags};
 use dibs_wire::{SeqNumber, Tuple};
 
@@ -43,7 +46,7 @@ impl Wire {
         let keys = [StaticSecret::from([7; 32]), StaticSecret::from([9; 32])];
         let node = |host: usize| {
             let config = NodeConfig {
-                private: keys[host].clone(),
+                private: Box::new(keys[host].clone()),
                 suite: Suite::for_this_cpu(),
                 integrity,
                 paths: (0..paths)
@@ -58,6 +61,7 @@ impl Wire {
                     public: PublicKey::from(&keys[1 - host]),
                     preshared: None,
                     prefixes: vec![Prefix::new(inner(1 - host), 32).expect("32 bits")],
+                    accept: vec![Opening::ANY],
                     endpoints: if host == 0 {
                         (0..paths).map(|p| (p, addr(1, p))).collect()
                     } else {
@@ -65,9 +69,11 @@ impl Wire {
                     },
                 }],
                 addresses: vec![inner(host)],
+                reachable: Vec::new(),
                 gateway: Vec::new(),
                 trusted_share: 0.05,
                 bumps: bump::ordinary(),
+                pads: bump::Pads::new(&[host as u8 + 2; 32]),
                 hold_without_trusted: true,
             };
             Node::new(Time::ZERO, config, [host as u8; 32]).expect("two different keys")
@@ -204,5 +210,91 @@ fn node(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, node);
+/// Bytes as they are, each chunk for itself.
+struct AsTheyAre;
+
+impl Decoders for AsTheyAre {
+    fn epoch(&self, _: u32) -> Option<Box<dyn Decode>> {
+        None
+    }
+
+    fn solo(&self, _: u32, _: u64) -> Option<Box<dyn Decode>> {
+        None
+    }
+
+    fn has_crc(&self) -> bool {
+        true
+    }
+}
+
+/// A kernel that has no use for what it gets.
+struct Nowhere([u8; 1]);
+
+impl Sink for Nowhere {
+    fn room(&mut self, _: u64, _: &TcpFields<'_>, len: usize) -> &mut [u8] {
+        &mut self.0[..len]
+    }
+
+    fn commit(&mut self) {}
+
+    fn retract(&mut self) {}
+}
+
+/// Four epochs that wait for a gap, and solo chunks of a byte each that never close it.
+struct Tiny {
+    stream: RxStream,
+    store: Store,
+    sink: Nowhere,
+}
+
+impl Tiny {
+    fn new() -> Self {
+        let mut tiny = Self {
+            stream: RxStream::default(),
+            store: Store::new(32 << 20),
+            sink: Nowhere([0]),
+        };
+        for epoch in 1..=4 {
+            tiny.chunk(epoch, false, 0);
+            tiny.chunk(epoch, false, 1 << 20);
+        }
+        tiny
+    }
+
+    fn chunk(&mut self, epoch: u32, solo: bool, at: u64) {
+        let bytes = [at as u8];
+        let piece = Piece {
+            solo,
+            first: !solo && at == 0,
+            early: false,
+            epoch,
+            offset: BASE_OFFSET + at,
+            crc: crc32c(&bytes),
+            tcp: &TcpFields::EMPTY,
+            bytes: &bytes,
+        };
+        let outcome = self
+            .stream
+            .chunk(&piece, &AsTheyAre, &mut self.store, &mut self.sink);
+        black_box(outcome);
+    }
+}
+
+/// What each of so many chunks costs, all of which are kept: the same, however many there are.
+fn tiny_chunks(c: &mut Criterion) {
+    let mut group = c.benchmark_group("tiny-chunks");
+    for kept in [64, 512, 4096] {
+        group.throughput(Throughput::Elements(kept));
+        group.bench_function(kept.to_string(), |b| {
+            b.iter_batched_ref(
+                Tiny::new,
+                |tiny| (1..=kept).for_each(|at| tiny.chunk(4, true, at)),
+                BatchSize::LargeInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, node, tiny_chunks);
 criterion_main!(benches);

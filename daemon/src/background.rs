@@ -1,7 +1,7 @@
-//! What goes on by itself: news of the data path and of peers' daemons, changes of the host, connections
+//! What goes on by itself: news of the data path, changes of the host, connections
 //! that end, steering that others undo, the watchdog.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -9,21 +9,17 @@ use std::time::Duration;
 
 use dibs_core::node::Event;
 use dibs_policy::{BumpId, Watch};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, timeout};
 
-use crate::conns::{Pair, Version};
-use crate::daemon::{Daemon, Hand, Handed, Steered};
-use crate::driver::Notice;
+use crate::conns::Pair;
+use crate::daemon::{Daemon, Steered};
+use crate::driver::{Notice, Notices};
 use crate::live::Live;
-use crate::messages::{Body, Message, Named, Outcome};
 use crate::paths::Link;
+use crate::questions::Desks;
 use crate::startup::is_our_tun;
-use crate::switching::{Mark, Marked, ROUND};
+use crate::switching::{Mark, Marked};
 
-/// Questions of peers that wait for their turn; as many again may have come since the last was taken, and
-/// those beyond are not answered. A peer that moves many connections asks a dozen at once.
-const QUESTIONS: usize = 256;
 /// What changes together is looked at together.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Between two looks for connections that ended.
@@ -33,23 +29,12 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Sweeps between two looks for what no event tells of; with iptables-legacy each is one.
 const SWEEPS_PER_CHECK: u32 = 15;
 
-/// A question of a peer's daemon.
-struct Asked {
-    peer: usize,
-    request: u32,
-    /// Anything but an answer.
-    question: Body,
-}
-
 /// Follows the data path until it ends.
-pub async fn follow_data_path(daemon: Rc<Daemon>, mut notices: mpsc::Receiver<Notice>) {
-    let (asked, questions) = mpsc::channel(QUESTIONS);
-    tokio::task::spawn_local(answer_peers(Rc::clone(&daemon), questions));
-    while let Some(notice) = notices.recv().await {
+pub async fn follow_data_path(daemon: Rc<Daemon>, mut notices: Notices) {
+    let desks = Desks::open(&daemon);
+    while let Some(notice) = notices.next().await {
         match notice {
-            Notice::Node(Event::Control { peer, bytes }) => {
-                take_message(&daemon, peer, &bytes, &asked);
-            }
+            Notice::Node(Event::Control { peer, bytes }) => desks.take(&daemon, peer, &bytes),
             Notice::Node(event) => note(&daemon, event),
             Notice::TunLost { bump, tun, error } => {
                 let name = tun.name().to_owned();
@@ -134,10 +119,6 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 &[("path", name), ("peer", peer), ("state", state.to_owned())],
             );
         }
-        Event::Opened { peer, bump, tuple } => {
-            let peer = daemon.peer_name(peer);
-            tracing::debug!(peer, bump, ?tuple, "connection seen on its bump");
-        }
         Event::Control { .. } | Event::Drained { .. } => {
             unreachable!("messages and ends of drains are taken before")
         }
@@ -151,161 +132,6 @@ pub(crate) fn outdated(behind: Duration) -> String {
          right, or restart dibsd here, which then remembers no latest call; otherwise somebody repeats old ones",
         behind.as_secs()
     )
-}
-
-/// Sorts a message of a peer's daemon.
-fn take_message(daemon: &Daemon, peer: usize, bytes: &[u8], asked: &mpsc::Sender<Asked>) {
-    let Ok(Message { request, body }) = Message::decode(bytes) else {
-        daemon.messages_malformed.update(|count| count + 1);
-        tracing::debug!(peer = daemon.peer_name(peer), "message dropped: malformed");
-        return;
-    };
-    let question = match daemon.in_our_numbers(peer, body) {
-        Body::Answer(outcomes) => return daemon.answered(peer, request, outcomes),
-        question => question,
-    };
-    let question = Asked {
-        peer,
-        request,
-        question,
-    };
-    if asked.try_send(question).is_err() {
-        daemon.messages_dropped.update(|count| count + 1);
-        tracing::debug!(peer = daemon.peer_name(peer), "message dropped: too many");
-    }
-}
-
-/// Deals with questions one after the other; SWITCHes of a peer that say the same of many connections, and
-/// came together, at once.
-async fn answer_peers(daemon: Rc<Daemon>, mut questions: mpsc::Receiver<Asked>) {
-    let mut waiting = VecDeque::new();
-    loop {
-        if waiting.is_empty() {
-            let Some(asked) = questions.recv().await else {
-                return;
-            };
-            waiting.push_back(asked);
-        }
-        while waiting.len() < QUESTIONS
-            && let Ok(asked) = questions.try_recv()
-        {
-            waiting.push_back(asked);
-        }
-        let Asked {
-            peer,
-            request,
-            question,
-        } = waiting.pop_front().expect("it was just filled");
-        match question {
-            Body::Want {
-                sequence, bumps, ..
-            } => {
-                let outcome = on_want(&daemon, peer, sequence, bumps).await;
-                answer(&daemon, peer, request, vec![(outcome, 0)]).await;
-            }
-            Body::Switch {
-                bump,
-                explicit,
-                ready,
-                mut conns,
-            } => {
-                let mut parts = vec![(request, conns.len())];
-                while conns.len() < ROUND
-                    && let Some((request, more)) =
-                        next_of(&mut waiting, peer, bump, explicit, ready)
-                {
-                    parts.push((request, more.len()));
-                    conns.extend(more);
-                }
-                let outcomes = daemon.on_switch(peer, bump, explicit, ready, conns).await;
-                let mut outcomes = outcomes.into_iter();
-                for (request, count) in parts {
-                    let part = outcomes.by_ref().take(count).collect();
-                    answer(&daemon, peer, request, part).await;
-                }
-            }
-            Body::Answer(_) => unreachable!("answers are taken before"),
-            Body::Confirm { bump, conns } => {
-                let outcomes = daemon.on_confirm(peer, bump, conns).await;
-                answer(&daemon, peer, request, outcomes).await;
-            }
-        }
-    }
-}
-
-/// The next question that waits, if it is a SWITCH of this peer that says this.
-fn next_of(
-    waiting: &mut VecDeque<Asked>,
-    of: usize,
-    to: u8,
-    by_choice: bool,
-    whether: bool,
-) -> Option<(u32, Vec<(Named, Version)>)> {
-    let next = waiting.pop_front()?;
-    match next {
-        Asked {
-            peer,
-            request,
-            question:
-                Body::Switch {
-                    bump,
-                    explicit,
-                    ready,
-                    conns,
-                },
-        } if (peer, bump, explicit, ready) == (of, to, by_choice, whether) => {
-            Some((request, conns))
-        }
-        other => {
-            waiting.push_front(other);
-            None
-        }
-    }
-}
-
-async fn answer(daemon: &Daemon, peer: usize, request: u32, outcomes: Vec<(Outcome, u64)>) {
-    let body = Body::Answer(outcomes);
-    if let Err(error) = daemon.post(peer, Message { request, body }).await {
-        tracing::debug!(peer = daemon.peer_name(peer), "no answer sent: {error}");
-    }
-}
-
-/// Makes ready what a peer's rules need here.
-async fn on_want(daemon: &Daemon, peer: usize, sequence: u64, bumps: u16) -> Outcome {
-    let carried = daemon
-        .carried()
-        .iter()
-        .fold(0, |all, bump| all | 1 << bump.id.get());
-    {
-        let mut state = daemon.state.borrow_mut();
-        let known = &mut state.peers[peer];
-        if sequence <= known.want {
-            return Outcome::Older;
-        }
-        known.want = sequence;
-        if known.engaged == bumps & carried {
-            return Outcome::Done;
-        }
-        known.engaged = bumps & carried;
-        // What its rules had put there has nothing left that keeps it there.
-        let kept = |pair: &Pair, followed: &Handed| {
-            let of_peer = daemon.peer_of(pair.remote.ip()) == Some(peer);
-            !of_peer || followed.by != Hand::Peer || bumps & 1 << followed.bump != 0
-        };
-        state.handed.retain(|pair, followed| kept(pair, followed));
-    }
-    let ready = async {
-        daemon.save()?;
-        daemon.steer().await.map(drop)
-    };
-    match ready.await {
-        Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
-        Ok(()) => Outcome::Done,
-        Err(error) => {
-            tracing::warn!("cannot make ready for a peer's rules: {error:#}");
-            Outcome::Failed
-        }
-    }
 }
 
 async fn restore_tun(daemon: &Daemon, bump: u8, name: &str, error: &std::io::Error) {
@@ -340,8 +166,8 @@ async fn follow_host_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
     }
     loop {
         let failed = daemon.state.borrow().links.iter().any(Link::has_failed);
-        // No event tells of whoever has the port, a lock, or all the descriptors, that he lets go.
-        let again = failed || daemon.amiss().is_some();
+        // No event tells of whoever has the port, a lock, a table, or all the descriptors, that he lets go.
+        let again = failed || daemon.amiss().is_some() || daemon.lacks_backstop().await;
         tokio::select! {
             changed = watch.changed() => changed?,
             () = sleep(RETRY), if again => {}
@@ -360,9 +186,9 @@ async fn repair(daemon: &Daemon, undone: bool) {
     if none && before.is_none() {
         return;
     }
-    let undone = undone && !none && daemon.is_settled();
+    let undone = undone && !none;
     match daemon.steer().await {
-        Ok(Steered { steps }) if steps > 0 && undone => {
+        Ok(Steered { steps, settled }) if steps > 0 && settled && undone => {
             daemon.restored.set(daemon.restored.get() + steps);
             daemon.tell(
                 "steering_restored",
@@ -412,6 +238,22 @@ pub(crate) async fn keep_addresses(daemon: &Daemon, old: &[IpAddr]) -> anyhow::R
         daemon.driver.set_addresses(addresses.clone())?;
         daemon.state.borrow_mut().addresses = addresses;
     }
+    // What was a path's outlives its interface, too.
+    let mut reachable = inventory.reachable(&daemon.config.paths);
+    {
+        let state = daemon.state.borrow();
+        let outlives = |address: &&IpAddr| {
+            state.addresses.contains(address)
+                && !inventory.host_addresses(is_our_tun).contains(address)
+        };
+        reachable.extend(state.reachable.iter().filter(outlives));
+    }
+    reachable.sort_unstable();
+    reachable.dedup();
+    if daemon.state.borrow().reachable != reachable {
+        daemon.driver.set_reachable(reachable.clone())?;
+        daemon.state.borrow_mut().reachable = reachable;
+    }
     Ok(changed)
 }
 
@@ -437,6 +279,10 @@ pub async fn sweep(daemon: Rc<Daemon>) {
         let cleared = daemon.steerer.lock().await.clear_others().await;
         daemon.note("remove what an earlier run left", cleared);
         round = (round + 1) % SWEEPS_PER_CHECK;
+        if round == 0 {
+            let tried = daemon.widen_rules().await;
+            daemon.note("try rules again that one IP version lacks", tried);
+        }
         if round == 0 || !daemon.steerer.lock().await.is_told().await {
             repair(&daemon, true).await;
         }

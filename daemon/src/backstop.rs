@@ -1,16 +1,34 @@
 //! What the backstop is told: which connections are on bumps, by choice or because they follow.
 
+use dibs_config::{Fail, Level};
+use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
 use dibs_policy::conntrack::Connection;
-use dibs_policy::{Backstop, Desired, Ends, Known, Place};
+use dibs_policy::{Backstop, Desired, Ends, Error, Known, Place, Standing, Strength};
 use nix::libc;
 
 use crate::conns::Pair;
 use crate::daemon::{Daemon, State};
 use crate::locking::ends;
+use crate::rules::Rule;
 use crate::startup::marks;
 
 fn tuple(pair: &Pair) -> Ends {
     (pair.local.into(), pair.remote.into())
+}
+
+fn info(standing: &Standing) -> BackstopInfo {
+    let (state, reason) = match standing {
+        Standing::Idle => (BackstopState::Idle, None),
+        Standing::Stands(Strength::Lasting) => (BackstopState::Lasting, None),
+        Standing::Stands(Strength::WhileRunning) => (BackstopState::WhileRunning, None),
+        Standing::Stands(Strength::Shared) => (BackstopState::Shared, None),
+        Standing::Missing => {
+            let why = Error::NoNftables.to_string();
+            (BackstopState::Missing, Some(why))
+        }
+        Standing::Failed(why) => (BackstopState::Failed, Some(why.clone())),
+    };
+    BackstopInfo { state, reason }
 }
 
 impl State {
@@ -34,26 +52,103 @@ impl State {
 }
 
 impl Daemon {
-    /// Brings the backstop to `wish`; whether others had undone it. Steering works without it, so it is
-    /// only missed, loudly.
+    /// Brings the backstop to `wish`; whether others had undone it. Steering works without it, so where that
+    /// fails it is told and tried again.
     pub(crate) async fn set_backstop(&self, wish: &Desired) -> bool {
         let mut backstop = self.backstop.lock().await;
         let known = Known {
             locked: self.locked_passing(),
             ..self.state.borrow().known()
         };
-        let before = backstop.strength();
-        let undone = backstop.set(wish, &known).await.unwrap_or_else(|error| {
-            tracing::warn!("{error}: what others flush may let connections go on in plain");
-            false
-        });
-        match backstop.strength() {
-            Some(strength) if before != Some(strength) => {
-                tracing::info!("the table of nftables {strength}");
+        let before = backstop.standing().clone();
+        let set = backstop.set(wish, &known).await;
+        self.tell_standing(&before, backstop.standing());
+        match (set, backstop.standing()) {
+            (Ok(undone), _) => undone,
+            (Err(error), Standing::Idle) => {
+                self.note("clear nftables", Err(error));
+                false
             }
-            _ => {}
+            (Err(_), _) => false,
         }
-        undone
+    }
+
+    /// Tells whether the backstop stands, if that is news.
+    pub(crate) fn tell_standing(&self, before: &Standing, now: &Standing) {
+        if before == now {
+            return;
+        }
+        const PLAIN: &str = "what others flush may let connections go on in plain";
+        let state = info(now).state;
+        let announce = |text| self.announce("backstop", text, &[("state", state.to_string())]);
+        match now {
+            Standing::Idle => {}
+            Standing::Stands(strength) => {
+                let text = format!("the table of nftables {strength}");
+                tracing::info!("{text}");
+                announce(text);
+            }
+            Standing::Missing => {
+                let text = format!("{}: {PLAIN}", Error::NoNftables);
+                tracing::warn!("{text}");
+                announce(text);
+            }
+            Standing::Failed(why) => {
+                let text = format!("{why}: {PLAIN}");
+                tracing::error!("{text}");
+                announce(text);
+                self.amiss_noted.notify_one();
+            }
+        }
+    }
+
+    /// For the user.
+    pub(crate) async fn backstop_info(&self) -> BackstopInfo {
+        info(self.backstop.lock().await.standing())
+    }
+
+    /// Whether the kernel refused the backstop, so that it is to be tried again.
+    pub(crate) async fn lacks_backstop(&self) -> bool {
+        matches!(self.backstop.lock().await.standing(), Standing::Failed(_))
+    }
+
+    /// Why the kernel would not take the backstop of all that is wanted and of a rule more, if so. Where
+    /// steering fails open, nothing is backed; where there is no nftables, nothing can be, which `status` says.
+    pub(crate) async fn unbacked(&self, added: Option<&Rule>) -> Option<String> {
+        if self.config.daemon.fail == Fail::Open {
+            return None;
+        }
+        let wish = self.state.borrow().wish_with(&self.config, added);
+        match self.backstop.lock().await.check(&wish).await {
+            Ok(()) | Err(Error::NoNftables) => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// To be called before the kernel is brought to what is wanted.
+    ///
+    /// # Errors
+    /// A rule of the file requires its bump, and the kernel would not take what is to hold it when others
+    /// flush the firewall.
+    pub(crate) async fn ensure_backed(&self) -> anyhow::Result<()> {
+        let required = {
+            let state = self.state.borrow();
+            let is_required =
+                |rule: &&Rule| rule.origin == RuleOrigin::Config && rule.level == Level::Require;
+            state.rules.iter().find(is_required).map(|rule| rule.id)
+        };
+        let Some(id) = required else { return Ok(()) };
+        match self.unbacked(None).await {
+            None => Ok(()),
+            Some(why) => Err(self
+                .config
+                .refuse(
+                    &format!("rule.{}.require", id - 1),
+                    format!("rule {id} would not be held when others flush the firewall: {why}"),
+                    None,
+                )
+                .into()),
+        }
     }
 
     /// Tells the backstop where connections are; its caller holds it while the marks change too.
@@ -66,9 +161,10 @@ impl Daemon {
             let known = places.iter().filter(decided);
             known.map(|(pair, place)| (tuple(pair), *place)).collect()
         };
-        if let Err(error) = backstop.note(&places).await {
-            tracing::warn!("{error}");
-        }
+        let before = backstop.standing().clone();
+        // What failed shows in how it stands now, and is tried again.
+        let _ = backstop.note(&places).await;
+        self.tell_standing(&before, backstop.standing());
     }
 
     /// Notes where the kernel has put a connection, by rules here or because the peer began it.
@@ -117,18 +213,27 @@ impl Daemon {
         ends(entry).into_iter().find(is_ours)
     }
 
-    /// What `status` tells of steering, by name.
-    pub(crate) async fn steering_counters(&self) -> [(&'static str, u64); 4] {
+    /// What the backstop dropped.
+    pub(crate) async fn plain_dropped(&self) -> u64 {
         let dropped = self.backstop.lock().await.dropped().await;
-        let dropped = dropped.unwrap_or_else(|error| {
+        dropped.unwrap_or_else(|error| {
             tracing::debug!("{error}");
             0
-        });
+        })
+    }
+
+    /// What `status` tells of steering and of the control socket, by name.
+    pub(crate) fn steering_counters(&self) -> [(&'static str, u64); 8] {
+        let refused = self.state.borrow().refused;
         [
             ("steering_restored", self.restored.get()),
-            ("plain_dropped", dropped),
             ("messages_malformed", self.messages_malformed.get()),
             ("messages_dropped", self.messages_dropped.get()),
+            ("choice_generation_refused", refused.generations),
+            ("choice_host_refused", refused.hosts),
+            ("changes_refused", self.changes.refused()),
+            ("clients_refused", self.turned_away.refused.get()),
+            ("clients_idle", self.turned_away.idle.get()),
         ]
     }
 }

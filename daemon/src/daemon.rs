@@ -2,12 +2,13 @@
 //! events; steering (`kernel`), asking a peer's daemon (`peers`), what the rules come to (`state`).
 //!
 //! All of it runs on one thread. State is borrowed only between two waits; what must not interleave
-//! takes a lock: `changes` (one request of a user at a time) or `steerer`. What peers ask is dealt with
+//! takes a lock: `changes` (one request of a user at a time, root's first) or `steerer`. What peers ask is dealt with
 //! without `changes`, so that two daemons that ask each other do not wait for each other.
 
 mod kernel;
 mod peers;
 mod state;
+mod telling;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,25 +16,34 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dibs_config::Config;
-use dibs_control::Event;
 use dibs_policy::Backstop;
 use dibs_policy::conntrack::Conntrack;
 use tokio::sync::{Mutex, Notify, broadcast};
 
 use crate::bumps::{Carried, carried};
 use crate::conns::{Pair, Version};
+use crate::control_socket::{CLIENTS_OF_UID, TurnedAway};
+use crate::devices::Answers;
 use crate::driver::Driver;
+use crate::fresh::Fresh;
 use crate::interfaces::{Interfaces, own_addresses};
+use crate::listing::Dropped;
 use crate::live::Registry;
 use crate::saved::{Forward, Saved, SavedChoice, StateFile};
 use crate::steering::Steerer;
 use crate::switching::Call;
+use crate::turns::Turns;
 
 pub(crate) use kernel::Steered;
 use peers::Question;
 pub(crate) use peers::Unanswered;
-pub(crate) use state::{Hand, Handed, PeerState, State, Written};
+pub(crate) use state::{Hand, Handed, PeerState, Refused, State, Written};
+pub(crate) use telling::{Audience, Told};
 
+/// Changes that a member of the group may have under way.
+const CHANGES_OF_UID: usize = 4;
+/// What is counted by the kernel is asked for as often.
+const DROPPED_FOR: Duration = Duration::from_secs(1);
 /// Events that wait for a slow follower.
 const EVENTS: usize = 256;
 
@@ -51,8 +61,14 @@ pub struct Daemon {
     pub(crate) started: Instant,
     pub(crate) state: RefCell<State>,
     pub(crate) registry: RefCell<Registry>,
-    /// Held while a user's request changes something.
-    pub(crate) changes: Mutex<()>,
+    /// Taken while a user's request changes something.
+    pub(crate) changes: Turns,
+    /// Taken while a member of the group is told what is found out for him.
+    pub(crate) looks: Turns,
+    /// What the kernel dropped for us.
+    pub(crate) dropped: Fresh<Dropped>,
+    /// Clients of the control socket that were let go.
+    pub(crate) turned_away: TurnedAway,
     pub(crate) steerer: Mutex<Steerer>,
     /// Held while the kernel is told of a choice or a lock.
     pub(crate) marking: Mutex<()>,
@@ -67,7 +83,7 @@ pub struct Daemon {
     pub(crate) backstop: Mutex<Backstop>,
     /// Things that others removed and we put back.
     pub(crate) restored: Cell<u64>,
-    /// Messages of peers' daemons that are none, and those that came before earlier ones were dealt with.
+    /// Messages of peers' daemons that are none, and answers to them for which those do not make room.
     pub(crate) messages_malformed: Cell<u64>,
     pub(crate) messages_dropped: Cell<u64>,
     /// Wakes who asks peers to confirm.
@@ -77,6 +93,8 @@ pub struct Daemon {
     pub(crate) calls_due: Notify,
     /// Those that are being told.
     pub(crate) calling: RefCell<HashSet<(Pair, Version)>>,
+    /// Whether anything comes back by devices.
+    pub(crate) answers: RefCell<Answers>,
     /// Wakes who locks.
     pub(crate) locks_due: Notify,
     /// Wakes who looks at the time of day.
@@ -102,7 +120,7 @@ pub struct Daemon {
     own_addresses: RefCell<Vec<String>>,
     /// What failed when it was last tried, and why.
     troubles: RefCell<BTreeMap<&'static str, String>>,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<Told>,
 }
 
 /// Seconds since 1970.
@@ -139,7 +157,10 @@ impl Daemon {
             started: Instant::now(),
             state: RefCell::new(state),
             registry: RefCell::default(),
-            changes: Mutex::new(()),
+            changes: Turns::new(CHANGES_OF_UID),
+            looks: Turns::new(CLIENTS_OF_UID),
+            dropped: Fresh::new(DROPPED_FOR),
+            turned_away: TurnedAway::default(),
             steerer: Mutex::new(steerer),
             marking: Mutex::new(()),
             conntracks: RefCell::default(),
@@ -153,6 +174,7 @@ impl Daemon {
             calls: RefCell::default(),
             calls_due: Notify::new(),
             calling: RefCell::default(),
+            answers: RefCell::default(),
             locks_due: Notify::new(),
             hours_due: Notify::new(),
             sessions_due: Notify::new(),
@@ -246,26 +268,5 @@ impl Daemon {
         for fault in faults.iter().filter(|fault| !before.contains(fault)) {
             tracing::warn!("{fault}");
         }
-    }
-
-    /// Tells who follows, and the log.
-    pub(crate) fn tell(&self, kind: &str, text: String, fields: &[(&str, String)]) {
-        tracing::info!("{text}");
-        let event = Event {
-            time: wall(),
-            kind: kind.to_owned(),
-            text,
-            fields: fields
-                .iter()
-                .map(|(key, value)| ((*key).to_owned(), value.clone()))
-                .collect(),
-        };
-        // Nobody may be following.
-        let _ = self.events.send(event);
-    }
-
-    /// Events from now on.
-    pub(crate) fn follow(&self) -> broadcast::Receiver<Event> {
-        self.events.subscribe()
     }
 }

@@ -1,6 +1,8 @@
 //! Bumps that are other programs' devices: whether they can be used, what may not go into them, and what is
 //! told when they come and go. They are routed to, and never changed.
 
+mod answers;
+
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,6 +12,7 @@ use dibs_policy::sockets;
 use crate::daemon::Daemon;
 use crate::interfaces::{Interface, Inventory};
 use crate::live::Live;
+pub(crate) use answers::{Answers, Heard};
 
 /// Drops what the kernel learned of routes with a smaller MTU.
 const FORGET_MTUS: &str = "/proc/sys/net/ipv4/route/flush";

@@ -205,9 +205,10 @@ impl Daemon {
             return;
         }
         let mut backstop = self.backstop.lock().await;
-        if let Err(error) = backstop.set_locked(self.locked_passing()).await {
-            tracing::warn!("{error}");
-        }
+        let before = backstop.standing().clone();
+        // What failed shows in how it stands now, and is tried again.
+        let _ = backstop.set_locked(self.locked_passing()).await;
+        self.tell_standing(&before, backstop.standing());
     }
 
     /// The connections that pass and are locked.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use dibs_config::Fail;
-use dibs_policy::{Backstop, Steering, Strength};
+use dibs_policy::{Backstop, Standing, Steering, Strength};
 
 use crate::interfaces::Inventory;
 use crate::saved::StateFile;
@@ -42,10 +42,10 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         steering.set(&wish).await.context("cannot steer")?;
         let mut backstop = Backstop::open()?;
         match backstop.set(&wish, &state.known()).await {
-            Ok(_) if backstop.strength() == Some(Strength::Lasting) => {}
+            Ok(_) if *backstop.standing() == Standing::Stands(Strength::Lasting) => {}
             Ok(_) => tracing::info!("the table of nftables goes with this process"),
             Err(error) => {
-                tracing::warn!("{error}: what flushes the firewall lets plain packets go")
+                tracing::error!("{error}: what flushes the firewall lets plain packets go")
             }
         }
         steering.clear_others().await?;

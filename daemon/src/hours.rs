@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dibs_io::LocalTime;
 
-use crate::daemon::Daemon;
+use crate::daemon::{Audience, Daemon};
 use crate::rules::Rule;
 
 /// A clock that was set, or another time zone, is noticed after this.
@@ -53,7 +53,7 @@ impl Daemon {
         if !is_due {
             return Ok(());
         }
-        let _turn = self.changes.lock().await;
+        let _turn = self.changes.own().await;
         let turned: Vec<Rule> = {
             let mut state = self.state.borrow_mut();
             state.utc_offset = now.utc_offset;
@@ -68,7 +68,8 @@ impl Daemon {
         let lives = self.connections().await?;
         for rule in &turned {
             let holds = if rule.holds { "holds" } else { "holds no more" };
-            self.tell(
+            self.tell_of(
+                Audience::of_rule(rule),
                 "rule_turned",
                 format!("rule {} {holds} at this time of day", rule.id),
                 &[("rule", rule.id.to_string())],

@@ -73,6 +73,18 @@ impl Inventory {
         }
     }
 
+    /// The addresses of the paths' interfaces, which peers may open connections to if nothing else is said.
+    pub fn reachable(&self, paths: &[PathConfig]) -> Vec<IpAddr> {
+        let interfaces = paths.iter().filter_map(|path| self.of_path(path));
+        let mut addresses: Vec<IpAddr> = interfaces
+            .flat_map(|interface| interface.addresses.iter().copied())
+            .filter(|address| is_routable(*address))
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses
+    }
+
     /// The addresses that connections of this host may use, but for those of the interfaces `ours`.
     pub fn host_addresses(&self, ours: impl Fn(&str) -> bool) -> Vec<IpAddr> {
         let mut addresses: Vec<IpAddr> = self
@@ -243,6 +255,25 @@ mod tests {
             narrow.path_state(&path(Some("eth0"), None)),
             (false, LEAST_MTU - 1)
         );
+    }
+
+    #[test]
+    fn peers_reach_all_addresses_of_the_paths_interfaces() {
+        let inventory = Inventory(vec![
+            interface("eth0", true, &["10.0.1.1", "10.0.1.9", "fe80::1"]),
+            interface("docker0", true, &["172.17.0.1"]),
+            interface("eth1", false, &["10.0.2.1"]),
+        ]);
+        let reachable = |paths: &[PathConfig]| inventory.reachable(paths);
+        let expected = |addresses: &[&str]| -> Vec<IpAddr> {
+            addresses.iter().map(|a| a.parse().unwrap()).collect()
+        };
+        let eth0 = [path(Some("eth0"), Some("10.0.1.1"))];
+        assert_eq!(reachable(&eth0), expected(&["10.0.1.1", "10.0.1.9"]));
+        let both = [path(None, Some("10.0.1.9")), path(Some("eth1"), None)];
+        let all = expected(&["10.0.1.1", "10.0.1.9", "10.0.2.1"]);
+        assert_eq!(reachable(&both), all);
+        assert_eq!(reachable(&[path(Some("eth2"), None)]), expected(&[]));
     }
 
     #[test]

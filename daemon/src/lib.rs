@@ -12,6 +12,7 @@ pub mod daemon;
 mod devices;
 pub mod driver;
 mod following;
+mod fresh;
 mod gateway;
 pub mod guard;
 mod hours;
@@ -23,6 +24,7 @@ mod paths;
 mod preferring;
 mod privileges;
 mod probing;
+mod questions;
 mod recovery;
 pub mod requests;
 pub mod rules;
@@ -32,8 +34,9 @@ pub mod steering;
 mod switching;
 pub mod tracking;
 mod translated;
+mod turns;
 
-use dibs_switch::{conns, messages};
+use dibs_switch::{conns, messages, plausible};
 use std::path::Path;
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -44,10 +47,9 @@ use dibs_config::Config;
 use dibs_core::Time;
 use dibs_core::node::Node;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 
-use daemon::{Daemon, PeerState, State};
-use driver::{Driver, Notice};
+use daemon::{Daemon, PeerState, Refused, State};
+use driver::{Driver, Notices};
 use interfaces::{Interfaces, Inventory};
 use saved::{Forward, Saved, SavedRule, StateFile};
 use steering::Steerer;
@@ -88,11 +90,23 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     });
     let earliest = clock.map(Forward::after).unwrap_or_default();
     let (driver, notices, thread) = start_data_path(&config, &inventory, earliest)?;
-    let state = initial_state(&config, &saved, inventory)?;
+    let host = host_id(&dibs_config::read_private_key(&config.daemon.private_key_file)?.public());
+    let mut state = initial_state(&config, &saved, inventory)?;
+    let peers: Vec<u64> = { config.peers.iter() }
+        .map(|peer| host_id(&peer.public_key))
+        .collect();
+    for (pair, why) in state.choices.make_plausible(host, &peers) {
+        tracing::warn!(
+            "the state file has a choice for {} to {} that nobody can have made ({why}): it stands, as \
+                        one that can be overruled",
+            pair.local,
+            pair.remote
+        );
+        state.refused.note(why);
+    }
     let steerer = Steerer::new(driver.clone())?;
     let mut seed = [0; 4];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
-    let host = host_id(&config)?;
     let first_request = u32::from_ne_bytes(seed);
     let daemon = Rc::new(Daemon::new(
         config,
@@ -116,6 +130,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         tracing::warn!("cannot see what is on a bump: {error:#}");
     }
     daemon.probe_rules().await?;
+    daemon.ensure_backed().await?;
     daemon.steer().await.context("cannot steer")?;
     daemon.note_passing();
     if !daemon.state.borrow().installed.is_empty() {
@@ -149,7 +164,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 async fn main_loop(
     daemon: &Rc<Daemon>,
     listener: tokio::net::UnixListener,
-    notices: mpsc::Receiver<Notice>,
+    notices: Notices,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -183,6 +198,7 @@ async fn reapply(daemon: &Rc<Daemon>) {
     daemon.state.borrow_mut().suspended = false;
     let done = async {
         background::refresh_interfaces(daemon).await?;
+        daemon.widen_rules().await?;
         daemon.steer().await
     };
     match done.await {
@@ -197,11 +213,7 @@ fn start_data_path(
     config: &Config,
     inventory: &Inventory,
     earliest: Duration,
-) -> anyhow::Result<(
-    Driver,
-    mpsc::Receiver<Notice>,
-    JoinHandle<std::io::Result<()>>,
-)> {
+) -> anyhow::Result<(Driver, Notices, JoinHandle<std::io::Result<()>>)> {
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
     let now = Time::from_nanos(dibs_io::boottime_ns());
@@ -212,11 +224,53 @@ fn start_data_path(
     Ok((driver, notices, thread))
 }
 
-/// The first bytes of our public key: another number than any peer's, but for one chance in 2^64.
-fn host_id(config: &Config) -> anyhow::Result<u64> {
-    let key = dibs_config::read_private_key(&config.daemon.private_key_file)?.public();
+/// What names a host in versions, the first bytes of its public key: another number than any other host's, but for
+/// one chance in 2^64.
+pub(crate) fn host_id(key: &dibs_config::PublicKey) -> u64 {
     let (first, _) = key.as_bytes().split_first_chunk().expect("32 bytes");
-    Ok(u64::from_be_bytes(*first))
+    u64::from_be_bytes(*first)
+}
+
+/// Adds the rules that were made with `dibsctl` to those of the file, and returns those that still can be. The
+/// file displaces all of them, root's those of members of the group: nothing saved keeps the daemon from
+/// starting.
+fn add_saved(config: &Config, saved: &Saved, rules: &mut Vec<rules::Rule>) -> Vec<SavedRule> {
+    let carried = bumps::carried(config);
+    let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
+    let now = dibs_io::local_time();
+    let behind = |name: &str| {
+        let peer = config.peers.iter().find(|peer| peer.name == name);
+        peer.map(|peer| peer.addresses.clone())
+    };
+    let mut sorted: Vec<&SavedRule> = saved.rules.iter().collect();
+    sorted.sort_by_key(|saved| (saved.maker() != rules::ROOT, saved.id));
+    let mut kept = Vec::new();
+    for saved in sorted {
+        let SavedRule { id, rule, .. } = saved;
+        let by = saved.maker();
+        let made = match config.excludes_require().filter(|_| rule.require) {
+            Some((message, hint)) => Err(format!("{message}: {hint} to make it again")),
+            None => bump_id(&rule.bump)
+                .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
+                .and_then(|bump| rules::of_user(*id, rule, by, bump, now, behind))
+                .and_then(|made| match rules::contradicted(&made, rules) {
+                    Some(why) => Err(why),
+                    None => Ok(made),
+                }),
+        };
+        match made {
+            Ok(made) => {
+                rules.push(made);
+                kept.push(saved.clone());
+            }
+            Err(reason) => tracing::warn!(
+                "rule {id} of uid {by}, which puts connections on \"{}\", is dropped: {reason}",
+                rule.bump
+            ),
+        }
+    }
+    kept.sort_by_key(|saved| saved.id);
+    kept
 }
 
 /// What the last run left, and the rules of the file.
@@ -231,36 +285,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
             .map_err(|message| config.refuse(&format!("rule.{index}.user"), message, None))?;
         rules.push(made);
     }
-    let mut user_rules = Vec::new();
-    for saved_rule in &saved.rules {
-        let SavedRule { id, rule } = saved_rule;
-        // Whoever made it counts on it: better not to start.
-        if let (true, Some((message, hint))) = (rule.require, config.excludes_require()) {
-            anyhow::bail!(
-                "rule {}, made with dibsctl, requires {}: {message}; {hint}, or delete the rule first",
-                id,
-                rule.bump
-            );
-        }
-        let behind = |name: &str| {
-            let peer = config.peers.iter().find(|peer| peer.name == name);
-            peer.map(|peer| peer.addresses.clone())
-        };
-        let made = bump_id(&rule.bump)
-            .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
-            .and_then(|bump| rules::of_user(*id, rule, bump, now, behind))
-            .and_then(|made| match rules::contradicted(&made, &rules) {
-                Some(why) => Err(why),
-                None => Ok(made),
-            });
-        match made {
-            Ok(made) => {
-                rules.push(made);
-                user_rules.push(saved_rule.clone());
-            }
-            Err(reason) => tracing::warn!("rule {id} is dropped: {reason}"),
-        }
-    }
+    let user_rules = add_saved(config, saved, &mut rules);
     rules.sort_by_key(rules::Rule::order);
     let mut choices = conns::Choices::default();
     // The file may have had them in another order.
@@ -291,6 +316,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         utc_offset: now.utc_offset,
         next_rule: saved.next_rule,
         choices,
+        refused: Refused::default(),
         names: Default::default(),
         locks: Default::default(),
         handed: Default::default(),
@@ -301,6 +327,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         moving: Default::default(),
         peers: config.peers.iter().map(peer_state).collect(),
         addresses: inventory.host_addresses(startup::is_our_tun),
+        reachable: inventory.reachable(&config.paths),
         inventory,
         links: vec![Default::default(); config.paths.len()],
         installed: Default::default(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dibs_control::{
     BumpInfo, ErrorKind, Failure, PathInfo, PathState, PeerInfo, PeerState, Status,
@@ -10,26 +10,45 @@ use dibs_control::{
 use dibs_core::bump::Bump;
 use dibs_core::node::{PathSnapshot, PeerSnapshot};
 use dibs_core::session;
-use dibs_policy::Drops;
 use tokio::time::timeout;
 
 use crate::background::outdated;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, wall};
 use crate::driver::{Gone, Snapshot};
 use crate::gateway;
 use crate::interfaces::own_addresses;
+use crate::live::Live;
 use crate::requests::Caller;
+use crate::rules::Rule;
 
 /// Who asks for the status is told without what iptables does not say within this time.
 const COUNTED_WITHIN: Duration = Duration::from_secs(2);
 
+/// What the kernel dropped for us.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dropped {
+    /// By reason.
+    counts: BTreeMap<&'static str, u64>,
+    /// When that was counted, in seconds since 1970.
+    at: Option<f64>,
+    /// Why it is not known what iptables dropped lately.
+    unknown: Option<String>,
+}
+
 impl Daemon {
     pub(crate) async fn status(&self, caller: Caller) -> Result<Status, Failure> {
         let failed = |error: Gone| Failure::new(ErrorKind::Failed, error.to_string());
-        let connections = self.visible(caller).await?.len() as u64;
+        let connections = self.visible_lives(caller).await?.len() as u64;
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.config.warnings();
         warnings.extend(gateway::faults(&self.config));
+        warnings.extend(
+            self.state
+                .borrow()
+                .rules_in_force()
+                .filter(|rule| caller.sees(rule))
+                .filter_map(Rule::warning),
+        );
         warnings.extend(own_addresses(&self.config, &self.state.borrow().inventory));
         for bump in self.state.borrow().installed.keys() {
             if let Some(warning) = self.warning(bump.get())
@@ -43,18 +62,14 @@ impl Daemon {
             .iter()
             .map(|(name, count)| ((*name).to_owned(), *count))
             .collect();
-        let unknown = match timeout(COUNTED_WITHIN, self.kernel_drops()).await {
-            Ok(Ok(drops)) => {
-                counters.extend(drops.iter().map(|(name, count)| (name.to_owned(), count)));
-                None
-            }
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("iptables is busy".to_owned()),
-        };
+        let find = async |before| self.count_dropped(before).await;
+        let dropped = self.dropped.get(Instant::now(), find).await;
+        let unknown = dropped.unknown;
         warnings.extend(unknown.map(|why| format!("what iptables dropped is not known: {why}")));
         warnings.extend(self.amiss().map(|why| format!("steering: {why}")));
-        let steering = self.steering_counters().await;
-        counters.extend(steering.map(|(name, count)| (name.to_owned(), count)));
+        let of_steering = self.steering_counters().into_iter();
+        let of_steering = of_steering.chain(dropped.counts);
+        counters.extend(of_steering.map(|(name, count)| (name.to_owned(), count)));
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -69,11 +84,38 @@ impl Daemon {
             bumps: self.bump_list().await.map_err(failed)?,
             connections,
             counters,
+            backstop: self.backstop_info().await,
+            counted: dropped.at,
         })
     }
 
-    async fn kernel_drops(&self) -> Result<Drops, dibs_policy::Error> {
-        self.steerer.lock().await.drops().await
+    /// Has the kernel's counters read, while others may steer: what a chain counted that is written anew in that
+    /// moment is missing, so that no count is taken for less than it was `before`.
+    async fn count_dropped(&self, before: Option<Dropped>) -> Dropped {
+        let mut dropped = before.unwrap_or_default();
+        let at = wall();
+        let counted = timeout(COUNTED_WITHIN, async {
+            let counting = self.steerer.lock().await.counting();
+            counting.drops().await
+        });
+        let mut note = |name, count: u64| {
+            let known = dropped.counts.entry(name).or_default();
+            *known = count.max(*known);
+        };
+        let unknown = match counted.await {
+            Ok(Ok(drops)) => {
+                drops.iter().for_each(|(name, count)| note(name, count));
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("iptables is busy".to_owned()),
+        };
+        note("plain_dropped", self.plain_dropped().await);
+        if unknown.is_none() {
+            dropped.at = Some(at);
+        }
+        dropped.unknown = unknown;
+        dropped
     }
 
     pub(crate) async fn peer_list(&self) -> Result<Vec<PeerInfo>, Gone> {
@@ -89,17 +131,22 @@ impl Daemon {
         let on_devices = self.on_devices().await;
         let inventory = self.state.borrow().inventory.clone();
         let default = self.config.daemon.default_bump.as_ref();
+        let on = |number: u8| move |(_, bump): &&(Live, u8)| *bump == number;
         let info = |bump: &dibs_config::BumpConfig| {
             let carried = self.carried().iter().find(|known| known.name == bump.name);
             let number = carried.map(|known| known.id.get());
             let connections = match (number, bump.device()) {
-                (Some(number), Some(_)) => on_devices.iter().filter(|on| **on == number).count(),
+                (Some(number), Some(_)) => on_devices.iter().filter(on(number)).count(),
                 _ => conns
                     .iter()
                     .filter(|conn| Some(conn.bump) == number)
                     .count(),
             };
             let device = bump.device();
+            let answers = number.filter(|_| device.is_some()).and_then(|number| {
+                let lives = on_devices.iter().filter(on(number));
+                self.answers(number, lives.map(|(live, _)| live))
+            });
             let shares = bump.built_in().filter(|_| carried.is_some());
             let shares = shares.and_then(Bump::shares);
             let is_up = |device: &str| {
@@ -114,6 +161,7 @@ impl Daemon {
                 shares: shares.map(|(_, shares)| shares),
                 default: default == Some(&bump.name),
                 connections: connections as u64,
+                answers,
                 reason: match self.config.lack(bump) {
                     Some(lack) => Some(format!("it {lack}")),
                     None if device.is_some_and(|device| !is_up(device)) => {
@@ -126,8 +174,8 @@ impl Daemon {
         Ok(self.config.bumps.iter().map(info).collect())
     }
 
-    /// The bump of each connection that is on a device.
-    async fn on_devices(&self) -> Vec<u8> {
+    /// The connections that are on devices, with their bumps.
+    async fn on_devices(&self) -> Vec<(Live, u8)> {
         if !self.carried().iter().any(|bump| bump.device.is_some()) {
             return Vec::new();
         }
@@ -135,9 +183,9 @@ impl Daemon {
             tracing::debug!("{error:#}");
             Vec::new()
         });
-        let bumps = lives.iter().map(|live| self.bump_of(live));
+        let bumps = lives.into_iter().map(|live| (live, self.bump_of(&live)));
         bumps
-            .filter(|bump| self.device_of(*bump).is_some())
+            .filter(|(_, bump)| self.device_of(*bump).is_some())
             .collect()
     }
 
@@ -153,6 +201,7 @@ impl Daemon {
                     state,
                     public_key: peer.public_key.to_string(),
                     addresses: peer.addresses.clone(),
+                    accept: peer.accept.iter().map(ToString::to_string).collect(),
                     since: self.state.borrow().peers[index]
                         .since
                         .filter(|_| established),

@@ -269,13 +269,13 @@ impl Daemon {
                     if self.locks() {
                         let mut state = self.state.borrow_mut();
                         state.locks.confirm(pair, bump, Instant::now());
+                        self.locks_due.notify_one();
                     }
                     (Outcome::Done, 0)
                 }
                 Some(_) => (Outcome::Older, 0),
             });
         }
-        self.locks_due.notify_one();
         outcomes
     }
 

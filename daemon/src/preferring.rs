@@ -50,7 +50,7 @@ impl Daemon {
         if turned.is_empty() || !self.prefers() {
             return Ok(());
         }
-        let _turn = self.changes.lock().await;
+        let _turn = self.changes.own().await;
         self.steer().await?;
         let lives = self.connections().await?;
         for peer in turned {

@@ -1,12 +1,12 @@
 //! Whether the kernel takes a rule, asked before anything depends on it.
 
 use anyhow::Context as _;
-use dibs_config::{Config, Selection};
+use dibs_config::{Config, Level, Selection};
 use dibs_control::RuleOrigin;
-use dibs_policy::{Error, Family, Probed, Steering};
+use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
 
-use crate::daemon::Daemon;
-use crate::rules::Rule;
+use crate::daemon::{Audience, Daemon};
+use crate::rules::{Narrowed, Rule, name};
 
 /// Whether a rule names what not every kernel or iptables takes.
 fn is_special(selection: &Selection) -> bool {
@@ -15,8 +15,8 @@ fn is_special(selection: &Selection) -> bool {
     owned || timed || selection.match_expr.is_some()
 }
 
-/// Has the kernel look at a rule, and keeps it to the families in which it is taken. Why it is taken in
-/// none, if so.
+/// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it
+/// cannot be, if it is taken in none, or in one and requires its bump.
 pub(crate) async fn probe(
     steering: &mut Steering,
     config: &Config,
@@ -32,32 +32,56 @@ pub(crate) async fn probe(
     ];
     let families: Vec<Family> = families
         .iter()
-        .filter_map(|(family, used)| used.then_some(*family))
+        .filter_map(|(family, used)| (*used && rule.concerns(*family)).then_some(*family))
         .collect();
+    rule.narrowed = None;
     // All of its classes match the same, but for ports and addresses.
     let class = rule.kernel_classes(0).next();
-    let class = class.expect("a rule has a class");
+    let class = ClassRule {
+        source: None,
+        destination: None,
+        ..class.expect("a rule has a class")
+    };
     let probed = match steering.probe(&class, &families).await {
         Ok(probed) => probed,
         Err(Error::Refused(why)) => return Ok(Some(format!("iptables refuses it: {why}"))),
         Err(error) => return Err(error).context("cannot try a rule out"),
     };
     let Probed { families, refusal } = probed;
-    if let (Some((other, why)), [only]) = (refusal, families.as_slice()) {
-        tracing::info!("rule {} is not for IP{other}: {why}", rule.id);
-        return Ok(rule.keep_to(*only).err());
+    let (Some((other, why)), [only]) = (refusal, families.as_slice()) else {
+        return Ok(None);
+    };
+    let program = match other {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
+    };
+    if rule.level == Level::Require {
+        let other = name(other);
+        return Ok(Some(format!(
+            "it requires its bump over {other} too, and {program} refuses it: {why}"
+        )));
     }
+    rule.narrowed = Some(Narrowed {
+        to: *only,
+        why: format!("{program} refuses it: {why}"),
+    });
     Ok(None)
 }
 
 /// The place in the file of what iptables may refuse in a rule.
 fn place(rule: &Rule) -> String {
     let selection = &rule.selection;
-    let key = match (&selection.match_expr, selection.dscp) {
-        (Some(_), _) => "match",
-        (None, Some(_)) => "dscp",
-        (None, None) => "time",
-    };
+    let named = [
+        ("match", selection.match_expr.is_some()),
+        ("dscp", selection.dscp.is_some()),
+        ("gid", selection.gid.is_some()),
+        ("time", selection.time.is_some()),
+        ("user", selection.user.is_some()),
+    ];
+    let key = named
+        .iter()
+        .find(|(_, is)| *is)
+        .map_or("uid", |(key, _)| key);
     format!("rule.{}.{key}", rule.id - 1)
 }
 
@@ -73,7 +97,10 @@ pub(crate) async fn probe_all(
     let mut kept = Vec::with_capacity(rules.len());
     for mut rule in std::mem::take(rules) {
         match probe(steering, config, &mut rule).await? {
-            None => kept.push(rule),
+            None => {
+                tell_narrowed(&rule);
+                kept.push(rule);
+            }
             Some(why) if rule.origin == RuleOrigin::Config => {
                 return Err(config.refuse(&place(&rule), why, None).into());
             }
@@ -84,11 +111,70 @@ pub(crate) async fn probe_all(
     Ok(())
 }
 
+fn tell_narrowed(rule: &Rule) {
+    if let Some(warning) = rule.warning() {
+        tracing::warn!("{warning}");
+    }
+}
+
 impl Daemon {
     /// Why the kernel does not take a rule, if it does not; see [`probe`].
     pub(crate) async fn probe(&self, rule: &mut Rule) -> anyhow::Result<Option<String>> {
         let mut steerer = self.steerer.lock().await;
-        probe(steerer.steering(), &self.config, rule).await
+        let refused = probe(steerer.steering(), &self.config, rule).await?;
+        tell_narrowed(rule);
+        Ok(refused)
+    }
+
+    /// Tries rules again that are kept to one family: what the other lacked may be there by now.
+    pub(crate) async fn widen_rules(&self) -> anyhow::Result<()> {
+        let is_narrow = |rule: &&Rule| rule.narrowed.is_some();
+        if !self
+            .state
+            .borrow()
+            .rules_in_force()
+            .any(|rule| is_narrow(&rule))
+        {
+            return Ok(());
+        }
+        let _turn = self.changes.own().await;
+        let narrow: Vec<Rule> = {
+            let state = self.state.borrow();
+            state.rules_in_force().filter(is_narrow).cloned().collect()
+        };
+        let mut wider = Vec::new();
+        for mut rule in narrow {
+            let mut steerer = self.steerer.lock().await;
+            let refused = probe(steerer.steering(), &self.config, &mut rule).await?;
+            if refused.is_none() && rule.narrowed.is_none() {
+                wider.push((rule.id, Audience::of_rule(&rule)));
+            }
+        }
+        if wider.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut state = self.state.borrow_mut();
+            let widened = state.rules.iter_mut();
+            widened
+                .filter(|rule| wider.iter().any(|(id, _)| *id == rule.id))
+                .for_each(|rule| rule.narrowed = None);
+        }
+        for (id, audience) in &wider {
+            self.tell_of(
+                *audience,
+                "rule_widened",
+                format!("rule {id} holds for IPv4 and IPv6 now"),
+                &[("rule", id.to_string())],
+            );
+        }
+        self.steer().await?;
+        let lives = self.connections().await?;
+        self.enforce(&lives, None).await;
+        for (bump, lives) in self.ruled(&lives, None) {
+            self.follow_rules(&lives, bump).await;
+        }
+        Ok(())
     }
 
     /// See [`probe_all`].

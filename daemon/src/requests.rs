@@ -1,6 +1,6 @@
 //! What users ask for over the control socket.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use dibs_control::{
     Changed, ConnInfo, ErrorKind, Failure, PeerState, Reply, Request, RuleOrigin, Selector, Skipped,
@@ -11,11 +11,12 @@ use dibs_policy::BumpId;
 use crate::bumps::Carried;
 use crate::conns::Pair;
 use crate::daemon::Daemon;
+use crate::devices::Heard;
 use crate::listing::peer_state;
 use crate::live::Live;
 use crate::rules::Rule;
 use crate::startup::tun_name;
-use crate::switching::Progress;
+use crate::switching::{Moved, Progress};
 
 /// Who asks: the uid at the other end of the socket.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,11 @@ impl Caller {
     /// Members of the group see and move what is their own (SECURITY.md 8); what only passes is root's.
     fn may(self, uid: Option<u32>) -> bool {
         self.is_root() || Some(self.uid) == uid
+    }
+
+    /// Members see the rules that concern them alone.
+    pub(crate) fn sees(self, rule: &Rule) -> bool {
+        self.may(rule.only_user())
     }
 }
 
@@ -66,6 +72,21 @@ impl Daemon {
         request: Request,
         progress: &Progress,
     ) -> Result<Reply, Failure> {
+        let changes = match &request {
+            Request::Enable { .. }
+            | Request::Disable { .. }
+            | Request::RuleAdd(_)
+            | Request::RuleDel { .. } => true,
+            Request::Cleanup if !caller.is_root() => {
+                return Err(Failure::new(ErrorKind::Denied, "only root may clean up"));
+            }
+            Request::Cleanup => true,
+            _ => false,
+        };
+        let (_changing, _looking) = match changes {
+            true => (Some(self.changes.take(caller).await?), None),
+            false => (None, self.looks.member(caller).await?),
+        };
         match request {
             Request::Status => self.status(caller).await.map(Reply::Status),
             Request::ConnList => {
@@ -87,16 +108,15 @@ impl Daemon {
             Request::RuleAdd(rule) => self.rule_add(caller, rule).await.map(Reply::Rule),
             Request::RuleList => {
                 let state = self.state.borrow();
-                Ok(Reply::Rules(
-                    state.rules_in_force().map(Rule::info).collect(),
-                ))
+                let seen = state.rules_in_force().filter(|rule| caller.sees(rule));
+                Ok(Reply::Rules(seen.map(Rule::info).collect()))
             }
             Request::RuleDel { id } => self.rule_del(caller, id).await.map(|()| Reply::Done),
             Request::PathList => self.path_list().await.map(Reply::Paths).map_err(failed),
             Request::PeerList => self.peer_list().await.map(Reply::Peers).map_err(failed),
             Request::BumpList => self.bump_list().await.map(Reply::Bumps).map_err(failed),
             Request::Events => Ok(Reply::Following),
-            Request::Cleanup => self.cleanup(caller).await.map(|()| Reply::Done),
+            Request::Cleanup => self.cleanup().await.map(|()| Reply::Done),
         }
     }
 
@@ -123,13 +143,16 @@ impl Daemon {
     }
 
     /// The live connections that the caller may see.
-    pub(crate) async fn visible(&self, caller: Caller) -> Result<Vec<(Live, ConnInfo)>, Failure> {
+    pub(crate) async fn visible_lives(&self, caller: Caller) -> Result<Vec<Live>, Failure> {
         let all = self.connections().await.map_err(failed)?;
         self.forget_gone(&all);
-        let lives: Vec<Live> = all
-            .into_iter()
-            .filter(|live| !live.over && caller.may(live.uid))
-            .collect();
+        let seen = |live: &Live| !live.over && caller.may(live.uid);
+        Ok(all.into_iter().filter(seen).collect())
+    }
+
+    /// The same, with what is told of them.
+    async fn visible(&self, caller: Caller) -> Result<Vec<(Live, ConnInfo)>, Failure> {
+        let lives = self.visible_lives(caller).await?;
         let infos = self.describe(&lives).await.map_err(failed)?;
         Ok(lives.into_iter().zip(infos).collect())
     }
@@ -149,7 +172,6 @@ impl Daemon {
         bump: u8,
         progress: &Progress,
     ) -> Result<Changed, Failure> {
-        let _turn = self.changes.lock().await;
         if let Selector::Match(wanted) = selector {
             self.check_peer(wanted.peer.as_deref())?;
         }
@@ -189,7 +211,15 @@ impl Daemon {
             return Err(refused(format!("{why}: nothing was changed")));
         }
         self.overrule(&able).await.map_err(failed)?;
+        let origins: HashMap<Pair, u8> = able
+            .iter()
+            .map(|live| (live.pair, self.stands_on(live)))
+            .collect();
         let moved = self.choose(&able, bump, progress).await.map_err(failed)?;
+        let unasked = match self.device_of(bump) {
+            Some(_) => self.hear_or_undo(bump, &moved, &origins, progress).await?,
+            None => false,
+        };
         let no_session = |live: &Live| {
             let peer = self.peer_name(live.peer);
             (*live, Err(format!("there is no session with peer {peer}")))
@@ -231,6 +261,11 @@ impl Daemon {
             }
         }
         changed.warnings.extend(self.warning(bump));
+        if unasked {
+            changed.warnings.push(format!(
+                "none of these connections has sent anything by {name} so far, so nobody knows whether anything comes                  back by its device: \"bump list\" will say"
+            ));
+        }
         if let Some(id) = BumpId::new(bump).filter(|_| stuck > 0) {
             changed.warnings.push(format!(
                 "nothing of what {stuck} connection(s) sent by {name} has been acknowledged so far: if that \
@@ -250,15 +285,59 @@ impl Daemon {
                 self.peer_name(peer)
             ));
         }
-        let count = changed.connections.len();
-        if count > 0 {
-            self.tell(
-                if bump == 0 { "disabled" } else { "enabled" },
-                format!("{count} connection(s) moved to {name}"),
-                &[("bump", name.to_owned()), ("count", count.to_string())],
-            );
-        }
+        let uids = changed.connections.iter().map(|info| info.uid);
+        self.tell_of_conns(
+            uids,
+            if bump == 0 { "disabled" } else { "enabled" },
+            |count| format!("{count} connection(s) moved to {name}"),
+            &[("bump", name.to_owned())],
+        );
         Ok(changed)
+    }
+
+    /// Waits until something came back by the device of `bump` of what moved there; if nothing does, puts that back to
+    /// where it was, and says so. Whether nobody knows.
+    async fn hear_or_undo(
+        &self,
+        bump: u8,
+        moved: &[Moved],
+        origins: &HashMap<Pair, u8>,
+        progress: &Progress,
+    ) -> Result<bool, Failure> {
+        let moved = moved.iter().filter(|(_, outcome)| outcome.is_ok());
+        let moved: Vec<Live> = moved.map(|(live, _)| *live).collect();
+        if moved.is_empty() {
+            return Ok(false);
+        }
+        match self.hear(bump, &moved).await.map_err(failed)? {
+            Heard::Something => return Ok(false),
+            Heard::Unasked => return Ok(true),
+            Heard::Nothing => {}
+        }
+        let mut stuck = 0;
+        let mut back: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
+        for live in &moved {
+            let origin = origins.get(&live.pair).copied().unwrap_or(0);
+            back.entry(origin).or_default().push(*live);
+        }
+        // Those that were there before stay.
+        let stayed = back.remove(&bump).unwrap_or_default().len();
+        for (origin, lives) in back {
+            let put_back = self.choose(&lives, origin, progress).await;
+            let put_back = put_back.map_err(failed)?.into_iter();
+            stuck += put_back.filter(|(_, outcome)| outcome.is_err()).count();
+        }
+        let why = self.nothing_back_by(bump);
+        let where_now = match stuck + stayed {
+            0 => "the connections are back where they were".to_owned(),
+            count => {
+                format!("{count} connection(s) are still on it, and \"disable\" takes them off")
+            }
+        };
+        Err(Failure::new(
+            ErrorKind::Failed,
+            format!("{why}; {where_now}"),
+        ))
     }
 
     /// Why a peer that has a session cannot have a connection on this bump.
@@ -337,11 +416,7 @@ impl Daemon {
         )
     }
 
-    async fn cleanup(&self, caller: Caller) -> Result<(), Failure> {
-        if !caller.is_root() {
-            return Err(Failure::new(ErrorKind::Denied, "only root may clean up"));
-        }
-        let _turn = self.changes.lock().await;
+    async fn cleanup(&self) -> Result<(), Failure> {
         let lives = self.connections().await.map_err(failed)?;
         let on_bumps: Vec<Live> = lives
             .into_iter()

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Selection};
 use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 use dibs_io::LocalTime;
-use dibs_policy::{Binding, BumpId, ClassRule, DeviceName, Family, Hours, Prefix};
+use dibs_policy::{Binding, BumpId, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
 use ipnet::IpNet;
 
 use crate::live::Live;
@@ -15,6 +15,9 @@ use crate::startup::policy_prefix;
 
 /// The kernel's rules that one of the user's may become.
 pub const MAX_CLASSES: usize = 256;
+
+/// Its uid.
+pub const ROOT: u32 = 0;
 
 /// Rules of the user are numbered from here, so that new rules in the file do not move them.
 pub const FIRST_USER_RULE: RuleId = 1000;
@@ -32,6 +35,8 @@ pub struct Rule {
     pub priority: i32,
     /// Who made it.
     pub origin: RuleOrigin,
+    /// The same by uid: root's are those of the file, too.
+    pub by: u32,
     /// As the user wrote it.
     pub selector: BTreeMap<String, String>,
     /// What that means.
@@ -40,6 +45,17 @@ pub struct Rule {
     pub holds: bool,
     /// What the kernel is given, but for the time of day.
     pub classes: Vec<ClassRule>,
+    /// The family that it is kept to, because the other's iptables does not take it.
+    pub narrowed: Option<Narrowed>,
+}
+
+/// See [`Rule::narrowed`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Narrowed {
+    /// Where it holds.
+    pub to: Family,
+    /// Why not elsewhere.
+    pub why: String,
 }
 
 impl Rule {
@@ -62,9 +78,22 @@ impl Rule {
         self.classes[0].bump
     }
 
-    /// Rules in the order of this are tried one after the other.
-    pub fn order(&self) -> (Reverse<i32>, RuleId) {
-        (Reverse(self.priority), self.id)
+    /// Rules in the order of this are tried one after the other: root's and the file's before those of
+    /// members of the group, whatever their priority.
+    pub fn order(&self) -> (bool, Reverse<i32>, RuleId) {
+        (self.is_of_member(), Reverse(self.priority), self.id)
+    }
+
+    /// Whether a member of the group made it.
+    pub fn is_of_member(&self) -> bool {
+        self.by != ROOT
+    }
+
+    /// The user who is alone in being concerned; none: others may be, too.
+    pub fn only_user(&self) -> Option<u32> {
+        let uid = self.classes[0].uid?;
+        let all = self.classes.iter().all(|class| class.uid == Some(uid));
+        all.then_some(uid)
     }
 
     /// Whether a connection of this host is meant. What shows only as it sends is not known of a live
@@ -88,14 +117,21 @@ impl Rule {
     /// Whether a connection fits in all that is known of it. One that only passes this host has no `uid`,
     /// and nothing else that a socket has.
     pub fn may_match(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> bool {
-        self.classes.iter().any(|class| {
-            class.dport.is_none_or(|port| port == remote.port())
-                && class.sport.is_none_or(|port| port == local.port())
-                && class.destination.is_none_or(|net| net.holds(remote.ip()))
-                && class.source.is_none_or(|net| net.holds(local.ip()))
-                && class.uid.is_none_or(|wanted| Some(wanted) == uid)
-                && (uid.is_some() || !class.is_of_sockets())
-        })
+        let family = match remote.is_ipv4() {
+            true => Family::V4,
+            false => Family::V6,
+        };
+        self.holds_in(family)
+            && self.classes.iter().any(|class| {
+                class
+                    .dport
+                    .is_none_or(|ports| ports.contains(remote.port()))
+                    && class.sport.is_none_or(|ports| ports.contains(local.port()))
+                    && class.destination.is_none_or(|net| net.holds(remote.ip()))
+                    && class.source.is_none_or(|net| net.holds(local.ip()))
+                    && class.uid.is_none_or(|wanted| Some(wanted) == uid)
+                    && (uid.is_some() || !class.is_of_sockets())
+            })
     }
 
     /// Whether only the kernel can tell which connections are meant.
@@ -106,10 +142,25 @@ impl Rule {
     /// What the kernel is given, with this offset of the local time from UTC in seconds.
     pub fn kernel_classes(&self, offset: i32) -> impl Iterator<Item = ClassRule> {
         let hours = self.selection.time.map(|span| hours(span, offset));
-        self.classes.iter().map(move |class| ClassRule {
+        let family = self.narrowed.as_ref().map(|narrowed| narrowed.to);
+        let meant = move |class: &&ClassRule| family.is_none_or(|family| class.concerns(family));
+        let classes = self.classes.iter().filter(meant);
+        classes.map(move |class| ClassRule {
             hours,
+            family,
             ..class.clone()
         })
+    }
+
+    /// Whether it means connections of a family at all.
+    pub fn concerns(&self, family: Family) -> bool {
+        self.classes.iter().any(|class| class.concerns(family))
+    }
+
+    /// Whether the kernel has it for a family.
+    fn holds_in(&self, family: Family) -> bool {
+        let narrowed = self.narrowed.as_ref();
+        narrowed.is_none_or(|narrowed| narrowed.to == family)
     }
 
     /// Why this rule and another cannot both be.
@@ -125,21 +176,11 @@ impl Rule {
         }
     }
 
-    /// Keeps to one family, in which alone the kernel takes it.
-    ///
-    /// # Errors
-    /// Nothing is left.
-    pub fn keep_to(&mut self, family: Family) -> Result<(), String> {
-        for class in &mut self.classes {
-            class.family = Some(family);
-        }
-        let of_family = |net: &Option<Prefix>| net.is_none_or(|net| net.family() == family);
-        self.classes
-            .retain(|class| of_family(&class.source) && of_family(&class.destination));
-        match self.classes.is_empty() {
-            true => Err(format!("its addresses are none of IP{family}")),
-            false => Ok(()),
-        }
+    /// What the user should hear of it, if it is kept to one family.
+    pub fn warning(&self) -> Option<String> {
+        let Narrowed { to, why } = self.narrowed.as_ref()?;
+        let to = name(*to);
+        Some(format!("rule {} holds for {to} alone: {why}", self.id))
     }
 
     /// Notes whether it holds now; whether that is news.
@@ -147,6 +188,14 @@ impl Rule {
         let before = self.holds;
         self.holds = holds(&self.selection, now);
         before != self.holds
+    }
+}
+
+/// For the user.
+pub fn name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
     }
 }
 
@@ -169,13 +218,6 @@ fn hours(span: DaySpan, offset: i32) -> Hours {
 
 /// How many rules of the kernel a rule of the file becomes.
 pub fn classes_of(rule: &RuleConfig) -> usize {
-    let ports = |ranges: &[PortRange]| {
-        let count: usize = ranges
-            .iter()
-            .map(|r| usize::from(r.last - r.first) + 1)
-            .sum();
-        count.max(1)
-    };
     let Selection {
         sport,
         dport,
@@ -183,8 +225,8 @@ pub fn classes_of(rule: &RuleConfig) -> usize {
         destination,
         ..
     } = &rule.selection;
-    ports(sport)
-        .saturating_mul(ports(dport))
+    let count = sport.len().max(1).saturating_mul(dport.len().max(1));
+    count
         .saturating_mul(source.len().max(1))
         .saturating_mul(destination.len().max(1))
 }
@@ -206,22 +248,25 @@ pub fn of_file(
         level: rule.level,
         priority: rule.priority,
         origin: RuleOrigin::Config,
+        by: ROOT,
         selector: selector
             .map(|(key, value)| (key.to_owned(), value))
             .collect(),
         holds: holds(&rule.selection, now),
         classes: classes(id, &rule.selection, bump, rule.level)?,
+        narrowed: None,
         selection: rule.selection.clone(),
     })
 }
 
-/// A rule of the user; `peer` gives the hosts behind a peer of that name.
+/// A rule that the user `by` made; `peer` gives the hosts behind a peer of that name.
 ///
 /// # Errors
 /// What it names does not exist, or cannot be told before a connection exists.
 pub fn of_user(
     id: RuleId,
     wanted: &NewRule,
+    by: u32,
     bump: BumpId,
     now: LocalTime,
     peer: impl Fn(&str) -> Option<Vec<IpNet>>,
@@ -284,6 +329,7 @@ pub fn of_user(
         level,
         priority: wanted.priority,
         origin: RuleOrigin::User,
+        by,
         selector: named
             .terms()
             .into_iter()
@@ -292,6 +338,7 @@ pub fn of_user(
             .collect(),
         holds: holds(&selection, now),
         classes: classes(id, &selection, bump, level)?,
+        narrowed: None,
         selection,
     })
 }
@@ -323,15 +370,33 @@ fn destinations(
 
 /// Why a rule cannot stand beside others, in one clause.
 pub fn contradicted(rule: &Rule, others: &[Rule]) -> Option<String> {
-    let found = others
+    others.iter().find_map(|other| contradiction(rule, other))
+}
+
+fn contradiction(rule: &Rule, other: &Rule) -> Option<String> {
+    let conflict = rule.conflict(other)?;
+    Some(format!(
+        "it {conflict} as rule {}, which puts them on \"{}\"",
+        other.id, other.bump
+    ))
+}
+
+/// A rule that gives way to a new one, and why, in one clause.
+pub type Displaced = (Rule, String);
+
+/// The rules that give way to a new one: root displaces members of the group.
+///
+/// # Errors
+/// It contradicts one that does not, in one clause.
+pub fn displaced(rule: &Rule, others: &[Rule]) -> Result<Vec<Displaced>, String> {
+    let (weak, firm): (Vec<&Rule>, Vec<&Rule>) = others
         .iter()
-        .find_map(|other| Some((other, rule.conflict(other)?)));
-    found.map(|(other, conflict)| {
-        format!(
-            "it {conflict} as rule {}, which puts them on \"{}\"",
-            other.id, other.bump
-        )
-    })
+        .partition(|other| other.is_of_member() && !rule.is_of_member());
+    if let Some(why) = firm.iter().find_map(|other| contradiction(rule, other)) {
+        return Err(why);
+    }
+    let gives_way = |other: &&Rule| Some(((*other).clone(), contradiction(other, rule)?));
+    Ok(weak.iter().filter_map(gives_way).collect())
 }
 
 /// What the kernel is given of a selection.
@@ -363,13 +428,11 @@ fn classes(
         },
         ..ClassRule::tcp(kernel_id(id), bump)
     };
-    let ports = |ranges: &[PortRange]| -> Vec<Option<u16>> {
+    let ports = |ranges: &[PortRange]| -> Vec<Option<Ports>> {
+        let ports = |&PortRange { first, last }: &PortRange| Some(Ports { first, last });
         match ranges {
             [] => vec![None],
-            _ => ranges
-                .iter()
-                .flat_map(|r| (r.first..=r.last).map(Some))
-                .collect(),
+            ranges => ranges.iter().map(ports).collect(),
         }
     };
     let nets = |nets: &[IpNet]| -> Vec<Option<Prefix>> {

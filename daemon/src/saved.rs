@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use dibs_control::{NewRule, RuleId};
+use dibs_control::{NewRule, RuleId, Selector};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::bumps::{Carried, translation};
 use crate::conns::{Choice, Pair};
+use crate::rules::ROOT;
 
 /// The form of the file; others are refused.
 const VERSION: u32 = 1;
@@ -92,6 +93,21 @@ pub struct SavedRule {
     pub id: RuleId,
     /// As it was asked for.
     pub rule: NewRule,
+    /// The uid of who asked.
+    #[serde(default)]
+    pub by: Option<u32>,
+}
+
+impl SavedRule {
+    /// The uid of who made it. Where an older daemon did not note that: members of the group could name
+    /// themselves only.
+    pub fn maker(&self) -> u32 {
+        let named = match &self.rule.selector {
+            Selector::Match(named) => named.uid,
+            _ => None,
+        };
+        self.by.or(named).unwrap_or(ROOT)
+    }
 }
 
 /// A choice and its connection.
@@ -252,7 +268,7 @@ fn private(options: &mut OpenOptions) -> &mut OpenOptions {
 mod tests {
     use super::*;
     use crate::conns::{Socket, Version};
-    use dibs_control::{Selector, Terms};
+    use dibs_control::{Match, Terms};
     use std::net::SocketAddr;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -279,6 +295,7 @@ mod tests {
                     priority: -3,
                     ..NewRule::new(Selector::All, "scramble")
                 },
+                by: Some(0),
             }],
             choices: vec![SavedChoice {
                 conn: Pair {
@@ -331,6 +348,30 @@ mod tests {
                 0o600
             );
         }
+    }
+
+    #[test]
+    fn rules_of_an_older_daemon_are_of_whom_they_name() {
+        let rule = |selector: &str| {
+            let text = format!(
+                r#"{{"id":1000,"rule":{{"selector":{selector},"bump":"seal","require":true}}}}"#
+            );
+            serde_json::from_str::<SavedRule>(&text).unwrap()
+        };
+        assert_eq!(rule(r#"{"match":{"uid":1000}}"#).maker(), 1000);
+        assert_eq!(rule(r#"{"match":{"dport":80}}"#).maker(), ROOT);
+        assert_eq!(rule(r#""all""#).maker(), ROOT);
+        // Root's rule for a user is root's, since that is noted.
+        let noted = SavedRule {
+            by: Some(ROOT),
+            ..rule(r#"{"match":{"uid":1000}}"#)
+        };
+        assert_eq!(noted.maker(), ROOT);
+        let of = Match {
+            uid: Some(1000),
+            ..Match::default()
+        };
+        assert_eq!(noted.rule.selector, Selector::Match(of));
     }
 
     #[test]

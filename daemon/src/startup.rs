@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use dibs_config::{Config, Scheduler};
 use dibs_core::Prefix;
+use dibs_core::bump::Pads;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_io::{PathSocket, SetupError};
@@ -68,7 +69,7 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
                     "rules of more than {} combinations of ports and addresses",
                     rules::MAX_CLASSES
                 ),
-                Some("a range of ports counts as each of them; leave it out for all ports"),
+                Some("write ports that follow each other as a range, which counts as one"),
             );
         }
     }
@@ -94,13 +95,14 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
             Some(file) => {
                 let key = dibs_config::read_preshared_key(file)
                     .with_context(|| format!("peer {}", peer.name))?;
-                Some(Secret::new(*key.as_bytes()))
+                Some(Box::new(Secret::new(*key.as_bytes())))
             }
             None => None,
         };
         peers.push(PeerConfig {
             public: PublicKey::from(*peer.public_key.as_bytes()),
             preshared,
+            accept: peer.accept.clone(),
             prefixes: peer.addresses.iter().map(core_prefix).collect(),
             endpoints: peer
                 .endpoints
@@ -117,7 +119,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         addresses: inventory.path_addresses(path),
     };
     Ok(NodeConfig {
-        private: StaticSecret::from(*key.as_bytes()),
+        private: Box::new(StaticSecret::from(*key.as_bytes())),
         suite: Suite::for_this_cpu(),
         integrity: match config.daemon.integrity {
             dibs_config::Integrity::On => Integrity::On,
@@ -126,9 +128,11 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         paths: config.paths.iter().map(local).collect(),
         peers,
         addresses: inventory.host_addresses(is_our_tun),
+        reachable: inventory.reachable(&config.paths),
         gateway: config.daemon.gateway.iter().map(core_prefix).collect(),
         trusted_share: config.daemon.trusted_share,
         bumps: bumps::for_node(config),
+        pads: Pads::seeded_by(getrandom::fill).context("the system's random generator failed")?,
         hold_without_trusted: config.daemon.on_trusted_down == dibs_config::OnTrustedDown::Hold,
     })
 }

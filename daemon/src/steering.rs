@@ -7,7 +7,8 @@ use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
 use dibs_policy::{
-    BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Drops, Fail, Report, Steering,
+    BumpId, BumpRoute, ClassRule, Counting, Desired, DeviceName, DeviceOwner, Fail, Report,
+    Steering, System,
 };
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
@@ -146,9 +147,9 @@ impl Steerer {
         self.open.remove(&bump);
     }
 
-    /// What the kernel dropped for us, by reason.
-    pub async fn drops(&mut self) -> Result<Drops, dibs_policy::Error> {
-        self.steering.drops().await
+    /// Counts what the kernel dropped for us, by reason.
+    pub(crate) fn counting(&self) -> Counting<System> {
+        self.steering.counting()
     }
 
     /// Removes everything of ours from the kernel, TUNs included.

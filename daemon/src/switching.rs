@@ -329,7 +329,7 @@ impl Daemon {
     }
 
     /// The bump that a connection is on, by whatever reason; 0: plain.
-    fn stands_on(&self, live: &Live) -> u8 {
+    pub(crate) fn stands_on(&self, live: &Live) -> u8 {
         match self.bump_of(live) {
             0 => {
                 let state = self.state.borrow();

@@ -11,7 +11,7 @@ use dibs_policy::conntrack::{self, Connection, Conntrack, Events};
 use tokio::time::sleep;
 
 use crate::conns::{Choice, Pair};
-use crate::daemon::{Daemon, Hand, Handed};
+use crate::daemon::{Audience, Daemon, Hand, Handed};
 use crate::live::Live;
 use crate::locking::{ends, tuple};
 use crate::startup::marks;
@@ -336,7 +336,7 @@ fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
 /// Makes a choice of another program ours, if it still stands once it is its turn: it may have been our
 /// own, and `cleanup` have taken it back.
 async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Vec<Moved>> {
-    let _turn = daemon.changes.lock().await;
+    let _turn = daemon.changes.own().await;
     let marks = marks(&daemon.config);
     let tuple = tuple(&live.pair);
     {
@@ -350,7 +350,8 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
         }
         daemon.note_mark(&live.pair, bump, true);
     }
-    daemon.tell(
+    daemon.tell_of(
+        Audience::of(live.uid),
         "marked",
         format!(
             "another program moved a connection to {}",
@@ -382,7 +383,8 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
     if known {
         return;
     }
-    daemon.tell(
+    daemon.tell_of(
+        Audience::of(live.uid),
         "marked",
         format!(
             "a connection is on {} now, not by choice",

@@ -67,10 +67,12 @@ fn scramble() -> BumpId {
 
 #[test]
 fn what_is_not_carried_is_refused_at_its_place() {
-    let rule = |more| format!("[[rule]]\nbump = \"scramble\"\n{more}\n");
+    let rule = |more: &str| format!("[[rule]]\nbump = \"scramble\"\n{more}\n");
+    let ports: Vec<String> = (1..=257).map(|port| port.to_string()).collect();
+    let single = format!("dport = [{}]", ports.join(", "));
     for (error, line, word) in [
         (refusal("scheduler = \"blest\"", ""), 2, "scheduler"),
-        (refusal("", &rule("dport = \"1-1000\"")), 19, "combinations"),
+        (refusal("", &rule(&single)), 19, "combinations"),
     ] {
         assert!(error.starts_with(&format!("dibsd.toml:{line}:")), "{error}");
         assert!(
@@ -79,7 +81,7 @@ fn what_is_not_carried_is_refused_at_its_place() {
         );
         assert!(error.contains(word), "{error}");
     }
-    assert!(startup::check(&config("", &rule("dport = [80, \"8000-8100\"]"))).is_ok());
+    assert!(startup::check(&config("", &rule("dport = [80, \"1024-65535\"]"))).is_ok());
 }
 
 #[test]
@@ -101,7 +103,7 @@ fn the_node_is_told_of_paths_peers_and_addresses() {
         key.display()
     );
     let config = config(&file, "");
-    let node = startup::node_config(&config, &inventory()).unwrap();
+    let mut node = startup::node_config(&config, &inventory()).unwrap();
     let paths: Vec<_> = node
         .paths
         .iter()
@@ -110,6 +112,11 @@ fn the_node_is_told_of_paths_peers_and_addresses() {
     let down_as_yet = [(true, false, 1500), (false, false, 1500)];
     assert_eq!(paths, down_as_yet, "their sockets are not open");
     assert_eq!(node.peers.len(), 1);
+    let mut again = startup::node_config(&config, &inventory()).unwrap();
+    let mut pads = [[0; 32]; 2];
+    node.pads.fill(&mut pads[0]);
+    again.pads.fill(&mut pads[1]);
+    assert_ne!(pads[0], pads[1], "each start draws its own seed");
     assert_eq!(
         node.peers[0].public.as_bytes(),
         config.peers[0].public_key.as_bytes()
@@ -139,13 +146,15 @@ fn a_rule_of_the_file_becomes_each_combination() {
                 destination = [\"10.0.1.2/32\", \"fd00:1::/64\"]\n";
     let config = config("", rest);
     let rule = of_file(3, &config.rules[0], scramble(), morning()).unwrap();
-    let combinations: BTreeSet<(u16, String)> = rule
-        .classes
-        .iter()
-        .map(|class| (class.dport.unwrap(), class.destination.unwrap().to_string()))
-        .collect();
-    assert_eq!(combinations.len(), 6);
-    assert_eq!(rule.classes.len(), 6);
+    let shown = |class: &ClassRule| {
+        let destination = class.destination.unwrap().to_string();
+        (class.dport.unwrap().to_string(), destination)
+    };
+    let combinations: BTreeSet<(String, String)> = rule.classes.iter().map(shown).collect();
+    // A range is one.
+    assert_eq!(combinations.len(), 4);
+    assert_eq!(rule.classes.len(), 4);
+    assert!(combinations.contains(&("8000:8001".to_owned(), "fd00:1::/64".to_owned())));
     assert!(
         rule.classes
             .iter()
@@ -212,7 +221,7 @@ fn users_name_in_words_what_the_file_does() {
         let mut wanted = NewRule::new(Selector::All, "scramble");
         change(&mut wanted);
         let behind = |_: &str| Some(config.peers[0].addresses.clone());
-        of_user(FIRST_USER_RULE, &wanted, scramble(), morning(), behind)
+        of_user(FIRST_USER_RULE, &wanted, 0, scramble(), morning(), behind)
     };
     let made = make(|rule| {
         rule.terms.time = Some("08:00-18:00".to_owned());
@@ -268,6 +277,7 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
         of_user(
             FIRST_USER_RULE,
             &NewRule::new(Selector::Match(wanted), "scramble"),
+            0,
             scramble(),
             morning(),
             |name| (name == "server").then(|| config.peers[0].addresses.clone()),
@@ -351,4 +361,55 @@ fn settings_reach_the_kernel() {
     assert_eq!(wish.table_base, 7000);
     // Of a longer run the lowest six bits.
     assert_eq!(wish.marks.mask(), 0x3f00);
+}
+
+/// A rule that a user made, for connections to this port.
+fn made_by(by: u32, id: u64, bump: &str, change: impl FnOnce(&mut NewRule)) -> dibsd::rules::Rule {
+    let mut wanted = NewRule::new(
+        Selector::Match(Match {
+            dport: Some(80),
+            uid: (by != 0).then_some(by),
+            ..Match::default()
+        }),
+        bump,
+    );
+    change(&mut wanted);
+    of_user(id, &wanted, by, scramble(), morning(), |_| None).unwrap()
+}
+
+#[test]
+fn root_comes_before_members_of_the_group_whatever_their_priority() {
+    let mut rules = [
+        made_by(1000, 1000, "seal", |rule| rule.priority = i32::MAX),
+        made_by(0, 1001, "scramble", |rule| rule.priority = -5),
+        made_by(0, 1002, "scramble", |_| {}),
+        made_by(1000, 1003, "seal", |_| {}),
+    ];
+    rules.sort_by_key(dibsd::rules::Rule::order);
+    assert_eq!(rules.map(|rule| rule.id), [1002, 1001, 1000, 1003]);
+}
+
+#[test]
+fn root_displaces_members_and_they_displace_nobody() {
+    let displaced = |rule, other: &dibsd::rules::Rule| {
+        dibsd::rules::displaced(rule, std::slice::from_ref(other)).map(|gone| {
+            gone.into_iter()
+                .map(|(rule, _)| rule.id)
+                .collect::<Vec<_>>()
+        })
+    };
+    let require = |rule: &mut NewRule| rule.require = true;
+    let roots = made_by(0, 1000, "scramble", require);
+    let members = made_by(1000, 1001, "seal", require);
+    assert_eq!(displaced(&roots, &members), Ok(vec![1001]));
+    let why = "it requires another bump of some of the same connections as rule 1000, which puts them on \"scramble\"";
+    assert_eq!(displaced(&members, &roots), Err(why.to_owned()));
+    // What does not contradict stays.
+    let usual = made_by(1000, 1002, "seal", |_| {});
+    assert_eq!(displaced(&roots, &usual), Ok(vec![]));
+    // Of equals the one that is there stays.
+    let again = made_by(0, 1003, "seal", require);
+    assert!(displaced(&again, &roots).is_err());
+    let again = made_by(1000, 1004, "scramble", require);
+    assert!(displaced(&again, &members).is_err());
 }

@@ -135,7 +135,7 @@ pub(crate) enum RuleCommand {
         )]
         priority: i32,
     },
-    /// All rules, in the order in which they are tried
+    /// All rules, in the order in which they are tried; for others than root those of their own
     List,
     /// Delete a rule that `rule add` made
     Del {

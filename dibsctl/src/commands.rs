@@ -50,7 +50,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 Selector::Match(none) if none == Match::default() => Selector::All,
                 selector => selector,
             };
-            let rule = connect()?.add_rule(NewRule {
+            let made = connect()?.add_rule(NewRule {
                 selector,
                 terms: (*terms).into(),
                 bump,
@@ -58,9 +58,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 prefer,
                 priority,
             })?;
-            show(json, &rule, || {
-                format!("rule {}: {}\n", rule.id, render::rule(&rule))
-            })
+            show(json, &made, || render::made(&made))
         }
         Command::Rule(RuleCommand::List) => {
             let rules = connect()?.rules()?;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use dibs_control::{
     BumpInfo, Changed, ConnInfo, Event, Integrity, PathInfo, PathState, PeerInfo, PeerState,
-    RuleInfo, RuleOrigin, Status, Trust,
+    RuleInfo, RuleMade, RuleOrigin, Status, Trust,
 };
 
 use crate::table::Table;
@@ -22,6 +22,14 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
             Integrity::Off => "off",
         }
     );
+    text += &match &status.backstop.reason {
+        Some(reason) => format!(
+            "backstop {}: {}\n",
+            status.backstop.state,
+            printable(reason)
+        ),
+        None => format!("backstop {}\n", status.backstop.state),
+    };
     for warning in &status.warnings {
         text += &format!("warning: {}\n", printable(warning));
     }
@@ -117,6 +125,16 @@ pub(crate) fn changed(changed: &Changed, now: f64) -> String {
 /// `dport 80 uid 1000 -> scramble`
 pub(crate) fn rule(rule: &RuleInfo) -> String {
     printable(&format!("{} -> {}", rule_selector(rule), rule_bump(rule)))
+}
+
+/// A new rule, and those that gave way to it.
+pub(crate) fn made(made: &RuleMade) -> String {
+    let mut text = format!("rule {}: {}\n", made.rule.id, rule(&made.rule));
+    for gone in &made.displaced {
+        let (id, what) = (gone.id, rule(gone));
+        text += &format!("rule {id} gave way to it and is gone: {what}\n");
+    }
+    text
 }
 
 pub(crate) fn rules(rules: &[RuleInfo]) -> Table {
@@ -231,6 +249,10 @@ pub(crate) fn bumps(bumps: &[BumpInfo]) -> Table {
         let notes: Vec<_> = (bump.default.then(|| "default".to_owned()))
             .into_iter()
             .chain(shares.map(|(needed, shares)| format!("{needed} of {shares} shares")))
+            .chain(bump.answers.map(|answers| {
+                let what = if answers { "something" } else { "nothing" };
+                format!("{what} comes back by it")
+            }))
             .chain(bump.reason.clone())
             .collect();
         [

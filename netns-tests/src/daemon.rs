@@ -9,14 +9,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use dibs_config::PrivateKey;
-use dibs_lab::{Host, Process};
+use dibs_lab::{HANG, Host, Process};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::programs;
 
-/// What any answer of the daemon may take, handshakes with a peer that was away included.
-pub const SOON: Duration = Duration::from_secs(20);
+/// What any answer of the daemon may take, handshakes with a peer that was away included; only one that hangs
+/// takes as long.
+pub const SOON: Duration = HANG;
 
 /// Between two looks that start a program each: less would take the processor from those who are
 /// waited for.
@@ -272,6 +273,16 @@ impl Node {
         self.host.spawn(command)?.output(SOON)
     }
 
+    /// Adds lines to the configuration that the next daemon reads.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written.
+    pub fn configure_more(&self, lines: &str) -> Result<()> {
+        let file = self.directory().join("dibsd.toml");
+        let config = std::fs::read_to_string(file).context("configuration")?;
+        self.configure(&(config + lines))
+    }
+
     /// Follows the daemon's events from now on; they are on standard output.
     ///
     /// # Errors
@@ -330,12 +341,17 @@ impl Node {
         named(&paths, name).cloned().context("no such path")
     }
 
-    /// A counter of `status`.
+    /// A counter of `status`, as it is now: those of the kernel are kept for a second.
     ///
     /// # Errors
     /// If it does not exist.
     pub fn counter(&self, name: &str) -> Result<u64> {
-        let status = self.ctl(&["status"])?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+        let mut status = Value::Null;
+        wait("the kernel's counters", || {
+            status = self.ctl(&["status"]).unwrap_or_default();
+            status["counted"].as_f64().is_some_and(|at| at >= since)
+        })?;
         let count = status["counters"][name].as_u64();
         count.with_context(|| format!("no counter {name}: {status:#}"))
     }

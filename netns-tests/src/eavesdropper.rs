@@ -8,8 +8,7 @@ use dibs_lab::{Capture, Host, Packet, Recording};
 
 use crate::plaintext::Plaintext;
 
-/// Recordings of both links in progress. Begun before there is traffic: mapping the memory of one holds
-/// up a thread that fills another, and packets are missed.
+/// Recordings of both links in progress.
 #[derive(Debug)]
 pub struct Eavesdropper {
     eth: Capture,

@@ -5,21 +5,33 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_config::PublicKey;
+use dibs_config::{PrivateKey, PublicKey};
 use dibs_core::bump;
-use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::node::{ControlError, Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
 use dibs_core::session::{self, Integrity, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
-use dibs_wire::virtio;
+use dibs_lab::Host;
+use dibs_wire::packet::TCP;
+use dibs_wire::{checksum, virtio};
 
 use crate::daemon::SOON;
 use crate::{Net, daemon};
 
-/// The hostile daemon, in the place of `a`'s, on the trusted link.
+/// The hostile daemon: in the place of `a`'s, on the trusted link, or elsewhere.
 pub struct HostilePeer {
     node: Node,
     socket: UdpSocket,
     began: Instant,
+    /// Messages of the daemon.
+    heard: Vec<Vec<u8>>,
+}
+
+/// Who it is, and whom it calls.
+struct Identity {
+    private: Box<StaticSecret>,
+    own: SocketAddr,
+    peer: session::PublicKey,
+    at: SocketAddr,
 }
 
 impl HostilePeer {
@@ -28,11 +40,41 @@ impl HostilePeer {
     /// # Errors
     /// If no session comes about.
     pub fn connect(net: &Net) -> Result<Self> {
-        let own = "10.0.1.1:5300";
-        let socket = net.a.host.in_ns(|| UdpSocket::bind(own)).context(own)?;
+        let identity = Identity {
+            private: Box::new(StaticSecret::from(*net.a.private_key()?.as_bytes())),
+            own: "10.0.1.1:5300".parse()?,
+            peer: public_key(&net.b)?,
+            at: "10.0.1.2:5300".parse()?,
+        };
+        Self::between(&net.a.host, identity)
+    }
+
+    /// A peer of its own key, at this address of [`intruder`](Net::intruder), which connects to the daemon of
+    /// `a`.
+    ///
+    /// # Errors
+    /// If no session comes about.
+    pub fn guest(net: &Net, host: &Host, own: SocketAddr, key: &PrivateKey) -> Result<Self> {
+        let identity = Identity {
+            private: Box::new(StaticSecret::from(*key.as_bytes())),
+            own,
+            peer: public_key(&net.a)?,
+            at: "10.0.3.1:5300".parse()?,
+        };
+        Self::between(host, identity)
+    }
+
+    fn between(host: &Host, identity: Identity) -> Result<Self> {
+        let Identity {
+            private,
+            own,
+            peer,
+            at,
+        } = identity;
+        let socket = host.in_ns(|| UdpSocket::bind(own));
+        let socket = socket.with_context(|| own.to_string())?;
         socket.set_read_timeout(Some(Duration::from_millis(1)))?;
         let everything = |any: IpAddr| Prefix::new(any, 0).context("a prefix without bits");
-        let PublicKeys { private, public } = keys(net)?;
         let config = NodeConfig {
             private,
             suite: Suite::for_this_cpu(),
@@ -41,30 +83,51 @@ impl HostilePeer {
                 trusted: true,
                 mtu: 1500,
                 up: true,
-                addresses: vec!["10.0.1.1".parse()?],
+                addresses: vec![own.ip()],
             }],
             peers: vec![PeerConfig {
-                public,
+                public: peer,
                 preshared: None,
                 prefixes: vec![everything([0; 4].into())?, everything([0; 16].into())?],
-                endpoints: vec![(0, "10.0.1.2:5300".parse()?)],
+                accept: vec![Opening::ANY],
+                endpoints: vec![(0, at)],
             }],
             addresses: Vec::new(),
+            reachable: Vec::new(),
             gateway: Vec::new(),
             trusted_share: 0.05,
             bumps: bump::ordinary(),
+            pads: bump::Pads::new(&[43; 32]),
             hold_without_trusted: true,
         };
         let mut peer = Self {
-            node: Node::new(Time::ZERO, config, [42; 32])?,
+            node: Node::new(Time::ZERO, config, [own.port() as u8; 32])?,
             socket,
             began: Instant::now(),
+            heard: Vec::new(),
         };
         while !peer.node.paths().iter().any(|path| path.state == "active") {
             ensure!(peer.began.elapsed() < SOON, "no session comes about");
             peer.work()?;
         }
         Ok(peer)
+    }
+
+    /// Sends a message to the daemon, or has it wait for its turn; false if too many do.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn say(&mut self, message: &[u8]) -> Result<bool> {
+        let said = self.node.send_control(self.now(), 0, message);
+        match said {
+            Err(ControlError::TooMany) => Ok(false),
+            said => Ok(said.map(|()| true)?),
+        }
+    }
+
+    /// The messages of the daemon since it was last asked for them.
+    pub fn heard(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.heard)
     }
 
     /// Sends an IP packet for `b`'s TUN.
@@ -81,7 +144,7 @@ impl HostilePeer {
         self.work()
     }
 
-    /// Sends and receives what there is.
+    /// Sends what there is, and receives a datagram.
     ///
     /// # Errors
     /// Those of the socket.
@@ -107,26 +170,18 @@ impl HostilePeer {
         while let Some(injection) = self.node.poll_injection() {
             self.node.recycle(injection);
         }
-        while self.node.poll_event().is_some() {}
+        while let Some(event) = self.node.poll_event() {
+            if let Event::Control { peer, bytes } = event {
+                self.node.control_done(peer);
+                self.heard.push(bytes);
+            }
+        }
         Ok(())
     }
 
     fn now(&self) -> Time {
         Time::ZERO + self.began.elapsed()
     }
-}
-
-struct PublicKeys {
-    private: StaticSecret,
-    public: session::PublicKey,
-}
-
-/// The private key of `a`, the public one of `b`.
-fn keys(net: &Net) -> Result<PublicKeys> {
-    Ok(PublicKeys {
-        private: StaticSecret::from(*net.a.private_key()?.as_bytes()),
-        public: public_key(&net.b)?,
-    })
 }
 
 /// What everybody knows of a host who has its public key.
@@ -145,7 +200,7 @@ pub fn public_key(node: &daemon::Node) -> Result<session::PublicKey> {
 pub fn strangers_calls(to: &daemon::Node, number: usize) -> Result<Vec<Vec<u8>>> {
     let mut rng = session::SeededRandom::new([7; 32]);
     let config = session::Config {
-        private: StaticSecret::from([77; 32]),
+        private: Box::new(StaticSecret::from([77; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
     };
@@ -158,31 +213,30 @@ pub fn strangers_calls(to: &daemon::Node, number: usize) -> Result<Vec<Vec<u8>>>
     Ok(calls.collect())
 }
 
-/// An IPv4 UDP packet, as it is inside a bump.
-pub fn udp_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
+/// An IPv4 packet with a TCP segment as it is inside a bump: signed (RFC 2385), so that nobody may cut it.
+pub fn signed_segment(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(src), IpAddr::V4(dst)) = (from.ip(), to.ip()) else {
         panic!("IPv4 addresses, not {from} and {to}");
     };
-    let udp = 8 + payload.len() as u16;
+    let mut tcp = Vec::new();
+    tcp.extend(from.port().to_be_bytes());
+    tcp.extend(to.port().to_be_bytes());
+    // Numbers, a header of 40 bytes, ACK, window; no checksum as yet, not urgent; the option behind two NOPs.
+    tcp.extend([
+        0, 0, 0, 1, 0, 0, 0, 1, 0xa0, 0x10, 1, 0, 0, 0, 0, 0, 1, 1, 19, 18,
+    ]);
+    tcp.extend([7; 16]);
+    tcp.extend(payload);
+    let pseudo = checksum::pseudo_header(from.ip(), to.ip(), TCP, tcp.len());
+    let sum = !checksum::fold(pseudo + checksum::sum(&tcp));
+    tcp[16..18].copy_from_slice(&sum.to_be_bytes());
     let mut packet = vec![0x45, 0];
-    packet.extend((20 + udp).to_be_bytes());
-    packet.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+    packet.extend((20 + tcp.len() as u16).to_be_bytes());
+    packet.extend([0, 0, 0, 0, 64, TCP, 0, 0]);
     packet.extend(src.octets());
     packet.extend(dst.octets());
-    let sum: u32 = packet
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|word| u32::from(u16::from_be_bytes(*word)))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
-    packet[10..12].copy_from_slice(&checksum.to_be_bytes());
-    packet.extend(from.port().to_be_bytes());
-    packet.extend(to.port().to_be_bytes());
-    packet.extend(udp.to_be_bytes());
-    // No UDP checksum (RFC 768).
-    packet.extend([0, 0]);
-    packet.extend(payload);
+    let sum = !checksum::fold(checksum::sum(&packet));
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.extend(tcp);
     packet
 }

@@ -30,7 +30,7 @@ pub fn state(host: &Host) -> Result<Vec<String>> {
         let mut lines: Vec<String> = host
             .run(list)?
             .lines()
-            .map(|line| format!("{list}: {}", line.trim_end()))
+            .map(|line| format!("{list}: {}", lasting(line)))
             .collect();
         lines.sort();
         state.extend(lines);
@@ -48,6 +48,14 @@ pub fn state(host: &Host) -> Result<Vec<String>> {
         state.push(format!("conntrack: {}", lasting.join(" ")));
     }
     Ok(state)
+}
+
+/// A line of ip(8) without what the kernel changes by itself: it learns a moment later that the other end of an
+/// interface is up, and what it says of the interface's routes follows.
+fn lasting(line: &str) -> String {
+    let words = line.split_ascii_whitespace();
+    let words: Vec<&str> = words.filter(|&word| word != "linkdown").collect();
+    words.join(" ")
 }
 
 /// The connections with a mark, as conntrack(8) lists them.
@@ -72,15 +80,19 @@ pub fn marked(host: &Host) -> Result<Vec<String>> {
 /// # Errors
 /// If the kernel does not count them.
 pub fn too_old(host: &Host) -> Result<u64> {
-    let counters = host.run("cat /proc/net/netstat")?;
+    Ok(counted(host, "PAWSEstab")? + counted(host, "TSEcrRejected")?)
+}
+
+/// One of the counters of the host's TCP (`TcpExt` in /proc/net/netstat).
+///
+/// # Errors
+/// If there is none of this name.
+pub fn counted(host: &Host, name: &str) -> Result<u64> {
+    let counters = host.in_ns(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))?;
     let mut lines = counters.lines();
     let (names, values) = lines.next().zip(lines.next()).context("no counters")?;
-    let counted = names.split(' ').zip(values.split(' '));
-    ["PAWSEstab", "TSEcrRejected"]
-        .iter()
-        .try_fold(0, |sum, wanted| {
-            let found = counted.clone().find(|(name, _)| name == wanted);
-            let (_, count) = found.with_context(|| format!("no {wanted}: {names}"))?;
-            Ok(sum + count.parse::<u64>()?)
-        })
+    let mut counted = names.split(' ').zip(values.split(' '));
+    let found = counted.find(|(of, _)| *of == name);
+    let (_, count) = found.with_context(|| format!("no {name}: {names}"))?;
+    Ok(count.parse()?)
 }

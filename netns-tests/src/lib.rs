@@ -23,11 +23,14 @@ mod dice;
 pub mod eavesdropper;
 pub mod hostile;
 pub mod kernel;
+pub mod member;
 pub mod plaintext;
 pub mod programs;
 pub mod topology;
 pub mod traffic;
 pub mod vpn;
+
+use std::io::Write as _;
 
 use anyhow::Result;
 
@@ -41,6 +44,18 @@ pub use topology::{Net, Setup};
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
     programs::build();
     dibs_lab::isolated(body);
+}
+
+/// As [`isolated`], for tests with users besides root, whom only namespaces that root makes have: elsewhere
+/// the test says that it did not run.
+pub fn isolated_with_users<F: FnOnce() -> Result<()>>(body: F) {
+    if !nix::unistd::geteuid().is_root() {
+        // Past the harness, which shows only the words of tests that fail.
+        let name = std::any::type_name::<F>();
+        let _ = writeln!(std::io::stderr(), "{name} DID NOT RUN: it needs root");
+        return;
+    }
+    isolated(body);
 }
 
 /// As [`isolated`], while no other test of this binary runs: for what leaves others little of the processors.

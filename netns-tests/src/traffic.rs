@@ -8,14 +8,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use dibs_lab::{Host, wait_for, wait_until};
+use dibs_lab::{HANG, Host, wait_for, wait_until};
+use nix::unistd::{Uid, geteuid, setfsuid};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::plaintext::Plaintext;
 
-/// How long a connection may stand still. TCP doubles its timeouts while nobody answers: after 10
-/// seconds of silence the next attempt may be 10 more away.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// How long a connection may stand still. TCP doubles its timeouts while nobody answers: after 30
+/// seconds of silence the next attempt may be 30 more away.
+const PATIENCE: Duration = HANG;
 /// Bytes per read and write.
 const CHUNK: usize = 16 << 10;
 
@@ -84,15 +85,6 @@ impl Talk {
     /// # Errors
     /// If they do not, or are not those sent.
     pub fn advance(&self, bytes: u64) -> Result<()> {
-        self.advance_within(bytes, PATIENCE)
-    }
-
-    /// As [`advance`](Self::advance), within a time: what can be seen of a connection that stands still is
-    /// gone once it goes on.
-    ///
-    /// # Errors
-    /// If they do not, or are not those sent.
-    pub fn advance_within(&self, bytes: u64, limit: Duration) -> Result<()> {
         let from = self.received();
         let advanced = || {
             let now = self.received();
@@ -100,40 +92,10 @@ impl Talk {
         };
         let broken = || self.readers.iter().any(JoinHandle::is_finished);
         let what = format!("{bytes} bytes each way");
-        wait_until(limit, &what, || advanced() || broken())
+        wait_until(PATIENCE, &what, || advanced() || broken())
             .with_context(|| format!("received {from:?}, then {:?}", self.received()))?;
         ensure!(advanced(), "the connection broke at {:?}", self.received());
         Ok(())
-    }
-
-    /// Waits until more than `before` has arrived, and returns how long after `since` that was for each
-    /// direction; at most `limit`.
-    ///
-    /// # Errors
-    /// If it does not, or the bytes are not those sent.
-    pub fn moves_after(
-        &self,
-        before: [u64; 2],
-        since: Instant,
-        limit: Duration,
-    ) -> Result<[Duration; 2]> {
-        let mut took = [None; 2];
-        let broken = || self.readers.iter().any(JoinHandle::is_finished);
-        let left = limit.saturating_sub(since.elapsed());
-        wait_until(left, "new bytes each way", || {
-            let received = self.received();
-            for (at, took) in took.iter_mut().enumerate() {
-                if took.is_none() && received[at] > before[at] {
-                    *took = Some(since.elapsed());
-                }
-            }
-            took.iter().all(Option::is_some) || broken()
-        })
-        .with_context(|| format!("received {before:?}, then {:?}", self.received()))?;
-        match took {
-            [Some(client), Some(server)] => Ok([client, server]),
-            _ => bail!("the connection broke at {:?}", self.received()),
-        }
     }
 
     /// Waits for a time in which nothing arrives in either direction.
@@ -249,6 +211,20 @@ pub fn connect_from(
     to: &Host,
     server: SocketAddr,
 ) -> Result<(TcpStream, TcpStream)> {
+    connect_as(geteuid(), port, from, to, server)
+}
+
+/// As [`connect_from`]; the socket is of this user.
+///
+/// # Errors
+/// If it does not come about.
+pub fn connect_as(
+    uid: Uid,
+    port: u16,
+    from: &Host,
+    to: &Host,
+    server: SocketAddr,
+) -> Result<(TcpStream, TcpStream)> {
     let listener = to
         .in_ns(|| TcpListener::bind(server))
         .with_context(|| format!("listen at {server}"))?;
@@ -258,6 +234,7 @@ pub fn connect_from(
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let near = from.in_ns(|| -> std::io::Result<TcpStream> {
+        setfsuid(uid);
         let socket = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
         socket.set_reuse_address(port != 0)?;
         socket.bind(&SocketAddr::new(any, port).into())?;

@@ -26,6 +26,13 @@ pub fn openvpn(net: &Net) -> Result<Tunnel> {
     Ok(tunnel)
 }
 
+/// Starts OpenVPN as it comes: it drops what goes to its own far end. Its device is there, and seems ready.
+pub fn openvpn_as_it_comes(net: &Net) -> Result<Tunnel> {
+    let tunnel = baseline::openvpn_as_it_comes((&net.a.host, at(1)), (&net.b.host, at(2)))?;
+    seen(net)?;
+    Ok(tunnel)
+}
+
 /// Starts wireguard-go; its device can be used then.
 pub fn wireguard_go(net: &Net) -> Result<Tunnel> {
     let program = Path::new("wireguard-go");

@@ -1,8 +1,9 @@
 //! The shapes of single values.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use dibs_core::node::{Opening, Place};
 use ipnet::IpNet;
 
 use crate::table::Wrong;
@@ -75,6 +76,42 @@ pub(crate) fn port_range(text: &str) -> Result<PortRange, Wrong> {
             "a port is 80, a range \"8000-8010\", several [80, \"8000-8010\"]",
         )),
     }
+}
+
+/// `22`, `8000-8010`, `10.0.1.1:22`, `[fd00::1]:8000-8010`, `paths` or `any`.
+pub(crate) fn opening(text: &str) -> Result<Opening, Wrong> {
+    let (place, ports) = match text {
+        "paths" => return Ok(Opening::PATHS),
+        "any" => return Ok(Opening::ANY),
+        _ => match text.rsplit_once(':') {
+            Some((address, ports)) => (address_of(address).map(Place::Address), ports),
+            None => (Some(Place::Paths), text),
+        },
+    };
+    match (place, port_range(ports)) {
+        (Some(place), Ok(PortRange { first, last })) => Ok(Opening { place, first, last }),
+        _ => Err(Wrong::new(
+            format!(
+                "\"{}\" is nothing that a peer may open",
+                text.escape_debug()
+            ),
+            "write \"22\" or \"8000-8010\" for ports at the addresses of the paths' interfaces, \"10.9.0.1:22\" or \
+             \"[fd00::1]:22\" for another address, \"paths\" for all ports of the former, \"any\" for everything",
+        )),
+    }
+}
+
+/// `10.0.1.1` or `[fd00::1]`: a host's, as connections use it.
+fn address_of(text: &str) -> Option<IpAddr> {
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
+    let address: IpAddr = match bare {
+        Some(text) => text.parse::<Ipv6Addr>().ok()?.into(),
+        None => text.parse::<Ipv4Addr>().ok()?.into(),
+    };
+    let usable = !(address.is_loopback() || address.is_unspecified() || address.is_multicast());
+    usable.then_some(address)
 }
 
 /// `08:00-18:00`

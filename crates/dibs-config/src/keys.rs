@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -41,6 +41,16 @@ pub enum KeyFileError {
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+    },
+    /// Somebody else's: he can read it, and put another key there.
+    #[error("key file {} belongs to uid {owner}, who is neither root nor the user that reads it (uid {reader}); chown it to that user", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// The effective uid of this process.
+        reader: u32,
     },
     /// A directory, device or the like.
     #[error("key file {} is not a file", path.display())]
@@ -95,24 +105,24 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// An X25519 private key, wiped when dropped.
+/// An X25519 private key, wiped when dropped; in a box, as what moves about leaves copies behind.
 #[derive(Clone)]
-pub struct PrivateKey(StaticSecret);
+pub struct PrivateKey(Box<StaticSecret>);
 
 impl PrivateKey {
     /// A new key out of the system's generator.
     pub fn generate() -> Self {
-        PrivateKey(StaticSecret::from(*random()))
+        PrivateKey(Box::new(StaticSecret::from(*random())))
     }
 
     /// The key that the base64 in `text` stands for.
     pub fn from_base64(text: &str) -> Result<Self, KeyError> {
-        Ok(PrivateKey(StaticSecret::from(*decode(text)?)))
+        Ok(PrivateKey(Box::new(StaticSecret::from(*decode(text)?))))
     }
 
     /// The public key that belongs to it.
     pub fn public(&self) -> PublicKey {
-        PublicKey(x25519_dalek::PublicKey::from(&self.0).to_bytes())
+        PublicKey(x25519_dalek::PublicKey::from(&*self.0).to_bytes())
     }
 
     /// The key's bytes; clamping is X25519's business.
@@ -152,12 +162,12 @@ impl PresharedKey {
     }
 }
 
-/// Reads a private key from a file that only its owner may access.
+/// Reads a private key from a file that only its owner may access, who is root or the user that this process runs as.
 pub fn read_private_key(path: &Path) -> Result<PrivateKey, KeyFileError> {
     read(path, PrivateKey::from_base64)
 }
 
-/// Reads a preshared key from a file that only its owner may access.
+/// Reads a preshared key from a file of the same kind.
 pub fn read_preshared_key(path: &Path) -> Result<PresharedKey, KeyFileError> {
     read(path, PresharedKey::from_base64)
 }
@@ -180,6 +190,14 @@ fn read<K>(path: &Path, parse: fn(&str) -> Result<K, KeyError>) -> Result<K, Key
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
         return Err(KeyFileError::Exposed { path, mode });
+    }
+    let (owner, reader) = (metadata.uid(), nix::unistd::geteuid().as_raw());
+    if ![0, reader].contains(&owner) {
+        return Err(KeyFileError::Foreign {
+            path,
+            owner,
+            reader,
+        });
     }
     // Full capacity from the start: a growing buffer leaves copies of the key behind.
     const LIMIT: usize = 256;
@@ -277,6 +295,33 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// Whoever owns the file could replace the key by his own, and be this host.
+    #[test]
+    fn key_files_of_other_users_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, format!("{PRIVATE}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(read_private_key(&path).is_ok() && read_preshared_key(&path).is_ok());
+        if std::os::unix::fs::chown(&path, Some(1234), None).is_err() {
+            eprintln!("NOT TESTED: a file of another user, which only root can make");
+            return;
+        }
+        let reader = nix::unistd::geteuid().as_raw();
+        for error in [
+            read_private_key(&path).err(),
+            read_preshared_key(&path).err(),
+        ] {
+            let said = error.expect("it is refused").to_string();
+            let expected = format!(
+                "key file {} belongs to uid 1234, who is neither root nor the user that reads it (uid {reader}); \
+                 chown it to that user",
+                path.display()
+            );
+            assert_eq!(said, expected);
         }
     }
 

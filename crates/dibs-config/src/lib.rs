@@ -17,6 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use dibs_core::bump::Bump;
+use dibs_core::node::Opening;
 use ipnet::IpNet;
 
 pub use check::{DaySpan, PortRange};
@@ -153,6 +154,9 @@ pub struct PeerConfig {
     pub addresses: Vec<IpNet>,
     /// Where the peer listens, by name of a local path. A missing path waits to be called.
     pub endpoints: Vec<(String, SocketAddr)>,
+    /// What the peer may open here: at the addresses of the paths' interfaces and the networks behind this host
+    /// if nothing is said, and nothing if the list is empty.
+    pub accept: Vec<Opening>,
 }
 
 /// A bump: built in, or a `[[bump]]`.

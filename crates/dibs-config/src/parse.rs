@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use dibs_core::node::{Opening, Place};
 use ipnet::IpNet;
 
 use crate::bumps;
@@ -34,6 +35,7 @@ const PEER: &[&str] = &[
     "public_key",
     "preshared_key_file",
     "addresses",
+    "accept",
     "endpoints",
 ];
 const RULE: &[&str] = &[
@@ -316,7 +318,16 @@ fn peers(tables: Vec<Table<'_>>, paths: &[PathConfig]) -> Result<Vec<PeerConfig>
             Some(value) => endpoints(value.table("[peer.endpoints]", &[])?, paths)?,
             None => Vec::new(),
         };
+        let accept = match table.take("accept") {
+            Some(value) if value.is_empty_list() => Vec::new(),
+            Some(value) => {
+                let openings = value.one_or_many()?;
+                openings.iter().map(opening).collect::<Result<_, _>>()?
+            }
+            None => vec![Opening::PATHS],
+        };
         peers.push(PeerConfig {
+            accept,
             name,
             public_key,
             preshared_key_file,
@@ -325,6 +336,19 @@ fn peers(tables: Vec<Table<'_>>, paths: &[PathConfig]) -> Result<Vec<PeerConfig>
         });
     }
     Ok(peers)
+}
+
+/// `22`, or what [`check::opening`] reads.
+fn opening(value: &Value<'_>) -> Result<Opening, Error> {
+    if value.is_string() {
+        return value.parse(check::opening);
+    }
+    let port = port(value)?;
+    Ok(Opening {
+        place: Place::Paths,
+        first: port,
+        last: port,
+    })
 }
 
 fn endpoints(

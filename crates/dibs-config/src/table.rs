@@ -225,6 +225,10 @@ impl<'a> Value<'a> {
         )))
     }
 
+    pub(crate) fn is_empty_list(&self) -> bool {
+        matches!(&self.value, DeValue::Array(array) if array.is_empty())
+    }
+
     pub(crate) fn is_string(&self) -> bool {
         self.value.is_str()
     }

@@ -4,6 +4,7 @@ use dibs_config::{
     Config, Error, Fail, Integrity, Invalid, Level, OnTrustedDown, Scheduler, Trust, load, parse,
 };
 use dibs_core::bump::{KINDS, Method, Padding};
+use dibs_core::node::Opening;
 
 const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
 const KEY2: &str = "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=";
@@ -581,6 +582,59 @@ fn peers_share_neither_key_nor_name_nor_prefix() {
         let message = fault(&text).to_string();
         assert!(message.contains(part), "{message}");
     }
+}
+
+/// What a peer may open, and what is no such thing.
+#[test]
+fn peers_open_what_the_file_names() {
+    let addresses = "addresses = [\"10.0.1.2/32\"]";
+    let accept = |value: &str| {
+        let text = contract().replacen(addresses, &format!("{addresses}\naccept = {value}"), 1);
+        let openings = good(&text).peers[0].accept.clone();
+        openings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(good(&contract()).peers[0].accept, [Opening::PATHS]);
+    assert_eq!(accept("[]"), [""; 0]);
+    assert_eq!(accept("22"), ["22"]);
+    assert_eq!(accept("\"any\""), ["any"]);
+    let all = "[\"paths\", 80, \"8000-8010\", \"172.17.0.1:53\", \"[fd00::1]:1-9\"]";
+    let expected = ["paths", "80", "8000-8010", "172.17.0.1:53", "[fd00::1]:1-9"];
+    assert_eq!(accept(all), expected);
+
+    for bad in [
+        "22x",
+        "",
+        "0",
+        "10-9",
+        "10.0.1.1",
+        "10.0.1.1:",
+        "10.0.1:22",
+        "fd00::1:22",
+        "[fd00::1]",
+        "[10.0.1.1]:22",
+        "127.0.0.1:22",
+        "[::1]:22",
+        "0.0.0.0:22",
+        "224.0.0.1:5",
+        "all",
+        "eth:22",
+    ] {
+        let said = refused(addresses, &format!("{addresses}\naccept = [\"{bad}\"]"));
+        assert!(said.starts_with("31:"), "{bad}: {said}");
+        assert!(
+            said.contains("nothing that a peer may open"),
+            "{bad}: {said}"
+        );
+    }
+    for bad in ["0", "[65536]", "true", "[[22]]"] {
+        let said = refused(addresses, &format!("{addresses}\naccept = {bad}"));
+        assert!(
+            said.starts_with("31:") && said.contains("accept"),
+            "{bad}: {said}"
+        );
+    }
+    let said = refused(addresses, &format!("{addresses}\naccepts = [22]"));
+    assert!(said.contains("accept"), "{said}");
 }
 
 #[test]

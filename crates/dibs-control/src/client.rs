@@ -10,7 +10,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::codec::{LineBuffer, MAX_REPLY, decode_reply, encode_request};
 use crate::{
     BumpInfo, Changed, ConnInfo, Event, Failure, NewRule, PathInfo, PeerInfo, Reply, Request,
-    RuleId, RuleInfo, Selector, Status,
+    RuleId, RuleInfo, RuleMade, Selector, Status,
 };
 
 /// How long the daemon has for an answer. `enable` waits for the peer, so this is longer than the
@@ -114,7 +114,9 @@ impl Client {
     pub fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
         request.check()?;
         let sent = self.stream.write_all(encode_request(request).as_bytes());
-        sent.map_err(|error| self.place().error(error))?;
+        if let Err(error) = sent {
+            return Err(self.farewell().unwrap_or(self.place().error(error)));
+        }
         loop {
             match self.answer(Some(Instant::now() + self.timeout))? {
                 Reply::Progress { done, of } => {
@@ -158,7 +160,7 @@ impl Client {
     }
 
     /// [`Request::RuleAdd`]
-    pub fn add_rule(&mut self, rule: NewRule) -> Result<RuleInfo, ClientError> {
+    pub fn add_rule(&mut self, rule: NewRule) -> Result<RuleMade, ClientError> {
         match self.request(&Request::RuleAdd(rule))? {
             Reply::Rule(rule) => Ok(rule),
             other => Err(self.unexpected(&other)),
@@ -226,6 +228,14 @@ impl Client {
         match self.request(request)? {
             Reply::Done => Ok(()),
             other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Why a daemon that takes nothing any more closed, if it said so.
+    fn farewell(&mut self) -> Option<ClientError> {
+        match self.answer(Some(Instant::now() + self.timeout)) {
+            Err(said @ ClientError::Refused(_)) => Some(said),
+            _ => None,
         }
     }
 

@@ -2,6 +2,7 @@
 //! there, null where nothing is known. Times are seconds since 1970, byte counts are of payload.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
@@ -32,6 +33,51 @@ pub struct Status {
     pub connections: u64,
     /// What was counted since the start, drops by reason among it.
     pub counters: BTreeMap<String, u64>,
+    /// When those of the kernel's chains were read, which are kept for a second.
+    #[serde(default)]
+    pub counted: Option<f64>,
+    /// What keeps connections in when others flush the firewall.
+    pub backstop: BackstopInfo,
+}
+
+/// The table of nftables that is the daemon's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackstopInfo {
+    /// How it stands.
+    pub state: BackstopState,
+    /// Why it does not stand.
+    pub reason: Option<String>,
+}
+
+/// See [`BackstopInfo::state`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BackstopState {
+    /// There is nothing to keep in.
+    Idle,
+    /// Nobody else can change it, and it outlives the daemon.
+    Lasting,
+    /// Nobody else can change it as long as the daemon runs, and it goes with the daemon.
+    WhileRunning,
+    /// It withstands iptables, but not `nft flush ruleset`.
+    Shared,
+    /// This kernel has no nftables.
+    Missing,
+    /// The kernel refused it, or some of it; it is tried again.
+    Failed,
+}
+
+impl fmt::Display for BackstopState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BackstopState::Idle => "idle",
+            BackstopState::Lasting => "lasting",
+            BackstopState::WhileRunning => "while_running",
+            BackstopState::Shared => "shared",
+            BackstopState::Missing => "missing",
+            BackstopState::Failed => "failed",
+        })
+    }
 }
 
 /// See [`Status::integrity`].
@@ -55,6 +101,9 @@ pub struct PeerInfo {
     pub public_key: String,
     /// The hosts behind it.
     pub addresses: Vec<IpNet>,
+    /// What it may open here, as the configuration says it.
+    #[serde(default)]
+    pub accept: Vec<String>,
     /// When the session was established.
     pub since: Option<f64>,
     /// Datagram bytes over all paths.
@@ -203,6 +252,9 @@ pub struct BumpInfo {
     pub default: bool,
     /// Live connections on it.
     pub connections: u64,
+    /// Of kind "device": whether anything comes back by it, as far as the connections on it show. None: nobody
+    /// knows, for nothing was sent.
+    pub answers: Option<bool>,
     /// Why it cannot be asked for now.
     pub reason: Option<String>,
 }
@@ -227,6 +279,26 @@ pub struct RuleInfo {
     /// What it selects by: keys as in the configuration (`dport`, `uid`, `time`, ...), values as
     /// written. Empty: all.
     pub selector: BTreeMap<String, String>,
+}
+
+/// What `rule add` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleMade {
+    /// The new rule.
+    #[serde(flatten)]
+    pub rule: RuleInfo,
+    /// Rules of members of the group that contradicted one of root's, and are gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<RuleInfo>,
+}
+
+impl From<RuleInfo> for RuleMade {
+    fn from(rule: RuleInfo) -> Self {
+        Self {
+            rule,
+            displaced: Vec::new(),
+        }
+    }
 }
 
 /// See [`RuleInfo::origin`].

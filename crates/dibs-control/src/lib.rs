@@ -6,6 +6,9 @@
 //! requests, one after the other. [`Request::Events`] ends that: it is answered by `{"ok":"following"}`,
 //! then by one `{"ok":{"event":...}}` for each event until one side closes.
 //!
+//! The daemon closes where it has to bound something: more clients of a user than it serves, one that asks
+//! nothing for long, or does not read its answers. It says so first, by an error that nobody asked for.
+//!
 //! The codec ([`decode_request`], [`encode_reply`], [`LineBuffer`]) does no IO, so that the daemon
 //! can drive it from any runtime; [`Client`] blocks, with a timeout. The JSON keys of the `*Info`
 //! types are what `dibsctl --json` prints: they stay.
@@ -21,8 +24,9 @@ pub use codec::{
     encode_reply, encode_request,
 };
 pub use info::{
-    BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, Integrity, PathInfo, PathState, PeerInfo,
-    PeerState, RuleInfo, RuleOrigin, Skipped, Status, Trust,
+    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, Integrity,
+    PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin, Skipped, Status,
+    Trust,
 };
 pub use selector::{Match, Selector, Terms};
 use serde::{Deserialize, Serialize};
@@ -96,7 +100,8 @@ pub struct NewRule {
     /// Whether they are plain while there is no session.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prefer: bool,
-    /// Of rules that select the same connection, the one with the highest decides, then the oldest.
+    /// Of rules that select the same connection, the one with the highest decides, then the oldest; those
+    /// of root and of the file before those of others.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i32,
 }
@@ -165,7 +170,7 @@ pub enum Reply {
     /// To [`Request::Enable`] and [`Request::Disable`].
     Changed(Changed),
     /// To [`Request::RuleAdd`].
-    Rule(RuleInfo),
+    Rule(RuleMade),
     /// To [`Request::RuleList`].
     Rules(Vec<RuleInfo>),
     /// To [`Request::PathList`].

@@ -43,7 +43,7 @@ impl Fake {
     }
 
     fn client(&self) -> Client {
-        Client::connect_timeout(&self.socket(), Duration::from_secs(10)).unwrap()
+        Client::connect_timeout(&self.socket(), Duration::from_secs(120)).unwrap()
     }
 
     fn end(self) {
@@ -178,13 +178,14 @@ fn a_silent_daemon_runs_into_the_timeout() {
 #[test]
 fn a_daemon_that_tells_of_progress_has_longer() {
     static TOLD: AtomicU64 = AtomicU64::new(0);
-    let timeout = Duration::from_secs(2);
+    let timeout = Duration::from_secs(5);
     let fake = Fake::new(move |mut stream| {
         read_line(&stream);
-        for done in 1..=3 {
-            // All three take longer than the client would wait for one answer: the passing of time is what is tested.
-            std::thread::sleep(timeout * 2 / 5);
-            let progress = Reply::Progress { done, of: 3 };
+        for done in 1..=6 {
+            // All of them take longer than the client would wait for one answer, each far less: the passing of time is
+            // what is tested.
+            std::thread::sleep(timeout / 5);
+            let progress = Reply::Progress { done, of: 6 };
             stream
                 .write_all(encode_reply(&Ok(progress)).as_bytes())
                 .unwrap();
@@ -200,10 +201,10 @@ fn a_daemon_that_tells_of_progress_has_longer() {
     });
     let mut client = Client::connect_timeout(&fake.socket(), timeout).unwrap();
     client.on_progress(|done, of| {
-        assert_eq!((TOLD.fetch_add(1, Ordering::Relaxed) + 1, 3), (done, of));
+        assert_eq!((TOLD.fetch_add(1, Ordering::Relaxed) + 1, 6), (done, of));
     });
     assert_eq!(client.disable(Selector::All).unwrap().bump, "plain");
-    assert_eq!(TOLD.load(Ordering::Relaxed), 3);
+    assert_eq!(TOLD.load(Ordering::Relaxed), 6);
     fake.end();
 }
 
@@ -277,5 +278,25 @@ fn an_endless_line_ends() {
         fake.client().status().unwrap_err(),
         ClientError::Garbage { .. }
     ));
+    fake.end();
+}
+
+#[test]
+fn a_daemon_that_takes_nothing_may_still_say_why() {
+    let why = Failure::new(ErrorKind::Refused, "uid 1000 has 8 clients already");
+    let said = encode_reply(&Err(why.clone()));
+    let (closed, wait) = std::sync::mpsc::channel();
+    let fake = Fake::new(move |mut stream| {
+        stream.write_all(said.as_bytes()).unwrap();
+        drop(stream);
+        closed.send(()).unwrap();
+    });
+    let mut client = fake.client();
+    // Nothing can be sent any more.
+    wait.recv().unwrap();
+    match client.status() {
+        Err(ClientError::Refused(failure)) => assert_eq!(failure, why),
+        other => panic!("{other:?}"),
+    }
     fake.end();
 }

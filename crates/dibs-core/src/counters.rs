@@ -28,7 +28,10 @@ counters! {
     TunMalformed = "tun_malformed",
     /// A packet from the TUN for nobody's prefix.
     TunNoPeer = "tun_no_peer",
-    /// A packet that is not TCP, for a peer without a session.
+    /// A packet from the TUN that its peer would refuse: neither TCP nor an ICMP error about TCP between the two,
+    /// or sent on a detour.
+    TunRefused = "tun_refused",
+    /// A packet that is carried whole, for a peer without a session.
     TunNoSession = "tun_no_session",
     /// A packet that found its flow's queue full.
     QueueFull = "queue_full",
@@ -106,6 +109,10 @@ counters! {
     AckRefused = "ack_refused",
     /// An inner packet whose source is not the peer's or whose destination is not ours.
     InnerAddress = "inner_address_refused",
+    /// An inner packet that is neither TCP nor an ICMP error about TCP.
+    InnerProtocol = "inner_protocol_refused",
+    /// The beginning of a connection to where the peer may open none.
+    ConnectionRefused = "connection_refused",
     /// A chunk of a flow that was never opened.
     FlowUnknown = "flow_unknown",
     /// A connection forgotten since there were too many; it opens again when it speaks.
@@ -114,6 +121,8 @@ counters! {
     NoticeDropped = "notice_dropped",
     /// An answer or question of a path that found too many before it.
     PathFrameDropped = "path_frame_dropped",
+    /// A message of the peer's daemon for which there was no room; it is to come again.
+    ControlRefused = "messages_refused",
     /// A chunk of an older incarnation.
     FlowOld = "flow_old_incarnation",
     /// A chunk that came twice.

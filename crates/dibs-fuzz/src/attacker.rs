@@ -42,7 +42,7 @@ impl Attacker {
     pub(crate) fn new(now: Time, integrity: Integrity, other_suite: bool) -> Self {
         let mut rng = SeededRandom::new([11; 32]);
         let config = Config {
-            private: host::key(0),
+            private: Box::new(host::key(0)),
             suite: host::suite(other_suite),
             integrity,
         };

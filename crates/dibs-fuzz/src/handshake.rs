@@ -82,7 +82,7 @@ impl World {
 
     fn party(&mut self, number: usize, other_suite: bool) -> Party {
         let config = Config {
-            private: host::key(number),
+            private: Box::new(host::key(number)),
             suite: host::suite(other_suite),
             integrity: self.integrity,
         };

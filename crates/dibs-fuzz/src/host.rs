@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::bump;
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_wire::virtio::VirtioHdr;
@@ -52,8 +52,8 @@ pub(crate) fn tuple(host: usize, conn: usize) -> Tuple {
     if host == 0 { tuple } else { tuple.reversed() }
 }
 
-pub(crate) fn preshared() -> Secret {
-    Secret::new([3; 32])
+pub(crate) fn preshared() -> Box<Secret> {
+    Box::new(Secret::new([3; 32]))
 }
 
 pub(crate) fn suite(other: bool) -> Suite {
@@ -99,7 +99,7 @@ impl Host {
         let endpoints = (0..2).map(|path| (path, addr(other, path)));
         let prefix = |ipv6, bits| Prefix::new(inner(other, ipv6), bits).expect("a whole address");
         let config = NodeConfig {
-            private: key(number),
+            private: Box::new(key(number)),
             suite: suite(seed & 1 != 0),
             integrity,
             paths: paths.to_vec(),
@@ -107,12 +107,15 @@ impl Host {
                 public: PublicKey::from(&key(other)),
                 preshared: Some(preshared()),
                 prefixes: vec![prefix(false, 32), prefix(true, 128)],
+                accept: vec![Opening::ANY],
                 endpoints: endpoints.filter(|_| calls).collect(),
             }],
             addresses: vec![inner(number, false), inner(number, true)],
+            reachable: Vec::new(),
             gateway: Vec::new(),
             trusted_share: 0.05,
             bumps: bump::ordinary(),
+            pads: bump::Pads::new(&[!seed; 32]),
             hold_without_trusted: true,
         };
         let node = Node::new(Time::ZERO, config, [seed; 32]).expect("two different keys");
@@ -157,6 +160,9 @@ impl Host {
             assert!(out.frames.len() < ENDLESS, "injecting has an end");
         }
         while let Some(event) = node.poll_event() {
+            if let Event::Control { peer, .. } = event {
+                node.control_done(peer);
+            }
             out.events.push(event);
             assert!(out.events.len() < ENDLESS, "events have an end");
         }
@@ -199,7 +205,15 @@ fn check_frame(frame: &[u8], host: usize) {
     let parsed = packet::parse(packet).expect("an IP packet");
     let (src, dst) = match parsed {
         Packet::Tcp(s) => (s.tuple.src, s.tuple.dst),
-        Packet::Opaque(o) => (o.src, o.dst),
+        Packet::Opaque(o) => {
+            // Behind extension headers stands TCP or ICMPv6, too.
+            let carried = match o.src.is_ipv6() {
+                false => matches!(o.protocol, packet::TCP | packet::ICMP),
+                true => matches!(o.protocol, 0 | 44 | 60 | packet::TCP | packet::ICMPV6),
+            };
+            assert!(carried, "protocol {}", o.protocol);
+            (o.src, o.dst)
+        }
     };
     assert_eq!(
         parsed.own_len(),

@@ -28,12 +28,14 @@ const LONG: Duration = Duration::from_secs(3);
 const ENDLESS: usize = 50_000;
 
 /// What never happens between two honest nodes.
-const NEVER: [Counter; 8] = [
+const NEVER: [Counter; 9] = [
     Counter::AckRefused,
     Counter::BumpUnknown,
     Counter::CoverMissing,
     Counter::CrcMismatch,
     Counter::FrameMalformed,
+    // What the peer would refuse is not sent.
+    Counter::InnerProtocol,
     Counter::KeysExhausted,
     Counter::PeerContradiction,
     Counter::ShareMismatch,
@@ -378,6 +380,10 @@ impl World {
         }
         if let Some((tsval, _)) = segment.timestamps {
             let last = &mut self.tsval[host];
+            if segment.flags & flags::SYN != 0 {
+                // A connection begins with time stamps of its own, whatever an earlier one had.
+                last.retain(|(t, _)| *t != tuple);
+            }
             match last.iter_mut().find(|(t, _)| *t == tuple) {
                 Some((_, last)) => {
                     let back = last.wrapping_sub(tsval);

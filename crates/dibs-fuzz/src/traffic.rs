@@ -13,6 +13,8 @@ use crate::input::Input;
 pub(crate) const CONNS: usize = 4;
 /// A TUN hands over no more: a virtio header and the longest IP packet.
 pub(crate) const MAX_FRAME: usize = virtio::LEN + 65_535;
+/// The extension header of IPv6 fragments.
+const FRAGMENT: u8 = 44;
 /// Payload of a superpacket, at most.
 const MAX_PAYLOAD: usize = 65_535 - 100;
 
@@ -158,23 +160,38 @@ fn with_content(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// A packet between the two hosts of any length and protocol, mostly UDP.
+/// A packet between the two hosts of any length and protocol: mostly a fragment of TCP, or an ICMP error about
+/// TCP.
 pub(crate) fn opaque_frame(host: usize, input: &mut Input<'_>) -> Vec<u8> {
     let tuple = tuple(host, input.below(2));
+    let ipv6 = tuple.src.is_ipv6();
     let len = usize::from(input.u16()) % 65_400;
-    let protocol = match input.u8() {
-        0..=127 => 17,
-        128..=159 => packet::ICMP,
-        160..=191 => packet::ICMPV6,
-        _ => input.u8(),
-    };
+    let kind = input.u8();
     let body = input.block();
+    let fragment = [packet::TCP, 0, 0, 1, 0, 0, 0, 9];
+    let quoted = ip_header(&tuple.reversed(), packet::TCP, 20);
+    let about_tcp = [&[1 + 2 * u8::from(!ipv6), 0, 0, 0, 0, 0, 0, 0], &quoted[..]].concat();
+    let (protocol, front) = match (kind, ipv6) {
+        (0..=127, true) => (FRAGMENT, &fragment[..]),
+        (0..=127, false) => (packet::TCP, &[][..]),
+        (128..=159, true) => (packet::ICMPV6, &about_tcp[..]),
+        (128..=159, false) => (packet::ICMP, &about_tcp[..]),
+        (160..=175, _) => (packet::ICMP, &[][..]),
+        (176..=191, _) => (packet::ICMPV6, &[][..]),
+        (other, _) => (other, &[][..]),
+    };
+    let len = len.max(front.len());
     let mut frame = vec![0; virtio::LEN];
     frame.extend(ip_header(&tuple, protocol, len));
+    if kind < 128 && !ipv6 {
+        // More fragments follow.
+        frame[virtio::LEN + 6] = 0x20;
+    }
     let at = frame.len();
+    frame.extend_from_slice(front);
     frame.resize(at + len, 0x55);
-    let body = &body[..body.len().min(len)];
-    frame[at..at + body.len()].copy_from_slice(body);
+    let body = &body[..body.len().min(len - front.len())];
+    frame[at + front.len()..][..body.len()].copy_from_slice(body);
     // It may be TCP after all.
     with_content(frame)
 }

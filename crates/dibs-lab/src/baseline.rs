@@ -7,7 +7,7 @@ mod wireguard;
 use std::net::IpAddr;
 
 pub use mptcp::mptcp;
-pub use openvpn::openvpn;
+pub use openvpn::{openvpn, openvpn_as_it_comes};
 pub use wireguard::{WIREGUARD_GO, build_wireguard_go, wireguard_go};
 
 use crate::process::Process;

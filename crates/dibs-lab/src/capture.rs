@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe2;
 
 use crate::host::Host;
-use crate::packet_socket::{PacketSocket, Ring, Use};
+use crate::packet_socket::{Blocks, Listen, PacketSocket};
 
 /// Bytes that a recording may hold; what comes then is missed.
 const MOST_BYTES: usize = 1 << 30;
@@ -56,15 +56,19 @@ pub struct Packet {
 }
 
 impl Capture {
-    pub(crate) fn start(host: &Host, interface: &str, purpose: Use) -> Result<Self> {
-        let (socket, ring) = host.in_ns(|| PacketSocket::open(interface, purpose))?;
+    pub(crate) fn start(host: &Host, interface: &str, what: Listen) -> Result<Self> {
+        let (socket, blocks) = host.in_ns(|| PacketSocket::listen(interface, what))?;
         let shared = Arc::new(Shared {
             socket,
             recording: Mutex::default(),
         });
         let (stopped, stop) = pipe2(OFlag::O_CLOEXEC).context("pipe")?;
         let reader = Arc::clone(&shared);
-        let thread = host.thread("capture", move || reader.record(ring, &stopped))?;
+        let thread = host.thread("capture", move || {
+            // What it misses a test cannot do without. Users other than root have it run as others do.
+            let _ = dibs_io::set_niceness(-20);
+            reader.record(blocks, &stopped)
+        })?;
         Ok(Self {
             shared,
             stop: Some(stop),
@@ -88,8 +92,7 @@ impl Capture {
     /// If packets were missed: nothing can be concluded from what an incomplete recording lacks.
     pub fn finish(mut self) -> Result<Recording> {
         self.end();
-        let mut recording = std::mem::take(&mut *self.shared.recording());
-        recording.missed += self.shared.socket.missed()?;
+        let recording = std::mem::take(&mut *self.shared.recording());
         ensure!(
             recording.missed == 0,
             "the recording missed {} packets",
@@ -119,22 +122,27 @@ impl Shared {
             .expect("no holder of this lock panics")
     }
 
-    fn record(&self, mut ring: Ring, stop: &OwnedFd) {
-        loop {
-            // Asked before reading, so that what passed before the stop is still read.
-            let stopped = {
-                let mut fds = [self.socket.as_fd(), stop.as_fd()]
-                    .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-                match poll(&mut fds, PollTimeout::NONE) {
-                    Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-                    Err(error) => panic!("poll on descriptors of our own: {error}"),
-                }
-                fds[1].revents().is_some_and(|events| !events.is_empty())
-            };
-            let mut read = usize::MAX;
-            while read > 0 {
+    fn record(&self, mut blocks: Blocks, stop: &OwnedFd) {
+        let mut fds =
+            [self.socket.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let (mut read, mut wanted) = (0, u64::MAX);
+        while read < wanted {
+            let watched = if wanted == u64::MAX { 2 } else { 1 };
+            match poll(&mut fds[..watched], PollTimeout::NONE) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(error) => panic!("poll on descriptors of our own: {error}"),
+            }
+            let stopped = fds[1].revents().is_some_and(|events| !events.is_empty());
+            if stopped && wanted == u64::MAX {
+                // What passed before the stop is handed over, full block or not.
+                let offered = self.socket.offered();
+                let offered = offered.expect("a packet socket counts what it is offered");
+                self.recording().missed += offered.missed;
+                wanted = offered.taken;
+            }
+            loop {
                 let mut recording = self.recording();
-                read = ring.receive(|frame| {
+                let count = blocks.receive(|frame| {
                     let (at, outgoing) = (UNIX_EPOCH + frame.at, frame.outgoing);
                     recording.add(Packet {
                         at,
@@ -142,9 +150,10 @@ impl Shared {
                         frame: frame.bytes.to_vec(),
                     });
                 });
-            }
-            if stopped {
-                return;
+                read += count as u64;
+                if count == 0 {
+                    break;
+                }
             }
         }
     }

@@ -7,7 +7,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 pub use dibs_control::Trust;
@@ -15,16 +14,12 @@ use dibs_control::{PathInfo, PathState, PeerInfo, PeerState, Status};
 use serde::de::DeserializeOwned;
 
 use crate::host::Host;
-use crate::process::{Process, wait_for};
+use crate::process::{HANG, Process, wait_for};
 
 /// The daemon's UDP port, on all paths.
 pub const PORT: u16 = 5300;
 /// Where TUNs come from.
 const TUN: &str = "/dev/net/tun";
-/// How long two daemons may take to start and to agree on keys and paths.
-const STARTUP: Duration = Duration::from_secs(20);
-/// Longer than dibsctl's own patience with the daemon.
-const PATIENCE: Duration = Duration::from_secs(25);
 /// Where programs are installed.
 const DIRECTORIES: [&str; 6] = [
     "/usr/local/sbin",
@@ -243,7 +238,7 @@ impl Daemon {
     pub fn ctl<T: DeserializeOwned>(&self, words: &[&str]) -> Result<T> {
         let mut command = self.host.command(&self.dibsctl);
         command.arg("--json").args(words);
-        let output = self.host.spawn(command)?.output(PATIENCE)?;
+        let output = self.host.spawn(command)?.output(HANG)?;
         let line = words.join(" ");
         if !output.status.success() {
             let sentence = String::from_utf8_lossy(&output.stderr);
@@ -278,7 +273,7 @@ impl Daemon {
     /// Waits until the session stands and that many paths are up.
     fn wait_until_joined(&mut self, paths: usize) -> Result<()> {
         let mut last = None;
-        let joined = wait_for(STARTUP, "dibsd's session and paths", || {
+        let joined = wait_for(HANG, "dibsd's session and paths", || {
             if !self.process.is_running() {
                 return Some(Err(anyhow::anyhow!("dibsd ended")));
             }

@@ -63,7 +63,7 @@ pub struct Report {
 /// A stream with its switches.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
-    /// One after the other, equally long.
+    /// One after the other, equally long but for what the commands take.
     pub phases: Vec<Phase>,
     /// Length of a phase.
     pub phase_seconds: f64,
@@ -133,9 +133,8 @@ fn run(programs: &Programs, bumps: &[&str], phase: Duration) -> Result<Run> {
     };
     let hosts = [&site.a, &site.b];
     let daemons = programs.join(hosts, &Site::paths(LINKS), [settings; 2])?;
-    let count = u32::try_from(bumps.len()).context("a few bumps")?;
     let load = Throughput::new(SocketAddr::new(far, PORT))
-        .duration(phase * count)
+        .endless()
         .interval(THROUGHPUT_EVERY);
     let mut processor = Processor::new()?;
     let start = Instant::now();
@@ -146,19 +145,22 @@ fn run(programs: &Programs, bumps: &[&str], phase: Duration) -> Result<Run> {
         resent: host_retransmissions(&site.a)?,
     }];
     let mut samples = Vec::new();
-    for number in 1..=count {
-        while start.elapsed() < phase * number {
-            let next = PROCESSOR_EVERY * (samples.len() as u32 + 1);
-            let wake = (start + next).min(start + phase * number);
+    for number in 1..=bumps.len() {
+        // From when the stream is on the bump, however long that took.
+        let end = Instant::now() + phase;
+        let mut sampled = Instant::now();
+        while Instant::now() < end {
+            let wake = end.min(sampled + PROCESSOR_EVERY);
             std::thread::sleep(wake.saturating_duration_since(Instant::now()));
-            if start.elapsed() >= next {
+            if sampled.elapsed() >= PROCESSOR_EVERY {
+                sampled = Instant::now();
                 samples.push((start.elapsed().as_secs_f64(), processor.used()?));
             }
         }
         let resent = host_retransmissions(&site.a)?;
         let asked = Instant::now();
         let at = asked - start;
-        let Some(bump) = bumps.get(number as usize) else {
+        let Some(bump) = bumps.get(number) else {
             let took = Duration::ZERO;
             switches.push(Switch { at, took, resent });
             break;
@@ -173,6 +175,7 @@ fn run(programs: &Programs, bumps: &[&str], phase: Duration) -> Result<Run> {
         switches.push(Switch { at, took, resent });
         eprintln!("{bump} since {:.1} s", at.as_secs_f64());
     }
+    transfer.stop();
     let report = transfer.finish()?;
     let phases = bumps.iter().zip(switches.windows(2));
     let phases = phases.map(|(bump, ends)| made(bump, &ends[0], &ends[1], &report, &samples));
@@ -206,7 +209,7 @@ fn made(
 ) -> Phase {
     let (at, end) = (switch.at, next.at);
     let every = THROUGHPUT_EVERY.as_secs_f64();
-    let settled = (at + SETTLING).as_secs_f64();
+    let settled = (at + switch.took + SETTLING).as_secs_f64();
     let whole = |slot: usize| {
         let begins = slot as f64 * every;
         begins >= settled && begins + every <= end.as_secs_f64()

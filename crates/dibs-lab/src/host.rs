@@ -15,11 +15,9 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::capture::Capture;
-use crate::packet_socket::Use;
-use crate::process::{Process, describe};
+use crate::packet_socket::Listen;
+use crate::process::{HANG, Process, describe};
 
-/// What [`Host::run`] allows a command.
-const RUN_TIMEOUT: Duration = Duration::from_secs(20);
 /// Where system commands live; an ordinary user's PATH may lack it.
 const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
@@ -196,7 +194,7 @@ impl Host {
     /// Runs a command line (split at white space, no shell) and returns its standard output.
     ///
     /// # Errors
-    /// As [`run_within`](Self::run_within), with 20 seconds.
+    /// As [`run_within`](Self::run_within), with [`HANG`].
     pub fn run(&self, line: &str) -> Result<String> {
         let mut words = line.split_ascii_whitespace();
         let program = words.next().context("an empty command")?;
@@ -208,7 +206,7 @@ impl Host {
     /// Runs lines of a shell, until the first that fails, and returns their standard output.
     ///
     /// # Errors
-    /// As [`run_within`](Self::run_within), with 20 seconds.
+    /// As [`run_within`](Self::run_within), with [`HANG`].
     pub fn shell(&self, lines: &str) -> Result<String> {
         let mut command = self.command("sh");
         command.args(["-ec", lines]);
@@ -216,7 +214,7 @@ impl Host {
     }
 
     fn printed_by(&self, command: Command) -> Result<String> {
-        let output = self.run_within(RUN_TIMEOUT, command)?;
+        let output = self.run_within(HANG, command)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
@@ -306,7 +304,7 @@ impl Host {
     /// # Errors
     /// If there is none of this name.
     pub fn capture(&self, interface: &str) -> Result<Capture> {
-        Capture::start(self, interface, Use::Listen)
+        Capture::start(self, interface, Listen::ToAll)
     }
 
     /// Records the beginnings, 256 bytes at least, of what passes an interface: enough to tell what
@@ -315,7 +313,7 @@ impl Host {
     /// # Errors
     /// If there is none of this name.
     pub fn capture_heads(&self, interface: &str) -> Result<Capture> {
-        Capture::start(self, interface, Use::ListenToHeads)
+        Capture::start(self, interface, Listen::ToHeads)
     }
 
     /// Makes the namespace known to `ip netns`.

@@ -8,9 +8,9 @@
 mod turns;
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::io::{self, Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -29,13 +29,12 @@ use turns::Turns;
 const MARKER: &str = "/run/dibs-lab";
 /// Names, for a test's second process, the test that it is to run.
 const TEST: &str = "DIBS_LAB_TEST";
-/// Set by `cargo xtask test`: where what a test said that is tried again is kept.
-const RETRY: &str = "DIBS_RETRY";
 /// Exit status of a test's second process whose body ran and returned `Ok`. Not 0, which the test
 /// harness also returns when no test has the name asked for.
 const PASSED: i32 = 42;
-/// A test that takes longer hangs.
-const TEST_LIMIT: Duration = Duration::from_secs(240);
+/// A test that takes longer hangs: each of its waits has a bound of its own, [`HANG`](crate::HANG), and says
+/// what it waited for.
+const TEST_LIMIT: Duration = Duration::from_secs(900);
 
 /// Moves this process into fresh network and mount namespaces (and a user namespace, if not root).
 /// Call it first in `main`; does nothing if the process is inside already.
@@ -61,15 +60,12 @@ pub fn is_inside() -> bool {
     Path::new(MARKER).is_dir()
 }
 
-/// Runs the body of a test in a process and namespaces of its own, and panics if it fails. With
-/// `DIBS_RETRY` in the environment one that fails is tried once more: on a machine that others load too,
-/// what waits for a while may wait in vain. What it said is shown, and kept in the directory that
-/// `DIBS_RETRY` names, so that it can be explained.
+/// Runs the body of a test in a process and namespaces of its own, and panics if it fails.
 ///
 /// The test harness has threads, and a process with threads cannot enter a user namespace; so the
 /// test binary starts itself again for this one test. Two tests of a binary run at a time, for they wait
-/// more than they compute, and no more than two, for they are about time; what measures what the machine
-/// can do is for [`isolated_alone`]. Processes left behind by the body are killed with it.
+/// more than they compute; what takes all that the machine can do is for [`isolated_alone`]. Processes left
+/// behind by the body are killed with it.
 ///
 /// ```no_run
 /// #[test]
@@ -82,25 +78,15 @@ pub fn is_inside() -> bool {
 /// }
 /// ```
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(retry(), 1, body);
+    isolated_with(1, body);
 }
 
-/// As [`isolated`], while no other test of this binary runs: for what measures rates and times that
-/// another test would change.
+/// As [`isolated`], while no other test of this binary runs: for what leaves others little of the processors.
 pub fn isolated_alone<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(retry(), turns::PLACES, body);
+    isolated_with(turns::PLACES, body);
 }
 
-/// As [`isolated`], and tried once: for what has to fail.
-pub fn isolated_once<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(None, 1, body);
-}
-
-fn retry() -> Option<PathBuf> {
-    std::env::var_os(RETRY).map(PathBuf::from)
-}
-
-fn isolated_with<F: FnOnce() -> Result<()>>(mut retry: Option<PathBuf>, places: usize, body: F) {
+fn isolated_with<F: FnOnce() -> Result<()>>(places: usize, body: F) {
     let name = test_name::<F>();
     if std::env::var(TEST).is_ok_and(|wanted| wanted == name) {
         if let Err(error) = body() {
@@ -110,35 +96,12 @@ fn isolated_with<F: FnOnce() -> Result<()>>(mut retry: Option<PathBuf>, places: 
     }
     static TURNS: Turns = Turns::new();
     let _turn = TURNS.take(places);
-    loop {
-        let (status, output) = run_alone(name).unwrap_or_else(|error| panic!("{name}: {error:?}"));
-        println!("{output}");
-        match status.code() {
-            Some(PASSED) => return,
-            Some(0) => panic!("the harness found no test named {name}"),
-            _ => {}
-        }
-        let Some(directory) = retry.take() else {
-            panic!("{name} failed in its namespaces: {status}");
-        };
-        let kept = keep(&directory, name, &output);
-        // Past the harness, which shows only the words of tests that fail.
-        let _ = writeln!(
-            std::io::stderr(),
-            "{output}\n{name} FAILED ONCE ({status}) with the words above, {kept}, and is tried again"
-        );
-    }
-}
-
-/// Writes what a test said to a file; says where that is.
-fn keep(directory: &Path, name: &str, output: &str) -> String {
-    let test = std::env::current_exe().unwrap_or_default();
-    let test = test.file_name().unwrap_or_default().to_string_lossy();
-    let file = directory.join(format!("{test}.{}.log", name.replace("::", ".")));
-    let written = std::fs::create_dir_all(directory).and_then(|()| std::fs::write(&file, output));
-    match written {
-        Ok(()) => format!("kept in {}", file.display()),
-        Err(error) => format!("not kept in {}: {error}", file.display()),
+    let (status, output) = run_alone(name).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    println!("{output}");
+    match status.code() {
+        Some(PASSED) => {}
+        Some(0) => panic!("the harness found no test named {name}"),
+        _ => panic!("{name} failed in its namespaces: {status}"),
     }
 }
 

@@ -8,7 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::emulator::Conditions;
 use crate::host::Host;
-use crate::packet_socket::Use;
+use crate::packet_socket::Forward;
+use crate::process::{HANG, wait_until};
 use crate::wire::{self, Wire, WireStats};
 
 /// One of a link's two ends: the first or the second host of its [`LinkSpec`].
@@ -146,7 +147,7 @@ impl Link {
                 Some(Wire::start(
                     &middle,
                     names,
-                    Use::Forward {
+                    Forward {
                         mtu,
                         superpackets: spec.superpackets,
                     },
@@ -170,6 +171,7 @@ impl Link {
         if let Kind::Shaped(rate) = spec.kind {
             link.shape(rate)?;
         }
+        End::BOTH.iter().try_for_each(|&end| link.wait_up(end))?;
         Ok(link)
     }
 
@@ -278,6 +280,15 @@ impl Link {
 
     fn wire(&self) -> Result<&Wire> {
         self.wire.as_ref().context("the link is not emulated")
+    }
+
+    /// Waits until the kernel has noticed that the other end is up: it does so by and by, and changes routes then.
+    fn wait_up(&self, end: End) -> Result<()> {
+        let line = format!("ip -o link show dev {}", self.interface(end));
+        wait_until(HANG, "a link to be up", || {
+            let shown = self.host(end).run(&line);
+            shown.is_ok_and(|shown| shown.contains("state UP"))
+        })
     }
 
     fn on(&self, end: End, command: &str, arguments: &str) -> Result<()> {

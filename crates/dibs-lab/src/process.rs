@@ -9,6 +9,10 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// How long a test waits for what has to come about. A machine that is busy with other things is slow, and no
+/// test of ours is about that: only what hangs takes as long.
+pub const HANG: Duration = Duration::from_secs(120);
+
 /// Pause between two looks at a condition.
 const POLL: Duration = Duration::from_millis(2);
 

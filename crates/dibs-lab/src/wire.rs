@@ -20,7 +20,7 @@ use nix::unistd::{Pid, pipe2};
 use crate::emulator::{Cause, Conditions, Emulator, Fate};
 use crate::host::Host;
 use crate::link::End;
-use crate::packet_socket::{BATCH, PacketSocket, Ring, Use};
+use crate::packet_socket::{BATCH, Forward, PacketSocket, Ring};
 
 /// virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
 pub(crate) const HEADER: usize = 10;
@@ -117,18 +117,12 @@ impl Wire {
     pub(crate) fn start(
         middle: &Host,
         names: [String; 2],
-        purpose: Use,
+        frames: Forward,
         conditions: [Conditions; 2],
         seed: u64,
     ) -> Result<Self> {
-        let open = |name: &str| middle.in_ns(|| PacketSocket::open(name, purpose));
-        let superpackets = matches!(
-            purpose,
-            Use::Forward {
-                superpackets: true,
-                ..
-            }
-        );
+        let open = |name: &str| middle.in_ns(|| PacketSocket::forward(name, frames));
+        let superpackets = frames.superpackets;
         if superpackets {
             conditions.iter().try_for_each(check_superpackets)?;
         }
@@ -177,9 +171,9 @@ impl Wire {
     }
 
     pub(crate) fn stats(&self, from: End) -> Result<WireStats> {
-        let missed = self.shared.sockets[from as usize].missed()?;
+        let offered = self.shared.sockets[from as usize].offered()?;
         let mut stats = lock(&self.shared.stats[from as usize]);
-        stats.overruns += missed;
+        stats.overruns += offered.missed;
         Ok(*stats)
     }
 
@@ -555,6 +549,42 @@ mod tests {
             .map(|held| held.frame[0])
             .collect();
         assert_eq!(order, b"abc");
+    }
+
+    /// Bytes that leave at 1 Gbit/s take 8 ns each, the delay comes on top, and what enters meanwhile waits its turn;
+    /// a superpacket takes the time of its wire packets.
+    #[test]
+    fn frames_leave_at_the_rate_and_arrive_after_the_delay_in_their_order() {
+        let delay = Duration::from_millis(5);
+        let conditions = Conditions::new().rate(1_000_000_000).delay(delay);
+        let mut direction = Direction::new(1, true);
+        let mut stats = WireStats::default();
+        let mut superpacket = vec![NEEDS_CSUM, GSO_TCPV4, 0, 0];
+        for field in [1448u16, 34, 16] {
+            superpacket.extend_from_slice(&field.to_ne_bytes());
+        }
+        let mut packet = vec![0; 66 + 10 * 1448];
+        packet[34 + 12] = 8 << 4;
+        superpacket.extend_from_slice(&packet);
+        let single = [vec![0; HEADER], vec![0; 1514]].concat();
+        for frame in [&superpacket, &single, &superpacket] {
+            direction.enter(&conditions, Duration::ZERO, frame, &mut stats);
+        }
+        // Long after the others have left.
+        let later = Duration::from_secs(1);
+        direction.enter(&conditions, later, &single, &mut stats);
+        let at = |bytes: u64| delay + Duration::from_nanos(8 * bytes);
+        let expected = [
+            (at(15_140), &superpacket),
+            (at(15_140 + 1514), &single),
+            (at(2 * 15_140 + 1514), &superpacket),
+            (later + at(1514), &single),
+        ];
+        for (at, frame) in expected {
+            let held = direction.held.pop().expect("all of them pass");
+            assert_eq!((held.at, held.frame.len()), (at, frame.len()));
+        }
+        assert_eq!(stats.entered, 4);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 
-use crate::nft::{Attributes, Change, Kind, Nft, attribute, attributes, text};
+use crate::nft::{Attributes, Change, Kind, Nft, Purpose, attribute, attributes, text};
 use crate::{Desired, Error};
 
 mod rule;
@@ -23,8 +23,10 @@ const OWNER: u32 = 0x2;
 const PERSIST: u32 = 0x4;
 /// The flags to try, best first: kernels from 6.9, from 5.12, and older ones.
 const FLAGS: [u32; 3] = [OWNER | PERSIST, OWNER, 0];
-/// Elements of one message.
+/// Elements of one message: an attribute has 64 KiB at most.
 const ELEMENTS: usize = 512;
+/// Messages with elements of one transaction: what goes out together is to fit without room of its own.
+const MESSAGES: usize = 4;
 
 /// The sets of connections, by family.
 const SETS: [&str; 6] = [
@@ -66,9 +68,24 @@ impl fmt::Display for Strength {
     }
 }
 
+/// Whether a backstop stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// There is nothing for it to stop.
+    #[default]
+    Idle,
+    /// It does.
+    Stands(Strength),
+    /// It cannot: this kernel has no nftables.
+    Missing,
+    /// It does not, or not as it should. Why.
+    Failed(String),
+}
+
 /// The table of this host. It goes with this value unless the kernel can keep it.
 pub struct Backstop {
     nft: Nft,
+    standing: Standing,
     strength: Option<Strength>,
     /// The kernel can do NAT in a table of ours.
     nat: bool,
@@ -91,6 +108,7 @@ impl Backstop {
     pub fn open() -> Result<Self, Error> {
         Ok(Self {
             nft: Nft::open().map_err(Error::netlink("open nftables"))?,
+            standing: Standing::Idle,
             strength: None,
             nat: true,
             set: Ruleset::default(),
@@ -104,9 +122,9 @@ impl Backstop {
         self.nft.port()
     }
 
-    /// How well it stands, once it does.
-    pub fn strength(&self) -> Option<Strength> {
-        self.strength
+    /// Whether it stands, as far as was last seen.
+    pub fn standing(&self) -> &Standing {
+        &self.standing
     }
 
     /// Stops dropping what `desired` no longer wants dropped. To be called before markers go, and
@@ -132,16 +150,70 @@ impl Backstop {
     /// Brings the table to `desired` and `known`, by the difference. Whether the rules that were set
     /// before were no longer there.
     pub async fn set(&mut self, desired: &Desired, known: &Known) -> Result<bool, Error> {
-        loop {
-            let wanted = Ruleset::of(desired, self.nat);
+        let mut nat = self.nat;
+        let done = loop {
+            let wanted = Ruleset::of(desired, nat);
             if wanted.is_empty() {
                 return self.remove().await.map(|()| false);
             }
             match self.bring(&wanted, known).await {
-                Err(error) if self.nat && is_unsupported(&error) => self.nat = false,
-                done => return done.map_err(Error::netlink("set up the table of nftables")),
+                Err(error) if nat && is_unsupported(&error) => nat = false,
+                Err(error) => break Err(self.refusal(error).await),
+                Ok(undone) => {
+                    self.nat = nat;
+                    break Ok(undone);
+                }
+            }
+        };
+        self.standing = match (&done, self.strength) {
+            (Ok(_), Some(strength)) => Standing::Stands(strength),
+            (Ok(_), None) => Standing::Idle,
+            (Err(Error::NoNftables), _) => Standing::Missing,
+            (Err(error), _) => Standing::Failed(error.to_string()),
+        };
+        done
+    }
+
+    /// Has the kernel look at what `desired` needs; nothing is changed.
+    ///
+    /// # Errors
+    /// It would not take it; [`Error::NoNftables`] if it takes nothing of the kind.
+    pub async fn check(&mut self, desired: &Desired) -> Result<(), Error> {
+        let mut nat = self.nat;
+        loop {
+            let wanted = Ruleset::of(desired, nat);
+            if wanted.is_empty() {
+                return Ok(());
+            }
+            let looked_at = match self.look().await {
+                Ok(found) => {
+                    let content = Some(&wanted);
+                    self.take_over(content, found.as_ref(), Purpose::Check)
+                        .await
+                }
+                Err(error) => Err(error),
+            };
+            match looked_at {
+                Ok(_) => return Ok(()),
+                Err(error) if nat && is_unsupported(&error) => nat = false,
+                Err(error) => return Err(self.refusal(error).await),
             }
         }
+    }
+
+    /// Why the table cannot be set up, in words for the user.
+    async fn refusal(&mut self, error: io::Error) -> Error {
+        // Who asks for tables where there is no nf_tables asks nobody.
+        let tables = self.nft.dump(Kind::GetTable, &Attributes::default()).await;
+        if tables.is_err_and(|error| is_unsupported(&error)) {
+            return Error::NoNftables;
+        }
+        let hint = match error.raw_os_error() {
+            Some(libc::EMSGSIZE) => " in one piece (raise net.core.wmem_max, or have fewer rules)",
+            Some(libc::EPERM) => " (does another program own it?)",
+            _ => "",
+        };
+        Error::netlink(format!("set up the table inet {TABLE} of nftables{hint}"))(error)
     }
 
     async fn bring(&mut self, wanted: &Ruleset, known: &Known) -> io::Result<bool> {
@@ -151,12 +223,9 @@ impl Backstop {
             .is_some_and(|f| f.chains == wanted.comments());
         let undone = self.set == *wanted && !as_wanted;
         if self.strength.is_none() || !as_wanted {
-            let stale: Vec<String> = match &found {
-                Some(found) => found.chains.iter().map(|(name, _)| name.clone()).collect(),
-                None => Vec::new(),
-            };
-            self.take_over(if as_wanted { None } else { Some(wanted) }, &stale)
-                .await?;
+            let content = (!as_wanted).then_some(wanted);
+            let taken = self.take_over(content, found.as_ref(), Purpose::Commit);
+            self.strength = Some(taken.await?);
             if !as_wanted {
                 self.dropped_before += found.map_or(0, |found| found.dropped);
             }
@@ -166,8 +235,16 @@ impl Backstop {
         Ok(undone)
     }
 
-    /// Makes the table ours, with this content if any is given.
-    async fn take_over(&mut self, content: Option<&Ruleset>, stale: &[String]) -> io::Result<()> {
+    /// Makes the table ours, with this content in place of what was found, if any is given.
+    async fn take_over(
+        &mut self,
+        content: Option<&Ruleset>,
+        found: Option<&Found>,
+        purpose: Purpose,
+    ) -> io::Result<Strength> {
+        let stale: Vec<String> = found.map_or_else(Vec::new, |found| {
+            found.chains.iter().map(|(name, _)| name.clone()).collect()
+        });
         let tried: &[u32] = match self.strength {
             Some(strength) => &FLAGS[strength as usize..=strength as usize],
             None => &FLAGS,
@@ -176,16 +253,15 @@ impl Backstop {
         for &flags in tried {
             let mut changes = vec![table(Kind::NewTable, Some(flags))];
             if let Some(content) = content {
-                changes.extend(fill(content, stale));
+                changes.extend(fill(content, &stale));
             }
-            match self.nft.commit(&changes).await {
+            match self.nft.transact(&changes, purpose).await {
                 Ok(()) => {
-                    self.strength = Some(match flags {
+                    return Ok(match flags {
                         0 => Strength::Shared,
                         OWNER => Strength::WhileRunning,
                         _ => Strength::Lasting,
                     });
-                    return Ok(());
                 }
                 Err(error) if is_unsupported(&error) => refused = Some(error),
                 Err(error) => return Err(error),
@@ -222,7 +298,7 @@ impl Backstop {
         Ok(())
     }
 
-    /// Notes where connections are, all at once.
+    /// Notes where connections are: all at once, as far as one transaction holds them.
     pub async fn note(&mut self, places: &[(Ends, Place)]) -> Result<(), Error> {
         if self.set.is_empty() {
             return Ok(());
@@ -244,12 +320,11 @@ impl Backstop {
                 }
             }
         }
-        self.carry_out(&moves)
-            .await
-            .map_err(Error::netlink("note connections in nftables"))
+        let noted = self.carry_out(&moves).await;
+        self.noted(noted, "note connections in nftables")
     }
 
-    /// Notes at once which connections are locked.
+    /// Notes which connections are locked, likewise.
     pub async fn set_locked(&mut self, locked: BTreeSet<Ends>) -> Result<(), Error> {
         if self.set.is_empty() {
             return Ok(());
@@ -262,21 +337,38 @@ impl Backstop {
         for ends in known.difference(&self.known.locked) {
             moves.note("locked", *ends, false);
         }
-        self.carry_out(&moves)
-            .await
-            .map_err(Error::netlink("note locks in nftables"))
+        let noted = self.carry_out(&moves).await;
+        self.noted(noted, "note locks in nftables")
     }
 
-    async fn carry_out(&mut self, moves: &Moves) -> io::Result<()> {
-        if self.nft.commit(&moves.changes(ELEMENTS)).await.is_ok() {
-            return Ok(());
+    /// What could not be noted the next [`set`](Self::set) brings.
+    fn noted(&mut self, noted: io::Result<()>, what: &str) -> Result<(), Error> {
+        let noted = noted.map_err(Error::netlink(what));
+        if let Err(error) = &noted {
+            self.standing = Standing::Failed(error.to_string());
         }
-        // The kernel did nothing of what it was told at once: what it refuses is to stand in the way of
-        // nothing else.
+        noted
+    }
+
+    /// Carries moves out, as many at once as one transaction holds.
+    async fn carry_out(&mut self, moves: &Moves) -> io::Result<()> {
+        let mut done = Ok(());
+        for changes in moves.changes(ELEMENTS).chunks(MESSAGES) {
+            if self.nft.commit(changes).await.is_err() {
+                done = self.one_by_one(moves).await;
+                break;
+            }
+        }
+        done
+    }
+
+    /// The kernel did not do what it was told at once: what it refuses is to stand in the way of nothing else.
+    async fn one_by_one(&mut self, moves: &Moves) -> io::Result<()> {
         let mut refused = Ok(());
         for change in moves.changes(1) {
             match self.nft.commit(&[change]).await {
-                // Somebody else removed the table, or some of it: the next `set` makes it again.
+                // It is gone by an earlier transaction, or somebody else removed the table, or some of it: the
+                // next `set` makes it again.
                 Err(error) if is_absent(&error) => {}
                 Err(error) => refused = Err(error),
                 Ok(()) => {}
@@ -303,6 +395,7 @@ impl Backstop {
     pub async fn remove(&mut self) -> Result<(), Error> {
         self.set = Ruleset::default();
         self.known = Known::default();
+        self.standing = Standing::Idle;
         self.strength = None;
         let dropped = self.dropped_by_rules().await;
         match self.nft.commit(&[table(Kind::DelTable, None)]).await {

@@ -2,12 +2,12 @@
 //!
 //! A packet on its way out (mangle OUTPUT): own datagrams and everything not meant for a peer pass
 //! untouched; then the rules that require a bump, the connection's OVERRIDE, the other class rules in
-//! order, the followed ctmark. Each of the four leaves the bump id in the packet's mark, and only there.
-//! The guard (mangle POSTROUTING) drops what carries a bump's id and does not leave by its device, and
+//! order, the followed ctmark of a TCP connection. Each of the four leaves the bump id in the packet's
+//! mark, and only there. The guard (mangle POSTROUTING) drops what carries a bump's id and does not leave by its device, and
 //! what is required and does not.
 //!
 //! On its way in (mangle PREROUTING): what belongs to a LOCKED connection, or is required, and did not
-//! come by its bump's device is dropped; then (mangle INPUT) what came by such a device makes a
+//! come by its bump's device is dropped; then (mangle INPUT) what came by such a device makes a TCP
 //! connection without a bump follow it.
 //!
 //! On its way through a gateway: what the networks behind it send the peers' is marked as on its way out,
@@ -105,6 +105,9 @@ pub(crate) fn hooked(table: Table, name: &str, hook: &'static str, rules: Vec<St
     }
 }
 
+/// What belongs to a TCP connection: its packets, and ICMP errors about it.
+const OF_TCP: &str = "-m conntrack --ctproto 6";
+
 fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
     let marks = desired.marks;
     let mask = marks.bump_mask();
@@ -112,7 +115,7 @@ fn markers(desired: &Desired, family: Family) -> Vec<Chain> {
         Table::Mangle,
         "DIBS-FOLLOW",
         vec![format!(
-            "-j CONNMARK --restore-mark --nfmask {mask:#x} --ctmask {mask:#x}"
+            "{OF_TCP} -j CONNMARK --restore-mark --nfmask {mask:#x} --ctmask {mask:#x}"
         )],
     )];
     for bump in &desired.bumps {
@@ -232,12 +235,12 @@ fn steer(
     steer
 }
 
-/// What came in by a bump's device pulls its connection there, unless it has a bump already or its
-/// user chose plain (SECURITY.md 5). Of a foreign device only TCP of the peers counts, for it may carry
-/// other things of theirs; on our own TUN nothing else gets this far.
+/// What came in by a bump's device pulls its TCP connection there, unless it has a bump already or its
+/// user chose plain (SECURITY.md 5). Of a foreign device only what peers send counts, for it may carry
+/// things of others; by our own TUN nothing else gets this far.
 fn follow_up(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
     match bump.owner {
-        DeviceOwner::Ours => vec![followed(desired, bump, String::new(), "")],
+        DeviceOwner::Ours => vec![followed(desired, bump, String::new(), OF_TCP)],
         DeviceOwner::Foreign => widest(&bump.peers, family)
             .into_iter()
             .map(|peer| followed(desired, bump, from(peer), "-p tcp"))
@@ -248,7 +251,7 @@ fn follow_up(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String>
 /// The same of what is forwarded.
 fn follow_passing(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
     let protocol = match bump.owner {
-        DeviceOwner::Ours => "",
+        DeviceOwner::Ours => OF_TCP,
         DeviceOwner::Foreign => "-p tcp",
     };
     let passages = desired.passages(&bump.peers, family).into_iter();

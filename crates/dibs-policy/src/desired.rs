@@ -1,5 +1,6 @@
 //! What the daemon wants steered. Plain data, complete each time; how to get there is not its business.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use crate::{BumpId, DeviceName, Family, MarkLayout, Prefix};
@@ -86,10 +87,10 @@ pub struct ClassRule {
     pub bump: BumpId,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Destination port of outgoing packets.
-    pub dport: Option<u16>,
-    /// Source port of outgoing packets.
-    pub sport: Option<u16>,
+    /// Destination ports of outgoing packets.
+    pub dport: Option<Ports>,
+    /// Source ports of outgoing packets.
+    pub sport: Option<Ports>,
     /// Destination of outgoing packets.
     pub destination: Option<Prefix>,
     /// Source of outgoing packets.
@@ -126,6 +127,41 @@ pub enum Binding {
     /// It stands above explicit choices; what matches never leaves but by the bump's device, and never
     /// comes in but by it, from the first packet on.
     Required,
+}
+
+/// Ports `first..=last`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// Lowest.
+    pub first: u16,
+    /// Highest, at least `first`.
+    pub last: u16,
+}
+
+impl Ports {
+    /// Whether a port is one of these.
+    pub fn contains(self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port)
+    }
+}
+
+impl From<u16> for Ports {
+    fn from(port: u16) -> Self {
+        Self {
+            first: port,
+            last: port,
+        }
+    }
+}
+
+/// As iptables has it.
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first == self.last {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}:{}", self.first, self.last),
+        }
+    }
 }
 
 /// A part of each day in UTC, in seconds after midnight, from `start` up to, not including, `end`. `end`
@@ -173,7 +209,7 @@ impl ClassRule {
     }
 
     /// Whether it can match packets of a family.
-    pub(crate) fn concerns(&self, family: Family) -> bool {
+    pub fn concerns(&self, family: Family) -> bool {
         let named = [self.source, self.destination];
         let mut named = named.into_iter().flatten().map(|net| net.family());
         named.all(|of| of == family) && self.family.is_none_or(|of| of == family)
@@ -232,6 +268,9 @@ pub enum Invalid {
     /// A port without a protocol that has ports.
     #[error("rule {0} has a port but no protocol that has ports")]
     PortWithoutProtocol(u32),
+    /// The last port is below the first.
+    #[error("rule {0} names a range of ports that has none")]
+    NoPort(u32),
     /// Source and destination of different families.
     #[error("rule {0} mixes IPv4 and IPv6")]
     MixedFamilies(u32),
@@ -315,6 +354,10 @@ impl Desired {
             }
             if rule.protocol == Protocol::Any && (rule.dport.is_some() || rule.sport.is_some()) {
                 return Err(Invalid::PortWithoutProtocol(id));
+            }
+            let ports = [rule.sport, rule.dport].into_iter().flatten();
+            if ports.into_iter().any(|ports| ports.first > ports.last) {
+                return Err(Invalid::NoPort(id));
             }
             if let (Some(source), Some(destination)) = (rule.source, rule.destination)
                 && source.family() != destination.family()
@@ -437,7 +480,7 @@ mod tests {
         assert_eq!(
             fault(|w| w.rules.push(ClassRule {
                 protocol: Protocol::Any,
-                dport: Some(1),
+                dport: Some(1.into()),
                 ..ClassRule::tcp(4, w.bumps[0].id)
             })),
             "rule 4 has a port but no protocol that has ports"

@@ -65,6 +65,9 @@ pub enum Error {
     /// Steps succeed, and are undone at once by somebody else.
     #[error("another program keeps undoing: {0}")]
     Undone(String),
+    /// There is no nf_tables, and so nothing that stands when others flush the firewall.
+    #[error("this kernel has no nftables")]
+    NoNftables,
     /// The kernel refused over netlink, or a netlink socket failed.
     #[error("{operation}: {error}")]
     Netlink {

@@ -46,10 +46,10 @@ mod watch;
 mod wire;
 
 pub use address::{BadDeviceName, BadPrefix, DeviceName, Family, Prefix};
-pub use backstop::{Backstop, Ends, Known, Place, Strength};
+pub use backstop::{Backstop, Ends, Known, Place, Standing, Strength};
 pub use chains::{Chain, Role, Table};
 pub use desired::{
-    Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Hours, Invalid, Protocol,
+    Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Hours, Invalid, Ports, Protocol,
 };
 pub use drops::Drops;
 pub use error::Error;
@@ -61,5 +61,5 @@ pub use net::{
 };
 pub use plan::{Observed, Plan, Step};
 pub use runner::{Command, CommandRunner, System};
-pub use steering::{Probed, Report, Steering, Variant};
+pub use steering::{Counting, Probed, Report, Steering, Variant};
 pub use watch::Watch;

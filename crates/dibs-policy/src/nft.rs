@@ -5,7 +5,9 @@
 //! outlives the socket, and the next one takes it over.
 
 use std::io;
+use std::time::Duration;
 
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
@@ -28,6 +30,8 @@ const F_APPEND: u16 = 0x800;
 const HEADER: usize = 16;
 /// Of struct nfgenmsg.
 const GENERIC: usize = 4;
+/// What the kernel counts beside a message that is sent (netlink_sendmsg).
+const OVERHEAD: usize = 32;
 /// How often a dump that the kernel calls inconsistent is asked for again.
 const DUMP_ATTEMPTS: usize = 5;
 
@@ -35,6 +39,7 @@ const DUMP_ATTEMPTS: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     NewTable = 0,
+    GetTable = 1,
     DelTable = 2,
     NewChain = 3,
     GetChain = 4,
@@ -118,11 +123,22 @@ pub(crate) struct Nft {
     sequence: u32,
 }
 
+/// What becomes of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// It takes place.
+    Commit,
+    /// The kernel looks at it, and forgets it.
+    Check,
+}
+
 impl Nft {
     /// A socket in the network namespace of the calling thread.
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
         let port = socket.socket_mut().bind_auto()?.port_number();
+        // Refusals without what was refused. A kernel that does not know this says more.
+        let _ = socket.socket_ref().set_cap_ack(true);
         Ok(Self {
             socket,
             port,
@@ -137,6 +153,15 @@ impl Nft {
 
     /// All changes at once, or none of them.
     pub(crate) async fn commit(&mut self, changes: &[Change]) -> io::Result<()> {
+        self.transact(changes, Purpose::Commit).await
+    }
+
+    /// The same for either purpose.
+    pub(crate) async fn transact(
+        &mut self,
+        changes: &[Change],
+        purpose: Purpose,
+    ) -> io::Result<()> {
         let Some((last, others)) = changes.split_last() else {
             return Ok(());
         };
@@ -147,11 +172,23 @@ impl Nft {
         }
         self.change(&mut batch, last, F_ACK);
         let awaited = self.sequence;
-        self.message(&mut batch, BATCH_END, F_REQUEST, &bracket());
+        // Without its end the kernel undoes what it has done.
+        if purpose == Purpose::Commit {
+            self.message(&mut batch, BATCH_END, F_REQUEST, &bracket());
+        }
         let first = awaited.wrapping_sub(changes.len() as u32);
+        self.make_room(batch.len());
+        self.discard().await;
         self.socket.send_to(&batch, &SocketAddr::new(0, 0)).await?;
         loop {
-            for (head, body) in self.receive().await?.iter() {
+            let answers = match self.receive().await {
+                // More refusals than there is room for: the first is there.
+                Err(error) if is_overrun(&error) => {
+                    self.receive_now().await.unwrap_or(Err(error))?
+                }
+                answers => answers?,
+            };
+            for (head, body) in &answers {
                 // Errors of any change, and the acknowledgement of the last.
                 let of_this = head.sequence.wrapping_sub(first) <= changes.len() as u32 + 1;
                 if head.kind != ERROR || !of_this {
@@ -164,6 +201,36 @@ impl Nft {
                 }
             }
         }
+    }
+
+    /// Has the socket take a transaction of so many bytes, which the kernel wants in one piece. Beyond
+    /// `net.core.wmem_max` that takes CAP_NET_ADMIN in the first user namespace; without, sending fails.
+    fn make_room(&self, length: usize) {
+        let socket = self.socket.socket_ref();
+        let room = getsockopt(socket, sockopt::SndBuf).unwrap_or(0);
+        if length + OVERHEAD <= room {
+            return;
+        }
+        // The kernel gives twice as much.
+        if setsockopt(socket, sockopt::SndBufForce, &length).is_err() {
+            let _ = setsockopt(socket, sockopt::SndBuf, &length);
+        }
+    }
+
+    /// Forgets what is still to be read of an earlier transaction: it takes the room of what comes.
+    async fn discard(&self) {
+        while let Some(received) = self.receive_now().await {
+            if received.is_err_and(|error| !is_overrun(&error)) {
+                return;
+            }
+        }
+    }
+
+    /// What is there to be read, if anything is.
+    async fn receive_now(&self) -> Option<io::Result<Vec<(Head, Vec<u8>)>>> {
+        tokio::time::timeout(Duration::ZERO, self.receive())
+            .await
+            .ok()
     }
 
     /// The attributes of everything of a kind that matches `query`.
@@ -190,6 +257,7 @@ impl Nft {
         let kind = SUBSYSTEM << 8 | kind as u16;
         self.message(&mut request, kind, F_REQUEST | F_DUMP, &body);
         let awaited = self.sequence;
+        self.discard().await;
         self.socket
             .send_to(&request, &SocketAddr::new(0, 0))
             .await?;
@@ -272,6 +340,11 @@ fn messages(datagram: &[u8]) -> Vec<(Head, Vec<u8>)> {
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     found
+}
+
+/// The kernel had more to say than the socket holds.
+fn is_overrun(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 /// Of an NLMSG_ERROR; 0 is an acknowledgement.

@@ -198,15 +198,17 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             .await
     }
 
-    /// Packets that our chains dropped since the start, IPv4 and IPv6 together, by reason.
-    pub async fn drops(&mut self) -> Result<Drops, Error> {
-        let mut drops = self.dropped.clone();
-        if let Some(variant) = self.variant {
-            for family in Family::BOTH {
-                drops.add(&self.tables(variant, family, false).await?, |_| true);
-            }
+    /// Counts packets that our chains dropped since the start, IPv4 and IPv6 together, by reason, while this
+    /// steers.
+    pub fn counting(&self) -> Counting<R>
+    where
+        R: Clone,
+    {
+        Counting {
+            runner: self.runner.clone(),
+            variant: self.variant,
+            before: self.dropped.clone(),
         }
-        Ok(drops)
     }
 
     /// The first variant that can set up its tables here.
@@ -322,16 +324,7 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         family: Family,
         needed: bool,
     ) -> Result<Tables, Error> {
-        // Without `-t`: naming a table would make the legacy variant create it.
-        let command = Command::new(variant.program(family, "save"), &["-c"], "");
-        match self.runner.run(&command).await {
-            Ok(text) => Ok(Tables::parse(&text)),
-            Err(Error::NotInstalled(_)) if !needed => Ok(Tables::default()),
-            Err(Error::Command { stderr, .. }) if !needed && !forbidden(&stderr) => {
-                Ok(Tables::default())
-            }
-            Err(error) => Err(error),
-        }
+        tables(&self.runner, variant, family, needed).await
     }
 
     fn is_shown_as(&self, family: Family, chain: &Chain, rules: &[&str]) -> bool {
@@ -384,6 +377,49 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
             }
         }
         Ok(())
+    }
+}
+
+/// See [`Steering::counting`].
+#[derive(Debug)]
+pub struct Counting<R> {
+    runner: R,
+    variant: Option<Variant>,
+    /// By chains that have been written anew since.
+    before: Drops,
+}
+
+impl<R: CommandRunner> Counting<R> {
+    /// What was dropped, without what chains counted that are written anew meanwhile.
+    pub async fn drops(self) -> Result<Drops, Error> {
+        let mut drops = self.before;
+        if let Some(variant) = self.variant {
+            for family in Family::BOTH {
+                drops.add(&tables(&self.runner, variant, family, false).await?, |_| {
+                    true
+                });
+            }
+        }
+        Ok(drops)
+    }
+}
+
+/// See [`Steering::tables`].
+async fn tables(
+    runner: &impl CommandRunner,
+    variant: Variant,
+    family: Family,
+    needed: bool,
+) -> Result<Tables, Error> {
+    // Without `-t`: naming a table would make the legacy variant create it.
+    let command = Command::new(variant.program(family, "save"), &["-c"], "");
+    match runner.run(&command).await {
+        Ok(text) => Ok(Tables::parse(&text)),
+        Err(Error::NotInstalled(_)) if !needed => Ok(Tables::default()),
+        Err(Error::Command { stderr, .. }) if !needed && !forbidden(&stderr) => {
+            Ok(Tables::default())
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -47,6 +47,16 @@ impl Pads {
         }
     }
 
+    /// The same with the seed that `source` writes to where it stays, so that no copy is left.
+    ///
+    /// # Errors
+    /// Those of `source`.
+    pub fn seeded_by<E>(source: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Self, E> {
+        let mut pads = Self::new(&[0; SEED_LEN]);
+        source(&mut pads.pool[..SEED_LEN])?;
+        Ok(pads)
+    }
+
     /// Fills `out` with bytes that were not given before.
     pub fn fill(&mut self, mut out: &mut [u8]) {
         while !out.is_empty() {
@@ -95,6 +105,25 @@ impl fmt::Debug for Pads {
 #[cfg(test)]
 mod tests {
     use super::{POOL_LEN, Pads, SEED_LEN};
+
+    #[test]
+    fn a_source_gives_the_seed_or_its_error() {
+        let bytes = |mut pads: Pads| {
+            let mut bytes = [0; 100];
+            pads.fill(&mut bytes);
+            bytes
+        };
+        let seeded = Pads::seeded_by::<()>(|seed| {
+            assert_eq!(seed.len(), SEED_LEN);
+            seed.fill(3);
+            Ok(())
+        });
+        assert_eq!(bytes(seeded.unwrap()), bytes(Pads::new(&[3; SEED_LEN])));
+        assert_eq!(
+            Pads::seeded_by(|_| Err("no entropy")).err(),
+            Some("no entropy")
+        );
+    }
 
     #[test]
     fn nothing_that_was_given_is_kept() {

@@ -76,6 +76,8 @@ seen! {
     SwitchedOut = "switch: followed out",
     /// An older choice was refused.
     OlderRefused = "switch: older one refused",
+    /// A version was refused that nobody can have given.
+    VersionRefused = "switch: impossible version refused",
     /// A choice was refused while another one waited.
     BusyRefused = "switch: refused while another waits",
     /// A choice was refused for another reason.

@@ -173,6 +173,9 @@ pub enum Op {
     Choose(usize, usize, u8),
     /// The users of both hosts do so at once.
     Cross(usize, [u8; 2]),
+    /// A host's daemon says of a connection that this host (1 for A, 2 for B) has chosen a bump for it, in a version
+    /// that nobody can have given. Histories are not drawn with it.
+    Outbid(usize, usize, u8, u64),
     /// A host's kernel forgets what it followed.
     Flush(usize),
     /// A daemon dies, and another one starts after a while.
@@ -278,6 +281,9 @@ impl fmt::Display for History {
                 }
                 Op::Cross(c, bumps) => {
                     writeln!(f, "choose {:?} for {c} at A, B", bumps.map(on))?;
+                }
+                Op::Outbid(c, host, bump, by) => {
+                    writeln!(f, "{} outbids for {c}: to {bump} by {by}", name(*host))?;
                 }
                 Op::Flush(host) => writeln!(f, "marks lost at {}", name(*host))?,
                 Op::Suspend(host, time) => writeln!(f, "{} sleeps for {time:?}", name(*host))?,

@@ -111,6 +111,8 @@ struct Daemon {
 pub struct Steering {
     /// Names this host in versions.
     host: u64,
+    /// Names the other one.
+    peer: u64,
     marks: BTreeMap<Pair, Mark>,
     /// Connections that a `require` rule matches, and its bump.
     required: BTreeMap<Pair, u8>,
@@ -141,9 +143,10 @@ pub struct At<'a> {
 
 impl Steering {
     /// Of a host where nothing was chosen.
-    pub fn new(host: u64) -> Self {
+    pub fn new(host: u64, peer: u64) -> Self {
         Self {
             host,
+            peer,
             ..Self::default()
         }
     }

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use dibs_core::bump::{self, Bump, Scheme};
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::bump::{self, Bump, Pads, Scheme};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
 use dibs_switch::conns::Pair;
@@ -239,7 +239,7 @@ impl World {
             mtu: setup.paths.iter().map(|p| p.mtu).collect(),
             instances: 0,
             spins: 0,
-            steering: Steering::new(host as u64 + 1),
+            steering: Steering::new(host as u64 + 1, 2 - host as u64),
             injected: Vec::new(),
             events: Vec::new(),
             malformed: 0,
@@ -446,7 +446,8 @@ impl World {
     fn node(&mut self, host: usize) -> Node {
         let h = &mut self.hosts[host];
         h.instances += 1;
-        let seed = Rng::new(mix(self.seed ^ h.instances << 8 ^ host as u64)).bytes32();
+        let mut rng = Rng::new(mix(self.seed ^ h.instances << 8 ^ host as u64));
+        let (seed, pads) = (rng.bytes32(), Pads::new(&rng.bytes32()));
         let paths = self
             .setup
             .paths
@@ -472,20 +473,23 @@ impl World {
             preshared: self
                 .setup
                 .preshared
-                .then(|| Secret::new(preshared(self.seed))),
+                .then(|| Box::new(Secret::new(preshared(self.seed)))),
             prefixes: prefixes.to_vec(),
+            accept: vec![Opening::ANY],
             endpoints,
         };
         let config = NodeConfig {
-            private: StaticSecret::from(private(self.seed, host)),
+            private: Box::new(StaticSecret::from(private(self.seed, host))),
             suite: self.setup.suite[host],
             integrity: self.setup.integrity,
             paths: paths.collect(),
             peers: vec![peer],
             addresses: addresses()[host].to_vec(),
+            reachable: Vec::new(),
             gateway: Vec::new(),
             trusted_share: self.setup.trusted_share,
             bumps: bumps(&self.setup),
+            pads,
             hold_without_trusted: self.setup.hold_without_trusted,
         };
         let node = Node::new(self.now, config, seed).expect("two different keys");
@@ -577,7 +581,8 @@ impl World {
         let kernel = &h.kernel;
         let at = &mut At { now, node, kernel };
         match event {
-            Event::Control { bytes, .. } => {
+            Event::Control { peer, bytes } => {
+                at.node.control_done(peer);
                 self.coverage.note(Seen::ControlArrived);
                 if let Some(count) = self.controls.get_mut(&bytes) {
                     *count += 1;

@@ -804,3 +804,31 @@ fn what_a_peer_could_not_carry_out_it_is_told_again() {
         assert!(report.coverage.get(happened) > 0, "{happened:?}");
     }
 }
+
+/// A daemon says that its host has chosen in the last of all generations, and that somebody else has. What the
+/// user of the other end chooses afterwards holds at both ends.
+#[test]
+fn a_peer_makes_no_choice_that_cannot_be_overruled() {
+    let lingers = Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan([3000, 3000], Order::Both, [false; 2])
+    };
+    for (last, by) in [(PLAIN, 2), (SHARE, 2), (PLAIN, 9), (SHARE, 9)] {
+        let ops = vec![
+            (at(1000), Op::Open(lingers)),
+            (at(2000), Op::Choose(0, 1, SCRAMBLE)),
+            (at(4000), Op::Outbid(0, 1, SEAL, by)),
+            (at(6000), Op::Choose(0, 0, last)),
+            (at(8000), Op::Outbid(0, 1, SEAL, by)),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), with_rest(ops));
+        assert_eq!(report.delivered, 6000);
+        let seen = |what| report.coverage.get(what);
+        assert_eq!(seen(Seen::VersionRefused), 2, "by {by}");
+        // Of the two that were chosen, and no other.
+        let chosen = [Seen::SwitchedIn, Seen::SwitchedOut].map(seen);
+        assert_eq!(chosen.iter().sum::<u64>(), 2, "{chosen:?}");
+    }
+}

@@ -5,3 +5,4 @@ pub mod asking;
 pub mod conns;
 pub mod locks;
 pub mod messages;
+pub mod plausible;

@@ -23,7 +23,8 @@ struct Arguments {
 enum Command {
     /// Run every test: units, simulator, and real traffic in network namespaces.
     ///
-    /// Installs missing system packages as root on Debian, and names them elsewhere.
+    /// One that fails keeps no other from running; the last lines name those that failed. Installs missing
+    /// system packages as root on Debian, and names them elsewhere.
     Test,
     /// Run random histories of two hosts in the simulator; has options of its own.
     #[command(disable_help_flag = true)]
@@ -91,9 +92,8 @@ fn test() -> Result<()> {
     packages::ensure_tests()?;
     // The tests on real traffic start dibsd and dibsctl: cargo builds them for their own tests, before
     // it runs any. A further build for them alone would choose other features, and compile all again.
-    let mut tests = run::cargo_command(&["test", "--workspace"]);
-    let failed = run::workspace().join("target/failed-once");
-    run::run(tests.env("DIBS_BUILT", "1").env("DIBS_RETRY", failed))
+    let mut tests = run::cargo_command(&["test", "--workspace", "--no-fail-fast"]);
+    run::tests(tests.env("DIBS_BUILT", "1"))
 }
 
 fn sim(options: &[OsString]) -> Result<()> {

@@ -1,7 +1,9 @@
 //! Running commands, shown as they are run.
 
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -29,15 +31,79 @@ pub(crate) fn workspace() -> &'static Path {
 /// # Errors
 /// If it cannot be started or fails; with the command.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let line = words
-        .map(|word| word.to_string_lossy())
-        .collect::<Vec<_>>()
-        .join(" ");
-    eprintln!("$ {line}");
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start: {line}"))?;
+    let line = shown(command);
+    let status = command.status();
+    let status = status.with_context(|| format!("cannot start: {line}"))?;
     ensure!(status.success(), "{line}: {status}");
     Ok(())
+}
+
+/// Runs tests to their end.
+///
+/// # Errors
+/// If they cannot be started or some fail; with the names of those.
+pub(crate) fn tests(command: &mut Command) -> Result<()> {
+    let line = shown(command);
+    let mut child = { command.stdout(Stdio::piped()).spawn() }
+        .with_context(|| format!("cannot start: {line}"))?;
+    let output = child.stdout.take().context("the tests' output")?;
+    let failed = pass_on(output, std::io::stdout()).context("the tests' output")?;
+    let status = child.wait().with_context(|| line.clone())?;
+    ensure!(
+        status.success(),
+        "{line}: {status}\nfailed: {}",
+        Vec::from_iter(failed).join(", ")
+    );
+    Ok(())
+}
+
+/// Passes on what tests print, byte by byte as it comes; returns the names of those that failed.
+fn pass_on(mut from: impl Read, mut to: impl Write) -> std::io::Result<BTreeSet<String>> {
+    let (mut failed, mut line, mut buffer) = (BTreeSet::new(), Vec::new(), [0; 4096]);
+    loop {
+        let read = from.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(failed);
+        }
+        to.write_all(&buffer[..read])?;
+        to.flush()?;
+        for &byte in &buffer[..read] {
+            if byte != b'\n' {
+                line.push(byte);
+                continue;
+            }
+            failed.extend(failed_test(&String::from_utf8_lossy(&line)));
+            line.clear();
+        }
+    }
+}
+
+/// The test that a line of a harness says failed: `test name ... FAILED`.
+fn failed_test(line: &str) -> Option<String> {
+    let (name, verdict) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
+    verdict.starts_with("FAILED").then(|| name.to_owned())
+}
+
+/// Shows a command that is about to be run; returns it as a line.
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    let line = words.join(" ");
+    eprintln!("$ {line}");
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_failed_are_named_and_their_words_passed_on() {
+        let said = "running 3 tests\ntest one ... ok\ntest two::three ... FAILED\n\
+                    test four ... FAILED (1.20s)\ntest result: FAILED. 1 passed; 2 failed\nthe end";
+        let mut heard = Vec::new();
+        let failed = pass_on(said.as_bytes(), &mut heard).unwrap();
+        assert_eq!(Vec::from_iter(failed), ["four", "two::three"]);
+        assert_eq!(String::from_utf8(heard).unwrap(), said);
+    }
 }

@@ -7,6 +7,8 @@ use super::Daemon;
 pub(crate) struct Steered {
     /// Changes of the kernel's state. 0: everything was as wanted.
     pub(crate) steps: u64,
+    /// Nothing else was wanted than when the kernel was last brought to it: changes undo what others did.
+    pub(crate) settled: bool,
 }
 
 impl Daemon {
@@ -45,10 +47,11 @@ impl Daemon {
         if self.let_go.get() {
             return Ok(Steered::default());
         }
-        let (wish, pins, fresh) = {
+        let (wish, pins, fresh, settled) = {
             let state = self.state.borrow();
             let fresh = state.installed.is_empty() && !state.in_use().is_empty();
-            (state.wish(&self.config), state.pins(), fresh)
+            let settled = !state.pins_are_stale() && state.is_installed();
+            (state.wish(&self.config), state.pins(), fresh, settled)
         };
         if let Err(error) = self.backstop.lock().await.narrow(&wish).await {
             tracing::warn!("{error}");
@@ -68,13 +71,8 @@ impl Daemon {
         }
         Ok(Steered {
             steps: report.steps.len() as u64 + undone,
+            settled,
         })
-    }
-
-    /// Whether the kernel was brought to all that is wanted now.
-    pub(crate) fn is_settled(&self) -> bool {
-        let state = self.state.borrow();
-        !state.pins_are_stale() && state.is_installed()
     }
 
     /// Leaves the kernel as it is from now on, whatever becomes of it: TUNs that go with the daemon are not

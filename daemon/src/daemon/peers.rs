@@ -11,8 +11,9 @@ use crate::messages::{Body, Message, Outcome};
 use crate::rules::Rule;
 use crate::startup::policy_prefix;
 
-/// How long a peer's daemon has for an answer; `dibsctl` waits longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a peer's daemon has for an answer: on a busy machine it waits for iptables for seconds. `dibsctl`
+/// waits longer.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Who waits for a peer's answer.
 pub(super) struct Question {

@@ -9,6 +9,7 @@ use dibs_config::{Config, Level};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{Binding, BumpId, ClassRule, Desired, Prefix};
 use dibs_switch::locks::Locks;
+use dibs_switch::plausible::Implausible;
 
 use crate::conns::{Choices, Names, Pair};
 use crate::interfaces::Inventory;
@@ -24,6 +25,25 @@ const PINS: usize = 32;
 /// The rule number of those.
 const PIN: u32 = 0;
 
+/// How many versions of choices were refused, out of messages and out of the file.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Refused {
+    /// For their generation.
+    pub(crate) generations: u64,
+    /// For the host that they name.
+    pub(crate) hosts: u64,
+}
+
+impl Refused {
+    /// Counts one.
+    pub(crate) fn note(&mut self, why: Implausible) {
+        match why {
+            Implausible::Generation => self.generations += 1,
+            Implausible::Host => self.hosts += 1,
+        }
+    }
+}
+
 /// What changes.
 pub(crate) struct State {
     /// In the order in which they are tried.
@@ -33,6 +53,8 @@ pub(crate) struct State {
     /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
     pub(crate) utc_offset: i32,
     pub(crate) choices: Choices,
+    /// Versions that nobody can have given to a choice.
+    pub(crate) refused: Refused,
     /// How peers name their sockets.
     pub(crate) names: Names,
     /// Which connections take nothing in plain.
@@ -60,6 +82,8 @@ pub(crate) struct State {
     pub(crate) links: Vec<Link>,
     /// Of this host, as far as steered connections may use them.
     pub(crate) addresses: Vec<IpAddr>,
+    /// Those of them that a path's interface has, or had.
+    pub(crate) reachable: Vec<IpAddr>,
     /// Bumps that are installed, with the number of sweeps that found no use for them.
     pub(crate) installed: BTreeMap<BumpId, u32>,
     /// Connections that are on a bump without a choice: by rules, here or at the peer.
@@ -194,8 +218,8 @@ impl State {
 /// The rule of a single connection.
 fn pin(pair: &Pair, bump: BumpId) -> ClassRule {
     ClassRule {
-        dport: Some(pair.remote.port()),
-        sport: Some(pair.local.port()),
+        dport: Some(pair.remote.port().into()),
+        sport: Some(pair.local.port().into()),
         destination: Some(Prefix::host(pair.remote.ip())),
         source: Some(Prefix::host(pair.local.ip())),
         binding: Binding::Pinned,
@@ -217,12 +241,18 @@ impl State {
 
     /// What is to be steered now.
     pub(crate) fn wish(&self, config: &Config) -> Desired {
+        self.wish_with(config, None)
+    }
+
+    /// The same, with a rule more.
+    pub(crate) fn wish_with(&self, config: &Config, added: Option<&Rule>) -> Desired {
         let mut bumps = self.in_use();
         bumps.extend(self.installed.keys());
+        bumps.extend(added.map(Rule::bump_id));
         let pins = self.pins();
         let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
         let offset = self.utc_offset;
-        let rules = self.rules_in_force();
+        let rules = self.rules_in_force().chain(added);
         let rules = rules.flat_map(move |rule| rule.kernel_classes(offset));
         let wish = desired(config, pins.chain(rules), &bumps, &self.addresses);
         let peers = config.peers.iter().zip(&self.peers);

@@ -1,5 +1,6 @@
 //! The main thread's end of the data path.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -7,32 +8,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::node::{ConnSnapshot, ControlError, Event, Node, PathSnapshot, PeerSnapshot};
+use dibs_core::node::{ConnSnapshot, ControlError, Node, PathSnapshot, PeerSnapshot};
 use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, boottime_ns, precise_timers};
 use dibs_wire::Tuple;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
+use super::notices::{self, Notices, Teller};
 use super::path::PathIo;
 use super::precedence::Precedence;
 use super::{DataPath, WAKER};
-
-/// Notices that wait for the main thread, at most: a peer can cause them.
-const NOTICES: usize = 4096;
-
-/// What the data path tells the main thread.
-pub enum Notice {
-    /// An event of the node.
-    Node(Event),
-    /// A TUN cannot be read any more.
-    TunLost {
-        /// Its bump.
-        bump: u8,
-        /// The device, to be closed where that does not stop packets.
-        tun: Box<Tun>,
-        /// What the system said.
-        error: io::Error,
-    },
-}
 
 pub(super) enum Command {
     AddTun {
@@ -61,10 +45,15 @@ pub(super) enum Command {
         bytes_per_second: u64,
     },
     SetAddresses(Vec<IpAddr>),
+    /// Those of them that the paths' interfaces have.
+    SetReachable(Vec<IpAddr>),
     SendControl {
         peer: usize,
         message: Vec<u8>,
         done: oneshot::Sender<Result<(), ControlError>>,
+    },
+    ControlDone {
+        peer: usize,
     },
     Drain {
         bump: u8,
@@ -128,15 +117,13 @@ pub struct SocketSnapshot {
 pub(super) struct DriverCounters {
     pub(super) tun_refused: u64,
     pub(super) tun_missing: u64,
-    pub(super) notices_dropped: u64,
 }
 
 impl DriverCounters {
-    pub(super) fn named(&self) -> [(&'static str, u64); 3] {
+    pub(super) fn named(&self) -> [(&'static str, u64); 2] {
         [
             ("tun_refused", self.tun_refused),
             ("tun_missing", self.tun_missing),
-            ("notices_dropped", self.notices_dropped),
         ]
     }
 }
@@ -159,16 +146,16 @@ pub fn start(
     node: Node,
     names: Vec<String>,
     earliest: Duration,
-) -> io::Result<(Driver, mpsc::Receiver<Notice>, JoinHandle<io::Result<()>>)> {
+) -> io::Result<(Driver, Notices, JoinHandle<io::Result<()>>)> {
     let poller = Poller::new()?;
     let waker = poller.waker(WAKER)?;
     let (commands, inbox) = channel();
-    let (notices, told) = mpsc::channel(NOTICES);
+    let (teller, told) = notices::channel(waker.clone());
     let thread = std::thread::Builder::new()
         .name("data".to_owned())
         .spawn(move || {
             precise_timers()?;
-            data_path(node, poller, inbox, notices, names, earliest).run()
+            data_path(node, poller, inbox, teller, names, earliest).run()
         })?;
     Ok((Driver { commands, waker }, told, thread))
 }
@@ -177,7 +164,7 @@ fn data_path(
     node: Node,
     poller: Poller,
     commands: Receiver<Command>,
-    notices: mpsc::Sender<Notice>,
+    teller: Teller,
     names: Vec<String>,
     earliest: Duration,
 ) -> DataPath {
@@ -186,7 +173,8 @@ fn data_path(
         earliest,
         poller,
         commands,
-        notices,
+        teller,
+        lost_tuns: VecDeque::new(),
         paths: names.into_iter().map(PathIo::new).collect(),
         tuns: Default::default(),
         batch: RecvBatch::new(),
@@ -254,6 +242,11 @@ impl Driver {
         self.send(Command::SetAddresses(addresses))
     }
 
+    /// Those of them that the paths' interfaces have.
+    pub fn set_reachable(&self, addresses: Vec<IpAddr>) -> Result<(), Gone> {
+        self.send(Command::SetReachable(addresses))
+    }
+
     /// Hands a message for the peer's daemon to the node.
     pub async fn send_control(
         &self,
@@ -266,6 +259,12 @@ impl Driver {
             done,
         })
         .await
+    }
+
+    /// A message of the peer's daemon has been dealt with: there is room for another one.
+    pub fn control_done(&self, peer: usize) {
+        // Without the data path none comes.
+        let _ = self.send(Command::ControlDone { peer });
     }
 
     /// Tells of the rate that a path to the host `to` has just carried for others.

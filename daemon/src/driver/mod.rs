@@ -3,12 +3,14 @@
 //! It waits for packets, for commands of the main thread and for the node's deadline, and moves what
 //! there is in rounds that are bounded, so that neither side starves. It takes no locks and, once its
 //! buffers have grown, allocates nothing for a packet. It never waits for the main thread: what that
-//! has to know goes by a bounded channel.
+//! has to know goes by a bounded channel, and waits here while that is full.
 
 mod handle;
+mod notices;
 mod path;
 mod precedence;
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,7 +23,9 @@ use dibs_wire::Tuple;
 use tokio::sync::oneshot;
 
 use handle::{Command, DriverCounters};
-pub use handle::{Driver, Gone, Notice, Snapshot, SocketSnapshot, start};
+pub use handle::{Driver, Gone, Snapshot, SocketSnapshot, start};
+use notices::Teller;
+pub use notices::{Notice, Notices};
 use path::PathIo;
 pub(crate) use precedence::FIRST;
 use precedence::Precedence;
@@ -66,7 +70,9 @@ struct DataPath {
     node: Node,
     poller: Poller,
     commands: Receiver<Command>,
-    notices: tokio::sync::mpsc::Sender<Notice>,
+    teller: Teller,
+    /// What the main thread is to be told before anything else: a TUN is lost once until it is given another.
+    lost_tuns: VecDeque<Notice>,
     paths: Vec<PathIo>,
     tuns: [Option<Tun>; BUMPS],
     batch: RecvBatch,
@@ -219,7 +225,7 @@ impl DataPath {
         if let Some(tun) = self.tuns[bump].take() {
             // Fails only if the descriptor is not watched.
             let _ = self.poller.remove(&tun);
-            self.tell(Notice::TunLost {
+            self.lost_tuns.push_back(Notice::TunLost {
                 bump: bump as u8,
                 tun: Box::new(tun),
                 error,
@@ -288,12 +294,17 @@ impl DataPath {
         Ok(())
     }
 
+    /// Tells what there is room for; the rest waits, in the node if it comes from there.
     fn report(&mut self) {
-        while let Some(event) = self.node.poll_event() {
-            if let Event::Drained { bump, tuple, .. } = event {
-                self.drained(bump, tuple);
-            } else {
-                self.tell(Notice::Node(event));
+        while self.teller.has_room() {
+            if let Some(notice) = self.lost_tuns.pop_front() {
+                self.teller.tell(notice);
+                continue;
+            }
+            match self.node.poll_event() {
+                Some(Event::Drained { bump, tuple, .. }) => self.drained(bump, tuple),
+                Some(event) => self.teller.tell(Notice::Node(event)),
+                None => return,
             }
         }
     }
@@ -306,13 +317,6 @@ impl DataPath {
         {
             // Whoever asked may have given up waiting.
             let _ = self.drains.swap_remove(at).2.send(());
-        }
-    }
-
-    fn tell(&mut self, notice: Notice) {
-        // A main thread that does not follow must not make this one hold or wait.
-        if self.notices.try_send(notice).is_err() {
-            self.counters.notices_dropped += 1;
         }
     }
 
@@ -359,6 +363,7 @@ impl DataPath {
                     bytes_per_second,
                 } => self.node.expect_rate(now, path, to, bytes_per_second),
                 Command::SetAddresses(addresses) => self.node.set_addresses(addresses),
+                Command::SetReachable(addresses) => self.node.set_reachable(addresses),
                 Command::SendControl {
                     peer,
                     message,
@@ -367,6 +372,7 @@ impl DataPath {
                     let sent = self.node.send_control(now, peer, &message);
                     let _ = done.send(sent);
                 }
+                Command::ControlDone { peer } => self.node.control_done(peer),
                 Command::Drain {
                     bump,
                     tuple,

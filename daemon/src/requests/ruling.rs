@@ -1,47 +1,133 @@
 //! Rules that users make and delete while the daemon runs.
 
 use dibs_config::Level;
-use dibs_control::{ErrorKind, Failure, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
+use dibs_control::{ErrorKind, Failure, NewRule, RuleId, RuleMade, RuleOrigin, Selector};
+use dibs_policy::BumpId;
 
 use super::{Caller, failed, refused};
-use crate::daemon::{Daemon, Hand};
+use crate::daemon::{Audience, Daemon, Hand};
 use crate::live::Live;
-use crate::rules::{self, Rule};
+use crate::rules::{self, Displaced, Rule};
 use crate::saved::SavedRule;
 
+/// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
+const RULES_OF_UID: usize = 64;
+/// Those of all members, for one person may have many uids (subuid(5)).
+const RULES_OF_MEMBERS: usize = 256;
+
 impl Daemon {
+    /// Makes a rule. The caller of this has its turn to change things.
     pub(super) async fn rule_add(
         &self,
         caller: Caller,
         wanted: NewRule,
-    ) -> Result<RuleInfo, Failure> {
-        let _turn = self.changes.lock().await;
+    ) -> Result<RuleMade, Failure> {
         self.may_add(caller, &wanted)?;
         let bump = self.bump_for(Some(&wanted.bump))?;
+        let (rule, displaced) = self.rule_of(caller, &wanted, bump.id).await?;
+        let lives = self.connections().await.map_err(failed)?;
+        self.check_meant(&rule, &lives).await?;
+        let (id, info, by) = (rule.id, rule.info(), caller.uid);
+        let audience = Audience::of_rule(&rule);
+        let before = {
+            let mut state = self.state.borrow_mut();
+            let gone = |id| displaced.iter().any(|(rule, _)| rule.id == id);
+            let before = (state.rules.clone(), state.user_rules.clone());
+            state.next_rule = id + 1;
+            state.rules.retain(|rule| !gone(rule.id));
+            state.rules.push(rule);
+            state.rules.sort_by_key(Rule::order);
+            state.user_rules.retain(|rule| !gone(rule.id));
+            state.user_rules.push(SavedRule {
+                id,
+                rule: wanted,
+                by: Some(by),
+            });
+            before
+        };
+        // Peers first: what comes to them by the bump finds it there.
+        self.send_wants().await;
+        let carried_out = async {
+            self.save()?;
+            self.steer().await.map(drop)
+        };
+        if let Err(error) = carried_out.await {
+            {
+                let mut state = self.state.borrow_mut();
+                (state.rules, state.user_rules) = before;
+            }
+            // Or the next start would find it in the file.
+            if let Err(error) = self.save() {
+                tracing::warn!("{error:#}");
+            }
+            // Some of it may be in the kernel.
+            if let Err(error) = self.steer().await {
+                tracing::warn!("cannot take back rule {id}: {error:#}");
+            }
+            self.send_wants().await;
+            return Err(failed(error));
+        }
+        self.enforce(&lives, None).await;
+        for (rule, _) in displaced.iter().filter(|(rule, _)| rule.holds) {
+            let freed = self.freed(rule, &lives);
+            self.follow_rules(&freed, 0).await;
+        }
+        for (bump, lives) in self.ruled(&lives, None) {
+            self.follow_rules(&lives, bump).await;
+        }
+        self.hours_due.notify_one();
+        self.sessions_due.notify_one();
+        if let Some(warning) = bump.warning {
+            tracing::warn!("{warning}");
+        }
+        self.tell_of(
+            audience,
+            "rule_added",
+            format!("rule {id} puts connections on {}", bump.name),
+            &[("rule", id.to_string()), ("bump", bump.name.clone())],
+        );
+        for (rule, why) in &displaced {
+            self.tell_displaced(rule, id, why);
+        }
+        Ok(RuleMade {
+            rule: info,
+            displaced: displaced.iter().map(|(rule, _)| rule.info()).collect(),
+        })
+    }
+
+    /// The rule that a user wants, as the kernel takes it, and the rules that give way to it.
+    async fn rule_of(
+        &self,
+        caller: Caller,
+        wanted: &NewRule,
+        bump: BumpId,
+    ) -> Result<(Rule, Vec<Displaced>), Failure> {
         let behind = |name: &str| {
             let peer = self.config.peers.iter().find(|peer| peer.name == name);
             peer.map(|peer| peer.addresses.clone())
         };
-        if let Selector::Match(named) = &wanted.selector {
-            self.check_peer(named.peer.as_deref())?;
-        }
         let peer = match &wanted.selector {
             Selector::Match(named) => named.peer.as_deref(),
             _ => None,
         };
-        if let Some(why) = self.lacking(peer, bump.id.get()).await? {
+        self.check_peer(peer)?;
+        if let Some(why) = self.lacking(peer, bump.get()).await? {
             return Err(refused(why));
         }
         let id = self.state.borrow().next_rule;
         let now = dibs_io::local_time();
-        let mut rule = rules::of_user(id, &wanted, bump.id, now, behind).map_err(refused)?;
-        if let Some(why) = rules::contradicted(&rule, &self.state.borrow().rules) {
-            return Err(refused(format!("the rule cannot be made: {why}")));
+        let mut rule =
+            rules::of_user(id, wanted, caller.uid, bump, now, behind).map_err(refused)?;
+        let cannot_be = |why: String| refused(format!("the rule cannot be made: {why}"));
+        let displaced = rules::displaced(&rule, &self.state.borrow().rules).map_err(cannot_be)?;
+        match self.probe(&mut rule).await.map_err(failed)? {
+            Some(why) => Err(cannot_be(why)),
+            None => Ok((rule, displaced)),
         }
-        if let Some(why) = self.probe(&mut rule).await.map_err(failed)? {
-            return Err(refused(format!("the rule cannot be made: {why}")));
-        }
-        let lives = self.connections().await.map_err(failed)?;
+    }
+
+    /// Refuses a rule that live connections could not follow, or that could not be held.
+    async fn check_meant(&self, rule: &Rule, lives: &[Live]) -> Result<(), Failure> {
         let up = self.sessions().await?;
         let meant = lives.iter().filter(|live| rule.holds && !live.over);
         let meant: Vec<Live> = meant.filter(|live| rule.means(live)).copied().collect();
@@ -57,7 +143,7 @@ impl Daemon {
                 pair.local, pair.remote
             )));
         }
-        let number = bump.id.get();
+        let number = rule.bump_id().get();
         let addresses = meant.iter().map(|live| live.pair.local.ip());
         // What requires its bump is to wait where there is no device.
         let fault = self.device_fault(number, addresses).await.map_err(failed)?;
@@ -72,48 +158,24 @@ impl Daemon {
                 carrier.pair.remote
             )));
         }
-        let info = rule.info();
-        {
-            let mut state = self.state.borrow_mut();
-            state.next_rule = id + 1;
-            state.rules.push(rule);
-            state.rules.sort_by_key(Rule::order);
-            state.user_rules.push(SavedRule { id, rule: wanted });
+        match self.unbacked(Some(rule)).await {
+            Some(why) => Err(refused(format!(
+                "the rule cannot be made: it would not be held when others flush the firewall: {why}; nothing \
+                 was changed"
+            ))),
+            None => Ok(()),
         }
-        // Peers first: what comes to them by the bump finds it there.
-        self.send_wants().await;
-        let carried_out = async {
-            self.save()?;
-            self.steer().await.map(drop)
-        };
-        if let Err(error) = carried_out.await {
-            self.forget_rule(id);
-            // Or the next start would find it in the file.
-            if let Err(error) = self.save() {
-                tracing::warn!("{error:#}");
-            }
-            // Some of it may be in the kernel.
-            if let Err(error) = self.steer().await {
-                tracing::warn!("cannot take back rule {id}: {error:#}");
-            }
-            self.send_wants().await;
-            return Err(failed(error));
-        }
-        self.enforce(&lives, None).await;
-        for (bump, lives) in self.ruled(&lives, None) {
-            self.follow_rules(&lives, bump).await;
-        }
-        self.hours_due.notify_one();
-        self.sessions_due.notify_one();
-        if let Some(warning) = bump.warning {
-            tracing::warn!("{warning}");
-        }
-        self.tell(
-            "rule_added",
-            format!("rule {id} puts connections on {}", bump.name),
-            &[("rule", id.to_string()), ("bump", bump.name.clone())],
+    }
+
+    /// Tells that a rule of a member of the group gave way to one of root's, to both.
+    fn tell_displaced(&self, rule: &Rule, to: RuleId, why: &str) {
+        let Rule { id, by, .. } = rule;
+        self.tell_of(
+            Audience::of_rule(rule),
+            "rule_displaced",
+            format!("rule {id} of uid {by} gave way to root and is gone: {why}"),
+            &[("rule", id.to_string()), ("by", to.to_string())],
         );
-        Ok(info)
     }
 
     /// Whether a user may make a rule (SECURITY 8), and the configuration leaves it its strength.
@@ -133,25 +195,42 @@ impl Daemon {
         if !caller.is_root() && wanted.terms.match_expr.is_some() {
             return denied("only root makes rules with a match of iptables".to_owned());
         }
+        self.may_have_more(caller)
+    }
+
+    /// Refuses members of the group more rules than packets should be compared with.
+    fn may_have_more(&self, caller: Caller) -> Result<(), Failure> {
+        if caller.is_root() {
+            return Ok(());
+        }
+        let state = self.state.borrow();
+        let members = || state.rules.iter().filter(|rule| rule.is_of_member());
+        let own = members().filter(|rule| rule.by == caller.uid).count();
+        if own >= RULES_OF_UID {
+            return Err(refused(format!(
+                "uid {} has {RULES_OF_UID} rules, and may not have more: delete one first",
+                caller.uid
+            )));
+        }
+        if members().count() >= RULES_OF_MEMBERS {
+            return Err(refused(format!(
+                "the members of the group have {RULES_OF_MEMBERS} rules, and may not have more: \
+                 root can delete some"
+            )));
+        }
         Ok(())
     }
 
-    fn forget_rule(&self, id: RuleId) {
-        let mut state = self.state.borrow_mut();
-        state.rules.retain(|rule| rule.id != id);
-        state.user_rules.retain(|rule| rule.id != id);
-    }
-
     pub(super) async fn rule_del(&self, caller: Caller, id: RuleId) -> Result<(), Failure> {
-        let _turn = self.changes.lock().await;
         let found = {
             let state = self.state.borrow();
             state.rules.iter().find(|rule| rule.id == id).cloned()
         };
-        let Some(rule) = found else {
+        let Some(rule) = found.filter(|rule| caller.sees(rule)) else {
+            let whose = if caller.is_root() { "" } else { " of yours" };
             return Err(Failure::new(
                 ErrorKind::NotFound,
-                format!("there is no rule {id}"),
+                format!("there is no rule {id}{whose}"),
             ));
         };
         if rule.origin == RuleOrigin::Config {
@@ -159,14 +238,18 @@ impl Daemon {
                 "rule {id} stands in the configuration file: change it there"
             )));
         }
-        if !caller.is_root() && !rule.classes.iter().all(|c| c.uid == Some(caller.uid)) {
+        if !caller.is_root() && rule.by != caller.uid {
             return Err(Failure::new(
                 ErrorKind::Denied,
-                format!("rule {id} is not for you alone: only root deletes it"),
+                format!("rule {id} is root's: only root deletes it"),
             ));
         }
         let lives = self.connections().await.map_err(failed)?;
-        self.forget_rule(id);
+        {
+            let mut state = self.state.borrow_mut();
+            state.rules.retain(|rule| rule.id != id);
+            state.user_rules.retain(|rule| rule.id != id);
+        }
         self.save().map_err(failed)?;
         self.steer().await.map_err(failed)?;
         let freed = if rule.holds {
@@ -182,7 +265,8 @@ impl Daemon {
             self.follow_rules(&lives, bump).await;
         }
         self.send_wants().await;
-        self.tell(
+        self.tell_of(
+            Audience::of_rule(&rule),
             "rule_deleted",
             format!("rule {id} is gone, {} connection(s) with it", freed.len()),
             &[("rule", id.to_string())],

@@ -7,6 +7,7 @@ use crate::conns::{Choice, Pair, Version};
 use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
 use crate::messages::{Named, Outcome};
+use crate::plausible::Hosts;
 
 /// What stood for a connection before a peer's switch.
 #[derive(Clone, Copy)]
@@ -47,7 +48,7 @@ impl Daemon {
         };
         let mut outcomes = Vec::with_capacity(conns.len());
         let mut moving = Vec::new();
-        let mut news = 0;
+        let mut news = Vec::new();
         for (named, version) in conns {
             let pair = named.pair.reversed();
             let live = lives.get(&pair).filter(|live| live.peer == peer);
@@ -64,7 +65,9 @@ impl Daemon {
             };
             outcomes.push(match verdict {
                 Ok(is_new) => {
-                    news += usize::from(is_new);
+                    if is_new {
+                        news.extend(lives.get(&pair).map(|live| live.uid));
+                    }
                     let before = before.expect("there is such a connection");
                     moving.push((outcomes.len(), pair, version, before));
                     (Outcome::Done, version.generation)
@@ -146,15 +149,13 @@ impl Daemon {
             });
         }
         self.confirmations_due.notify_one();
-        if news == 0 {
-            return outcomes;
-        }
         let name = self.peer_name(peer).to_owned();
         let bump = self.bump_name(bump).to_owned();
-        self.tell(
+        self.tell_of_conns(
+            news.into_iter(),
             "switched",
-            format!("peer {name} moved {news} connection(s) to {bump}"),
-            &[("peer", name), ("bump", bump), ("count", news.to_string())],
+            |count| format!("peer {name} moved {count} connection(s) to {bump}"),
+            &[("peer", name.clone()), ("bump", bump.clone())],
         );
         outcomes
     }
@@ -209,7 +210,15 @@ impl Daemon {
         ready: bool,
         version: Version,
     ) -> Result<bool, (Outcome, u64)> {
+        let hosts = Hosts {
+            own: self.host,
+            peer: crate::host_id(&self.config.peers[live.peer].public_key),
+        };
         let mut state = self.state.borrow_mut();
+        if let Err(why) = { &state.choices }.check(&live.pair, live.socket, version, hosts) {
+            state.refused.note(why);
+            return Err((Outcome::Failed, 0));
+        }
         let ruled = state.ruling(live).filter(|_| bump == 0);
         let own = state.requirement(live).or(ruled);
         let own = own.map(|rule| rule.bump_id().get());

@@ -8,6 +8,7 @@ use crate::conns::{Pair, Socket, Version};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
 use crate::messages::{Body, MAX_ENTRIES, Named, Outcome};
+use crate::plausible::Implausible;
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
@@ -168,7 +169,11 @@ impl Daemon {
                     let mut state = self.state.borrow_mut();
                     // Unless that later choice has come here meanwhile: then it stands.
                     let known = state.choices.of(&pair, conn.socket);
-                    if let Some(known) = known.filter(|known| known.version == version) {
+                    let near = { &state.choices }.may_be(&pair, conn.socket, generation);
+                    if !near {
+                        state.refused.note(Implausible::Generation);
+                    }
+                    if let Some(known) = known.filter(|known| near && known.version == version) {
                         let (bump, host) = (switch.bump, self.host);
                         { &mut state.choices }.propose(pair, conn.socket, bump, host, generation);
                         again.push((*conn, known));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Mark;
 use super::asking::{Meant, ROUND, Switch};
 use crate::conns::{Pair, Version};
-use crate::daemon::{Daemon, Hand, Handed, Unanswered};
+use crate::daemon::{Audience, Daemon, Hand, Handed, Unanswered};
 use crate::live::Live;
 use crate::messages::Outcome;
 
@@ -104,7 +104,9 @@ impl Daemon {
         }
         self.follow_peer(&pair, own).await;
         let name = self.peer_name(peer).to_owned();
-        self.tell(
+        let lives = self.sockets_of(&[pair]).await.unwrap_or_default();
+        self.tell_of(
+            Audience::of(lives.get(&pair).and_then(|live| live.uid)),
             "choice_refused",
             format!(
                 "a rule of peer {name} wants a connection on its bump, and not where it was chosen to be"

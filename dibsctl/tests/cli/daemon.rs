@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use dibs_control::{
-    BumpInfo, Changed, ConnInfo, ConnPathInfo, Failure, Integrity, PathInfo, PathState, PeerInfo,
-    PeerState, Reply, Request, RuleInfo, RuleOrigin, Skipped, Status, Trust, decode_request,
-    encode_reply,
+    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Failure, Integrity,
+    PathInfo, PathState, PeerInfo, PeerState, Reply, Request, RuleInfo, RuleOrigin, Skipped,
+    Status, Trust, decode_request, encode_reply,
 };
 use tempfile::TempDir;
 
@@ -114,6 +114,7 @@ pub(crate) fn peer() -> PeerInfo {
         state: PeerState::Established,
         public_key: "key".to_owned(),
         addresses: vec!["10.0.1.2/32".parse().unwrap()],
+        accept: vec!["paths".to_owned()],
         since: Some(0.0),
         bytes_sent: 1,
         bytes_received: 2,
@@ -131,6 +132,7 @@ pub(crate) fn bump() -> BumpInfo {
         shares: None,
         default: true,
         connections: 1,
+        answers: None,
         reason: None,
     }
 }
@@ -174,5 +176,10 @@ pub(crate) fn status() -> Status {
         bumps: vec![bump()],
         connections: 5,
         counters: [("replayed".to_owned(), 4), ("silent".to_owned(), 0)].into(),
+        backstop: BackstopInfo {
+            state: BackstopState::Failed,
+            reason: Some("set up the table: no".to_owned()),
+        },
+        counted: Some(1.5),
     }
 }

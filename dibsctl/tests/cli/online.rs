@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 use dibs_control::{
-    Changed, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector, Terms,
+    BumpInfo, Changed, ErrorKind, Event, Failure, Match, NewRule, Reply, Request, Selector, Terms,
     encode_reply,
 };
 use serde_json::Value;
@@ -98,8 +98,30 @@ fn bump_list() {
         Reply::Bumps(vec![bump()]),
         Reply::Bumps(Vec::new()),
         "BUMP      KIND      CONNECTIONS  NOTE\nscramble  scramble            1  default\n",
-        "name kind device default connections reason",
+        "name kind device default connections answers reason",
     );
+}
+
+#[test]
+fn a_device_by_which_nothing_comes_back_is_listed_as_such() {
+    let device = |name: &str, answers| BumpInfo {
+        name: name.to_owned(),
+        kind: "device".to_owned(),
+        device: Some("tun9".to_owned()),
+        default: false,
+        answers,
+        ..bump()
+    };
+    let bumps = vec![
+        device("vpn", Some(false)),
+        device("other", Some(true)),
+        device("new", None),
+    ];
+    let out = listing_of(&["bump", "list"], Reply::Bumps(bumps));
+    let of = |name: &str| out.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(of("vpn").ends_with("nothing comes back by it"), "{out}");
+    assert!(of("other").ends_with("something comes back by it"), "{out}");
+    assert!(!of("new").contains("by it"), "{out}");
 }
 
 #[test]
@@ -148,6 +170,7 @@ fn status_at_a_glance() {
     let out = listing_of(&["status"], Reply::Status(status()));
     for part in [
         "dibsd 0.1.0, pid 99, up 3m12s, integrity on\n",
+        "backstop failed: set up the table: no\n",
         "warning: integrity is a fine thing\n",
         "5 connections to peers, 1 on a bump\n",
         "server  established",
@@ -158,9 +181,10 @@ fn status_at_a_glance() {
     }
     assert!(!out.contains("silent"), "{out}");
     let object = json(&listing_of(&["--json", "status"], Reply::Status(status())));
+    has_keys(&object["backstop"], "state reason");
     has_keys(
         &object,
-        "version pid uptime integrity warnings peers paths bumps connections counters",
+        "version pid uptime integrity warnings peers paths bumps connections counters backstop",
     );
 }
 
@@ -261,6 +285,35 @@ fn to_skip_all_is_to_fail() {
 }
 
 #[test]
+fn rules_that_gave_way_are_named() {
+    let displaced = dibs_control::RuleInfo {
+        id: 2,
+        require: true,
+        selector: [("uid".to_owned(), "1000".to_owned())].into(),
+        ..rule()
+    };
+    let made = dibs_control::RuleMade {
+        rule: rule(),
+        displaced: vec![displaced],
+    };
+    let args = ["rule", "add", "--dport", "80", "--bump", "scramble"];
+    let reply = || Ok(Reply::Rule(made.clone()));
+    let (run, _) = Daemon::answering(reply()).run(&args);
+    assert_eq!(
+        run.good(),
+        "rule 3: dport 80 -> scramble\n\
+         rule 2 gave way to it and is gone: uid 1000 -> scramble (required)\n"
+    );
+    let (run, _) = Daemon::answering(reply()).run(&[&args[..], &["--json"]].concat());
+    let made = json(&run.good());
+    has_keys(&made, "id bump origin selector displaced");
+    assert_eq!(
+        (&made["id"], &made["displaced"][0]["id"]),
+        (&3.into(), &2.into())
+    );
+}
+
+#[test]
 fn rules_are_made_and_deleted() {
     let selector = Selector::Match(Match {
         dport: Some(80),
@@ -268,20 +321,20 @@ fn rules_are_made_and_deleted() {
     });
     let request = Request::RuleAdd(NewRule::new(selector, "scramble"));
     let args = ["rule", "add", "--dport", "80", "--bump", "scramble"];
-    let (run, asked) = Daemon::answering(Ok(Reply::Rule(rule()))).run(&args);
+    let (run, asked) = Daemon::answering(Ok(Reply::Rule(rule().into()))).run(&args);
     assert_eq!(
         (run.good().as_str(), asked),
         ("rule 3: dport 80 -> scramble\n", request)
     );
     let (run, _) =
-        Daemon::answering(Ok(Reply::Rule(rule()))).run(&[&args[..], &["--json"]].concat());
+        Daemon::answering(Ok(Reply::Rule(rule().into()))).run(&[&args[..], &["--json"]].concat());
     assert_eq!(json(&run.good())["id"], 3);
     let required = dibs_control::RuleInfo {
         require: true,
         ..rule()
     };
     let args = [&args[..], &["--require"]].concat();
-    let (run, asked) = Daemon::answering(Ok(Reply::Rule(required))).run(&args);
+    let (run, asked) = Daemon::answering(Ok(Reply::Rule(required.into()))).run(&args);
     assert!(matches!(
         asked,
         Request::RuleAdd(NewRule { require: true, .. })
@@ -309,7 +362,7 @@ fn rules_are_made_and_deleted() {
         "--time",
         "08:00-18:00",
     ];
-    let (run, asked) = Daemon::answering(Ok(Reply::Rule(preferred))).run(&args);
+    let (run, asked) = Daemon::answering(Ok(Reply::Rule(preferred.into()))).run(&args);
     let wanted = NewRule {
         terms: Terms {
             gid: Some(7),
@@ -332,7 +385,7 @@ fn rules_are_made_and_deleted() {
         run.good(),
         "rule 3: dport 80 -> scramble (preferred), not now\n"
     );
-    let (_, asked) = Daemon::answering(Ok(Reply::Rule(rule()))).run(&[
+    let (_, asked) = Daemon::answering(Ok(Reply::Rule(rule().into()))).run(&[
         "rule",
         "add",
         "--bump",

@@ -1,10 +1,11 @@
 //! Devices of other programs as bumps: OpenVPN, wireguard-go, and what is none of ours stays so.
 
+use std::io::{Read as _, Write as _};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::baseline::Tunnel;
-use netns_tests::daemon::wait;
+use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{Talk, connect};
 use netns_tests::vpn::{self, OPENVPN, WIREGUARD_GO};
@@ -252,6 +253,90 @@ fn a_rule_that_requires_a_device_lets_nothing_out_without_it() {
             let all = SystemTime::UNIX_EPOCH..SystemTime::now();
             ensure!(heard.plain(&plaintexts, &all) == [0, 0], "in plain");
             Ok(())
+        })
+    });
+}
+
+/// Waits until `bump list` says this of the device.
+fn wait_answers(node: &Node, answers: Option<bool>) -> Result<()> {
+    let mut known = serde_json::Value::Null;
+    let found = wait("word of whether the device answers", || {
+        known = vpn::bump(node).unwrap_or_default();
+        known["connections"] == 1 && known["answers"].as_bool() == answers
+    });
+    found.with_context(|| format!("{known:#}"))
+}
+
+#[test]
+fn a_device_through_which_nothing_passes_is_found_out_and_left() {
+    isolated(|| {
+        vpn::with(OPENVPN).run(|net| {
+            let vpn = vpn::openvpn_as_it_comes(net)?;
+            let talk = net.talk(7000)?;
+            talk.advance(SETTLED)?;
+            let known = vpn::bump(&net.a)?;
+            ensure!(
+                known["reason"].is_null() && known["answers"].is_null(),
+                "{known:#}"
+            );
+            let why = net
+                .a
+                .refused(&["enable", "--dport", "7000", "--bump", "vpn"])?;
+            for part in [
+                "nothing came back by device tun99 of bump vpn",
+                "--allow-recursive-routing",
+                "the connections are back where they were",
+            ] {
+                ensure!(why.contains(part), "{part}: {why}");
+            }
+            net.wait_bump(7000, "plain")?;
+            talk.advance(SETTLED)?;
+            let known = vpn::bump(&net.a)?;
+            ensure!(known["answers"] == false, "{known:#}");
+            // From a bump it goes back to that bump.
+            net.a.put_on("scramble", "--dport", 7000)?;
+            net.wait_bump(7000, "scramble")?;
+            net.a
+                .refused(&["enable", "--dport", "7000", "--bump", "vpn"])?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+
+            drop(vpn);
+            let _vpn = vpn::openvpn(net)?;
+            net.a.put_on("vpn", "--dport", 7000)?;
+            net.wait_bump(7000, "vpn")?;
+            wait_answers(&net.a, Some(true))?;
+            talk.advance(SETTLED)?;
+            talk.finish()
+        })
+    });
+}
+
+#[test]
+fn of_a_device_by_which_nothing_was_sent_nobody_says_that_it_answers() {
+    isolated(|| {
+        vpn::with(OPENVPN).run(|net| {
+            let vpn = vpn::openvpn_as_it_comes(net)?;
+            let (mut near, mut far) = connect(&net.a.host, &net.b.host, server(7000))?;
+            let enable = ["enable", "--dport", "7000", "--bump", "vpn"];
+            let moved = net.a.ctl(&enable)?;
+            ensure!(
+                moved["warnings"]
+                    .to_string()
+                    .contains("nobody knows whether"),
+                "{moved:#}"
+            );
+            net.wait_bump(7000, "vpn")?;
+            wait_answers(&net.a, None)?;
+            // Once it sends, it shows.
+            near.write_all(b"is anybody there?")?;
+            wait_answers(&net.a, Some(false))?;
+            drop(vpn);
+            let _vpn = vpn::openvpn(net)?;
+            let mut heard = [0; 17];
+            far.set_read_timeout(Some(SOON))?;
+            far.read_exact(&mut heard)?;
+            wait_answers(&net.a, Some(true))
         })
     });
 }

@@ -2,16 +2,14 @@
 //! hear of it: a peer that does not answer, a choice without a session, a mark that somebody cleared.
 
 use std::io::{Read as _, Write as _};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use netns_tests::daemon::SOON;
 use netns_tests::topology::server;
 use netns_tests::traffic::connect;
 use netns_tests::{Net, Setup, isolated};
 use nix::sys::signal::Signal;
 
-/// For what happens at once.
-const SOON: Duration = Duration::from_secs(10);
 const RULE: &str = "bump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000";
 
 /// Where the connection is, by each host's daemon.

@@ -2,11 +2,10 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use netns_tests::attacker::{Attacker, Segment, numbers};
-use netns_tests::daemon::{Node, wait};
+use netns_tests::daemon::{Node, SOON, wait};
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::connect;
 use netns_tests::{Net, Setup, isolated};
@@ -355,7 +354,7 @@ fn a_mark_without_a_choice_reaches_the_peer_too() {
                 .run(&format!("iptables -t mangle -D {tracked}"))?;
             net.wait_bump(7000, "scramble")?;
             net.wait_locked(7000)?;
-            near.set_read_timeout(Some(Duration::from_secs(10)))?;
+            near.set_read_timeout(Some(SOON))?;
             far.write_all(b"on")?;
             near.read_exact(&mut heard)?;
             Ok(())

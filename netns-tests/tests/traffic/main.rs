@@ -1,7 +1,9 @@
 //! Behaviour of `dibsd` and `dibsctl` on real traffic, a module for each subject. One binary: it is linked
 //! once, and while a test waits there is another to run.
 
+mod accept;
 mod attacks;
+mod backstop;
 mod broken;
 mod bumps;
 mod config;
@@ -17,6 +19,8 @@ mod late;
 mod links;
 mod locked;
 mod many;
+mod members;
+mod orphans;
 mod others;
 mod policy;
 mod recovery;
@@ -28,3 +32,4 @@ mod start;
 mod switching;
 mod told;
 mod transfer;
+mod turns;

@@ -256,7 +256,7 @@ fn the_data_path_goes_before_programs_that_leave_it_little() {
             let serve = ["--server", "--one-off", "--port", "7000"];
             let _server = spawn(&net.b, "iperf3", &serve)?;
             wait("iperf3", || net.b.host.is_listening(7000).unwrap_or(false))?;
-            let send = ["--client", "10.0.1.2", "--port", "7000", "--time", "30"];
+            let send = ["--client", "10.0.1.2", "--port", "7000", "--time", "600"];
             let _client = spawn(&net.a, "iperf3", &send)?;
             let crowd = |_| spawn(&net.a, "sh", &["-c", "while :; do :; done"]);
             let _crowd = (0..12).map(crowd).collect::<Result<Vec<Process>>>()?;

@@ -1,20 +1,20 @@
 //! After an outage a connection goes on at once, and not when TCP would try again by itself.
 
-use std::time::{Duration, Instant};
+use std::cell::Cell;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use dibs_lab::{End, Host, wait_until};
-use netns_tests::kernel::too_old;
+use anyhow::{Context as _, Result, bail, ensure};
+use dibs_lab::{End, HANG, Host, wait_until};
+use netns_tests::daemon::wait;
+use netns_tests::kernel::{counted, too_old};
 use netns_tests::traffic::{SETTLED, Talk};
 use netns_tests::{Net, Node, Setup, isolated};
 use nix::sys::signal::Signal;
 
-/// TCP doubles its timeouts: after so long it tries again ten seconds later.
-const OUTAGE: Duration = Duration::from_secs(15);
-/// After so long it does so some seconds later.
-const SHORT: Duration = Duration::from_secs(6);
-/// What going on may take, the start of a daemon included. It takes a quarter of that, or half beside other load.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// Seconds that the kernels' own next attempts are away when an outage ends: TCP doubles its timeouts, so that this
+/// comes about. A machine that needs as long for the little that then happens cannot tell who made the connection go on,
+/// and tries another outage, with more time.
+const AWAY: [f64; 3] = [5.0, 12.0, 40.0];
 
 /// Kills daemons, and starts them again after the outage.
 fn outlives_a_crash(ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result<()> {
@@ -23,7 +23,7 @@ fn outlives_a_crash(ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result<()> {
             { ends(net).into_iter() }.try_for_each(|node| node.stop(Signal::SIGKILL))
         };
         let start = |net: &mut Net| ends(net).into_iter().try_for_each(Node::spawn);
-        outlives(net, talk, OUTAGE, kill, start)
+        outlives(net, talk, kill, start)
     })
 }
 
@@ -32,22 +32,60 @@ fn dropped(net: &Net) -> Result<u64> {
     Ok(too_old(&net.a.host)? + too_old(&net.b.host)?)
 }
 
-/// Nobody answers the connection from `begin` to `end`; it stands still, and then goes on at once.
+/// Nobody answers the connection from `begin` to `end`; it stands still, and then goes on before its kernels try
+/// again by themselves.
 fn outlives(
     net: &mut Net,
     talk: &Talk,
-    time: Duration,
-    begin: impl FnOnce(&mut Net) -> Result<()>,
-    end: impl FnOnce(&mut Net) -> Result<()>,
+    begin: impl Fn(&mut Net) -> Result<()>,
+    end: impl Fn(&mut Net) -> Result<()>,
 ) -> Result<()> {
-    begin(net)?;
-    talk.stands_still(time)?;
-    let before = talk.received();
-    let since = Instant::now();
-    end(net)?;
-    goes_on(talk, before, since)?;
-    net.wait_established()?;
-    talk.advance(SETTLED)
+    let mut tries = [0; 2];
+    for away in AWAY {
+        begin(net)?;
+        wait("TCP to wait for long at both ends", || {
+            let waits = |host: &Host| next_try(host).is_ok_and(|next| next > away);
+            waits(&net.a.host) && waits(&net.b.host)
+        })?;
+        let (before, tried) = (talk.received(), timeouts(net)?);
+        end(net)?;
+        tries = goes_on(net, talk, before, tried)?;
+        talk.advance(256 << 10)?;
+        net.wait_established()?;
+        talk.advance(SETTLED)?;
+        if tries == [0; 2] {
+            return Ok(());
+        }
+    }
+    bail!("TCP tried again by itself: {tries:?} times");
+}
+
+/// How often the timers of the hosts' TCP have run out, to send again or to probe: of `a`, of `b`.
+fn timeouts(net: &Net) -> Result<[u64; 2]> {
+    let of = |host: &Host| -> Result<u64> {
+        Ok(counted(host, "TCPTimeouts")? + counted(host, "TCPWinProbe")?)
+    };
+    Ok([of(&net.a.host)?, of(&net.b.host)?])
+}
+
+/// Waits until new bytes arrive in both directions; returns how often the timer of their sender had run out by then.
+fn goes_on(net: &Net, talk: &Talk, before: [u64; 2], tried: [u64; 2]) -> Result<[u64; 2]> {
+    let mut moved = [None; 2];
+    wait_until(HANG, "new bytes each way", || {
+        let Ok(tries) = timeouts(net) else {
+            return false;
+        };
+        let received = talk.received();
+        // Of `a`, and of `b`, like the timeouts.
+        for (at, moved) in moved.iter_mut().enumerate() {
+            if moved.is_none() && received[at] > before[at] {
+                *moved = Some(tries[at] - tried[at]);
+            }
+        }
+        moved.iter().all(Option::is_some)
+    })
+    .with_context(|| format!("received {before:?}, then {:?}", talk.received()))?;
+    Ok(moved.map(Option::unwrap_or_default))
 }
 
 /// Runs outages on one connection: it loses nothing, stays on the bump, and is never in plain.
@@ -83,7 +121,6 @@ fn all_paths_go_and_come_back() {
             outlives(
                 net,
                 talk,
-                SHORT,
                 |net| net.eth.down(End::B).and(net.wlan.down(End::A)),
                 |net| net.wlan.up(End::A).and(net.eth.up(End::B)),
             )?;
@@ -104,21 +141,25 @@ fn all_paths_go_and_come_back() {
 fn only_the_untrusted_path_is_left() {
     isolated(|| {
         under_outages(|net, talk| {
-            swallow(net, "-I", "eth0")?;
-            // Until both have noticed.
-            talk.stands_still(Duration::from_secs(1))?;
             let passed = |net: &Net| -> Result<u64> {
                 let seen = net.b.host.counters("wlan0")?;
                 Ok(seen.rx_bytes + seen.tx_bytes)
             };
-            let before = passed(net)?;
+            let before = Cell::new(0);
+            let begin = |net: &mut Net| {
+                swallow(net, "-I", "eth0")?;
+                // Until both have noticed.
+                talk.stands_still(Duration::from_secs(1))?;
+                before.set(passed(net)?);
+                Ok(())
+            };
             let end = |net: &mut Net| {
                 // Probes and their answers, where data would be megabytes.
-                let bytes = passed(net)? - before;
+                let bytes = passed(net)? - before.get();
                 ensure!(bytes < 64 << 10, "{bytes} bytes by the untrusted path");
                 swallow(net, "-D", "eth0")
             };
-            outlives(net, talk, SHORT, |_| Ok(()), end)
+            outlives(net, talk, begin, end)
         })
     });
 }
@@ -127,26 +168,15 @@ fn only_the_untrusted_path_is_left() {
 fn daemons_are_suspended() {
     isolated(|| {
         under_outages(|net, talk| {
-            outlives(net, talk, SHORT, |net| net.a.suspend(), |net| net.a.go_on())?;
+            outlives(net, talk, |net| net.a.suspend(), |net| net.a.go_on())?;
             outlives(
                 net,
                 talk,
-                Duration::from_secs(2),
                 |net| net.a.suspend().and(net.b.suspend()),
                 |net| net.b.go_on().and(net.a.go_on()),
             )
         })
     });
-}
-
-/// Bytes arrive in both directions soon after `since`, and more than may have waited in a queue.
-fn goes_on(talk: &Talk, before: [u64; 2], since: Instant) -> Result<()> {
-    let first = talk.moves_after(before, since, AT_ONCE)?;
-    let left = AT_ONCE.saturating_sub(since.elapsed());
-    let advanced = talk.advance_within(256 << 10, left);
-    let many = since.elapsed();
-    println!("first bytes after the outage: {first:?}, many: {many:?}");
-    advanced
 }
 
 #[test]
@@ -164,16 +194,35 @@ fn both_daemons_are_away_for_long() {
     isolated(|| outlives_a_crash(|net| vec![&mut net.a, &mut net.b]));
 }
 
-/// Whether the host's TCP tries again ten seconds from now or later.
-fn waits_long(host: &Host) -> Result<bool> {
-    let sockets = host.run("ss -tin sport = :7000 or dport = :7000")?;
-    let value = |name: &str| {
-        let words = &mut sockets.split_ascii_whitespace();
-        let value = words.find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
-        value.unwrap_or_default()
+/// In how many seconds the host's TCP tries again: to send what is not acknowledged, or, where all is and nothing more
+/// could be sent, to probe.
+fn next_try(host: &Host) -> Result<f64> {
+    let sockets = host.run("ss -Htno sport = :7000 or dport = :7000")?;
+    // timer:(on,41sec,8), or (persist,...)
+    let timer = sockets.split_once("timer:(").map(|(_, timer)| timer);
+    let mut fields = timer.unwrap_or_default().split(',');
+    let runs = ["on", "persist"].contains(&fields.next().unwrap_or_default());
+    let time = fields.next().filter(|_| runs).context("no timer")?;
+    seconds(time).with_context(|| time.to_owned())
+}
+
+/// A time as ss(8) prints it: 1min2sec, 41sec, 8.788ms, which are seconds, or 788ms.
+fn seconds(time: &str) -> Option<f64> {
+    if let Some(short) = time.strip_suffix("ms") {
+        let number: f64 = short.parse().ok()?;
+        return Some(if short.contains('.') {
+            number
+        } else {
+            number / 1e3
+        });
+    }
+    let (minutes, rest) = time.split_once("min").unwrap_or(("0", time));
+    let rest = rest.strip_suffix("sec").unwrap_or(rest);
+    let number = |digits: &str| match digits {
+        "" => Some(0.0),
+        _ => digits.parse::<f64>().ok(),
     };
-    // Milliseconds.
-    Ok(value("backoff:") > 0 && value("rto:") > value("lastsnd:") + 10_000)
+    Some(number(minutes)? * 60.0 + number(rest)?)
 }
 
 /// Only what was received and never acknowledged can be told to a kernel: whose packets were lost themselves
@@ -186,18 +235,20 @@ fn whose_acknowledgements_were_lost_in_plain_goes_on_at_once_on_a_bump() {
             talk.advance(SETTLED)?;
             let drop = "iptables -t raw -I PREROUTING -i eth0 -p tcp -j DROP";
             net.a.host.run(drop)?;
-            wait_until(OUTAGE * 3, "a long timeout", || {
-                waits_long(&net.a.host).unwrap_or_default()
+            wait("a long timeout", || {
+                next_try(&net.a.host).is_ok_and(|next| next > 12.0)
             })?;
-            let ([before, _], since) = (talk.received(), Instant::now());
+            let [before, _] = talk.received();
+            let [tried, _] = timeouts(net)?;
             net.a.enable(7000)?;
-            let left = Duration::from_secs(5).saturating_sub(since.elapsed());
-            wait_until(
-                left,
-                "new bytes of whose acknowledgements were lost",
-                || talk.received()[0] > before,
-            )?;
-            talk.advance_within(SETTLED, OUTAGE * 2)?;
+            let mut tries = tried;
+            let what = "new bytes of whose acknowledgements were lost";
+            wait_until(HANG, what, || {
+                tries = timeouts(net).map_or(tries, |[of_a, _]| of_a);
+                talk.received()[0] > before
+            })?;
+            ensure!(tries == tried, "TCP tried again by itself");
+            talk.advance(SETTLED)?;
             talk.finish()
         })
     });

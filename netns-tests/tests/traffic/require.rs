@@ -81,7 +81,7 @@ fn not_a_byte_is_plain_over_a_whole_life() {
 }
 
 /// Whether an Ethernet frame is TCP over IPv4 or IPv6 without extension headers.
-fn is_tcp(frame: &[u8]) -> bool {
+pub(crate) fn is_tcp(frame: &[u8]) -> bool {
     let protocol = match frame.get(12..14) {
         Some([0x08, 0x00]) => frame.get(23),
         Some([0x86, 0xdd]) => frame.get(20),

@@ -79,7 +79,7 @@ fn a_second_daemon_with_another_socket_changes_nothing() {
     isolated(|| {
         Setup::new().rule(RULE).run(|net| {
             let talk = net.talk(7000)?;
-            net.wait_bump(7000, "scramble")?;
+            net.wait_locked(7000)?;
             let before = (kernel::state(&net.a.host)?, firewall(net)?.0);
             let directory = net.a.directory();
             let config = std::fs::read_to_string(directory.join("dibsd.toml"))?;

@@ -101,7 +101,7 @@ fn short_connections() {
 
             let before = sent(net, "eth")?;
             let mut curl = net.a.host.command("curl");
-            curl.args(["--silent", "--show-error", "--fail", "--max-time", "20"]);
+            curl.args(["--silent", "--show-error", "--fail", "--max-time", "120"]);
             curl.args(["--header", "Connection: close"]);
             curl.arg(format!("http://10.0.1.2/page?[1-{PAGES}]"));
             let output = net.a.host.run_within(SOON * 2, curl)?;

@@ -22,7 +22,7 @@ use dibs_wire::checksum::crc32c;
 pub use kind::{Kind, Settings, Unfit};
 pub use scramble::{SCRAMBLE, Scramble, scramble};
 pub use seal::{SEAL, seal};
-pub use share::{InvalidScheme, SHARE, Scheme, share};
+pub use share::{InvalidScheme, Pads, SHARE, Scheme, share};
 
 use crate::session::EpochKey;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dibs_share::MAX_SHARES;
-pub use dibs_share::{InvalidScheme, Scheme};
+pub use dibs_share::{InvalidScheme, Pads, Scheme};
 
 use super::{Bump, Kind, Method, Settings, Split, Unfit};
 

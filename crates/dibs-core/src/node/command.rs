@@ -52,6 +52,14 @@ impl Node {
         Ok(())
     }
 
+    /// The owner has dealt with a message of the peer's daemon ([`Event::Control`](super::Event::Control)):
+    /// there is room for another one.
+    pub fn control_done(&mut self, peer: usize) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.controls_taken = peer.controls_taken.saturating_sub(1);
+        }
+    }
+
     /// The interface of a local path came or went, or its MTU changed.
     pub fn set_path(&mut self, now: Time, path: usize, up: bool, mtu: u16) {
         let local = &mut self.shared.local[path];
@@ -94,6 +102,11 @@ impl Node {
     /// The addresses of this host, to which inner packets may go.
     pub fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
         self.shared.addresses = addresses;
+    }
+
+    /// Those of them that the paths' interfaces have, see [`NodeConfig::reachable`](super::NodeConfig::reachable).
+    pub fn set_reachable(&mut self, addresses: Vec<IpAddr>) {
+        self.shared.reachable = addresses;
     }
 
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::bump::Bump;
+use super::accept::Opening;
+use crate::bump::{Bump, Pads};
 use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 
@@ -23,18 +24,20 @@ pub struct LocalPath {
 pub struct PeerConfig {
     /// Its static public key.
     pub public: PublicKey,
-    /// The preshared key, if there is one.
-    pub preshared: Option<Secret>,
+    /// The preshared key, if there is one; in a box, which it does not leave.
+    pub preshared: Option<Box<Secret>>,
     /// The hosts behind it: only they are sent to it, and only they may appear as a source.
     pub prefixes: Vec<Prefix>,
     /// Where it listens, by index of our local path. Without any, we wait to be called.
     pub endpoints: Vec<(usize, SocketAddr)>,
+    /// Where it may begin connections to, among all that is this host's or behind it.
+    pub accept: Vec<Opening>,
 }
 
 /// Everything that a node needs to know.
 pub struct NodeConfig {
     /// Our static key.
-    pub private: StaticSecret,
+    pub private: Box<StaticSecret>,
     /// The AEAD of sessions that we initiate.
     pub suite: Suite,
     /// Whether bare datagrams are agreed to (SECURITY 3).
@@ -43,10 +46,15 @@ pub struct NodeConfig {
     pub paths: Vec<LocalPath>,
     /// The bumps that are carried, of different numbers.
     pub bumps: Vec<Bump>,
+    /// What those that split draw their random bytes from: seeded by the system, and by nothing that this node
+    /// uses elsewhere (SECURITY 7).
+    pub pads: Pads,
     /// The peers.
     pub peers: Vec<PeerConfig>,
     /// Addresses of this host: only to them does anything go out of a TUN.
     pub addresses: Vec<IpAddr>,
+    /// Those of them that the paths' interfaces have: what peers may open connections to, if nothing else is said.
+    pub reachable: Vec<IpAddr>,
     /// Networks that this host forwards for: what is for a host there goes out of a TUN too.
     pub gateway: Vec<Prefix>,
     /// Least share of each chained flow's bytes that goes by trusted paths, 0 to 1.

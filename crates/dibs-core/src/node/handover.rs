@@ -70,9 +70,7 @@ impl Node {
             Some(&key) => peer.begin_drain(now, shared, key, window_scale),
             None => {
                 let peer = peer.id.index();
-                shared
-                    .events
-                    .push_back(Event::Drained { peer, bump, tuple });
+                shared.events.push(Event::Drained { peer, bump, tuple });
             }
         }
     }
@@ -164,9 +162,7 @@ impl Peer {
         let drain = &mut self.drains[at];
         drain.told = true;
         let (bump, tuple) = (drain.bump, drain.tuple);
-        shared
-            .events
-            .push_back(Event::Drained { peer, bump, tuple });
+        shared.events.push(Event::Drained { peer, bump, tuple });
     }
 
     /// Opens the window that was closed.

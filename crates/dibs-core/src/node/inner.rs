@@ -1,11 +1,13 @@
-//! Packets of other protocols than TCP: what of them may come out of a TUN (SECURITY 6).
+//! Packets that are carried whole: what of them may come out of a TUN (SECURITY 6). TCP, and what tells
+//! of its troubles: with anything else a peer would drag flows into a bump that nobody put there.
 
 use std::net::IpAddr;
 
-use dibs_wire::packet::{ICMP, ICMPV6, Opaque};
+use dibs_wire::packet::{ICMP, ICMPV6, Opaque, TCP};
 
 use super::Shared;
 use super::peer::Peer;
+use crate::counters::Counter;
 
 /// Extension headers of IPv6: hop-by-hop options, routing, fragment, destination options.
 const HOP_BY_HOP: u8 = 0;
@@ -16,24 +18,52 @@ const DESTINATION: u8 = 60;
 /// More extension headers than anybody has a use for.
 const MAX_EXTENSIONS: usize = 8;
 
-/// Whether a packet from this peer with good addresses may pass: no detours, no redirects, an error
-/// only about a packet of ours to this peer.
-pub(super) fn may_pass(peer: &Peer, shared: &Shared, packet: &Opaque<'_>) -> bool {
-    match packet.src {
-        IpAddr::V4(_) => {
-            if has_source_route(&packet.bytes[20..packet.upper]) {
-                return false;
-            }
-            // Only the first of several fragments has the header.
-            let offset = u16::from_be_bytes([packet.bytes[6], packet.bytes[7]]) & 0x1fff;
-            let upper = &packet.bytes[packet.upper..];
-            packet.protocol != ICMP || offset != 0 || icmp_may_pass(peer, shared, upper, false)
+/// Whether a packet from this peer with good addresses may come out here; if not, why.
+pub(super) fn may_come(peer: &Peer, shared: &Shared, packet: &Opaque<'_>) -> Result<(), Counter> {
+    may_pass(packet, |a| peer.owns(a), |a| shared.is_ours(a))
+}
+
+/// Whether a packet of the local kernel may go to this peer, which would refuse any other.
+pub(super) fn may_go(peer: &Peer, shared: &Shared, packet: &Opaque<'_>) -> bool {
+    may_pass(packet, |a| shared.is_ours(a), |a| peer.owns(a)).is_ok()
+}
+
+/// TCP that takes no detour, and fragments of it; ICMP errors about what the receiver sent to the sender.
+fn may_pass(
+    packet: &Opaque<'_>,
+    is_senders: impl Fn(IpAddr) -> bool,
+    is_receivers: impl Fn(IpAddr) -> bool,
+) -> Result<(), Counter> {
+    let bytes = &packet.bytes[packet.upper..];
+    let (protocol, upper) = match packet.src {
+        IpAddr::V4(_) if has_source_route(&packet.bytes[20..packet.upper]) => {
+            return Err(Counter::InnerAddress);
         }
-        IpAddr::V6(_) => match icmpv6_of(packet.protocol, &packet.bytes[packet.upper..]) {
-            Upper::Icmp(upper) => icmp_may_pass(peer, shared, upper, true),
-            Upper::Other => true,
-            Upper::Refused => false,
-        },
+        IpAddr::V4(_) if packet.fragment => (packet.protocol, &[][..]),
+        IpAddr::V4(_) => (packet.protocol, bytes),
+        IpAddr::V6(_) => {
+            let upper = behind_extensions(packet.protocol, bytes)?;
+            // Fragments are not looked into.
+            let whole = if upper.fragment.is_none() {
+                upper.bytes
+            } else {
+                &[]
+            };
+            (upper.protocol, whole)
+        }
+    };
+    let v6 = packet.src.is_ipv6();
+    if protocol == TCP {
+        return Ok(());
+    }
+    let quoted = match (protocol, v6) {
+        (ICMP, false) | (ICMPV6, true) => quoted_segment(upper, v6),
+        _ => None,
+    };
+    let (src, dst) = quoted.ok_or(Counter::InnerProtocol)?;
+    match is_receivers(src) && is_senders(dst) {
+        true => Ok(()),
+        false => Err(Counter::InnerAddress),
     }
 }
 
@@ -57,72 +87,69 @@ fn has_source_route(mut options: &[u8]) -> bool {
     false
 }
 
-enum Upper<'a> {
-    Icmp(&'a [u8]),
-    Other,
-    Refused,
+/// What an IPv6 packet carries behind its extension headers.
+pub(super) struct Upper<'a> {
+    pub(super) protocol: u8,
+    pub(super) bytes: &'a [u8],
+    /// Where in the whole they stand, if this is a fragment of it.
+    pub(super) fragment: Option<usize>,
 }
 
-/// What stands behind the extension headers of an IPv6 packet, where redirects could hide.
-fn icmpv6_of(mut next: u8, mut bytes: &[u8]) -> Upper<'_> {
+/// Walks over the extension headers of an IPv6 packet, up to that of a fragment.
+pub(super) fn behind_extensions(mut next: u8, mut bytes: &[u8]) -> Result<Upper<'_>, Counter> {
     for _ in 0..MAX_EXTENSIONS {
         let len = match next {
-            ICMPV6 => return Upper::Icmp(bytes),
-            ROUTING => return Upper::Refused,
+            ROUTING => return Err(Counter::InnerAddress),
             FRAGMENT => 8,
             HOP_BY_HOP | DESTINATION => match bytes.get(1) {
                 Some(len) => (usize::from(*len) + 1) * 8,
-                None => return Upper::Refused,
+                None => break,
             },
-            _ => return Upper::Other,
+            _ => {
+                return Ok(Upper {
+                    protocol: next,
+                    bytes,
+                    fragment: None,
+                });
+            }
         };
         let Some((header, rest)) = bytes.split_at_checked(len) else {
-            return Upper::Refused;
+            break;
         };
-        if next == FRAGMENT && u16::from_be_bytes([header[2], header[3]]) & 0xfff8 != 0 {
-            // Only the first of several fragments has what follows.
-            return Upper::Other;
+        if next == FRAGMENT {
+            let at = u16::from_be_bytes([header[2], header[3]]) & 0xfff8;
+            return Ok(Upper {
+                protocol: header[0],
+                bytes: rest,
+                fragment: Some(at.into()),
+            });
         }
         next = header[0];
         bytes = rest;
     }
-    Upper::Refused
+    Err(Counter::InnerProtocol)
 }
 
-fn icmp_may_pass(peer: &Peer, shared: &Shared, message: &[u8], v6: bool) -> bool {
-    // What is cut before its type, or before what it quotes, is not looked through.
-    let Some(&kind) = message.first() else {
-        return false;
+/// The addresses of the segment that an ICMP error quotes: destination unreachable, source quench, time
+/// exceeded, parameter problem; of ICMPv6 those that RFC 4443 counts as errors.
+fn quoted_segment(message: &[u8], v6: bool) -> Option<(IpAddr, IpAddr)> {
+    let is_error = match (message.first()?, v6) {
+        (kind, false) => matches!(kind, 3 | 4 | 11 | 12),
+        (kind, true) => *kind < 128,
     };
-    let is_error = match v6 {
-        // Redirect; router and neighbour discovery are of the link, not of the peer.
-        true if (133..=137).contains(&kind) => return false,
-        true => kind < 128,
-        false if kind == 5 => return false,
-        // Destination unreachable, source quench, time exceeded, parameter problem.
-        false => matches!(kind, 3 | 4 | 11 | 12),
-    };
-    if !is_error {
-        return true;
-    }
-    // The quoted packet is cut short, so only its addresses are looked at.
-    let Some((src, dst)) = message.get(8..).and_then(quoted_addresses) else {
-        return false;
-    };
-    shared.is_ours(src) && peer.owns(dst)
-}
-
-fn quoted_addresses(quoted: &[u8]) -> Option<(IpAddr, IpAddr)> {
-    match quoted.first()? >> 4 {
-        4 => {
+    // The quoted packet is cut short, so nothing behind its addresses and its protocol is looked at.
+    let quoted = message.get(8..).filter(|_| is_error)?;
+    match (quoted.first()? >> 4, v6) {
+        (4, false) if quoted.get(9) == Some(&TCP) => {
             let src: [u8; 4] = quoted.get(12..16)?.try_into().ok()?;
             let dst: [u8; 4] = quoted.get(16..20)?.try_into().ok()?;
             Some((src.into(), dst.into()))
         }
-        6 => {
+        (6, true) => {
             let src: [u8; 16] = quoted.get(8..24)?.try_into().ok()?;
             let dst: [u8; 16] = quoted.get(24..40)?.try_into().ok()?;
-            Some((src.into(), dst.into()))
+            let upper = behind_extensions(quoted[6], &quoted[40..]).ok()?;
+            (upper.protocol == TCP).then_some((src.into(), dst.into()))
         }
         _ => None,
     }

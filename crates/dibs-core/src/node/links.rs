@@ -278,7 +278,7 @@ impl Link {
         let state = self.state_name(shared);
         if state != self.shown {
             self.shown = state;
-            shared.events.push_back(Event::Path {
+            shared.events.push(Event::Path {
                 peer,
                 path: self.local,
                 state,

@@ -9,9 +9,11 @@
 //! 2. then the outputs until they are empty: [`Node::poll_transmit`], [`Node::poll_injection`],
 //!    [`Node::poll_event`].
 //!
-//! Commands ([`Node::send_control`], [`Node::set_path_up`], …) may come at any time and are followed
-//! by the outputs as well. Whatever arrives, nothing panics; what is dropped is counted.
+//! Commands ([`Node::send_control`], [`Node::set_path`], …) may come at any time and are followed
+//! by the outputs as well. For each [`Event::Control`] the owner calls [`Node::control_done`] once it has dealt
+//! with the message. Whatever arrives, nothing panics; what is dropped is counted.
 
+mod accept;
 mod command;
 mod config;
 mod handover;
@@ -34,18 +36,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dibs_share::Pads;
 use dibs_wire::packet::{self, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
 use zeroize::Zeroizing;
 
+pub use accept::{Opening, Place};
 pub use command::{ControlError, MAX_CONTROL};
 pub use config::{LocalPath, NodeConfig, PeerConfig};
 pub use notice::Event;
+use notice::Events;
 pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 
 use crate::buffer::{Buffer, Pool};
-use crate::bump::Bumps;
+use crate::bump::{Bumps, Pads};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::{Injection, Injector};
 use crate::prefix::Prefix;
@@ -65,12 +68,14 @@ pub(crate) struct Shared {
     numbers: Vec<u64>,
     pub(crate) injector: Injector,
     pub(crate) counters: Counters,
-    pub(crate) events: VecDeque<Event>,
+    pub(crate) events: Events,
     pub(crate) local: Vec<LocalPath>,
     pub(crate) bumps: Arc<Bumps>,
     /// Random bytes for those that split.
     pub(crate) pads: Pads,
     pub(crate) addresses: Vec<IpAddr>,
+    /// Those of them that the paths' interfaces have.
+    pub(crate) reachable: Vec<IpAddr>,
     pub(crate) gateway: Vec<Prefix>,
     pub(crate) trusted_share: f64,
     pub(crate) hold_without_trusted: bool,
@@ -97,7 +102,16 @@ impl Shared {
 
     /// Whether an address is this host's, or of a network that it forwards for.
     pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
-        self.addresses.contains(&addr) || self.gateway.iter().any(|net| net.contains(addr))
+        self.addresses.contains(&addr) || self.is_behind(addr)
+    }
+
+    /// Whether an address is of a path's interface, or of a network that this host forwards for.
+    pub(crate) fn is_reachable(&self, addr: IpAddr) -> bool {
+        self.reachable.contains(&addr) || self.is_behind(addr)
+    }
+
+    fn is_behind(&self, addr: IpAddr) -> bool {
+        self.gateway.iter().any(|net| net.contains(addr))
     }
 
     pub(crate) fn random_u64(&mut self) -> u64 {
@@ -173,7 +187,8 @@ const COOKIES: Rate = Rate {
 };
 
 impl Node {
-    /// A node that has sent nothing yet. `seed` is the source of all its randomness.
+    /// A node that has sent nothing yet. `seed` is the source of all its randomness but for the pads, which have
+    /// one of their own in `config`.
     ///
     /// # Errors
     /// A peer's key is this host's own, or another peer's.
@@ -189,19 +204,18 @@ impl Node {
             integrity: config.integrity,
         };
         let mut sessions = Sessions::new(session_config, now, &mut rng);
-        let mut pads = Zeroizing::new([0; dibs_share::SEED_LEN]);
-        rng.fill(&mut *pads);
         let mut shared = Shared {
             pool: Pool::new(64),
             rng,
             numbers: Vec::new(),
             injector: Injector::default(),
             counters: Counters::default(),
-            events: VecDeque::new(),
+            events: Events::default(),
             local: config.paths,
             bumps: Arc::new(Bumps::new(config.bumps)),
-            pads: Pads::new(&pads),
+            pads: config.pads,
             addresses: config.addresses,
+            reachable: config.reachable,
             gateway: config.gateway,
             trusted_share: config.trusted_share,
             hold_without_trusted: config.hold_without_trusted,
@@ -226,6 +240,7 @@ impl Node {
                 id,
                 peer.prefixes,
                 peer.endpoints,
+                peer.accept,
                 smaller_key,
                 &mut shared,
             ));
@@ -310,6 +325,10 @@ impl Node {
                     peer::Taken::Opaque => peer.take_opaque(shared, bump, header, buffer, len),
                 }
             }
+            Packet::Opaque(packet) if !inner::may_go(peer, shared, &packet) => {
+                shared.count(Counter::TunRefused);
+                shared.pool.give(buffer);
+            }
             Packet::Opaque(_) if session.is_none() => {
                 shared.count(Counter::TunNoSession);
                 shared.pool.give(buffer);
@@ -389,7 +408,7 @@ impl Node {
         }
         if let Some((peer, behind)) = outcome.outdated {
             let peer = peer.index();
-            shared.events.push_back(Event::Outdated { peer, behind });
+            shared.events.push(Event::Outdated { peer, behind });
         }
         if let Some(reason) = outcome.dropped {
             shared.count(counter_of(reason));
@@ -443,7 +462,7 @@ impl Node {
         for peer in peers.iter_mut() {
             if sessions.poll_exhausted(peer.id) {
                 let peer = peer.id.index();
-                shared.events.push_back(Event::KeysExhausted { peer });
+                shared.events.push(Event::KeysExhausted { peer });
             }
             let state = sessions.state(now, peer.id);
             if sessions.sending(now, peer.id).is_none() {
@@ -539,9 +558,9 @@ impl Node {
         Injector::recycle(&mut self.shared.pool, injection);
     }
 
-    /// The next thing that the owner should know.
+    /// The next thing that the owner should know. What it does not ask for waits, within bounds.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.shared.events.pop_front()
+        self.shared.events.pop()
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the owner is told.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use dibs_wire::Tuple;
@@ -42,7 +43,8 @@ pub enum Event {
         /// What it is now: "active", "suspect", "down", "joining".
         state: &'static str,
     },
-    /// A message of the peer's daemon, once.
+    /// A message of the peer's daemon, once. [`Node::control_done`](super::Node::control_done) makes room for
+    /// another one.
     Control {
         /// The peer.
         peer: usize,
@@ -58,13 +60,126 @@ pub enum Event {
         /// The connection as the local host sends.
         tuple: Tuple,
     },
-    /// The first packet of a connection came from the peer: the connection is in the bump.
-    Opened {
-        /// The peer.
-        peer: usize,
-        /// The bump.
-        bump: u8,
-        /// The connection as the local host sends.
-        tuple: Tuple,
-    },
+}
+
+/// What the owner has not asked for yet. Whoever comes late, or never, loses nothing that matters and finds no
+/// more than a bounded number: of what is said of a peer's session, and of a path, the last stands for all
+/// before it; messages have a [bound](super::peer::MAX_CONTROLS_TAKEN) of their own; and a drain ends once.
+#[derive(Default)]
+pub(crate) struct Events(VecDeque<Event>);
+
+impl Events {
+    /// The next one, in the order in which they happened.
+    pub(super) fn pop(&mut self) -> Option<Event> {
+        self.0.pop_front()
+    }
+
+    pub(crate) fn push(&mut self, mut event: Event) {
+        self.0.retain(|earlier| !event.absorb(earlier));
+        self.0.push_back(event);
+    }
+}
+
+impl Event {
+    /// Whether whoever hears of this need not hear of what happened `earlier`. That the peer is another instance
+    /// since is not lost with it.
+    fn absorb(&mut self, earlier: &Event) -> bool {
+        match (self, earlier) {
+            (
+                Self::PeerUp { peer, restarted },
+                Self::PeerUp {
+                    peer: of,
+                    restarted: before,
+                },
+            ) if peer == of => {
+                *restarted |= before;
+                true
+            }
+            // One that restarted, and is down now, was another instance all the same.
+            (
+                Self::PeerDown { peer },
+                Self::PeerUp {
+                    peer: of,
+                    restarted,
+                },
+            ) => peer == of && !restarted,
+            (Self::PeerUp { peer, .. } | Self::PeerDown { peer }, Self::PeerDown { peer: of })
+            | (Self::Outdated { peer, .. }, Self::Outdated { peer: of, .. })
+            | (Self::KeysExhausted { peer }, Self::KeysExhausted { peer: of }) => peer == of,
+            (
+                Self::Path { peer, path, .. },
+                Self::Path {
+                    peer: of, path: by, ..
+                },
+            ) => peer == of && path == by,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::{Random, SeededRandom};
+
+    #[test]
+    fn who_comes_late_hears_how_things_stand_and_that_a_peer_restarted() {
+        let mut rng = SeededRandom::new([9; 32]);
+        let mut draw = |below: u8| {
+            let mut byte = [0];
+            rng.fill(&mut byte);
+            byte[0] % below
+        };
+        let mut events = Events::default();
+        // Whether each peer is up, as it is and as it was told; and whether it restarted since.
+        let (mut is, mut told) = ([false; 2], [false; 2]);
+        let mut restarts = [false; 2];
+        let (mut path_is, mut path_told) = (["joining"; 2], ["joining"; 2]);
+        for _ in 0..100_000 {
+            let peer = usize::from(draw(2));
+            match draw(6) {
+                0 => {
+                    let restarted = draw(2) == 0;
+                    // A session of one that is up is news only if it restarted.
+                    if restarted || !is[peer] {
+                        is[peer] = true;
+                        restarts[peer] |= restarted;
+                        events.push(Event::PeerUp { peer, restarted });
+                    }
+                }
+                1 if is[peer] => {
+                    is[peer] = false;
+                    events.push(Event::PeerDown { peer });
+                }
+                2 => events.push(Event::KeysExhausted { peer }),
+                3 => {
+                    path_is[peer] = ["active", "suspect", "down"][usize::from(draw(3))];
+                    let state = path_is[peer];
+                    events.push(Event::Path {
+                        peer,
+                        path: 0,
+                        state,
+                    });
+                }
+                _ => {}
+            }
+            assert!(events.0.len() <= 2 * 4, "{:?}", events.0);
+            if draw(40) > 0 {
+                continue;
+            }
+            while let Some(event) = events.pop() {
+                match event {
+                    Event::PeerUp { peer, restarted } => {
+                        told[peer] = true;
+                        restarts[peer] &= !restarted;
+                    }
+                    Event::PeerDown { peer } => told[peer] = false,
+                    Event::Path { peer, state, .. } => path_told[peer] = state,
+                    _ => {}
+                }
+            }
+            assert_eq!((told, path_told), (is, path_is));
+            assert_eq!(restarts, [false; 2], "a restart was not told");
+        }
+    }
 }

@@ -7,6 +7,7 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
 use super::Shared;
+use super::receive::Cover;
 use crate::counters::Counter;
 use crate::time::Time;
 
@@ -138,15 +139,20 @@ impl OpaqueQueue {
 struct Whole {
     header: u16,
     bytes: Vec<u8>,
-    /// Parts that are there, by start; they do not overlap.
+    /// Parts that are there, by start; they do not overlap. And how many bytes they are.
     parts: BTreeMap<u32, u32>,
+    have: usize,
     since: Time,
 }
+
+/// What a whole is known by: its number, and what covered each of its fragments. Those with another cover
+/// are of another whole, so none counts for more than it was sent with.
+type Name = (u32, Cover);
 
 /// Puts fragments together, within bounds.
 #[derive(Default)]
 pub(super) struct Reassembly {
-    wholes: BTreeMap<u32, Whole>,
+    wholes: BTreeMap<Name, Whole>,
     bytes: usize,
 }
 
@@ -170,8 +176,15 @@ pub(super) enum Assembled {
 }
 
 impl Reassembly {
-    /// Adds a fragment.
-    pub(super) fn add(&mut self, now: Time, shared: &mut Shared, f: &Fragment<'_>) -> Assembled {
+    /// Adds a fragment that came with this cover.
+    pub(super) fn add(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        f: &Fragment<'_>,
+        cover: Cover,
+    ) -> Assembled {
+        let name = (f.id, cover);
         let end = u64::from(f.at) + f.bytes.len() as u64;
         if f.total > MAX_TOTAL
             || end > u64::from(f.total)
@@ -180,13 +193,13 @@ impl Reassembly {
         {
             return Assembled::Contradiction;
         }
-        if !self.wholes.contains_key(&f.id) {
+        if !self.wholes.contains_key(&name) {
             while self.wholes.len() >= MAX_WHOLES || self.bytes + f.total as usize > MAX_BYTES {
                 let oldest = self
                     .wholes
                     .iter()
                     .min_by_key(|(_, w)| w.since)
-                    .map(|(id, _)| *id);
+                    .map(|(name, _)| *name);
                 self.remove(oldest.expect("the bounds exceed one whole"));
                 shared.count(Counter::FragmentsExpired);
             }
@@ -195,11 +208,12 @@ impl Reassembly {
                 header: f.header,
                 bytes: vec![0; f.total as usize],
                 parts: BTreeMap::new(),
+                have: 0,
                 since: now,
             };
-            self.wholes.insert(f.id, whole);
+            self.wholes.insert(name, whole);
         }
-        let whole = self.wholes.get_mut(&f.id).expect("it was just made");
+        let whole = self.wholes.get_mut(&name).expect("it was just made");
         if whole.bytes.len() != f.total as usize || whole.header != f.header {
             return Assembled::Contradiction;
         }
@@ -220,16 +234,16 @@ impl Reassembly {
         }
         whole.bytes[f.at as usize..end as usize].copy_from_slice(f.bytes);
         whole.parts.insert(f.at, end);
-        let have: u32 = whole.parts.iter().map(|(start, stop)| stop - start).sum();
-        if have < f.total {
+        whole.have += f.bytes.len();
+        if whole.have < whole.bytes.len() {
             return Assembled::Partly;
         }
         let header = usize::from(whole.header);
-        Assembled::Whole(self.remove(f.id), header)
+        Assembled::Whole(self.remove(name), header)
     }
 
-    fn remove(&mut self, id: u32) -> Vec<u8> {
-        let whole = self.wholes.remove(&id).expect("the caller saw it");
+    fn remove(&mut self, name: Name) -> Vec<u8> {
+        let whole = self.wholes.remove(&name).expect("the caller saw it");
         self.bytes -= whole.bytes.len();
         whole.bytes
     }
@@ -248,8 +262,8 @@ impl Reassembly {
 
     /// Gives up what is too old.
     pub(super) fn expire(&mut self, now: Time, shared: &mut Shared) {
-        while let Some((&id, _)) = self.wholes.iter().find(|(_, w)| w.since + PATIENCE <= now) {
-            self.remove(id);
+        while let Some((&name, _)) = self.wholes.iter().find(|(_, w)| w.since + PATIENCE <= now) {
+            self.remove(name);
             shared.count(Counter::FragmentsExpired);
         }
     }

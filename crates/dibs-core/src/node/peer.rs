@@ -9,6 +9,7 @@ use dibs_wire::Tuple;
 use siphasher::sip::SipHasher13;
 
 use super::Shared;
+use super::accept::Opening;
 use super::handover::Drain;
 use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
@@ -44,6 +45,11 @@ const GAP_PATIENCE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_secs(30);
 /// Messages to the peer that wait for their turn, at most.
 pub(super) const MAX_CONTROLS: usize = 256;
+/// Between two messages that were lost more than once and are sent again.
+const CONTROL_AGAIN: Duration = Duration::from_millis(25);
+/// Messages of the peer's daemon that the owner has not dealt with, at most: what comes beyond is not taken, so
+/// not acknowledged, and the peer sends it again. As many as an honest daemon has waiting at once.
+pub(super) const MAX_CONTROLS_TAKEN: usize = 256;
 /// An idle path is asked whether it is still there.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
 /// The wait before a path that could not be had is asked for again.
@@ -95,6 +101,8 @@ pub(crate) struct Peer {
     pub(super) prefixes: Vec<Prefix>,
     /// Those of the other peers: what a longer one of these holds is not this peer's.
     pub(super) foreign: Vec<Prefix>,
+    /// Where it may begin connections to.
+    pub(super) accept: Vec<Opening>,
     endpoints: Vec<(usize, SocketAddr)>,
     next_endpoint: usize,
     /// The endpoint that was called last.
@@ -160,9 +168,14 @@ pub(crate) struct Peer {
     pub(super) next_control: u32,
     /// Messages that wait for acknowledgement.
     pub(super) controls_waiting: usize,
+    /// Those of them that were lost more than once, and when the next one is sent again.
+    pub(super) controls_again: VecDeque<Delayed>,
+    control_again_at: Time,
     /// Odd numbers name chunks in pieces, even ones opaque packets.
     pub(super) next_fragmented: u32,
     pub(super) control_seen: VecDeque<u32>,
+    /// Messages that the owner was given and has not dealt with.
+    pub(super) controls_taken: usize,
     /// Frames that tell the peer of flows and epochs; they may be lost.
     pub(super) notices: Vec<u8>,
     pub(super) store: Store,
@@ -186,6 +199,7 @@ impl Peer {
         id: PeerId,
         prefixes: Vec<Prefix>,
         endpoints: Vec<(usize, SocketAddr)>,
+        accept: Vec<Opening>,
         smaller_key: bool,
         shared: &mut Shared,
     ) -> Self {
@@ -194,6 +208,7 @@ impl Peer {
             id,
             prefixes,
             foreign: Vec::new(),
+            accept,
             endpoints,
             next_endpoint: 0,
             called: 0,
@@ -236,8 +251,11 @@ impl Peer {
             control_out: VecDeque::new(),
             next_control: 0,
             controls_waiting: 0,
+            controls_again: VecDeque::new(),
+            control_again_at: now,
             next_fragmented: 1,
             control_seen: VecDeque::new(),
+            controls_taken: 0,
             notices: Vec::new(),
             store: Store::new(STORE_LIMIT),
             peer_store: 0,
@@ -443,6 +461,7 @@ impl Peer {
             self.sets.expires_at(),
             self.handover_due(shared),
             self.left_out.first_due(),
+            (!self.controls_again.is_empty()).then_some(self.control_again_at),
         ];
         links.chain(rest).flatten().min()
     }
@@ -480,6 +499,7 @@ impl Peer {
                 self.redial_at = now + REDIAL;
             }
         }
+        self.repeat_control(now, shared);
         self.requeue_left_out(now, shared);
         self.reassembly.expire(now, shared);
         self.sets.expire(now, shared);
@@ -487,6 +507,19 @@ impl Peer {
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP;
             self.sweep(now, shared);
+        }
+    }
+
+    /// Sends a message again that was lost more than once. The peer may have no room for it: that is not to take
+    /// the path from data, nor is data to wait because this is the oldest that the peer has not got.
+    fn repeat_control(&mut self, now: Time, shared: &mut Shared) {
+        if now >= self.control_again_at
+            && let Some(mut message) = self.controls_again.pop_front()
+        {
+            self.control_again_at = now + CONTROL_AGAIN;
+            if self.postpone(shared, &mut message.key) {
+                self.delayed_trusted.push_back(message);
+            }
         }
     }
 

@@ -11,16 +11,16 @@ use std::net::SocketAddr;
 
 use dibs_wire::frame::{Chunk, Frame, Frames};
 
-use super::Shared;
 use super::notice::Event;
-use super::peer::Peer;
+use super::peer::{MAX_CONTROLS_TAKEN, Peer};
 use super::send::NOT_BARE;
+use super::{MAX_CONTROL, Shared};
 use crate::counters::Counter;
 use crate::path::PathState;
 use crate::session::Received;
 use crate::time::Time;
 
-use packets::Cover;
+pub(super) use packets::Cover;
 pub(super) use streams::incoming;
 
 /// Messages whose repetitions are recognised.
@@ -175,19 +175,7 @@ impl Peer {
                 // Header blocks are encrypted, always.
                 return self.take_inner(now, shared, arrival.path, frame, Cover::Encrypted);
             }
-            Frame::Control { id, bytes } => {
-                if !self.control_seen.contains(&id) {
-                    if self.control_seen.len() == CONTROLS_SEEN {
-                        self.control_seen.pop_front();
-                    }
-                    self.control_seen.push_back(id);
-                    let peer = self.id.index();
-                    shared.events.push_back(Event::Control {
-                        peer,
-                        bytes: bytes.to_vec(),
-                    });
-                }
-            }
+            Frame::Control { id, bytes } => return self.take_control(shared, id, bytes),
             Frame::FlowUnknown { flow, incarnation } => {
                 if let Some(conn) = self
                     .outgoing
@@ -256,6 +244,34 @@ impl Peer {
         if let Some(link) = self.links.get_mut(at) {
             link.note_state(shared, peer);
         }
+        true
+    }
+}
+
+impl Peer {
+    /// Takes a message of the peer's daemon, unless the owner has too many to deal with: then it is to come
+    /// again, so nothing of it is remembered.
+    fn take_control(&mut self, shared: &mut Shared, id: u32, bytes: &[u8]) -> bool {
+        if bytes.len() > MAX_CONTROL {
+            shared.count(Counter::FrameMalformed);
+            return true;
+        }
+        if self.control_seen.contains(&id) {
+            return true;
+        }
+        if self.controls_taken >= MAX_CONTROLS_TAKEN {
+            shared.count(Counter::ControlRefused);
+            return false;
+        }
+        if self.control_seen.len() == CONTROLS_SEEN {
+            self.control_seen.pop_front();
+        }
+        self.control_seen.push_back(id);
+        self.controls_taken += 1;
+        shared.events.push(Event::Control {
+            peer: self.id.index(),
+            bytes: bytes.to_vec(),
+        });
         true
     }
 }

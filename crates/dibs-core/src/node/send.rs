@@ -17,6 +17,8 @@ use dibs_wire::packet::flags;
 pub(super) use left_out::LeftOuts;
 #[cfg(test)]
 pub(super) use left_out::MAX_LEFT_OUT;
+#[cfg(test)]
+pub(super) use small::CONTROL_WINDOW;
 pub(super) use turns::Turns;
 
 use super::Shared;

@@ -1,6 +1,6 @@
 //! Shares of what a peer split over paths, until enough are there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Sets {
     partial: BTreeMap<u64, Partial>,
+    /// The same by age: a peer numbers them as it likes, and late ones come out of turn.
+    by_age: BTreeSet<(Time, u64)>,
     /// Sets that were joined or given up.
     done: ReplayWindow,
     highest: u64,
@@ -67,10 +69,13 @@ impl Sets {
         let room = self.bytes + cost <= MAX_BYTES;
         let partial = match self.partial.get_mut(&set) {
             Some(partial) => partial,
-            None if room => self.partial.entry(set).or_insert_with(|| Partial {
-                shares: SmallVec::new(),
-                since: now,
-            }),
+            None if room => {
+                self.by_age.insert((now, set));
+                self.partial.entry(set).or_insert(Partial {
+                    shares: SmallVec::new(),
+                    since: now,
+                })
+            }
             None => return Added::NoRoom,
         };
         self.highest = self.highest.max(set);
@@ -117,6 +122,7 @@ impl Sets {
 
     fn remove(&mut self, set: u64) {
         if let Some(partial) = self.partial.remove(&set) {
+            self.by_age.remove(&(partial.since, set));
             let cost = |(_, share): &(u8, Zeroizing<Vec<u8>>)| share.len() + HELD_OVERHEAD;
             self.bytes -= partial.shares.iter().map(cost).sum::<usize>();
         }
@@ -124,9 +130,8 @@ impl Sets {
 
     /// When the oldest is given up.
     pub(super) fn expires_at(&self) -> Option<Time> {
-        // Numbers grow with time, nearly.
-        let (_, oldest) = self.partial.first_key_value()?;
-        Some(oldest.since + PATIENCE)
+        let (since, _) = self.by_age.first()?;
+        Some(*since + PATIENCE)
     }
 
     /// Gives up what is too old.
@@ -139,8 +144,8 @@ impl Sets {
     /// The same; says how many that were.
     fn give_up(&mut self, now: Time) -> usize {
         let before = self.partial.len();
-        while let Some((&set, oldest)) = self.partial.first_key_value()
-            && oldest.since + PATIENCE <= now
+        while let Some(&(since, set)) = self.by_age.first()
+            && since + PATIENCE <= now
         {
             // Below the window it is nothing that a share could still be added to.
             if self.done.is_new(set) {
@@ -235,6 +240,42 @@ mod tests {
         assert_eq!(add(&mut sets, 0, 1), Added::Late);
         assert_eq!(sets.give_up(START + PATIENCE), 1);
         assert_eq!((sets.held(), sets.expires_at()), ((0, 0), None));
+    }
+
+    /// What is not complete, and since when, by a model that looks through all of it.
+    #[test]
+    fn each_set_is_given_up_at_its_own_age_whatever_its_number() {
+        let scheme = Scheme::new(2, 2).unwrap();
+        let mut sets = Sets::default();
+        let mut whole = Vec::new();
+        let second = Duration::from_secs(1);
+        // A late set with the lowest number of all, again and again; each keeps a share of its own.
+        let mut waiting = BTreeMap::new();
+        for step in 0..30 {
+            let now = START + second * step;
+            let given_up = sets.give_up(now);
+            let before = waiting.len();
+            waiting.retain(|_, since| *since + PATIENCE > now);
+            assert_eq!(given_up, before - waiting.len(), "at {now:?}");
+            for set in [1000 - step, 2000 + step, 1500] {
+                let index = u8::from(set % 2 == 0);
+                let added = sets.add(now, &scheme, (set, index), b"x", &mut whole);
+                let expected = match step >= 10 && set == 1500 {
+                    true => Added::Late,
+                    false => Added::Partly,
+                };
+                assert_eq!(added, expected, "{set} at {now:?}");
+                if added == Added::Partly {
+                    waiting.entry(set).or_insert(now);
+                }
+            }
+            assert_eq!(sets.held().0, waiting.len(), "at {now:?}");
+            let oldest = waiting.values().min().map(|since| *since + PATIENCE);
+            assert_eq!(sets.expires_at(), oldest, "at {now:?}");
+        }
+        assert!(sets.give_up(START + second * 60) > 0);
+        assert_eq!((sets.held(), sets.expires_at()), ((0, 0), None));
+        assert!(sets.by_age.is_empty());
     }
 
     #[test]

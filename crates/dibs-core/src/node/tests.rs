@@ -12,12 +12,13 @@ mod bounds;
 mod recovery;
 
 use super::*;
-use crate::bump;
+use crate::bump::{self, Pads};
 use crate::counters::Counter;
 use crate::prefix::Prefix;
 use crate::session::{Integrity, MAX_DATAGRAM, PublicKey, Secret, StaticSecret, Suite};
 use crate::time::Time;
 
+mod accept;
 mod acks;
 mod away;
 mod bare;
@@ -62,6 +63,8 @@ pub(super) struct Pair {
     delay: Duration,
     injected: [Vec<Vec<u8>>; 2],
     events: [Vec<Event>; 2],
+    /// Owners that ask for no events.
+    busy: [bool; 2],
     /// Says whether a datagram (sender, path, bytes) passes.
     filter: Filter,
     sent: [[u64; 2]; 2],
@@ -90,7 +93,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
     let keys = [StaticSecret::from([7; 32]), StaticSecret::from([9; 32])];
     let other = 1 - host;
     NodeConfig {
-        private: keys[host].clone(),
+        private: Box::new(keys[host].clone()),
         suite: Suite::for_this_cpu(),
         integrity,
         paths: vec![
@@ -109,8 +112,9 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
         ],
         peers: vec![PeerConfig {
             public: PublicKey::from(&keys[other]),
-            preshared: Some(Secret::new([3; 32])),
+            preshared: Some(Box::new(Secret::new([3; 32]))),
             prefixes: vec![Prefix::new(inner(other), 32).unwrap()],
+            accept: vec![Opening::ANY],
             endpoints: if host == 0 {
                 vec![(0, addr(1, 0)), (1, addr(1, 1))]
             } else {
@@ -118,9 +122,11 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
             },
         }],
         addresses: vec![inner(host)],
+        reachable: vec![inner(host)],
         gateway: Vec::new(),
         trusted_share: 0.05,
         bumps: bump::ordinary(),
+        pads: Pads::new(&[host as u8 + 100; 32]),
         hold_without_trusted: true,
     }
 }
@@ -139,6 +145,7 @@ impl Pair {
             delay: DELAY,
             injected: [Vec::new(), Vec::new()],
             events: [Vec::new(), Vec::new()],
+            busy: [false; 2],
             filter: Box::new(|_, _, _| true),
             sent: [[0; 2]; 2],
             moved: None,
@@ -206,7 +213,13 @@ impl Pair {
                 self.injected[host].push(injection.frame().to_vec());
                 node.recycle(injection);
             }
+            if self.busy[host] {
+                continue;
+            }
             while let Some(event) = node.poll_event() {
+                if let Event::Control { peer, .. } = event {
+                    node.control_done(peer);
+                }
                 self.events[host].push(event);
             }
         }
@@ -672,7 +685,9 @@ fn an_opaque_packet_larger_than_a_datagram_arrives_whole() {
     let mut packet = vec![0u8; 4000];
     packet[0] = 0x45;
     packet[2..4].copy_from_slice(&4000u16.to_be_bytes());
-    packet[9] = 17;
+    // The first of several fragments.
+    packet[6] = 0x20;
+    packet[9] = packet::TCP;
     let octets = |ip: IpAddr| match ip {
         IpAddr::V4(a) => a.octets(),
         IpAddr::V6(_) => unreachable!("inner addresses here are IPv4"),

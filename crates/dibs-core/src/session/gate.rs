@@ -15,19 +15,22 @@ const ANYONE: Rate = Rate {
     burst: 32,
     each: Duration::from_millis(20),
 };
-/// The same for a proved address.
+/// The same for a proved address and port.
 const PROVED: Rate = Rate {
-    burst: 8,
-    each: Duration::from_millis(250),
+    burst: 4,
+    each: Duration::from_secs(1),
 };
 /// Answers that fail authentication, whoever they are from.
 const FORGERIES: Rate = Rate {
     burst: 64,
     each: Duration::from_millis(5),
 };
-/// Proved addresses fall into so many classes, by a keyed hash, each with a bucket: who owns few
-/// addresses cannot use up the rate of others.
-const CLASSES: usize = 128;
+/// Proved addresses fall into so many classes, by a keyed hash: who owns few addresses cannot use up the rate
+/// of others.
+const ADDRESSES: usize = 128;
+/// The ports of each of them fall into so many, each with a bucket: one of the hosts behind an address
+/// (NAT) that calls without end leaves the others theirs.
+const PORTS: usize = 16;
 
 /// So many at once, and one each so often.
 #[derive(Clone, Copy)]
@@ -58,7 +61,7 @@ impl Bucket {
 /// Says which handshake messages are worth their cost.
 pub(super) struct Gate {
     anyone: Bucket,
-    proved: Box<[Bucket; CLASSES]>,
+    proved: Box<[[Bucket; PORTS]; ADDRESSES]>,
     forgeries: Bucket,
     class_key: [u8; 16],
 }
@@ -72,7 +75,7 @@ impl Gate {
             .expect("16 of 32 bytes");
         Self {
             anyone: Bucket::default(),
-            proved: Box::new([Bucket::default(); CLASSES]),
+            proved: Box::new([[Bucket::default(); PORTS]; ADDRESSES]),
             forgeries: Bucket::default(),
             class_key: *class_key,
         }
@@ -83,15 +86,19 @@ impl Gate {
         self.anyone.take(now, ANYONE)
     }
 
-    /// Whether one more first message of an address may be read that was proved.
+    /// Whether one more first message of an address and port may be read that were proved.
     pub(super) fn admit_proved(&mut self, now: Time, source: SocketAddr) -> bool {
         // Who has an IPv6 address has 2^64 of them.
         let network = match source.ip().to_canonical() {
             IpAddr::V4(ip) => u64::from(ip.to_bits()),
             IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64,
         };
-        let hash = SipHasher24::new_with_key(&self.class_key).hash(&network.to_be_bytes());
-        self.proved[hash as usize % CLASSES].take(now, PROVED)
+        let hash = |end: &[u8]| SipHasher24::new_with_key(&self.class_key).hash(end) as usize;
+        let mut end = [0; 10];
+        end[..8].copy_from_slice(&network.to_be_bytes());
+        end[8..].copy_from_slice(&source.port().to_be_bytes());
+        let ports = &mut self.proved[hash(&end[..8]) % ADDRESSES];
+        ports[hash(&end) % PORTS].take(now, PROVED)
     }
 
     /// Whether an answer may be read, which may turn out forged.
@@ -139,15 +146,35 @@ mod tests {
         let admitted = (0..1000)
             .filter(|_| gate.admit_proved(at(0), greedy))
             .count();
-        assert_eq!(admitted, 8);
-        let ports: SocketAddr = "192.0.2.1:2".parse().unwrap();
-        assert!(!gate.admit_proved(at(0), ports), "its other ports neither");
+        assert_eq!(admitted, 4);
+        // Nor can all its ports.
+        let from = |port| SocketAddr::from((greedy.ip(), port));
+        let all = (1..=u16::MAX).filter(|port| gate.admit_proved(at(0), from(*port)));
+        assert_eq!(all.count(), 15 * 4);
         let others = (2..=255u8).filter(|host| {
             let from = SocketAddr::from(([192, 0, 2, *host], 1));
             gate.admit_proved(at(0), from)
         });
         assert!(others.count() > 240);
-        assert!(gate.admit_proved(at(250), greedy));
+        assert!(!gate.admit_proved(at(999), greedy));
+        assert!(gate.admit_proved(at(1000), greedy));
+    }
+
+    /// Several hosts have one address, behind a NAT, and one of them calls without end.
+    #[test]
+    fn a_host_leaves_others_behind_its_address_their_rate() {
+        for v6 in [false, true] {
+            let address = match v6 {
+                false => IpAddr::from([192, 0, 2, 1]),
+                true => "2001:db8::1".parse().unwrap(),
+            };
+            let mut gate = gate();
+            while gate.admit_proved(at(0), (address, 5300).into()) {}
+            let others = 20_000..20_100;
+            let heard = others.filter(|port| gate.admit_proved(at(0), (address, *port).into()));
+            let heard = heard.count();
+            assert!(heard > 40, "{heard} of 100 others");
+        }
     }
 
     #[test]
@@ -155,7 +182,7 @@ mod tests {
         let mut gate = gate();
         let net: SocketAddr = "[2001:db8::1]:1".parse().unwrap();
         let same: SocketAddr = "[2001:db8::ffff:2]:1".parse().unwrap();
-        assert!((0..8).all(|_| gate.admit_proved(at(0), net)));
+        assert!((0..4).all(|_| gate.admit_proved(at(0), net)));
         assert!(!gate.admit_proved(at(0), same));
     }
 }

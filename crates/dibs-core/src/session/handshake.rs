@@ -50,8 +50,8 @@ const TELL_OUTDATED: Duration = Duration::from_secs(10);
 
 /// Who this node is, and what it wants of its sessions.
 pub struct Config {
-    /// The node's static key.
-    pub private: StaticSecret,
+    /// The node's static key; in a box, as what moves about leaves copies behind that nobody wipes.
+    pub private: Box<StaticSecret>,
     /// The AEAD of sessions that this node initiates.
     pub suite: Suite,
     /// Has to be the same at both ends.
@@ -185,7 +185,7 @@ pub struct Sessions {
 impl Sessions {
     /// A node without peers.
     pub fn new(config: Config, now: Time, rng: &mut dyn Random) -> Self {
-        let public = PublicKey::from(&config.private);
+        let public = PublicKey::from(&*config.private);
         Self {
             public,
             macs: PublicMacs::new(&public),
@@ -218,7 +218,7 @@ impl Sessions {
     pub fn add_peer(
         &mut self,
         public: PublicKey,
-        psk: Option<Secret>,
+        psk: Option<Box<Secret>>,
     ) -> Result<PeerId, AddPeerError> {
         if public == self.public {
             return Err(AddPeerError::OwnKey);
@@ -227,7 +227,7 @@ impl Sessions {
             return Err(AddPeerError::DuplicateKey);
         }
         let id = PeerId::from_index(self.peers.len() as u32);
-        let psk = psk.unwrap_or(Secret::new([0; 32]));
+        let psk = psk.unwrap_or_else(|| Box::new(Secret::new([0; 32])));
         self.peers.push(Some(Peer::new(public, psk)));
         self.by_key.insert(public.to_bytes(), id);
         Ok(id)

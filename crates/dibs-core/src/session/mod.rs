@@ -19,6 +19,7 @@ mod keys;
 mod message;
 mod noise;
 mod peer;
+mod primitives;
 mod random;
 mod replay;
 mod seal;

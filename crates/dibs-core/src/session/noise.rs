@@ -1,15 +1,21 @@
 //! Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s by `snow`, with the ephemeral key drawn by the caller.
+//!
+//! A handshake lies in a place of its own and does not move, so nothing of it stays behind where it was;
+//! its keys wipe themselves, and what `snow` itself keeps (chaining key, preshared key) is written over
+//! when it is dropped. Copies on the stack, which `snow` makes of them as it calculates, are left to the calls
+//! that follow.
 
-use snow::params::{CipherChoice, DHChoice, HashChoice, NoiseParams};
-use snow::resolvers::{CryptoResolver, DefaultResolver};
-use snow::types::{Cipher, Dh, Hash, Random};
+use snow::params::NoiseParams;
 use snow::{Builder, HandshakeState};
 use x25519_dalek::{PublicKey, StaticSecret};
 use zeroize::Zeroizing;
 
 use super::keys::{HandshakeKeys, Secret};
+use super::primitives::Wiping;
 
 const PATTERN: &str = "Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s";
+/// A pattern that begins without any key.
+const KEYLESS: &str = "Noise_NN_25519_ChaChaPoly_BLAKE2s";
 /// The preshared key enters at the end of message 2.
 const PSK_POSITION: u8 = 2;
 
@@ -23,7 +29,7 @@ pub(super) const MESSAGE_2_OVERHEAD: usize = 32 + 16;
 pub(super) struct Unauthentic;
 
 /// One handshake under way.
-pub(super) struct Noise(HandshakeState);
+pub(super) struct Noise(Box<HandshakeState>);
 
 impl Noise {
     pub(super) fn initiator(
@@ -33,24 +39,36 @@ impl Noise {
         prologue: &[u8],
         ephemeral: Secret,
     ) -> Self {
-        let local = Zeroizing::new(local.to_bytes());
-        let state = builder(&local, prologue, ephemeral)
+        let state = builder(local, prologue, ephemeral)
             .and_then(|b| b.remote_public_key(remote.as_bytes()))
-            .and_then(|b| b.psk(PSK_POSITION, psk.as_bytes()))
             .and_then(Builder::build_initiator);
-        Self(state.expect("every part that the pattern needs is given"))
+        let mut noise = Self::boxed(state);
+        noise.set_psk(psk);
+        noise
     }
 
     pub(super) fn responder(local: &StaticSecret, prologue: &[u8], ephemeral: Secret) -> Self {
-        let local = Zeroizing::new(local.to_bytes());
-        let state = builder(&local, prologue, ephemeral).and_then(Builder::build_responder);
-        Self(state.expect("every part that the pattern needs is given"))
+        Self::boxed(builder(local, prologue, ephemeral).and_then(Builder::build_responder))
     }
 
-    /// Sets the key shared with the initiator, known once message 1 has named it.
+    /// What is moved here has no secret yet but in boxes.
+    fn boxed(state: Result<HandshakeState, snow::Error>) -> Self {
+        Self(Box::new(
+            state.expect("every part that the pattern needs is given"),
+        ))
+    }
+
+    /// Sets the preshared key: the responder's once message 1 has named the initiator.
     pub(super) fn set_psk(&mut self, psk: &Secret) {
         let set = self.0.set_psk(usize::from(PSK_POSITION), psk.as_bytes());
         set.expect("32 bytes at a position of the pattern");
+    }
+
+    /// Writes over all of it with a state that knows no key.
+    fn wipe(&mut self) {
+        *self.0 = keyless();
+        // Without this the compiler may find that nobody reads what was written.
+        core::hint::black_box(&mut *self.0);
     }
 
     /// The static key of the other end, once it is known.
@@ -85,62 +103,43 @@ impl Noise {
             "keys exist only after message 2"
         );
         let (initiator, responder) = self.0.dangerously_get_raw_split();
+        let (initiator, responder) = (Zeroizing::new(initiator), Zeroizing::new(responder));
         HandshakeKeys {
             hash: self
                 .0
                 .get_handshake_hash()
                 .try_into()
                 .expect("BLAKE2s gives 32 bytes"),
-            initiator: Secret::new(initiator),
-            responder: Secret::new(responder),
+            initiator: Secret::new(*initiator),
+            responder: Secret::new(*responder),
         }
+    }
+}
+
+impl Drop for Noise {
+    fn drop(&mut self) {
+        self.wipe();
     }
 }
 
 fn builder<'a>(
-    local: &'a [u8; 32],
+    local: &'a StaticSecret,
     prologue: &'a [u8],
     ephemeral: Secret,
 ) -> Result<Builder<'a>, snow::Error> {
     let params: NoiseParams = PATTERN.parse()?;
-    Builder::with_resolver(params, Box::new(DrawnEphemeral(ephemeral)))
+    Builder::with_resolver(params, Box::new(Wiping::with_ephemeral(ephemeral)))
         .prologue(prologue)?
-        .local_private_key(local)
+        .local_private_key(local.as_bytes())
 }
 
-/// The default algorithms, with a "generator" that holds just the ephemeral key.
-struct DrawnEphemeral(Secret);
-
-impl CryptoResolver for DrawnEphemeral {
-    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(Once(Some(self.0.clone()))))
-    }
-
-    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
-        DefaultResolver.resolve_dh(choice)
-    }
-
-    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
-        DefaultResolver.resolve_hash(choice)
-    }
-
-    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
-        DefaultResolver.resolve_cipher(choice)
-    }
-}
-
-/// Gives 32 bytes once; a handshake makes one ephemeral key.
-struct Once(Option<Secret>);
-
-impl Random for Once {
-    fn try_fill_bytes(&mut self, out: &mut [u8]) -> Result<(), snow::Error> {
-        let secret = self.0.take().ok_or(snow::Error::Rng)?;
-        if out.len() != 32 {
-            return Err(snow::Error::Rng);
-        }
-        out.copy_from_slice(secret.as_bytes());
-        Ok(())
-    }
+/// The beginning of a handshake that nobody has a part in.
+fn keyless() -> HandshakeState {
+    let params = KEYLESS.parse();
+    let state = params.and_then(|params: NoiseParams| {
+        Builder::with_resolver(params, Box::new(Wiping::without_keys())).build_initiator()
+    });
+    state.expect("the pattern needs no key")
 }
 
 #[cfg(test)]
@@ -179,6 +178,39 @@ mod tests {
         let k = hex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742");
         assert_eq!(shared(alice, bob), k);
         assert_eq!(shared(bob, alice), k);
+    }
+
+    /// Two handshakes with different keys leave the same behind: nothing of either.
+    #[test]
+    fn a_handshake_that_ended_is_written_over() {
+        let ended = |seed: u8| {
+            let key = |n| StaticSecret::from([seed + n; 32]);
+            let psk = Secret::new([seed + 2; 32]);
+            let ephemeral = |n| Secret::new([seed + n; 32]);
+            let (local, remote) = (key(0), PublicKey::from(&key(1)));
+            let mut initiator = Noise::initiator(&local, &remote, &psk, b"dibs", ephemeral(3));
+            let mut responder = Noise::responder(&key(1), b"dibs", ephemeral(4));
+            let mut message = vec![0; MESSAGE_1_OVERHEAD];
+            initiator.write(&[], &mut message);
+            responder.read(&message).unwrap();
+            responder.set_psk(&psk);
+            let mut message = vec![0; MESSAGE_2_OVERHEAD];
+            responder.write(&[], &mut message);
+            initiator.read(&message).unwrap();
+            [initiator, responder]
+        };
+        let left = |noise: &mut Noise| {
+            // The chaining key, as far as it can be told from outside, and the transcript.
+            let keys = noise.0.dangerously_get_raw_split();
+            (keys, noise.0.get_handshake_hash().to_vec())
+        };
+        for (mut one, mut other) in ended(10).into_iter().zip(ended(20)) {
+            assert_ne!(left(&mut one), left(&mut other));
+            one.wipe();
+            other.wipe();
+            assert_eq!(left(&mut one), left(&mut other));
+            assert_eq!(one.remote_static(), None);
+        }
     }
 
     /// The published vector of the "cacophony" set for this pattern.

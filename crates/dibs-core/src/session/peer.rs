@@ -254,7 +254,7 @@ pub(super) struct SentInitiation {
 /// All that is kept about one peer.
 pub(super) struct Peer {
     pub(super) public: PublicKey,
-    pub(super) psk: Secret,
+    pub(super) psk: Box<Secret>,
     pub(super) macs: PublicMacs,
     /// The peer's latest cookie, and when it came.
     pub(super) cookie: Option<(Time, Mac)>,
@@ -269,7 +269,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(public: PublicKey, psk: Secret) -> Self {
+    pub(super) fn new(public: PublicKey, psk: Box<Secret>) -> Self {
         Self {
             public,
             psk,

@@ -1,6 +1,5 @@
 //! The receiver's side of a stream.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dibs_wire::checksum::crc32c;
@@ -12,18 +11,16 @@ use crate::bump::Decode;
 use crate::flow::fields::OwnedFields;
 use crate::time::Time;
 
+mod front;
 mod held;
 
+use front::Front;
 pub use held::{HELD_OVERHEAD, Store};
 use held::{Held, Holding};
 
 /// Epochs of one stream that are restored side by side; what belongs to an older one has been sent
 /// again by TCP long since.
 const EPOCHS: usize = 4;
-
-/// Pieces of plaintext of solo chunks that an epoch keeps, at most: more than a run of
-/// retransmissions has before it becomes an epoch.
-const MAX_PLAIN: usize = 4096;
 
 /// A chunk as the stream sees it.
 #[derive(Clone, Copy, Debug)]
@@ -112,18 +109,11 @@ fn restore(
     crc.is_none_or(|crc| crc32c(room) == crc)
 }
 
-/// The plaintext of a solo chunk that the chain has still to pass over.
-#[derive(Debug)]
-struct Plain {
-    end: u64,
-    bytes: Vec<u8>,
-}
-
 #[derive(Debug)]
 struct Epoch {
     number: u32,
-    /// Next offset of the chain; none until its first chunk came and may go on.
-    next: Option<u64>,
+    /// Where it stands, and what came by solo chunks beyond.
+    front: Front,
     /// Where the chain begins, while its start is held back.
     gate: Option<u64>,
     /// None where the bytes are as they were: then nothing hangs on what is missing.
@@ -135,10 +125,8 @@ struct Epoch {
     loose: u64,
     /// What it has of the store.
     used: usize,
-    /// Pieces beyond `next`.
+    /// Chained pieces beyond where it stands.
     held: Holding,
-    /// What came by solo chunks beyond `next`, by offset; may overlap.
-    plain: BTreeMap<u64, Plain>,
 }
 
 /// Restores the stream of one incarnation.
@@ -187,7 +175,8 @@ impl RxStream {
         for epoch in self.epochs.iter_mut().filter(|e| !e.broken) {
             epoch.begin_behind(self.alone_to);
             if epoch.number >= piece.epoch || epoch.waits_beyond(piece.offset) {
-                epoch.remember(piece, room, store);
+                let span = (piece.offset, piece.end());
+                epoch.front.keep(span, room, store, &mut epoch.used);
             }
         }
         sink.commit();
@@ -219,7 +208,7 @@ impl RxStream {
             return Outcome::Corrupt;
         }
         if piece.first {
-            match epoch.next {
+            match epoch.front.next() {
                 None if piece.early => {
                     let outcome = epoch.hold(piece, store);
                     if outcome == Outcome::Held {
@@ -229,22 +218,22 @@ impl RxStream {
                 }
                 // It came before, and is held: with what followed it.
                 None if epoch.gate.is_some() => {
-                    epoch.next = epoch.gate.take();
+                    epoch.pass_gate();
                     return match epoch.drain(store, sink) {
                         true => Outcome::Duplicate,
                         false => Outcome::Corrupt,
                     };
                 }
-                None => epoch.next = Some(piece.offset),
+                None => epoch.front.move_to(piece.offset),
                 // So far it brought no byte: a reset, perhaps sent twice.
                 Some(next) if next == piece.offset => {}
                 Some(next) if next < piece.offset => return Outcome::Contradiction,
                 Some(_) => return Outcome::Duplicate,
             }
         }
-        match epoch.next {
+        match epoch.front.next() {
             Some(next) if next == piece.offset => {
-                if !epoch.restore(piece.bytes, piece.crc, piece.tcp, sink) {
+                if !epoch.restore(piece.offset, piece.bytes, piece.crc, piece.tcp, sink) {
                     epoch.end(store);
                     return Outcome::Corrupt;
                 }
@@ -301,7 +290,7 @@ impl RxStream {
         sink: &mut impl Sink,
     ) -> Option<u32> {
         for epoch in &mut self.epochs {
-            let since = epoch.held.waits_since(now, epoch.next);
+            let since = epoch.held.waits_since(now, epoch.front.next());
             if since.is_none_or(|since| now.since(since) < patience) {
                 continue;
             }
@@ -320,7 +309,7 @@ impl RxStream {
     pub fn give_up(&mut self, store: &mut Store) {
         for epoch in &mut self.epochs {
             if epoch.held.is_empty() {
-                epoch.forget_plain_up_to(u64::MAX, store);
+                epoch.front.forget_all(store, &mut epoch.used);
             } else {
                 epoch.abandon(store);
             }
@@ -335,7 +324,7 @@ impl RxStream {
     /// Lets what was held back go on; returns an epoch that turned out corrupt.
     pub fn open_gate(&mut self, store: &mut Store, sink: &mut impl Sink) -> Option<u32> {
         let epoch = self.epochs.iter_mut().find(|e| e.gate.is_some())?;
-        epoch.next = epoch.gate.take();
+        epoch.pass_gate();
         (!epoch.drain(store, sink)).then_some(epoch.number)
     }
 
@@ -346,7 +335,10 @@ impl RxStream {
 
     /// Gives back the memory that only a stream under way needs.
     pub fn shrink(&mut self) {
-        self.epochs.iter_mut().for_each(|e| e.held.shrink());
+        for epoch in &mut self.epochs {
+            epoch.held.shrink();
+            epoch.front.shrink();
+        }
     }
 
     /// Forgets everything.
@@ -375,9 +367,9 @@ impl RxStream {
             }
             self.epochs.retain_mut(|e| {
                 if e.number == oldest {
-                    if let Some(start) = e.gate.take() {
+                    if e.gate.is_some() {
                         // Whole, but for what went another way: better early than not at all.
-                        e.next = Some(start);
+                        e.pass_gate();
                         e.drain(store, sink);
                     }
                     if e.decoder.is_none() {
@@ -393,7 +385,7 @@ impl RxStream {
         }
         self.epochs.push(Epoch {
             number,
-            next: None,
+            front: Front::default(),
             gate: None,
             decoder: decoders.epoch(number),
             has_crc: decoders.has_crc(),
@@ -401,26 +393,26 @@ impl RxStream {
             loose: 0,
             used: 0,
             held: Holding::default(),
-            plain: BTreeMap::new(),
         });
         self.epochs.last_mut()
     }
 }
 
 impl Epoch {
-    /// Restores bytes that stand at `next` and injects them; false if the CRC disagrees.
+    /// Restores bytes that stand at `offset`, which the chain has come to, and injects them; false if the
+    /// CRC disagrees.
     fn restore(
         &mut self,
+        offset: u64,
         bytes: &[u8],
         crc: u32,
         tcp: &TcpFields<'_>,
         sink: &mut impl Sink,
     ) -> bool {
-        let next = self.next.expect("the chain has begun");
-        if !self.inject(next, bytes, crc, tcp, sink) {
+        if !self.inject(offset, bytes, crc, tcp, sink) {
             return false;
         }
-        self.next = Some(end(next, bytes.len(), tcp.flags));
+        self.front.move_to(end(offset, bytes.len(), tcp.flags));
         true
     }
 
@@ -447,18 +439,17 @@ impl Epoch {
     /// the epoch.
     fn drain(&mut self, store: &mut Store, sink: &mut impl Sink) -> bool {
         while let Some(target) = self.restorable() {
-            self.pass_plain(target, store);
+            let decoder = self.decoder.as_deref_mut();
+            self.front.pass_to(target, decoder, store, &mut self.used);
             let held = self.held.pop_first().expect("the target is held");
-            let intact = self.restore(&held.bytes, held.crc, &held.tcp.get(), sink);
+            let intact = self.restore(target, &held.bytes, held.crc, &held.tcp.get(), sink);
             store.give(held.bytes, &mut self.used);
             if !intact {
                 self.end(store);
                 return false;
             }
         }
-        if let Some(next) = self.next {
-            self.forget_plain_up_to(next, store);
-        }
+        self.front.forget_passed(store, &mut self.used);
         true
     }
 
@@ -475,7 +466,7 @@ impl Epoch {
 
     /// Goes on at a held piece, whatever is missing in front of it.
     fn pass_gap(&mut self, first: u64) {
-        self.next = Some(first);
+        self.front.move_to(first);
         self.loose = first;
     }
 
@@ -483,7 +474,7 @@ impl Epoch {
     /// those that are held, and without a chain nothing hangs on where the epoch began.
     fn begin_behind(&mut self, alone_to: u64) {
         if self.decoder.is_none()
-            && self.next.is_none()
+            && self.front.next().is_none()
             && self.gate.is_none()
             && let Some(first) = self.held.first().filter(|first| *first <= alone_to)
         {
@@ -491,52 +482,17 @@ impl Epoch {
         }
     }
 
-    /// The first held piece, if it stands at `next` or plain bytes reach up to it.
+    /// Goes on at a start that was held back.
+    fn pass_gate(&mut self) {
+        if let Some(start) = self.gate.take() {
+            self.front.move_to(start);
+        }
+    }
+
+    /// The first held piece, if the stream is known up to it.
     fn restorable(&self) -> Option<u64> {
         let first = self.held.first()?;
-        (first <= self.reach()?).then_some(first)
-    }
-
-    /// How far the stream is known: `next`, and the plain bytes that join it.
-    fn reach(&self) -> Option<u64> {
-        let mut reach = self.next?;
-        for (&offset, plain) in &self.plain {
-            if offset > reach {
-                break;
-            }
-            reach = reach.max(plain.end);
-        }
-        Some(reach)
-    }
-
-    /// Moves the chain on to `target` over plain bytes.
-    ///
-    /// Those of a peer that cuts its chain twice may lead back: then the CRC ends the epoch.
-    fn pass_plain(&mut self, target: u64, store: &mut Store) {
-        let mut next = self.next.expect("the chain has begun");
-        while next < target {
-            let (&offset, plain) = self.plain.first_key_value().expect("plain bytes reach up");
-            let len = plain.bytes.len() as u64;
-            let from = next.saturating_sub(offset).min(len) as usize;
-            let to = (target - offset).min(len) as usize;
-            if let Some(decoder) = &mut self.decoder {
-                decoder.advance(&plain.bytes[from..to]);
-            }
-            next = next.max(plain.end.min(target));
-            if plain.end > target {
-                break;
-            }
-            self.forget_plain(offset, store);
-        }
-        self.next = Some(target);
-    }
-
-    fn forget_plain_up_to(&mut self, reach: u64, store: &mut Store) {
-        while let Some((&offset, plain)) = self.plain.first_key_value()
-            && plain.end <= reach
-        {
-            self.forget_plain(offset, store);
-        }
+        (first <= self.front.reach()?).then_some(first)
     }
 
     /// Whether a piece beyond `offset` is held.
@@ -547,41 +503,9 @@ impl Epoch {
     /// The chain has ended somewhere behind what is held: plain bytes from there on lie beyond it, or were kept for
     /// pieces that are late, which TCP sends again if it must.
     fn forget_beyond_held(&mut self, store: &mut Store) {
-        while let Some((&offset, _)) = self.plain.last_key_value()
-            && !self.waits_beyond(offset)
-        {
-            self.forget_plain(offset, store);
-        }
-    }
-
-    fn forget_plain(&mut self, offset: u64, store: &mut Store) {
-        let plain = self.plain.remove(&offset).expect("the caller saw it");
-        store.give(plain.bytes, &mut self.used);
-    }
-
-    /// Keeps the plaintext of a solo chunk if the chain still has to pass it.
-    fn remember(&mut self, piece: &Piece<'_>, plain: &[u8], store: &mut Store) {
-        if self.next.is_none_or(|next| piece.end() <= next) {
-            return;
-        }
-        if let Some(known) = self.plain.get(&piece.offset) {
-            if known.end >= piece.end() {
-                return;
-            }
-            self.forget_plain(piece.offset, store);
-        }
-        // Without room the chain may break later, and says so then.
-        if self.plain.len() == MAX_PLAIN {
-            return;
-        }
-        if let Some(bytes) = store.take(plain, &mut self.used) {
-            self.plain.insert(
-                piece.offset,
-                Plain {
-                    end: piece.end(),
-                    bytes,
-                },
-            );
+        match self.held.last() {
+            Some(last) => self.front.forget_from(last, store, &mut self.used),
+            None => self.front.forget_all(store, &mut self.used),
         }
     }
 
@@ -607,7 +531,7 @@ impl Epoch {
             return false;
         };
         // Where a chain whose start is missing begins is not known.
-        acked > self.reach().unwrap_or(first)
+        acked > self.front.reach().unwrap_or(first)
     }
 
     /// Ends it although what it holds may be missed.
@@ -622,9 +546,7 @@ impl Epoch {
         while let Some(held) = self.held.pop_first() {
             store.give(held.bytes, &mut self.used);
         }
-        while let Some((_, plain)) = self.plain.pop_first() {
-            store.give(plain.bytes, &mut self.used);
-        }
+        self.front.forget_all(store, &mut self.used);
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use dibs_core::Time;
 use dibs_core::bump::{self, Padding, Scheme};
-use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig};
 use dibs_core::session::{
     CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PeerId,
     PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
@@ -79,7 +79,7 @@ struct End {
 impl End {
     fn new(own: [u8; 32], other: [u8; 32], agreed: Agreed, script: Script) -> Self {
         let config = Config {
-            private: StaticSecret::from(own),
+            private: Box::new(StaticSecret::from(own)),
             suite: agreed.0,
             integrity: agreed.1,
         };
@@ -89,7 +89,7 @@ impl End {
         };
         let mut sessions = Sessions::new(config, Time::ZERO, &mut cookies);
         let peer = sessions
-            .add_peer(public(other), Some(Secret::new(PRESHARED)))
+            .add_peer(public(other), Some(Box::new(Secret::new(PRESHARED))))
             .expect("another key");
         Self {
             sessions,
@@ -337,7 +337,7 @@ fn the_rules_of_the_document_give_the_same_bytes() {
 #[test]
 fn a_node_says_hello_as_documented() {
     let config = NodeConfig {
-        private: StaticSecret::from(INITIATOR),
+        private: Box::new(StaticSecret::from(INITIATOR)),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
         paths: vec![LocalPath {
@@ -348,11 +348,13 @@ fn a_node_says_hello_as_documented() {
         }],
         peers: vec![PeerConfig {
             public: public(RESPONDER),
-            preshared: Some(Secret::new(PRESHARED)),
+            preshared: Some(Box::new(Secret::new(PRESHARED))),
             prefixes: Vec::new(),
+            accept: vec![Opening::ANY],
             endpoints: vec![(0, SOURCE.parse().expect("an address"))],
         }],
         addresses: Vec::new(),
+        reachable: Vec::new(),
         gateway: Vec::new(),
         trusted_share: 0.05,
         bumps: vec![
@@ -360,6 +362,7 @@ fn a_node_says_hello_as_documented() {
             bump::share(Scheme::new(2, 2).expect("two of two")),
             bump::seal(Padding::None),
         ],
+        pads: bump::Pads::new(&[8; 32]),
         hold_without_trusted: true,
     };
     let mut node = Node::new(Time::ZERO, config, [9; 32]).expect("another key");

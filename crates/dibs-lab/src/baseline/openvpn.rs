@@ -2,16 +2,14 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
 use super::Tunnel;
 use crate::host::Host;
-use crate::process::Process;
+use crate::process::{HANG, Process};
 
 const DEVICE: &str = "tun99";
-const STARTUP: Duration = Duration::from_secs(20);
 
 /// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
 /// are 10.98.0.1 and 10.98.0.2.
@@ -19,6 +17,19 @@ const STARTUP: Duration = Duration::from_secs(20);
 /// # Errors
 /// If openvpn (2.6 or later) or openssl is missing, or the two do not get along.
 pub fn openvpn(a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
+    // As a bump it is given packets to its own far end.
+    connected(a, b, &["--allow-recursive-routing"])
+}
+
+/// As [`openvpn`], as it comes: it drops packets to its own far end.
+///
+/// # Errors
+/// As [`openvpn`].
+pub fn openvpn_as_it_comes(a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
+    connected(a, b, &[])
+}
+
+fn connected(a: (&Host, IpAddr), b: (&Host, IpAddr), options: &[&str]) -> Result<Tunnel> {
     let inside = [[10, 98, 0, 1], [10, 98, 0, 2]].map(IpAddr::from);
     let fingerprints = [certify(a.0)?, certify(b.0)?];
     let mut far = start(
@@ -27,10 +38,18 @@ pub fn openvpn(a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
         [inside[1], inside[0]],
         None,
         &fingerprints[0],
+        options,
     )?;
-    let mut near = start(a.0, "--tls-client", inside, Some(b.1), &fingerprints[1])?;
+    let mut near = start(
+        a.0,
+        "--tls-client",
+        inside,
+        Some(b.1),
+        &fingerprints[1],
+        options,
+    )?;
     for process in [&mut far, &mut near] {
-        process.wait_for_output("Initialization Sequence Completed", STARTUP)?;
+        process.wait_for_output("Initialization Sequence Completed", HANG)?;
     }
     Ok(Tunnel {
         a: inside[0],
@@ -61,6 +80,7 @@ fn start(
     [own, peer]: [IpAddr; 2],
     server: Option<IpAddr>,
     fingerprint: &str,
+    options: &[&str],
 ) -> Result<Process> {
     let mut command = host.command("openvpn");
     command.current_dir(Path::new("/"));
@@ -82,8 +102,7 @@ fn start(
         "--key",
         "/run/openvpn.key",
     ]);
-    // As a bump it is given packets to its own far end.
-    command.arg("--allow-recursive-routing");
+    command.args(options);
     command.args([
         "--peer-fingerprint",
         fingerprint,

@@ -5,20 +5,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use x25519_dalek::{PublicKey, StaticSecret};
 
 use super::Tunnel;
 use crate::host::Host;
-use crate::process::{Process, wait_for};
+use crate::process::{HANG, Process, wait_for};
 
 /// The Go module and its version.
 pub const WIREGUARD_GO: &str = "golang.zx2c4.com/wireguard@v0.0.0-20260522210424-ecfc5a8d5446";
 const DEVICE: &str = "wg0";
 const PORT: u16 = 51820;
-const STARTUP: Duration = Duration::from_secs(10);
 
 /// Private keys: what they protect is a measurement.
 const KEYS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
@@ -100,7 +98,7 @@ fn configure(
     peer_inside: IpAddr,
 ) -> Result<()> {
     let path = host.run_dir().join(format!("wireguard/{DEVICE}.sock"));
-    let connected = wait_for(STARTUP, "wireguard-go's socket", || {
+    let connected = wait_for(HANG, "wireguard-go's socket", || {
         let connection = UnixStream::connect(&path).ok();
         (connection.is_some() || !process.is_running()).then_some(connection)
     })?;
@@ -116,7 +114,7 @@ fn configure(
         endpoint.ip()
     )
     .context("wireguard-go's socket")?;
-    uapi.set_read_timeout(Some(STARTUP))?;
+    uapi.set_read_timeout(Some(HANG))?;
     let mut answer = String::new();
     while !answer.ends_with("\n\n") {
         let mut bytes = [0; 256];

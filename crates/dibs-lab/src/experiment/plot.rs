@@ -21,7 +21,11 @@ struct Panel<'a> {
 }
 
 pub(super) fn svg(run: &Run) -> String {
-    let seconds = run.phases.len() as f64 * run.phase_seconds;
+    let last = run
+        .phases
+        .last()
+        .map_or(0.0, |phase| phase.at_seconds + phase.command_ms / 1e3);
+    let seconds = last + run.phase_seconds;
     let x = |time: f64| LEFT + time / seconds * (WIDTH - LEFT - RIGHT);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \

@@ -10,11 +10,11 @@ use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::host::Host;
-use crate::process::wait_for;
+use crate::process::{HANG, wait_for};
 
 /// How long a connection may take to come about, and how long it may be silent before it is given
 /// up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = HANG;
 
 /// linux/socket.h and linux/mptcp.h; not in libc.
 const SOL_MPTCP: libc::c_int = 284;

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ pub struct Throughput {
     to: SocketAddr,
     transport: Transport,
     duration: Duration,
+    bytes: u64,
     interval: Duration,
     streams: usize,
 }
@@ -62,6 +63,7 @@ pub struct Transfer {
     from: Host,
     addresses: Vec<SocketAddr>,
     received: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
     retransmissions_before: u64,
     /// Further subflows of an MPTCP connection come to it, too.
     _listener: TcpListener,
@@ -92,6 +94,7 @@ impl Throughput {
             to,
             transport: Transport::Tcp,
             duration: Duration::from_secs(5),
+            bytes: u64::MAX,
             interval: Duration::from_millis(100),
             streams: 1,
         }
@@ -107,6 +110,17 @@ impl Throughput {
     pub fn duration(mut self, duration: Duration) -> Self {
         self.duration = duration;
         self
+    }
+
+    /// How much to send by each connection, however long that takes.
+    pub fn bytes(mut self, bytes: u64) -> Self {
+        (self.duration, self.bytes) = (Duration::MAX, bytes);
+        self
+    }
+
+    /// To send until the transfer is [stopped](Transfer::stop).
+    pub fn endless(self) -> Self {
+        self.bytes(u64::MAX)
     }
 
     /// The length of the report's intervals.
@@ -143,6 +157,7 @@ impl Throughput {
             from: from.clone(),
             addresses: Vec::new(),
             received: Arc::default(),
+            stop: Arc::default(),
             retransmissions_before: host_retransmissions(from)?,
             _listener: listener,
             senders: Vec::new(),
@@ -155,7 +170,8 @@ impl Throughput {
             let interval = self.interval;
             let receiver = to.thread("receiver", move || receive(far, start, interval, &total))?;
             transfer.receivers.push(receiver);
-            let sender = from.thread("sender", move || plan.send(near, start))?;
+            let stop = Arc::clone(&transfer.stop);
+            let sender = from.thread("sender", move || plan.send(near, start, &stop))?;
             transfer.senders.push(sender);
         }
         Ok(transfer)
@@ -166,12 +182,14 @@ impl Throughput {
         Ok((near, accept(listener)?))
     }
 
-    fn send(&self, mut stream: TcpStream, start: Instant) -> Result<Sent> {
+    fn send(&self, mut stream: TcpStream, start: Instant, stop: &AtomicBool) -> Result<Sent> {
         let pattern = pattern();
         let mut bytes = 0;
-        while start.elapsed() < self.duration {
+        while start.elapsed() < self.duration && bytes < self.bytes && !stop.load(Ordering::Relaxed)
+        {
             let offset = (bytes % PERIOD as u64) as usize;
-            bytes += stream.write(&pattern[offset..][..CHUNK]).context("send")? as u64;
+            let most = usize::try_from(self.bytes - bytes).map_or(CHUNK, |left| left.min(CHUNK));
+            bytes += stream.write(&pattern[offset..][..most]).context("send")? as u64;
         }
         let (retransmissions, subflows) = match self.transport {
             Transport::Tcp => (retransmissions(&stream)?, 0),
@@ -202,6 +220,11 @@ impl Transfer {
         self.received.load(Ordering::Relaxed)
     }
 
+    /// Has the senders end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
     /// Whether sending or receiving is still going on.
     pub fn is_running(&self) -> bool {
         !self.receivers.iter().all(JoinHandle::is_finished)
@@ -210,7 +233,7 @@ impl Transfer {
     /// Waits for the end.
     ///
     /// # Errors
-    /// If a connection broke, stood still for half a minute, or delivered other bytes than those
+    /// If a connection broke, stood still for [`HANG`](crate::HANG), or delivered other bytes than those
     /// sent.
     pub fn finish(self) -> Result<ThroughputReport> {
         let sent = join(self.senders);

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use super::rules::TABLE;
-use crate::desired::{BumpRoute, ClassRule, Hours, Protocol};
+use crate::desired::{BumpRoute, ClassRule, Hours, Ports, Protocol};
 use crate::nft::{Attributes, Change, Kind};
 use crate::{Desired, Family, Prefix};
 
@@ -40,6 +40,14 @@ pub(super) enum Meta {
     Hour = 32,
 }
 
+/// Keys of the `ct` expression: of the connection that a packet belongs to, or that an ICMP error is about.
+#[derive(Clone, Copy)]
+enum Tracked {
+    State = 0,
+    Mark = 3,
+    Protocol = 10,
+}
+
 impl Rule {
     pub(super) fn new(label: impl Into<String>) -> Self {
         Self {
@@ -63,10 +71,9 @@ impl Rule {
         if let Some(source) = class.source {
             rule = rule.prefix(source, false);
         }
-        for (port, offset) in [(class.sport, 0), (class.dport, 2)] {
-            if let Some(port) = port {
-                let loaded = rule.payload(REGISTER, Base::Transport, offset, 2);
-                rule = loaded.compare(&port.to_be_bytes(), true);
+        for (ports, offset) in [(class.sport, 0), (class.dport, 2)] {
+            if let Some(ports) = ports {
+                rule = rule.ports(ports, offset);
             }
         }
         for (key, id) in [(Meta::Uid, class.uid), (Meta::Gid, class.gid)] {
@@ -173,16 +180,32 @@ impl Rule {
             .number(3, 1)
             .number(4, 4)
             .number(5, 4);
+        self.meta(Meta::Hour).expression("byteorder", order).range(
+            &from.to_be_bytes(),
+            &to.to_be_bytes(),
+            outside,
+        )
+    }
+
+    fn ports(self, ports: Ports, offset: u32) -> Self {
+        let loaded = self.payload(REGISTER, Base::Transport, offset, 2);
+        let (first, last) = (ports.first.to_be_bytes(), ports.last.to_be_bytes());
+        match first == last {
+            true => loaded.compare(&first, true),
+            false => loaded.range(&first, &last, false),
+        }
+    }
+
+    /// Whether the register lies between two values, in network order, or outside of them.
+    fn range(self, from: &[u8], to: &[u8], outside: bool) -> Self {
         // NFTA_RANGE_SREG, _OP, _FROM_DATA, _TO_DATA.
-        let value = |seconds: u32| Attributes::default().bytes(1, &seconds.to_be_bytes());
-        let range = Attributes::default()
+        let value = |value: &[u8]| Attributes::default().bytes(1, value);
+        let data = Attributes::default()
             .number(1, REGISTER)
             .number(2, u32::from(outside))
             .nested(3, value(from))
             .nested(4, value(to));
-        self.meta(Meta::Hour)
-            .expression("byteorder", order)
-            .expression("range", range)
+        self.expression("range", data)
     }
 
     fn payload(self, register: u32, base: Base, offset: u32, length: u32) -> Self {
@@ -203,30 +226,39 @@ impl Rule {
         self.meta(Meta::Mark).masked(mask, value, equal)
     }
 
-    /// Register and key (NFT_CT_MARK).
-    pub(super) fn ct_mark(self, mask: u32, value: u32, equal: bool) -> Self {
-        let data = Attributes::default().number(1, REGISTER).number(2, 3);
-        self.expression("ct", data).masked(mask, value, equal)
+    fn tracked(self, key: Tracked) -> Self {
+        let data = Attributes::default().number(1, REGISTER);
+        self.expression("ct", data.number(2, key as u32))
     }
 
-    /// Key NFT_CT_STATE; NF_CT_STATE_UNTRACKED_BIT.
+    pub(super) fn ct_mark(self, mask: u32, value: u32, equal: bool) -> Self {
+        self.tracked(Tracked::Mark).masked(mask, value, equal)
+    }
+
+    /// A packet of a TCP connection, or an ICMP error about one.
+    pub(super) fn of_tcp(self) -> Self {
+        let protocol = u8::try_from(libc::IPPROTO_TCP).expect("a byte in the header");
+        self.tracked(Tracked::Protocol).compare(&[protocol], true)
+    }
+
+    /// NF_CT_STATE_UNTRACKED_BIT.
     pub(super) fn untracked(self) -> Self {
-        let data = Attributes::default().number(1, REGISTER).number(2, 0);
-        self.expression("ct", data).masked(1 << 6, 0, false)
+        self.tracked(Tracked::State).masked(1 << 6, 0, false)
     }
 
     fn set_ct_mark(self, mask: u32, value: u32) -> Self {
-        let load = Attributes::default().number(1, REGISTER).number(2, 3);
-        let store = Attributes::default().number(2, 3).number(4, REGISTER);
-        self.expression("ct", load)
+        let key = Tracked::Mark as u32;
+        let store = Attributes::default().number(2, key).number(4, REGISTER);
+        self.tracked(Tracked::Mark)
             .bitwise(&(!mask).to_ne_bytes(), &value.to_ne_bytes())
             .expression("ct", store)
     }
 
-    /// A connection that is on no bump and not plain by choice goes to this one.
+    /// A TCP connection that is on no bump and not plain by choice goes to this one.
     pub(super) fn follows(self, desired: &Desired, bump: &BumpRoute) -> Self {
         let marks = desired.marks;
-        self.ct_mark(marks.bump_mask() | marks.override_bit(), 0, true)
+        self.of_tcp()
+            .ct_mark(marks.bump_mask() | marks.override_bit(), 0, true)
             .set_ct_mark(marks.bump_mask(), marks.bump(bump.id))
     }
 

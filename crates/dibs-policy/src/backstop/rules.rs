@@ -164,7 +164,7 @@ fn passing(desired: &Desired) -> Vec<Rule> {
             let plain = from_near("marked plain by choice");
             rules.push(plain.ct_mark(mask | chosen, chosen, true).returns());
             let bumped = from_near("marked for a bump");
-            rules.push(bumped.ct_mark(mask, 0, false).drops());
+            rules.push(bumped.of_tcp().ct_mark(mask, 0, false).drops());
         }
         for near in widest(&desired.gateway, family) {
             rules.extend(by_class(desired, family, Some(near)));
@@ -275,7 +275,8 @@ fn unmarked(desired: &Desired) -> Vec<Rule> {
             let to = |label: &str| Rule::new(label).family(family).destination(peer);
             let plain = to("marked plain by choice").ct_mark(mask | chosen, chosen, true);
             rules.push(plain.returns());
-            rules.push(to("marked for a bump").ct_mark(mask, 0, false).drops());
+            let bumped = to("marked for a bump").of_tcp();
+            rules.push(bumped.ct_mark(mask, 0, false).drops());
         }
         rules.extend(by_class(desired, family, None));
     }

@@ -13,7 +13,7 @@ fn bump(id: u8, device: &str, owner: DeviceOwner, peers: &[&str]) -> BumpRoute {
 
 fn one() -> Desired {
     let mut rule = ClassRule::tcp(1, BumpId::new(1).unwrap());
-    rule.dport = Some(80);
+    rule.dport = Some(80.into());
     Desired {
         bumps: vec![bump(1, "dibs1", DeviceOwner::Ours, &["10.0.1.2"])],
         rules: vec![rule],
@@ -102,7 +102,7 @@ iptables-restore --noflush --wait <<EOF
 :DIBS-STEER - [0:0]
 :DIBS-OUTPUT - [0:0]
 :DIBS-INPUT - [0:0]
--A DIBS-FOLLOW -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
+-A DIBS-FOLLOW -m conntrack --ctproto 6 -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
 -A DIBS-SET-1 -j CONNMARK --set-xmark 0x1000000/0xf000000
 -A DIBS-SET-1 -j MARK --set-xmark 0x1000000/0xf000000
 -A DIBS-STEER -o lo -j RETURN
@@ -111,7 +111,7 @@ iptables-restore --noflush --wait <<EOF
 -A DIBS-STEER -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW
 -A DIBS-OUTPUT -m mark --mark 0xf000000/0xf000000 -j RETURN
 -A DIBS-OUTPUT -d 10.0.1.2/32 -g DIBS-STEER
--A DIBS-INPUT -i dibs1 -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x1000000/0xf000000
+-A DIBS-INPUT -i dibs1 -m conntrack --ctproto 6 -m connmark --mark 0x0/0x1f000000 -j CONNMARK --set-xmark 0x1000000/0xf000000
 -I OUTPUT 1 -j DIBS-OUTPUT
 -I INPUT 1 -j DIBS-INPUT
 COMMIT
@@ -159,7 +159,7 @@ ip6tables-restore --noflush --wait <<EOF
 :DIBS-STEER - [0:0]
 :DIBS-OUTPUT - [0:0]
 :DIBS-INPUT - [0:0]
--A DIBS-FOLLOW -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
+-A DIBS-FOLLOW -m conntrack --ctproto 6 -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
 -A DIBS-STEER -o lo -j RETURN
 -A DIBS-STEER -m connmark --mark 0x10000000/0x10000000 -g DIBS-FOLLOW
 -A DIBS-STEER -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW
@@ -199,7 +199,7 @@ fn what_is_required_stands_first_and_is_kept_out_otherwise() {
     desired.bumps[0].peers.push("fd00::2".parse().unwrap());
     desired.rules[0].binding = Binding::Required;
     desired.rules.push(ClassRule {
-        sport: Some(9000),
+        sport: Some(9000.into()),
         destination: Some("10.0.1.2".parse().unwrap()),
         source: Some("10.0.1.1".parse().unwrap()),
         binding: Binding::Required,
@@ -280,8 +280,8 @@ fn what_is_required_stands_first_and_is_kept_out_otherwise() {
 fn a_pinned_connection_without_its_entry_is_kept_out_in_plain() {
     let mut desired = one();
     desired.rules.push(ClassRule {
-        dport: Some(80),
-        sport: Some(4000),
+        dport: Some(80.into()),
+        sport: Some(4000.into()),
         destination: Some("10.0.1.2".parse().unwrap()),
         source: Some("10.0.1.1".parse().unwrap()),
         binding: Binding::Pinned,
@@ -321,7 +321,7 @@ fn class_rules_match_what_they_name_and_only_the_bumps_peers() {
     let prefix = |text: &str| -> Option<Prefix> { Some(text.parse().unwrap()) };
     desired.rules = vec![
         ClassRule {
-            sport: Some(5201),
+            sport: Some(5201.into()),
             uid: Some(1000),
             gid: Some(7),
             ..ClassRule::tcp(1, first)
@@ -392,7 +392,8 @@ fn a_gateway_steers_what_passes_between_its_networks_and_the_peers() {
          -A DIBS-PASS -p tcp -m tcp --dport 80 -m comment --comment dibs-rule-1 -g DIBS-SET-1\n\
          -A DIBS-PASS -m connmark ! --mark 0x0/0xf000000 -g DIBS-FOLLOW\n",
         "-A DIBS-GATEWAY -s 192.168.7.0/24 -d 192.168.8.0/24 -g DIBS-PASS\n",
-        "-A DIBS-PASSING -s 192.168.8.0/24 -d 192.168.7.0/24 -i dibs1 -m connmark --mark 0x0/0x1f000000 \
+        "-A DIBS-PASSING -s 192.168.8.0/24 -d 192.168.7.0/24 -i dibs1 -m conntrack --ctproto 6 \
+         -m connmark --mark 0x0/0x1f000000 \
          -j CONNMARK --set-xmark 0x1000000/0xf000000\n",
         "-I PREROUTING 1 -j DIBS-GATEWAY\n-I FORWARD 1 -j DIBS-PASSING\n",
         // A reverse path filter that looks at marks asks the bump's table for the way back into the network.

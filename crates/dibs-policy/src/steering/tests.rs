@@ -22,7 +22,7 @@ fn bump(id: u8) -> BumpRoute {
 
 fn wish(bumps: &[u8], rules: &[u8]) -> Desired {
     let rule = |(n, id): (usize, &u8)| ClassRule {
-        dport: Some(n as u16 + 80),
+        dport: Some((n as u16 + 80).into()),
         binding: [Binding::Loose, Binding::Required, Binding::Pinned][n % 3],
         ..ClassRule::tcp(n as u32, BumpId::new(*id).unwrap())
     };

@@ -6,21 +6,22 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use dibs_policy::{
     BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Error, MarkLayout, Report,
     Steering, Variant,
 };
 use nix::mount::{MsFlags, mount};
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns, unshare};
 use socket2::{Domain, Protocol, Socket, Type};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::packet::Packet;
 
-/// Longer than anything here takes; a test that waits so long has failed.
-const PATIENCE_MS: u16 = 3000;
+/// Only what hangs takes as long, on however slow a machine.
+pub(crate) const HANG: Duration = Duration::from_secs(120);
 
 /// Both ends' addresses, IPv4 and IPv6.
 pub(crate) const ENDS: [(&str, &str); 2] = [("10.7.1.1", "10.7.1.2"), ("fd07:1::1", "fd07:1::2")];
@@ -88,7 +89,7 @@ pub(crate) fn wish() -> Desired {
             .collect(),
     };
     let rule = ClassRule {
-        dport: Some(80),
+        dport: Some(80.into()),
         ..ClassRule::tcp(1, bump(1))
     };
     Desired {
@@ -196,8 +197,7 @@ impl Lab {
     }
 
     pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
-        let patience = std::time::Duration::from_millis(4 * u64::from(PATIENCE_MS));
-        let bounded = async { tokio::time::timeout(patience, future).await };
+        let bounded = async { tokio::time::timeout(HANG, future).await };
         self.runtime.block_on(bounded).expect("it ends in time")
     }
 
@@ -274,7 +274,8 @@ pub(crate) fn connecting(to: SocketAddr, device: Option<&str>) -> Socket {
 
 /// Waits until `what` is ready; `name` says what did not come.
 pub(crate) fn wait_for(what: &impl AsFd, events: PollFlags, name: &str) {
-    let ready = poll(&mut [PollFd::new(what.as_fd(), events)], PATIENCE_MS).expect("poll");
+    let timeout = PollTimeout::try_from(HANG).expect("some minutes");
+    let ready = poll(&mut [PollFd::new(what.as_fd(), events)], timeout).expect("poll");
     assert!(ready > 0, "{name} did not come");
 }
 

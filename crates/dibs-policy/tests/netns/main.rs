@@ -2,6 +2,7 @@
 //! is needed, and nothing of the host is touched. Speaks as much of libtest's command line as
 //! cargo-nextest needs.
 
+mod backstop;
 mod cleanup;
 mod connections;
 mod lab;
@@ -35,6 +36,7 @@ const TESTS: &[Test] = tests![
     traffic::own_datagrams_are_never_steered,
     traffic::what_comes_by_the_tun_is_followed,
     traffic::icmp_errors_go_with_their_connection,
+    traffic::what_is_not_tcp_never_follows,
     traffic::this_hosts_own_addresses_are_no_peers,
     traffic::the_tun_delivers_only_what_peers_may_send,
     traffic::the_guard_drops_what_leaves_elsewhere,
@@ -56,6 +58,11 @@ const TESTS: &[Test] = tests![
     connections::a_moved_connection_outlives_its_interface,
     connections::an_explicit_choice_outranks_class_rules,
     connections::events_and_sockets_tell_of_a_connection,
+    backstop::a_range_of_ports_is_known_as_one,
+    backstop::hundreds_of_rules_fit,
+    backstop::thousands_of_connections_fit,
+    backstop::what_another_program_owns_is_named_and_taken_once_it_is_free,
+    backstop::to_look_changes_nothing,
     cleanup::leaves_what_others_made,
     cleanup::a_rule_of_the_users_like_ours_is_left_alone,
     cleanup::releases_the_bumps_that_go,

@@ -88,6 +88,28 @@ pub(crate) fn datagram(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     packet(17, source, destination, &[0, 8, 0, 0], 6)
 }
 
+/// An echo request.
+pub(crate) fn echo(source: IpAddr, destination: IpAddr) -> Vec<u8> {
+    let mut body = vec![0, 0, 0, 0, 0, 1, 0, 1];
+    let (protocol, sum) = match (source, destination) {
+        (IpAddr::V4(_), _) => {
+            body[0] = 8;
+            (1, checksum(&body))
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            body[0] = 128;
+            let addresses = [from.octets(), to.octets()].concat();
+            (
+                58,
+                checksum(&[&addresses[..], &[0, 58, 0, 8], &body].concat()),
+            )
+        }
+        _ => panic!("one family"),
+    };
+    body[2..4].copy_from_slice(&sum);
+    around(protocol, source, destination, &body)
+}
+
 /// A packet whose transport header is both ports, then `rest`, with its checksum at `at`.
 fn packet(
     protocol: u8,
@@ -110,20 +132,27 @@ fn packet(
     };
     let sum = checksum(&[&addresses[..], &[0, protocol], &length, &body].concat());
     body[at..at + 2].copy_from_slice(&sum);
-    let mut packet = match source {
-        SocketAddr::V4(_) => {
+    around(protocol, source.ip(), destination.ip(), &body)
+}
+
+/// The IP packet of a body.
+fn around(protocol: u8, source: IpAddr, destination: IpAddr, body: &[u8]) -> Vec<u8> {
+    let mut packet = match (source, destination) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
             let total = (20 + body.len() as u16).to_be_bytes();
             let mut ip = vec![0x45, 0, total[0], total[1], 0, 0, 0, 0, 64, protocol, 0, 0];
-            ip.extend(&addresses);
+            ip.extend([from.octets(), to.octets()].concat());
             let sum = checksum(&ip);
             ip[10..12].copy_from_slice(&sum);
             ip
         }
-        SocketAddr::V6(_) => {
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let length = (body.len() as u16).to_be_bytes();
             let mut ip = vec![0x60, 0, 0, 0, length[0], length[1], protocol, 64];
-            ip.extend(&addresses);
+            ip.extend([from.octets(), to.octets()].concat());
             ip
         }
+        _ => panic!("one family"),
     };
     packet.extend(body);
     packet

@@ -2,14 +2,14 @@
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dibs_policy::conntrack::{Conntrack, Tuple};
 use dibs_policy::{Binding, ClassRule, Desired, Prefix, Steering};
 use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::lab::{ENDS, Lab, accept, address, bump, connecting, marks, wait_for, wish};
+use crate::lab::{ENDS, HANG, Lab, accept, address, bump, connecting, marks, wait_for, wish};
 use crate::packet::{ACK, SYN, segment, syn};
 
 const FIN: u8 = 0x01;
@@ -30,7 +30,9 @@ fn mark(lab: &Lab, stream: &TcpStream, value: u32) {
 }
 
 fn drops(lab: &Lab, steering: &mut Steering, reason: &str) -> u64 {
-    lab.wait(steering.drops()).expect("counters").by_reason()[reason]
+    lab.wait(steering.counting().drops())
+        .expect("counters")
+        .by_reason()[reason]
 }
 
 /// Waits until more was dropped for `reason` than `before`.
@@ -38,10 +40,7 @@ fn until_dropped(lab: &Lab, steering: &mut Steering, reason: &str, before: u64) 
     let start = Instant::now();
     while drops(lab, steering, reason) <= before {
         let waited = start.elapsed();
-        assert!(
-            waited < Duration::from_secs(10),
-            "nothing dropped: {reason}"
-        );
+        assert!(waited < HANG, "nothing dropped: {reason}");
     }
 }
 
@@ -95,11 +94,11 @@ fn required() -> Desired {
     };
     let rules = vec![
         ClassRule {
-            dport: Some(80),
+            dport: Some(80.into()),
             ..rule(1)
         },
         ClassRule {
-            sport: Some(9000),
+            sport: Some(9000.into()),
             ..rule(2)
         },
     ];
@@ -171,8 +170,8 @@ pub(crate) fn a_pinned_connection_outlives_its_entry(lab: &Lab) {
         let (local, remote) = ends(&near);
         let mut desired = wish();
         desired.rules.push(ClassRule {
-            dport: Some(remote.port()),
-            sport: Some(local.port()),
+            dport: Some(remote.port().into()),
+            sport: Some(local.port().into()),
             destination: Some(Prefix::host(remote.ip())),
             source: Some(Prefix::host(local.ip())),
             binding: Binding::Pinned,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use dibs_policy::{
-    BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Fail, Protocol, Steering, Watch,
+    BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Fail, Ports, Protocol, Steering, Watch,
 };
 
 use crate::lab::{ENDS, Lab, address, bump, connecting, wish};
@@ -12,8 +12,11 @@ pub(crate) fn repeating_changes_nothing(lab: &Lab) {
     let mut wish = wish();
     wish.rules = vec![
         ClassRule {
-            sport: Some(1),
-            dport: Some(2),
+            sport: Some(1.into()),
+            dport: Some(Ports {
+                first: 2,
+                last: 65535,
+            }),
             uid: Some(0),
             ..ClassRule::tcp(1, bump(1))
         },
@@ -97,7 +100,7 @@ pub(crate) fn every_wish_can_follow_every_other(lab: &Lab) {
     let mut both = wish();
     both.bumps.push(foreign.clone());
     both.rules.push(ClassRule {
-        dport: Some(443),
+        dport: Some(443.into()),
         ..ClassRule::tcp(2, bump(9))
     });
     let mut one_family = wish();

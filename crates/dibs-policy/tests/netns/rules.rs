@@ -79,7 +79,7 @@ fn with(rules: &[ClassRule]) -> Desired {
 
 fn rule() -> ClassRule {
     ClassRule {
-        dport: Some(80),
+        dport: Some(80.into()),
         ..ClassRule::tcp(1, bump(1))
     }
 }

@@ -3,12 +3,13 @@
 use std::io::Read;
 use std::net::{TcpListener, UdpSocket};
 
-use dibs_policy::{ClassRule, Protocol};
+use dibs_policy::conntrack::{Connection, Conntrack};
+use dibs_policy::{Backstop, ClassRule, Known, Protocol};
 use nix::poll::PollFlags;
 use socket2::SockRef;
 
 use crate::lab::{ENDS, Lab, accept, address, bump, connecting, marks, wait_for, wish};
-use crate::packet::{ACK, SYN, UNREACHABLE, datagram, syn};
+use crate::packet::{ACK, SYN, UNREACHABLE, datagram, echo, syn};
 
 pub(crate) fn class_rules_send_new_connections_into_the_tun(lab: &Lab) {
     lab.steered(&wish());
@@ -69,12 +70,68 @@ pub(crate) fn what_comes_by_the_tun_is_followed(lab: &Lab) {
 pub(crate) fn icmp_errors_go_with_their_connection(lab: &Lab) {
     lab.steered(&wish());
     for (here, there) in ENDS {
-        // Nobody listens: the error answers a datagram that came by the TUN.
-        lab.tun_gives(&datagram(address(there, 7), address(here, 7)));
+        // The error answers a SYN that came by the TUN.
+        let (program, answer) = match here.contains(':') {
+            false => ("iptables", "icmp-port-unreachable"),
+            true => ("ip6tables", "icmp6-port-unreachable"),
+        };
+        let reject = format!("-A INPUT -p tcp --dport 7 -j REJECT --reject-with {answer}");
+        lab.iptables(program, &reject);
+        lab.tun_gives(&syn(address(there, 7), address(here, 7)));
         let error = lab.tun_takes();
         assert!(UNREACHABLE.contains(&error.flags), "{error:?}");
         assert_eq!(error.destination, address(there, 0));
     }
+}
+
+/// A peer could give the datagrams of a resolver, and pings, its bump.
+pub(crate) fn what_is_not_tcp_never_follows(lab: &Lab) {
+    lab.steered(&wish());
+    let mut backstop = lab.open(Backstop::open);
+    lab.wait(backstop.set(&wish(), &Known::default()))
+        .expect("a table of nftables");
+    for (here, there) in ENDS {
+        let far = lab.on_peer(|| UdpSocket::bind(address(there, 53)).expect("a socket"));
+        let near = UdpSocket::bind(address(here, 9001)).expect("a socket");
+        let arrives = |words: &[u8]| {
+            near.send_to(words, address(there, 53)).expect("sent");
+            wait_for(&far, PollFlags::POLLIN, "the datagram, by the wire");
+            let mut buffer = [0; 16];
+            let length = far.recv(&mut buffer).expect("a datagram");
+            assert_eq!(&buffer[..length], words);
+        };
+        lab.tun_gives(&datagram(address(there, 53), address(here, 9001)));
+        wait_for(&near, PollFlags::POLLIN, "what came by the TUN");
+        arrives(b"answer");
+        lab.tun_gives(&echo(address(there, 0).ip(), address(here, 0).ip()));
+        // The TUN is read in order.
+        lab.tun_gives(&datagram(address(there, 53), address(here, 9001)));
+        near.recv(&mut [0; 16]).expect("the first");
+        wait_for(
+            &near,
+            PollFlags::POLLIN,
+            "what came behind the echo request",
+        );
+        let marked = |entry: Connection| (entry.mark != 0).then_some(entry);
+        let mut conntrack = lab.open(Conntrack::open);
+        let marked = lab.wait(conntrack.list(marked)).expect("a look");
+        assert_eq!(marked, [], "neither UDP nor ICMP follows");
+
+        // Nor does it where somebody else has marked it.
+        let program = match here.contains(':') {
+            false => "iptables",
+            true => "ip6tables",
+        };
+        let bump = marks().bump(bump(1));
+        let mark = format!("-t mangle -A OUTPUT -p udp -j CONNMARK --set-mark {bump:#x}");
+        lab.iptables(program, &mark);
+        arrives(b"marked");
+        arrives(b"and again");
+        let mark = mark.replace("-A", "-D");
+        lab.iptables(program, &mark);
+        lab.sh("conntrack -F 2>/dev/null");
+    }
+    assert_eq!(lab.wait(backstop.dropped()).expect("counted"), 0);
 }
 
 pub(crate) fn this_hosts_own_addresses_are_no_peers(lab: &Lab) {
@@ -171,7 +228,9 @@ pub(crate) fn the_guard_drops_what_leaves_elsewhere(lab: &Lab) {
 }
 
 fn drops(lab: &Lab, steering: &mut dibs_policy::Steering, reason: &str) -> u64 {
-    lab.wait(steering.drops()).expect("counters").by_reason()[reason]
+    lab.wait(steering.counting().drops())
+        .expect("counters")
+        .by_reason()[reason]
 }
 
 pub(crate) fn plain_packets_are_refused_by_the_tun(lab: &Lab) {

@@ -2,6 +2,7 @@
 
 use dibs_switch::conns::{Choice, Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
 use super::{Ask, At, CARRIED, LOOK_EVERY, Steering, TELL_AGAIN, Waiter, end_drains, tuple};
@@ -78,6 +79,18 @@ impl Steering {
         version: Version,
     ) {
         let before = self.daemon().choices.of(&pair, socket);
+        let hosts = Hosts {
+            own: self.host,
+            peer: self.peer,
+        };
+        if { &self.daemon().choices }
+            .check(&pair, socket, version, hosts)
+            .is_err()
+        {
+            self.seen.note(Seen::VersionRefused);
+            self.post(at, request, Body::Answer(vec![(Outcome::Failed, 0)]));
+            return;
+        }
         let own = self.requires(&pair).filter(|own| *own != bump);
         let refused = if let Some(own) = own {
             Some((Outcome::OwnRule, own.into()))

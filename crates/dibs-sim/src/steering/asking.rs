@@ -54,6 +54,24 @@ impl Steering {
         self.ask(at, ask);
     }
 
+    /// This host's daemon is not what it should be, and says that a choice was made, by whomever and as the latest of
+    /// all.
+    pub fn outbid(&mut self, at: &mut At<'_>, pair: Pair, socket: Socket, bump: u8, host: u64) {
+        let socket = self.daemon().names.get(&pair, socket);
+        let version = Version {
+            generation: if host == self.host { u64::MAX } else { 2 },
+            host,
+        };
+        let request = self.next_request();
+        let body = Body::Switch {
+            bump,
+            explicit: true,
+            ready: false,
+            conns: vec![(Named { pair, socket }, version)],
+        };
+        self.post(at, request, body);
+    }
+
     pub(super) fn ask(&mut self, at: &mut At<'_>, ask: Ask) {
         let request = self.next_request();
         let ask = Ask {
@@ -223,6 +241,11 @@ impl Steering {
         let saves = !self.is_unable(at.now);
         let choices = &mut self.daemon().choices;
         let stands = choices.get(&ask.pair).map(|c| c.version) == Some(ask.version);
+        let near = choices.may_be(&ask.pair, ask.socket, generation);
+        if outcome == Outcome::Older && !near {
+            self.seen.note(Seen::VersionRefused);
+            return self.conclude(at, ask, Verdict::Answer(outcome), generation);
+        }
         if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again && saves {
             let later = choices.propose(ask.pair, ask.socket, ask.bump, host, generation);
             self.save(at.now);

@@ -40,6 +40,8 @@ impl World {
             (Counter::AckRefused, 0),
             (Counter::FrameMalformed, 0),
             (Counter::InnerAddress, refused),
+            (Counter::InnerProtocol, 0),
+            (Counter::TunRefused, 0),
             (Counter::TunMalformed, h.malformed),
             (Counter::TunNoPeer, h.stray),
             (Counter::KeysExhausted, 0),

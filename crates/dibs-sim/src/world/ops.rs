@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use dibs_wire::checksum;
+use dibs_wire::packet::TCP;
 
 use super::{World, addresses};
 use crate::conn::Conn;
@@ -66,6 +67,15 @@ impl World {
             }
             Op::Choose(conn, host, bump) => {
                 self.choose(*conn, *host, *bump);
+            }
+            Op::Outbid(conn, host, bump, by) => {
+                let (conn, h) = (&self.conns[*conn], &mut self.hosts[*host]);
+                let (pair, socket) = (conn.pairs[*host], conn.socket(*host));
+                if let Some(node) = &mut h.node {
+                    let kernel = &h.kernel;
+                    let at = &mut At { now, node, kernel };
+                    h.steering.outbid(at, pair, socket, *bump, *by);
+                }
             }
             Op::Cross(conn, bumps) => {
                 let a = self.choose(*conn, 0, bumps[0]);
@@ -239,17 +249,19 @@ impl World {
         }
     }
 
-    /// A UDP packet of recognisable bytes.
+    /// A TCP segment that is signed (RFC 2385), so that nobody may cut it, of recognisable bytes.
     pub(super) fn opaque_packet(&mut self, host: usize, len: usize, v6: bool) -> Vec<u8> {
+        /// Of TCP, with the option.
+        const HEADER: usize = 40;
         let ends = addresses();
         let (src, dst) = (ends[host][usize::from(v6)], ends[1 - host][usize::from(v6)]);
-        let udp_len = 8 + len;
+        let tcp_len = HEADER + len;
         let mut p = Vec::new();
         match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 p.extend_from_slice(&[0x45, 0]);
-                p.extend_from_slice(&((20 + udp_len) as u16).to_be_bytes());
-                p.extend_from_slice(&[0, 0, 0x40, 0, 64, 17, 0, 0]);
+                p.extend_from_slice(&((20 + tcp_len) as u16).to_be_bytes());
+                p.extend_from_slice(&[0, 0, 0x40, 0, 64, TCP, 0, 0]);
                 p.extend_from_slice(&src.octets());
                 p.extend_from_slice(&dst.octets());
                 let sum = !checksum::fold(checksum::sum(&p));
@@ -257,21 +269,22 @@ impl World {
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 p.extend_from_slice(&[0x60, 0, 0, 0]);
-                p.extend_from_slice(&(udp_len as u16).to_be_bytes());
-                p.extend_from_slice(&[17, 64]);
+                p.extend_from_slice(&(tcp_len as u16).to_be_bytes());
+                p.extend_from_slice(&[TCP, 64]);
                 p.extend_from_slice(&src.octets());
                 p.extend_from_slice(&dst.octets());
             }
             _ => unreachable!("both addresses are of the family asked for"),
         }
         let at = p.len();
-        p.extend_from_slice(&[0x10, 0, 0x20, 0]);
-        p.extend_from_slice(&(udp_len as u16).to_be_bytes());
-        p.extend_from_slice(&[0, 0]);
-        p.resize(at + udp_len, 0);
+        // Ports, numbers, a header of 40 bytes, flags, window.
+        p.extend_from_slice(&[0x10, 0, 0x20, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0xa0, 0x10, 1, 0]);
+        // Checksum, urgent pointer, two bytes of nothing, the signature.
+        p.extend_from_slice(&[0, 0, 0, 0, 1, 1, 19, 18]);
+        p.resize(at + tcp_len, 0);
         let key = self.rng.word();
         let kind = Kind::Marked;
-        Stream { key, kind }.fill(0, &mut p[at + 8..]);
+        Stream { key, kind }.fill(0, &mut p[at + HEADER..]);
         p
     }
 

@@ -123,7 +123,7 @@ impl Peer {
     /// The session has expired.
     pub(crate) fn on_down(&mut self, shared: &mut Shared) {
         if std::mem::take(&mut self.up) {
-            shared.events.push_back(Event::PeerDown {
+            shared.events.push(Event::PeerDown {
                 peer: self.id.index(),
             });
         }
@@ -241,7 +241,7 @@ impl Peer {
         }
         if restarted || !self.up {
             self.up = true;
-            shared.events.push_back(Event::PeerUp {
+            shared.events.push(Event::PeerUp {
                 peer: self.id.index(),
                 restarted,
             });
@@ -277,6 +277,7 @@ impl Peer {
             self.control_out.push_front(message.bytes);
         }
         self.controls_waiting = 0;
+        self.controls_again.clear();
         self.incoming.clear();
         self.last_incoming = None;
         self.control_seen.clear();

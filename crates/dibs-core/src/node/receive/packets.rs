@@ -19,8 +19,8 @@ use crate::node::sets::Added;
 use crate::time::Time;
 
 /// What protected the bytes of a chunk on their way.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cover {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::node) enum Cover {
     /// Nothing: whoever was on the path may have made them.
     None,
     /// They were seen, not changed.
@@ -186,6 +186,10 @@ impl Peer {
         if tcp.flags & flags::SYN != 0 && before != Some(*incarnation) {
             self.forget_floor(key);
         }
+        if self.is_refused(shared, key, tcp.flags) {
+            shared.count(Counter::ConnectionRefused);
+            return true;
+        }
         let conn = self.conns.get_mut(key).expect("it was just found");
         if !cover.suits(shared.bumps.of(conn.bump)) {
             shared.count(Counter::CoverMissing);
@@ -228,9 +232,9 @@ impl Peer {
         else {
             return shared.count(Counter::FrameMalformed);
         };
-        let (src, dst, whole) = match packet {
-            Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, true),
-            Packet::Opaque(o) => (o.src, o.dst, inner::may_pass(self, shared, &o)),
+        let (src, dst, passes) = match packet {
+            Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, Ok(())),
+            Packet::Opaque(o) => (o.src, o.dst, inner::may_come(self, shared, &o)),
         };
         let Some(carried) = shared.bumps.get(bump) else {
             return shared.count(Counter::BumpUnknown);
@@ -238,8 +242,14 @@ impl Peer {
         if !cover.suits(carried) {
             return shared.count(Counter::CoverMissing);
         }
-        if !whole || !self.is_from_here(shared, src) || !is_for_us(shared, dst) {
+        if !self.is_from_here(shared, src) || !is_for_us(shared, dst) {
             return shared.count(Counter::InnerAddress);
+        }
+        if let Err(reason) = passes {
+            return shared.count(reason);
+        }
+        if self.is_refused_whole(shared, &packet) {
+            return shared.count(Counter::ConnectionRefused);
         }
         shared.injector.opaque(&mut shared.pool, bump, bytes);
     }
@@ -260,7 +270,7 @@ impl Peer {
             return true;
         }
         let mut reassembly = std::mem::take(&mut self.reassembly);
-        let assembled = reassembly.add(now, shared, fragment);
+        let assembled = reassembly.add(now, shared, fragment, cover);
         self.reassembly = reassembly;
         match assembled {
             Assembled::Partly => true,

@@ -16,7 +16,6 @@ use crate::flow::latest::Latest;
 use crate::flow::resume::{self, Resume};
 use crate::node::Shared;
 use crate::node::handover::MAX_GATES;
-use crate::node::notice::Event;
 use crate::node::peer::Peer;
 use crate::slab::Key;
 use crate::stream::rx::{Outcome, Piece, RxStream, Sink};
@@ -117,11 +116,6 @@ impl Peer {
         });
         self.incoming.insert(flow, key);
         self.last_incoming = None;
-        shared.events.push_back(Event::Opened {
-            peer: self.id.index(),
-            bump: open.bump,
-            tuple: conn.tuple,
-        });
         self.meet_floor(key);
         Ok(key)
     }
@@ -150,6 +144,10 @@ impl Peer {
             Ok(key) => key,
             Err(taken) => return taken && cover != Cover::None,
         };
+        if self.is_refused(shared, key, chunk.tcp.flags) {
+            shared.count(Counter::ConnectionRefused);
+            return cover != Cover::None;
+        }
         let conn = self.conns.get_mut(key).expect("it was just found");
         let possible = |inc: &Incoming| {
             inc.template.fits(&chunk.tcp, bytes.len())

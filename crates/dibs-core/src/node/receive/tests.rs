@@ -97,7 +97,7 @@ fn a_packet_ends_where_it_says() {
         IpAddr::V6(_) => unreachable!("inner addresses here are IPv4"),
     };
     let mut packet = vec![0; 100];
-    packet[..10].copy_from_slice(&[0x45, 0, 0, 100, 0, 0, 0, 0, 64, 17]);
+    packet[..10].copy_from_slice(&[0x45, 0, 0, 100, 0, 0, 0x20, 0, 64, packet::TCP]);
     packet[12..16].copy_from_slice(&octets(inner(0)));
     packet[16..20].copy_from_slice(&octets(inner(1)));
     let Node { shared, peers, .. } = &mut pair.nodes[1];
@@ -132,4 +132,72 @@ fn crumbs_are_refused() {
         assert!(peers[0].take_fragment(now, shared, 0, &fragment, Cover::Encrypted));
     }
     assert_eq!(shared.counters.get(Counter::PeerContradiction), 200 - 128);
+}
+
+/// What `share` promises of each byte: pieces that did not come by shares complete nothing that did, whichever
+/// comes first, and take the place of none.
+#[test]
+fn pieces_with_another_cover_are_of_another_whole() {
+    const SHARE: u8 = crate::bump::SHARE;
+    let split = Cover::Split(SHARE);
+    for (first, last) in [(Cover::Encrypted, split), (split, Cover::Encrypted)] {
+        let mut pair = Pair::connected();
+        let now = pair.now;
+        let Node { shared, peers, .. } = &mut pair.nodes[1];
+        // A fragment of a segment, in two pieces.
+        let mut whole = [0; 101];
+        whole[..11].copy_from_slice(&[SHARE, 0x45, 0, 0, 100, 0, 0, 0x20, 0, 64, packet::TCP]);
+        whole[13..17].copy_from_slice(&[10, 0, 1, 1]);
+        whole[17..21].copy_from_slice(&[10, 0, 1, 2]);
+        let mut take = |shared: &mut Shared, at: usize, fill: u8, cover: Cover| {
+            let mut bytes = whole[at..][..50 + at / 50].to_vec();
+            bytes[40..].fill(fill);
+            let fragment = Fragment {
+                id: 2,
+                at: at as u32,
+                total: whole.len() as u32,
+                header: 0,
+                bytes: &bytes,
+            };
+            assert!(peers[0].take_fragment(now, shared, 0, &fragment, cover));
+            shared.injector.pop()
+        };
+        assert!(take(shared, 0, 1, first).is_none());
+        assert!(take(shared, 50, 2, last).is_none(), "they do not mix");
+        // Those that came by shares are completed by shares.
+        let (missing, other) = if first == split { (50, 0) } else { (0, 50) };
+        let out = take(shared, missing, 3, split).expect("all came by shares");
+        let (front, back) = if first == split { (1, 3) } else { (3, 2) };
+        let bytes = &out.frame()[dibs_wire::virtio::LEN..];
+        assert_eq!((bytes[48], bytes[99]), (front, back));
+        // The others are no less whole, and not covered as the bump wants.
+        assert_eq!(shared.counters.get(Counter::CoverMissing), 0);
+        assert!(take(shared, other, 4, Cover::Encrypted).is_none());
+        assert_eq!(shared.counters.get(Counter::CoverMissing), 1);
+        assert_eq!(peers[0].reassembly.held(), (0, 0, 0));
+    }
+}
+
+#[test]
+fn wholes_are_bounded_whatever_covers_them() {
+    let mut pair = Pair::connected();
+    let now = pair.now;
+    let Node { shared, peers, .. } = &mut pair.nodes[1];
+    for id in 0..200 {
+        for cover in [Cover::Encrypted, Cover::Split(crate::bump::SHARE)] {
+            let fragment = Fragment {
+                id: 2 * id,
+                at: 0,
+                total: 60_000,
+                header: 0,
+                bytes: &[0],
+            };
+            assert!(peers[0].take_fragment(now, shared, 0, &fragment, cover));
+        }
+        let (wholes, bytes, _) = peers[0].reassembly.held();
+        assert!(
+            wholes <= 64 && bytes <= 4 << 20,
+            "{wholes} with {bytes} bytes"
+        );
+    }
 }

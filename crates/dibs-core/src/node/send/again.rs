@@ -399,7 +399,11 @@ impl Peer {
                     key,
                     lost_by: Some(path),
                 };
+                let was_repeated = pending.sent > 2;
                 match pending.placement {
+                    _ if was_repeated && matches!(pending.content, Content::Control(_)) => {
+                        self.controls_again.push_back(delayed);
+                    }
                     Placement::TrustedOnly => self.delayed_trusted.push_back(delayed),
                     Placement::Any => self.delayed_any.push_back(delayed),
                     Placement::Only(_) => self.lose_share(shared, key),

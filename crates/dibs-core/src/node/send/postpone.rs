@@ -49,7 +49,7 @@ impl Peer {
     }
 
     /// Gives what waits under `key` another one, behind all others; false if nothing is to wait.
-    fn postpone(&mut self, shared: &mut Shared, key: &mut Key) -> bool {
+    pub(in crate::node) fn postpone(&mut self, shared: &mut Shared, key: &mut Key) -> bool {
         let Some(pending) = self.waiting.get(*key) else {
             return false;
         };

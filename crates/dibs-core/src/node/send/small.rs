@@ -27,7 +27,7 @@ pub(super) const MOST_ACK: usize = ACK_BYTES + frame::ACK_OVERHEAD;
 /// arrives, so nothing would show that a path takes less than it did.
 pub(super) const LONGEST_PACK: usize = 1024 - OVERHEAD;
 /// Messages between the daemons that are on their way at once.
-const CONTROL_WINDOW: usize = 16;
+pub(in crate::node) const CONTROL_WINDOW: usize = 16;
 
 impl Peer {
     /// Frames that belong to one path: joining, probes, acknowledgements.

@@ -6,8 +6,9 @@ use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
 
 use super::*;
 use crate::node::handover::MAX_GATES;
-use crate::node::peer::MAX_CONTROLS;
 use crate::node::peer::conns::{MAX_CONNS, MAX_QUEUED};
+use crate::node::peer::{MAX_CONTROLS, MAX_CONTROLS_TAKEN};
+use crate::node::send::CONTROL_WINDOW;
 use crate::slab::Key;
 
 /// Room for frames in a datagram.
@@ -164,9 +165,12 @@ fn messages_that_the_peer_does_not_take_are_refused_to_our_owner() {
 #[test]
 fn of_messages_seen_before_only_the_latest_are_remembered() {
     let mut pair = Pair::connected();
-    let controls = (0..5000).map(|id| Frame::Control { id, bytes: b"x" });
-    forge_all(&mut pair, controls);
-    pair.run(Duration::from_millis(100));
+    // No more at once than the owner has room for.
+    for ids in (0..5000).step_by(200) {
+        let controls = (ids..ids + 200).map(|id| Frame::Control { id, bytes: b"x" });
+        forge_all(&mut pair, controls);
+        pair.run(Duration::from_millis(100));
+    }
     assert_eq!(pair.nodes[1].peers[0].control_seen.len(), 256);
     // A repetition of a late one does nothing.
     let events = pair.events[1].len();
@@ -174,6 +178,115 @@ fn of_messages_seen_before_only_the_latest_are_remembered() {
     forge_all(&mut pair, again);
     pair.run(Duration::from_millis(100));
     assert_eq!(pair.events[1].len(), events);
+}
+
+/// The messages that the owner of host 1 was given, by their first two bytes.
+fn delivered(pair: &Pair) -> Vec<u16> {
+    let number = |event: &Event| match event {
+        Event::Control { bytes, .. } => Some(u16::from_be_bytes([bytes[0], bytes[1]])),
+        _ => None,
+    };
+    pair.events[1].iter().filter_map(number).collect()
+}
+
+#[test]
+fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
+    let mut pair = Pair::connected();
+    pair.busy[1] = true;
+    let mut sent = 0;
+    let mut offer = |pair: &mut Pair| {
+        let now = pair.now;
+        let next = |sent: u16| [sent.to_be_bytes(), [7; 2]].concat();
+        while pair.nodes[0].send_control(now, 0, &next(sent)).is_ok() {
+            sent += 1;
+        }
+        pair.run(Duration::from_millis(500));
+        sent
+    };
+    for _ in 0..10 {
+        offer(&mut pair);
+    }
+    let sent = offer(&mut pair);
+    let refused = count(&pair, 1, Counter::ControlRefused);
+    assert_eq!(pair.nodes[1].peers[0].controls_taken, MAX_CONTROLS_TAKEN);
+    assert_eq!(
+        usize::from(sent),
+        MAX_CONTROLS_TAKEN + MAX_CONTROLS + CONTROL_WINDOW,
+        "what is not taken waits at the sender"
+    );
+    assert_eq!(pair.nodes[0].peers[0].controls_waiting, CONTROL_WINDOW);
+    assert!(refused >= CONTROL_WINDOW as u64, "{refused}");
+    // Whatever else is between the two goes on.
+    let data = text(100_000);
+    pair.send(0, 1, &data[..50_000], 0, 1);
+    pair.send(0, 50_001, &data[50_000..], 0, 1);
+    pair.run(Duration::from_secs(1));
+    pair.assert_stream(1, &data);
+    pair.assert_open();
+
+    pair.busy[1] = false;
+    pair.run(Duration::from_secs(20));
+    let mut got = delivered(&pair);
+    got.sort_unstable();
+    assert_eq!(got, (0..sent).collect::<Vec<_>>(), "each once");
+    assert_eq!(pair.nodes[1].peers[0].controls_taken, 0);
+    assert_eq!(pair.nodes[0].peers[0].controls_waiting, 0);
+}
+
+#[test]
+fn a_flood_of_messages_makes_an_owner_hold_no_more_than_it_has_room_for() {
+    let mut pair = Pair::connected();
+    pair.busy[1] = true;
+    let text = |id: u32| (id as u16).to_be_bytes();
+    let flood = |pair: &mut Pair, ids: std::ops::Range<u32>| {
+        for id in ids {
+            let controls = [Frame::Control {
+                id,
+                bytes: &text(id),
+            }];
+            forge_all(pair, controls.into_iter());
+        }
+        pair.run(Duration::from_millis(100));
+    };
+    flood(&mut pair, 0..3000);
+    let room = MAX_CONTROLS_TAKEN as u32;
+    assert_eq!(
+        count(&pair, 1, Counter::ControlRefused),
+        3000 - u64::from(room)
+    );
+    // Each that is done with makes room for one, which may be one that was refused.
+    for _ in 0..10 {
+        assert!(matches!(
+            pair.nodes[1].poll_event(),
+            Some(Event::Control { peer: 0, .. })
+        ));
+        pair.nodes[1].control_done(0);
+    }
+    flood(&mut pair, room..room + 20);
+    assert_eq!(
+        count(&pair, 1, Counter::ControlRefused),
+        3000 - u64::from(room) + 10
+    );
+    pair.busy[1] = false;
+    pair.outputs();
+    assert_eq!(delivered(&pair), (10..room as u16 + 10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_message_longer_than_any_is_not_taken_for_one() {
+    let mut pair = Pair::connected();
+    let before = count(&pair, 1, Counter::FrameMalformed);
+    let long = [7; MAX_CONTROL + 1];
+    let mut bytes = vec![0; frame::CONTROL_OVERHEAD + long.len()];
+    let control = Frame::Control {
+        id: 1,
+        bytes: &long,
+    };
+    frame::encode(&control, &mut Writer::new(&mut bytes));
+    forge(&mut pair, &bytes);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(delivered(&pair), []);
+    assert_eq!(count(&pair, 1, Counter::FrameMalformed), before + 1);
 }
 
 #[test]

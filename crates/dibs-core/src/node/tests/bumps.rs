@@ -130,6 +130,23 @@ fn padded_lengths_are_of_few_kinds() {
     }
 }
 
+/// What the strength of shares rests on follows from a seed of its own, and from nothing that keys come from.
+#[test]
+fn pads_have_a_seed_of_their_own() {
+    let drawn = |seed: u8, pads: u8| {
+        let config = NodeConfig {
+            pads: Pads::new(&[pads; 32]),
+            ..config(0, Integrity::On)
+        };
+        let mut node = Node::new(Time::ZERO, config, [seed; 32]).unwrap();
+        let mut bytes = [0; 64];
+        node.shared.pads.fill(&mut bytes);
+        bytes
+    };
+    assert_eq!(drawn(1, 5), drawn(2, 5));
+    assert_ne!(drawn(1, 5), drawn(1, 6));
+}
+
 #[test]
 fn an_unknown_bump_is_not_opened() {
     let mut pair = Pair::connected();

@@ -6,7 +6,7 @@ use crate::session::{Config as SessionConfig, Hello, Sessions};
 fn call(to: &Node) -> Vec<u8> {
     let mut rng = SeededRandom::new([8; 32]);
     let config = SessionConfig {
-        private: StaticSecret::from([77; 32]),
+        private: Box::new(StaticSecret::from([77; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
     };

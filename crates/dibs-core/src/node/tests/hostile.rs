@@ -16,6 +16,7 @@ fn hostile() -> Pair {
         public: PublicKey::from(&StaticSecret::from([11; 32])),
         preshared: None,
         prefixes: vec![prefix("10.0.9.0", 24), prefix("fd00:9::", 32)],
+        accept: vec![Opening::ANY],
         endpoints: Vec::new(),
     });
     victim.addresses.push("fd00:1::2".parse().unwrap());
@@ -54,6 +55,14 @@ fn ip(src: &str, dst: &str, protocol: u8, options: &[u8], body: &[u8]) -> Vec<u8
     packet
 }
 
+/// A TCP segment that is signed (RFC 2385), which nobody may cut.
+fn segment(src: &str, dst: &str) -> Vec<u8> {
+    let mut tcp = vec![0x9c, 0x40, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1, 0xa0, 0x10, 1, 0];
+    tcp.extend([0, 0, 0, 0, 1, 1, 19, 18]);
+    tcp.extend([7; 16]);
+    ip(src, dst, packet::TCP, b"", &tcp)
+}
+
 fn udp(src: &str, dst: &str) -> Vec<u8> {
     ip(src, dst, 17, b"", &[0, 1, 0, 2, 0, 8, 0, 0])
 }
@@ -62,20 +71,41 @@ fn icmp(kind: u8, quoted: &[u8]) -> Vec<u8> {
     [&[kind, 0, 0, 0, 0, 0, 0, 0], quoted].concat()
 }
 
-/// Whether a packet that host 0 sends comes out at host 1; if not, it is counted.
-fn comes_out(pair: &mut Pair, packet: &[u8]) -> bool {
-    let refused = |pair: &Pair| pair.nodes[1].counters().get(Counter::InnerAddress);
-    let before = (pair.injected[1].len(), refused(pair));
+/// The kernel of host 0 sends a packet.
+fn hand_over(pair: &mut Pair, packet: &[u8]) {
     let node = &mut pair.nodes[0];
     let mut buffer = node.tun_buffer();
     buffer[..virtio::LEN].fill(0);
     buffer[virtio::LEN..][..packet.len()].copy_from_slice(packet);
     node.handle_tun(pair.now, BUMP, buffer, virtio::LEN + packet.len());
     pair.run(Duration::from_millis(50));
+}
+
+/// What host 1 counts a packet as that host 0 sends, although an honest node might not; none if it comes out.
+fn refused_as(pair: &mut Pair, packet: &[u8]) -> Option<Counter> {
+    let reasons = [Counter::InnerAddress, Counter::InnerProtocol];
+    let counts = |pair: &Pair| reasons.map(|c| pair.nodes[1].counters().get(c));
+    let before = (pair.injected[1].len(), counts(pair));
+    match packet::parse(packet) {
+        Ok(Packet::Opaque(_)) => {
+            assert!(pair.nodes[0].peers[0].opaque.push(BUMP, packet));
+            pair.run(Duration::from_millis(50));
+        }
+        _ => hand_over(pair, packet),
+    }
     let out = pair.injected[1].len() - before.0;
-    let counted = refused(pair) - before.1;
-    assert_eq!(out as u64 + counted, 1, "out or counted: {packet:02x?}");
-    out == 1
+    let counted = [0, 1].map(|at| counts(pair)[at] - before.1[at]);
+    match (out, counted) {
+        (1, [0, 0]) => None,
+        (0, [1, 0]) => Some(reasons[0]),
+        (0, [0, 1]) => Some(reasons[1]),
+        _ => panic!("out or counted, once: {out}, {counted:?} of {packet:02x?}"),
+    }
+}
+
+/// Whether a packet that host 0 sends comes out at host 1; if not, it is counted.
+fn comes_out(pair: &mut Pair, packet: &[u8]) -> bool {
+    refused_as(pair, packet).is_none()
 }
 
 const US: &str = "10.0.1.2";
@@ -101,7 +131,7 @@ fn an_inner_source_is_one_of_the_peers_hosts() {
         ("255.255.255.255", false),
         ("224.0.0.1", false),
     ] {
-        assert_eq!(comes_out(&mut pair, &udp(src, US)), passes, "{src}");
+        assert_eq!(comes_out(&mut pair, &segment(src, US)), passes, "{src}");
     }
     for (src, passes) in [
         (PEER_6, true),
@@ -113,7 +143,7 @@ fn an_inner_source_is_one_of_the_peers_hosts() {
         ("ff02::1", false),
         ("::ffff:10.0.1.1", false),
     ] {
-        assert_eq!(comes_out(&mut pair, &udp(src, US_6)), passes, "{src}");
+        assert_eq!(comes_out(&mut pair, &segment(src, US_6)), passes, "{src}");
     }
 }
 
@@ -122,7 +152,7 @@ fn a_wide_prefix_does_not_speak_for_impossible_sources() {
     let mut pair = hostile();
     let any = |a: &str| Prefix::new(a.parse().unwrap(), 0).unwrap();
     pair.nodes[1].peers[0].prefixes = vec![any("0.0.0.0"), any("::")];
-    assert!(comes_out(&mut pair, &udp("192.0.2.1", US)));
+    assert!(comes_out(&mut pair, &segment("192.0.2.1", US)));
     for src in [
         "127.0.0.1",
         "0.0.0.0",
@@ -131,10 +161,10 @@ fn a_wide_prefix_does_not_speak_for_impossible_sources() {
         US,
         "10.0.9.1",
     ] {
-        assert!(!comes_out(&mut pair, &udp(src, US)), "{src}");
+        assert!(!comes_out(&mut pair, &segment(src, US)), "{src}");
     }
     for src in ["::1", "::", "ff02::1", US_6, "fd00:9::1"] {
-        assert!(!comes_out(&mut pair, &udp(src, US_6)), "{src}");
+        assert!(!comes_out(&mut pair, &segment(src, US_6)), "{src}");
     }
 }
 
@@ -149,10 +179,10 @@ fn an_inner_destination_is_an_address_of_this_host() {
         "0.0.0.0",
         PEER,
     ] {
-        assert!(!comes_out(&mut pair, &udp(PEER, dst)), "{dst}");
+        assert!(!comes_out(&mut pair, &segment(PEER, dst)), "{dst}");
     }
     for dst in ["fd00:1::3", "::1", "ff02::1", "fe80::1"] {
-        assert!(!comes_out(&mut pair, &udp(PEER_6, dst)), "{dst}");
+        assert!(!comes_out(&mut pair, &segment(PEER_6, dst)), "{dst}");
     }
 }
 
@@ -176,81 +206,212 @@ fn a_connection_of_a_foreign_source_is_not_opened() {
     assert!(segment(PEER, US, b""));
 }
 
+/// A peer's UDP or ICMP would have the local kernel's answers follow it into the bump.
 #[test]
-fn no_redirects_and_errors_only_about_packets_of_ours() {
+fn nothing_but_tcp_comes_out() {
     let mut pair = hostile();
-    let ours = udp(US, PEER);
-    let ours_6 = udp(US_6, PEER_6);
-    let mut passes = |body: Vec<u8>| comes_out(&mut pair, &ip(PEER, US, 1, b"", &body));
-    assert!(passes(icmp(8, b"echo")));
-    assert!(!passes(icmp(5, &ours)), "redirect");
-    for error in [3, 4, 11, 12] {
-        assert!(passes(icmp(error, &ours)), "{error}");
-        assert!(!passes(icmp(error, &udp(PEER, US))), "not sent by us");
-        assert!(
-            !passes(icmp(error, &udp(US, "192.0.2.1"))),
-            "not to the peer"
+    let tcp = &segment(PEER, US)[20..];
+    let later = |mut packet: Vec<u8>| {
+        // With an offset.
+        packet[7] = 9;
+        packet
+    };
+    for protocol in 0..=255 {
+        let whole = ip(PEER, US, protocol, b"", tcp);
+        let expected = (protocol != packet::TCP).then_some(Counter::InnerProtocol);
+        assert_eq!(
+            refused_as(&mut pair, &later(whole.clone())),
+            expected,
+            "{protocol}"
         );
-        assert!(
-            !passes(icmp(error, &udp(US, "10.0.9.1"))),
-            "to another peer"
-        );
-        assert!(!passes(icmp(error, &ours[..16])), "cut short");
-        assert!(!passes(icmp(error, b"")));
+        // As the first of several fragments.
+        let mut first = whole;
+        first[6] = 0x20;
+        assert_eq!(refused_as(&mut pair, &first), expected, "{protocol}");
     }
-    assert!(!passes(Vec::new()), "no type at all");
+    let protocol = Some(Counter::InnerProtocol);
+    for other in [1, 17, 33, 47, 50, 51, 132, 136] {
+        assert_eq!(
+            refused_as(&mut pair, &ip(PEER, US, other, b"", tcp)),
+            protocol
+        );
+    }
+    assert_eq!(refused_as(&mut pair, &udp(PEER, US)), protocol);
+    assert_eq!(refused_as(&mut pair, &udp(PEER_6, US_6)), protocol);
 
-    let mut passes = |next: u8, body: Vec<u8>| {
+    let header = |next: u8, rest: &[u8]| [&[next, 0, 1, 4, 0, 0, 0, 0][..], rest].concat();
+    let mut fate = |next: u8, body: &[u8]| {
+        let packet = ip(PEER_6, US_6, next, b"", body);
+        refused_as(&mut pair, &packet)
+    };
+    let (hop_by_hop, fragment, esp, ah, destination) = (0, 44, 50, 51, 60);
+    for front in [hop_by_hop, destination] {
+        assert_eq!(fate(front, &header(packet::TCP, tcp)), None);
+        assert_eq!(fate(front, &header(17, tcp)), protocol);
+        assert_eq!(
+            fate(front, &header(destination, &header(packet::TCP, tcp))),
+            None
+        );
+    }
+    for offset in [0, 9] {
+        let piece = |next: u8| [&[next, 0, 0, offset << 3 | 1, 0, 0, 0, 9][..], tcp].concat();
+        assert_eq!(fate(fragment, &piece(packet::TCP)), None);
+        assert_eq!(
+            fate(hop_by_hop, &header(fragment, &piece(packet::TCP))),
+            None
+        );
+        for other in [17, packet::ICMPV6, esp, ah, destination, fragment] {
+            assert_eq!(fate(fragment, &piece(other)), protocol, "{other}");
+        }
+    }
+    for front in [esp, ah, 59, 135, 139, 140] {
+        assert_eq!(fate(front, &header(packet::TCP, tcp)), protocol, "{front}");
+    }
+    assert_eq!(
+        fate(hop_by_hop, &[packet::TCP]),
+        protocol,
+        "cut within its headers"
+    );
+    let mut many = tcp.to_vec();
+    for at in 0..20 {
+        many = header(if at == 0 { packet::TCP } else { destination }, &many);
+    }
+    assert_eq!(
+        fate(destination, &many),
+        protocol,
+        "more headers than are looked through"
+    );
+}
+
+#[test]
+fn no_echo_no_redirects_and_errors_only_about_segments_of_ours() {
+    let mut pair = hostile();
+    let ours = segment(US, PEER);
+    let ours_6 = segment(US_6, PEER_6);
+    let mut fate = |body: Vec<u8>| refused_as(&mut pair, &ip(PEER, US, 1, b"", &body));
+    let (address, protocol) = (Some(Counter::InnerAddress), Some(Counter::InnerProtocol));
+    for other in [0, 5, 8, 9, 10, 13, 14, 17] {
+        assert_eq!(fate(icmp(other, &ours)), protocol, "{other}");
+    }
+    for error in [3, 4, 11, 12] {
+        assert_eq!(fate(icmp(error, &ours)), None, "{error}");
+        assert_eq!(
+            fate(icmp(error, &ours[..28])),
+            None,
+            "as little as there has to be"
+        );
+        assert_eq!(fate(icmp(error, &udp(US, PEER))), protocol, "about UDP");
+        assert_eq!(
+            fate(icmp(error, &segment(PEER, US))),
+            address,
+            "not sent by us"
+        );
+        for other in ["192.0.2.1", "10.0.9.1"] {
+            assert_eq!(
+                fate(icmp(error, &segment(US, other))),
+                address,
+                "to {other}"
+            );
+        }
+        for cut in 0..20 {
+            assert_eq!(fate(icmp(error, &ours[..cut])), protocol, "{cut} bytes");
+        }
+        assert_eq!(fate(icmp(error, &ours_6)), protocol, "of the other version");
+    }
+    assert_eq!(fate(Vec::new()), protocol, "no type at all");
+    let mut pieces = ip(PEER, US, 1, b"", &icmp(3, &ours));
+    pieces[6] = 0x20;
+    assert_eq!(refused_as(&mut pair, &pieces), protocol, "in fragments");
+
+    let mut fate = |next: u8, body: Vec<u8>| {
         let packet = ip(PEER_6, US_6, next, b"", &body);
-        comes_out(&mut pair, &packet)
+        refused_as(&mut pair, &packet)
     };
     let extension = |next: u8, rest: Vec<u8>| [&[next, 0, 1, 4, 0, 0, 0, 0][..], &rest].concat();
-    let fragment = |offset: u16, rest: Vec<u8>| {
-        let [high, low] = (offset << 3 | 1).to_be_bytes();
-        [&[58, 0, high, low, 0, 0, 0, 9][..], &rest].concat()
-    };
-    assert!(passes(58, icmp(128, b"echo")));
-    assert!(passes(58, icmp(3, &ours_6)));
-    assert!(passes(0, extension(60, extension(58, icmp(128, b"echo")))));
-    assert!(passes(44, fragment(0, icmp(128, b"echo"))));
-    assert!(
-        passes(44, fragment(9, icmp(137, b"rest"))),
-        "a later fragment has no type"
-    );
-    for kind in 133..=137 {
-        assert!(!passes(58, icmp(kind, &ours_6)), "{kind}");
-        assert!(
-            !passes(0, extension(58, icmp(kind, &ours_6))),
-            "hidden {kind}"
+    let fragment = |rest: Vec<u8>| [&[58, 0, 0, 0, 0, 0, 0, 9][..], &rest].concat();
+    for kind in [128, 129].into_iter().chain(133..=137) {
+        let message = icmp(kind, &ours_6);
+        assert_eq!(fate(58, message.clone()), protocol, "{kind}");
+        let hidden = extension(58, message.clone());
+        assert_eq!(fate(0, hidden.clone()), protocol, "hidden: {kind}");
+        assert_eq!(
+            fate(0, extension(60, hidden)),
+            protocol,
+            "hidden twice: {kind}"
         );
-        let twice = extension(60, extension(58, icmp(kind, &ours_6)));
-        assert!(!passes(0, twice), "hidden twice: {kind}");
-        assert!(
-            !passes(44, fragment(0, icmp(kind, &ours_6))),
+        assert_eq!(
+            fate(44, fragment(message)),
+            protocol,
             "in a fragment: {kind}"
         );
     }
+    // What a segment looks like that went with options, or in fragments.
+    let with_options = ip(US_6, PEER_6, 60, b"", &extension(6, ours_6[40..].to_vec()));
+    let in_fragments = ip(US_6, PEER_6, 44, b"", &[6, 0, 0, 1, 0, 0, 0, 9]);
     for error in 1..5 {
-        assert!(!passes(58, icmp(error, &udp(PEER_6, US_6))), "{error}");
-        assert!(!passes(
-            60,
-            extension(58, icmp(error, &udp(US_6, "fd00:9::1")))
-        ));
+        for about in [&ours_6, &with_options, &in_fragments] {
+            assert_eq!(fate(58, icmp(error, about)), None, "{error}");
+            assert_eq!(fate(60, extension(58, icmp(error, about))), None, "{error}");
+        }
+        assert_eq!(fate(58, icmp(error, &ours_6[..40])), None, "{error}");
+        assert_eq!(fate(58, icmp(error, &ours_6[..39])), protocol, "{error}");
+        assert_eq!(
+            fate(58, icmp(error, &udp(US_6, PEER_6))),
+            protocol,
+            "{error}"
+        );
+        assert_eq!(
+            fate(58, icmp(error, &segment(PEER_6, US_6))),
+            address,
+            "{error}"
+        );
+        let to_another = extension(58, icmp(error, &segment(US_6, "fd00:9::1")));
+        assert_eq!(fate(60, to_another), address, "{error}");
+        assert_eq!(
+            fate(58, icmp(error, &ours)),
+            protocol,
+            "of the other version"
+        );
     }
-    assert!(!passes(43, extension(17, vec![0; 8])), "a routing header");
-    assert!(!passes(0, vec![58]), "cut within its headers");
-    let mut many = icmp(137, b"");
-    for at in 0..20 {
-        many = extension(if at == 0 { 58 } else { 60 }, many);
-    }
-    assert!(!passes(60, many), "more headers than are looked through");
+    assert_eq!(
+        fate(43, extension(6, vec![0; 8])),
+        address,
+        "a routing header"
+    );
+}
+
+/// Both ends ask the same, so what has no business in a TUN is dropped, and counted, where it went in.
+#[test]
+fn what_the_peer_would_refuse_is_not_sent() {
+    let mut pair = Pair::connected();
+    let mut goes = |packet: &[u8]| {
+        let refused = |pair: &Pair| pair.nodes[0].counters().get(Counter::TunRefused);
+        let before = (pair.injected[1].len(), refused(&pair));
+        hand_over(&mut pair, packet);
+        let out = pair.injected[1].len() - before.0;
+        let counted = refused(&pair) - before.1;
+        assert_eq!(out as u64 + counted, 1, "out or counted: {packet:02x?}");
+        out == 1
+    };
+    let message = |kind: u8, about: &[u8]| ip(PEER, US, 1, b"", &icmp(kind, about));
+    assert!(goes(&segment(PEER, US)));
+    assert!(goes(&message(3, &segment(US, PEER))));
+    assert!(!goes(&udp(PEER, US)));
+    assert!(!goes(&message(8, b"echo")));
+    assert!(!goes(&message(3, &udp(US, PEER))));
+    assert!(!goes(&message(3, &segment(PEER, US))), "about its own");
+    assert!(!goes(&ip(PEER, US, 50, b"", &[0; 40])));
+    let detour = [131, 7, 4, 10, 0, 1, 3, 0];
+    assert!(!goes(&ip(PEER, US, 6, &detour, &segment(PEER, US)[20..])));
+    let refused = [Counter::InnerAddress, Counter::InnerProtocol];
+    assert_eq!(refused.map(|c| pair.nodes[1].counters().get(c)), [0, 0]);
 }
 
 #[test]
 fn no_detours() {
     let mut pair = hostile();
     let mut passes = |options: &[u8]| {
-        let packet = ip(PEER, US, 17, options, &[0, 1, 0, 2, 0, 8, 0, 0]);
+        let packet = ip(PEER, US, 6, options, &segment(PEER, US)[20..]);
         comes_out(&mut pair, &packet)
     };
     assert!(passes(&[1, 1, 1, 0]));

@@ -63,7 +63,7 @@ impl Site {
             }
             config
         };
-        let node = |host: usize| Node::new(Time::ZERO, config(host), [host as u8 + 1; 32]).unwrap();
+        let node = |host: usize| Node::new(Time::ZERO, config(host), [host as u8 + 3; 32]).unwrap();
         let now = Time::ZERO + Duration::from_secs(1);
         let mut site = Self {
             now,

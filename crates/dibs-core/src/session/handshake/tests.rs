@@ -158,13 +158,13 @@ fn pair_with(options: &Options) -> [Node; 2] {
         let mut rng = SeededRandom::new([options.seed.wrapping_mul(2) + this as u8; 32]);
         let integrity = options.integrity[this];
         let config = Config {
-            private,
+            private: Box::new(private),
             suite: options.suite,
             integrity,
         };
         let mut sessions =
             Sessions::new(config, Time::ZERO, &mut rng).with_key_limits(options.limits);
-        let psk = options.psk[this].map(|byte| Secret::new([byte; 32]));
+        let psk = options.psk[this].map(|byte| Box::new(Secret::new([byte; 32])));
         let peer = sessions.add_peer(public[1 - this], psk).unwrap();
         Node::new(this as u8 + 1, sessions, peer, rng)
     })

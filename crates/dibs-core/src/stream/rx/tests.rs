@@ -4,8 +4,11 @@ use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
 use dibs_wire::frame::BASE_OFFSET;
 use proptest::prelude::*;
 
+use super::front::MAX_PLAIN;
 use super::held::{FREE_BLOCKS, FREE_LEN};
 use super::*;
+
+mod model;
 
 struct Keys;
 
@@ -402,7 +405,7 @@ fn a_fin_takes_a_number() {
         stream.chunk(&fin, &Keys, &mut store, &mut kernel),
         Outcome::Restored
     );
-    assert_eq!(stream.epochs[0].next, Some(BASE_OFFSET + 201));
+    assert_eq!(stream.epochs[0].front.next(), Some(BASE_OFFSET + 201));
     assert_eq!(
         stream.chunk(&fin, &Keys, &mut store, &mut kernel),
         Outcome::Duplicate

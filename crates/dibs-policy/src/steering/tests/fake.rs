@@ -217,6 +217,7 @@ fn known_words(chains: &Chains, table: Table, words: &[&str]) -> Result<(), &'st
         "-g",
         "!",
         "--mark",
+        "--ctproto",
         "--tcp-flags",
         "--dport",
         "--sport",

@@ -6,7 +6,7 @@ use super::*;
 fn stranger(to: &Node, seed: u8) -> Node {
     let mut rng = SeededRandom::new([seed; 32]);
     let config = Config {
-        private: StaticSecret::from([seed; 32]),
+        private: Box::new(StaticSecret::from([seed; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
     };
@@ -107,7 +107,7 @@ fn a_proved_address_is_read_at_a_bounded_rate_too() {
         assert!(outcome.reply.is_none());
         *drops.entry(outcome.dropped.unwrap()).or_insert(0) += 1;
     }
-    let expected = [(Dropped::UnknownPeer, 8), (Dropped::Overload, 92)];
+    let expected = [(Dropped::UnknownPeer, 4), (Dropped::Overload, 96)];
     assert_eq!(drops, BTreeMap::from(expected));
 }
 
