@@ -1,6 +1,7 @@
 //! What is to be steered, in the terms of `dibs-policy`, and the TUNs that it needs.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::Context as _;
@@ -24,6 +25,8 @@ const TUN_MTU: u16 = 65_535;
 pub struct Steerer {
     steering: Steering,
     driver: Driver,
+    /// TUNs that the data path has not been given yet: what steers their connections does not stand.
+    made: BTreeMap<BumpId, Tun>,
     /// Bumps whose TUN the data path has.
     open: BTreeSet<BumpId>,
     warned: BTreeSet<String>,
@@ -77,25 +80,32 @@ impl Steerer {
         Ok(Self {
             steering: Steering::system(None)?,
             driver,
+            made: BTreeMap::new(),
             open: BTreeSet::new(),
             warned: BTreeSet::new(),
         })
     }
 
-    /// Brings TUNs and kernel to the wish. TUNs come before what leads to them, and go after it.
+    /// Brings TUNs and kernel to the wish. TUNs come before what leads to them, and go after it. The data
+    /// path has them last: the answer to what came out of one earlier would leave in plain.
     pub async fn set(&mut self, desired: &Desired) -> anyhow::Result<Report> {
         let ours = |bump: &&BumpRoute| bump.owner == DeviceOwner::Ours;
         let wanted: BTreeSet<BumpId> = { desired.bumps.iter().filter(ours) }
             .map(|bump| bump.id)
             .collect();
         self.give_up_renamed().await?;
-        for &id in wanted.difference(&self.open.clone()) {
-            let tun = Tun::open(&tun_name(id), TUN_MTU)?;
+        self.made.retain(|id, _| wanted.contains(id));
+        for &id in wanted.difference(&self.open) {
+            if let Entry::Vacant(place) = self.made.entry(id) {
+                place.insert(Tun::open(&tun_name(id), TUN_MTU)?);
+            }
+        }
+        let report = self.steering.set(desired).await?;
+        while let Some((id, tun)) = self.made.pop_first() {
             let added = self.driver.add_tun(id.get(), tun).await?;
             added.with_context(|| format!("watch {}", tun_name(id)))?;
             self.open.insert(id);
         }
-        let report = self.steering.set(desired).await?;
         for step in &report.steps {
             tracing::debug!("steering: {}", step.to_string().trim_end());
         }
@@ -111,9 +121,11 @@ impl Steerer {
     /// Closes TUNs that have another name now, or are in another namespace: nothing leads to them. One that
     /// was deleted the data path has noticed, and tells.
     async fn give_up_renamed(&mut self) -> anyhow::Result<()> {
+        let is_gone = |name: &str| if_nametoindex(name) == Err(Errno::ENODEV);
+        self.made.retain(|&id, _| !is_gone(&tun_name(id)));
         for id in self.open.clone() {
             let name = tun_name(id);
-            if if_nametoindex(name.as_str()) == Err(Errno::ENODEV)
+            if is_gone(&name)
                 && let Some(tun) = self.driver.remove_tun(id.get()).await?
             {
                 tracing::warn!("device {name} was renamed or moved; making it again");
@@ -155,6 +167,7 @@ impl Steerer {
     /// Removes everything of ours from the kernel, TUNs included.
     pub async fn cleanup(&mut self, config: &Config) -> anyhow::Result<Report> {
         let report = self.steering.cleanup(marks(config)).await?;
+        self.made.clear();
         self.close(BTreeSet::new()).await?;
         Ok(report)
     }

@@ -88,25 +88,31 @@ impl Heard {
         let mut all = all.flat_map(|link| packets(link, during).filter(holds));
         all.next().map_or_else(String::new, |packet| {
             let after = packet.at.duration_since(during.start).unwrap_or_default();
-            let head = &packet.frame[..packet.frame.len().min(86)];
-            let head: String = head.iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("after {after:?}, {} bytes, {head}", packet.frame.len())
+            format!("after {after:?}, {}", head(packet))
         })
     }
 
     /// How many TCP segments over IPv4 have this port at either end: on the trusted link, on the untrusted.
     pub fn segments(&self, port: u16) -> [usize; 2] {
-        let has = |packet: &&Packet| {
-            // Ethernet, IPv4 without options, TCP.
-            let frame = &packet.frame;
-            let is_tcp = frame.get(12..15) == Some(&[8, 0, 0x45]) && frame.get(23) == Some(&6);
-            let port = port.to_be_bytes();
-            is_tcp
-                && [34..36, 36..38]
-                    .map(|at| frame.get(at) == Some(&port))
-                    .contains(&true)
-        };
+        let has = |packet: &&Packet| has_port(packet, port);
         [&self.eth, &self.wlan].map(|link| link.packets.iter().filter(has).count())
+    }
+
+    /// Checks that no TCP segment over IPv4 had this port at either end, on either link.
+    ///
+    /// # Errors
+    /// If one had, with the heads of the first few.
+    pub fn no_segment(&self, port: u16) -> Result<()> {
+        let counts = self.segments(port);
+        let both = [&self.eth, &self.wlan].into_iter();
+        let all = both.flat_map(|link| link.packets.iter());
+        let heads = all.filter(|packet| has_port(packet, port)).take(4);
+        let heads: String = heads.map(|packet| format!("\n{}", head(packet))).collect();
+        ensure!(
+            counts == [0, 0],
+            "in plain, of port {port}: {counts:?}{heads}"
+        );
+        Ok(())
     }
 
     fn bytes(&self, during: &Range<SystemTime>) -> usize {
@@ -123,4 +129,32 @@ fn packets<'a>(
 ) -> impl Iterator<Item = &'a Packet> {
     let packets = recording.packets.iter();
     packets.filter(|packet| during.contains(&packet.at))
+}
+
+/// Whether it is a TCP segment over IPv4 with this port at either end.
+fn has_port(packet: &Packet, port: u16) -> bool {
+    // Ethernet, IPv4 without options, TCP.
+    let frame = &packet.frame;
+    let is_tcp = frame.get(12..15) == Some(&[8, 0, 0x45]) && frame.get(23) == Some(&6);
+    let port = port.to_be_bytes();
+    is_tcp
+        && [34..36, 36..38]
+            .map(|at| frame.get(at) == Some(&port))
+            .contains(&true)
+}
+
+/// A packet for people: when it passed, how long it was, and its headers.
+fn head(packet: &Packet) -> String {
+    let at = packet
+        .at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let head = &packet.frame[..packet.frame.len().min(86)];
+    let head: String = head.iter().map(|byte| format!("{byte:02x}")).collect();
+    let way = if packet.outgoing { "sent" } else { "received" };
+    format!(
+        "{way} at {:.6}, {} bytes, {head}",
+        at.as_secs_f64() % 86_400.0,
+        packet.frame.len()
+    )
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_lab::{Host, Process};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::traffic::SETTLED;
-use netns_tests::{Net, Node, Setup, isolated, programs};
+use netns_tests::{Net, Node, Setup, isolated, kernel, programs};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -18,6 +18,22 @@ fn uninstall(host: &Host, programs: &str) -> Result<()> {
              mount --bind /run/sbin /usr/sbin"
     ))
     .map(drop)
+}
+
+/// From now on iptables-restore of the host waits before it installs what marks connections; the last line
+/// of what this returns lets it go on.
+fn hold_marking(host: &Host) -> Result<&'static str> {
+    uninstall(host, "iptables-restore")?;
+    host.shell(
+        "mkfifo /run/gate; cat > /run/sbin/iptables-restore <<'END'
+#!/bin/sh
+input=$(cat)
+case $input in *DIBS-INPUT*) if [ -e /run/gate ]; then : > /run/asked; cat /run/gate; fi;; esac
+printf '%s\\n' \"$input\" | exec iptables-nft-restore \"$@\"
+END
+        chmod +x /run/sbin/iptables-restore",
+    )?;
+    Ok("mv /run/gate /run/open && : > /run/open")
 }
 
 fn log_has(node: &Node, words: &str) -> usize {
@@ -109,6 +125,33 @@ fn hold_lock(net: &Net) -> Result<Process> {
     let holder = net.a.host.spawn(holder)?;
     wait("the lock", || holder.stdout().contains("held"))?;
     Ok(holder)
+}
+
+#[test]
+fn a_host_that_takes_its_time_to_steer_answers_nothing_in_plain() {
+    isolated(|| {
+        let rule = "bump = \"seal\"\ndport = 7000\nrequire = true";
+        Setup::new().rule(rule).without_daemons().run(|net| {
+            let ears = net.eavesdrop()?;
+            let go_on = hold_marking(&net.b.host)?;
+            net.start()?;
+            wait("iptables to be asked", || {
+                net.b.host.shell("[ -e /run/asked ]").is_ok()
+            })?;
+            let talk = std::thread::scope(|scope| {
+                let talk = scope.spawn(|| net.talk(7000));
+                // What came by the TUN before was not answered by it, so it comes again.
+                let resent = || kernel::counted(&net.a.host, "TCPSynRetrans");
+                let resent = wait("a SYN sent again", || resent().is_ok_and(|n| n > 0));
+                net.b.host.shell(go_on)?;
+                let talk = talk.join().expect("no panic")?;
+                resent.map(|()| talk)
+            })?;
+            talk.advance(SETTLED)?;
+            talk.finish()?;
+            ears.finish()?.no_segment(7000)
+        })
+    });
 }
 
 #[test]

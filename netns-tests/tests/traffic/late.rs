@@ -4,9 +4,9 @@ use std::net::SocketAddrV4;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{Host, wait_until};
+use dibs_lab::Host;
 use netns_tests::attacker::{Attacker, datagrams};
-use netns_tests::daemon::{SOON, wait};
+use netns_tests::daemon::wait;
 use netns_tests::{Net, Setup, isolated};
 use nix::sys::signal::Signal;
 
@@ -17,22 +17,27 @@ fn withhold(net: &Net, command: &str) -> Result<()> {
     net.b.host.run(&rule).map(drop)
 }
 
-/// What `a` sends on the trusted link while `meanwhile` runs and somebody there keeps it back; not for so
-/// long that it gives up.
+/// What `a` sends on the trusted link, and somebody there keeps back, from when `meanwhile` begins until it
+/// is suspect there: not for so long that `a` gives up.
 fn withheld(
     net: &Net,
     to: SocketAddrV4,
     meanwhile: impl FnOnce() -> Result<()> + Send,
 ) -> Result<Vec<Vec<u8>>> {
-    let sent = || net.a.host.counters("eth0").map(|seen| seen.tx_packets);
     let ears = attacker(net)?.capture("near0")?;
-    // The first of them still pass; those behind them do not, until the path is seen to be dead.
+    // The first of them still pass; those behind them do not.
     let since = SystemTime::now();
+    let suspected = || {
+        net.a
+            .log()
+            .matches("path eth to peer server is suspect")
+            .count()
+    };
+    let before = suspected();
     withhold(net, "-I")?;
-    let before = sent()?;
     let mut heard = std::thread::scope(|scope| {
         let meanwhile = scope.spawn(meanwhile);
-        let enough = wait_until(SOON, "datagrams", || sent().is_ok_and(|n| n > before + 80));
+        let enough = wait("the path to be suspect", || suspected() > before);
         let heard = ears.finish();
         withhold(net, "-D")?;
         meanwhile.join().expect("no panic")?;
@@ -40,8 +45,22 @@ fn withheld(
     })?;
     heard.packets.retain(|packet| packet.at > since);
     let heard = datagrams(&heard, to);
-    let data = heard.iter().filter(|datagram| datagram.len() > 1000);
-    ensure!(data.count() > 0, "no data in {} datagrams", heard.len());
+    ensure!(!heard.is_empty(), "nothing was sent");
+    Ok(heard)
+}
+
+/// The same, with data among it: of what is sent at a moment, there may be none on this link.
+fn withheld_data(net: &Net, to: SocketAddrV4) -> Result<Vec<Vec<u8>>> {
+    let mut heard = Vec::new();
+    wait("data", || {
+        net.a
+            .wait_path("eth", "up")
+            .and_then(|()| withheld(net, to, || Ok(())))
+            .is_ok_and(|now| {
+                heard = now;
+                heard.iter().any(|datagram| datagram.len() > 1000)
+            })
+    })?;
     Ok(heard)
 }
 
@@ -72,7 +91,7 @@ fn of_an_older_choice_or_an_older_session() {
             };
 
             // Data, once the connection is in plain.
-            let data = withheld(net, b, || Ok(()))?;
+            let data = withheld_data(net, b)?;
             talk.advance(1 << 20)?;
             net.a.disable(7000)?;
             net.wait_bump(7000, "plain")?;
@@ -91,7 +110,7 @@ fn of_an_older_choice_or_an_older_session() {
             net.wait_bump(7000, "scramble")?;
 
             // All of a session that is over.
-            let data = withheld(net, b, || Ok(()))?;
+            let data = withheld_data(net, b)?;
             net.b.stop(Signal::SIGTERM)?;
             net.b.start()?;
             net.wait_established()?;
