@@ -7,6 +7,7 @@
 
 mod latency;
 mod memory;
+mod paths;
 mod report;
 mod switch;
 mod system;
@@ -38,6 +39,8 @@ pub enum Experiment {
     Sharing,
     /// One stream over two links of 100 and 20 Mbit/s.
     Uneven,
+    /// One stream over pairs of links that differ in rate, round trip, jitter and loss.
+    Paths,
     /// Switching live at 1 Gbit/s.
     Switch,
     /// The same over paths of 10 and of 50 ms.
@@ -59,6 +62,10 @@ pub struct Options {
     pub duration: Duration,
     /// What, in this order.
     pub experiments: Vec<Experiment>,
+    /// TCP's congestion controls, in turn; what is about latency and memory is measured with the first.
+    pub congestion: Vec<String>,
+    /// Of the pairs of links, those whose names contain this; all if there is nothing.
+    pub links: Option<String>,
     /// The program, or why there is none.
     pub wireguard_go: Result<PathBuf, String>,
 }
@@ -72,10 +79,11 @@ pub fn run(options: &Options) -> Result<Report> {
     let programs = Programs::find()?;
     let environment = Environment::of(SystemTime::now())?;
     let mut tables = Vec::new();
-    for &experiment in &options.experiments {
+    for (&experiment, congestion) in turns(options) {
         let stage = Stage {
             programs: &programs,
             options,
+            congestion,
         };
         let name = experiment.to_possible_value();
         let name = name.expect("no experiment is hidden").get_name().to_owned();
@@ -84,6 +92,7 @@ pub fn run(options: &Options) -> Result<Report> {
             Experiment::Gigabit => gigabit(&stage).map(|table| vec![table]),
             Experiment::Sharing => sharing(&stage).map(|table| vec![table]),
             Experiment::Uneven => uneven(&stage).map(|table| vec![table]),
+            Experiment::Paths => paths::run(&stage).map(|table| vec![table]),
             Experiment::Switch => switch::run(&stage, Duration::ZERO).map(|table| vec![table]),
             Experiment::SwitchFar => [10, 50]
                 .map(|ms| switch::run(&stage, Duration::from_millis(ms)))
@@ -107,6 +116,25 @@ pub fn run(options: &Options) -> Result<Report> {
 struct Stage<'a> {
     programs: &'a Programs,
     options: &'a Options,
+    /// TCP's congestion control on all hosts.
+    congestion: &'a str,
+}
+
+impl Stage<'_> {
+    /// The title of what depends on the congestion control.
+    fn titled(&self, title: &str) -> String {
+        format!("{title}; {}", self.congestion)
+    }
+}
+
+/// Which experiment runs with which congestion control.
+fn turns(options: &Options) -> impl Iterator<Item = (&Experiment, &str)> {
+    options.experiments.iter().flat_map(|experiment| {
+        let often = !matches!(experiment, Experiment::Latency | Experiment::Memory);
+        let most = if often { options.congestion.len() } else { 1 };
+        let controls = options.congestion.iter().take(most);
+        controls.map(move |control| (experiment, control.as_str()))
+    })
 }
 
 fn plain_links(_: &str, link: LinkSpec) -> LinkSpec {

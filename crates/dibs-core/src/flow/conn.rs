@@ -370,6 +370,13 @@ impl Conn {
         }
     }
 
+    /// Bytes that the local kernel has sent and was given no acknowledgement of; none where it uses no time stamps.
+    pub fn under_way(&self) -> usize {
+        let given = self.inc.as_ref().and_then(|inc| inc.latest.ack());
+        let bytes = { self.sent_end.zip(given) }.map(|(end, ack)| end.distance_from(ack));
+        bytes.map_or(0, |bytes| usize::try_from(bytes).unwrap_or(0))
+    }
+
     /// Gives back the memory that only a connection under way needs.
     pub fn shrink(&mut self) {
         self.out.queue.shrink();

@@ -49,6 +49,11 @@ impl Latest {
         false
     }
 
+    /// What it acknowledged.
+    pub fn ack(self) -> Option<SeqNumber> {
+        self.0.map(|given| given.ack)
+    }
+
     /// Brings the fields of bytes that lie behind up to it, so that they say nothing new. `scratch` takes the changed options.
     pub fn raise<'a>(self, tcp: &mut TcpFields<'a>, scratch: &'a mut SmallVec<[u8; 64]>) {
         if let Some(given) = self.0 {

@@ -10,9 +10,9 @@ use std::time::Duration;
 use crate::buffer::Buffer;
 use crate::time::Time;
 
-/// Acceptable standing delay (RFC 8289, 4.4).
-const TARGET: Duration = Duration::from_millis(5);
-/// Time in which a good queue falls below the target at least once (RFC 8289, 4.3).
+/// Acceptable standing delay, at least (RFC 8289, 4.4).
+pub const TARGET: Duration = Duration::from_millis(5);
+/// Time in which a good queue falls below the target at least once, at least (RFC 8289, 4.3).
 pub const INTERVAL: Duration = Duration::from_millis(100);
 /// A queue that was not looked at for so long stood still: no path was there, or the host slept.
 const STANDSTILL: Duration = Duration::from_secs(1);
@@ -47,6 +47,22 @@ impl Waiting {
     /// How long it has been waiting.
     pub const fn sojourn(&self, now: Time) -> Duration {
         now.since(self.arrived)
+    }
+}
+
+/// What of a queue CoDel has nothing to say of.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Bytes that the flow may send each time that it is its turn.
+    pub turn: usize,
+    /// Acceptable standing delay.
+    pub target: Duration,
+}
+
+impl Patience {
+    /// Time in which a good queue falls below the target at least once: a round trip, what waits included.
+    fn interval(self) -> Duration {
+        INTERVAL.max(2 * self.target)
     }
 }
 
@@ -119,14 +135,14 @@ impl Queue {
         self.items.front_mut()
     }
 
-    /// What CoDel says of the packet at the head; asked once per packet sent. `turn` are the bytes that the flow
-    /// may send each time that it is its turn.
-    pub fn judge(&mut self, now: Time, turn: usize) -> Verdict {
+    /// What CoDel says of the packet at the head; asked once per packet sent.
+    pub fn judge(&mut self, now: Time, patience: Patience) -> Verdict {
         let Some(head) = self.items.front() else {
             return Verdict::Pass;
         };
         let sojourn = now.since(head.arrived);
-        self.codel.judge(now, sojourn, self.is_short(turn))
+        let short = self.is_short(patience.turn);
+        self.codel.judge(now, sojourn, short, patience)
     }
 
     /// Whether no more waits than goes with the next turn: among many flows that may be long from now, and a sender
@@ -156,10 +172,10 @@ impl Queue {
     }
 
     /// Whether there is a packet at the head that CoDel has nothing to say of.
-    pub fn passes(&mut self, now: Time, turn: usize) -> bool {
+    pub fn passes(&mut self, now: Time, patience: Patience) -> bool {
         let waited = self.items.front().map(|head| now.since(head.arrived));
-        let silent = waited.is_some_and(|t| t < TARGET || self.is_short(turn));
-        silent && self.judge(now, turn) == Verdict::Pass
+        let silent = waited.is_some_and(|t| t < patience.target || self.is_short(patience.turn));
+        silent && self.judge(now, patience) == Verdict::Pass
     }
 
     /// Takes the packet at the head.
@@ -216,7 +232,13 @@ struct Dropping {
 }
 
 impl Codel {
-    fn judge(&mut self, now: Time, sojourn: Duration, nearly_empty: bool) -> Verdict {
+    fn judge(
+        &mut self,
+        now: Time,
+        sojourn: Duration,
+        nearly_empty: bool,
+        patience: Patience,
+    ) -> Verdict {
         let unseen = now.since(std::mem::replace(&mut self.judged, now));
         if unseen >= STANDSTILL {
             // The senders are not to blame, and what they sent again is not to be lost once more.
@@ -226,7 +248,7 @@ impl Codel {
                 self.settled = now + SETTLING;
             }
         }
-        if sojourn < TARGET || nearly_empty {
+        if sojourn < patience.target || nearly_empty {
             self.first_above = None;
             if let Some(d) = self.dropping.take() {
                 self.last_count = d.count;
@@ -237,7 +259,7 @@ impl Codel {
         if now < self.settled {
             return Verdict::Pass;
         }
-        let due = *self.first_above.get_or_insert(now + INTERVAL);
+        let due = *self.first_above.get_or_insert(now + patience.interval());
         match &mut self.dropping {
             None if now >= due => {
                 // Soon after the last time: take up near where it left off.
@@ -268,15 +290,37 @@ mod tests {
     use super::*;
     use crate::buffer::{BUFFER_LEN, Pool};
 
+    const USUAL: Patience = Patience {
+        turn: 16 << 10,
+        target: TARGET,
+    };
+
     fn at(ms: u64) -> Time {
         Time::ZERO + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn where_paths_are_far_apart_more_may_stand_and_for_longer() {
+        let patient = Patience {
+            target: Duration::from_millis(60),
+            ..USUAL
+        };
+        let signals = |sojourn: u64| {
+            let mut codel = Codel::default();
+            let sojourn = Duration::from_millis(sojourn);
+            let mut judge = |ms: &u64| codel.judge(at(*ms), sojourn, false, patient);
+            (0..1000).find(|ms| judge(ms) == Verdict::Signal)
+        };
+        assert_eq!((signals(59), signals(60)), (None, Some(120)));
     }
 
     #[test]
     fn a_standing_queue_is_signalled_ever_more_often() {
         let mut codel = Codel::default();
         let signals: Vec<u64> = (0..1000)
-            .filter(|&ms| codel.judge(at(ms), Duration::from_millis(20), false) == Verdict::Signal)
+            .filter(|&ms| {
+                codel.judge(at(ms), Duration::from_millis(20), false, USUAL) == Verdict::Signal
+            })
             .collect();
         assert_eq!(signals[0], 100);
         assert!(signals.len() > 10, "{signals:?}");
@@ -290,7 +334,7 @@ mod tests {
         let mut signals = |from: u64, sojourn: u64| {
             let times = (from..from + 90).filter(|&ms| {
                 let sojourn = Duration::from_millis(sojourn);
-                codel.judge(at(ms), sojourn, false) == Verdict::Signal
+                codel.judge(at(ms), sojourn, false, USUAL) == Verdict::Signal
             });
             times.count()
         };
@@ -310,7 +354,7 @@ mod tests {
         let mut codel = Codel::default();
         for ms in 0..1000 {
             assert_eq!(
-                codel.judge(at(ms), Duration::from_millis(4), false),
+                codel.judge(at(ms), Duration::from_millis(4), false, USUAL),
                 Verdict::Pass
             );
         }

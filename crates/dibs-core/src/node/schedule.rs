@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::Shared;
 use super::links::Link;
 use crate::chunk::Placement;
+use crate::flow::queue::TARGET;
 use crate::path::Blocked;
 use crate::time::Time;
 
@@ -38,6 +41,41 @@ pub(super) enum Avoid {
     Trusted,
 }
 
+/// What is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) placement: Placement,
+    /// Its bytes.
+    pub(super) bytes: usize,
+    /// Bytes that wait in all, these included.
+    pub(super) backlog: usize,
+    pub(super) avoid: Avoid,
+    /// Of a flow, what its sender has under way, times the flows that have something to send: what it could have
+    /// under way by itself if all of them did as it does.
+    pub(super) under_way: usize,
+}
+
+impl Wanted {
+    /// Something of its own, that no flow waits for.
+    pub(super) const fn alone(placement: Placement, bytes: usize, avoid: Avoid) -> Self {
+        Self {
+            placement,
+            bytes,
+            backlog: bytes,
+            avoid,
+            under_way: 0,
+        }
+    }
+}
+
+/// A path that may not send now.
+struct Busy {
+    /// When all that waits would be delivered by it.
+    at: Time,
+    /// Bytes a second.
+    rate: u64,
+}
+
 /// A path that may send now.
 struct Ready {
     /// The lowest is chosen.
@@ -48,20 +86,36 @@ struct Ready {
     budget: usize,
 }
 
-/// The `balanced` scheduler: earliest predicted delivery within the windows.
+/// The most that deliveries by one path may be later than by another for a flow to have both: for more, a sender
+/// would need a window that it has not soon.
+const FAR: Duration = Duration::from_millis(100);
+
+/// The delay that may stand in the queue of a flow.
 ///
-/// `wanted` bytes are to be sent, `backlog` wait in all.
-pub(super) fn balanced(
-    links: &mut [Link],
-    shared: &Shared,
-    now: Time,
-    placement: Placement,
-    wanted: usize,
-    backlog: usize,
-    avoid: Avoid,
-) -> Choice {
+/// A sender that answers a loss by having a third less under way, as CUBIC does, leaves a path idle after it unless
+/// half a round trip waited before. And where paths differ, it has the sum of them only if it has so much more under
+/// way that what goes by the shortest waits for as long as the longest takes longer.
+pub(super) fn standing(links: &[Link], shared: &Shared) -> Duration {
+    let active = || links.iter().filter(|link| link.is_active(shared));
+    let trips = || active().map(|link| link.path.min_rtt());
+    let least = trips().min().unwrap_or_default();
+    let longer = trips()
+        .map(|trip| trip - least)
+        .filter(|more| *more <= 2 * FAR);
+    TARGET.max(least / 2 + longer.max().unwrap_or_default())
+}
+
+/// The `balanced` scheduler: earliest predicted delivery within the windows.
+pub(super) fn balanced(links: &mut [Link], shared: &Shared, now: Time, wanted: &Wanted) -> Choice {
+    let &Wanted {
+        placement,
+        bytes: wanted,
+        backlog,
+        avoid,
+        under_way,
+    } = wanted;
     let mut ready: Option<Ready> = None;
-    let mut blocked: Option<Time> = None;
+    let mut busy: SmallVec<[Busy; 4]> = SmallVec::new();
     let mut release: Option<Time> = None;
     let mut any = false;
     for (index, link) in links.iter_mut().enumerate() {
@@ -74,7 +128,8 @@ pub(super) fn balanced(
         let budget = link.path.budget(now, wanted);
         if budget == 0 {
             let at = link.path.predict_delivery(now, backlog.max(wanted));
-            blocked = Some(blocked.map_or(at, |b| b.min(at)));
+            let rate = link.path.expected_rate();
+            busy.push(Busy { at, rate });
             if let Blocked::Pacing(t) = link.path.blocked_until(now, wanted) {
                 release = Some(release.map_or(t, |r| r.min(t)));
             }
@@ -95,11 +150,25 @@ pub(super) fn balanced(
             });
         }
     }
-    match (ready, blocked) {
-        (None, _) if any => Choice::Wait(release),
-        (None, _) => Choice::Nobody,
-        // All that waits would be there earlier by the path that is blocked now (ECF).
-        (Some(ready), Some(earlier)) if earlier < ready.at => Choice::Wait(release),
-        (Some(Ready { link, budget, .. }), _) => Choice::Send { link, budget },
+    let Some(Ready {
+        at, link, budget, ..
+    }) = ready
+    else {
+        return match any {
+            true => Choice::Wait(release),
+            false => Choice::Nobody,
+        };
+    };
+    // All that waits would be there earlier by paths that are blocked now (ECF) ...
+    busy.retain(|busy| busy.at < at);
+    let faster: u64 = busy.iter().map(|busy| busy.rate).sum();
+    // ... and they would stand still before this one's delivery was acknowledged, by the quickest: the sender has no
+    // more under way than they carry until then (BLEST).
+    let back = links.iter().filter(|link| link.is_active(shared));
+    let back = back.map(|link| link.path.min_rtt()).min();
+    let back = at.since(now) + back.unwrap_or_default() / 2;
+    match !busy.is_empty() && (under_way as f64) < faster as f64 * back.as_secs_f64() {
+        true => Choice::Wait(release),
+        false => Choice::Send { link, budget },
     }
 }

@@ -23,8 +23,10 @@ pub(super) use turns::Turns;
 
 use super::Shared;
 use super::peer::{Out, Peer, Source};
+use super::schedule::standing;
 use crate::chunk::Placement;
 use crate::counters::Counter;
+use crate::flow::queue::Patience;
 use crate::session::CLEAR_HEADER_LEN as CLEAR;
 use crate::session::{OVERHEAD, Session};
 use crate::slab::Key;
@@ -38,8 +40,8 @@ struct Turn<'a> {
     now: Time,
     shared: &'a mut Shared,
     session: &'a mut Session,
-    /// Bytes that a flow may send in one round.
-    quantum: usize,
+    /// What of a flow's queue is left alone.
+    patience: Patience,
     /// A flow waits for room on a trusted path: no other is to take it.
     trusted_awaited: bool,
 }
@@ -75,11 +77,15 @@ impl Peer {
         shared: &mut Shared,
         session: &mut Session,
     ) -> Option<Out> {
+        let patience = Patience {
+            turn: self.flow_quantum(),
+            target: standing(&self.links, shared),
+        };
         let turn = &mut Turn {
             now,
             shared,
             session,
-            quantum: self.flow_quantum(),
+            patience,
             trusted_awaited: false,
         };
         self.send_splits()

@@ -276,6 +276,11 @@ impl Path {
         self.bbr.most_rate(self.rtt.smoothed())
     }
 
+    /// The least round trip of late, as far as one was measured.
+    pub fn min_rtt(&self) -> Duration {
+        self.bbr.min_rtt().unwrap_or_default()
+    }
+
     /// When `bytes` more would be at the peer if they were sent as soon as the path lets them go:
     /// behind what is in flight beyond a round trip, at the path's rate, and not before what the round
     /// trip shows to wait. The pacer's gain says nothing about that.

@@ -56,7 +56,7 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
             .superpackets(),
     };
     let contestant = place.contestant(System::Idle, "live switch", links)?;
-    let mut title = "Plain, scramble, plain in one connection, two links of 1 Gbit/s".to_owned();
+    let mut title = stage.titled("Plain, scramble, plain in one connection, two links of 1 Gbit/s");
     if !delay.is_zero() {
         title += &format!(" and {} ms each way", delay.as_millis());
     }
@@ -66,7 +66,7 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
         _ => stage.options.duration.min(LONGEST_FAR_THIRD),
     };
     for round in 1..=stage.options.rounds {
-        let turn = turn(third, &contestant)?;
+        let turn = turn(stage, third, &contestant)?;
         eprintln!(
             "{title}, round {round}: {:.2}, then {:.2} Gbit/s, {} retransmissions",
             turn.plain_bits_per_second / 1e9,
@@ -133,12 +133,13 @@ pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
 }
 
 /// Two transfers of three thirds: one as it is, one with a switch after each third.
-fn turn(third: Duration, contestant: &Contestant) -> Result<Turn> {
+fn turn(stage: &Stage<'_>, third: Duration, contestant: &Contestant) -> Result<Turn> {
     let [daemon, _] = contestant
         .daemons
         .as_ref()
         .expect("this contestant has daemons");
     let load = Throughput::new(contestant.to)
+        .congestion(stage.congestion)
         .duration(3 * third)
         .interval(QUARTER);
     let (from, to) = (&contestant.site.a, &contestant.site.b);

@@ -10,19 +10,21 @@ use crate::load::{Throughput, Transport};
 
 /// A turn.
 #[derive(Clone, Debug, Serialize)]
-struct Turn {
-    bits_per_second: f64,
-    retransmissions: u64,
+pub(super) struct Turn {
+    pub(super) bits_per_second: f64,
+    pub(super) retransmissions: u64,
     resent: u64,
-    longest_gap_us: u64,
+    pub(super) longest_gap_us: u64,
     link_bytes: Vec<u64>,
+    /// Bytes received in each interval.
+    intervals: Vec<u64>,
 }
 
 /// A system's turns.
 #[derive(Clone, Debug, Serialize)]
-struct Series {
-    system: String,
-    turns: Vec<Turn>,
+pub(super) struct Series {
+    pub(super) system: String,
+    pub(super) turns: Vec<Turn>,
 }
 
 /// A system and one, or the sum of several joined by " + ", that it is compared with, and what it
@@ -39,24 +41,8 @@ pub(super) fn table(
     contestants: &[Contestant],
     comparisons: &[Comparison],
 ) -> Result<Table> {
-    let mut all: Vec<Series> = contestants
-        .iter()
-        .map(|contestant| Series {
-            system: contestant.label.clone(),
-            turns: Vec::new(),
-        })
-        .collect();
-    for round in 1..=stage.options.rounds {
-        for (contestant, series) in contestants.iter().zip(&mut all) {
-            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
-            eprintln!(
-                "{title}, round {round}, {}: {:.2} Gbit/s",
-                contestant.label,
-                turn.bits_per_second / 1e9
-            );
-            series.turns.push(turn);
-        }
-    }
+    let title = &stage.titled(title);
+    let all = rounds(stage, title, contestants)?;
     let ratios = comparisons
         .iter()
         .filter_map(|&(one, other, least)| compare(&all, one, other, least))
@@ -81,10 +67,36 @@ pub(super) fn table(
     })
 }
 
+/// Runs the contestants in turn, round by round.
+pub(super) fn rounds(
+    stage: &Stage<'_>,
+    title: &str,
+    contestants: &[Contestant],
+) -> Result<Vec<Series>> {
+    let series = contestants.iter().map(|contestant| Series {
+        system: contestant.label.clone(),
+        turns: Vec::new(),
+    });
+    let mut all: Vec<Series> = series.collect();
+    for round in 1..=stage.options.rounds {
+        for (contestant, series) in contestants.iter().zip(&mut all) {
+            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
+            eprintln!(
+                "{title}, round {round}, {}: {:.1} Mbit/s",
+                contestant.label,
+                turn.bits_per_second / 1e6
+            );
+            series.turns.push(turn);
+        }
+    }
+    Ok(all)
+}
+
 fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     let before = contestant.counts()?;
     let load = Throughput::new(contestant.to)
         .transport(contestant.transport)
+        .congestion(stage.congestion)
         .duration(stage.options.duration);
     let report = load.run(&contestant.site.a, &contestant.site.b)?;
     let counts = contestant.since(&before, report.bytes)?;
@@ -97,6 +109,7 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
         resent: counts.resent,
         longest_gap_us: report.longest_gap_us,
         link_bytes: counts.links,
+        intervals: report.intervals,
     })
 }
 
@@ -166,6 +179,7 @@ mod tests {
             resent: 0,
             longest_gap_us: 0,
             link_bytes: vec![0; 2],
+            intervals: Vec::new(),
         };
         Series {
             system: system.to_owned(),

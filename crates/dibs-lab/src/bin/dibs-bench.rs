@@ -15,9 +15,15 @@ struct Arguments {
     /// Write all turns of all rounds to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only this experiment; may be given several times
-    #[arg(long, value_name = "NAME", value_enum)]
+    /// Only these experiments
+    #[arg(value_name = "EXPERIMENT", value_enum)]
     only: Vec<Experiment>,
+    /// TCP's congestion control on all hosts; may be given several times
+    #[arg(long, value_name = "NAME", default_values = ["cubic", "bbr"])]
+    congestion: Vec<String>,
+    /// Of `paths`, only the pairs of links whose names contain this
+    #[arg(long, value_name = "WORDS")]
+    links: Option<String>,
     /// Turns of each system
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -37,6 +43,8 @@ fn main() -> Result<()> {
         duration: Duration::from_secs(arguments.seconds.into()),
         wireguard_go: wireguard_go(&experiments),
         experiments,
+        congestion: arguments.congestion,
+        links: arguments.links,
     };
     dibs_lab::enter()?;
     let report = bench::run(&options)?;

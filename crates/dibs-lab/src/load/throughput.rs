@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::Serialize;
+use socket2::SockRef;
 
 use super::sockets::{Transport, accept, host_retransmissions, retransmissions, subflows};
 use crate::host::Host;
@@ -23,6 +24,7 @@ const PERIOD: usize = 65_521;
 pub struct Throughput {
     to: SocketAddr,
     transport: Transport,
+    congestion: Option<String>,
     duration: Duration,
     bytes: u64,
     interval: Duration,
@@ -93,6 +95,7 @@ impl Throughput {
         Self {
             to,
             transport: Transport::Tcp,
+            congestion: None,
             duration: Duration::from_secs(5),
             bytes: u64::MAX,
             interval: Duration::from_millis(100),
@@ -103,6 +106,13 @@ impl Throughput {
     /// The transport of all connections.
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
+        self
+    }
+
+    /// The congestion control of the senders, as `net.ipv4.tcp_available_congestion_control` names it; the host's
+    /// if not set. As an option of the sockets, for a namespace may set only what all users may.
+    pub fn congestion(mut self, name: &str) -> Self {
+        self.congestion = Some(name.to_owned());
         self
     }
 
@@ -179,6 +189,10 @@ impl Throughput {
 
     fn pair(&self, from: &Host, listener: &TcpListener) -> Result<(TcpStream, TcpStream)> {
         let near = self.transport.connect(from, self.to)?;
+        if let Some(name) = &self.congestion {
+            let set = SockRef::from(&near).set_tcp_congestion(name.as_bytes());
+            set.with_context(|| format!("congestion control {name}"))?;
+        }
         Ok((near, accept(listener)?))
     }
 

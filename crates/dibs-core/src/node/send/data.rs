@@ -7,7 +7,7 @@ use dibs_wire::virtio;
 
 use super::super::Shared;
 use super::super::peer::{Out, Peer};
-use super::super::schedule::{Avoid, Choice, balanced};
+use super::super::schedule::{Avoid, Choice, Wanted, balanced};
 use super::Turn;
 use super::left_out::repair_time;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
@@ -118,7 +118,7 @@ impl Peer {
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
             if conn.out.deficit <= 0 {
-                conn.out.deficit += turn.quantum as i64;
+                conn.out.deficit += turn.patience.turn as i64;
                 self.turns[list].pop_front();
                 self.turns[List::Old].push_back(key);
                 *passed = 0;
@@ -168,7 +168,7 @@ impl Peer {
         let now = turn.now;
         let shared = &mut *turn.shared;
         let conn = self.conns.get_mut(key).expect("the caller has it");
-        if conn.out.queue.judge(now, turn.quantum) == Verdict::Pass {
+        if conn.out.queue.judge(now, turn.patience) == Verdict::Pass {
             return false;
         }
         let head = conn.out.queue.head().expect(HEAD);
@@ -237,7 +237,15 @@ impl Peer {
         } else {
             Placement::Any
         };
-        match self.choose(turn, placement, left + MOST_BESIDE, chained) {
+        let under_way = conn.under_way() * self.turns.len().max(1);
+        let wanted = Wanted {
+            placement,
+            bytes: left + MOST_BESIDE,
+            backlog: self.backlog,
+            avoid: Avoid::Nothing,
+            under_way,
+        };
+        match self.choose(turn, wanted, chained) {
             Choice::Send { link, budget } => Ok((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
@@ -281,34 +289,20 @@ impl Peer {
     }
 
     /// The scheduler under the rules of trust.
-    fn choose(
-        &mut self,
-        turn: &Turn<'_>,
-        placement: Placement,
-        wanted: usize,
-        chained: bool,
-    ) -> Choice {
+    fn choose(&mut self, turn: &Turn<'_>, mut wanted: Wanted, chained: bool) -> Choice {
         let (now, shared) = (turn.now, &*turn.shared);
         let ruled = !chained || self.has_trusted(shared);
         // With no trusted path alive, chained flows wait, unless the user would rather not.
         if !ruled && shared.hold_without_trusted {
             return Choice::Nobody;
         }
-        let placement = if ruled { placement } else { Placement::Any };
-        let avoid = match turn.trusted_awaited && placement == Placement::Any {
-            true => Avoid::Trusted,
-            false => Avoid::Nothing,
-        };
-        let backlog = self.backlog;
-        balanced(
-            &mut self.links,
-            shared,
-            now,
-            placement,
-            wanted,
-            backlog,
-            avoid,
-        )
+        if !ruled {
+            wanted.placement = Placement::Any;
+        }
+        if turn.trusted_awaited && wanted.placement == Placement::Any {
+            wanted.avoid = Avoid::Trusted;
+        }
+        balanced(&mut self.links, shared, now, &wanted)
     }
 
     fn has_trusted(&self, shared: &Shared) -> bool {

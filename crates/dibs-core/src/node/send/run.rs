@@ -135,7 +135,7 @@ impl Peer {
         let conn = self.conns.get_mut(key).expect("it was just seen");
         let fits = conn.bump == run.bump
             && conn.out.secrets.is_some()
-            && conn.out.queue.passes(turn.now, turn.quantum);
+            && conn.out.queue.passes(turn.now, turn.patience);
         if !fits {
             return None;
         }
@@ -182,7 +182,7 @@ impl Peer {
             turn.shared.pool.give(head.buffer);
             // The next one goes along unless it is another's turn, or CoDel's.
             let turns = alone || conn.out.deficit > 0;
-            if cutter.run.full || !turns || !conn.out.queue.passes(turn.now, turn.quantum) {
+            if cutter.run.full || !turns || !conn.out.queue.passes(turn.now, turn.patience) {
                 break;
             }
         }

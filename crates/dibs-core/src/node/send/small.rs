@@ -8,7 +8,7 @@ use dibs_wire::frame::{self, EmptySegment, Frame};
 
 use super::super::links::Link;
 use super::super::peer::{Out, Peer, Source};
-use super::super::schedule::{Avoid, Choice, balanced};
+use super::super::schedule::{Avoid, Choice, Wanted, balanced};
 use super::run::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Message, Pending, Placement};
@@ -210,8 +210,8 @@ impl Peer {
         let head = queue.head()?;
         let wanted = head.packet.len() - head.at + OVERHEAD;
         let (links, shared) = (&mut self.links, &*turn.shared);
-        let (now, avoid) = (turn.now, Avoid::Nothing);
-        let choice = balanced(links, shared, now, placement, wanted, wanted, avoid);
+        let wanted = Wanted::alone(placement, wanted, Avoid::Nothing);
+        let choice = balanced(links, shared, turn.now, &wanted);
         let at = match choice {
             Choice::Send { link, .. } => link,
             Choice::Wait(at) => {

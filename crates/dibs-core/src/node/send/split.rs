@@ -168,7 +168,8 @@ impl Peer {
                 break;
             }
             turn.shared.pool.give(head.buffer);
-            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(turn.now, turn.quantum) {
+            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(turn.now, turn.patience)
+            {
                 break;
             }
         }

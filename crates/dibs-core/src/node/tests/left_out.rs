@@ -4,7 +4,7 @@ use super::bounds::{speak, speak_in_segments};
 use super::*;
 use crate::node::send::MAX_LEFT_OUT;
 
-const BYTES: usize = 40_000;
+const BYTES: usize = 60_000;
 
 /// How often host 0 counted something.
 fn count(pair: &Pair, counter: Counter) -> u64 {
@@ -91,7 +91,7 @@ fn a_new_connection_between_the_same_ports_gets_nothing_of_the_old_one() {
 #[test]
 fn each_of_many_flows_has_time_to_send_again() {
     const FLOWS: u16 = 1000;
-    let mut pair = Pair::by_one_path(Duration::from_millis(300));
+    let mut pair = Pair::by_one_path(Duration::from_millis(50));
     let data = text(50_000);
     for port in 0..FLOWS {
         speak(&mut pair, 1000 + port, 1, &data);

@@ -286,7 +286,7 @@ fn a_path_that_nobody_answered_for_long_is_not_thought_to_be_long() {
 
 #[test]
 fn what_tcp_sends_again_is_not_dropped_for_a_queue() {
-    const BYTES: usize = 40_000;
+    const BYTES: usize = 60_000;
     let mut pair = Pair::far_apart(Duration::from_millis(50));
     let now = pair.now;
     pair.nodes[0].set_path(now, 1, false, 1500);
