@@ -77,3 +77,22 @@ fn a_slow_or_lossy_path_does_not_hold_up_a_quick_one() {
         );
     }
 }
+
+#[test]
+fn a_path_of_a_longer_round_trip_adds_what_the_window_has_for_it_and_costs_nothing() {
+    let quick = || path(true, link());
+    let (alone, _) = transfer(vec![quick()], 64 << 10);
+    // The window covers what both carry until what goes by the far one is acknowledged.
+    let far = link().delay(4 * DELAY);
+    let (both, _) = transfer(vec![quick(), path(false, far)], 256 << 10);
+    assert!(both > 1.6 * alone, "{both} Mbit/s by both, {alone} by one");
+    // Or it does not, and the far one waits.
+    for (times, window) in [(4, 96), (4, 128), (6, 128), (16, 128), (16, 256)] {
+        let far = link().delay(times * DELAY);
+        let (both, _) = transfer(vec![quick(), path(false, far)], window << 10);
+        assert!(
+            both > 0.9 * alone,
+            "{both} Mbit/s with {times} times the delay and {window} KiB, {alone} without"
+        );
+    }
+}
