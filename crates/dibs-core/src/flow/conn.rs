@@ -400,7 +400,7 @@ mod tests {
     use super::*;
 
     /// What a connection costs that says nothing: in the slab, beside about 140 bytes in the tables that
-    /// lead to it. The whole daemon has 2 KiB for it (`cargo xtask bench --only memory`).
+    /// lead to it. The whole daemon has 2 KiB for it (`cargo xtask bench memory`).
     #[test]
     fn an_idle_connection_is_small() {
         assert!(size_of::<Conn>() <= 784, "{}", size_of::<Conn>());
