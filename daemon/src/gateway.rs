@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use dibs_config::Config;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::TcpCounts;
-use dibs_policy::{Ends, Error};
+use dibs_policy::{Backstop, Ends, Error};
 use nix::libc;
 
 use crate::conns::{Choice, Pair, Socket};
@@ -201,10 +201,15 @@ impl Daemon {
     /// Brings the backstop to what is locked of connections that pass: what is forged of others their
     /// sockets sort out.
     pub(crate) async fn note_locks(&self) {
+        let mut backstop = self.backstop.lock().await;
+        self.tell_locks(&mut backstop).await;
+    }
+
+    /// As [`note_locks`](Self::note_locks), for those who hold the backstop.
+    pub(crate) async fn tell_locks(&self, backstop: &mut Backstop) {
         if self.config.daemon.gateway.is_empty() {
             return;
         }
-        let mut backstop = self.backstop.lock().await;
         let before = backstop.standing().clone();
         // What failed shows in how it stands now, and is tried again.
         let _ = backstop.set_locked(self.locked_passing()).await;

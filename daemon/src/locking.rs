@@ -378,17 +378,24 @@ impl Daemon {
         ends(entry).into_iter().filter(to_peer)
     }
 
+    /// The bump that the kernel has a connection on.
+    fn tracked_bump(&self, tracked: &Tracked, pair: &Pair) -> Option<u8> {
+        let entry = tracked.get(pair)?;
+        marks(&self.config).bump_of(entry.mark).map(BumpId::get)
+    }
+
     /// Locks what is due.
     async fn lock_due(&self) -> anyhow::Result<()> {
-        let due = self.state.borrow_mut().locks.take_due(Instant::now());
-        let due: Vec<Pair> = due.into_iter().map(|(pair, _)| pair).collect();
+        let now = Instant::now();
+        let due: Vec<Pair> = self.state.borrow().locks.due(now).collect();
         let (lives, tracked) = self.looked_up(&due).await?;
+        let is_on = |pair: &Pair, bump| {
+            lives.contains_key(pair) && self.tracked_bump(&tracked, pair) == Some(bump)
+        };
+        let due = self.state.borrow_mut().locks.take_due(now, is_on);
         let mut conntrack = self.conntrack()?;
-        for pair in due.iter().filter(|pair| lives.contains_key(pair)) {
-            let entry = tracked.get(pair);
-            if let Some(bump) = entry.and_then(|entry| marks(&self.config).bump_of(entry.mark)) {
-                self.lock(&mut conntrack, pair, bump.get()).await?;
-            }
+        for (pair, bump) in due {
+            self.lock(&mut conntrack, &pair, bump).await?;
         }
         self.note_locks().await;
         Ok(())
@@ -397,18 +404,17 @@ impl Daemon {
     /// Brings LOCKED in the kernel to what is due, and mends what was done to the entries: of connections that are
     /// alive or that we know to be locked, or of the `whole` table.
     async fn set_locks(&self, whole: bool) -> anyhow::Result<()> {
-        let idle = {
-            let mut state = self.state.borrow_mut();
-            state.locks.take_due(Instant::now());
-            state.installed.is_empty()
-        };
-        if idle {
+        if self.state.borrow().installed.is_empty() {
             return Ok(());
         }
+        let now = Instant::now();
         let layout = marks(&self.config);
         let _looking = self.looking.lock().await;
         // Before the sockets: what is locked and has none has ended.
-        let mut known: Vec<Pair> = self.state.borrow().locks.locked().collect();
+        let mut known: Vec<Pair> = {
+            let locks = &self.state.borrow().locks;
+            locks.locked().chain(locks.due(now)).collect()
+        };
         let ends = |live: Live| Some((live.pair, live.established));
         let mut lives = self.sockets_as(ends).await?;
         lives.sort_unstable();
@@ -421,12 +427,15 @@ impl Daemon {
             self.tracked_of(&known).await?
         };
         let is_alive = |pair: &Pair| lives.binary_search_by_key(pair, |(pair, _)| *pair).is_ok();
+        let is_on =
+            |pair: &Pair, bump| is_alive(pair) && self.tracked_bump(&tracked, pair) == Some(bump);
+        self.state.borrow_mut().locks.take_due(now, is_on);
         let mut conntrack = self.conntrack()?;
         for (pair, established) in &lives {
             let Some(entry) = tracked.get(pair) else {
                 continue;
             };
-            let Some(bump) = layout.bump_of(entry.mark).map(BumpId::get) else {
+            let Some(bump) = self.tracked_bump(&tracked, pair) else {
                 continue;
             };
             if entry.mark & layout.locked_bit() == 0 {
@@ -454,12 +463,10 @@ impl Daemon {
             let State { choices, locks, .. } = &mut *state;
             let is_alive = |pair: &Pair| is_alive(pair) || passing.contains(pair);
             locks.retain(|pair, bump| {
-                let entry = tracked
-                    .get(pair)
-                    .and_then(|entry| layout.bump_of(entry.mark));
+                let entry = self.tracked_bump(&tracked, pair);
                 let chosen = choices.get(pair).map(|choice| choice.bump);
                 // The entry of a choice is made again where it was lost.
-                is_alive(pair) && [entry.map(BumpId::get), chosen].contains(&Some(bump))
+                is_alive(pair) && [entry, chosen].contains(&Some(bump))
             });
         }
         self.note_locks().await;

@@ -469,6 +469,7 @@ impl Node {
             format!("{dibsctl} conn list"),
             "iptables-save".to_owned(),
             "ip6tables-save".to_owned(),
+            "nft list ruleset".to_owned(),
             "ip rule".to_owned(),
             "ip -6 rule".to_owned(),
             "ip route show table all".to_owned(),

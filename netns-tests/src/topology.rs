@@ -139,6 +139,16 @@ impl Setup {
             test(&mut net)
         }));
         if !matches!(result, Ok(Ok(()))) {
+            // First what is wrong: whoever keeps only the beginning of the output has it.
+            if let Ok(Err(error)) = &result {
+                println!("===== {error:?}");
+            }
+            for host in &net.behind {
+                let sockets = host
+                    .run("ss -tnoi")
+                    .unwrap_or_else(|error| format!("{error:#}"));
+                println!("===== host {}: ss -tnoi\n{sockets}", host.name());
+            }
             println!("{}\n{}", net.a.describe(), net.b.describe());
         }
         result.unwrap_or_else(|panic| resume_unwind(panic))

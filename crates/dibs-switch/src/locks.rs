@@ -33,6 +33,12 @@ enum State<T> {
     Locked,
 }
 
+impl<T: Ord> Lock<T> {
+    fn is_due(&self, now: T) -> bool {
+        matches!(&self.state, State::Confirmed(at) if *at <= now)
+    }
+}
+
 impl<T> Default for Locks<T> {
     fn default() -> Self {
         Self(BTreeMap::new())
@@ -101,16 +107,27 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Locks<T> {
         }
     }
 
-    /// Locks what is due, and returns it.
-    pub fn take_due(&mut self, now: T) -> Vec<(Pair, u8)> {
-        let mut due = Vec::new();
-        for (pair, lock) in &mut self.0 {
-            if matches!(lock.state, State::Confirmed(at) if at <= now) {
-                lock.state = State::Locked;
-                due.push((*pair, lock.bump));
+    /// What is due by now.
+    pub fn due(&self, now: T) -> impl Iterator<Item = Pair> {
+        let due = self.0.iter().filter(move |(_, lock)| lock.is_due(now));
+        due.map(|(pair, _)| *pair)
+    }
+
+    /// Locks what is due and still on its bump, and returns it; forgets what has left since it was confirmed.
+    pub fn take_due(&mut self, now: T, is_on: impl Fn(&Pair, u8) -> bool) -> Vec<(Pair, u8)> {
+        let mut locked = Vec::new();
+        self.0.retain(|pair, lock| {
+            if !lock.is_due(now) {
+                return true;
             }
-        }
-        due
+            lock.state = State::Locked;
+            let stays = is_on(pair, lock.bump);
+            if stays {
+                locked.push((*pair, lock.bump));
+            }
+            stays
+        });
+        locked
     }
 
     /// When the next one is due.
@@ -138,6 +155,10 @@ mod tests {
     use super::*;
     use crate::conns::tests::pair;
 
+    fn on(_: &Pair, _: u8) -> bool {
+        true
+    }
+
     #[test]
     fn a_lock_takes_both_ends_and_a_while() {
         let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
@@ -146,11 +167,11 @@ mod tests {
         assert!(!locks.wants_asking(&pair(), 1, start));
         let due = start + GRACE;
         assert_eq!(locks.next_due(), Some(due));
-        assert_eq!(locks.take_due(due - Duration::from_nanos(1)), []);
+        assert_eq!(locks.take_due(due - Duration::from_nanos(1), on), []);
         assert!(!locks.is_locked(&pair(), 1));
         // Said again: it does not begin anew.
         locks.confirm(pair(), 1, start + GRACE / 2);
-        assert_eq!(locks.take_due(due), [(pair(), 1)]);
+        assert_eq!(locks.take_due(due, on), [(pair(), 1)]);
         assert!(locks.is_locked(&pair(), 1) && !locks.is_locked(&pair(), 2));
         assert_eq!(locks.next_due(), None);
     }
@@ -160,10 +181,20 @@ mod tests {
         let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
         locks.confirm(pair(), 1, start);
         locks.release(&pair());
-        assert_eq!(locks.take_due(start + GRACE), []);
+        assert_eq!(locks.take_due(start + GRACE, on), []);
         // Nor by the time of an earlier stay.
         locks.confirm(pair(), 1, start + GRACE / 2);
-        assert_eq!(locks.take_due(start + GRACE), []);
+        assert_eq!(locks.take_due(start + GRACE, on), []);
+    }
+
+    #[test]
+    fn what_left_while_it_was_confirmed_is_not_locked_but_forgotten() {
+        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
+        locks.confirm(pair(), 1, start);
+        assert!(locks.due(start).next().is_none());
+        assert_eq!(locks.due(start + GRACE).next(), Some(pair()));
+        assert_eq!(locks.take_due(start + GRACE, |_, _| false), []);
+        assert_eq!(locks, Locks::default());
     }
 
     #[test]
@@ -173,7 +204,7 @@ mod tests {
         assert!(!locks.wants_asking(&pair(), 1, start));
         assert!(locks.wants_asking(&pair(), 1, start + ASK_AGAIN));
         locks.confirm(pair(), 1, start);
-        assert_eq!(locks.take_due(start + GRACE), [(pair(), 1)]);
+        assert_eq!(locks.take_due(start + GRACE, on), [(pair(), 1)]);
         locks.refuse(pair(), 1, start + GRACE);
         assert!(
             locks.is_locked(&pair(), 1),

@@ -222,6 +222,9 @@ impl Daemon {
             }
         }
         self.note_places(&mut backstop, &leaving).await;
+        if self.release_leaving(marks) {
+            self.tell_locks(&mut backstop).await;
+        }
         let mut bumped = Vec::new();
         let mut done = Vec::with_capacity(marks.len());
         for mark in marks {
@@ -233,6 +236,18 @@ impl Daemon {
         }
         self.note_places(&mut backstop, &bumped).await;
         done
+    }
+
+    /// Forgets locks of what goes elsewhere; whether there were such. They were released before the peer was asked,
+    /// but it may have confirmed the bump once more meanwhile.
+    fn release_leaving(&self, marks: &[Mark]) -> bool {
+        let locks = &mut self.state.borrow_mut().locks;
+        let leaving = marks
+            .iter()
+            .filter(|mark| locks.is_elsewhere(&mark.pair, mark.bump));
+        let leaving: Vec<Pair> = leaving.map(|mark| mark.pair).collect();
+        leaving.iter().for_each(|pair| locks.release(pair));
+        !leaving.is_empty()
     }
 
     /// The bump that the mark says afterwards, which is not the one that was wanted where another program has

@@ -120,7 +120,8 @@ impl Steering {
         else {
             return;
         };
-        daemon.locks.take_due(now);
+        let is_on = |pair: &Pair, bump| marks.get(pair).is_some_and(|mark| mark.bump == bump);
+        daemon.locks.take_due(now, is_on);
         for (pair, mark) in marks.iter_mut() {
             if !mark.locked && daemon.locks.is_locked(pair, mark.bump) {
                 mark.locked = true;
