@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use dibs_core::bump::{self, Decode};
-use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
 use dibs_core::stream::rx::{Decoders, Piece, RxStream, Sink, Store};
 use dibs_core::{Prefix, Time};
@@ -54,6 +54,7 @@ impl Wire {
                         trusted: p == 0,
                         mtu: 1500,
                         up: true,
+                        usage: Usage::default(),
                         addresses: vec![addr(host, p).ip()],
                     })
                     .collect(),
@@ -75,6 +76,8 @@ impl Wire {
                 bumps: bump::ordinary(),
                 pads: bump::Pads::new(&[host as u8 + 2; 32]),
                 hold_without_trusted: true,
+                scheduler: Scheduler::default(),
+                hint: None,
             };
             Node::new(Time::ZERO, config, [host as u8; 32]).expect("two different keys")
         };

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Context as _;
-use dibs_config::{Config, Scheduler};
+use dibs_config::Config;
 use dibs_core::Prefix;
 use dibs_core::bump::Pads;
-use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
+use dibs_core::node::{LocalPath, NodeConfig, PeerConfig, Scheduler, Usage};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_io::{PathSocket, SetupError};
 use dibs_policy::{BumpId, MarkLayout};
@@ -45,7 +45,7 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
         let message = format!("this version of dibsd does not carry {what} yet");
         Err(config.refuse(key, message, hint.map(str::to_owned)))
     };
-    if config.daemon.scheduler != Scheduler::Balanced {
+    if config.daemon.scheduler != dibs_config::Scheduler::Balanced {
         return refuse(
             "daemon.scheduler",
             "this scheduler",
@@ -116,6 +116,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         mtu: inventory.path_state(path).1,
         // Until its socket is open.
         up: false,
+        usage: Usage::default(),
         addresses: inventory.path_addresses(path),
     };
     Ok(NodeConfig {
@@ -134,6 +135,8 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
         bumps: bumps::for_node(config),
         pads: Pads::seeded_by(getrandom::fill).context("the system's random generator failed")?,
         hold_without_trusted: config.daemon.on_trusted_down == dibs_config::OnTrustedDown::Hold,
+        scheduler: Scheduler::default(),
+        hint: None,
     })
 }
 

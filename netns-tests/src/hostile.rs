@@ -7,7 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use dibs_config::{PrivateKey, PublicKey};
 use dibs_core::bump;
-use dibs_core::node::{ControlError, Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::node::{
+    ControlError, Event, LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage,
+};
 use dibs_core::session::{self, Integrity, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_lab::Host;
@@ -83,6 +85,7 @@ impl HostilePeer {
                 trusted: true,
                 mtu: 1500,
                 up: true,
+                usage: Usage::default(),
                 addresses: vec![own.ip()],
             }],
             peers: vec![PeerConfig {
@@ -99,6 +102,8 @@ impl HostilePeer {
             bumps: bump::ordinary(),
             pads: bump::Pads::new(&[43; 32]),
             hold_without_trusted: true,
+            scheduler: Scheduler::default(),
+            hint: None,
         };
         let mut peer = Self {
             node: Node::new(Time::ZERO, config, [own.port() as u8; 32])?,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::bump;
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_wire::virtio::VirtioHdr;
@@ -94,6 +94,7 @@ impl Host {
             trusted,
             mtu: MTU,
             up: true,
+            usage: Usage::default(),
             addresses: vec![addr(number, path).ip()],
         });
         let endpoints = (0..2).map(|path| (path, addr(other, path)));
@@ -117,6 +118,8 @@ impl Host {
             bumps: bump::ordinary(),
             pads: bump::Pads::new(&[!seed; 32]),
             hold_without_trusted: true,
+            scheduler: Scheduler::default(),
+            hint: None,
         };
         let node = Node::new(Time::ZERO, config, [seed; 32]).expect("two different keys");
         Self {

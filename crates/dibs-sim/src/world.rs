@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::bump::{self, Bump, Pads, Scheme};
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
 use dibs_switch::conns::Pair;
@@ -457,6 +457,7 @@ impl World {
                 trusted: p.trusted[host],
                 mtu: h.mtu[at],
                 up: h.up[at],
+                usage: Usage::default(),
                 addresses: vec![endpoint(at, host, p.v6).ip()],
             });
         let endpoints = if self.setup.calls[host] {
@@ -491,6 +492,8 @@ impl World {
             bumps: bumps(&self.setup),
             pads,
             hold_without_trusted: self.setup.hold_without_trusted,
+            scheduler: Scheduler::default(),
+            hint: None,
         };
         let node = Node::new(self.now, config, seed).expect("two different keys");
         node.with_key_limits(self.setup.keys)

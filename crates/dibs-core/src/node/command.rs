@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::links::longest;
+use super::preference::{Hint, Scheduler, Usage};
 use super::{Node, route};
 use crate::time::Time;
 
@@ -63,9 +64,10 @@ impl Node {
     /// The interface of a local path came or went, or its MTU changed.
     pub fn set_path(&mut self, now: Time, path: usize, up: bool, mtu: u16) {
         let local = &mut self.shared.local[path];
-        let (changed, resized) = (local.up != up, local.mtu != mtu);
+        let (was, resized) = (local.is_usable(), local.mtu != mtu);
         local.up = up;
         local.mtu = mtu;
+        let changed = local.is_usable() != was;
         if resized {
             let links = self.peers.iter_mut().flat_map(|peer| &mut peer.links);
             for link in links.filter(|link| link.local == path) {
@@ -73,9 +75,41 @@ impl Node {
             }
         }
         if changed {
-            for peer in &mut self.peers {
-                peer.on_local_change(now, &mut self.shared, path);
-            }
+            self.on_local_change(now, path);
+        }
+    }
+
+    fn on_local_change(&mut self, now: Time, path: usize) {
+        for peer in &mut self.peers {
+            peer.on_local_change(now, &mut self.shared, path);
+        }
+    }
+
+    /// What a local path may be used for changed.
+    pub fn set_usage(&mut self, now: Time, path: usize, usage: Usage) {
+        let local = &mut self.shared.local[path];
+        let was = local.is_usable();
+        local.usage = usage;
+        let changed = local.is_usable() != was;
+        let links = self.peers.iter_mut().flat_map(|peer| &mut peer.links);
+        for link in links.filter(|link| link.local == path) {
+            link.path.set_rate_limit(usage.rate);
+        }
+        if changed {
+            self.on_local_change(now, path);
+        }
+    }
+
+    /// New data is shared out by this scheduler from now on.
+    pub fn set_scheduler(&mut self, scheduler: Scheduler) {
+        self.shared.scheduler = scheduler;
+    }
+
+    /// New data goes by this path from now on as long as that is usable; none: as the scheduler chooses.
+    pub fn prefer(&mut self, hint: Option<Hint>) {
+        self.shared.hint = hint;
+        for link in self.peers.iter_mut().flat_map(|peer| &mut peer.links) {
+            link.path.set_probes(self.shared.probes_of(link.local));
         }
     }
 

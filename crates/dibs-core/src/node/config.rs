@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::accept::Opening;
+use super::preference::{Hint, Role, Scheduler, Usage};
 use crate::bump::{Bump, Pads};
 use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
@@ -16,8 +17,17 @@ pub struct LocalPath {
     pub mtu: u16,
     /// The interface can be used.
     pub up: bool,
+    /// What the user would have it used for.
+    pub usage: Usage,
     /// Its addresses here: what peers send to one of them is for this path.
     pub addresses: Vec<IpAddr>,
+}
+
+impl LocalPath {
+    /// Whether anything may be sent by it.
+    pub fn is_usable(&self) -> bool {
+        self.up && self.usage.role != Role::Never && !self.usage.spent
+    }
 }
 
 /// A peer.
@@ -61,4 +71,8 @@ pub struct NodeConfig {
     pub trusted_share: f64,
     /// Chained flows wait while no trusted path is alive; otherwise untrusted ones carry them.
     pub hold_without_trusted: bool,
+    /// How new data is shared out over the paths.
+    pub scheduler: Scheduler,
+    /// The path that the user prefers.
+    pub hint: Option<Hint>,
 }

@@ -121,6 +121,10 @@ pub(crate) struct Link {
     pub(crate) probe: bool,
     /// Shares that it lost: no other path may carry them.
     pub(crate) shares: VecDeque<Key>,
+    /// The higher, the later it was chosen for something.
+    pub(super) turn: u64,
+    /// It had room, but what waited would be there earlier by others.
+    pub(super) passed_over: bool,
     roaming: Option<Roaming>,
     /// The highest number of an authentic datagram.
     highest: u64,
@@ -195,17 +199,22 @@ impl Link {
         stage: Stage,
     ) -> Self {
         let longest = longest(shared.local[local].mtu, remote);
+        let mut path = Path::new(now, PathConfig { longest });
+        path.set_rate_limit(shared.local[local].usage.rate);
+        path.set_probes(shared.probes_of(local));
         Self {
             id,
             local,
             remote,
             trusted: shared.local[local].trusted,
             stage,
-            path: Path::new(now, PathConfig { longest }),
+            path,
             bytes_received: 0,
             frames: Vec::new(),
             probe: false,
             shares: VecDeque::new(),
+            turn: 0,
+            passed_over: false,
             roaming: None,
             highest: 0,
             credit: 0,
@@ -255,7 +264,9 @@ impl Link {
 
     /// Whether new data may go by it.
     pub(crate) fn is_active(&self, shared: &Shared) -> bool {
-        self.is_open() && shared.local[self.local].up && self.path.state() == PathState::Active
+        self.is_open()
+            && shared.local[self.local].is_usable()
+            && self.path.state() == PathState::Active
     }
 
     /// What the user is shown.
@@ -263,7 +274,7 @@ impl Link {
         if !self.is_open() {
             return "joining";
         }
-        if !shared.local[self.local].up {
+        if !shared.local[self.local].is_usable() {
             return "down";
         }
         match self.path.state() {

@@ -22,6 +22,7 @@ mod links;
 mod notice;
 mod opaque;
 mod peer;
+mod preference;
 mod receive;
 mod schedule;
 mod send;
@@ -45,6 +46,7 @@ pub use command::{ControlError, MAX_CONTROL};
 pub use config::{LocalPath, NodeConfig, PeerConfig};
 pub use notice::Event;
 use notice::Events;
+pub use preference::{Hint, Role, Scheduler, UnknownName, Unused, Usage};
 pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 
 use crate::buffer::{Buffer, Pool};
@@ -79,6 +81,8 @@ pub(crate) struct Shared {
     pub(crate) gateway: Vec<Prefix>,
     pub(crate) trusted_share: f64,
     pub(crate) hold_without_trusted: bool,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) hint: Option<Hint>,
     /// More packets of the kernel's are to be handed over at once.
     pub(crate) more_comes: bool,
     pub(crate) instance: u64,
@@ -98,6 +102,12 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn count(&mut self, counter: Counter) {
         self.counters.count(counter);
+    }
+
+    /// How many probes of a local path that stops answering come at one interval, if the user has said.
+    pub(crate) fn probes_of(&self, local: usize) -> Option<u32> {
+        let hint = self.hint.filter(|hint| hint.path == local)?;
+        Some(hint.weight)
     }
 
     /// Whether an address is this host's, or of a network that it forwards for.
@@ -219,6 +229,8 @@ impl Node {
             gateway: config.gateway,
             trusted_share: config.trusted_share,
             hold_without_trusted: config.hold_without_trusted,
+            scheduler: config.scheduler,
+            hint: config.hint,
             more_comes: false,
             instance: 0,
             hash_keys: (0, 0),

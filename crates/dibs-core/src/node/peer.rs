@@ -302,7 +302,7 @@ impl Peer {
     pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: usize) {
         self.redial_at = now;
         let peer = self.id.index();
-        let up = shared.local[local].up;
+        let up = shared.local[local].is_usable();
         let mut lost = std::mem::take(&mut self.lost);
         for at in 0..self.links.len() {
             let link = &mut self.links[at];
@@ -328,7 +328,7 @@ impl Peer {
         for at in 0..self.endpoints.len() {
             let (local, remote) = self.endpoints[at];
             let known = self.links.iter().any(|l| l.local == local && !l.is_lost());
-            if known || !shared.local[local].up {
+            if known || !shared.local[local].is_usable() {
                 continue;
             }
             // What nobody answered is asked anew: its id may be that of a path that the peer has still.
@@ -439,7 +439,7 @@ impl Peer {
 
     /// Whether anything can be sent by this local path.
     fn may_use(&self, shared: &Shared, local: usize) -> bool {
-        self.up && shared.local[local].up
+        self.up && shared.local[local].is_usable()
     }
 
     pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {

@@ -1,4 +1,12 @@
 //! Which path carries the next bytes.
+//!
+//! Trust comes first: what a placement does not allow is no candidate. Then what the user says of his paths: roles,
+//! and for new data the hint. Of those that are left a scheduler chooses, one module each.
+
+mod balanced;
+mod blest;
+mod lowest_rtt;
+mod round_robin;
 
 use std::time::Duration;
 
@@ -6,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::Shared;
 use super::links::Link;
+use super::preference::{Role, Scheduler, Unused};
 use crate::chunk::Placement;
 use crate::flow::queue::TARGET;
 use crate::path::Blocked;
@@ -22,14 +31,6 @@ pub(super) enum Choice {
     Nobody,
 }
 
-/// Bytes a second of a path that is not the limit: more than a processor sends.
-const PLENTY: u64 = 2_000_000_000;
-
-/// With such a trusted path, a delivery by an untrusted one is earlier only by more than this. All goes
-/// by the trusted one then: runs have no holes for what only trusted paths may carry, and nothing waits
-/// at the far end to be put in order.
-const HEAD_START: Duration = Duration::from_micros(500);
-
 /// Paths that others should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Avoid {
@@ -41,10 +42,22 @@ pub(super) enum Avoid {
     Trusted,
 }
 
+/// What a connection sends, as far as it matters to the hint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The first words of a connection: not by the preferred path, if there is another.
+    First,
+    /// New data.
+    New,
+    /// What was sent before, or nobody's data: by any path.
+    Other,
+}
+
 /// What is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) placement: Placement,
+    pub(super) kind: Kind,
     /// Its bytes.
     pub(super) bytes: usize,
     /// Bytes that wait in all, these included.
@@ -60,6 +73,7 @@ impl Wanted {
     pub(super) const fn alone(placement: Placement, bytes: usize, avoid: Avoid) -> Self {
         Self {
             placement,
+            kind: Kind::Other,
             bytes,
             backlog: bytes,
             avoid,
@@ -68,21 +82,16 @@ impl Wanted {
     }
 }
 
-/// A path that may not send now.
-struct Busy {
-    /// When all that waits would be delivered by it.
-    at: Time,
-    /// Bytes a second.
-    rate: u64,
-}
-
-/// A path that may send now.
-struct Ready {
-    /// The lowest is chosen.
-    rank: (bool, Time),
-    /// The predicted delivery.
-    at: Time,
+/// A path that may carry it.
+struct Candidate {
+    /// Index among the links.
     link: usize,
+    trusted: bool,
+    /// It lost what is to be sent.
+    avoided: bool,
+    /// It is for what others have no room for.
+    secondary: bool,
+    /// Bytes that it takes now; none if it is busy.
     budget: usize,
 }
 
@@ -90,14 +99,104 @@ struct Ready {
 /// would need a window that it has not soon.
 const FAR: Duration = Duration::from_millis(100);
 
+/// The paths, by index, that the user would have carry what is allowed to go by them.
+fn carriers(
+    links: &[Link],
+    shared: &Shared,
+    placement: Placement,
+    kind: Kind,
+) -> SmallVec<[usize; 8]> {
+    let allowed = |at: &usize| {
+        let link = &links[*at];
+        placement.allows(link.id, link.trusted) && link.is_active(shared)
+    };
+    let mut all: SmallVec<[usize; 8]> = (0..links.len()).filter(allowed).collect();
+    let is_backup = |at: usize| shared.local[links[at].local].usage.role == Role::Backup;
+    if all.iter().any(|at| !is_backup(*at)) {
+        all.retain(|at| !is_backup(*at));
+    }
+    let Some(hint) = shared.hint.filter(|_| kind != Kind::Other) else {
+        return all;
+    };
+    let is_preferred = |at: usize| links[at].local == hint.path;
+    if !all.iter().any(|at| is_preferred(*at)) {
+        return all;
+    }
+    let answers = |at: usize| !links[at].path.is_unanswered();
+    if kind == Kind::First || !all.iter().any(|at| is_preferred(*at) && answers(*at)) {
+        if !all.iter().all(|at| is_preferred(*at)) {
+            all.retain(|at| !is_preferred(*at));
+        }
+    } else if all
+        .iter()
+        .any(|at| is_preferred(*at) && is_near(links, shared, &links[*at]))
+    {
+        all.retain(|at| is_preferred(*at));
+    }
+    all
+}
+
+/// Whether a path's round trip is no longer than the hint allows.
+fn is_near(links: &[Link], shared: &Shared, link: &Link) -> bool {
+    let active = links.iter().filter(|link| link.is_active(shared));
+    let least = active.map(|link| link.path.srtt()).min();
+    let delta = shared.hint.map_or(f64::INFINITY, |hint| hint.delta);
+    least.is_none_or(|least| link.path.srtt().as_secs_f64() <= least.as_secs_f64() * delta)
+}
+
+/// The path for what goes at once, whatever the windows: the one of the least round trip.
+pub(super) fn quickest(
+    links: &[Link],
+    shared: &Shared,
+    placement: Placement,
+    kind: Kind,
+) -> Option<usize> {
+    let carriers = carriers(links, shared, placement, kind);
+    let is_secondary = |at: &usize| shared.local[links[*at].local].usage.role == Role::Secondary;
+    let key = |at: &usize| (is_secondary(at), links[*at].path.srtt());
+    carriers.into_iter().min_by_key(key)
+}
+
+/// Why new data does not go by this path; none if it may.
+pub(super) fn unused(links: &[Link], shared: &Shared, at: usize) -> Option<Unused> {
+    let link = &links[at];
+    let local = &shared.local[link.local];
+    if local.usage.role == Role::Never {
+        return Some(Unused::Never);
+    }
+    if local.usage.spent {
+        return Some(Unused::Spent);
+    }
+    if !local.up {
+        return Some(Unused::InterfaceDown);
+    }
+    if !link.is_open() {
+        return Some(Unused::Joining);
+    }
+    if !link.is_active(shared) {
+        return Some(Unused::Unanswered);
+    }
+    let carries = |kind| carriers(links, shared, Placement::Any, kind).contains(&at);
+    if !carries(Kind::Other) {
+        return Some(Unused::Backup);
+    }
+    let preferred = shared.hint.is_some_and(|hint| hint.path == link.local);
+    match preferred {
+        false if !carries(Kind::New) => Some(Unused::NotPreferred),
+        true if link.path.is_unanswered() => Some(Unused::PreferredUnanswered),
+        true if !is_near(links, shared, link) => Some(Unused::PreferredTooFar),
+        _ => link.passed_over.then_some(Unused::Slower),
+    }
+}
+
 /// The delay that may stand in the queue of a flow.
 ///
 /// A sender that answers a loss by having a third less under way, as CUBIC does, leaves a path idle after it unless
 /// half a round trip waited before. And where paths differ, it has the sum of them only if it has so much more under
 /// way that what goes by the shortest waits for as long as the longest takes longer.
 pub(super) fn standing(links: &[Link], shared: &Shared) -> Duration {
-    let active = || links.iter().filter(|link| link.is_active(shared));
-    let trips = || active().map(|link| link.path.min_rtt());
+    let used = carriers(links, shared, Placement::Any, Kind::New);
+    let trips = || used.iter().map(|at| links[*at].path.min_rtt());
     let least = trips().min().unwrap_or_default();
     let longer = trips()
         .map(|trip| trip - least)
@@ -105,70 +204,51 @@ pub(super) fn standing(links: &[Link], shared: &Shared) -> Duration {
     TARGET.max(least / 2 + longer.max().unwrap_or_default())
 }
 
-/// The `balanced` scheduler: earliest predicted delivery within the windows.
-pub(super) fn balanced(links: &mut [Link], shared: &Shared, now: Time, wanted: &Wanted) -> Choice {
-    let &Wanted {
-        placement,
-        bytes: wanted,
-        backlog,
-        avoid,
-        under_way,
-    } = wanted;
-    let mut ready: Option<Ready> = None;
-    let mut busy: SmallVec<[Busy; 4]> = SmallVec::new();
+/// The path for what is `wanted`. What is not new is nobody's turn, and goes where it is delivered first.
+pub(super) fn choose(links: &mut [Link], shared: &Shared, now: Time, wanted: &Wanted) -> Choice {
+    let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
     let mut release: Option<Time> = None;
-    let mut any = false;
-    for (index, link) in links.iter_mut().enumerate() {
-        let allowed =
-            placement.allows(link.id, link.trusted) && !(avoid == Avoid::Trusted && link.trusted);
-        if !allowed || !link.is_active(shared) {
+    for at in carriers(links, shared, wanted.placement, wanted.kind) {
+        let link = &links[at];
+        if wanted.avoid == Avoid::Trusted && link.trusted {
             continue;
         }
-        any = true;
-        let budget = link.path.budget(now, wanted);
-        if budget == 0 {
-            let at = link.path.predict_delivery(now, backlog.max(wanted));
-            let rate = link.path.expected_rate();
-            busy.push(Busy { at, rate });
-            if let Blocked::Pacing(t) = link.path.blocked_until(now, wanted) {
-                release = Some(release.map_or(t, |r| r.min(t)));
-            }
-            continue;
+        let budget = link.path.budget(now, wanted.bytes);
+        if budget == 0
+            && let Blocked::Pacing(t) = link.path.blocked_until(now, wanted.bytes)
+        {
+            release = Some(release.map_or(t, |r| r.min(t)));
         }
-        let at = link.path.predict_delivery(now, wanted);
-        let rank = match link.trusted && link.path.most_rate() >= PLENTY {
-            true => at - HEAD_START,
-            false => at,
-        };
-        let rank = (avoid == Avoid::Link(link.id), rank);
-        if ready.as_ref().is_none_or(|best| rank < best.rank) {
-            ready = Some(Ready {
-                rank,
-                at,
-                link: index,
-                budget,
-            });
-        }
+        candidates.push(Candidate {
+            link: at,
+            trusted: link.trusted,
+            avoided: wanted.avoid == Avoid::Link(link.id),
+            secondary: shared.local[link.local].usage.role == Role::Secondary,
+            budget,
+        });
     }
-    let Some(Ready {
-        at, link, budget, ..
-    }) = ready
-    else {
-        return match any {
-            true => Choice::Wait(release),
-            false => Choice::Nobody,
-        };
+    if candidates.is_empty() {
+        return Choice::Nobody;
+    }
+    let scheduler = match wanted.kind {
+        Kind::Other => Scheduler::Balanced,
+        Kind::First | Kind::New => shared.scheduler,
     };
-    // All that waits would be there earlier by paths that are blocked now (ECF) ...
-    busy.retain(|busy| busy.at < at);
-    let faster: u64 = busy.iter().map(|busy| busy.rate).sum();
-    // ... and they would stand still before this one's delivery was acknowledged, by the quickest: the sender has no
-    // more under way than they carry until then (BLEST).
-    let back = links.iter().filter(|link| link.is_active(shared));
-    let back = back.map(|link| link.path.min_rtt()).min();
-    let back = at.since(now) + back.unwrap_or_default() / 2;
-    match !busy.is_empty() && (under_way as f64) < faster as f64 * back.as_secs_f64() {
-        true => Choice::Wait(release),
-        false => Choice::Send { link, budget },
-    }
+    let chosen = match scheduler {
+        // What goes by all paths goes first by the one that delivers it first.
+        Scheduler::Balanced | Scheduler::Redundant => {
+            balanced::choose(links, shared, now, wanted, &candidates)
+        }
+        Scheduler::LowestRtt => lowest_rtt::choose(links, &candidates),
+        Scheduler::RoundRobin => round_robin::choose(links, &candidates),
+        Scheduler::Blest => blest::choose(links, wanted, &candidates),
+    };
+    let Some(Candidate { link, budget, .. }) = chosen else {
+        return Choice::Wait(release);
+    };
+    let (link, budget) = (*link, *budget);
+    let turn = links.iter().map(|link| link.turn).max().unwrap_or(0);
+    links[link].turn = turn + 1;
+    links[link].passed_over = false;
+    Choice::Send { link, budget }
 }

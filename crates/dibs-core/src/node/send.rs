@@ -22,8 +22,8 @@ pub(super) use small::CONTROL_WINDOW;
 pub(super) use turns::Turns;
 
 use super::Shared;
-use super::peer::{Out, Peer, Source};
-use super::schedule::standing;
+use super::peer::{EmptyOut, Out, Peer, Source};
+use super::schedule::{Kind, quickest, standing};
 use crate::chunk::Placement;
 use crate::counters::Counter;
 use crate::flow::queue::Patience;
@@ -132,15 +132,19 @@ impl Peer {
         })
     }
 
-    /// The active path with the least round trip.
+    /// The path with the least round trip of those that the user would have carry this.
     fn quickest(&self, shared: &Shared, placement: Placement) -> Option<usize> {
-        let allowed = |at: &usize| {
-            let link = &self.links[*at];
-            link.is_active(shared) && placement.allows(link.id, link.trusted)
+        // A connection begins by another path than the preferred one.
+        let opens = |empty: &EmptyOut| {
+            let conn = self.conns.get(empty.conn);
+            conn.is_some_and(|conn| conn.open_frame().is_some())
         };
-        (0..self.links.len())
-            .filter(allowed)
-            .min_by_key(|at| self.links[*at].path.stats().srtt)
+        let kind = match (placement, self.segments.front()) {
+            (Placement::Any, Some(first)) if opens(first) => Kind::First,
+            (Placement::Any, _) => Kind::New,
+            _ => Kind::Other,
+        };
+        quickest(&self.links, shared, placement, kind)
     }
 
     fn wait_until(&mut self, at: Option<Time>) {

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use dibs_wire::Tuple;
 
-use super::{CarriedBump, Node};
+use super::preference::Unused;
+use super::{CarriedBump, Node, schedule};
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;
@@ -43,6 +44,8 @@ pub struct PathSnapshot {
     pub trusted: bool,
     /// "active", "suspect", "down", "joining".
     pub state: &'static str,
+    /// Why it carries no new data; none if it may.
+    pub unused: Option<Unused>,
     /// Bytes received by it.
     pub bytes_received: u64,
     /// What is measured on it.
@@ -99,12 +102,14 @@ impl Node {
             let held_by_trust = peer.held_by_trust;
             peer.links
                 .iter()
-                .map(|link| PathSnapshot {
+                .enumerate()
+                .map(|(at, link)| PathSnapshot {
                     peer: index,
                     local: link.local,
                     remote: link.remote,
                     trusted: link.trusted,
                     state: link.state_name(&self.shared),
+                    unused: schedule::unused(&peer.links, &self.shared, at),
                     bytes_received: link.bytes_received,
                     stats: link.path.stats(),
                     held_by_trust: held_by_trust && link.trusted,

@@ -101,12 +101,14 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
                 trusted: true,
                 mtu: 1500,
                 up: true,
+                usage: Usage::default(),
                 addresses: vec![addr(host, 0).ip()],
             },
             LocalPath {
                 trusted: false,
                 mtu: 1500,
                 up: true,
+                usage: Usage::default(),
                 addresses: vec![addr(host, 1).ip()],
             },
         ],
@@ -128,6 +130,8 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
         bumps: bump::ordinary(),
         pads: Pads::new(&[host as u8 + 100; 32]),
         hold_without_trusted: true,
+        scheduler: Scheduler::Balanced,
+        hint: None,
     }
 }
 

@@ -149,6 +149,8 @@ pub struct Path {
     window_filled: bool,
     /// Last time that something went either way.
     busy_at: Time,
+    /// Bytes a second that the user lets it have.
+    rate_limit: u64,
     /// This host slept until then.
     slept_until: Option<Time>,
     count: Counters,
@@ -187,6 +189,7 @@ impl Path {
             usual_flight: 0,
             window_filled: false,
             busy_at: now,
+            rate_limit: u64::MAX,
             slept_until: None,
             count: Counters::default(),
         }
@@ -216,6 +219,37 @@ impl Path {
     /// Since when an answer of the peer is waited for.
     pub const fn silent_since(&self) -> Time {
         self.liveness.silent_since()
+    }
+
+    /// Whether a probe timeout has passed since the peer answered last: the path may be broken.
+    pub const fn is_unanswered(&self) -> bool {
+        self.liveness.is_unanswered()
+    }
+
+    /// The smoothed round trip.
+    pub fn srtt(&self) -> Duration {
+        self.rtt.smoothed()
+    }
+
+    /// Bytes that may be in flight.
+    pub fn cwnd(&self) -> u64 {
+        self.bbr.cwnd()
+    }
+
+    /// Bytes in flight.
+    pub const fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// Lets go so many bytes a second at most, whatever the path would carry.
+    pub fn set_rate_limit(&mut self, limit: Option<u64>) {
+        self.rate_limit = limit.map_or(u64::MAX, |limit| limit.max(1));
+        self.update_pacing();
+    }
+
+    /// So many probes go at one interval once the path stops answering; none: as long as usual.
+    pub fn set_probes(&mut self, probes: Option<u32>) {
+        self.liveness.set_probes(probes);
     }
 
     /// Largest UDP payload that passes.
@@ -269,11 +303,12 @@ impl Path {
     pub fn expected_rate(&self) -> u64 {
         self.bbr
             .expected_rate(self.rtt.smoothed(), self.mtu().into())
+            .min(self.rate_limit)
     }
 
     /// Bytes a second that it may turn out to deliver.
     pub fn most_rate(&self) -> u64 {
-        self.bbr.most_rate(self.rtt.smoothed())
+        self.bbr.most_rate(self.rtt.smoothed()).min(self.rate_limit)
     }
 
     /// The least round trip of late, as far as one was measured.
@@ -476,8 +511,9 @@ impl Path {
     }
 
     fn update_pacing(&mut self) {
+        let rate = self.bbr.pacing_rate(self.rtt.smoothed());
         self.pacer
-            .set_rate(self.bbr.pacing_rate(self.rtt.smoothed()), self.mtu().into());
+            .set_rate(rate.min(self.rate_limit), self.mtu().into());
     }
 
     fn revive(&mut self, now: Time) {

@@ -43,14 +43,16 @@ pub(super) struct Liveness {
     /// Since when an answer is waited for: the latest answer, or the first datagram after none was
     /// in flight.
     silent_since: Time,
+    /// Probes at one interval once the peer does not answer, if the user has said.
+    probes: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Inner {
     Unvalidated,
     Active { ptos: u32, timer_from: Time },
-    Suspect { probed_at: Time },
-    Down { probed_at: Time },
+    Suspect { probed_at: Time, probed: u32 },
+    Down { probed_at: Time, probed: u32 },
 }
 
 /// What the timer calls for.
@@ -66,6 +68,20 @@ impl Liveness {
         Self {
             inner: Inner::Unvalidated,
             silent_since: now,
+            probes: None,
+        }
+    }
+
+    /// How many probes go at one interval; see [`Path::set_probes`](super::Path::set_probes).
+    pub(super) const fn set_probes(&mut self, probes: Option<u32>) {
+        self.probes = probes;
+    }
+
+    /// Whether a timer has fired since the peer answered last.
+    pub(super) const fn is_unanswered(&self) -> bool {
+        match self.inner {
+            Inner::Active { ptos, .. } => ptos > 0,
+            _ => true,
         }
     }
 
@@ -128,15 +144,32 @@ impl Liveness {
                 let backoff = ptos.saturating_sub(1).min(MAX_BACKOFF);
                 timer_from + rtt.pto(max_ack_delay) * (1 << backoff)
             }),
-            Inner::Suspect { probed_at } => {
+            Inner::Suspect { probed_at, probed } => {
                 let [least, most] = SUSPECT_PROBE;
-                Some(probed_at + rtt.smoothed().clamp(least, most))
+                let usual = rtt.smoothed().clamp(least, most);
+                Some(probed_at + usual.min(self.hinted(rtt, probed)))
             }
-            Inner::Down { probed_at } => {
+            Inner::Down { probed_at, probed } => {
                 let [least, most] = DOWN_PROBE;
                 let silence = probed_at.since(self.silent_since);
-                Some(probed_at + (silence / DOWN_PROBE_SHARE).clamp(least, most))
+                let usual = (silence / DOWN_PROBE_SHARE).clamp(least, most);
+                Some(probed_at + usual.min(self.hinted(rtt, probed)))
             }
+        }
+    }
+
+    /// The interval before the next probe of a path that the user prefers, after so many: it doubles once, stays for
+    /// as many as he said, and doubles with each again (Liyanage et al. 2021). It begins with half a round trip, as
+    /// others begin with a whole one.
+    fn hinted(&self, rtt: &Rtt, probed: u32) -> Duration {
+        let Some(probes) = self.probes else {
+            return Duration::MAX;
+        };
+        let [least, most] = SUSPECT_PROBE;
+        let trip = rtt.smoothed().clamp(least, most);
+        match probed {
+            0 => trip / 2,
+            _ => trip * (1 << probed.saturating_sub(probes).min(MAX_BACKOFF)),
         }
     }
 
@@ -151,18 +184,26 @@ impl Liveness {
                 if *ptos < SUSPECT_PTOS || silence < SUSPECT_SILENCE {
                     return Alarm::Probe;
                 }
-                self.inner = Inner::Suspect { probed_at: now };
+                self.inner = Inner::Suspect {
+                    probed_at: now,
+                    probed: 0,
+                };
                 Alarm::ProbeAndAbandon
             }
-            Inner::Suspect { probed_at } => {
+            Inner::Suspect { probed_at, probed } => {
                 *probed_at = now;
+                *probed = probed.saturating_add(1);
                 if silence >= DOWN_SILENCE {
-                    self.inner = Inner::Down { probed_at: now };
+                    self.inner = Inner::Down {
+                        probed_at: now,
+                        probed: *probed,
+                    };
                 }
                 Alarm::ProbeAndAbandon
             }
-            Inner::Down { probed_at } => {
+            Inner::Down { probed_at, probed } => {
                 *probed_at = now;
+                *probed = probed.saturating_add(1);
                 Alarm::ProbeAndAbandon
             }
         }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use dibs_core::Time;
 use dibs_core::bump::{self, Padding, Scheme};
-use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
 use dibs_core::session::{
     CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PeerId,
     PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
@@ -344,6 +344,7 @@ fn a_node_says_hello_as_documented() {
             trusted: true,
             mtu: 1500,
             up: true,
+            usage: Usage::default(),
             addresses: Vec::new(),
         }],
         peers: vec![PeerConfig {
@@ -364,6 +365,8 @@ fn a_node_says_hello_as_documented() {
         ],
         pads: bump::Pads::new(&[8; 32]),
         hold_without_trusted: true,
+        scheduler: Scheduler::Balanced,
+        hint: None,
     };
     let mut node = Node::new(Time::ZERO, config, [9; 32]).expect("another key");
     node.handle_timeout(Time::ZERO, WALL);

@@ -297,5 +297,5 @@ impl Peer {
 
 /// Whether a handshake may go by this local path.
 fn is_callable(local: &LocalPath) -> bool {
-    local.up && local.trusted
+    local.is_usable() && local.trusted
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::super::Shared;
 use super::super::peer::{Delayed, Out, Peer, Source};
-use super::super::schedule::{Avoid, Choice, Wanted, balanced};
+use super::super::schedule::{Avoid, Choice, Wanted, choose};
 use super::run::{MAX_BATCH, MAX_SEGMENTS, padding};
 use super::small::pad;
 use super::{CLEAR, Shape, Turn, key_of, token};
@@ -70,7 +70,7 @@ impl Peer {
             let (links, shared) = (&mut self.links, &*turn.shared);
             let avoid = lost_by.map_or(Avoid::Nothing, Avoid::Link);
             let wanted = Wanted::alone(placement, wanted, avoid);
-            let choice = balanced(links, shared, turn.now, &wanted);
+            let choice = choose(links, shared, turn.now, &wanted);
             let (link, budget) = match choice {
                 Choice::Send { link, budget } => (link, budget),
                 Choice::Wait(at) => {

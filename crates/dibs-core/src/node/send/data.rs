@@ -7,7 +7,7 @@ use dibs_wire::virtio;
 
 use super::super::Shared;
 use super::super::peer::{Out, Peer};
-use super::super::schedule::{Avoid, Choice, Wanted, balanced};
+use super::super::schedule::{Avoid, Choice, Kind, Wanted, choose};
 use super::Turn;
 use super::left_out::repair_time;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
@@ -240,6 +240,10 @@ impl Peer {
         let under_way = conn.under_way() * self.turns.len().max(1);
         let wanted = Wanted {
             placement,
+            kind: match conn.open_frame() {
+                Some(_) => Kind::First,
+                None => Kind::New,
+            },
             bytes: left + MOST_BESIDE,
             backlog: self.backlog,
             avoid: Avoid::Nothing,
@@ -302,7 +306,7 @@ impl Peer {
         if turn.trusted_awaited && wanted.placement == Placement::Any {
             wanted.avoid = Avoid::Trusted;
         }
-        balanced(&mut self.links, shared, now, &wanted)
+        choose(&mut self.links, shared, now, &wanted)
     }
 
     fn has_trusted(&self, shared: &Shared) -> bool {

@@ -8,7 +8,7 @@ use dibs_wire::frame::{self, EmptySegment, Frame};
 
 use super::super::links::Link;
 use super::super::peer::{Out, Peer, Source};
-use super::super::schedule::{Avoid, Choice, Wanted, balanced};
+use super::super::schedule::{Avoid, Choice, Wanted, choose};
 use super::run::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Message, Pending, Placement};
@@ -39,7 +39,7 @@ impl Peer {
         };
         for at in 0..self.links.len() {
             let link = &mut self.links[at];
-            if !turn.shared.local[link.local].up {
+            if !turn.shared.local[link.local].is_usable() {
                 continue;
             }
             if let Some((to, challenge)) = link.poll_challenge(turn.now) {
@@ -211,7 +211,7 @@ impl Peer {
         let wanted = head.packet.len() - head.at + OVERHEAD;
         let (links, shared) = (&mut self.links, &*turn.shared);
         let wanted = Wanted::alone(placement, wanted, Avoid::Nothing);
-        let choice = balanced(links, shared, turn.now, &wanted);
+        let choice = choose(links, shared, turn.now, &wanted);
         let at = match choice {
             Choice::Send { link, .. } => link,
             Choice::Wait(at) => {

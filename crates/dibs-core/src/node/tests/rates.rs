@@ -54,6 +54,7 @@ impl Site {
                 trusted: number == 0,
                 mtu: 1500,
                 up: true,
+                usage: Usage::default(),
                 addresses: vec![addr(host, number).ip()],
             };
             config.paths = (0..lanes.len()).map(link).collect();
