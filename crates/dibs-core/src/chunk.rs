@@ -243,6 +243,8 @@ pub struct Pending {
     pub placement: Placement,
     /// How often it has been sent.
     pub sent: u8,
+    /// Copies of it that are under way by other paths.
+    pub copies: u8,
 }
 
 /// Transformed bytes of a run of chunks, in the buffer that they were sent from.
@@ -446,6 +448,7 @@ impl Unacknowledged {
             content,
             placement,
             sent: 1,
+            copies: 0,
         }));
         Key::from_u64(self.first + self.sent.len() as u64 - 1)
     }
@@ -491,6 +494,19 @@ impl Unacknowledged {
             Sent::Waiting(pending) => Some(pending),
             Sent::Done(_) => None,
         }
+    }
+
+    /// The key of what is added next.
+    pub fn next_key(&self) -> Key {
+        Key::from_u64(self.first + self.sent.len() as u64)
+    }
+
+    /// What waits of all that was added as `from` and later, with its keys.
+    pub fn since(&self, from: Key) -> impl Iterator<Item = (Key, &Pending)> {
+        let skipped = from.to_u64().saturating_sub(self.first);
+        let places = self.sent.iter().enumerate().skip(skipped as usize);
+        places
+            .filter_map(|(at, sent)| Some((Key::from_u64(self.first + at as u64), sent.pending()?)))
     }
 
     /// The one that was sent first.

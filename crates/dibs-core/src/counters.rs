@@ -137,6 +137,8 @@ counters! {
     FragmentsExpired = "fragments_expired",
     /// Chunks sent again.
     ChunkResent = "chunk_resent",
+    /// Chunks that another path carried as well (`redundant`).
+    ChunkCopied = "chunk_copied",
     /// Chunks given up and left to TCP.
     ChunkGivenUp = "chunk_given_up",
     /// Datagrams not sent because the session's keys are used up.

@@ -9,6 +9,7 @@ use dibs_wire::frame::{self, Frame};
 
 use super::Shared;
 use super::notice::Event;
+use super::peer::Delayed;
 use crate::counters::Counter;
 use crate::path::{Path, PathConfig, PathState};
 use crate::session::{MAX_DATAGRAM, OVERHEAD, Random};
@@ -125,6 +126,8 @@ pub(crate) struct Link {
     pub(super) turn: u64,
     /// It had room, but what waited would be there earlier by others.
     pub(super) passed_over: bool,
+    /// Chunks that another path was given and this one carries, too.
+    pub(crate) copies: VecDeque<Delayed>,
     roaming: Option<Roaming>,
     /// The highest number of an authentic datagram.
     highest: u64,
@@ -215,6 +218,7 @@ impl Link {
             shares: VecDeque::new(),
             turn: 0,
             passed_over: false,
+            copies: VecDeque::new(),
             roaming: None,
             highest: 0,
             credit: 0,

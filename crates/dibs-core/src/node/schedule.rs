@@ -100,7 +100,7 @@ struct Candidate {
 const FAR: Duration = Duration::from_millis(100);
 
 /// The paths, by index, that the user would have carry what is allowed to go by them.
-fn carriers(
+pub(super) fn carriers(
     links: &[Link],
     shared: &Shared,
     placement: Placement,

@@ -4,6 +4,7 @@
 //! between the daemons, what was lost, new data.
 
 mod again;
+mod copies;
 mod data;
 mod left_out;
 mod postpone;
@@ -98,6 +99,7 @@ impl Peer {
             .or_else(|| self.send_shares_again(turn))
             .or_else(|| self.send_opaque(turn))
             .or_else(|| self.send_split_opaque(turn))
+            .or_else(|| self.send_copies(turn))
             .or_else(|| self.send_data(turn))
     }
 

@@ -34,6 +34,7 @@ mod moves;
 mod paths;
 mod rates;
 mod rekey;
+mod schedulers;
 mod sends;
 mod toy;
 

@@ -209,3 +209,43 @@ impl Liveness {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// The times between the probes of a path of 40 ms that does not answer, for so long.
+    fn intervals(probes: Option<u32>, span: Duration) -> Vec<Duration> {
+        let start = Time::ZERO + Duration::from_secs(1);
+        let mut rtt = Rtt::new();
+        rtt.update(40 * MS, Duration::ZERO);
+        let mut liveness = Liveness::new(start);
+        liveness.set_probes(probes);
+        liveness.move_to_active(start);
+        let mut times = vec![start];
+        while let Some(due) = liveness.due_at(&rtt, Duration::ZERO, true)
+            && due.since(start) < span
+        {
+            liveness.on_alarm(due);
+            if liveness.state() != PathState::Active {
+                times.push(due);
+            }
+        }
+        times.windows(2).map(|w| w[1].since(w[0])).skip(1).collect()
+    }
+
+    #[test]
+    fn a_preferred_path_is_probed_as_often_as_the_user_said_before_it_is_probed_less() {
+        let span = Duration::from_secs(20);
+        let (usual, hinted) = (intervals(None, span), intervals(Some(200), span));
+        assert_eq!(usual[..3], [40 * MS; 3]);
+        assert_eq!(hinted[..3], [20 * MS, 40 * MS, 40 * MS]);
+        assert!(hinted[..200].iter().all(|t| *t <= 40 * MS), "{hinted:?}");
+        // In the fifth second the others are probed less.
+        assert!(usual[150] > 200 * MS, "{usual:?}");
+        assert_eq!(hinted[201], 80 * MS);
+        assert_eq!(hinted.last(), usual.last(), "in the end no less than usual");
+    }
+}

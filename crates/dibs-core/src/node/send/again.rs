@@ -128,7 +128,7 @@ impl Peer {
     }
 
     /// Whether a chunk fits a datagram of this path, and how it stands there.
-    fn shape(&self, shared: &Shared, link: usize, chunk: &Chunk) -> Option<Shape> {
+    pub(super) fn shape(&self, shared: &Shared, link: usize, chunk: &Chunk) -> Option<Shape> {
         let head = self.waiting.head(chunk);
         let open = self.conns.get(head.conn).and_then(Conn::open_frame);
         let mut shape = Shape {
@@ -160,7 +160,7 @@ impl Peer {
 
     /// Encodes the chunk at `queue[at]` anew, and those behind it that can go in the same send, and
     /// moves their bytes to a buffer of their own. They leave the queue.
-    fn send_chunks_again(
+    pub(super) fn send_chunks_again(
         &mut self,
         turn: &mut Turn<'_>,
         (link, budget): (usize, usize),
@@ -387,6 +387,11 @@ impl Peer {
             let Some(pending) = self.waiting.get_mut(key) else {
                 continue;
             };
+            if pending.copies > 0 {
+                // Another path has it still.
+                pending.copies -= 1;
+                continue;
+            }
             let again = match pending.content {
                 Content::Chunk(_) | Content::Fragment { .. } | Content::Share(_) => {
                     pending.sent < MAX_SENDS

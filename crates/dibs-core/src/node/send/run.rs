@@ -74,6 +74,7 @@ impl Peer {
         let bumps = Arc::clone(&turn.shared.bumps);
         let bump = bumps.of(run.bump);
         let mut last = key;
+        let first = self.waiting.next_key();
         self.fill(turn, &mut run, bump, key);
         while run.pieces > 0
             && !run.full
@@ -92,6 +93,7 @@ impl Peer {
                 .shrink_batch(run.batch, used, &mut turn.shared.pool);
         }
         if run.pieces > 0 {
+            self.note_copies(turn, link, run.batch, first);
             return Some(Out {
                 path: local,
                 to: remote,
