@@ -1,8 +1,6 @@
-//! Two panels over one time axis, as in the paper's Fig. 3: what arrived, and what it cost.
+//! Panels over one time axis.
 
 use std::fmt::Write as _;
-
-use super::Run;
 
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 70.0;
@@ -10,102 +8,118 @@ const RIGHT: f64 = 20.0;
 const PANEL: f64 = 190.0;
 const TOP: f64 = 40.0;
 const BETWEEN: f64 = 40.0;
-const HEIGHT: f64 = TOP + 2.0 * PANEL + BETWEEN + 45.0;
 
-/// A panel of the plot.
-struct Panel<'a> {
-    title: &'a str,
-    top: f64,
-    points: Vec<(f64, f64)>,
-    color: &'a str,
+/// Colours that stay apart for who cannot tell red from green.
+pub(super) const BLUE: &str = "#1f77b4";
+pub(super) const RED: &str = "#d62728";
+pub(super) const ORANGE: &str = "#ff7f0e";
+
+/// What is drawn.
+pub(super) struct Plot {
+    /// The end of the time axis.
+    pub(super) seconds: f64,
+    pub(super) panels: Vec<Panel>,
+    /// Where something happened, and what came then.
+    pub(super) marks: Vec<Mark>,
 }
 
-pub(super) fn svg(run: &Run) -> String {
-    let last = run
-        .phases
-        .last()
-        .map_or(0.0, |phase| phase.at_seconds + phase.command_ms / 1e3);
-    let seconds = last + run.phase_seconds;
-    let x = |time: f64| LEFT + time / seconds * (WIDTH - LEFT - RIGHT);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"13\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    let every = run.throughput_every_seconds;
-    let bytes = run.bytes.iter().enumerate();
-    let panels = [
-        Panel {
-            title: "throughput, MB/s",
-            top: TOP,
-            points: bytes
-                .map(|(slot, bytes)| ((slot as f64 + 0.5) * every, *bytes as f64 / every / 1e6))
-                .filter(|(time, _)| *time <= seconds)
-                .collect(),
-            color: "#1f77b4",
-        },
-        Panel {
-            title: "processor, % of one",
-            top: TOP + PANEL + BETWEEN,
-            points: run.processor.clone(),
-            color: "#d62728",
-        },
-    ];
-    for panel in &panels {
-        draw(&mut out, panel, &x);
-    }
-    let bottom = TOP + 2.0 * PANEL + BETWEEN;
-    for phase in &run.phases {
-        let at = x(phase.at_seconds);
-        line(
-            &mut out,
-            [at, TOP, at, bottom],
-            "#888\" stroke-dasharray=\"4 3",
+/// A vertical axis, and what is drawn over it.
+pub(super) struct Panel {
+    pub(super) title: String,
+    pub(super) curves: Vec<Curve>,
+}
+
+/// Values over time.
+pub(super) struct Curve {
+    /// Named in the panel, if it is not alone there.
+    pub(super) name: String,
+    pub(super) color: &'static str,
+    pub(super) points: Vec<(f64, f64)>,
+}
+
+/// A moment.
+pub(super) struct Mark {
+    pub(super) at: f64,
+    /// What is so from then on, for so long.
+    pub(super) label: String,
+    pub(super) seconds: f64,
+}
+
+impl Plot {
+    pub(super) fn svg(&self) -> String {
+        let panels = self.panels.len() as f64;
+        let bottom = TOP + panels * PANEL + (panels - 1.0) * BETWEEN;
+        let height = bottom + 45.0;
+        let seconds = self.seconds.max(0.1);
+        let x = |time: f64| LEFT + time / seconds * (WIDTH - LEFT - RIGHT);
+        let mut out = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
+             height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
         );
-        let middle = x(phase.at_seconds + run.phase_seconds / 2.0);
-        text(&mut out, middle, TOP - 12.0, "middle", &phase.bump);
-        let time = format!("{:.0}", phase.at_seconds);
-        text(&mut out, at, bottom + 18.0, "middle", &time);
+        for (at, panel) in self.panels.iter().enumerate() {
+            draw(&mut out, panel, TOP + at as f64 * (PANEL + BETWEEN), &x);
+        }
+        for mark in &self.marks {
+            let at = x(mark.at);
+            line(
+                &mut out,
+                [at, TOP, at, bottom],
+                "#888\" stroke-dasharray=\"4 3",
+            );
+            let middle = x(mark.at + mark.seconds / 2.0);
+            text(&mut out, middle, TOP - 12.0, "middle", &mark.label);
+            let time = format!("{:.0}", mark.at);
+            text(&mut out, at, bottom + 18.0, "middle", &time);
+        }
+        let end = format!("{seconds:.0}");
+        text(&mut out, x(seconds), bottom + 18.0, "middle", &end);
+        text(
+            &mut out,
+            x(seconds / 2.0),
+            bottom + 36.0,
+            "middle",
+            "time, s",
+        );
+        out + "</svg>\n"
     }
-    let end = format!("{seconds:.0}");
-    text(&mut out, x(seconds), bottom + 18.0, "middle", &end);
-    text(
-        &mut out,
-        x(seconds / 2.0),
-        bottom + 36.0,
-        "middle",
-        "time, s",
-    );
-    out + "</svg>\n"
 }
 
-fn draw(out: &mut String, panel: &Panel<'_>, x: &impl Fn(f64) -> f64) {
-    let highest = panel.points.iter().map(|(_, value)| *value);
-    let step = round(highest.fold(1.0, f64::max) / 4.0);
-    let y = |value: f64| panel.top + PANEL - value / (5.0 * step) * PANEL;
+fn draw(out: &mut String, panel: &Panel, top: f64, x: &impl Fn(f64) -> f64) {
+    let values = panel.curves.iter().flat_map(|curve| &curve.points);
+    let highest = values.map(|(_, value)| *value).fold(1.0, f64::max);
+    let step = round(highest / 4.0);
+    let y = |value: f64| top + PANEL - value / (5.0 * step) * PANEL;
     for tick in 0..=5 {
         let value = f64::from(tick) * step;
         line(out, [LEFT, y(value), WIDTH - RIGHT, y(value)], "#ddd");
         text(out, LEFT - 6.0, y(value) + 4.0, "end", &value.to_string());
     }
-    let (at, middle) = (16.0, panel.top + PANEL / 2.0);
-    let title = panel.title;
+    let (at, middle) = (16.0, top + PANEL / 2.0);
+    let title = &panel.title;
     writeln!(
         out,
         "<text x=\"{at}\" y=\"{middle}\" text-anchor=\"middle\" \
          transform=\"rotate(-90 {at} {middle})\">{title}</text>"
     )
     .expect("a string takes it");
-    let points = panel.points.iter();
-    let points = points.map(|(time, value)| format!("{:.1},{:.1}", x(*time), y(*value)));
-    let points: Vec<String> = points.collect();
-    writeln!(
-        out,
-        "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"{}\"/>",
-        panel.color,
-        points.join(" ")
-    )
-    .expect("a string takes it");
+    for (number, curve) in panel.curves.iter().enumerate() {
+        let points = curve.points.iter();
+        let points = points.map(|(time, value)| format!("{:.1},{:.1}", x(*time), y(*value)));
+        let points: Vec<String> = points.collect();
+        let color = curve.color;
+        writeln!(
+            out,
+            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\"{}\"/>",
+            points.join(" ")
+        )
+        .expect("a string takes it");
+        if panel.curves.len() > 1 {
+            let (at, row) = (WIDTH - RIGHT - 8.0, top + 16.0 * (number as f64 + 1.0));
+            let anchor = format!("end\" fill=\"{color}");
+            text(out, at, row, &anchor, &curve.name);
+        }
+    }
 }
 
 /// The next of 1, 2, 5, 10, 20 and so on.
@@ -139,6 +153,32 @@ mod tests {
     fn axes_are_round() {
         for (value, rounded) in [(0.25, 0.5), (1.0, 1.0), (29.5, 50.0), (51.0, 100.0)] {
             assert_eq!(round(value), rounded);
+        }
+    }
+
+    #[test]
+    fn each_curve_is_drawn_and_named_beside_others() {
+        let curve = |name: &str| Curve {
+            name: name.to_owned(),
+            color: BLUE,
+            points: vec![(0.0, 1.0), (1.0, 2.0)],
+        };
+        let plot = Plot {
+            seconds: 2.0,
+            panels: vec![Panel {
+                title: "rate".to_owned(),
+                curves: vec![curve("one"), curve("other")],
+            }],
+            marks: vec![Mark {
+                at: 1.0,
+                label: "preferred".to_owned(),
+                seconds: 1.0,
+            }],
+        };
+        let svg = plot.svg();
+        assert_eq!(svg.matches("<polyline").count(), 2);
+        for word in ["one", "other", "preferred", "rate"] {
+            assert!(svg.contains(&format!(">{word}</text>")), "{word}: {svg}");
         }
     }
 }
