@@ -7,6 +7,7 @@
 
 mod latency;
 mod memory;
+mod messages;
 mod paths;
 mod report;
 mod switch;
@@ -45,10 +46,16 @@ pub enum Experiment {
     Switch,
     /// The same over paths of 10 and of 50 ms.
     SwitchFar,
+    /// The same over links of 300 Mbit/s, 10 ms and 80 Mbit/s, 30 ms.
+    SwitchUnlike,
     /// One stream over two links of 100 Mbit/s and 2 ms, with and without 1 % of loss on one.
     Loss,
     /// Small messages to and fro.
     Latency,
+    /// The same beside a stream, over links of 50 Mbit/s, 20 and 70 ms.
+    Beside,
+    /// The same over links that lose, by one path at a time and by both.
+    Redundant,
     /// What dibsd needs for connections.
     Memory,
 }
@@ -93,13 +100,16 @@ pub fn run(options: &Options) -> Result<Report> {
             Experiment::Sharing => sharing(&stage).map(|table| vec![table]),
             Experiment::Uneven => uneven(&stage).map(|table| vec![table]),
             Experiment::Paths => paths::run(&stage).map(|table| vec![table]),
-            Experiment::Switch => switch::run(&stage, Duration::ZERO).map(|table| vec![table]),
+            Experiment::Switch => switch::near(&stage).map(|table| vec![table]),
             Experiment::SwitchFar => [10, 50]
-                .map(|ms| switch::run(&stage, Duration::from_millis(ms)))
+                .map(|ms| switch::far(&stage, Duration::from_millis(ms)))
                 .into_iter()
                 .collect(),
+            Experiment::SwitchUnlike => switch::unlike(&stage).map(|table| vec![table]),
             Experiment::Loss => loss(&stage).map(|table| vec![table]),
             Experiment::Latency => latency::run(&stage).map(|table| vec![table]),
+            Experiment::Beside => messages::beside(&stage).map(|table| vec![table]),
+            Experiment::Redundant => messages::redundant(&stage).map(|table| vec![table]),
             Experiment::Memory => memory::run(&stage).map(|table| vec![table]),
         };
         tables.extend(made.with_context(|| format!("experiment {name}"))?);
@@ -130,7 +140,10 @@ impl Stage<'_> {
 /// Which experiment runs with which congestion control.
 fn turns(options: &Options) -> impl Iterator<Item = (&Experiment, &str)> {
     options.experiments.iter().flat_map(|experiment| {
-        let often = !matches!(experiment, Experiment::Latency | Experiment::Memory);
+        let often = !matches!(
+            experiment,
+            Experiment::Latency | Experiment::Redundant | Experiment::Memory
+        );
         let most = if often { options.congestion.len() } else { 1 };
         let controls = options.congestion.iter().take(most);
         controls.map(move |control| (experiment, control.as_str()))

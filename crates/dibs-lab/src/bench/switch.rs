@@ -12,6 +12,7 @@ use super::{GIGABIT, Stage};
 use crate::emulator::Conditions;
 use crate::link::LinkSpec;
 use crate::load::Throughput;
+use crate::site::UNTRUSTED;
 
 /// A quarter of a second.
 const QUARTER: Duration = Duration::from_millis(250);
@@ -46,25 +47,54 @@ const LEAST_QUARTER: f64 = 0.9;
 /// everything back for 200 ms to measure the round trip (PROBE_RTT), with and without switches.
 const LONGEST_FAR_THIRD: Duration = Duration::from_secs(3);
 
-/// Over links of 1 Gbit/s, with so much delay each way.
-pub(super) fn run(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
+/// Over links of 1 Gbit/s.
+pub(super) fn near(stage: &Stage<'_>) -> Result<Table> {
+    let links = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
+    let third = stage.options.duration;
+    run(stage, "two links of 1 Gbit/s", third, links)
+}
+
+/// The same with so much delay each way.
+pub(super) fn far(stage: &Stage<'_>, delay: Duration) -> Result<Table> {
+    let links = |_: &str, link: LinkSpec| {
+        let conditions = Conditions::new().rate(GIGABIT).delay(delay);
+        link.emulated(conditions).superpackets()
+    };
+    let ms = delay.as_millis();
+    let name = format!("two links of 1 Gbit/s and {ms} ms each way");
+    run(stage, &name, far_third(stage), links)
+}
+
+/// Over links that differ.
+pub(super) fn unlike(stage: &Stage<'_>) -> Result<Table> {
+    let links = |interface: &str, link: LinkSpec| {
+        let (rate, trip) = match interface {
+            UNTRUSTED => (80, 30),
+            _ => (300, 10),
+        };
+        let delay = Duration::from_millis(trip) / 2;
+        link.emulated(Conditions::new().rate(rate * 1_000_000).delay(delay))
+    };
+    let name = "links of 300 Mbit/s, 10 ms and 80 Mbit/s, 30 ms";
+    run(stage, name, far_third(stage), links)
+}
+
+fn far_third(stage: &Stage<'_>) -> Duration {
+    stage.options.duration.min(LONGEST_FAR_THIRD)
+}
+
+fn run(
+    stage: &Stage<'_>,
+    links_named: &str,
+    third: Duration,
+    links: impl Fn(&str, LinkSpec) -> LinkSpec,
+) -> Result<Table> {
     let mut place = Place::new(stage)?;
-    let links = |_: &str, link: LinkSpec| match delay {
-        Duration::ZERO => link.shaped(GIGABIT),
-        _ => link
-            .emulated(Conditions::new().rate(GIGABIT).delay(delay))
-            .superpackets(),
-    };
     let contestant = place.contestant(System::Idle, "live switch", links)?;
-    let mut title = stage.titled("Plain, scramble, plain in one connection, two links of 1 Gbit/s");
-    if !delay.is_zero() {
-        title += &format!(" and {} ms each way", delay.as_millis());
-    }
+    let title = stage.titled(&format!(
+        "Plain, scramble, plain in one connection, {links_named}"
+    ));
     let mut turns = Vec::new();
-    let third = match delay {
-        Duration::ZERO => stage.options.duration,
-        _ => stage.options.duration.min(LONGEST_FAR_THIRD),
-    };
     for round in 1..=stage.options.rounds {
         let turn = turn(stage, third, &contestant)?;
         eprintln!(

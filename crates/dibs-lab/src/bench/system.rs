@@ -14,11 +14,13 @@ use crate::site::{INTERFACES, Site, addresses};
 
 /// Where the servers listen.
 pub(super) const PORT: u16 = 7000;
+/// Where those listen that answer small messages beside a stream.
+pub(super) const MESSAGES: u16 = 7001;
 /// Puts connections to [`PORT`] on the scrambler from their start.
 const RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7000\n";
 
 /// The same for other bumps.
-const SEAL_RULE: &str = "[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = 7000\n";
+const SEAL_RULE: &str = "[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = \"7000-7001\"\n";
 const SHARE_RULE: &str = "[[rule]]\nbump = \"share\"\nprotocol = \"tcp\"\ndport = 7000\n";
 /// The same for connections that there are not.
 const OTHER_RULE: &str = "[[rule]]\nbump = \"scramble\"\nprotocol = \"tcp\"\ndport = 7999\n";
@@ -38,6 +40,8 @@ pub(super) enum System {
     Bare,
     /// dibs over both, encrypting.
     Seal,
+    /// The same, each datagram by both.
+    Redundant,
     /// dibs over all, sharing secrets.
     Share,
     /// dibs over both, but nothing on the scrambler until it is asked for.
@@ -55,6 +59,7 @@ impl System {
             Self::Scramble => "scramble",
             Self::Bare => "scramble, integrity off",
             Self::Seal => "seal",
+            Self::Redundant => "seal, redundant",
             Self::Share => "share",
             Self::Idle => "plain, dibsd running",
             Self::Rules => "plain, a rule for another port",
@@ -156,6 +161,7 @@ impl<'a> Place<'a> {
             }
             System::Scramble => join("", RULE)?,
             System::Seal => join("", SEAL_RULE)?,
+            System::Redundant => join("scheduler = \"redundant\"", SEAL_RULE)?,
             System::Share => join("", SHARE_RULE)?,
             System::Bare => join("integrity = \"off\"", RULE)?,
             System::Idle => join("", "")?,
@@ -168,7 +174,7 @@ impl<'a> Place<'a> {
             daemons,
             on_bump: matches!(
                 system,
-                System::Scramble | System::Bare | System::Seal | System::Share
+                System::Scramble | System::Bare | System::Seal | System::Redundant | System::Share
             ),
             _tunnel: tunnel,
             site,
