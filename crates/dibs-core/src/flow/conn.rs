@@ -7,9 +7,9 @@ use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
 use super::clamp::Clamp;
+use super::dropped::DroppedSegment;
 use super::inject::Template;
 use super::latest::Latest;
-use super::left_out::LeftOut;
 use super::queue::Queue;
 use super::resume::Resume;
 use crate::bump::{Bump, Decode};
@@ -85,7 +85,7 @@ pub struct Outgoing {
     /// What waits for a path.
     pub queue: Queue,
     /// What CoDel dropped of it and TCP has not sent again.
-    pub left_out: Vec<LeftOut>,
+    pub dropped: Vec<DroppedSegment>,
     /// Bytes until the next chunk that only trusted paths carry; below zero what went too far.
     pub until_trusted: i64,
     /// Bytes that it may still send in this round (deficit round robin).
@@ -314,7 +314,7 @@ impl Conn {
                 confirmed: false,
                 opening: Vec::new(),
                 queue: Queue::default(),
-                left_out: Vec::new(),
+                dropped: Vec::new(),
                 until_trusted: 0,
                 deficit: 0,
                 scheduled: false,
@@ -380,7 +380,7 @@ impl Conn {
     /// Gives back the memory that only a connection under way needs.
     pub fn shrink(&mut self) {
         self.out.queue.shrink();
-        self.out.left_out.shrink_to_fit();
+        self.out.dropped.shrink_to_fit();
         if let Some(inc) = &mut self.inc {
             inc.stream.shrink();
         }

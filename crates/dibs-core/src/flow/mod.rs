@@ -2,9 +2,9 @@
 
 pub mod clamp;
 pub mod conn;
+pub mod dropped;
 pub mod fields;
 pub mod inject;
 pub mod latest;
-pub mod left_out;
 pub mod queue;
 pub mod resume;

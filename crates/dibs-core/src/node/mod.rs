@@ -16,6 +16,7 @@
 mod accept;
 mod command;
 mod config;
+mod fq;
 mod handover;
 mod inner;
 mod links;
@@ -333,7 +334,9 @@ impl Node {
                     peer.take_segment(now, shared, session, bump, &segment, header.gso_size);
                 match taken {
                     peer::Taken::Done => shared.pool.give(buffer),
-                    peer::Taken::Queue(place) => peer.enqueue(now, shared, place, buffer),
+                    peer::Taken::Queue(payload) => {
+                        peer.enqueue(now, shared, payload, buffer);
+                    }
                     peer::Taken::Opaque => peer.take_opaque(shared, bump, header, buffer, len),
                 }
             }

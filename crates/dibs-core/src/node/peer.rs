@@ -10,11 +10,11 @@ use siphasher::sip::SipHasher13;
 
 use super::Shared;
 use super::accept::Opening;
+use super::fq::FairQueue;
 use super::handover::Drain;
 use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
 use super::receive::incoming;
-use super::send::{LeftOuts, Turns};
 use super::sets::Sets;
 use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
@@ -146,13 +146,7 @@ pub(crate) struct Peer {
     pub(super) sets: Sets,
     /// There are too few paths for what should be split.
     pub(super) short_of_paths: bool,
-    /// Flows with something queued.
-    pub(super) turns: Turns,
-    /// Bytes in all queues, and of the buffers that they lie in.
-    pub(super) backlog: usize,
-    pub(super) queued_memory: usize,
-    /// What CoDel dropped and TCP has not sent again.
-    pub(super) left_out: LeftOuts,
+    pub(super) fq: FairQueue,
     pub(super) segments: VecDeque<EmptyOut>,
     /// Those of flows that are split.
     pub(super) split_segments: VecDeque<EmptyOut>,
@@ -236,10 +230,7 @@ impl Peer {
             next_set: 0,
             sets: Sets::default(),
             short_of_paths: false,
-            turns: Turns::default(),
-            backlog: 0,
-            queued_memory: 0,
-            left_out: LeftOuts::default(),
+            fq: FairQueue::default(),
             segments: VecDeque::new(),
             split_segments: VecDeque::new(),
             opaque: OpaqueQueue::new(0),
@@ -460,7 +451,7 @@ impl Peer {
             self.reassembly.expires_at(),
             self.sets.expires_at(),
             self.handover_due(shared),
-            self.left_out.first_due(),
+            self.fq.poll_timeout(),
             (!self.controls_again.is_empty()).then_some(self.control_again_at),
         ];
         links.chain(rest).flatten().min()
@@ -500,7 +491,9 @@ impl Peer {
             }
         }
         self.repeat_control(now, shared);
-        self.requeue_left_out(now, shared);
+        let quantum = self.flow_quantum();
+        self.fq
+            .handle_timeout(now, shared, &mut self.conns, quantum);
         self.reassembly.expire(now, shared);
         self.sets.expire(now, shared);
         self.handle_handover(now, shared);

@@ -6,21 +6,15 @@
 mod again;
 mod copies;
 mod data;
-mod left_out;
 mod postpone;
 mod run;
 mod small;
 mod split;
-mod turns;
 
 use dibs_wire::packet::flags;
 
-pub(super) use left_out::LeftOuts;
-#[cfg(test)]
-pub(super) use left_out::MAX_LEFT_OUT;
 #[cfg(test)]
 pub(super) use small::CONTROL_WINDOW;
-pub(super) use turns::Turns;
 
 use super::Shared;
 use super::peer::{EmptyOut, Out, Peer, Source};

@@ -6,13 +6,13 @@ use dibs_wire::virtio::{self, VirtioHdr};
 use dibs_wire::{SeqNumber, Tuple};
 use smallvec::SmallVec;
 
+use super::super::fq::SegmentPayload;
 use super::Peer;
-use crate::buffer::{Buffer, MIDDLE_LEN};
+use crate::buffer::Buffer;
 use crate::bump::{MAX_NUMBER, Method};
 use crate::counters::Counter;
 use crate::flow::conn::{Conn, moves_on};
 use crate::flow::fields::{self, OwnedFields};
-use crate::flow::queue::Full;
 use crate::node::Shared;
 use crate::node::receive::incoming;
 use crate::session::Session;
@@ -23,11 +23,6 @@ use crate::time::Time;
 /// the local kernel knows nothing first. To look at all would let a peer keep us busy.
 pub(in crate::node) const MAX_CONNS: usize = 65_536;
 const EVICTION_SAMPLE: usize = 64;
-/// Bytes of the buffers of what waits in the queues of a peer's flows, at most.
-pub(in crate::node) const MAX_QUEUED: usize = 64 << 20;
-/// Each flow may have so much of them as is left, divided by this: a few that send without end leave room for
-/// the others, whose retransmissions would find none.
-const PART_OF_LEFT: usize = 4;
 /// Segments without payload that wait to be sent, at most.
 const MAX_SEGMENTS: usize = 4096;
 
@@ -35,19 +30,10 @@ const MAX_SEGMENTS: usize = 4096;
 pub(crate) enum Taken {
     /// Dealt with.
     Done,
-    /// To be queued at the place.
-    Queue(Place),
+    /// To be queued.
+    Queue(SegmentPayload),
     /// Not to be cut: as it is.
     Opaque,
-}
-
-/// Where a segment's payload goes.
-pub(crate) struct Place {
-    conn: Key,
-    seq: SeqNumber,
-    payload_at: usize,
-    end: usize,
-    mss: usize,
 }
 
 /// A segment without payload that waits to be sent.
@@ -78,14 +64,9 @@ impl Peer {
         let Some(mut conn) = self.conns.remove(key) else {
             return;
         };
-        self.forget_left_out(shared, key, conn.out.left_out);
+        self.fq.forget(&mut shared.pool, key, &mut conn.out);
         self.by_tuple.remove(&(conn.tuple, conn.bump));
         self.outgoing.remove(&conn.out.flow);
-        self.backlog -= conn.out.queue.bytes();
-        self.queued_memory -= conn.out.queue.memory();
-        while let Some(waiting) = conn.out.queue.pop() {
-            shared.pool.give(waiting.buffer);
-        }
         if let Some(mut inc) = conn.inc {
             inc.stream.clear(&mut self.store);
             self.incoming.remove(&inc.flow);
@@ -185,15 +166,8 @@ impl Peer {
             conn.sent_end = None;
             conn.out.stream.reincarnate();
             // What is left of an older connection between the same ports is of no use.
-            self.backlog -= conn.out.queue.bytes();
-            self.queued_memory -= conn.out.queue.memory();
-            while let Some(waiting) = conn.out.queue.pop() {
-                shared.pool.give(waiting.buffer);
-            }
-            let left_out = std::mem::take(&mut conn.out.left_out);
-            self.forget_left_out(shared, key, left_out);
+            self.fq.forget(&mut shared.pool, key, &mut conn.out);
         }
-        let conn = self.conns.get_mut(key).expect("it was just found");
         match session {
             Some(session) if syn || conn.out.secrets.is_none() => {
                 conn.open(session.epoch_secrets().clone(), segment.meta);
@@ -251,7 +225,7 @@ impl Peer {
             drain.hear(now);
         }
         let payload_at = virtio::LEN + segment.payload_at;
-        Taken::Queue(Place {
+        Taken::Queue(SegmentPayload {
             conn: key,
             seq: segment.seq,
             payload_at,
@@ -287,52 +261,16 @@ impl Peer {
     }
 
     /// Queues a segment's payload.
-    pub(crate) fn enqueue(&mut self, now: Time, shared: &mut Shared, place: Place, buffer: Buffer) {
-        let Place {
-            conn: key,
-            seq,
-            payload_at,
-            end,
-            mss,
-        } = place;
-        let conn = self
-            .conns
-            .get_mut(key)
-            .expect("the place is of a connection");
-        // A packet that has to wait must not pin a buffer much longer than it is.
-        let buffer = if end <= MIDDLE_LEN {
-            let mut fitting = shared.pool.take_for(end);
-            fitting[..end].copy_from_slice(&buffer[..end]);
-            shared.pool.give(buffer);
-            fitting
-        } else {
-            buffer
-        };
-        let memory = buffer.len();
-        let left = MAX_QUEUED.saturating_sub(self.queued_memory);
-        // What TCP sends again it would miss only by a timeout, the next of which is twice as long.
-        let stream = &mut conn.out.stream;
-        let again = stream.base().is_some() && {
-            let offset = stream.offset_of(seq);
-            stream.is_passed(offset)
-        };
-        let full = match again {
-            true => memory > left,
-            false => conn.out.queue.memory() + memory > left / PART_OF_LEFT,
-        };
-        let pushed = match full {
-            true => Err(Full(buffer)),
-            false => conn.out.queue.push(now, buffer, payload_at, end, mss),
-        };
-        if let Err(Full(buffer)) = pushed {
-            conn.out.stream.note_drop();
-            shared.count(Counter::QueueFull);
-            return shared.pool.give(buffer);
-        }
-        self.backlog += end - payload_at;
-        self.queued_memory += memory;
-        self.note_repaired(shared, key, seq, end - payload_at);
-        self.schedule(key);
+    pub(crate) fn enqueue(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        payload: SegmentPayload,
+        buffer: Buffer,
+    ) {
+        let quantum = self.flow_quantum();
+        self.fq
+            .enqueue(now, shared, &mut self.conns, payload, (buffer, quantum));
     }
 
     /// Takes a packet that is not cut.

@@ -2,24 +2,15 @@
 
 use std::sync::Arc;
 
-use dibs_wire::packet::{self, Packet, Segment};
-use dibs_wire::virtio;
-
 use super::super::Shared;
+use super::super::fq::{List, parsed};
 use super::super::peer::{Out, Peer};
 use super::super::schedule::{Avoid, Choice, Kind, Wanted, choose};
 use super::Turn;
-use super::left_out::repair_time;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
-use super::turns::List;
 use crate::chunk::Placement;
-use crate::counters::Counter;
-use crate::flow::left_out::LeftOut;
-use crate::flow::queue::Verdict;
 use crate::slab::Key;
 
-/// Payload that fills a send, about.
-const WORTH_A_SEND: usize = 60_000;
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
 /// A flow that has its turn has something to send.
@@ -60,18 +51,13 @@ impl Peer {
 
     /// The same for those who keep their turn for a trusted path.
     fn send_strict(&mut self, turn: &mut Turn<'_>) -> Result<Out, Unsent> {
-        while let Some(&key) = self.turns[List::Strict].front() {
-            let sent = match self.conns.get(key) {
-                Some(conn) if conn.out.deficit > 0 && !conn.out.queue.is_empty() => {
-                    self.send_run(turn, key, List::Strict)
-                }
-                _ => Err(Unsent::Over),
+        while let Some((key, may)) = self.fq.trusted_only(&self.conns) {
+            let sent = match may {
+                true => self.send_run(turn, key, List::TrustedOnly),
+                false => Err(Unsent::Over),
             };
             match sent {
-                Err(Unsent::Over) => {
-                    self.turns[List::Strict].pop_front();
-                    self.turns[List::Old].push_back(key);
-                }
+                Err(Unsent::Over) => self.fq.end_turn(List::TrustedOnly),
                 Err(Unsent::Strict) => {
                     turn.trusted_awaited = true;
                     break;
@@ -89,12 +75,11 @@ impl Peer {
         while let Some(key) = self.next_flow(turn, list, &mut passed) {
             match self.send_run(turn, key, list) {
                 Err(Unsent::Over) => {
-                    self.turns[list].rotate_left(1);
+                    self.fq.pass(list);
                     passed += 1;
                 }
                 Err(Unsent::Strict) => {
-                    self.turns[list].pop_front();
-                    self.turns[List::Strict].push_back(key);
+                    self.fq.await_trusted(list);
                     turn.trusted_awaited = true;
                 }
                 sent => return sent,
@@ -103,101 +88,31 @@ impl Peer {
         Err(Unsent::Over)
     }
 
-    /// The flow whose turn it is, which is then the first of its list; none but `passed` ones are left otherwise.
+    /// The flow whose turn it is; see [`FairQueue::next_flow`](super::super::fq::FairQueue::next_flow).
     pub(super) fn next_flow(
         &mut self,
         turn: &Turn<'_>,
         list: List,
         passed: &mut usize,
     ) -> Option<Key> {
-        while *passed < self.turns[list].len() {
-            let key = *self.turns[list].front().expect("there are more");
-            let Some(conn) = self.conns.get_mut(key) else {
-                self.turns[list].pop_front();
-                continue;
-            };
-            // Also of one that has nothing more for now: what it sent too much of is not forgotten.
-            if conn.out.deficit <= 0 {
-                conn.out.deficit += turn.patience.turn as i64;
-                self.turns[list].pop_front();
-                self.turns[List::Old].push_back(key);
-                *passed = 0;
-                continue;
-            }
-            if conn.out.queue.is_empty() {
-                // Who comes back at once must not be new again: the others would wait for ever.
-                let stays = list == List::New && !self.turns[List::Old].is_empty();
-                conn.out.scheduled = stays;
-                self.turns[list].pop_front();
-                if stays {
-                    self.turns[List::Old].push_back(key);
-                }
-                continue;
-            }
-            let waits = turn.shared.more_comes
-                && conn.out.queue.bytes() < WORTH_A_SEND
-                && conn.out.queue.is_fresh(turn.now);
-            if !waits {
-                return Some(key);
-            }
-            self.turns[list].rotate_left(1);
-            *passed += 1;
-        }
-        None
+        let of_turn = (turn.patience.turn, turn.shared.more_comes);
+        self.fq
+            .next_flow(turn.now, &mut self.conns, of_turn, list, passed)
     }
 
     /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
-    pub(super) fn flow_quantum(&self) -> usize {
+    pub(in crate::node) fn flow_quantum(&self) -> usize {
         let bursts = self.links.iter().map(|link| link.path.quantum());
         bursts.max().unwrap_or(MAX_QUANTUM).min(MAX_QUANTUM)
     }
 
-    /// Something is queued of a flow: it gets its turns.
-    pub(in crate::node) fn schedule(&mut self, key: Key) {
-        let quantum = self.flow_quantum();
-        let conn = self.conns.get_mut(key).expect("something of it is queued");
-        if !conn.out.scheduled {
-            conn.out.scheduled = true;
-            conn.out.deficit = quantum as i64;
-            self.turns[List::New].push_back(key);
-        }
-    }
-
-    /// Asks CoDel about the head of a flow's queue; true if that dropped a segment, of which a copy is kept.
+    /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
     pub(super) fn judge(&mut self, turn: &mut Turn<'_>, key: Key) -> bool {
-        let now = turn.now;
-        let shared = &mut *turn.shared;
-        let conn = self.conns.get_mut(key).expect("the caller has it");
-        if conn.out.queue.judge(now, turn.patience) == Verdict::Pass {
-            return false;
-        }
-        let head = conn.out.queue.head().expect(HEAD);
-        if mark_congestion(&mut head.buffer[virtio::LEN..]) {
-            shared.count(Counter::CodelMarked);
-            return false;
-        }
-        let segment = parsed(&head.buffer);
-        let consumed = segment.payload.len() - head.left();
-        let offset = conn.out.stream.offset_of(segment.seq) + consumed as u64;
-        if conn.out.stream.is_passed(offset) {
-            // TCP sends it again, and would miss it only by a timeout, which after an outage is a long one.
-            return false;
-        }
-        let dropped = head.mss.min(head.left());
-        if dropped == 0 {
-            return false;
-        }
-        let due = now + repair_time(&self.links, shared, head.sojourn(now));
-        let kept = LeftOut::copy(&mut shared.pool, due, &segment, consumed, dropped);
-        conn.out.stream.note_drop();
-        shared.count(Counter::CodelDropped);
-        self.backlog -= dropped;
-        if let Some(buffer) = conn.out.queue.consume(dropped) {
-            self.queued_memory -= buffer.len();
-            shared.pool.give(buffer);
-        }
-        self.keep_left_out(now, shared, key, kept);
-        true
+        let active = { self.links.iter() }.filter(|link| link.is_active(turn.shared));
+        let slowest = active.map(|link| link.path.srtt()).max();
+        let of_turn = (turn.patience, slowest.unwrap_or_default());
+        self.fq
+            .judge(turn.now, turn.shared, &mut self.conns, key, of_turn)
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
@@ -237,7 +152,7 @@ impl Peer {
         } else {
             Placement::Any
         };
-        let under_way = conn.under_way() * self.turns.len().max(1);
+        let under_way = conn.under_way() * self.fq.flows().max(1);
         let wanted = Wanted {
             placement,
             kind: match conn.open_frame() {
@@ -245,7 +160,7 @@ impl Peer {
                 None => Kind::New,
             },
             bytes: left + MOST_BESIDE,
-            backlog: self.backlog,
+            backlog: self.fq.backlog(),
             avoid: Avoid::Nothing,
             under_way,
         };
@@ -316,28 +231,5 @@ impl Peer {
     /// Untrusted paths may carry everything: `on_trusted_down = "untrusted"`, and it is down.
     pub(super) fn is_lax(&self, shared: &Shared) -> bool {
         !shared.hold_without_trusted && !self.has_trusted(shared)
-    }
-}
-
-/// The segment in a queued buffer, which was parsed before it was queued.
-pub(super) fn parsed(buffer: &[u8]) -> Segment<'_> {
-    match packet::parse(&buffer[virtio::LEN..]) {
-        Ok(Packet::Tcp(segment)) => segment,
-        _ => panic!("what is queued was parsed before"),
-    }
-}
-
-/// Sets CE on an ECN-capable packet (RFC 3168); false if it is not capable.
-fn mark_congestion(packet: &mut [u8]) -> bool {
-    match packet.first().map(|b| b >> 4) {
-        Some(4) if packet[1] & 3 != 0 => {
-            packet[1] |= 3;
-            true
-        }
-        Some(6) if packet[1] & 0x30 != 0 => {
-            packet[1] |= 0x30;
-            true
-        }
-        _ => false,
     }
 }

@@ -7,11 +7,10 @@ use dibs_wire::frame::{self, Open};
 use dibs_wire::packet::{Segment, flags};
 
 use super::super::Shared;
+use super::super::fq::{List, parsed};
 use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
-use super::data::parsed;
 use super::small::{MOST_ACK, put_ack};
-use super::turns::List;
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::bump::{Bump, Chain};
 use crate::chunk::{Chunk, Content, Head, Placement, Strand, Unacknowledged};
@@ -115,14 +114,14 @@ impl Peer {
         let room = mtu - MOST_BESIDE;
         let conn = self.conns.get(key).expect("the caller has it");
         let mut wanted = conn.out.queue.bytes().div_ceil(room) + 1;
-        if list == List::Strict {
+        if list == List::TrustedOnly {
             return wanted;
         }
-        for other in self.turns[list].iter().skip(1).take(MAX_SEGMENTS) {
+        for other in self.fq.others(list).take(MAX_SEGMENTS) {
             if wanted >= MAX_SEGMENTS {
                 break;
             }
-            let conn = self.conns.get(*other);
+            let conn = self.conns.get(other);
             wanted += conn.map_or(0, |conn| conn.out.queue.bytes().div_ceil(room));
         }
         wanted
@@ -130,7 +129,7 @@ impl Peer {
 
     /// The flow whose turn it is next, if what it has to send may go along in a run.
     fn joins(&mut self, turn: &Turn<'_>, run: &Run, list: List) -> Option<Key> {
-        if list == List::Strict {
+        if list == List::TrustedOnly {
             return None;
         }
         let key = self.next_flow(turn, list, &mut 0)?;
@@ -147,7 +146,7 @@ impl Peer {
 
     /// Takes from a flow's queue into a run what it may send now.
     fn fill(&mut self, turn: &mut Turn<'_>, run: &mut Run, bump: &Bump, key: Key) {
-        let alone = self.turns.len() == 1;
+        let alone = self.fq.flows() == 1;
         let conn = self.conns.get_mut(key).expect("its turn was looked at");
         let open = conn.open_frame();
         let link = &mut self.links[run.link];
@@ -165,7 +164,7 @@ impl Peer {
             open,
             sent: 0,
         };
-        let (bytes_before, memory_before) = (conn.out.queue.bytes(), conn.out.queue.memory());
+        let held = self.fq.watch(&conn.out.queue);
         while let Some(mut head) = conn.out.queue.pop() {
             let segment = parsed(&head.buffer);
             let done = segment.payload.len() - head.left();
@@ -190,8 +189,7 @@ impl Peer {
         }
         let (local, sent) = (cutter.link.local, cutter.sent);
         conn.by_path.entry(local).sent += sent;
-        self.backlog -= bytes_before - conn.out.queue.bytes();
-        self.queued_memory -= memory_before - conn.out.queue.memory();
+        self.fq.settle(&held, &conn.out.queue);
     }
 }
 

@@ -6,8 +6,8 @@ use dibs_wire::packet::{Segment, flags};
 use smallvec::SmallVec;
 
 use super::super::Shared;
+use super::super::fq::parsed;
 use super::super::peer::{Out, Peer, Source};
-use super::data::parsed;
 use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, strand};
 use super::small::{LONGEST_PACK, pack_segments};
 use super::{CLEAR, Turn, token};
@@ -154,7 +154,7 @@ impl Peer {
             pieces: 0,
             full: false,
         };
-        let (bytes, memory) = (conn.out.queue.bytes(), conn.out.queue.memory());
+        let held = self.fq.watch(&conn.out.queue);
         loop {
             let conn = self.conns.get_mut(key).expect("the caller has it");
             let Some(mut head) = conn.out.queue.pop() else {
@@ -174,8 +174,7 @@ impl Peer {
             }
         }
         let conn = self.conns.get_mut(key).expect("the caller has it");
-        self.backlog -= bytes - conn.out.queue.bytes();
-        self.queued_memory -= memory - conn.out.queue.memory();
+        self.fq.settle(&held, &conn.out.queue);
         let segment = CLEAR + split.share_len(run.whole) + frame::SHARE_LEN + TAG_LEN;
         for Run { link, batch, end } in run.runs {
             if end == 0 {

@@ -5,8 +5,9 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
 
 use super::*;
+use crate::node::fq::MAX_QUEUED;
 use crate::node::handover::MAX_GATES;
-use crate::node::peer::conns::{MAX_CONNS, MAX_QUEUED};
+use crate::node::peer::conns::MAX_CONNS;
 use crate::node::peer::{MAX_CONTROLS, MAX_CONTROLS_TAKEN};
 use crate::node::send::CONTROL_WINDOW;
 use crate::slab::Key;
@@ -395,7 +396,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
         pair.run(Duration::from_millis(100));
         let peer = &pair.nodes[0].peers[0];
         let full = count(pair, 0, Counter::QueueFull) - before;
-        (peer.backlog, peer.queued_memory, full)
+        (peer.fq.backlog(), peer.fq.memory(), full)
     };
     speak(&mut pair, 1300, 1, &text(60_000));
     pair.run(Duration::from_millis(500));
@@ -411,7 +412,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
     // It takes them after all.
     pair.nodes[0].peers[0].peer_store = 32 << 20;
     pair.run(Duration::from_secs(1));
-    assert!(pair.nodes[0].peers[0].backlog < backlog / 2);
+    assert!(pair.nodes[0].peers[0].fq.backlog() < backlog / 2);
 
     // Short packets have buffers too.
     let mut pair = Pair::connected();
@@ -422,7 +423,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
     pair.nodes[0].peers[0].peer_store = 32 << 20;
     pair.run(Duration::from_secs(5));
     let peer = &pair.nodes[0].peers[0];
-    assert_eq!((peer.backlog, peer.queued_memory), (0, 0));
+    assert_eq!((peer.fq.backlog(), peer.fq.memory()), (0, 0));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::buffer::{Buffer, Pool};
 use crate::time::Time;
 
 /// A segment that CoDel dropped.
-pub struct LeftOut {
+pub struct DroppedSegment {
     /// A packet of its own.
     pub buffer: Buffer,
     /// Offset of its payload.
@@ -20,7 +20,7 @@ pub struct LeftOut {
     pub due: Time,
 }
 
-impl LeftOut {
+impl DroppedSegment {
     /// Copies `len` payload bytes of `segment` from `done` on.
     pub fn copy(
         pool: &mut Pool,
