@@ -15,6 +15,7 @@
 //! The same seed gives the same run, bit by bit.
 
 pub mod adversary;
+pub mod bulk;
 pub mod conn;
 pub mod coverage;
 pub mod emulator;

@@ -1,0 +1,442 @@
+//! A bulk sender as a Linux socket is one: what it sends, and when.
+
+use std::time::Duration;
+
+use dibs_core::Time;
+
+use super::control::{
+    Algorithm, Control, Event, INITIAL_WINDOW, NO_THRESHOLD, Rate, State, Window,
+};
+use super::recovery::{Recovery, Signs};
+use super::rtt::Rtt;
+use super::scoreboard::{Board, News, Snapshot};
+use super::segment::{Ack, Burst, MSS};
+use crate::rng::Rng;
+
+/// What a socket has under way or ready, at most (`tcp_wmem`).
+const SEND_BUFFER: u64 = (4 << 20) / MSS;
+/// What a receiver takes before it has said so.
+const FIRST_WINDOW: u64 = 64 << 10;
+
+/// What a sender has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SenderStats {
+    /// Segments sent.
+    pub segments: u64,
+    /// Segments sent again.
+    pub again: u64,
+    /// Times that it began to recover from a loss.
+    pub recoveries: u64,
+    /// Timeouts.
+    pub timeouts: u64,
+    /// Losses that turned out to be none.
+    pub undone: u64,
+}
+
+/// A sender that always has more to send, until it is told otherwise.
+///
+/// [`handle_ack`](Self::handle_ack) and [`handle_timeout`](Self::handle_timeout) (when
+/// [`poll_timeout`](Self::poll_timeout) says so) are inputs; after each of them
+/// [`poll_transmit`](Self::poll_transmit) is asked until it has nothing.
+#[derive(Debug)]
+pub struct Sender {
+    pub(super) board: Board,
+    pub(super) control: Control,
+    pub(super) window: Window,
+    pub(super) rtt: Rtt,
+    pub(super) recovery: Recovery,
+    pub(super) stats: SenderStats,
+    /// Segments that there are to send in all.
+    limit: u64,
+    /// First byte that is not acknowledged.
+    una: u64,
+    /// Where the receiver's window ends.
+    edge: u64,
+    /// TSval of the latest acknowledgement.
+    echo: u32,
+    /// Segments delivered.
+    pub(super) delivered: u64,
+    delivered_at: Time,
+    first_sent: Time,
+    app_limited_until: u64,
+    /// The window kept it from sending.
+    limited: bool,
+    /// Most segments out in the round that ends when `usage_end` is acknowledged.
+    usage: u64,
+    usage_end: u64,
+    pub(super) timeout_at: Option<Time>,
+    pub(super) probe_at: Option<Time>,
+    pub(super) reorder_at: Option<Time>,
+    /// The next segment may leave: pacing.
+    paced_until: Time,
+    /// A probe of the tail is due.
+    pub(super) probe: bool,
+    /// When the probe is acknowledged, and whether it was sent again.
+    pub(super) probed: Option<(u64, bool)>,
+}
+
+impl Sender {
+    /// A sender of so many bytes, rounded up to whole segments. `rng`: where BBR begins its cycle.
+    pub fn new(now: Time, algorithm: Algorithm, bytes: u64, rng: Rng) -> Self {
+        Self {
+            board: Board::default(),
+            control: Control::new(algorithm, now, rng),
+            window: Window {
+                cwnd: INITIAL_WINDOW,
+                ssthresh: NO_THRESHOLD,
+                prior: 0,
+                limits: true,
+            },
+            rtt: Rtt::default(),
+            recovery: Recovery::default(),
+            stats: SenderStats::default(),
+            limit: bytes.div_ceil(MSS),
+            una: 0,
+            edge: FIRST_WINDOW,
+            echo: 0,
+            delivered: 0,
+            delivered_at: now,
+            first_sent: now,
+            app_limited_until: 0,
+            limited: true,
+            usage: 0,
+            usage_end: 0,
+            timeout_at: None,
+            probe_at: None,
+            reorder_at: None,
+            paced_until: now,
+            probe: false,
+            probed: None,
+        }
+    }
+
+    /// What it has done.
+    pub const fn stats(&self) -> SenderStats {
+        self.stats
+    }
+
+    /// Bytes that it has sent at least once.
+    pub fn sent(&self) -> u64 {
+        self.board.next() * MSS
+    }
+
+    /// Nothing new is to be sent any more.
+    pub fn stop(&mut self) {
+        self.limit = self.board.next();
+    }
+
+    /// Whether all that there was to send has been acknowledged.
+    pub fn is_done(&self) -> bool {
+        self.board.out() == 0 && self.board.next() == self.limit
+    }
+
+    /// The congestion window in segments, and whether it is in slow start.
+    pub const fn window(&self) -> (u64, bool) {
+        (self.window.cwnd, self.window.slow_start())
+    }
+
+    /// How it stands, for who looks for a fault.
+    pub fn describe(&self) -> String {
+        format!(
+            "cwnd {} ssthresh {} out {} sacked {} lost {} again {} {:?} srtt {:?} room {}; {}",
+            self.window.cwnd,
+            match self.window.ssthresh {
+                NO_THRESHOLD => -1,
+                threshold => threshold as i64,
+            },
+            self.board.out(),
+            self.board.sacked(),
+            self.board.lost(),
+            self.board.again(),
+            self.recovery.state,
+            self.rtt.smoothed(),
+            self.edge.saturating_sub(self.board.next() * MSS),
+            self.control.describe()
+        )
+    }
+
+    /// Takes an acknowledgement.
+    pub fn handle_ack(&mut self, now: Time, ack: &Ack) {
+        let advanced = ack.upto > self.una;
+        if ack.upto > self.board.next() * MSS {
+            return;
+        }
+        self.echo = ack.tsval;
+        let opened = ack.upto >= self.una && ack.upto + ack.window > self.edge;
+        self.edge = self.edge.max(ack.upto + ack.window);
+        self.una = self.una.max(ack.upto);
+        let in_flight = self.board.in_flight();
+        let delivered = self.delivered;
+        let least = self.rtt.least().unwrap_or_default();
+        let prior_head = self.board.head_sent();
+        let news = self.board.take(ack, now, least, self.recovery.high);
+        let rtt = self.take_rtt(now, &news, ack, prior_head);
+        self.count_delivered(now, &news);
+        let signs = Signs {
+            advanced,
+            opened,
+            repeated: ack.repeated().is_some(),
+            echo: ack.tsecr,
+            news,
+        };
+        let marked = self.recover(now, &signs);
+        let rate = self.rate(now, &news);
+        let event = Event {
+            now,
+            state: self.recovery.state,
+            delivered: self.delivered - delivered,
+            lost: marked,
+            total: self.delivered,
+            in_flight: self.board.in_flight(),
+            prior_in_flight: in_flight,
+            rtt,
+            rate,
+            una: self.una / MSS,
+            next: self.board.next(),
+            may_grow: match self.recovery.reorders() {
+                true => news.acked + news.sacked > 0,
+                false => news.acked > 0,
+            },
+        };
+        self.window.limits = self.is_limited();
+        self.reduce(event.delivered, event.lost, advanced);
+        self.control.on_ack(&event, &mut self.window);
+        if let Control::Bbr(bbr) = &mut self.control {
+            let until = std::mem::take(&mut bbr.app_limited_until);
+            self.app_limited_until = self.app_limited_until.max(until);
+        }
+        if self.board.out() == 0 {
+            (self.timeout_at, self.probe_at, self.reorder_at) = (None, None, None);
+        }
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.reorder_at.is_some_and(|t| t <= now) {
+            self.reorder_at = None;
+            self.on_reorder_timeout(now);
+        }
+        if self.probe_at.is_some_and(|t| t <= now) {
+            self.probe_at = None;
+            self.probe = true;
+        }
+        if self.timeout_at.is_some_and(|t| t <= now) {
+            self.on_timeout(now);
+        }
+    }
+
+    /// When it wants to work next, acknowledgements aside.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let paces = self.control.pacing().is_some() && self.wants_to_send();
+        let paced = paces.then_some(self.paced_until);
+        let timers = [self.timeout_at, self.probe_at, self.reorder_at, paced];
+        timers.into_iter().flatten().min()
+    }
+
+    /// The next superpacket, if one may leave; `clock`: milliseconds for its time stamp.
+    pub fn poll_transmit(&mut self, now: Time, clock: u32) -> Option<Burst> {
+        if self.probe {
+            return self.send_probe(now, clock);
+        }
+        if self.control.pacing().is_some() && now < self.paced_until {
+            return None;
+        }
+        let room = self.window.cwnd.saturating_sub(self.board.in_flight());
+        let smoothed = self.rtt.smoothed();
+        let least = self.rtt.least().unwrap_or_default();
+        let most = self.control.burst(&self.window, smoothed, least).min(room);
+        if most > 0
+            && self.recovery.state >= State::Recovery
+            && let Some((first, count)) = self.board.next_lost(most)
+        {
+            return Some(self.send_again(now, clock, first, count));
+        }
+        let count = most.min(self.available());
+        if count == 0 {
+            self.validate(room);
+            return None;
+        }
+        Some(self.send_new(now, clock, count))
+    }
+
+    fn wants_to_send(&self) -> bool {
+        let room = self.window.cwnd > self.board.in_flight();
+        let again =
+            self.recovery.state >= State::Recovery && self.board.lost() > self.board.again();
+        room && (again || self.available() > 0)
+    }
+
+    /// New segments that the buffer and the receiver have room for.
+    fn available(&self) -> u64 {
+        let next = self.board.next();
+        let end = self
+            .limit
+            .min(self.una / MSS + SEND_BUFFER)
+            .min(self.edge / MSS);
+        end.saturating_sub(next)
+    }
+
+    fn send_new(&mut self, now: Time, clock: u32, count: u64) -> Burst {
+        let first = self.board.next();
+        if self.board.out() == 0 {
+            (self.first_sent, self.delivered_at) = (now, now);
+            self.timeout_at = Some(now + self.rtt.timeout());
+        }
+        for _ in 0..count {
+            self.board.send_new(now, self.snapshot());
+        }
+        self.arm_probe(now);
+        self.burst(now, clock, first, count)
+    }
+
+    fn send_again(&mut self, now: Time, clock: u32, first: u64, count: u64) -> Burst {
+        if first * MSS <= self.una {
+            self.timeout_at = Some(now + self.rtt.timeout());
+        }
+        for number in first..first + count {
+            self.board.send_again(now, number, self.snapshot());
+        }
+        self.recovery.note_again(clock, count);
+        self.stats.again += count;
+        self.burst(now, clock, first, count)
+    }
+
+    /// A new segment if there is one, or the last one again (RFC 8985, 7.3).
+    fn send_probe(&mut self, now: Time, clock: u32) -> Option<Burst> {
+        self.probe = false;
+        if self.board.out() == 0 || self.probed.is_some() {
+            return None;
+        }
+        let new = self.available() > 0;
+        let burst = match new {
+            true => self.send_new(now, clock, 1),
+            false => self.send_again(now, clock, self.board.next() - 1, 1),
+        };
+        self.probed = Some((self.board.next(), !new));
+        self.probe_at = None;
+        self.timeout_at = Some(now + self.rtt.timeout());
+        Some(burst)
+    }
+
+    fn burst(&mut self, now: Time, clock: u32, first: u64, count: u64) -> Burst {
+        self.recovery.note_sent(count);
+        self.stats.segments += count;
+        let at = (first * MSS).max(self.una);
+        let len = (first + count) * MSS - at;
+        if let Some(rate) = self.control.pacing() {
+            // What left late is made up for by half of the pause (`tcp_update_skb_after_send`).
+            let pause = Duration::from_secs_f64(len as f64 / rate);
+            let late = now.since(self.paced_until).min(pause / 2);
+            self.paced_until = now + (pause - late);
+        }
+        Burst {
+            at,
+            len,
+            tsval: clock,
+            tsecr: self.echo,
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            delivered: self.delivered,
+            delivered_at: self.delivered_at,
+            first_sent: self.first_sent,
+            app_limited: self.app_limited_until > 0,
+        }
+    }
+
+    /// Nothing more can be sent now: whether that is the window's doing (`tcp_cwnd_validate`).
+    fn validate(&mut self, room: u64) {
+        let limits = room == 0;
+        let over = self.una / MSS > self.usage_end;
+        if over || limits || (!self.limited && self.board.out() > self.usage) {
+            self.limited = limits;
+            self.usage = self.board.out();
+            self.usage_end = self.board.next();
+        }
+        let buffer = self.board.next() < self.una / MSS + SEND_BUFFER;
+        let waits = self.board.next() < self.limit && buffer;
+        if room > 0 && !waits && self.board.lost() <= self.board.again() {
+            self.app_limited_until = (self.delivered + self.board.in_flight()).max(1);
+        }
+    }
+
+    fn is_limited(&self) -> bool {
+        let doubles = self.window.slow_start() && self.window.cwnd < 2 * self.usage;
+        self.limited || doubles
+    }
+
+    /// Takes the round trips that an acknowledgement shows; the one for the controller comes back.
+    fn take_rtt(
+        &mut self,
+        now: Time,
+        news: &News,
+        ack: &Ack,
+        prior_head: Option<Time>,
+    ) -> Option<Duration> {
+        let acked = news.acked_span.filter(|_| !news.again);
+        let spans = [acked, news.sacked_span];
+        let first = spans.iter().flatten().next().map(|span| now.since(span.0));
+        let last = spans.iter().flatten().last().map(|span| now.since(span.1));
+        if let Some(rtt) = first {
+            self.rtt.sample(rtt.max(Duration::from_micros(1)));
+        } else if news.acked > 0 {
+            // Only time stamps tell which of the copies it was.
+            let clock = (now.as_nanos() / 1_000_000) as u32;
+            let millis = clock.wrapping_sub(ack.tsecr);
+            self.rtt
+                .sample(Duration::from_millis(u64::from(millis.max(1))));
+        }
+        let fresh = prior_head.is_none_or(|head| first.is_some_and(|rtt| rtt > now.since(head)));
+        if news.acked > 0 || (news.sacked > 0 && fresh) {
+            self.timeout_at = Some(now + self.rtt.timeout());
+            self.arm_probe(now);
+        }
+        last
+    }
+
+    /// A probe of the tail waits only while all goes well (`tcp_schedule_loss_probe`).
+    fn arm_probe(&mut self, now: Time) {
+        let well = self.recovery.state == State::Open;
+        let at = now + self.rtt.probe_after(self.board.out() == 1);
+        let at = self.timeout_at.map_or(at, |timeout| at.min(timeout));
+        self.probe_at = (well && self.probed.is_none() && self.board.out() > 0).then_some(at);
+    }
+
+    fn count_delivered(&mut self, now: Time, news: &News) {
+        let count = news.acked + news.sacked;
+        if count > 0 {
+            self.delivered += count;
+            self.delivered_at = now;
+        }
+        if let Some((_, newest)) = news.newest {
+            self.first_sent = newest.sent;
+        }
+        if self.app_limited_until > 0 && self.delivered > self.app_limited_until {
+            self.app_limited_until = 0;
+        }
+    }
+
+    /// The delivery rate (`tcp_rate_gen`).
+    fn rate(&self, now: Time, news: &News) -> Option<Rate> {
+        let (_, newest) = news.newest?;
+        let before = newest.before;
+        let sending = newest.sent.since(before.first_sent);
+        let interval = sending.max(now.since(before.delivered_at));
+        if interval < self.rtt.least()? {
+            return None;
+        }
+        Some(Rate {
+            delivered: self.delivered - before.delivered,
+            interval: interval.max(Duration::from_micros(1)),
+            prior: before.delivered,
+            app_limited: before.app_limited,
+        })
+    }
+
+    /// First byte that is not acknowledged.
+    pub(super) const fn una(&self) -> u64 {
+        self.una
+    }
+}
