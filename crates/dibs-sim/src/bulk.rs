@@ -12,15 +12,30 @@
 mod bbr;
 pub mod control;
 mod cubic;
+pub mod pair;
 pub mod plain;
 pub mod receiver;
 mod recovery;
+pub mod report;
 mod rtt;
 pub mod scenario;
 mod scoreboard;
 pub mod segment;
 pub mod sender;
+mod wire;
 
 pub use control::Algorithm;
+pub use pair::{Outcome, Pair};
 pub use plain::{Carried, Plain};
+pub use report::{Row, Table};
 pub use scenario::{Change, Link, Scenario};
+
+/// Runs the scenario of a seed; `watches`: its course is noted.
+///
+/// # Errors
+/// A promise was broken; the text says which, and how to repeat it.
+pub fn run(seed: u64, watches: bool) -> Result<Row, String> {
+    let scenario = Scenario::random(seed);
+    let run = std::panic::catch_unwind(|| Row::run(scenario, watches));
+    run.unwrap_or_else(|panic| Err(format!("seed {seed}: {}", crate::panic_text(&*panic))))
+}

@@ -41,16 +41,16 @@ pub fn run(seed: u64) -> Result<Report, String> {
     let (at, what, state) = match outcome {
         Ok(Ok(report)) => return Ok(report),
         Ok(Err(Failure { at, what, state })) => (format!("{at:?}"), what, state),
-        Err(panic) => {
-            let text = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied());
-            let text = text.unwrap_or("no message").to_owned();
-            ("some time".into(), format!("panic: {text}"), String::new())
-        }
+        Err(panic) => ("some time".into(), panic_text(&*panic), String::new()),
     };
     Err(format!(
         "seed {seed}: {what} (at {at})\n{history}\n{state}repeat with: cargo xtask sim --seed {seed}"
     ))
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    let text = owned.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panic: {}", text.unwrap_or("no message"))
 }

@@ -1,4 +1,4 @@
-//! Runs histories of the simulator: `dibs-sim [--seeds N] [--seed S] [--jobs J]`.
+//! Runs histories of the simulator, or bulk transfers: `dibs-sim [--bulk] [--seeds N] [--seed S] [--jobs J]`.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -6,21 +6,25 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use dibs_sim::bulk::Table;
 use dibs_sim::coverage::Histogram;
 
-const USAGE: &str = "usage: dibs-sim [--seeds N] [--seed S] [--jobs J]
-  --seeds N  run N seeds, from the one of --seed on (default 2000 from 0; 1 if --seed stands alone)
+const USAGE: &str = "usage: dibs-sim [--bulk] [--seeds N] [--seed S] [--jobs J]
+  --bulk     transfers of tens of megabytes over two links, beside the best link alone
+  --seeds N  run N seeds, from the one of --seed on (default 2000 from 0, or 100 with --bulk; 1 if --seed stands
+             alone, of which --bulk shows the course)
   --seed S   the first seed
   --jobs J   threads (default: one a processor)";
 
 struct Arguments {
+    bulk: bool,
     first: u64,
     count: u64,
     jobs: usize,
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let (mut first, mut count) = (None, None);
+    let (mut first, mut count, mut bulk) = (None, None, false);
     let mut jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -30,15 +34,18 @@ fn arguments() -> Result<Arguments, String> {
                 .map_err(|e| format!("{word} {text}: {e}"))
         };
         match word.as_str() {
+            "--bulk" => bulk = true,
             "--seed" => first = Some(number()?),
             "--seeds" => count = Some(number()?),
             "--jobs" => jobs = number()?.max(1) as usize,
             _ => return Err(format!("{word} is not an option")),
         }
     }
+    let all = if bulk { 100 } else { 2000 };
     Ok(Arguments {
+        bulk,
         first: first.unwrap_or(0),
-        count: count.unwrap_or(if first.is_some() { 1 } else { 2000 }),
+        count: count.unwrap_or(if first.is_some() { 1 } else { all }),
         jobs,
     })
 }
@@ -55,27 +62,11 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
-    let histogram = Mutex::new(Histogram::default());
     let began = Instant::now();
-    std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs {
-            scope.spawn(|| {
-                let mine = work(&arguments, &next, &failed, began);
-                let mut all = histogram.lock().expect("no thread panics with it");
-                all.merge(&mine);
-            });
-        }
-    });
-    let failed = failed.into_inner();
-    if arguments.count > 1 {
-        let histogram = histogram.into_inner().expect("no thread panics with it");
-        say(&format!("{histogram}"));
-        let missing = histogram.missing();
-        if !missing.is_empty() {
-            say(&format!("never: {}", missing.join(", ")));
-        }
-    }
+    let failed = match arguments.bulk {
+        true => transfers(&arguments),
+        false => histories(&arguments, began),
+    };
     say(&format!(
         "{} seeds in {:.1} s, {failed} failed",
         arguments.count,
@@ -86,6 +77,59 @@ fn main() -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// Runs histories; returns how many failed.
+fn histories(arguments: &Arguments, began: Instant) -> u64 {
+    let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let histogram = Mutex::new(Histogram::default());
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.jobs {
+            scope.spawn(|| {
+                let mine = work(arguments, &next, &failed, began);
+                let mut all = histogram.lock().expect("no thread panics with it");
+                all.merge(&mine);
+            });
+        }
+    });
+    if arguments.count > 1 {
+        let histogram = histogram.into_inner().expect("no thread panics with it");
+        say(&format!("{histogram}"));
+        let missing = histogram.missing();
+        if !missing.is_empty() {
+            say(&format!("never: {}", missing.join(", ")));
+        }
+    }
+    failed.into_inner()
+}
+
+/// Runs bulk transfers, and shows them as a table; returns how many failed.
+fn transfers(arguments: &Arguments) -> u64 {
+    let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let table = Mutex::new(Table::default());
+    let one = arguments.count == 1;
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            if at >= arguments.count {
+                return;
+            }
+            match dibs_sim::bulk::run(arguments.first + at, one) {
+                Ok(row) => {
+                    row.outcome.course.iter().for_each(|line| say(line));
+                    table.lock().expect("no thread panics with it").add(row);
+                }
+                Err(text) => {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                    say(&format!("{text}\n"));
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..arguments.jobs).for_each(|_| drop(scope.spawn(work))));
+    let table = table.into_inner().expect("no thread panics with it");
+    say(&format!("{table}"));
+    failed.into_inner()
 }
 
 fn work(arguments: &Arguments, next: &AtomicU64, failed: &AtomicU64, began: Instant) -> Histogram {

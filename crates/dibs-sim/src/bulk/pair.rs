@@ -1,0 +1,511 @@
+//! A bulk transfer through two nodes: what their kernels, the links and the clock do around them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use dibs_core::bump::{self, Pads};
+use dibs_core::counters::Counter;
+use dibs_core::node::{
+    Event, LocalPath, Node, NodeConfig, Opening, PathSnapshot, PeerConfig, Scheduler, Usage,
+};
+use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
+use dibs_core::{Prefix, Time};
+
+use super::plain::clock;
+use super::receiver::{Receiver, ReceiverStats};
+use super::scenario::{Change, SPAN, Scenario};
+use super::sender::{Sender, SenderStats};
+use super::wire::{Wire, address};
+use crate::emulator::{Conditions, Emulator, Fate};
+use crate::rng::{Rng, mix};
+
+/// The transfer begins when session and paths stand.
+const START: Time = Time::from_nanos(4_000_000_000);
+/// Time for what is under way at the end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time without a new byte for the application, outages aside.
+const LONGEST_GAP: Duration = Duration::from_secs(3);
+/// A host looks at what has arrived so often.
+const TICK: u64 = 50_000;
+/// What a daemon reads of a TUN at once.
+const TUN_ROUND: usize = 256 << 10;
+/// Bytes of an IPv4 and a UDP header.
+const UDP: usize = 28;
+const PORT: u16 = 5300;
+/// How often the course is noted.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Between honest ends none of these is counted.
+const FAULTS: [Counter; 7] = [
+    Counter::CrcMismatch,
+    Counter::PeerContradiction,
+    Counter::AckRefused,
+    Counter::FrameMalformed,
+    Counter::TunMalformed,
+    Counter::TunRefused,
+    Counter::InnerAddress,
+];
+
+/// What came of a transfer through two nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Bytes read within the span.
+    pub bytes: u64,
+    /// The time that they took.
+    pub took: Duration,
+    /// What the sender did.
+    pub sender: SenderStats,
+    /// What the receiver saw.
+    pub receiver: ReceiverStats,
+    /// Segments that CoDel dropped at the sender's node, and those of them that went after all.
+    pub codel: [u64; 2],
+    /// Datagrams that paths of the sender's node declared lost, and those of them that arrived.
+    pub path_losses: [u64; 2],
+    /// Most bytes that the receiver's node held out of order.
+    pub held: usize,
+    /// All datagrams and when they arrived, as one number.
+    pub digest: u64,
+    /// How it went, if that was asked for.
+    pub course: Vec<String>,
+}
+
+impl Outcome {
+    /// Megabits a second.
+    pub fn rate(&self) -> f64 {
+        self.bytes as f64 * 8e-6 / self.took.as_secs_f64()
+    }
+}
+
+struct Road {
+    emulators: [Emulator; 2],
+    conditions: Conditions,
+}
+
+struct Arrival {
+    host: usize,
+    path: usize,
+    bytes: Vec<u8>,
+}
+
+/// Two hosts of which one sends to the other.
+pub struct Pair {
+    now: Time,
+    bump: u8,
+    nodes: [Node; 2],
+    roads: Vec<Road>,
+    changes: VecDeque<Change>,
+    sender: Sender,
+    receiver: Receiver,
+    wire: Wire,
+    arrivals: BinaryHeap<Reverse<(Time, u64)>>,
+    arriving: BTreeMap<u64, Arrival>,
+    order: u64,
+    digest: u64,
+    outage: Duration,
+    spins: u32,
+    held: usize,
+    look_at: Time,
+    watches: bool,
+    seen: Seen,
+    course: Vec<String>,
+}
+
+/// What was counted when the course was noted last.
+#[derive(Default)]
+struct Seen {
+    read: u64,
+    again: u64,
+    dropped: u64,
+    /// Bytes sent, datagrams lost and found again, by path.
+    paths: Vec<[u64; 3]>,
+}
+
+fn endpoint(path: usize, host: usize) -> SocketAddr {
+    let ip = Ipv4Addr::new(10, 2, path as u8, host as u8 + 1);
+    SocketAddr::new(IpAddr::V4(ip), PORT)
+}
+
+fn node(scenario: &Scenario, host: usize) -> Node {
+    let private = |host: usize| {
+        let mut rng = Rng::new(mix(scenario.seed ^ 0xb01c ^ host as u64));
+        StaticSecret::from(rng.bytes32())
+    };
+    let path = |(at, link): (usize, &super::scenario::Link)| LocalPath {
+        trusted: link.trusted,
+        mtu: 1500,
+        up: true,
+        usage: Usage::default(),
+        addresses: vec![endpoint(at, host).ip()],
+    };
+    let paths: Vec<_> = scenario.links.iter().enumerate().map(path).collect();
+    let endpoints = |count: usize| (0..count).map(|at| (at, endpoint(at, 1))).collect();
+    let mut rng = Rng::new(mix(scenario.seed ^ 0xd1ce ^ host as u64));
+    let seed = rng.bytes32();
+    let config = NodeConfig {
+        private: Box::new(private(host)),
+        suite: Suite::Aes256Gcm,
+        integrity: Integrity::On,
+        peers: vec![PeerConfig {
+            public: PublicKey::from(&private(1 - host)),
+            preshared: None,
+            prefixes: vec![Prefix::new(address(1 - host), 32).expect("a whole address")],
+            accept: vec![Opening::ANY],
+            endpoints: if host == 0 {
+                endpoints(paths.len())
+            } else {
+                Vec::new()
+            },
+        }],
+        paths,
+        addresses: vec![address(host)],
+        reachable: Vec::new(),
+        gateway: Vec::new(),
+        trusted_share: 0.05,
+        bumps: bump::ordinary(),
+        pads: Pads::new(&rng.bytes32()),
+        hold_without_trusted: true,
+        scheduler: Scheduler::default(),
+        hint: None,
+    };
+    Node::new(Time::ZERO, config, seed).expect("two different keys")
+}
+
+impl Pair {
+    /// Two hosts before the transfer; `watches`: the course is noted.
+    pub fn new(scenario: &Scenario, watches: bool) -> Self {
+        let mut rng = Rng::new(mix(scenario.seed ^ 0x9a17));
+        let road = |link: &super::scenario::Link, rng: &mut Rng| Road {
+            emulators: [(); 2].map(|()| Emulator::new(rng.word())),
+            conditions: link.conditions(),
+        };
+        let roads = scenario
+            .links
+            .iter()
+            .map(|link| road(link, &mut rng))
+            .collect();
+        Self {
+            now: Time::ZERO,
+            bump: scenario.bump,
+            nodes: [0, 1].map(|host| node(scenario, host)),
+            roads,
+            changes: scenario.changes.iter().cloned().collect(),
+            sender: Sender::new(START, scenario.algorithm, scenario.bytes, rng.fork()),
+            receiver: Receiver::new(START),
+            wire: Wire::new(&mut rng),
+            arrivals: BinaryHeap::new(),
+            arriving: BTreeMap::new(),
+            order: 0,
+            digest: 0,
+            outage: scenario.outage(),
+            spins: 0,
+            held: 0,
+            look_at: START,
+            watches,
+            seen: Seen::default(),
+            course: Vec::new(),
+        }
+    }
+
+    /// Runs the transfer.
+    ///
+    /// # Errors
+    /// A byte differs, it stalls, or a gap is too long; with how the nodes stand.
+    pub fn run(mut self) -> Result<Outcome, String> {
+        let outcome = self.transfer();
+        outcome.map_err(|fault| format!("{fault} (at {:?})\n{}", self.now, self.describe()))
+    }
+
+    fn transfer(&mut self) -> Result<Outcome, String> {
+        self.run_until(START)?;
+        let open = |path: &PathSnapshot| path.state == "active";
+        if self.nodes.iter().any(|n| !n.paths().iter().any(open)) {
+            return Err("no path stands".into());
+        }
+        self.run_until(START + SPAN)?;
+        let (bytes, took) = (self.receiver.read(), self.now.since(START));
+        self.sender.stop();
+        self.run_until(self.now + PATIENCE)?;
+        if !self.sender.is_done() || self.receiver.read() != self.sender.sent() {
+            return Err(format!(
+                "{} bytes arrived, and it stalls",
+                self.receiver.read()
+            ));
+        }
+        let receiver = self.receiver.stats();
+        if receiver.longest_gap > LONGEST_GAP + self.outage {
+            return Err(format!(
+                "nothing arrived for {:?} until {:?}",
+                receiver.longest_gap, receiver.gap_ended
+            ));
+        }
+        if receiver.beyond > 0 {
+            return Err(format!("{} bytes beyond the window", receiver.beyond));
+        }
+        let counted = |counter| self.nodes[0].counters().get(counter);
+        let paths = self.nodes[0].paths();
+        let sum = |of: fn(&PathSnapshot) -> u64| paths.iter().map(of).sum();
+        Ok(Outcome {
+            bytes,
+            took,
+            sender: self.sender.stats(),
+            receiver,
+            codel: [Counter::CodelDropped, Counter::CodelReturned].map(counted),
+            path_losses: [sum(|p| p.stats.lost), sum(|p| p.stats.spurious)],
+            held: self.held,
+            digest: self.digest,
+            course: std::mem::take(&mut self.course),
+        })
+    }
+
+    fn run_until(&mut self, end: Time) -> Result<(), String> {
+        self.pump()?;
+        while self.now < START || !self.sender.is_done() {
+            let next = self.next_event().unwrap_or(end);
+            if next >= end {
+                self.now = end;
+                return Ok(());
+            }
+            self.step(self.now.max(next))?;
+        }
+        Ok(())
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        let began = self.now >= START;
+        let nodes = self.nodes.iter().map(Node::poll_timeout);
+        let others = [
+            self.arrivals.peek().map(|Reverse((at, _))| *at),
+            self.changes.front().map(|change| START + change.at),
+            self.sender.poll_timeout().filter(|_| began),
+            self.receiver.poll_timeout(),
+            Some(self.look_at),
+        ];
+        nodes.chain(others).flatten().min()
+    }
+
+    fn step(&mut self, now: Time) -> Result<(), String> {
+        self.spins = if now > self.now { 0 } else { self.spins + 1 };
+        self.now = now;
+        if self.spins > 1000 {
+            return Err("the hosts are busy doing nothing".into());
+        }
+        while self.changes.front().is_some_and(|c| START + c.at <= now) {
+            let change = self.changes.pop_front().expect("it was just seen");
+            self.roads[change.link].conditions = change.becomes.conditions();
+        }
+        while let Some(&Reverse((due, order))) = self.arrivals.peek()
+            && due <= now
+        {
+            self.arrivals.pop();
+            let mut a = self.arriving.remove(&order).expect("what is due is there");
+            self.digest = mix(self.digest ^ now.as_nanos()).wrapping_add(a.bytes.len() as u64);
+            let from = endpoint(a.path, 1 - a.host);
+            self.nodes[a.host].handle_datagram(now, a.path, from, &mut a.bytes);
+        }
+        let wall = Duration::from_secs(1_700_000_000) + now.since(Time::ZERO);
+        for node in &mut self.nodes {
+            if node.poll_timeout().is_some_and(|t| t <= now) {
+                node.handle_timeout(now, wall);
+            }
+        }
+        if now >= START && self.sender.poll_timeout().is_some_and(|t| t <= now) {
+            self.sender.handle_timeout(now);
+        }
+        self.pump()?;
+        if now >= self.look_at {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    /// Lets both hosts work until they have nothing to do.
+    fn pump(&mut self) -> Result<(), String> {
+        let mut worked = true;
+        while worked {
+            worked = self.work(0)?;
+            worked |= self.work(1)?;
+        }
+        Ok(())
+    }
+
+    fn work(&mut self, host: usize) -> Result<bool, String> {
+        // What came is given to the kernel first: so it acknowledges much at once.
+        let mut worked = self.inject(host)?;
+        loop {
+            let more = match host {
+                0 => self.send_data(),
+                _ => self.send_ack(),
+            };
+            self.transmit(host);
+            if !more {
+                break;
+            }
+            worked = true;
+        }
+        while let Some(event) = self.nodes[host].poll_event() {
+            if let Event::Control { peer, .. } = event {
+                self.nodes[host].control_done(peer);
+            }
+        }
+        Ok(worked)
+    }
+
+    /// The daemon reads what the sender's kernel has, up to a bound; false if there was nothing.
+    fn send_data(&mut self) -> bool {
+        let (now, node) = (self.now, &mut self.nodes[0]);
+        if now < START {
+            return false;
+        }
+        let mut read = 0;
+        while read < TUN_ROUND
+            && let Some(burst) = self.sender.poll_transmit(now, clock(now))
+        {
+            read += burst.len as usize;
+            let mut buffer = node.tun_buffer();
+            let len = self.wire.write_data(&burst, &mut buffer);
+            node.handle_tun(now, self.bump, buffer, len);
+        }
+        node.set_more_comes(read >= TUN_ROUND);
+        read > 0
+    }
+
+    fn send_ack(&mut self) -> bool {
+        let (now, node) = (self.now, &mut self.nodes[1]);
+        let Some(ack) = self.receiver.poll_ack(now, clock(now)) else {
+            return false;
+        };
+        let mut buffer = node.tun_buffer();
+        let len = self.wire.write_ack(&ack, &mut buffer);
+        node.handle_tun(now, self.bump, buffer, len);
+        true
+    }
+
+    fn transmit(&mut self, host: usize) {
+        let now = self.now;
+        while let Some(t) = self.nodes[host].poll_transmit(now) {
+            let road = &mut self.roads[t.path];
+            for datagram in t.bytes.chunks(t.segment.max(1)) {
+                let time = now.since(Time::ZERO);
+                let len = datagram.len() + UDP;
+                let fate = road.emulators[host].enter(&road.conditions, time, len);
+                let Fate::Delivered(delivery) = fate else {
+                    continue;
+                };
+                let at = (delivery.at.as_nanos() as u64).next_multiple_of(TICK);
+                self.order += 1;
+                self.arrivals
+                    .push(Reverse((Time::from_nanos(at), self.order)));
+                let arrival = Arrival {
+                    host: 1 - host,
+                    path: t.path,
+                    bytes: datagram.to_vec(),
+                };
+                self.arriving.insert(self.order, arrival);
+            }
+        }
+    }
+
+    fn inject(&mut self, host: usize) -> Result<bool, String> {
+        let (now, node) = (self.now, &mut self.nodes[host]);
+        let mut worked = false;
+        node.flush_injections();
+        while let Some(injection) = node.poll_injection() {
+            worked = true;
+            if host == 0 {
+                let ack = self.wire.read_ack(injection.frame())?;
+                self.sender.handle_ack(now, &ack);
+            } else {
+                let data = self.wire.read_data(injection.frame())?;
+                self.receiver
+                    .handle_data(now, clock(now), data.span, data.stamps);
+            }
+            node.recycle(injection);
+            if host == 1 {
+                // Acknowledged as it comes; the daemon reads that afterwards.
+                while let Some(ack) = self.receiver.poll_ack(now, clock(now)) {
+                    let mut buffer = node.tun_buffer();
+                    let len = self.wire.write_ack(&ack, &mut buffer);
+                    node.handle_tun(now, self.bump, buffer, len);
+                }
+            }
+        }
+        Ok(worked)
+    }
+
+    /// Checks what must hold, and notes the course.
+    fn look(&mut self) -> Result<(), String> {
+        self.look_at += match self.watches {
+            true => LOOK_EVERY,
+            false => LOOK_EVERY / 5,
+        };
+        for node in &self.nodes {
+            for counter in FAULTS {
+                if node.counters().get(counter) > 0 {
+                    return Err(format!("{} between honest ends", counter.name()));
+                }
+            }
+        }
+        let held = self.nodes[1].peers(self.now)[0].held;
+        self.held = self.held.max(held);
+        if self.watches {
+            self.note(held);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, held: usize) {
+        let (read, again) = (self.receiver.read(), self.sender.stats().again);
+        let dropped = self.nodes[0].counters().get(Counter::CodelDropped);
+        let rate = (read - self.seen.read) as f64 * 8e-6 / LOOK_EVERY.as_secs_f64();
+        let mut line = format!(
+            "{:5.2} s {rate:6.1} Mbit/s again {} codel {} held {held} | {}",
+            self.now.since(START).as_secs_f64(),
+            again - self.seen.again,
+            dropped - self.seen.dropped,
+            self.sender.describe()
+        );
+        let mut paths = Vec::new();
+        for (at, path) in self.nodes[0].paths().iter().enumerate() {
+            let s = &path.stats;
+            let before = self.seen.paths.get(at).copied().unwrap_or_default();
+            let rate = (s.bytes_sent - before[0]) as f64 * 8e-6 / LOOK_EVERY.as_secs_f64();
+            line += &format!(
+                " | {} {rate:.1} of {:.1}, srtt {:.1} ({:.1}) ms, lost {} found {}, {}/{} out",
+                path.state,
+                s.delivery_rate as f64 * 8e-6,
+                s.srtt.as_secs_f64() * 1e3,
+                s.min_rtt.as_secs_f64() * 1e3,
+                s.lost - before[1],
+                s.spurious - before[2],
+                s.in_flight >> 10,
+                s.cwnd >> 10,
+            );
+            paths.push([s.bytes_sent, s.lost, s.spurious]);
+        }
+        self.course.push(line);
+        self.seen = Seen {
+            read,
+            again,
+            dropped,
+            paths,
+        };
+    }
+
+    fn describe(&self) -> String {
+        let mut text = format!("sender: {}\n", self.sender.describe());
+        text += &format!("receiver: {:?}\n", self.receiver.stats());
+        for node in &self.nodes {
+            text += &format!("{:?}\n", node.peers(self.now));
+            for path in node.paths() {
+                text += &format!("  {path:?}\n");
+            }
+            let counts = node.counters().iter().filter(|(_, n)| *n > 0);
+            for (counter, n) in counts {
+                text += &format!("  {counter} {n}");
+            }
+            text += "\n";
+        }
+        text + &self.course.join("\n")
+    }
+}
