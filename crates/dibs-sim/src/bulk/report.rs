@@ -54,11 +54,14 @@ impl Row {
 
     /// Megabits a second over the best single link that trust allows.
     pub fn best(&self) -> f64 {
+        self.best_alone().rate()
+    }
+
+    fn best_alone(&self) -> &Carried {
         let links = self.alone.iter().enumerate();
         let allowed = links.filter(|(at, _)| self.scenario.allows(*at));
-        allowed
-            .map(|(_, carried)| carried.rate())
-            .fold(0.0, f64::max)
+        let best = allowed.max_by(|a, b| a.1.rate().total_cmp(&b.1.rate()));
+        best.expect("one of the links is trusted").1
     }
 
     /// Megabits a second over all links, each alone.
@@ -77,7 +80,7 @@ impl fmt::Display for Row {
         let (o, s) = (&self.outcome, &self.scenario);
         write!(
             f,
-            "{:>5} {} {} {:>6.1} {:>6.1} {:>6.1} {:>5.2} {:>6} {:>3} {:>3} {:>4}/{:<4} {:>6}/{:<6} {:>6} {:>5}  {s}",
+            "{:>5} {} {} {:>6.1} {:>6.1} {:>6.1} {:>5.2} {:>5}/{:<5} {:>6} {:>3} {:>3} {:>4}/{:<4} {:>6}/{:<6} {:>6} {:>5}  {s}",
             s.seed,
             match s.algorithm {
                 Algorithm::Cubic => "cubic",
@@ -92,6 +95,8 @@ impl fmt::Display for Row {
             self.sum(),
             o.rate(),
             self.ratio(),
+            o.sender.started,
+            self.best_alone().sender.started,
             o.sender.again,
             o.sender.timeouts,
             o.sender.undone,
@@ -105,7 +110,8 @@ impl fmt::Display for Row {
     }
 }
 
-/// Rows as a table, with a summary.
+/// Rows as a table, with a summary. Links are Mbit/s / ms of round trip, with jitter, loss, and the buffer in KiB;
+/// the first one is trusted.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -121,10 +127,10 @@ impl Table {
     }
 }
 
-/// What the columns are.
-pub const HEADING: &str = " seed send. bump       best    sum   dibs ratio  again rto und codel/ret   \
-    lost/found    held   gap  links: Mbit/s / ms +- jitter, loss, buffer in KiB, the trusted one first
-                    Mbit/s                        segments         dropped    datagrams     KiB    ms";
+/// What the columns are: of the start, the window at which it ended by dibs, and over the best link alone.
+pub const HEADING: &str = "\
+ seed send. bump       best    sum   dibs ratio  start/alone  again rto und codel/ret    lost/found    held   gap  links
+                         Mbit/s                   segments               dropped       datagrams     KiB    ms";
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

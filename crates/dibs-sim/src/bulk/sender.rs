@@ -31,6 +31,8 @@ pub struct SenderStats {
     pub timeouts: u64,
     /// Losses that turned out to be none.
     pub undone: u64,
+    /// The window, in segments, at which the start ended; zero if it did not.
+    pub started: u64,
 }
 
 /// A sender that always has more to send, until it is told otherwise.
@@ -201,6 +203,9 @@ impl Sender {
         self.window.limits = self.is_limited();
         self.reduce(event.delivered, event.lost, advanced);
         self.control.on_ack(&event, &mut self.window);
+        if self.stats.started == 0 && self.window.ssthresh < NO_THRESHOLD {
+            self.stats.started = self.window.cwnd;
+        }
         if let Control::Bbr(bbr) = &mut self.control {
             let until = std::mem::take(&mut bbr.app_limited_until);
             self.app_limited_until = self.app_limited_until.max(until);
