@@ -202,8 +202,13 @@ pub fn precise_timers() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::time::TimeSpec;
+    use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
     use std::os::unix::net::UnixDatagram;
     use std::time::Instant;
+
+    /// Longer than anything but a hang.
+    const LONG: Duration = Duration::from_secs(120);
 
     fn ready(poller: &mut Poller, timeout: Duration) -> Vec<Event> {
         poller.wait(Some(timeout)).expect("wait");
@@ -223,7 +228,7 @@ mod tests {
             readable: true,
             writable: false,
         };
-        assert_eq!(ready(&mut poller, Duration::from_secs(5)), [readable]);
+        assert_eq!(ready(&mut poller, LONG), [readable]);
         assert_eq!(ready(&mut poller, Duration::ZERO), [readable]);
 
         poller
@@ -256,24 +261,35 @@ mod tests {
         poller.wait(Some(Duration::ZERO)).expect("wait");
         assert_eq!(ready(&mut poller, Duration::ZERO), []);
         waker.wake();
-        assert_eq!(ready(&mut poller, Duration::from_secs(5)).len(), 1);
+        assert_eq!(ready(&mut poller, LONG).len(), 1);
     }
 
+    /// A timer of the kernel's ends between what a wait is to take and the next whole millisecond. A busy machine may be
+    /// late for both; a wait that counts milliseconds never ends before the timer.
     #[test]
-    fn waits_no_shorter_than_asked_and_below_a_millisecond() {
+    fn waits_no_shorter_than_asked_and_not_for_whole_milliseconds() {
         precise_timers().expect("timer slack");
-        let mut poller = Poller::new().expect("epoll");
         let timeout = Duration::from_micros(200);
-        let shortest = (0..20)
-            .map(|_| {
-                let start = Instant::now();
-                assert_eq!(ready(&mut poller, timeout), []);
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK);
+        let timer = timer.expect("a timer");
+        let mut poller = Poller::new().expect("epoll");
+        poller.add(&timer, 1, Interest::Read).expect("add");
+        let (begin, mut in_time) = (Instant::now(), 0);
+        while in_time < 20 {
+            let later = Expiration::OneShot(TimeSpec::from_duration(4 * timeout));
+            let set = timer.set(later, TimerSetTimeFlags::empty());
+            set.expect("it is set, and has not run out");
+            let start = Instant::now();
+            if ready(&mut poller, timeout).is_empty() {
                 let waited = start.elapsed();
                 assert!(waited >= timeout, "{waited:?}");
-                waited
-            })
-            .min();
-        assert!(shortest < Some(Duration::from_millis(1)), "{shortest:?}");
+                in_time += 1;
+            }
+            assert!(
+                begin.elapsed() < LONG,
+                "{in_time} of 20 waits ended in time"
+            );
+        }
     }
 
     #[test]
@@ -307,6 +323,6 @@ mod tests {
         let mut poller = Poller::new().expect("epoll");
         poller.add(&near, 1, Interest::Read).expect("add");
         drop(far);
-        assert!(ready(&mut poller, Duration::from_secs(5))[0].readable);
+        assert!(ready(&mut poller, LONG)[0].readable);
     }
 }
