@@ -611,8 +611,9 @@ fn untracked_connections_are_never_answered_in_plain() {
                 let patience = Duration::from_secs(2);
                 let connected = net.behind[0].in_ns(|| TcpStream::connect_timeout(&to, patience));
                 ensure!(connected.is_err(), "{to} answered");
-                let dropped = net.b.counter("plain_dropped")?;
-                ensure!(dropped > before, "{to}: not counted");
+                wait(&format!("word of what {to} answered"), || {
+                    net.b.counter("plain_dropped").is_ok_and(|now| now > before)
+                })?;
             }
             // A rule at `b` needs no mark to follow.
             rule(&net.b, "--sport")?;

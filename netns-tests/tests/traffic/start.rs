@@ -4,12 +4,15 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_lab::HANG;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
 use netns_tests::{Net, Setup, isolated, kernel, programs};
 use nix::sys::signal::Signal;
 
 const RULE: &str = "bump = \"scramble\"\ndport = 7000";
+/// How long somebody tries to connect who is not to succeed.
+const IN_VAIN: Duration = Duration::from_secs(2);
 
 /// All rules of the firewall with their handles, and the packets that they counted in all.
 fn firewall(net: &Net) -> Result<(Vec<String>, u64)> {
@@ -133,10 +136,9 @@ fn guard(net: &Net) -> Result<()> {
     net.a.host.run_within(SOON, guard).map(drop)
 }
 
-/// Whether `a` gets a connection to this port of `b`.
-fn connects(net: &Net, port: u16) -> Result<bool> {
+/// Whether `a` gets a connection to this port of `b` within a time.
+fn connects(net: &Net, port: u16, patience: Duration) -> Result<bool> {
     let _listener = net.b.host.in_ns(|| TcpListener::bind(server(port)))?;
-    let patience = Duration::from_secs(2);
     let connected = net
         .a
         .host
@@ -151,8 +153,8 @@ fn the_guard_blocks_what_needs_a_bump_until_the_daemon_runs() {
             let before = kernel::state(&net.a.host)?;
             guard(net)?;
             let ears = net.eavesdrop()?;
-            ensure!(!connects(net, 7000)?, "what needs a bump passed");
-            ensure!(connects(net, 7001)?, "what needs none was blocked");
+            ensure!(!connects(net, 7000, IN_VAIN)?, "what needs a bump passed");
+            ensure!(connects(net, 7001, HANG)?, "what needs none was blocked");
             // Whatever is flushed, one layer stands.
             for flush in [
                 "ip rule del priority 5200",
@@ -160,7 +162,7 @@ fn the_guard_blocks_what_needs_a_bump_until_the_daemon_runs() {
                 "iptables -t mangle -F",
             ] {
                 net.a.host.run(flush)?;
-                ensure!(!connects(net, 7000)?, "passed after {flush}");
+                ensure!(!connects(net, 7000, IN_VAIN)?, "passed after {flush}");
             }
             guard(net)?;
             net.start()?;
@@ -192,7 +194,7 @@ fn the_guard_leaves_what_fails_open_alone() {
             let before = kernel::state(&net.a.host)?;
             guard(net)?;
             ensure!(before == kernel::state(&net.a.host)?);
-            ensure!(connects(net, 7000)?, "it was blocked");
+            ensure!(connects(net, 7000, HANG)?, "it was blocked");
             Ok(())
         })
     });
