@@ -263,7 +263,8 @@ impl Daemon {
         changed.warnings.extend(self.warning(bump));
         if unasked {
             changed.warnings.push(format!(
-                "none of these connections has sent anything by {name} so far, so nobody knows whether anything comes                  back by its device: \"bump list\" will say"
+                "none of these connections has sent anything by {name} so far, so nobody knows whether anything \
+                 comes back by its device: \"bump list\" will say"
             ));
         }
         if let Some(id) = BumpId::new(bump).filter(|_| stuck > 0) {

@@ -323,7 +323,7 @@ fn of_a_device_by_which_nothing_was_sent_nobody_says_that_it_answers() {
             ensure!(
                 moved["warnings"]
                     .to_string()
-                    .contains("nobody knows whether"),
+                    .contains("so nobody knows whether anything comes back by its device"),
                 "{moved:#}"
             );
             net.wait_bump(7000, "vpn")?;
