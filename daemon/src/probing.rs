@@ -16,7 +16,7 @@ fn is_special(selection: &Selection) -> bool {
 }
 
 /// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it
-/// cannot be, if it is taken in none, or in one and requires its bump.
+/// cannot be, if it is taken in none, or in one and requires its bump: to make do with that is its caller's choice.
 pub(crate) async fn probe(
     steering: &mut Steering,
     config: &Config,
@@ -55,17 +55,13 @@ pub(crate) async fn probe(
         Family::V4 => "iptables",
         Family::V6 => "ip6tables",
     };
-    if rule.level == Level::Require {
+    let why = format!("{program} refuses it: {why}");
+    let refused = (rule.level == Level::Require).then(|| {
         let other = name(other);
-        return Ok(Some(format!(
-            "it requires its bump over {other} too, and {program} refuses it: {why}"
-        )));
-    }
-    rule.narrowed = Some(Narrowed {
-        to: *only,
-        why: format!("{program} refuses it: {why}"),
+        format!("it requires its bump over {other} too, and {why}")
     });
-    Ok(None)
+    rule.narrowed = Some(Narrowed { to: *only, why });
+    Ok(refused)
 }
 
 /// The place in the file of what iptables may refuse in a rule.
@@ -88,7 +84,8 @@ fn place(rule: &Rule) -> String {
 /// As [`probe`], for all rules that the daemon starts with.
 ///
 /// # Errors
-/// A rule of the file is refused; a rule of the user is left out, and the log says so.
+/// A rule of the file is refused; a rule of the user is left out, and the log says so. But what one that was
+/// taken once requires is not to go in plain where it can be held: it is kept to the family that takes it.
 pub(crate) async fn probe_all(
     steering: &mut Steering,
     config: &Config,
@@ -104,6 +101,10 @@ pub(crate) async fn probe_all(
             Some(why) if rule.origin == RuleOrigin::Config => {
                 return Err(config.refuse(&place(&rule), why, None).into());
             }
+            Some(_) if rule.narrowed.is_some() => {
+                tell_narrowed(&rule);
+                kept.push(rule);
+            }
             Some(why) => tracing::warn!("rule {} is dropped: {why}", rule.id),
         }
     }
@@ -112,8 +113,10 @@ pub(crate) async fn probe_all(
 }
 
 fn tell_narrowed(rule: &Rule) {
-    if let Some(warning) = rule.warning() {
-        tracing::warn!("{warning}");
+    match (rule.warning(), rule.level) {
+        (None, _) => {}
+        (Some(warning), Level::Require) => tracing::error!("{warning}"),
+        (Some(warning), _) => tracing::warn!("{warning}"),
     }
 }
 
@@ -122,7 +125,9 @@ impl Daemon {
     pub(crate) async fn probe(&self, rule: &mut Rule) -> anyhow::Result<Option<String>> {
         let mut steerer = self.steerer.lock().await;
         let refused = probe(steerer.steering(), &self.config, rule).await?;
-        tell_narrowed(rule);
+        if refused.is_none() {
+            tell_narrowed(rule);
+        }
         Ok(refused)
     }
 

@@ -179,8 +179,13 @@ impl Rule {
     /// What the user should hear of it, if it is kept to one family.
     pub fn warning(&self) -> Option<String> {
         let Narrowed { to, why } = self.narrowed.as_ref()?;
-        let to = name(*to);
-        Some(format!("rule {} holds for {to} alone: {why}", self.id))
+        let (id, to) = (self.id, name(*to));
+        Some(match self.level {
+            Level::Require => {
+                format!("rule {id} requires its bump, but holds for {to} alone: {why}")
+            }
+            _ => format!("rule {id} holds for {to} alone: {why}"),
+        })
     }
 
     /// Notes whether it holds now; whether that is news.

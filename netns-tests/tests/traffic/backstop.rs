@@ -10,6 +10,7 @@ use netns_tests::daemon::wait;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::connect;
 use netns_tests::{Net, Node, Setup, isolated, kernel};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::require::is_tcp;
@@ -255,6 +256,56 @@ fn a_rule_that_one_ip_version_lacks_is_told_and_taken_up_later() {
             let saved = net.a.host.run("ip6tables-save -t mangle")?;
             ensure!(saved.contains("--dport 7001"), "{saved}");
             net.a.ctl(&required).map(drop)
+        })
+    });
+}
+
+/// What was granted is not taken back where it can be kept.
+#[test]
+fn what_a_saved_rule_requires_is_kept_where_it_can_be_and_told() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let made = net.a.ctl(&[
+                "rule",
+                "add",
+                "--dport",
+                "7000",
+                "--uid",
+                "0",
+                "--bump",
+                "seal",
+                "--require",
+            ])?;
+            net.a.stop(Signal::SIGTERM)?;
+            lacks(&net.a)?;
+            net.a.start()?;
+            net.wait_established()?;
+            let narrow = format!(
+                "rule {} requires its bump, but holds for IPv4 alone: ip6tables refuses it: Couldn't load match owner",
+                made["id"]
+            );
+            ensure!(warned(net) == [narrow.as_str()], "{:?}", warned(net));
+            let log = net.a.log();
+            let mut errors = log.lines().filter(|line| line.contains("ERROR"));
+            ensure!(errors.any(|line| line.contains(&narrow)), "{log}");
+            let _v4 = connect(&net.a.host, &net.b.host, server(7000))?;
+            net.a.wait_bump(7000, "seal")?;
+
+            // It is saved as it was made, and taken up whole.
+            gains(&net.a)?;
+            let pid = net.a.ctl(&["status"])?["pid"].to_string();
+            net.a.host.run(&format!("kill -HUP {pid}"))?;
+            wait("the warning to go", || warned(net).is_empty())?;
+            let ears = net.eavesdrop()?;
+            let _v6 = connect(&net.a.host, &net.b.host, server_v6(7000))?;
+            net.a.wait_bump(7000, "seal")?;
+            let heard = ears.finish()?;
+            for recording in [&heard.eth, &heard.wlan] {
+                let mut packets = recording.packets.iter();
+                ensure!(!packets.any(|packet| is_tcp(&packet.frame)), "in plain");
+            }
+            ensure!(net.a.saved()?.contains("\"require\": true"), "not saved");
+            Ok(())
         })
     });
 }
