@@ -25,6 +25,9 @@ pub(in crate::node) const MAX_CONNS: usize = 65_536;
 const EVICTION_SAMPLE: usize = 64;
 /// Segments without payload that wait to be sent, at most.
 const MAX_SEGMENTS: usize = 4096;
+/// How far the time stamp of a SYN that is still on its way may lie behind those of its connection: two minutes (RFC
+/// 9293, 3.4.1) of milliseconds. A host that restarted begins as near once in 36,000 times, and connects by then.
+const LIFETIME: u32 = 120_000;
 
 /// What became of a segment from the TUN.
 pub(crate) enum Taken {
@@ -122,11 +125,21 @@ impl Peer {
         }
     }
 
-    /// A connection begins: the time stamps of an earlier one between the same ports, by whichever bump, are none of
-    /// its. The host may have restarted, and a SYN with a time stamp that it never gave is answered in vain.
-    pub(in crate::node) fn forget_floor(&mut self, key: Key) {
-        let siblings = self.conns.get(key).map(|conn| conn.siblings.clone());
-        for key in siblings.into_iter().flatten().chain([key]) {
+    /// A connection begins with this SYN: the time stamps of an earlier one between the same ports, by whichever bump,
+    /// are none of its. The host may have restarted, and a SYN with a time stamp that it never gave is answered in
+    /// vain. But a SYN that waited for a path of one bump begins nothing where its connection went on by another.
+    pub(in crate::node) fn forget_floor(&mut self, key: Key, syn: &TcpFields<'_>) {
+        let Some(conn) = self.conns.get(key) else {
+            return;
+        };
+        let all: SmallVec<[Key; 4]> = conn.siblings.iter().copied().chain([key]).collect();
+        let mut floors = { all.iter() }.filter_map(|key| self.conns.get(*key)?.tsval_floor);
+        if let Some((tsval, _)) = fields::timestamps(syn)
+            && floors.any(|floor| (1..=LIFETIME).contains(&floor.wrapping_sub(tsval)))
+        {
+            return;
+        }
+        for key in all {
             if let Some(conn) = self.conns.get_mut(key) {
                 conn.tsval_floor = None;
             }

@@ -184,7 +184,7 @@ impl Peer {
             Err(taken) => return taken,
         };
         if tcp.flags & flags::SYN != 0 && before != Some(*incarnation) {
-            self.forget_floor(key);
+            self.forget_floor(key, tcp);
         }
         if self.is_refused(shared, key, tcp.flags) {
             shared.count(Counter::ConnectionRefused);

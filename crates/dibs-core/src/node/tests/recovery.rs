@@ -329,3 +329,21 @@ fn a_connection_begins_with_its_own_time_stamps() {
         assert_eq!(stamps, [first, first + 1], "{first}");
     }
 }
+
+/// It waited for a path that its bump needs, while its connection went on by another bump (seed 7009185).
+#[test]
+fn a_syn_that_comes_late_by_another_bump_takes_no_time_stamps_back() {
+    let mut pair = Pair::connected();
+    pair.send(0, 99, b"", flags::SYN, 5000);
+    pair.send(0, 100, b"data", 0, 9000);
+    pair.run(Duration::from_millis(100));
+    pair.bump = bump::SEAL;
+    pair.send(0, 99, b"", flags::SYN, 5000);
+    pair.run(Duration::from_millis(100));
+    pair.bump = BUMP;
+    pair.send(0, 104, b"late", 0, 8000);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.stream(1), b"datalate");
+    let stamps: Vec<u32> = pair.received(1).iter().map(|(.., tsval)| *tsval).collect();
+    assert_eq!(stamps, [5000, 9000, 9000, 9000]);
+}
