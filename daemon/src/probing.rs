@@ -165,6 +165,7 @@ impl Daemon {
                 .filter(|rule| wider.iter().any(|(id, _)| *id == rule.id))
                 .for_each(|rule| rule.narrowed = None);
         }
+        self.steer().await?;
         for (id, audience) in &wider {
             self.tell_of(
                 *audience,
@@ -173,7 +174,6 @@ impl Daemon {
                 &[("rule", id.to_string())],
             );
         }
-        self.steer().await?;
         let lives = self.connections().await?;
         self.enforce(&lives, None).await;
         for (bump, lives) in self.ruled(&lives, None) {

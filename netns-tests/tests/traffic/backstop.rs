@@ -207,6 +207,17 @@ fn gains(node: &Node) -> Result<()> {
     node.host.shell("rm /run/lacks").map(drop)
 }
 
+/// Has the daemon of `a` try its rules again, until IPv6 has one, and nothing is warned of.
+fn tries_again(net: &Net) -> Result<()> {
+    let pid = net.a.ctl(&["status"])?["pid"].to_string();
+    net.a.host.run(&format!("kill -HUP {pid}"))?;
+    wait("the rule in ip6tables", || {
+        let saved = net.a.host.run("ip6tables-save -t mangle");
+        saved.is_ok_and(|saved| saved.contains("--dport 700"))
+    })?;
+    wait("the warning to go", || warned(net).is_empty())
+}
+
 /// What `status` warns of, as far as it is about rules.
 fn warned(net: &Net) -> Vec<String> {
     let status = net.a.ctl(&["status"]).unwrap_or_default();
@@ -249,12 +260,8 @@ fn a_rule_that_one_ip_version_lacks_is_told_and_taken_up_later() {
             ensure!(said.trim_end().lines().count() == 1, "{said}");
 
             gains(&net.a)?;
-            let pid = net.a.ctl(&["status"])?["pid"].to_string();
-            net.a.host.run(&format!("kill -HUP {pid}"))?;
-            wait("the warning to go", || warned(net).is_empty())?;
+            tries_again(net)?;
             net.a.wait_bump(7001, "scramble")?;
-            let saved = net.a.host.run("ip6tables-save -t mangle")?;
-            ensure!(saved.contains("--dport 7001"), "{saved}");
             net.a.ctl(&required).map(drop)
         })
     });
@@ -293,9 +300,7 @@ fn what_a_saved_rule_requires_is_kept_where_it_can_be_and_told() {
 
             // It is saved as it was made, and taken up whole.
             gains(&net.a)?;
-            let pid = net.a.ctl(&["status"])?["pid"].to_string();
-            net.a.host.run(&format!("kill -HUP {pid}"))?;
-            wait("the warning to go", || warned(net).is_empty())?;
+            tries_again(net)?;
             let ears = net.eavesdrop()?;
             let _v6 = connect(&net.a.host, &net.b.host, server_v6(7000))?;
             net.a.wait_bump(7000, "seal")?;
