@@ -86,7 +86,7 @@ impl Peer {
         if run.unused {
             self.waiting
                 .drop_empty_batch(run.batch, &mut turn.shared.pool);
-        } else {
+        } else if self.waiting.has_batch(run.batch) {
             let used = if bump.is_sealed() { run.kept } else { run.at };
             self.waiting
                 .shrink_batch(run.batch, used, &mut turn.shared.pool);
@@ -410,7 +410,9 @@ impl Cutter<'_> {
                 };
                 self.run.unused = false;
                 if sealed.is_err() {
-                    // Nothing leaves without protection; the scrambler is ahead of what left.
+                    // Nothing leaves without protection, and nothing of it is kept; the scrambler is ahead of what
+                    // left.
+                    self.waiting.remove(pending, &mut turn.shared.pool);
                     turn.shared.count(Counter::KeysExhausted);
                     out.stream.break_chain();
                     turn.shared.scratch.truncate(self.run.at);
