@@ -224,6 +224,7 @@ mod tests {
             interface: interface.map(str::to_owned),
             address: address.map(|a| a.parse().unwrap()),
             trust: Trust::Trusted,
+            usage: Default::default(),
         }
     }
 

@@ -45,13 +45,6 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
         let message = format!("this version of dibsd does not carry {what} yet");
         Err(config.refuse(key, message, hint.map(str::to_owned)))
     };
-    if config.daemon.scheduler != dibs_config::Scheduler::Balanced {
-        return refuse(
-            "daemon.scheduler",
-            "this scheduler",
-            Some("it carries \"balanced\""),
-        );
-    }
     if config.paths.len() > MAX_PATHS {
         let key = format!("path.{MAX_PATHS}.name");
         return refuse(&key, &format!("more than {MAX_PATHS} paths"), None);

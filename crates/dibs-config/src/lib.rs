@@ -4,6 +4,7 @@
 //! sentence what is wrong, where, and what was probably meant. Nothing here touches the network;
 //! only [`load`] and the key readers touch files.
 
+mod amount;
 mod bumps;
 mod check;
 mod error;
@@ -12,6 +13,7 @@ mod match_expr;
 mod parse;
 mod selection;
 mod table;
+mod usage;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -20,7 +22,9 @@ use dibs_core::bump::Bump;
 use dibs_core::node::Opening;
 use ipnet::IpNet;
 
+pub use amount::{BadAmount, Rate, Volume};
 pub use check::{DaySpan, PortRange};
+pub use dibs_core::node::{Role, Scheduler};
 pub use error::{Error, Invalid};
 pub use keys::{
     KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
@@ -37,6 +41,8 @@ pub struct Config {
     pub daemon: Daemon,
     /// Each `[[path]]`, in order of the file; at least one is trusted.
     pub paths: Vec<PathConfig>,
+    /// Section `[prefer]`; none: the scheduler alone chooses.
+    pub prefer: Option<Prefer>,
     /// Each `[[peer]]`, in order of the file.
     pub peers: Vec<PeerConfig>,
     /// Those that are built in, then each device in order of the file.
@@ -53,6 +59,8 @@ pub struct Daemon {
     pub private_key_file: PathBuf,
     /// `/run/dibs/dibsd.sock`
     pub control_socket: PathBuf,
+    /// `/var/lib/dibs`; what is to outlive a start of the host is kept here.
+    pub state_dir: PathBuf,
     /// 5300; the UDP port of all paths.
     pub port: u16,
     /// 0x3f000000; one run of at least six bits of the firewall mark.
@@ -94,21 +102,6 @@ pub enum Integrity {
     Off,
 }
 
-/// How datagrams are shared out over the paths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheduler {
-    /// Earliest predicted delivery within the windows.
-    Balanced,
-    /// The lowest round trip with room.
-    LowestRtt,
-    /// In turn.
-    RoundRobin,
-    /// Every chunk by every path that its placement allows.
-    Redundant,
-    /// Blocking estimation: a slow path is left out where it would delay the fast one.
-    Blest,
-}
-
 /// What chained flows do while no trusted path is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTrustedDown {
@@ -138,6 +131,30 @@ pub struct PathConfig {
     pub address: Option<IpAddr>,
     /// This end's label.
     pub trust: Trust,
+    /// What it is for.
+    pub usage: PathUsage,
+}
+
+/// What a path may be used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathUsage {
+    /// `primary`
+    pub role: Role,
+    /// What this host sends by it at most, UDP payload; none: as much as it carries.
+    pub rate: Option<Rate>,
+    /// What it carries at most in a month, both ways, UDP payload; none: any.
+    pub volume: Option<Volume>,
+}
+
+/// Section `[prefer]`: new data by this path as long as it is usable; see [`dibs_core::node::Hint`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prefer {
+    /// One of [`Config::paths`].
+    pub path: String,
+    /// 100
+    pub weight: u32,
+    /// 2.0
+    pub delta: f64,
 }
 
 /// A `[[peer]]`.
@@ -256,7 +273,21 @@ impl Config {
 
     /// What the user should hear at each load, one sentence each.
     pub fn warnings(&self) -> Vec<String> {
+        self.warnings_with(|path| self.paths[path].usage.role)
+    }
+
+    /// The same where paths, by index, have other roles than the file gives them.
+    pub fn warnings_with(&self, role: impl Fn(usize) -> Role) -> Vec<String> {
         let mut warnings = Vec::new();
+        let trusted = self.paths.iter().enumerate();
+        let mut trusted = trusted.filter(|(_, path)| path.trust == Trust::Trusted);
+        if trusted.all(|(index, _)| role(index) == Role::Never) {
+            warnings.push(
+                "every trusted path has the role never: keys cannot be agreed, and nothing that \
+                 needs a trusted path is carried"
+                    .to_owned(),
+            );
+        }
         for (_, bump) in self.bumps_used() {
             let warning = bump.built_in().and_then(|bump| bump.warning);
             if let Some(warning) = warning.map(str::to_owned)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dibs_core::node::{Opening, Place};
+use dibs_core::node::{Opening, Place, Role, Scheduler};
 use ipnet::IpNet;
 
 use crate::bumps;
@@ -11,13 +11,14 @@ use crate::error::Error;
 use crate::table::{Source, Table, Value, Wrong, meant};
 use crate::{
     BumpConfig, Config, Daemon, Fail, Integrity, Level, MatchExpr, OnTrustedDown, PathConfig,
-    PeerConfig, PortRange, Protocol, RuleConfig, Scheduler, Selection, Trust,
+    PeerConfig, PortRange, Protocol, RuleConfig, Selection, Trust, usage,
 };
 
-const SECTIONS: &[&str] = &["daemon", "path", "peer", "bump", "rule"];
+const SECTIONS: &[&str] = &["daemon", "path", "prefer", "peer", "bump", "rule"];
 const DAEMON: &[&str] = &[
     "private_key_file",
     "control_socket",
+    "state_dir",
     "port",
     "mark_mask",
     "table_base",
@@ -29,7 +30,15 @@ const DAEMON: &[&str] = &[
     "default_bump",
     "gateway",
 ];
-const PATH: &[&str] = &["name", "interface", "address", "trust"];
+const PATH: &[&str] = &[
+    "name",
+    "interface",
+    "address",
+    "trust",
+    "role",
+    "rate",
+    "volume",
+];
 const PEER: &[&str] = &[
     "name",
     "public_key",
@@ -69,6 +78,10 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
 
     let (daemon, default_bump, gateway) = daemon(root.take("daemon"))?;
     let paths = paths(tables(&mut root, "path", "[[path]]", PATH)?)?;
+    let prefer = root.take("prefer");
+    let prefer = prefer
+        .map(|value| usage::prefer(value, &paths))
+        .transpose()?;
     let peers = peers(tables(&mut root, "peer", "[[peer]]", PEER)?, &paths)?;
     let gateway = match gateway {
         Some(value) => networks_behind(value, &peers)?,
@@ -93,6 +106,7 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     let config = Config {
         daemon,
         paths,
+        prefer,
         peers,
         bumps,
         rules,
@@ -103,6 +117,14 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
             "path.0.trust",
             "no path is trusted, and keys are agreed over a trusted one".to_owned(),
             Some("write trust = \"trusted\" in the [[path]] that nobody listens to".to_owned()),
+        ));
+    }
+    let never = |path: &PathConfig| path.usage.role == Role::Never;
+    if config.paths.iter().all(never) {
+        return Err(config.refuse(
+            "path.0.role",
+            "every path has the role never, and nothing would be carried".to_owned(),
+            Some("give one of them another role".to_owned()),
         ));
     }
     contradictions(&config)?;
@@ -132,12 +154,13 @@ fn daemon(
     let mut daemon = Daemon {
         private_key_file: PathBuf::from("/etc/dibs/private.key"),
         control_socket: PathBuf::from("/run/dibs/dibsd.sock"),
+        state_dir: PathBuf::from("/var/lib/dibs"),
         port: 5300,
         mark_mask: 0x3f00_0000,
         table_base: 5200,
         fail: Fail::Closed,
         integrity: Integrity::On,
-        scheduler: Scheduler::Balanced,
+        scheduler: Scheduler::default(),
         trusted_share: 0.05,
         on_trusted_down: OnTrustedDown::Hold,
         default_bump: None,
@@ -152,6 +175,9 @@ fn daemon(
     }
     if let Some(value) = table.take("control_socket") {
         daemon.control_socket = socket(&value)?;
+    }
+    if let Some(value) = table.take("state_dir") {
+        daemon.state_dir = absolute(&value)?;
     }
     if let Some(value) = table.take("port") {
         daemon.port = port(&value)?;
@@ -170,13 +196,7 @@ fn daemon(
         daemon.integrity = value.one_of(&[("on", Integrity::On), ("off", Integrity::Off)])?;
     }
     if let Some(value) = table.take("scheduler") {
-        daemon.scheduler = value.one_of(&[
-            ("balanced", Scheduler::Balanced),
-            ("lowest-rtt", Scheduler::LowestRtt),
-            ("round-robin", Scheduler::RoundRobin),
-            ("redundant", Scheduler::Redundant),
-            ("blest", Scheduler::Blest),
-        ])?;
+        daemon.scheduler = usage::scheduler(&value)?;
     }
     if let Some(value) = table.take("trusted_share") {
         daemon.trusted_share = value.number(0.0..=1.0)?;
@@ -235,6 +255,7 @@ fn paths(tables: Vec<Table<'_>>) -> Result<Vec<PathConfig>, Error> {
                 .map(|v| v.parse(check::local_address))
                 .transpose()?,
             trust: label.one_of(&[("trusted", Trust::Trusted), ("untrusted", Trust::Untrusted)])?,
+            usage: usage::usage(&mut table)?,
         };
         let same = paths.iter().find(|other| {
             other.interface == path.interface
@@ -525,14 +546,20 @@ fn file(value: &Value<'_>) -> Result<PathBuf, Error> {
     })
 }
 
+/// From wherever the daemon starts, it is to be the same.
+fn absolute(value: &Value<'_>) -> Result<PathBuf, Error> {
+    let path = file(value)?;
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err(value.error(Wrong::bare("is not an absolute path"))),
+    }
+}
+
 /// A socket's address has room for 107 bytes and a zero: unix(7). The daemon keeps its state and its lock
 /// beside the socket, in files that have its name but for these endings.
 fn socket(value: &Value<'_>) -> Result<PathBuf, Error> {
-    let path = file(value)?;
     // Choices lie beside it: from another directory the next daemon would not find them.
-    if !path.is_absolute() {
-        return Err(value.error(Wrong::bare("is not an absolute path")));
-    }
+    let path = absolute(value)?;
     if let Some(taken) = { path.extension() }.filter(|end| *end == "state" || *end == "lock") {
         return Err(value.error(Wrong::bare(format!(
             "ends in .{}, as the file beside it that the daemon keeps",

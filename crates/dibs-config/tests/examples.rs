@@ -45,7 +45,7 @@ fn commented_keys_are_right_and_show_the_defaults() {
         .collect();
     let (section, _) = uncommented.split_once("[[path]]").unwrap();
     let assignments = section.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(assignments, 12, "each key of [daemon] is shown:\n{section}");
+    assert_eq!(assignments, 13, "each key of [daemon] is shown:\n{section}");
 
     let (shown, shipped) = (
         parse("shown", &uncommented).unwrap(),
@@ -60,6 +60,10 @@ fn commented_keys_are_right_and_show_the_defaults() {
     assert_eq!(shown.daemon.gateway.len(), 2);
     assert_eq!(shown.rules.len(), shipped.rules.len() + 2);
     assert!(shown.bump("vpn").unwrap().device().is_some());
+    assert_eq!(shown.paths[0], shipped.paths[0]);
+    let wlan = shown.paths[1].usage;
+    assert!(wlan.rate.is_some() && wlan.volume.is_some());
+    assert!(shown.prefer.is_some_and(|prefer| prefer.path == "wlan"));
     assert!(shown.peers[0].preshared_key_file.is_some());
 }
 

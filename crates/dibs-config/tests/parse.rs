@@ -1,10 +1,11 @@
 //! What the file may say, what it may not, and how it is told.
 
 use dibs_config::{
-    Config, Error, Fail, Integrity, Invalid, Level, OnTrustedDown, Scheduler, Trust, load, parse,
+    Config, Error, Fail, Integrity, Invalid, Level, OnTrustedDown, PathUsage, Prefer, Trust, load,
+    parse,
 };
 use dibs_core::bump::{KINDS, Method, Padding};
-use dibs_core::node::Opening;
+use dibs_core::node::{Opening, Role, Scheduler};
 
 const KEY: &str = "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=";
 const KEY2: &str = "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=";
@@ -314,6 +315,31 @@ fn places_and_hints() {
             "\"balanced\"",
             "\"ballanced\"",
             "10:20: scheduler cannot be \"ballanced\"; hint: did you mean \"balanced\"?",
+        ),
+        (
+            "address = \"10.0.2.1\"",
+            "role = \"bakcup\"",
+            "23:8: role cannot be \"bakcup\"; hint: did you mean \"backup\"?",
+        ),
+        (
+            "address = \"10.0.2.1\"",
+            "rate = \"20 MB\"",
+            "23:8: rate cannot be \"20 MB\"; hint: write a number with kbit, Mbit or Gbit (a second), such as \"20 Mbit\"",
+        ),
+        (
+            "address = \"10.0.2.1\"",
+            "rate = 20",
+            "23:8: rate is an integer, but has to be a string",
+        ),
+        (
+            "address = \"10.0.2.1\"",
+            "volume = \"1 kB\"",
+            "23:10: volume has to be within 1 MB and 1000000 TB",
+        ),
+        (
+            "control_socket   = \"/run/dibs/dibsd.sock\"",
+            "state_dir = \"lib\"",
+            "4:13: state_dir is not an absolute path",
         ),
         (
             "bump = \"scramble\"",
@@ -868,4 +894,93 @@ fn a_gateway_names_the_networks_behind_it_and_none_of_a_peers() {
             .to_string();
         assert!(error.contains(said), "{networks}: {error}");
     }
+}
+
+#[test]
+fn paths_have_roles_and_limits_and_one_may_be_preferred() {
+    let with = |more: &str, end: &str| {
+        let address = "address = \"10.0.2.1\"";
+        contract().replace(address, &format!("{address}\n{more}")) + end
+    };
+    let config = good(&contract());
+    assert_eq!(config.prefer, None);
+    assert!(
+        config
+            .paths
+            .iter()
+            .all(|path| path.usage == PathUsage::default())
+    );
+
+    let limits = "role = \"backup\"\nrate = \"20 Mbit\"\nvolume = \"10 GB\"";
+    let config = good(&with(limits, "\n[prefer]\npath = \"wlan\"\n"));
+    let wlan = config.paths[1].usage;
+    assert_eq!(wlan.role, Role::Backup);
+    assert_eq!(wlan.rate.map(|rate| rate.bits()), Some(20_000_000));
+    assert_eq!(
+        wlan.volume.map(|volume| volume.bytes()),
+        Some(10_000_000_000)
+    );
+    let prefer = |weight, delta| Prefer {
+        path: "wlan".to_owned(),
+        weight,
+        delta,
+    };
+    assert_eq!(config.prefer, Some(prefer(100, 2.0)));
+    let section = "\n[prefer]\npath = \"wlan\"\nweight = 0\ndelta = 1\n";
+    assert_eq!(good(&with("", section)).prefer, Some(prefer(0, 1.0)));
+
+    for (end, said) in [
+        (
+            "path = \"wlna\"",
+            "path \"wlna\" is no path; hint: did you mean \"wlan\"?",
+        ),
+        ("weight = 1", "[prefer] lacks \"path\""),
+        (
+            "path = \"wlan\"\nweight = 10001",
+            "weight has to be within 0 and 10000",
+        ),
+        (
+            "path = \"wlan\"\ndelta = 0.9",
+            "delta has to be within 1 and 1000",
+        ),
+        (
+            "path = \"wlan\"\ncolour = 1",
+            "unknown key \"colour\" in [prefer]",
+        ),
+    ] {
+        let found = fault(&with("", &format!("\n[prefer]\n{end}\n"))).to_string();
+        assert!(found.contains(said), "{found}");
+    }
+    let never = with("role = \"never\"", "\n[prefer]\npath = \"wlan\"\n");
+    let found = fault(&never).to_string();
+    assert!(found.contains("path \"wlan\" is never used"), "{found}");
+}
+
+#[test]
+fn each_scheduler_is_known() {
+    for scheduler in Scheduler::ALL {
+        let text = contract().replace("\"balanced\"", &format!("\"{scheduler}\""));
+        assert_eq!(good(&text).daemon.scheduler, scheduler);
+    }
+}
+
+#[test]
+fn something_has_to_be_carried() {
+    let never = |text: &str, trust: &str| {
+        text.replace(
+            &format!("trust = \"{trust}\""),
+            &format!("trust = \"{trust}\"\nrole = \"never\""),
+        )
+    };
+    let one = never(&contract(), "trusted");
+    let warnings = good(&one).warnings();
+    let says = |warning: &String| warning.contains("every trusted path has the role never");
+    assert!(warnings.iter().any(says), "{warnings:?}");
+    let other = good(&never(&contract(), "untrusted")).warnings();
+    assert!(!other.iter().any(says), "{other:?}");
+    let found = fault(&never(&one, "untrusted")).to_string();
+    assert!(
+        found.starts_with("dibs.toml:19:8: every path has the role never"),
+        "{found}"
+    );
 }
