@@ -29,6 +29,7 @@ use crate::fresh::Fresh;
 use crate::interfaces::{Interfaces, own_addresses};
 use crate::listing::Dropped;
 use crate::live::Registry;
+use crate::preferences::Preferences;
 use crate::saved::{Forward, Saved, SavedChoice, StateFile};
 use crate::steering::Steerer;
 use crate::switching::Call;
@@ -60,6 +61,8 @@ pub struct Daemon {
     pub(crate) host: u64,
     pub(crate) started: Instant,
     pub(crate) state: RefCell<State>,
+    /// How paths are used.
+    pub(crate) preferences: RefCell<Preferences>,
     pub(crate) registry: RefCell<Registry>,
     /// Taken while a user's request changes something.
     pub(crate) changes: Turns,
@@ -101,6 +104,8 @@ pub struct Daemon {
     pub(crate) hours_due: Notify,
     /// Wakes who looks which peers have a session.
     pub(crate) sessions_due: Notify,
+    /// Wakes who counts what paths carry.
+    pub(crate) volumes_due: Notify,
     file: StateFile,
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
@@ -144,6 +149,7 @@ impl Daemon {
         backstop: Backstop,
         file: StateFile,
         state: State,
+        preferences: Preferences,
         host: u64,
         first_request: u32,
         clock: Option<Forward>,
@@ -156,6 +162,7 @@ impl Daemon {
             host,
             started: Instant::now(),
             state: RefCell::new(state),
+            preferences: RefCell::new(preferences),
             registry: RefCell::default(),
             changes: Turns::new(CHANGES_OF_UID),
             looks: Turns::new(CLIENTS_OF_UID),
@@ -178,6 +185,7 @@ impl Daemon {
             locks_due: Notify::new(),
             hours_due: Notify::new(),
             sessions_due: Notify::new(),
+            volumes_due: Notify::new(),
             file,
             questions: RefCell::default(),
             next_request: Cell::new(first_request),
@@ -232,6 +240,7 @@ impl Daemon {
             addresses: state.addresses.clone(),
             devices: self.device_names(),
             clock: Some(self.clock()),
+            preferences: self.preferences.borrow().wishes().clone(),
             ..Saved::default()
         };
         let saved = self.file.save(&saved);

@@ -21,6 +21,7 @@ mod listing;
 pub mod live;
 pub mod locking;
 mod paths;
+pub mod preferences;
 mod preferring;
 mod privileges;
 mod probing;
@@ -35,6 +36,7 @@ mod switching;
 pub mod tracking;
 mod translated;
 mod turns;
+mod volumes;
 
 use dibs_switch::{conns, messages, plausible};
 use std::path::Path;
@@ -51,6 +53,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use daemon::{Daemon, PeerState, Refused, State};
 use driver::{Driver, Notices};
 use interfaces::{Interfaces, Inventory};
+use preferences::Preferences;
 use saved::{Forward, Saved, SavedRule, StateFile};
 use steering::Steerer;
 
@@ -89,7 +92,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         Forward::now(daemon::since_1970(), uptime, Some(before))
     });
     let earliest = clock.map(Forward::after).unwrap_or_default();
-    let (driver, notices, thread) = start_data_path(&config, &inventory, earliest)?;
+    let preferences = Preferences::new(&config, &saved.preferences);
+    let (driver, notices, thread) = start_data_path(&config, &inventory, &preferences, earliest)?;
     let host = host_id(&dibs_config::read_private_key(&config.daemon.private_key_file)?.public());
     let mut state = initial_state(&config, &saved, inventory)?;
     let peers: Vec<u64> = { config.peers.iter() }
@@ -116,6 +120,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         dibs_policy::Backstop::open()?,
         file,
         state,
+        preferences,
         host,
         first_request,
         clock,
@@ -146,6 +151,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
     let ended = main_loop(&daemon, listener, notices).await;
+    // If the data path has ended, its end is what is told.
+    let _ = daemon.look_at_volumes(true).await;
     daemon.let_go();
     // Whoever asks from now on learns that nobody is here.
     let _ = std::fs::remove_file(&socket);
@@ -177,6 +184,7 @@ async fn main_loop(
     tokio::task::spawn_local(background::sweep(own()));
     tokio::task::spawn_local(hours::keep(own()));
     tokio::task::spawn_local(preferring::keep(own()));
+    tokio::task::spawn_local(volumes::keep(own()));
     tokio::task::spawn_local(tracking::follow(own()));
     tokio::task::spawn_local(switching::keep_calling(own()));
     tokio::task::spawn_local(locking::ask(own()));
@@ -212,12 +220,15 @@ async fn reapply(daemon: &Rc<Daemon>) {
 fn start_data_path(
     config: &Config,
     inventory: &Inventory,
+    preferences: &Preferences,
     earliest: Duration,
 ) -> anyhow::Result<(Driver, Notices, JoinHandle<std::io::Result<()>>)> {
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
     let now = Time::from_nanos(dibs_io::boottime_ns());
-    let node = Node::new(now, startup::node_config(config, inventory)?, seed)?;
+    let mut node = startup::node_config(config, inventory)?;
+    preferences.put_into(&mut node, config);
+    let node = Node::new(now, node, seed)?;
     let names = config.paths.iter().map(|path| path.name.clone()).collect();
     let (driver, notices, thread) =
         driver::start(node, names, earliest).context("cannot start the data path")?;

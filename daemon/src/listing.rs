@@ -8,7 +8,7 @@ use dibs_control::{
     BumpInfo, ErrorKind, Failure, PathInfo, PathState, PeerInfo, PeerState, Status,
 };
 use dibs_core::bump::Bump;
-use dibs_core::node::{PathSnapshot, PeerSnapshot};
+use dibs_core::node::{PathSnapshot, PeerSnapshot, Unused};
 use dibs_core::session;
 use tokio::time::timeout;
 
@@ -40,7 +40,7 @@ impl Daemon {
         let failed = |error: Gone| Failure::new(ErrorKind::Failed, error.to_string());
         let connections = self.visible_lives(caller).await?.len() as u64;
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
-        let mut warnings = self.config.warnings();
+        let mut warnings = self.preferences.borrow().warnings(&self.config);
         warnings.extend(gateway::faults(&self.config));
         warnings.extend(
             self.state
@@ -279,7 +279,13 @@ impl Daemon {
         let path = &self.config.paths[local];
         let (_, mtu) = self.state.borrow().inventory.path_state(path);
         let lack = self.lack_of_path(local);
-        PathInfo {
+        let forbidden = self.preferences.borrow().forbids(local);
+        let unused = match (forbidden, &lack) {
+            (Some(why), _) => why,
+            (None, Some(_)) => Unused::InterfaceDown,
+            (None, None) => Unused::Joining,
+        };
+        let mut info = PathInfo {
             name: path.name.clone(),
             peer: self.peer_name(peer).to_owned(),
             trust: trust(path.trust == dibs_config::Trust::Trusted),
@@ -298,8 +304,21 @@ impl Daemon {
             pacing_rate: None,
             gso: false,
             preferred: false,
-            reason: lack.or_else(|| Some("there is no session with the peer".to_owned())),
-        }
+            role: String::new(),
+            rate_limit: None,
+            volume: None,
+            volume_used: None,
+            scheduler: String::new(),
+            unused: Some(unused.reason().to_owned()),
+            reason: match forbidden {
+                Some(why) => Some(why.reason().to_owned()),
+                None => lack.or_else(|| Some("there is no session with the peer".to_owned())),
+            },
+        };
+        self.preferences
+            .borrow()
+            .describe(&self.config, local, &mut info);
+        info
     }
 
     fn path_info(&self, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
@@ -311,7 +330,9 @@ impl Daemon {
             "joining" => PathState::Validating,
             _ => PathState::Down,
         };
+        let forbidden = self.preferences.borrow().forbids(seen.local);
         let reason = match (seen.state, &lack) {
+            _ if forbidden.is_some() => forbidden.map(Unused::reason),
             (_, Some(lack)) => Some(lack.as_str()),
             ("active", _) if seen.held_by_trust => {
                 Some("data waits for this trusted path, though another could carry it")
@@ -328,7 +349,7 @@ impl Daemon {
         let measured = |duration: Duration| {
             (stats.received > 0 && !duration.is_zero()).then_some(duration.as_micros() as u64)
         };
-        PathInfo {
+        let mut info = PathInfo {
             name: path.name.clone(),
             peer: self.peer_name(seen.peer).to_owned(),
             trust: trust(seen.trusted),
@@ -351,8 +372,18 @@ impl Daemon {
                 socket.gso_v6
             },
             preferred: false,
+            role: String::new(),
+            rate_limit: None,
+            volume: None,
+            volume_used: None,
+            scheduler: String::new(),
+            unused: seen.unused.map(|why| why.reason().to_owned()),
             reason: reason.map(str::to_owned),
-        }
+        };
+        self.preferences
+            .borrow()
+            .describe(&self.config, seen.local, &mut info);
+        info
     }
 }
 

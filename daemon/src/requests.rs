@@ -80,7 +80,11 @@ impl Daemon {
             Request::Cleanup if !caller.is_root() => {
                 return Err(Failure::new(ErrorKind::Denied, "only root may clean up"));
             }
-            Request::Cleanup => true,
+            Request::PathChange(_) if !caller.is_root() => {
+                let why = "only root may change how paths are used, for that concerns everybody";
+                return Err(Failure::new(ErrorKind::Denied, why));
+            }
+            Request::Cleanup | Request::PathChange(_) => true,
             _ => false,
         };
         let (_changing, _looking) = match changes {
@@ -113,6 +117,8 @@ impl Daemon {
             }
             Request::RuleDel { id } => self.rule_del(caller, id).await.map(|()| Reply::Done),
             Request::PathList => self.path_list().await.map(Reply::Paths).map_err(failed),
+            Request::PathPreferences => Ok(Reply::Preferences(self.path_preferences())),
+            Request::PathChange(change) => self.change_paths(change).await.map(Reply::Preferences),
             Request::PeerList => self.peer_list().await.map(Reply::Peers).map_err(failed),
             Request::BumpList => self.bump_list().await.map(Reply::Bumps).map_err(failed),
             Request::Events => Ok(Reply::Following),

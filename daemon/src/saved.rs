@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bumps::{Carried, translation};
 use crate::conns::{Choice, Pair};
+use crate::preferences::Wishes;
 use crate::rules::ROOT;
 
 /// The form of the file; others are refused.
@@ -52,6 +53,9 @@ pub struct Saved {
     /// How late it was when this was written, for the daemon's calls.
     #[serde(default)]
     pub clock: Option<Forward>,
+    /// How paths are used otherwise than the configuration says.
+    #[serde(default)]
+    pub preferences: Wishes,
 }
 
 /// A time of day that does not go back, whatever becomes of the host's clock: peers refuse a call that is older
@@ -131,6 +135,7 @@ impl Default for Saved {
             addresses: Vec::new(),
             devices: BTreeMap::new(),
             clock: None,
+            preferences: Wishes::default(),
         }
     }
 }

@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
-use dibs_control::{ConnId, Match, RuleId, Selector, Terms};
+use dibs_config::{BadAmount, Rate, Role, Scheduler, Volume};
+use dibs_control::{ConnId, Limit, Match, RuleId, Selector, Terms};
 use ipnet::IpNet;
 
 /// Sees and steers what dibsd does to this host's connections.
@@ -146,8 +148,49 @@ pub(crate) enum RuleCommand {
 
 #[derive(Subcommand)]
 pub(crate) enum PathCommand {
-    /// Trust, state, round trip, loss and load
+    /// Trust, role, state, round trip, loss and load, and why a path is not used
     List,
+    /// Send new data by this path as long as it is usable: it answers, and its round trip is not too long
+    Prefer {
+        /// As `path list` shows it
+        name: String,
+        /// When it stops answering, send it so many probes before they come more slowly; 100 without
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+        weight: Option<u32>,
+        /// Use it while its round trip is at most so many times the least of all; 2 without
+        #[arg(long, value_name = "F")]
+        delta: Option<f64>,
+    },
+    /// Send new data as the scheduler chooses
+    Unprefer,
+    /// Share out new data over the paths otherwise; without a name, say how it is done now
+    Scheduler {
+        /// Which
+        #[arg(value_parser = PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name)))]
+        name: Option<String>,
+    },
+    /// Say what a path is for
+    Role {
+        /// As `path list` shows it
+        name: String,
+        /// For data; for what the others have no room for; for when the others are gone; for nothing
+        #[arg(value_parser = PossibleValuesParser::new(Role::ALL.map(Role::name)))]
+        role: String,
+    },
+    /// Limit what a path carries
+    #[command(group(ArgGroup::new("limit").args(["rate", "volume"]).required(true).multiple(true)))]
+    Limit {
+        /// As `path list` shows it
+        name: String,
+        /// What this host sends by it at most, such as "20 Mbit" a second, or none
+        #[arg(long, value_parser = rate)]
+        rate: Option<Limit>,
+        /// What it carries at most in a calendar month, both ways, such as "10 GB", or none
+        #[arg(long, value_parser = volume)]
+        volume: Option<Limit>,
+    },
+    /// Use the paths as the configuration file says again
+    Reset,
 }
 
 #[derive(Subcommand)]
@@ -296,6 +339,20 @@ impl From<ClassArgs> for Selector {
             peer,
             pid: None,
         })
+    }
+}
+
+fn rate(text: &str) -> Result<Limit, BadAmount> {
+    match text {
+        "none" => Ok(Limit::None),
+        _ => text.parse().map(|rate: Rate| Limit::At(rate.bits())),
+    }
+}
+
+fn volume(text: &str) -> Result<Limit, BadAmount> {
+    match text {
+        "none" => Ok(Limit::None),
+        _ => text.parse().map(|volume: Volume| Limit::At(volume.bytes())),
     }
 }
 

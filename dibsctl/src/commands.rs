@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
-use dibs_control::{Changed, Client, ClientError, Match, NewRule, Selector};
+use dibs_control::{Changed, Client, ClientError, Match, NewRule, PathChange, Selector};
 use dibs_lab::dibs::Programs;
 use serde::Serialize;
 
@@ -70,10 +70,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 format!("rule {id} is deleted\n")
             })
         }
-        Command::Path(PathCommand::List) => {
-            let paths = connect()?.paths()?;
-            show_list(json, &paths, "path", || render::paths(&paths))
-        }
+        Command::Path(command) => path(json, connect()?, command),
         Command::Peer(PeerCommand::List) => {
             let peers = connect()?.peers()?;
             show_list(json, &peers, "peer", || render::peers(&peers, now))
@@ -150,6 +147,44 @@ fn show_list<T: Serialize>(
             human().to_string()
         }
     })
+}
+
+/// Shows the paths, or changes how they are used.
+fn path(json: bool, mut client: Client, command: PathCommand) -> Result<()> {
+    let change = match command {
+        PathCommand::List => {
+            let paths = client.paths()?;
+            return show_list(json, &paths, "path", || render::paths(&paths));
+        }
+        PathCommand::Scheduler { name: None } => {
+            let now = client.preferences()?;
+            return show(json, &now, || render::scheduler(&now));
+        }
+        PathCommand::Scheduler { name: Some(name) } => PathChange::Scheduler { name },
+        PathCommand::Prefer {
+            name: path,
+            weight,
+            delta,
+        } => PathChange::Prefer {
+            path,
+            weight,
+            delta,
+        },
+        PathCommand::Unprefer => PathChange::Unprefer,
+        PathCommand::Role { name: path, role } => PathChange::Role { path, role },
+        PathCommand::Limit {
+            name: path,
+            rate,
+            volume,
+        } => PathChange::Limit { path, rate, volume },
+        PathCommand::Reset => PathChange::Reset,
+    };
+    let now = client.change_paths(change.clone())?;
+    show(json, &now, || render::path_change(&change, &now))?;
+    if !json {
+        warn(&now.warnings);
+    }
+    Ok(())
 }
 
 /// Changes connections, and says meanwhile on a terminal how far that is.

@@ -3,13 +3,14 @@
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
+use dibs_config::{Rate, Volume};
 use dibs_control::{
-    BumpInfo, Changed, ConnInfo, Event, Integrity, PathInfo, PathState, PeerInfo, PeerState,
-    RuleInfo, RuleMade, RuleOrigin, Status, Trust,
+    BumpInfo, Changed, ConnInfo, Event, Integrity, PathChange, PathInfo, PathState, PathUsage,
+    PeerInfo, PeerState, Preferences, RuleInfo, RuleMade, RuleOrigin, Status, Trust,
 };
 
 use crate::table::Table;
-use crate::units::{age, bytes, count, micros, percent, printable, rate};
+use crate::units::{age, bytes, count, micros, percent, printable, rate, volume};
 
 pub(crate) fn status(status: &Status, now: f64) -> String {
     let mut text = format!(
@@ -161,6 +162,7 @@ pub(crate) fn paths(paths: &[PathInfo]) -> Table {
         "PATH",
         "PEER",
         "TRUST",
+        "ROLE",
         "STATE",
         "REMOTE",
         ">RTT",
@@ -170,6 +172,8 @@ pub(crate) fn paths(paths: &[PathInfo]) -> Table {
         ">WINDOW",
         ">IN FLIGHT",
         ">PACED",
+        ">LIMIT",
+        ">VOLUME",
         ">MTU",
         "NOTE",
     ];
@@ -188,11 +192,14 @@ pub(crate) fn paths(paths: &[PathInfo]) -> Table {
             .then_some("preferred")
             .into_iter()
             .chain(path.reason.as_deref())
+            // Where it is not up, the reason says why.
+            .chain({ path.unused.as_deref() }.filter(|_| path.state == PathState::Up))
             .collect();
         [
             path.name.clone(),
             path.peer.clone(),
             trust.to_owned(),
+            path.role.clone(),
             state.to_owned(),
             path.remote
                 .map(|remote| remote.to_string())
@@ -204,11 +211,70 @@ pub(crate) fn paths(paths: &[PathInfo]) -> Table {
             bytes(path.cwnd),
             bytes(path.in_flight),
             path.pacing_rate.map(rate).unwrap_or_default(),
+            { path.rate_limit }.map_or_else(String::new, |bits| rate(bits / 8)),
+            { path.volume }.map_or_else(String::new, |all| {
+                let used = volume(path.volume_used.unwrap_or_default());
+                format!("{used} of {}", volume(all))
+            }),
             path.mtu.to_string(),
             notes.join("; "),
         ]
     };
     Table::new(headers, paths.iter().map(row))
+}
+
+/// How new data is shared out.
+pub(crate) fn scheduler(now: &Preferences) -> String {
+    match &now.prefer {
+        Some(_) => format!("{}; {}", printable(&now.scheduler), preferred(now)),
+        None => format!("{}\n", printable(&now.scheduler)),
+    }
+}
+
+/// What a change of the use of paths came to.
+pub(crate) fn path_change(change: &PathChange, now: &Preferences) -> String {
+    match change {
+        PathChange::Prefer { .. } | PathChange::Unprefer => preferred(now),
+        PathChange::Scheduler { .. } => {
+            format!("the scheduler is {}\n", printable(&now.scheduler))
+        }
+        PathChange::Role { path, .. } | PathChange::Limit { path, .. } => {
+            let changed = now.paths.iter().filter(|usage| usage.name == *path);
+            changed.map(usage).collect()
+        }
+        PathChange::Reset => {
+            let paths: String = now.paths.iter().map(usage).collect();
+            let scheduler = printable(&now.scheduler);
+            let preferred = preferred(now);
+            format!(
+                "as in the configuration file: the scheduler is {scheduler}\n{preferred}{paths}"
+            )
+        }
+    }
+}
+
+fn preferred(now: &Preferences) -> String {
+    match &now.prefer {
+        Some(prefer) => format!(
+            "path {} is preferred (weight {}, delta {})\n",
+            printable(&prefer.path),
+            prefer.weight,
+            prefer.delta
+        ),
+        None => "no path is preferred\n".to_owned(),
+    }
+}
+
+/// `path wlan: backup, 20 Mbit a second, 10 GB a month`
+fn usage(usage: &PathUsage) -> String {
+    let mut text = format!("path {}: {}", usage.name, usage.role);
+    if let Some(rate) = usage.rate_limit.and_then(|bits| Rate::new(bits).ok()) {
+        text += &format!(", {rate} a second");
+    }
+    if let Some(volume) = usage.volume.and_then(|bytes| Volume::new(bytes).ok()) {
+        text += &format!(", {volume} a month");
+    }
+    printable(&text) + "\n"
 }
 
 pub(crate) fn peers(peers: &[PeerInfo], now: f64) -> Table {

@@ -14,6 +14,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
     )
 }
 
+/// `512 B`, `1.5 GB`: as volumes are agreed on.
+pub(crate) fn volume(bytes: u64) -> String {
+    scaled(bytes as f64, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB"])
+}
+
 /// Bytes per second as `1.5 Mbit/s`.
 pub(crate) fn rate(bytes: u64) -> String {
     scaled(
@@ -82,6 +87,7 @@ mod tests {
         assert_eq!(bytes(1024 * 1024 - 1), "1 MiB");
         assert_eq!(bytes(u64::MAX), "16384 PiB");
         assert_eq!([rate(125), rate(125_000_000)], ["1 kbit/s", "1 Gbit/s"]);
+        assert_eq!([volume(999), volume(10_000_000_000)], ["999 B", "10 GB"]);
         assert_eq!(
             [micros(27), micros(1500), micros(90_000_000)],
             ["27 us", "1.5 ms", "90 s"]

@@ -9,8 +9,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::codec::{LineBuffer, MAX_REPLY, decode_reply, encode_request};
 use crate::{
-    BumpInfo, Changed, ConnInfo, Event, Failure, NewRule, PathInfo, PeerInfo, Reply, Request,
-    RuleId, RuleInfo, RuleMade, Selector, Status,
+    BumpInfo, Changed, ConnInfo, Event, Failure, NewRule, PathChange, PathInfo, PeerInfo,
+    Preferences, Reply, Request, RuleId, RuleInfo, RuleMade, Selector, Status,
 };
 
 /// How long the daemon has for an answer. `enable` waits for the peer, so this is longer than the
@@ -188,6 +188,16 @@ impl Client {
         }
     }
 
+    /// [`Request::PathPreferences`]
+    pub fn preferences(&mut self) -> Result<Preferences, ClientError> {
+        self.preferences_after(&Request::PathPreferences)
+    }
+
+    /// [`Request::PathChange`]
+    pub fn change_paths(&mut self, change: PathChange) -> Result<Preferences, ClientError> {
+        self.preferences_after(&Request::PathChange(change))
+    }
+
     /// [`Request::PeerList`]
     pub fn peers(&mut self) -> Result<Vec<PeerInfo>, ClientError> {
         match self.request(&Request::PeerList)? {
@@ -213,6 +223,13 @@ impl Client {
     pub fn events(mut self) -> Result<Events, ClientError> {
         match self.request(&Request::Events)? {
             Reply::Following => Ok(Events { client: Some(self) }),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn preferences_after(&mut self, request: &Request) -> Result<Preferences, ClientError> {
+        match self.request(request)? {
+            Reply::Preferences(preferences) => Ok(preferences),
             other => Err(self.unexpected(&other)),
         }
     }

@@ -152,7 +152,7 @@ impl LineBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Match, NewRule, Selector, Terms};
+    use crate::{Limit, Match, NewRule, PathChange, Selector, Terms};
 
     #[test]
     fn requests_have_these_lines() {
@@ -200,6 +200,30 @@ mod tests {
                 Request::RuleDel { id: 9 },
                 r#"{"version":1,"request":{"rule_del":{"id":9}}}"#,
             ),
+            (
+                Request::PathChange(PathChange::Prefer {
+                    path: "wlan".to_owned(),
+                    weight: None,
+                    delta: Some(2.5),
+                }),
+                r#"{"version":1,"request":{"path_change":{"prefer":{"path":"wlan","weight":null,"delta":2.5}}}}"#,
+            ),
+            (
+                Request::PathChange(PathChange::Limit {
+                    path: "wlan".to_owned(),
+                    rate: Some(Limit::At(20_000_000)),
+                    volume: Some(Limit::None),
+                }),
+                r#"{"version":1,"request":{"path_change":{"limit":{"path":"wlan","rate":{"at":20000000},"volume":"none"}}}}"#,
+            ),
+            (
+                Request::PathChange(PathChange::Reset),
+                r#"{"version":1,"request":{"path_change":"reset"}}"#,
+            ),
+            (
+                Request::PathPreferences,
+                r#"{"version":1,"request":"path_preferences"}"#,
+            ),
             (Request::Events, r#"{"version":1,"request":"events"}"#),
         ] {
             assert_eq!(encode_request(&request), format!("{line}\n"));
@@ -229,6 +253,8 @@ mod tests {
             r#"{"version":1,"request":{"disable":{"selector":{"match":{"dprot":80}}}}}"#,
             r#"{"version":1,"request":{"disable":{"selector":{"match":{"dst":"10.0.0.0/33"}}}}}"#,
             r#"{"version":1,"request":{"rule_add":{"selector":{"conn":1},"bump":"seal"}}}"#,
+            r#"{"version":1,"request":{"path_change":{"limit":{"path":"wlan"}}}}"#,
+            r#"{"version":1,"request":{"path_change":{"prefer":{"path":"wlan","much":true}}}}"#,
             r#"{"version":1,"request":{"rule_add":{"selector":{"match":{"pid":1}},"bump":"seal"}}}"#,
         ] {
             assert_eq!(kind(line), ErrorKind::BadRequest, "{line}");

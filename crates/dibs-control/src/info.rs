@@ -209,6 +209,24 @@ pub struct PathInfo {
     pub gso: bool,
     /// Whether the user's hint names it.
     pub preferred: bool,
+    /// What it is for: "primary", "secondary", "backup" or "never".
+    #[serde(default)]
+    pub role: String,
+    /// What this host sends by it at most, bits a second.
+    #[serde(default)]
+    pub rate_limit: Option<u64>,
+    /// What it carries in a calendar month at most to all peers, bytes.
+    #[serde(default)]
+    pub volume: Option<u64>,
+    /// What it has carried of that.
+    #[serde(default)]
+    pub volume_used: Option<u64>,
+    /// How new data is shared out over the paths.
+    #[serde(default)]
+    pub scheduler: String,
+    /// Why it carries no new data; none: it may.
+    #[serde(default)]
+    pub unused: Option<String>,
     /// Why it is not up, or carries less than it could.
     pub reason: Option<String>,
 }

@@ -16,6 +16,7 @@
 mod client;
 mod codec;
 mod info;
+mod preferences;
 mod selector;
 
 pub use client::{Client, ClientError, Events, TIMEOUT};
@@ -28,6 +29,7 @@ pub use info::{
     PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin, Skipped, Status,
     Trust,
 };
+pub use preferences::{Limit, PathChange, PathUsage, Preferences, Preferred};
 pub use selector::{Match, Selector, Terms};
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +75,10 @@ pub enum Request {
     },
     /// Answered by [`Reply::Paths`].
     PathList,
+    /// Answered by [`Reply::Preferences`].
+    PathPreferences,
+    /// Changes how paths are used. Answered by [`Reply::Preferences`].
+    PathChange(PathChange),
     /// Answered by [`Reply::Peers`].
     PeerList,
     /// Answered by [`Reply::Bumps`].
@@ -127,6 +133,17 @@ impl NewRule {
 impl Request {
     /// What no daemon could do, for a reason that the request shows by itself.
     pub fn check(&self) -> Result<(), Failure> {
+        if let Request::PathChange(PathChange::Limit {
+            rate: None,
+            volume: None,
+            ..
+        }) = self
+        {
+            return Err(Failure::new(
+                ErrorKind::BadRequest,
+                "the limit names neither a rate nor a volume",
+            ));
+        }
         let (Request::Enable { selector, .. }
         | Request::Disable { selector }
         | Request::RuleAdd(NewRule { selector, .. })) = self
@@ -175,6 +192,8 @@ pub enum Reply {
     Rules(Vec<RuleInfo>),
     /// To [`Request::PathList`].
     Paths(Vec<PathInfo>),
+    /// To [`Request::PathPreferences`] and [`Request::PathChange`]: how paths are used now.
+    Preferences(Preferences),
     /// To [`Request::PeerList`].
     Peers(Vec<PeerInfo>),
     /// To [`Request::BumpList`].

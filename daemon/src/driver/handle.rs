@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::node::{ConnSnapshot, ControlError, Node, PathSnapshot, PeerSnapshot};
+use dibs_core::node::{
+    ConnSnapshot, ControlError, Hint, Node, PathSnapshot, PeerSnapshot, Scheduler, Usage,
+};
 use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, boottime_ns, precise_timers};
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
@@ -39,6 +41,12 @@ pub(super) enum Command {
         mtu: u16,
         addresses: Vec<IpAddr>,
     },
+    SetUsage {
+        path: usize,
+        usage: Usage,
+    },
+    SetScheduler(Scheduler),
+    Prefer(Option<Hint>),
     ExpectRate {
         path: usize,
         to: IpAddr,
@@ -104,6 +112,10 @@ pub struct SocketSnapshot {
     pub gso_v4: bool,
     /// Runs go out as one over IPv6.
     pub gso_v6: bool,
+    /// Of UDP payload, by this path to all peers since the start.
+    pub bytes_sent: u64,
+    /// The same, received.
+    pub bytes_received: u64,
     /// Errors of the system.
     pub errors: u64,
     /// Sends dropped.
@@ -235,6 +247,21 @@ impl Driver {
             mtu,
             addresses,
         })
+    }
+
+    /// What a local path may be used for changed.
+    pub fn set_usage(&self, path: usize, usage: Usage) -> Result<(), Gone> {
+        self.send(Command::SetUsage { path, usage })
+    }
+
+    /// New data is shared out by this scheduler from now on.
+    pub fn set_scheduler(&self, scheduler: Scheduler) -> Result<(), Gone> {
+        self.send(Command::SetScheduler(scheduler))
+    }
+
+    /// New data goes by this path from now on as long as that is usable; none: as the scheduler chooses.
+    pub fn prefer(&self, hint: Option<Hint>) -> Result<(), Gone> {
+        self.send(Command::Prefer(hint))
     }
 
     /// The addresses of this host.

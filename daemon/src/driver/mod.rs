@@ -159,15 +159,17 @@ impl DataPath {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => return self.paths[index].note_error("receive", &error, now),
             }
-            let (mut runs, mut datagrams) = (0, 0);
+            let (mut runs, mut datagrams, mut bytes) = (0, 0, 0);
             for mut run in self.batch.iter_mut() {
                 let from = unscoped(run.remote);
                 for datagram in run.datagrams() {
+                    bytes += datagram.len() as u64;
                     self.node.handle_datagram(now, index, from, datagram);
                     datagrams += 1;
                 }
                 runs += 1;
             }
+            self.paths[index].bytes_received += bytes;
             // What is complete goes on while it is in the cache.
             self.inject();
             if runs < RECV_BATCH && datagrams < MORE_COME_BEHIND {
@@ -357,6 +359,9 @@ impl DataPath {
                         socket.retry_offloads();
                     }
                 }
+                Command::SetUsage { path, usage } => self.node.set_usage(now, path, usage),
+                Command::SetScheduler(scheduler) => self.node.set_scheduler(scheduler),
+                Command::Prefer(hint) => self.node.prefer(hint),
                 Command::ExpectRate {
                     path,
                     to,

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 
 use dibs_control::{
     BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Failure, Integrity,
-    PathInfo, PathState, PeerInfo, PeerState, Reply, Request, RuleInfo, RuleOrigin, Skipped,
-    Status, Trust, decode_request, encode_reply,
+    PathInfo, PathState, PathUsage, PeerInfo, PeerState, Preferences, Preferred, Reply, Request,
+    RuleInfo, RuleOrigin, Skipped, Status, Trust, decode_request, encode_reply,
 };
 use tempfile::TempDir;
 
@@ -104,7 +104,37 @@ pub(crate) fn path() -> PathInfo {
         pacing_rate: None,
         gso: true,
         preferred: true,
+        role: "primary".to_owned(),
+        rate_limit: None,
+        volume: None,
+        volume_used: None,
+        scheduler: "balanced".to_owned(),
+        unused: None,
         reason: Some("carries all of the trusted share".to_owned()),
+    }
+}
+
+/// With `wlan` preferred.
+pub(crate) fn preferences() -> Preferences {
+    let usage = |name: &str, role: &str, rate_limit, volume| PathUsage {
+        name: name.to_owned(),
+        role: role.to_owned(),
+        rate_limit,
+        volume,
+    };
+    Preferences {
+        scheduler: "lowest-rtt".to_owned(),
+        prefer: Some(Preferred {
+            path: "wlan".to_owned(),
+            weight: 100,
+            delta: 2.5,
+        }),
+        paths: vec![
+            usage("eth", "primary", None, None),
+            usage("wlan", "backup", Some(20_000_000), Some(10_000_000_000)),
+        ],
+        changed: true,
+        warnings: Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 mod daemon;
 mod offline;
 mod online;
+mod paths;
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

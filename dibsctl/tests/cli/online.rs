@@ -73,12 +73,13 @@ fn path_list() {
         Request::PathList,
         Reply::Paths(vec![path()]),
         Reply::Paths(Vec::new()),
-        "PATH  PEER    TRUST    STATE  REMOTE            RTT   LOSS   SENT  RECEIVED  WINDOW  \
+        "PATH  PEER    TRUST    ROLE     STATE  REMOTE            RTT   LOSS   SENT  RECEIVED  WINDOW  \
          IN FLIGHT   MTU  NOTE\n\
-         eth   server  trusted  up     10.0.1.2:5300  1.5 ms  0.1 %  2 KiB       0 B  64 KiB        \
+         eth   server  trusted  primary  up     10.0.1.2:5300  1.5 ms  0.1 %  2 KiB       0 B  64 KiB        \
          0 B  1452  preferred; carries all of the trusted share\n",
         "name peer trust state srtt_us min_rtt_us rttvar_us loss lost bytes_sent bytes_received \
-         preferred mtu cwnd in_flight pacing_rate gso remote reason",
+         preferred mtu cwnd in_flight pacing_rate gso remote reason \
+         role rate_limit volume volume_used scheduler unused",
     );
     let list = json(&listing_of(
         &["path", "list", "--json"],
@@ -174,7 +175,7 @@ fn status_at_a_glance() {
         "warning: integrity is a fine thing\n",
         "5 connections to peers, 1 on a bump\n",
         "server  established",
-        "eth   server  trusted  up",
+        "eth   server  trusted  primary  up",
         "COUNTER   VALUE\nreplayed      4\n",
     ] {
         assert!(out.contains(part), "{part}: {out}");
@@ -551,6 +552,12 @@ fn without_daemon_each_command_says_so() {
         "rule list",
         "rule del 1",
         "path list",
+        "path prefer wlan",
+        "path unprefer",
+        "path scheduler",
+        "path role wlan backup",
+        "path limit wlan --rate none",
+        "path reset",
         "peer list",
         "bump list",
         "events",

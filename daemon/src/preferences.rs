@@ -1,0 +1,632 @@
+//! How the user would have the paths used: what the file says, and above it what `dibsctl` set, until that is reset.
+//! It is kept here alone; the data path is told of each change.
+
+use std::collections::BTreeMap;
+
+use dibs_config::{Config, PathUsage, Prefer, Rate, Role, Scheduler, Volume};
+use dibs_control::{ErrorKind, Failure, Limit, PathChange, PathInfo, Preferred};
+use dibs_core::node::{Hint, NodeConfig, Unused, Usage};
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::Daemon;
+use crate::driver::Gone;
+use crate::volumes::{Month, Stage, Turn, Volumes};
+
+/// What `dibsctl` set, as it is saved. Paths go by name: the file may have them in another order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Wishes {
+    scheduler: Option<String>,
+    prefer: Option<PreferWish>,
+    paths: BTreeMap<String, PathWish>,
+}
+
+/// See [`Wishes`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum PreferWish {
+    Nothing,
+    Path {
+        path: String,
+        weight: u32,
+        /// In thousandths.
+        delta: u32,
+    },
+}
+
+/// See [`Wishes`]; none: as in the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PathWish {
+    role: Option<String>,
+    rate: Option<Limit>,
+    volume: Option<Limit>,
+}
+
+/// What holds.
+#[derive(Clone, Debug, PartialEq)]
+struct InForce {
+    scheduler: Scheduler,
+    prefer: Option<Prefer>,
+    /// By index of the configuration's paths.
+    paths: Vec<PathUsage>,
+}
+
+impl Wishes {
+    /// Those that can still be had with this file, and why the others cannot.
+    fn fitting(mut self, config: &Config) -> (Self, Vec<String>) {
+        let mut whys = Vec::new();
+        let known = |name: &str| config.paths.iter().any(|path| path.name == name);
+        if let Some(name) = self
+            .scheduler
+            .take_if(|name| name.parse::<Scheduler>().is_err())
+        {
+            whys.push(format!("there is no scheduler \"{}\"", name.escape_debug()));
+        }
+        let stale = |wish: &mut PreferWish| match wish {
+            PreferWish::Nothing => false,
+            PreferWish::Path {
+                path,
+                weight,
+                delta,
+            } => !known(path) || Prefer::check(*weight, from_thousandths(*delta)).is_err(),
+        };
+        if self.prefer.take_if(stale).is_some() {
+            whys.push("the path that is to be preferred is not there".to_owned());
+        }
+        self.paths.retain(|name, _| {
+            if !known(name) {
+                whys.push(format!("there is no path \"{}\"", name.escape_debug()));
+            }
+            known(name)
+        });
+        for wish in self.paths.values_mut() {
+            if wish
+                .role
+                .take_if(|role| role.parse::<Role>().is_err())
+                .is_some()
+                | wish
+                    .rate
+                    .take_if(|rate| limit(*rate, Rate::new).is_err())
+                    .is_some()
+                | wish
+                    .volume
+                    .take_if(|volume| limit(*volume, Volume::new).is_err())
+                    .is_some()
+            {
+                whys.push("it is none that a path can have".to_owned());
+            }
+        }
+        (self, whys)
+    }
+
+    fn in_force(&self, config: &Config) -> InForce {
+        let scheduler = self.scheduler.as_ref().and_then(|name| name.parse().ok());
+        let prefer = match &self.prefer {
+            None => config.prefer.clone(),
+            Some(PreferWish::Nothing) => None,
+            Some(PreferWish::Path {
+                path,
+                weight,
+                delta,
+            }) => Some(Prefer {
+                path: path.clone(),
+                weight: *weight,
+                delta: from_thousandths(*delta),
+            }),
+        };
+        let paths = config.paths.iter().map(|path| {
+            let none = PathWish::default();
+            let wish = self.paths.get(&path.name).unwrap_or(&none);
+            let role = wish.role.as_ref().and_then(|role| role.parse().ok());
+            let rate = wish.rate.and_then(|rate| limit(rate, Rate::new).ok());
+            let volume = wish
+                .volume
+                .and_then(|volume| limit(volume, Volume::new).ok());
+            PathUsage {
+                role: role.unwrap_or(path.usage.role),
+                rate: rate.unwrap_or(path.usage.rate),
+                volume: volume.unwrap_or(path.usage.volume),
+            }
+        });
+        InForce {
+            scheduler: scheduler.unwrap_or(config.daemon.scheduler),
+            prefer,
+            paths: paths.collect(),
+        }
+    }
+
+    /// Notes what a user wants.
+    fn take(&mut self, config: &Config, change: PathChange) -> Result<(), Failure> {
+        let bad = |message: String| Failure::new(ErrorKind::BadRequest, message);
+        match change {
+            PathChange::Prefer {
+                path,
+                weight,
+                delta,
+            } => {
+                self.path(config, &path)?;
+                let weight = weight.unwrap_or(Hint::WEIGHT);
+                let delta = delta.unwrap_or(Hint::DELTA);
+                Prefer::check(weight, delta).map_err(bad)?;
+                self.prefer = Some(PreferWish::Path {
+                    path,
+                    weight,
+                    delta: (delta * 1000.0).round() as u32,
+                });
+            }
+            PathChange::Unprefer => self.prefer = Some(PreferWish::Nothing),
+            PathChange::Scheduler { name } => {
+                if name.parse::<Scheduler>().is_err() {
+                    let all = Scheduler::ALL.map(Scheduler::name).join(", ");
+                    let message = format!("there is no scheduler \"{name}\": there are {all}");
+                    return Err(Failure::new(ErrorKind::NotFound, message));
+                }
+                self.scheduler = Some(name);
+            }
+            PathChange::Role { path, role } => {
+                if role.parse::<Role>().is_err() {
+                    let all = Role::ALL.map(Role::name).join(", ");
+                    let message = format!("there is no role \"{role}\": there are {all}");
+                    return Err(Failure::new(ErrorKind::NotFound, message));
+                }
+                self.path(config, &path)?.role = Some(role);
+            }
+            PathChange::Limit { path, rate, volume } => {
+                for (what, wrong) in [
+                    ("rate", rate.and_then(|rate| limit(rate, Rate::new).err())),
+                    (
+                        "volume",
+                        volume.and_then(|volume| limit(volume, Volume::new).err()),
+                    ),
+                ] {
+                    if let Some(wrong) = wrong {
+                        return Err(bad(format!("{what}: {wrong}")));
+                    }
+                }
+                let wish = self.path(config, &path)?;
+                wish.rate = rate.or(wish.rate);
+                wish.volume = volume.or(wish.volume);
+            }
+            PathChange::Reset => *self = Self::default(),
+        }
+        Ok(())
+    }
+
+    /// What is wanted of a path of the file.
+    fn path(&mut self, config: &Config, name: &str) -> Result<&mut PathWish, Failure> {
+        if !config.paths.iter().any(|path| path.name == name) {
+            let message = format!("there is no path \"{name}\"");
+            return Err(Failure::new(ErrorKind::NotFound, message));
+        }
+        Ok(self.paths.entry(name.to_owned()).or_default())
+    }
+}
+
+fn from_thousandths(delta: u32) -> f64 {
+    f64::from(delta) / 1000.0
+}
+
+fn limit<T, E>(limit: Limit, new: impl Fn(u64) -> Result<T, E>) -> Result<Option<T>, E> {
+    match limit {
+        Limit::None => Ok(None),
+        Limit::At(amount) => new(amount).map(Some),
+    }
+}
+
+impl InForce {
+    /// Why things cannot be so.
+    fn fault(&self) -> Option<String> {
+        if self.paths.iter().all(|path| path.role == Role::Never) {
+            let why = "every path would have the role never, and nothing would be carried";
+            return Some(format!("{why}: give another one another role first"));
+        }
+        None
+    }
+}
+
+/// How paths are used now.
+#[derive(Debug)]
+pub struct Preferences {
+    wishes: Wishes,
+    now: InForce,
+    pub(crate) volumes: Volumes,
+}
+
+impl Preferences {
+    /// What the file and an earlier daemon left.
+    pub(crate) fn new(config: &Config, wishes: &Wishes) -> Self {
+        let (wishes, whys) = wishes.clone().fitting(config);
+        for why in whys {
+            tracing::warn!("something that dibsctl path set is dropped: {why}");
+        }
+        let directory = &config.daemon.state_dir;
+        let mut preferences = Self {
+            now: wishes.in_force(config),
+            wishes,
+            volumes: Volumes::load(directory, config.paths.len(), Month::now()),
+        };
+        let of_file = config.warnings();
+        for warning in preferences.warnings(config) {
+            if !of_file.contains(&warning) {
+                tracing::warn!("{warning}");
+            }
+        }
+        for turn in preferences.count(config, &[], Month::now()) {
+            if turn.now == Stage::Spent {
+                let name = &config.paths[turn.path].name;
+                tracing::warn!("path {name} has used up its volume for this month");
+            }
+        }
+        preferences
+    }
+
+    /// What outlives the daemon.
+    pub(crate) fn wishes(&self) -> &Wishes {
+        &self.wishes
+    }
+
+    /// What a path, by index, is for.
+    pub(crate) fn usage(&self, path: usize) -> PathUsage {
+        self.now.paths[path]
+    }
+
+    /// Whether the volume of any path is limited.
+    pub(crate) fn limits_volumes(&self) -> bool {
+        self.now.paths.iter().any(|path| path.volume.is_some())
+    }
+
+    /// What forbids that a path carries anything, if something does.
+    pub(crate) fn forbids(&self, path: usize) -> Option<Unused> {
+        let Usage { role, spent, .. } = self.node_usage(path);
+        match (role, spent) {
+            (Role::Never, _) => Some(Unused::Never),
+            (_, true) => Some(Unused::Spent),
+            _ => None,
+        }
+    }
+
+    /// Tells how a path is used.
+    pub(crate) fn describe(&self, config: &Config, path: usize, info: &mut PathInfo) {
+        let name = &config.paths[path].name;
+        let PathUsage { role, rate, volume } = self.now.paths[path];
+        let prefer = self.now.prefer.as_ref();
+        info.preferred = prefer.is_some_and(|prefer| prefer.path == *name);
+        info.role = role.to_string();
+        info.rate_limit = rate.map(Rate::bits);
+        info.volume = volume.map(Volume::bytes);
+        info.volume_used = volume.map(|_| self.volumes.used(name));
+        info.scheduler = self.now.scheduler.to_string();
+    }
+
+    /// What the user should hear of the configuration as it is used.
+    pub(crate) fn warnings(&self, config: &Config) -> Vec<String> {
+        config.warnings_with(|path| self.now.paths[path].role)
+    }
+
+    /// Adds what the data path has counted by now, by path; which have used another part of their volume.
+    pub(crate) fn count(&mut self, config: &Config, totals: &[u64], month: Month) -> Vec<Turn> {
+        let names = config.paths.iter().map(|path| path.name.as_str());
+        let limits = names.zip(self.now.paths.iter().map(|path| path.volume));
+        self.volumes.count(limits.clone(), totals, month);
+        self.volumes.judge(limits)
+    }
+
+    /// What the data path is told of a path.
+    fn node_usage(&self, path: usize) -> Usage {
+        let PathUsage { role, rate, .. } = self.now.paths[path];
+        Usage {
+            role,
+            rate: rate.map(Rate::bytes),
+            spent: self.volumes.stage(path) == Stage::Spent,
+        }
+    }
+
+    fn hint(&self, config: &Config) -> Option<Hint> {
+        let prefer = self.now.prefer.as_ref()?;
+        let path = config
+            .paths
+            .iter()
+            .position(|path| path.name == prefer.path)?;
+        Some(Hint {
+            path,
+            weight: prefer.weight,
+            delta: prefer.delta,
+        })
+    }
+
+    /// Has a node begin with what holds.
+    pub(crate) fn put_into(&self, node: &mut NodeConfig, config: &Config) {
+        for (index, path) in node.paths.iter_mut().enumerate() {
+            path.usage = self.node_usage(index);
+        }
+        node.scheduler = self.now.scheduler;
+        node.hint = self.hint(config);
+    }
+
+    /// For users.
+    fn info(&self, config: &Config) -> dibs_control::Preferences {
+        let paths = config.paths.iter().zip(&self.now.paths);
+        let of_path =
+            |(path, usage): (&dibs_config::PathConfig, &PathUsage)| dibs_control::PathUsage {
+                name: path.name.clone(),
+                role: usage.role.to_string(),
+                rate_limit: usage.rate.map(Rate::bits),
+                volume: usage.volume.map(Volume::bytes),
+            };
+        dibs_control::Preferences {
+            scheduler: self.now.scheduler.to_string(),
+            prefer: self.now.prefer.as_ref().map(|prefer| Preferred {
+                path: prefer.path.clone(),
+                weight: prefer.weight,
+                delta: prefer.delta,
+            }),
+            paths: paths.map(of_path).collect(),
+            changed: self.wishes != Wishes::default(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
+/// What happened, for those who follow: a word, a sentence, and what it is about.
+type News = (&'static str, String, Vec<(&'static str, String)>);
+
+/// What a change came to.
+fn news(change: &PathChange, now: &dibs_control::Preferences) -> News {
+    let usage = |name: &String| now.paths.iter().find(|path| path.name == *name);
+    match change {
+        PathChange::Prefer { path, .. } => {
+            let text = format!("new data goes by path {path} as long as it is usable");
+            ("path_preference", text, vec![("path", path.clone())])
+        }
+        PathChange::Unprefer => (
+            "path_preference",
+            "no path is preferred".to_owned(),
+            Vec::new(),
+        ),
+        PathChange::Scheduler { name } => {
+            let text = format!("new data is shared out by the scheduler {name}");
+            ("path_scheduler", text, vec![("scheduler", name.clone())])
+        }
+        PathChange::Role { path, role } => {
+            let text = format!("the role of path {path} is {role}");
+            let fields = vec![("path", path.clone()), ("role", role.clone())];
+            ("path_role", text, fields)
+        }
+        PathChange::Limit { path, .. } => {
+            let usage = usage(path);
+            let rate = usage.and_then(|usage| Rate::new(usage.rate_limit?).ok());
+            let volume = usage.and_then(|usage| Volume::new(usage.volume?).ok());
+            let none = || "none".to_owned();
+            let fields = vec![
+                ("path", path.clone()),
+                ("rate", rate.map_or_else(none, |rate| rate.to_string())),
+                (
+                    "volume",
+                    volume.map_or_else(none, |volume| volume.to_string()),
+                ),
+            ];
+            let (rate, volume) = (&fields[1].1, &fields[2].1);
+            let text = format!("the limits of path {path} are rate {rate}, volume {volume}");
+            ("path_limit", text, fields)
+        }
+        PathChange::Reset => {
+            let text = "paths are used as the configuration file says".to_owned();
+            ("path_reset", text, Vec::new())
+        }
+    }
+}
+
+impl Daemon {
+    /// How paths are used now.
+    pub(crate) fn path_preferences(&self) -> dibs_control::Preferences {
+        self.preferences.borrow().info(&self.config)
+    }
+
+    /// Has paths used otherwise, now and after a restart.
+    pub(crate) async fn change_paths(
+        &self,
+        change: PathChange,
+    ) -> Result<dibs_control::Preferences, Failure> {
+        let failed = |error: anyhow::Error| Failure::new(ErrorKind::Failed, format!("{error:#}"));
+        // What was carried until now was carried under the limits that held.
+        self.look_at_volumes(false)
+            .await
+            .map_err(|error| failed(error.into()))?;
+        let (before, told) = {
+            let mut preferences = self.preferences.borrow_mut();
+            let mut wishes = preferences.wishes.clone();
+            wishes.take(&self.config, change.clone())?;
+            let now = wishes.in_force(&self.config);
+            let never = |path: &str| {
+                let mut paths = self.config.paths.iter().zip(&now.paths);
+                paths.any(|(known, usage)| known.name == path && usage.role == Role::Never)
+            };
+            let contradiction = match &change {
+                PathChange::Prefer { path, .. } if never(path) => Some(format!(
+                    "path \"{path}\" is never used: give it another role first"
+                )),
+                _ => None,
+            };
+            if let Some(why) = contradiction.or_else(|| now.fault()) {
+                return Err(Failure::new(ErrorKind::Refused, why));
+            }
+            let told = preferences.warnings(&self.config);
+            let before = std::mem::replace(&mut preferences.wishes, wishes);
+            (before, told)
+        };
+        if let Err(error) = self.save() {
+            self.preferences.borrow_mut().wishes = before;
+            return Err(failed(error));
+        }
+        let turns = {
+            let mut preferences = self.preferences.borrow_mut();
+            preferences.now = preferences.wishes.in_force(&self.config);
+            preferences.count(&self.config, &[], Month::now())
+        };
+        self.tell_data_path()
+            .map_err(|error| failed(error.into()))?;
+        let mut info = self.path_preferences();
+        info.warnings = self.preferences.borrow().warnings(&self.config);
+        info.warnings.retain(|warning| !told.contains(warning));
+        let (kind, text, fields) = news(&change, &info);
+        self.tell(kind, text, &fields);
+        for warning in &info.warnings {
+            tracing::warn!("{warning}");
+        }
+        for turn in &turns {
+            self.tell_volume(turn);
+        }
+        self.volumes_due.notify_one();
+        Ok(info)
+    }
+
+    /// Tells the data path all that holds: what is as before changes nothing there.
+    fn tell_data_path(&self) -> Result<(), Gone> {
+        for path in 0..self.config.paths.len() {
+            self.tell_usage(path)?;
+        }
+        let (scheduler, hint) = {
+            let preferences = self.preferences.borrow();
+            (preferences.now.scheduler, preferences.hint(&self.config))
+        };
+        self.driver.set_scheduler(scheduler)?;
+        self.driver.prefer(hint)
+    }
+
+    /// Tells the data path what a path is for.
+    pub(crate) fn tell_usage(&self, path: usize) -> Result<(), Gone> {
+        let usage = self.preferences.borrow().node_usage(path);
+        self.driver.set_usage(path, usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(more: &str, wlan: &str) -> Config {
+        let text = format!(
+            "[daemon]\n{more}\n\
+             [[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n\
+             [[path]]\nname = \"wlan\"\ninterface = \"wlan0\"\ntrust = \"untrusted\"\n{wlan}\n"
+        );
+        dibs_config::parse("dibsd.toml", &text).unwrap()
+    }
+
+    fn role(path: &str, role: &str) -> PathChange {
+        PathChange::Role {
+            path: path.to_owned(),
+            role: role.to_owned(),
+        }
+    }
+
+    fn prefer(path: &str, delta: Option<f64>) -> PathChange {
+        PathChange::Prefer {
+            path: path.to_owned(),
+            weight: None,
+            delta,
+        }
+    }
+
+    fn limits(rate: Option<Limit>, volume: Option<Limit>) -> PathChange {
+        PathChange::Limit {
+            path: "wlan".to_owned(),
+            rate,
+            volume,
+        }
+    }
+
+    fn scheduler(name: &str) -> PathChange {
+        PathChange::Scheduler {
+            name: name.to_owned(),
+        }
+    }
+
+    /// What dibsctl set stands above the file, each thing by itself, and comes back as it was saved.
+    #[test]
+    fn wishes_stand_above_the_file() {
+        let file = config(
+            "scheduler = \"blest\"",
+            "role = \"backup\"\nrate = \"20 Mbit\"\nvolume = \"10 GB\"\n[prefer]\npath = \"wlan\"",
+        );
+        let mut wishes = Wishes::default();
+        let of_file = wishes.in_force(&file);
+        assert_eq!(of_file.scheduler, Scheduler::Blest);
+        assert_eq!(of_file.paths[1], file.paths[1].usage);
+        assert_eq!(of_file.prefer, file.prefer);
+
+        for change in [
+            role("wlan", "secondary"),
+            limits(Some(Limit::None), None),
+            scheduler("redundant"),
+            prefer("eth", Some(1.5)),
+        ] {
+            wishes.take(&file, change).unwrap();
+        }
+        let text = serde_json::to_string(&wishes).unwrap();
+        assert_eq!(serde_json::from_str::<Wishes>(&text).unwrap(), wishes);
+        assert_eq!(wishes.clone().fitting(&file), (wishes.clone(), Vec::new()));
+        let now = wishes.in_force(&file);
+        assert_eq!(now.scheduler, Scheduler::Redundant);
+        let wlan = now.paths[1];
+        assert_eq!((wlan.role, wlan.rate), (Role::Secondary, None));
+        assert_eq!(
+            wlan.volume, file.paths[1].usage.volume,
+            "nobody changed that"
+        );
+        let prefer = now.prefer.unwrap();
+        assert_eq!(
+            (prefer.path.as_str(), prefer.weight, prefer.delta),
+            ("eth", 100, 1.5)
+        );
+
+        wishes.take(&file, PathChange::Unprefer).unwrap();
+        assert_eq!(
+            wishes.in_force(&file).prefer,
+            None,
+            "although the file has one"
+        );
+        wishes.take(&file, PathChange::Reset).unwrap();
+        assert_eq!(
+            (wishes.in_force(&file), wishes),
+            (of_file, Wishes::default())
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let file = config("", "");
+        let mut wishes = Wishes::default();
+        for change in [
+            role("wlna", "never"),
+            role("wlan", "spare"),
+            prefer("wlna", None),
+            prefer("wlan", Some(0.5)),
+            scheduler("fastest"),
+            limits(Some(Limit::At(1)), None),
+            limits(None, Some(Limit::At(u64::MAX))),
+        ] {
+            let refused = wishes.take(&file, change.clone());
+            assert!(refused.is_err(), "{change:?}");
+        }
+        assert_eq!(wishes.in_force(&file), Wishes::default().in_force(&file));
+        for path in ["wlan", "eth"] {
+            assert_eq!(wishes.in_force(&file).fault(), None);
+            wishes.take(&file, role(path, "never")).unwrap();
+        }
+        assert!(wishes.in_force(&file).fault().is_some(), "nothing is left");
+    }
+
+    /// A path that the file lost, or something of a later daemon, keeps no daemon from starting.
+    #[test]
+    fn what_does_not_fit_any_more_is_dropped() {
+        let file = config("", "");
+        let text = r#"{"scheduler":"fastest","prefer":{"path":{"path":"lte","weight":1,"delta":2000}},
+            "paths":{"lte":{"role":"backup"},"wlan":{"role":"spare","rate":{"at":1},"volume":"none"}}}"#;
+        let saved: Wishes = serde_json::from_str(text).unwrap();
+        let (fitting, whys) = saved.fitting(&file);
+        assert_eq!(whys.len(), 4, "{whys:?}");
+        assert_eq!(fitting.in_force(&file), Wishes::default().in_force(&file));
+    }
+}
