@@ -23,6 +23,7 @@ mod members;
 mod orphans;
 mod others;
 mod policy;
+mod prefer;
 mod recovery;
 mod require;
 mod reuse;
