@@ -270,8 +270,12 @@ impl Bbr {
             Phase::Down => DOWN_GAIN,
             Phase::Cruise | Phase::ProbeRtt => CRUISE_GAIN,
         };
+        // As long as the rate is to be found and nothing waits, what was delivered measures the sender: at that rate
+        // what it sends next would wait here, and TCP takes that for the end of its start (HyStart).
+        let empty = self.min_rtt.unwrap_or(srtt);
+        let waits = srtt > empty + empty / 4 + MS;
         let rate = match self.rate() {
-            0 => rate_of(self.cwnd, srtt),
+            rate if rate == 0 || (self.phase == Phase::Startup && !waits) => self.most_rate(srtt),
             rate => rate,
         };
         ((rate as f64 * gain) as u64).max(MIN_RATE)
