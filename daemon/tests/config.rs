@@ -70,14 +70,13 @@ fn what_is_not_carried_is_refused_at_its_place() {
     let rule = |more: &str| format!("[[rule]]\nbump = \"scramble\"\n{more}\n");
     let ports: Vec<String> = (1..=257).map(|port| port.to_string()).collect();
     let single = format!("dport = [{}]", ports.join(", "));
-    for (error, line, word) in [(refusal("", &rule(&single)), 19, "combinations")] {
-        assert!(error.starts_with(&format!("dibsd.toml:{line}:")), "{error}");
-        assert!(
-            error.contains("this version of dibsd does not carry"),
-            "{error}"
-        );
-        assert!(error.contains(word), "{error}");
-    }
+    let error = refusal("", &rule(&single));
+    assert!(error.starts_with("dibsd.toml:19:"), "{error}");
+    assert!(
+        error.contains("this version of dibsd does not carry"),
+        "{error}"
+    );
+    assert!(error.contains("combinations"), "{error}");
     assert!(startup::check(&config("", &rule("dport = [80, \"1024-65535\"]"))).is_ok());
 }
 

@@ -33,3 +33,31 @@ fn one_stream_over_all_bumps() {
         Ok(())
     });
 }
+
+#[test]
+fn the_hint_moves_a_stream_as_the_paper_says() {
+    isolated(|| -> Result<()> {
+        programs::check()?;
+        let built = programs::built("dibsd");
+        let programs = Programs::beside(built.parent().context("a directory")?)?;
+        // Long enough for the shares of the paths; what the figure with outages shows comes after five seconds.
+        let report = experiment::hint(&programs, "cubic", Duration::from_secs(4), 1)?;
+        ensure!(report.figures.len() == 6, "{report}");
+        for outcome in &report.figures {
+            let sent: u64 = outcome.bytes.iter().flatten().sum();
+            ensure!(sent > 0, "{outcome:?}");
+            let svg = outcome.svg();
+            ensure!(svg.matches("<polyline").count() == 2, "{svg}");
+            ensure!(!svg.contains("NaN"), "{svg}");
+            // Which path is preferred decides, whatever the machine does.
+            let decided = ["8:", "9:", "11:"];
+            if decided.iter().any(|name| outcome.figure.starts_with(name)) {
+                ensure!(outcome.agrees, "{outcome:?}");
+            }
+        }
+        let recovery = &report.recovery;
+        let counts = (recovery.hinted_ms.len(), recovery.standard_ms.len());
+        ensure!(counts == (1, 1), "{recovery:?}");
+        Ok(())
+    });
+}
