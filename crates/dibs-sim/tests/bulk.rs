@@ -108,7 +108,7 @@ fn ratio(algorithm: Algorithm, bump: u8, links: [Link; 2]) -> f64 {
 
 #[test]
 fn two_equal_links_give_more_than_one() {
-    for (algorithm, least) in BOTH.into_iter().zip([1.5, 1.75]) {
+    for (algorithm, least) in BOTH.into_iter().zip([1.75, 1.75]) {
         let links = [Link::clean(50, 20, true), Link::clean(50, 20, false)];
         let ratio = ratio(algorithm, SEAL, links);
         assert!(ratio > least, "{algorithm:?} {ratio}");
@@ -119,8 +119,8 @@ fn two_equal_links_give_more_than_one() {
 #[test]
 fn a_near_and_a_far_link_give_cubic_more_than_one() {
     for (algorithm, bump, least) in [
-        (Algorithm::Cubic, SEAL, 1.3),
-        (Algorithm::Cubic, SCRAMBLE, 1.2),
+        (Algorithm::Cubic, SEAL, 1.5),
+        (Algorithm::Cubic, SCRAMBLE, 1.5),
         (Algorithm::Bbr, SEAL, 0.93),
         (Algorithm::Bbr, SCRAMBLE, 0.93),
     ] {
@@ -130,22 +130,21 @@ fn a_near_and_a_far_link_give_cubic_more_than_one() {
     }
 }
 
-/// Both should have at least what the quick link gives: 1. CUBIC has 0.81 of that, and BBR 0.98.
+/// Both should have at least what the quick link gives: 1. CUBIC has 0.99 of that, and BBR 0.96.
 #[test]
 fn a_slow_link_costs_little_beside_a_quick_one() {
-    for (algorithm, least) in BOTH.into_iter().zip([0.77, 0.95]) {
+    for (algorithm, least) in BOTH.into_iter().zip([0.95, 0.94]) {
         let links = [Link::clean(300, 10, true), Link::clean(80, 30, false)];
         let ratio = ratio(algorithm, SEAL, links);
         assert!(ratio > least, "{algorithm:?} {ratio}");
     }
 }
 
-/// Without the trusted link what is sealed should go on by the other one within a few round trips, as it does the other
-/// way round. It takes 1.8 s.
+/// What is sealed goes on by the other link within a few round trips, whichever dies.
 #[test]
 fn a_link_that_dies_stalls_nothing_for_long() {
     for algorithm in BOTH {
-        for (dies, longest) in [(0, 2000), (1, 400)] {
+        for (dies, longest) in [(0, 400), (1, 400)] {
             let links = vec![Link::clean(50, 20, true), Link::clean(50, 40, false)];
             let becomes = |dead| Link {
                 dead,

@@ -50,6 +50,9 @@ use state::{Alarm, Liveness};
 /// Delay of a report that is believed at most: several times what a peer should take.
 const CREDIBLE_ACK_DELAY: Duration = Duration::from_millis(10);
 
+/// A path that was heard of within it need not prove that it works.
+const LEAST_PATIENCE: Duration = Duration::from_millis(10);
+
 /// What the outside world fixes about a path.
 #[derive(Clone, Copy, Debug)]
 pub struct PathConfig {
@@ -149,6 +152,8 @@ pub struct Path {
     window_filled: bool,
     /// Last time that something went either way.
     busy_at: Time,
+    /// When anything of the peer's came by it last, or it began.
+    heard_at: Time,
     /// Bytes a second that the user lets it have.
     rate_limit: u64,
     /// This host slept until then.
@@ -189,6 +194,7 @@ impl Path {
             usual_flight: 0,
             window_filled: false,
             busy_at: now,
+            heard_at: now,
             rate_limit: u64::MAX,
             slept_until: None,
             count: Counters::default(),
@@ -456,6 +462,7 @@ impl Path {
         self.waiting -= news.settled;
         self.count.spurious += news.spurious;
         if news.any {
+            self.heard_at = now;
             self.busy_at = now;
             if self.state() != PathState::Unvalidated {
                 self.revive(now);
@@ -567,6 +574,7 @@ impl Path {
 
     /// A datagram with this number has come in and its content was taken.
     pub fn on_received(&mut self, now: Time, seq: u64, ack_eliciting: bool) {
+        self.heard_at = now;
         self.busy_at = now;
         self.received.on_received(now, seq, ack_eliciting);
     }
@@ -614,6 +622,14 @@ impl Path {
             self.abandon(lost);
         }
         TimeoutAction::Probe
+    }
+
+    /// Whether what goes by it should ask for an answer although it need not: nothing has come from the peer for
+    /// longer than a round trip, and nothing is under way that shows whether the path is broken. Otherwise TCP's
+    /// acknowledgements, which ask for none, would go by a path that is dead until it is next asked.
+    pub fn wants_proof(&self, now: Time) -> bool {
+        let patience = self.rtt.smoothed().max(LEAST_PATIENCE);
+        self.waiting == 0 && now.since(self.heard_at) > patience
     }
 
     /// Whether the path, having been idle for `interval`, should be asked if it is still there.

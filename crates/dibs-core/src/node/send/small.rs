@@ -154,7 +154,12 @@ impl Peer {
         if padded {
             pad(&mut block, LONGEST_PACK);
         }
-        let out = self.finish(turn, at, &block, key.is_some(), key.map_or(0, token));
+        let proof = key.is_none() && self.links[at].path.wants_proof(turn.now);
+        if proof {
+            block.push(frame::PING);
+        }
+        let eliciting = proof || key.is_some();
+        let out = self.finish(turn, at, &block, eliciting, key.map_or(0, token));
         block.clear();
         self.notices = block;
         out
