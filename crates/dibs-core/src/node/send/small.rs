@@ -151,12 +151,14 @@ impl Peer {
         if block.len() + MOST_ACK <= LONGEST_PACK {
             put_ack(turn.now, &mut self.links[at], &mut block);
         }
-        if padded {
-            pad(&mut block, LONGEST_PACK);
-        }
-        let proof = key.is_none() && self.links[at].path.wants_proof(turn.now);
+        let proof = key.is_none()
+            && block.len() < LONGEST_PACK
+            && self.links[at].path.wants_proof(turn.now);
         if proof {
             block.push(frame::PING);
+        }
+        if padded {
+            pad(&mut block, LONGEST_PACK);
         }
         let eliciting = proof || key.is_some();
         let out = self.finish(turn, at, &block, eliciting, key.map_or(0, token));
