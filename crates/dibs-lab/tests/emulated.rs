@@ -355,9 +355,10 @@ fn an_outage_stops_everything_and_ends() {
             link.set(|conditions| conditions.outage = out)?;
             let before = link.stats(End::A)?.outage_dropped;
             let (arrived, stats) = datagrams((&a, &b, &link), 10, Duration::ZERO)?;
-            let (arrive, dropped) = if out { (0, 10) } else { (10, 0) };
-            assert_eq!(arrived.len(), arrive);
-            assert_eq!(stats.outage_dropped - before, dropped);
+            assert_eq!(arrived.len(), if out { 0 } else { 10 });
+            // What the hosts say of themselves may be among it.
+            let dropped = stats.outage_dropped - before;
+            assert!(if out { dropped >= 10 } else { dropped == 0 }, "{dropped}");
         }
         Ok(())
     });
