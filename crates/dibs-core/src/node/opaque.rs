@@ -14,7 +14,7 @@ use crate::time::Time;
 /// Bytes of opaque packets that wait for a trusted path, at most.
 const QUEUE_LIMIT: usize = 512 * 1024;
 /// Unfinished wholes, and their bytes, at most.
-const MAX_WHOLES: usize = 64;
+const MAX_WHOLES: usize = 1024;
 const MAX_BYTES: usize = 4 << 20;
 /// Pieces of a whole: twice as many as the smallest path makes of the longest, so that those who cut
 /// it into crumbs cost neither memory nor time.
@@ -137,12 +137,13 @@ impl OpaqueQueue {
 }
 
 struct Whole {
+    /// Its place in [`Reassembly::order`].
+    serial: u64,
     header: u16,
     bytes: Vec<u8>,
     /// Parts that are there, by start; they do not overlap. And how many bytes they are.
     parts: BTreeMap<u32, u32>,
     have: usize,
-    since: Time,
 }
 
 /// What a whole is known by: its number, and what covered each of its fragments. Those with another cover
@@ -154,6 +155,10 @@ type Name = (u32, Cover);
 pub(super) struct Reassembly {
     wholes: BTreeMap<Name, Whole>,
     bytes: usize,
+    /// Opaque packets, then chunks, as they began.
+    order: [BTreeMap<u64, (Time, Name)>; 2],
+    /// Wholes that began so far.
+    began: u64,
 }
 
 /// A fragment's fields.
@@ -171,6 +176,8 @@ pub(super) enum Assembled {
     Partly,
     /// It was the last one: the whole, and the length of its header block.
     Whole(Vec<u8>, usize),
+    /// There is no room for it: it counts as not received.
+    NoRoom,
     /// It contradicts itself or an earlier one.
     Contradiction,
 }
@@ -195,21 +202,22 @@ impl Reassembly {
         }
         if !self.wholes.contains_key(&name) {
             while self.wholes.len() >= MAX_WHOLES || self.bytes + f.total as usize > MAX_BYTES {
-                let oldest = self
-                    .wholes
-                    .iter()
-                    .min_by_key(|(_, w)| w.since)
-                    .map(|(name, _)| *name);
-                self.remove(oldest.expect("the bounds exceed one whole"));
+                // Nobody sends an opaque packet again. What there is of a chunk was acknowledged, and must stay.
+                let Some((_, (_, oldest))) = self.order[0].pop_first() else {
+                    return Assembled::NoRoom;
+                };
+                self.remove(oldest);
                 shared.count(Counter::FragmentsExpired);
             }
             self.bytes += f.total as usize;
+            self.began += 1;
+            self.order[kind(f.id)].insert(self.began, (now, name));
             let whole = Whole {
+                serial: self.began,
                 header: f.header,
                 bytes: vec![0; f.total as usize],
                 parts: BTreeMap::new(),
                 have: 0,
-                since: now,
             };
             self.wholes.insert(name, whole);
         }
@@ -244,6 +252,7 @@ impl Reassembly {
 
     fn remove(&mut self, name: Name) -> Vec<u8> {
         let whole = self.wholes.remove(&name).expect("the caller saw it");
+        self.order[kind(name.0)].remove(&whole.serial);
         self.bytes -= whole.bytes.len();
         whole.bytes
     }
@@ -257,14 +266,24 @@ impl Reassembly {
 
     /// When the oldest one is given up.
     pub(super) fn expires_at(&self) -> Option<Time> {
-        self.wholes.values().map(|w| w.since + PATIENCE).min()
+        let oldest = self.order.iter().filter_map(BTreeMap::first_key_value);
+        oldest.map(|(_, (since, _))| *since + PATIENCE).min()
     }
 
     /// Gives up what is too old.
     pub(super) fn expire(&mut self, now: Time, shared: &mut Shared) {
-        while let Some((&name, _)) = self.wholes.iter().find(|(_, w)| w.since + PATIENCE <= now) {
-            self.remove(name);
-            shared.count(Counter::FragmentsExpired);
+        for kind in 0..self.order.len() {
+            while let Some((_, &(since, name))) = self.order[kind].first_key_value()
+                && since + PATIENCE <= now
+            {
+                self.remove(name);
+                shared.count(Counter::FragmentsExpired);
+            }
         }
     }
+}
+
+/// Whether a number is an opaque packet's (0) or a chunk's (1).
+const fn kind(number: u32) -> usize {
+    (number % 2) as usize
 }

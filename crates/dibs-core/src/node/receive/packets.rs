@@ -274,6 +274,10 @@ impl Peer {
         self.reassembly = reassembly;
         match assembled {
             Assembled::Partly => true,
+            Assembled::NoRoom => {
+                shared.count(Counter::StoreFull);
+                false
+            }
             Assembled::Contradiction => {
                 shared.count(Counter::PeerContradiction);
                 true

@@ -50,7 +50,13 @@ pub(super) fn choose<'a>(
             true => at - HEAD_START,
             false => at,
         };
-        let rank = (candidate.avoided, candidate.secondary, early);
+        // What it lost goes by another one, if that delivers it before this one would at the second attempt.
+        let early = match candidate.avoided {
+            true => early + path.srtt(),
+            false => early,
+        };
+        let gone = candidate.avoided && path.is_unanswered();
+        let rank = (gone, candidate.secondary, early);
         if best.as_ref().is_none_or(|(least, ..)| rank < *least) {
             best = Some((rank, at, candidate));
         }

@@ -319,6 +319,34 @@ fn pieces_of_wholes_that_never_come_are_bounded() {
 }
 
 #[test]
+fn pieces_of_many_chunks_wait_for_the_others() {
+    let mut pair = Pair::connected();
+    let piece = |number: u32, at| Frame::Fragment {
+        id: 2 * number + 1,
+        at,
+        total: 2,
+        header: 2,
+        bytes: b"\xff",
+    };
+    let malformed = |pair: &Pair| count(pair, 1, Counter::FrameMalformed);
+    // After a burst of losses the first pieces of hundreds may come before any of the second ones.
+    forge_all(&mut pair, (0..1000).map(|n| piece(n, 0)));
+    pair.run(Duration::from_millis(100));
+    let before = malformed(&pair);
+    forge_all(&mut pair, (0..1000).map(|n| piece(n, 1)));
+    pair.run(Duration::from_millis(100));
+    // All were put together; what they say is nothing.
+    assert_eq!(malformed(&pair), before + 1000);
+    assert_eq!(count(&pair, 1, Counter::FragmentsExpired), 0);
+    // What there is no room for is not acknowledged, and nothing that was is dropped for it.
+    forge_all(&mut pair, (0..2000).map(|n| piece(n, 0)));
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.nodes[1].peers[0].reassembly.held().0, 1024);
+    assert_eq!(count(&pair, 1, Counter::FragmentsExpired), 0);
+    assert!(count(&pair, 1, Counter::StoreFull) > 0);
+}
+
+#[test]
 fn challenges_without_end_are_answered_within_bounds() {
     let mut pair = Pair::connected();
     const ASKED: u64 = 20_000;
