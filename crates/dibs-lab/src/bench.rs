@@ -8,6 +8,7 @@
 mod latency;
 mod memory;
 mod messages;
+mod outage;
 mod paths;
 mod report;
 mod switch;
@@ -48,6 +49,8 @@ pub enum Experiment {
     SwitchFar,
     /// The same over links of 300 Mbit/s, 10 ms and 80 Mbit/s, 30 ms.
     SwitchUnlike,
+    /// One of two paths dies in the midst of a stream.
+    Outage,
     /// One stream over two links of 100 Mbit/s and 2 ms, with and without 1 % of loss on one.
     Loss,
     /// Small messages to and fro.
@@ -106,6 +109,7 @@ pub fn run(options: &Options) -> Result<Report> {
                 .into_iter()
                 .collect(),
             Experiment::SwitchUnlike => switch::unlike(&stage).map(|table| vec![table]),
+            Experiment::Outage => outage::run(&stage).map(|table| vec![table]),
             Experiment::Loss => loss(&stage).map(|table| vec![table]),
             Experiment::Latency => latency::run(&stage).map(|table| vec![table]),
             Experiment::Beside => messages::beside(&stage).map(|table| vec![table]),

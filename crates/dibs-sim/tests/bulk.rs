@@ -156,7 +156,7 @@ fn what_a_quick_link_lost_does_not_wait_for_a_slow_one() {
 #[test]
 fn a_link_that_dies_stalls_nothing_for_long() {
     for algorithm in BOTH {
-        for (dies, longest) in [(0, 400), (1, 400)] {
+        for (dies, longest) in [(0, 250), (1, 180)] {
             let links = vec![Link::clean(50, 20, true), Link::clean(50, 40, false)];
             let becomes = |dead| Link {
                 dead,

@@ -466,12 +466,23 @@ impl Peer {
             if !self.may_use(shared, self.links[at].local) {
                 continue;
             }
+            let answers = |other: &Link| other.is_active(shared) && !other.path.is_unanswered();
+            let others = || {
+                self.links
+                    .iter()
+                    .enumerate()
+                    .filter(|(other, _)| *other != at)
+            };
+            let elsewhere = others().any(|(_, other)| answers(other));
             let link = &mut self.links[at];
             link.on_timer(now, shared);
             if link.path.poll_timeout().is_some_and(|t| t <= now) {
                 let mut lost = std::mem::take(&mut self.lost);
                 if link.path.on_timeout(now, &mut lost) == crate::path::TimeoutAction::Probe {
                     link.probe = true;
+                    if elsewhere {
+                        link.path.abandon_unanswered(now, &mut lost);
+                    }
                 }
                 let id = link.id;
                 self.take_lost(shared, id, &mut lost);

@@ -111,6 +111,11 @@ pub(super) fn carriers(
         placement.allows(link.id, link.trusted) && link.is_active(shared)
     };
     let mut all: SmallVec<[usize; 8]> = (0..links.len()).filter(allowed).collect();
+    // A path that keeps silent may have died: what is given to it would perhaps wait until that is known.
+    let answers = |at: usize| !links[at].path.is_unanswered();
+    if all.iter().any(|at| answers(*at)) {
+        all.retain(|at| answers(*at));
+    }
     let is_backup = |at: usize| shared.local[links[at].local].usage.role == Role::Backup;
     if all.iter().any(|at| !is_backup(*at)) {
         all.retain(|at| !is_backup(*at));
@@ -177,10 +182,14 @@ pub(super) fn unused(links: &[Link], shared: &Shared, at: usize) -> Option<Unuse
         return Some(Unused::Unanswered);
     }
     let carries = |kind| carriers(links, shared, Placement::Any, kind).contains(&at);
-    if !carries(Kind::Other) {
-        return Some(Unused::Backup);
-    }
     let preferred = shared.hint.is_some_and(|hint| hint.path == link.local);
+    if !carries(Kind::Other) {
+        return Some(match link.path.is_unanswered() {
+            true if preferred => Unused::PreferredUnanswered,
+            true => Unused::Unanswered,
+            false => Unused::Backup,
+        });
+    }
     match preferred {
         false if !carries(Kind::New) => Some(Unused::NotPreferred),
         true if link.path.is_unanswered() => Some(Unused::PreferredUnanswered),

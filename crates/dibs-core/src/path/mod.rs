@@ -50,6 +50,9 @@ use state::{Alarm, Liveness};
 /// Delay of a report that is believed at most: several times what a peer should take.
 const CREDIBLE_ACK_DELAY: Duration = Duration::from_millis(10);
 
+/// Silence of a path with something in flight that is more than the pause of a busy peer.
+const LEAST_SILENCE: Duration = Duration::from_millis(25);
+
 /// A path that was heard of within it need not prove that it works.
 const LEAST_PATIENCE: Duration = Duration::from_millis(10);
 
@@ -554,6 +557,25 @@ impl Path {
     /// Gives up what is in flight, so that it can go another way; appends its tokens to `lost`.
     pub fn abandon(&mut self, lost: &mut Vec<u64>) {
         self.mtud.on_outage();
+        self.give_up(lost);
+    }
+
+    /// Gives up what is in flight of a path that has not answered for a probe timeout and for [`LEAST_SILENCE`]: another
+    /// one may have it. If this one only paused, the peer has it twice; if it takes nothing as long any more, that is
+    /// found as always.
+    pub fn abandon_unanswered(&mut self, now: Time, lost: &mut Vec<u64>) {
+        let silence = now.since(self.liveness.silent_since());
+        if self.is_unanswered() && silence >= LEAST_SILENCE && self.waiting > 0 {
+            self.mtud.on_given_up();
+            if let Some(smallest) = self.give_up(lost) {
+                self.mtud.on_lost(now, smallest);
+            }
+        }
+    }
+
+    /// Returns the least length of what was given up, MTU probes aside.
+    fn give_up(&mut self, lost: &mut Vec<u64>) -> Option<u16> {
+        let mut smallest = None;
         self.bbr.on_outage();
         for seq in self.sent.base()..self.sent.next() {
             if let Some(sent) = self.sent.get_mut(seq)
@@ -563,6 +585,8 @@ impl Path {
                 if !sent.mtu_probe {
                     self.count.lost += 1;
                     lost.push(sent.token);
+                    smallest =
+                        Some(smallest.map_or(sent.bytes, |least: u16| least.min(sent.bytes)));
                 }
             }
         }
@@ -570,6 +594,7 @@ impl Path {
         self.waiting = 0;
         // Or what is sent next would have its rate measured from before the outage on.
         self.window_filled = false;
+        smallest
     }
 
     /// A datagram with this number has come in and its content was taken.

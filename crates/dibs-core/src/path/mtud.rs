@@ -184,9 +184,14 @@ impl Mtud {
         }
     }
 
-    /// Nothing has passed for a while: a probe under way says nothing about its size.
+    /// Nothing has passed for a while: what was lost says nothing about its size.
     pub(super) fn on_outage(&mut self) {
         self.trust();
+        self.on_given_up();
+    }
+
+    /// What is under way is given up: if a probe is, it says nothing about its size.
+    pub(super) fn on_given_up(&mut self) {
         if let Search::Probing { size, losses } = self.search {
             self.search = Search::Wanted { size, losses };
         }

@@ -123,9 +123,11 @@ impl Liveness {
 
     /// A datagram that asks for an answer was sent while none was in flight.
     pub(super) fn on_first_in_flight(&mut self, now: Time) {
-        if let Inner::Active { timer_from, .. } = &mut self.inner {
+        if let Inner::Active { timer_from, ptos } = &mut self.inner {
             *timer_from = now;
-            self.silent_since = now;
+            if *ptos == 0 {
+                self.silent_since = now;
+            }
         }
     }
 

@@ -342,6 +342,52 @@ fn the_mtu_is_found_and_a_black_hole_noticed() {
     assert!(used > 0.93, "{used}");
 }
 
+/// What a silent path has in flight is given up before it is known whether it died; that it takes shorter datagrams is
+/// found all the same.
+#[test]
+fn what_is_given_up_after_a_timeout_still_shows_a_black_hole() {
+    let mut now = Time::ZERO + S;
+    let mut path = fresh(now);
+    path.on_validated(now, 20 * MS);
+    for _ in 0..10 {
+        now = exchange(&mut path, now, 20 * MS);
+    }
+    let probe = path.poll_mtu_probe(now).expect("a longer one is tried");
+    let seq = path.on_mtu_probe_sent(now, probe);
+    let frame = AckFrame::new(
+        0,
+        &[SeqRange {
+            start: seq,
+            end: seq,
+        }],
+    )
+    .unwrap();
+    let (mut acked, mut lost) = (Vec::new(), Vec::new());
+    path.on_ack(now + 20 * MS, &frame, &mut acked, &mut lost)
+        .unwrap();
+    now += 20 * MS;
+    let long = path.mtu();
+    assert!(long > 1300, "{long}");
+    for round in 1.. {
+        assert!(round < 20, "it is never found");
+        path.on_sent(now, long, round, true);
+        lost.clear();
+        // The alarm comes again until the path has been silent for long enough.
+        while lost.is_empty() {
+            now = path.poll_timeout().expect("an answer is due");
+            path.on_timeout(now, &mut lost);
+            path.abandon_unanswered(now, &mut lost);
+        }
+        assert_eq!(lost, [round]);
+        // The short probe gets through.
+        now = exchange(&mut path, now, 20 * MS);
+        assert!(!path.is_unanswered());
+        if path.mtu() < long {
+            break;
+        }
+    }
+}
+
 #[test]
 fn the_predicted_delivery_is_about_when_it_arrives() {
     let w = warm(20 * MBIT, 20 * MS, 50 * MS);
