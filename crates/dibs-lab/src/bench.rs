@@ -76,6 +76,8 @@ pub struct Options {
     pub congestion: Vec<String>,
     /// Of the pairs of links, those whose names contain this; all if there is nothing.
     pub links: Option<String>,
+    /// The scheduler of `seal`; the usual one if there is nothing.
+    pub scheduler: Option<String>,
     /// The program, or why there is none.
     pub wireguard_go: Result<PathBuf, String>,
 }
@@ -137,7 +139,10 @@ struct Stage<'a> {
 impl Stage<'_> {
     /// The title of what depends on the congestion control.
     fn titled(&self, title: &str) -> String {
-        format!("{title}; {}", self.congestion)
+        match &self.options.scheduler {
+            Some(scheduler) => format!("{title}; {}, {scheduler}", self.congestion),
+            None => format!("{title}; {}", self.congestion),
+        }
     }
 }
 

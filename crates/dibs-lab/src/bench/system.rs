@@ -160,7 +160,11 @@ impl<'a> Place<'a> {
                 tunnel = Some(made);
             }
             System::Scramble => join("", RULE)?,
-            System::Seal => join("", SEAL_RULE)?,
+            System::Seal => {
+                let scheduler = self.stage.options.scheduler.as_ref();
+                let line = scheduler.map(|name| format!("scheduler = \"{name}\""));
+                join(&line.unwrap_or_default(), SEAL_RULE)?;
+            }
             System::Redundant => join("scheduler = \"redundant\"", SEAL_RULE)?,
             System::Share => join("", SHARE_RULE)?,
             System::Bare => join("integrity = \"off\"", RULE)?,

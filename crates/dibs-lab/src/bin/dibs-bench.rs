@@ -24,6 +24,9 @@ struct Arguments {
     /// Of `paths`, only the pairs of links whose names contain this
     #[arg(long, value_name = "WORDS")]
     links: Option<String>,
+    /// The scheduler of `seal`
+    #[arg(long, value_name = "NAME")]
+    scheduler: Option<String>,
     /// Turns of each system
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -45,6 +48,7 @@ fn main() -> Result<()> {
         experiments,
         congestion: arguments.congestion,
         links: arguments.links,
+        scheduler: arguments.scheduler,
     };
     dibs_lab::enter()?;
     let report = bench::run(&options)?;

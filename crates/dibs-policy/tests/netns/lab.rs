@@ -244,10 +244,12 @@ impl Lab {
         listener
     }
 
-    /// An established connection to the peer, and its far end.
+    /// An established connection to the peer, and its far end. What is written goes at once, also while what the TUN
+    /// took is never acknowledged (Nagle's algorithm).
     pub(crate) fn connected(&self, port: u16, ip: &str) -> (TcpStream, TcpStream) {
         let listener = self.peer_listens(port, ip);
         let near = TcpStream::connect(address(ip, port)).expect("a connection");
+        near.set_nodelay(true).expect("no delay");
         (near, accept(&listener))
     }
 }
