@@ -13,6 +13,7 @@ use super::latest::Latest;
 use super::queue::Queue;
 use super::resume::Resume;
 use crate::bump::{Bump, Decode};
+use crate::node::Scheduler;
 use crate::session::{Direction, EpochKey, EpochSecrets};
 use crate::slab::Key;
 use crate::stream::MAX_WINDOW;
@@ -92,6 +93,8 @@ pub struct Outgoing {
     pub deficit: i64,
     /// It is in one of the rounds.
     pub scheduled: bool,
+    /// How its new data is shared out over the paths; none: as that of most.
+    pub scheduler: Option<Scheduler>,
 }
 
 impl Outgoing {
@@ -318,6 +321,7 @@ impl Conn {
                 until_trusted: 0,
                 deficit: 0,
                 scheduled: false,
+                scheduler: None,
             },
             inc: None,
             tsval_floor: None,

@@ -100,7 +100,8 @@ impl Node {
         }
     }
 
-    /// New data is shared out by this scheduler from now on.
+    /// New data is shared out by this scheduler from now on, but for connections that have [one of their
+    /// own](Self::set_flow_schedulers).
     pub fn set_scheduler(&mut self, scheduler: Scheduler) {
         self.shared.scheduler = scheduler;
     }

@@ -16,6 +16,7 @@
 mod accept;
 mod command;
 mod config;
+mod flow_scheduler;
 mod fq;
 mod handover;
 mod inner;
@@ -45,6 +46,7 @@ use zeroize::Zeroizing;
 pub use accept::{Opening, Place};
 pub use command::{ControlError, MAX_CONTROL};
 pub use config::{LocalPath, NodeConfig, PeerConfig};
+pub use flow_scheduler::FlowScheduler;
 pub use notice::Event;
 use notice::Events;
 pub use preference::{Hint, Role, Scheduler, UnknownName, Unused, Usage};
@@ -83,6 +85,8 @@ pub(crate) struct Shared {
     pub(crate) trusted_share: f64,
     pub(crate) hold_without_trusted: bool,
     pub(crate) scheduler: Scheduler,
+    /// For some connections another one: the first that selects them.
+    flow_schedulers: Vec<FlowScheduler>,
     pub(crate) hint: Option<Hint>,
     /// More packets of the kernel's are to be handed over at once.
     pub(crate) more_comes: bool,
@@ -231,6 +235,7 @@ impl Node {
             trusted_share: config.trusted_share,
             hold_without_trusted: config.hold_without_trusted,
             scheduler: config.scheduler,
+            flow_schedulers: Vec::new(),
             hint: config.hint,
             more_comes: false,
             instance: 0,

@@ -58,6 +58,7 @@ pub(super) enum Kind {
 pub(super) struct Wanted {
     pub(super) placement: Placement,
     pub(super) kind: Kind,
+    pub(super) scheduler: Scheduler,
     /// Its bytes.
     pub(super) bytes: usize,
     /// Bytes that wait in all, these included.
@@ -69,11 +70,12 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Something of its own, that no flow waits for.
+    /// Something of its own, that no flow waits for: it is nobody's turn, and goes where it is delivered first.
     pub(super) const fn alone(placement: Placement, bytes: usize, avoid: Avoid) -> Self {
         Self {
             placement,
             kind: Kind::Other,
+            scheduler: Scheduler::Balanced,
             bytes,
             backlog: bytes,
             avoid,
@@ -213,7 +215,7 @@ pub(super) fn standing(links: &[Link], shared: &Shared) -> Duration {
     TARGET.max(least / 2 + longer.max().unwrap_or_default())
 }
 
-/// The path for what is `wanted`. What is not new is nobody's turn, and goes where it is delivered first.
+/// The path for what is `wanted`.
 pub(super) fn choose(links: &mut [Link], shared: &Shared, now: Time, wanted: &Wanted) -> Choice {
     let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
     let mut release: Option<Time> = None;
@@ -239,11 +241,7 @@ pub(super) fn choose(links: &mut [Link], shared: &Shared, now: Time, wanted: &Wa
     if candidates.is_empty() {
         return Choice::Nobody;
     }
-    let scheduler = match wanted.kind {
-        Kind::Other => Scheduler::Balanced,
-        Kind::First | Kind::New => shared.scheduler,
-    };
-    let chosen = match scheduler {
+    let chosen = match wanted.scheduler {
         // What goes by all paths goes first by the one that delivers it first.
         Scheduler::Balanced | Scheduler::Redundant => {
             balanced::choose(links, shared, now, wanted, &candidates)

@@ -99,7 +99,9 @@ impl Peer {
         }
         let flow = self.next_flow;
         self.next_flow = self.next_flow.wrapping_add(1);
-        let key = self.conns.insert(Conn::new(now, tuple, bump, flow));
+        let mut conn = Conn::new(now, tuple, bump, flow);
+        conn.out.scheduler = shared.scheduler_of(&tuple);
+        let key = self.conns.insert(conn);
         self.by_tuple.insert((tuple, bump), key);
         let all = (1..=MAX_NUMBER).filter_map(|bump| self.by_tuple.get(&(tuple, bump)));
         let all: SmallVec<[Key; 4]> = all.copied().collect();

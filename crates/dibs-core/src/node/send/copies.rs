@@ -3,7 +3,6 @@
 use smallvec::SmallVec;
 
 use super::super::peer::{Delayed, Out, Peer};
-use super::super::preference::Scheduler;
 use super::super::schedule::{Kind, carriers};
 use super::run::MAX_SEGMENTS;
 use super::{CLEAR, Turn};
@@ -17,12 +16,9 @@ use crate::slab::Key;
 const MAX_COPIES: usize = 256;
 
 impl Peer {
-    /// What a run has just sent is to go by the other paths, too, as far as each chunk's placement allows: those of
+    /// What a run of `redundant` has just sent is to go by the other paths, too, as far as each chunk's placement allows: those of
     /// the batch that were added as `from` and later.
     pub(super) fn note_copies(&mut self, turn: &Turn<'_>, by: usize, batch: Key, from: Key) {
-        if turn.shared.scheduler != Scheduler::Redundant {
-            return;
-        }
         let sent_in = |content: &Content| matches!(content, Content::Chunk(c) if c.batch == batch);
         for (key, pending) in self.waiting.since(from) {
             if !sent_in(&pending.content) {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use super::super::Shared;
 use super::super::fq::{List, parsed};
 use super::super::peer::{Out, Peer};
+use super::super::preference::Scheduler;
 use super::super::schedule::{Avoid, Choice, Kind, Wanted, choose};
 use super::Turn;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
 use crate::chunk::Placement;
+use crate::flow::conn::Conn;
 use crate::slab::Key;
 
 /// Bytes of buffers that may wait for acknowledgement.
@@ -17,6 +19,11 @@ const HELD_LIMIT: usize = 96 << 20;
 const HEAD: &str = "a flow that is scheduled has a head";
 /// What a flow may send in one round, at most.
 const MAX_QUANTUM: usize = 16 * 1024;
+
+/// How new data of a connection is shared out over the paths.
+pub(super) fn scheduler(conn: &Conn, shared: &Shared) -> Scheduler {
+    conn.out.scheduler.unwrap_or(shared.scheduler)
+}
 
 /// Why a flow's turn ends with nothing sent.
 enum Unsent {
@@ -159,6 +166,7 @@ impl Peer {
                 Some(_) => Kind::First,
                 None => Kind::New,
             },
+            scheduler: scheduler(conn, turn.shared),
             bytes: left + MOST_BESIDE,
             backlog: self.fq.backlog(),
             avoid: Avoid::Nothing,

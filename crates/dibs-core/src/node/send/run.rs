@@ -10,6 +10,8 @@ use super::super::Shared;
 use super::super::fq::{List, parsed};
 use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
+use super::super::preference::Scheduler;
+use super::data::scheduler;
 use super::small::{MOST_ACK, put_ack};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::bump::{Bump, Chain};
@@ -59,6 +61,7 @@ impl Peer {
             link,
             allowed: path.trusted || may_be_untrusted,
             bump: conn.bump,
+            scheduler: scheduler(conn, turn.shared),
             mtu,
             most,
             batch: self.waiting.add_batch(buffer),
@@ -92,7 +95,9 @@ impl Peer {
                 .shrink_batch(run.batch, used, &mut turn.shared.pool);
         }
         if run.pieces > 0 {
-            self.note_copies(turn, link, run.batch, first);
+            if run.scheduler == Scheduler::Redundant {
+                self.note_copies(turn, link, run.batch, first);
+            }
             return Some(Out {
                 path: local,
                 to: remote,
@@ -135,6 +140,7 @@ impl Peer {
         let key = self.next_flow(turn, list, &mut 0)?;
         let conn = self.conns.get_mut(key).expect("it was just seen");
         let fits = conn.bump == run.bump
+            && scheduler(conn, turn.shared) == run.scheduler
             && conn.out.secrets.is_some()
             && conn.out.queue.passes(turn.now, turn.patience);
         if !fits {
@@ -201,6 +207,8 @@ struct Run {
     allowed: bool,
     /// The bump of all that goes.
     bump: u8,
+    /// The scheduler of all that goes.
+    scheduler: Scheduler,
     mtu: usize,
     /// Datagrams, at most.
     most: usize,

@@ -406,7 +406,7 @@ pub(super) fn speak_in_segments(
     };
     headers.write(&mut buffer[..MAX_HEADERS], payload.len(), gso);
     buffer[at..at + payload.len()].copy_from_slice(payload);
-    node.handle_tun(pair.now, BUMP, buffer, at + payload.len());
+    node.handle_tun(pair.now, pair.bump, buffer, at + payload.len());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Which path new data takes: the schedulers, roles and the hint.
 
+use super::bounds::speak;
 use super::*;
 
 const SEAL: u8 = bump::SEAL;
@@ -210,4 +211,83 @@ fn of_scramble_the_trusted_part_is_copied_nowhere() {
     let bytes = carried(&mut pair, after(0));
     let all = u64::from(CHUNKS) * LEN as u64;
     assert!(bytes[0] > all && bytes[1] < all, "{bytes:?}");
+}
+
+/// What connections from a port of host 0 are shared out by.
+fn from_port(port: u16, scheduler: Scheduler) -> FlowScheduler {
+    FlowScheduler {
+        local_ports: vec![port..=port],
+        ..FlowScheduler::all(scheduler)
+    }
+}
+
+/// Chunks that host 0 copied while connections from these ports said a word each, that of a port at `seq`.
+fn copied(pair: &mut Pair, ports: &[u16], seq: u32) -> u64 {
+    let count = |pair: &Pair| pair.nodes[0].counters().get(Counter::ChunkCopied);
+    let before = count(pair);
+    for port in ports {
+        speak(pair, *port, seq, &text(100));
+    }
+    pair.run(Duration::from_millis(100));
+    count(pair) - before
+}
+
+#[test]
+fn a_connection_has_a_scheduler_of_its_own_from_its_first_segment_on() {
+    let mut pair = sealed();
+    pair.nodes[0].set_flow_schedulers(vec![from_port(7, Scheduler::Redundant)]);
+    assert_eq!(copied(&mut pair, &[7], 1), 1);
+    assert_eq!(copied(&mut pair, &[8], 1), 0);
+    // The list changes while both are there.
+    pair.nodes[0].set_flow_schedulers(vec![from_port(8, Scheduler::Redundant)]);
+    assert_eq!(copied(&mut pair, &[7], 101), 0);
+    assert_eq!(copied(&mut pair, &[8], 101), 1);
+    pair.nodes[0].set_flow_schedulers(Vec::new());
+    assert_eq!(copied(&mut pair, &[7, 8], 201), 0);
+    // What is for all others is not for those that have their own.
+    pair.nodes[0].set_scheduler(Scheduler::Redundant);
+    pair.nodes[0].set_flow_schedulers(vec![
+        from_port(7, Scheduler::LowestRtt),
+        FlowScheduler {
+            remote_ports: vec![81..=90],
+            ..FlowScheduler::all(Scheduler::LowestRtt)
+        },
+    ]);
+    assert_eq!(copied(&mut pair, &[7], 301), 0);
+    assert_eq!(copied(&mut pair, &[8], 301), 1);
+}
+
+#[test]
+fn what_goes_along_with_others_is_shared_out_as_they_are() {
+    let mut pair = sealed();
+    let redundant = (10..15).map(|port| from_port(port, Scheduler::Redundant));
+    pair.nodes[0].set_flow_schedulers(redundant.collect());
+    // In turn, so that each run could go on with one of the others.
+    let ports = [10, 20, 11, 21, 12, 22, 13, 23, 14, 24];
+    for (at, seq) in [1, 101, 201].into_iter().enumerate() {
+        assert_eq!(copied(&mut pair, &ports, seq), 5, "word {at}");
+    }
+    let arrived: usize = { pair.injected[1].iter() }
+        .map(|frame| match packet::parse(&frame[virtio::LEN..]) {
+            Ok(Packet::Tcp(s)) => s.payload.len(),
+            other => panic!("not a segment: {other:?}"),
+        })
+        .sum();
+    assert_eq!(arrived, 3 * ports.len() * 100);
+}
+
+#[test]
+fn a_connection_is_on_each_bump_under_the_same_scheduler() {
+    for bump in [BUMP, SEAL] {
+        let mut pair = Pair::connected();
+        pair.bump = bump;
+        pair.nodes[0].set_flow_schedulers(vec![from_port(7, Scheduler::RoundRobin)]);
+        let of_conn = |pair: &Pair| {
+            let conns = pair.nodes[0].peers[0].conns.iter();
+            let mut ours = conns.filter(|(_, conn)| conn.bump == bump);
+            ours.next().unwrap().1.out.scheduler
+        };
+        assert_eq!(copied(&mut pair, &[7], 1), 0);
+        assert_eq!(of_conn(&pair), Some(Scheduler::RoundRobin));
+    }
 }
