@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dibs_config::Config;
+use dibs_core::node::FlowScheduler;
 use dibs_policy::Backstop;
 use dibs_policy::conntrack::Conntrack;
 use tokio::sync::{Mutex, Notify, broadcast};
@@ -63,6 +64,8 @@ pub struct Daemon {
     pub(crate) state: RefCell<State>,
     /// How paths are used.
     pub(crate) preferences: RefCell<Preferences>,
+    /// The schedulers of rules that the data path was told of last.
+    pub(crate) flow_schedulers: RefCell<Vec<FlowScheduler>>,
     pub(crate) registry: RefCell<Registry>,
     /// Taken while a user's request changes something.
     pub(crate) changes: Turns,
@@ -163,6 +166,7 @@ impl Daemon {
             started: Instant::now(),
             state: RefCell::new(state),
             preferences: RefCell::new(preferences),
+            flow_schedulers: RefCell::default(),
             registry: RefCell::default(),
             changes: Turns::new(CHANGES_OF_UID),
             looks: Turns::new(CLIENTS_OF_UID),

@@ -30,6 +30,7 @@ mod recovery;
 pub mod requests;
 pub mod rules;
 pub mod saved;
+mod scheduling;
 pub mod startup;
 pub mod steering;
 mod switching;

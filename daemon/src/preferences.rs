@@ -157,11 +157,8 @@ impl Wishes {
             }
             PathChange::Unprefer => self.prefer = Some(PreferWish::Nothing),
             PathChange::Scheduler { name } => {
-                if name.parse::<Scheduler>().is_err() {
-                    let all = Scheduler::ALL.map(Scheduler::name).join(", ");
-                    let message = format!("there is no scheduler \"{name}\": there are {all}");
-                    return Err(Failure::new(ErrorKind::NotFound, message));
-                }
+                crate::rules::scheduler(&name)
+                    .map_err(|message| Failure::new(ErrorKind::NotFound, message))?;
                 self.scheduler = Some(name);
             }
             PathChange::Role { path, role } => {

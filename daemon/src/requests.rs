@@ -451,6 +451,7 @@ impl Daemon {
         }
         self.save().map_err(failed)?;
         self.send_wants().await;
+        self.tell_flow_schedulers().map_err(failed)?;
         self.remove_all(false).await.map_err(failed)?;
         self.tell(
             "cleanup",

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Selection};
+use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Scheduler, Selection};
 use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 use dibs_io::LocalTime;
 use dibs_policy::{Binding, BumpId, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
@@ -47,6 +47,8 @@ pub struct Rule {
     pub classes: Vec<ClassRule>,
     /// The family that it is kept to, because the other's iptables does not take it.
     pub narrowed: Option<Narrowed>,
+    /// How new data of these connections is shared out over the paths; none: as that of others.
+    pub scheduler: Option<Scheduler>,
 }
 
 /// See [`Rule::narrowed`].
@@ -70,6 +72,7 @@ impl Rule {
             active: self.holds,
             origin: self.origin,
             selector: self.selector.clone(),
+            scheduler: self.scheduler.map(|scheduler| scheduler.to_string()),
         }
     }
 
@@ -173,6 +176,7 @@ impl Rule {
             selection: &self.selection,
             bump: &self.bump,
             level: self.level,
+            scheduler: self.scheduler,
         }
     }
 
@@ -261,6 +265,7 @@ pub fn of_file(
         classes: classes(id, &rule.selection, bump, rule.level)?,
         narrowed: None,
         selection: rule.selection.clone(),
+        scheduler: rule.scheduler,
     })
 }
 
@@ -323,6 +328,10 @@ pub fn of_user(
              it sends"
         ));
     }
+    if let Some(why) = wanted.scheduler_fault() {
+        return Err(why);
+    }
+    let scheduler = wanted.scheduler.as_deref().map(scheduler).transpose()?;
     let further = ["gid", "interface", "dscp", "time", "match"];
     let further = selection
         .terms()
@@ -345,6 +354,18 @@ pub fn of_user(
         classes: classes(id, &selection, bump, level)?,
         narrowed: None,
         selection,
+        scheduler,
+    })
+}
+
+/// The scheduler of that name.
+///
+/// # Errors
+/// There is none, in one clause that names those that are.
+pub fn scheduler(name: &str) -> Result<Scheduler, String> {
+    name.parse().map_err(|_| {
+        let all = Scheduler::ALL.map(Scheduler::name).join(", ");
+        format!("there is no scheduler \"{name}\": there are {all}")
     })
 }
 

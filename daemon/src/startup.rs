@@ -156,7 +156,7 @@ pub fn is_awaited(error: &SetupError) -> bool {
     code.is_some_and(|code| absent.contains(&code))
 }
 
-fn core_prefix(net: &IpNet) -> Prefix {
+pub(crate) fn core_prefix(net: &IpNet) -> Prefix {
     Prefix::new(net.network(), net.prefix_len()).expect("an IpNet's length fits its family")
 }
 

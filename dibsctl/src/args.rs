@@ -110,7 +110,7 @@ pub(crate) enum ConnCommand {
 pub(crate) enum RuleCommand {
     /// Make a rule; it outlives the daemon
     #[command(
-        override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer]",
+        override_usage = "dibsctl rule add SELECTOR... --bump <NAME> [--require | --prefer] [--scheduler <NAME>]",
         group(selectors().args(CLASS).args(TERMS))
     )]
     Add {
@@ -136,6 +136,10 @@ pub(crate) enum RuleCommand {
             allow_negative_numbers = true
         )]
         priority: i32,
+        /// Share out their new data over the paths otherwise than that of others, whichever bump they are on; for
+        /// rules by addresses, ports, peer and time; root only
+        #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name)))]
+        scheduler: Option<String>,
     },
     /// All rules, in the order in which they are tried; for others than root those of their own
     List,

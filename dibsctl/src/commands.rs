@@ -44,6 +44,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             require,
             prefer,
             priority,
+            scheduler,
         }) => {
             // With terms alone the rest is all connections.
             let selector = match Selector::from(class) {
@@ -57,6 +58,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 require,
                 prefer,
                 priority,
+                scheduler,
             })?;
             show(json, &made, || render::made(&made))
         }

@@ -125,7 +125,11 @@ pub(crate) fn changed(changed: &Changed, now: f64) -> String {
 
 /// `dport 80 uid 1000 -> scramble`
 pub(crate) fn rule(rule: &RuleInfo) -> String {
-    printable(&format!("{} -> {}", rule_selector(rule), rule_bump(rule)))
+    let mut text = format!("{} -> {}", rule_selector(rule), rule_bump(rule));
+    if let Some(scheduler) = &rule.scheduler {
+        text += &format!(", scheduler {scheduler}");
+    }
+    printable(&text)
 }
 
 /// A new rule, and those that gave way to it.
@@ -148,11 +152,12 @@ pub(crate) fn rules(rules: &[RuleInfo]) -> Table {
             rule.id.to_string(),
             rule_bump(rule),
             rule_selector(rule),
+            rule.scheduler.clone().unwrap_or_default(),
             origin.to_owned(),
         ]
     };
     Table::new(
-        [">ID", "BUMP", "SELECTOR", "MADE BY"],
+        [">ID", "BUMP", "SELECTOR", "SCHEDULER", "MADE BY"],
         rules.iter().map(row),
     )
 }

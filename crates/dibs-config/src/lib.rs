@@ -217,6 +217,8 @@ pub struct RuleConfig {
     pub priority: i32,
     /// Neither `require = true` nor `prefer = true`: the usual one.
     pub level: Level,
+    /// How new data of these connections is shared out over the paths; none: as `[daemon]` says.
+    pub scheduler: Option<Scheduler>,
 }
 
 /// Reads and checks the file.
@@ -350,6 +352,7 @@ impl RuleConfig {
             selection: &self.selection,
             bump: &self.bump,
             level: self.level,
+            scheduler: self.scheduler,
         }
     }
 }

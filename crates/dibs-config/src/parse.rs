@@ -64,6 +64,7 @@ const RULE: &[&str] = &[
     "priority",
     "require",
     "prefer",
+    "scheduler",
 ];
 
 /// Enough for any order, and short in listings.
@@ -465,12 +466,14 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
             Some("name it by ports, addresses, uid or user, time".to_owned()),
         ));
     }
+    let scheduler = usage::scheduler_of_rule(table.take("scheduler"), &selection)?;
     Ok(RuleConfig {
         bump,
         protocol: Protocol::Tcp,
         selection,
         priority: priority.transpose()?.unwrap_or(0),
         level,
+        scheduler,
     })
 }
 
@@ -485,7 +488,8 @@ fn contradictions(config: &Config) -> Result<(), Error> {
                     number + 1,
                     earlier.bump
                 );
-                let hint = "give them one bump and one level, or let them select apart";
+                let hint =
+                    "give them one bump, one level and one scheduler, or let them select apart";
                 let key = format!("rule.{index}.bump");
                 return Err(config.refuse(&key, message, Some(hint.to_owned())));
             }

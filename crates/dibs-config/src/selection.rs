@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use dibs_core::node::Scheduler;
 use ipnet::IpNet;
 
 use crate::check;
@@ -67,6 +68,8 @@ pub struct Claim<'a> {
     pub bump: &'a str,
     /// How firmly.
     pub level: Level,
+    /// How their data is shared out, if it is by a scheduler of their own.
+    pub scheduler: Option<Scheduler>,
 }
 
 /// Why two rules cannot both be.
@@ -76,6 +79,8 @@ pub enum Conflict {
     Same,
     /// Some connections would be required to go by either bump, and so by none.
     BothRequired,
+    /// They select the same, and each has a scheduler: the later's would never count.
+    Schedulers,
 }
 
 impl fmt::Display for Conflict {
@@ -83,6 +88,7 @@ impl fmt::Display for Conflict {
         f.write_str(match self {
             Conflict::Same => "selects the same connections",
             Conflict::BothRequired => "requires another bump of some of the same connections",
+            Conflict::Schedulers => "has another scheduler for the same connections",
         })
     }
 }
@@ -92,10 +98,12 @@ impl Claim<'_> {
     pub fn conflict(self, other: Claim<'_>) -> Option<Conflict> {
         let bumps_differ = self.bump != other.bump;
         let required = self.level == Level::Require && other.level == Level::Require;
-        if self.selection.sorted() == other.selection.sorted()
-            && (bumps_differ || self.level != other.level)
-        {
+        let schedulers = self.scheduler.zip(other.scheduler);
+        let same = self.selection.sorted() == other.selection.sorted();
+        if same && (bumps_differ || self.level != other.level) {
             Some(Conflict::Same)
+        } else if same && schedulers.is_some_and(|(own, others)| own != others) {
+            Some(Conflict::Schedulers)
         } else if required && bumps_differ && self.selection.may_meet(other.selection) {
             Some(Conflict::BothRequired)
         } else {
@@ -115,6 +123,14 @@ impl Selection {
             ("match", self.match_expr.is_some()),
         ];
         named.iter().find(|(_, is)| *is).map(|(key, _)| *key)
+    }
+
+    /// The key of something that neither addresses nor ports show, if it is named: whoever shares out data over the
+    /// paths knows no more of a connection.
+    pub fn shows_elsewhere(&self) -> Option<&'static str> {
+        let owner = [("uid", self.uid.is_some()), ("user", self.user.is_some())];
+        let owner = owner.iter().find(|(_, is)| *is).map(|(key, _)| *key);
+        owner.or_else(|| self.shows_only_sending())
     }
 
     /// Names one thing more, as the file does under this key.
@@ -232,6 +248,7 @@ mod tests {
             selection,
             bump,
             level,
+            scheduler: None,
         };
         let found = claim(a).conflict(claim(b));
         assert_eq!(claim(b).conflict(claim(a)), found, "either way round");
@@ -251,6 +268,22 @@ mod tests {
             Some(Conflict::Same)
         );
         assert_eq!(between((&a, "seal", Usual), (&b, "seal", Usual)), None);
+        // Nor two schedulers; but one may have what the other leaves open.
+        let scheduled = |scheduler| Claim {
+            selection: &a,
+            bump: "seal",
+            level: Usual,
+            scheduler,
+        };
+        let redundant = scheduled(Some(Scheduler::Redundant));
+        for (other, conflict) in [
+            (Some(Scheduler::Blest), Some(Conflict::Schedulers)),
+            (Some(Scheduler::Redundant), None),
+            (None, None),
+        ] {
+            assert_eq!(redundant.conflict(scheduled(other)), conflict);
+            assert_eq!(scheduled(other).conflict(redundant), conflict);
+        }
         // The first decides over what both select.
         assert_eq!(
             between((&a, "seal", Usual), (&to("80"), "share", Usual)),

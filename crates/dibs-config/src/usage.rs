@@ -5,7 +5,7 @@ use dibs_core::node::{Hint, Role, Scheduler};
 use crate::amount::BadAmount;
 use crate::error::Error;
 use crate::table::{Table, Value, Wrong, meant};
-use crate::{PathConfig, PathUsage, Prefer};
+use crate::{PathConfig, PathUsage, Prefer, Selection};
 
 /// What `[prefer]` may say.
 pub(crate) const PREFER: &[&str] = &["path", "weight", "delta"];
@@ -30,6 +30,26 @@ impl Prefer {
 
 pub(crate) fn scheduler(value: &Value<'_>) -> Result<Scheduler, Error> {
     value.one_of(&Scheduler::ALL.map(|one| (one.name(), one)))
+}
+
+/// The scheduler that a rule has for what it selects.
+pub(crate) fn scheduler_of_rule(
+    value: Option<Value<'_>>,
+    selection: &Selection,
+) -> Result<Option<Scheduler>, Error> {
+    let Some(value) = value else {
+        return Ok(None);
+    };
+    if let Some(key) = selection.shows_elsewhere() {
+        return Err(value.key_error(
+            format!(
+                "a rule with {key} cannot have a scheduler: who shares out data over the paths sees addresses and \
+                 ports alone"
+            ),
+            Some("name it by ports, addresses, time".to_owned()),
+        ));
+    }
+    scheduler(&value).map(Some)
 }
 
 /// The keys of a `[[path]]` that say what it is for.

@@ -58,7 +58,7 @@ fn commented_keys_are_right_and_show_the_defaults() {
     };
     assert_eq!(daemon, shipped.daemon);
     assert_eq!(shown.daemon.gateway.len(), 2);
-    assert_eq!(shown.rules.len(), shipped.rules.len() + 2);
+    assert_eq!(shown.rules.len(), shipped.rules.len() + 3);
     assert!(shown.bump("vpn").unwrap().device().is_some());
     assert_eq!(shown.paths[0], shipped.paths[0]);
     let wlan = shown.paths[1].usage;

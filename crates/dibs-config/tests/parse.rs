@@ -159,7 +159,7 @@ fn rules_that_contradict_each_other_are_refused_at_the_later_one() {
         fault(&text).to_string(),
         format!(
             "dibs.toml:{line}:8: rule 3 selects the same connections as rule 2, which puts them on \
-             \"scramble\"; hint: give them one bump and one level, or let them select apart"
+             \"scramble\"; hint: give them one bump, one level and one scheduler, or let them select apart"
         )
     );
     let level = with(&[one, &format!("{one}\nprefer = true")]);
@@ -173,6 +173,13 @@ fn rules_that_contradict_each_other_are_refused_at_the_later_one() {
             .starts_with("rule 3 requires another bump of some of the same connections as rule 2"),
         "{message}"
     );
+    let scheduled = |name: &str| format!("{one}\nscheduler = \"{name}\"");
+    let message = fault(&with(&[&scheduled("blest"), &scheduled("redundant")])).message;
+    assert!(
+        message.starts_with("rule 3 has another scheduler for the same connections as rule 2"),
+        "{message}"
+    );
+    good(&with(&[one, &scheduled("redundant")]));
     // Which one counts is a matter of order where only one of them, or neither, insists.
     good(&with(&[&required(one), wide]));
     good(&with(&[one, "bump = \"seal\"\ndport = 9"]));
@@ -294,7 +301,7 @@ fn places_and_hints() {
         (
             "gid = 100",
             "colour = 3",
-            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer",
+            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer, scheduler",
         ),
         (
             "gid = 100",
@@ -962,6 +969,38 @@ fn each_scheduler_is_known() {
         let text = contract().replace("\"balanced\"", &format!("\"{scheduler}\""));
         assert_eq!(good(&text).daemon.scheduler, scheduler);
     }
+}
+
+#[test]
+fn a_rule_may_have_a_scheduler_where_addresses_and_ports_say_whose() {
+    let with = |lines: &str| contract() + "\n[[rule]]\nbump = \"seal\"\n" + lines;
+    let rule = "dport = 22\nsource = \"10.0.1.1/32\"\ntime = \"08:00-18:00\"\n";
+    let config = good(&with(&format!("{rule}scheduler = \"redundant\"\n")));
+    let schedulers: Vec<_> = config.rules.iter().map(|rule| rule.scheduler).collect();
+    assert_eq!(schedulers, [None, Some(Scheduler::Redundant)]);
+    for (line, key) in [
+        ("uid = 0", "uid"),
+        ("user = \"root\"", "user"),
+        ("gid = 0", "gid"),
+        ("interface = \"eth0\"", "interface"),
+        ("dscp = \"EF\"", "dscp"),
+        ("match = \"-m length --length 0:99\"", "match"),
+    ] {
+        let text = with(&format!("{line}\nscheduler = \"redundant\"\n"));
+        let number = text.lines().count();
+        assert_eq!(
+            fault(&text).to_string(),
+            format!(
+                "dibs.toml:{number}:1: a rule with {key} cannot have a scheduler: who shares out data over the paths \
+                 sees addresses and ports alone; hint: name it by ports, addresses, time"
+            )
+        );
+    }
+    let wrong = fault(&with("scheduler = \"redundand\"\n")).to_string();
+    assert!(
+        wrong.ends_with("scheduler cannot be \"redundand\"; hint: did you mean \"redundant\"?"),
+        "{wrong}"
+    );
 }
 
 #[test]

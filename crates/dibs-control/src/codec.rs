@@ -197,6 +197,13 @@ mod tests {
                 r#"{"version":1,"request":{"rule_add":{"selector":"all","terms":{"time":"08:00-18:00","match":"-m tos --tos 8"},"bump":"seal","require":false,"prefer":true,"priority":-1}}}"#,
             ),
             (
+                Request::RuleAdd(NewRule {
+                    scheduler: Some("redundant".to_owned()),
+                    ..NewRule::new(selector.clone(), "seal")
+                }),
+                r#"{"version":1,"request":{"rule_add":{"selector":{"match":{"dport":80}},"bump":"seal","require":false,"scheduler":"redundant"}}}"#,
+            ),
+            (
                 Request::RuleDel { id: 9 },
                 r#"{"version":1,"request":{"rule_del":{"id":9}}}"#,
             ),
@@ -256,6 +263,8 @@ mod tests {
             r#"{"version":1,"request":{"path_change":{"limit":{"path":"wlan"}}}}"#,
             r#"{"version":1,"request":{"path_change":{"prefer":{"path":"wlan","much":true}}}}"#,
             r#"{"version":1,"request":{"rule_add":{"selector":{"match":{"pid":1}},"bump":"seal"}}}"#,
+            r#"{"version":1,"request":{"rule_add":{"selector":{"match":{"uid":1}},"bump":"seal","scheduler":"blest"}}}"#,
+            r#"{"version":1,"request":{"rule_add":{"selector":"all","terms":{"gid":1},"bump":"seal","scheduler":"blest"}}}"#,
         ] {
             assert_eq!(kind(line), ErrorKind::BadRequest, "{line}");
         }

@@ -297,6 +297,9 @@ pub struct RuleInfo {
     /// What it selects by: keys as in the configuration (`dport`, `uid`, `time`, ...), values as
     /// written. Empty: all.
     pub selector: BTreeMap<String, String>,
+    /// How new data of these connections is shared out over the paths; none: as that of others.
+    #[serde(default)]
+    pub scheduler: Option<String>,
 }
 
 /// What `rule add` did.

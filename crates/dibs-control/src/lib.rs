@@ -110,6 +110,9 @@ pub struct NewRule {
     /// of root and of the file before those of others.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i32,
+    /// How their new data is shared out over the paths, as the configuration names it; none: as that of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<String>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -126,7 +129,34 @@ impl NewRule {
             require: false,
             prefer: false,
             priority: 0,
+            scheduler: None,
         }
+    }
+
+    /// Why the rule cannot have the scheduler that it names: it selects by something that neither addresses nor
+    /// ports show.
+    pub fn scheduler_fault(&self) -> Option<String> {
+        self.scheduler.as_ref()?;
+        let uid = matches!(&self.selector, Selector::Match(named) if named.uid.is_some());
+        let Terms {
+            gid,
+            interface,
+            dscp,
+            time: _,
+            match_expr,
+        } = &self.terms;
+        let named = [
+            ("uid", uid),
+            ("gid", gid.is_some()),
+            ("interface", interface.is_some()),
+            ("dscp", dscp.is_some()),
+            ("match", match_expr.is_some()),
+        ];
+        let (key, _) = named.into_iter().find(|(_, is)| *is)?;
+        Some(format!(
+            "a rule with {key} cannot have a scheduler: who shares out data over the paths sees addresses and ports \
+             alone"
+        ))
     }
 }
 
@@ -172,7 +202,10 @@ impl Request {
                  known beforehand",
             ));
         }
-        Ok(())
+        match rule.scheduler_fault() {
+            Some(why) => Err(Failure::new(ErrorKind::BadRequest, why)),
+            None => Ok(()),
+        }
     }
 }
 

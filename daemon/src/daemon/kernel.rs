@@ -15,6 +15,8 @@ impl Daemon {
     /// Brings the kernel to what is wanted. A bump that nothing uses any more stays, see
     /// [`retire`](Self::retire).
     pub(crate) async fn steer(&self) -> anyhow::Result<Steered> {
+        // Before the kernel has new connections go by a bump.
+        self.tell_flow_schedulers()?;
         let done = self.steer_once().await;
         let why = done.as_ref().err().map(|error| format!("{error:#}"));
         if let Err(error) = &done

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::{
-    ConnSnapshot, ControlError, Hint, Node, PathSnapshot, PeerSnapshot, Scheduler, Usage,
+    ConnSnapshot, ControlError, FlowScheduler, Hint, Node, PathSnapshot, PeerSnapshot, Scheduler,
+    Usage,
 };
 use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, boottime_ns, precise_timers};
 use dibs_wire::Tuple;
@@ -46,6 +47,7 @@ pub(super) enum Command {
         usage: Usage,
     },
     SetScheduler(Scheduler),
+    SetFlowSchedulers(Vec<FlowScheduler>),
     Prefer(Option<Hint>),
     ExpectRate {
         path: usize,
@@ -257,6 +259,11 @@ impl Driver {
     /// New data is shared out by this scheduler from now on.
     pub fn set_scheduler(&self, scheduler: Scheduler) -> Result<(), Gone> {
         self.send(Command::SetScheduler(scheduler))
+    }
+
+    /// New data of the connections that these select is shared out by theirs from now on.
+    pub fn set_flow_schedulers(&self, schedulers: Vec<FlowScheduler>) -> Result<(), Gone> {
+        self.send(Command::SetFlowSchedulers(schedulers))
     }
 
     /// New data goes by this path from now on as long as that is usable; none: as the scheduler chooses.

@@ -361,6 +361,9 @@ impl DataPath {
                 }
                 Command::SetUsage { path, usage } => self.node.set_usage(now, path, usage),
                 Command::SetScheduler(scheduler) => self.node.set_scheduler(scheduler),
+                Command::SetFlowSchedulers(schedulers) => {
+                    self.node.set_flow_schedulers(schedulers);
+                }
                 Command::Prefer(hint) => self.node.prefer(hint),
                 Command::ExpectRate {
                     path,

@@ -23,6 +23,9 @@ impl Daemon {
         wanted: NewRule,
     ) -> Result<RuleMade, Failure> {
         self.may_add(caller, &wanted)?;
+        if let Some(Err(message)) = wanted.scheduler.as_deref().map(rules::scheduler) {
+            return Err(Failure::new(ErrorKind::NotFound, message));
+        }
         let bump = self.bump_for(Some(&wanted.bump))?;
         let (rule, displaced) = self.rule_of(caller, &wanted, bump.id).await?;
         let lives = self.connections().await.map_err(failed)?;
@@ -184,6 +187,9 @@ impl Daemon {
             return Err(refused(format!("{message}: {hint} in the configuration")));
         }
         let denied = |message: String| Err(Failure::new(ErrorKind::Denied, message));
+        if !caller.is_root() && wanted.scheduler.is_some() {
+            return denied("only root makes rules with a scheduler".to_owned());
+        }
         let own =
             matches!(&wanted.selector, Selector::Match(named) if named.uid == Some(caller.uid));
         if !caller.is_root() && !own {

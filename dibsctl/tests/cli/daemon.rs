@@ -177,6 +177,7 @@ pub(crate) fn rule() -> RuleInfo {
         active: true,
         origin: RuleOrigin::User,
         selector: [("dport".to_owned(), "80".to_owned())].into(),
+        scheduler: None,
     }
 }
 

@@ -36,6 +36,7 @@ fn wrong_command_lines_are_usage() {
         "rule add --bump scramble",
         "rule add --conn 1 --bump scramble",
         "rule add --pid 1 --bump scramble",
+        "rule add --all --bump scramble --scheduler best",
         "rule del",
         "rule del x",
         "check",

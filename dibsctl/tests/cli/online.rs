@@ -133,7 +133,7 @@ fn rule_list() {
         Reply::Rules(vec![rule()]),
         Reply::Rules(Vec::new()),
         "ID  BUMP      SELECTOR  MADE BY\n 3  scramble  dport 80  dibsctl\n",
-        "id bump origin selector",
+        "id bump origin selector scheduler",
     );
 }
 
@@ -406,6 +406,30 @@ fn rules_are_made_and_deleted() {
     );
     let (run, _) = Daemon::answering(Ok(Reply::Done)).run(&["rule", "del", "3", "--json"]);
     assert_eq!(json(&run.good())["id"], 3);
+}
+
+#[test]
+fn a_rule_may_have_a_scheduler() {
+    let scheduled = dibs_control::RuleInfo {
+        scheduler: Some("redundant".to_owned()),
+        ..rule()
+    };
+    let args = ["rule", "add", "--dport", "80", "--bump", "scramble"];
+    let args = [&args[..], &["--scheduler", "redundant"]].concat();
+    let reply = || Ok(Reply::Rule(scheduled.clone().into()));
+    let (run, asked) = Daemon::answering(reply()).run(&args);
+    let Request::RuleAdd(wanted) = asked else {
+        panic!("{asked:?}")
+    };
+    assert_eq!(wanted.scheduler.as_deref(), Some("redundant"));
+    assert_eq!(
+        run.good(),
+        "rule 3: dport 80 -> scramble, scheduler redundant\n"
+    );
+    let (run, _) = Daemon::answering(reply()).run(&[&args[..], &["--json"]].concat());
+    assert_eq!(json(&run.good())["scheduler"], "redundant");
+    let out = listing_of(&["rule", "list"], Reply::Rules(vec![scheduled.clone()]));
+    assert!(out.ends_with("dport 80  redundant  dibsctl\n"), "{out}");
 }
 
 #[test]

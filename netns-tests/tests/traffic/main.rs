@@ -29,6 +29,7 @@ mod require;
 mod reuse;
 mod rules;
 mod saving;
+mod schedulers;
 mod start;
 mod switching;
 mod told;

@@ -1,0 +1,159 @@
+//! Rules that have a scheduler: which connections the data path has to share out by it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
+
+use dibs_config::{PortRange, Selection};
+use dibs_core::Prefix;
+use dibs_core::node::FlowScheduler;
+use dibs_policy::Family;
+use ipnet::IpNet;
+
+use crate::daemon::Daemon;
+use crate::driver::Gone;
+use crate::rules::Rule;
+use crate::startup::core_prefix;
+
+impl Rule {
+    /// What the data path is told of the connections that the rule selects, if it has a scheduler for any.
+    fn flow_scheduler(&self) -> Option<FlowScheduler> {
+        let scheduler = self.scheduler?;
+        let Selection {
+            sport,
+            dport,
+            source,
+            destination,
+            ..
+        } = &self.selection;
+        let to = self.narrowed.as_ref().map(|narrowed| narrowed.to);
+        Some(FlowScheduler {
+            scheduler,
+            local: prefixes(source, to)?,
+            remote: prefixes(destination, to)?,
+            local_ports: ports(sport),
+            remote_ports: ports(dport),
+        })
+    }
+}
+
+/// Prefixes as the data path knows them, those of a family alone if the rule is kept to one; none: nothing is left.
+fn prefixes(nets: &[IpNet], to: Option<Family>) -> Option<Vec<Prefix>> {
+    let Some(family) = to else {
+        return Some(nets.iter().map(core_prefix).collect());
+    };
+    let any = match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    if nets.is_empty() {
+        return Some(vec![core_prefix(&IpNet::new(any, 0).ok()?)]);
+    }
+    let kept = nets
+        .iter()
+        .filter(|net| net.addr().is_ipv4() == any.is_ipv4());
+    let kept: Vec<Prefix> = kept.map(core_prefix).collect();
+    (!kept.is_empty()).then_some(kept)
+}
+
+fn ports(ranges: &[PortRange]) -> Vec<RangeInclusive<u16>> {
+    let range = |range: &PortRange| range.first..=range.last;
+    ranges.iter().map(range).collect()
+}
+
+impl Daemon {
+    /// Tells the data path the schedulers of the rules that hold now, if it knows others.
+    pub(crate) fn tell_flow_schedulers(&self) -> Result<(), Gone> {
+        let state = self.state.borrow();
+        let now = state.active_rules().filter_map(Rule::flow_scheduler);
+        let now: Vec<FlowScheduler> = now.collect();
+        let mut told = self.flow_schedulers.borrow_mut();
+        if *told != now {
+            self.driver.set_flow_schedulers(now.clone())?;
+            *told = now;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dibs_config::{Level, Scheduler};
+    use dibs_control::{Match, NewRule, Selector, Terms};
+    use dibs_io::LocalTime;
+    use dibs_policy::BumpId;
+
+    use super::*;
+    use crate::rules::{FIRST_USER_RULE, Narrowed, ROOT, of_user};
+
+    const NOON: LocalTime = LocalTime {
+        second_of_day: 12 * 3600,
+        nanos: 0,
+        utc_offset: 0,
+    };
+
+    fn made(change: impl FnOnce(&mut NewRule)) -> Result<Rule, String> {
+        let named = Match {
+            dport: Some(22),
+            peer: Some("server".to_owned()),
+            ..Match::default()
+        };
+        let mut wanted = NewRule {
+            scheduler: Some("redundant".to_owned()),
+            ..NewRule::new(Selector::Match(named), "seal")
+        };
+        change(&mut wanted);
+        let behind = ["10.0.1.2/32", "fd00::/64"].map(|net| net.parse().unwrap());
+        let bump = BumpId::new(3).unwrap();
+        of_user(FIRST_USER_RULE, &wanted, ROOT, bump, NOON, |_| {
+            Some(behind.to_vec())
+        })
+    }
+
+    #[test]
+    fn the_data_path_is_told_addresses_and_ports() {
+        let rule = made(|_| {}).unwrap();
+        assert_eq!(rule.info().scheduler.as_deref(), Some("redundant"));
+        let net = |addr: &str, len| Prefix::new(addr.parse().unwrap(), len).unwrap();
+        let all = FlowScheduler {
+            remote: vec![net("10.0.1.2", 32), net("fd00::", 64)],
+            remote_ports: vec![22..=22],
+            ..FlowScheduler::all(Scheduler::Redundant)
+        };
+        assert_eq!(rule.flow_scheduler(), Some(all.clone()));
+        // A rule that the kernel has for one family alone.
+        let narrowed = Rule {
+            narrowed: Some(Narrowed {
+                to: Family::V6,
+                why: String::new(),
+            }),
+            ..rule
+        };
+        let v6 = FlowScheduler {
+            local: vec![net("::", 0)],
+            remote: vec![net("fd00::", 64)],
+            ..all
+        };
+        assert_eq!(narrowed.flow_scheduler(), Some(v6));
+        let plain = made(|rule| rule.scheduler = None).unwrap();
+        assert_eq!((plain.flow_scheduler(), plain.level), (None, Level::Usual));
+    }
+
+    #[test]
+    fn a_scheduler_goes_with_hours_and_with_nothing_else_than_addresses_and_ports() {
+        let hours = Terms {
+            time: Some("08:00-18:00".to_owned()),
+            ..Terms::default()
+        };
+        assert!(made(|rule| rule.terms = hours).unwrap().holds);
+        let said = made(|rule| rule.terms.gid = Some(7)).unwrap_err();
+        assert!(
+            said.starts_with("a rule with gid cannot have a scheduler"),
+            "{said}"
+        );
+        let said = made(|rule| rule.scheduler = Some("best".to_owned())).unwrap_err();
+        assert!(
+            said.starts_with("there is no scheduler \"best\": there are balanced"),
+            "{said}"
+        );
+    }
+}
