@@ -1,0 +1,204 @@
+//! What is said of a capture.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use crate::attack::{Attacker, How, Kind};
+use crate::reader::Reader;
+use crate::statistics::Statistics;
+use crate::tap::{CLEAR, Counts, Datagram, Key, TAG, Times};
+
+/// Bytes of a packet that are shown.
+const SHOWN: usize = 96;
+/// Lengths that are listed.
+const LENGTHS: usize = 5;
+
+/// What someone sees on a path, and recovers.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Report {
+    /// Frames that were heard.
+    pub packets: u64,
+    /// Those that carry neither TCP nor datagrams of dibs.
+    pub others: u64,
+    /// Handshakes of dibs. They go by paths that are called trusted: if this one is not safe, its label is false.
+    pub handshakes: u64,
+    /// Datagrams that there was no room for.
+    pub beyond: u64,
+    /// TCP that passed without a bump.
+    pub plain: Plain,
+    /// What passed by dibs.
+    pub directions: Vec<Direction>,
+}
+
+/// TCP that can be read as it is.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Plain {
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// What those look like that were kept: the first 4 MiB.
+    pub statistics: Statistics,
+    /// How the first of them begin.
+    #[serde(skip)]
+    pub first: Vec<u8>,
+}
+
+/// The datagrams of one session by one path, one way.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Direction {
+    /// Who sends.
+    pub from: SocketAddr,
+    /// To whom.
+    pub to: SocketAddr,
+    /// The path's id in the clear header.
+    pub path: u8,
+    /// The receiver index there.
+    pub index: u32,
+    /// How many there are.
+    pub datagrams: u64,
+    /// UDP payload of all.
+    pub bytes: u64,
+    /// Sequence numbers in between that did not pass here.
+    pub missing: u64,
+    /// When they passed.
+    pub times: Times,
+    /// The most frequent lengths of UDP payload, and how many datagrams have them.
+    pub lengths: Vec<(usize, u64)>,
+    /// What stands behind the clear headers, without the tags.
+    pub statistics: Statistics,
+    /// How the first long one of them begins.
+    #[serde(skip)]
+    pub first: Vec<u8>,
+    /// Datagrams that were read.
+    pub read: u64,
+    /// Datagrams long enough to be read that were not looked at, after too many that could not be.
+    pub untried: u64,
+    /// Bytes of text that were recovered.
+    pub recovered: u64,
+    /// Those of them that are certain.
+    pub certain: u64,
+    /// The text, piece by piece.
+    pub pieces: Vec<Piece>,
+}
+
+/// Text of datagrams one behind the other.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Piece {
+    /// The sequence number of the first one.
+    pub first: u64,
+    /// How many there are.
+    pub datagrams: u64,
+    /// How the first one was read; the others follow from it.
+    pub how: How,
+    /// What it looks like.
+    pub kind: Kind,
+    /// Bits that a byte of the first one takes to write down.
+    pub bits: f64,
+    /// The text, with a point for what cannot be printed.
+    pub text: String,
+    /// Where it may be other than it is said.
+    pub uncertain: Vec<Range<usize>>,
+    /// The same bytes as they are.
+    #[serde(skip)]
+    pub bytes: Vec<u8>,
+}
+
+impl Report {
+    pub(crate) fn of(counts: Counts, bytes: u64, plain: &[Vec<u8>], ways: Vec<Direction>) -> Self {
+        let first = plain.first().map(|first| shown(first).to_vec());
+        Self {
+            packets: counts.packets,
+            others: counts.others,
+            handshakes: counts.handshakes,
+            beyond: counts.beyond,
+            plain: Plain {
+                bytes,
+                statistics: Statistics::of(plain.iter().map(Vec::as_slice)),
+                first: first.unwrap_or_default(),
+            },
+            directions: ways,
+        }
+    }
+}
+
+impl Direction {
+    pub(crate) fn of(
+        attacker: &Attacker,
+        known: &[u8],
+        key: Key,
+        way: &BTreeMap<u64, Datagram>,
+    ) -> Self {
+        let mut reader = Reader::new(attacker, known);
+        for (number, datagram) in way {
+            reader.datagram(*number, &datagram.bytes);
+        }
+        let read = reader.read();
+        let untried = reader.untried();
+        let pieces = reader.pieces();
+        let numbers = way.keys().next().zip(way.keys().next_back());
+        let expected = numbers.map_or(0, |(first, last)| last - first + 1);
+        let doubts = pieces.iter().flat_map(|piece| &piece.uncertain);
+        let doubtful: usize = doubts.map(Range::len).sum();
+        let recovered = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
+        let bodies = || way.values().map(|datagram| body(&datagram.bytes));
+        let long = bodies().max_by_key(|body| body.len().min(SHOWN));
+        Self {
+            from: key.from,
+            to: key.to,
+            path: key.path,
+            index: key.index,
+            datagrams: way.len() as u64,
+            bytes: way
+                .values()
+                .map(|datagram| datagram.bytes.len() as u64)
+                .sum(),
+            missing: expected - way.len() as u64,
+            times: times(way),
+            lengths: lengths(way),
+            statistics: Statistics::of(bodies()),
+            first: long.map(|body| shown(body).to_vec()).unwrap_or_default(),
+            read,
+            untried,
+            recovered,
+            certain: recovered - doubtful as u64,
+            pieces,
+        }
+    }
+}
+
+/// What stands behind the clear header of a datagram, without its tag.
+pub(crate) fn body(datagram: &[u8]) -> &[u8] {
+    match datagram[0] {
+        6 => &datagram[CLEAR..],
+        _ => &datagram[CLEAR..datagram.len() - TAG],
+    }
+}
+
+fn shown(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(SHOWN)]
+}
+
+fn times(way: &BTreeMap<u64, Datagram>) -> Times {
+    let mut all: Vec<_> = way.values().map(|datagram| datagram.at).collect();
+    all.sort_unstable();
+    let span = all
+        .last()
+        .zip(all.first())
+        .map(|(last, first)| *last - *first);
+    let silences = all.windows(2).map(|two| two[1] - two[0]);
+    Times {
+        span: span.unwrap_or_default().as_secs_f64(),
+        longest_silence: silences.max().unwrap_or_default().as_secs_f64(),
+    }
+}
+
+fn lengths(way: &BTreeMap<u64, Datagram>) -> Vec<(usize, u64)> {
+    let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
+    for datagram in way.values() {
+        *counts.entry(datagram.bytes.len()).or_default() += 1;
+    }
+    let mut all: Vec<_> = counts.into_iter().collect();
+    all.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    all.truncate(LENGTHS);
+    all
+}

@@ -1,0 +1,190 @@
+//! Datagrams of dibs in a capture, told by their clear header (docs/protocol.md, 4).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::attack::Attacker;
+use crate::frame::{Link, Packet, Payload};
+use crate::report::{Direction, Report};
+
+/// Bytes of the clear header, and of the tag.
+pub(crate) const CLEAR: usize = 16;
+pub(crate) const TAG: usize = 16;
+/// Bytes that are kept; more are counted only.
+const MOST: usize = 64 << 20;
+/// Bytes of plain TCP that are kept.
+const PLAIN: usize = 4 << 20;
+
+/// What a way of a path is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) from: SocketAddr,
+    pub(crate) to: SocketAddr,
+    pub(crate) path: u8,
+    pub(crate) index: u32,
+}
+
+/// A datagram, and when it passed.
+#[derive(Clone, Debug)]
+pub(crate) struct Datagram {
+    pub(crate) at: Duration,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What is known of when packets passed, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Times {
+    /// From the first to the last one.
+    pub span: f64,
+    /// The longest time without any.
+    pub longest_silence: f64,
+}
+
+/// Listens to one path.
+#[derive(Debug)]
+pub struct Tap {
+    port: u16,
+    ways: BTreeMap<Key, BTreeMap<u64, Datagram>>,
+    plain: Vec<Vec<u8>>,
+    plain_bytes: u64,
+    plain_kept: usize,
+    kept: usize,
+    counts: Counts,
+}
+
+/// What was heard besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) packets: u64,
+    pub(crate) others: u64,
+    pub(crate) handshakes: u64,
+    pub(crate) beyond: u64,
+}
+
+impl Tap {
+    /// For datagrams from or to this UDP port.
+    pub fn new(port: u16) -> Self {
+        Self {
+            port,
+            ways: BTreeMap::new(),
+            plain: Vec::new(),
+            plain_bytes: 0,
+            plain_kept: 0,
+            kept: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Takes a frame that passed at this time, since whenever. A superpacket is taken apart; what passes twice, as where
+    /// both ends of a link are heard, counts once.
+    pub fn frame(&mut self, at: Duration, link: Link, frame: &[u8]) {
+        self.counts.packets += 1;
+        match Packet::of(link, frame) {
+            Some(packet) => self.packet(at, &packet),
+            None => self.counts.others += 1,
+        }
+    }
+
+    /// Says what can be made of all, with this much plaintext known to pass.
+    pub fn report(&self, attacker: &Attacker, known: &[u8]) -> Report {
+        let ways = self.ways.iter();
+        let directions = ways.map(|(key, way)| Direction::of(attacker, known, *key, way));
+        Report::of(
+            self.counts,
+            self.plain_bytes,
+            &self.plain,
+            directions.collect(),
+        )
+    }
+
+    fn packet(&mut self, at: Duration, packet: &Packet<'_>) {
+        match packet.payload {
+            Payload::Tcp(bytes) => {
+                self.plain_bytes += bytes.len() as u64;
+                if !bytes.is_empty() && self.plain_kept + bytes.len() <= PLAIN {
+                    self.plain_kept += bytes.len();
+                    self.plain.push(bytes.to_vec());
+                }
+            }
+            Payload::Udp(bytes) if [packet.from.port(), packet.to.port()].contains(&self.port) => {
+                match bytes.first() {
+                    Some(1..=3) => self.counts.handshakes += 1,
+                    Some(4..=6) if bytes.len() >= CLEAR + TAG => self.datagrams(at, packet, bytes),
+                    _ => self.counts.others += 1,
+                }
+            }
+            Payload::Udp(_) => self.counts.others += 1,
+        }
+    }
+
+    fn datagrams(&mut self, at: Duration, packet: &Packet<'_>, bytes: &[u8]) {
+        for bytes in apart(bytes) {
+            if self.kept + bytes.len() > MOST {
+                self.counts.beyond += 1;
+                continue;
+            }
+            let number = |range: std::ops::Range<usize>| {
+                let bytes = bytes[range].iter();
+                bytes.fold(0, |number, byte| number << 8 | u64::from(*byte))
+            };
+            let key = Key {
+                from: packet.from,
+                to: packet.to,
+                path: bytes[1],
+                index: number(4..8) as u32,
+            };
+            let way = self.ways.entry(key).or_default();
+            way.entry(number(8..16)).or_insert_with(|| {
+                self.kept += bytes.len();
+                Datagram {
+                    at,
+                    bytes: bytes.to_vec(),
+                }
+            });
+        }
+    }
+}
+
+/// The datagrams of a superpacket: all but the last one are of one length, and each has the number behind that of the
+/// one before it.
+fn apart(bytes: &[u8]) -> Vec<&[u8]> {
+    let mut next: [u8; CLEAR] = bytes[..CLEAR].try_into().expect("it has a clear header");
+    let number = u64::from_be_bytes(next[8..].try_into().expect("8 bytes"));
+    next[8..].copy_from_slice(&number.wrapping_add(1).to_be_bytes());
+    let follows = |at: &usize| {
+        let header = &bytes[*at..*at + CLEAR];
+        header[1] == next[1] && header[4..] == next[4..]
+    };
+    let last = bytes.len().saturating_sub(CLEAR + TAG);
+    match (CLEAR + TAG..=last).find(follows) {
+        Some(length) => {
+            let all = bytes.chunks(length);
+            all.filter(|datagram| datagram.len() >= CLEAR + TAG)
+                .collect()
+        }
+        None => vec![bytes],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn datagram(number: u8, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0xee; length];
+        bytes[..CLEAR].copy_from_slice(&[4, 1, 9, 9, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, number]);
+        bytes
+    }
+
+    #[test]
+    fn superpackets_are_taken_apart() {
+        let three = [datagram(7, 100), datagram(8, 100), datagram(9, 40)];
+        let one = three.concat();
+        let parts: Vec<Vec<u8>> = apart(&one).into_iter().map(<[u8]>::to_vec).collect();
+        assert_eq!(parts, three);
+        assert_eq!(apart(&three[0]), [&three[0][..]]);
+        let stranger = [datagram(7, 100), datagram(3, 100)].concat();
+        assert_eq!(apart(&stranger).len(), 1);
+    }
+}
