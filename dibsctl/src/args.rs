@@ -77,6 +77,18 @@ pub(crate) enum Command {
         /// The file
         file: PathBuf,
     },
+    /// Show what someone on a path sees of a capture made there, and what he can read
+    Eavesdrop {
+        /// The capture, pcap or pcapng
+        #[arg(long, value_name = "FILE")]
+        pcap: PathBuf,
+        /// UDP port of dibs
+        #[arg(long, value_name = "PORT", default_value_t = 5300, value_parser = clap::value_parser!(u16).range(1..))]
+        port: u16,
+        /// A file that he knows to have passed
+        #[arg(long, value_name = "FILE")]
+        known: Option<PathBuf>,
+    },
     /// Let go of everything that is installed in the kernel: steered connections go on in plain
     Cleanup,
     /// Show what dibs does: two hosts on this machine, a file between them, an eavesdropper

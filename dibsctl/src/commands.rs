@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
 use crate::table::Table;
-use crate::{check, cleanup, keys, render, units};
+use crate::{check, cleanup, eavesdrop, keys, render, units};
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
@@ -83,6 +83,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         Command::Events => follow(json, connect()?),
         Command::Check { file } => check::run(&file, json),
+        Command::Eavesdrop { pcap, port, known } => {
+            eavesdrop::run(&pcap, port, known.as_deref(), json)
+        }
         Command::Cleanup => {
             cleanup::run(&args.socket)?;
             show(json, &serde_json::json!({}), || {

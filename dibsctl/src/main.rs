@@ -5,6 +5,7 @@ mod args;
 mod check;
 mod cleanup;
 mod commands;
+mod eavesdrop;
 mod keys;
 mod render;
 mod table;

@@ -33,7 +33,8 @@ pub fn text(bytes: &[u8], uncertain: &[Range<usize>]) -> String {
         let ends = rest.iter().position(|byte| *byte == b'\n');
         let length = ends.unwrap_or(rest.len());
         let line = &rest[..length];
-        let shown = readable(line);
+        let spaced = |byte: &u8| if b"\t\r".contains(byte) { b' ' } else { *byte };
+        let shown = readable(&line.iter().map(spaced).collect::<Vec<u8>>());
         writeln!(out, "  {}", shown.trim_end()).expect("a string takes it");
         let marks = (start..start + length).map(|at| if doubted(at) { '?' } else { ' ' });
         let marks: String = marks.collect();
@@ -53,7 +54,6 @@ pub(crate) fn readable(bytes: &[u8]) -> String {
 fn printable(byte: u8) -> char {
     match byte {
         b' '..=b'~' => char::from(byte),
-        b'\t' | b'\r' => ' ',
         _ => '.',
     }
 }
@@ -64,19 +64,19 @@ mod tests {
 
     #[test]
     fn dumps_show_bytes_and_text() {
-        let dump = hex(b"0123456789abcdef\x00Z", 6);
+        let dump = hex(b"0123456789abcdef\x00\tZ", 6);
         let mut lines = dump.lines();
         assert_eq!(
             lines.next().unwrap(),
             "  0000  30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66  0123456789abcdef"
         );
-        assert!(lines.next().unwrap().ends_with(" .Z"));
+        assert!(lines.next().unwrap().ends_with(" ..Z"));
         assert_eq!(hex(&[0; 4096], 6).lines().count(), 6);
     }
 
     #[test]
     fn doubts_are_marked_below() {
-        let shown = text(b"the cat\nsat\x1b[2J", &[4..6, 9..10]);
+        let shown = text(b"the\tcat\nsat\x1b[2J", &[4..6, 9..10]);
         assert_eq!(shown, "  the cat\n      ??\n  sat.[2J\n   ?\n");
         assert_eq!(text(&[b'x'; 200], &[]).lines().count(), 3);
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context as _, Result, bail, ensure};
 use dibs_control::Changed;
 
-use self::eavesdropper::{InForce, Overheard, dump, study};
+use self::eavesdropper::{InForce, Overheard, study};
 use self::screen::{Sample, Screen};
 use self::text::Sum;
 use self::transfer::Transfer;
@@ -29,6 +29,8 @@ const SIZE: u64 = 1 << 30;
 /// Bits per second of each link.
 const RATE: u64 = 500_000_000;
 const PORT: u16 = 7000;
+/// Lines of a dump.
+const LINES: usize = 6;
 const SAMPLE: Duration = Duration::from_millis(100);
 /// What the untrusted link had queued before the bump came may pass for as long.
 const QUEUED: Duration = Duration::from_millis(250);
@@ -225,8 +227,8 @@ fn tell(overheard: &Overheard) -> Result<()> {
         "What was heard on wlan0, first bytes of the payload\n\
          before, a TCP segment, one of {readable_before} with readable text:\n{}\
          after, a datagram of dibsd, one of {packets_during}:\n{}",
-        dump(&overheard.before),
-        dump(&overheard.during)
+        dibs_eavesdrop::hex(&overheard.before, LINES),
+        dibs_eavesdrop::hex(&overheard.during, LINES)
     )?;
     if *readable_during > 0 {
         let last = overheard.readable_for.as_secs_f64() * 1e3;

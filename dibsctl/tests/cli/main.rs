@@ -1,6 +1,7 @@
 //! The real binary, against daemons made for the purpose.
 
 mod daemon;
+mod eavesdrop;
 mod offline;
 mod online;
 mod paths;

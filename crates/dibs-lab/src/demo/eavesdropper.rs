@@ -1,6 +1,5 @@
 //! Who listens on the untrusted link, and what that tells.
 
-use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
@@ -8,9 +7,6 @@ use anyhow::{Context as _, Result};
 use super::text::NEEDLE;
 use crate::capture::{Packet, Recording};
 
-/// Bytes of a line of a dump, and lines.
-const WIDTH: usize = 16;
-const LINES: usize = 6;
 /// Payload bytes from which a datagram is one of data rather than of control.
 const DATA: usize = 200;
 
@@ -126,28 +122,6 @@ fn payload(frame: &[u8]) -> Option<Payload<'_>> {
     }
 }
 
-/// The first bytes in hexadecimal and as text.
-pub(super) fn dump(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for (number, line) in bytes.chunks(WIDTH).take(LINES).enumerate() {
-        let mut hexadecimal = String::new();
-        for byte in line {
-            write!(hexadecimal, "{byte:02x} ").expect("a string takes it");
-        }
-        let readable: String = line
-            .iter()
-            .map(|&byte| match byte {
-                b' '..=b'~' => char::from(byte),
-                _ => '.',
-            })
-            .collect();
-        let (offset, width) = (number * WIDTH, WIDTH * 3);
-        writeln!(text, "  {offset:04x}  {hexadecimal:width$} {readable}")
-            .expect("a string takes it");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,17 +176,5 @@ mod tests {
         assert_eq!(overheard.readable_during, 1);
         assert_eq!(overheard.readable_for, Duration::from_secs(1));
         assert_eq!(overheard.packets_during, 1);
-    }
-
-    #[test]
-    fn dumps_show_bytes_and_text() {
-        let text = dump(b"0123456789abcdef\x00Z");
-        let mut lines = text.lines();
-        assert_eq!(
-            lines.next().unwrap(),
-            "  0000  30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66  0123456789abcdef"
-        );
-        assert!(lines.next().unwrap().ends_with(" .Z"));
-        assert_eq!(dump(&[0; 4096]).lines().count(), LINES);
     }
 }
