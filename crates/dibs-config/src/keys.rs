@@ -229,7 +229,8 @@ fn decode(text: &str) -> Result<Zeroizing<[u8; 32]>, KeyError> {
 }
 
 fn encode(key: &[u8; 32]) -> Zeroizing<String> {
-    let mut text = Zeroizing::new(String::with_capacity(44));
+    // With room for the end of a line: growing would leave a copy behind.
+    let mut text = Zeroizing::new(String::with_capacity(45));
     STANDARD.encode_string(key, &mut text);
     text
 }

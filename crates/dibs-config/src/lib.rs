@@ -12,6 +12,7 @@ mod keys;
 mod match_expr;
 mod parse;
 mod selection;
+pub mod setup;
 mod table;
 mod usage;
 
@@ -229,6 +230,11 @@ pub fn load(path: &Path) -> Result<Config, Error> {
         reason: error.to_string(),
     })?;
     parse(&name, &text)
+}
+
+/// Whether a `[[path]]` can name this interface.
+pub fn is_interface_name(text: &str) -> bool {
+    check::interface(text).is_ok()
 }
 
 /// Checks `text`; `name` is what errors call the file.

@@ -1,0 +1,92 @@
+//! Setting up two hosts: the line by which a host introduces itself to another, where their paths meet,
+//! and the texts for the configuration file that come of it. Pure: whoever calls knows the host.
+
+mod line;
+mod meeting;
+mod text;
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+pub use line::{BadLine, Introduction, Way};
+pub use meeting::{Meeting, meetings, met_addresses};
+pub use text::{NewPath, configuration, peer_section};
+
+/// An address of this host's, and the network that is reached without a router by its interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// This host's.
+    pub address: IpAddr,
+    /// Where others answer for themselves.
+    pub network: IpNet,
+}
+
+impl Attachment {
+    /// Whether another host with this address is in the network.
+    pub fn faces(&self, other: IpAddr) -> bool {
+        self.network.contains(&other) && self.address != other
+    }
+}
+
+/// Whether other hosts can reach somebody at this address: neither loopback nor link-local, nor of many.
+pub fn is_routable(address: IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    !link_local && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast()
+}
+
+/// A name for a path, peer or bump that is like `wanted`, and none of those that are taken.
+pub fn free_name(wanted: &str, taken: impl Fn(&str) -> bool) -> String {
+    const LONGEST: usize = 32;
+    let fit = |c: char| match c {
+        c if c.is_ascii_alphanumeric() || "_.-".contains(c) => c,
+        _ => '-',
+    };
+    let name: String = wanted.chars().map(fit).take(LONGEST).collect();
+    let name = match name.trim_start_matches(['-', '.']) {
+        "" => "host",
+        name => name,
+    };
+    if !taken(name) {
+        return name.to_owned();
+    }
+    let numbered = (2..).map(|number: u32| {
+        let end = format!("-{number}");
+        let start: String = name.chars().take(LONGEST - end.len()).collect();
+        start + &end
+    });
+    let mut free = numbered.filter(|name| !taken(name));
+    free.next().expect("numbers do not end before names do")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check;
+
+    #[test]
+    fn names_are_made_fit_and_unique() {
+        let free = |wanted: &str, taken: &[&str]| free_name(wanted, |name| taken.contains(&name));
+        assert_eq!(free("server", &[]), "server");
+        assert_eq!(free("server", &["server"]), "server-2");
+        assert_eq!(free("server", &["server", "server-2"]), "server-3");
+        assert_eq!(free("eth0:1", &[]), "eth0-1");
+        assert_eq!(free("-..x", &[]), "x");
+        assert_eq!(free("", &[]), "host");
+        let long = "l".repeat(64);
+        let first = free(&long, &[]);
+        let second = free(&long, &[&first]);
+        assert_ne!(first, second);
+        for name in [
+            first,
+            second,
+            free("a b\"\n", &[]),
+            free("\u{e9}t\u{e9}", &[]),
+        ] {
+            assert_eq!(check::name(&name).unwrap(), name);
+        }
+    }
+}

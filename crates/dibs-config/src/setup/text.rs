@@ -1,0 +1,184 @@
+//! What is written into the configuration file.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::{Introduction, Meeting};
+use crate::Trust;
+
+/// A path for a new file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewPath {
+    /// Fit, and unlike the others'.
+    pub name: String,
+    /// As the kernel calls it.
+    pub interface: String,
+    /// This end's label.
+    pub trust: Trust,
+    /// What the interface has now.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A configuration with these paths and without peers; `key_file` is named where it is not the usual one. Whoever
+/// writes it has it [checked](crate::parse) first.
+pub fn configuration(paths: &[NewPath], key_file: Option<&Path>) -> String {
+    let mut text = String::from(
+        "# dibsd, written by `dibsctl init`. After a change `dibsctl check FILE` says whether it is\n\
+         # right, and `systemctl restart dibsd` has it read; open connections stay. Every key there\n\
+         # is, with its default, is in host-a.toml (/usr/share/doc/dibs/examples).\n\
+         \n\
+         [daemon]\n",
+    );
+    if let Some(file) = key_file {
+        let file = toml::Value::from(&*file.to_string_lossy());
+        put(&mut text, format_args!("private_key_file = {file}\n"));
+    }
+    text += "# What `dibsctl enable` takes without --bump. seal encrypts, by whatever path.\n\
+             default_bump = \"seal\"\n\
+             # While dibsd is away, what it carried is blocked (\"closed\") or goes on in plain (\"open\").\n\
+             #fail = \"closed\"\n\
+             \n\
+             # The ways out of this host. On a trusted one nobody listens, up to the other host; the\n\
+             # other host labels its end too, and the lower label counts.\n";
+    for path in paths {
+        let addresses: Vec<_> = path.addresses.iter().map(IpAddr::to_string).collect();
+        let addresses = match &addresses[..] {
+            [] => "no address when this was written".to_owned(),
+            addresses => addresses.join(", "),
+        };
+        put(
+            &mut text,
+            format_args!(
+                "\n[[path]]\n\
+                 name = \"{}\"\n\
+                 interface = \"{}\"          # {addresses}\n\
+                 trust = \"{}\"\n",
+                path.name,
+                path.interface,
+                path.trust.as_str()
+            ),
+        );
+    }
+    text + "\n# The other hosts. `dibsctl init --peer LINE` adds one, with the line that it printed there.\n"
+}
+
+/// A peer, to stand at the end of a file: its name here, where it is met, and which connections are to it.
+pub fn peer_section(
+    name: &str,
+    other: &Introduction,
+    met: &[Meeting<'_>],
+    addresses: &[IpAddr],
+) -> String {
+    let prefix = |address: &IpAddr| format!("\"{}\"", ipnet::IpNet::from(*address));
+    let addresses: Vec<_> = addresses.iter().map(prefix).collect();
+    let mut text = format!(
+        "\n[[peer]]\n\
+         name = \"{name}\"\n\
+         public_key = \"{}\"\n\
+         # Connections to these can take a bump.\n\
+         addresses = [{}]\n\
+         # What it may open here: ports at the addresses of the paths above; [\"22\", \"5432\"] for fewer.\n\
+         #accept = [\"paths\"]\n",
+        other.public_key,
+        addresses.join(", ")
+    );
+    if met.is_empty() {
+        return text + "# No path here leads to it as far as is known: it calls.\n";
+    }
+    text +=
+        "\n# Where it listens, seen from each path here; by others it calls.\n[peer.endpoints]\n";
+    for meeting in met {
+        let path = key(&meeting.path);
+        put(
+            &mut text,
+            format_args!("{path} = \"{}\"\n", meeting.endpoint),
+        );
+    }
+    text
+}
+
+/// A key of TOML; a name has nothing that would end the quotes.
+fn key(name: &str) -> String {
+    let bare = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+    match name.chars().all(bare) {
+        true => name.to_owned(),
+        false => format!("\"{name}\""),
+    }
+}
+
+fn put(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+    text.write_fmt(arguments)
+        .expect("a String takes everything");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::Way;
+    use crate::{PrivateKey, parse};
+
+    #[test]
+    fn what_is_written_is_read_as_it_was_meant() {
+        let path = |name: &str, interface: &str, trust, addresses: &[&str]| NewPath {
+            name: name.to_owned(),
+            interface: interface.to_owned(),
+            trust,
+            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        };
+        let paths = [
+            path("eth0.7", "eth0.7", Trust::Trusted, &["10.0.1.1", "fd00::1"]),
+            path("wlan0-1", "wlan0:1", Trust::Untrusted, &[]),
+        ];
+        let odd = Path::new("/srv/\"dibs\"\n/private.key");
+        for key_file in [None, Some(odd)] {
+            let text = configuration(&paths, key_file);
+            let config = parse("written", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+            assert!(config.warnings().is_empty(), "{:?}", config.warnings());
+            let file = key_file.unwrap_or(Path::new("/etc/dibs/private.key"));
+            assert_eq!(config.daemon.private_key_file, file);
+            for (written, read) in paths.iter().zip(&config.paths) {
+                assert_eq!(written.name, read.name);
+                assert_eq!(read.interface.as_ref(), Some(&written.interface));
+                assert_eq!(written.trust, read.trust);
+            }
+        }
+
+        let way = Way {
+            name: "eth".to_owned(),
+            trust: Trust::Trusted,
+            addresses: vec!["fd00::2".parse().unwrap(), "10.0.1.2".parse().unwrap()],
+        };
+        let other = Introduction {
+            name: "b".to_owned(),
+            public_key: PrivateKey::generate().public(),
+            port: 5301,
+            ways: vec![way.clone()],
+        };
+        let met = [Meeting {
+            path: "eth0.7".to_owned(),
+            trust: Trust::Trusted,
+            way: &way,
+            endpoint: "[fd00::2]:5301".parse().unwrap(),
+        }];
+        let mut text = configuration(&paths, None);
+        text += &peer_section("b", &other, &met, &way.addresses);
+        let third = Introduction {
+            public_key: PrivateKey::generate().public(),
+            ..other.clone()
+        };
+        text += &peer_section("c", &third, &[], &["10.0.1.3".parse().unwrap()]);
+        let config = parse("written", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let [b, c] = &config.peers[..] else {
+            panic!("{:?}", config.peers)
+        };
+        assert_eq!(
+            (b.public_key, c.public_key),
+            (other.public_key, third.public_key)
+        );
+        assert_eq!(b.endpoints, [("eth0.7".to_owned(), met[0].endpoint)]);
+        let prefixes: Vec<_> = b.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(prefixes, ["fd00::2/128", "10.0.1.2/32"]);
+        assert!(c.endpoints.is_empty());
+    }
+}
