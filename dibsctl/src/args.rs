@@ -10,6 +10,8 @@ use dibs_config::{BadAmount, Rate, Role, Scheduler, Volume};
 use dibs_control::{ConnId, Limit, Match, RuleId, Selector, Terms};
 use ipnet::IpNet;
 
+use crate::init::Wishes;
+
 /// Sees and steers what dibsd does to this host's connections.
 #[derive(Parser)]
 #[command(name = "dibsctl", version, disable_help_subcommand = true)]
@@ -72,6 +74,9 @@ pub(crate) enum Command {
     Bump(BumpCommand),
     /// Follow what happens
     Events,
+    /// Set this host up: make a key and a configuration, and print the line by which the other host gets to
+    /// know this one; or add the other host, with its line
+    Init(Wishes),
     /// Check a configuration file, without touching anything
     Check {
         /// The file

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
 use crate::table::Table;
-use crate::{check, cleanup, eavesdrop, keys, render, units};
+use crate::{check, cleanup, eavesdrop, init, keys, render, units};
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
@@ -82,6 +82,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             show_list(json, &bumps, "bump", || render::bumps(&bumps))
         }
         Command::Events => follow(json, connect()?),
+        Command::Init(wishes) => init::run(&wishes, json),
         Command::Check { file } => check::run(&file, json),
         Command::Eavesdrop { pcap, port, known } => {
             eavesdrop::run(&pcap, port, known.as_deref(), json)

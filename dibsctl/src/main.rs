@@ -6,6 +6,7 @@ mod check;
 mod cleanup;
 mod commands;
 mod eavesdrop;
+mod init;
 mod keys;
 mod render;
 mod table;

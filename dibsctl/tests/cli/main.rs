@@ -2,6 +2,7 @@
 
 mod daemon;
 mod eavesdrop;
+mod init;
 mod offline;
 mod online;
 mod paths;

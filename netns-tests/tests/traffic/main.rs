@@ -14,6 +14,7 @@ mod experiment;
 mod gateway;
 mod hostile;
 mod hosts;
+mod init;
 mod joins;
 mod late;
 mod links;

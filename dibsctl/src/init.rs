@@ -1,0 +1,326 @@
+//! `init`: a key, a configuration, and the line by which the other host gets to know this one.
+
+mod files;
+mod interfaces;
+mod report;
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use dibs_config::setup::{self, Attachment, Introduction, Meeting, NewPath, Way};
+use dibs_config::{Config, Error, PeerConfig, PublicKey, Trust};
+
+use self::interfaces::Interface;
+use self::report::{Peer, Report};
+use crate::commands::say;
+
+/// What cannot be found out.
+#[derive(clap::Args)]
+pub(crate) struct Wishes {
+    /// The line that `dibsctl init` printed on the other host
+    #[arg(long, value_name = "LINE")]
+    peer: Option<Introduction>,
+    /// Interfaces that nobody else listens on, up to the other host; with --peer those that are in
+    /// a network with a trusted one of the other host are known
+    #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
+    trusted: Vec<String>,
+    /// Interfaces that somebody may listen on, or none; without, all others that are a way out of
+    /// this host
+    #[arg(long, value_name = "INTERFACE", value_delimiter = ',')]
+    untrusted: Vec<String>,
+    /// The configuration; private.key is beside it
+    #[arg(
+        long = "config",
+        value_name = "FILE",
+        default_value = "/etc/dibs/dibsd.toml"
+    )]
+    file: PathBuf,
+    /// Write a configuration that is there anew; the old one is kept as FILE.old, and the key as it is
+    #[arg(long)]
+    force: bool,
+}
+
+/// Where the daemon looks for its key unless the file says otherwise.
+const USUAL_KEY: &str = "/etc/dibs/private.key";
+
+/// The one word of `--untrusted` that is no interface.
+const NONE: &str = "none";
+
+pub(crate) fn run(wishes: &Wishes, json: bool) -> Result<()> {
+    let interfaces = interfaces::list()?;
+    let is_there = files::is_there(&wishes.file)?;
+    let report = if is_there && !wishes.force {
+        extend(wishes, &interfaces)?
+    } else {
+        begin(wishes, &interfaces)?
+    };
+    report.show(json)
+}
+
+/// Writes a new configuration.
+fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
+    let file = &wishes.file;
+    let paths = new_paths(wishes, interfaces)?;
+    let key_file = file.with_file_name("private.key");
+    let named = (key_file != Path::new(USUAL_KEY)).then_some(&*key_file);
+    let mut text = setup::configuration(&paths, named);
+    let config = checked(file, &text)?;
+    // A key that cannot be used, or one of the peer's, is found before anything is written.
+    let known = files::is_there(&key_file)?.then(|| files::key(&key_file));
+    let known = known.transpose()?.map(|(key, _)| key);
+    let peer = match &wishes.peer {
+        Some(other) => {
+            let met = meet(&config, other, interfaces, known)?;
+            text += &met.section;
+            checked(file, &text)?;
+            Some(met.peer)
+        }
+        None => None,
+    };
+    let (public_key, key_made) = files::key(&key_file)?;
+    let replaced = wishes.force && files::is_there(file)?;
+    files::create(file, &text, wishes.force)?;
+    Ok(Report {
+        file: file.clone(),
+        changed: true,
+        new: true,
+        old: replaced.then(|| files::old(file)),
+        key_file,
+        key_made,
+        line: introduce(&config, public_key, interfaces),
+        peer,
+    })
+}
+
+/// Adds a peer to the configuration that is there, or only tells of it.
+fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
+    let file = &wishes.file;
+    let shown = file.display();
+    ensure!(
+        wishes.trusted.is_empty() && wishes.untrusted.is_empty(),
+        "{shown} is there already, and says which paths are trusted: change it there, or have it written anew \
+         with --force, which keeps the old one as {}",
+        files::old(file).display()
+    );
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
+    let config = checked(file, &text)?;
+    let key_file = config.daemon.private_key_file.clone();
+    let (public_key, key_made) = files::key(&key_file)?;
+    let mut changed = false;
+    let peer = match &wishes.peer {
+        Some(other) => {
+            let mut met = meet(&config, other, interfaces, Some(public_key))?;
+            let same = |peer: &&PeerConfig| peer.public_key == other.public_key;
+            if let Some(there) = config.peers.iter().find(same) {
+                ensure!(
+                    there.addresses == met.prefixes() && there.endpoints == met.peer.endpoints,
+                    "{shown} has this host already, as peer \"{}\" with other addresses or endpoints: delete \
+                     that [[peer]], and repeat this, or change it there",
+                    there.name
+                );
+                met.peer.name.clone_from(&there.name);
+            } else {
+                let mut text = text.clone();
+                if !text.is_empty() && !text.ends_with('\n') {
+                    text.push('\n');
+                }
+                text += &met.section;
+                dibs_config::parse(&shown.to_string(), &text)
+                    .with_context(|| format!("cannot add peer \"{}\"", met.peer.name))?;
+                files::change(file, &text)?;
+                changed = true;
+            }
+            Some(met.peer)
+        }
+        None => None,
+    };
+    Ok(Report {
+        file: file.clone(),
+        changed,
+        new: false,
+        old: None,
+        key_file,
+        key_made,
+        line: introduce(&config, public_key, interfaces),
+        peer,
+    })
+}
+
+/// What `text` says, or what is wrong with it, with the place.
+fn checked(file: &Path, text: &str) -> Result<Config> {
+    dibs_config::parse(&file.display().to_string(), text).map_err(|error| {
+        if let Error::Invalid(fault) = &error {
+            say(&fault.excerpt());
+        }
+        error.into()
+    })
+}
+
+/// The paths that the user named, those that the other host shows to be trusted, and the other ways out.
+fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<NewPath>> {
+    for name in wishes.trusted.iter().chain(&wishes.untrusted) {
+        let known = name == NONE || interfaces.iter().any(|interface| interface.name == *name);
+        if !known {
+            say(&report::offer(interfaces).to_string());
+            bail!(
+                "there is no interface \"{name}\" for a path on this host: name those listed above"
+            );
+        }
+    }
+    let both = { wishes.trusted.iter() }.find(|name| wishes.untrusted.contains(name));
+    if let Some(name) = both {
+        bail!("{name} is named as trusted and as untrusted: name it once");
+    }
+    let faces_trusted = |interface: &Interface| {
+        let ways = wishes.peer.iter().flat_map(|peer| &peer.ways);
+        let mut trusted = ways.filter(|way| way.trust == Trust::Trusted);
+        trusted.any(|way| way.addresses.iter().any(|to| faces(interface, *to)))
+    };
+    let trust = |interface: &Interface| {
+        let named = |names: &[String]| names.contains(&interface.name);
+        if named(&wishes.trusted) {
+            return Some(Trust::Trusted);
+        }
+        if named(&wishes.untrusted) {
+            return Some(Trust::Untrusted);
+        }
+        if wishes.trusted.is_empty() && faces_trusted(interface) {
+            return Some(Trust::Trusted);
+        }
+        let offered = wishes.untrusted.is_empty() && interface.is_way_out(interfaces);
+        offered.then_some(Trust::Untrusted)
+    };
+    let mut paths: Vec<NewPath> = Vec::new();
+    for interface in interfaces {
+        let Some(trust) = trust(interface) else {
+            continue;
+        };
+        let taken = |name: &str| paths.iter().any(|path| path.name == name);
+        paths.push(NewPath {
+            name: setup::free_name(&interface.name, taken),
+            interface: interface.name.clone(),
+            trust,
+            addresses: interface.addresses(),
+        });
+    }
+    if !paths.iter().any(|path| path.trust == Trust::Trusted) {
+        say(&report::offer(interfaces).to_string());
+        match &wishes.peer {
+            Some(peer) => bail!(
+                "no interface of this host is in a network with a trusted one of {}, so say which you trust, where \
+                 nobody else listens: add --trusted INTERFACE",
+                peer.name
+            ),
+            None => bail!(
+                "say which of these you trust, where nobody else listens: dibsctl init --trusted INTERFACE"
+            ),
+        }
+    }
+    Ok(paths)
+}
+
+fn faces(interface: &Interface, other: IpAddr) -> bool {
+    interface.attachments.iter().any(|at| at.faces(other))
+}
+
+/// A peer as it would be added.
+struct Met {
+    peer: Peer,
+    addresses: Vec<IpAddr>,
+    section: String,
+}
+
+impl Met {
+    fn prefixes(&self) -> Vec<ipnet::IpNet> {
+        self.addresses.iter().map(|a| (*a).into()).collect()
+    }
+}
+
+/// Finds where the other host is met, and how it is called here.
+fn meet(
+    config: &Config,
+    other: &Introduction,
+    interfaces: &[Interface],
+    own_key: Option<PublicKey>,
+) -> Result<Met> {
+    ensure!(
+        own_key != Some(other.public_key),
+        "this is the line of this host itself: paste the one that `dibsctl init` prints on the other host"
+    );
+    let own: Vec<(String, Trust, Vec<Attachment>)> = { config.paths.iter() }
+        .map(|path| {
+            let attachments = interfaces::attachments(path, interfaces);
+            (path.name.clone(), path.trust, attachments)
+        })
+        .collect();
+    let met = setup::meetings(&own, other, |index, endpoint| {
+        interfaces::is_routed(config.paths[index].interface.as_deref(), endpoint)
+    });
+    let is_own = |address| { interfaces.iter() }.any(|i| i.addresses().contains(&address));
+    let addresses = setup::met_addresses(&met, other, is_own);
+    if addresses.is_empty() {
+        return Err(anyhow!(
+            "the line of {} names no address that connections to it could have, and that is not this host's own: \
+             give its interfaces addresses, and have `dibsctl init` print the line again there",
+            other.name
+        ));
+    }
+    let taken = |name: &str| config.peers.iter().any(|peer| peer.name == name);
+    let name = setup::free_name(&other.name, taken);
+    let section = setup::peer_section(&name, other, &met, &addresses);
+    let endpoints = { met.iter() }.map(|met| (met.path.clone(), met.endpoint));
+    Ok(Met {
+        peer: Peer {
+            endpoints: endpoints.collect(),
+            warnings: warnings(&name, &met),
+            name,
+        },
+        addresses,
+        section,
+    })
+}
+
+/// What the user should hear of how the hosts meet.
+fn warnings(name: &str, met: &[Meeting<'_>]) -> Vec<String> {
+    let both = |met: &&Meeting<'_>| [met.trust, met.way.trust] == [Trust::Trusted; 2];
+    let mut warnings = Vec::new();
+    if !met.iter().any(|met| both(&met)) {
+        warnings.push(format!(
+            "no path that both hosts trust is known to lead to {name}: until {name} calls by one, or \
+             [peer.endpoints] names where it listens there, nothing can take a bump"
+        ));
+    }
+    let apart = met.iter().filter(|met| met.trust != met.way.trust);
+    warnings.extend(apart.map(|met| {
+        format!(
+            "path {} is {} here, and {} on {name}, where it is {}: it counts as untrusted",
+            met.path,
+            met.trust.as_str(),
+            met.way.trust.as_str(),
+            met.way.name
+        )
+    }));
+    warnings
+}
+
+/// This host, as it says to others.
+fn introduce(config: &Config, public_key: PublicKey, interfaces: &[Interface]) -> Introduction {
+    let way = |path: &dibs_config::PathConfig| Way {
+        name: path.name.clone(),
+        trust: path.trust,
+        addresses: interfaces::attachments(path, interfaces)
+            .into_iter()
+            .map(|attachment| attachment.address)
+            .collect(),
+    };
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = host.trim_end().split('.').next().unwrap_or_default();
+    Introduction {
+        name: setup::free_name(name, |_| false),
+        public_key,
+        port: config.daemon.port,
+        ways: config.paths.iter().map(way).collect(),
+    }
+}

@@ -1,0 +1,139 @@
+//! What `init` says when it is done.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use dibs_config::setup::Introduction;
+use serde_json::json;
+
+use super::interfaces::Interface;
+use crate::commands::{show, warn};
+use crate::table::Table;
+
+/// What was done, and what the other host needs.
+pub(crate) struct Report {
+    pub(crate) file: PathBuf,
+    /// Whether the configuration was written.
+    pub(crate) changed: bool,
+    /// Whether it was written from the beginning.
+    pub(crate) new: bool,
+    /// Where the former one is.
+    pub(crate) old: Option<PathBuf>,
+    pub(crate) key_file: PathBuf,
+    /// Whether the key was made now.
+    pub(crate) key_made: bool,
+    /// This host.
+    pub(crate) line: Introduction,
+    /// The other one.
+    pub(crate) peer: Option<Peer>,
+}
+
+/// The other host, as the configuration has it.
+pub(crate) struct Peer {
+    pub(crate) name: String,
+    /// By path.
+    pub(crate) endpoints: Vec<(String, SocketAddr)>,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Report {
+    /// Prints it.
+    pub(crate) fn show(&self, json: bool) -> Result<()> {
+        show(json, &self.json(), || self.text())?;
+        let peer = self.peer.iter().filter(|_| !json);
+        peer.for_each(|peer| warn(&peer.warnings));
+        Ok(())
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let paths = self.line.ways.iter();
+        let paths = paths.map(|way| {
+            json!({ "name": way.name, "trust": way.trust.as_str(), "addresses": way.addresses })
+        });
+        let peer = self.peer.as_ref().map(|peer| {
+            let endpoints = peer.endpoints.iter();
+            let endpoints = endpoints.map(|(path, to)| json!({ "path": path, "endpoint": to }));
+            json!({ "name": peer.name, "endpoints": endpoints.collect::<Vec<_>>() })
+        });
+        let warnings = self.peer.as_ref().map_or(&[][..], |peer| &peer.warnings);
+        json!({
+            "config": self.file,
+            "changed": self.changed,
+            "old": self.old,
+            "private_key_file": self.key_file,
+            "private_key_made": self.key_made,
+            "public_key": self.line.public_key.to_string(),
+            "paths": paths.collect::<Vec<_>>(),
+            "peer": peer,
+            "line": self.line.to_string(),
+            "warnings": warnings,
+        })
+    }
+
+    fn text(&self) -> String {
+        let (file, key_file) = (self.file.display(), self.key_file.display());
+        let key = if self.key_made { "is new" } else { "is kept" };
+        let written = match (self.new, self.changed) {
+            (true, _) => "is new",
+            (_, true) => "has one peer more",
+            _ => "is as it was",
+        };
+        let mut text = format!("{key_file} {key}\n{file} {written}\n");
+        if let Some(old) = &self.old {
+            text += &format!("{} is the former one\n", old.display());
+        }
+        let paths = self.line.ways.iter().map(|way| {
+            [
+                way.name.clone(),
+                way.trust.as_str().to_owned(),
+                list(&way.addresses),
+            ]
+        });
+        text += &format!("\n{}", Table::new(["PATH", "TRUST", "ADDRESSES"], paths));
+        if let Some(peer) = &self.peer {
+            let by = |(path, to): &(String, SocketAddr)| format!("{to} by {path}");
+            let by: Vec<_> = peer.endpoints.iter().map(by).collect();
+            let by = match &by[..] {
+                [] => "which calls".to_owned(),
+                by => by.join(", "),
+            };
+            text += &format!("\npeer {}: {by}\n", peer.name);
+        }
+        let when = match &self.peer {
+            Some(peer) => format!("on {}, unless it knows this host", peer.name),
+            None => "on the other host".to_owned(),
+        };
+        text += &format!("\n{when}:\n    sudo dibsctl init --peer {}\n", self.line);
+        match (&self.peer, self.changed) {
+            (None, _) => text += "\nand here the line that it prints.\n",
+            (Some(_), true) => {
+                text += "\nhere; connections that are open stay:\n    sudo systemctl enable dibsd\n    \
+                         sudo systemctl restart dibsd\n";
+            }
+            (Some(_), false) => {}
+        }
+        text
+    }
+}
+
+/// What paths can be made of.
+pub(crate) fn offer(all: &[Interface]) -> Table {
+    let rows = all.iter().map(|interface| {
+        let unless_named = match interface.is_way_out(all) {
+            true => "untrusted path",
+            false => "no path",
+        };
+        [
+            interface.name.clone(),
+            list(&interface.addresses()),
+            unless_named.to_owned(),
+        ]
+    });
+    Table::new(["INTERFACE", "ADDRESSES", "UNLESS NAMED"], rows)
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(IpAddr::to_string).collect();
+    addresses.join(", ")
+}

@@ -1,0 +1,245 @@
+//! `init`, on hosts with interfaces of their own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use dibs_config::{Config, Trust};
+use serde_json::Value;
+
+use crate::Run;
+
+/// A host: two interfaces, and a directory for what `init` writes.
+struct Host {
+    directory: tempfile::TempDir,
+    number: u8,
+}
+
+impl Host {
+    fn new(number: u8) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Host { directory, number }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("dibs/dibsd.toml")
+    }
+
+    fn key(&self) -> PathBuf {
+        self.file().with_file_name("private.key")
+    }
+
+    fn config(&self) -> Config {
+        dibs_config::load(&self.file()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// `dibsctl init` in a network of its own, where `eth0` and `wlan0` are; none where the machine lets nobody
+    /// make one.
+    fn try_init(&self, arguments: &[&str]) -> Option<Run> {
+        let number = self.number;
+        let script = format!(
+            "ip link add eth0 type veth peer name wlan0 && \
+             ip address add 10.0.1.{number}/24 dev eth0 && \
+             ip -6 address add fd00:1::{number}/64 dev eth0 nodad && \
+             ip address add 10.0.2.{number}/24 dev wlan0 && \
+             ip link set eth0 up && ip link set wlan0 up || exit 77\n\
+             exec \"$0\" \"$@\""
+        );
+        let mut command = Command::new("unshare");
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        if !nix::unistd::geteuid().is_root() {
+            command.args(["--user", "--map-root-user"]);
+        }
+        command.args(["--net", "sh", "-c", &script]);
+        command.arg(env!("CARGO_BIN_EXE_dibsctl"));
+        command.args(["init", "--config"]).arg(self.file());
+        command.args(arguments).stdin(Stdio::null());
+        let output = command.output().ok().filter(|output| {
+            let refused = String::from_utf8_lossy(&output.stderr).contains("unshare: ");
+            !refused && output.status.code() != Some(77)
+        });
+        if output.is_none() {
+            eprintln!("NOT TESTED: init; this takes a network namespace, veth, unshare and ip");
+        }
+        output.map(Run::of)
+    }
+}
+
+/// Runs it, or leaves the test where that cannot be.
+macro_rules! init {
+    ($host:expr, $($argument:expr),*) => {
+        match $host.try_init(&[$($argument),*]) {
+            Some(run) => run,
+            None => return,
+        }
+    };
+}
+
+fn line(run: Run) -> String {
+    let answer: Value = serde_json::from_str(&run.good()).unwrap();
+    answer["line"].as_str().unwrap().to_owned()
+}
+
+fn mode(file: &Path) -> u32 {
+    fs::metadata(file).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn it_lists_what_can_be_trusted_and_writes_nothing_until_that_is_said() {
+    let host = Host::new(1);
+    let asked = init!(host,);
+    assert_eq!((asked.code, asked.out.as_str()), (1, ""), "{}", asked.err);
+    for said in [
+        "eth0       10.0.1.1, fd00:1::1  untrusted path",
+        "wlan0      10.0.2.1             untrusted path",
+        "dibsctl init --trusted INTERFACE",
+    ] {
+        assert!(asked.err.contains(said), "{said}: {}", asked.err);
+    }
+    assert!(!host.file().parent().unwrap().exists());
+}
+
+#[test]
+fn two_hosts_know_each_other_by_one_line_each() {
+    let (a, b) = (Host::new(1), Host::new(2));
+    let begun = init!(a, "--trusted", "eth0").good();
+    assert_eq!((mode(&a.key()), mode(&a.file())), (0o600, 0o644));
+    let written = fs::read_to_string(a.file()).unwrap();
+    let secret = fs::read_to_string(a.key()).unwrap();
+    assert!(!begun.contains(secret.trim()) && !written.contains(secret.trim()));
+    let of_a = begun.lines().find_map(|line| line.split_once("--peer "));
+    let (_, of_a) = of_a.expect("says what to paste");
+
+    // What the other host needs is in the line.
+    let joined = line(init!(b, "--peer", of_a, "--json"));
+    let config = b.config();
+    let labels: Vec<_> = { config.paths.iter() }
+        .map(|path| (path.name.as_str(), path.trust))
+        .collect();
+    let expected = [("eth0", Trust::Trusted), ("wlan0", Trust::Untrusted)];
+    let sorted = |mut labels: Vec<_>| {
+        labels.sort_by_key(|(name, _)| *name);
+        labels
+    };
+    assert_eq!(sorted(labels), expected);
+    assert_eq!(config.peers.len(), 1);
+    let key = dibs_config::read_private_key(&a.key()).unwrap().public();
+    assert_eq!(config.peers[0].public_key, key);
+    assert_eq!(config.daemon.private_key_file, b.key());
+
+    let told = init!(a, "--peer", &joined).good();
+    assert!(told.contains("has one peer more"), "{told}");
+    let config = a.config();
+    let mut endpoints: Vec<_> = { config.peers[0].endpoints.iter() }
+        .map(|(path, to)| format!("{path} {to}"))
+        .collect();
+    endpoints.sort();
+    assert_eq!(endpoints, ["eth0 10.0.1.2:5300", "wlan0 10.0.2.2:5300"]);
+    let addresses = config.peers[0].addresses.iter().map(ToString::to_string);
+    let mut addresses: Vec<_> = addresses.collect();
+    addresses.sort();
+    assert_eq!(addresses, ["10.0.1.2/32", "10.0.2.2/32", "fd00:1::2/128"]);
+    let more = fs::read_to_string(a.file()).unwrap();
+    assert!(more.starts_with(&written), "{more}");
+
+    // Once more changes nothing, and the line can be had again.
+    let again = init!(a, "--peer", &joined).good();
+    assert!(again.contains("is as it was"), "{again}");
+    assert_eq!(line(init!(a, "--json")), of_a);
+    assert_eq!(fs::read_to_string(a.file()).unwrap(), more);
+}
+
+#[test]
+fn what_is_there_is_not_overwritten() {
+    let host = Host::new(1);
+    let first = line(init!(host, "--trusted", "eth0", "--json"));
+    let mut edited = fs::read_to_string(host.file()).unwrap();
+    edited += "# mine\n";
+    fs::write(host.file(), &edited).unwrap();
+    let key = fs::read(host.key()).unwrap();
+
+    let sentence = init!(host, "--trusted", "wlan0").failed();
+    assert!(sentence.contains("is there already"), "{sentence}");
+    assert!(sentence.contains("--force"), "{sentence}");
+    assert_eq!(fs::read_to_string(host.file()).unwrap(), edited);
+
+    let forced = line(init!(
+        host,
+        "--trusted",
+        "wlan0",
+        "--untrusted",
+        "none",
+        "--force",
+        "--json"
+    ));
+    assert_ne!(forced, first);
+    let config = host.config();
+    assert_eq!(config.paths.len(), 1);
+    assert_eq!(config.paths[0].name, "wlan0");
+    let old = host.file().with_extension("toml.old");
+    assert_eq!(fs::read_to_string(old).unwrap(), edited);
+    assert_eq!(fs::read(host.key()).unwrap(), key, "the key stays");
+    // A key that was there before the configuration is taken.
+    fs::remove_file(host.file()).unwrap();
+    assert_eq!(line(init!(host, "--trusted", "eth0", "--json")), first);
+}
+
+#[test]
+fn bad_input_is_named_and_changes_nothing() {
+    let (a, b) = (Host::new(1), Host::new(2));
+    let both = init!(a, "--trusted", "eth0", "--untrusted", "eth0,wlan0").failed();
+    assert!(
+        both.contains("eth0 is named as trusted and as untrusted"),
+        "{both}"
+    );
+    let unknown = init!(a, "--trusted", "eth7");
+    assert_eq!(unknown.code, 1);
+    assert!(
+        unknown.err.contains("no interface \"eth7\""),
+        "{}",
+        unknown.err
+    );
+    for bad in ["", "dibs1", "dibs1,name=a,sum=00000000", "x\n\u{1b}[31m"] {
+        let usage = init!(a, "--trusted", "eth0", "--peer", bad);
+        assert_eq!((usage.code, usage.out.as_str()), (2, ""), "{}", usage.err);
+        assert!(usage.err.contains("--peer <LINE>"), "{}", usage.err);
+    }
+    assert!(!a.file().exists() && !a.key().exists());
+
+    let of_a = line(init!(a, "--trusted", "eth0", "--json"));
+    let own = init!(a, "--peer", &of_a).failed();
+    assert!(own.contains("line of this host itself"), "{own}");
+
+    // Whoever has the key file open to others hears of it before anything is written.
+    fs::create_dir(b.key().parent().unwrap()).unwrap();
+    fs::write(b.key(), "key").unwrap();
+    fs::set_permissions(b.key(), fs::Permissions::from_mode(0o644)).unwrap();
+    let exposed = init!(b, "--peer", &of_a).failed();
+    assert!(exposed.contains("chmod 600"), "{exposed}");
+    assert!(!b.file().exists());
+    fs::remove_file(b.key()).unwrap();
+
+    // A second host with the addresses of the first.
+    let of_b = line(init!(b, "--peer", &of_a, "--json"));
+    let twin = Host::new(2);
+    let of_twin = line(init!(twin, "--trusted", "eth0", "--json"));
+    init!(a, "--peer", &of_b).good();
+    let before = fs::read(a.file()).unwrap();
+    let twice = init!(a, "--peer", &of_twin).failed();
+    assert!(
+        twice.contains("cannot add peer") && twice.contains("which is peer"),
+        "{twice}"
+    );
+    assert_eq!(fs::read(a.file()).unwrap(), before);
+
+    // A file that is wrong is neither added to nor replaced.
+    fs::write(a.file(), "[daemon]\nports = 1\n").unwrap();
+    let wrong = init!(a, "--peer", &of_twin);
+    assert_eq!(wrong.code, 1);
+    assert!(
+        wrong.err.contains("dibsd.toml:2:1: unknown key"),
+        "{}",
+        wrong.err
+    );
+}
