@@ -94,6 +94,15 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE")]
         known: Option<PathBuf>,
     },
+    /// Say what would keep dibs from working on this host, and what to do about it
+    ///
+    /// It changes nothing, whether dibsd runs or not. Who is not root is told what only root may look at. The exit
+    /// status is 0 if nothing fails, whatever is warned of or skipped, and 1 if something does.
+    Doctor {
+        /// The configuration of dibsd; without it that in /etc/dibs, if there is one
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
     /// Let go of everything that is installed in the kernel: steered connections go on in plain
     Cleanup,
     /// Show what dibs does: two hosts on this machine, a file between them, an eavesdropper

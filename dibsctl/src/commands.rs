@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
 use crate::table::Table;
-use crate::{check, cleanup, eavesdrop, init, keys, render, units};
+use crate::{check, cleanup, doctor, eavesdrop, init, keys, render, units};
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
@@ -87,6 +87,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Command::Eavesdrop { pcap, port, known } => {
             eavesdrop::run(&pcap, port, known.as_deref(), json)
         }
+        Command::Doctor { config } => doctor::run(config, &args.socket, json),
         Command::Cleanup => {
             cleanup::run(&args.socket)?;
             show(json, &serde_json::json!({}), || {
@@ -250,7 +251,7 @@ fn man(directory: &Path) -> Result<()> {
         .with_context(|| format!("cannot write the manual to {}", directory.display()))
 }
 
-fn unix_now() -> f64 {
+pub(crate) fn unix_now() -> f64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0.0, |since| since.as_secs_f64())

@@ -5,6 +5,7 @@ mod args;
 mod check;
 mod cleanup;
 mod commands;
+mod doctor;
 mod eavesdrop;
 mod init;
 mod keys;

@@ -59,6 +59,16 @@ fn utc_offset(at: libc::time_t) -> i32 {
     i32::try_from(broken.tm_gmtoff).expect("a zone is less than a day off")
 }
 
+/// Whether something keeps the clock of this host right, such as a time service.
+#[allow(unsafe_code)]
+pub fn is_clock_synchronized() -> bool {
+    // SAFETY: all of `timex` may be zero: numbers alone. Without a mode nothing is changed.
+    let mut state: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: the argument is ours.
+    let answer = unsafe { libc::adjtimex(&mut state) };
+    answer >= 0 && state.status & libc::STA_UNSYNC == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::{boottime_ns, local_time};

@@ -19,7 +19,7 @@ mod tun;
 mod udp;
 mod virtio;
 
-pub use clock::{LocalTime, boottime_ns, local_time};
+pub use clock::{LocalTime, boottime_ns, is_clock_synchronized, local_time};
 pub use memory::give_back_large_blocks;
 pub use poll::{Event, Interest, Poller, Waker, precise_timers};
 pub use priority::{niceness, set_niceness};

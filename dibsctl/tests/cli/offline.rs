@@ -285,3 +285,44 @@ fn output_that_cannot_be_written() {
         assert!(err.contains("No space left"), "{err}");
     }
 }
+
+#[test]
+fn doctor_names_what_is_wrong_with_the_file_and_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("dibsd.toml");
+    fs::write(&file, "[daemon]\nport = 0\n").unwrap();
+    let file = file.to_str().unwrap();
+    let socket = dir.path().join("none");
+    let line = [
+        "--socket",
+        socket.to_str().unwrap(),
+        "doctor",
+        "--config",
+        file,
+    ];
+    let ended = run(&line);
+    assert_eq!(ended.code, 1, "{}", ended.out);
+    assert!(
+        ended.err.starts_with("dibsctl: ") && ended.err.contains("failed"),
+        "{}",
+        ended.err
+    );
+    let told = { ended.out.lines() }.find(|line| line.contains(&format!("config {file}")));
+    let told = told.unwrap_or_else(|| panic!("{}", ended.out));
+    assert!(
+        told.starts_with("FAILED") && told.contains("port"),
+        "{told}"
+    );
+
+    let ended = run(&[&line[..], &["--json"]].concat());
+    assert_eq!(ended.code, 1, "{}", ended.out);
+    let answer: Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(answer["ok"], false, "{answer}");
+    for check in answer["checks"].as_array().unwrap() {
+        for key in ["check", "subject", "result", "found", "advice"] {
+            assert!(check.get(key).is_some(), "{key}: {check}");
+        }
+        let to_do = check["result"] != "ok";
+        assert_eq!(check["advice"].is_string(), to_do, "{check}");
+    }
+}

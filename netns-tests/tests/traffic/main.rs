@@ -10,6 +10,7 @@ mod config;
 mod crash;
 mod device;
 mod disagreement;
+mod doctor;
 mod experiment;
 mod gateway;
 mod hostile;

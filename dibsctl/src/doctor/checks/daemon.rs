@@ -1,0 +1,100 @@
+//! What a running daemon knows to be wrong.
+
+use dibs_control::{BackstopState, ClientError, PathState, PeerState, Status};
+
+use crate::doctor::finding::Finding;
+use crate::units::micros;
+
+const CHECK: &str = "daemon";
+
+/// By its status.
+pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
+    let status = match status {
+        Ok(status) => status,
+        Err(error @ ClientError::NotRunning { .. }) => {
+            return vec![Finding::fine(CHECK, error.to_string())];
+        }
+        Err(error @ ClientError::NoAccess { .. }) => {
+            let advice = "run doctor as root, or join the group dibs";
+            return vec![Finding::skipped(CHECK, error.to_string(), advice)];
+        }
+        Err(error) => {
+            let advice = "look at its log (journalctl -u dibsd), and restart it";
+            return vec![Finding::failed(CHECK, error.to_string(), advice)];
+        }
+    };
+    let mut findings = vec![Finding::fine(
+        CHECK,
+        format!("dibsd {} runs, pid {}", status.version, status.pid),
+    )];
+    findings.extend({ status.warnings.iter() }.map(|warning| {
+        let advice = "see docs/architecture.md and docs/threat-model.md for what that means";
+        Finding::warning(CHECK, warning, advice)
+    }));
+    let why = status.backstop.reason.clone().unwrap_or_default();
+    match status.backstop.state {
+        BackstopState::Failed => findings.push(Finding::failed(
+            CHECK,
+            format!("the backstop does not stand: {why}"),
+            "let nobody else have a table inet dibs in nftables",
+        )),
+        BackstopState::Missing => findings.push(Finding::warning(
+            CHECK,
+            "there is no backstop, for this kernel has no nftables",
+            "load nf_tables",
+        )),
+        _ => {}
+    }
+    findings.extend(status.peers.iter().map(|peer| {
+        let why = peer.reason.clone().unwrap_or_default();
+        let finding = match peer.state {
+            PeerState::Established => Finding::fine("session", "established"),
+            _ => Finding::failed(
+                "session",
+                format!("there is none: {why}"),
+                "see that dibsd runs at both ends, with each other's public keys, and that UDP gets through",
+            ),
+        };
+        finding.about(&peer.name)
+    }));
+    findings.extend(status.paths.iter().map(|path| {
+        let why = path.reason.clone().unwrap_or_default();
+        let finding = match (path.state, path.srtt_us) {
+            (PathState::Up, rtt) => {
+                let rtt = rtt.map_or_else(|| "not known yet".to_owned(), micros);
+                Finding::fine("udp", format!("gets through, round trip {rtt}"))
+            }
+            _ => Finding::failed(
+                "udp",
+                format!("does not get through: {why}"),
+                "look at this path's interface, its firewalls, and the peer's end of it",
+            ),
+        };
+        finding.about(format!("{} to {}", path.name, path.peer))
+    }));
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::finding::Outcome;
+
+    #[test]
+    fn one_that_does_not_run_is_no_fault() {
+        let judged = |error| judge(&Err(error))[0].outcome;
+        let socket = || "/s".into();
+        assert_eq!(
+            judged(ClientError::NotRunning { socket: socket() }),
+            Outcome::Ok
+        );
+        assert_eq!(
+            judged(ClientError::NoAccess { socket: socket() }),
+            Outcome::Skipped
+        );
+        assert_eq!(
+            judged(ClientError::Closed { socket: socket() }),
+            Outcome::Failed
+        );
+    }
+}

@@ -1,0 +1,51 @@
+//! Whether this host does with others' packets what the configuration says.
+
+use dibs_config::Config;
+
+use crate::doctor::finding::Finding;
+
+/// By sysctls, which `read` gives by their path below `/proc/sys`.
+pub(crate) fn judge(config: &Config, read: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let is = |path: &str, value: &str| read(path).as_deref() == Some(value);
+    for (v6, path) in [
+        (false, "net/ipv4/ip_forward"),
+        (true, "net/ipv6/conf/all/forwarding"),
+    ] {
+        let mut networks = config.daemon.gateway.iter();
+        if networks.any(|net| net.addr().is_ipv6() == v6) && is(path, "0") {
+            let key = path.replace('/', ".");
+            findings.push(Finding::failed(
+                "gateway",
+                format!("this host forwards nothing, for {key} is 0"),
+                format!("run sysctl -w {key}=1, and keep it in /etc/sysctl.d"),
+            ));
+        }
+    }
+    let mut addresses = config.peers.iter().flat_map(|peer| &peer.addresses);
+    let v6 = addresses.any(|net| net.addr().is_ipv6());
+    if v6 && is("net/ipv6/conf/all/disable_ipv6", "1") {
+        findings.push(Finding::warning(
+            "ipv6",
+            "peers have IPv6 addresses, and this host has IPv6 switched off",
+            "run sysctl -w net.ipv6.conf.all.disable_ipv6=0, or leave these addresses out",
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_forwards() {
+        let text = "[daemon]\ngateway = [\"192.168.7.0/24\"]\n\
+                    [[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n";
+        let config = dibs_config::parse("test", text).unwrap();
+        let all = |value: &'static str| move |_: &str| Some(value.to_owned());
+        assert_eq!(judge(&config, all("0")).len(), 1);
+        assert_eq!(judge(&config, all("1")), []);
+        assert_eq!(judge(&config, |_| None), []);
+    }
+}

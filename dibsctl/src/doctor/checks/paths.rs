@@ -1,0 +1,212 @@
+//! Whether the paths are there, lead to the peer, and let UDP through.
+
+use std::io;
+
+use crate::doctor::finding::Finding;
+use crate::doctor::host::{Answer, Way};
+
+/// By the interface, the route and what a datagram brought.
+pub(crate) fn judge(way: &Way) -> Finding {
+    let finding = match &way.interface {
+        _ if !way.known => {
+            let why = "interfaces cannot be read without iproute2";
+            Finding::skipped("path", why, "install the package iproute2")
+        }
+        Some(interface) => on_interface(way, interface).unwrap_or_else(|| reached(way)),
+        None => reached(way),
+    };
+    finding.about(&way.path)
+}
+
+fn on_interface(way: &Way, interface: &str) -> Option<Finding> {
+    let (found, advice) = match way.link {
+        None => (
+            format!("there is no interface {interface}"),
+            "name another in [[path]] (ip link shows them), or plug it in".to_owned(),
+        ),
+        Some(link) if !link.up => (
+            format!("{interface} is down"),
+            format!("run ip link set dev {interface} up, and give it an address"),
+        ),
+        Some(link) if !link.carrier => (
+            format!("{interface} is connected to nothing"),
+            "plug in its cable, or join its network".to_owned(),
+        ),
+        Some(_) => return None,
+    };
+    Some(Finding::failed("path", found, advice))
+}
+
+fn reached(way: &Way) -> Finding {
+    let Some(remote) = way.remote else {
+        return Finding::fine("path", "it is there, and waits for the peer to call");
+    };
+    if let Some(Err(why)) = &way.bound {
+        return Finding::failed(
+            "path",
+            format!("it does not lead to {}: {why}", remote.ip()),
+            "give its interface an address of that network, or a route there",
+        );
+    }
+    match &way.answer {
+        None => Finding::fine("path", format!("it leads to {remote}")),
+        Some(Answer::Nothing) => Finding::fine(
+            "path",
+            format!("it leads to {remote}; only a session will show whether UDP gets through"),
+        ),
+        Some(Answer::Refused) => Finding::warning(
+            "path",
+            format!(
+                "UDP gets to {}, and nobody listens at {remote}",
+                remote.ip()
+            ),
+            "start dibsd there",
+        ),
+        Some(Answer::Failed(why)) => Finding::failed(
+            "path",
+            format!("UDP does not get to {remote}: {why}"),
+            "let UDP to that port out of this host, and look at the routers between",
+        ),
+    }
+}
+
+/// Whether the daemon's port is its own.
+pub(crate) fn port(port: u16, bound: &io::Result<()>, running: bool) -> Option<Finding> {
+    if running {
+        return None;
+    }
+    Some(match bound {
+        Ok(()) => Finding::fine("port", format!("UDP port {port} is free")),
+        Err(error) => Finding::failed(
+            "port",
+            format!("UDP port {port}: {error}"),
+            "stop who has it (ss -ulpn shows), or set another port in [daemon] at both ends",
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::finding::Outcome;
+    use crate::doctor::host::{Hop, Link};
+
+    fn good() -> Way {
+        Way {
+            path: "eth".to_owned(),
+            interface: Some("eth0".to_owned()),
+            known: true,
+            link: Some(Link {
+                up: true,
+                carrier: true,
+                mtu: 1500,
+            }),
+            remote: Some("10.0.1.2:5300".parse().unwrap()),
+            bound: Some(Ok(Hop {
+                device: "eth0".to_owned(),
+                source: None,
+                mtu: None,
+            })),
+            ..Way::default()
+        }
+    }
+
+    #[test]
+    fn what_a_path_lacks_is_named() {
+        let link = |up, carrier| Link {
+            up,
+            carrier,
+            mtu: 1500,
+        };
+        let cases = [
+            (good(), Outcome::Ok, "leads to"),
+            (
+                Way {
+                    link: None,
+                    ..good()
+                },
+                Outcome::Failed,
+                "no interface",
+            ),
+            (
+                Way {
+                    link: Some(link(false, false)),
+                    ..good()
+                },
+                Outcome::Failed,
+                "down",
+            ),
+            (
+                Way {
+                    link: Some(link(true, false)),
+                    ..good()
+                },
+                Outcome::Failed,
+                "nothing",
+            ),
+            (
+                Way {
+                    bound: Some(Err("Network is unreachable".to_owned())),
+                    ..good()
+                },
+                Outcome::Failed,
+                "unreachable",
+            ),
+            (
+                Way {
+                    answer: Some(Answer::Refused),
+                    ..good()
+                },
+                Outcome::Warning,
+                "nobody listens",
+            ),
+            (
+                Way {
+                    answer: Some(Answer::Nothing),
+                    ..good()
+                },
+                Outcome::Ok,
+                "session",
+            ),
+            (
+                Way {
+                    answer: Some(Answer::Failed("EPERM".to_owned())),
+                    ..good()
+                },
+                Outcome::Failed,
+                "EPERM",
+            ),
+            (
+                Way {
+                    remote: None,
+                    bound: None,
+                    ..good()
+                },
+                Outcome::Ok,
+                "call",
+            ),
+            (
+                Way {
+                    known: false,
+                    link: None,
+                    ..good()
+                },
+                Outcome::Skipped,
+                "iproute2",
+            ),
+        ];
+        for (way, outcome, word) in cases {
+            let finding = judge(&way);
+            assert_eq!(finding.outcome, outcome, "{finding:?}");
+            assert!(finding.found.contains(word), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_port_of_others() {
+        let taken = Err(io::Error::from(io::ErrorKind::AddrInUse));
+        assert_eq!(port(5300, &taken, false).unwrap().outcome, Outcome::Failed);
+        assert_eq!(port(5300, &Ok(()), false).unwrap().outcome, Outcome::Ok);
+        assert_eq!(port(5300, &taken, true), None);
+    }
+}

@@ -1,0 +1,237 @@
+//! Filter rules as far as a doctor understands them, and what becomes of a packet in them.
+//!
+//! What a rule asks beyond that may hold or not: so there are three answers, and [`Verdict::Perhaps`] names
+//! the rule that may drop.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// A packet that has to get through.
+#[derive(Clone, Debug)]
+pub(crate) struct Packet {
+    /// Whether it comes in; else it goes out.
+    pub(crate) inbound: bool,
+    /// By which it comes or goes.
+    pub(crate) interface: String,
+    /// "tcp" or "udp".
+    pub(crate) protocol: &'static str,
+    /// Whose it is.
+    pub(crate) source: Option<IpAddr>,
+    /// For whom it is.
+    pub(crate) destination: Option<IpAddr>,
+    /// Destination port.
+    pub(crate) dport: Option<u16>,
+    /// What conntrack calls its connection: "new" or "established".
+    pub(crate) state: &'static str,
+}
+
+/// One thing that a rule asks of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Condition {
+    /// Whether it has to be otherwise.
+    pub(crate) negated: bool,
+    /// What.
+    pub(crate) what: What,
+}
+
+/// See [`Condition`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Comes in by one of these; a `+` or `*` at the end stands for anything.
+    In(Vec<String>),
+    /// Goes out by one of these.
+    Out(Vec<String>),
+    /// One of these protocols.
+    Protocol(Vec<String>),
+    /// From one of these.
+    Source(Vec<IpNet>),
+    /// To one of these.
+    Destination(Vec<IpNet>),
+    /// To a port of these spans.
+    Dport(Vec<(u16, u16)>),
+    /// Of a connection in one of these states, in small letters.
+    State(Vec<String>),
+    /// Something that is not understood here.
+    Unknown,
+}
+
+/// What a rule does with packets that it matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Lets it pass this base chain.
+    Accept,
+    /// Drops or rejects it.
+    Drop,
+    /// Goes on in the chain that called.
+    Return,
+    /// Goes on in another chain.
+    Jump(String),
+    /// Nothing that decides.
+    Nothing,
+}
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// As its program shows it.
+    pub(crate) text: String,
+    /// All have to hold.
+    pub(crate) conditions: Vec<Condition>,
+    /// What then happens.
+    pub(crate) target: Target,
+}
+
+/// Rules one after the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain {
+    /// Its table, to which jumps are confined, and its name.
+    pub(crate) name: (String, String),
+    /// Where the kernel calls it ("prerouting", "input", ...), if it does.
+    pub(crate) hook: Option<String>,
+    /// What becomes of packets at its end, if the kernel calls it.
+    pub(crate) drops: bool,
+    /// In order.
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It gets through.
+    Passes,
+    /// It may be dropped by this.
+    Perhaps(String),
+    /// It is dropped by this.
+    Dropped(String),
+}
+
+/// Longer than any chain of jumps that the kernel takes.
+const DEPTH: usize = 32;
+
+/// What becomes of a packet in all chains that the kernel calls for it.
+pub(crate) fn verdict(chains: &[Chain], packet: &Packet) -> Verdict {
+    let hooks = match packet.inbound {
+        true => ["prerouting", "input"],
+        false => ["output", "postrouting"],
+    };
+    let mut all = Verdict::Passes;
+    for chain in chains {
+        if !{ chain.hook.as_ref() }.is_some_and(|hook| hooks.contains(&hook.as_str())) {
+            continue;
+        }
+        let mut walk = Walk {
+            chains,
+            packet,
+            uncertain: false,
+            perhaps: None,
+        };
+        let end = walk.through(chain, DEPTH);
+        let dropped = match end {
+            End::Dropped(text) => Some(text),
+            End::Accepted => None,
+            End::Fell => { chain.drops }.then(|| format!("the policy of {}", chain.name.1)),
+        };
+        match (dropped, walk.uncertain, walk.perhaps) {
+            (Some(text), false, _) => return Verdict::Dropped(text),
+            (Some(text), true, _) | (None, _, Some(text)) => {
+                if all == Verdict::Passes {
+                    all = Verdict::Perhaps(text);
+                }
+            }
+            (None, _, None) => {}
+        }
+    }
+    all
+}
+
+struct Walk<'a> {
+    chains: &'a [Chain],
+    packet: &'a Packet,
+    /// Whether an earlier rule may have decided otherwise.
+    uncertain: bool,
+    /// The first rule that may have dropped it.
+    perhaps: Option<String>,
+}
+
+/// How a chain ends.
+enum End {
+    Accepted,
+    Dropped(String),
+    Fell,
+}
+
+impl Walk<'_> {
+    fn through(&mut self, chain: &Chain, depth: usize) -> End {
+        for rule in &chain.rules {
+            let Some(certain) = self.matches(rule) else {
+                continue;
+            };
+            let end = match &rule.target {
+                Target::Nothing => continue,
+                Target::Accept => End::Accepted,
+                Target::Drop => End::Dropped(rule.text.clone()),
+                Target::Return => End::Fell,
+                Target::Jump(to) => {
+                    let name = (&chain.name.0, to);
+                    let to = { self.chains.iter() }.find(|c| (&c.name.0, &c.name.1) == name);
+                    match to.filter(|_| depth > 0) {
+                        Some(to) => match self.through(to, depth - 1) {
+                            End::Fell => continue,
+                            end => end,
+                        },
+                        None => continue,
+                    }
+                }
+            };
+            if certain {
+                return end;
+            }
+            if let End::Dropped(text) = end {
+                self.perhaps.get_or_insert(text);
+            } else {
+                self.uncertain = true;
+            }
+        }
+        End::Fell
+    }
+
+    /// Whether all conditions hold for certain, or may; `None` if one does not.
+    fn matches(&self, rule: &Rule) -> Option<bool> {
+        let mut certain = true;
+        for condition in &rule.conditions {
+            match self.holds(&condition.what) {
+                Some(holds) if holds == condition.negated => return None,
+                Some(_) => {}
+                None => certain = false,
+            }
+        }
+        Some(certain)
+    }
+
+    fn holds(&self, what: &What) -> Option<bool> {
+        let packet = self.packet;
+        let named = |names: &[String], inbound| {
+            let fits = |name: &String| match name.strip_suffix(['+', '*']) {
+                Some(start) => packet.interface.starts_with(start),
+                None => packet.interface == *name,
+            };
+            packet.inbound == inbound && names.iter().any(fits)
+        };
+        let within = |nets: &[IpNet], address: Option<IpAddr>| {
+            address.map(|address| nets.iter().any(|net| net.contains(&address)))
+        };
+        match what {
+            What::In(names) => Some(named(names, true)),
+            What::Out(names) => Some(named(names, false)),
+            What::Protocol(names) => Some(names.iter().any(|name| name == packet.protocol)),
+            What::Source(nets) => within(nets, packet.source),
+            What::Destination(nets) => within(nets, packet.destination),
+            What::Dport(spans) => packet
+                .dport
+                .map(|port| spans.iter().any(|(from, to)| (*from..=*to).contains(&port))),
+            What::State(states) => Some(states.iter().any(|state| state == packet.state)),
+            What::Unknown => None,
+        }
+    }
+}
