@@ -1,5 +1,6 @@
 //! Project commands: `cargo xtask COMMAND`.
 
+mod deb;
 mod fuzz;
 mod packages;
 mod run;
@@ -54,6 +55,19 @@ enum Command {
         #[arg(value_name = "DIRECTORY", default_value = "target/man")]
         directory: PathBuf,
     },
+    /// Make the Debian packages, into target/debian: dibs_VERSION_amd64.deb and dibs_VERSION_arm64.deb.
+    ///
+    /// Installs missing build tools, compilers for other processors included, as root on Debian, and names
+    /// them elsewhere.
+    Deb {
+        /// Which; both if none is named, and with --try the one for this processor
+        #[arg(long, value_name = "ARCH", value_enum)]
+        arch: Vec<deb::Arch>,
+        /// Try it in fresh root file systems of Debian 12 and 13: install, demo, upgrade under a connection on
+        /// a bump, remove, purge. For root; touches no network of the machine but to fetch packages
+        #[arg(long = "try")]
+        is_tried: bool,
+    },
     /// Repeat an experiment of a paper; has options of its own.
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere.
@@ -83,6 +97,7 @@ fn main() -> Result<()> {
         Command::Demo => demo(),
         Command::Bench { options } => bench(&options),
         Command::Man { directory } => man(&directory),
+        Command::Deb { arch, is_tried } => deb::deb(&arch, is_tried),
         Command::Experiment { options } => experiment(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
     }

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::run::run;
 
-/// A program, and the Debian package it comes in.
-type Need = (&'static str, &'static str);
+/// A program, and the Debian package it comes in; further ones that it needs stand behind it.
+pub(crate) type Need = (&'static str, &'static str);
 
 /// What hosts in namespaces and dibsd on them need.
 const LAB: [Need; 3] = [
@@ -35,6 +35,14 @@ const TESTS: [Need; 10] = [
 const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
 /// What building the fuzzers needs.
 const FUZZ: [Need; 1] = [("c++", "g++")];
+/// What making a package takes beside a compiler.
+const DEB: [Need; 3] = [
+    ("dpkg-deb", "dpkg"),
+    ("gzip", "gzip"),
+    ("strip", "binutils"),
+];
+/// What trying one takes.
+const TRIAL: [Need; 2] = [("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")];
 /// Where system programs live; an ordinary user's PATH may lack it.
 const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
 
@@ -70,6 +78,30 @@ pub(crate) fn ensure_fuzz() -> Result<()> {
     ensure(&FUZZ)
 }
 
+/// Sees to it that what making a Debian package needs is there.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_deb() -> Result<()> {
+    ensure(&DEB)
+}
+
+/// Sees to it that what building for another processor needs is there: a compiler.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_cross(compiler: Need) -> Result<()> {
+    ensure(&[compiler])
+}
+
+/// Sees to it that what trying a package needs is there.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_trial() -> Result<()> {
+    ensure(&TRIAL)
+}
+
 fn ensure(needed: &[Need]) -> Result<()> {
     let missing: Vec<&str> = needed
         .iter()
@@ -89,7 +121,7 @@ fn ensure(needed: &[Need]) -> Result<()> {
     let mut install = Command::new("apt-get");
     install
         .args(["install", "--yes", "--no-install-recommends"])
-        .args(&missing);
+        .args(list.split(' '));
     run(install.env("DEBIAN_FRONTEND", "noninteractive"))
 }
 

@@ -1,0 +1,199 @@
+//! `cargo xtask deb`: packages for Debian, and a trial of them on fresh systems.
+
+mod control;
+mod tree;
+mod trial;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::packages;
+use crate::run::{cargo, cargo_command, run, workspace};
+use tree::Tree;
+
+/// A kind of processor that packages are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Arch {
+    /// x86-64
+    Amd64,
+    /// 64-bit ARM
+    Arm64,
+}
+
+impl Arch {
+    const ALL: [Arch; 2] = [Arch::Amd64, Arch::Arm64];
+
+    /// Debian's name.
+    fn debian(self) -> &'static str {
+        match self {
+            Arch::Amd64 => "amd64",
+            Arch::Arm64 => "arm64",
+        }
+    }
+
+    /// The processor, as Rust and GNU call it.
+    fn processor(self) -> &'static str {
+        match self {
+            Arch::Amd64 => "x86_64",
+            Arch::Arm64 => "aarch64",
+        }
+    }
+
+    /// Where cargo builds for it, and what it builds for.
+    fn rust_target(self) -> String {
+        format!("{}-unknown-linux-gnu", self.processor())
+    }
+
+    fn is_native(self) -> bool {
+        std::env::consts::ARCH == self.processor()
+    }
+
+    /// A program of the toolchain for it.
+    fn tool(self, name: &str) -> String {
+        match self.is_native() {
+            true => name.to_owned(),
+            false => format!("{}-linux-gnu-{name}", self.processor()),
+        }
+    }
+
+    /// The compiler to build for it elsewhere, and the packages that it comes in.
+    fn cross_compiler(self) -> (&'static str, &'static str) {
+        match self {
+            Arch::Amd64 => (
+                "x86_64-linux-gnu-gcc",
+                "gcc-x86-64-linux-gnu libc6-dev-amd64-cross",
+            ),
+            Arch::Arm64 => (
+                "aarch64-linux-gnu-gcc",
+                "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+            ),
+        }
+    }
+}
+
+/// What packages of this version are called after.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What is built, whatever for.
+const BUILD: [&str; 6] = [
+    "build",
+    "--release",
+    "--package",
+    "dibsd",
+    "--package",
+    "dibsctl",
+];
+
+/// Makes the packages; then, on request, tries the one for this processor.
+pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
+    packages::ensure_deb()?;
+    let all = match architectures {
+        [] if is_tried => Arch::ALL.into_iter().filter(|a| a.is_native()).collect(),
+        [] => Arch::ALL.to_vec(),
+        some => some.to_vec(),
+    };
+    for arch in &all {
+        let staged = stage(*arch)?;
+        let package = staged.package(VERSION)?;
+        println!("{}", package.display());
+        if is_tried && arch.is_native() {
+            // The same, called a later version, to be upgraded to.
+            let later = staged.package(&format!("{VERSION}+later"))?;
+            trial::run_all(&package, &later)?;
+        }
+    }
+    Ok(())
+}
+
+/// What goes into a package, as it will be below `/`.
+struct Staged {
+    arch: Arch,
+    root: PathBuf,
+    depends: String,
+}
+
+fn stage(arch: Arch) -> Result<Staged> {
+    let target = workspace().join("target");
+    // These write the manual and the completions, whatever the package is for.
+    cargo(&BUILD)?;
+    let native = target.join("release");
+    let built = match arch.is_native() {
+        true => native.clone(),
+        false => cross_build(arch, &target)?,
+    };
+    let root = target.join("debian").join(arch.debian());
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("cannot empty {}", root.display()))?;
+    }
+    let tree = Tree::new(&root);
+    let strip = arch.tool("strip");
+    let mut programs = Vec::new();
+    for name in ["dibsd", "dibsctl"] {
+        let file = tree.program(&built.join(name), &strip)?;
+        programs.push(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
+    }
+    tree.documents(&native)?;
+    tree.configuration()?;
+    Ok(Staged {
+        arch,
+        root,
+        depends: control::depends(&programs)?,
+    })
+}
+
+/// Builds for another processor; returns where the programs are.
+fn cross_build(arch: Arch, target: &Path) -> Result<PathBuf> {
+    let compiler = arch.cross_compiler();
+    packages::ensure_cross(compiler)?;
+    let rust_target = arch.rust_target();
+    if !succeeds(Command::new("rustc").args(["--print", "target-libdir", "--target", &rust_target]))
+    {
+        bail!("this Rust does not know {rust_target}");
+    }
+    // Does nothing where it is installed; a Rust without rustup brings its own.
+    if succeeds(Command::new("rustup").arg("--version")) {
+        run(Command::new("rustup").args(["target", "add", &rust_target]))?;
+    }
+    let mut build = cargo_command(&BUILD);
+    let shouted = rust_target.to_uppercase().replace('-', "_");
+    build.args(["--target", &rust_target]);
+    build.env(format!("CARGO_TARGET_{shouted}_LINKER"), compiler.0);
+    build.env(format!("CC_{}", rust_target.replace('-', "_")), compiler.0);
+    run(&mut build)?;
+    Ok(target.join(rust_target).join("release"))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+impl Staged {
+    /// Makes `dibs_VERSION_ARCH.deb` of it.
+    fn package(&self, version: &str) -> Result<PathBuf> {
+        let arch = self.arch.debian();
+        let directory = self.root.join("DEBIAN");
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        let files = tree::files(&self.root)?;
+        for (name, text) in control::members(&self.root, &files, version, arch, &self.depends)? {
+            let is_script = text.starts_with("#!");
+            let file = directory.join(name);
+            tree::write(&file, text.as_bytes())?;
+            if is_script {
+                fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        tree::open(&self.root)?;
+        let package = self
+            .root
+            .with_file_name(format!("dibs_{version}_{arch}.deb"));
+        run(Command::new("dpkg-deb")
+            .args(["--root-owner-group", "-Zxz", "--build"])
+            .args([&self.root, &package]))?;
+        Ok(package)
+    }
+}
