@@ -20,6 +20,7 @@ pub mod interfaces;
 mod listing;
 pub mod live;
 pub mod locking;
+mod metrics;
 mod paths;
 pub mod preferences;
 mod preferring;
@@ -151,6 +152,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     daemon.follow_links(true).await?;
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
+    if let Some(address) = daemon.config.daemon.metrics
+        && let Some(listener) = metrics::bind(address).await
+    {
+        tokio::task::spawn_local(metrics::serve(Rc::clone(&daemon), listener));
+    }
     let ended = main_loop(&daemon, listener, notices).await;
     // If the data path has ended, its end is what is told.
     let _ = daemon.look_at_volumes(true).await;

@@ -264,6 +264,23 @@ pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, Wrong> {
     ))
 }
 
+/// A loopback address with port: what listens there asks nobody who he is (SECURITY.md 8).
+pub(crate) fn loopback(text: &str) -> Result<SocketAddr, Wrong> {
+    let address = endpoint(text).map_err(|wrong| Wrong {
+        hint: Some("write \"127.0.0.1:9477\" or \"[::1]:9477\"".to_owned()),
+        ..wrong
+    })?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => Err(Wrong::new(
+            format!(
+                "\"{address}\" is no loopback address, and what listens there asks nobody who he is"
+            ),
+            "write \"127.0.0.1:9477\", and let a proxy that asks pass it on to other hosts",
+        )),
+    }
+}
+
 /// The name of a path, peer or bump: fit for a table, a comment in iptables and a command line.
 pub(crate) fn name(text: &str) -> Result<String, Wrong> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);

@@ -83,6 +83,8 @@ pub struct Daemon {
     /// None; the networks that this host forwards for, host bits zero. None shares an address with a
     /// peer's.
     pub gateway: Vec<IpNet>,
+    /// None; the loopback address and port at which Prometheus finds metrics.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// What becomes of steered traffic while the daemon is away.

@@ -29,6 +29,7 @@ const DAEMON: &[&str] = &[
     "on_trusted_down",
     "default_bump",
     "gateway",
+    "metrics",
 ];
 const PATH: &[&str] = &[
     "name",
@@ -166,6 +167,7 @@ fn daemon(
         on_trusted_down: OnTrustedDown::Hold,
         default_bump: None,
         gateway: Vec::new(),
+        metrics: None,
     };
     let Some(section) = section else {
         return Ok((daemon, None, None));
@@ -207,6 +209,9 @@ fn daemon(
             ("hold", OnTrustedDown::Hold),
             ("untrusted", OnTrustedDown::Untrusted),
         ])?;
+    }
+    if let Some(value) = table.take("metrics") {
+        daemon.metrics = Some(value.parse(check::loopback)?);
     }
     let default_bump = table.take("default_bump");
     Ok((daemon, default_bump, table.take("gateway")))

@@ -45,19 +45,21 @@ fn commented_keys_are_right_and_show_the_defaults() {
         .collect();
     let (section, _) = uncommented.split_once("[[path]]").unwrap();
     let assignments = section.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(assignments, 13, "each key of [daemon] is shown:\n{section}");
+    assert_eq!(assignments, 14, "each key of [daemon] is shown:\n{section}");
 
     let (shown, shipped) = (
         parse("shown", &uncommented).unwrap(),
         example("host-a.toml"),
     );
-    // There is no network that each host is behind.
+    // There is no network that each host is behind, and nothing listens for Prometheus unless told.
     let daemon = dibs_config::Daemon {
         gateway: shipped.daemon.gateway.clone(),
+        metrics: shipped.daemon.metrics,
         ..shown.daemon.clone()
     };
     assert_eq!(daemon, shipped.daemon);
     assert_eq!(shown.daemon.gateway.len(), 2);
+    assert!(shown.daemon.metrics.is_some());
     assert_eq!(shown.rules.len(), shipped.rules.len() + 3);
     assert!(shown.bump("vpn").unwrap().device().is_some());
     assert_eq!(shown.paths[0], shipped.paths[0]);

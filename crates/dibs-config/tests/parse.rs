@@ -399,6 +399,26 @@ fn each_value_is_checked() {
         ("table_base       = 5200", "table_base = 253", "within 256"),
         ("\"closed\"", "\"shut\"", "known are closed, open"),
         (
+            "port             = 5300",
+            "metrics = \"0.0.0.0:9477\"",
+            "is not the address of one host",
+        ),
+        (
+            "port             = 5300",
+            "metrics = \"10.0.1.1:9477\"",
+            "no loopback address",
+        ),
+        (
+            "port             = 5300",
+            "metrics = \"127.0.0.1\"",
+            "has no port",
+        ),
+        (
+            "port             = 5300",
+            "metrics = 9477",
+            "has to be a string",
+        ),
+        (
             "integrity        = \"on\"",
             "integrity = true",
             "is a boolean",

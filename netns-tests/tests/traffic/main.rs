@@ -22,6 +22,7 @@ mod links;
 mod locked;
 mod many;
 mod members;
+mod metrics;
 mod orphans;
 mod others;
 mod policy;
