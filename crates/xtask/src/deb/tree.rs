@@ -11,7 +11,7 @@ use crate::run::{run, workspace};
 
 /// From below `configs` to below the root. What other programs read is in /etc, where an administrator may
 /// change it; what is dibs's own is in /usr, and changed by a file of the same name in /etc.
-const CONFIGURATION: [(&str, &str); 9] = [
+const CONFIGURATION: [(&str, &str); 10] = [
     ("dibsd.service", "usr/lib/systemd/system/dibsd.service"),
     (
         "dibs-guard.service",
@@ -33,6 +33,7 @@ const CONFIGURATION: [(&str, &str); 9] = [
     ("host-a.toml", "usr/share/doc/dibs/examples/host-a.toml"),
     ("host-b.toml", "usr/share/doc/dibs/examples/host-b.toml"),
     ("minimal.toml", "usr/share/doc/dibs/examples/minimal.toml"),
+    ("grafana/dibs.json", "usr/share/doc/dibs/grafana/dibs.json"),
 ];
 
 /// Shells, and where they look for completions of `dibsctl`.
