@@ -1,0 +1,136 @@
+//! Rules: which stand, and which stand against each other.
+
+use dibs_config::Level;
+use dibs_core::node::Scheduler;
+
+use super::{contract, fault, good};
+
+#[test]
+fn what_would_let_out_what_a_rule_requires_is_refused() {
+    let with = |rule: &str| format!("{}\n[[rule]]\nbump = \"scramble\"\n{rule}\n", contract());
+    let required = with("user = \"backup\"\nrequire = true");
+    let line = required.lines().count();
+    let levels = good(&required)
+        .rules
+        .iter()
+        .map(|rule| rule.level)
+        .collect::<Vec<_>>();
+    assert_eq!(levels, [Level::Usual, Level::Require]);
+    for (key, kept, open) in [
+        ("fail             ", "closed", "open"),
+        ("on_trusted_down  ", "hold", "untrusted"),
+        ("integrity        ", "on", "off"),
+    ] {
+        let [kept_line, open_line] = [kept, open].map(|value| format!("{key}= \"{value}\""));
+        assert!(required.contains(&kept_line), "{kept_line}");
+        let text = required.replacen(&kept_line, &open_line, 1);
+        let key = key.trim();
+        assert_eq!(
+            fault(&text).to_string(),
+            format!(
+                "dibs.toml:{line}:11: require cannot be kept with {key} = \"{open}\"; hint: set {key} \
+                 = \"{kept}\" in [daemon], or leave require out"
+            )
+        );
+        good(&text.replacen("require = true", "require = false", 1));
+    }
+    for unseen in [
+        "gid = 7",
+        "interface = \"eth0\"",
+        "dscp = 8",
+        "match = \"-m tos --tos 8\"",
+    ] {
+        let said = fault(&with(&format!("{unseen}\nrequire = true"))).to_string();
+        let key = unseen.split(' ').next().unwrap();
+        assert!(
+            said.contains(&format!(":1: a rule with {key} cannot require")),
+            "{said}"
+        );
+        good(&with(&format!("{unseen}\nprefer = true")));
+    }
+    let said = fault(&with("prefer = true\nrequire = true")).to_string();
+    assert!(
+        said.contains(":1: a rule requires its bump or prefers it, not both"),
+        "{said}"
+    );
+    let said = fault(&with("require = \"yes\"")).to_string();
+    assert!(said.contains("has to be true or false"), "{said}");
+}
+
+#[test]
+fn rules_that_contradict_each_other_are_refused_at_the_later_one() {
+    let with = |rules: &[&str]| {
+        let rules: String = rules
+            .iter()
+            .map(|rule| format!("\n[[rule]]\n{rule}\n"))
+            .collect();
+        contract() + &rules
+    };
+    let (one, other) = (
+        "bump = \"scramble\"\ndport = [7, 9]",
+        "bump = \"seal\"\ndport = [9, 7]",
+    );
+    let text = with(&[one, other]);
+    let line = text.lines().count() - 1;
+    assert_eq!(
+        fault(&text).to_string(),
+        format!(
+            "dibs.toml:{line}:8: rule 3 selects the same connections as rule 2, which puts them on \
+             \"scramble\"; hint: give them one bump, one level and one scheduler, or let them select apart"
+        )
+    );
+    let level = with(&[one, &format!("{one}\nprefer = true")]);
+    assert!(fault(&level).message.starts_with("rule 3 selects the same"));
+    let required = |rule: &str| format!("{rule}\nrequire = true");
+    let wide = "bump = \"seal\"\ndestination = \"10.0.1.2/32\"";
+    let both = with(&[&required(one), &required(wide)]);
+    let message = fault(&both).message;
+    assert!(
+        message
+            .starts_with("rule 3 requires another bump of some of the same connections as rule 2"),
+        "{message}"
+    );
+    let scheduled = |name: &str| format!("{one}\nscheduler = \"{name}\"");
+    let message = fault(&with(&[&scheduled("blest"), &scheduled("redundant")])).message;
+    assert!(
+        message.starts_with("rule 3 has another scheduler for the same connections as rule 2"),
+        "{message}"
+    );
+    good(&with(&[one, &scheduled("redundant")]));
+    // Which one counts is a matter of order where only one of them, or neither, insists.
+    good(&with(&[&required(one), wide]));
+    good(&with(&[one, "bump = \"seal\"\ndport = 9"]));
+    good(&with(&[one, &format!("{other}\ntime = \"08:00-09:00\"")]));
+}
+
+#[test]
+fn a_rule_may_have_a_scheduler_where_addresses_and_ports_say_whose() {
+    let with = |lines: &str| contract() + "\n[[rule]]\nbump = \"seal\"\n" + lines;
+    let rule = "dport = 22\nsource = \"10.0.1.1/32\"\ntime = \"08:00-18:00\"\n";
+    let config = good(&with(&format!("{rule}scheduler = \"redundant\"\n")));
+    let schedulers: Vec<_> = config.rules.iter().map(|rule| rule.scheduler).collect();
+    assert_eq!(schedulers, [None, Some(Scheduler::Redundant)]);
+    for (line, key) in [
+        ("uid = 0", "uid"),
+        ("user = \"root\"", "user"),
+        ("gid = 0", "gid"),
+        ("interface = \"eth0\"", "interface"),
+        ("dscp = \"EF\"", "dscp"),
+        ("match = \"-m length --length 0:99\"", "match"),
+    ] {
+        let text = with(&format!("{line}\nscheduler = \"redundant\"\n"));
+        let number = text.lines().count();
+        assert_eq!(
+            fault(&text).to_string(),
+            format!(
+                "dibs.toml:{number}:1: a rule with {key} cannot have a scheduler: who shares out data over the paths \
+                 sees addresses and ports alone; hint: name it by ports, addresses, time"
+            )
+        );
+    }
+    let wrong = fault(&with("scheduler = \"redundand\"\n")).to_string();
+    assert!(
+        wrong.ends_with("scheduler cannot be \"redundand\"; hint: did you mean \"redundant\"?"),
+        "{wrong}"
+    );
+}

@@ -1,0 +1,163 @@
+//! Whole files: what is read of them, left out, warned of, and refused.
+
+use dibs_config::{Fail, Integrity, Level, OnTrustedDown, Trust, load, parse};
+use dibs_core::bump::KINDS;
+use dibs_core::node::Scheduler;
+
+use super::{KEY, contract, fault, good};
+
+#[test]
+fn the_contract_is_read() {
+    let config = good(&contract());
+    let daemon = &config.daemon;
+    assert_eq!(
+        daemon.private_key_file.to_str(),
+        Some("/etc/dibs/private.key")
+    );
+    assert_eq!(daemon.control_socket.to_str(), Some("/run/dibs/dibsd.sock"));
+    assert_eq!(
+        (daemon.port, daemon.mark_mask, daemon.table_base),
+        (5300, 0x3f00_0000, 5200)
+    );
+    assert_eq!(
+        (daemon.fail, daemon.integrity),
+        (Fail::Closed, Integrity::On)
+    );
+    assert_eq!(
+        (daemon.scheduler, daemon.trusted_share),
+        (Scheduler::Balanced, 0.05)
+    );
+    assert_eq!(daemon.on_trusted_down, OnTrustedDown::Hold);
+    assert_eq!(daemon.default_bump.as_deref(), Some("scramble"));
+
+    let [eth, wlan] = &config.paths[..] else {
+        panic!("{:?}", config.paths)
+    };
+    assert_eq!(
+        (eth.name.as_str(), eth.trust, eth.address),
+        ("eth", Trust::Trusted, None)
+    );
+    assert_eq!(wlan.interface.as_deref(), Some("wlan0"));
+    assert_eq!(wlan.address, Some("10.0.2.1".parse().unwrap()));
+
+    let [peer] = &config.peers[..] else {
+        panic!("{:?}", config.peers)
+    };
+    assert_eq!(
+        (peer.name.as_str(), peer.public_key.to_string().as_str()),
+        ("server", KEY)
+    );
+    assert_eq!(peer.addresses, ["10.0.1.2/32".parse().unwrap()]);
+    let endpoint = |path: &str, at: &str| (path.to_owned(), at.parse().unwrap());
+    assert_eq!(
+        peer.endpoints,
+        [
+            endpoint("eth", "10.0.1.2:5300"),
+            endpoint("wlan", "10.0.2.2:5300")
+        ]
+    );
+
+    let bumps: Vec<_> = config.bumps.iter().map(|bump| bump.name.as_str()).collect();
+    assert_eq!(bumps[..3], ["scramble", "share", "seal"]);
+    assert_eq!(bumps[KINDS.len()..], ["vpn"]);
+    assert_eq!(config.bump("vpn").unwrap().device(), Some("tun9"));
+
+    let [rule] = &config.rules[..] else {
+        panic!("{:?}", config.rules)
+    };
+    let selection = &rule.selection;
+    let ports = |ranges: &[dibs_config::PortRange]| -> Vec<String> {
+        ranges.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(
+        (ports(&selection.dport), ports(&selection.sport)),
+        (
+            vec!["80".to_owned()],
+            vec!["1024-65535".to_owned(), "7".to_owned()]
+        )
+    );
+    assert_eq!(
+        (selection.uid, selection.gid, &selection.user),
+        (Some(1000), Some(100), &None)
+    );
+    assert_eq!(selection.destination, ["10.0.1.0/24".parse().unwrap()]);
+    assert_eq!(selection.time.unwrap().to_string(), "08:00-18:00");
+    assert_eq!(selection.match_expr.as_ref().unwrap().args()[1], "dscp");
+    assert_eq!((rule.priority, rule.level), (0, Level::Usual));
+}
+
+#[test]
+fn all_but_a_trusted_path_may_be_left_out() {
+    let config = good("[[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n");
+    let shown = good(&contract()).daemon;
+    assert_eq!(
+        config.daemon,
+        dibs_config::Daemon {
+            default_bump: None,
+            ..shown
+        }
+    );
+    assert!(config.peers.is_empty() && config.rules.is_empty() && config.warnings().is_empty());
+}
+
+#[test]
+fn something_has_to_be_carried() {
+    let never = |text: &str, trust: &str| {
+        text.replace(
+            &format!("trust = \"{trust}\""),
+            &format!("trust = \"{trust}\"\nrole = \"never\""),
+        )
+    };
+    let one = never(&contract(), "trusted");
+    let warnings = good(&one).warnings();
+    let says = |warning: &String| warning.contains("every trusted path has the role never");
+    assert!(warnings.iter().any(says), "{warnings:?}");
+    let other = good(&never(&contract(), "untrusted")).warnings();
+    assert!(!other.iter().any(says), "{other:?}");
+    let found = fault(&never(&one, "untrusted")).to_string();
+    assert!(
+        found.starts_with("dibs.toml:19:8: every path has the role never"),
+        "{found}"
+    );
+}
+
+#[test]
+fn weak_choices_are_warned_of() {
+    let [warning] = &good(&contract()).warnings()[..] else {
+        panic!("once, though the default and a rule use it");
+    };
+    assert!(warning.starts_with("scramble: text can be recovered from the untrusted path alone"));
+    let all = contract()
+        .replace("\"closed\"", "\"open\"")
+        .replace("= \"on\"", "= \"off\"")
+        .replace("\"hold\"", "\"untrusted\"");
+    assert_eq!(good(&all).warnings().len(), 4);
+    let sealed = contract().replace("\"scramble\"", "\"seal\"");
+    assert!(good(&sealed).warnings().is_empty());
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = load("/nonexistent/dibs.toml".as_ref())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("/nonexistent/dibs.toml: cannot be read: No such file"),
+        "{error}"
+    );
+}
+
+/// Any text, however broken, is read or refused.
+#[test]
+fn damaged_files_never_panic() {
+    let text = contract();
+    for at in (0..text.len()).filter(|at| text.is_char_boundary(*at)) {
+        let _ = parse("cut", &text[..at]);
+        for damage in ["\"", "[", "=", "\n", "é", "\0", "{", "9"] {
+            let _ = parse(
+                "damaged",
+                &format!("{}{damage}{}", &text[..at], &text[at..]),
+            );
+        }
+    }
+}
