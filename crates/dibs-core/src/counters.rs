@@ -45,6 +45,8 @@ counters! {
     OpaqueQueueFull = "opaque_queue_full",
     /// A handshake message that came in by an untrusted path.
     HandshakeUntrusted = "handshake_untrusted_path",
+    /// A handshake message came by a path that carries nothing.
+    HandshakeUnused = "handshake_unused_path",
     /// Not a handshake message, or of another version or suite.
     HandshakeMalformed = "handshake_malformed",
     /// A handshake message whose sender does not know our public key.

@@ -409,6 +409,10 @@ impl Node {
         if !shared.local[path].trusted {
             return shared.count(Counter::HandshakeUntrusted);
         }
+        // The answer would leave by it.
+        if !shared.local[path].is_usable() {
+            return shared.count(Counter::HandshakeUnused);
+        }
         let under_load = outbox.len() > OUTBOX / 4;
         let own = peer::hello(shared);
         let hello = |_| own.clone();

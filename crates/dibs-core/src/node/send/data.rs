@@ -20,6 +20,14 @@ const HEAD: &str = "a flow that is scheduled has a head";
 /// What a flow may send in one round, at most.
 const MAX_QUANTUM: usize = 16 * 1024;
 
+/// What new data of a connection is.
+pub(super) fn kind(conn: &Conn) -> Kind {
+    match conn.open_frame() {
+        Some(_) => Kind::First,
+        None => Kind::New,
+    }
+}
+
 /// How new data of a connection is shared out over the paths.
 pub(super) fn scheduler(conn: &Conn, shared: &Shared) -> Scheduler {
     conn.out.scheduler.unwrap_or(shared.scheduler)
@@ -162,10 +170,7 @@ impl Peer {
         let under_way = conn.under_way() * self.fq.flows().max(1);
         let wanted = Wanted {
             placement,
-            kind: match conn.open_frame() {
-                Some(_) => Kind::First,
-                None => Kind::New,
-            },
+            kind: kind(conn),
             scheduler: scheduler(conn, turn.shared),
             bytes: left + MOST_BESIDE,
             backlog: self.fq.backlog(),

@@ -11,7 +11,8 @@ use super::super::fq::{List, parsed};
 use super::super::links::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::preference::Scheduler;
-use super::data::scheduler;
+use super::super::schedule::Kind;
+use super::data::{kind, scheduler};
 use super::small::{MOST_ACK, put_ack};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
 use crate::bump::{Bump, Chain};
@@ -61,6 +62,7 @@ impl Peer {
             link,
             allowed: path.trusted || may_be_untrusted,
             bump: conn.bump,
+            kind: kind(conn),
             scheduler: scheduler(conn, turn.shared),
             mtu,
             most,
@@ -141,6 +143,7 @@ impl Peer {
         let conn = self.conns.get_mut(key).expect("it was just seen");
         let fits = conn.bump == run.bump
             && scheduler(conn, turn.shared) == run.scheduler
+            && (turn.shared.hint.is_none() || kind(conn) == run.kind)
             && conn.out.secrets.is_some()
             && conn.out.queue.passes(turn.now, turn.patience);
         if !fits {
@@ -207,6 +210,8 @@ struct Run {
     allowed: bool,
     /// The bump of all that goes.
     bump: u8,
+    /// What all that goes is, if the user prefers a path.
+    kind: Kind,
     /// The scheduler of all that goes.
     scheduler: Scheduler,
     mtu: usize,

@@ -7,7 +7,9 @@ use smallvec::SmallVec;
 
 use super::super::Shared;
 use super::super::fq::parsed;
+use super::super::links::Link;
 use super::super::peer::{Out, Peer, Source};
+use super::super::preference::Role;
 use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, strand};
 use super::small::{LONGEST_PACK, pack_segments};
 use super::{CLEAR, Turn, token};
@@ -90,12 +92,15 @@ impl Peer {
         Some((links, least))
     }
 
-    /// Active paths that share neither end, `most` of them, those configured first.
+    /// Active paths that share neither end, `most` of them: backups last, then those configured first.
     fn split_links(&self, shared: &Shared, most: usize) -> Links {
         let mut active: Links = (0..self.links.len())
             .filter(|at| self.links[*at].is_active(shared))
             .collect();
-        active.sort_by_key(|at| (self.links[*at].local, self.links[*at].id));
+        active.sort_by_key(|at| {
+            let Link { local, id, .. } = self.links[*at];
+            (shared.local[local].usage.role == Role::Backup, local, id)
+        });
         let mut chosen = Links::new();
         for at in active {
             let link = &self.links[at];

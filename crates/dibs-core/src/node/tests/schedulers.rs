@@ -291,3 +291,50 @@ fn a_connection_is_on_each_bump_under_the_same_scheduler() {
         assert_eq!(of_conn(&pair), Some(Scheduler::RoundRobin));
     }
 }
+
+#[test]
+fn first_words_and_the_bulk_take_different_paths_though_they_are_sent_at_once() {
+    let mut pair = sealed();
+    copied(&mut pair, &[7, 9], 1);
+    pair.nodes[0].prefer(prefer(1));
+    let by_path = |pair: &Pair, port: u16| {
+        let conns = pair.nodes[0].conns();
+        let conn = conns.iter().find(|conn| conn.tuple.sport == port);
+        let mut bytes = [0; 2];
+        for (path, of) in conn.unwrap().by_path.iter() {
+            bytes[path] += of.sent;
+        }
+        bytes
+    };
+    let before = [7, 9].map(|port| by_path(&pair, port));
+    // The first words of connection 8 between those of two that are under way.
+    for (port, seq) in [(7, 101), (8, 1), (9, 101)] {
+        speak(&mut pair, port, seq, &text(100));
+    }
+    pair.run(Duration::from_millis(100));
+    assert_eq!(by_path(&pair, 8), [100, 0]);
+    for (port, before) in [7, 9].into_iter().zip(before) {
+        let after = by_path(&pair, port);
+        assert_eq!(after, [before[0], before[1] + 100], "connection {port}");
+    }
+}
+
+#[test]
+fn nobody_is_called_or_answered_by_a_path_that_carries_nothing() {
+    for host in [0, 1] {
+        let mut pair = Pair::new();
+        let never = Usage {
+            role: Role::Never,
+            ..Usage::default()
+        };
+        // The other path is not trusted, so no session comes about.
+        pair.nodes[host].set_usage(pair.now, 0, never);
+        pair.run(Duration::from_secs(10));
+        assert_eq!(pair.sent[host], [0, 0]);
+        let unused = pair.nodes[host].counters().get(Counter::HandshakeUnused);
+        assert_eq!(unused > 0, host == 1, "{unused}");
+        pair.nodes[host].set_usage(pair.now, 0, Usage::default());
+        pair.run(Duration::from_secs(30));
+        pair.assert_open();
+    }
+}
