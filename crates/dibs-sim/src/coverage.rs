@@ -202,6 +202,32 @@ seen! {
     Chained = "scramble: sent",
     /// A message of the daemons arrived.
     ControlArrived = "control: arrived",
+    /// A segment went into the bump whose data is shared out by `balanced`.
+    Balanced = "paths: scheduler balanced",
+    /// The same by `lowest-rtt`.
+    LowestRtt = "paths: scheduler lowest-rtt",
+    /// The same by `round-robin`.
+    RoundRobin = "paths: scheduler round-robin",
+    /// The same by `redundant`.
+    Redundant = "paths: scheduler redundant",
+    /// The same by `blest`.
+    Blest = "paths: scheduler blest",
+    /// Its connection has a scheduler of its own.
+    FlowScheduler = "paths: scheduler of the connection",
+    /// New data went by the preferred path.
+    Preferred = "paths: preferred one taken",
+    /// Data went by a secondary path.
+    SecondaryUsed = "paths: secondary taken",
+    /// Data went by a backup.
+    BackupUsed = "paths: backup taken",
+    /// Data went by another path than the backup.
+    BackupSpared = "paths: backup spared",
+    /// Data went by another path than one that is never used.
+    NeverUsed = "paths: never used",
+    /// The same of one whose volume is used up.
+    VolumeSpent = "paths: volume used up",
+    /// Data went by a path whose rate is limited.
+    RateLimited = "paths: rate limited",
 }
 
 /// How often each thing happened; and the daemons' counters, summed up.

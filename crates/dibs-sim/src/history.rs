@@ -1,6 +1,7 @@
 //! What happens in one run: a setup and a list of operations, both from a seed.
 
 mod draw;
+mod preferences;
 
 use std::fmt;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use dibs_core::session::{Integrity, KeyLimits, Suite};
 use crate::adversary::{ACTS, Tamper};
 use crate::emulator::Conditions;
 use crate::payload::Kind;
+pub use preferences::{Preferences, Wish, calm_usage};
 
 /// Two hosts, A and B, as they begin. Arrays of two are by host.
 #[derive(Clone, Debug)]
@@ -46,6 +48,8 @@ pub struct Setup {
     pub share: (u8, u8),
     /// Which lengths show of what is encrypted whole.
     pub padding: Padding,
+    /// How each host's user would have the paths used.
+    pub preferences: [Preferences; 2],
 }
 
 /// A path.
@@ -91,6 +95,7 @@ impl Setup {
             follow: false,
             share: (2, 2),
             padding: Padding::None,
+            preferences: Default::default(),
         }
     }
 }
@@ -207,6 +212,8 @@ pub enum Op {
     Control(usize, usize),
     /// Somebody sends a host so many datagrams that he saw or made up.
     Attack(usize, usize),
+    /// The user of a host would have the paths used otherwise.
+    Wish(usize, Wish),
 }
 
 /// A run.
@@ -264,6 +271,11 @@ impl fmt::Display for History {
             s.share,
             s.padding
         )?;
+        for (host, preferences) in s.preferences.iter().enumerate() {
+            if *preferences != Preferences::default() {
+                writeln!(f, "{} wants {preferences:?}", name(host))?;
+            }
+        }
         let mut conns = 0;
         for (at, op) in &self.ops {
             write!(f, "{at:?} ")?;
@@ -324,6 +336,7 @@ impl fmt::Display for History {
                     on(*bump)
                 )?,
                 Op::Attack(host, count) => writeln!(f, "{count} forged to {}", name(*host))?,
+                Op::Wish(host, wish) => writeln!(f, "{} wants {wish:?}", name(*host))?,
                 Op::Control(host, len) => writeln!(f, "message of {len} from {}", name(*host))?,
             }
         }

@@ -11,7 +11,8 @@ use crate::coverage::Coverage;
 use crate::history::Setup;
 use crate::payload;
 use crate::rng::mix;
-use inside::{Held, Inside, Passing};
+pub(crate) use inside::Held;
+use inside::{Inside, Passing};
 
 /// Sees every datagram on every path, and looks for what must not be there.
 #[derive(Default)]
@@ -95,20 +96,20 @@ impl Observer {
     ///
     /// # Errors
     /// What it gives away.
-    pub fn see(
+    pub(crate) fn see(
         &mut self,
         from: usize,
         path: usize,
         (label, trusted): (bool, bool),
         datagram: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<Held, String> {
         let content = digest(datagram);
         self.digest = mix(self.digest ^ content ^ path as u64).wrapping_add(from as u64);
         self.datagrams += 1;
         self.bytes[usize::from(!trusted)] += datagram.len() as u64;
         if is_handshake(datagram) {
             return match label {
-                true => Ok(()),
+                true => Ok(Held::default()),
                 false => Err(format!("a handshake message on untrusted path {path}")),
             };
         }
@@ -121,7 +122,8 @@ impl Observer {
             trusted,
         };
         let held = self.inside.see(passing, datagram)?;
-        self.look(passing, held, datagram, content)
+        self.look(passing, held, datagram, content)?;
+        Ok(held)
     }
 
     /// What everybody on the path sees; `content` stands for the bytes.
@@ -236,7 +238,7 @@ mod tests {
         datagram: &[u8],
     ) -> Result<(), String> {
         if is_handshake(datagram) {
-            return observer.see(from, 0, (label, trusted), datagram);
+            return { observer.see(from, 0, (label, trusted), datagram) }.map(drop);
         }
         let path = 0;
         let passing = Passing {

@@ -4,6 +4,7 @@ mod attacks;
 mod checks;
 mod network;
 mod ops;
+mod preferences;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -11,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::bump::{self, Bump, Pads, Scheme};
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
 use dibs_switch::conns::Pair;
@@ -20,11 +21,12 @@ use crate::adversary::{Adversary, Put, Tamper};
 use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
 use crate::emulator::{Conditions, Emulator};
-use crate::history::{History, Setup, name};
+use crate::history::{History, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::rng::{Rng, mix};
 use crate::steering::{At, Steering};
+use preferences::Bucket;
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
 /// up to a minute by then, and a few of them may meet losses again.
@@ -84,6 +86,9 @@ struct Host {
     /// What the node has put out and nobody has looked at yet.
     injected: Vec<(u8, Vec<u8>)>,
     events: Vec<Event>,
+    preferences: Preferences,
+    /// By path, where its rate is limited.
+    sent_of_limit: Vec<Bucket>,
     /// Packets that fell into the TUN and are no packets.
     malformed: u64,
     stray: u64,
@@ -242,6 +247,8 @@ impl World {
             steering: Steering::new(host as u64 + 1, 2 - host as u64),
             injected: Vec::new(),
             events: Vec::new(),
+            preferences: setup.preferences[host].clone(),
+            sent_of_limit: vec![Bucket::default(); links.len()],
             malformed: 0,
             stray: 0,
         });
@@ -457,7 +464,7 @@ impl World {
                 trusted: p.trusted[host],
                 mtu: h.mtu[at],
                 up: h.up[at],
-                usage: Usage::default(),
+                usage: h.preferences.usage(at),
                 addresses: vec![endpoint(at, host, p.v6).ip()],
             });
         let endpoints = if self.setup.calls[host] {
@@ -492,11 +499,13 @@ impl World {
             bumps: bumps(&self.setup),
             pads,
             hold_without_trusted: self.setup.hold_without_trusted,
-            scheduler: Scheduler::default(),
-            hint: None,
+            scheduler: h.preferences.scheduler,
+            hint: h.preferences.hint,
         };
         let node = Node::new(self.now, config, seed).expect("two different keys");
-        node.with_key_limits(self.setup.keys)
+        let mut node = node.with_key_limits(self.setup.keys);
+        self.hosts[host].tell_flows(&mut node);
+        node
     }
 
     /// Lets a host work until it has nothing to do.
@@ -525,6 +534,7 @@ impl World {
     fn drain(&mut self, host: usize, changed: bool) -> Result<bool, String> {
         let now = self.now;
         let mut worked = false;
+        let before = self.hosts[host].reasons();
         let h = &mut self.hosts[host];
         let Some(node) = &mut h.node else {
             return Ok(false);
@@ -554,13 +564,16 @@ impl World {
         while let Some(event) = node.poll_event() {
             events.push(event);
         }
+        let reasons = [before, h.reasons()];
         for (bump, frame) in injected {
             worked = true;
             self.inject(host, bump, &frame)?;
         }
         for (path, to, datagram) in sends {
             worked = true;
-            self.send(host, path, to, datagram)?;
+            let len = datagram.len();
+            let held = self.send(host, path, to, datagram)?;
+            self.check_wishes((host, path), held, len, &reasons)?;
         }
         self.observer.settle()?;
         let changed = changed || worked || !events.is_empty();

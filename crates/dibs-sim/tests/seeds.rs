@@ -3,6 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dibs_sim::coverage::Histogram;
+
 /// Seeds of the normal test run; `cargo xtask sim --seeds N` runs any number.
 const SEEDS: u64 = 2000;
 
@@ -10,6 +12,7 @@ const SEEDS: u64 = 2000;
 fn random_histories_keep_all_promises() {
     let next = AtomicU64::new(0);
     let failures = Mutex::new(Vec::new());
+    let seen = Mutex::new(Histogram::default());
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..jobs {
@@ -19,8 +22,9 @@ fn random_histories_keep_all_promises() {
                     if seed >= SEEDS {
                         return;
                     }
-                    if let Err(text) = dibs_sim::run(seed) {
-                        failures.lock().unwrap().push((seed, text));
+                    match dibs_sim::run(seed) {
+                        Ok(report) => seen.lock().unwrap().add(&report.coverage),
+                        Err(text) => failures.lock().unwrap().push((seed, text)),
                     }
                 }
             });
@@ -31,6 +35,10 @@ fn random_histories_keep_all_promises() {
     if let Some((_, first)) = failures.first() {
         panic!("{} of {SEEDS} seeds fail\n{first}", failures.len());
     }
+    // All that a user can want of the paths had an effect.
+    let mut missing = seen.into_inner().unwrap().missing();
+    missing.retain(|name| name.starts_with("paths: "));
+    assert_eq!(missing, [""; 0], "in none of {SEEDS} seeds");
 }
 
 #[test]

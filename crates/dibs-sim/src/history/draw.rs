@@ -6,11 +6,11 @@ use dibs_core::Time;
 use dibs_core::bump::{Padding, SCRAMBLE, SEAL, SHARE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
 
-use super::{History, Op, Order, PathSetup, Plan, Setup};
+use super::{History, Op, Order, PathSetup, Plan, Setup, preferences};
 use crate::adversary::Tamper;
 use crate::emulator::Conditions;
 use crate::payload::Kind;
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 
 impl History {
     /// The history of a seed.
@@ -81,7 +81,9 @@ impl History {
             }
         }
         let quiet = at + Duration::from_millis(rng.range(0, 2000));
-        Self { setup, ops, quiet }
+        let mut history = Self { setup, ops, quiet };
+        preferences::add(&mut Rng::new(mix(seed ^ 0x9a7b5)), &mut history);
+        history
     }
 }
 
@@ -159,6 +161,7 @@ fn setup(rng: &mut Rng) -> Setup {
         keys: KeyLimits::default(),
         share,
         padding,
+        preferences: Default::default(),
     }
 }
 

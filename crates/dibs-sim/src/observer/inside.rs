@@ -29,11 +29,17 @@ pub(super) struct Passing {
 
 /// What a datagram turned out to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(crate) struct Held {
     /// Its payload is of a chain, which is not encrypted.
-    pub(super) chained: bool,
+    pub(crate) chained: bool,
     /// Something of it is of a bump whose datagrams are encrypted whole.
-    pub(super) sealed: bool,
+    pub(crate) sealed: bool,
+    /// It carries something of what a kernel sent.
+    pub(crate) payload: bool,
+    /// Of what is encrypted whole it carries something that was not sent before, of a flow that is open.
+    pub(crate) fresh: bool,
+    /// It carries a share that was not sent before.
+    pub(crate) split: bool,
 }
 
 /// A share that was seen.
@@ -67,6 +73,8 @@ pub(super) struct Inside {
     instances: HashMap<(u64, usize), u64>,
     /// The bump of each flow: a flow's number is never another one's.
     flows: HashMap<(usize, u64, u32), u8>,
+    /// How far each flow's encrypted stream has been sent, by its incarnation.
+    tops: HashMap<(usize, u64, u32, u16), u64>,
     sets: HashMap<(Ends, u32), [Option<Known>; 3]>,
     /// Sets that are being sent.
     fresh: BTreeSet<(Ends, u32)>,
@@ -119,6 +127,16 @@ impl Inside {
                     let bump = self.flow(ends, chunk.flow, chunk.open.as_ref())?;
                     held.chained = bump == SCRAMBLE;
                     held.sealed |= bump == SEAL;
+                    held.payload = true;
+                    if bump == SEAL {
+                        let end = chunk.offset + opened.payload.len() as u64;
+                        let flow = (from, own, chunk.flow, chunk.incarnation);
+                        let top = self.tops.entry(flow).or_default();
+                        // One without payload is a FIN, which stands where it stood when it is sent again.
+                        let new = chunk.offset >= *top && !opened.payload.is_empty();
+                        held.fresh = new && chunk.open.is_none();
+                        *top = end.max(*top);
+                    }
                     self.take_chunk(passing, bump, &chunk, opened.payload_inside)?;
                 }
                 Frame::Segment(segment) => {
@@ -131,7 +149,8 @@ impl Inside {
                     not_split(bump, "an opaque packet")?;
                 }
                 Frame::Share(share) => {
-                    self.take_share(ends, passing.path, share, opened.payload)?
+                    held.payload = true;
+                    held.split |= self.take_share(ends, passing.path, share, opened.payload)?;
                 }
                 Frame::Fragment {
                     id,
@@ -141,6 +160,7 @@ impl Inside {
                     bytes,
                 } => {
                     let piece = (id, at, total, header);
+                    held.payload = true;
                     held.sealed |= self.take_piece(ends, passing.path, piece, bytes)?;
                 }
                 _ => {}
@@ -208,14 +228,15 @@ impl Inside {
         Ok(())
     }
 
-    /// Each share of a set takes a path of its own, and always that one, with the same bytes.
+    /// Each share of a set takes a path of its own, and always that one, with the same bytes. Whether it is the
+    /// first time.
     fn take_share(
         &mut self,
         ends: Ends,
         path: usize,
         share: Share,
         bytes: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let (set, index) = (share.set, usize::from(share.index));
         if (share.needed, share.shares) != self.scheme || share.index >= share.shares {
             return Err(format!("{share:?} is of another scheme"));
@@ -233,7 +254,7 @@ impl Inside {
                     known.path
                 )),
                 (true, false) => Err(format!("share {index} of set {set} has two contents")),
-                (true, true) => Ok(()),
+                (true, true) => Ok(false),
             };
         }
         let other = |known: &Option<Known>| known.is_some_and(|known| known.path == path);
@@ -270,7 +291,7 @@ impl Inside {
                 return Err(format!("random bytes of set {set} were used before"));
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Pieces of a share take its path; put together they are that share. Whether they are of what is

@@ -19,6 +19,7 @@ use crate::coverage::Seen;
 use crate::emulator::{Cause, Fate};
 use crate::history::{name, on};
 use crate::kernel::Way;
+use crate::observer::Held;
 use crate::offload;
 use crate::rng::mix;
 
@@ -28,8 +29,9 @@ const PLAIN_SEEN: usize = 64;
 /// their way there already.
 const SLACK: u64 = 1500;
 /// Where a datagram without effect is counted.
-const DROPS: [Counter; 24] = [
+const DROPS: [Counter; 25] = [
     Counter::HandshakeUntrusted,
+    Counter::HandshakeUnused,
     Counter::HandshakeMalformed,
     Counter::HandshakeMac1,
     Counter::HandshakeIntegrity,
@@ -205,6 +207,9 @@ impl World {
             }
         }
         for (bump, packets) in bumped {
+            for segment in packets.iter().filter_map(|packet| offload::tcp(packet)) {
+                self.note_scheduler(host, &segment.tuple);
+            }
             for frame in offload::frames(packets, &mut self.rng) {
                 self.tun(host, bump, &frame);
             }
@@ -269,20 +274,29 @@ impl World {
         Ok(())
     }
 
+    /// A datagram leaves by a path; what is in it.
     pub(super) fn send(
         &mut self,
         host: usize,
         path: usize,
         to: SocketAddr,
         datagram: Vec<u8>,
-    ) -> Result<(), String> {
+    ) -> Result<Held, String> {
         let link = &mut self.links[path];
         let secrecy = (link.labels[host], link.trusted);
-        self.observer.see(host, path, secrecy, &datagram)?;
+        let held = self.observer.see(host, path, secrecy, &datagram)?;
         let there = endpoint(path, 1 - host, link.v6);
         if to != there {
-            return self.send_elsewhere(host, path, to, datagram.len() as u64);
+            self.send_elsewhere(host, path, to, datagram.len() as u64)?;
+            return Ok(held);
         }
+        self.send_there(host, path, datagram)?;
+        Ok(held)
+    }
+
+    /// A datagram to where the path ends.
+    fn send_there(&mut self, host: usize, path: usize, datagram: Vec<u8>) -> Result<(), String> {
+        let link = &mut self.links[path];
         self.adversary.read(host, &datagram);
         let size = datagram.len() + if link.v6 { 48 } else { 28 };
         let h = &mut self.hosts[host];

@@ -170,6 +170,7 @@ impl World {
                 self.tun(*host, *bump, &offload::plain_frame(&packet));
             }
             Op::Attack(host, count) => self.attack(*host, *count)?,
+            Op::Wish(host, wish) => self.wish(*host, wish),
             Op::Control(host, len) => {
                 let mut message = vec![0; *len];
                 let key = self.rng.word();
@@ -302,6 +303,7 @@ impl World {
             }
             link.tamper = [None, None];
         }
+        self.calm_wishes();
         for path in 0..self.links.len() {
             for host in 0..2 {
                 if !self.hosts[host].up[path] {
