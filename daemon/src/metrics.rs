@@ -19,7 +19,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -153,10 +153,7 @@ impl Metrics {
         for (labels, value) in values {
             family.get_or_create(&labels).inc_by(value);
         }
-        match unit {
-            Some(unit) => self.0.register_with_unit(name, help, unit, family),
-            None => self.0.register(name, help, family),
-        }
+        self.add(name, help, unit, family);
     }
 
     fn state<N: Into<String>>(
@@ -170,9 +167,19 @@ impl Metrics {
         for (labels, value) in values {
             family.get_or_create(&labels).set(value);
         }
+        self.add(name, help, unit, family);
+    }
+
+    fn add(
+        &mut self,
+        name: impl Into<String>,
+        help: &str,
+        unit: Option<Unit>,
+        metric: impl Metric,
+    ) {
         match unit {
-            Some(unit) => self.0.register_with_unit(name, help, unit, family),
-            None => self.0.register(name, help, family),
+            Some(unit) => self.0.register_with_unit(name, help, unit, metric),
+            None => self.0.register(name, help, metric),
         }
     }
 }

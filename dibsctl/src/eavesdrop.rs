@@ -3,6 +3,7 @@
 mod capture;
 mod render;
 
+use std::io::IsTerminal as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -19,6 +20,9 @@ pub(crate) fn run(file: &Path, port: u16, known: Option<&Path>, json: bool) -> R
     };
     let mut tap = Tap::new(port);
     let cut = capture::read(file, |at, link, frame| tap.frame(at, link, frame))?;
+    if std::io::stderr().is_terminal() {
+        eprintln!("reading what can be read; this takes up to a minute for each direction");
+    }
     let report = tap.report(&Attacker::new(), &known);
     show(json, &report, || render::report(&report))?;
     if !json {

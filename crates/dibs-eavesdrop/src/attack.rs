@@ -115,22 +115,22 @@ impl Attacker {
         Some(chains.plaintext(&search.best(width(&search.text))?))
     }
 
-    /// The plaintext of `run` if it goes on where another one ended: with these 65 bytes, and this scrambled one.
-    pub fn follow(&self, latest: &[u8; CHAINS], scrambled: u8, run: &[u8]) -> Option<Vec<u8>> {
+    /// Whether `run` goes on where another one ended: with these 65 bytes of plaintext, and this scrambled one.
+    pub fn goes_on(&self, latest: &[u8; CHAINS], scrambled: u8, run: &[u8]) -> bool {
+        let judged = &run[..run.len().min(GOING_ON)];
         let mut plaintext = latest.to_vec();
         let mut before = scrambled;
-        for (at, byte) in run.iter().enumerate() {
+        for (at, byte) in judged.iter().enumerate() {
             plaintext.push(byte ^ before ^ plaintext[at]);
             before = *byte;
         }
-        let judged = run.len().min(GOING_ON);
         let (front, rest) = plaintext[CHAINS - ORDER..].split_at(ORDER);
         let context = front
             .iter()
             .copied()
             .fold(Context::default(), Context::then);
-        let bits: f32 = self.costs(context, &rest[..judged]).sum();
-        (bits + CLAIM < 8.0 * judged as f32).then(|| plaintext.split_off(CHAINS))
+        let bits: f32 = self.costs(context, rest).sum();
+        bits + CLAIM < 8.0 * judged.len() as f32
     }
 
     /// Where in these places text ends, and what is random begins; none if there is no text.

@@ -30,22 +30,36 @@ impl Link {
 
 /// What a packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Packet<'a> {
-    pub(crate) from: SocketAddr,
-    pub(crate) to: SocketAddr,
-    pub(crate) payload: Payload<'a>,
+pub struct Packet<'a> {
+    /// Who sends.
+    pub from: SocketAddr,
+    /// To whom.
+    pub to: SocketAddr,
+    /// What.
+    pub payload: Payload<'a>,
 }
 
 /// The bytes of an application, or of dibs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Payload<'a> {
+pub enum Payload<'a> {
+    /// What stands behind TCP's header.
     Tcp(&'a [u8]),
+    /// What stands behind UDP's.
     Udp(&'a [u8]),
+}
+
+impl<'a> Payload<'a> {
+    /// By whatever it is carried.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::Tcp(bytes) | Self::Udp(bytes) => bytes,
+        }
+    }
 }
 
 impl<'a> Packet<'a> {
     /// Of a frame, which may be cut at its end; none if it carries neither TCP nor UDP, or is broken.
-    pub(crate) fn of(link: Link, frame: &'a [u8]) -> Option<Self> {
+    pub fn of(link: Link, frame: &'a [u8]) -> Option<Self> {
         let packet = match link {
             Link::Ip => frame,
             Link::Ethernet => behind_ethernet(frame)?,

@@ -27,7 +27,7 @@ mod view;
 
 pub use attack::{Attacker, CLAIM, How, Kind, Reading};
 pub use chains::{BEFORE, CHAINS, Chains};
-pub use frame::Link;
+pub use frame::{Link, Packet, Payload};
 pub use known::{place, unroll};
 pub use report::{Direction, Piece, Plain, Report};
 pub use statistics::Statistics;

@@ -1,5 +1,7 @@
 //! Reads the datagrams of one way one after the other.
 
+use std::collections::VecDeque;
+
 use crate::attack::{Attacker, How, Reading, doubts};
 use crate::chains::{BEFORE, CHAINS};
 use crate::known::place;
@@ -15,6 +17,10 @@ const LONGER: usize = 160;
 const BLUR: usize = 4;
 /// Datagrams that are looked at in vain, one after the other, until no more are.
 const TRIES: u64 = 40;
+/// Datagrams that are looked at by themselves at all: some tenths of a second each.
+const MOST: u64 = 200;
+/// Runs that may go on in a later datagram: as many flows are told apart where they take turns.
+const RUNS: usize = 64;
 /// Bytes that a payload has at least to be looked at.
 const SHORTEST: usize = 32;
 
@@ -23,14 +29,18 @@ pub(crate) struct Reader<'a> {
     attacker: &'a Attacker,
     known: &'a [u8],
     pieces: Vec<(Piece, [bool; CHAINS])>,
-    last: Option<Last>,
+    /// The last datagrams of runs, the latest one in front.
+    runs: VecDeque<Last>,
     read: u64,
+    looked_at: u64,
     failed: u64,
     untried: u64,
 }
 
-/// The datagram that was read last.
+/// The datagram of a run that was read last.
 struct Last {
+    /// Which piece it is of.
+    piece: usize,
     /// What stands behind its clear header.
     body: Vec<u8>,
     /// Plaintext, had the body no header block at its end.
@@ -49,8 +59,9 @@ impl<'a> Reader<'a> {
             attacker,
             known,
             pieces: Vec::new(),
-            last: None,
+            runs: VecDeque::new(),
             read: 0,
+            looked_at: 0,
             failed: 0,
             untried: 0,
         }
@@ -98,33 +109,35 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether it goes on where the last one ended.
+    /// Whether it goes on where another one ended.
     fn follow(&mut self, body: &[u8], likely: usize) -> bool {
-        let Some(last) = self.last.as_ref() else {
+        let goes_on = |last: &Last| {
+            last.ends.iter().find_map(|&end| {
+                let until = last.before + end;
+                let latest = last.plaintext.get(until.checked_sub(CHAINS)?..until)?;
+                let latest = latest.try_into().expect("it has this length");
+                let scrambled = last.body[end - 1];
+                let is_so = self.attacker.goes_on(latest, scrambled, &body[..likely]);
+                is_so.then_some((end, *latest, scrambled))
+            })
+        };
+        let mut runs = self.runs.iter().enumerate();
+        let found = runs.find_map(|(at, last)| Some((at, goes_on(last)?)));
+        let Some((at, (end, latest, scrambled))) = found else {
             return false;
         };
-        let found = last.ends.iter().find_map(|&end| {
-            let until = last.before + end;
-            let latest = last.plaintext.get(until.checked_sub(CHAINS)?..until)?;
-            let latest = latest.try_into().expect("it has this length");
-            let scrambled = last.body[end - 1];
-            self.attacker.follow(latest, scrambled, &body[..likely])?;
-            Some((end, latest, scrambled))
-        });
-        let Some((end, latest, scrambled)) = found else {
-            return false;
-        };
+        let last = self.runs.remove(at).expect("it was just found");
         let mut plaintext = latest.to_vec();
         let known = std::iter::once(scrambled).chain(body.iter().copied());
         for (at, (before, byte)) in known.zip(body).enumerate() {
             plaintext.push(byte ^ before ^ plaintext[at]);
         }
-        let (piece, _) = self.pieces.last_mut().expect("the last one is of a piece");
+        let (piece, _) = &mut self.pieces[last.piece];
         piece.bytes.truncate(last.at);
         let text = &last.plaintext[last.before..last.before + end];
         piece.bytes.extend_from_slice(text);
         piece.datagrams += 1;
-        self.append(body, plaintext, CHAINS, likely);
+        self.append(last.piece, body, plaintext, CHAINS, likely);
         true
     }
 
@@ -141,10 +154,11 @@ impl<'a> Reader<'a> {
                 plaintext,
             });
         }
-        if self.failed == TRIES {
+        if self.failed == TRIES || self.looked_at == MOST {
             self.untried += 1;
             return None;
         }
+        self.looked_at += 1;
         let reading = self.attacker.read(payload);
         match reading {
             Some(_) => self.failed = 0,
@@ -177,11 +191,18 @@ impl<'a> Reader<'a> {
             bytes: plaintext[..before].to_vec(),
         };
         self.pieces.push((piece, reading.doubted));
-        self.append(body, plaintext, before, likely);
+        self.append(self.pieces.len() - 1, body, plaintext, before, likely);
     }
 
-    /// Adds the text of a datagram to the last piece, as far as it seems to go.
-    fn append(&mut self, body: &[u8], plaintext: Vec<u8>, before: usize, likely: usize) {
+    /// Adds the text of a datagram to a piece, as far as it seems to go.
+    fn append(
+        &mut self,
+        piece: usize,
+        body: &[u8],
+        plaintext: Vec<u8>,
+        before: usize,
+        likely: usize,
+    ) {
         let from = likely.saturating_sub(LONGER).max(SHORTEST);
         let to = match body.len() == likely {
             true => likely,
@@ -195,11 +216,12 @@ impl<'a> Reader<'a> {
         let longest = plaintext.len() - before;
         let near = (0..=BLUR).flat_map(|off| [end + off, end.saturating_sub(off)]);
         let ends = near.filter(|end| (1..=longest.min(body.len())).contains(end));
-        let (piece, _) = self.pieces.last_mut().expect("there is a piece");
-        let at = piece.bytes.len();
-        let text = &plaintext[before..before + end.min(longest)];
-        piece.bytes.extend_from_slice(text);
-        self.last = Some(Last {
+        let bytes = &mut self.pieces[piece].0.bytes;
+        let at = bytes.len();
+        bytes.extend_from_slice(&plaintext[before..before + end.min(longest)]);
+        self.runs.truncate(RUNS - 1);
+        self.runs.push_front(Last {
+            piece,
             ends: ends.collect(),
             body: body.to_vec(),
             plaintext,

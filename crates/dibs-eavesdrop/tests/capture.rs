@@ -99,6 +99,47 @@ fn chunks_are_read_one_behind_the_other_and_again_behind_a_gap() {
     assert_eq!(way.recovered, 3 * CHUNK as u64 + 128);
 }
 
+/// As where a server answers several clients.
+#[test]
+fn flows_that_take_turns_are_read_each_by_itself() {
+    let noise = &mut Noise(4);
+    let texts = [ENGLISH, &ENGLISH[1500..]];
+    let sent = texts.map(scrambled);
+    let frames: Vec<_> = (0..4)
+        .map(|number| {
+            let (flow, chunk) = (number as usize % 2, number as usize / 2);
+            let payload = &sent[flow][65 + chunk * CHUNK..][..CHUNK];
+            packet(&datagram(noise, number, payload, 40))
+        })
+        .collect();
+    let report = report(&frames, b"");
+    let pieces = &report.directions[0].pieces;
+    for (flow, piece) in pieces.iter().enumerate() {
+        assert_eq!((piece.first, piece.datagrams), (flow as u64, 2));
+        assert_eq!(piece.bytes, &texts[flow][1..65 + 2 * CHUNK]);
+    }
+    assert_eq!(pieces.len(), 2);
+}
+
+/// Of each forty one is read, and goes on nowhere.
+#[test]
+fn no_more_datagrams_are_looked_at_than_take_a_bounded_time() {
+    let noise = &mut Noise(5);
+    let sent = scrambled(ENGLISH);
+    let frames: Vec<_> = (0..400)
+        .map(|number| {
+            let payload = match number % 40 {
+                0 => sent[65..][..CHUNK].to_vec(),
+                _ => noise.bytes(1300),
+            };
+            packet(&datagram(noise, number, &payload, 40))
+        })
+        .collect();
+    let report = report(&frames, b"");
+    let way = &report.directions[0];
+    assert_eq!((way.read, way.untried), (5, 200));
+}
+
 #[test]
 fn nothing_is_read_of_what_is_sealed() {
     let noise = &mut Noise(2);

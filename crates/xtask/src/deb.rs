@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::PROGRAMS;
 use crate::packages;
 use crate::run::{cargo, cargo_command, run, workspace};
 use tree::Tree;
@@ -78,16 +79,6 @@ impl Arch {
 /// What packages of this version are called after.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is built, whatever for.
-const BUILD: [&str; 6] = [
-    "build",
-    "--release",
-    "--package",
-    "dibsd",
-    "--package",
-    "dibsctl",
-];
-
 /// Makes the packages; then, on request, tries the one for this processor.
 pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
     packages::ensure_deb()?;
@@ -119,7 +110,7 @@ struct Staged {
 fn stage(arch: Arch) -> Result<Staged> {
     let target = workspace().join("target");
     // These write the manual and the completions, whatever the package is for.
-    cargo(&BUILD)?;
+    cargo(&PROGRAMS)?;
     let native = target.join("release");
     let built = match arch.is_native() {
         true => native.clone(),
@@ -158,7 +149,7 @@ fn cross_build(arch: Arch, target: &Path) -> Result<PathBuf> {
     if succeeds(Command::new("rustup").arg("--version")) {
         run(Command::new("rustup").args(["target", "add", &rust_target]))?;
     }
-    let mut build = cargo_command(&BUILD);
+    let mut build = cargo_command(&PROGRAMS);
     let shouted = rust_target.to_uppercase().replace('-', "_");
     build.args(["--target", &rust_target]);
     build.env(format!("CARGO_TARGET_{shouted}_LINKER"), compiler.0);

@@ -129,14 +129,7 @@ fn bench(options: &[OsString]) -> Result<()> {
 }
 
 fn man(directory: &Path) -> Result<()> {
-    run::cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "dibsd",
-        "--package",
-        "dibsctl",
-    ])?;
+    run::cargo(&PROGRAMS)?;
     let made = std::fs::create_dir_all(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
     let mut daemon = process::Command::new(release("dibsd")?);
@@ -151,7 +144,17 @@ fn experiment(options: &[OsString]) -> Result<()> {
     run::run(process::Command::new(release("dibs-experiment")?).args(options))
 }
 
-/// The programs as they are installed, and the benchmark. All at once, for cargo chooses the features
+/// The programs as they are installed.
+const PROGRAMS: [&str; 6] = [
+    "build",
+    "--release",
+    "--package",
+    "dibsd",
+    "--package",
+    "dibsctl",
+];
+
+/// The same, and the benchmark. All at once, for cargo chooses the features
 /// of what they share by what is built together.
 const RELEASE: [&str; 9] = [
     "build",

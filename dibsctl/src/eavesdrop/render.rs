@@ -80,7 +80,10 @@ fn direction(out: &mut String, way: &Direction) -> fmt::Result {
     seen(out, &way.statistics, &way.first)?;
     if way.untried > 0 {
         let untried = count(way.untried as usize, "datagram");
-        writeln!(out, "{untried} not looked at, after 40 in vain")?;
+        writeln!(
+            out,
+            "{untried} not looked at: behind 40 in vain, or 200 in all"
+        )?;
     }
     if way.pieces.is_empty() {
         return writeln!(out, "recovered: nothing");

@@ -3,9 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
+use dibs_eavesdrop::{Link, Packet, Payload};
 
 use super::text::NEEDLE;
-use crate::capture::{Packet, Recording};
+use crate::capture::{self, Recording};
 
 /// Payload bytes from which a datagram is one of data rather than of control.
 const DATA: usize = 200;
@@ -42,17 +43,21 @@ pub(super) fn study(recording: &Recording, bump: InForce) -> Result<Overheard> {
         .packets
         .iter()
         .filter(|packet| !packet.outgoing)
-        .filter_map(|packet| Some((packet, payload(&packet.frame)?)))
+        .filter_map(|packet| {
+            let carried = Packet::of(Link::Ethernet, &packet.frame)?;
+            Some((packet, carried.payload))
+        })
         .collect();
     let readable = |bytes: &[u8]| bytes.windows(NEEDLE.len()).any(|window| window == NEEDLE);
-    let before = |packet: &Packet| packet.at < bump.from;
-    let during = |packet: &Packet| (bump.from..bump.to).contains(&packet.at);
+    let before = |packet: &capture::Packet| packet.at < bump.from;
+    let during = |packet: &capture::Packet| (bump.from..bump.to).contains(&packet.at);
     let in_force = || heard.iter().filter(|(packet, _)| during(packet));
 
-    let first_before = heard
-        .iter()
-        .find(|(packet, payload)| before(packet) && payload.is_text(readable));
-    let first_during = in_force().find(|(_, payload)| payload.is_scrambled_data());
+    let first_before = heard.iter().find(|(packet, payload)| {
+        before(packet) && matches!(payload, Payload::Tcp(bytes) if readable(bytes))
+    });
+    let first_during = in_force()
+        .find(|(_, payload)| matches!(payload, Payload::Udp(bytes) if bytes.len() >= DATA));
     let readable_during: Vec<_> = in_force()
         .filter(|(_, payload)| readable(payload.bytes()))
         .map(|(packet, _)| packet.at)
@@ -81,47 +86,6 @@ pub(super) fn study(recording: &Recording, bump: InForce) -> Result<Overheard> {
     })
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Payload<'a> {
-    Tcp(&'a [u8]),
-    Udp(&'a [u8]),
-}
-
-impl<'a> Payload<'a> {
-    fn bytes(self) -> &'a [u8] {
-        match self {
-            Self::Tcp(bytes) | Self::Udp(bytes) => bytes,
-        }
-    }
-
-    fn is_text(self, readable: impl Fn(&[u8]) -> bool) -> bool {
-        matches!(self, Self::Tcp(bytes) if readable(bytes))
-    }
-
-    fn is_scrambled_data(self) -> bool {
-        matches!(self, Self::Udp(bytes) if bytes.len() >= DATA)
-    }
-}
-
-/// What TCP or UDP over IPv4 carries in an Ethernet frame, which may be cut at its end.
-fn payload(frame: &[u8]) -> Option<Payload<'_>> {
-    let (ethernet, packet) = frame.split_at_checked(14)?;
-    if ethernet[12..] != [8, 0] {
-        return None;
-    }
-    let header = usize::from(packet.first()? & 15) * 4;
-    let protocol = *packet.get(9)?;
-    let segment = packet.get(header..)?;
-    match protocol {
-        6 => {
-            let header = usize::from(segment.get(12)? >> 4) * 4;
-            segment.get(header..).map(Payload::Tcp)
-        }
-        17 => segment.get(8..).map(Payload::Udp),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,18 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn payloads_begin_behind_the_headers() {
-        assert_eq!(payload(&tcp(b"text")), Some(Payload::Tcp(b"text")));
-        let udp = frame(17, &[0; 8], b"data");
-        assert_eq!(payload(&udp), Some(Payload::Udp(b"data")));
-        assert_eq!(payload(&udp[..40]), None);
-        assert_eq!(payload(b""), None);
-    }
-
-    #[test]
     fn what_was_queued_is_told_from_what_leaks() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let packet = |seconds, frame| Packet {
+        let packet = |seconds, frame| capture::Packet {
             at: at(seconds),
             outgoing: false,
             frame,
