@@ -313,6 +313,12 @@ fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
         sum(|path| path.lost),
     );
     metrics.count(
+        "path_marked_datagrams",
+        "Datagrams sent that a router has marked for congestion (ECN)",
+        None,
+        sum(|path| path.marked),
+    );
+    metrics.count(
         "path_sent",
         "Datagrams sent",
         bytes(),

@@ -193,6 +193,9 @@ pub struct PathInfo {
     pub loss: f64,
     /// Datagrams lost since the start.
     pub lost: u64,
+    /// Datagrams that a router has marked for congestion (ECN) since the start, by the peer's count.
+    #[serde(default)]
+    pub marked: u64,
     /// Datagram bytes.
     pub bytes_sent: u64,
     /// Datagram bytes.

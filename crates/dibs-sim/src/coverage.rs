@@ -150,6 +150,8 @@ seen! {
     TooBig = "path: datagram too big",
     /// A link lost a datagram.
     LinkLost = "link: lost",
+    /// A router marked a datagram for congestion.
+    LinkMarked = "link: marked",
     /// A link delivered out of order.
     LinkLate = "link: reordered",
     /// A link doubled a datagram.

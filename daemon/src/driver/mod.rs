@@ -18,7 +18,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dibs_core::Time;
 use dibs_core::buffer::Buffer;
 use dibs_core::node::{Event, Node};
-use dibs_io::{Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, boottime_ns};
+use dibs_io::{
+    Endpoint, Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, boottime_ns,
+};
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
 
@@ -161,10 +163,13 @@ impl DataPath {
             }
             let (mut runs, mut datagrams, mut bytes) = (0, 0, 0);
             for mut run in self.batch.iter_mut() {
-                let from = unscoped(run.remote);
+                let (from, run_marked) = (unscoped(run.remote), run.marked);
                 for datagram in run.datagrams() {
                     bytes += datagram.len() as u64;
-                    self.node.handle_datagram(now, index, from, datagram);
+                    match run_marked {
+                        false => self.node.handle_datagram(now, index, from, datagram),
+                        true => self.node.handle_marked_datagram(now, index, from, datagram),
+                    }
                     datagrams += 1;
                 }
                 runs += 1;
@@ -258,7 +263,11 @@ impl DataPath {
             let index = transmit.path;
             let path = &mut self.paths[index];
             let was_blocked = path.is_blocked();
-            let too_big = path.send(now, transmit.to, transmit.bytes, transmit.segment);
+            let to = Endpoint {
+                ect: transmit.ect,
+                ..Endpoint::from(transmit.to)
+            };
+            let too_big = path.send(now, to, transmit.bytes, transmit.segment);
             if path.is_blocked() && !was_blocked {
                 self.watch(index, Interest::ReadWrite)?;
             }

@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_io::{Family, PathSocket, SendOutcome, Stop};
+use dibs_io::{Endpoint, Family, PathSocket, SendOutcome, Stop};
 
 use super::SocketSnapshot;
 
@@ -18,7 +17,7 @@ const LOG_SPACING: Duration = Duration::from_secs(60);
 
 /// A send, or the rest of one, that found the socket full.
 struct Pending {
-    to: SocketAddr,
+    to: Endpoint,
     segment: usize,
     bytes: Vec<u8>,
 }
@@ -66,7 +65,7 @@ impl PathIo {
     pub(super) fn send(
         &mut self,
         now: Time,
-        to: SocketAddr,
+        to: Endpoint,
         mut bytes: &[u8],
         segment: usize,
     ) -> Option<usize> {
@@ -103,7 +102,7 @@ impl PathIo {
         too_big
     }
 
-    fn keep(&mut self, to: SocketAddr, bytes: &[u8], segment: usize) {
+    fn keep(&mut self, to: Endpoint, bytes: &[u8], segment: usize) {
         if self.backlog_bytes + bytes.len() > BACKLOG {
             self.dropped += 1;
             return;

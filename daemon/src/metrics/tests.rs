@@ -14,6 +14,7 @@ fn path(name: &str, state: PathState) -> PathInfo {
         rttvar_us: None,
         loss: 0.25,
         lost: 3,
+        marked: 1,
         bytes_sent: 2048,
         bytes_received: 7,
         mtu: 1452,

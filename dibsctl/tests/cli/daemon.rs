@@ -96,6 +96,7 @@ pub(crate) fn path() -> PathInfo {
         rttvar_us: Some(10),
         loss: 0.001,
         lost: 3,
+        marked: 0,
         bytes_sent: 2048,
         bytes_received: 0,
         mtu: 1452,

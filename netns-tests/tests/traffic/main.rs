@@ -11,6 +11,7 @@ mod crash;
 mod device;
 mod disagreement;
 mod doctor;
+mod ecn;
 mod experiment;
 mod gateway;
 mod hostile;

@@ -64,6 +64,7 @@ use crate::session::{
 use crate::time::Time;
 pub use peer::CarriedBump;
 use peer::{Out, Peer, Source};
+use receive::Arrival;
 
 /// What all peers use.
 pub(crate) struct Shared {
@@ -163,6 +164,8 @@ pub struct Transmit<'a> {
     pub to: SocketAddr,
     /// Length of each datagram.
     pub segment: usize,
+    /// Whether they say that they are capable of ECN: ECT(0) in their IP header.
+    pub ect: bool,
     /// The datagrams, one behind the other.
     pub bytes: &'a [u8],
 }
@@ -366,6 +369,24 @@ impl Node {
         from: SocketAddr,
         datagram: &mut [u8],
     ) {
+        let marked = false;
+        self.handle_arrival(now, Arrival { path, from, marked }, datagram);
+    }
+
+    /// The same for one that a router has marked for congestion: CE in its IP header (RFC 3168).
+    pub fn handle_marked_datagram(
+        &mut self,
+        now: Time,
+        path: usize,
+        from: SocketAddr,
+        datagram: &mut [u8],
+    ) {
+        let marked = true;
+        self.handle_arrival(now, Arrival { path, from, marked }, datagram);
+    }
+
+    fn handle_arrival(&mut self, now: Time, arrival: Arrival, datagram: &mut [u8]) {
+        let Arrival { path, from, .. } = arrival;
         self.wake(now);
         if is_handshake(datagram) {
             return self.handle_handshake(now, path, from, datagram);
@@ -380,7 +401,7 @@ impl Node {
         match sessions.open_if(now, datagram, expects) {
             Ok(ref received) => {
                 let index = received.peer.index();
-                peers[index].receive(now, shared, path, from, received);
+                peers[index].receive(now, shared, arrival, received);
             }
             Err(error) => shared.count(match error {
                 OpenError::Malformed => Counter::DatagramMalformed,
@@ -525,6 +546,7 @@ impl Node {
                 path,
                 to,
                 segment: bytes.len(),
+                ect: false,
                 bytes,
             });
         }
@@ -543,6 +565,7 @@ impl Node {
                 path,
                 to,
                 segment,
+                ect,
                 source,
             } = out;
             let bytes = match source {
@@ -559,6 +582,7 @@ impl Node {
                 path,
                 to,
                 segment,
+                ect,
                 bytes,
             });
         }

@@ -80,7 +80,20 @@ pub(crate) struct Out {
     pub(crate) path: usize,
     pub(crate) to: SocketAddr,
     pub(crate) segment: usize,
+    pub(crate) ect: bool,
     pub(crate) source: Source,
+}
+
+impl Out {
+    pub(super) fn by(link: &Link, segment: usize, source: Source) -> Self {
+        Self {
+            path: link.local,
+            to: link.remote,
+            segment,
+            ect: link.path.is_ect(),
+            source,
+        }
+    }
 }
 
 /// Seeds the hash tables: what a peer chooses must not make them slow.

@@ -26,11 +26,13 @@ pub(super) use streams::incoming;
 /// Messages whose repetitions are recognised.
 const CONTROLS_SEEN: usize = 256;
 
-/// Where a datagram came in.
+/// How a datagram came in.
 #[derive(Clone, Copy)]
-struct Arrival {
-    path: usize,
-    from: SocketAddr,
+pub(super) struct Arrival {
+    pub(super) path: usize,
+    pub(super) from: SocketAddr,
+    /// A router has marked it for congestion.
+    pub(super) marked: bool,
 }
 
 /// What the frames of a datagram come to.
@@ -47,11 +49,10 @@ impl Peer {
         &mut self,
         now: Time,
         shared: &mut Shared,
-        path: usize,
-        from: SocketAddr,
+        arrival: Arrival,
         received: &Received<'_>,
     ) {
-        let arrival = Arrival { path, from };
+        let Arrival { path, from, .. } = arrival;
         if self.has_unconfirmed() && received.opened.authenticated {
             self.on_used(now, shared, received.session, received.confirmed);
         }
@@ -151,6 +152,9 @@ impl Peer {
             && link.is_open()
         {
             link.path.on_received(now, opened.seq, verdict.eliciting);
+            if arrival.marked && opened.authenticated {
+                link.path.on_marked();
+            }
             // It is there again: an answer to a question of ours makes it ours to use.
             link.probe |= verdict.eliciting && link.path.state() != PathState::Active;
         }

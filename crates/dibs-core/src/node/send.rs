@@ -120,12 +120,7 @@ impl Peer {
             turn.shared.count(Counter::KeysExhausted);
             return None;
         }
-        Some(Out {
-            path: link.local,
-            to: link.remote,
-            segment: len,
-            source: Source::Scratch,
-        })
+        Some(Out::by(link, len, Source::Scratch))
     }
 
     /// The path with the least round trip of those that the user would have carry this.

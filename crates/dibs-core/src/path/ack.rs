@@ -1,7 +1,8 @@
 //! The body of an acknowledgement frame: received ranges and the delay of the report.
 //!
 //! Coded as in RFC 9000, 19.3: the largest number, the delay in microseconds, the number of further
-//! ranges, the length of the first range, then gap and length of each further range, downward.
+//! ranges, the length of the first range, then gap and length of each further range, downward; and if there
+//! are any, the number of datagrams that came with a congestion mark (ECN).
 
 use super::ranges::SeqRange;
 use smallvec::SmallVec;
@@ -18,6 +19,7 @@ pub struct AckFrame {
     delay_us: u32,
     /// Never empty; descending, with at least one number missing between two ranges.
     ranges: SmallVec<[SeqRange; MAX_ACK_RANGES]>,
+    marked: u64,
 }
 
 /// A malformed acknowledgement: the peer's fault.
@@ -26,8 +28,8 @@ pub enum AckDecodeError {
     /// The body ends within a field.
     #[error("acknowledgement ends within a field")]
     Truncated,
-    /// Bytes follow the last range.
-    #[error("bytes follow the last range of an acknowledgement")]
+    /// Bytes follow the last field.
+    #[error("bytes follow the last field of an acknowledgement")]
     TrailingBytes,
     /// More ranges than [`MAX_ACK_RANGES`].
     #[error("acknowledgement with {0} ranges")]
@@ -49,7 +51,14 @@ impl AckFrame {
         (apart && valid && (1..=MAX_ACK_RANGES).contains(&ranges.len())).then(|| Self {
             delay_us,
             ranges: SmallVec::from_slice(ranges),
+            marked: 0,
         })
+    }
+
+    /// The same, and so many datagrams came with a congestion mark.
+    pub const fn with_marked(mut self, marked: u64) -> Self {
+        self.marked = marked;
+        self
     }
 
     /// The largest number acknowledged.
@@ -62,6 +71,11 @@ impl AckFrame {
         self.delay_us
     }
 
+    /// Datagrams that came with a congestion mark, since the path began.
+    pub const fn marked(&self) -> u64 {
+        self.marked
+    }
+
     /// The ranges, the highest first.
     pub fn ranges(&self) -> &[SeqRange] {
         &self.ranges
@@ -69,7 +83,8 @@ impl AckFrame {
 
     /// Appends the coded frame to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        encode(self.delay_us, self.ranges.iter().copied(), usize::MAX, out);
+        let ranges = self.ranges.iter().copied();
+        encode(self.delay_us, ranges, self.marked, usize::MAX, out);
     }
 
     /// Reads a frame that fills `body`. Any input is safe.
@@ -94,18 +109,31 @@ impl AckFrame {
                 .ok_or(AckDecodeError::BelowZero)?;
             ranges.push(SeqRange { start, end });
         }
+        let marked = match b.is_empty() {
+            true => 0,
+            // That there are none is not told.
+            false => match take_varint(b)? {
+                0 => return Err(AckDecodeError::TrailingBytes),
+                marked => marked,
+            },
+        };
         if !b.is_empty() {
             return Err(AckDecodeError::TrailingBytes);
         }
-        Ok(Self { delay_us, ranges })
+        Ok(Self {
+            delay_us,
+            ranges,
+            marked,
+        })
     }
 }
 
-/// Appends a frame of `descending` ranges to `out`, as many as fit into `max_len` bytes and
+/// Appends a frame of `descending` ranges and a count of marks to `out`, as many ranges as fit into `max_len` bytes and
 /// [`MAX_ACK_RANGES`]; false, and nothing appended, if not even the first does.
 pub(super) fn encode(
     delay_us: u32,
     descending: impl Iterator<Item = SeqRange> + Clone,
+    marked: u64,
     max_len: usize,
     out: &mut Vec<u8>,
 ) -> bool {
@@ -120,6 +148,9 @@ pub(super) fn encode(
     let first_len = first.end - first.start;
     let mut len =
         varint_len(first.end) + varint_len(u64::from(delay_us)) + COUNT_LEN + varint_len(first_len);
+    if marked > 0 {
+        len += varint_len(marked);
+    }
     if len > max_len {
         return false;
     }
@@ -143,6 +174,9 @@ pub(super) fn encode(
         put_varint(below - r.end - 2, out);
         put_varint(r.end - r.start, out);
         below = r.start;
+    }
+    if marked > 0 {
+        put_varint(marked, out);
     }
     true
 }
@@ -203,7 +237,9 @@ mod tests {
             end = start - 2 - rng.below(scale);
         }
         ranges.truncate(MAX_ACK_RANGES);
-        AckFrame::new(rng.below(1 << 32) as u32, &ranges).unwrap()
+        let marked = [0, rng.below(scale)][rng.below(2) as usize];
+        let frame = AckFrame::new(rng.below(1 << 32) as u32, &ranges);
+        frame.unwrap().with_marked(marked)
     }
 
     #[test]
@@ -225,12 +261,13 @@ mod tests {
             let max = rng.below(64) as usize;
             let mut out = Vec::new();
             let ranges = frame.ranges.iter().copied();
-            if encode(frame.delay_us, ranges, max, &mut out) {
+            if encode(frame.delay_us, ranges, frame.marked, max, &mut out) {
                 assert!(out.len() <= max);
                 let short = AckFrame::decode(&out).unwrap();
+                assert_eq!(short.marked, frame.marked);
                 assert!(frame.ranges.starts_with(&short.ranges));
             } else {
-                assert!(out.is_empty() && max < 25);
+                assert!(out.is_empty() && max < 33);
             }
         }
     }

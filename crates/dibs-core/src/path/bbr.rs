@@ -6,7 +6,7 @@
 //! - A queue is a sign of congestion: if the least round trip of a round lies well above the
 //!   propagation time, the rate becomes what is being delivered, and the queue is drained. If
 //!   that does not help, the propagation time has changed and is measured again.
-//! - Heavy loss (over 15 % of some dozens of datagrams) does the same.
+//! - Heavy loss (over 15 % of some dozens of datagrams) does the same, and so do marks of routers (ECN).
 //! - Phases and windows allow for clumped reports and late threads by a millisecond or two: with
 //!   round trips of 50 us these, not the path, decide how much must be under way.
 //! - A probe that finds more bandwidth is followed at once by one twice as strong.
@@ -156,6 +156,9 @@ pub(super) struct Bbr {
     queue_strikes: u32,
     drained_at: Time,
 
+    /// Routers have marked datagrams in this round (ECN).
+    marked: bool,
+
     lost: u64,
     acked: u64,
     loss_round: u64,
@@ -199,6 +202,7 @@ impl Bbr {
             queued_since: None,
             queue_strikes: 0,
             drained_at: now,
+            marked: false,
             lost: 0,
             acked: 0,
             loss_round: 0,
@@ -297,6 +301,11 @@ impl Bbr {
     /// Datagrams were declared lost, no MTU probes among them.
     pub(super) fn on_lost(&mut self, datagrams: u64) {
         self.lost += datagrams;
+    }
+
+    /// A router has marked datagrams for congestion.
+    pub(super) fn on_marked(&mut self) {
+        self.marked = true;
     }
 
     /// A datagram declared lost was late.
@@ -417,11 +426,14 @@ impl Bbr {
         let queued = excess > self.queue_limit(ev.mtu)
             && excess > 2 * self.round_pause
             && (!self.round_app_limited || self.phase == Phase::Startup);
+        let marked = core::mem::take(&mut self.marked);
         if self.round_started < self.drained_at
             || matches!(self.phase, Phase::Drain | Phase::ProbeRtt)
         {
             // The queue is on its way out.
             self.queued_since = None;
+        } else if marked {
+            self.on_queue_marked(ev.now);
         } else if !queued {
             self.queued_since = None;
             self.queue_strikes = 0;
@@ -586,6 +598,20 @@ impl Bbr {
         if self.round_rate > 0 {
             self.set_rate(self.round_rate);
         }
+        self.enter(Phase::Drain, now);
+    }
+
+    /// A router says that its queue stands, whatever the round trips show: once a round at most.
+    fn on_queue_marked(&mut self, now: Time) {
+        self.queued_since = None;
+        if !self.full {
+            self.full = true;
+            return;
+        }
+        if self.round_rate > 0 && !self.round_app_limited {
+            self.set_rate(self.round_rate);
+        }
+        self.probe = 0.0;
         self.enter(Phase::Drain, now);
     }
 

@@ -15,6 +15,7 @@
 mod ack;
 mod bbr;
 mod clump;
+mod ecn;
 mod loss;
 mod mtud;
 mod pacing;
@@ -37,6 +38,7 @@ pub use state::PathState;
 use crate::time::Time;
 use bbr::{AckEvent, Bbr};
 use core::time::Duration;
+use ecn::Ecn;
 use loss::LossDetector;
 use mtud::Mtud;
 use pacing::Pacer;
@@ -114,6 +116,8 @@ pub struct PathStats {
     pub lost: u64,
     /// Datagrams declared lost that arrived after all.
     pub spurious: u64,
+    /// Datagrams that a router has marked for congestion (ECN), by the peer's count.
+    pub marked: u64,
     /// Bytes sent.
     pub bytes_sent: u64,
     /// Bytes acknowledged by the peer.
@@ -145,6 +149,7 @@ pub struct Path {
     pacer: Pacer,
     mtud: Mtud,
     received: Received,
+    ecn: Ecn,
     liveness: Liveness,
     /// Bytes and datagrams that wait for acknowledgement.
     in_flight: u64,
@@ -191,6 +196,7 @@ impl Path {
             pacer,
             mtud,
             received: Received::new(now),
+            ecn: Ecn::default(),
             liveness: Liveness::new(now),
             in_flight: 0,
             waiting: 0,
@@ -303,6 +309,12 @@ impl Path {
         self.bbr.cwnd().saturating_sub(self.in_flight)
     }
 
+    /// Whether datagrams are sent as capable of ECN: ECT(0) in their IP header. Not where the path has to show first
+    /// that it works.
+    pub fn is_ect(&self) -> bool {
+        self.liveness.is_active() && !self.is_unanswered() && self.ecn.is_sent()
+    }
+
     /// Bytes of one burst: what is best sent with one call.
     pub const fn quantum(&self) -> usize {
         self.pacer.quantum() as usize
@@ -363,6 +375,9 @@ impl Path {
     fn record(&mut self, now: Time, bytes: u16, token: u64, elicits: bool, probe: bool) -> u64 {
         self.count.sent += 1;
         self.count.bytes_sent += u64::from(bytes);
+        if self.is_ect() && elicits {
+            self.ecn.on_sent(self.next_seq());
+        }
         let mut sent = Sent {
             at: now,
             token,
@@ -470,6 +485,12 @@ impl Path {
             if self.state() != PathState::Unvalidated {
                 self.revive(now);
             }
+        }
+        if let Some(seq) = news.newest {
+            self.ecn.on_acked(seq);
+        }
+        if self.ecn.on_reported(frame.marked()) {
+            self.bbr.on_marked();
         }
         let newest = news
             .newest
@@ -604,6 +625,11 @@ impl Path {
         self.received.on_received(now, seq, ack_eliciting);
     }
 
+    /// A datagram of the peer's that was taken had been marked for congestion (CE).
+    pub fn on_marked(&mut self) {
+        self.ecn.on_marked();
+    }
+
     /// Whether an acknowledgement should go now.
     pub fn ack_due(&self, now: Time) -> bool {
         self.received.due_at().is_some_and(|t| t <= now)
@@ -617,7 +643,8 @@ impl Path {
     /// Appends an acknowledgement of at most `max_len` bytes to `out`; false, and nothing appended,
     /// if there is nothing new to acknowledge or no room.
     pub fn encode_ack(&mut self, now: Time, max_len: usize, out: &mut Vec<u8>) -> bool {
-        self.received.report(now, max_len, out)
+        let marked = self.ecn.received();
+        self.received.report(now, marked, max_len, out)
     }
 
     /// When [`Self::on_timeout`] or [`Self::poll_mtu_probe`] is to be called.
@@ -643,6 +670,7 @@ impl Path {
             return TimeoutAction::Nothing;
         }
         self.count.ptos += 1;
+        self.ecn.on_silence();
         if self.liveness.on_alarm(now) == Alarm::ProbeAndAbandon {
             self.abandon(lost);
         }
@@ -707,6 +735,7 @@ impl Path {
             received: self.received.datagrams,
             lost: self.count.lost,
             spurious: self.count.spurious,
+            marked: self.ecn.reported(),
             bytes_sent: self.count.bytes_sent,
             bytes_acked: self.rate.delivered(),
             cwnd: self.bbr.cwnd(),

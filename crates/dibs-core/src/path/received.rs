@@ -98,10 +98,17 @@ impl Received {
         })
     }
 
-    /// Appends a report to `out` if there is something to report and it fits `max_len`.
-    pub(super) fn report(&mut self, now: Time, max_len: usize, out: &mut Vec<u8>) -> bool {
+    /// Appends a report, with a count of ECN marks, to `out` if there is something to report and it fits `max_len`.
+    pub(super) fn report(
+        &mut self,
+        now: Time,
+        marked: u64,
+        max_len: usize,
+        out: &mut Vec<u8>,
+    ) -> bool {
         let delay = now.since(self.largest_at).as_micros().min(u32::MAX.into()) as u32;
-        if self.unreported == 0 || !ack::encode(delay, self.ranges.descending(), max_len, out) {
+        let ranges = self.ranges.descending();
+        if self.unreported == 0 || !ack::encode(delay, ranges, marked, max_len, out) {
             return false;
         }
         self.threshold = if now.since(self.reported_at) < SPACING {
@@ -126,7 +133,7 @@ mod tests {
 
     fn report(r: &mut Received, now: Time) -> AckFrame {
         let mut out = Vec::new();
-        assert!(r.report(now, 1200, &mut out));
+        assert!(r.report(now, 0, 1200, &mut out));
         AckFrame::decode(&out).unwrap()
     }
 
@@ -148,7 +155,7 @@ mod tests {
         let mut r = Received::new(START);
         r.on_received(START, 0, false);
         assert_eq!(r.due_at(), None);
-        assert!(!r.report(START, 1200, &mut Vec::new()));
+        assert!(!r.report(START, 0, 1200, &mut Vec::new()));
         r.on_received(START, 1, true);
         assert_eq!(
             report(&mut r, START).ranges(),

@@ -49,6 +49,9 @@ pub(super) struct Link {
     /// Largest datagram that passes, headers included.
     pub(super) mtu: u16,
     pub(super) down: bool,
+    /// Wait in the queue from which on what says ECT is marked, and whether such a datagram is dropped.
+    pub(super) marks: Option<Duration>,
+    pub(super) drops_ect: bool,
     free_at: Time,
     rng: Rng,
     /// What each datagram waited in the queue, in microseconds, and how many did not fit.
@@ -67,6 +70,8 @@ impl Link {
             loss: 0.0,
             mtu: 1500,
             down: false,
+            marks: None,
+            drops_ect: false,
             free_at: Time::ZERO,
             rng: Rng::new(42),
             waits: Vec::new(),
@@ -74,9 +79,11 @@ impl Link {
         }
     }
 
-    /// When a datagram sent now arrives, if it does.
-    fn send(&mut self, now: Time, bytes: u16) -> Option<Time> {
-        if self.down || bytes > self.mtu || self.rng.chance(self.loss) {
+    /// When a datagram sent now arrives, if it does, and whether it is marked then.
+    fn send(&mut self, now: Time, bytes: u16, ect: bool) -> Option<(Time, bool)> {
+        let limit = self.marks.filter(|_| ect);
+        let marked = limit.is_some_and(|limit| self.free_at.since(now) > limit);
+        if ect && self.drops_ect || self.down || bytes > self.mtu || self.rng.chance(self.loss) {
             return None;
         }
         let mut out = now;
@@ -98,7 +105,7 @@ impl Link {
         } else {
             0
         };
-        Some(out + self.delay + Duration::from_nanos(late))
+        Some((out + self.delay + Duration::from_nanos(late), marked))
     }
 
     /// The wait in the queue that `fraction` of the datagrams stayed below.
@@ -120,8 +127,16 @@ const PING: u16 = 64;
 /// What travels.
 #[derive(Debug)]
 enum Event {
-    ToB { seq: u64, bytes: u16, elicits: bool },
-    ToA { seq: u64, ack: Vec<u8> },
+    ToB {
+        seq: u64,
+        bytes: u16,
+        elicits: bool,
+        marked: bool,
+    },
+    ToA {
+        seq: u64,
+        ack: Vec<u8>,
+    },
     WakeA,
     WakeB,
 }
@@ -213,9 +228,13 @@ impl World {
                     seq,
                     bytes,
                     elicits,
+                    marked,
                 } => {
                     self.arrived += u64::from(bytes + OVERHEAD);
                     self.b.on_received(at, seq, elicits);
+                    if marked {
+                        self.b.on_marked();
+                    }
                     self.serve_b();
                 }
                 Event::ToA { seq, ack } => {
@@ -267,6 +286,7 @@ impl World {
     }
 
     fn send_a(&mut self, bytes: u16, probe: bool) {
+        let ect = self.a.is_ect();
         let seq = if probe {
             self.a.on_mtu_probe_sent(self.now, bytes)
         } else {
@@ -274,7 +294,7 @@ impl World {
             self.a
                 .on_sent(self.now, bytes, self.told.len() as u64 - 1, true)
         };
-        if let Some(t) = self.ab.send(self.now, bytes + OVERHEAD) {
+        if let Some((t, marked)) = self.ab.send(self.now, bytes + OVERHEAD, ect) {
             let grid = self.lump.as_nanos() as u64;
             let mut t = Time::from_nanos(t.as_nanos().div_ceil(grid) * grid);
             let [period, pause] = self.pause.map(|d| d.as_nanos() as u64);
@@ -288,6 +308,7 @@ impl World {
                     seq,
                     bytes,
                     elicits: true,
+                    marked,
                 },
             );
         }
@@ -358,7 +379,7 @@ impl World {
             assert!(self.b.encode_ack(now, 1000, &mut ack));
             let bytes = ack.len() as u16 + 30;
             let seq = self.b.on_sent(now, bytes, 0, false);
-            if let Some(t) = self.ba.send(now, bytes + OVERHEAD) {
+            if let Some((t, _)) = self.ba.send(now, bytes + OVERHEAD, false) {
                 self.at(t, Event::ToA { seq, ack });
             }
         }

@@ -677,3 +677,40 @@ fn datagrams_that_nobody_acknowledges_are_not_remembered_for_ever() {
     }
     assert!(path.sent.next() - path.sent.base() <= 256);
 }
+
+/// Rate and round trip of a link that marks what waits for longer than 2 ms, and has room for little more.
+#[test]
+fn marks_of_routers_keep_the_queue_short_and_cost_no_datagram() {
+    for (rate, rtt) in [(20 * MBIT, 20 * MS), (100 * MBIT, 4 * MS), (GBIT, 20 * MS)] {
+        let mut w = world(rate, rtt, 100 * MS);
+        w.ab.marks = Some(2 * MS);
+        w.run(start_time(rate, rtt));
+        w.ab.waits.clear();
+        let lost = w.lost;
+        let used = w.utilisation(2 * S);
+        let stats = w.a.stats();
+        assert!(
+            stats.marked > 0 && stats.marked < stats.sent / 4,
+            "{stats:?}"
+        );
+        assert!(used > 0.95, "{rate} {rtt:?}: {used}");
+        assert!(w.ab.wait(0.95) < 8 * MS, "{:?}", w.ab.wait(0.95));
+        assert_eq!(w.lost, lost);
+    }
+}
+
+#[test]
+fn a_network_that_drops_what_is_capable_of_ecn_gets_it_without() {
+    let mut w = world(20 * MBIT, 20 * MS, 50 * MS);
+    w.ab.drops_ect = true;
+    w.run(2 * S);
+    assert!(!w.a.is_ect());
+    assert!(w.utilisation(S) > 0.95, "{:?}", w.a.stats());
+    // One that had let it through and does so no more, as after a move.
+    let mut w = warm(20 * MBIT, 20 * MS, 50 * MS);
+    assert!(w.a.is_ect());
+    w.ab.drops_ect = true;
+    w.run(3 * S);
+    assert!(!w.a.is_ect());
+    assert!(w.utilisation(S) > 0.95, "{:?}", w.a.stats());
+}

@@ -5,9 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 
 /// Room for a sockaddr_in or a sockaddr_in6.
 pub(super) const NAME_LEN: usize = 28;
-/// Room for what we send and ask for: packet info (at most 20 bytes), a segment size, the
+/// Room for what we send and ask for: packet info (at most 20 bytes), a segment size, the traffic class, the
 /// overflow counter, each behind a header of 16.
 pub(super) const CONTROL_LEN: usize = 128;
+
+/// Codepoints of ECN, the lower two bits of the traffic class (RFC 3168).
+const ECT_0: i32 = 0b10;
+const CE: u8 = 0b11;
 
 const WORD: usize = size_of::<usize>();
 const CMSG_HDR: usize = (WORD + 8).next_multiple_of(WORD);
@@ -86,9 +90,16 @@ impl Control {
         len: 0,
     };
 
-    /// What a send carries: our address, and the size of a run's segments.
+    /// What a send carries: our address, whether it is capable of ECN, and the size of a run's segments.
     pub(super) fn to_send(to: &Endpoint, segment: Option<u16>) -> Self {
         let mut control = Self::EMPTY;
+        if to.ect {
+            let (level, kind) = match to.remote {
+                SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
+                SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+            };
+            control.push(level, kind, &ECT_0.to_ne_bytes());
+        }
         match to.local {
             Some(IpAddr::V4(local)) => {
                 // in_pktinfo: index (any), the source, and a destination that is not read.
@@ -153,6 +164,8 @@ pub(super) struct Ancillary {
     pub(super) local: Option<IpAddr>,
     /// Length of all datagrams but the last in a coalesced run (UDP_GRO).
     pub(super) stride: Option<usize>,
+    /// A router has marked it for congestion (CE).
+    pub(super) marked: bool,
     /// Datagrams dropped so far by a full receive buffer (SO_RXQ_OVFL; wraps at 32 bits).
     pub(super) overflowed: Option<u32>,
 }
@@ -167,6 +180,14 @@ impl Ancillary {
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 self.local = data.first_chunk::<16>().copied().map(IpAddr::from);
+            }
+            // One byte in the one, an int in the other.
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                self.marked = data.first().is_some_and(|class| class & CE == CE);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                let class = data.first_chunk().copied().map(i32::from_ne_bytes);
+                self.marked = class.is_some_and(|class| class as u8 & CE == CE);
             }
             (libc::SOL_UDP, libc::UDP_GRO) => {
                 let stride = data.first_chunk().copied().map(i32::from_ne_bytes);
@@ -210,14 +231,17 @@ mod tests {
                 &Endpoint {
                     remote,
                     local: Some(local),
+                    ect: true,
                 },
                 Some(1400),
             );
+            control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &3i32.to_ne_bytes());
             control.push(libc::SOL_UDP, libc::UDP_GRO, &1400i32.to_ne_bytes());
             control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &9u32.to_ne_bytes());
             let ancillary = control.received(control.len());
             assert_eq!(ancillary.local, Some(local));
             assert_eq!(ancillary.stride, Some(1400));
+            assert!(ancillary.marked);
             assert_eq!(ancillary.overflowed, Some(9));
             // Cut before the last one's end (it is padded by 4), it is not read.
             for len in 0..control.len() - 4 {

@@ -48,6 +48,8 @@ pub struct Endpoint {
     /// Our address: the one that was written to, and that an answer comes from. `None` leaves
     /// the choice to the kernel.
     pub local: Option<IpAddr>,
+    /// What is sent says that it is capable of ECN: ECT(0) in its IP header (RFC 3168).
+    pub ect: bool,
 }
 
 impl From<SocketAddr> for Endpoint {
@@ -55,6 +57,7 @@ impl From<SocketAddr> for Endpoint {
         Self {
             remote,
             local: None,
+            ect: false,
         }
     }
 }
@@ -270,7 +273,8 @@ struct IntOption {
     required: bool,
 }
 
-/// What every path socket has. UDP_GRO and SO_RXQ_OVFL only make things faster or visible.
+/// What every path socket has. UDP_GRO, SO_RXQ_OVFL and the traffic class only make things
+/// faster or visible.
 fn options(ipv6: bool) -> Vec<IntOption> {
     let option = |label, level, name, value, required| IntOption {
         label,
@@ -303,12 +307,20 @@ fn options(ipv6: bool) -> Vec<IntOption> {
                 1,
                 true,
             ),
+            option(
+                "IPV6_RECVTCLASS",
+                ipv6_level,
+                libc::IPV6_RECVTCLASS,
+                1,
+                false,
+            ),
         ]);
     } else {
         let probe = libc::IP_PMTUDISC_PROBE;
         options.extend([
             option("IP_MTU_DISCOVER", ip, libc::IP_MTU_DISCOVER, probe, true),
             option("IP_PKTINFO", ip, libc::IP_PKTINFO, 1, true),
+            option("IP_RECVTOS", ip, libc::IP_RECVTOS, 1, false),
         ]);
     }
     options

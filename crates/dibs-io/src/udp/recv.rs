@@ -18,6 +18,8 @@ pub struct Received<'a> {
     pub remote: SocketAddr,
     /// The address that it wrote to, and that answers should come from.
     pub local: Option<IpAddr>,
+    /// A router has marked them for congestion (CE).
+    pub marked: bool,
     /// The datagrams, one after the other; they may be changed in place.
     pub bytes: &'a mut [u8],
     /// Length of each datagram but the last; never 0.
@@ -42,6 +44,7 @@ pub struct RecvBatch {
 struct Run {
     remote: SocketAddr,
     local: Option<IpAddr>,
+    marked: bool,
     len: usize,
     stride: usize,
 }
@@ -70,6 +73,7 @@ impl RecvBatch {
                 run.map(|run| Received {
                     remote: run.remote,
                     local: run.local,
+                    marked: run.marked,
                     bytes: &mut buffer[..run.len],
                     stride: run.stride,
                 })
@@ -145,6 +149,7 @@ impl RecvBatch {
             self.runs[index] = Some(Run {
                 remote,
                 local: ancillary.local,
+                marked: ancillary.marked,
                 len,
                 stride,
             });

@@ -94,8 +94,8 @@ fn runs_arrive_as_runs(here: &str, there: &str) {
 
     // A single datagram, and back from the address that it was sent to.
     let back = Endpoint {
-        remote: from,
         local,
+        ..Endpoint::from(from)
     };
     assert!(sent_all(&far.send(back, b"answer", 1000), 6));
     let (runs, from) = receive(&mut near, family, 6);
@@ -133,7 +133,13 @@ pub(crate) fn refused_runs_go_out_singly() {
     let local = "10.0.1.1".parse().ok();
     let data = batch(100 * 1200 + 5);
     forbid_checksums(&near, true);
-    for to in [Endpoint::from(to), Endpoint { remote: to, local }] {
+    for to in [
+        Endpoint::from(to),
+        Endpoint {
+            local,
+            ..Endpoint::from(to)
+        },
+    ] {
         assert!(sent_all(&near.send(to, &data, 1200), data.len()));
         let (runs, _) = receive(&mut far, Family::V4, data.len());
         assert!(joined(&runs) == data, "the same data, in order");
@@ -297,8 +303,8 @@ pub(crate) fn answers_come_from_the_address_asked() {
         assert!(sent_all(&near.send(to, b"hello", 5), 5));
         let (runs, remote) = receive(&mut far, family, 5);
         let back = Endpoint {
-            remote,
             local: runs[0].0,
+            ..Endpoint::from(remote)
         };
         assert_eq!(back.local, Some(to.ip()));
         for len in [100, 3000] {

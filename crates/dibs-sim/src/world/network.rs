@@ -28,6 +28,8 @@ const PLAIN_SEEN: usize = 64;
 /// What may go to an unproved address beyond three times what came from it: frames that were on
 /// their way there already.
 const SLACK: u64 = 1500;
+/// Of so many datagrams a router marks one for congestion.
+const MARKED: u64 = 64;
 /// Where a datagram without effect is counted.
 const DROPS: [Counter; 25] = [
     Counter::HandshakeUntrusted,
@@ -144,7 +146,14 @@ impl World {
         // as true.
         let handshake = matches!(bytes.first(), Some(1 | 2));
         let before = drops(node);
-        node.handle_datagram(self.now, path, from.unwrap_or(there), &mut bytes);
+        let from = from.unwrap_or(there);
+        // Dice of their own, so that all else that a seed draws is as without them.
+        if mix(self.now.as_nanos() ^ bytes.len() as u64).is_multiple_of(MARKED) {
+            self.coverage.note(Seen::LinkMarked);
+            node.handle_marked_datagram(self.now, path, from, &mut bytes);
+        } else {
+            node.handle_datagram(self.now, path, from, &mut bytes);
+        }
         while let Some(tap) = node.poll_tap() {
             self.observer.tap(host, h.instances, tap);
         }

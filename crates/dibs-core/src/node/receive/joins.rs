@@ -33,7 +33,7 @@ impl Peer {
         if let Some(reason) = self.refusal(shared, arrival, trusted, to) {
             return shared.count(reason);
         }
-        let Arrival { path, from } = arrival;
+        let Arrival { path, from, .. } = arrival;
         if self.numbers(id) || !self.resolve_crossed(path, from) {
             return shared.count(Counter::PathRefused);
         }
@@ -50,7 +50,7 @@ impl Peer {
     /// Whether the peer may ask for a path from there: on a trusted one from its endpoint only, where it
     /// has one.
     pub(super) fn may_ask_from(&self, shared: &Shared, arrival: Arrival) -> bool {
-        let Arrival { path, from } = arrival;
+        let Arrival { path, from, .. } = arrival;
         !shared.local[path].trusted || self.is_endpoint(path, from) != Some(false)
     }
 
@@ -66,7 +66,7 @@ impl Peer {
         if !self.may_ask_from(shared, arrival) {
             return Some(Counter::PathRefused);
         }
-        let Arrival { path, from } = arrival;
+        let Arrival { path, from, .. } = arrival;
         // One that an end calls untrusted is so whichever it is.
         if !trusted || !shared.local[path].trusted {
             return None;

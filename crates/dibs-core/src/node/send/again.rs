@@ -254,18 +254,12 @@ impl Peer {
             turn.shared.pool.give(buffer);
             return None;
         }
-        let (path, to) = (self.links[link].local, self.links[link].remote);
         if inside {
             // What is kept is what was encrypted, not the ciphertext.
             turn.shared.scratch.clear();
             turn.shared.scratch.extend_from_slice(&buffer[..end]);
             turn.shared.pool.give(buffer);
-            return Some(Out {
-                path,
-                to,
-                segment: stride,
-                source: Source::Scratch,
-            });
+            return Some(Out::by(&self.links[link], stride, Source::Scratch));
         }
         let batch = self.waiting.add_batch(buffer);
         let mut at = 0;
@@ -274,12 +268,8 @@ impl Peer {
             self.waiting.rebatch(*key, batch, (at + CLEAR) as u32, pool);
             at += shape.len();
         }
-        Some(Out {
-            path,
-            to,
-            segment: stride,
-            source: Source::Batch(batch, end),
-        })
+        let source = Source::Batch(batch, end);
+        Some(Out::by(&self.links[link], stride, source))
     }
 
     /// A chunk that was cut for a larger path becomes fragments, which are sent like chunks.

@@ -56,7 +56,6 @@ impl Peer {
         let budget = budget.min(path.path.quantum().max(mtu)).min(MAX_BATCH);
         let most = (budget / mtu).clamp(1, MAX_SEGMENTS);
         let most = most.min(self.wanted(key, list, mtu));
-        let (local, remote) = (path.local, path.remote);
         let buffer = turn.shared.pool.take_for(most * mtu);
         let mut run = Run {
             link,
@@ -100,15 +99,11 @@ impl Peer {
             if run.scheduler == Scheduler::Redundant {
                 self.note_copies(turn, link, run.batch, first);
             }
-            return Some(Out {
-                path: local,
-                to: remote,
-                segment: run.stride,
-                source: match bump.is_sealed() {
-                    true => Source::Scratch,
-                    false => Source::Batch(run.batch, run.at),
-                },
-            });
+            let source = match bump.is_sealed() {
+                true => Source::Scratch,
+                false => Source::Batch(run.batch, run.at),
+            };
+            return Some(Out::by(&self.links[link], run.stride, source));
         }
         if run.deferred {
             return self.send_delayed_trusted(turn);

@@ -48,7 +48,11 @@ impl Peer {
                 frame::encode(&Frame::PathChallenge { challenge }, &mut w);
                 let len = w.len();
                 let out = self.finish(turn, at, &block[..len], false, 0)?;
-                return Some(Out { to, ..out });
+                return Some(Out {
+                    to,
+                    ect: false,
+                    ..out
+                });
             }
             if link.is_open()
                 && let Some(size) = link.path.poll_mtu_probe(turn.now)
@@ -105,12 +109,7 @@ impl Peer {
             turn.shared.count(Counter::KeysExhausted);
             return None;
         }
-        Some(Out {
-            path: link.local,
-            to: link.remote,
-            segment: len,
-            source: Source::Scratch,
-        })
+        Some(Out::by(link, len, Source::Scratch))
     }
 
     /// TCP segments without payload, as many as may go in one datagram, and notices.

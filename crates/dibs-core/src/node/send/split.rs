@@ -187,12 +187,8 @@ impl Peer {
                 continue;
             }
             let link = &self.links[link];
-            self.splits.push_back(Out {
-                path: link.local,
-                to: link.remote,
-                segment,
-                source: Source::Batch(batch, end),
-            });
+            self.splits
+                .push_back(Out::by(link, segment, Source::Batch(batch, end)));
         }
         self.send_splits()
     }
@@ -435,12 +431,8 @@ impl Peer {
                 turn.shared.pool.give(buffer);
                 break;
             }
-            self.splits.push_back(Out {
-                path: link.local,
-                to: link.remote,
-                segment: size,
-                source: Source::Once(buffer, size),
-            });
+            self.splits
+                .push_back(Out::by(link, size, Source::Once(buffer, size)));
         }
         self.send_splits()
     }
@@ -527,12 +519,7 @@ impl Peer {
             turn.shared.count(Counter::KeysExhausted);
             return None;
         }
-        Some(Out {
-            path: link.local,
-            to: link.remote,
-            segment: size,
-            source: Source::Scratch,
-        })
+        Some(Out::by(link, size, Source::Scratch))
     }
 
     /// Deals with a share that its path lost: it waits for that path.

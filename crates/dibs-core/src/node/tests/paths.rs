@@ -303,3 +303,33 @@ fn what_tcp_sends_again_is_not_dropped_for_a_queue() {
     pair.run(Duration::from_secs(5));
     assert_eq!(dropped(&pair), of_new);
 }
+
+#[test]
+fn what_routers_mark_is_told_to_the_sender_by_path() {
+    let mut pair = Pair::connected();
+    let data = text(40_000);
+    pair.send(0, 1, &data, 0, 1);
+    pair.outputs();
+    let marked = |pair: &Pair| -> Vec<u64> {
+        let paths = pair.nodes[0].paths();
+        paths.iter().map(|path| path.stats.marked).collect()
+    };
+    assert_eq!(marked(&pair), [0, 0]);
+    let mut to_mark = 3;
+    for _ in 0..1000 {
+        pair.outputs();
+        let Some(mut w) = pair.wire.pop_front() else {
+            break;
+        };
+        pair.now = pair.now.max(w.due);
+        let node = &mut pair.nodes[w.to];
+        if w.to == 1 && w.path == 1 && to_mark > 0 {
+            to_mark -= 1;
+            node.handle_marked_datagram(pair.now, w.path, w.from, &mut w.bytes);
+        } else {
+            node.handle_datagram(pair.now, w.path, w.from, &mut w.bytes);
+        }
+    }
+    pair.run(Duration::from_millis(100));
+    assert_eq!((to_mark, marked(&pair)), (0, vec![0, 3]));
+}
