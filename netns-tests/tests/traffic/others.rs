@@ -144,7 +144,7 @@ fn while_no_daemon_runs_a_flushed_firewall_lets_nothing_out() {
     });
 }
 
-/// Switches a connection on `a` as docs/architecture.md, "Switching by hand", says.
+/// Switches a connection on `a` as docs/switching.md, "Switching by hand", says.
 fn by_conntrack(net: &Net, talk: &Talk, mark: &str) -> Result<()> {
     let sport = talk.client.port();
     let update = |ends: &str| format!("conntrack -U -p tcp {ends} --mark {mark}");
@@ -155,7 +155,7 @@ fn by_conntrack(net: &Net, talk: &Talk, mark: &str) -> Result<()> {
     net.a.host.shell(&either).map(drop)
 }
 
-/// Each command of docs/architecture.md, "Switching by hand", word by word but for the addresses.
+/// Each command of docs/switching.md, "Switching by hand", word by word but for the addresses.
 #[test]
 fn plain_commands_switch_a_connection() {
     isolated(|| {

@@ -28,7 +28,7 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
         format!("dibsd {} runs, pid {}", status.version, status.pid),
     )];
     findings.extend({ status.warnings.iter() }.map(|warning| {
-        let advice = "see docs/architecture.md and docs/threat-model.md for what that means";
+        let advice = "see docs/steering.md and docs/threat-model.md for what that means";
         Finding::warning(CHECK, warning, advice)
     }));
     let why = status.backstop.reason.clone().unwrap_or_default();

@@ -11,7 +11,7 @@ pub(crate) fn judge(release: &str) -> Finding {
         return Finding::warning(
             "kernel",
             found,
-            "see docs/architecture.md for what is needed",
+            "see docs/steering.md for what is needed",
         );
     };
     match version {
