@@ -16,7 +16,7 @@ pub(crate) const BUMP: u8 = bump::SCRAMBLE;
 /// Of the two links: 0 is trusted, 1 is not.
 pub(crate) const MTU: u16 = 1500;
 /// Sends, packets and rounds after which a node that still has some is taken to go on for ever.
-const ENDLESS: usize = 20_000;
+const ENDLESS: usize = 200_000;
 /// What a peer may make a node hold out of order (docs/architecture.md, Bounds).
 const MAX_HELD: usize = 32 << 20;
 const MAX_PATHS: usize = 32;
