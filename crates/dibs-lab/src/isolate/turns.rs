@@ -2,8 +2,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// How many tests run at a time.
-pub(super) const PLACES: usize = 2;
+/// How many tests run at a time: they wait for much, and two leave the processors of a small machine idle.
+pub(super) const PLACES: usize = 3;
 
 /// Places that tests take while they run.
 #[derive(Debug)]
