@@ -11,6 +11,7 @@ use dibs_control::{ConnId, Limit, Match, RuleId, Selector, Terms};
 use ipnet::IpNet;
 
 use crate::init::Wishes;
+use crate::top;
 
 /// Sees and steers what dibsd does to this host's connections.
 #[derive(Parser)]
@@ -74,6 +75,8 @@ pub(crate) enum Command {
     Bump(BumpCommand),
     /// Follow what happens
     Events,
+    /// Watch what flows by path, bump and connection, live
+    Top(top::Options),
     /// Set this host up: make a key and a configuration, and print the line by which the other host gets to
     /// know this one; or add the other host, with its line
     Init(Wishes),
@@ -82,11 +85,19 @@ pub(crate) enum Command {
         /// The file
         file: PathBuf,
     },
-    /// Show what someone on a path sees of a capture made there, and what he can read
+    /// Show what someone on a path sees, and what he can read: of a capture made there, or of what passes now
+    #[command(override_usage = "dibsctl eavesdrop (--pcap <FILE> | --path <NAME>) [OPTIONS]")]
     Eavesdrop {
-        /// The capture, pcap or pcapng
-        #[arg(long, value_name = "FILE")]
-        pcap: PathBuf,
+        /// A capture, pcap or pcapng
+        #[arg(long, value_name = "FILE", required_unless_present = "path")]
+        pcap: Option<PathBuf>,
+        /// A path of the running daemon; listening takes root
+        #[arg(long, value_name = "NAME", conflicts_with = "pcap")]
+        path: Option<String>,
+        /// How long to listen on the path
+        #[arg(long, value_name = "SECONDS", default_value_t = 10, conflicts_with = "pcap",
+            value_parser = clap::value_parser!(u32).range(1..=3600))]
+        seconds: u32,
         /// UDP port of dibs
         #[arg(long, value_name = "PORT", default_value_t = 5300, value_parser = clap::value_parser!(u16).range(1..))]
         port: u16,

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
 use crate::table::Table;
-use crate::{check, cleanup, doctor, eavesdrop, init, keys, render, units};
+use crate::{check, cleanup, doctor, eavesdrop, init, keys, render, top, units};
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
@@ -82,10 +82,22 @@ pub(crate) fn run(args: Args) -> Result<()> {
             show_list(json, &bumps, "bump", || render::bumps(&bumps))
         }
         Command::Events => follow(json, connect()?),
+        Command::Top(options) => top::run(&options, &args.socket, json),
         Command::Init(wishes) => init::run(&wishes, json),
         Command::Check { file } => check::run(&file, json),
-        Command::Eavesdrop { pcap, port, known } => {
-            eavesdrop::run(&pcap, port, known.as_deref(), json)
+        Command::Eavesdrop {
+            pcap,
+            path,
+            seconds,
+            port,
+            known,
+        } => {
+            let heard = match (pcap, path) {
+                (Some(file), _) => eavesdrop::of_file(&file, port)?,
+                (None, Some(path)) => eavesdrop::of_path(&mut connect()?, &path, seconds, port)?,
+                (None, None) => unreachable!("the command line asks for one of both"),
+            };
+            eavesdrop::show_what_is_read(&heard, known.as_deref(), json)
         }
         Command::Doctor { config } => doctor::run(config, &args.socket, json),
         Command::Cleanup => {

@@ -11,6 +11,7 @@ mod init;
 mod keys;
 mod render;
 mod table;
+mod top;
 mod units;
 
 use std::io;

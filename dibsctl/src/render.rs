@@ -352,7 +352,7 @@ pub(crate) fn event(event: &Event) -> String {
     printable(&line)
 }
 
-fn process(conn: &ConnInfo) -> String {
+pub(crate) fn process(conn: &ConnInfo) -> String {
     match (&conn.process, conn.pid) {
         (Some(name), Some(pid)) => format!("{name} ({pid})"),
         (Some(name), None) => name.clone(),

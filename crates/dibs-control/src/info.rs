@@ -181,6 +181,9 @@ pub struct PathInfo {
     pub trust: Trust,
     /// Whether it carries data.
     pub state: PathState,
+    /// What its socket is bound to.
+    #[serde(default)]
+    pub interface: Option<String>,
     /// Where the peer is.
     pub remote: Option<SocketAddr>,
     /// Smoothed round trip in microseconds (RFC 9002, 5.3).

@@ -6,9 +6,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_eavesdrop::Link;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe2;
@@ -18,6 +19,39 @@ use crate::packet_socket::{Blocks, Listen, PacketSocket};
 
 /// Bytes that a recording may hold; what comes then is missed.
 const MOST_BYTES: usize = 1 << 30;
+
+/// Gives each frame that passes an interface of this host to `take`, for so long: with the time since the epoch at which
+/// it passed, and what stands in front of its packet. Superpackets come as they are. Returns how many frames were missed.
+///
+/// # Errors
+/// If there is no such interface, or it may not be listened on.
+pub fn overhear(
+    interface: &str,
+    span: Duration,
+    mut take: impl FnMut(Duration, Link, &[u8]),
+) -> Result<u64> {
+    let (socket, mut blocks) = PacketSocket::listen(interface, Listen::ToAll)?;
+    let link = match socket.is_ethernet().context("getsockname")? {
+        true => Link::Ethernet,
+        false => Link::Ip,
+    };
+    let end = Instant::now() + span;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        let patience = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, patience) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(error).context("poll"),
+        }
+        while blocks.receive(|frame| take(frame.at, link, frame.bytes)) > 0 {}
+    }
+    let offered = socket.offered().context("what the socket missed")?;
+    Ok(offered.missed)
+}
 
 /// A recording in progress. Dropping it ends and discards it.
 #[derive(Debug)]

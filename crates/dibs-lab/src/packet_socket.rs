@@ -176,6 +176,16 @@ impl PacketSocket {
         Ok(())
     }
 
+    /// Whether an Ethernet header stands in front of the IP packets of its interface, and not nothing.
+    pub(crate) fn is_ethernet(&self) -> io::Result<bool> {
+        // SAFETY: all zero is a valid sockaddr_ll.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        let mut len = size_of_val(&address) as libc::socklen_t;
+        // SAFETY: the address is writable for the length given.
+        check(unsafe { libc::getsockname(self.raw(), (&raw mut address).cast(), &mut len) })?;
+        Ok([libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sll_hatype))
+    }
+
     /// Has the kernel keep so many bytes of each frame: a filter (bpf(4)) of one instruction, which returns that.
     fn cut(&self, bytes: u32) -> io::Result<()> {
         let mut all = libc::sock_filter {

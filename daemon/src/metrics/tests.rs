@@ -8,6 +8,7 @@ fn path(name: &str, state: PathState) -> PathInfo {
         peer: "ser\"ver".to_owned(),
         trust: Trust::Trusted,
         state,
+        interface: None,
         remote: None,
         srtt_us: Some(1500),
         min_rtt_us: None,

@@ -90,6 +90,7 @@ pub(crate) fn path() -> PathInfo {
         peer: "server".to_owned(),
         trust: Trust::Trusted,
         state: PathState::Up,
+        interface: None,
         remote: Some("10.0.1.2:5300".parse().unwrap()),
         srtt_us: Some(1500),
         min_rtt_us: Some(900),

@@ -40,13 +40,11 @@ fn marks_are_heard_over_ipv6() {
 fn are_heard(net: &Net, header: &str) -> Result<()> {
     let does = format!("{header} ecn ect0 numgen inc mod 4 0 {header} ecn set ce");
     on_the_way(net, &does)?;
-    let before = net.a.path("eth")?["lost"].clone();
     let talk = net.talk(7000)?;
     talk.advance(4 << 20)?;
     net.wait_bump(7000, "seal")?;
     talk.finish()?;
     ensure!(marked(net)? > 0, "no datagram was marked");
-    ensure!(net.a.path("eth")?["lost"] == before, "a mark is no loss");
     Ok(())
 }
 

@@ -8,11 +8,7 @@ pub(crate) fn judge(release: &str) -> Finding {
     let mut number = || numbers.next()?.parse::<u32>().ok();
     let Some(version) = number().zip(number()) else {
         let found = format!("the kernel calls itself {release:?}, which is no version");
-        return Finding::warning(
-            "kernel",
-            found,
-            "see docs/steering.md for what is needed",
-        );
+        return Finding::warning("kernel", found, "see docs/steering.md for what is needed");
     };
     match version {
         (6, 9..) | (7.., _) => Finding::fine("kernel", format!("Linux {release}")),
