@@ -378,12 +378,12 @@ impl World {
             assert!(self.whole[host].contains(bytes), "a packet that was sent");
             return;
         }
+        let last = &mut self.tsval[host];
+        if segment.flags & flags::SYN != 0 {
+            // A connection begins with time stamps of its own, or none, whatever an earlier one had.
+            last.retain(|(t, _)| *t != tuple);
+        }
         if let Some((tsval, _)) = segment.timestamps {
-            let last = &mut self.tsval[host];
-            if segment.flags & flags::SYN != 0 {
-                // A connection begins with time stamps of its own, whatever an earlier one had.
-                last.retain(|(t, _)| *t != tuple);
-            }
             match last.iter_mut().find(|(t, _)| *t == tuple) {
                 Some((_, last)) => {
                     let back = last.wrapping_sub(tsval);
