@@ -50,6 +50,8 @@ pub struct Setup {
     pub padding: Padding,
     /// How each host's user would have the paths used.
     pub preferences: [Preferences; 2],
+    /// Routers mark a datagram for congestion now and then, whatever their queues hold.
+    pub marks: bool,
 }
 
 /// A path.
@@ -96,6 +98,7 @@ impl Setup {
             share: (2, 2),
             padding: Padding::None,
             preferences: Default::default(),
+            marks: false,
         }
     }
 }

@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_lock_takes_both_ends_and_a_while() {
-        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
+        let (mut locks, start) = (Locks::<Duration>::default(), Duration::from_secs(1000));
         assert!(locks.wants_asking(&pair(), 1, start));
         locks.confirm(pair(), 1, start);
         assert!(!locks.wants_asking(&pair(), 1, start));
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_leaves_in_between_is_not_locked() {
-        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
+        let (mut locks, start) = (Locks::<Duration>::default(), Duration::from_secs(1000));
         locks.confirm(pair(), 1, start);
         locks.release(&pair());
         assert_eq!(locks.take_due(start + GRACE, on), []);
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn what_left_while_it_was_confirmed_is_not_locked_but_forgotten() {
-        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
+        let (mut locks, start) = (Locks::<Duration>::default(), Duration::from_secs(1000));
         locks.confirm(pair(), 1, start);
         assert!(locks.due(start).next().is_none());
         assert_eq!(locks.due(start + GRACE).next(), Some(pair()));
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_refusal_stands_for_a_while_and_against_no_confirmation() {
-        let (mut locks, start) = (Locks::<Instant>::default(), Instant::now());
+        let (mut locks, start) = (Locks::<Duration>::default(), Duration::from_secs(1000));
         locks.refuse(pair(), 1, start);
         assert!(!locks.wants_asking(&pair(), 1, start));
         assert!(locks.wants_asking(&pair(), 1, start + ASK_AGAIN));

@@ -227,14 +227,16 @@ mod tests {
         let remote = "10.0.0.2:1".parse().expect("address");
         for local in ["10.0.0.1", "2001:db8::5"] {
             let local: IpAddr = local.parse().expect("address");
-            let mut control = Control::to_send(
-                &Endpoint {
-                    remote,
-                    local: Some(local),
-                    ect: true,
-                },
-                Some(1400),
-            );
+            let to = Endpoint {
+                remote,
+                local: Some(local),
+                ect: true,
+            };
+            // What says ECT is not marked.
+            let sent = Control::to_send(&to, Some(1400));
+            assert!(!sent.received(sent.len()).marked);
+            assert_eq!(sent.received(sent.len()).local, Some(local));
+            let mut control = Control::to_send(&Endpoint { ect: false, ..to }, None);
             control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &3i32.to_ne_bytes());
             control.push(libc::SOL_UDP, libc::UDP_GRO, &1400i32.to_ne_bytes());
             control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &9u32.to_ne_bytes());

@@ -162,6 +162,7 @@ fn setup(rng: &mut Rng) -> Setup {
         share,
         padding,
         preferences: Default::default(),
+        marks: true,
     }
 }
 

@@ -148,7 +148,8 @@ impl World {
         let before = drops(node);
         let from = from.unwrap_or(there);
         // Dice of their own, so that all else that a seed draws is as without them.
-        if mix(self.now.as_nanos() ^ bytes.len() as u64).is_multiple_of(MARKED) {
+        let dice = mix(self.now.as_nanos() ^ bytes.len() as u64);
+        if self.setup.marks && dice.is_multiple_of(MARKED) {
             self.coverage.note(Seen::LinkMarked);
             node.handle_marked_datagram(self.now, path, from, &mut bytes);
         } else {
