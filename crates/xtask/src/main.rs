@@ -120,13 +120,13 @@ fn sim(options: &[OsString]) -> Result<()> {
 
 fn demo() -> Result<()> {
     packages::ensure_lab()?;
-    run::cargo(&RELEASE)?;
+    build_release()?;
     run::run(process::Command::new(release("dibsctl")?).arg("demo"))
 }
 
 fn bench(options: &[OsString]) -> Result<()> {
     packages::ensure_lab()?;
-    run::cargo(&RELEASE)?;
+    build_release()?;
     run::run(process::Command::new(release("dibs-bench")?).args(options))
 }
 
@@ -142,7 +142,7 @@ fn man(directory: &Path) -> Result<()> {
 
 fn experiment(options: &[OsString]) -> Result<()> {
     packages::ensure_experiment()?;
-    run::cargo(&RELEASE)?;
+    build_release()?;
     run::run(process::Command::new(release("dibs-experiment")?).args(options))
 }
 
@@ -156,19 +156,12 @@ const PROGRAMS: [&str; 6] = [
     "dibsctl",
 ];
 
-/// The same, and the benchmark. All at once, for cargo chooses the features
-/// of what they share by what is built together.
-const RELEASE: [&str; 9] = [
-    "build",
-    "--release",
-    "--package",
-    "dibsd",
-    "--package",
-    "dibsctl",
-    "--package",
-    "dibs-lab",
-    "--bins",
-];
+/// Builds these, and the benchmark. All at once, for cargo chooses the features of what they share by what is built
+/// together.
+fn build_release() -> Result<()> {
+    let lab = ["--package", "dibs-lab", "--bins"];
+    run::cargo(&[&PROGRAMS[..], &lab].concat())
+}
 
 /// Where cargo puts a release program; this one is in `debug` beside it.
 fn release(program: &str) -> Result<PathBuf> {

@@ -163,12 +163,13 @@ impl DataPath {
             }
             let (mut runs, mut datagrams, mut bytes) = (0, 0, 0);
             for mut run in self.batch.iter_mut() {
-                let (from, run_marked) = (unscoped(run.remote), run.marked);
+                let (from, marked) = (unscoped(run.remote), run.marked);
+                let node = &mut self.node;
                 for datagram in run.datagrams() {
                     bytes += datagram.len() as u64;
-                    match run_marked {
-                        false => self.node.handle_datagram(now, index, from, datagram),
-                        true => self.node.handle_marked_datagram(now, index, from, datagram),
+                    match marked {
+                        false => node.handle_datagram(now, index, from, datagram),
+                        true => node.handle_marked_datagram(now, index, from, datagram),
                     }
                     datagrams += 1;
                 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Instant;
 
+use clap::ValueEnum as _;
 use dibs_control::{ConnId, ConnInfo, PathInfo, PathState, Status};
 
 use crate::render::process;
@@ -44,32 +45,18 @@ pub(super) enum Sort {
 }
 
 impl Sort {
+    /// The next one, after the last the first.
     pub(super) fn next(self) -> Self {
-        match self {
-            Self::Rate => Self::Sent,
-            Self::Sent => Self::Received,
-            Self::Received => Self::Retrans,
-            Self::Retrans => Self::Age,
-            Self::Age => Self::Process,
-            Self::Process => Self::Bump,
-            Self::Bump => Self::Remote,
-            Self::Remote => Self::Rate,
-        }
+        let all = Self::value_variants();
+        let at = all.iter().position(|sort| *sort == self);
+        all[at.map_or(0, |at| (at + 1) % all.len())]
     }
 }
 
 impl fmt::Display for Sort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Rate => "rate",
-            Self::Sent => "sent",
-            Self::Received => "received",
-            Self::Retrans => "retrans",
-            Self::Age => "age",
-            Self::Process => "process",
-            Self::Bump => "bump",
-            Self::Remote => "remote",
-        })
+        let value = self.to_possible_value().expect("none is hidden");
+        f.write_str(value.get_name())
     }
 }
 
@@ -429,14 +416,11 @@ mod tests {
 
     #[test]
     fn each_way_to_sort_leads_to_the_next_and_around() {
-        let mut all = vec![Sort::Rate];
-        while all.last().expect("one").next() != Sort::Rate {
-            all.push(all.last().expect("one").next());
+        let mut by = Sort::Rate;
+        for sort in Sort::value_variants() {
+            assert_eq!(by, *sort);
+            by = by.next();
         }
-        assert_eq!(all.len(), <Sort as clap::ValueEnum>::value_variants().len());
-        for by in all {
-            let named = <Sort as clap::ValueEnum>::from_str(&by.to_string(), false);
-            assert_eq!(named, Ok(by));
-        }
+        assert_eq!((by, by.to_string()), (Sort::Rate, "rate".to_owned()));
     }
 }

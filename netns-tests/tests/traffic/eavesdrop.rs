@@ -37,6 +37,7 @@ fn heard(net: &Net, port: u16) -> Result<Value> {
             stream.write_all(b".")?;
             stream.read_exact(&mut text)?;
             ensure!(text == TEXT, "the text is another one");
+            // Nothing is waited for: who asks without a pause gives the eavesdropper more than he looks at.
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         Ok(())
