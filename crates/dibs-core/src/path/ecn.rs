@@ -1,8 +1,10 @@
 //! Explicit congestion notification on a path's datagrams (RFC 3168), used as QUIC does (RFC 9000, 13.4).
 //!
 //! A router that would drop a datagram of a sender who says ECT(0) marks it CE instead. The receiver counts these
-//! marks, and its acknowledgements tell the count. A network may drop what says ECT: unless one of the first such
-//! datagrams arrives before the path falls silent, it is not said again.
+//! marks, and its acknowledgements tell the count. A network may drop what says ECT: where the path falls silent before
+//! one of the first such datagrams is acknowledged, it is not said again, unless that acknowledgement was only late.
+
+use super::ranges::SeqRange;
 
 /// One path's notifications, both ways.
 #[derive(Debug, Default)]
@@ -19,16 +21,17 @@ pub(super) struct Ecn {
 enum Capability {
     #[default]
     Unknown,
-    /// It is said from this number on.
+    /// It is said from this number on, and none such has been acknowledged.
     Testing(u64),
     Capable,
-    Refused,
+    /// It was said in these numbers, and none of them was acknowledged before the path fell silent.
+    Refused(SeqRange),
 }
 
 impl Ecn {
     /// Whether datagrams may say ECT(0).
     pub(super) fn is_sent(&self) -> bool {
-        self.capability != Capability::Refused
+        !matches!(self.capability, Capability::Refused(_))
     }
 
     /// A datagram was sent that says ECT.
@@ -38,19 +41,33 @@ impl Ecn {
         }
     }
 
-    /// The peer has got this datagram.
-    pub(super) fn on_acked(&mut self, seq: u64) {
-        if let Capability::Testing(from) = self.capability
-            && seq >= from
+    /// The peer has got these datagrams. Of a host that was busy the answer comes after the silence.
+    pub(super) fn on_acked(&mut self, ranges: &[SeqRange]) {
+        let said = match self.capability {
+            Capability::Unknown | Capability::Capable => return,
+            Capability::Testing(start) => SeqRange {
+                start,
+                end: u64::MAX,
+            },
+            Capability::Refused(said) => said,
+        };
+        if ranges
+            .iter()
+            .any(|r| r.start <= said.end && said.start <= r.end)
         {
             self.capability = Capability::Capable;
         }
     }
 
-    /// A probe timeout has passed without an answer. What answers afterwards may be another network.
-    pub(super) fn on_silence(&mut self) {
+    /// A probe timeout has passed without an answer, and `next` is sent next. What answers afterwards may be another
+    /// network.
+    pub(super) fn on_silence(&mut self, next: u64) {
         self.capability = match self.capability {
-            Capability::Testing(_) | Capability::Refused => Capability::Refused,
+            Capability::Testing(start) => Capability::Refused(SeqRange {
+                start,
+                end: next - 1,
+            }),
+            Capability::Refused(said) => Capability::Refused(said),
             Capability::Capable | Capability::Unknown => Capability::Unknown,
         };
     }

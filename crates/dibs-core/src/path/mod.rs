@@ -486,9 +486,7 @@ impl Path {
                 self.revive(now);
             }
         }
-        if let Some(seq) = news.newest {
-            self.ecn.on_acked(seq);
-        }
+        self.ecn.on_acked(frame.ranges());
         if self.ecn.on_reported(frame.marked()) {
             self.bbr.on_marked();
         }
@@ -670,7 +668,7 @@ impl Path {
             return TimeoutAction::Nothing;
         }
         self.count.ptos += 1;
-        self.ecn.on_silence();
+        self.ecn.on_silence(self.next_seq());
         if self.liveness.on_alarm(now) == Alarm::ProbeAndAbandon {
             self.abandon(lost);
         }

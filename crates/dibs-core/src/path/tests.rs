@@ -714,3 +714,17 @@ fn a_network_that_drops_what_is_capable_of_ecn_gets_it_without() {
     assert!(!w.a.is_ect());
     assert!(w.utilisation(S) > 0.95, "{:?}", w.a.stats());
 }
+
+#[test]
+fn a_late_answer_shows_that_a_network_lets_ecn_through() {
+    for stall in [200 * MS, 2 * S] {
+        let mut w = world(20 * MBIT, 20 * MS, 50 * MS);
+        let end = w.now + stall;
+        w.lump = Duration::from_nanos(end.as_nanos());
+        w.run(stall - 50 * MS);
+        assert!(w.a.stats().ptos > 0 && !w.a.is_ect(), "{:?}", w.a.stats());
+        w.lump = Duration::from_nanos(1);
+        w.run(2 * S);
+        assert!(w.a.is_ect(), "{:?}", w.a.stats());
+    }
+}
