@@ -270,6 +270,8 @@ impl Tiny {
             solo,
             first: !solo && at == 0,
             early: false,
+            ahead: 0,
+            withheld: false,
             epoch,
             offset: BASE_OFFSET + at,
             crc: crc32c(&bytes),

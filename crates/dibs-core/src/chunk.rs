@@ -75,12 +75,16 @@ pub struct Chunk {
     pub head: u16,
     /// TCP flags.
     pub flags: u16,
+    /// Of a solo one: how far the chain had come when it was cut, in bytes beyond the offset.
+    pub ahead: u32,
     /// Not part of the chain.
     pub solo: bool,
     /// First of its epoch.
     pub first: bool,
     /// What lies in front of its epoch goes another way.
     pub detached: bool,
+    /// Lost to the receiver's kernel.
+    pub withheld: bool,
 }
 
 impl Chunk {
@@ -96,8 +100,10 @@ impl Chunk {
             flow: strand.flow,
             incarnation: strand.incarnation,
             solo: self.solo,
+            ahead: self.ahead,
             first: self.first,
             detached: self.detached,
+            withheld: self.withheld,
             epoch: strand.epoch,
             offset: self.offset,
             crc: self.crc,

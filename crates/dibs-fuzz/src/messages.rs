@@ -56,7 +56,7 @@ fn check_len(frame: &Frame<'_>, w: &mut Writer<'_>) {
     frame::encode(frame, w);
     let len = w.len() - before;
     let planned = match frame {
-        Frame::Chunk(chunk) => frame::chunk_len(&chunk.tcp, chunk.open.as_ref()),
+        Frame::Chunk(chunk) => frame::chunk_len(&chunk.tcp, chunk.solo, chunk.open.as_ref()),
         Frame::Segment(segment) => frame::segment_len(&segment.tcp, segment.open.as_ref()),
         Frame::Opaque { packet, .. } => frame::OPAQUE_OVERHEAD + packet.len(),
         Frame::Fragment { bytes, .. } => frame::FRAGMENT_OVERHEAD + bytes.len(),

@@ -195,6 +195,29 @@ fn a_start_over_far_links_is_not_held_back() {
     }
 }
 
+/// What CoDel drops and TCP sends again neither lets what follows overtake what is under way by the longer path, nor
+/// overtakes it itself. Until this was so, TCP took hundreds of segments at a time for lost: thousands went twice here.
+#[test]
+fn a_drop_costs_what_is_dropped_and_no_more() {
+    for links in [
+        [Link::clean(50, 21, true), Link::clean(50, 120, false)],
+        [Link::clean(50, 20, true), Link::clean(50, 70, false)],
+        [Link::clean(100, 10, true), Link::clean(20, 60, false)],
+        [Link::clean(300, 10, true), Link::clean(80, 30, false)],
+    ] {
+        for bump in [SEAL, SCRAMBLE] {
+            let megabits: u64 = links.iter().map(|link| link.rate / 1_000_000).sum();
+            let scenario = Scenario {
+                bump,
+                ..Scenario::steady(Algorithm::Cubic, links.clone().into(), megabits * 1_000_000)
+            };
+            let row = Row::run(scenario, false).unwrap_or_else(|fault| panic!("{fault}"));
+            assert!(row.outcome.sender.again <= 20, "{row}");
+            assert!(row.ratio() > 1.05, "{row}");
+        }
+    }
+}
+
 /// Byte by byte, to the end, without a fault of the nodes: what the runs check themselves.
 #[test]
 fn random_scenarios_keep_their_promises() {

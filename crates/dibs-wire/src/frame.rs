@@ -113,10 +113,16 @@ pub struct Chunk<'a> {
     pub incarnation: u16,
     /// Restored on its own (true) or in the order of its epoch.
     pub solo: bool,
+    /// Of a solo chunk: how far its epoch had come when it was cut, in bytes beyond the offset. TCP sent all of those
+    /// before.
+    pub ahead: u32,
     /// The epoch begins with this chunk.
     pub first: bool,
     /// What lies in front of the epoch goes, or went, to the receiver by another way than this bump.
     pub detached: bool,
+    /// The receiver takes it as part of its epoch and does not hand it to its kernel, to which it is lost: so that TCP
+    /// slows down.
+    pub withheld: bool,
     /// The epoch.
     pub epoch: u32,
     /// Stream offset of the first byte.
@@ -286,8 +292,10 @@ impl Chunk<'_> {
         flow: 0,
         incarnation: 0,
         solo: false,
+        ahead: 0,
         first: false,
         detached: false,
+        withheld: false,
         epoch: 0,
         offset: 0,
         crc: 0,

@@ -17,8 +17,10 @@ fn chunk(batch: Key, len: u16) -> Chunk {
         head: 0,
         flags: 0,
         solo: false,
+        ahead: 0,
         first: false,
         detached: false,
+        withheld: false,
     }
 }
 

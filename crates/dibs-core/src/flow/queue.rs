@@ -35,6 +35,8 @@ pub struct Waiting {
     pub end: usize,
     /// Payload bytes of one of the segments that it stands for.
     pub mss: usize,
+    /// Payload bytes at its head that the receiver's kernel is not to get.
+    pub withheld: usize,
     arrived: Time,
 }
 
@@ -112,6 +114,7 @@ impl Queue {
             payload_at,
             end,
             mss,
+            withheld: 0,
             arrived: now,
         });
         Ok(())
@@ -126,6 +129,7 @@ impl Queue {
             payload_at,
             end,
             mss: end - payload_at,
+            withheld: 0,
             arrived,
         });
     }

@@ -249,8 +249,12 @@ impl FairQueue {
         self.lists.rotate(list);
     }
 
-    /// Asks CoDel about the head of a flow's queue; true if that dropped a segment, of which a copy is kept until TCP
-    /// has sent it again, or should have: within `srtt` of the slowest path, that is.
+    /// Asks CoDel about the head of a flow's queue; true if that dropped a segment from it. A copy is kept until TCP has
+    /// sent it again, or should have: within `srtt` of the slowest path, that is.
+    ///
+    /// Inside a chain it goes out and is [withheld](crate::chunk::Chunk::withheld) at the far end. Without it a new epoch
+    /// would begin, which waits for nothing: what follows would overtake, by a shorter path, what was sent before, and
+    /// TCP would take all that for lost.
     pub(super) fn judge(
         &mut self,
         now: Time,
@@ -271,7 +275,7 @@ impl FairQueue {
         let segment = parsed(&head.buffer);
         let consumed = segment.payload.len() - head.left();
         let offset = conn.out.stream.offset_of(segment.seq) + consumed as u64;
-        if conn.out.stream.is_passed(offset) {
+        if head.withheld > 0 || conn.out.stream.is_passed(offset) {
             // TCP sends it again, and would miss it only by a timeout, which after an outage is a long one.
             return false;
         }
@@ -283,19 +287,24 @@ impl FairQueue {
         // perhaps at the far end; RACK allows for as much reordering.
         let due = now + INTERVAL + 2 * (head.sojourn(now) + srtt);
         let kept = DroppedSegment::copy(&mut shared.pool, due, &segment, consumed, len);
-        conn.out.stream.note_drop();
         shared.count(Counter::CodelDropped);
-        let held = self.watch(&conn.out.queue);
-        if let Some(buffer) = conn.out.queue.consume(len) {
-            shared.pool.give(buffer);
+        let withholds = conn.out.stream.continues_at(offset);
+        if withholds {
+            head.withheld = len;
+        } else {
+            conn.out.stream.note_drop();
+            let held = self.watch(&conn.out.queue);
+            if let Some(buffer) = conn.out.queue.consume(len) {
+                shared.pool.give(buffer);
+            }
+            self.settle(&held, &conn.out.queue);
         }
-        self.settle(&held, &conn.out.queue);
         while !self.dropped.has_room(&kept) && self.requeue_first(now, shared, conns, patience.turn)
         {
         }
         let conn = conns.get_mut(key).expect("the caller has it");
         self.dropped.keep((key, &mut conn.out), kept);
-        true
+        !withholds
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called.

@@ -23,6 +23,8 @@ use crate::time::Time;
 pub(super) const MAX_GATES: usize = 256;
 /// The start of a chain is held back no longer: what went in plain may be lost.
 const GATE_PATIENCE: Duration = Duration::from_millis(80);
+/// What TCP sent again waits no longer for what it had sent before: a path may have died with that.
+const OVERTAKING_PATIENCE: Duration = Duration::from_millis(200);
 /// Nor is silence waited for, beside two round trips; after that again the window opens by itself.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(100);
 /// A kernel that has sent nothing for so long is silent, not only between two paced bursts.
@@ -187,20 +189,23 @@ impl Peer {
         }
     }
 
-    /// A chain's start is held back; it is looked at again then.
-    pub(super) fn note_gate(&mut self, now: Time, key: Key) {
-        if self.gates.iter().all(|(gated, _)| *gated != key) {
-            self.gates.push((key, now + GATE_PATIENCE));
-        }
+    /// A chain's start is held back, or what is `solo`: not for ever.
+    pub(super) fn note_gate(&mut self, now: Time, key: Key, solo: bool) {
+        self.gates.retain(|(gated, _)| *gated != key);
+        let patience = match solo {
+            true => OVERTAKING_PATIENCE,
+            false => GATE_PATIENCE,
+        };
+        self.gates.push((key, now + patience));
     }
 
-    /// Lets a chain go on whose start was held back.
+    /// Lets go on what of a connection was held back.
     pub(super) fn open_gate(&mut self, now: Time, shared: &mut Shared, key: Key) {
         self.gates.retain(|(gated, _)| *gated != key);
         self.meet_floor(key);
         while let Some(conn) = self.conns.get_mut(key)
             && let Some((stream, _, mut sink)) = super::receive::incoming(now, shared, key, conn)
-            && stream.gate().is_some()
+            && stream.holds_back()
         {
             if let Some(epoch) = stream.open_gate(&mut self.store, &mut sink) {
                 shared.count(Counter::CrcMismatch);

@@ -13,10 +13,12 @@ use crate::time::Time;
 
 mod front;
 mod held;
+mod overtaking;
 
 use front::Front;
 pub use held::{HELD_OVERHEAD, Store};
 use held::{Held, Holding};
+use overtaking::{Awaited, Overtaking};
 
 /// Epochs of one stream that are restored side by side; what belongs to an older one has been sent
 /// again by TCP long since.
@@ -27,11 +29,15 @@ const EPOCHS: usize = 4;
 pub struct Piece<'a> {
     /// Restored on its own.
     pub solo: bool,
+    /// On its own: how far its epoch had come when it was sent, in bytes beyond the offset.
+    pub ahead: u32,
     /// First of its epoch.
     pub first: bool,
     /// To be held back, with its whole epoch, until [`RxStream::open_gate`]: what lies in front of it
     /// is still on its way elsewhere, and the kernel would take it for lost.
     pub early: bool,
+    /// Part of its epoch, and not to be injected.
+    pub withheld: bool,
     /// Its epoch.
     pub epoch: u32,
     /// Stream offset.
@@ -131,13 +137,14 @@ struct Epoch {
 
 /// Restores the stream of one incarnation.
 ///
-/// Chained chunks are injected in the order of their epoch; solo chunks at once, always, for the
-/// kernel alone knows what it has. Their plaintext also closes gaps of the chain.
+/// Chained chunks are injected in the order of their epoch; solo chunks whatever the kernel has, for it alone knows
+/// that, at once unless they [overtook](Overtaking) others. Their plaintext also closes gaps of the chain.
 #[derive(Debug, Default)]
 pub struct RxStream {
     epochs: SmallVec<[Epoch; 1]>,
     /// How far solo chunks reached.
     alone_to: u64,
+    overtaking: Overtaking,
 }
 
 impl RxStream {
@@ -149,11 +156,12 @@ impl RxStream {
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
-        if piece.solo {
-            self.solo(piece, decoders, store, sink)
-        } else {
-            self.chained(piece, decoders, store, sink)
-        }
+        let outcome = match piece.solo {
+            true => self.solo(piece, decoders, store, sink),
+            false => self.chained(piece, decoders, store, sink),
+        };
+        self.overtaking.inject(&self.epochs, store, sink);
+        outcome
     }
 
     fn solo(
@@ -163,9 +171,23 @@ impl RxStream {
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Outcome {
-        let room = sink.room(piece.offset, piece.tcp, piece.bytes.len());
         let mut decoder = decoders.solo(piece.epoch, piece.offset);
         let crc = decoders.has_crc().then_some(piece.crc);
+        let awaited = Awaited {
+            epoch: piece.epoch,
+            upto: piece.offset + u64::from(piece.ahead),
+        };
+        if self.has_overtaken(piece, awaited)
+            && let Some(room) = self.overtaking.room(piece, store)
+        {
+            if !restore(decoder.as_deref_mut(), piece.bytes, crc, room) {
+                self.overtaking.retract(store);
+                return Outcome::Contradiction;
+            }
+            self.overtaking.wait_for(awaited);
+            return Outcome::Held;
+        }
+        let room = sink.room(piece.offset, piece.tcp, piece.bytes.len());
         if !restore(decoder.as_deref_mut(), piece.bytes, crc, room) {
             sink.retract();
             // A solo chunk says nothing about its epoch's chain.
@@ -186,6 +208,14 @@ impl RxStream {
         Outcome::Restored
     }
 
+    /// Whether a solo chunk came before what was sent before it: it stands in front of all that its epoch still awaits,
+    /// which had come further already.
+    fn has_overtaken(&self, solo: &Piece<'_>, awaited: Awaited) -> bool {
+        let mut epochs = self.epochs.iter().filter(|e| e.number == solo.epoch);
+        let behind = |e: &Epoch| e.front.next().is_some_and(|next| solo.end() <= next);
+        epochs.any(behind) && solo.tcp.flags & flags::RST == 0 && awaited.is_open(&self.epochs)
+    }
+
     fn chained(
         &mut self,
         piece: &Piece<'_>,
@@ -201,7 +231,7 @@ impl RxStream {
             return Outcome::Broken;
         }
         if piece.end() <= epoch.loose {
-            if epoch.inject(piece.offset, piece.bytes, piece.crc, piece.tcp, sink) {
+            if epoch.inject(piece, sink) {
                 return Outcome::Restored;
             }
             epoch.end(store);
@@ -233,7 +263,7 @@ impl RxStream {
         }
         match epoch.front.next() {
             Some(next) if next == piece.offset => {
-                if !epoch.restore(piece.offset, piece.bytes, piece.crc, piece.tcp, sink) {
+                if !epoch.restore(piece, sink) {
                     epoch.end(store);
                     return Outcome::Corrupt;
                 }
@@ -272,11 +302,13 @@ impl RxStream {
         sink: &mut impl Sink,
     ) -> Option<u32> {
         let epoch = self.epochs.iter_mut().find(|e| e.is_passed_by(offset))?;
-        if epoch.decoder.is_none() && epoch.release(store, sink) {
-            return None;
+        let number = epoch.number;
+        let ends = epoch.decoder.is_some() || !epoch.release(store, sink);
+        if ends {
+            epoch.end(store);
         }
-        epoch.end(store);
-        Some(epoch.number)
+        self.overtaking.inject(&self.epochs, store, sink);
+        ends.then_some(number)
     }
 
     /// Gives up gaps at which nothing has moved for `patience`, as often as this is asked: what they
@@ -289,6 +321,7 @@ impl RxStream {
         store: &mut Store,
         sink: &mut impl Sink,
     ) -> Option<u32> {
+        let mut ended = None;
         for epoch in &mut self.epochs {
             let since = epoch.held.waits_since(now, epoch.front.next());
             if since.is_none_or(|since| now.since(since) < patience) {
@@ -299,14 +332,17 @@ impl RxStream {
             } else if epoch.release(store, sink) {
                 continue;
             }
-            return Some(epoch.number);
+            ended = Some(epoch.number);
+            break;
         }
-        None
+        self.overtaking.inject(&self.epochs, store, sink);
+        ended
     }
 
     /// Ends the epochs that wait for a gap to close, and keeps nothing for later ones: it has been
     /// too long.
     pub fn give_up(&mut self, store: &mut Store) {
+        self.overtaking.forget_all(store);
         for epoch in &mut self.epochs {
             if epoch.held.is_empty() {
                 epoch.front.forget_all(store, &mut epoch.used);
@@ -321,8 +357,15 @@ impl RxStream {
         self.epochs.iter().find_map(|e| e.gate)
     }
 
+    /// Whether something is held back until [`open_gate`](Self::open_gate): the start of an epoch, or solo chunks that
+    /// overtook others.
+    pub fn holds_back(&self) -> bool {
+        self.gate().is_some() || !self.overtaking.is_empty()
+    }
+
     /// Lets what was held back go on; returns an epoch that turned out corrupt.
     pub fn open_gate(&mut self, store: &mut Store, sink: &mut impl Sink) -> Option<u32> {
+        self.overtaking.inject_all(store, sink);
         let epoch = self.epochs.iter_mut().find(|e| e.gate.is_some())?;
         epoch.pass_gate();
         (!epoch.drain(store, sink)).then_some(epoch.number)
@@ -335,6 +378,7 @@ impl RxStream {
 
     /// Gives back the memory that only a stream under way needs.
     pub fn shrink(&mut self) {
+        self.overtaking.shrink();
         for epoch in &mut self.epochs {
             epoch.held.shrink();
             epoch.front.shrink();
@@ -347,6 +391,7 @@ impl RxStream {
             epoch.end(store);
         }
         self.epochs.clear();
+        self.overtaking.forget_all(store);
     }
 
     fn epoch(
@@ -399,40 +444,25 @@ impl RxStream {
 }
 
 impl Epoch {
-    /// Restores bytes that stand at `offset`, which the chain has come to, and injects them; false if the
-    /// CRC disagrees.
-    fn restore(
-        &mut self,
-        offset: u64,
-        bytes: &[u8],
-        crc: u32,
-        tcp: &TcpFields<'_>,
-        sink: &mut impl Sink,
-    ) -> bool {
-        if !self.inject(offset, bytes, crc, tcp, sink) {
+    /// Restores a piece that the chain has come to, and injects it; false if the CRC disagrees.
+    fn restore(&mut self, piece: &Piece<'_>, sink: &mut impl Sink) -> bool {
+        if !self.inject(piece, sink) {
             return false;
         }
-        self.front.move_to(end(offset, bytes.len(), tcp.flags));
+        self.front.move_to(piece.end());
         true
     }
 
-    /// Injects bytes at `offset`; false if the CRC disagrees.
-    fn inject(
-        &mut self,
-        offset: u64,
-        bytes: &[u8],
-        crc: u32,
-        tcp: &TcpFields<'_>,
-        sink: &mut impl Sink,
-    ) -> bool {
-        let room = sink.room(offset, tcp, bytes.len());
-        let crc = self.has_crc.then_some(crc);
-        if !restore(self.decoder.as_deref_mut(), bytes, crc, room) {
-            sink.retract();
-            return false;
+    /// Injects a piece; false if the CRC disagrees.
+    fn inject(&mut self, piece: &Piece<'_>, sink: &mut impl Sink) -> bool {
+        let room = sink.room(piece.offset, piece.tcp, piece.bytes.len());
+        let crc = self.has_crc.then_some(piece.crc);
+        let intact = restore(self.decoder.as_deref_mut(), piece.bytes, crc, room);
+        match intact && !piece.withheld {
+            true => sink.commit(),
+            false => sink.retract(),
         }
-        sink.commit();
-        true
+        intact
     }
 
     /// Restores what is held and has come within reach; false if a piece was corrupt, which ends
@@ -442,7 +472,19 @@ impl Epoch {
             let decoder = self.decoder.as_deref_mut();
             self.front.pass_to(target, decoder, store, &mut self.used);
             let held = self.held.pop_first().expect("the target is held");
-            let intact = self.restore(target, &held.bytes, held.crc, &held.tcp.get(), sink);
+            let piece = Piece {
+                solo: false,
+                ahead: 0,
+                first: false,
+                early: false,
+                withheld: held.withheld,
+                epoch: self.number,
+                offset: target,
+                crc: held.crc,
+                tcp: &held.tcp.get(),
+                bytes: &held.bytes,
+            };
+            let intact = self.restore(&piece, sink);
             store.give(held.bytes, &mut self.used);
             if !intact {
                 self.end(store);
@@ -518,6 +560,7 @@ impl Epoch {
         };
         let held = Held {
             crc: piece.crc,
+            withheld: piece.withheld,
             tcp: OwnedFields::new(piece.tcp),
             bytes,
         };

@@ -19,12 +19,21 @@ pub struct Position {
     pub offset: u64,
     /// On its own (a kernel retransmission) or in the chain.
     pub solo: bool,
+    /// On its own: how far the chain has come beyond the offset.
+    pub ahead: u32,
     /// The chain begins here.
     pub first: bool,
     /// What lies in front of the chain goes another way.
     pub detached: bool,
     /// No more bytes than this go the same way.
     pub limit: usize,
+}
+
+impl Position {
+    /// In the chain, and not its start.
+    pub const fn is_inside(&self) -> bool {
+        !self.solo && !self.first
+    }
 }
 
 /// Where the local kernel's segments stand in the stream.
@@ -136,6 +145,12 @@ impl TxStream {
         offset < self.top
     }
 
+    /// Whether the byte at `offset` is the chain's next, and not its first.
+    pub fn continues_at(&self, offset: u64) -> bool {
+        let chain = self.chain.as_ref();
+        chain.is_some_and(|c| c.next == offset && c.start != offset)
+    }
+
     /// Says how the next bytes, `len` of them at `offset`, go, and opens an epoch where one is
     /// needed.
     pub fn position(&mut self, offset: u64, len: usize) -> Position {
@@ -146,10 +161,12 @@ impl TxStream {
         match distance {
             Some(0) => {}
             Some(below) if below < 0 && below > -MAX_WINDOW && !self.is_long_run(offset) => {
-                let limit = len.min(below.unsigned_abs() as usize);
+                let ahead = below.unsigned_abs();
+                let limit = len.min(ahead as usize);
                 return Position {
                     offset,
                     solo: true,
+                    ahead: ahead as u32,
                     first: false,
                     detached: false,
                     limit,
@@ -168,6 +185,7 @@ impl TxStream {
         Position {
             offset,
             solo: false,
+            ahead: 0,
             first,
             detached,
             limit: len,

@@ -80,8 +80,10 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
         flow: 7,
         incarnation: 1,
         solo: false,
+        ahead: 0,
         first: false,
         detached: false,
+        withheld: false,
         epoch: 1,
         offset: BASE_OFFSET + 130,
         crc: 0x8182_8384,
@@ -90,6 +92,7 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
     };
     let solo = Chunk {
         solo: true,
+        ahead: 40_000,
         tcp: TcpFields {
             flags: flags::ACK | flags::URG,
             timestamps: None,

@@ -199,15 +199,17 @@ pub(crate) fn header_block(session: SessionId, open: bool) -> Vec<u8> {
         flow: FLOW,
         incarnation: INCARNATION,
         solo: false,
+        ahead: 0,
         first: true,
         detached: false,
+        withheld: false,
         epoch: EPOCH,
         offset: BASE_OFFSET,
         crc: crc32c(&plaintext()),
         tcp: frames::fields(),
         open: open.then(|| frames::open(session.as_u64())),
     };
-    let mut block = vec![0; frame::chunk_len(&chunk.tcp, chunk.open.as_ref())];
+    let mut block = vec![0; frame::chunk_len(&chunk.tcp, chunk.solo, chunk.open.as_ref())];
     chunk.encode(&mut Writer::new(&mut block));
     block
 }

@@ -15,6 +15,8 @@ const HAS_OPEN: u8 = 0x10;
 const IS_SOLO: u8 = 0x20;
 const IS_FIRST: u8 = 0x40;
 const IS_DETACHED: u8 = 0x80;
+/// In the chain, behind the first.
+const IS_WITHHELD: u8 = IS_DETACHED;
 
 /// Bytes of an [`Open`] for IPv4 and IPv6 flows.
 const fn open_len(v4: bool) -> usize {
@@ -28,9 +30,13 @@ const CHUNK_HEAD: usize = 1 + 1 + 4 + 2 + 4 + 8 + 4;
 const FIELDS_HEAD: usize = 2 + 2 + 4;
 const TIMESTAMPS_LEN: usize = 4 + 4;
 
-/// Bytes of a chunk frame with these parts.
-pub fn chunk_len(tcp: &TcpFields<'_>, open: Option<&Open>) -> usize {
-    CHUNK_HEAD + fields_len(tcp) + open.map_or(0, |o| open_len(o.tuple.src.is_ipv4()))
+/// How far the epoch of a solo chunk had come.
+const AHEAD_LEN: usize = 4;
+
+/// Bytes of a chunk frame with these parts, solo or not.
+pub fn chunk_len(tcp: &TcpFields<'_>, solo: bool, open: Option<&Open>) -> usize {
+    let ahead = if solo { AHEAD_LEN } else { 0 };
+    CHUNK_HEAD + fields_len(tcp) + open.map_or(0, |o| open_len(o.tuple.src.is_ipv4())) + ahead
 }
 
 /// Bytes of a segment frame with these parts.
@@ -201,7 +207,9 @@ pub(super) fn get_chunk<'a>(r: &mut Reader<'a>, chunk: &mut Chunk<'a>) -> Result
     let bits = head.u8()?;
     chunk.solo = bits & IS_SOLO != 0;
     chunk.first = bits & IS_FIRST != 0;
-    chunk.detached = bits & IS_DETACHED != 0;
+    let inside = !chunk.solo && !chunk.first;
+    chunk.detached = !inside && bits & IS_DETACHED != 0;
+    chunk.withheld = inside && bits & IS_WITHHELD != 0;
     chunk.flow = head.u32()?;
     chunk.incarnation = head.u16()?;
     chunk.epoch = head.u32()?;
@@ -212,6 +220,7 @@ pub(super) fn get_chunk<'a>(r: &mut Reader<'a>, chunk: &mut Chunk<'a>) -> Result
     if bits & HAS_OPEN != 0 {
         chunk.open = Some(get_open(r)?);
     }
+    chunk.ahead = if chunk.solo { r.u32()? } else { 0 };
     Ok(())
 }
 
@@ -244,7 +253,8 @@ impl Chunk<'_> {
         head.u8(flag_bits(&self.tcp, self.open.is_some())
             | if self.solo { IS_SOLO } else { 0 }
             | if self.first { IS_FIRST } else { 0 }
-            | if self.detached { IS_DETACHED } else { 0 });
+            | if self.detached { IS_DETACHED } else { 0 }
+            | if self.withheld { IS_WITHHELD } else { 0 });
         head.u32(self.flow);
         head.u16(self.incarnation);
         head.u32(self.epoch);
@@ -253,6 +263,9 @@ impl Chunk<'_> {
         put_fields(w, &self.tcp);
         if let Some(open) = &self.open {
             put_open(w, open);
+        }
+        if self.solo {
+            w.u32(self.ahead);
         }
     }
 }

@@ -52,13 +52,15 @@ fn bare() -> TcpFields<'static> {
 }
 
 fn samples() -> Vec<Frame<'static>> {
-    let chunk = |tcp, open, solo| {
+    let chunk = |tcp, open, solo: bool, withheld: bool| {
         Frame::Chunk(Chunk {
             flow: 1,
             incarnation: 2,
             solo,
-            first: !solo,
-            detached: false,
+            ahead: if solo { 70_000 } else { 0 },
+            first: !solo && !withheld,
+            detached: !solo && !withheld,
+            withheld,
             epoch: 3,
             offset: BASE_OFFSET + 4,
             crc: 5,
@@ -78,8 +80,9 @@ fn samples() -> Vec<Frame<'static>> {
     vec![
         Frame::Ping,
         Frame::Ack(&[1, 2, 3]),
-        chunk(fields(), Some(open(false)), true),
-        chunk(bare(), None, false),
+        chunk(fields(), Some(open(false)), true, false),
+        chunk(bare(), None, false, false),
+        chunk(bare(), None, false, true),
         segment(fields(), Some(open(true))),
         segment(bare(), None),
         Frame::Opaque {
@@ -161,14 +164,17 @@ fn lengths_are_as_announced() {
     let mut buf = [0u8; 256];
     for tcp in [fields(), bare()] {
         for open in [None, Some(open(false)), Some(open(true))] {
-            let mut w = Writer::new(&mut buf);
-            Chunk {
-                tcp,
-                open,
-                ..Chunk::EMPTY
+            for solo in [false, true] {
+                let mut w = Writer::new(&mut buf);
+                Chunk {
+                    tcp,
+                    solo,
+                    open,
+                    ..Chunk::EMPTY
+                }
+                .encode(&mut w);
+                assert_eq!(w.len(), chunk_len(&tcp, solo, open.as_ref()));
             }
-            .encode(&mut w);
-            assert_eq!(w.len(), chunk_len(&tcp, open.as_ref()));
             let mut w = Writer::new(&mut buf);
             EmptySegment {
                 flow: 0,

@@ -166,12 +166,17 @@ impl Peer {
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         let piece = Piece {
             solo: chunk.solo,
+            ahead: match self.gates.len() < MAX_GATES {
+                true => chunk.ahead,
+                false => 0,
+            },
             first: chunk.first,
             early: chunk.detached
                 && self.gates.len() < MAX_GATES
                 && base
                     .zip(conn.acked)
                     .is_some_and(|(base, acked)| base.is_after(acked)),
+            withheld: chunk.withheld,
             epoch: chunk.epoch,
             offset: chunk.offset,
             crc: chunk.crc,
@@ -180,11 +185,12 @@ impl Peer {
         };
         let (stream, decoders, mut sink) =
             incoming(now, shared, key, conn).expect("an incoming flow leads to its connection");
+        let held_back = stream.holds_back();
         match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
             Outcome::Restored => {}
             Outcome::Held => {
-                if stream.gate().is_some() {
-                    self.note_gate(now, key);
+                if !held_back && stream.holds_back() {
+                    self.note_gate(now, key, chunk.solo);
                 }
             }
             Outcome::Duplicate => shared.count(Counter::ChunkDuplicate),

@@ -133,7 +133,7 @@ impl Peer {
         let open = self.conns.get(head.conn).and_then(Conn::open_frame);
         let mut shape = Shape {
             payload: usize::from(chunk.len),
-            header: frame::chunk_len(&head.tcp.get(), open.as_ref()),
+            header: frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref()),
             tag: TAG_LEN,
         };
         let mtu = usize::from(self.links[link].path.mtu());
@@ -284,7 +284,7 @@ impl Peer {
         let chunk = *chunk;
         let head = self.waiting.head(&chunk);
         let open = self.conns.get(head.conn).and_then(Conn::open_frame);
-        let mut block = vec![0; frame::chunk_len(&head.tcp.get(), open.as_ref())];
+        let mut block = vec![0; frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref())];
         chunk
             .frame(head.strand, head.tcp.get(), open)
             .encode(&mut Writer::new(&mut block));

@@ -171,16 +171,13 @@ impl Peer {
         let held = self.fq.watch(&conn.out.queue);
         while let Some(mut head) = conn.out.queue.pop() {
             let segment = parsed(&head.buffer);
-            let done = segment.payload.len() - head.left();
-            if let Left::Some(left) = cutter.cut(
-                turn,
-                &mut conn.out,
-                &mut conn.stats,
-                &segment,
-                done,
-                head.mss,
-            ) {
-                head.payload_at = head.end - left;
+            let mut rest = Rest {
+                left: head.left(),
+                withheld: head.withheld,
+                mss: head.mss,
+            };
+            if !cutter.cut(turn, &mut conn.out, &mut conn.stats, &segment, &mut rest) {
+                (head.payload_at, head.withheld) = (head.end - rest.left, rest.withheld);
                 conn.out.queue.put_back(head);
                 break;
             }
@@ -246,40 +243,60 @@ struct Cutter<'a> {
     sent: u64,
 }
 
-/// What a run leaves of a segment.
-enum Left {
-    Nothing,
-    /// So many payload bytes; with none, a FIN.
-    Some(usize),
+/// What is left of a segment.
+pub(super) struct Rest {
+    /// Payload bytes; with none, a FIN.
+    pub(super) left: usize,
+    /// The first of them that the receiver's kernel is not to get.
+    pub(super) withheld: usize,
+    /// Payload bytes of one of the segments that it stands for.
+    pub(super) mss: usize,
+}
+
+impl Rest {
+    /// So many bytes go now.
+    pub(super) const fn advance(&mut self, len: usize) {
+        self.left -= len;
+        self.withheld = self.withheld.saturating_sub(len);
+    }
+
+    /// Bytes that go the same way, at most.
+    pub(super) fn limit(&self) -> usize {
+        match self.withheld {
+            0 => self.left,
+            withheld => withheld.min(self.left),
+        }
+    }
 }
 
 impl Cutter<'_> {
-    /// Cuts a segment from payload offset `done` on.
+    /// Cuts what is left of a segment; false if not all of it.
     fn cut(
         &mut self,
         turn: &mut Turn<'_>,
         out: &mut Outgoing,
         stats: &mut ConnStats,
         segment: &Segment<'_>,
-        mut done: usize,
-        mss: usize,
-    ) -> Left {
+        rest: &mut Rest,
+    ) -> bool {
         let total = segment.payload.len();
         let tcp = fields::of_segment(segment, out.meta);
-        let header = frame::chunk_len(&tcp, self.open.as_ref());
+        let open = self.open;
+        let header = |solo| frame::chunk_len(&tcp, solo, open.as_ref());
         let base = out.stream.offset_of(segment.seq);
-        let may_be_bare = self.bare && done < total && tcp.flags & NOT_BARE == 0;
+        let may_be_bare = self.bare && rest.left > 0 && tcp.flags & NOT_BARE == 0;
         let tag = if may_be_bare { 0 } else { TAG_LEN };
         // The far host may forward them to where nothing longer fits.
-        let room = (self.run.mtu - CLEAR - header - tag).min(mss.max(1));
+        let room = (self.run.mtu - CLEAR - header(false) - tag).min(rest.mss.max(1));
         // Pieces of equal length, so that a send can go on with those of the next segment.
         let even = total.div_ceil(total.div_ceil(room).max(1));
         let mut head = None;
         loop {
             if self.run.pieces == self.run.most {
                 self.run.full = true;
-                return Left::Some(total - done);
+                return false;
             }
+            let done = total - rest.left;
             let offset = base + done as u64;
             let position = out.stream.position(offset, (total - done).max(1));
             let due = self.guarded.is_some() && out.until_trusted <= 0;
@@ -296,10 +313,12 @@ impl Cutter<'_> {
                 && !(position.solo || position.first)
                 && !self.link.path.next_seq().is_multiple_of(PROOF_SPACING);
             let tag = if bare { 0 } else { TAG_LEN };
+            let header = header(position.solo);
             let len = (self.run.mtu - CLEAR - header - tag)
                 .min(even)
                 .min(position.limit)
-                .min(total - done);
+                .min(rest.limit());
+            let withheld = rest.withheld > 0 && position.is_inside();
             let mut shape = Shape {
                 payload: len,
                 header,
@@ -322,7 +341,7 @@ impl Cutter<'_> {
             // The datagrams of one send are equally long, but for the last.
             if (!allowed && !defer) || (self.run.pieces > 0 && shape.len() > self.run.stride) {
                 self.run.full = true;
-                return Left::Some(total - done);
+                return false;
             }
             let bytes = &segment.payload[done..done + len];
             let piece_tcp = fields::of_piece(&tcp, done, last);
@@ -346,8 +365,10 @@ impl Cutter<'_> {
                 head,
                 flags,
                 solo: position.solo,
+                ahead: position.ahead,
                 first: position.first,
                 detached: position.detached,
+                withheld,
             };
             if defer {
                 // It goes by a trusted path when that has room; the others need not wait for it.
@@ -425,7 +446,7 @@ impl Cutter<'_> {
                     out.stream.break_chain();
                     turn.shared.scratch.truncate(self.run.at);
                     self.run.full = true;
-                    return Left::Some(total - done);
+                    return false;
                 }
                 self.run.pieces += 1;
                 self.sent += len as u64;
@@ -445,12 +466,9 @@ impl Cutter<'_> {
                 };
             }
             out.deficit -= shape.len() as i64;
-            done += len;
-            if last {
-                return Left::Nothing;
-            }
-            if self.run.full {
-                return Left::Some(total - done);
+            rest.advance(len);
+            if last || self.run.full {
+                return last;
             }
         }
     }

@@ -10,7 +10,7 @@ use super::super::fq::parsed;
 use super::super::links::Link;
 use super::super::peer::{Out, Peer, Source};
 use super::super::preference::Role;
-use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, strand};
+use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, Rest, strand};
 use super::small::{LONGEST_PACK, pack_segments};
 use super::{CLEAR, Turn, token};
 use crate::bump::Split;
@@ -165,10 +165,15 @@ impl Peer {
             let Some(mut head) = conn.out.queue.pop() else {
                 break;
             };
-            let left = self.cut_split(turn, &mut run, &parsed(&head.buffer), head.left(), head.mss);
+            let mut rest = Rest {
+                left: head.left(),
+                withheld: head.withheld,
+                mss: head.mss,
+            };
+            let done = self.cut_split(turn, &mut run, &parsed(&head.buffer), &mut rest);
             let conn = self.conns.get_mut(key).expect("the caller has it");
-            if let Some(left) = left {
-                head.payload_at = head.end - left;
+            if !done {
+                (head.payload_at, head.withheld) = (head.end - rest.left, rest.withheld);
                 conn.out.queue.put_back(head);
                 break;
             }
@@ -193,21 +198,19 @@ impl Peer {
         self.send_splits()
     }
 
-    /// Cuts a segment of which `left` bytes are left; how many still are, or none if it is done.
+    /// Cuts what is left of a segment; false if not all of it.
     fn cut_split(
         &mut self,
         turn: &mut Turn<'_>,
         run: &mut SplitRun<'_>,
         segment: &Segment<'_>,
-        left: usize,
-        mss: usize,
-    ) -> Option<usize> {
+        rest: &mut Rest,
+    ) -> bool {
         let total = segment.payload.len();
-        let mut done = total - left;
         loop {
             if run.full || run.pieces == run.most {
                 run.full = true;
-                return Some(total - done);
+                return false;
             }
             let conn = self.conns.get_mut(run.key).expect("the caller has it");
             if conn.out.secrets.is_none() {
@@ -219,14 +222,15 @@ impl Peer {
             let open = conn.open_frame();
             let out = &mut conn.out;
             let tcp = fields::of_segment(segment, out.meta);
-            let header = frame::chunk_len(&tcp, open.as_ref());
+            let header = frame::chunk_len(&tcp, true, open.as_ref());
             // As of what is not split, no longer than its sender makes them.
-            let room = (run.capacity - PREFIX - header).min(mss.max(1));
+            let room = (run.capacity - PREFIX - header).min(rest.mss.max(1));
             let even = total.div_ceil(total.div_ceil(room).max(1));
+            let done = total - rest.left;
             let offset = out.stream.offset_of(segment.seq) + done as u64;
             let epoch = out.stream.epoch();
             let position = out.stream.position(offset, (total - done).max(1));
-            let len = room.min(even).min(position.limit).min(total - done);
+            let len = room.min(even).min(position.limit).min(rest.limit());
             let mut whole = PREFIX + len + header;
             let short = run.whole.saturating_sub(whole);
             if short <= run.whole / MOST_PADDED {
@@ -235,7 +239,7 @@ impl Peer {
             // The datagrams of one send are equally long, but for the last.
             if run.pieces > 0 && whole > run.whole {
                 run.full = true;
-                return Some(total - done);
+                return false;
             }
             conn.stats.epochs += u64::from(out.stream.epoch() != epoch);
             conn.stats.retransmissions += u64::from(position.solo);
@@ -253,8 +257,10 @@ impl Peer {
                 head: 0,
                 flags: tcp.flags,
                 solo: position.solo,
+                ahead: position.ahead,
                 first: position.first,
                 detached: position.detached,
+                withheld: rest.withheld > 0 && position.is_inside(),
             };
             let scratch = &mut turn.shared.scratch;
             scratch.clear();
@@ -276,14 +282,14 @@ impl Peer {
                 let conn = self.conns.get_mut(run.key).expect("the caller has it");
                 conn.out.stream.break_chain();
                 run.full = true;
-                return Some(total - done);
+                return false;
             }
             run.pieces += 1;
             run.whole = run.whole.max(whole);
             run.full = whole < run.whole;
-            done += len;
+            rest.advance(len);
             if last {
-                return None;
+                return true;
             }
         }
     }

@@ -100,6 +100,7 @@ fn nothing_but_data_of_an_open_flow_passes_bare() {
         Frame::Ack(&[0, 0, 0, 0]),
         Frame::Chunk(Chunk {
             solo: true,
+            ahead: 0,
             ..chunk
         }),
         Frame::Chunk(Chunk {

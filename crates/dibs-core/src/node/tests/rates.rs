@@ -262,7 +262,7 @@ fn a_window_that_comes_in_bursts_does_not_keep_a_path_at_its_start() {
         burst: Duration::ZERO,
     };
     for links in [2, 3] {
-        let (share, by_link) = delivered(&vec![lane; links], 60 * MS, 1500 * MS);
+        let (share, by_link) = delivered(&vec![lane; links], 60 * MS, 2000 * MS);
         assert!(share > FILLED, "{share:.3}, {by_link:.2?}");
     }
 }

@@ -78,6 +78,7 @@ impl Store {
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) crc: u32,
+    pub(super) withheld: bool,
     pub(super) tcp: OwnedFields,
     pub(super) bytes: Vec<u8>,
 }

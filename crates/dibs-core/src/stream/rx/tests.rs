@@ -9,6 +9,7 @@ use super::held::{FREE_BLOCKS, FREE_LEN};
 use super::*;
 
 mod model;
+mod order;
 
 struct Keys;
 
@@ -96,6 +97,8 @@ impl Sent {
             solo: self.solo,
             first: self.first,
             early: false,
+            ahead: 0,
+            withheld: false,
             epoch: self.epoch,
             offset: self.offset,
             crc: crc32c(&self.plain),
@@ -455,6 +458,8 @@ fn a_chain_held_back_goes_on_with_a_repetition_that_need_not_be() {
     let mut kernel = Kernel::default();
     let early = Piece {
         early: true,
+        ahead: 0,
+        withheld: false,
         ..pieces[0].piece()
     };
     for outcome in [Outcome::Held, Outcome::Duplicate] {

@@ -1,0 +1,139 @@
+//! What the kernel gets in the order of sending, and what it does not get.
+
+use super::*;
+
+const LEN: usize = 100;
+
+/// A chain of five pieces, and what is restored of it.
+struct Scene {
+    plain: Vec<u8>,
+    pieces: Vec<Sent>,
+    stream: RxStream,
+    store: Store,
+    kernel: Kernel,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let plain = plain(5 * LEN);
+        Self {
+            pieces: chain(1, BASE_OFFSET, &plain, &[LEN]),
+            plain,
+            stream: RxStream::default(),
+            store: Store::new(1 << 20),
+            kernel: Kernel::default(),
+        }
+    }
+
+    fn feed(&mut self, piece: usize) -> Outcome {
+        self.take(piece, false)
+    }
+
+    /// The second piece comes as one that is withheld.
+    fn withhold(&mut self) -> Outcome {
+        self.take(1, true)
+    }
+
+    fn take(&mut self, piece: usize, withheld: bool) -> Outcome {
+        let piece = Piece {
+            withheld,
+            ..self.pieces[piece].piece()
+        };
+        self.stream
+            .chunk(&piece, &Keys, &mut self.store, &mut self.kernel)
+    }
+
+    /// The second piece is sent again when `sent` pieces have been sent.
+    fn again(&mut self, sent: usize) -> Outcome {
+        let again = solo(1, &self.plain, LEN, LEN);
+        let piece = Piece {
+            ahead: ((sent - 1) * LEN) as u32,
+            ..again.piece()
+        };
+        self.stream
+            .chunk(&piece, &Keys, &mut self.store, &mut self.kernel)
+    }
+
+    /// The pieces that the kernel has, in the order in which it got them.
+    fn got(&self) -> Vec<usize> {
+        self.kernel.coverage(&self.plain);
+        let place = |offset: u64| (offset - BASE_OFFSET) as usize / LEN;
+        { self.kernel.got.iter() }
+            .map(|(offset, _)| place(*offset))
+            .collect()
+    }
+}
+
+#[test]
+fn what_is_withheld_is_part_of_its_chain() {
+    for late in [false, true] {
+        let mut scene = Scene::new();
+        scene.feed(0);
+        if late {
+            assert_eq!(scene.feed(2), Outcome::Held);
+            assert_eq!(scene.withhold(), Outcome::Restored);
+        } else {
+            assert_eq!(scene.withhold(), Outcome::Restored);
+            assert_eq!(scene.feed(2), Outcome::Restored);
+        }
+        assert_eq!(scene.got(), [0, 2]);
+        assert_eq!(scene.again(3), Outcome::Restored);
+        assert_eq!(scene.got(), [0, 2, 1]);
+        assert_eq!(scene.store.held(), 0);
+    }
+}
+
+#[test]
+fn what_is_sent_again_does_not_overtake() {
+    let mut scene = Scene::new();
+    scene.feed(0);
+    scene.withhold();
+    assert_eq!(scene.again(4), Outcome::Held);
+    assert!(scene.stream.holds_back());
+    assert_eq!(scene.feed(3), Outcome::Held);
+    assert_eq!(scene.got(), [0]);
+    assert_eq!(scene.feed(2), Outcome::Restored);
+    assert_eq!(scene.got(), [0, 2, 3, 1]);
+    assert!(!scene.stream.holds_back());
+    assert_eq!(scene.feed(4), Outcome::Restored);
+    assert_eq!(scene.store.held(), 0);
+}
+
+#[test]
+fn what_is_sent_again_does_not_wait_for_ever() {
+    // For a time.
+    let mut scene = Scene::new();
+    scene.feed(0);
+    scene.withhold();
+    assert_eq!(scene.again(4), Outcome::Held);
+    let ended = scene.stream.open_gate(&mut scene.store, &mut scene.kernel);
+    assert_eq!((ended, scene.got()), (None, vec![0, 1]));
+    assert_eq!(scene.store.held(), 0);
+    // Until another epoch begins: the one before perhaps ended early.
+    let mut scene = Scene::new();
+    scene.feed(0);
+    scene.withhold();
+    assert_eq!(scene.again(4), Outcome::Held);
+    let next = chain(
+        2,
+        BASE_OFFSET + 3 * LEN as u64,
+        &scene.plain[3 * LEN..],
+        &[LEN],
+    );
+    feed(
+        &mut scene.stream,
+        &mut scene.store,
+        &mut scene.kernel,
+        &next[0],
+    );
+    assert_eq!(scene.got(), [0, 3, 1]);
+    assert_eq!(scene.store.held(), 0);
+    // Nor does it outlive its connection.
+    let mut scene = Scene::new();
+    scene.feed(0);
+    assert_eq!(scene.again(4), Outcome::Restored);
+    scene.withhold();
+    assert_eq!(scene.again(4), Outcome::Held);
+    scene.stream.clear(&mut scene.store);
+    assert_eq!(scene.store.held(), 0);
+}
