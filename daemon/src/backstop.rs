@@ -78,24 +78,25 @@ impl Daemon {
         if before == now {
             return;
         }
+        const KIND: &str = "backstop";
         const PLAIN: &str = "what others flush may let connections go on in plain";
         let state = info(now).state;
-        let announce = |text| self.announce("backstop", text, &[("state", state.to_string())]);
+        let announce = |text| self.announce(KIND, text, &[("state", state.to_string())]);
         match now {
             Standing::Idle => {}
             Standing::Stands(strength) => {
                 let text = format!("the table of nftables {strength}");
-                tracing::info!("{text}");
+                tracing::info!(dibs.event = KIND, "{text}");
                 announce(text);
             }
             Standing::Missing => {
                 let text = format!("{}: {PLAIN}", Error::NoNftables);
-                tracing::warn!("{text}");
+                tracing::warn!(dibs.event = KIND, "{text}");
                 announce(text);
             }
             Standing::Failed(why) => {
                 let text = format!("{why}: {PLAIN}");
-                tracing::error!("{text}");
+                tracing::error!(dibs.event = KIND, "{text}");
                 announce(text);
                 self.amiss_noted.notify_one();
             }

@@ -20,6 +20,7 @@ pub mod interfaces;
 mod listing;
 pub mod live;
 pub mod locking;
+pub mod log;
 mod metrics;
 mod paths;
 pub mod preferences;

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser};
-use tracing_subscriber::EnvFilter;
 
 /// Puts bumps into live TCP connections, and carries them over several paths.
 #[derive(Parser)]
@@ -25,15 +24,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = EnvFilter::try_from_env("DIBS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        // It would print them, and whoever prints where nobody reads panics.
-        .log_internal_errors(false)
-        .init();
+    dibsd::log::start();
     let done = match &args.man {
         Some(directory) => man(directory),
         None if args.guard => dibsd::guard::run(&args.config),

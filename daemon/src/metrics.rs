@@ -18,7 +18,6 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -187,8 +186,9 @@ impl Metrics {
 /// The metrics of a status, in the text format of OpenMetrics.
 fn text(status: &Status) -> Result<String, fmt::Error> {
     let mut metrics = Metrics(Registry::with_prefix("dibs"));
-    let version = Info::new(vec![("version", status.version.clone())]);
-    metrics.0.register("build", "Version of dibsd", version);
+    // A gauge: many readers do not know the type `info`.
+    let version = vec![("version", status.version.clone())];
+    metrics.state("build_info", "Version of dibsd", None, [(version, 1.0)]);
     of_daemon(&mut metrics, status);
     of_peers(&mut metrics, status);
     of_paths(&mut metrics, &status.paths);

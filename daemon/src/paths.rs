@@ -114,7 +114,8 @@ impl Daemon {
             }
             Err(error) if is_awaited(&error) => {
                 if !matches!(before.socket, Socket::Awaited) || starting {
-                    tracing::warn!(path = path.name, "not there yet: {error}");
+                    let name = &path.name;
+                    tracing::warn!(dibs.path = name, "path {name} is not there yet: {error}");
                 }
                 Socket::Awaited
             }
@@ -128,7 +129,11 @@ impl Daemon {
                     return Err(anyhow!("cannot open path {}: {why}", path.name));
                 }
                 if !matches!(&before.socket, Socket::Refused(known) if *known == why) {
-                    tracing::warn!(path = path.name, "its socket cannot be opened yet: {why}");
+                    let name = &path.name;
+                    tracing::warn!(
+                        dibs.path = name,
+                        "path {name}: its socket cannot be opened yet: {why}"
+                    );
                 }
                 Socket::Refused(why)
             }

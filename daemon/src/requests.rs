@@ -30,7 +30,7 @@ impl Caller {
         self.uid == 0
     }
 
-    /// Members of the group see and move what is their own (SECURITY.md 8); what only passes is root's.
+    /// Members of the group see and move what is their own (docs/threat-model.md, "Keys and the host"); what only passes is root's.
     fn may(self, uid: Option<u32>) -> bool {
         self.is_root() || Some(self.uid) == uid
     }

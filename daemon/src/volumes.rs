@@ -321,15 +321,16 @@ impl Daemon {
             }
             _ => format!("path {name} has some of its volume of {volume} again"),
         };
+        const KIND: &str = "path_volume";
         let fields = [
             ("path", name.clone()),
             ("volume", volume.bytes().to_string()),
         ];
         if turn.now > turn.before {
-            tracing::warn!("{text}");
-            self.announce("path_volume", text, &fields);
+            tracing::warn!(dibs.event = KIND, dibs.path = name, "{text}");
+            self.announce(KIND, text, &fields);
         } else {
-            self.tell("path_volume", text, &fields);
+            self.tell(KIND, text, &fields);
         }
     }
 }

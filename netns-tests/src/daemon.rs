@@ -39,6 +39,10 @@ pub fn wait(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
+/// Runs a program with what systemd says where standard error leads to the journal (systemd.exec(5)).
+const JOURNALED: &str =
+    "JOURNAL_STREAM=$(stat --dereference --format=%d:%i /dev/stderr) exec \"$@\"";
+
 /// One of the two hosts.
 #[derive(Debug)]
 pub struct Node {
@@ -47,6 +51,8 @@ pub struct Node {
     daemon: Option<Process>,
     /// The time zone of its daemons; none: the machine's.
     zone: Option<String>,
+    /// Whether its daemons are told that their standard error leads to the journal.
+    is_journaled: bool,
     /// What earlier daemons of this host logged.
     logs: String,
 }
@@ -58,6 +64,7 @@ impl Node {
             host,
             daemon: None,
             zone: None,
+            is_journaled: false,
             logs: String::new(),
         };
         let directory = node.directory();
@@ -143,7 +150,16 @@ impl Node {
     /// If its program does not start.
     pub fn spawn(&mut self) -> Result<()> {
         self.forget();
-        let mut command = self.host.command(programs::built("dibsd"));
+        let mut command = match self.is_journaled {
+            false => self.host.command(programs::built("dibsd")),
+            true => {
+                let mut shell = self.host.command("sh");
+                shell
+                    .args(["-c", JOURNALED, "sh"])
+                    .arg(programs::built("dibsd"));
+                shell
+            }
+        };
         command.args(["--config", "/run/dibs/dibsd.toml"]);
         command.env("DIBS_LOG", "debug");
         if let Some(zone) = &self.zone {
@@ -151,6 +167,11 @@ impl Node {
         }
         self.daemon = Some(self.host.spawn(command)?);
         Ok(())
+    }
+
+    /// Has the next daemon be told, as systemd does, that its standard error leads to the journal.
+    pub fn set_journaled(&mut self) {
+        self.is_journaled = true;
     }
 
     /// Has the next daemon live where it is `second` seconds after midnight now.

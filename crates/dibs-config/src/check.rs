@@ -203,7 +203,7 @@ pub(crate) fn prefix(text: &str) -> Result<IpNet, Wrong> {
     }
 }
 
-/// A prefix that traffic may be steered to (SECURITY 6).
+/// A prefix that traffic may be steered to (docs/threat-model.md, "The peer").
 pub(crate) fn steered_prefix(text: &str) -> Result<IpNet, Wrong> {
     let net = prefix(text)?;
     let address = net.network();
@@ -264,7 +264,7 @@ pub(crate) fn endpoint(text: &str) -> Result<SocketAddr, Wrong> {
     ))
 }
 
-/// A loopback address with port: what listens there asks nobody who he is (SECURITY.md 8).
+/// A loopback address with port: what listens there asks nobody who he is (docs/threat-model.md, "Keys and the host").
 pub(crate) fn loopback(text: &str) -> Result<SocketAddr, Wrong> {
     let address = endpoint(text).map_err(|wrong| Wrong {
         hint: Some("write \"127.0.0.1:9477\" or \"[::1]:9477\"".to_owned()),

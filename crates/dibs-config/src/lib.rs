@@ -96,7 +96,7 @@ pub enum Fail {
     Open,
 }
 
-/// Whether scrambled data is authenticated, or bare as in the papers (SECURITY 3).
+/// Whether scrambled data is authenticated, or bare as in the papers (docs/protocol.md, 9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integrity {
     /// Every datagram is authenticated.

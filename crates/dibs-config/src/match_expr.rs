@@ -1,4 +1,4 @@
-//! `match` of a rule: further matches of iptables, held to a list (SECURITY 8).
+//! `match` of a rule: further matches of iptables, held to a list (docs/steering.md).
 //!
 //! The text ends up in a line of iptables-restore, so nothing in it may end that line, open
 //! another chain or name a target.

@@ -1,6 +1,6 @@
 //! What waits for an acknowledgement.
 //!
-//! Chunks are kept, datagrams never (SECURITY 1): a lost chunk is encoded anew, under a fresh
+//! Chunks are kept, datagrams never (docs/threat-model.md): a lost chunk is encoded anew, under a fresh
 //! sequence number, by a path that its placement allows.
 
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ pub enum Placement {
     TrustedOnly,
     /// Any path.
     Any,
-    /// Only the path of this id: a share (SECURITY 7).
+    /// Only the path of this id: a share (docs/threat-model.md).
     Only(u8),
 }
 

@@ -4,7 +4,7 @@
 //!    together: the datagrams of one path, one way.
 //! 2. [`Tap::report`] says of each such direction what it looks like ([`Statistics`]), what its lengths and times tell,
 //!    and what can be read of it.
-//! 3. For the latter an [`Attacker`] takes each datagram's payload for a run of the scrambler of Kato et al. (PAPERS 1).
+//! 3. For the latter an [`Attacker`] takes each datagram's payload for a run of the scrambler of Kato et al. 2019.
 //!    `B[i] ^ B[i-1] = b[i] ^ b[i-65]` divides a run into 65 [`Chains`], each known up to one byte. Which bytes these are
 //!    is a question of what text looks like: a beam search over the chains, side by side, by frequencies of bytes behind
 //!    the five before them. The frequencies are of [`Kind`]s of text that stand in `texts/`.

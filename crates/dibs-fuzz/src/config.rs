@@ -58,7 +58,7 @@ fn refused(error: &Error, text: &str) {
     );
 }
 
-/// What is accepted can be used without a further look (SECURITY 5, 8).
+/// What is accepted can be used without a further look (docs/steering.md).
 fn accepted(config: &Config, text: &str) {
     if let Err(error) = config.check_carried() {
         refused(&error, text);

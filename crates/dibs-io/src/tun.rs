@@ -1,4 +1,4 @@
-//! TUN devices that hand over TCP superpackets whole, both ways (DESIGN 2 and 5).
+//! TUN devices that hand over TCP superpackets whole, both ways (docs/architecture.md).
 
 use crate::SetupError;
 use crate::fallback::Offload;

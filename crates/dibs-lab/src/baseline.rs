@@ -1,4 +1,4 @@
-//! What dibs is compared with: kernel MPTCP, wireguard-go, OpenVPN. Plain TCP needs nothing.
+//! What dibs is compared with: kernel MPTCP, wireguard-go, boringtun, OpenVPN. Plain TCP needs nothing.
 
 mod mptcp;
 mod openvpn;
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 pub use mptcp::mptcp;
 pub use openvpn::{openvpn, openvpn_as_it_comes};
-pub use wireguard::{WIREGUARD_GO, build_wireguard_go, wireguard_go};
+pub use wireguard::{WIREGUARD_GO, boringtun, build_boringtun, build_wireguard_go, wireguard_go};
 
 use crate::process::Process;
 

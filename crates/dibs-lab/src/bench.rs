@@ -10,6 +10,7 @@ mod memory;
 mod messages;
 mod outage;
 mod paths;
+mod peers;
 mod report;
 mod switch;
 mod system;
@@ -21,6 +22,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 
+pub(crate) use self::report::median;
 pub use self::report::{Environment, Ratio, Report, Table};
 use self::system::{Contestant, Place, System};
 use crate::dibs::Programs;
@@ -59,6 +61,8 @@ pub enum Experiment {
     Beside,
     /// The same over links that lose, by one path at a time and by both.
     Redundant,
+    /// Streams and small messages beside all peers that can be had.
+    Peers,
     /// What dibsd needs for connections.
     Memory,
 }
@@ -80,6 +84,8 @@ pub struct Options {
     pub scheduler: Option<String>,
     /// The program, or why there is none.
     pub wireguard_go: Result<PathBuf, String>,
+    /// The same.
+    pub boringtun: Result<PathBuf, String>,
 }
 
 /// Runs the experiments, with a word on standard error for each turn. Call
@@ -116,6 +122,7 @@ pub fn run(options: &Options) -> Result<Report> {
             Experiment::Latency => latency::run(&stage).map(|table| vec![table]),
             Experiment::Beside => messages::beside(&stage).map(|table| vec![table]),
             Experiment::Redundant => messages::redundant(&stage).map(|table| vec![table]),
+            Experiment::Peers => peers::run(&stage),
             Experiment::Memory => memory::run(&stage).map(|table| vec![table]),
         };
         tables.extend(made.with_context(|| format!("experiment {name}"))?);

@@ -2,8 +2,6 @@
 
 mod dibs;
 mod hint;
-mod plot;
-mod processor;
 
-pub use dibs::{Phase, RUNS, Report as DibsReport, Run, dibs};
+pub use dibs::{Phase, RUNS, Report as DibsReport, Run, dibs, table_one};
 pub use hint::{Outcome, Recovery, Report as HintReport, hint};

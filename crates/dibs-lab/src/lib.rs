@@ -36,7 +36,9 @@ mod lab;
 mod link;
 pub mod load;
 mod packet_socket;
+pub mod plot;
 mod process;
+mod processor;
 pub mod site;
 mod wire;
 

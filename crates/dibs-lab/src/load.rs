@@ -1,12 +1,27 @@
-//! Load and what becomes of it: bulk transfers and ping-pong over TCP or MPTCP.
+//! Load and what becomes of it: bulk transfers, ping-pong and requests over TCP or MPTCP.
 //!
 //! Ours rather than iperf3's, for the receiver checks every byte and sees each gap, and MPTCP needs
 //! no wrapper. Reports serialise to JSON.
 
 mod latency;
+mod requests;
 pub(crate) mod sockets;
 mod throughput;
 
+use std::thread::JoinHandle;
+
+use anyhow::{Result, anyhow};
+
 pub use latency::{Latency, LatencyReport};
-pub use sockets::Transport;
+pub use requests::{Requests, RequestsReport};
+pub use sockets::{Transport, accept};
 pub use throughput::{Throughput, ThroughputReport, Transfer};
+
+/// What all these threads return; waits for every one of them.
+fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
+    let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+    results
+        .into_iter()
+        .map(|result| result.map_err(|_| anyhow!("a thread panicked"))?)
+        .collect()
+}

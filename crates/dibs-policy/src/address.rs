@@ -159,7 +159,7 @@ pub struct BadDeviceName(pub String);
 
 impl DeviceName {
     /// Checks `name`. Stricter than the kernel: iptables reads a trailing `+` as a wildcard, and
-    /// white space, quotes and control characters end a word (SECURITY.md 8).
+    /// white space, quotes and control characters end a word (docs/threat-model.md, "Keys and the host").
     pub fn new(name: &str) -> Result<Self, BadDeviceName> {
         let usable = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '@');
         let ok = (1..=15).contains(&name.len())

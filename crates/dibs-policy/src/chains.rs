@@ -236,7 +236,7 @@ fn steer(
 }
 
 /// What came in by a bump's device pulls its TCP connection there, unless it has a bump already or its
-/// user chose plain (SECURITY.md 5). Of a foreign device only what peers send counts, for it may carry
+/// user chose plain (docs/switching.md). Of a foreign device only what peers send counts, for it may carry
 /// things of others; by our own TUN nothing else gets this far.
 fn follow_up(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
     match bump.owner {

@@ -113,7 +113,7 @@ pub struct ClassRule {
     pub binding: Binding,
 }
 
-/// How firmly a class rule holds (SECURITY 5).
+/// How firmly a class rule holds (docs/steering.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Binding {
     /// An explicit choice stands above it, and what comes in plain is let in.
@@ -277,7 +277,7 @@ pub enum Invalid {
     /// Whose packets would come in by a bump, and leave by it?
     #[error("{0} is behind this host and behind a peer")]
     BehindBoth(Prefix),
-    /// Loopback, multicast or unspecified addresses are never steered (SECURITY.md 6).
+    /// Loopback, multicast or unspecified addresses are never steered (docs/threat-model.md, "The peer").
     #[error("{0} cannot be steered: it is loopback, multicast or unspecified")]
     Unsteerable(Prefix),
     /// What is required would leave in plain while the device is missing.

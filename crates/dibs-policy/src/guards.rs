@@ -193,7 +193,7 @@ pub(crate) fn required(desired: &Desired, family: Family) -> Vec<(&ClassRule, &B
     rules_of(desired, family, Binding::Required).collect()
 }
 
-/// What may come out of a TUN of ours (SECURITY.md 6).
+/// What may come out of a TUN of ours (docs/threat-model.md, "The peer").
 fn inbound(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
     let (loopback, redirect) = match family {
         Family::V4 => ("127.0.0.0/8", "-p icmp -m icmp --icmp-type 5"),
@@ -220,7 +220,7 @@ fn inbound(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
 }
 
 /// What came out of a TUN of ours was for this host, until some rule of DNAT gave it another destination;
-/// what others send has no business in one (SECURITY.md 6), but for the networks that this host
+/// what others send has no business in one (docs/threat-model.md, "The peer"), but for the networks that this host
 /// forwards for, to those behind the peers and back.
 fn passing(desired: &Desired, bump: &BumpRoute, family: Family) -> Vec<String> {
     let device = &bump.device;

@@ -1,6 +1,6 @@
 //! The field in fwmark and ctmark that dibs uses, and nothing beside it.
 //!
-//! From its lowest bit: the bump id (4 bits), OVERRIDE, LOCKED (SECURITY.md 5). With the default mask
+//! From its lowest bit: the bump id (4 bits), OVERRIDE, LOCKED (docs/steering.md). With the default mask
 //! `0x3f000000` the bump id is `0x0f000000`, OVERRIDE `0x10000000`, LOCKED `0x20000000`.
 
 use std::fmt;

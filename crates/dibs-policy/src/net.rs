@@ -11,7 +11,7 @@ use crate::{Desired, DeviceName, Family, Prefix};
 /// Not among the kernel's RTPROT numbers, nor those that routing daemons registered there.
 pub const OWNER: u8 = 219;
 
-/// The largest MTU: no route's is larger, so nothing is retransmitted at a switch (DESIGN.md 5).
+/// The largest MTU: no route's is larger, so nothing is retransmitted at a switch (docs/switching.md).
 const TUN_MTU: u32 = 65535;
 
 /// Behind the kernel's own `default` rule (32767): asked only if no other table has a route.

@@ -38,7 +38,7 @@ pub struct TcpSocket {
     pub cookie: u64,
     /// Its inode; 0 when no process holds it any more.
     pub inode: u64,
-    /// Index of the device it is bound to: such a socket cannot be steered (DESIGN.md 5). 0: none.
+    /// Index of the device it is bound to: such a socket cannot be steered (docs/switching.md). 0: none.
     pub bound_device: u32,
     /// What TCP counts, if the kernel told.
     pub counts: Option<TcpCounts>,

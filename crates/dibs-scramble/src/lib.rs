@@ -1,4 +1,4 @@
-//! The scrambler of Kato et al. (PAPERS 1): each byte of one direction of a connection is sent as
+//! The scrambler of Kato et al. (2017, 2018, 2019): each byte of one direction of a connection is sent as
 //! its XOR with the 64 plaintext bytes before it.
 //!
 //! With `b` the plaintext and `B` what is sent, both counted from the start of the stream, and with
@@ -32,7 +32,7 @@ pub use kernel::Kernel;
 pub const BUFFER_LEN: usize = 64;
 
 /// The shift buffer at the start of a stream, oldest byte first: zeros, then the 20 bytes of the
-/// HMAC of the sender's key (PAPERS 1, "Initial buffer").
+/// HMAC of the sender's key (2017, 2018, 2019, "Initial buffer").
 pub fn initial_buffer(mac: &[u8; 20]) -> [u8; BUFFER_LEN] {
     let mut buffer = [0; BUFFER_LEN];
     buffer[BUFFER_LEN - mac.len()..].copy_from_slice(mac);

@@ -1,4 +1,4 @@
-//! Every kernel against the straightforward version, and that one against the papers (PAPERS 1,
+//! Every kernel against the straightforward version, and that one against the papers (Kato et al. 2019,
 //! "Known-answer tests").
 
 use dibs_scramble::{

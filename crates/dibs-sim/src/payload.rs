@@ -69,7 +69,7 @@ pub fn shows(bytes: &[u8]) -> bool {
 }
 
 /// The same of what an observer gets by adding neighbours: at the start of an epoch, behind the
-/// zeros of the initial buffer, that is the plaintext (SECURITY 1).
+/// zeros of the initial buffer, that is the plaintext (docs/threat-model.md).
 pub fn shows_unchained(bytes: &[u8]) -> bool {
     let sums: Vec<u8> = bytes.windows(2).map(|w| w[0] ^ w[1]).collect();
     shows(&sums)

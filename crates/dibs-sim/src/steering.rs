@@ -35,7 +35,7 @@ const TELL_AGAIN: Duration = Duration::from_secs(1);
 /// Before the peer is asked again about what is not locked yet.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// What the kernel knows of a connection (SECURITY 5).
+/// What the kernel knows of a connection (docs/switching.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     /// The bump that it is on; 0: plain.
@@ -409,7 +409,7 @@ impl Steering {
         }
     }
 
-    /// That versions in force never go back (SECURITY 9), and that what is locked is so by both ends' word.
+    /// That versions in force never go back (docs/simulator.md), and that what is locked is so by both ends' word.
     ///
     /// # Errors
     /// They did.

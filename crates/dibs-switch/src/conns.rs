@@ -1,7 +1,7 @@
 //! What was chosen for single connections, by their users here or at the other end.
 //!
 //! Each choice has a version, (generation, host); the higher wins wherever two meet, so that both ends
-//! come to the same one however their messages cross (SECURITY.md 5).
+//! come to the same one however their messages cross (docs/switching.md).
 
 use std::collections::BTreeMap;
 use std::fmt;

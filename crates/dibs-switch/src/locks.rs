@@ -1,4 +1,4 @@
-//! Connections of which only what comes by their bump is taken: LOCKED (SECURITY 5).
+//! Connections of which only what comes by their bump is taken: LOCKED (docs/switching.md).
 //!
 //! A connection is locked once both ends said that they send it by the bump, and what they sent in plain
 //! before has had time to arrive; it is unlocked before either leaves.

@@ -1,7 +1,7 @@
 //! Writes the headers of packets that go into a TUN.
 //!
 //! Lengths, offsets and the virtio header are made here from typed values, never copied from a
-//! peer's bytes (SECURITY 6).
+//! peer's bytes (docs/threat-model.md, "The peer").
 
 use core::net::IpAddr;
 

@@ -9,72 +9,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::PROGRAMS;
+use crate::cross::{self, Arch};
 use crate::packages;
-use crate::run::{cargo, cargo_command, run, workspace};
+use crate::run::{cargo, run, workspace};
 use tree::Tree;
-
-/// A kind of processor that packages are made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Arch {
-    /// x86-64
-    Amd64,
-    /// 64-bit ARM
-    Arm64,
-}
-
-impl Arch {
-    const ALL: [Arch; 2] = [Arch::Amd64, Arch::Arm64];
-
-    /// Debian's name.
-    fn debian(self) -> &'static str {
-        match self {
-            Arch::Amd64 => "amd64",
-            Arch::Arm64 => "arm64",
-        }
-    }
-
-    /// The processor, as Rust and GNU call it.
-    fn processor(self) -> &'static str {
-        match self {
-            Arch::Amd64 => "x86_64",
-            Arch::Arm64 => "aarch64",
-        }
-    }
-
-    /// Where cargo builds for it, and what it builds for.
-    fn rust_target(self) -> String {
-        format!("{}-unknown-linux-gnu", self.processor())
-    }
-
-    fn is_native(self) -> bool {
-        std::env::consts::ARCH == self.processor()
-    }
-
-    /// A program of the toolchain for it.
-    fn tool(self, name: &str) -> String {
-        match self.is_native() {
-            true => name.to_owned(),
-            false => format!("{}-linux-gnu-{name}", self.processor()),
-        }
-    }
-
-    /// The compiler to build for it elsewhere, and the packages that it comes in.
-    fn cross_compiler(self) -> (&'static str, &'static str) {
-        match self {
-            Arch::Amd64 => (
-                "x86_64-linux-gnu-gcc",
-                "gcc-x86-64-linux-gnu libc6-dev-amd64-cross",
-            ),
-            Arch::Arm64 => (
-                "aarch64-linux-gnu-gcc",
-                "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
-            ),
-        }
-    }
-}
 
 /// What packages of this version are called after.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -138,28 +79,8 @@ fn stage(arch: Arch) -> Result<Staged> {
 
 /// Builds for another processor; returns where the programs are.
 fn cross_build(arch: Arch, target: &Path) -> Result<PathBuf> {
-    let compiler = arch.cross_compiler();
-    packages::ensure_cross(compiler)?;
-    let rust_target = arch.rust_target();
-    if !succeeds(Command::new("rustc").args(["--print", "target-libdir", "--target", &rust_target]))
-    {
-        bail!("this Rust does not know {rust_target}");
-    }
-    // Does nothing where it is installed; a Rust without rustup brings its own.
-    if succeeds(Command::new("rustup").arg("--version")) {
-        run(Command::new("rustup").args(["target", "add", &rust_target]))?;
-    }
-    let mut build = cargo_command(&PROGRAMS);
-    let shouted = rust_target.to_uppercase().replace('-', "_");
-    build.args(["--target", &rust_target]);
-    build.env(format!("CARGO_TARGET_{shouted}_LINKER"), compiler.0);
-    build.env(format!("CC_{}", rust_target.replace('-', "_")), compiler.0);
-    run(&mut build)?;
-    Ok(target.join(rust_target).join("release"))
-}
-
-fn succeeds(command: &mut Command) -> bool {
-    command.output().is_ok_and(|output| output.status.success())
+    run(&mut cross::cargo_for(arch, &PROGRAMS)?)?;
+    Ok(target.join(arch.rust_target()).join("release"))
 }
 
 impl Staged {

@@ -1,5 +1,6 @@
 //! Project commands: `cargo xtask COMMAND`.
 
+mod cross;
 mod deb;
 mod fuzz;
 mod packages;
@@ -39,10 +40,11 @@ enum Command {
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere.
     Demo,
-    /// Compare dibs with plain TCP, kernel MPTCP and wireguard-go; has options of its own.
+    /// Compare dibs with plain TCP, kernel MPTCP and VPNs in user space; has options of its own.
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere. wireguard-go
-    /// is built where there is a Go toolchain, and left out elsewhere.
+    /// is built where there is a Go toolchain, boringtun from the crates' registry; what cannot be had is left out, and
+    /// named.
     #[command(disable_help_flag = true)]
     Bench {
         /// Options of the benchmark
@@ -62,18 +64,35 @@ enum Command {
     Deb {
         /// Which; both if none is named, and with --try the one for this processor
         #[arg(long, value_name = "ARCH", value_enum)]
-        arch: Vec<deb::Arch>,
+        arch: Vec<cross::Arch>,
         /// Try it in fresh root file systems of Debian 12 and 13: install, demo, upgrade under a connection on
         /// a bump, remove, purge. For root; touches no network of the machine but to fetch packages
         #[arg(long = "try")]
         is_tried: bool,
     },
-    /// Repeat an experiment of a paper; has options of its own.
+    /// Run the unit tests and the simulator as programs for 64-bit ARM, by QEMU where this processor is another.
+    ///
+    /// Installs a compiler for it, and the emulator, as root on Debian, and names them elsewhere.
+    Aarch64 {
+        /// Histories of the simulator
+        #[arg(long, value_name = "N", default_value_t = 200)]
+        seeds: u32,
+    },
+    /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
+    ///
+    /// The same as `reproduce NAME`.
+    #[command(disable_help_flag = true)]
+    Experiment {
+        /// The experiment, and options as of `reproduce`
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
+    /// Repeat every table and figure of the papers, and write a report; has options of its own.
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere.
     #[command(disable_help_flag = true)]
-    Experiment {
-        /// The experiment, and its options
+    Reproduce {
+        /// Parts, and --quick, --resume, --output DIR
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
@@ -98,7 +117,8 @@ fn main() -> Result<()> {
         Command::Bench { options } => bench(&options),
         Command::Man { directory } => man(&directory),
         Command::Deb { arch, is_tried } => deb::deb(&arch, is_tried),
-        Command::Experiment { options } => experiment(&options),
+        Command::Aarch64 { seeds } => cross::aarch64(seeds),
+        Command::Experiment { options } | Command::Reproduce { options } => reproduce(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
     }
 }
@@ -125,7 +145,7 @@ fn demo() -> Result<()> {
 }
 
 fn bench(options: &[OsString]) -> Result<()> {
-    packages::ensure_lab()?;
+    packages::ensure_experiment()?;
     build_release()?;
     run::run(process::Command::new(release("dibs-bench")?).args(options))
 }
@@ -140,10 +160,14 @@ fn man(directory: &Path) -> Result<()> {
     run::run(control.arg("man").arg(directory))
 }
 
-fn experiment(options: &[OsString]) -> Result<()> {
+fn reproduce(options: &[OsString]) -> Result<()> {
     packages::ensure_experiment()?;
+    let named = |option: &OsString| !option.to_string_lossy().starts_with('-');
+    if options.iter().any(|option| option == "programs") || !options.iter().any(named) {
+        packages::offer_programs()?;
+    }
     build_release()?;
-    run::run(process::Command::new(release("dibs-experiment")?).args(options))
+    run::run(process::Command::new(release("dibs-reproduce")?).args(options))
 }
 
 /// The programs as they are installed.
@@ -156,10 +180,16 @@ const PROGRAMS: [&str; 6] = [
     "dibsctl",
 ];
 
-/// Builds these, and the benchmark. All at once, for cargo chooses the features of what they share by what is built
+/// Builds these, the benchmark and the experiments. All at once, for cargo chooses the features of what they share by what is built
 /// together.
 fn build_release() -> Result<()> {
-    let lab = ["--package", "dibs-lab", "--bins"];
+    let lab = [
+        "--package",
+        "dibs-lab",
+        "--package",
+        "dibs-reproduce",
+        "--bins",
+    ];
     run::cargo(&[&PROGRAMS[..], &lab].concat())
 }
 

@@ -33,6 +33,15 @@ const TESTS: [Need; 10] = [
 ];
 /// What the experiments need beside that of the lab.
 const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
+/// Programs that an experiment has under load; it leaves out what is not there.
+const PROGRAMS: [Need; 6] = [
+    ("pgbench", "postgresql"),
+    ("nginx", "nginx-light"),
+    ("redis-server", "redis-server"),
+    ("sshd", "openssh-server"),
+    ("ssh", "openssh-client"),
+    ("rsync", "rsync"),
+];
 /// What building the fuzzers needs.
 const FUZZ: [Need; 1] = [("c++", "g++")];
 /// What making a package takes beside a compiler.
@@ -60,6 +69,17 @@ pub(crate) fn ensure_lab() -> Result<()> {
 /// Where it cannot be installed: names what is missing.
 pub(crate) fn ensure_experiment() -> Result<()> {
     ensure(&[&LAB[..], &EXPERIMENT].concat())
+}
+
+/// Installs the programs that an experiment has under load, where that can be done.
+///
+/// # Errors
+/// If installing fails.
+pub(crate) fn offer_programs() -> Result<()> {
+    if is_root()? && exists("apt-get") {
+        return ensure(&PROGRAMS);
+    }
+    Ok(())
 }
 
 /// Sees to it that what the tests need is there.
@@ -112,8 +132,7 @@ fn ensure(needed: &[Need]) -> Result<()> {
         return Ok(());
     }
     let list = missing.join(" ");
-    let root = std::fs::metadata("/proc/self").context("/proc/self")?.uid() == 0;
-    if !root || !exists("apt-get") {
+    if !is_root()? || !exists("apt-get") {
         bail!("these Debian packages are missing: {list}\nas root: apt-get install {list}");
     }
     let mut update = Command::new("apt-get");
@@ -123,6 +142,11 @@ fn ensure(needed: &[Need]) -> Result<()> {
         .args(["install", "--yes", "--no-install-recommends"])
         .args(list.split(' '));
     run(install.env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+fn is_root() -> Result<bool> {
+    let own = std::fs::metadata("/proc/self").context("/proc/self")?;
+    Ok(own.uid() == 0)
 }
 
 fn exists(program: &str) -> bool {

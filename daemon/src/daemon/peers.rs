@@ -139,7 +139,10 @@ impl Daemon {
             match self.send_want(peer).await {
                 // It hears of it as soon as there is a session.
                 Ok(()) | Err(Unanswered::NoSession) => {}
-                Err(error) => tracing::warn!(peer = self.peer_name(peer), "{error}"),
+                Err(error) => {
+                    let name = self.peer_name(peer);
+                    tracing::warn!(dibs.peer = name, "peer {name}: {error}");
+                }
             }
         });
         futures_util::future::join_all(asked).await;

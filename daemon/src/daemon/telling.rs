@@ -6,6 +6,7 @@ use dibs_control::Event;
 use tokio::sync::broadcast;
 
 use super::{Daemon, wall};
+use crate::log;
 use crate::requests::Caller;
 use crate::rules::{ROOT, Rule};
 
@@ -74,7 +75,7 @@ impl Daemon {
         text: String,
         fields: &[(&str, String)],
     ) {
-        tracing::info!("{text}");
+        log::event(kind, &text, fields);
         self.send(audience, kind, text, fields);
     }
 

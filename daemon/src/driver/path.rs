@@ -153,10 +153,10 @@ impl PathIo {
             .is_none_or(|logged| now.since(logged) >= LOG_SPACING);
         if due {
             self.logged = Some(now);
+            let (name, errors) = (&self.name, self.errors);
             tracing::warn!(
-                path = self.name,
-                errors = self.errors,
-                "cannot {what}: {error}"
+                dibs.path = name,
+                "path {name}: cannot {what}: {error} ({errors} such errors so far)"
             );
         }
     }

@@ -79,7 +79,7 @@ fn status(paths: Vec<PathInfo>) -> Status {
 fn names_units_and_labels_are_as_conventions_ask() {
     let text = text(&status(vec![path("eth", PathState::Up)])).unwrap();
     for line in [
-        "dibs_build_info{version=\"0.1.0\"} 1",
+        "dibs_build_info{version=\"0.1.0\"} 1.0",
         "# UNIT dibs_uptime_seconds seconds",
         "dibs_uptime_seconds{} 192.0",
         "dibs_connections{} 5.0",

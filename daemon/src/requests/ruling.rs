@@ -181,7 +181,7 @@ impl Daemon {
         );
     }
 
-    /// Whether a user may make a rule (SECURITY 8), and the configuration leaves it its strength.
+    /// Whether a user may make a rule (docs/threat-model.md, "Keys and the host"), and the configuration leaves it its strength.
     fn may_add(&self, caller: Caller, wanted: &NewRule) -> Result<(), Failure> {
         if let (true, Some((message, hint))) = (wanted.require, self.config.excludes_require()) {
             return Err(refused(format!("{message}: {hint} in the configuration")));

@@ -28,8 +28,6 @@ fn one_stream_over_all_bumps() {
             let all = bumps.iter().all(|bump| svg.contains(&format!(">{bump}<")));
             ensure!(all && !svg.contains("NaN"), "{svg}");
         }
-        let table = report.to_string();
-        ensure!(table.contains("| 6 | 108 |"), "{table}");
         Ok(())
     });
 }
@@ -42,7 +40,7 @@ fn the_hint_moves_a_stream_as_the_paper_says() {
         let programs = Programs::beside(built.parent().context("a directory")?)?;
         // Long enough for the shares of the paths; what the figure with outages shows comes after five seconds.
         let report = experiment::hint(&programs, "cubic", Duration::from_secs(4), 1)?;
-        ensure!(report.figures.len() == 6, "{report}");
+        ensure!(report.figures.len() == 6, "{report:?}");
         for outcome in &report.figures {
             let sent: u64 = outcome.bytes.iter().flatten().sum();
             ensure!(sent > 0, "{outcome:?}");

@@ -3,7 +3,7 @@
 //! A [`Bump`] is a number, a name and one of three methods, and the node knows nothing else of it:
 //!
 //! - [`Method::Chain`]: what is sent of a byte depends on bytes before it. It is authenticated and
-//!   seen on the wire, so its start and what stands alone go by trusted paths only (SECURITY 1);
+//!   seen on the wire, so its start and what stands alone go by trusted paths only (docs/threat-model.md);
 //! - [`Method::Seal`]: nothing is done here; each datagram is encrypted whole, and may go anywhere;
 //! - [`Method::Split`]: each datagram, headers included, becomes several, one for each path.
 //!

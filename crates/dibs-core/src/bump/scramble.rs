@@ -1,4 +1,4 @@
-//! `scramble`: each byte XORed with the 64 before it (PAPERS 1).
+//! `scramble`: each byte XORed with the 64 before it (Kato et al. 2017, 2018, 2019).
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct Scramble;
 
 impl Chain for Scramble {
     fn guarded(&self) -> u64 {
-        // With the zeros of the initial buffer these give the next ones away (SECURITY 1).
+        // With the zeros of the initial buffer these give the next ones away (docs/threat-model.md).
         BUFFER_LEN as u64 + 1
     }
 

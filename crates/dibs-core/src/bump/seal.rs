@@ -1,4 +1,4 @@
-//! `seal`: each datagram is encrypted whole (SECURITY 2).
+//! `seal`: each datagram is encrypted whole (docs/protocol.md, 4).
 
 use super::{Bump, Kind, Method, Padding};
 

@@ -1,4 +1,4 @@
-//! `share`: secret sharing over the paths (SECURITY 7; MICSS for n of n, Shamir 1979 for k of n).
+//! `share`: secret sharing over the paths (docs/threat-model.md; MICSS for n of n, Shamir 1979 for k of n).
 
 use std::sync::Arc;
 

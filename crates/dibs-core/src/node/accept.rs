@@ -1,4 +1,4 @@
-//! What a peer may open here (SECURITY 6).
+//! What a peer may open here (docs/threat-model.md, "The peer").
 //!
 //! What comes out of a TUN comes in by no interface that a firewall's rules may name, so the node itself keeps
 //! peers from what listens on the host's other addresses. It judges what begins a connection, a SYN without ACK:

@@ -50,14 +50,14 @@ pub struct NodeConfig {
     pub private: Box<StaticSecret>,
     /// The AEAD of sessions that we initiate.
     pub suite: Suite,
-    /// Whether bare datagrams are agreed to (SECURITY 3).
+    /// Whether bare datagrams are agreed to (docs/protocol.md, 9).
     pub integrity: Integrity,
     /// The local paths.
     pub paths: Vec<LocalPath>,
     /// The bumps that are carried, of different numbers.
     pub bumps: Vec<Bump>,
     /// What those that split draw their random bytes from: seeded by the system, and by nothing that this node
-    /// uses elsewhere (SECURITY 7).
+    /// uses elsewhere (docs/threat-model.md).
     pub pads: Pads,
     /// The peers.
     pub peers: Vec<PeerConfig>,

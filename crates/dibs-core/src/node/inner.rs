@@ -1,4 +1,4 @@
-//! Packets that are carried whole: what of them may come out of a TUN (SECURITY 6). TCP, and what tells
+//! Packets that are carried whole: what of them may come out of a TUN (docs/threat-model.md, "The peer"). TCP, and what tells
 //! of its troubles: with anything else a peer would drag flows into a bump that nobody put there.
 
 use std::net::IpAddr;

@@ -486,7 +486,7 @@ impl Link {
     }
 
     /// An authentic datagram came from `from`. If that is not where the peer was, and nothing newer
-    /// came from there, the new place is challenged; the old one is kept meanwhile (SECURITY 4).
+    /// came from there, the new place is challenged; the old one is kept meanwhile (docs/protocol.md, 7).
     pub(crate) fn on_source(
         &mut self,
         now: Time,

@@ -426,7 +426,7 @@ impl Node {
             taps,
             ..
         } = self;
-        // Keys are agreed over trusted paths only (SECURITY 4).
+        // Keys are agreed over trusted paths only (docs/protocol.md, 2).
         if !shared.local[path].trusted {
             return shared.count(Counter::HandshakeUntrusted);
         }

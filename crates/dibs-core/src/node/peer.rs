@@ -283,7 +283,7 @@ impl Peer {
     }
 
     /// Whether an inner address is one of this peer's hosts: by the longest prefix of all peers, so
-    /// that none speaks for another (SECURITY 6).
+    /// that none speaks for another (docs/threat-model.md, "The peer").
     pub(super) fn owns(&self, addr: IpAddr) -> bool {
         let Some(len) = self.matches(addr) else {
             return false;

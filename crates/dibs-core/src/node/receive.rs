@@ -281,7 +281,7 @@ impl Peer {
 }
 
 /// What may come without authentication: data of the scramble bump in the midst of an epoch of a
-/// flow that an authenticated frame opened (SECURITY 3). It neither opens nor closes anything.
+/// flow that an authenticated frame opened (docs/protocol.md, 9). It neither opens nor closes anything.
 fn is_bare_data(chunk: &Chunk<'_>, payload: usize) -> bool {
     let data = payload > 0 && chunk.tcp.flags & NOT_BARE == 0;
     data && !chunk.solo && !chunk.first && chunk.open.is_none()

@@ -138,7 +138,7 @@ impl Session {
             .seal(receiver, buf, path_id, seq, header_len, payload_inside)
     }
 
-    /// Finishes one bare datagram (SECURITY 3): as [`seal`](Self::seal), with no room for a tag.
+    /// Finishes one bare datagram (docs/protocol.md, 9): as [`seal`](Self::seal), with no room for a tag.
     ///
     /// # Errors
     /// [`SealError::IntegrityRequired`] unless both ends agreed to `integrity = "off"`.

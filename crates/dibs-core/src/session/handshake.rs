@@ -1,5 +1,5 @@
 //! All sessions of a node, and the handshakes by which they come about: Noise IKpsk2, with
-//! WireGuard's rules for timestamps, cookies, rekeying and confirmation (SECURITY 4).
+//! WireGuard's rules for timestamps, cookies, rekeying and confirmation (docs/protocol.md, 2).
 
 use core::net::SocketAddr;
 use core::time::Duration;

@@ -1,5 +1,5 @@
 //! Keys of one session, all by HKDF-SHA256 from what the handshake left: one secret a direction,
-//! and from it one key a purpose, so that no two algorithms ever share one (SECURITY 2).
+//! and from it one key a purpose, so that no two algorithms ever share one (docs/protocol.md, 3).
 
 use core::fmt;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl Suite {
     }
 }
 
-/// What both ends agreed on about unauthenticated data (SECURITY 3).
+/// What both ends agreed on about unauthenticated data (docs/protocol.md, 9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum Integrity {
@@ -267,7 +267,7 @@ impl EpochSecrets {
 pub struct EpochKey(Secret);
 
 impl EpochKey {
-    /// What ends the initial buffer: HMAC-SHA1 with this key (PAPERS 1).
+    /// What ends the initial buffer: HMAC-SHA1 with this key (Kato et al. 2019).
     pub fn initial_mac(&self) -> [u8; 20] {
         let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, self.0.as_bytes());
         let mut mac = [0; 20];

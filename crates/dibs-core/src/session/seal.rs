@@ -1,7 +1,7 @@
 //! Data datagrams of an established session: their layout, sealing and opening.
 //!
 //! ```text
-//!  0  type u8             4 and 5: data under an even or odd key phase; 6: bare (SECURITY 3)
+//!  0  type u8             4 and 5: data under an even or odd key phase; 6: bare (docs/protocol.md, 9)
 //!  1  path id u8
 //!  2  shape u16           bit 15: the payload is encrypted too; below: length h of the header
 //!                         block; masked, so that lengths and kinds of frames do not show

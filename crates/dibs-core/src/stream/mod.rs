@@ -1,4 +1,4 @@
-//! The stream of one direction of one connection (DESIGN 3).
+//! The stream of one direction of one connection (docs/protocol.md, 6).
 //!
 //! [`tx`] decides where each byte that the local kernel sends stands in the stream and which epoch
 //! carries it; [`rx`] restores what arrives, in whatever order, and hands it on in stream order.

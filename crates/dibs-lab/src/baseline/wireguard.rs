@@ -1,4 +1,4 @@
-//! wireguard-go, built from its Go module and configured over its UAPI socket.
+//! wireguard-go and boringtun, built from their sources and configured over their UAPI socket.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -15,6 +15,8 @@ use crate::process::{HANG, Process, wait_for};
 
 /// The Go module and its version.
 pub const WIREGUARD_GO: &str = "golang.zx2c4.com/wireguard@v0.0.0-20260522210424-ecfc5a8d5446";
+/// The version of boringtun's command in the registry.
+const BORINGTUN: &str = "0.7.1";
 const DEVICE: &str = "wg0";
 const PORT: u16 = 51820;
 
@@ -50,17 +52,72 @@ pub fn build_wireguard_go(directory: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Builds boringtun into `directory`, unless it is there, and returns the program. Call it before the lab is entered,
+/// where there is no way to the registry.
+///
+/// # Errors
+/// If there is no cargo, or the build fails.
+pub fn build_boringtun(directory: &Path) -> Result<PathBuf> {
+    let root = directory.join(format!("boringtun-{BORINGTUN}"));
+    let program = root.join("bin/boringtun-cli");
+    if program.exists() {
+        return Ok(program);
+    }
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args([
+            "install",
+            "boringtun-cli",
+            "--locked",
+            "--version",
+            BORINGTUN,
+            "--root",
+        ])
+        .arg(&root)
+        .output()
+        .context("boringtun needs cargo")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "cargo install boringtun-cli: {}",
+            said.lines().last().unwrap_or_default()
+        );
+    }
+    Ok(program)
+}
+
 /// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
 /// are 10.99.0.1 and 10.99.0.2; it also takes packets between the former, if they are routed into it.
 ///
 /// # Errors
 /// If the program does not start or refuses its configuration.
 pub fn wireguard_go(program: &Path, a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
+    tunnel(program, &["-f"], a, b)
+}
+
+/// The same by boringtun.
+///
+/// # Errors
+/// As [`wireguard_go`].
+pub fn boringtun(program: &Path, a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tunnel> {
+    tunnel(
+        program,
+        &["--foreground", "--disable-drop-privileges"],
+        a,
+        b,
+    )
+}
+
+fn tunnel(
+    program: &Path,
+    options: &[&str],
+    a: (&Host, IpAddr),
+    b: (&Host, IpAddr),
+) -> Result<Tunnel> {
     let inside = [[10, 99, 0, 1], [10, 99, 0, 2]].map(IpAddr::from);
     let ends = [a, b];
     let [near, far] = [0, 1].map(|n| {
         let (peer, host) = (1 - n, ends[n].0);
-        let mut process = launch(program, host)?;
+        let mut process = launch(program, options, host)?;
         let endpoint = SocketAddr::new(ends[peer].1, PORT);
         configure(
             host,
@@ -82,9 +139,9 @@ pub fn wireguard_go(program: &Path, a: (&Host, IpAddr), b: (&Host, IpAddr)) -> R
     })
 }
 
-fn launch(program: &Path, host: &Host) -> Result<Process> {
+fn launch(program: &Path, options: &[&str], host: &Host) -> Result<Process> {
     let mut command = host.command(program);
-    command.args(["-f", DEVICE]).env("LOG_LEVEL", "error");
+    command.args(options).arg(DEVICE).env("LOG_LEVEL", "error");
     host.spawn(command)
 }
 
@@ -98,12 +155,12 @@ fn configure(
     peer_inside: IpAddr,
 ) -> Result<()> {
     let path = host.run_dir().join(format!("wireguard/{DEVICE}.sock"));
-    let connected = wait_for(HANG, "wireguard-go's socket", || {
+    let connected = wait_for(HANG, "WireGuard's socket", || {
         let connection = UnixStream::connect(&path).ok();
         (connection.is_some() || !process.is_running()).then_some(connection)
     })?;
     let mut uapi =
-        connected.with_context(|| format!("wireguard-go ended: {}", process.stderr()))?;
+        connected.with_context(|| format!("WireGuard's program ended: {}", process.stderr()))?;
     let peer = PublicKey::from(&StaticSecret::from(peer_private));
     write!(
         uapi,
@@ -113,18 +170,21 @@ fn configure(
         hexadecimal(peer.as_bytes()),
         endpoint.ip()
     )
-    .context("wireguard-go's socket")?;
+    .context("WireGuard's socket")?;
     uapi.set_read_timeout(Some(HANG))?;
     let mut answer = String::new();
     while !answer.ends_with("\n\n") {
         let mut bytes = [0; 256];
-        let read = uapi.read(&mut bytes).context("wireguard-go's answer")?;
-        ensure!(read > 0, "wireguard-go closed its socket after {answer:?}");
+        let read = uapi.read(&mut bytes).context("WireGuard's answer")?;
+        ensure!(
+            read > 0,
+            "WireGuard's program closed its socket after {answer:?}"
+        );
         answer.push_str(&String::from_utf8_lossy(&bytes[..read]));
     }
     ensure!(
         answer.trim() == "errno=0",
-        "wireguard-go refuses its configuration: {answer:?}"
+        "WireGuard's program refuses its configuration: {answer:?}"
     );
     Ok(())
 }

@@ -65,7 +65,11 @@ pub struct Ratio {
 }
 
 impl Environment {
-    pub(crate) fn of(now: SystemTime) -> Result<Self> {
+    /// Here, at this time.
+    ///
+    /// # Errors
+    /// If `/proc` is not there.
+    pub fn of(now: SystemTime) -> Result<Self> {
         let read = |path: &str| std::fs::read_to_string(path).context(path.to_owned());
         let cpus = read("/proc/cpuinfo")?;
         // Not every architecture names it.
@@ -170,7 +174,7 @@ impl fmt::Display for Table {
 }
 
 /// The middle value, or the mean of the middle two.
-pub(super) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;

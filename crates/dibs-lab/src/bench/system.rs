@@ -34,6 +34,10 @@ pub(super) enum System {
     Mptcp,
     /// A tunnel over the trusted link.
     WireguardGo,
+    /// Another one.
+    Boringtun,
+    /// Another one.
+    OpenVpn,
     /// dibs over both.
     Scramble,
     /// The same without integrity.
@@ -56,6 +60,8 @@ impl System {
             Self::Plain => "plain TCP",
             Self::Mptcp => "kernel MPTCP",
             Self::WireguardGo => "wireguard-go",
+            Self::Boringtun => "boringtun",
+            Self::OpenVpn => "OpenVPN",
             Self::Scramble => "scramble",
             Self::Bare => "scramble, integrity off",
             Self::Seal => "seal",
@@ -156,6 +162,18 @@ impl<'a> Place<'a> {
                 let program = program.map_err(|reason| anyhow!("{reason}"))?;
                 let ends: [(_, IpAddr); 2] = [(&site.a, near), (&site.b, far)];
                 let made = baseline::wireguard_go(program, ends[0], ends[1])?;
+                to = made.b;
+                tunnel = Some(made);
+            }
+            System::Boringtun => {
+                let program = self.stage.options.boringtun.as_ref();
+                let program = program.map_err(|reason| anyhow!("{reason}"))?;
+                let made = baseline::boringtun(program, (&site.a, near), (&site.b, far))?;
+                to = made.b;
+                tunnel = Some(made);
+            }
+            System::OpenVpn => {
+                let made = baseline::openvpn_as_it_comes((&site.a, near), (&site.b, far))?;
                 to = made.b;
                 tunnel = Some(made);
             }

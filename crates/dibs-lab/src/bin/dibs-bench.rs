@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum as _};
-use dibs_lab::baseline::build_wireguard_go;
+use dibs_lab::baseline::{build_boringtun, build_wireguard_go};
 use dibs_lab::bench::{self, Experiment, Options};
 
 /// Compares dibs with plain TCP, kernel MPTCP and wireguard-go, in network namespaces.
@@ -44,7 +44,8 @@ fn main() -> Result<()> {
     let options = Options {
         rounds: arguments.rounds.into(),
         duration: Duration::from_secs(arguments.seconds.into()),
-        wireguard_go: wireguard_go(&experiments),
+        wireguard_go: built(&experiments, &WITH_WIREGUARD_GO, build_wireguard_go),
+        boringtun: built(&experiments, &[Experiment::Peers], build_boringtun),
         experiments,
         congestion: arguments.congestion,
         links: arguments.links,
@@ -60,15 +61,23 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Built beside this program; only where it is compared with.
-fn wireguard_go(experiments: &[Experiment]) -> Result<PathBuf, String> {
-    let compared = [Experiment::Unlimited, Experiment::Latency];
+/// What wireguard-go is compared in.
+const WITH_WIREGUARD_GO: [Experiment; 3] = [
+    Experiment::Unlimited,
+    Experiment::Latency,
+    Experiment::Peers,
+];
+
+/// A peer's program, built beside this one; only where it is compared with.
+fn built(
+    experiments: &[Experiment],
+    compared: &[Experiment],
+    build: fn(&Path) -> Result<PathBuf>,
+) -> Result<PathBuf, String> {
     if !experiments.iter().any(|one| compared.contains(one)) {
         return Err("not compared with".to_owned());
     }
-    let build = || {
-        let own = std::env::current_exe().context("the running program's place")?;
-        build_wireguard_go(own.parent().unwrap_or(Path::new("/")))
-    };
-    build().map_err(|error: anyhow::Error| format!("{error:#}"))
+    let own = std::env::current_exe().context("the running program's place");
+    own.and_then(|own| build(own.parent().unwrap_or(Path::new("/"))))
+        .map_err(|error| format!("{error:#}"))
 }

@@ -1,7 +1,6 @@
-//! The experiment of the DIBS paper (PAPERS 3): one TCP stream over three links of 1 Gbit/s, moved from
+//! The experiment of the DIBS paper (Pohly et al. 2015): one TCP stream over three links of 1 Gbit/s, moved from
 //! bump to bump while it runs; throughput, processor time, and how long nothing arrived at each switch.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -9,14 +8,14 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_control::Changed;
 use serde::Serialize;
 
-use super::plot::{BLUE, Curve, Mark, Panel, Plot, RED};
-use super::processor::Processor;
 use crate::baseline::openvpn;
 use crate::bench::Environment;
 use crate::dibs::{Programs, Settings};
 use crate::lab::Lab;
 use crate::load::sockets::host_retransmissions;
 use crate::load::{Throughput, ThroughputReport};
+use crate::plot::{BLUE, Curve, Mark, Panel, Plot, RED};
+use crate::processor::Processor;
 use crate::site::{Site, addresses};
 
 /// Of each link, both ways.
@@ -46,6 +45,12 @@ const TABLE_I: [(&str, f64, f64); 3] = [
     ("share", 6e6, 108.0),
     (VPN, 50e6, 91.0),
 ];
+
+/// What the paper's Table I says of a bump: bytes per second, and percent of one processor.
+pub fn table_one(bump: &str) -> Option<(f64, f64)> {
+    let row = TABLE_I.iter().find(|(name, ..)| *name == bump);
+    row.map(|(_, bytes, used)| (*bytes, *used))
+}
 
 /// All runs.
 #[derive(Clone, Debug, Serialize)]
@@ -259,10 +264,11 @@ impl Run {
         let mark = |phase: &Phase| Mark {
             at: phase.at_seconds,
             label: phase.bump.clone(),
-            seconds: self.phase_seconds,
+            length: self.phase_seconds,
         };
         Plot {
-            seconds,
+            along: "time, s",
+            end: seconds,
             panels: vec![
                 panel("throughput, MB/s", BLUE, arrived.collect()),
                 panel("processor, % of one", RED, self.processor.clone()),
@@ -270,42 +276,5 @@ impl Run {
             marks: self.phases.iter().map(mark).collect(),
         }
         .svg()
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.environment)?;
-        for run in &self.runs {
-            writeln!(
-                f,
-                "\nOne TCP stream over three links of 1 Gbit/s, {} s on each bump, {} connections lost\n",
-                run.phase_seconds, run.lost_connections
-            )?;
-            writeln!(
-                f,
-                "| bump | MB/s | processor, % of one | longest stall at the switch, ms | TCP \
-                 retransmissions | paper: MB/s | processor, % |"
-            )?;
-            writeln!(f, "|---|---|---|---|---|---|---|")?;
-            for phase in &run.phases {
-                let stall = phase.stall_ms.map(|ms| format!("{ms:.0}"));
-                let paper = TABLE_I.iter().find(|(name, ..)| *name == phase.bump);
-                let paper = paper.map(|(_, bytes, used)| (bytes / 1e6, *used));
-                let paper = paper.map(|(bytes, used)| format!("{bytes:.0} | {used:.0}"));
-                writeln!(
-                    f,
-                    "| {} | {:.1} | {:.0} | {} | {} | {} |",
-                    phase.bump,
-                    phase.bytes_per_second / 1e6,
-                    phase.processor_percent,
-                    stall.unwrap_or_default(),
-                    phase.retransmissions,
-                    paper.unwrap_or_else(|| " | ".to_owned())
-                )?;
-            }
-        }
-        writeln!(f)?;
-        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }

@@ -1,19 +1,18 @@
 //! The figures of Liyanage et al. 2021: the user's hint names the path to prefer. One stream over two emulated links,
 //! and what each of them carried over time.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
-use super::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot};
-use crate::bench::Environment;
+use crate::bench::{Environment, median};
 use crate::dibs::{Daemon, PathSpec, Programs, Settings};
 use crate::emulator::Conditions;
 use crate::lab::Lab;
 use crate::load::Throughput;
+use crate::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot};
 use crate::site::{INTERFACES, Site, addresses};
 
 const PORT: u16 = 7000;
@@ -361,7 +360,8 @@ impl Outcome {
             None => "no hint".to_owned(),
         };
         Plot {
-            seconds,
+            along: "time, s",
+            end: seconds,
             panels: vec![Panel {
                 title: "rate, kB/s".to_owned(),
                 curves: vec![curve(0, BLUE), curve(1, ORANGE)],
@@ -369,55 +369,16 @@ impl Outcome {
             marks: vec![Mark {
                 at: 0.0,
                 label,
-                seconds,
+                length: seconds,
             }],
         }
         .svg()
     }
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.environment)?;
-        writeln!(f, "\nOne TCP stream on seal, {}\n", self.congestion)?;
-        writeln!(
-            f,
-            "| Fig. | by eth, kB/s | by wlan, kB/s | longest gap, ms | the paper | agrees |"
-        )?;
-        writeln!(f, "|---|---|---|---|---|---|")?;
-        for outcome in &self.figures {
-            let seconds = outcome.bytes[0].len() as f64 * outcome.every_seconds;
-            let [eth, wlan] = [0, 1].map(|path| {
-                let bytes: u64 = outcome.bytes[path].iter().sum();
-                bytes as f64 / seconds / 1e3
-            });
-            let agrees = if outcome.agrees { "yes" } else { "no" };
-            writeln!(
-                f,
-                "| {} | {eth:.0} | {wlan:.0} | {:.0} | {} | {agrees} |",
-                outcome.figure, outcome.longest_gap_ms, outcome.paper
-            )?;
-        }
-        let Recovery {
-            hinted_ms,
-            standard_ms,
-            paper_ms,
-        } = &self.recovery;
-        writeln!(
-            f,
-            "\nA dropped path of 40 ms carries data again after (median of {} turns): {:.0} ms preferred, {:.0} ms \
-             without a hint; the paper: about {:.0} and {:.0} ms",
-            hinted_ms.len(),
-            median(hinted_ms),
-            median(standard_ms),
-            paper_ms[0],
-            paper_ms[1]
-        )
+impl Recovery {
+    /// The medians: with a hint, and without.
+    pub fn medians(&self) -> [f64; 2] {
+        [&self.hinted_ms, &self.standard_ms].map(|turns| median(turns.iter().copied()))
     }
 }

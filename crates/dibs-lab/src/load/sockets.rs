@@ -42,7 +42,10 @@ impl Transport {
 
     /// Listens at the port on every address of the family: MPTCP's further subflows come to others
     /// than the one asked for.
-    pub(crate) fn listen(self, host: &Host, address: SocketAddr) -> Result<TcpListener> {
+    ///
+    /// # Errors
+    /// If the port is taken, or the kernel has no such transport.
+    pub fn listen(self, host: &Host, address: SocketAddr) -> Result<TcpListener> {
         let listener = host.in_ns(|| {
             let socket = self.socket(address)?;
             socket.set_reuse_address(true)?;
@@ -59,20 +62,28 @@ impl Transport {
         listener.with_context(|| format!("{self:?} listener at {address} on host {}", host.name()))
     }
 
-    pub(crate) fn connect(self, host: &Host, address: SocketAddr) -> Result<TcpStream> {
-        let stream = host.in_ns(|| {
-            let socket = self.socket(address)?;
-            socket.connect_timeout(&address.into(), PATIENCE)?;
-            io::Result::Ok(TcpStream::from(socket))
-        });
-        stream
-            .and_then(settle)
+    /// Connects from a host.
+    ///
+    /// # Errors
+    /// If nobody answers there.
+    pub fn connect(self, host: &Host, address: SocketAddr) -> Result<TcpStream> {
+        host.in_ns(|| self.connect_here(address))
             .with_context(|| format!("{self:?} connection from host {} to {address}", host.name()))
+    }
+
+    /// Connects from where the calling thread is.
+    pub(super) fn connect_here(self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = self.socket(address)?;
+        socket.connect_timeout(&address.into(), PATIENCE)?;
+        settle(socket.into())
     }
 }
 
 /// Accepts one connection on a non-blocking listener.
-pub(crate) fn accept(listener: &TcpListener) -> Result<TcpStream> {
+///
+/// # Errors
+/// If none comes for [`HANG`](crate::HANG).
+pub fn accept(listener: &TcpListener) -> Result<TcpStream> {
     let accepted = wait_for(PATIENCE, "a connection", || match listener.accept() {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
         result => Some(result),

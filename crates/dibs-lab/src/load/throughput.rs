@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 use socket2::SockRef;
 
+use super::join;
 use super::sockets::{Transport, accept, host_retransmissions, retransmissions, subflows};
 use crate::host::Host;
 
@@ -303,14 +304,6 @@ impl Transfer {
             subflows: sent.iter().map(|stream| stream.subflows).sum(),
         })
     }
-}
-
-fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
-    let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
-    results
-        .into_iter()
-        .map(|result| result.map_err(|_| anyhow!("a thread panicked"))?)
-        .collect()
 }
 
 fn receive(

@@ -120,7 +120,7 @@ impl Peer {
         Ok(key)
     }
 
-    /// Whether an inner source is one of this peer's hosts, whatever wide prefix it has (SECURITY 6).
+    /// Whether an inner source is one of this peer's hosts, whatever wide prefix it has (docs/threat-model.md, "The peer").
     pub(super) fn is_from_here(&self, shared: &Shared, addr: IpAddr) -> bool {
         is_unicast(addr) && !shared.is_ours(addr) && self.owns(addr)
     }
@@ -255,7 +255,7 @@ impl Peer {
 }
 
 /// An inner destination must be an address of this host, or of one that it forwards for, and nothing
-/// else (SECURITY 6).
+/// else (docs/threat-model.md, "The peer").
 pub(super) fn is_for_us(shared: &Shared, addr: IpAddr) -> bool {
     is_unicast(addr) && shared.is_ours(addr)
 }

@@ -1,4 +1,4 @@
-//! `integrity = "off"`: what it gives up, and what it does not (SECURITY 3).
+//! `integrity = "off"`: what it gives up, and what it does not (docs/protocol.md, 9).
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! A peer with a valid key that sends what it should not (SECURITY 6).
+//! A peer with a valid key that sends what it should not (docs/threat-model.md, "The peer").
 
 use super::*;
 

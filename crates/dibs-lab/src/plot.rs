@@ -1,4 +1,4 @@
-//! Panels over one time axis.
+//! Pictures: panels over one axis, as SVG. In a page that sets `--paper`, `--ink` and `--line` they take its colours.
 
 use std::fmt::Write as _;
 
@@ -8,54 +8,76 @@ const RIGHT: f64 = 20.0;
 const PANEL: f64 = 190.0;
 const TOP: f64 = 40.0;
 const BETWEEN: f64 = 40.0;
+/// What text is drawn with.
+const INK: &str = "fill=\"black\" style=\"fill:var(--ink,black)\"";
 
-/// Colours that stay apart for who cannot tell red from green.
-pub(super) const BLUE: &str = "#1f77b4";
-pub(super) const RED: &str = "#d62728";
-pub(super) const ORANGE: &str = "#ff7f0e";
+/// One of the colours that stay apart for who cannot tell red from green.
+pub const BLUE: &str = "#1f77b4";
+/// Another one.
+pub const RED: &str = "#d62728";
+/// Another one.
+pub const ORANGE: &str = "#ff7f0e";
 
 /// What is drawn.
-pub(super) struct Plot {
-    /// The end of the time axis.
-    pub(super) seconds: f64,
-    pub(super) panels: Vec<Panel>,
+#[derive(Clone, Debug)]
+pub struct Plot {
+    /// What the common axis counts, from 0 on.
+    pub along: &'static str,
+    /// Its end.
+    pub end: f64,
+    /// One below the other.
+    pub panels: Vec<Panel>,
     /// Where something happened, and what came then.
-    pub(super) marks: Vec<Mark>,
+    pub marks: Vec<Mark>,
 }
 
 /// A vertical axis, and what is drawn over it.
-pub(super) struct Panel {
-    pub(super) title: String,
-    pub(super) curves: Vec<Curve>,
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// What it counts, from 0 on.
+    pub title: String,
+    /// At least one.
+    pub curves: Vec<Curve>,
 }
 
-/// Values over time.
-pub(super) struct Curve {
+/// Values along the axis.
+#[derive(Clone, Debug)]
+pub struct Curve {
     /// Named in the panel, if it is not alone there.
-    pub(super) name: String,
-    pub(super) color: &'static str,
-    pub(super) points: Vec<(f64, f64)>,
+    pub name: String,
+    /// As SVG names it.
+    pub color: &'static str,
+    /// Places and values.
+    pub points: Vec<(f64, f64)>,
 }
 
-/// A moment.
-pub(super) struct Mark {
-    pub(super) at: f64,
-    /// What is so from then on, for so long.
-    pub(super) label: String,
-    pub(super) seconds: f64,
+/// A place on the axis.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    /// Where.
+    pub at: f64,
+    /// What is so from there on; nothing where only the place is to be read.
+    pub label: String,
+    /// For so long.
+    pub length: f64,
 }
 
 impl Plot {
-    pub(super) fn svg(&self) -> String {
+    /// The picture.
+    pub fn svg(&self) -> String {
         let panels = self.panels.len() as f64;
         let bottom = TOP + panels * PANEL + (panels - 1.0) * BETWEEN;
         let height = bottom + 45.0;
-        let seconds = self.seconds.max(0.1);
-        let x = |time: f64| LEFT + time / seconds * (WIDTH - LEFT - RIGHT);
+        let end = self.end.max(f64::MIN_POSITIVE);
+        let x = |place: f64| LEFT + place / end * (WIDTH - LEFT - RIGHT);
+        let named = |place: f64| match end >= 10.0 {
+            true => format!("{place:.0}"),
+            false => ((place * 100.0).round() / 100.0).to_string(),
+        };
         let mut out = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
              height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+             <rect width=\"100%\" height=\"100%\" fill=\"white\" style=\"fill:var(--paper,white)\"/>\n"
         );
         for (at, panel) in self.panels.iter().enumerate() {
             draw(&mut out, panel, TOP + at as f64 * (PANEL + BETWEEN), &x);
@@ -65,22 +87,15 @@ impl Plot {
             line(
                 &mut out,
                 [at, TOP, at, bottom],
-                "#888\" stroke-dasharray=\"4 3",
+                "stroke=\"#888\" stroke-dasharray=\"4 3\"",
             );
-            let middle = x(mark.at + mark.seconds / 2.0);
+            let middle = x(mark.at + mark.length / 2.0);
             text(&mut out, middle, TOP - 12.0, "middle", &mark.label);
-            let time = format!("{:.0}", mark.at);
-            text(&mut out, at, bottom + 18.0, "middle", &time);
+            text(&mut out, at, bottom + 18.0, "middle", &named(mark.at));
         }
-        let end = format!("{seconds:.0}");
-        text(&mut out, x(seconds), bottom + 18.0, "middle", &end);
-        text(
-            &mut out,
-            x(seconds / 2.0),
-            bottom + 36.0,
-            "middle",
-            "time, s",
-        );
+        text(&mut out, x(end), bottom + 18.0, "middle", &named(end));
+        let middle = x(end / 2.0);
+        text(&mut out, middle, bottom + 36.0, "middle", self.along);
         out + "</svg>\n"
     }
 }
@@ -88,11 +103,12 @@ impl Plot {
 fn draw(out: &mut String, panel: &Panel, top: f64, x: &impl Fn(f64) -> f64) {
     let values = panel.curves.iter().flat_map(|curve| &curve.points);
     let highest = values.map(|(_, value)| *value).fold(1.0, f64::max);
-    let step = round(highest / 4.0);
+    let step = round(highest / 5.0);
     let y = |value: f64| top + PANEL - value / (5.0 * step) * PANEL;
     for tick in 0..=5 {
         let value = f64::from(tick) * step;
-        line(out, [LEFT, y(value), WIDTH - RIGHT, y(value)], "#ddd");
+        let grid = "stroke=\"#ddd\" style=\"stroke:var(--line,#ddd)\"";
+        line(out, [LEFT, y(value), WIDTH - RIGHT, y(value)], grid);
         text(out, LEFT - 6.0, y(value) + 4.0, "end", &value.to_string());
     }
     let (at, middle) = (16.0, top + PANEL / 2.0);
@@ -100,7 +116,7 @@ fn draw(out: &mut String, panel: &Panel, top: f64, x: &impl Fn(f64) -> f64) {
     writeln!(
         out,
         "<text x=\"{at}\" y=\"{middle}\" text-anchor=\"middle\" \
-         transform=\"rotate(-90 {at} {middle})\">{title}</text>"
+         transform=\"rotate(-90 {at} {middle})\" {INK}>{title}</text>"
     )
     .expect("a string takes it");
     for (number, curve) in panel.curves.iter().enumerate() {
@@ -116,23 +132,27 @@ fn draw(out: &mut String, panel: &Panel, top: f64, x: &impl Fn(f64) -> f64) {
         .expect("a string takes it");
         if panel.curves.len() > 1 {
             let (at, row) = (WIDTH - RIGHT - 8.0, top + 16.0 * (number as f64 + 1.0));
-            let anchor = format!("end\" fill=\"{color}");
-            text(out, at, row, &anchor, &curve.name);
+            let name = &curve.name;
+            writeln!(
+                out,
+                "<text x=\"{at:.1}\" y=\"{row:.1}\" text-anchor=\"end\" fill=\"{color}\">{name}</text>"
+            )
+            .expect("a string takes it");
         }
     }
 }
 
-/// The next of 1, 2, 5, 10, 20 and so on.
+/// The next of 1, 2, 2.5, 5, 10, 20 and so on.
 fn round(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
-    let steps = [1.0, 2.0, 5.0].map(|step| step * power);
+    let steps = [1.0, 2.0, 2.5, 5.0].map(|step| step * power);
     { steps.into_iter().find(|step| *step >= value) }.unwrap_or(10.0 * power)
 }
 
 fn line(out: &mut String, [x1, y1, x2, y2]: [f64; 4], stroke: &str) {
     writeln!(
         out,
-        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{stroke}\"/>"
+        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" {stroke}/>"
     )
     .expect("a string takes it");
 }
@@ -140,7 +160,7 @@ fn line(out: &mut String, [x1, y1, x2, y2]: [f64; 4], stroke: &str) {
 fn text(out: &mut String, x: f64, y: f64, anchor: &str, content: &str) {
     writeln!(
         out,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{content}</text>"
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {INK}>{content}</text>"
     )
     .expect("a string takes it");
 }
@@ -151,7 +171,7 @@ mod tests {
 
     #[test]
     fn axes_are_round() {
-        for (value, rounded) in [(0.25, 0.5), (1.0, 1.0), (29.5, 50.0), (51.0, 100.0)] {
+        for (value, rounded) in [(0.21, 0.25), (1.0, 1.0), (29.5, 50.0), (51.0, 100.0)] {
             assert_eq!(round(value), rounded);
         }
     }
@@ -164,7 +184,8 @@ mod tests {
             points: vec![(0.0, 1.0), (1.0, 2.0)],
         };
         let plot = Plot {
-            seconds: 2.0,
+            along: "time, s",
+            end: 2.0,
             panels: vec![Panel {
                 title: "rate".to_owned(),
                 curves: vec![curve("one"), curve("other")],
@@ -172,7 +193,7 @@ mod tests {
             marks: vec![Mark {
                 at: 1.0,
                 label: "preferred".to_owned(),
-                seconds: 1.0,
+                length: 1.0,
             }],
         };
         let svg = plot.svg();

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 
 /// What was used between two looks.
-pub(super) struct Processor {
+pub(crate) struct Processor {
     last: Times,
 }
 
@@ -16,12 +16,12 @@ struct Times {
 }
 
 impl Processor {
-    pub(super) fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         Ok(Self { last: look()? })
     }
 
     /// Since the last look, in percent of one processor.
-    pub(super) fn used(&mut self) -> Result<f64> {
+    pub(crate) fn used(&mut self) -> Result<f64> {
         let now = look()?;
         let used = percent(self.last, now);
         self.last = now;

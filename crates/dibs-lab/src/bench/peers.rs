@@ -1,0 +1,272 @@
+//! dibs beside what else could be used: plain TCP, kernel MPTCP, and VPNs in user space.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::report::{Ratio, Table, median};
+use super::system::{Contestant, Place, System};
+use super::{GIGABIT, Stage, plain_links};
+use crate::link::LinkSpec;
+use crate::load::{Latency, LatencyReport, Requests, RequestsReport, Throughput};
+use crate::processor::Processor;
+
+/// Streams at a time.
+const STREAMS: [usize; 2] = [1, 10];
+/// Messages and requests take no longer: their figures are steady sooner than those of streams.
+const MESSAGES: Duration = Duration::from_secs(3);
+/// What dibs is compared with in ratios.
+const OTHERS: [System; 4] = [
+    System::Mptcp,
+    System::WireguardGo,
+    System::Boringtun,
+    System::OpenVpn,
+];
+const BUMPS: [System; 3] = [System::Seal, System::Scramble, System::Share];
+
+/// Streams of one system in one round, by [`STREAMS`].
+#[derive(Clone, Debug, Serialize)]
+struct Turn {
+    bits_per_second: [f64; 2],
+    /// Of the whole machine, for 10^9 bytes.
+    processor_seconds: [f64; 2],
+    retransmissions: [u64; 2],
+}
+
+/// Small messages of one system in one round.
+#[derive(Clone, Debug, Serialize)]
+struct Small {
+    trip: LatencyReport,
+    kept: RequestsReport,
+    connecting: RequestsReport,
+}
+
+/// All tables with this congestion control; small messages with the first one only.
+pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
+    let mut notes = Vec::new();
+    let systems = systems(stage, &mut notes);
+    let mut tables = Vec::new();
+    for (title, links) in [
+        ("links without a limit (veth, MTU 1500)", None),
+        ("two links of 1 Gbit/s", Some(GIGABIT)),
+    ] {
+        let links = |interface: &str, link: LinkSpec| match links {
+            Some(rate) => link.shaped(rate),
+            None => plain_links(interface, link),
+        };
+        let mut place = Place::new(stage)?;
+        let contestants = { systems.iter() }
+            .map(|system| place.contestant(*system, system.label(), links))
+            .collect::<Result<Vec<_>>>()?;
+        let is_first =
+            stage.options.congestion.first().map(String::as_str) == Some(stage.congestion);
+        let title = stage.titled(&format!("One stream and ten, {title}"));
+        tables.push(streams(stage, &title, (&systems, &contestants), &notes)?);
+        if is_first && tables.len() == 1 {
+            tables.push(small(stage, (&systems, &contestants))?);
+        }
+    }
+    Ok(tables)
+}
+
+/// Those that can be had; why others cannot is noted.
+fn systems(stage: &Stage<'_>, notes: &mut Vec<String>) -> Vec<System> {
+    let mut systems = vec![System::Plain];
+    for system in OTHERS {
+        let missing = match system {
+            System::WireguardGo => stage.options.wireguard_go.as_ref().err().cloned(),
+            System::Boringtun => stage.options.boringtun.as_ref().err().cloned(),
+            System::OpenVpn => openvpn_is_missing(),
+            _ => None,
+        };
+        match missing {
+            Some(why) => notes.push(format!("no {}: {why}", system.label())),
+            None => systems.push(system),
+        }
+    }
+    systems.extend(BUMPS);
+    systems
+}
+
+fn openvpn_is_missing() -> Option<String> {
+    let places = ["/usr/sbin/openvpn", "/usr/local/sbin/openvpn"].map(std::path::Path::new);
+    let found = places.iter().any(|place| place.exists());
+    (!found).then(|| "install the Debian package openvpn".to_owned())
+}
+
+fn streams(
+    stage: &Stage<'_>,
+    title: &str,
+    (systems, contestants): (&[System], &[Contestant]),
+    notes: &[String],
+) -> Result<Table> {
+    let mut all = vec![Vec::<Turn>::new(); contestants.len()];
+    for round in 1..=stage.options.rounds {
+        for (contestant, turns) in contestants.iter().zip(&mut all) {
+            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
+            eprintln!(
+                "{title}, round {round}, {}: {:.2} and {:.2} Gbit/s",
+                contestant.label,
+                turn.bits_per_second[0] / 1e9,
+                turn.bits_per_second[1] / 1e9
+            );
+            turns.push(turn);
+        }
+    }
+    let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
+        let mut row = vec![contestant.label.clone()];
+        for at in 0..STREAMS.len() {
+            let of =
+                |value: fn(&Turn, usize) -> f64| median(turns.iter().map(|turn| value(turn, at)));
+            row.push(format!(
+                "{:.3}",
+                of(|turn, at| turn.bits_per_second[at] / 1e9)
+            ));
+            row.push(format!("{:.2}", of(|turn, at| turn.processor_seconds[at])));
+            row.push(format!(
+                "{:.0}",
+                of(|turn, at| turn.retransmissions[at] as f64)
+            ));
+        }
+        row
+    };
+    let rate = |turn: &Turn| turn.bits_per_second[0];
+    Ok(Table {
+        title: title.to_owned(),
+        columns: [
+            "system",
+            "1 stream, Gbit/s",
+            "processor s / GB",
+            "retransmissions",
+            "10 streams, Gbit/s",
+            "processor s / GB",
+            "retransmissions",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: contestants.iter().zip(&all).map(row).collect(),
+        ratios: ratios(systems, &all, "one stream", rate),
+        notes: notes.to_vec(),
+        turns: serde_json::to_value(labelled(contestants, &all))?,
+    })
+}
+
+fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
+    let mut turn = Turn {
+        bits_per_second: [0.0; 2],
+        processor_seconds: [0.0; 2],
+        retransmissions: [0; 2],
+    };
+    for (at, streams) in STREAMS.into_iter().enumerate() {
+        let load = Throughput::new(contestant.to)
+            .transport(contestant.transport)
+            .congestion(stage.congestion)
+            .streams(streams)
+            .duration(stage.options.duration);
+        let before = contestant.counts()?;
+        let (mut processor, start) = (Processor::new()?, Instant::now());
+        let report = load.run(&contestant.site.a, &contestant.site.b)?;
+        let used = processor.used()? / 100.0 * start.elapsed().as_secs_f64();
+        contestant.since(&before, report.bytes)?;
+        turn.bits_per_second[at] = report.bits_per_second;
+        turn.processor_seconds[at] = used / (report.bytes as f64 / 1e9);
+        turn.retransmissions[at] = report.retransmissions;
+    }
+    Ok(turn)
+}
+
+fn small(stage: &Stage<'_>, (systems, contestants): (&[System], &[Contestant])) -> Result<Table> {
+    let title = "Messages and requests of 64 bytes, links without a limit";
+    let mut all = vec![Vec::<Small>::new(); contestants.len()];
+    for round in 1..=stage.options.rounds {
+        for (contestant, turns) in contestants.iter().zip(&mut all) {
+            let small = messages(stage, contestant).with_context(|| contestant.label.clone())?;
+            eprintln!(
+                "{title}, round {round}, {}: {:.0} and {:.0} requests/s",
+                contestant.label, small.kept.per_second, small.connecting.per_second
+            );
+            turns.push(small);
+        }
+    }
+    let row = |(contestant, turns): (&Contestant, &Vec<Small>)| {
+        let of = |value: fn(&Small) -> f64| median(turns.iter().map(value));
+        vec![
+            contestant.label.clone(),
+            // Reported is half of it.
+            format!("{:.0}", of(|small| 2.0 * small.trip.p50_us)),
+            format!("{:.0}", of(|small| 2.0 * small.trip.p99_us)),
+            format!("{:.0}", of(|small| small.kept.per_second)),
+            format!("{:.1}", of(|small| small.kept.p99_us / 1e3)),
+            format!("{:.0}", of(|small| small.connecting.per_second)),
+            format!("{:.1}", of(|small| small.connecting.p99_us / 1e3)),
+        ]
+    };
+    let connecting = |small: &Small| small.connecting.per_second;
+    Ok(Table {
+        title: title.to_owned(),
+        columns: [
+            "system",
+            "round trip p50, us",
+            "p99, us",
+            "16 kept connections, requests/s",
+            "p99, ms",
+            "a new one each, requests/s",
+            "p99, ms",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: contestants.iter().zip(&all).map(row).collect(),
+        ratios: ratios(systems, &all, "a new connection each", connecting),
+        notes: Vec::new(),
+        turns: serde_json::to_value(labelled(contestants, &all))?,
+    })
+}
+
+fn messages(stage: &Stage<'_>, contestant: &Contestant) -> Result<Small> {
+    let duration = stage.options.duration.min(MESSAGES);
+    let (a, b) = (&contestant.site.a, &contestant.site.b);
+    let trip = Latency::new(contestant.to)
+        .transport(contestant.transport)
+        .duration(duration)
+        .run(a, b)?;
+    let requests = Requests::new(contestant.to)
+        .transport(contestant.transport)
+        .duration(duration);
+    Ok(Small {
+        trip,
+        kept: requests.run(a, b)?,
+        connecting: requests.clone().connecting().run(a, b)?,
+    })
+}
+
+/// Each bump beside each other system, within rounds.
+fn ratios<T>(systems: &[System], all: &[Vec<T>], what: &str, value: fn(&T) -> f64) -> Vec<Ratio> {
+    let turns = |system: System| {
+        let at = systems.iter().position(|one| *one == system);
+        at.map(|at| &all[at])
+    };
+    let mut ratios = Vec::new();
+    for bump in BUMPS {
+        for other in OTHERS {
+            let (Some(ours), Some(theirs)) = (turns(bump), turns(other)) else {
+                continue;
+            };
+            let pairs = ours.iter().zip(theirs);
+            ratios.push(Ratio {
+                what: format!("{what}: {} / {}", bump.label(), other.label()),
+                value: median(pairs.map(|(one, other)| value(one) / value(other))),
+                least: None,
+                most: None,
+            });
+        }
+    }
+    ratios
+}
+
+fn labelled<'a, T>(contestants: &'a [Contestant], all: &'a [Vec<T>]) -> Vec<(&'a str, &'a [T])> {
+    let labels = contestants
+        .iter()
+        .map(|contestant| contestant.label.as_str());
+    labels.zip(all.iter().map(Vec::as_slice)).collect()
+}

@@ -1,0 +1,138 @@
+//! Building for another processor than this one, and running what was built by QEMU.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::packages;
+use crate::run::{cargo_command, run};
+
+/// A kind of processor that dibs is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Arch {
+    /// x86-64
+    Amd64,
+    /// 64-bit ARM
+    Arm64,
+}
+
+impl Arch {
+    pub(crate) const ALL: [Arch; 2] = [Arch::Amd64, Arch::Arm64];
+
+    /// Debian's name.
+    pub(crate) fn debian(self) -> &'static str {
+        match self {
+            Arch::Amd64 => "amd64",
+            Arch::Arm64 => "arm64",
+        }
+    }
+
+    /// The processor, as Rust and GNU call it.
+    fn processor(self) -> &'static str {
+        match self {
+            Arch::Amd64 => "x86_64",
+            Arch::Arm64 => "aarch64",
+        }
+    }
+
+    /// Where cargo builds for it, and what it builds for.
+    pub(crate) fn rust_target(self) -> String {
+        format!("{}-unknown-linux-gnu", self.processor())
+    }
+
+    pub(crate) fn is_native(self) -> bool {
+        std::env::consts::ARCH == self.processor()
+    }
+
+    /// A program of the toolchain for it.
+    pub(crate) fn tool(self, name: &str) -> String {
+        match self.is_native() {
+            true => name.to_owned(),
+            false => format!("{}-linux-gnu-{name}", self.processor()),
+        }
+    }
+
+    /// The compiler to build for it elsewhere, and the packages that it comes in.
+    fn cross_compiler(self) -> (&'static str, &'static str) {
+        match self {
+            Arch::Amd64 => (
+                "x86_64-linux-gnu-gcc",
+                "gcc-x86-64-linux-gnu libc6-dev-amd64-cross",
+            ),
+            Arch::Arm64 => (
+                "aarch64-linux-gnu-gcc",
+                "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+            ),
+        }
+    }
+}
+
+/// What runs programs for 64-bit ARM, and the Debian package it comes in.
+const EMULATOR: packages::Need = ("qemu-aarch64", "qemu-user");
+/// The crates that make no system calls of their own but for files, or none that the emulator does not know.
+const PURE: [&str; 10] = [
+    "dibs-scramble",
+    "dibs-share",
+    "dibs-gcm",
+    "dibs-wire",
+    "dibs-core",
+    "dibs-switch",
+    "dibs-sim",
+    "dibs-eavesdrop",
+    "dibs-config",
+    "dibs-control",
+];
+
+/// A cargo command for that processor; installs what it needs.
+pub(crate) fn cargo_for(arch: Arch, arguments: &[&str]) -> Result<Command> {
+    let mut command = cargo_command(arguments);
+    let target = arch.rust_target();
+    command.args(["--target", &target]);
+    if arch.is_native() {
+        return Ok(command);
+    }
+    let compiler = arch.cross_compiler();
+    packages::ensure_cross(compiler)?;
+    if !succeeds(Command::new("rustc").args(["--print", "target-libdir", "--target", &target])) {
+        bail!("this Rust does not know {target}");
+    }
+    // Does nothing where it is installed; a Rust without rustup brings its own.
+    if succeeds(Command::new("rustup").arg("--version")) {
+        run(Command::new("rustup").args(["target", "add", &target]))?;
+    }
+    let shouted = target.to_uppercase().replace('-', "_");
+    command.env(format!("CARGO_TARGET_{shouted}_LINKER"), compiler.0);
+    command.env(format!("CC_{}", target.replace('-', "_")), compiler.0);
+    Ok(command)
+}
+
+/// Runs the unit tests and the simulator as programs for 64-bit ARM.
+pub(crate) fn aarch64(seeds: u32) -> Result<()> {
+    let arch = Arch::Arm64;
+    if !arch.is_native() {
+        packages::ensure_cross(EMULATOR)?;
+    }
+    let tests = PURE.iter().flat_map(|name| ["--package", name]);
+    let tests: Vec<&str> = ["test", "--lib", "--tests", "--no-fail-fast"]
+        .into_iter()
+        .chain(tests)
+        .collect();
+    run(emulated(&mut cargo_for(arch, &tests)?, arch))?;
+    let simulator = ["run", "--release", "--package", "dibs-sim"];
+    let mut simulator = cargo_for(arch, &simulator)?;
+    run(emulated(&mut simulator, arch).args(["--", "--seeds", &seeds.to_string()]))
+}
+
+/// Has cargo run what it builds for that processor.
+fn emulated(command: &mut Command, arch: Arch) -> &mut Command {
+    if arch.is_native() {
+        return command;
+    }
+    let shouted = arch.rust_target().to_uppercase().replace('-', "_");
+    let runner = format!("{} -L /usr/{}-linux-gnu", EMULATOR.0, arch.processor());
+    command.env(format!("CARGO_TARGET_{shouted}_RUNNER"), runner)
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
