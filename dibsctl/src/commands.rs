@@ -106,12 +106,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 "nothing of dibs is left in the kernel\n".into()
             })
         }
-        Command::Demo => {
+        Command::Demo { mebibytes } => {
             // In another mount namespace our own place may have another name.
             let programs = Programs::find()?;
             // Before anything starts a thread.
             dibs_lab::enter()?;
-            dibs_lab::demo::run(&programs)
+            dibs_lab::demo::run(&programs, mebibytes)
         }
         Command::Genkey => keys::genkey(),
         Command::Pubkey => keys::pubkey(),

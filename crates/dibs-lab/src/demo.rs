@@ -24,8 +24,6 @@ use crate::dibs::{Daemon, Programs, Settings};
 use crate::lab::Lab;
 use crate::site::{INTERFACES, Site, TRUSTED, UNTRUSTED, addresses};
 
-/// Bytes of the file.
-const SIZE: u64 = 1 << 30;
 /// Bits per second of each link.
 const RATE: u64 = 500_000_000;
 const PORT: u16 = 7000;
@@ -35,12 +33,13 @@ const SAMPLE: Duration = Duration::from_millis(100);
 /// What the untrusted link had queued before the bump came may pass for as long.
 const QUEUED: Duration = Duration::from_millis(250);
 
-/// Runs it, on standard output. Call [`enter`](crate::enter) before.
+/// Runs it with a text of so many MiB, on standard output. Call [`enter`](crate::enter) before.
 ///
 /// # Errors
 /// If anything is not as promised: the connection broke, another file arrived, the eavesdropper
 /// could not read before, or could while the bump was in force.
-pub fn run(programs: &Programs) -> Result<()> {
+pub fn run(programs: &Programs, mebibytes: u32) -> Result<()> {
+    let size = u64::from(mebibytes) << 20;
     let mut lab = Lab::new()?;
     let site = Site::new(&mut lab, ["laptop", "server"], 2, |_, link| {
         link.shaped(RATE)
@@ -59,9 +58,9 @@ pub fn run(programs: &Programs) -> Result<()> {
         &Site::paths(2),
         [Settings::default(); 2],
     )?;
-    writeln!(out, "A text of {} MiB ...", SIZE >> 20)?;
-    let (mut source, target) = (scratch_file()?, scratch_file()?);
-    let sent = text::write(&source, SIZE).with_context(scratch_hint)?;
+    writeln!(out, "A text of {mebibytes} MiB ...")?;
+    let (mut source, target) = (scratch_file(size)?, scratch_file(size)?);
+    let sent = text::write(&source, size).with_context(|| scratch_hint(size))?;
     source.rewind()?;
 
     let listening = site.b.capture_heads(UNTRUSTED)?;
@@ -69,12 +68,13 @@ pub fn run(programs: &Programs) -> Result<()> {
     let transfer = Transfer::start(&site.a, source, &site.b, target, address)?;
     let from = transfer.from;
     let mut show = Show {
-        screen: Screen::new(SIZE)?,
+        screen: Screen::new(size)?,
         site: &site,
         laptop: &laptop,
         transfer: &transfer,
         bump: "plain".to_owned(),
         began: links(&site)?,
+        size,
     };
     show.screen
         .event(&format!("one connection, {from} -> {address}, plain"))?;
@@ -91,7 +91,7 @@ pub fn run(programs: &Programs) -> Result<()> {
     writeln!(
         out,
         "Received in {seconds:.1} s, {:.0} Mbit/s on average.\n",
-        SIZE as f64 * 8.0 / seconds / 1e6
+        size as f64 * 8.0 / seconds / 1e6
     )?;
     let overheard = overheard(listening, legs.bump)?;
     tell(&overheard)?;
@@ -124,6 +124,8 @@ struct Show<'a> {
     transfer: &'a Transfer,
     bump: String,
     began: [u64; 2],
+    /// Bytes of the text.
+    size: u64,
 }
 
 /// The moments of the switches.
@@ -136,16 +138,16 @@ struct Legs {
 impl Show<'_> {
     /// Puts the bump in after a quarter of the file, and takes it out after three.
     fn direct(&mut self) -> Result<Legs> {
-        self.watch_until(SIZE / 4)?;
+        self.watch_until(self.size / 4)?;
         let before = links(self.site)?;
         let port = PORT.to_string();
         self.switch(&["enable", "--dport", &port, "--bump", "scramble"])?;
         let from = SystemTime::now();
-        self.watch_until(SIZE / 4 * 3)?;
+        self.watch_until(self.size / 4 * 3)?;
         let to = SystemTime::now();
         let after = links(self.site)?;
         self.switch(&["disable", "--dport", &port])?;
-        self.watch_until(SIZE)?;
+        self.watch_until(self.size)?;
         Ok(Legs {
             bump: InForce { from, to },
             links: [before, after],
@@ -170,8 +172,9 @@ impl Show<'_> {
             // How it ended is told by `finish`; of the switches, none is left out.
             ensure!(
                 running,
-                "the transfer ended after {} of {SIZE} bytes",
-                sample.received
+                "the transfer ended after {} of {} bytes",
+                sample.received,
+                self.size
             );
             std::thread::sleep(SAMPLE);
         }
@@ -254,7 +257,7 @@ fn judge(overheard: &Overheard, same: bool, bump: [[u64; 2]; 2]) -> Result<()> {
     );
     let by_link = since(bump[0], bump[1]);
     for (bytes, name) in by_link.iter().zip(INTERFACES) {
-        if *bytes < SIZE / 100 {
+        if *bytes < by_link.iter().sum::<u64>() / 100 {
             bail!("with the bump in force, {name} carried {bytes} bytes only");
         }
     }
@@ -266,18 +269,18 @@ fn judge(overheard: &Overheard, same: bool, bump: [[u64; 2]; 2]) -> Result<()> {
 }
 
 /// A file that is gone when closed, on a disk rather than in memory.
-fn scratch_file() -> Result<File> {
-    tempfile::tempfile_in(scratch_directory()).with_context(scratch_hint)
+fn scratch_file(size: u64) -> Result<File> {
+    tempfile::tempfile_in(scratch_directory()).with_context(|| scratch_hint(size))
 }
 
 fn scratch_directory() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
 }
 
-fn scratch_hint() -> String {
+fn scratch_hint(size: u64) -> String {
     format!(
         "{} bytes are needed in {}, or where TMPDIR names",
-        2 * SIZE,
+        2 * size,
         scratch_directory().display()
     )
 }

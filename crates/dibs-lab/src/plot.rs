@@ -103,7 +103,13 @@ impl Plot {
 fn draw(out: &mut String, panel: &Panel, top: f64, x: &impl Fn(f64) -> f64) {
     let values = panel.curves.iter().flat_map(|curve| &curve.points);
     let highest = values.map(|(_, value)| *value).fold(1.0, f64::max);
-    let step = round(highest / 5.0);
+    // Room for the names above the curves.
+    let names = if panel.curves.len() > 1 {
+        panel.curves.len()
+    } else {
+        0
+    };
+    let step = round(highest / (1.0 - 0.09 * names as f64) / 5.0);
     let y = |value: f64| top + PANEL - value / (5.0 * step) * PANEL;
     for tick in 0..=5 {
         let value = f64::from(tick) * step;

@@ -16,7 +16,7 @@ use crate::{Desired, Error};
 mod rule;
 mod rules;
 
-use rules::{Ruleset, TABLE};
+use rules::{PROBE, Ruleset, TABLE};
 
 /// linux/netfilter/nf_tables.h: of a table.
 const OWNER: u32 = 0x2;
@@ -206,6 +206,12 @@ impl Backstop {
         // Who asks for tables where there is no nf_tables asks nobody.
         let tables = self.nft.dump(Kind::GetTable, &Attributes::default()).await;
         if tables.is_err_and(|error| is_unsupported(&error)) {
+            return Error::NoNftables;
+        }
+        // A kernel may have nf_tables, and not the family that the table is of.
+        let other = [table_called(PROBE, Kind::NewTable, Some(0))];
+        let probed = self.nft.transact(&other, Purpose::Check).await;
+        if is_unsupported(&error) && probed.is_err_and(|error| is_unsupported(&error)) {
             return Error::NoNftables;
         }
         let hint = match error.raw_os_error() {
@@ -510,7 +516,11 @@ fn is_unsupported(error: &io::Error) -> bool {
 }
 
 fn table(kind: Kind, flags: Option<u32>) -> Change {
-    let mut attributes = Attributes::default().text(1, TABLE);
+    table_called(TABLE, kind, flags)
+}
+
+fn table_called(name: &str, kind: Kind, flags: Option<u32>) -> Change {
+    let mut attributes = Attributes::default().text(1, name);
     if let Some(flags) = flags {
         attributes = attributes.number(2, flags);
     }

@@ -3,6 +3,7 @@
 mod cross;
 mod deb;
 mod fuzz;
+mod kernels;
 mod packages;
 mod run;
 
@@ -78,6 +79,14 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 200)]
         seeds: u32,
     },
+    /// Try dibs on kernels of Debian, and on one without nf_tables, booted here without the machine's help.
+    ///
+    /// Fetches the kernels, and QEMU, as root on Debian. Takes half an hour.
+    Kernels {
+        /// Which; all if none is named
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(kernels::NAMES))]
+        names: Vec<String>,
+    },
     /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
     ///
     /// The same as `reproduce NAME`.
@@ -117,6 +126,7 @@ fn main() -> Result<()> {
         Command::Bench { options } => bench(&options),
         Command::Man { directory } => man(&directory),
         Command::Deb { arch, is_tried } => deb::deb(&arch, is_tried),
+        Command::Kernels { names } => kernels::kernels(&names),
         Command::Aarch64 { seeds } => cross::aarch64(seeds),
         Command::Experiment { options } | Command::Reproduce { options } => reproduce(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),

@@ -44,6 +44,14 @@ const PROGRAMS: [Need; 6] = [
 ];
 /// What building the fuzzers needs.
 const FUZZ: [Need; 1] = [("c++", "g++")];
+/// What booting other kernels takes.
+const KERNELS: [Need; 5] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("cpio", "cpio"),
+    ("modprobe", "kmod"),
+    ("xz", "xz-utils"),
+];
 /// What making a package takes beside a compiler.
 const DEB: [Need; 3] = [
     ("dpkg-deb", "dpkg"),
@@ -96,6 +104,14 @@ pub(crate) fn ensure_tests() -> Result<()> {
 /// Where it cannot be installed: names what is missing.
 pub(crate) fn ensure_fuzz() -> Result<()> {
     ensure(&FUZZ)
+}
+
+/// Sees to it that what booting other kernels takes is there.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_kernels() -> Result<()> {
+    ensure(&KERNELS)
 }
 
 /// Sees to it that what making a Debian package needs is there.

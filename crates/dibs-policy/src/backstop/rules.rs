@@ -7,6 +7,8 @@ use crate::{Desired, Family, Prefix};
 
 /// Its name in nftables.
 pub(super) const TABLE: &str = "dibs";
+/// A table that is never made: the kernel is only asked whether it would.
+pub(super) const PROBE: &str = "dibs-probe";
 
 const PRE_ROUTING: u32 = 0;
 const LOCAL_IN: u32 = 1;

@@ -1,0 +1,368 @@
+//! `cargo xtask kernels`: dibs on kernels of Debian, and on one without nf_tables, booted on this machine without its help.
+//!
+//! Debian's kernels run under QEMU, which translates every instruction; the machine's file system is theirs, by 9p. User-mode
+//! Linux runs as a process. Each runs a few tests on real traffic, `dibsctl doctor`, and a short demonstration.
+
+mod image;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::packages;
+use crate::run::{cargo_command, run, workspace};
+use image::Image;
+
+/// A kernel, and how it is run.
+#[derive(Clone, Copy, Debug)]
+struct Kernel {
+    name: &'static str,
+    /// Debian's suite, and the package that is or depends on the kernel.
+    suite: &'static str,
+    package: &'static str,
+    is_user_mode: bool,
+}
+
+const KERNELS: [Kernel; 3] = [
+    Kernel {
+        name: "debian-12",
+        suite: "bookworm",
+        package: "linux-image-amd64",
+        is_user_mode: false,
+    },
+    Kernel {
+        name: "debian-13",
+        suite: "trixie",
+        package: "linux-image-amd64",
+        is_user_mode: false,
+    },
+    Kernel {
+        name: "user-mode",
+        suite: "bookworm",
+        package: "user-mode-linux",
+        is_user_mode: true,
+    },
+];
+
+/// What is run on each: enable and disable, follow, rules, bumps, what is killed and restarted, cleanup. None with a VPN:
+/// these programs are too slow there.
+const TESTS: [&str; 8] = [
+    "switching::in_and_out_again",
+    "switching::a_class_rule_moves_an_established_connection",
+    "bumps::sealed_data_is_read_nowhere",
+    "bumps::shared_data_is_read_nowhere",
+    "crash::the_called_daemon_is_killed",
+    "crash::a_daemon_is_stopped_and_started",
+    "crash::rules_outlive_a_crash",
+    "crash::a_stopped_daemon_lets_go_if_so_configured",
+];
+/// MiB of the demonstration: these kernels move some 400 Mbit/s in plain, and 50 on a bump.
+const DEMONSTRATION: &str = "256";
+/// How long all of it may take on a kernel.
+const LIMIT: Duration = Duration::from_secs(1200);
+/// Checks of `dibsctl doctor` that are the kernel's.
+const CHECKS: [&str; 6] = [
+    "kernel",
+    "tun",
+    "steering",
+    "backstop",
+    "conntrack",
+    "match",
+];
+
+/// The names of all kernels.
+pub(crate) const NAMES: [&str; KERNELS.len()] = {
+    let mut names = [""; KERNELS.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = KERNELS[at].name;
+        at += 1;
+    }
+    names
+};
+
+/// What a kernel made of it.
+struct Outcome {
+    release: String,
+    /// Each test, and whether it passed.
+    tests: Vec<(&'static str, bool)>,
+    demonstration: bool,
+    /// What `dibsctl doctor` said of each of [`CHECKS`].
+    checks: Vec<String>,
+    took: Duration,
+}
+
+/// Runs it on these kernels, or on all.
+pub(crate) fn kernels(names: &[String]) -> Result<()> {
+    ensure!(
+        cfg!(target_arch = "x86_64"),
+        "the kernels are Debian's for amd64, and run on such a processor only"
+    );
+    packages::ensure_tests()?;
+    packages::ensure_kernels()?;
+    let directory = workspace().join("target/kernels");
+    let programs = Programs::build()?;
+    let chosen =
+        |kernel: &&Kernel| names.is_empty() || names.iter().any(|name| name == kernel.name);
+    let mut all = Vec::new();
+    for kernel in KERNELS.iter().filter(chosen) {
+        let image = Image::get(kernel, &directory)?;
+        let outcome = boot(kernel, &image, &programs).with_context(|| kernel.name)?;
+        all.push((kernel, outcome));
+    }
+    print!("{}", table(&all));
+    let failed = |outcome: &Outcome| {
+        !outcome.demonstration || outcome.tests.iter().any(|(_, passed)| !passed)
+    };
+    let failed: Vec<&str> = { all.iter() }
+        .filter(|(_, outcome)| failed(outcome))
+        .map(|(kernel, _)| kernel.name)
+        .collect();
+    if !failed.is_empty() {
+        let logs = directory.join("NAME.log");
+        bail!("failed on {}: see {}", failed.join(", "), logs.display());
+    }
+    Ok(())
+}
+
+/// What is run there, built here.
+struct Programs {
+    tests: PathBuf,
+    dibsctl: PathBuf,
+}
+
+impl Programs {
+    fn build() -> Result<Self> {
+        let mut build = cargo_command(&["build", "--package", "dibsd", "--package", "dibsctl"]);
+        run(&mut build)?;
+        let arguments = [
+            "test",
+            "--no-run",
+            "--package",
+            "netns-tests",
+            "--test",
+            "traffic",
+        ];
+        let mut build = cargo_command(&arguments);
+        let output = build.args(["--message-format", "json"]).output();
+        let output = output.context("cannot start cargo")?;
+        ensure!(
+            output.status.success(),
+            "cargo {}: {}",
+            arguments.join(" "),
+            output.status
+        );
+        let text = String::from_utf8_lossy(&output.stdout);
+        let messages = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let executable = { messages }
+            .filter(|message| message["target"]["name"] == "traffic")
+            .find_map(|message| message["executable"].as_str().map(PathBuf::from));
+        Ok(Self {
+            tests: executable.context("cargo names no test program")?,
+            dibsctl: workspace().join("target/debug/dibsctl"),
+        })
+    }
+
+    /// What the kernel's first process runs.
+    fn script(&self) -> String {
+        let (tests, dibsctl) = (self.tests.display(), self.dibsctl.display());
+        let names = TESTS.join(" ");
+        format!(
+            "echo dibs-doctor; {dibsctl} --json doctor; echo dibs-doctor-end\n\
+             cd {}\n\
+             export RUST_BACKTRACE=0 RUST_LIB_BACKTRACE=0\n\
+             DIBS_BUILT=1 {tests} --test-threads=1 --color never --exact {names}\n\
+             TMPDIR=/var/tmp {dibsctl} demo --mebibytes {DEMONSTRATION} && echo dibs-demo: ok\n",
+            workspace().join("netns-tests").display()
+        )
+    }
+}
+
+/// Boots a kernel, and waits until it powers off.
+fn boot(kernel: &Kernel, image: &Image, programs: &Programs) -> Result<Outcome> {
+    let directory = image.directory();
+    let script = directory.join("tests.sh");
+    fs::write(&script, programs.script()).with_context(|| script.display().to_string())?;
+    let init = directory.join("run.sh");
+    fs::write(&init, include_str!("kernels/run.sh")).with_context(|| init.display().to_string())?;
+    run(Command::new("chmod").arg("755").arg(&init))?;
+    let told = format!(
+        "dibs.modules={} dibs.run={} {}",
+        image.modules().display(),
+        script.display(),
+        if kernel.is_user_mode {
+            "dibs.iptables=legacy"
+        } else {
+            ""
+        }
+    );
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", &LIMIT.as_secs().to_string()]);
+    if kernel.is_user_mode {
+        command.arg(image.kernel());
+        command.args([
+            "mem=3G",
+            "root=/dev/root",
+            "rootfstype=hostfs",
+            "hostfs=/",
+            "rw",
+        ]);
+        command.args(["con=null", "con0=fd:0,fd:1", "quiet"]);
+        command
+            .arg(format!("init={}", init.display()))
+            .args(told.split(' '));
+    } else {
+        command.args([
+            "qemu-system-x86_64",
+            "-M",
+            "q35",
+            "-accel",
+            "tcg,thread=multi",
+        ]);
+        command.args([
+            "-cpu",
+            "Haswell-noTSX",
+            "-smp",
+            "2",
+            "-m",
+            "4G",
+            "-nographic",
+        ]);
+        command.args(["-no-reboot", "-nic", "none"]);
+        command.arg("-kernel").arg(image.kernel());
+        command.arg("-initrd").arg(image.initramfs()?);
+        let line = format!(
+            "console=ttyS0 quiet panic=-1 dibs.init={} {told}",
+            init.display()
+        );
+        command.args(["-append", &line, "-virtfs"]);
+        command.arg("local,path=/,mount_tag=root,security_model=none,multidevs=remap");
+    }
+    let log = directory.with_extension("log");
+    let shown = || log.display().to_string();
+    let file = fs::File::create(&log).with_context(shown)?;
+    eprintln!(
+        "{}: boots, which takes minutes; its console is in {}",
+        kernel.name,
+        shown()
+    );
+    let start = Instant::now();
+    command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file);
+    command.status().context("cannot start the kernel")?;
+    let said = fs::read(&log).with_context(shown)?;
+    let said = String::from_utf8_lossy(&said).replace('\r', "");
+    let outcome = Outcome::of(&said, start.elapsed());
+    outcome.with_context(|| format!("it did not come so far: see {}", shown()))
+}
+
+impl Outcome {
+    /// What was printed on the console.
+    fn of(said: &str, took: Duration) -> Option<Self> {
+        // The firmware leaves no end of a line.
+        let (_, release) = said.split_once("dibs-kernel: ")?;
+        let (release, _) = release.split_once('\n')?;
+        let passed = |name: &str| {
+            let line = format!("test {name} ... ok");
+            said.lines().any(|one| one.starts_with(&line))
+        };
+        let (_, doctor) = said.split_once("dibs-doctor\n")?;
+        let (doctor, _) = doctor.split_once("dibs-doctor-end")?;
+        let doctor = serde_json::from_str(doctor).ok()?;
+        Some(Self {
+            release: release.trim().to_owned(),
+            tests: TESTS.map(|name| (name, passed(name))).to_vec(),
+            demonstration: said.contains("dibs-demo: ok"),
+            checks: CHECKS.map(|name| result_of(&doctor, name)).to_vec(),
+            took,
+        })
+    }
+}
+
+/// Of what `dibsctl doctor` prints: the result of a check, the worst where there are several.
+fn result_of(doctor: &Value, check: &str) -> String {
+    let checks = doctor["checks"].as_array().map_or(&[][..], Vec::as_slice);
+    let of_it = checks.iter().filter(|one| one["check"] == check);
+    let results = of_it.filter_map(|one| one["result"].as_str());
+    let worst = ["failed", "warning", "ok", "skipped"];
+    let rank = |result: &&str| worst.iter().position(|one| one == result);
+    results.min_by_key(rank).unwrap_or("-").to_owned()
+}
+
+/// In Markdown.
+fn table(all: &[(&Kernel, Outcome)]) -> String {
+    let mut out = format!(
+        "| kernel | release | tests | demonstration | {} | took |\n",
+        CHECKS.join(" | ")
+    );
+    out += &("|---".repeat(5 + CHECKS.len()) + "|\n");
+    for (kernel, outcome) in all {
+        let passed = outcome.tests.iter().filter(|(_, passed)| *passed).count();
+        let failed = outcome.tests.iter().filter(|(_, passed)| !passed);
+        let failed: Vec<&str> = failed.map(|(name, _)| *name).collect();
+        out += &format!(
+            "| {} | {} | {passed} of {}{} | {} | {} | {:.0} s |\n",
+            kernel.name,
+            outcome.release,
+            outcome.tests.len(),
+            if failed.is_empty() {
+                String::new()
+            } else {
+                format!(", not {}", failed.join(", "))
+            },
+            if outcome.demonstration {
+                "ok"
+            } else {
+                "failed"
+            },
+            outcome.checks.join(" | "),
+            outcome.took.as_secs_f64()
+        );
+    }
+    out
+}
+
+/// Where a kernel's things are kept.
+fn place(kernel: &Kernel, directory: &Path) -> PathBuf {
+    directory.join(kernel.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_printed_is_understood() {
+        let said = "noise\x1b[2Jdibs-kernel: 6.1.0-50-amd64\ndibs-doctor\n\
+                    {\"checks\":[{\"check\":\"tun\",\"result\":\"ok\"},{\"check\":\"match\",\"result\":\"ok\"},\
+                    {\"check\":\"match\",\"result\":\"failed\"}]}\ndibs-doctor-end\n\
+                    test switching::in_and_out_again ... ok\ntest crash::the_called_daemon_is_killed ... FAILED\n\
+                    dibs-demo: ok\n";
+        let outcome = Outcome::of(said, Duration::from_secs(60)).unwrap();
+        assert_eq!(outcome.release, "6.1.0-50-amd64");
+        assert_eq!(
+            outcome.tests.iter().filter(|(_, passed)| *passed).count(),
+            1
+        );
+        assert!(outcome.demonstration);
+        assert_eq!(outcome.checks, ["-", "ok", "-", "-", "-", "failed"]);
+        let table = table(&[(&KERNELS[0], outcome)]);
+        let last = table.lines().last().unwrap();
+        assert!(
+            last.starts_with("| debian-12 | 6.1.0-50-amd64 | 1 of 8, not switching"),
+            "{last}"
+        );
+        assert_eq!(
+            Outcome::of("panic", Duration::ZERO).map(|one| one.release),
+            None
+        );
+    }
+}
