@@ -218,12 +218,13 @@ fn boot(kernel: &Kernel, image: &Image, programs: &Programs) -> Result<Outcome> 
             .arg(format!("init={}", init.display()))
             .args(told.split(' '));
     } else {
+        // With a thread for each of its processors, one of them now and then runs code that the kernel has just replaced.
         command.args([
             "qemu-system-x86_64",
             "-M",
             "q35",
             "-accel",
-            "tcg,thread=multi",
+            "tcg,thread=single",
         ]);
         command.args([
             "-cpu",

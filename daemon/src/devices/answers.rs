@@ -11,8 +11,9 @@ use crate::conns::{Pair, Socket};
 use crate::daemon::Daemon;
 use crate::live::Live;
 
-/// What was sent by a device that answers is acknowledged much sooner, retransmissions included.
-const SILENT_FOR: Duration = Duration::from_secs(3);
+/// What was sent by a device that answers is acknowledged sooner, retransmissions included: also where a VPN lost a message of
+/// its first handshake, which WireGuard repeats after 5 s (REKEY_TIMEOUT) and a third at most.
+const SILENT_FOR: Duration = Duration::from_secs(7);
 /// What is received later than this, and than a round trip, was sent since the far end moved too.
 const SETTLED_AFTER: Duration = Duration::from_millis(300);
 /// However slowly a queue empties in which all of it waits, nobody waits for longer.

@@ -40,7 +40,7 @@ fn events_have_fields_there_and_standard_error_has_nothing() {
                     entries.push(entry[..length].to_vec());
                 }
                 let up = |entry: &Vec<u8>| {
-                    has(entry, "DIBS_EVENT", "peer_session_up") && has(entry, "DIBS_PEER", "server")
+                    has(entry, "DIBS_EVENT", "session_up") && has(entry, "DIBS_PEER", "server")
                 };
                 entries.iter().any(up)
             })?;
