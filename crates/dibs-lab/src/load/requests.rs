@@ -2,22 +2,23 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
-use socket2::SockRef;
 
 use super::join;
-use super::sockets::Transport;
+use super::sockets::{PATIENCE, Transport};
 use crate::host::Host;
 
 /// Bytes of a request, and of its answer.
 const SIZE: usize = 64;
-/// How often one who waits for a connection looks whether there will be none.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often one who waits for a connection looks whether there will be none, in ms.
+const LOOK: u8 = 50;
 
 /// So many clients at a time, each of which asks again when it has its answer.
 #[derive(Clone, Debug)]
@@ -78,8 +79,6 @@ impl Requests {
     /// If a connection does not come about or breaks.
     pub fn run(&self, from: &Host, to: &Host) -> Result<RequestsReport> {
         let listener = self.transport.listen(to, self.to)?;
-        listener.set_nonblocking(false)?;
-        SockRef::from(&listener).set_read_timeout(Some(LOOK))?;
         let (listener, over) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
         let serve = |_| {
             let (listener, over) = (Arc::clone(&listener), Arc::clone(&over));
@@ -104,13 +103,16 @@ impl Requests {
 
     fn serve(&self, listener: &TcpListener, over: &AtomicBool) -> Result<()> {
         while !over.load(Ordering::Relaxed) {
+            // MPTCP's listeners know no timeout of their own.
+            let mut waits = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+            poll(&mut waits, PollTimeout::from(LOOK)).context("poll")?;
             let mut stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(error).context("accept"),
             };
-            // A kernel passes on what is set of the listener.
-            stream.set_read_timeout(None)?;
+            stream.set_nonblocking(false)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
             stream.set_nodelay(true)?;
             let mut message = [0; SIZE];
             loop {
