@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use dibs_lab::load::join;
 use dibs_lab::{HANG, Host, wait_for, wait_until};
 use nix::unistd::{Uid, geteuid, setfsuid};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -319,12 +320,4 @@ fn read_all(stream: &mut TcpStream, plaintext: Plaintext, received: &AtomicU64) 
         total += read as u64;
         received.store(total, Ordering::Relaxed);
     }
-}
-
-fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
-    let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
-    results
-        .into_iter()
-        .map(|result| result.map_err(|_| anyhow!("a thread panicked"))?)
-        .collect()
 }

@@ -8,8 +8,9 @@ use crate::attack::Attacker;
 use crate::frame::{Link, Packet, Payload};
 use crate::report::{Direction, Report};
 
-/// Bytes of the clear header, and of the tag.
-pub(crate) const CLEAR: usize = 16;
+/// Bytes of a datagram's clear header.
+pub const CLEAR: usize = 16;
+/// Bytes of its tag.
 pub(crate) const TAG: usize = 16;
 /// Bytes that are kept; more are counted only.
 const MOST: usize = 64 << 20;

@@ -14,11 +14,14 @@ use anyhow::{Result, anyhow};
 
 pub use latency::{Latency, LatencyReport};
 pub use requests::{Requests, RequestsReport};
-pub use sockets::{Transport, accept};
+pub use sockets::{Transport, accept, set_congestion};
 pub use throughput::{Throughput, ThroughputReport, Transfer};
 
 /// What all these threads return; waits for every one of them.
-fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
+///
+/// # Errors
+/// The first one's that failed or panicked.
+pub fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
     let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
     results
         .into_iter()

@@ -172,13 +172,16 @@ fn man(directory: &Path) -> Result<()> {
 
 fn reproduce(options: &[OsString]) -> Result<()> {
     packages::ensure_experiment()?;
-    let named = |option: &OsString| !option.to_string_lossy().starts_with('-');
-    if options.iter().any(|option| option == "programs") || !options.iter().any(named) {
+    let named = |name: &str| options.iter().any(|option| option == name);
+    if named("programs") || !PARTS.iter().any(|name| named(name)) {
         packages::offer_programs()?;
     }
     build_release()?;
     run::run(process::Command::new(release("dibs-reproduce")?).args(options))
 }
+
+/// The experiments that need no programs of others to be under load.
+const PARTS: [&str; 7] = ["codec", "captures", "files", "read", "dibs", "hint", "sum"];
 
 /// The programs as they are installed.
 const PROGRAMS: [&str; 6] = [

@@ -8,7 +8,7 @@ use clap::{Parser, ValueEnum as _};
 use dibs_lab::baseline::{build_boringtun, build_wireguard_go};
 use dibs_lab::bench::{self, Experiment, Options};
 
-/// Compares dibs with plain TCP, kernel MPTCP and wireguard-go, in network namespaces.
+/// Compares dibs with plain TCP, kernel MPTCP and VPNs in user space, in network namespaces.
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask bench")]
 struct Arguments {

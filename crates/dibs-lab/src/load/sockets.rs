@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::host::Host;
 use crate::process::{HANG, wait_for};
@@ -91,6 +91,15 @@ pub fn accept(listener: &TcpListener) -> Result<TcpStream> {
     accepted
         .and_then(|(stream, _)| settle(stream))
         .context("accept")
+}
+
+/// Has what the socket sends follow this congestion control, as `net.ipv4.tcp_available_congestion_control` names it.
+///
+/// # Errors
+/// If the kernel has none of that name.
+pub fn set_congestion(stream: &TcpStream, name: &str) -> Result<()> {
+    let set = SockRef::from(stream).set_tcp_congestion(name.as_bytes());
+    set.with_context(|| format!("congestion control {name}"))
 }
 
 fn settle(stream: TcpStream) -> io::Result<TcpStream> {

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
-use socket2::SockRef;
 
 use super::join;
-use super::sockets::{Transport, accept, host_retransmissions, retransmissions, subflows};
+use super::sockets::{
+    Transport, accept, host_retransmissions, retransmissions, set_congestion, subflows,
+};
 use crate::host::Host;
 
 /// Bytes per read and write.
@@ -191,8 +192,7 @@ impl Throughput {
     fn pair(&self, from: &Host, listener: &TcpListener) -> Result<(TcpStream, TcpStream)> {
         let near = self.transport.connect(from, self.to)?;
         if let Some(name) = &self.congestion {
-            let set = SockRef::from(&near).set_tcp_congestion(name.as_bytes());
-            set.with_context(|| format!("congestion control {name}"))?;
+            set_congestion(&near, name)?;
         }
         Ok((near, accept(listener)?))
     }
