@@ -11,6 +11,8 @@ use netns_tests::{Net, Setup, isolated};
 
 /// How many an attack sends.
 const MANY: usize = 200;
+/// Datagrams that find room in a socket together.
+const AT_ONCE: usize = 32;
 
 /// Where the daemons are on the untrusted link.
 fn client() -> SocketAddrV4 {
@@ -50,7 +52,32 @@ fn listen(net: &Net, talk: &Talk, fate: Fate) -> Result<Vec<Vec<u8>>> {
         talk.advance(1 << 20)?;
         ears.finish()?
     };
-    Ok(datagrams(&heard, server()))
+    let heard = datagrams(&heard, server());
+    if fate == Fate::Delivered {
+        deliver(net, talk, &heard)?;
+    }
+    Ok(heard)
+}
+
+/// Sends each of them once more from where it came: what passed the interface of a busy host may have found no room in the
+/// daemon's socket, and a copy of it would be taken, rightly.
+fn deliver(net: &Net, talk: &Talk, heard: &[Vec<u8>]) -> Result<()> {
+    let attacker = Attacker::on(&net.a.host)?;
+    for some in heard.chunks(AT_ONCE) {
+        for datagram in some {
+            attacker.send(client(), server(), datagram)?;
+        }
+        // They are read before what comes behind them.
+        talk.advance(1 << 16)?;
+    }
+    let mut counted = 0;
+    wait("all copies to be read", || {
+        let before = std::mem::replace(
+            &mut counted,
+            net.b.counter("datagram_replayed").unwrap_or_default(),
+        );
+        counted > 0 && counted == before
+    })
 }
 
 /// Sends datagrams to `b` under a connection on the bump, made from what was heard on the untrusted
