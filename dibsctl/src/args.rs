@@ -86,7 +86,9 @@ pub(crate) enum Command {
         file: PathBuf,
     },
     /// Show what someone on a path sees, and what he can read: of a capture made there, or of what passes now
-    #[command(override_usage = "dibsctl eavesdrop (--pcap <FILE> | --path <NAME>) [OPTIONS]")]
+    #[command(
+        override_usage = "dibsctl eavesdrop (--pcap <FILE> | --path <NAME> [--conn <ID>]) [OPTIONS]"
+    )]
     Eavesdrop {
         /// A capture, pcap or pcapng
         #[arg(long, value_name = "FILE", required_unless_present = "path")]
@@ -94,6 +96,10 @@ pub(crate) enum Command {
         /// A path of the running daemon; listening takes root
         #[arg(long, value_name = "NAME", conflicts_with = "pcap")]
         path: Option<String>,
+        /// Only what can be of this connection: its own segments while it is plain, and the datagrams of its peer, which
+        /// do not tell connections apart
+        #[arg(long, value_name = "ID", requires = "path")]
+        conn: Option<ConnId>,
         /// How long to listen on the path
         #[arg(long, value_name = "SECONDS", default_value_t = 10, conflicts_with = "pcap",
             value_parser = clap::value_parser!(u32).range(1..=3600))]

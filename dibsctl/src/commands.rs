@@ -88,13 +88,16 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Command::Eavesdrop {
             pcap,
             path,
+            conn,
             seconds,
             port,
             known,
         } => {
             let heard = match (pcap, path) {
                 (Some(file), _) => eavesdrop::of_file(&file, port)?,
-                (None, Some(path)) => eavesdrop::of_path(&mut connect()?, &path, seconds, port)?,
+                (None, Some(path)) => {
+                    eavesdrop::of_path(&mut connect()?, (&path, conn), seconds, port)?
+                }
                 (None, None) => unreachable!("the command line asks for one of both"),
             };
             eavesdrop::show_what_is_read(&heard, known.as_deref(), json)

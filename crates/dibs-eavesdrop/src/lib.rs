@@ -31,5 +31,5 @@ pub use frame::{Link, Packet, Payload};
 pub use known::{place, unroll};
 pub use report::{Direction, Piece, Plain, Report};
 pub use statistics::Statistics;
-pub use tap::{CLEAR, Tap, Times};
+pub use tap::{CLEAR, Only, Tap, Times};
 pub use view::{hex, text};

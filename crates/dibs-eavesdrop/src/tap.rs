@@ -1,7 +1,7 @@
 //! Datagrams of dibs in a capture, told by their clear header (docs/protocol.md, 4).
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::attack::Attacker;
@@ -42,10 +42,31 @@ pub struct Times {
     pub longest_silence: f64,
 }
 
+/// What of a path is listened to.
+#[derive(Clone, Copy, Debug)]
+pub struct Only {
+    /// Of TCP, the connection between these two ends.
+    pub ends: [SocketAddr; 2],
+    /// Of dibs, what this host sends or gets: its datagrams do not tell which connection they are of.
+    pub host: IpAddr,
+}
+
+impl Only {
+    fn is_of(&self, packet: &Packet<'_>) -> bool {
+        match packet.payload {
+            Payload::Tcp(_) => {
+                [[packet.from, packet.to], [packet.to, packet.from]].contains(&self.ends)
+            }
+            Payload::Udp(_) => [packet.from.ip(), packet.to.ip()].contains(&self.host),
+        }
+    }
+}
+
 /// Listens to one path.
 #[derive(Debug)]
 pub struct Tap {
     port: u16,
+    only: Option<Only>,
     ways: BTreeMap<Key, BTreeMap<u64, Datagram>>,
     plain: Vec<Vec<u8>>,
     plain_bytes: u64,
@@ -68,6 +89,7 @@ impl Tap {
     pub fn new(port: u16) -> Self {
         Self {
             port,
+            only: None,
             ways: BTreeMap::new(),
             plain: Vec::new(),
             plain_bytes: 0,
@@ -77,11 +99,25 @@ impl Tap {
         }
     }
 
+    /// For this part of what passes; the rest is not counted.
+    pub fn only(self, only: Only) -> Self {
+        Self {
+            only: Some(only),
+            ..self
+        }
+    }
+
     /// Takes a frame that passed at this time, since whenever. A superpacket is taken apart; what passes twice, as where
     /// both ends of a link are heard, counts once.
     pub fn frame(&mut self, at: Duration, link: Link, frame: &[u8]) {
+        let packet = Packet::of(link, frame);
+        if let Some(only) = &self.only
+            && !packet.as_ref().is_some_and(|packet| only.is_of(packet))
+        {
+            return;
+        }
         self.counts.packets += 1;
-        match Packet::of(link, frame) {
+        match packet {
             Some(packet) => self.packet(at, &packet),
             None => self.counts.others += 1,
         }
@@ -176,6 +212,23 @@ mod tests {
         let mut bytes = vec![0xee; length];
         bytes[..CLEAR].copy_from_slice(&[4, 1, 9, 9, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, number]);
         bytes
+    }
+
+    #[test]
+    fn of_one_connection_its_segments_count_and_what_its_peer_sends() {
+        let end = |last: u8, port| SocketAddr::from(([10, 0, 0, last], port));
+        let only = Only {
+            ends: [end(1, 4000), end(2, 80)],
+            host: end(2, 0).ip(),
+        };
+        let packet = |from, to, payload| Packet { from, to, payload };
+        let is_of = |from, to, payload| only.is_of(&packet(from, to, payload));
+        let (tcp, udp) = (Payload::Tcp(b"x"), Payload::Udp(b"x"));
+        assert!(is_of(end(1, 4000), end(2, 80), tcp));
+        assert!(is_of(end(2, 80), end(1, 4000), tcp));
+        assert!(!is_of(end(1, 4001), end(2, 80), tcp));
+        assert!(is_of(end(2, 5300), end(1, 5300), udp));
+        assert!(!is_of(end(1, 5300), end(3, 5300), udp));
     }
 
     #[test]

@@ -4,12 +4,34 @@ use std::fmt::{self, Display, Write as _};
 
 use dibs_eavesdrop::{Direction, How, Kind, Piece, Report, Statistics, hex, text};
 
+use super::Connection;
 use crate::units::{bytes, count, percent};
 
 /// Lines of the packets that are shown.
 const LINES: usize = 6;
 /// Bytes of text that are printed of a piece; all of it is in the answer in JSON.
 const PRINTED: usize = 16 << 10;
+
+pub(super) fn connection(connection: &Connection) -> String {
+    let Connection {
+        id,
+        local,
+        remote,
+        bump,
+        bytes_by_path,
+        bytes: all,
+    } = connection;
+    let passed = match all {
+        0 => "nothing of it went by a bump in this time".to_owned(),
+        all => format!(
+            "{} of its {} on bumps in this time went by this path, by this host's count; the datagrams are those of \
+             all connections with that peer",
+            percent(*bytes_by_path as f64 / *all as f64),
+            bytes(*all)
+        ),
+    };
+    format!("connection {id}, {local} to {remote}, on {bump}: {passed}\n")
+}
 
 pub(super) fn report(report: &Report) -> String {
     let mut out = String::new();

@@ -15,6 +15,11 @@ const SENTENCE: &str = "Nobody on the jetty was surprised";
 
 /// What is heard on the untrusted path while `b` sends the text to `a` again and again.
 fn heard(net: &Net, port: u16) -> Result<Value> {
+    heard_of(net, port, false)
+}
+
+/// The same, of all or only of what can be of this connection.
+fn heard_of(net: &Net, port: u16, only_this: bool) -> Result<Value> {
     let listener = net.b.host.in_ns(|| TcpListener::bind(("0.0.0.0", port)));
     let listener = listener.context("listen")?;
     let sender = net.b.host.thread("sender", move || -> Result<()> {
@@ -30,6 +35,7 @@ fn heard(net: &Net, port: u16) -> Result<Value> {
     let stream = net.a.host.in_ns(|| TcpStream::connect(server(port)));
     let mut stream = stream.context("connect")?;
     stream.set_read_timeout(Some(SOON))?;
+    let near = stream.local_addr()?;
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let reader = net.a.host.thread("reader", move || -> Result<()> {
         let mut text = vec![0; TEXT.len()];
@@ -42,9 +48,16 @@ fn heard(net: &Net, port: u16) -> Result<Value> {
         }
         Ok(())
     })?;
-    let report = net
-        .a
-        .ctl(&["eavesdrop", "--path", "wlan", "--seconds", "2"]);
+    let listen = ["eavesdrop", "--path", "wlan", "--seconds", "2"];
+    let report = match only_this {
+        true => net.a.ctl(&["conn", "list"]).and_then(|conns| {
+            let mut conns = conns.as_array().into_iter().flatten();
+            let conn = conns.find(|conn| conn["local"] == near.to_string());
+            let id = conn.context("the connection is listed")?["id"].to_string();
+            net.a.ctl(&[&listen[..], &["--conn", &id]].concat())
+        }),
+        false => net.a.ctl(&listen),
+    };
     drop(stop);
     for thread in [reader, sender] {
         thread.join().expect("it does not panic")?;
@@ -81,6 +94,34 @@ fn scrambled_text_is_read_on_the_untrusted_path_and_sealed_text_is_not() {
             ensure!(sealed.0 == 0 && sealed.1 > 100, "{sealed:?}");
             Ok(())
         })
+    });
+}
+
+#[test]
+fn of_one_connection_only_its_peers_datagrams_and_its_own_segments_count() {
+    isolated(|| {
+        Setup::new()
+            .rule("bump = \"scramble\"\ndport = 7000")
+            .run(|net| {
+                net.b.ctl(&["path", "prefer", "wlan", "--delta", "100"])?;
+                let report = heard_of(net, 7000, true)?;
+                let (bytes, _, text) = recovered(&report);
+                ensure!(bytes > TEXT.len() as u64 && text.contains(SENTENCE));
+                let of = &report["connection"];
+                let bytes = ["bytes_by_path", "bytes"].map(|key| of[key].as_u64().unwrap_or(0));
+                ensure!(of["bump"] == "scramble", "{of}");
+                ensure!(
+                    bytes[1] > TEXT.len() as u64 && bytes[0] <= bytes[1] && bytes[0] > 0,
+                    "{of}"
+                );
+                let plain = heard_of(net, 7001, true)?;
+                ensure!(plain["connection"]["bump"] == "plain", "{plain}");
+                let said = net
+                    .a
+                    .refused(&["eavesdrop", "--path", "wlan", "--conn", "9999999"])?;
+                ensure!(said.contains("no connection 9999999"), "{said}");
+                Ok(())
+            })
     });
 }
 
