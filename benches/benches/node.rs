@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use dibs_benches::instructions::Instructions;
 use dibs_core::bump::{self, Decode};
 use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
@@ -191,6 +192,7 @@ impl Wire {
 
 fn node(c: &mut Criterion) {
     let mut group = c.benchmark_group("node");
+    let mut count = Instructions::new();
     group.throughput(Throughput::Bytes(PAYLOAD as u64));
     for (name, paths, integrity) in [
         ("one-path", 1, Integrity::On),
@@ -198,7 +200,7 @@ fn node(c: &mut Criterion) {
         ("bare", 1, Integrity::Off),
     ] {
         let mut wire = Wire::new(paths, integrity);
-        group.bench_function(name, |b| b.iter(|| wire.superpacket()));
+        count.bench(&mut group, name, || wire.superpacket());
     }
     for (host, name) in ["sender", "receiver"].into_iter().enumerate() {
         let mut wire = Wire::new(1, Integrity::On);

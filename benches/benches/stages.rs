@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::net::IpAddr;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use dibs_benches::instructions::Instructions;
 use dibs_io::{Family, PathSocket, RecvBatch};
 use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
 use dibs_wire::checksum::crc32c;
@@ -48,63 +49,54 @@ fn headers() -> Headers<'static> {
 fn stages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stages");
     group.throughput(Throughput::Bytes(PAYLOAD as u64));
+    let mut count = Instructions::new();
     let plain = payload();
     let mut out = vec![0; PAYLOAD];
 
-    group.bench_function("memcpy", |b| {
-        b.iter(|| out.copy_from_slice(black_box(&plain)));
+    count.bench(&mut group, "memcpy", || {
+        out.copy_from_slice(black_box(&plain))
     });
 
     let headers = headers();
     let mut frame = vec![0; MAX_HEADERS];
-    group.bench_function("headers", |b| {
-        b.iter(|| headers.write(black_box(&mut frame), PAYLOAD, 1448));
+    count.bench(&mut group, "headers", || {
+        headers.write(black_box(&mut frame), PAYLOAD, 1448);
     });
     frame.truncate(headers.encoded_len());
     frame.extend_from_slice(&plain);
-    group.bench_function("parse", |b| {
-        b.iter(|| packet::parse(black_box(&frame[virtio::LEN..])).is_ok());
+    count.bench(&mut group, "parse", || {
+        packet::parse(black_box(&frame[virtio::LEN..])).is_ok()
     });
 
-    group.bench_function("crc32c", |b| {
-        b.iter(|| {
-            plain
-                .chunks(CHUNK)
-                .map(|chunk| crc32c(black_box(chunk)))
-                .fold(0, |all, crc| all ^ crc)
-        });
+    count.bench(&mut group, "crc32c", || {
+        plain
+            .chunks(CHUNK)
+            .map(|chunk| crc32c(black_box(chunk)))
+            .fold(0, |all, crc| all ^ crc)
     });
     let mut scrambler = Scrambler::new(&[7; BUFFER_LEN]);
-    group.bench_function("scramble", |b| {
-        b.iter(|| {
-            for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
-                scrambler.scramble(black_box(from), to);
-            }
-        });
+    count.bench(&mut group, "scramble", || {
+        for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+            scrambler.scramble(black_box(from), to);
+        }
     });
-    group.bench_function("scramble-crc", |b| {
-        b.iter(|| {
-            let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
-            pairs.fold(0, |all, (from, to)| {
-                all ^ scrambler.scramble_summed(black_box(from), to)
-            })
-        });
+    count.bench(&mut group, "scramble-crc", || {
+        let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
+        pairs.fold(0, |all, (from, to)| {
+            all ^ scrambler.scramble_summed(black_box(from), to)
+        })
     });
     let mut descrambler = Descrambler::new(&[7; BUFFER_LEN]);
-    group.bench_function("descramble", |b| {
-        b.iter(|| {
-            for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
-                descrambler.descramble(black_box(from), to);
-            }
-        });
+    count.bench(&mut group, "descramble", || {
+        for (from, to) in plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+            descrambler.descramble(black_box(from), to);
+        }
     });
-    group.bench_function("descramble-crc", |b| {
-        b.iter(|| {
-            let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
-            pairs.fold(0, |all, (from, to)| {
-                all ^ descrambler.descramble_summed(black_box(from), to)
-            })
-        });
+    count.bench(&mut group, "descramble-crc", || {
+        let pairs = plain.chunks(CHUNK).zip(out.chunks_mut(CHUNK));
+        pairs.fold(0, |all, (from, to)| {
+            all ^ descrambler.descramble_summed(black_box(from), to)
+        })
     });
 
     // Elsewhere the library's; `codec` has both.
@@ -113,20 +105,16 @@ fn stages(criterion: &mut Criterion) {
         let aad = vec![1; CHUNK + BESIDE - TEXT];
         let mut text = [2; TEXT];
         let nonce = [3; dibs_gcm::NONCE_LEN];
-        group.bench_function("seal", |b| {
-            b.iter(|| {
-                (0..datagrams).fold(0, |all, _| {
-                    all ^ key.seal(&nonce, black_box(&aad), black_box(&mut text))[0]
-                })
-            });
+        count.bench(&mut group, "seal", || {
+            (0..datagrams).fold(0, |all, _| {
+                all ^ key.seal(&nonce, black_box(&aad), black_box(&mut text))[0]
+            })
         });
         let tag = [4; dibs_gcm::TAG_LEN];
-        group.bench_function("open", |b| {
-            b.iter(|| {
-                (0..datagrams)
-                    .filter(|_| key.open(&nonce, black_box(&aad), black_box(&mut text), &tag))
-                    .count()
-            });
+        count.bench(&mut group, "open", || {
+            (0..datagrams)
+                .filter(|_| key.open(&nonce, black_box(&aad), black_box(&mut text), &tag))
+                .count()
         });
     }
     group.finish();
@@ -144,17 +132,16 @@ fn udp(criterion: &mut Criterion) {
     let mut batch = RecvBatch::new();
     let mut group = criterion.benchmark_group("stages");
     group.throughput(Throughput::Bytes(run.len() as u64));
-    group.bench_function("udp", |b| {
-        b.iter(|| {
-            let sent = from.send(remote, &run, datagram);
-            assert_eq!(sent.sent, run.len(), "loopback takes all");
-            let mut received = 0;
-            while received < run.len() {
-                // What was sent by loopback waits in the socket when the call returns.
-                to.recv(Family::V4, &mut batch).expect("it has arrived");
-                received += batch.iter_mut().map(|run| run.bytes.len()).sum::<usize>();
-            }
-        });
+    let mut count = Instructions::new();
+    count.bench(&mut group, "udp", || {
+        let sent = from.send(remote, &run, datagram);
+        assert_eq!(sent.sent, run.len(), "loopback takes all");
+        let mut received = 0;
+        while received < run.len() {
+            // What was sent by loopback waits in the socket when the call returns.
+            to.recv(Family::V4, &mut batch).expect("it has arrived");
+            received += batch.iter_mut().map(|run| run.bytes.len()).sum::<usize>();
+        }
     });
     group.finish();
 }

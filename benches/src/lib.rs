@@ -2,6 +2,7 @@
 
 pub mod block_cipher;
 pub mod candidates;
+pub mod instructions;
 
 use std::time::Duration;
 

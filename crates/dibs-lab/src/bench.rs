@@ -5,6 +5,7 @@
 //! runs. They take turns, round by round; what is compared within a round is compared under the
 //! same conditions, and medians are over the rounds.
 
+mod compare;
 mod latency;
 mod memory;
 mod messages;
@@ -22,6 +23,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 
+pub use self::compare::Other;
 pub(crate) use self::report::median;
 pub use self::report::{Environment, Ratio, Report, Table};
 use self::system::{Contestant, Place, System};
@@ -86,6 +88,8 @@ pub struct Options {
     pub wireguard_go: Result<PathBuf, String>,
     /// The same.
     pub boringtun: Result<PathBuf, String>,
+    /// Whose programs take turns with this tree's, if any.
+    pub compare: Option<Other>,
 }
 
 /// Runs the experiments, with a word on standard error for each turn. Call
@@ -95,35 +99,26 @@ pub struct Options {
 /// If a system does not come up, or one of its connections breaks.
 pub fn run(options: &Options) -> Result<Report> {
     let programs = Programs::find()?;
+    let other = match &options.compare {
+        Some(other) => Some((other.name.as_str(), other.programs()?)),
+        None => None,
+    };
     let environment = Environment::of(SystemTime::now())?;
     let mut tables = Vec::new();
     for (&experiment, congestion) in turns(options) {
-        let stage = Stage {
-            programs: &programs,
-            options,
-            congestion,
-        };
         let name = experiment.to_possible_value();
         let name = name.expect("no experiment is hidden").get_name().to_owned();
-        let made = match experiment {
-            Experiment::Unlimited => unlimited(&stage).map(|table| vec![table]),
-            Experiment::Gigabit => gigabit(&stage).map(|table| vec![table]),
-            Experiment::Sharing => sharing(&stage).map(|table| vec![table]),
-            Experiment::Uneven => uneven(&stage).map(|table| vec![table]),
-            Experiment::Paths => paths::run(&stage).map(|table| vec![table]),
-            Experiment::Switch => switch::near(&stage).map(|table| vec![table]),
-            Experiment::SwitchFar => [10, 50]
-                .map(|ms| switch::far(&stage, Duration::from_millis(ms)))
-                .into_iter()
-                .collect(),
-            Experiment::SwitchUnlike => switch::unlike(&stage).map(|table| vec![table]),
-            Experiment::Outage => outage::run(&stage).map(|table| vec![table]),
-            Experiment::Loss => loss(&stage).map(|table| vec![table]),
-            Experiment::Latency => latency::run(&stage).map(|table| vec![table]),
-            Experiment::Beside => messages::beside(&stage).map(|table| vec![table]),
-            Experiment::Redundant => messages::redundant(&stage).map(|table| vec![table]),
-            Experiment::Peers => peers::run(&stage),
-            Experiment::Memory => memory::run(&stage).map(|table| vec![table]),
+        let made = match &other {
+            None => {
+                let stage = Stage {
+                    programs: &programs,
+                    options,
+                    congestion,
+                };
+                measure(experiment, &stage)
+            }
+            Some((name, other)) => beside(experiment, options, congestion, (&programs, other))
+                .and_then(|rounds| compare::merged(name, &rounds)),
         };
         tables.extend(made.with_context(|| format!("experiment {name}"))?);
     }
@@ -133,6 +128,61 @@ pub fn run(options: &Options) -> Result<Report> {
         seconds: options.duration.as_secs_f64(),
         tables,
     })
+}
+
+/// Both revisions' tables, round by round; now this one begins, now the other.
+fn beside(
+    experiment: Experiment,
+    options: &Options,
+    congestion: &str,
+    (ours, theirs): (&Programs, &Programs),
+) -> Result<Vec<[Vec<Table>; 2]>> {
+    let single = Options {
+        rounds: 1,
+        ..options.clone()
+    };
+    let measure = |programs| {
+        let stage = Stage {
+            programs,
+            options: &single,
+            congestion,
+        };
+        measure(experiment, &stage)
+    };
+    let round = |round: usize| {
+        Ok(match round % 2 {
+            0 => [measure(ours)?, measure(theirs)?],
+            _ => {
+                let theirs = measure(theirs)?;
+                [measure(ours)?, theirs]
+            }
+        })
+    };
+    (0..options.rounds).map(round).collect()
+}
+
+fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
+    let table = match experiment {
+        Experiment::Unlimited => unlimited(stage),
+        Experiment::Gigabit => gigabit(stage),
+        Experiment::Sharing => sharing(stage),
+        Experiment::Uneven => uneven(stage),
+        Experiment::Paths => paths::run(stage),
+        Experiment::Switch => switch::near(stage),
+        Experiment::SwitchFar => {
+            let tables = [10, 50].map(|ms| switch::far(stage, Duration::from_millis(ms)));
+            return tables.into_iter().collect();
+        }
+        Experiment::SwitchUnlike => switch::unlike(stage),
+        Experiment::Outage => outage::run(stage),
+        Experiment::Loss => loss(stage),
+        Experiment::Latency => latency::run(stage),
+        Experiment::Beside => messages::beside(stage),
+        Experiment::Redundant => messages::redundant(stage),
+        Experiment::Peers => return peers::run(stage),
+        Experiment::Memory => memory::run(stage),
+    };
+    Ok(vec![table?])
 }
 
 /// What every experiment needs.

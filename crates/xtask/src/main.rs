@@ -1,5 +1,6 @@
 //! Project commands: `cargo xtask COMMAND`.
 
+mod compare;
 mod cross;
 mod deb;
 mod fuzz;
@@ -45,7 +46,8 @@ enum Command {
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere. wireguard-go
     /// is built where there is a Go toolchain, boringtun from the crates' registry; what cannot be had is left out, and
-    /// named.
+    /// named. With `--compare REV`, that revision's programs are built from a checkout of its own, and take turns with
+    /// this tree's.
     #[command(disable_help_flag = true)]
     Bench {
         /// Options of the benchmark
@@ -156,6 +158,7 @@ fn demo() -> Result<()> {
 
 fn bench(options: &[OsString]) -> Result<()> {
     packages::ensure_experiment()?;
+    let options = compare::built(options)?;
     build_release()?;
     run::run(process::Command::new(release("dibs-bench")?).args(options))
 }
@@ -184,7 +187,7 @@ fn reproduce(options: &[OsString]) -> Result<()> {
 const PARTS: [&str; 7] = ["codec", "captures", "files", "read", "dibs", "hint", "sum"];
 
 /// The programs as they are installed.
-const PROGRAMS: [&str; 6] = [
+pub(crate) const PROGRAMS: [&str; 6] = [
     "build",
     "--release",
     "--package",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum as _};
 use dibs_lab::baseline::{build_boringtun, build_wireguard_go};
-use dibs_lab::bench::{self, Experiment, Options};
+use dibs_lab::bench::{self, Experiment, Options, Other};
 
 /// Compares dibs with plain TCP, kernel MPTCP and VPNs in user space, in network namespaces.
 #[derive(Debug, Parser)]
@@ -30,6 +30,9 @@ struct Arguments {
     /// Turns of each system
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
+    /// Let the programs of another revision take turns with this tree's, and show the ratios
+    #[arg(long, value_name = "REV")]
+    compare: Option<Other>,
     /// Length of a turn
     #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=600))]
     seconds: u16,
@@ -50,6 +53,7 @@ fn main() -> Result<()> {
         congestion: arguments.congestion,
         links: arguments.links,
         scheduler: arguments.scheduler,
+        compare: arguments.compare,
     };
     dibs_lab::enter()?;
     let report = bench::run(&options)?;
