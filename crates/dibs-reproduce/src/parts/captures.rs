@@ -6,7 +6,7 @@ use dibs_lab::Recording;
 use serde_json::json;
 
 use super::Stage;
-use super::scene::{Scene, Way};
+use super::scene::{Label, Scene, Way};
 use crate::finding::{Finding, Verdict};
 use crate::screen;
 
@@ -27,7 +27,7 @@ const LINES: usize = 8;
 const FEW: usize = 5;
 
 pub(super) fn run(stage: &Stage) -> Result<Finding> {
-    let scene = Scene::new(&stage.programs()?, 0.05)?;
+    let scene = Scene::new(&stage.programs()?, 0.05, Label::True)?;
     let digits: Vec<u8> = DIGITS.iter().copied().cycle().take(LENGTH).collect();
     let text: Vec<u8> = TEXT.iter().copied().cycle().take(LENGTH).collect();
     let mut finding = Finding {

@@ -3,10 +3,11 @@
 use anyhow::{Context as _, Result};
 use dibs_eavesdrop::{Attacker, Report, Statistics, text};
 use dibs_lab::plot::{BLUE, Curve, Mark, Panel, Plot};
+use serde::Serialize;
 use serde_json::json;
 
 use super::Stage;
-use super::scene::{Scene, Way, tap};
+use super::scene::{Label, Scene, Way, tap};
 use crate::finding::{Finding, Verdict};
 
 /// Texts that the attack's statistics were not made from.
@@ -57,6 +58,14 @@ struct Recovered {
     sample: Option<String>,
 }
 
+/// Parts of all bytes sent, as in [`Recovered`].
+#[derive(Serialize)]
+struct Gained {
+    passed: f64,
+    right: f64,
+    certain: f64,
+}
+
 pub(super) fn run(stage: &Stage) -> Result<Finding> {
     let programs = stage.programs()?;
     let attacker = Attacker::new();
@@ -72,7 +81,7 @@ pub(super) fn run(stage: &Stage) -> Result<Finding> {
     let mut data = Vec::new();
     let mut rows = Vec::new();
     let mut worst = Vec::new();
-    let scene = Scene::new(&programs, USUAL_SHARE)?;
+    let scene = Scene::new(&programs, USUAL_SHARE, Label::True)?;
     for way in Way::ALL {
         let mut least = f64::INFINITY;
         let mut most = 0f64;
@@ -127,9 +136,11 @@ pub(super) fn run(stage: &Stage) -> Result<Finding> {
         judge(&mut finding, way, parts);
     }
     drop(scene);
+    let false_label = mislabelled(stage, &attacker, length)?;
+    draw_mislabelled(&mut finding, &false_label);
     let curve = curve(stage, &attacker, length)?;
     draw(&mut finding, &curve);
-    finding.data = json!({"bumps": data, "trusted_share": curve});
+    finding.data = json!({"bumps": data, "false_label": false_label, "trusted_share": curve});
     Ok(finding)
 }
 
@@ -156,12 +167,75 @@ fn judge(finding: &mut Finding, way: Way, [least, most, passed]: [f64; 3]) {
     finding.compare(&of, [paper, &ours], verdict);
 }
 
+/// What is recovered of the English text where the hosts call his link trusted, by bump.
+fn mislabelled(
+    stage: &Stage,
+    attacker: &Attacker,
+    length: usize,
+) -> Result<Vec<(&'static str, Gained)>> {
+    let programs = stage.programs()?;
+    let (_, english) = TEXTS[0];
+    let scene = Scene::new(&programs, USUAL_SHARE, Label::False)?;
+    let of = |way: Way| {
+        let got = overhear(&scene, attacker, way, english, length)
+            .with_context(|| format!("{} by a link with a false label", way.name()))?;
+        let Recovered {
+            passed,
+            right,
+            certain,
+            ..
+        } = got;
+        anyhow::Ok((
+            way.name(),
+            Gained {
+                passed,
+                right,
+                certain,
+            },
+        ))
+    };
+    [Way::Scramble, Way::Share, Way::Seal]
+        .into_iter()
+        .map(of)
+        .collect()
+}
+
+fn draw_mislabelled(finding: &mut Finding, gained: &[(&'static str, Gained)]) {
+    let row = |(name, gained): &(&'static str, Gained)| {
+        let parts = [gained.passed, gained.right, gained.certain];
+        let parts = parts.map(|part| format!("{:.1}", part * 100.0));
+        [vec![(*name).to_owned()], parts.to_vec()].concat()
+    };
+    finding.table(
+        "A false label: the hosts call the link trusted that he listens to. English text",
+        &["", "passed there, %", "recovered, %", "certain, %"],
+        gained.iter().map(row).collect(),
+    );
+    let right = |way: Way| {
+        let found = gained.iter().find(|(name, _)| *name == way.name());
+        found.map_or(f64::NAN, |(_, gained)| gained.right * 100.0)
+    };
+    finding.compare(
+        "A path called trusted that is not",
+        [
+            "not in these papers",
+            &format!(
+                "scramble {:.0} % recovered, share {:.0} %, seal {:.0} %",
+                right(Way::Scramble),
+                right(Way::Share),
+                right(Way::Seal)
+            ),
+        ],
+        Verdict::New,
+    );
+}
+
 /// Recovered of the English text on scramble, by `trusted_share`.
 fn curve(stage: &Stage, attacker: &Attacker, length: usize) -> Result<Vec<(f64, f64)>> {
     let programs = stage.programs()?;
     let (_, english) = TEXTS[0];
     let point = |share: f64| {
-        let scene = Scene::new(&programs, share)?;
+        let scene = Scene::new(&programs, share, Label::True)?;
         let got = overhear(&scene, attacker, Way::Scramble, english, length)?;
         anyhow::Ok((share, got.right))
     };

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use dibs_eavesdrop::{Link, Tap};
-use dibs_lab::dibs::{Daemon, PORT, Programs, Settings};
+use dibs_lab::dibs::{Daemon, PORT, Programs, Settings, Trust};
 use dibs_lab::load::Transport;
 use dibs_lab::site::{Site, UNTRUSTED, addresses};
 use dibs_lab::{Lab, Recording};
@@ -54,6 +54,15 @@ impl Way {
     }
 }
 
+/// What the hosts call the link that somebody listens to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Label {
+    /// Untrusted, as it is.
+    True,
+    /// Trusted.
+    False,
+}
+
 /// See the module.
 pub(super) struct Scene {
     site: Site,
@@ -62,13 +71,17 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// With this `trusted_share`. The untrusted path is preferred: what may go by it does.
-    pub(super) fn new(programs: &Programs, trusted_share: f64) -> Result<Self> {
+    /// With this `trusted_share`. The path that somebody listens to is preferred: what may go by it does.
+    pub(super) fn new(programs: &Programs, trusted_share: f64, label: Label) -> Result<Self> {
         let mut lab = Lab::new()?;
         let site = Site::new(&mut lab, ["a", "b"], 2, |_, link| link.shaped(RATE))?;
         let daemon = &format!("trusted_share = {trusted_share:.2}\n");
         let settings = [RULES, ""].map(|tables| Settings { daemon, tables });
-        let daemons = programs.join([&site.a, &site.b], &Site::paths(2), settings)?;
+        let mut paths = Site::paths(2);
+        if label == Label::False {
+            paths[1].trust = Trust::Trusted;
+        }
+        let daemons = programs.join([&site.a, &site.b], &paths, settings)?;
         for daemon in &daemons {
             let words = ["path", "prefer", "wlan", "--delta", "1000"];
             daemon.ctl::<serde_json::Value>(&words)?;
@@ -80,8 +93,8 @@ impl Scene {
         })
     }
 
-    /// Sends the bytes from one host to the other by a connection of their own, and returns what passed the untrusted link
-    /// meanwhile.
+    /// Sends the bytes from one host to the other by a connection of their own, and returns what passed the link that
+    /// somebody listens to meanwhile.
     ///
     /// # Errors
     /// If they do not arrive as they were sent.
