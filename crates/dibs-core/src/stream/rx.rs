@@ -175,7 +175,7 @@ impl RxStream {
         let crc = decoders.has_crc().then_some(piece.crc);
         let awaited = Awaited {
             epoch: piece.epoch,
-            upto: piece.offset + u64::from(piece.ahead),
+            upto: piece.offset.saturating_add(piece.ahead.into()),
         };
         if self.has_overtaken(piece, awaited)
             && let Some(room) = self.overtaking.room(piece, store)

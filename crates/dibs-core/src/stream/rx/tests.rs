@@ -19,7 +19,7 @@ impl Keys {
     }
 
     fn solo(epoch: u32, offset: u64) -> [u8; BUFFER_LEN] {
-        [(u64::from(epoch) * 31 + offset) as u8; BUFFER_LEN]
+        [(u64::from(epoch) * 31).wrapping_add(offset) as u8; BUFFER_LEN]
     }
 }
 

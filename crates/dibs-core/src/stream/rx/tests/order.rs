@@ -137,3 +137,23 @@ fn what_is_sent_again_does_not_wait_for_ever() {
     scene.stream.clear(&mut scene.store);
     assert_eq!(scene.store.held(), 0);
 }
+
+#[test]
+fn what_a_peer_says_to_lie_beyond_all_offsets_is_no_more_than_that() {
+    let mut scene = Scene::new();
+    let again = solo(1, &scene.plain, LEN, LEN);
+    // By far too far: it came to be sent before anything of its epoch did.
+    for (offset, ahead) in [(u64::MAX - 1, u32::MAX), (u64::MAX, 1)] {
+        let piece = Piece {
+            ahead,
+            offset,
+            ..again.piece()
+        };
+        let outcome = scene
+            .stream
+            .chunk(&piece, &Keys, &mut scene.store, &mut scene.kernel);
+        // The initial buffer hangs on the offset, so it restores to something else.
+        assert_eq!(outcome, Outcome::Contradiction);
+    }
+    assert_eq!(scene.store.held(), 0);
+}
