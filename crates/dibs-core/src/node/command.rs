@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::links::longest;
+use super::paths::longest;
 use super::preference::{Hint, Scheduler, Usage};
 use super::{Node, route};
 use crate::time::Time;
@@ -69,7 +69,7 @@ impl Node {
         local.mtu = mtu;
         let changed = local.is_usable() != was;
         if resized {
-            let links = self.peers.iter_mut().flat_map(|peer| &mut peer.links);
+            let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
             for link in links.filter(|link| link.local == path) {
                 link.path.set_longest(longest(mtu, link.remote));
             }
@@ -91,7 +91,7 @@ impl Node {
         let was = local.is_usable();
         local.usage = usage;
         let changed = local.is_usable() != was;
-        let links = self.peers.iter_mut().flat_map(|peer| &mut peer.links);
+        let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
         for link in links.filter(|link| link.local == path) {
             link.path.set_rate_limit(usage.rate);
         }
@@ -109,7 +109,7 @@ impl Node {
     /// New data goes by this path from now on as long as that is usable; none: as the scheduler chooses.
     pub fn prefer(&mut self, hint: Option<Hint>) {
         self.shared.hint = hint;
-        for link in self.peers.iter_mut().flat_map(|peer| &mut peer.links) {
+        for link in self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut()) {
             link.path.set_probes(self.shared.probes_of(link.local));
         }
     }
@@ -126,7 +126,7 @@ impl Node {
     /// does not wait for that.
     pub fn expect_rate(&mut self, now: Time, path: usize, to: IpAddr, bytes_per_second: u64) {
         let rate = bytes_per_second.saturating_add(bytes_per_second / 8);
-        let links = route(&mut self.peers, to).map(|peer| &mut peer.links);
+        let links = route(&mut self.peers, to).map(|peer| peer.paths.iter_mut());
         for link in links.into_iter().flatten() {
             if link.local == path {
                 link.path.begin_at(now, rate);
@@ -147,7 +147,7 @@ impl Node {
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).
     pub fn datagram_too_big(&mut self, now: Time, path: usize, size: usize) {
         for peer in &mut self.peers {
-            for link in peer.links.iter_mut().filter(|l| l.local == path) {
+            for link in peer.paths.iter_mut().filter(|l| l.local == path) {
                 link.path
                     .on_message_too_big(now, size.min(usize::from(u16::MAX)) as u16);
             }

@@ -142,7 +142,7 @@ impl Peer {
 
     /// The round trips of the shortest and the longest active path.
     fn trips(&self, shared: &Shared) -> (Duration, Duration) {
-        let active = self.links.iter().filter(|l| l.is_active(shared));
+        let active = self.paths.active(shared);
         let trips = active.map(|l| l.path.stats().srtt);
         trips.fold((Duration::MAX, Duration::ZERO), |(low, high), trip| {
             (low.min(trip), high.max(trip))

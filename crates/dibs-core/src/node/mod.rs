@@ -20,13 +20,12 @@ mod flow_scheduler;
 mod fq;
 mod handover;
 mod inner;
-mod links;
 mod notice;
 mod opaque;
+mod paths;
 mod peer;
 mod preference;
 mod receive;
-mod schedule;
 mod send;
 mod sets;
 mod snapshot;
@@ -438,7 +437,7 @@ impl Node {
         let own = peer::hello(shared);
         let hello = |_| own.clone();
         let outcome = sessions.handle(now, from, under_load, datagram, hello, &mut shared.rng);
-        let stranger = || !peers.iter().any(|peer| peer.is_at(from.ip()));
+        let stranger = || !peers.iter().any(|peer| peer.paths.is_at(from.ip()));
         if outcome.dropped == Some(Dropped::CookieDemanded)
             && stranger()
             && !cookies.take(now, COOKIES)
@@ -480,7 +479,7 @@ impl Node {
         if slept < SLEEP {
             return;
         }
-        let links = self.peers.iter_mut().flat_map(|peer| &mut peer.links);
+        let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
         links.for_each(|link| link.path.on_sleep(now));
     }
 

@@ -12,8 +12,8 @@ use super::Shared;
 use super::accept::Opening;
 use super::fq::FairQueue;
 use super::handover::Drain;
-use super::links::Link;
 use super::opaque::{OpaqueQueue, Reassembly};
+use super::paths::{Link, PathSet};
 use super::receive::incoming;
 use super::sets::Sets;
 use crate::buffer::Buffer;
@@ -50,12 +50,6 @@ const CONTROL_AGAIN: Duration = Duration::from_millis(25);
 /// Messages of the peer's daemon that the owner has not dealt with, at most: what comes beyond is not taken, so
 /// not acknowledged, and the peer sends it again. As many as an honest daemon has waiting at once.
 pub(super) const MAX_CONTROLS_TAKEN: usize = 256;
-/// An idle path is asked whether it is still there.
-pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
-/// The wait before a path that could not be had is asked for again.
-const REDIAL: Duration = Duration::from_secs(1);
-/// Paths to a peer, those included that are being opened.
-pub(super) const MAX_LINKS: usize = 16;
 
 /// Something that waits to be sent, other than as new data.
 #[derive(Clone, Copy)]
@@ -116,12 +110,9 @@ pub(crate) struct Peer {
     pub(super) foreign: Vec<Prefix>,
     /// Where it may begin connections to.
     pub(super) accept: Vec<Opening>,
-    endpoints: Vec<(usize, SocketAddr)>,
     next_endpoint: usize,
     /// The endpoint that was called last.
     called: usize,
-    /// Ties between the two ends go our way.
-    smaller_key: bool,
     /// The running instance of its daemon.
     instance: Option<u64>,
     /// Sessions that the peer has not used yet. Its call may have been a recording, so they change
@@ -131,11 +122,7 @@ pub(crate) struct Peer {
     pub(super) up: bool,
     /// Those of each session that still counts, with the instance of the peer; newest last.
     pub(super) secrets: VecDeque<(u64, EpochSecrets)>,
-    pub(super) links: Vec<Link>,
-    next_path_id: u8,
-    /// Where the numbers of a path id go on if it is opened again: a nonce serves once.
-    next_seq: Box<[u64; 256]>,
-    redial_at: Time,
+    pub(super) paths: PathSet,
     /// Since when no path has been active.
     silent_since: Option<Time>,
     recall_at: Time,
@@ -191,8 +178,6 @@ pub(crate) struct Peer {
     /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.
     pub(super) postponed: Option<Key>,
     pub(super) carried: Vec<CarriedBump>,
-    /// When a pacer lets the next data go.
-    pub(super) paced_until: Option<Time>,
     /// Trust keeps data waiting that an untrusted path could carry.
     pub(super) held_by_trust: bool,
     sweep_at: Time,
@@ -216,18 +201,13 @@ impl Peer {
             prefixes,
             foreign: Vec::new(),
             accept,
-            endpoints,
             next_endpoint: 0,
             called: 0,
-            smaller_key,
             instance: None,
             unconfirmed: VecDeque::new(),
             up: false,
             secrets: VecDeque::new(),
-            links: Vec::new(),
-            next_path_id: u8::from(!smaller_key),
-            next_seq: Box::new([0; 256]),
-            redial_at: now,
+            paths: PathSet::new(now, endpoints, smaller_key),
             silent_since: None,
             recall_at: now,
             conns: Slab::default(),
@@ -265,7 +245,6 @@ impl Peer {
             peer_store: 0,
             postponed: None,
             carried: Vec::new(),
-            paced_until: None,
             held_by_trust: false,
             sweep_at: now + SWEEP,
             acked: Vec::new(),
@@ -294,7 +273,7 @@ impl Peer {
 
     /// Whether a datagram of path `id` may come by this local path.
     pub(super) fn expects(&self, id: u8, local: usize) -> bool {
-        let known = self.links.iter().find(|l| l.id == id);
+        let known = self.paths.iter().find(|l| l.id == id);
         // Somebody may have brought the first question here by another interface. And who has
         // restarted numbers its paths anew; that it has, only what it sends now proves.
         let restarts = |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.instance());
@@ -304,12 +283,12 @@ impl Peer {
 
     /// A local interface came or went.
     pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: usize) {
-        self.redial_at = now;
+        self.paths.dial_at_once(now);
         let peer = self.id.index();
         let up = shared.local[local].is_usable();
         let mut lost = std::mem::take(&mut self.lost);
-        for at in 0..self.links.len() {
-            let link = &mut self.links[at];
+        for at in 0..self.paths.len() {
+            let link = &mut self.paths[at];
             if link.local != local {
                 continue;
             }
@@ -326,118 +305,21 @@ impl Peer {
         self.lost = lost;
     }
 
-    /// Asks for a path over every endpoint that has none.
-    fn dial(&mut self, now: Time, shared: &mut Shared) {
-        self.redial_at = now + REDIAL;
-        for at in 0..self.endpoints.len() {
-            let (local, remote) = self.endpoints[at];
-            let known = self.links.iter().any(|l| l.local == local && !l.is_lost());
-            if known || !shared.local[local].is_usable() {
-                continue;
+    /// What paths carried that were given up goes by the others.
+    pub(super) fn abandon(
+        &mut self,
+        shared: &mut Shared,
+        given_up: impl IntoIterator<Item = Link>,
+    ) {
+        for mut link in given_up {
+            let mut lost = std::mem::take(&mut self.lost);
+            link.path.abandon(&mut lost);
+            self.take_lost(shared, link.id, &mut lost);
+            self.lost = lost;
+            // What it had lost before can go nowhere now.
+            for key in link.shares {
+                self.lose_share(shared, key);
             }
-            // What nobody answered is asked anew: its id may be that of a path that the peer has still.
-            let unanswered = |l: &Link| l.local == local && l.is_joining();
-            if let Some(at) = self.links.iter().position(unanswered) {
-                self.give_up_link(shared, at);
-            }
-            if self.make_room(shared) {
-                let id = self.free_id();
-                self.add_link(Link::join(now, shared, id, local, remote));
-            }
-        }
-    }
-
-    /// The next id of those that this end gives that no path has. They come round: a path is asked for
-    /// anew after each long outage.
-    fn free_id(&mut self) -> u8 {
-        loop {
-            let id = self.next_path_id;
-            self.next_path_id = id.wrapping_add(2);
-            if self.links.iter().all(|l| l.id != id) {
-                return id;
-            }
-        }
-    }
-
-    /// Sees to it that there may be one more path: gives up one whose peer has not proved itself, or the
-    /// one that has been down the longest, which may lead to where the peer once was. False if all are
-    /// of use.
-    pub(super) fn make_room(&mut self, shared: &mut Shared) -> bool {
-        if self.links.len() < MAX_LINKS {
-            return true;
-        }
-        let unproved = self.links.iter().position(Link::is_accepting);
-        let down = || {
-            let links = self.links.iter().enumerate();
-            let down = links.filter(|(_, l)| l.is_down());
-            down.min_by_key(|(_, l)| l.path.silent_since())
-                .map(|(at, _)| at)
-        };
-        let Some(at) = unproved.or_else(down) else {
-            return false;
-        };
-        self.give_up_link(shared, at);
-        true
-    }
-
-    /// Whether this is where the peer is by this local path; none if nobody has said where that is.
-    pub(super) fn is_endpoint(&self, local: usize, remote: SocketAddr) -> Option<bool> {
-        let known = self.endpoints.iter().filter(|(l, _)| *l == local);
-        known.map(|(_, to)| *to == remote).reduce(|a, b| a || b)
-    }
-
-    /// Whether a path that the peer opens goes before one that we ask for between the same places:
-    /// both ends called.
-    pub(super) fn resolve_crossed(&mut self, local: usize, remote: SocketAddr) -> bool {
-        let ours = |l: &Link| l.local == local && l.remote == remote && l.is_joining();
-        let Some(at) = self.links.iter().position(ours) else {
-            return true;
-        };
-        if !self.smaller_key {
-            self.remove_link(at);
-        }
-        !self.smaller_key
-    }
-
-    /// Whether a path id is one of those that this end gives: the smaller key's are even.
-    pub(super) const fn numbers(&self, id: u8) -> bool {
-        id.is_multiple_of(2) == self.smaller_key
-    }
-
-    pub(super) fn add_link(&mut self, link: Link) {
-        let seq = self.next_seq[usize::from(link.id)];
-        self.links.push(link.starting_at(seq));
-    }
-
-    pub(super) fn remove_link(&mut self, at: usize) -> Link {
-        let link = self.links.remove(at);
-        self.next_seq[usize::from(link.id)] = link.path.next_seq();
-        link
-    }
-
-    /// A path has been proved: what there was between the same places is of no use any more, and
-    /// what it carried goes by the others.
-    pub(super) fn supersede(&mut self, shared: &mut Shared, id: u8) {
-        let Some(link) = self.links.iter().find(|l| l.id == id) else {
-            return;
-        };
-        let (local, remote) = (link.local, link.remote);
-        let older = |l: &Link| l.id != id && l.local == local && l.remote == remote;
-        while let Some(at) = self.links.iter().position(older) {
-            self.give_up_link(shared, at);
-        }
-    }
-
-    /// Removes a path; what it carried goes by the others.
-    pub(super) fn give_up_link(&mut self, shared: &mut Shared, at: usize) {
-        let mut link = self.remove_link(at);
-        let mut lost = std::mem::take(&mut self.lost);
-        link.path.abandon(&mut lost);
-        self.take_lost(shared, link.id, &mut lost);
-        self.lost = lost;
-        // What it had lost before can go nowhere now.
-        for key in link.shares {
-            self.lose_share(shared, key);
         }
     }
 
@@ -447,19 +329,9 @@ impl Peer {
     }
 
     pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {
-        let usable = self.links.iter().filter(|l| self.may_use(shared, l.local));
-        let links = usable.flat_map(|l| {
-            [
-                l.timer(),
-                l.path.poll_timeout(),
-                l.path.next_ack_time(),
-                l.path.next_ping(KEEPALIVE),
-            ]
-        });
-        let rest = [
-            self.paced_until,
+        let due = [
+            self.paths.poll_timeout(shared, self.up),
             Some(self.sweep_at),
-            (!self.endpoints.is_empty()).then_some(self.redial_at),
             self.silent_since.map(|t| self.recall_at.max(t + PATIENCE)),
             self.reassembly.expires_at(),
             self.sets.expires_at(),
@@ -467,51 +339,29 @@ impl Peer {
             self.fq.poll_timeout(),
             (!self.controls_again.is_empty()).then_some(self.control_again_at),
         ];
-        links.chain(rest).flatten().min()
+        due.into_iter().flatten().min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time, shared: &mut Shared) {
-        if self.paced_until.is_some_and(|t| t <= now) {
-            self.paced_until = None;
-        }
+        self.paths.release(now);
         let peer = self.id.index();
-        for at in 0..self.links.len() {
-            if !self.may_use(shared, self.links[at].local) {
+        for at in 0..self.paths.len() {
+            if !self.may_use(shared, self.paths[at].local) {
                 continue;
             }
-            let answers = |other: &Link| other.is_active(shared) && !other.path.is_unanswered();
-            let others = || {
-                self.links
-                    .iter()
-                    .enumerate()
-                    .filter(|(other, _)| *other != at)
-            };
-            let elsewhere = others().any(|(_, other)| answers(other));
-            let link = &mut self.links[at];
-            link.on_timer(now, shared);
-            if link.path.poll_timeout().is_some_and(|t| t <= now) {
-                let mut lost = std::mem::take(&mut self.lost);
-                if link.path.on_timeout(now, &mut lost) == crate::path::TimeoutAction::Probe {
-                    link.probe = true;
-                    if elsewhere {
-                        link.path.abandon_unanswered(now, &mut lost);
-                    }
-                }
-                let id = link.id;
-                self.take_lost(shared, id, &mut lost);
-                self.lost = lost;
-            }
-            let link = &mut self.links[at];
-            if link.is_open() && link.path.wants_ping(now, KEEPALIVE) {
-                link.probe = true;
-            }
-            link.note_state(shared, peer);
+            let mut lost = std::mem::take(&mut self.lost);
+            self.paths.handle_timeout(now, shared, at, &mut lost);
+            let id = self.paths[at].id;
+            self.take_lost(shared, id, &mut lost);
+            self.lost = lost;
+            self.paths[at].note_state(shared, peer);
         }
-        if now >= self.redial_at && !self.endpoints.is_empty() {
+        if now >= self.paths.dials_at() && !self.paths.endpoints().is_empty() {
             if self.up {
-                self.dial(now, shared);
+                let given_up = self.paths.dial(now, shared);
+                self.abandon(shared, given_up);
             } else {
-                self.redial_at = now + REDIAL;
+                self.paths.put_off_dialling(now);
             }
         }
         self.repeat_control(now, shared);

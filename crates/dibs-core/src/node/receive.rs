@@ -65,7 +65,7 @@ impl Peer {
             return shared.count(Counter::DatagramExpired);
         }
         let opened = &received.opened;
-        let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
+        let Some(at) = self.paths.position(opened.path_id) else {
             if opened.authenticated {
                 let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
                 let (id, header) = (opened.path_id, opened.header);
@@ -76,23 +76,23 @@ impl Peer {
             return;
         };
         let len = (opened.header.len() + opened.payload.len() + crate::session::OVERHEAD) as u64;
-        if self.links[at].local != path {
+        if self.paths[at].local != path {
             // It may wait to be proved, and have been asked for elsewhere at first.
-            if !opened.authenticated || !self.links[at].is_accepting() {
+            if !opened.authenticated || !self.paths[at].is_accepting() {
                 return shared.count(Counter::WrongPath);
             }
             return self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
         }
         if opened.authenticated {
             // What was asked from the peer's endpoint is not answered elsewhere either.
-            if self.links[at].is_accepting() && !self.may_ask_from(shared, arrival) {
+            if self.paths[at].is_accepting() && !self.may_ask_from(shared, arrival) {
                 return shared.count(Counter::PathRefused);
             }
-            self.links[at].on_source(now, shared, opened.seq, from, len);
-        } else if !self.links[at].expects_bare(opened.seq, from) {
+            self.paths[at].on_source(now, shared, opened.seq, from, len);
+        } else if !self.paths[at].expects_bare(opened.seq, from) {
             return shared.count(Counter::BareRefused);
         }
-        self.links[at].bytes_received += len;
+        self.paths[at].bytes_received += len;
         let mut verdict = Verdict {
             taken: true,
             eliciting: false,
@@ -123,13 +123,13 @@ impl Peer {
             }
             verdict.eliciting |= other.as_ref().is_none_or(Frame::is_ack_eliciting);
             // A path that was proved may have taken the place of others.
-            let Some(at) = self.links.iter().position(|l| l.id == opened.path_id) else {
+            let Some(at) = self.paths.position(opened.path_id) else {
                 return;
             };
-            if !self.links[at].is_open() && !other.as_ref().is_some_and(is_joining) {
+            if !self.paths[at].is_open() && !other.as_ref().is_some_and(is_joining) {
                 shared.count(Counter::PathNotValidated);
                 if opened.authenticated {
-                    self.links[at].on_early_data();
+                    self.paths[at].on_early_data();
                 }
                 return;
             }
@@ -148,7 +148,7 @@ impl Peer {
             };
         }
         if verdict.taken
-            && let Some(link) = self.links.iter_mut().find(|l| l.id == opened.path_id)
+            && let Some(link) = self.paths.by_id(opened.path_id)
             && link.is_open()
         {
             link.path.on_received(now, opened.seq, verdict.eliciting);
@@ -168,7 +168,7 @@ impl Peer {
         at: usize,
         frame: &Frame<'_>,
     ) -> bool {
-        let link = &mut self.links[at];
+        let link = &mut self.paths[at];
         match *frame {
             Frame::Ping => {}
             Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
@@ -210,7 +210,7 @@ impl Peer {
             }
             Frame::PathJoin { nonce, trusted, to } => {
                 match self.refusal(shared, arrival, trusted, to) {
-                    None => self.links[at].on_join(now, shared, nonce, trusted),
+                    None => self.paths[at].on_join(now, shared, nonce, trusted),
                     Some(reason) => shared.count(reason),
                 }
             }
@@ -221,7 +221,8 @@ impl Peer {
             } => {
                 let id = link.id;
                 if link.on_accept(now, shared, nonce, challenge, trusted) {
-                    self.supersede(shared, id);
+                    let given_up = self.paths.supersede(id);
+                    self.abandon(shared, given_up);
                 } else {
                     shared.count(Counter::PeerContradiction);
                 }
@@ -229,7 +230,8 @@ impl Peer {
             Frame::PathConfirm { challenge } => {
                 let id = link.id;
                 if link.on_confirm(now, challenge) {
-                    self.supersede(shared, id);
+                    let given_up = self.paths.supersede(id);
+                    self.abandon(shared, given_up);
                 } else {
                     shared.count(Counter::PathNotValidated);
                 }
@@ -245,7 +247,7 @@ impl Peer {
             }
         }
         let peer = self.id.index();
-        if let Some(link) = self.links.get_mut(at) {
+        if let Some(link) = self.paths.get_mut(at) {
             link.note_state(shared, peer);
         }
         true

@@ -17,8 +17,8 @@ use dibs_wire::packet::flags;
 pub(super) use small::CONTROL_WINDOW;
 
 use super::Shared;
+use super::paths::Kind;
 use super::peer::{EmptyOut, Out, Peer, Source};
-use super::schedule::{Kind, quickest, standing};
 use crate::chunk::Placement;
 use crate::counters::Counter;
 use crate::flow::queue::Patience;
@@ -74,7 +74,7 @@ impl Peer {
     ) -> Option<Out> {
         let patience = Patience {
             turn: self.flow_quantum(),
-            target: standing(&self.links, shared),
+            target: self.paths.standing(shared),
         };
         let turn = &mut Turn {
             now,
@@ -106,7 +106,7 @@ impl Peer {
         eliciting: bool,
         token: u64,
     ) -> Option<Out> {
-        let link = &mut self.links[link];
+        let link = &mut self.paths[link];
         let len = OVERHEAD + block.len();
         turn.shared.scratch.clear();
         turn.shared.scratch.resize(len, 0);
@@ -135,12 +135,6 @@ impl Peer {
             (Placement::Any, _) => Kind::New,
             _ => Kind::Other,
         };
-        quickest(&self.links, shared, placement, kind)
-    }
-
-    fn wait_until(&mut self, at: Option<Time>) {
-        if let Some(at) = at {
-            self.paced_until = Some(self.paced_until.map_or(at, |p| p.min(at)));
-        }
+        self.paths.quickest(shared, placement, kind)
     }
 }

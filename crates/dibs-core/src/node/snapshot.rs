@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use dibs_wire::Tuple;
 
 use super::preference::Unused;
-use super::{CarriedBump, Node, schedule};
+use super::{CarriedBump, Node};
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;
@@ -86,7 +86,7 @@ impl Node {
             .iter()
             .map(|p| PeerSnapshot {
                 state: self.sessions.state(now, p.id),
-                reachable: p.links.iter().any(|l| l.is_active(&self.shared)),
+                reachable: p.paths.iter().any(|l| l.is_active(&self.shared)),
                 conns: p.conns.len(),
                 held: p.store.held(),
                 sets: p.sets.held(),
@@ -100,7 +100,7 @@ impl Node {
     pub fn paths(&self) -> Vec<PathSnapshot> {
         let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
             let held_by_trust = peer.held_by_trust;
-            peer.links
+            peer.paths
                 .iter()
                 .enumerate()
                 .map(|(at, link)| PathSnapshot {
@@ -109,7 +109,7 @@ impl Node {
                     remote: link.remote,
                     trusted: link.trusted,
                     state: link.state_name(&self.shared),
-                    unused: schedule::unused(&peer.links, &self.shared, at),
+                    unused: peer.paths.unused(&self.shared, at),
                     bytes_received: link.bytes_received,
                     stats: link.path.stats(),
                     held_by_trust: held_by_trust && link.trusted,

@@ -1,6 +1,6 @@
 //! Calls to a peer, the sessions that come of them, and what a new one says of the peer.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::{Peer, STORE_LIMIT};
@@ -99,7 +99,7 @@ impl Peer {
     /// Whether a session should be asked for: there is none, or nobody has answered by it for a
     /// while on any path, as after a restart of the peer.
     pub(crate) fn wants_call(&mut self, now: Time, shared: &Shared, state: PeerState) -> bool {
-        let answered = self.links.iter().any(|l| l.is_active(shared));
+        let answered = self.paths.active(shared).next().is_some();
         if answered {
             self.silent_since = None;
         }
@@ -109,13 +109,14 @@ impl Peer {
             self.recall_at = now + RECALL;
         }
         let due = match state {
-            PeerState::Down => now >= self.redial_at,
+            PeerState::Down => now >= self.paths.dials_at(),
             PeerState::Established => recall,
             // The call goes on by itself.
             PeerState::Connecting => false,
         };
         due && self
-            .endpoints
+            .paths
+            .endpoints()
             .iter()
             .any(|(local, _)| is_callable(&shared.local[*local]))
     }
@@ -132,28 +133,19 @@ impl Peer {
     /// The trusted endpoint to send the next handshake message to; without any, where the peer
     /// has proved to be.
     pub(crate) fn next_call(&mut self, shared: &Shared) -> Option<(usize, SocketAddr)> {
-        let count = self.endpoints.len();
+        let count = self.paths.endpoints().len();
         for step in 0..count {
             let at = (self.next_endpoint + step) % count;
-            let (local, to) = self.endpoints[at];
+            let (local, to) = self.paths.endpoints()[at];
             if is_callable(&shared.local[local]) {
                 self.called = at;
                 self.next_endpoint = at + 1;
                 return Some((local, to));
             }
         }
-        let mut proved = self.links.iter().filter(|l| l.is_open());
+        let mut proved = self.paths.iter().filter(|l| l.is_open());
         let there = proved.find(|l| is_callable(&shared.local[l.local]))?;
         Some((there.local, there.remote))
-    }
-
-    /// Whether the peer is, or may be, at this address.
-    pub(in crate::node) fn is_at(&self, addr: IpAddr) -> bool {
-        self.endpoints.iter().any(|(_, to)| to.ip() == addr)
-            || self
-                .links
-                .iter()
-                .any(|l| l.is_open() && l.remote.ip() == addr)
     }
 
     /// The endpoint that was called last gave a cookie, which is of use only there.
@@ -246,25 +238,16 @@ impl Peer {
                 restarted,
             });
         }
-        self.redial_at = now;
+        self.paths.dial_at_once(now);
         // Its paths have yet to be opened: that is no silence of the peer.
         self.silent_since = None;
-        // The new session is to be used at once, so that the peer confirms it.
-        match self.links.iter_mut().find(|l| l.is_open()) {
-            Some(link) => link.probe = true,
-            None => {
-                // What was asked by an earlier session may have been for nobody.
-                self.links.iter_mut().for_each(|link| link.ask_again(now));
-                self.dial(now, shared);
-            }
-        }
+        let given_up = self.paths.use_session(now, shared);
+        self.abandon(shared, given_up);
     }
 
     /// The peer restarted: it knows nothing of what we had with it.
     fn forget(&mut self, shared: &mut Shared) {
-        while !self.links.is_empty() {
-            self.remove_link(0);
-        }
+        self.paths.clear();
         self.segments.clear();
         self.split_segments.clear();
         self.delayed_trusted.clear();

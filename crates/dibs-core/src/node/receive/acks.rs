@@ -13,7 +13,7 @@ impl Peer {
         let Ok(ack) = AckFrame::decode(bytes) else {
             return shared.count(Counter::FrameMalformed);
         };
-        let link = &mut self.links[at];
+        let link = &mut self.paths[at];
         let mut acked = std::mem::take(&mut self.acked);
         let mut lost = std::mem::take(&mut self.lost);
         if link.path.on_ack(now, &ack, &mut acked, &mut lost).is_err() {

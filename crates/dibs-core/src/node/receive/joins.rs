@@ -12,7 +12,7 @@ use dibs_wire::frame::{Frame, Frames};
 use super::Arrival;
 use crate::counters::Counter;
 use crate::node::Shared;
-use crate::node::links::Link;
+use crate::node::paths::Link;
 use crate::node::peer::Peer;
 use crate::time::Time;
 
@@ -34,24 +34,25 @@ impl Peer {
             return shared.count(reason);
         }
         let Arrival { path, from, .. } = arrival;
-        if self.numbers(id) || !self.resolve_crossed(path, from) {
+        if self.paths.numbers(id) || !self.paths.resolve_crossed(path, from) {
             return shared.count(Counter::PathRefused);
         }
-        if let Some(at) = self.links.iter().position(|l| l.id == id) {
-            self.remove_link(at);
+        if let Some(at) = self.paths.position(id) {
+            self.paths.remove(at);
         }
-        if !self.make_room(shared) {
+        let Ok(instead) = self.paths.make_room() else {
             return shared.count(Counter::PathRefused);
-        }
+        };
+        self.abandon(shared, instead);
         let link = Link::accept(now, shared, id, path, from, len, nonce, trusted);
-        self.add_link(link);
+        self.paths.add(link);
     }
 
     /// Whether the peer may ask for a path from there: on a trusted one from its endpoint only, where it
     /// has one.
     pub(super) fn may_ask_from(&self, shared: &Shared, arrival: Arrival) -> bool {
         let Arrival { path, from, .. } = arrival;
-        !shared.local[path].trusted || self.is_endpoint(path, from) != Some(false)
+        !shared.local[path].trusted || self.paths.is_endpoint(path, from) != Some(false)
     }
 
     /// Why a path does not come about that the peer, which calls it `trusted`, asks for at our address
@@ -78,7 +79,7 @@ impl Peer {
             (false, true) => false,
             // An address of several paths, or one that somebody translates: it does not tell, but the
             // peer's address may.
-            (true, true) | (false, false) => self.is_endpoint(path, from) == Some(true),
+            (true, true) | (false, false) => self.paths.is_endpoint(path, from) == Some(true),
         };
         (!told_apart).then_some(Counter::PathMisdirected)
     }

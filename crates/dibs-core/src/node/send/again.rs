@@ -7,8 +7,8 @@ use dibs_wire::frame::{self, Frame};
 use smallvec::SmallVec;
 
 use super::super::Shared;
+use super::super::paths::{Avoid, Choice, Wanted};
 use super::super::peer::{Delayed, Out, Peer, Source};
-use super::super::schedule::{Avoid, Choice, Wanted, choose};
 use super::run::{MAX_BATCH, MAX_SEGMENTS, padding};
 use super::small::pad;
 use super::{CLEAR, Shape, Turn, key_of, token};
@@ -67,14 +67,13 @@ impl Peer {
                 continue;
             }
             let wanted = OVERHEAD + 128 + pending.content.payload_len();
-            let (links, shared) = (&mut self.links, &*turn.shared);
             let avoid = lost_by.map_or(Avoid::Nothing, Avoid::Link);
             let wanted = Wanted::alone(placement, wanted, avoid);
-            let choice = choose(links, shared, turn.now, &wanted);
+            let choice = self.paths.choose(turn.shared, turn.now, &wanted);
             let (link, budget) = match choice {
                 Choice::Send { link, budget } => (link, budget),
                 Choice::Wait(at) => {
-                    self.wait_until(at);
+                    self.paths.wait_until(at);
                     return None;
                 }
                 Choice::Nobody => return None,
@@ -136,7 +135,7 @@ impl Peer {
             header: frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref()),
             tag: TAG_LEN,
         };
-        let mtu = usize::from(self.links[link].path.mtu());
+        let mtu = usize::from(self.paths[link].path.mtu());
         if shape.len() > mtu {
             return None;
         }
@@ -231,7 +230,7 @@ impl Peer {
             chunk
                 .frame(head.strand, head.tcp.get(), open)
                 .encode(&mut Writer::new(block));
-            let link = &mut self.links[link];
+            let link = &mut self.paths[link];
             let seq = link
                 .path
                 .on_sent(turn.now, shape.len() as u16, token(*key), true);
@@ -259,7 +258,7 @@ impl Peer {
             turn.shared.scratch.clear();
             turn.shared.scratch.extend_from_slice(&buffer[..end]);
             turn.shared.pool.give(buffer);
-            return Some(Out::by(&self.links[link], stride, Source::Scratch));
+            return Some(Out::by(&self.paths[link], stride, Source::Scratch));
         }
         let batch = self.waiting.add_batch(buffer);
         let mut at = 0;
@@ -269,7 +268,7 @@ impl Peer {
             at += shape.len();
         }
         let source = Source::Batch(batch, end);
-        Some(Out::by(&self.links[link], stride, source))
+        Some(Out::by(&self.paths[link], stride, source))
     }
 
     /// A chunk that was cut for a larger path becomes fragments, which are sent like chunks.
@@ -359,7 +358,7 @@ impl Peer {
         if self.is_padded(turn.shared, f.origin.conn) {
             pad(
                 &mut block,
-                usize::from(self.links[link].path.mtu()) - OVERHEAD,
+                usize::from(self.paths[link].path.mtu()) - OVERHEAD,
             );
         }
         self.finish(turn, link, &block, true, token(key))

@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
+use super::super::paths::Kind;
 use super::super::peer::{Delayed, Out, Peer};
-use super::super::schedule::{Kind, carriers};
 use super::run::MAX_SEGMENTS;
 use super::{CLEAR, Turn};
 use crate::chunk::Content;
@@ -24,11 +24,14 @@ impl Peer {
             if !sent_in(&pending.content) {
                 continue;
             }
-            for at in carriers(&self.links, turn.shared, pending.placement, Kind::New) {
+            for at in self
+                .paths
+                .carriers(turn.shared, pending.placement, Kind::New)
+            {
                 if at == by {
                     continue;
                 }
-                let copies = &mut self.links[at].copies;
+                let copies = &mut self.paths[at].copies;
                 if copies.len() == MAX_COPIES {
                     copies.pop_front();
                 }
@@ -39,15 +42,15 @@ impl Peer {
 
     /// Sends copies by the first path that has room for them.
     pub(super) fn send_copies(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        (0..self.links.len()).find_map(|at| self.send_copies_by(turn, at))
+        (0..self.paths.len()).find_map(|at| self.send_copies_by(turn, at))
     }
 
     fn send_copies_by(&mut self, turn: &mut Turn<'_>, at: usize) -> Option<Out> {
-        if self.links[at].copies.is_empty() {
+        if self.paths[at].copies.is_empty() {
             return None;
         }
-        let mut copies = std::mem::take(&mut self.links[at].copies);
-        if !self.links[at].is_active(turn.shared) {
+        let mut copies = std::mem::take(&mut self.paths[at].copies);
+        if !self.paths[at].is_active(turn.shared) {
             return None;
         }
         let mut out = None;
@@ -71,11 +74,11 @@ impl Peer {
                 continue;
             };
             let wanted = shape.len().max(CLEAR + TAG_LEN);
-            let budget = self.links[at].path.budget(turn.now, wanted);
+            let budget = self.paths[at].path.budget(turn.now, wanted);
             if budget < wanted {
-                let blocked = self.links[at].path.blocked_until(turn.now, wanted);
+                let blocked = self.paths[at].path.blocked_until(turn.now, wanted);
                 if let crate::path::Blocked::Pacing(until) = blocked {
-                    self.wait_until(Some(until));
+                    self.paths.wait_until(Some(until));
                 }
                 break;
             }
@@ -94,7 +97,7 @@ impl Peer {
                 break;
             }
         }
-        self.links[at].copies = copies;
+        self.paths[at].copies = copies;
         out
     }
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::super::Shared;
 use super::super::fq::{List, parsed};
+use super::super::paths::{Avoid, Choice, Kind, Wanted};
 use super::super::peer::{Out, Peer};
 use super::super::preference::Scheduler;
-use super::super::schedule::{Avoid, Choice, Kind, Wanted, choose};
 use super::Turn;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
 use crate::chunk::Placement;
@@ -117,13 +117,13 @@ impl Peer {
 
     /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
     pub(in crate::node) fn flow_quantum(&self) -> usize {
-        let bursts = self.links.iter().map(|link| link.path.quantum());
+        let bursts = self.paths.iter().map(|link| link.path.quantum());
         bursts.max().unwrap_or(MAX_QUANTUM).min(MAX_QUANTUM)
     }
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
     pub(super) fn judge(&mut self, turn: &mut Turn<'_>, key: Key) -> bool {
-        let active = { self.links.iter() }.filter(|link| link.is_active(turn.shared));
+        let active = { self.paths.iter() }.filter(|link| link.is_active(turn.shared));
         let slowest = active.map(|link| link.path.srtt()).max();
         let of_turn = (turn.patience, slowest.unwrap_or_default());
         self.fq
@@ -181,7 +181,7 @@ impl Peer {
             Choice::Send { link, budget } => Ok((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
-                self.wait_until(at);
+                self.paths.wait_until(at);
                 // What any path may carry waits for all of them.
                 Err(match strict {
                     true => Unsent::Strict,
@@ -223,7 +223,7 @@ impl Peer {
     /// The scheduler under the rules of trust.
     fn choose(&mut self, turn: &Turn<'_>, mut wanted: Wanted, chained: bool) -> Choice {
         let (now, shared) = (turn.now, &*turn.shared);
-        let ruled = !chained || self.has_trusted(shared);
+        let ruled = !chained || self.paths.has_trusted(shared);
         // With no trusted path alive, chained flows wait, unless the user would rather not.
         if !ruled && shared.hold_without_trusted {
             return Choice::Nobody;
@@ -234,15 +234,11 @@ impl Peer {
         if turn.trusted_awaited && wanted.placement == Placement::Any {
             wanted.avoid = Avoid::Trusted;
         }
-        choose(&mut self.links, shared, now, &wanted)
-    }
-
-    fn has_trusted(&self, shared: &Shared) -> bool {
-        self.links.iter().any(|l| l.trusted && l.is_active(shared))
+        self.paths.choose(shared, now, &wanted)
     }
 
     /// Untrusted paths may carry everything: `on_trusted_down = "untrusted"`, and it is down.
     pub(super) fn is_lax(&self, shared: &Shared) -> bool {
-        !shared.hold_without_trusted && !self.has_trusted(shared)
+        !shared.hold_without_trusted && !self.paths.has_trusted(shared)
     }
 }

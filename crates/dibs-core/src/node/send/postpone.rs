@@ -29,16 +29,16 @@ impl Peer {
 
     /// Whether no path that may carry such carries anything now.
     fn is_away(&self, shared: &Shared, placement: Placement) -> bool {
-        let mut active = self.links.iter().filter(|link| link.is_active(shared));
+        let mut active = self.paths.active(shared);
         !active.any(|link| placement.allows(link.id, link.trusted))
     }
 
     fn postpone_waiting(&mut self, shared: &mut Shared) {
-        for at in 0..self.links.len() {
-            if !self.links[at].is_active(shared) {
-                let mut shares = std::mem::take(&mut self.links[at].shares);
+        for at in 0..self.paths.len() {
+            if !self.paths[at].is_active(shared) {
+                let mut shares = std::mem::take(&mut self.paths[at].shares);
                 shares.retain_mut(|key| self.postpone(shared, key));
-                self.links[at].shares = shares;
+                self.paths[at].shares = shares;
             }
         }
         if self.is_away(shared, Placement::TrustedOnly) {

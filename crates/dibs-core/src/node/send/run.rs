@@ -8,10 +8,10 @@ use dibs_wire::packet::{Segment, flags};
 
 use super::super::Shared;
 use super::super::fq::{List, parsed};
-use super::super::links::{Link, PROOF_SPACING};
+use super::super::paths::Kind;
+use super::super::paths::{Link, PROOF_SPACING};
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::super::preference::Scheduler;
-use super::super::schedule::Kind;
 use super::data::{kind, scheduler};
 use super::small::{MOST_ACK, put_ack};
 use super::{CLEAR, NOT_BARE, Shape, Turn, token};
@@ -51,7 +51,7 @@ impl Peer {
     ) -> Option<Out> {
         let may_be_untrusted = self.is_lax(turn.shared);
         let conn = self.conns.get(key).expect("the caller has it");
-        let path = &self.links[link];
+        let path = &self.paths[link];
         let mtu = usize::from(path.path.mtu());
         let budget = budget.min(path.path.quantum().max(mtu)).min(MAX_BATCH);
         let most = (budget / mtu).clamp(1, MAX_SEGMENTS);
@@ -103,7 +103,7 @@ impl Peer {
                 true => Source::Scratch,
                 false => Source::Batch(run.batch, run.at),
             };
-            return Some(Out::by(&self.links[link], run.stride, source));
+            return Some(Out::by(&self.paths[link], run.stride, source));
         }
         if run.deferred {
             return self.send_delayed_trusted(turn);
@@ -153,7 +153,7 @@ impl Peer {
         let alone = self.fq.flows() == 1;
         let conn = self.conns.get_mut(key).expect("its turn was looked at");
         let open = conn.open_frame();
-        let link = &mut self.links[run.link];
+        let link = &mut self.paths[run.link];
         let mut cutter = Cutter {
             key,
             run,

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame};
 
-use super::super::links::Link;
+use super::super::paths::Link;
+use super::super::paths::{Avoid, Choice, Wanted};
 use super::super::peer::{Out, Peer, Source};
-use super::super::schedule::{Avoid, Choice, Wanted, choose};
 use super::run::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Message, Pending, Placement};
@@ -37,8 +37,8 @@ impl Peer {
             true => None,
             false => self.quickest(turn.shared, Placement::Any),
         };
-        for at in 0..self.links.len() {
-            let link = &mut self.links[at];
+        for at in 0..self.paths.len() {
+            let link = &mut self.paths[at];
             if !turn.shared.local[link.local].is_usable() {
                 continue;
             }
@@ -76,19 +76,19 @@ impl Peer {
                 block.push(frame::PING);
             }
             if block.is_empty() {
-                self.links[at].frames = block;
+                self.paths[at].frames = block;
                 continue;
             }
             let out = self.finish(turn, at, &block, probe, 0);
             block.clear();
-            self.links[at].frames = block;
+            self.paths[at].frames = block;
             return out;
         }
         None
     }
 
     fn send_mtu_probe(&mut self, turn: &mut Turn<'_>, at: usize, size: u16) -> Option<Out> {
-        let link = &mut self.links[at];
+        let link = &mut self.paths[at];
         let len = usize::from(size);
         turn.shared.scratch.clear();
         // A ping, and padding, which is zero.
@@ -148,11 +148,11 @@ impl Peer {
             )
         });
         if block.len() + MOST_ACK <= LONGEST_PACK {
-            put_ack(turn.now, &mut self.links[at], &mut block);
+            put_ack(turn.now, &mut self.paths[at], &mut block);
         }
         let proof = key.is_none()
             && block.len() < LONGEST_PACK
-            && self.links[at].path.wants_proof(turn.now);
+            && self.paths[at].path.wants_proof(turn.now);
         if proof {
             block.push(frame::PING);
         }
@@ -215,18 +215,17 @@ impl Peer {
         };
         let head = queue.head()?;
         let wanted = head.packet.len() - head.at + OVERHEAD;
-        let (links, shared) = (&mut self.links, &*turn.shared);
         let wanted = Wanted::alone(placement, wanted, Avoid::Nothing);
-        let choice = choose(links, shared, turn.now, &wanted);
+        let choice = self.paths.choose(turn.shared, turn.now, &wanted);
         let at = match choice {
             Choice::Send { link, .. } => link,
             Choice::Wait(at) => {
-                self.wait_until(at);
+                self.paths.wait_until(at);
                 return None;
             }
             Choice::Nobody => return None,
         };
-        let room = usize::from(self.links[at].path.mtu()) - OVERHEAD;
+        let room = usize::from(self.paths[at].path.mtu()) - OVERHEAD;
         let padded = turn.shared.bumps.of(head.bump).is_padded();
         let (mut block, taken) = head.block(room);
         queue.consume(taken);

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::super::Shared;
 use super::super::fq::parsed;
-use super::super::links::Link;
+use super::super::paths::Link;
 use super::super::peer::{Out, Peer, Source};
 use super::super::preference::Role;
 use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, Rest, strand};
@@ -79,14 +79,14 @@ impl Peer {
         let mut least = usize::MAX;
         let mut release = None;
         for &at in &links {
-            let path = &self.links[at].path;
+            let path = &self.paths[at].path;
             least = least.min(path.budget(now, wanted));
             if let Blocked::Pacing(t) = path.blocked_until(now, wanted) {
                 release = release.max(Some(t));
             }
         }
         if least == 0 {
-            self.wait_until(release);
+            self.paths.wait_until(release);
             return None;
         }
         Some((links, least))
@@ -94,18 +94,18 @@ impl Peer {
 
     /// Active paths that share neither end, `most` of them: backups last, then those configured first.
     fn split_links(&self, shared: &Shared, most: usize) -> Links {
-        let mut active: Links = (0..self.links.len())
-            .filter(|at| self.links[*at].is_active(shared))
+        let mut active: Links = (0..self.paths.len())
+            .filter(|at| self.paths[*at].is_active(shared))
             .collect();
         active.sort_by_key(|at| {
-            let Link { local, id, .. } = self.links[*at];
+            let Link { local, id, .. } = self.paths[*at];
             (shared.local[local].usage.role == Role::Backup, local, id)
         });
         let mut chosen = Links::new();
         for at in active {
-            let link = &self.links[at];
+            let link = &self.paths[at];
             let apart = |other: &usize| {
-                let other = &self.links[*other];
+                let other = &self.paths[*other];
                 other.local != link.local && other.remote.ip() != link.remote.ip()
             };
             if chosen.len() < most && chosen.iter().all(apart) {
@@ -130,7 +130,7 @@ impl Peer {
         links: &Links,
         budget: usize,
     ) -> Option<Out> {
-        let paths = links.iter().map(|at| &self.links[*at].path);
+        let paths = links.iter().map(|at| &self.paths[*at].path);
         let (mtu, quantum) = paths.fold((usize::MAX, usize::MAX), |(mtu, quantum), path| {
             (
                 mtu.min(usize::from(path.mtu())),
@@ -191,7 +191,7 @@ impl Peer {
                 self.waiting.drop_empty_batch(batch, &mut turn.shared.pool);
                 continue;
             }
-            let link = &self.links[link];
+            let link = &self.paths[link];
             self.splits
                 .push_back(Out::by(link, segment, Source::Batch(batch, end)));
         }
@@ -317,7 +317,7 @@ impl Peer {
                 index: index as u8,
                 opens,
             };
-            let link = &mut self.links[of.link];
+            let link = &mut self.paths[of.link];
             let placement = Placement::Only(link.id);
             let pending = self.waiting.add(Content::Share(share), placement);
             let range = of.end..of.end + BESIDE + len;
@@ -380,7 +380,7 @@ impl Peer {
 
     /// Room for a header block without payload.
     fn split_room(&self, links: &Links, split: &dyn Split) -> usize {
-        let mtus = links.iter().map(|at| self.links[*at].path.mtu());
+        let mtus = links.iter().map(|at| self.paths[*at].path.mtu());
         let mtu = usize::from(mtus.min().expect("a set has links"));
         split.capacity(mtu - BESIDE) - PREFIX
     }
@@ -404,7 +404,7 @@ impl Peer {
         // An opening asks for an acknowledgement, so that it need not be repeated for ever.
         let fleeting = fleeting && opened.is_none();
         for (index, &at) in links.iter().enumerate() {
-            let link = &mut self.links[at];
+            let link = &mut self.paths[at];
             let key = opened.map(|(conn, incarnation)| {
                 let set = Some(set);
                 let opened = Content::Opened {
@@ -445,25 +445,25 @@ impl Peer {
 
     /// Sends again a share that its path lost, by that path.
     pub(super) fn send_shares_again(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        for at in 0..self.links.len() {
-            if !self.links[at].is_active(turn.shared) {
+        for at in 0..self.paths.len() {
+            if !self.paths[at].is_active(turn.shared) {
                 continue;
             }
-            while let Some(&key) = self.links[at].shares.front() {
+            while let Some(&key) = self.paths[at].shares.front() {
                 let Some(pending) = self.waiting.get(key) else {
-                    self.links[at].shares.pop_front();
+                    self.paths[at].shares.pop_front();
                     continue;
                 };
-                let path = &self.links[at].path;
+                let path = &self.paths[at].path;
                 let (mtu, len) = (usize::from(path.mtu()), pending.content.payload_len());
                 if self.is_stale(pending) {
-                    self.links[at].shares.pop_front();
+                    self.paths[at].shares.pop_front();
                     self.waiting.remove(key, &mut turn.shared.pool);
                     continue;
                 }
                 if path.budget(turn.now, BESIDE + len) == 0 {
                     if let Blocked::Pacing(t) = path.blocked_until(turn.now, BESIDE + len) {
-                        self.wait_until(Some(t));
+                        self.paths.wait_until(Some(t));
                     }
                     break;
                 }
@@ -471,7 +471,7 @@ impl Peer {
                     Content::Share(share) => Some(share),
                     _ => None,
                 };
-                self.links[at].shares.pop_front();
+                self.paths[at].shares.pop_front();
                 turn.shared.count(Counter::ChunkResent);
                 let Some(share) = share else {
                     return self.send_fragment(turn, at, key);
@@ -486,7 +486,7 @@ impl Peer {
                 let payload = (share.batch, share.at as usize, len);
                 let pieces = self.cut_to_fragments(turn.shared, key, &block, payload);
                 for piece in pieces.into_iter().rev() {
-                    self.links[at].shares.push_front(piece);
+                    self.paths[at].shares.push_front(piece);
                 }
             }
         }
@@ -516,7 +516,7 @@ impl Peer {
         datagram.extend_from_slice(block);
         datagram.resize(datagram.len() + TAG_LEN, 0);
         let size = datagram.len();
-        let link = &mut self.links[at];
+        let link = &mut self.paths[at];
         let seq = link.path.on_sent(turn.now, size as u16, token(key), true);
         let sealed = turn
             .session
@@ -537,7 +537,7 @@ impl Peer {
             panic!("a share has a path");
         };
         let origin = self.waiting.origin(&pending.content);
-        match self.links.iter_mut().find(|link| link.id == id) {
+        match self.paths.by_id(id) {
             Some(link) => link.shares.push_back(key),
             // No other may carry it.
             None => {

@@ -18,7 +18,7 @@ const ROOM: usize = 1300;
 /// Host 0's daemon, which has the keys, sends these frames as one datagram.
 fn forge(pair: &mut Pair, frames: &[u8]) {
     assert!(frames.len() <= ROOM, "it fits a datagram");
-    pair.nodes[0].peers[0].links[0]
+    pair.nodes[0].peers[0].paths[0]
         .frames
         .extend_from_slice(frames);
     pair.outputs();
@@ -357,7 +357,7 @@ fn challenges_without_end_are_answered_within_bounds() {
     forge_all(&mut pair, (0..ASKED).map(challenge));
     let sent: u64 = pair.sent[0][0];
     pair.run(Duration::from_millis(1));
-    assert!(pair.nodes[1].peers[0].links[0].frames.len() <= 512);
+    assert!(pair.nodes[1].peers[0].paths[0].frames.len() <= 512);
     assert!(pair.sent[1][0] - before < sent);
     pair.run(Duration::from_millis(100));
     // Host 0 asked nothing that it remembers.

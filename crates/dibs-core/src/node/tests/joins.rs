@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::node::links::Link;
+use crate::node::paths::Link;
 
 /// An address on the first path of who sits on the second.
 fn elsewhere() -> SocketAddr {
@@ -142,7 +142,7 @@ fn what_was_asked_once_from_the_endpoint_is_not_answered_elsewhere() {
         behind_translation(config);
     });
     bring(&mut pair, [addr(0, 0), elsewhere()]);
-    let links = &pair.nodes[1].peers[0].links;
+    let links = &pair.nodes[1].peers[0].paths;
     assert!(links.iter().all(|l| l.remote != elsewhere()));
     assert!(count(&pair, Counter::PathRefused) > 2);
 }
@@ -154,15 +154,13 @@ fn a_path_that_is_open_answers_no_question_of_another() {
     pair.run(Duration::from_secs(3));
     assert_eq!(open(&pair), [Some(true), Some(false)]);
     let peer = &mut pair.nodes[0].peers[0];
-    let id = peer.links.iter().find(|l| l.local == 0).unwrap().id;
+    let id = peer.paths.iter().find(|l| l.local == 0).unwrap().id;
     // Nothing takes the place of the open one.
     let now = pair.now;
-    while !peer.links.is_empty() {
-        peer.remove_link(0);
-    }
+    peer.paths.clear();
     pair.nodes[0].set_path(now, 0, false, 1500);
     let link = Link::join(now, &mut pair.nodes[0].shared, id, 1, addr(1, 1));
-    pair.nodes[0].peers[0].add_link(link);
+    pair.nodes[0].peers[0].paths.add(link);
     bring(&mut pair, [addr(0, 0); 2]);
     assert_eq!(open(&pair)[1], None);
     assert!(count(&pair, Counter::PathMisdirected) > 2);

@@ -1,7 +1,7 @@
 //! A host that changes its address on the trusted path: the path does not roam, it is asked for anew.
 
 use super::*;
-use crate::node::links::Link;
+use crate::node::paths::Link;
 
 /// Of the `n`th change.
 fn place(n: u16) -> SocketAddr {
@@ -11,7 +11,7 @@ fn place(n: u16) -> SocketAddr {
 /// The ids of the trusted path that both hosts use.
 fn in_use(pair: &Pair) -> [Option<u8>; 2] {
     [0, 1].map(|host| {
-        let mut links = pair.nodes[host].peers[0].links.iter();
+        let mut links = pair.nodes[host].peers[0].paths.iter();
         let active = links.find(|l| l.local == 0 && l.is_active(&pair.nodes[host].shared));
         active.map(|l| l.id)
     })
@@ -29,7 +29,7 @@ fn a_host_may_move_as_often_as_it_likes() {
         assert!(a.is_some() && a == b, "move {n}: {a:?} and {b:?}");
         for node in &pair.nodes {
             let paths = node.paths();
-            assert!(paths.len() <= crate::node::peer::MAX_LINKS);
+            assert!(paths.len() <= crate::node::paths::MAX_LINKS);
             assert!(paths.iter().any(|p| !p.trusted && p.state == "active"));
             assert_eq!(node.counters().get(Counter::PathRefused), 0);
         }
@@ -50,10 +50,11 @@ fn a_question_under_the_id_of_another_path_is_asked_under_a_new_one() {
     };
     pair.moved = Some(place(0));
     let peer = &mut pair.nodes[0].peers[0];
-    let at = peer.links.iter().position(|l| l.id == old).unwrap();
-    peer.give_up_link(&mut pair.nodes[0].shared, at);
+    let at = peer.paths.iter().position(|l| l.id == old).unwrap();
+    let given_up = peer.paths.remove(at);
+    peer.abandon(&mut pair.nodes[0].shared, [given_up]);
     let link = Link::join(pair.now, &mut pair.nodes[0].shared, old, 0, addr(1, 0));
-    pair.nodes[0].peers[0].add_link(link);
+    pair.nodes[0].peers[0].paths.add(link);
     pair.run(Duration::from_secs(30));
     let [a, b] = in_use(&pair);
     assert!(a.is_some() && a == b && a != Some(old), "{a:?} and {b:?}");

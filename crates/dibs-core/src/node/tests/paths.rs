@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::node::links::Link;
+use crate::node::paths::Link;
 
 const ELSEWHERE: &str = "10.0.2.66:4444";
 
@@ -205,18 +205,18 @@ fn a_copy_on_another_socket_does_not_keep_the_true_one_out() {
 fn a_peer_numbers_only_its_own_paths() {
     let mut pair = Pair::connected();
     let ids = |node: &Node| -> Vec<bool> {
-        let links = node.peers[0].links.iter();
-        links.map(|l| node.peers[0].numbers(l.id)).collect()
+        let links = node.peers[0].paths.iter();
+        links.map(|l| node.peers[0].paths.numbers(l.id)).collect()
     };
     let ours = [ids(&pair.nodes[0]), ids(&pair.nodes[1])];
     assert_eq!(ours, [vec![true; 2], vec![false; 2]]);
     // Host 0 takes one of the other's.
-    let id = 100 + u8::from(!pair.nodes[1].peers[0].numbers(100));
+    let id = 100 + u8::from(!pair.nodes[1].peers[0].paths.numbers(100));
     let link = Link::join(pair.now, &mut pair.nodes[0].shared, id, 1, addr(1, 1));
-    pair.nodes[0].peers[0].add_link(link);
+    pair.nodes[0].peers[0].paths.add(link);
     pair.run(Duration::from_secs(1));
     assert!(pair.nodes[1].counters().get(Counter::PathRefused) > 0);
-    assert!(pair.nodes[1].peers[0].links.iter().all(|l| l.id != id));
+    assert!(pair.nodes[1].peers[0].paths.iter().all(|l| l.id != id));
 }
 
 #[test]

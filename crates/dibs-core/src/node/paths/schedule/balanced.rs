@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Candidate, Wanted};
 use crate::node::Shared;
-use crate::node::links::Link;
+use crate::node::paths::Link;
 use crate::time::Time;
 
 /// Bytes a second of a path that is not the limit: more than a processor sends.

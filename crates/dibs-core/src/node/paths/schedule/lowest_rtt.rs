@@ -1,9 +1,9 @@
-//! In turn, those that have room.
+//! The lowest smoothed round trip that has room.
 
 use super::Candidate;
-use crate::node::links::Link;
+use crate::node::paths::Link;
 
 pub(super) fn choose<'a>(links: &[Link], candidates: &'a [Candidate]) -> Option<&'a Candidate> {
     let ready = candidates.iter().filter(|one| one.budget > 0);
-    ready.min_by_key(|one| (one.avoided, one.secondary, links[one.link].turn))
+    ready.min_by_key(|one| (one.avoided, one.secondary, links[one.link].path.srtt()))
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
-use super::Shared;
-use super::notice::Event;
-use super::peer::Delayed;
 use crate::counters::Counter;
+use crate::node::Shared;
+use crate::node::notice::Event;
+use crate::node::peer::Delayed;
 use crate::path::{Path, PathConfig, PathState};
 use crate::session::{MAX_DATAGRAM, OVERHEAD, Random};
 use crate::slab::Key;
@@ -27,7 +27,7 @@ const ACCEPTS: u32 = 6;
 const JOINS: u32 = 16;
 
 /// Among bare datagrams one of so many is authenticated, and shows how far the numbers have come.
-pub(super) const PROOF_SPACING: u64 = 1 << 10;
+pub(in crate::node) const PROOF_SPACING: u64 = 1 << 10;
 /// How far the number of a bare datagram may lie ahead of all that were authenticated.
 const BARE_AHEAD: u64 = 4 * PROOF_SPACING;
 
@@ -123,9 +123,9 @@ pub(crate) struct Link {
     /// Shares that it lost: no other path may carry them.
     pub(crate) shares: VecDeque<Key>,
     /// The higher, the later it was chosen for something.
-    pub(super) turn: u64,
+    pub(in crate::node) turn: u64,
     /// It had room, but what waited would be there earlier by others.
-    pub(super) passed_over: bool,
+    pub(in crate::node) passed_over: bool,
     /// Chunks that another path was given and this one carries, too.
     pub(crate) copies: VecDeque<Delayed>,
     roaming: Option<Roaming>,
@@ -139,7 +139,7 @@ pub(crate) struct Link {
 }
 
 /// The longest datagram (UDP payload) to `remote` through an interface that takes packets of `mtu` bytes.
-pub(super) fn longest(mtu: u16, remote: SocketAddr) -> u16 {
+pub(in crate::node) fn longest(mtu: u16, remote: SocketAddr) -> u16 {
     let headers = if remote.is_ipv4() { 28 } else { 48 };
     mtu.saturating_sub(headers).min(MAX_DATAGRAM as u16)
 }

@@ -1,7 +1,7 @@
 //! Blocking estimation (Ferlin et al. 2016): the fastest path, or another one if that does not block the sender.
 
 use super::{Candidate, Wanted};
-use crate::node::links::Link;
+use crate::node::paths::Link;
 
 pub(super) fn choose<'a>(
     links: &mut [Link],

@@ -1,0 +1,312 @@
+//! The paths to a peer: which there are, where they are asked for, which of them make room for others, and which
+//! carries what.
+//!
+//! In go answers of the peer, times, and what local interfaces do; out come the path for the next bytes, times, and the
+//! paths that were given up, whose losses are the caller's to deal with.
+
+mod link;
+mod schedule;
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::{Index, IndexMut};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+pub(super) use self::link::{Link, PROOF_SPACING, longest};
+pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
+use super::Shared;
+use crate::path::TimeoutAction;
+use crate::time::Time;
+
+/// The wait before a path that could not be had is asked for again.
+const REDIAL: Duration = Duration::from_secs(1);
+/// An idle path is asked whether it is still there.
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
+/// Paths to a peer, those included that are being opened.
+pub(super) const MAX_LINKS: usize = 16;
+
+/// Paths that were given up.
+pub(super) type GivenUp = SmallVec<[Link; 1]>;
+
+/// There is no room for one more path, and all are of use.
+pub(super) struct Full;
+
+/// See the module. Paths are told apart by their place here, which changes when one goes, and by their id on the wire.
+pub(super) struct PathSet {
+    links: Vec<Link>,
+    /// Where the peer is, by local path.
+    endpoints: Vec<(usize, SocketAddr)>,
+    /// Ties between the two ends go our way.
+    smaller_key: bool,
+    next_id: u8,
+    /// Where the numbers of a path id go on if it is opened again: a nonce serves once.
+    next_seq: Box<[u64; 256]>,
+    redial_at: Time,
+    /// When a pacer lets the next data go.
+    paced_until: Option<Time>,
+}
+
+impl Index<usize> for PathSet {
+    type Output = Link;
+
+    fn index(&self, at: usize) -> &Link {
+        &self.links[at]
+    }
+}
+
+impl IndexMut<usize> for PathSet {
+    fn index_mut(&mut self, at: usize) -> &mut Link {
+        &mut self.links[at]
+    }
+}
+
+impl PathSet {
+    pub(super) fn new(now: Time, endpoints: Vec<(usize, SocketAddr)>, smaller_key: bool) -> Self {
+        Self {
+            links: Vec::new(),
+            endpoints,
+            smaller_key,
+            next_id: u8::from(!smaller_key),
+            next_seq: Box::new([0; 256]),
+            redial_at: now,
+            paced_until: None,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.links.iter_mut()
+    }
+
+    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Link> {
+        self.links.get_mut(at)
+    }
+
+    /// Those that new data may go by.
+    pub(super) fn active(&self, shared: &Shared) -> impl Iterator<Item = &Link> {
+        self.iter().filter(|link| link.is_active(shared))
+    }
+
+    /// The place of the path with this id.
+    pub(super) fn position(&self, id: u8) -> Option<usize> {
+        self.links.iter().position(|link| link.id == id)
+    }
+
+    /// The path with this id.
+    pub(super) fn by_id(&mut self, id: u8) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.id == id)
+    }
+
+    /// Whether new data may go by a trusted one.
+    pub(super) fn has_trusted(&self, shared: &Shared) -> bool {
+        self.active(shared).any(|link| link.trusted)
+    }
+
+    /// Where the peer is, by local path.
+    pub(super) fn endpoints(&self) -> &[(usize, SocketAddr)] {
+        &self.endpoints
+    }
+
+    /// Whether this is where the peer is by this local path; none if nobody has said where that is.
+    pub(super) fn is_endpoint(&self, local: usize, remote: SocketAddr) -> Option<bool> {
+        let known = self.endpoints.iter().filter(|(l, _)| *l == local);
+        known.map(|(_, to)| *to == remote).reduce(|a, b| a || b)
+    }
+
+    /// Whether the peer is, or may be, at this address.
+    pub(super) fn is_at(&self, addr: IpAddr) -> bool {
+        let is_proved = |link: &Link| link.is_open() && link.remote.ip() == addr;
+        self.endpoints.iter().any(|(_, to)| to.ip() == addr) || self.iter().any(is_proved)
+    }
+
+    /// Whether a path id is one of those that this end gives: the smaller key's are even.
+    pub(super) const fn numbers(&self, id: u8) -> bool {
+        id.is_multiple_of(2) == self.smaller_key
+    }
+
+    pub(super) fn add(&mut self, link: Link) {
+        let seq = self.next_seq[usize::from(link.id)];
+        self.links.push(link.starting_at(seq));
+    }
+
+    pub(super) fn remove(&mut self, at: usize) -> Link {
+        let link = self.links.remove(at);
+        self.next_seq[usize::from(link.id)] = link.path.next_seq();
+        link
+    }
+
+    /// The peer knows nothing of them any more.
+    pub(super) fn clear(&mut self) {
+        while !self.links.is_empty() {
+            self.remove(0);
+        }
+    }
+
+    /// Lets paths be asked for at once, where there are none.
+    pub(super) fn dial_at_once(&mut self, now: Time) {
+        self.redial_at = now;
+    }
+
+    /// When paths, or the peer, are to be asked for.
+    pub(super) fn dials_at(&self) -> Time {
+        self.redial_at
+    }
+
+    /// Puts off asking for a while.
+    pub(super) fn put_off_dialling(&mut self, now: Time) {
+        self.redial_at = now + REDIAL;
+    }
+
+    /// Asks for a path over every endpoint that has none.
+    pub(super) fn dial(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
+        self.put_off_dialling(now);
+        let mut given_up = GivenUp::new();
+        for at in 0..self.endpoints.len() {
+            let (local, remote) = self.endpoints[at];
+            let known = self.iter().any(|l| l.local == local && !l.is_lost());
+            if known || !shared.local[local].is_usable() {
+                continue;
+            }
+            // What nobody answered is asked anew: its id may be that of a path that the peer has still.
+            let unanswered = |l: &Link| l.local == local && l.is_joining();
+            if let Some(at) = self.links.iter().position(unanswered) {
+                given_up.push(self.remove(at));
+            }
+            if let Ok(instead) = self.make_room() {
+                given_up.extend(instead);
+                let id = self.free_id();
+                self.add(Link::join(now, shared, id, local, remote));
+            }
+        }
+        given_up
+    }
+
+    /// The next id of those that this end gives that no path has. They come round: a path is asked for
+    /// anew after each long outage.
+    fn free_id(&mut self) -> u8 {
+        loop {
+            let id = self.next_id;
+            self.next_id = id.wrapping_add(2);
+            if self.position(id).is_none() {
+                return id;
+            }
+        }
+    }
+
+    /// Sees to it that there may be one more path: gives up one whose peer has not proved itself, or the
+    /// one that has been down the longest, which may lead to where the peer once was.
+    pub(super) fn make_room(&mut self) -> Result<Option<Link>, Full> {
+        if self.links.len() < MAX_LINKS {
+            return Ok(None);
+        }
+        let unproved = self.links.iter().position(Link::is_accepting);
+        let down = || {
+            let down = self.iter().enumerate().filter(|(_, l)| l.is_down());
+            let longest = down.min_by_key(|(_, l)| l.path.silent_since());
+            longest.map(|(at, _)| at)
+        };
+        let at = unproved.or_else(down).ok_or(Full)?;
+        Ok(Some(self.remove(at)))
+    }
+
+    /// Whether a path that the peer opens goes before one that we ask for between the same places:
+    /// both ends called.
+    pub(super) fn resolve_crossed(&mut self, local: usize, remote: SocketAddr) -> bool {
+        let ours = |l: &Link| l.local == local && l.remote == remote && l.is_joining();
+        let Some(at) = self.links.iter().position(ours) else {
+            return true;
+        };
+        if !self.smaller_key {
+            self.remove(at);
+        }
+        !self.smaller_key
+    }
+
+    /// A path has been proved: what there was between the same places is of no use any more.
+    pub(super) fn supersede(&mut self, id: u8) -> GivenUp {
+        let mut given_up = GivenUp::new();
+        let Some(link) = self.iter().find(|l| l.id == id) else {
+            return given_up;
+        };
+        let (local, remote) = (link.local, link.remote);
+        let older = |l: &Link| l.id != id && l.local == local && l.remote == remote;
+        while let Some(at) = self.links.iter().position(older) {
+            given_up.push(self.remove(at));
+        }
+        given_up
+    }
+
+    /// The session is new, and is to be used at once, so that the peer confirms it.
+    pub(super) fn use_session(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
+        if let Some(link) = self.iter_mut().find(|link| link.is_open()) {
+            link.probe = true;
+            return GivenUp::new();
+        }
+        // What was asked by an earlier session may have been for nobody.
+        self.iter_mut().for_each(|link| link.ask_again(now));
+        self.dial(now, shared)
+    }
+
+    /// Data waits for a pacer until then.
+    pub(super) fn wait_until(&mut self, at: Option<Time>) {
+        if let Some(at) = at {
+            self.paced_until = Some(self.paced_until.map_or(at, |p| p.min(at)));
+        }
+    }
+
+    /// When something is due: of the paths only if there is a session.
+    pub(super) fn poll_timeout(&self, shared: &Shared, has_session: bool) -> Option<Time> {
+        let usable = |link: &&Link| has_session && shared.local[link.local].is_usable();
+        let links = self.iter().filter(usable).flat_map(|l| {
+            [
+                l.timer(),
+                l.path.poll_timeout(),
+                l.path.next_ack_time(),
+                l.path.next_ping(KEEPALIVE),
+            ]
+        });
+        let dial = (!self.endpoints.is_empty()).then_some(self.redial_at);
+        links.chain([self.paced_until, dial]).flatten().min()
+    }
+
+    /// Data need not wait for a pacer any more.
+    pub(super) fn release(&mut self, now: Time) {
+        if self.paced_until.is_some_and(|t| t <= now) {
+            self.paced_until = None;
+        }
+    }
+
+    /// Does what is due of one path; adds what that takes for lost.
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        at: usize,
+        lost: &mut Vec<u64>,
+    ) {
+        let others = || self.iter().enumerate().filter(|(other, _)| *other != at);
+        let answers = |other: &Link| other.is_active(shared) && !other.path.is_unanswered();
+        let elsewhere = others().any(|(_, other)| answers(other));
+        let link = &mut self.links[at];
+        link.on_timer(now, shared);
+        if link.path.poll_timeout().is_some_and(|t| t <= now)
+            && link.path.on_timeout(now, lost) == TimeoutAction::Probe
+        {
+            link.probe = true;
+            if elsewhere {
+                link.path.abandon_unanswered(now, lost);
+            }
+        }
+        if link.is_open() && link.path.wants_ping(now, KEEPALIVE) {
+            link.probe = true;
+        }
+    }
+}

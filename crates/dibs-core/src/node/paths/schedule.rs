@@ -1,0 +1,269 @@
+//! Which path carries the next bytes.
+//!
+//! Trust comes first: what a placement does not allow is no candidate. Then what the user says of his paths: roles,
+//! and for new data the hint. Of those that are left a scheduler chooses, one module each.
+
+mod balanced;
+mod blest;
+mod lowest_rtt;
+mod round_robin;
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{Link, PathSet};
+use crate::chunk::Placement;
+use crate::flow::queue::TARGET;
+use crate::node::Shared;
+use crate::node::preference::{Role, Scheduler, Unused};
+use crate::path::Blocked;
+use crate::time::Time;
+
+/// A scheduler's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::node) enum Choice {
+    /// By this path (index among the links), so many bytes at most.
+    Send { link: usize, budget: usize },
+    /// Not now; perhaps at that time, or when an acknowledgement comes.
+    Wait(Option<Time>),
+    /// No path may carry it.
+    Nobody,
+}
+
+/// Paths that others should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::node) enum Avoid {
+    /// None.
+    Nothing,
+    /// This one, if there is another: it lost what is to be sent.
+    Link(u8),
+    /// The trusted ones, in any case: those wait for them that need them.
+    Trusted,
+}
+
+/// What a connection sends, as far as it matters to the hint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::node) enum Kind {
+    /// The first words of a connection: not by the preferred path, if there is another.
+    First,
+    /// New data.
+    New,
+    /// What was sent before, or nobody's data: by any path.
+    Other,
+}
+
+/// What is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::node) struct Wanted {
+    pub(in crate::node) placement: Placement,
+    pub(in crate::node) kind: Kind,
+    pub(in crate::node) scheduler: Scheduler,
+    /// Its bytes.
+    pub(in crate::node) bytes: usize,
+    /// Bytes that wait in all, these included.
+    pub(in crate::node) backlog: usize,
+    pub(in crate::node) avoid: Avoid,
+    /// Of a flow, what its sender has under way, times the flows that have something to send: what it could have
+    /// under way by itself if all of them did as it does.
+    pub(in crate::node) under_way: usize,
+}
+
+impl Wanted {
+    /// Something of its own, that no flow waits for: it is nobody's turn, and goes where it is delivered first.
+    pub(in crate::node) const fn alone(placement: Placement, bytes: usize, avoid: Avoid) -> Self {
+        Self {
+            placement,
+            kind: Kind::Other,
+            scheduler: Scheduler::Balanced,
+            bytes,
+            backlog: bytes,
+            avoid,
+            under_way: 0,
+        }
+    }
+}
+
+/// A path that may carry it.
+struct Candidate {
+    /// Index among the links.
+    link: usize,
+    trusted: bool,
+    /// It lost what is to be sent.
+    avoided: bool,
+    /// It is for what others have no room for.
+    secondary: bool,
+    /// Bytes that it takes now; none if it is busy.
+    budget: usize,
+}
+
+/// The most that deliveries by one path may be later than by another for a flow to have both: for more, a sender
+/// would need a window that it has not soon.
+const FAR: Duration = Duration::from_millis(100);
+
+impl PathSet {
+    /// The paths, by index, that the user would have carry what is allowed to go by them.
+    pub(in crate::node) fn carriers(
+        &self,
+        shared: &Shared,
+        placement: Placement,
+        kind: Kind,
+    ) -> SmallVec<[usize; 8]> {
+        let allowed = |at: &usize| {
+            let link = &self.links[*at];
+            placement.allows(link.id, link.trusted) && link.is_active(shared)
+        };
+        let mut all: SmallVec<[usize; 8]> = (0..self.links.len()).filter(allowed).collect();
+        // A path that keeps silent may have died: what is given to it would perhaps wait until that is known.
+        let answers = |at: usize| !self.links[at].path.is_unanswered();
+        if all.iter().any(|at| answers(*at)) {
+            all.retain(|at| answers(*at));
+        }
+        let is_backup = |at: usize| shared.local[self.links[at].local].usage.role == Role::Backup;
+        if all.iter().any(|at| !is_backup(*at)) {
+            all.retain(|at| !is_backup(*at));
+        }
+        let Some(hint) = shared.hint.filter(|_| kind != Kind::Other) else {
+            return all;
+        };
+        let is_preferred = |at: usize| self.links[at].local == hint.path;
+        if !all.iter().any(|at| is_preferred(*at)) {
+            return all;
+        }
+        let answers = |at: usize| !self.links[at].path.is_unanswered();
+        if kind == Kind::First || !all.iter().any(|at| is_preferred(*at) && answers(*at)) {
+            if !all.iter().all(|at| is_preferred(*at)) {
+                all.retain(|at| !is_preferred(*at));
+            }
+        } else if all
+            .iter()
+            .any(|at| is_preferred(*at) && self.is_near(shared, &self.links[*at]))
+        {
+            all.retain(|at| is_preferred(*at));
+        }
+        all
+    }
+
+    /// Whether a path's round trip is no longer than the hint allows.
+    fn is_near(&self, shared: &Shared, link: &Link) -> bool {
+        let active = self.links.iter().filter(|link| link.is_active(shared));
+        let least = active.map(|link| link.path.srtt()).min();
+        let delta = shared.hint.map_or(f64::INFINITY, |hint| hint.delta);
+        least.is_none_or(|least| link.path.srtt().as_secs_f64() <= least.as_secs_f64() * delta)
+    }
+
+    /// The path for what goes at once, whatever the windows: the one of the least round trip.
+    pub(in crate::node) fn quickest(
+        &self,
+        shared: &Shared,
+        placement: Placement,
+        kind: Kind,
+    ) -> Option<usize> {
+        let carriers = self.carriers(shared, placement, kind);
+        let is_secondary =
+            |at: &usize| shared.local[self.links[*at].local].usage.role == Role::Secondary;
+        let key = |at: &usize| (is_secondary(at), self.links[*at].path.srtt());
+        carriers.into_iter().min_by_key(key)
+    }
+
+    /// Why new data does not go by this path; none if it may.
+    pub(in crate::node) fn unused(&self, shared: &Shared, at: usize) -> Option<Unused> {
+        let link = &self.links[at];
+        let local = &shared.local[link.local];
+        if local.usage.role == Role::Never {
+            return Some(Unused::Never);
+        }
+        if local.usage.spent {
+            return Some(Unused::Spent);
+        }
+        if !local.up {
+            return Some(Unused::InterfaceDown);
+        }
+        if !link.is_open() {
+            return Some(Unused::Joining);
+        }
+        if !link.is_active(shared) {
+            return Some(Unused::Unanswered);
+        }
+        let carries = |kind| self.carriers(shared, Placement::Any, kind).contains(&at);
+        let preferred = shared.hint.is_some_and(|hint| hint.path == link.local);
+        if !carries(Kind::Other) {
+            return Some(match link.path.is_unanswered() {
+                true if preferred => Unused::PreferredUnanswered,
+                true => Unused::Unanswered,
+                false => Unused::Backup,
+            });
+        }
+        match preferred {
+            false if !carries(Kind::New) => Some(Unused::NotPreferred),
+            true if link.path.is_unanswered() => Some(Unused::PreferredUnanswered),
+            true if !self.is_near(shared, link) => Some(Unused::PreferredTooFar),
+            _ => link.passed_over.then_some(Unused::Slower),
+        }
+    }
+
+    /// The delay that may stand in the queue of a flow.
+    ///
+    /// A sender that answers a loss by having a third less under way, as CUBIC does, leaves a path idle after it unless
+    /// half a round trip waited before. And where paths differ, it has the sum of them only if it has so much more under
+    /// way that what goes by the shortest waits for as long as the longest takes longer.
+    pub(in crate::node) fn standing(&self, shared: &Shared) -> Duration {
+        let used = self.carriers(shared, Placement::Any, Kind::New);
+        let trips = || used.iter().map(|at| self.links[*at].path.min_rtt());
+        let least = trips().min().unwrap_or_default();
+        let longer = trips()
+            .map(|trip| trip - least)
+            .filter(|more| *more <= 2 * FAR);
+        TARGET.max(least / 2 + longer.max().unwrap_or_default())
+    }
+
+    /// The path for what is `wanted`.
+    pub(in crate::node) fn choose(
+        &mut self,
+        shared: &Shared,
+        now: Time,
+        wanted: &Wanted,
+    ) -> Choice {
+        let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
+        let mut release: Option<Time> = None;
+        for at in self.carriers(shared, wanted.placement, wanted.kind) {
+            let link = &self.links[at];
+            if wanted.avoid == Avoid::Trusted && link.trusted {
+                continue;
+            }
+            let budget = link.path.budget(now, wanted.bytes);
+            if budget == 0
+                && let Blocked::Pacing(t) = link.path.blocked_until(now, wanted.bytes)
+            {
+                release = Some(release.map_or(t, |r| r.min(t)));
+            }
+            candidates.push(Candidate {
+                link: at,
+                trusted: link.trusted,
+                avoided: wanted.avoid == Avoid::Link(link.id),
+                secondary: shared.local[link.local].usage.role == Role::Secondary,
+                budget,
+            });
+        }
+        if candidates.is_empty() {
+            return Choice::Nobody;
+        }
+        let chosen = match wanted.scheduler {
+            // What goes by all paths goes first by the one that delivers it first.
+            Scheduler::Balanced | Scheduler::Redundant => {
+                balanced::choose(&mut self.links, shared, now, wanted, &candidates)
+            }
+            Scheduler::LowestRtt => lowest_rtt::choose(&self.links, &candidates),
+            Scheduler::RoundRobin => round_robin::choose(&self.links, &candidates),
+            Scheduler::Blest => blest::choose(&mut self.links, wanted, &candidates),
+        };
+        let Some(Candidate { link, budget, .. }) = chosen else {
+            return Choice::Wait(release);
+        };
+        let (link, budget) = (*link, *budget);
+        let turn = self.links.iter().map(|link| link.turn).max().unwrap_or(0);
+        self.links[link].turn = turn + 1;
+        self.links[link].passed_over = false;
+        Choice::Send { link, budget }
+    }
+}
