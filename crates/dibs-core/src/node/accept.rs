@@ -82,7 +82,7 @@ impl Peer {
 
     /// Whether a segment with these flags begins its connection, which the peer may not.
     pub(super) fn is_refused(&self, shared: &Shared, conn: Key, flags: u16) -> bool {
-        let conn = self.conns.get(conn).filter(|_| begins(flags));
+        let conn = self.flows.get(conn).filter(|_| begins(flags));
         let tuple = conn.and_then(|conn| Some(conn.inc.as_ref()?.template.tuple));
         tuple.is_some_and(|to| !self.may_open(shared, (to.dst, to.dport)))
     }

@@ -46,18 +46,17 @@ impl Node {
         if message.len() > MAX_CONTROL {
             return Err(ControlError::TooLong);
         }
-        if peer.control_out.len() >= super::peer::MAX_CONTROLS {
-            return Err(ControlError::TooMany);
+        match peer.messages.push(message) {
+            true => Ok(()),
+            false => Err(ControlError::TooMany),
         }
-        peer.control_out.push_back(message.into());
-        Ok(())
     }
 
     /// The owner has dealt with a message of the peer's daemon ([`Event::Control`](super::Event::Control)):
     /// there is room for another one.
     pub fn control_done(&mut self, peer: usize) {
         if let Some(peer) = self.peers.get_mut(peer) {
-            peer.controls_taken = peer.controls_taken.saturating_sub(1);
+            peer.messages.on_done();
         }
     }
 

@@ -67,7 +67,7 @@ impl Node {
     pub fn set_flow_schedulers(&mut self, schedulers: Vec<FlowScheduler>) {
         let shared = &mut self.shared;
         shared.flow_schedulers = schedulers;
-        for (_, conn) in self.peers.iter_mut().flat_map(|peer| peer.conns.iter_mut()) {
+        for (_, conn) in self.peers.iter_mut().flat_map(|peer| peer.flows.iter_mut()) {
             conn.out.scheduler = shared.scheduler_of(&conn.tuple);
         }
     }

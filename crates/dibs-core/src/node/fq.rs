@@ -20,12 +20,13 @@ pub(super) use self::drop_cache::MAX_DROPPED;
 pub(super) use self::drr::List;
 use self::drr::Lists;
 use super::Shared;
+use super::flows::FlowTable;
 use crate::buffer::{Buffer, MIDDLE_LEN, Pool};
 use crate::counters::Counter;
-use crate::flow::conn::{Conn, Outgoing};
+use crate::flow::conn::Outgoing;
 use crate::flow::dropped::DroppedSegment;
 use crate::flow::queue::{Full, INTERVAL, Patience, Queue, Verdict};
-use crate::slab::{Key, Slab};
+use crate::slab::Key;
 use crate::time::Time;
 
 /// Bytes of the buffers of what waits in the queues of a peer's flows, at most.
@@ -95,7 +96,7 @@ impl FairQueue {
         &mut self,
         now: Time,
         shared: &mut Shared,
-        conns: &mut Slab<Conn>,
+        conns: &mut FlowTable,
         payload: SegmentPayload,
         (buffer, quantum): (Buffer, usize),
     ) {
@@ -182,7 +183,7 @@ impl FairQueue {
     pub(super) fn next_flow(
         &mut self,
         now: Time,
-        conns: &mut Slab<Conn>,
+        conns: &mut FlowTable,
         (quantum, more_comes): (usize, bool),
         list: List,
         passed: &mut usize,
@@ -222,7 +223,7 @@ impl FairQueue {
     }
 
     /// The first flow of those that wait for a trusted path, if it may send.
-    pub(super) fn trusted_only(&self, conns: &Slab<Conn>) -> Option<(Key, bool)> {
+    pub(super) fn trusted_only(&self, conns: &FlowTable) -> Option<(Key, bool)> {
         let key = self.lists.front(List::TrustedOnly)?;
         let conn = conns.get(key);
         let may = conn.is_some_and(|conn| conn.out.deficit > 0 && !conn.out.queue.is_empty());
@@ -259,7 +260,7 @@ impl FairQueue {
         &mut self,
         now: Time,
         shared: &mut Shared,
-        conns: &mut Slab<Conn>,
+        conns: &mut FlowTable,
         key: Key,
         (patience, srtt): (Patience, Duration),
     ) -> bool {
@@ -317,7 +318,7 @@ impl FairQueue {
         &mut self,
         now: Time,
         shared: &mut Shared,
-        conns: &mut Slab<Conn>,
+        conns: &mut FlowTable,
         quantum: usize,
     ) {
         while self.dropped.first_due().is_some_and(|due| due <= now) {
@@ -330,7 +331,7 @@ impl FairQueue {
         &mut self,
         now: Time,
         shared: &mut Shared,
-        conns: &mut Slab<Conn>,
+        conns: &mut FlowTable,
         quantum: usize,
     ) -> bool {
         let Some(key) = self.dropped.first() else {

@@ -68,8 +68,8 @@ impl Node {
         let Some(peer) = route(peers, tuple.dst) else {
             return;
         };
-        match peer.by_tuple.get(&(tuple, bump)) {
-            Some(&key) => peer.begin_drain(now, shared, key, window_scale),
+        match peer.flows.find(tuple, bump) {
+            Some(key) => peer.begin_drain(now, shared, key, window_scale),
             None => {
                 let peer = peer.id.index();
                 shared.events.push(Event::Drained { peer, bump, tuple });
@@ -81,7 +81,7 @@ impl Node {
     pub fn end_drain(&mut self, bump: u8, tuple: Tuple) {
         let Self { shared, peers, .. } = self;
         if let Some(peer) = route(peers, tuple.dst)
-            && let Some(&key) = peer.by_tuple.get(&(tuple, bump))
+            && let Some(key) = peer.flows.find(tuple, bump)
             && let Some(at) = peer.drains.iter().position(|d| d.key == key)
         {
             peer.let_go(shared, at);
@@ -103,7 +103,7 @@ impl Peer {
             return;
         }
         let conn = self
-            .conns
+            .flows
             .get_mut(key)
             .expect("a tuple leads to its connection");
         let (bump, tuple) = (conn.bump, conn.tuple);
@@ -123,7 +123,7 @@ impl Peer {
     /// When nothing that a connection sent can be overtaken any more, as far as is known now; none
     /// while something waits to be sent.
     fn settles(&self, shared: &Shared, drain: &Drain) -> Option<Time> {
-        let conn = self.conns.get(drain.key);
+        let conn = self.flows.get(drain.key);
         if conn.is_some_and(|c| !c.out.queue.is_empty()) {
             return None;
         }
@@ -174,8 +174,8 @@ impl Peer {
             self.tell_drained(shared, at);
         }
         let drain = self.drains.swap_remove(at);
-        self.meet_floor(drain.key);
-        if let Some(conn) = self.conns.get_mut(drain.key)
+        self.flows.meet_floor(drain.key);
+        if let Some(conn) = self.flows.get_mut(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
             && let Some(inc) = &conn.inc
         {
@@ -202,8 +202,8 @@ impl Peer {
     /// Lets go on what of a connection was held back.
     pub(super) fn open_gate(&mut self, now: Time, shared: &mut Shared, key: Key) {
         self.gates.retain(|(gated, _)| *gated != key);
-        self.meet_floor(key);
-        while let Some(conn) = self.conns.get_mut(key)
+        self.flows.meet_floor(key);
+        while let Some(conn) = self.flows.get_mut(key)
             && let Some((stream, _, mut sink)) = super::receive::incoming(now, shared, key, conn)
             && stream.holds_back()
         {

@@ -14,12 +14,15 @@
 //! with the message. Whatever arrives, nothing panics; what is dropped is counted.
 
 mod accept;
+mod association;
 mod command;
 mod config;
 mod flow_scheduler;
+mod flows;
 mod fq;
 mod handover;
 mod inner;
+mod messages;
 mod notice;
 mod opaque;
 mod paths;
@@ -61,7 +64,7 @@ use crate::session::{
     SeededRandom, Sessions, is_handshake,
 };
 use crate::time::Time;
-pub use peer::CarriedBump;
+pub use association::CarriedBump;
 use peer::{Out, Peer, Source};
 use receive::Arrival;
 
@@ -434,7 +437,7 @@ impl Node {
             return shared.count(Counter::HandshakeUnused);
         }
         let under_load = outbox.len() > OUTBOX / 4;
-        let own = peer::hello(shared);
+        let own = association::hello(shared);
         let hello = |_| own.clone();
         let outcome = sessions.handle(now, from, under_load, datagram, hello, &mut shared.rng);
         let stranger = || !peers.iter().any(|peer| peer.paths.is_at(from.ip()));
@@ -448,7 +451,7 @@ impl Node {
             enqueue(shared, outbox, (path, from, reply));
         }
         if let Some(peer) = outcome.cookie_from {
-            peers[peer.index()].call_there_again();
+            peers[peer.index()].association.call_there_again();
         }
         if let Some((peer, behind)) = outcome.outdated {
             let peer = peer.index();
@@ -469,7 +472,7 @@ impl Node {
                 established
             };
             let index = established.peer.index();
-            peers[index].on_established(now, shared, (path, from), established);
+            peers[index].on_established(now, shared, established);
         }
     }
 
@@ -502,7 +505,7 @@ impl Node {
             outbox,
             ..
         } = self;
-        let hello = peer::hello(shared);
+        let hello = association::hello(shared);
         for peer in peers.iter_mut() {
             if sessions.poll_exhausted(peer.id) {
                 let peer = peer.id.index();
@@ -512,7 +515,7 @@ impl Node {
             if sessions.sending(now, peer.id).is_none() {
                 peer.on_down(shared);
             }
-            if peer.wants_call(now, shared, state)
+            if peer.association.wants_call(now, shared, &peer.paths, state)
                 && let Some(message) =
                     sessions.initiate(now, wall, peer.id, &hello, &mut shared.rng)
             {
@@ -626,7 +629,7 @@ fn send_call(
     outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
     message: &[u8],
 ) {
-    if let Some((path, to)) = peer.next_call(shared) {
+    if let Some((path, to)) = peer.association.next_call(shared, &peer.paths) {
         enqueue(shared, outbox, (path, to, message.to_vec()));
     }
 }

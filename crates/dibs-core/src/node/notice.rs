@@ -64,7 +64,7 @@ pub enum Event {
 
 /// What the owner has not asked for yet. Whoever comes late, or never, loses nothing that matters and finds no
 /// more than a bounded number: of what is said of a peer's session, and of a path, the last stands for all
-/// before it; messages have a [bound](super::peer::MAX_CONTROLS_TAKEN) of their own; and a drain ends once.
+/// before it; messages have a [bound](super::messages::MAX_TAKEN) of their own; and a drain ends once.
 #[derive(Default)]
 pub(crate) struct Events(VecDeque<Event>);
 

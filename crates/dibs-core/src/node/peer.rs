@@ -1,17 +1,17 @@
 //! One peer: what is known of it, and what the local kernel has for it.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasher;
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use dibs_wire::Tuple;
-use siphasher::sip::SipHasher13;
-
 use super::Shared;
 use super::accept::Opening;
+use super::association::{Association, News};
+use super::flows::FlowTable;
 use super::fq::FairQueue;
 use super::handover::Drain;
+use super::messages::Messages;
+use super::notice::Event;
 use super::opaque::{OpaqueQueue, Reassembly};
 use super::paths::{Link, PathSet};
 use super::receive::incoming;
@@ -20,36 +20,26 @@ use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
+use crate::flow::resume::Resume;
 use crate::prefix::Prefix;
-use crate::session::{EpochSecrets, PeerId};
-use crate::slab::{Key, Slab};
+use crate::session::{Established, PeerId, SessionId};
+use crate::slab::Key;
 use crate::stream::rx::Store;
 use crate::time::Time;
 
-mod calls;
 pub(super) mod conns;
 
-pub use calls::CarriedBump;
-pub(super) use calls::hello;
-use calls::{PATIENCE, Unconfirmed};
 pub(super) use conns::EmptyOut;
 pub(super) use conns::Taken;
 
 /// Bytes that a peer may make us hold out of order; told to it in the hello.
-const STORE_LIMIT: usize = 32 << 20;
+pub(super) const STORE_LIMIT: usize = 32 << 20;
 /// A connection that was silent as long is forgotten; it opens again when it speaks.
 const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
 /// Nothing is held longer for a gap, nor by a silent connection; looked at every [`SWEEP`].
 const GAP_PATIENCE: Duration = Duration::from_secs(60);
 /// How often idle connections are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
-/// Messages to the peer that wait for their turn, at most.
-pub(super) const MAX_CONTROLS: usize = 256;
-/// Between two messages that were lost more than once and are sent again.
-const CONTROL_AGAIN: Duration = Duration::from_millis(25);
-/// Messages of the peer's daemon that the owner has not dealt with, at most: what comes beyond is not taken, so
-/// not acknowledged, and the peer sends it again. As many as an honest daemon has waiting at once.
-pub(super) const MAX_CONTROLS_TAKEN: usize = 256;
 
 /// Something that waits to be sent, other than as new data.
 #[derive(Clone, Copy)]
@@ -90,18 +80,6 @@ impl Out {
     }
 }
 
-/// Seeds the hash tables: what a peer chooses must not make them slow.
-#[derive(Clone)]
-pub(super) struct Hashing(u64, u64);
-
-impl BuildHasher for Hashing {
-    type Hasher = SipHasher13;
-
-    fn build_hasher(&self) -> SipHasher13 {
-        SipHasher13::new_with_keys(self.0, self.1)
-    }
-}
-
 /// What the node knows of a peer.
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
@@ -110,31 +88,9 @@ pub(crate) struct Peer {
     pub(super) foreign: Vec<Prefix>,
     /// Where it may begin connections to.
     pub(super) accept: Vec<Opening>,
-    next_endpoint: usize,
-    /// The endpoint that was called last.
-    called: usize,
-    /// The running instance of its daemon.
-    instance: Option<u64>,
-    /// Sessions that the peer has not used yet. Its call may have been a recording, so they change
-    /// nothing before that.
-    unconfirmed: VecDeque<Unconfirmed>,
-    /// There is a session to send by.
-    pub(super) up: bool,
-    /// Those of each session that still counts, with the instance of the peer; newest last.
-    pub(super) secrets: VecDeque<(u64, EpochSecrets)>,
+    pub(super) association: Association,
     pub(super) paths: PathSet,
-    /// Since when no path has been active.
-    silent_since: Option<Time>,
-    recall_at: Time,
-    pub(super) conns: Slab<Conn>,
-    pub(super) by_tuple: HashMap<(Tuple, u8), Key, Hashing>,
-    /// By the peer's flow numbers.
-    pub(super) incoming: HashMap<u32, Key, Hashing>,
-    /// The entry of `incoming` that was used last: the next datagram is likely of the same flow.
-    pub(super) last_incoming: Option<(u32, Key)>,
-    /// By ours.
-    pub(super) outgoing: HashMap<u32, Key, Hashing>,
-    next_flow: u32,
+    pub(super) flows: FlowTable,
     pub(crate) waiting: Unacknowledged,
     /// What was lost, or left out of a run, by who may carry it.
     pub(super) delayed_trusted: VecDeque<Delayed>,
@@ -158,26 +114,14 @@ pub(crate) struct Peer {
     /// Connections that leave their bump, and those whose start is held back.
     pub(super) drains: Vec<Drain>,
     pub(super) gates: Vec<(Key, Time)>,
-    pub(super) control_out: VecDeque<Box<[u8]>>,
-    pub(super) next_control: u32,
-    /// Messages that wait for acknowledgement.
-    pub(super) controls_waiting: usize,
-    /// Those of them that were lost more than once, and when the next one is sent again.
-    pub(super) controls_again: VecDeque<Delayed>,
-    control_again_at: Time,
+    pub(super) messages: Messages,
     /// Odd numbers name chunks in pieces, even ones opaque packets.
     pub(super) next_fragmented: u32,
-    pub(super) control_seen: VecDeque<u32>,
-    /// Messages that the owner was given and has not dealt with.
-    pub(super) controls_taken: usize,
     /// Frames that tell the peer of flows and epochs; they may be lost.
     pub(super) notices: Vec<u8>,
     pub(super) store: Store,
-    /// What the peer says it can hold, and which bumps it carries.
-    pub(super) peer_store: usize,
     /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.
     pub(super) postponed: Option<Key>,
-    pub(super) carried: Vec<CarriedBump>,
     /// Trust keeps data waiting that an untrusted path could carry.
     pub(super) held_by_trust: bool,
     sweep_at: Time,
@@ -195,27 +139,14 @@ impl Peer {
         smaller_key: bool,
         shared: &mut Shared,
     ) -> Self {
-        let hashing = Hashing(shared.hash_keys.0, shared.hash_keys.1);
         Self {
             id,
             prefixes,
             foreign: Vec::new(),
             accept,
-            next_endpoint: 0,
-            called: 0,
-            instance: None,
-            unconfirmed: VecDeque::new(),
-            up: false,
-            secrets: VecDeque::new(),
+            association: Association::new(now),
             paths: PathSet::new(now, endpoints, smaller_key),
-            silent_since: None,
-            recall_at: now,
-            conns: Slab::default(),
-            by_tuple: HashMap::with_hasher(hashing.clone()),
-            incoming: HashMap::with_hasher(hashing.clone()),
-            last_incoming: None,
-            outgoing: HashMap::with_hasher(hashing),
-            next_flow: 0,
+            flows: FlowTable::new(shared.hash_keys),
             waiting: Unacknowledged::default(),
             delayed_trusted: VecDeque::new(),
             delayed_any: VecDeque::new(),
@@ -232,19 +163,11 @@ impl Peer {
             reassembly: Reassembly::default(),
             drains: Vec::new(),
             gates: Vec::new(),
-            control_out: VecDeque::new(),
-            next_control: 0,
-            controls_waiting: 0,
-            controls_again: VecDeque::new(),
-            control_again_at: now,
+            messages: Messages::new(now),
             next_fragmented: 1,
-            control_seen: VecDeque::new(),
-            controls_taken: 0,
             notices: Vec::new(),
             store: Store::new(STORE_LIMIT),
-            peer_store: 0,
             postponed: None,
-            carried: Vec::new(),
             held_by_trust: false,
             sweep_at: now + SWEEP,
             acked: Vec::new(),
@@ -276,9 +199,80 @@ impl Peer {
         let known = self.paths.iter().find(|l| l.id == id);
         // Somebody may have brought the first question here by another interface. And who has
         // restarted numbers its paths anew; that it has, only what it sends now proves.
-        let restarts = |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.instance());
         known.is_none_or(|l| l.local == local || l.is_accepting())
-            || self.unconfirmed.iter().any(restarts)
+            || self.association.may_have_restarted()
+    }
+
+    /// A session came about.
+    pub(crate) fn on_established(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        established: Established,
+    ) {
+        if let Some(news) = self.association.on_established(shared, established) {
+            self.take_news(now, shared, news);
+        }
+    }
+
+    /// The peer used a session that we answered.
+    pub(super) fn on_used(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: SessionId,
+        confirmed: bool,
+    ) {
+        if let Some(news) = self.association.on_used(shared, session, confirmed) {
+            self.take_news(now, shared, news);
+        }
+    }
+
+    fn take_news(&mut self, now: Time, shared: &mut Shared, news: News) {
+        let News { restarted, is_up } = news;
+        if restarted {
+            self.forget(shared);
+        }
+        if is_up {
+            let peer = self.id.index();
+            shared.events.push(Event::PeerUp { peer, restarted });
+        }
+        self.paths.dial_at_once(now);
+        let given_up = self.paths.use_session(now, shared);
+        self.abandon(shared, given_up);
+    }
+
+    /// The session has expired.
+    pub(crate) fn on_down(&mut self, shared: &mut Shared) {
+        if self.association.on_down() {
+            let peer = self.id.index();
+            shared.events.push(Event::PeerDown { peer });
+        }
+    }
+
+    /// The peer restarted: it knows nothing of what we had with it.
+    fn forget(&mut self, shared: &mut Shared) {
+        self.paths.clear();
+        self.segments.clear();
+        self.split_segments.clear();
+        self.delayed_trusted.clear();
+        self.delayed_any.clear();
+        self.splits.clear();
+        self.sets = Sets::default();
+        self.next_set = 0;
+        self.messages.restart(self.waiting.drain(&mut shared.pool));
+        self.flows.forget_incoming();
+        self.reassembly = Reassembly::default();
+        self.notices.clear();
+        for (_, conn) in self.flows.iter_mut() {
+            conn.out.stream.reincarnate();
+            conn.out.secrets = None;
+            conn.out.unconfirm();
+            conn.resume = conn.tsval.map(|tsval| Box::new(Resume::after(tsval)));
+            if let Some(mut inc) = conn.inc.take() {
+                inc.stream.clear(&mut self.store);
+            }
+        }
     }
 
     /// A local interface came or went.
@@ -325,19 +319,19 @@ impl Peer {
 
     /// Whether anything can be sent by this local path.
     fn may_use(&self, shared: &Shared, local: usize) -> bool {
-        self.up && shared.local[local].is_usable()
+        self.association.is_up() && shared.local[local].is_usable()
     }
 
     pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {
         let due = [
-            self.paths.poll_timeout(shared, self.up),
+            self.paths.poll_timeout(shared, self.association.is_up()),
             Some(self.sweep_at),
-            self.silent_since.map(|t| self.recall_at.max(t + PATIENCE)),
+            self.association.poll_timeout(),
             self.reassembly.expires_at(),
             self.sets.expires_at(),
             self.handover_due(shared),
             self.fq.poll_timeout(),
-            (!self.controls_again.is_empty()).then_some(self.control_again_at),
+            self.messages.poll_timeout(),
         ];
         due.into_iter().flatten().min()
     }
@@ -357,7 +351,7 @@ impl Peer {
             self.paths[at].note_state(shared, peer);
         }
         if now >= self.paths.dials_at() && !self.paths.endpoints().is_empty() {
-            if self.up {
+            if self.association.is_up() {
                 let given_up = self.paths.dial(now, shared);
                 self.abandon(shared, given_up);
             } else {
@@ -367,7 +361,7 @@ impl Peer {
         self.repeat_control(now, shared);
         let quantum = self.flow_quantum();
         self.fq
-            .handle_timeout(now, shared, &mut self.conns, quantum);
+            .handle_timeout(now, shared, &mut self.flows, quantum);
         self.reassembly.expire(now, shared);
         self.sets.expire(now, shared);
         self.handle_handover(now, shared);
@@ -380,13 +374,10 @@ impl Peer {
     /// Sends a message again that was lost more than once. The peer may have no room for it: that is not to take
     /// the path from data, nor is data to wait because this is the oldest that the peer has not got.
     fn repeat_control(&mut self, now: Time, shared: &mut Shared) {
-        if now >= self.control_again_at
-            && let Some(mut message) = self.controls_again.pop_front()
+        if let Some(mut message) = self.messages.pop_again(now)
+            && self.postpone(shared, &mut message.key)
         {
-            self.control_again_at = now + CONTROL_AGAIN;
-            if self.postpone(shared, &mut message.key) {
-                self.delayed_trusted.push_back(message);
-            }
+            self.delayed_trusted.push_back(message);
         }
     }
 
@@ -394,7 +385,7 @@ impl Peer {
     /// closes any more, as when the connection left the bump or its bytes were lost here.
     fn sweep(&mut self, now: Time, shared: &mut Shared) {
         let idle: Vec<Key> = self
-            .conns
+            .flows
             .iter()
             // A kernel whose connection lives says so more often, also where all that it says has to wait here.
             .filter(|(_, c)| now.since(c.last_seen) > CONN_IDLE)
@@ -403,7 +394,7 @@ impl Peer {
         for key in idle {
             self.remove_conn(shared, key);
         }
-        for (_, conn) in self.conns.iter_mut() {
+        for (_, conn) in self.flows.iter_mut() {
             let silent = now.since(conn.last_seen);
             if silent > GAP_PATIENCE
                 && let Some(inc) = &mut conn.inc
@@ -415,7 +406,7 @@ impl Peer {
             }
         }
         let waits = |conn: &Conn| conn.inc.as_ref().is_some_and(|i| i.stream.is_waiting());
-        let waiting = self.conns.iter().filter(|(_, c)| waits(c));
+        let waiting = self.flows.iter().filter(|(_, c)| waits(c));
         let waiting: Vec<Key> = waiting.map(|(key, _)| key).collect();
         for key in waiting {
             self.give_up_gaps(now, shared, key);
@@ -426,8 +417,8 @@ impl Peer {
 
     /// Gives up the old gaps of a connection whose kernel says by another way, if at all, what it has.
     fn give_up_gaps(&mut self, now: Time, shared: &mut Shared, key: Key) {
-        self.meet_floor(key);
-        while let Some(conn) = self.conns.get_mut(key)
+        self.flows.meet_floor(key);
+        while let Some(conn) = self.flows.get_mut(key)
             && let Some((stream, _, mut sink)) = incoming(now, shared, key, conn)
             && let Some(epoch) = stream.give_up_gaps(now, GAP_PATIENCE, &mut self.store, &mut sink)
         {

@@ -11,8 +11,9 @@ use std::net::SocketAddr;
 
 use dibs_wire::frame::{Chunk, Frame, Frames};
 
+use super::messages::Verdict as MessageVerdict;
 use super::notice::Event;
-use super::peer::{MAX_CONTROLS_TAKEN, Peer};
+use super::peer::Peer;
 use super::send::NOT_BARE;
 use super::{MAX_CONTROL, Shared};
 use crate::counters::Counter;
@@ -22,9 +23,6 @@ use crate::time::Time;
 
 pub(super) use packets::Cover;
 pub(super) use streams::incoming;
-
-/// Messages whose repetitions are recognised.
-const CONTROLS_SEEN: usize = 256;
 
 /// How a datagram came in.
 #[derive(Clone, Copy)]
@@ -53,15 +51,10 @@ impl Peer {
         received: &Received<'_>,
     ) {
         let Arrival { path, from, .. } = arrival;
-        if self.has_unconfirmed() && received.opened.authenticated {
+        if received.opened.authenticated {
             self.on_used(now, shared, received.session, received.confirmed);
         }
-        // What an instance that is gone left on the way speaks of paths that are gone.
-        if !self
-            .secrets
-            .iter()
-            .any(|(_, s)| s.session() == received.session)
-        {
+        if !self.association.counts(received.session) {
             return shared.count(Counter::DatagramExpired);
         }
         let opened = &received.opened;
@@ -181,10 +174,7 @@ impl Peer {
             }
             Frame::Control { id, bytes } => return self.take_control(shared, id, bytes),
             Frame::FlowUnknown { flow, incarnation } => {
-                if let Some(conn) = self
-                    .outgoing
-                    .get(&flow)
-                    .and_then(|k| self.conns.get_mut(*k))
+                if let Some(conn) = self.flows.by_own_number(flow)
                     && conn.out.stream.incarnation() == incarnation
                 {
                     conn.out.begin_anew();
@@ -195,10 +185,7 @@ impl Peer {
                 incarnation,
                 epoch,
             } => {
-                if let Some(conn) = self
-                    .outgoing
-                    .get(&flow)
-                    .and_then(|k| self.conns.get_mut(*k))
+                if let Some(conn) = self.flows.by_own_number(flow)
                     && conn.out.stream.incarnation() == incarnation
                     && conn.out.stream.is_current(epoch)
                 {
@@ -262,18 +249,14 @@ impl Peer {
             shared.count(Counter::FrameMalformed);
             return true;
         }
-        if self.control_seen.contains(&id) {
-            return true;
+        match self.messages.take(id) {
+            MessageVerdict::New => {}
+            MessageVerdict::Again => return true,
+            MessageVerdict::Refused => {
+                shared.count(Counter::ControlRefused);
+                return false;
+            }
         }
-        if self.controls_taken >= MAX_CONTROLS_TAKEN {
-            shared.count(Counter::ControlRefused);
-            return false;
-        }
-        if self.control_seen.len() == CONTROLS_SEEN {
-            self.control_seen.pop_front();
-        }
-        self.control_seen.push_back(id);
-        self.controls_taken += 1;
         shared.events.push(Event::Control {
             peer: self.id.index(),
             bytes: bytes.to_vec(),

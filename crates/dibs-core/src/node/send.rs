@@ -13,9 +13,6 @@ mod split;
 
 use dibs_wire::packet::flags;
 
-#[cfg(test)]
-pub(super) use small::CONTROL_WINDOW;
-
 use super::Shared;
 use super::paths::Kind;
 use super::peer::{EmptyOut, Out, Peer, Source};
@@ -127,7 +124,7 @@ impl Peer {
     fn quickest(&self, shared: &Shared, placement: Placement) -> Option<usize> {
         // A connection begins by another path than the preferred one.
         let opens = |empty: &EmptyOut| {
-            let conn = self.conns.get(empty.conn);
+            let conn = self.flows.get(empty.conn);
             conn.is_some_and(|conn| conn.open_frame().is_some())
         };
         let kind = match (placement, self.segments.front()) {

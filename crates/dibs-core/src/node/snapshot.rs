@@ -87,11 +87,11 @@ impl Node {
             .map(|p| PeerSnapshot {
                 state: self.sessions.state(now, p.id),
                 reachable: p.paths.iter().any(|l| l.is_active(&self.shared)),
-                conns: p.conns.len(),
+                conns: p.flows.len(),
                 held: p.store.held(),
                 sets: p.sets.held(),
                 unacknowledged: p.waiting.span(),
-                bumps: p.carried.clone(),
+                bumps: p.association.carried().to_vec(),
             })
             .collect()
     }
@@ -123,7 +123,7 @@ impl Node {
     /// All connections.
     pub fn conns(&self) -> Vec<ConnSnapshot> {
         let of_peer = |(index, peer): (usize, &super::peer::Peer)| {
-            peer.conns
+            peer.flows
                 .iter()
                 .map(|(_, conn)| ConnSnapshot {
                     peer: index,

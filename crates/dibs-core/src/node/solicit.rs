@@ -31,7 +31,7 @@ impl Node {
             return;
         };
         let key = peer.conn(now, shared, tuple, bump);
-        let conn = peer.conns.get_mut(key).expect("it was just found");
+        let conn = peer.flows.get_mut(key).expect("it was just found");
         conn.resume = Some(Box::new(Resume::anew(outstanding)));
         self.solicit(bump, tuple);
     }
@@ -51,8 +51,8 @@ impl Node {
                 ..IpMeta::default()
             },
         };
-        let conn = peer.by_tuple.get(&(tuple, bump));
-        let conn = conn.and_then(|key| peer.conns.get(*key));
+        let conn = peer.flows.find(tuple, bump);
+        let conn = conn.and_then(|key| peer.flows.get(key));
         for (seq, ack) in unacceptable(conn) {
             let tcp = TcpFields {
                 flags: flags::ACK,

@@ -4,14 +4,13 @@ use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{Segment, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
 use dibs_wire::{SeqNumber, Tuple};
-use smallvec::SmallVec;
 
 use super::super::fq::SegmentPayload;
 use super::Peer;
 use crate::buffer::Buffer;
-use crate::bump::{MAX_NUMBER, Method};
+use crate::bump::Method;
 use crate::counters::Counter;
-use crate::flow::conn::{Conn, moves_on};
+use crate::flow::conn::moves_on;
 use crate::flow::fields::{self, OwnedFields};
 use crate::node::Shared;
 use crate::node::receive::incoming;
@@ -19,16 +18,8 @@ use crate::session::Session;
 use crate::slab::Key;
 use crate::time::Time;
 
-/// Connections of a peer, at most; beyond, the longest idle one of a few is forgotten, those of which
-/// the local kernel knows nothing first. To look at all would let a peer keep us busy.
-pub(in crate::node) const MAX_CONNS: usize = 65_536;
-const EVICTION_SAMPLE: usize = 64;
 /// Segments without payload that wait to be sent, at most.
 const MAX_SEGMENTS: usize = 4096;
-/// How far the time stamp of a SYN that is still on its way may lie behind those of its connection: two minutes (RFC
-/// 9293, 3.4.1) of milliseconds. A host that restarted begins as near once in 36,000 times, and connects by then.
-const LIFETIME: u32 = 120_000;
-
 /// What became of a segment from the TUN.
 pub(crate) enum Taken {
     /// Dealt with.
@@ -64,16 +55,12 @@ impl EmptyOut {
 
 impl Peer {
     pub(super) fn remove_conn(&mut self, shared: &mut Shared, key: Key) {
-        let Some(mut conn) = self.conns.remove(key) else {
+        let Some(mut conn) = self.flows.remove(key) else {
             return;
         };
         self.fq.forget(&mut shared.pool, key, &mut conn.out);
-        self.by_tuple.remove(&(conn.tuple, conn.bump));
-        self.outgoing.remove(&conn.out.flow);
         if let Some(mut inc) = conn.inc {
             inc.stream.clear(&mut self.store);
-            self.incoming.remove(&inc.flow);
-            self.last_incoming = None;
         }
     }
 
@@ -85,67 +72,17 @@ impl Peer {
         tuple: Tuple,
         bump: u8,
     ) -> Key {
-        if let Some(&key) = self.by_tuple.get(&(tuple, bump)) {
+        if let Some(key) = self.flows.find(tuple, bump) {
             return key;
         }
-        if self.conns.len() >= MAX_CONNS {
-            let from = shared.random_u64() as usize;
-            let some = self.conns.some(from, EVICTION_SAMPLE);
-            let oldest = some.min_by_key(|(_, c)| (c.sent_end.is_some(), c.last_seen));
-            // A full table has no holes.
-            let (oldest, _) = oldest.expect("the table is full");
+        if let Some(oldest) = self.flows.surplus(|| shared.random_u64()) {
             self.remove_conn(shared, oldest);
             shared.count(Counter::FlowEvicted);
         }
-        let flow = self.next_flow;
-        self.next_flow = self.next_flow.wrapping_add(1);
-        let mut conn = Conn::new(now, tuple, bump, flow);
+        let key = self.flows.add(now, tuple, bump);
+        let conn = self.flows.get_mut(key).expect("it was just added");
         conn.out.scheduler = shared.scheduler_of(&tuple);
-        let key = self.conns.insert(conn);
-        self.by_tuple.insert((tuple, bump), key);
-        let all = (1..=MAX_NUMBER).filter_map(|bump| self.by_tuple.get(&(tuple, bump)));
-        let all: SmallVec<[Key; 4]> = all.copied().collect();
-        for one in &all {
-            let conn = self.conns.get_mut(*one);
-            let conn = conn.expect("a tuple leads to its connection");
-            conn.siblings = all.iter().filter(|key| *key != one).copied().collect();
-        }
-        self.outgoing.insert(flow, key);
         key
-    }
-
-    /// Raises a connection's TSval floor to that of the other bumps that it was on: at a switch what is
-    /// injected comes by two of them, in any order, and must not go back.
-    pub(in crate::node) fn meet_floor(&mut self, key: Key) {
-        let siblings = self.conns.get(key).map_or(0, |conn| conn.siblings.len());
-        for at in 0..siblings {
-            let other = self.conns.get(key).and_then(|conn| conn.siblings.get(at));
-            let floor = other.and_then(|other| self.conns.get(*other)?.tsval_floor);
-            if let Some((floor, conn)) = floor.zip(self.conns.get_mut(key)) {
-                conn.raise_floor(floor);
-            }
-        }
-    }
-
-    /// A connection begins with this SYN: the time stamps of an earlier one between the same ports, by whichever bump,
-    /// are none of its. The host may have restarted, and a SYN with a time stamp that it never gave is answered in
-    /// vain. But a SYN that waited for a path of one bump begins nothing where its connection went on by another.
-    pub(in crate::node) fn forget_floor(&mut self, key: Key, syn: &TcpFields<'_>) {
-        let Some(conn) = self.conns.get(key) else {
-            return;
-        };
-        let all: SmallVec<[Key; 4]> = conn.siblings.iter().copied().chain([key]).collect();
-        let mut floors = { all.iter() }.filter_map(|key| self.conns.get(*key)?.tsval_floor);
-        if let Some((tsval, _)) = fields::timestamps(syn)
-            && floors.any(|floor| (1..=LIFETIME).contains(&floor.wrapping_sub(tsval)))
-        {
-            return;
-        }
-        for key in all {
-            if let Some(conn) = self.conns.get_mut(key) {
-                conn.tsval_floor = None;
-            }
-        }
     }
 
     /// Takes a TCP segment of the local kernel.
@@ -162,7 +99,7 @@ impl Peer {
             return Taken::Opaque;
         }
         let key = self.conn(now, shared, segment.tuple, bump);
-        let conn = self.conns.get_mut(key).expect("it was just found");
+        let conn = self.flows.get_mut(key).expect("it was just found");
         conn.last_seen = now;
         if let Some((_, tsecr)) = segment.timestamps
             && segment.has(flags::ACK)
@@ -199,7 +136,7 @@ impl Peer {
         if segment.has(flags::ACK) {
             self.note_local_ack(now, shared, key, segment.ack);
         }
-        let conn = self.conns.get_mut(key).expect("it was just found");
+        let conn = self.flows.get_mut(key).expect("it was just found");
         conn.note_sent(segment);
         if segment.payload.is_empty() {
             // FIN and RST keep their place behind the bytes before them.
@@ -255,15 +192,15 @@ impl Peer {
 
     /// What the local kernel acknowledges may prove that a gap was filled past us.
     fn note_local_ack(&mut self, now: Time, shared: &mut Shared, key: Key, ack: SeqNumber) {
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         if moves_on(conn.acked, ack) {
             conn.acked = Some(ack);
         }
         if !conn.inc.as_ref().is_some_and(|inc| inc.stream.is_waiting()) {
             return;
         }
-        self.meet_floor(key);
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        self.flows.meet_floor(key);
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         let inc = conn.inc.as_ref().expect("it was just seen");
         let offset = inc.offset_of(ack);
         let (stream, _, mut sink) =
@@ -285,7 +222,7 @@ impl Peer {
     ) {
         let quantum = self.flow_quantum();
         self.fq
-            .enqueue(now, shared, &mut self.conns, payload, (buffer, quantum));
+            .enqueue(now, shared, &mut self.flows, payload, (buffer, quantum));
     }
 
     /// Takes a packet that is not cut.

@@ -53,7 +53,7 @@ impl Peer {
                     None => self.confirm(conn, incarnation),
                     Some(set) => self.confirm_share(shared, conn, incarnation, set),
                 },
-                Content::Control(_) => self.controls_waiting -= 1,
+                Content::Control(_) => self.messages.on_acked(),
                 Content::Share(_) | Content::Chunk(_) | Content::Fragment { .. } => {}
             }
         }
@@ -63,7 +63,7 @@ impl Peer {
     }
 
     pub(super) fn confirm_share(&mut self, shared: &Shared, conn: Key, incarnation: u16, set: u32) {
-        if let Some(conn) = self.conns.get_mut(conn)
+        if let Some(conn) = self.flows.get_mut(conn)
             && conn.out.stream.incarnation() == incarnation
             && let Some(split) = shared.bumps.of(conn.bump).split()
         {
@@ -72,7 +72,7 @@ impl Peer {
     }
 
     pub(super) fn confirm(&mut self, conn: Key, incarnation: u16) {
-        if let Some(conn) = self.conns.get_mut(conn)
+        if let Some(conn) = self.flows.get_mut(conn)
             && conn.out.stream.incarnation() == incarnation
         {
             conn.out.confirm();

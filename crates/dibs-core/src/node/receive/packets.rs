@@ -177,20 +177,20 @@ impl Peer {
             tcp,
             open,
         } = segment;
-        let before = self.incoming.get(flow).and_then(|key| self.conns.get(*key));
+        let before = { self.flows.by_peers_number(*flow) }.and_then(|key| self.flows.get(key));
         let before = before.and_then(|conn| Some(conn.inc.as_ref()?.incarnation));
         let key = match self.incoming_conn(now, shared, *flow, *incarnation, open.as_ref()) {
             Ok(key) => key,
             Err(taken) => return taken,
         };
         if tcp.flags & flags::SYN != 0 && before != Some(*incarnation) {
-            self.forget_floor(key, tcp);
+            self.flows.forget_floor(key, tcp);
         }
         if self.is_refused(shared, key, tcp.flags) {
             shared.count(Counter::ConnectionRefused);
             return true;
         }
-        let conn = self.conns.get_mut(key).expect("it was just found");
+        let conn = self.flows.get_mut(key).expect("it was just found");
         if !cover.suits(shared.bumps.of(conn.bump)) {
             shared.count(Counter::CoverMissing);
             return true;

@@ -36,16 +36,12 @@ impl Peer {
         incarnation: u16,
         open: Option<&Open>,
     ) -> Result<Key, bool> {
-        let known = match self.last_incoming {
-            Some((last, key)) if last == flow => Some(key),
-            _ => self.incoming.get(&flow).copied(),
-        };
-        self.last_incoming = known.map(|key| (flow, key));
-        let current = known.and_then(|key| Some((key, self.conns.get(key)?.inc.as_ref()?)));
+        let known = self.flows.by_peers_number(flow);
+        let current = known.and_then(|key| Some((key, self.flows.get(key)?.inc.as_ref()?)));
         if let Some((key, inc)) = current {
             match incarnation.wrapping_sub(inc.incarnation) as i16 {
                 0 => {
-                    self.meet_floor(key);
+                    self.flows.meet_floor(key);
                     return Ok(key);
                 }
                 older if older < 0 => {
@@ -81,26 +77,14 @@ impl Peer {
             shared.count(Counter::InnerAddress);
             return Err(true);
         }
-        let Some(secrets) = self
-            .secrets
-            .iter()
-            .map(|(_, s)| s)
-            .find(|s| s.session().as_u64() == open.session)
-        else {
+        let Some(secrets) = self.association.secrets(open.session).cloned() else {
             // Opened under a session that is gone: to be opened again under this one.
             shared.count(Counter::FlowUnknown);
             self.notice(shared, &Frame::FlowUnknown { flow, incarnation });
             return Err(false);
         };
-        let secrets = secrets.clone();
         let key = self.conn(now, shared, open.tuple.reversed(), open.bump);
-        let conn = self.conns.get_mut(key).expect("it was just found");
-        if let Some(mut old) = conn.inc.take() {
-            old.stream.clear(&mut self.store);
-            self.incoming.remove(&old.flow);
-            self.last_incoming = None;
-        }
-        conn.inc = Some(Incoming {
+        let incoming = Incoming {
             flow,
             incarnation,
             template: Template {
@@ -113,10 +97,11 @@ impl Peer {
             stream: RxStream::default(),
             top: frame::BASE_OFFSET,
             latest: Latest::default(),
-        });
-        self.incoming.insert(flow, key);
-        self.last_incoming = None;
-        self.meet_floor(key);
+        };
+        if let Some(mut old) = self.flows.open_incoming(key, incoming) {
+            old.stream.clear(&mut self.store);
+        }
+        self.flows.meet_floor(key);
         Ok(key)
     }
 
@@ -148,7 +133,7 @@ impl Peer {
             shared.count(Counter::ConnectionRefused);
             return cover != Cover::None;
         }
-        let conn = self.conns.get_mut(key).expect("it was just found");
+        let conn = self.flows.get_mut(key).expect("it was just found");
         let possible = |inc: &Incoming| {
             inc.template.fits(&chunk.tcp, bytes.len())
                 && chunk.offset.checked_add(bytes.len() as u64 + 1).is_some()
@@ -221,7 +206,7 @@ impl Peer {
         key: Key,
         epoch: u32,
     ) {
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         let Some(inc) = &conn.inc else { return };
         if conn
             .complained

@@ -18,7 +18,7 @@ fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
     let now = pair.now;
     let Node { shared, peers, .. } = &mut pair.nodes[1];
     let peer = &mut peers[0];
-    let (_, secrets) = peer.secrets.back().expect("there is a session");
+    let secrets = peer.association.newest_secrets();
     let (flow, incarnation, epoch) = (7, 0, 1);
     let key = secrets
         .epoch_key(crate::session::Direction::Incoming, flow, 0, epoch)

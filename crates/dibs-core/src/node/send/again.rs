@@ -122,14 +122,14 @@ impl Peer {
         let Some(origin) = self.waiting.origin(&pending.content) else {
             return false;
         };
-        let conn = self.conns.get(origin.conn);
+        let conn = self.flows.get(origin.conn);
         conn.is_none_or(|conn| conn.out.stream.incarnation() != origin.incarnation)
     }
 
     /// Whether a chunk fits a datagram of this path, and how it stands there.
     pub(super) fn shape(&self, shared: &Shared, link: usize, chunk: &Chunk) -> Option<Shape> {
         let head = self.waiting.head(chunk);
-        let open = self.conns.get(head.conn).and_then(Conn::open_frame);
+        let open = self.flows.get(head.conn).and_then(Conn::open_frame);
         let mut shape = Shape {
             payload: usize::from(chunk.len),
             header: frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref()),
@@ -147,13 +147,13 @@ impl Peer {
 
     /// Whether what is sent of a connection shows only a few lengths.
     fn is_padded(&self, shared: &Shared, conn: Key) -> bool {
-        let conn = self.conns.get(conn);
+        let conn = self.flows.get(conn);
         conn.is_some_and(|conn| shared.bumps.of(conn.bump).is_padded())
     }
 
     /// Whether a chunk goes encrypted, not only its headers.
     fn is_sealed(&self, shared: &Shared, chunk: &Chunk) -> bool {
-        let conn = self.conns.get(self.waiting.head(chunk).conn);
+        let conn = self.flows.get(self.waiting.head(chunk).conn);
         conn.is_some_and(|conn| shared.bumps.of(conn.bump).is_sealed())
     }
 
@@ -219,7 +219,7 @@ impl Peer {
                 panic!("it was just seen");
             };
             let head = self.waiting.head(chunk);
-            let open = self.conns.get(head.conn).and_then(Conn::open_frame);
+            let open = self.flows.get(head.conn).and_then(Conn::open_frame);
             let datagram = &mut buffer[end..end + shape.len()];
             let from = chunk.at as usize;
             datagram[CLEAR..CLEAR + shape.payload]
@@ -282,7 +282,7 @@ impl Peer {
         };
         let chunk = *chunk;
         let head = self.waiting.head(&chunk);
-        let open = self.conns.get(head.conn).and_then(Conn::open_frame);
+        let open = self.flows.get(head.conn).and_then(Conn::open_frame);
         let mut block = vec![0; frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref())];
         chunk
             .frame(head.strand, head.tcp.get(), open)
@@ -397,7 +397,7 @@ impl Peer {
                 let was_repeated = pending.sent > 2;
                 match pending.placement {
                     _ if was_repeated && matches!(pending.content, Content::Control(_)) => {
-                        self.controls_again.push_back(delayed);
+                        self.messages.on_lost_again(delayed);
                     }
                     Placement::TrustedOnly => self.delayed_trusted.push_back(delayed),
                     Placement::Any => self.delayed_any.push_back(delayed),
@@ -417,7 +417,7 @@ impl Peer {
     /// A chunk is left to TCP: the chain cannot be restored beyond it, so a new one begins.
     pub(super) fn give_up(&mut self, shared: &mut Shared, origin: Origin) {
         shared.count(Counter::ChunkGivenUp);
-        if let Some(conn) = self.conns.get_mut(origin.conn)
+        if let Some(conn) = self.flows.get_mut(origin.conn)
             && conn.out.stream.incarnation() == origin.incarnation
             && origin
                 .epoch

@@ -66,7 +66,7 @@ impl Peer {
 
     /// The same for those who keep their turn for a trusted path.
     fn send_strict(&mut self, turn: &mut Turn<'_>) -> Result<Out, Unsent> {
-        while let Some((key, may)) = self.fq.trusted_only(&self.conns) {
+        while let Some((key, may)) = self.fq.trusted_only(&self.flows) {
             let sent = match may {
                 true => self.send_run(turn, key, List::TrustedOnly),
                 false => Err(Unsent::Over),
@@ -112,7 +112,7 @@ impl Peer {
     ) -> Option<Key> {
         let of_turn = (turn.patience.turn, turn.shared.more_comes);
         self.fq
-            .next_flow(turn.now, &mut self.conns, of_turn, list, passed)
+            .next_flow(turn.now, &mut self.flows, of_turn, list, passed)
     }
 
     /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
@@ -127,13 +127,13 @@ impl Peer {
         let slowest = active.map(|link| link.path.srtt()).max();
         let of_turn = (turn.patience, slowest.unwrap_or_default());
         self.fq
-            .judge(turn.now, turn.shared, &mut self.conns, key, of_turn)
+            .judge(turn.now, turn.shared, &mut self.flows, key, of_turn)
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
     fn send_run(&mut self, turn: &mut Turn<'_>, key: Key, list: List) -> Result<Out, Unsent> {
         let bumps = Arc::clone(&turn.shared.bumps);
-        let bump = self.conns.get(key).expect("the caller has it").bump;
+        let bump = self.flows.get(key).expect("the caller has it").bump;
         if let Some(split) = bumps.of(bump).split() {
             return self.send_split(turn, key, split).ok_or(Unsent::Over);
         }
@@ -141,7 +141,7 @@ impl Peer {
         // Only what can go is judged: waiting for a path is no congestion.
         if self.judge(turn, key) {
             // A segment is missing now, so what follows stands elsewhere.
-            let conn = self.conns.get(key).expect("the caller has it");
+            let conn = self.flows.get(key).expect("the caller has it");
             if conn.out.queue.is_empty() {
                 return Err(Unsent::Over);
             }
@@ -152,7 +152,7 @@ impl Peer {
 
     /// The path, and its budget, for what stands at the head of a flow's queue.
     fn place(&mut self, turn: &mut Turn<'_>, key: Key) -> Result<(usize, usize), Unsent> {
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         if conn.out.secrets.is_none() {
             // The peer restarted since this was queued.
             let head = conn.out.queue.head().expect(HEAD);
@@ -160,7 +160,7 @@ impl Peer {
             conn.open(turn.session.epoch_secrets().clone(), meta);
         }
         let (strict, left) = self.is_strict(turn, key);
-        let conn = self.conns.get(key).expect("the caller has it");
+        let conn = self.flows.get(key).expect("the caller has it");
         let chained = turn.shared.bumps.of(conn.bump).chain().is_some();
         let placement = if strict {
             Placement::TrustedOnly
@@ -198,7 +198,7 @@ impl Peer {
 
     /// Whether only a trusted path may carry what stands at the head of a flow's queue, and how many bytes that is.
     pub(super) fn is_strict(&mut self, turn: &Turn<'_>, key: Key) -> (bool, usize) {
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         let head = conn.out.queue.head().expect(HEAD);
         let segment = parsed(&head.buffer);
         let left = head.left();

@@ -12,7 +12,7 @@ use crate::slab::Key;
 impl Peer {
     /// Whether the peer can hold more.
     pub(super) fn has_room(&mut self, shared: &mut Shared) -> bool {
-        if self.waiting.claim() < self.peer_store {
+        if self.waiting.claim() < self.association.store() {
             return true;
         }
         let Some((oldest, pending)) = self.waiting.oldest() else {
@@ -24,7 +24,7 @@ impl Peer {
         }
         self.postpone_waiting(shared);
         self.postponed = self.waiting.oldest().map(|(key, _)| key);
-        self.waiting.claim() < self.peer_store
+        self.waiting.claim() < self.association.store()
     }
 
     /// Whether no path that may carry such carries anything now.

@@ -50,7 +50,7 @@ impl Peer {
         (link, budget): (usize, usize),
     ) -> Option<Out> {
         let may_be_untrusted = self.is_lax(turn.shared);
-        let conn = self.conns.get(key).expect("the caller has it");
+        let conn = self.flows.get(key).expect("the caller has it");
         let path = &self.paths[link];
         let mtu = usize::from(path.path.mtu());
         let budget = budget.min(path.path.quantum().max(mtu)).min(MAX_BATCH);
@@ -114,7 +114,7 @@ impl Peer {
     /// Datagrams for what waits of a flow, and of those that may go along with it, about.
     fn wanted(&self, key: Key, list: List, mtu: usize) -> usize {
         let room = mtu - MOST_BESIDE;
-        let conn = self.conns.get(key).expect("the caller has it");
+        let conn = self.flows.get(key).expect("the caller has it");
         let mut wanted = conn.out.queue.bytes().div_ceil(room) + 1;
         if list == List::TrustedOnly {
             return wanted;
@@ -123,7 +123,7 @@ impl Peer {
             if wanted >= MAX_SEGMENTS {
                 break;
             }
-            let conn = self.conns.get(other);
+            let conn = self.flows.get(other);
             wanted += conn.map_or(0, |conn| conn.out.queue.bytes().div_ceil(room));
         }
         wanted
@@ -135,7 +135,7 @@ impl Peer {
             return None;
         }
         let key = self.next_flow(turn, list, &mut 0)?;
-        let conn = self.conns.get_mut(key).expect("it was just seen");
+        let conn = self.flows.get_mut(key).expect("it was just seen");
         let fits = conn.bump == run.bump
             && scheduler(conn, turn.shared) == run.scheduler
             && (turn.shared.hint.is_none() || kind(conn) == run.kind)
@@ -151,7 +151,7 @@ impl Peer {
     /// Takes from a flow's queue into a run what it may send now.
     fn fill(&mut self, turn: &mut Turn<'_>, run: &mut Run, bump: &Bump, key: Key) {
         let alone = self.fq.flows() == 1;
-        let conn = self.conns.get_mut(key).expect("its turn was looked at");
+        let conn = self.flows.get_mut(key).expect("its turn was looked at");
         let open = conn.open_frame();
         let link = &mut self.paths[run.link];
         let mut cutter = Cutter {

@@ -6,17 +6,17 @@ use std::collections::VecDeque;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame};
 
-use super::super::paths::Link;
-use super::super::paths::{Avoid, Choice, Wanted};
+use super::super::flows::FlowTable;
+use super::super::paths::{Avoid, Choice, Link, Wanted};
 use super::super::peer::{Out, Peer, Source};
 use super::run::padding;
 use super::{CLEAR, Turn, token};
 use crate::chunk::{Content, Message, Pending, Placement};
 use crate::counters::Counter;
-use crate::flow::conn::Conn;
+
 use crate::node::peer::EmptyOut;
 use crate::session::{OVERHEAD, Session};
-use crate::slab::{Key, Slab};
+use crate::slab::Key;
 use crate::time::Time;
 
 /// Length of an acknowledgement frame's content, at most.
@@ -26,8 +26,6 @@ pub(super) const MOST_ACK: usize = ACK_BYTES + frame::ACK_OVERHEAD;
 /// A header block of segments without payload, at most: as long as any path takes. Nobody hears whether it
 /// arrives, so nothing would show that a path takes less than it did.
 pub(super) const LONGEST_PACK: usize = 1024 - OVERHEAD;
-/// Messages between the daemons that are on their way at once.
-pub(in crate::node) const CONTROL_WINDOW: usize = 16;
 
 impl Peer {
     /// Frames that belong to one path: joining, probes, acknowledgements.
@@ -121,7 +119,7 @@ impl Peer {
         let mut block = std::mem::take(&mut self.notices);
         let mut padded = false;
         let bumps = &turn.shared.bumps;
-        let (conns, queue) = (&mut self.conns, &mut self.segments);
+        let (conns, queue) = (&mut self.flows, &mut self.segments);
         let opened = pack_segments(
             conns,
             queue,
@@ -168,15 +166,11 @@ impl Peer {
 
     /// Messages between the daemons: reliable, by trusted paths.
     pub(super) fn send_control(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        if self.control_out.is_empty() || self.controls_waiting >= CONTROL_WINDOW {
+        if !self.messages.is_due() {
             return None;
         }
         let at = self.quickest(turn.shared, Placement::TrustedOnly)?;
-        let bytes = self.control_out.pop_front()?;
-        let id = self.next_control;
-        self.next_control = self.next_control.wrapping_add(1);
-        let key = self.waiting.add_message(Message { id, bytes });
-        self.controls_waiting += 1;
+        let key = self.waiting.add_message(self.messages.pop()?);
         self.send_control_again(turn, at, key)
     }
 
@@ -239,7 +233,7 @@ impl Peer {
 /// Moves segments without payload from a queue into a header block of at most `room` bytes, as long as
 /// `fits` says so of their bumps. One that opens its flow goes alone: that connection and incarnation.
 pub(super) fn pack_segments(
-    conns: &mut Slab<Conn>,
+    conns: &mut FlowTable,
     queue: &mut VecDeque<EmptyOut>,
     session: &Session,
     room: usize,

@@ -52,12 +52,12 @@ impl Peer {
         key: Key,
         split: &dyn Split,
     ) -> Option<Out> {
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         let wanted = conn.out.queue.head()?.left() + MOST_BESIDE;
         let (links, budget) = self.place_split(turn.now, turn.shared, split, wanted)?;
         if self.judge(turn, key) {
             // What was dropped may have been all.
-            self.conns.get_mut(key)?.out.queue.head()?;
+            self.flows.get_mut(key)?.out.queue.head()?;
         }
         self.fill_split(turn, key, split, &links, budget)
     }
@@ -138,7 +138,7 @@ impl Peer {
             )
         });
         let budget = budget.min(quantum.max(mtu)).min(MAX_BATCH);
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         let capacity = split.capacity(mtu - BESIDE);
         let pieces = conn.out.queue.bytes().div_ceil(capacity - MOST_HEADER) + 1;
         let most = (budget / mtu).clamp(1, MAX_SEGMENTS).min(pieces);
@@ -161,7 +161,7 @@ impl Peer {
         };
         let held = self.fq.watch(&conn.out.queue);
         loop {
-            let conn = self.conns.get_mut(key).expect("the caller has it");
+            let conn = self.flows.get_mut(key).expect("the caller has it");
             let Some(mut head) = conn.out.queue.pop() else {
                 break;
             };
@@ -171,7 +171,7 @@ impl Peer {
                 mss: head.mss,
             };
             let done = self.cut_split(turn, &mut run, &parsed(&head.buffer), &mut rest);
-            let conn = self.conns.get_mut(key).expect("the caller has it");
+            let conn = self.flows.get_mut(key).expect("the caller has it");
             if !done {
                 (head.payload_at, head.withheld) = (head.end - rest.left, rest.withheld);
                 conn.out.queue.put_back(head);
@@ -183,7 +183,7 @@ impl Peer {
                 break;
             }
         }
-        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let conn = self.flows.get_mut(key).expect("the caller has it");
         self.fq.settle(&held, &conn.out.queue);
         let segment = CLEAR + split.share_len(run.whole) + frame::SHARE_LEN + TAG_LEN;
         for Run { link, batch, end } in run.runs {
@@ -212,7 +212,7 @@ impl Peer {
                 run.full = true;
                 return false;
             }
-            let conn = self.conns.get_mut(run.key).expect("the caller has it");
+            let conn = self.flows.get_mut(run.key).expect("the caller has it");
             if conn.out.secrets.is_none() {
                 // The peer restarted since this was queued.
                 conn.open(turn.session.epoch_secrets().clone(), segment.meta);
@@ -279,7 +279,7 @@ impl Peer {
             out.deficit -= (whole * run.runs.len()) as i64;
             if !self.send_whole(turn, run, &head, open.is_some()) {
                 // Nothing leaves without protection; the stream is ahead of what left.
-                let conn = self.conns.get_mut(run.key).expect("the caller has it");
+                let conn = self.flows.get_mut(run.key).expect("the caller has it");
                 conn.out.stream.break_chain();
                 run.full = true;
                 return false;
@@ -305,7 +305,7 @@ impl Peer {
     ) -> bool {
         let (split, set) = (run.split, self.take_set());
         let len = turn.shared.split_scratch(split);
-        let bump = self.conns.get(run.key).expect("the caller has it").bump;
+        let bump = self.flows.get(run.key).expect("the caller has it").bump;
         for (index, of) in run.runs.iter_mut().enumerate() {
             let number = self.waiting.add_head(of.batch, head.clone());
             let share = ShareOf {
@@ -334,7 +334,7 @@ impl Peer {
                 return false;
             }
             of.end += BESIDE + len;
-            let conn = self.conns.get_mut(run.key).expect("the caller has it");
+            let conn = self.flows.get_mut(run.key).expect("the caller has it");
             conn.by_path.entry(link.local).sent += len as u64;
         }
         true
@@ -345,7 +345,7 @@ impl Peer {
         let bumps = std::sync::Arc::clone(&turn.shared.bumps);
         let bump = loop {
             let head = self.split_segments.front()?;
-            match self.conns.get(head.conn) {
+            match self.flows.get(head.conn) {
                 Some(conn) => break conn.bump,
                 None => self.split_segments.pop_front(),
             };
@@ -358,7 +358,7 @@ impl Peer {
         }
         let room = self.split_room(&links, split).min(LONGEST_PACK);
         let mut block = Vec::new();
-        let (conns, queue) = (&mut self.conns, &mut self.split_segments);
+        let (conns, queue) = (&mut self.flows, &mut self.split_segments);
         let opened = pack_segments(conns, queue, turn.session, room, &mut block, |of| {
             of == bump
         });
@@ -477,7 +477,7 @@ impl Peer {
                     return self.send_fragment(turn, at, key);
                 };
                 let conn = self.waiting.head_of_share(&share).conn;
-                let bump = self.conns.get(conn).expect("it is not stale").bump;
+                let bump = self.flows.get(conn).expect("it is not stale").bump;
                 let block = share_block(turn.shared, bump, &share);
                 if BESIDE + len <= mtu {
                     return self.send_share_again(turn, at, key, &block);

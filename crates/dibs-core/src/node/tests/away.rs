@@ -18,7 +18,7 @@ fn others_go_on(bump: u8, path: usize) {
     let waits = pair.nodes[0].peers[0].waiting.len();
     assert!(waits > 0, "it waits for the path");
 
-    pair.nodes[0].peers[0].peer_store = 256 << 10;
+    pair.nodes[0].peers[0].association.set_store(256 << 10);
     pair.bump = bump::SEAL;
     for (i, part) in data.chunks(50_000).enumerate() {
         pair.send(0, 5_000_000 + i as u32 * 50_000, part, 0, i as u32);
@@ -77,7 +77,7 @@ fn gigabytes_elsewhere_leave_no_number_far_ahead() {
     pair.run(Duration::from_millis(100));
     pair.send_ack(1, 2001 + gone);
     pair.run(Duration::from_millis(100));
-    let conn = |host: usize| pair.nodes[host].peers[0].conns.iter().next().unwrap().1;
+    let conn = |host: usize| pair.nodes[host].peers[0].flows.iter().next().unwrap().1;
     let to = Some(SeqNumber::new(2001 + gone));
     assert_eq!((conn(0).sent_end, conn(1).acked), (to, to));
     assert_eq!(pair.received(1).last().unwrap().0, 1001 + gone);

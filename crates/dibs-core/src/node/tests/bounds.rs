@@ -5,11 +5,10 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
 
 use super::*;
+use crate::node::flows::MAX_CONNS;
 use crate::node::fq::MAX_QUEUED;
 use crate::node::handover::MAX_GATES;
-use crate::node::peer::conns::MAX_CONNS;
-use crate::node::peer::{MAX_CONTROLS, MAX_CONTROLS_TAKEN};
-use crate::node::send::CONTROL_WINDOW;
+use crate::node::messages::{self, MAX_TAKEN, MAX_WAITING};
 use crate::slab::Key;
 
 /// Room for frames in a datagram.
@@ -77,8 +76,8 @@ fn flows_without_end_leave_room_for_connections_that_exist() {
     pair.assert_stream(1, &data);
 
     const BEYOND: usize = 3000;
-    let session = pair.nodes[0].peers[0].secrets.back().unwrap();
-    let session = session.1.session().as_u64();
+    let session = pair.nodes[0].peers[0].association.newest_secrets();
+    let session = session.session().as_u64();
     let mut block = Vec::new();
     for n in 0..MAX_CONNS + BEYOND {
         let open = Open {
@@ -146,7 +145,7 @@ fn messages_that_the_peer_does_not_take_are_refused_to_our_owner() {
     let mut sent = 0;
     while pair.nodes[1].send_control(now, 0, b"answer").is_ok() {
         sent += 1;
-        assert!(sent <= MAX_CONTROLS);
+        assert!(sent <= MAX_WAITING);
     }
     assert_eq!(
         pair.nodes[1].send_control(now, 0, b"answer"),
@@ -158,7 +157,7 @@ fn messages_that_the_peer_does_not_take_are_refused_to_our_owner() {
         .iter()
         .filter(|e| matches!(e, Event::Control { .. }))
         .count();
-    assert_eq!((took, sent), (MAX_CONTROLS, MAX_CONTROLS));
+    assert_eq!((took, sent), (MAX_WAITING, MAX_WAITING));
     let now = pair.now;
     assert!(pair.nodes[1].send_control(now, 0, b"answer").is_ok());
 }
@@ -172,7 +171,7 @@ fn of_messages_seen_before_only_the_latest_are_remembered() {
         forge_all(&mut pair, controls);
         pair.run(Duration::from_millis(100));
     }
-    assert_eq!(pair.nodes[1].peers[0].control_seen.len(), 256);
+    assert_eq!(pair.nodes[1].peers[0].messages.counts()[1], 256);
     // A repetition of a late one does nothing.
     let events = pair.events[1].len();
     let again = (4990..5000).map(|id| Frame::Control { id, bytes: b"x" });
@@ -209,14 +208,17 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
     }
     let sent = offer(&mut pair);
     let refused = count(&pair, 1, Counter::ControlRefused);
-    assert_eq!(pair.nodes[1].peers[0].controls_taken, MAX_CONTROLS_TAKEN);
+    assert_eq!(pair.nodes[1].peers[0].messages.counts()[2], MAX_TAKEN);
     assert_eq!(
         usize::from(sent),
-        MAX_CONTROLS_TAKEN + MAX_CONTROLS + CONTROL_WINDOW,
+        MAX_TAKEN + MAX_WAITING + messages::WINDOW,
         "what is not taken waits at the sender"
     );
-    assert_eq!(pair.nodes[0].peers[0].controls_waiting, CONTROL_WINDOW);
-    assert!(refused >= CONTROL_WINDOW as u64, "{refused}");
+    assert_eq!(
+        pair.nodes[0].peers[0].messages.counts()[0],
+        messages::WINDOW
+    );
+    assert!(refused >= messages::WINDOW as u64, "{refused}");
     // Whatever else is between the two goes on.
     let data = text(100_000);
     pair.send(0, 1, &data[..50_000], 0, 1);
@@ -230,8 +232,8 @@ fn messages_that_find_a_busy_owner_are_not_acknowledged_and_come_again() {
     let mut got = delivered(&pair);
     got.sort_unstable();
     assert_eq!(got, (0..sent).collect::<Vec<_>>(), "each once");
-    assert_eq!(pair.nodes[1].peers[0].controls_taken, 0);
-    assert_eq!(pair.nodes[0].peers[0].controls_waiting, 0);
+    assert_eq!(pair.nodes[1].peers[0].messages.counts()[2], 0);
+    assert_eq!(pair.nodes[0].peers[0].messages.counts()[0], 0);
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn a_flood_of_messages_makes_an_owner_hold_no_more_than_it_has_room_for() {
         pair.run(Duration::from_millis(100));
     };
     flood(&mut pair, 0..3000);
-    let room = MAX_CONTROLS_TAKEN as u32;
+    let room = MAX_TAKEN as u32;
     assert_eq!(
         count(&pair, 1, Counter::ControlRefused),
         3000 - u64::from(room)
@@ -414,7 +416,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
     let mut pair = Pair::connected();
     let held = |pair: &mut Pair, ports: std::ops::Range<u16>, each: u32, len: usize| {
         let payload = text(len);
-        pair.nodes[0].peers[0].peer_store = 0;
+        pair.nodes[0].peers[0].association.set_store(0);
         let before = count(pair, 0, Counter::QueueFull);
         for port in ports {
             for n in 0..each {
@@ -438,7 +440,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
     let (_, _, full) = held(&mut pair, 1300..1301, 1, 60_000);
     assert_eq!(full, 0);
     // It takes them after all.
-    pair.nodes[0].peers[0].peer_store = 32 << 20;
+    pair.nodes[0].peers[0].association.set_store(32 << 20);
     pair.run(Duration::from_secs(1));
     assert!(pair.nodes[0].peers[0].fq.backlog() < backlog / 2);
 
@@ -448,7 +450,7 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
     assert!(memory <= MAX_QUEUED && memory > MAX_QUEUED / 2);
     assert_eq!(backlog as u64, 40 * 1000 - full);
     // None is lost count of.
-    pair.nodes[0].peers[0].peer_store = 32 << 20;
+    pair.nodes[0].peers[0].association.set_store(32 << 20);
     pair.run(Duration::from_secs(5));
     let peer = &pair.nodes[0].peers[0];
     assert_eq!((peer.fq.backlog(), peer.fq.memory()), (0, 0));

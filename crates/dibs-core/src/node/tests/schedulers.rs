@@ -283,7 +283,7 @@ fn a_connection_is_on_each_bump_under_the_same_scheduler() {
         pair.bump = bump;
         pair.nodes[0].set_flow_schedulers(vec![from_port(7, Scheduler::RoundRobin)]);
         let of_conn = |pair: &Pair| {
-            let conns = pair.nodes[0].peers[0].conns.iter();
+            let conns = pair.nodes[0].peers[0].flows.iter();
             let mut ours = conns.filter(|(_, conn)| conn.bump == bump);
             ours.next().unwrap().1.out.scheduler
         };

@@ -1,16 +1,17 @@
 //! Calls to a peer, the sessions that come of them, and what a new one says of the peer.
+//!
+//! In go handshakes, uses of sessions, and times; out come whether and where to call, which sessions count, what the peer
+//! carries and holds, and [`News`] of it.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::{Peer, STORE_LIMIT};
+use super::paths::PathSet;
+use super::peer::STORE_LIMIT;
+use super::{LocalPath, Shared, short_hello};
 use crate::bump::Bump;
 use crate::counters::Counter;
-use crate::flow::resume::Resume;
-use crate::node::notice::Event;
-use crate::node::opaque::Reassembly;
-use crate::node::sets::Sets;
-use crate::node::{LocalPath, Shared, short_hello};
 use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
 use crate::time::Time;
 
@@ -19,12 +20,12 @@ const STORE_BELIEVED: usize = 256 << 20;
 /// Sessions whose epoch secrets are kept, for flows opened under them.
 const SECRETS_KEPT: usize = 4;
 /// Silence on all paths after which the peer is called anew, and how often.
-pub(super) const PATIENCE: Duration = Duration::from_millis(400);
+const PATIENCE: Duration = Duration::from_millis(400);
 const RECALL: Duration = Duration::from_millis(500);
 
 /// What we say of ourselves in a handshake: version, instance, what we hold out of order in KiB, and the
 /// bumps that we carry, each with how many of how many shares it needs (0 of 0: it does not split).
-pub(crate) fn hello(shared: &Shared) -> Hello {
+pub(super) fn hello(shared: &Shared) -> Hello {
     let mut bytes = vec![1];
     bytes.extend_from_slice(&shared.instance.to_be_bytes());
     bytes.extend_from_slice(&((STORE_LIMIT / 1024) as u32).to_be_bytes());
@@ -83,23 +84,112 @@ impl Said {
 }
 
 /// What a call said whose session has not been used.
-pub(super) struct Unconfirmed {
+struct Unconfirmed {
     said: Said,
     epochs: EpochSecrets,
 }
 
-impl Unconfirmed {
-    /// The instance of the peer that it is with.
-    pub(super) const fn instance(&self) -> u64 {
-        self.said.instance
-    }
+/// What a session says of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct News {
+    /// It is another instance than before: it knows nothing of what we had with it.
+    pub(super) restarted: bool,
+    /// There was no session, or none with this instance.
+    pub(super) is_up: bool,
 }
 
-impl Peer {
+/// See the module.
+pub(super) struct Association {
+    /// The running instance of the peer's daemon.
+    instance: Option<u64>,
+    /// There is a session to send by.
+    up: bool,
+    /// Sessions that the peer has not used yet. Its call may have been a recording, so they change
+    /// nothing before that.
+    unconfirmed: VecDeque<Unconfirmed>,
+    /// Those of each session that still counts, with the instance of the peer; newest last.
+    secrets: VecDeque<(u64, EpochSecrets)>,
+    next_endpoint: usize,
+    /// The endpoint that was called last.
+    called: usize,
+    /// Since when no path has been active.
+    silent_since: Option<Time>,
+    recall_at: Time,
+    /// What the peer says it can hold, in bytes, and which bumps it carries.
+    store: usize,
+    carried: Vec<CarriedBump>,
+}
+
+impl Association {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            instance: None,
+            up: false,
+            unconfirmed: VecDeque::new(),
+            secrets: VecDeque::new(),
+            next_endpoint: 0,
+            called: 0,
+            silent_since: None,
+            recall_at: now,
+            store: 0,
+            carried: Vec::new(),
+        }
+    }
+
+    /// Whether there is a session to send by.
+    pub(super) const fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// Bytes out of order that the peer holds for us.
+    pub(super) const fn store(&self) -> usize {
+        self.store
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_store(&mut self, bytes: usize) {
+        self.store = bytes;
+    }
+
+    /// The bumps that the peer carries.
+    pub(super) fn carried(&self) -> &[CarriedBump] {
+        &self.carried
+    }
+
+    /// Whether this session counts: what an instance that is gone left on the way speaks of paths that are gone.
+    pub(super) fn counts(&self, session: SessionId) -> bool {
+        self.secrets.iter().any(|(_, s)| s.session() == session)
+    }
+
+    /// The secrets of a session that counts, by its number in the opening of a flow.
+    pub(super) fn secrets(&self, session: u64) -> Option<&EpochSecrets> {
+        let mut all = self.secrets.iter().map(|(_, secrets)| secrets);
+        all.find(|secrets| secrets.session().as_u64() == session)
+    }
+
+    #[cfg(test)]
+    pub(super) fn newest_secrets(&self) -> &EpochSecrets {
+        let (_, secrets) = self.secrets.back().expect("there is a session");
+        secrets
+    }
+
+    /// Whether the peer may have restarted, as it says itself: only what it sends now proves it.
+    pub(super) fn may_have_restarted(&self) -> bool {
+        let is_another =
+            |u: &Unconfirmed| self.instance.is_some_and(|known| known != u.said.instance);
+        self.unconfirmed.iter().any(is_another)
+    }
+
     /// Whether a session should be asked for: there is none, or nobody has answered by it for a
     /// while on any path, as after a restart of the peer.
-    pub(crate) fn wants_call(&mut self, now: Time, shared: &Shared, state: PeerState) -> bool {
-        let answered = self.paths.active(shared).next().is_some();
+    pub(super) fn wants_call(
+        &mut self,
+        now: Time,
+        shared: &Shared,
+        paths: &PathSet,
+        state: PeerState,
+    ) -> bool {
+        let answered = paths.active(shared).next().is_some();
         if answered {
             self.silent_since = None;
         }
@@ -109,66 +199,67 @@ impl Peer {
             self.recall_at = now + RECALL;
         }
         let due = match state {
-            PeerState::Down => now >= self.paths.dials_at(),
+            PeerState::Down => now >= paths.dials_at(),
             PeerState::Established => recall,
             // The call goes on by itself.
             PeerState::Connecting => false,
         };
-        due && self
-            .paths
-            .endpoints()
-            .iter()
-            .any(|(local, _)| is_callable(&shared.local[*local]))
+        let mut endpoints = paths.endpoints().iter();
+        due && endpoints.any(|(local, _)| is_callable(&shared.local[*local]))
     }
 
-    /// The session has expired.
-    pub(crate) fn on_down(&mut self, shared: &mut Shared) {
-        if std::mem::take(&mut self.up) {
-            shared.events.push(Event::PeerDown {
-                peer: self.id.index(),
-            });
-        }
+    /// When [`wants_call`](Self::wants_call) may change, beside what paths say.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.silent_since.map(|t| self.recall_at.max(t + PATIENCE))
+    }
+
+    /// The session has expired; true if there was one.
+    pub(super) fn on_down(&mut self) -> bool {
+        std::mem::take(&mut self.up)
     }
 
     /// The trusted endpoint to send the next handshake message to; without any, where the peer
     /// has proved to be.
-    pub(crate) fn next_call(&mut self, shared: &Shared) -> Option<(usize, SocketAddr)> {
-        let count = self.paths.endpoints().len();
+    pub(super) fn next_call(
+        &mut self,
+        shared: &Shared,
+        paths: &PathSet,
+    ) -> Option<(usize, SocketAddr)> {
+        let count = paths.endpoints().len();
         for step in 0..count {
             let at = (self.next_endpoint + step) % count;
-            let (local, to) = self.paths.endpoints()[at];
+            let (local, to) = paths.endpoints()[at];
             if is_callable(&shared.local[local]) {
                 self.called = at;
                 self.next_endpoint = at + 1;
                 return Some((local, to));
             }
         }
-        let mut proved = self.paths.iter().filter(|l| l.is_open());
+        let mut proved = paths.iter().filter(|l| l.is_open());
         let there = proved.find(|l| is_callable(&shared.local[l.local]))?;
         Some((there.local, there.remote))
     }
 
     /// The endpoint that was called last gave a cookie, which is of use only there.
-    pub(crate) fn call_there_again(&mut self) {
+    pub(super) fn call_there_again(&mut self) {
         self.next_endpoint = self.called;
     }
 
     /// A session came about.
-    pub(crate) fn on_established(
+    pub(super) fn on_established(
         &mut self,
-        now: Time,
         shared: &mut Shared,
-        _from: (usize, SocketAddr),
         established: Established,
-    ) {
+    ) -> Option<News> {
         let Some(said) = Said::read(&established.hello) else {
-            return shared.count(Counter::PeerContradiction);
+            shared.count(Counter::PeerContradiction);
+            return None;
         };
         match established.role {
             // The answer proves that the peer is there now.
             Role::Initiator => {
                 self.keep_secrets(said.instance, established.epochs);
-                self.on_instance(now, shared, said);
+                Some(self.on_instance(shared, said))
             }
             Role::Responder => {
                 self.unconfirmed.push_back(Unconfirmed {
@@ -178,35 +269,30 @@ impl Peer {
                 if self.unconfirmed.len() > SECRETS_KEPT {
                     self.unconfirmed.pop_front();
                 }
+                None
             }
         }
     }
 
     /// The initiator used a session that we answered; it is the one to send by if that `confirmed`
     /// it, and one that was overtaken if not.
-    pub(in crate::node) fn on_used(
+    pub(super) fn on_used(
         &mut self,
-        now: Time,
         shared: &mut Shared,
         session: SessionId,
         confirmed: bool,
-    ) {
+    ) -> Option<News> {
         let mut waiting = self.unconfirmed.iter();
-        let Some(at) = waiting.position(|u| u.epochs.session() == session) else {
-            return;
-        };
+        let at = waiting.position(|u| u.epochs.session() == session)?;
         let Unconfirmed { said, epochs } = self.unconfirmed.remove(at).expect("it was just found");
         if confirmed {
             self.keep_secrets(said.instance, epochs);
-            self.on_instance(now, shared, said);
-        } else if self.instance == Some(said.instance) {
+            return Some(self.on_instance(shared, said));
+        }
+        if self.instance == Some(said.instance) {
             self.keep_secrets(said.instance, epochs);
         }
-    }
-
-    /// Whether there are sessions that the peer has not used yet.
-    pub(in crate::node) fn has_unconfirmed(&self) -> bool {
-        !self.unconfirmed.is_empty()
+        None
     }
 
     fn keep_secrets(&mut self, instance: u64, epochs: EpochSecrets) {
@@ -216,64 +302,23 @@ impl Peer {
         }
     }
 
-    fn on_instance(&mut self, now: Time, shared: &mut Shared, said: Said) {
+    fn on_instance(&mut self, shared: &mut Shared, said: Said) -> News {
         let instance = said.instance;
-        self.peer_store = said.store.min(STORE_BELIEVED);
+        self.store = said.store.min(STORE_BELIEVED);
         self.carried = said.bumps;
-        let restarted = self.instance.is_some_and(|known| known != instance);
+        let old = self.instance.replace(instance);
+        let restarted = old.is_some_and(|known| known != instance);
         if restarted {
             shared.count(Counter::PeerRestarts);
-            self.forget(shared);
+            // What was agreed with that one means nothing to this one.
+            self.secrets.retain(|(of, _)| Some(*of) != old);
         }
-        if let Some(old) = self.instance.replace(instance)
-            && old != instance
-        {
-            // What was agreed with it means nothing to this one.
-            self.secrets.retain(|(of, _)| *of != old);
-        }
-        if restarted || !self.up {
-            self.up = true;
-            shared.events.push(Event::PeerUp {
-                peer: self.id.index(),
-                restarted,
-            });
-        }
-        self.paths.dial_at_once(now);
         // Its paths have yet to be opened: that is no silence of the peer.
         self.silent_since = None;
-        let given_up = self.paths.use_session(now, shared);
-        self.abandon(shared, given_up);
-    }
-
-    /// The peer restarted: it knows nothing of what we had with it.
-    fn forget(&mut self, shared: &mut Shared) {
-        self.paths.clear();
-        self.segments.clear();
-        self.split_segments.clear();
-        self.delayed_trusted.clear();
-        self.delayed_any.clear();
-        self.splits.clear();
-        self.sets = Sets::default();
-        self.next_set = 0;
-        // A message that the old instance had not taken is for the new one.
-        for message in self.waiting.drain(&mut shared.pool).into_iter().rev() {
-            self.control_out.push_front(message.bytes);
-        }
-        self.controls_waiting = 0;
-        self.controls_again.clear();
-        self.incoming.clear();
-        self.last_incoming = None;
-        self.control_seen.clear();
-        self.reassembly = Reassembly::default();
-        self.notices.clear();
-        for (_, conn) in self.conns.iter_mut() {
-            conn.out.stream.reincarnate();
-            conn.out.secrets = None;
-            conn.out.unconfirm();
-            conn.resume = conn.tsval.map(|tsval| Box::new(Resume::after(tsval)));
-            if let Some(mut inc) = conn.inc.take() {
-                inc.stream.clear(&mut self.store);
-            }
+        let was_up = std::mem::replace(&mut self.up, true);
+        News {
+            restarted,
+            is_up: restarted || !was_up,
         }
     }
 }

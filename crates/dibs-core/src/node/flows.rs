@@ -1,0 +1,196 @@
+//! The connections of a peer: by addresses and bump, by our flow number and by the peer's.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+
+use dibs_wire::Tuple;
+use dibs_wire::frame::TcpFields;
+use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
+
+use crate::bump::MAX_NUMBER;
+use crate::flow::conn::{Conn, Incoming};
+use crate::flow::fields;
+use crate::slab::{Key, Slab};
+use crate::time::Time;
+
+/// Connections of a peer, at most; beyond, the longest idle one of a few is forgotten, those of which
+/// the local kernel knows nothing first. To look at all would let a peer keep us busy.
+pub(super) const MAX_CONNS: usize = 65_536;
+const EVICTION_SAMPLE: usize = 64;
+/// How far the time stamp of a SYN that is still on its way may lie behind those of its connection: two minutes (RFC
+/// 9293, 3.4.1) of milliseconds. A host that restarted begins as near once in 36,000 times, and connects by then.
+const LIFETIME: u32 = 120_000;
+
+/// Seeds the hash tables: what a peer chooses must not make them slow.
+#[derive(Clone)]
+struct Hashing(u64, u64);
+
+impl BuildHasher for Hashing {
+    type Hasher = SipHasher13;
+
+    fn build_hasher(&self) -> SipHasher13 {
+        SipHasher13::new_with_keys(self.0, self.1)
+    }
+}
+
+/// See the module. A connection has an entry for each bump that it was on.
+pub(super) struct FlowTable {
+    conns: Slab<Conn>,
+    by_tuple: HashMap<(Tuple, u8), Key, Hashing>,
+    /// By the peer's flow numbers.
+    incoming: HashMap<u32, Key, Hashing>,
+    /// The entry of `incoming` that was used last: the next datagram is likely of the same flow.
+    last_incoming: Option<(u32, Key)>,
+    /// By ours.
+    outgoing: HashMap<u32, Key, Hashing>,
+    next_flow: u32,
+}
+
+impl FlowTable {
+    pub(super) fn new(hash_keys: (u64, u64)) -> Self {
+        let hashing = Hashing(hash_keys.0, hash_keys.1);
+        Self {
+            conns: Slab::default(),
+            by_tuple: HashMap::with_hasher(hashing.clone()),
+            incoming: HashMap::with_hasher(hashing.clone()),
+            last_incoming: None,
+            outgoing: HashMap::with_hasher(hashing),
+            next_flow: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.conns.len()
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&Conn> {
+        self.conns.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Conn> {
+        self.conns.get_mut(key)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &Conn)> {
+        self.conns.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Conn)> {
+        self.conns.iter_mut()
+    }
+
+    /// The connection of this tuple, as the local host sends, on this bump.
+    pub(super) fn find(&self, tuple: Tuple, bump: u8) -> Option<Key> {
+        self.by_tuple.get(&(tuple, bump)).copied()
+    }
+
+    /// The connection that this flow number of ours names.
+    pub(super) fn by_own_number(&mut self, flow: u32) -> Option<&mut Conn> {
+        self.conns.get_mut(*self.outgoing.get(&flow)?)
+    }
+
+    /// The connection that this flow number of the peer's names.
+    pub(super) fn by_peers_number(&mut self, flow: u32) -> Option<Key> {
+        let known = match self.last_incoming {
+            Some((last, key)) if last == flow => Some(key),
+            _ => self.incoming.get(&flow).copied(),
+        };
+        self.last_incoming = known.map(|key| (flow, key));
+        known
+    }
+
+    /// The one to forget before another is added, if there are too many; `random` chooses among whom.
+    pub(super) fn surplus(&self, random: impl FnOnce() -> u64) -> Option<Key> {
+        if self.conns.len() < MAX_CONNS {
+            return None;
+        }
+        let some = self.conns.some(random() as usize, EVICTION_SAMPLE);
+        let oldest = some.min_by_key(|(_, c)| (c.sent_end.is_some(), c.last_seen));
+        // A full table has no holes.
+        let (oldest, _) = oldest.expect("the table is full");
+        Some(oldest)
+    }
+
+    /// Adds a connection that is not [there](Self::find).
+    pub(super) fn add(&mut self, now: Time, tuple: Tuple, bump: u8) -> Key {
+        let flow = self.next_flow;
+        self.next_flow = self.next_flow.wrapping_add(1);
+        let key = self.conns.insert(Conn::new(now, tuple, bump, flow));
+        self.by_tuple.insert((tuple, bump), key);
+        let all = (1..=MAX_NUMBER).filter_map(|bump| self.find(tuple, bump));
+        let all: SmallVec<[Key; 4]> = all.collect();
+        for one in &all {
+            let conn = self.conns.get_mut(*one);
+            let conn = conn.expect("a tuple leads to its connection");
+            conn.siblings = all.iter().filter(|key| *key != one).copied().collect();
+        }
+        self.outgoing.insert(flow, key);
+        key
+    }
+
+    /// Forgets a connection.
+    pub(super) fn remove(&mut self, key: Key) -> Option<Conn> {
+        let conn = self.conns.remove(key)?;
+        self.by_tuple.remove(&(conn.tuple, conn.bump));
+        self.outgoing.remove(&conn.out.flow);
+        if let Some(inc) = &conn.inc {
+            self.incoming.remove(&inc.flow);
+            self.last_incoming = None;
+        }
+        Some(conn)
+    }
+
+    /// The peer opened its direction of a connection; returns what there was of it before.
+    pub(super) fn open_incoming(&mut self, key: Key, incoming: Incoming) -> Option<Incoming> {
+        let conn = self.conns.get_mut(key).expect("the caller has it");
+        let flow = incoming.flow;
+        let old = conn.inc.replace(incoming);
+        if let Some(old) = &old {
+            self.incoming.remove(&old.flow);
+        }
+        self.incoming.insert(flow, key);
+        self.last_incoming = None;
+        old
+    }
+
+    /// The peer restarted: its numbers mean nothing any more.
+    pub(super) fn forget_incoming(&mut self) {
+        self.incoming.clear();
+        self.last_incoming = None;
+    }
+
+    /// Raises a connection's TSval floor to that of the other bumps that it was on: at a switch what is
+    /// injected comes by two of them, in any order, and must not go back.
+    pub(super) fn meet_floor(&mut self, key: Key) {
+        let siblings = self.conns.get(key).map_or(0, |conn| conn.siblings.len());
+        for at in 0..siblings {
+            let other = self.conns.get(key).and_then(|conn| conn.siblings.get(at));
+            let floor = other.and_then(|other| self.conns.get(*other)?.tsval_floor);
+            if let Some((floor, conn)) = floor.zip(self.conns.get_mut(key)) {
+                conn.raise_floor(floor);
+            }
+        }
+    }
+
+    /// A connection begins with this SYN: the time stamps of an earlier one between the same ports, by whichever bump,
+    /// are none of its. The host may have restarted, and a SYN with a time stamp that it never gave is answered in
+    /// vain. But a SYN that waited for a path of one bump begins nothing where its connection went on by another.
+    pub(super) fn forget_floor(&mut self, key: Key, syn: &TcpFields<'_>) {
+        let Some(conn) = self.conns.get(key) else {
+            return;
+        };
+        let all: SmallVec<[Key; 4]> = conn.siblings.iter().copied().chain([key]).collect();
+        let mut floors = { all.iter() }.filter_map(|key| self.conns.get(*key)?.tsval_floor);
+        if let Some((tsval, _)) = fields::timestamps(syn)
+            && floors.any(|floor| (1..=LIFETIME).contains(&floor.wrapping_sub(tsval)))
+        {
+            return;
+        }
+        for key in all {
+            if let Some(conn) = self.conns.get_mut(key) {
+                conn.tsval_floor = None;
+            }
+        }
+    }
+}

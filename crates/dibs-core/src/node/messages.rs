@@ -1,0 +1,146 @@
+//! Words between the two daemons: reliable, each given once, in any order.
+//!
+//! Those to the peer wait for their turn, up to a bound, and few are on their way at once; one that was lost more than
+//! once is sent again now and then only, so that a peer without room does not take the path from data. Of the peer's as
+//! many are taken as the owner deals with.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::peer::Delayed;
+use crate::chunk::Message;
+use crate::time::Time;
+
+/// Messages to the peer that wait for their turn, at most.
+pub(super) const MAX_WAITING: usize = 256;
+/// Of the peer's that the owner has not dealt with, at most: what comes beyond is not taken, so not acknowledged, and
+/// the peer sends it again. As many as an honest daemon has waiting at once.
+pub(super) const MAX_TAKEN: usize = 256;
+/// On their way at once, at most.
+pub(super) const WINDOW: usize = 16;
+/// Numbers of the peer's messages that are remembered, so that none is given twice.
+const SEEN: usize = 256;
+/// Between two messages that were lost more than once and are sent again.
+const AGAIN: Duration = Duration::from_millis(25);
+
+/// What becomes of a message of the peer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is for the owner.
+    New,
+    /// The owner has it.
+    Again,
+    /// The owner has too many: nothing of it is remembered.
+    Refused,
+}
+
+/// See the module.
+pub(super) struct Messages {
+    waiting: VecDeque<Box<[u8]>>,
+    next_id: u32,
+    on_their_way: usize,
+    /// Those of them that were lost more than once, and when the next one is sent again.
+    again: VecDeque<Delayed>,
+    again_at: Time,
+    seen: VecDeque<u32>,
+    taken: usize,
+}
+
+impl Messages {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            next_id: 0,
+            on_their_way: 0,
+            again: VecDeque::new(),
+            again_at: now,
+            seen: VecDeque::new(),
+            taken: 0,
+        }
+    }
+
+    /// Lets a message wait for its turn; false if too many do.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
+        let has_room = self.waiting.len() < MAX_WAITING;
+        if has_room {
+            self.waiting.push_back(bytes.into());
+        }
+        has_room
+    }
+
+    /// Whether one may go.
+    pub(super) fn is_due(&self) -> bool {
+        !self.waiting.is_empty() && self.on_their_way < WINDOW
+    }
+
+    /// The next one, which is on its way from now on.
+    pub(super) fn pop(&mut self) -> Option<Message> {
+        let bytes = self.waiting.pop_front()?;
+        let id = self.next_id;
+        self.next_id = id.wrapping_add(1);
+        self.on_their_way += 1;
+        Some(Message { id, bytes })
+    }
+
+    /// One was acknowledged.
+    pub(super) fn on_acked(&mut self) {
+        self.on_their_way -= 1;
+    }
+
+    /// One was lost, and not for the first time.
+    pub(super) fn on_lost_again(&mut self, lost: Delayed) {
+        self.again.push_back(lost);
+    }
+
+    /// One of those that is to be sent again now.
+    pub(super) fn pop_again(&mut self, now: Time) -> Option<Delayed> {
+        if now < self.again_at {
+            return None;
+        }
+        let lost = self.again.pop_front()?;
+        self.again_at = now + AGAIN;
+        Some(lost)
+    }
+
+    /// When [`pop_again`](Self::pop_again) gives one.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        (!self.again.is_empty()).then_some(self.again_at)
+    }
+
+    /// The peer sent a message with this number.
+    pub(super) fn take(&mut self, id: u32) -> Verdict {
+        if self.seen.contains(&id) {
+            return Verdict::Again;
+        }
+        if self.taken >= MAX_TAKEN {
+            return Verdict::Refused;
+        }
+        if self.seen.len() == SEEN {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(id);
+        self.taken += 1;
+        Verdict::New
+    }
+
+    /// The owner has dealt with one.
+    pub(super) fn on_done(&mut self) {
+        self.taken = self.taken.saturating_sub(1);
+    }
+
+    /// The peer restarted: those that the old instance had not taken, oldest first, are for the new one.
+    pub(super) fn restart(&mut self, unacknowledged: Vec<Message>) {
+        for message in unacknowledged.into_iter().rev() {
+            self.waiting.push_front(message.bytes);
+        }
+        self.on_their_way = 0;
+        self.again.clear();
+        self.seen.clear();
+    }
+
+    /// Messages on their way, numbers remembered, and messages with the owner.
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> [usize; 3] {
+        [self.on_their_way, self.seen.len(), self.taken]
+    }
+}
