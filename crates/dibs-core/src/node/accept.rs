@@ -9,9 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use dibs_wire::packet::{Opaque, Packet, TCP, flags};
 
-use super::peer::Peer;
+use super::hosts::Hosts;
 use super::{Shared, inner};
-use crate::slab::Key;
+use crate::flow::conn::Conn;
 
 /// Addresses of this host, or behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Opening {
         }
     }
 
-    fn admits(&self, shared: &Shared, (addr, port): (IpAddr, u16)) -> bool {
+    pub(super) fn admits(&self, shared: &Shared, (addr, port): (IpAddr, u16)) -> bool {
         let there = match self.place {
             Place::Paths => shared.is_reachable(addr),
             Place::Any => true,
@@ -75,21 +75,17 @@ impl fmt::Display for Opening {
     }
 }
 
-impl Peer {
-    fn may_open(&self, shared: &Shared, to: (IpAddr, u16)) -> bool {
-        { self.accept.iter() }.any(|opening| opening.admits(shared, to))
-    }
-
-    /// Whether a segment with these flags begins its connection, which the peer may not.
-    pub(super) fn is_refused(&self, shared: &Shared, conn: Key, flags: u16) -> bool {
-        let conn = self.flows.get(conn).filter(|_| begins(flags));
+impl Hosts {
+    /// Whether a segment of this connection with these flags begins it, which the peer may not.
+    pub(super) fn refuses(&self, shared: &Shared, conn: Option<&Conn>, flags: u16) -> bool {
+        let conn = conn.filter(|_| begins(flags));
         let tuple = conn.and_then(|conn| Some(conn.inc.as_ref()?.template.tuple));
         tuple.is_some_and(|to| !self.may_open(shared, (to.dst, to.dport)))
     }
 
     /// Whether a packet that was not cut begins a connection that the peer may not, or may do so for all that can be
     /// seen of it.
-    pub(super) fn is_refused_whole(&self, shared: &Shared, packet: &Packet<'_>) -> bool {
+    pub(super) fn refuses_whole(&self, shared: &Shared, packet: &Packet<'_>) -> bool {
         let refused = |to| !self.may_open(shared, to);
         match packet {
             Packet::Tcp(s) => begins(s.flags) && refused((s.tuple.dst, s.tuple.dport)),

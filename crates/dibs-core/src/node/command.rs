@@ -102,12 +102,12 @@ impl Node {
     /// New data is shared out by this scheduler from now on, but for connections that have [one of their
     /// own](Self::set_flow_schedulers).
     pub fn set_scheduler(&mut self, scheduler: Scheduler) {
-        self.shared.scheduler = scheduler;
+        self.shared.policy.scheduler = scheduler;
     }
 
     /// New data goes by this path from now on as long as that is usable; none: as the scheduler chooses.
     pub fn prefer(&mut self, hint: Option<Hint>) {
-        self.shared.hint = hint;
+        self.shared.policy.hint = hint;
         for link in self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut()) {
             link.path.set_probes(self.shared.probes_of(link.local));
         }
@@ -135,12 +135,12 @@ impl Node {
 
     /// The addresses of this host, to which inner packets may go.
     pub fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
-        self.shared.addresses = addresses;
+        self.shared.own.addresses = addresses;
     }
 
     /// Those of them that the paths' interfaces have, see [`NodeConfig::reachable`](super::NodeConfig::reachable).
     pub fn set_reachable(&mut self, addresses: Vec<IpAddr>) {
-        self.shared.reachable = addresses;
+        self.shared.own.reachable = addresses;
     }
 
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).

@@ -5,8 +5,9 @@ use std::ops::RangeInclusive;
 
 use dibs_wire::Tuple;
 
+use super::Node;
 use super::preference::Scheduler;
-use super::{Node, Shared};
+use super::shared::Policy;
 use crate::prefix::Prefix;
 
 /// Connections whose new data is shared out by a scheduler of their own, whichever bump they are on: those that
@@ -52,7 +53,7 @@ impl FlowScheduler {
     }
 }
 
-impl Shared {
+impl Policy {
     /// The scheduler that the user wants for a connection of these ends, as the local host sends; none: the general one.
     pub(super) fn scheduler_of(&self, tuple: &Tuple) -> Option<Scheduler> {
         let mut all = self.flow_schedulers.iter();
@@ -66,9 +67,9 @@ impl Node {
     /// them if there are several; that of all others by the [general one](Self::set_scheduler).
     pub fn set_flow_schedulers(&mut self, schedulers: Vec<FlowScheduler>) {
         let shared = &mut self.shared;
-        shared.flow_schedulers = schedulers;
+        shared.policy.flow_schedulers = schedulers;
         for (_, conn) in self.peers.iter_mut().flat_map(|peer| peer.flows.iter_mut()) {
-            conn.out.scheduler = shared.scheduler_of(&conn.tuple);
+            conn.out.scheduler = shared.policy.scheduler_of(&conn.tuple);
         }
     }
 }

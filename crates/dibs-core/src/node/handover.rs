@@ -32,8 +32,29 @@ const SILENCE: Duration = Duration::from_millis(2);
 /// What was sent as long ago, beside the paths' difference, is not overtaken, acknowledged or not.
 const SETTLED: Duration = Duration::from_millis(10);
 
+/// Connections that leave their bump, and those whose start is held back.
+#[derive(Default)]
+pub(super) struct Handover {
+    drains: Vec<Drain>,
+    pub(super) gates: Vec<(Key, Time)>,
+}
+
+impl Handover {
+    /// Whether one more may be held back.
+    pub(super) fn has_room(&self) -> bool {
+        self.gates.len() < MAX_GATES
+    }
+
+    /// A byte of this connection came from the local kernel.
+    pub(super) fn hear(&mut self, now: Time, key: Key) {
+        if let Some(drain) = self.drains.iter_mut().find(|drain| drain.key == key) {
+            drain.heard = now;
+        }
+    }
+}
+
 /// A connection that is about to leave its bump.
-pub(super) struct Drain {
+struct Drain {
     key: Key,
     /// Somebody waits for word of it, even once the connection is gone.
     bump: u8,
@@ -44,18 +65,6 @@ pub(super) struct Drain {
     told: bool,
     /// When its kernel was last heard, or the begin.
     heard: Time,
-}
-
-impl Drain {
-    /// Whether it is this connection's.
-    pub(super) fn is_of(&self, key: Key) -> bool {
-        self.key == key
-    }
-
-    /// A byte of the connection came from the local kernel.
-    pub(super) fn hear(&mut self, now: Time) {
-        self.heard = now;
-    }
 }
 
 impl Node {
@@ -82,7 +91,7 @@ impl Node {
         let Self { shared, peers, .. } = self;
         if let Some(peer) = route(peers, tuple.dst)
             && let Some(key) = peer.flows.find(tuple, bump)
-            && let Some(at) = peer.drains.iter().position(|d| d.key == key)
+            && let Some(at) = peer.handover.drains.iter().position(|d| d.key == key)
         {
             peer.let_go(shared, at);
         }
@@ -95,7 +104,7 @@ impl Peer {
         let patience = DRAIN_PATIENCE + 2 * longest;
         let tell_by = now + patience;
         let until = tell_by + patience;
-        if let Some(known) = self.drains.iter_mut().find(|d| d.key == key) {
+        if let Some(known) = self.handover.drains.iter_mut().find(|d| d.key == key) {
             // It may have been silent before; now it is asked again.
             known.told = false;
             known.tell_by = tell_by;
@@ -109,7 +118,7 @@ impl Peer {
         let (bump, tuple) = (conn.bump, conn.tuple);
         let clamp = conn.sent_end.map(|end| Clamp::new(end, window_scale));
         conn.clamp = clamp.map(Box::new);
-        self.drains.push(Drain {
+        self.handover.drains.push(Drain {
             key,
             bump,
             tuple,
@@ -151,8 +160,8 @@ impl Peer {
 
     /// Tells of connections that have fallen silent.
     fn check_drains(&mut self, now: Time, shared: &mut Shared) {
-        for at in 0..self.drains.len() {
-            let drain = &self.drains[at];
+        for at in 0..self.handover.drains.len() {
+            let drain = &self.handover.drains[at];
             if !drain.told && now >= self.tells(shared, drain) {
                 self.tell_drained(shared, at);
             }
@@ -161,7 +170,7 @@ impl Peer {
 
     fn tell_drained(&mut self, shared: &mut Shared, at: usize) {
         let peer = self.id.index();
-        let drain = &mut self.drains[at];
+        let drain = &mut self.handover.drains[at];
         drain.told = true;
         let (bump, tuple) = (drain.bump, drain.tuple);
         shared.events.push(Event::Drained { peer, bump, tuple });
@@ -169,11 +178,11 @@ impl Peer {
 
     /// Opens the window that was closed.
     fn let_go(&mut self, shared: &mut Shared, at: usize) {
-        if !self.drains[at].told {
+        if !self.handover.drains[at].told {
             // Another one asked for it since; nobody is to wait for ever.
             self.tell_drained(shared, at);
         }
-        let drain = self.drains.swap_remove(at);
+        let drain = self.handover.drains.swap_remove(at);
         self.flows.meet_floor(drain.key);
         if let Some(conn) = self.flows.get_mut(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
@@ -191,17 +200,17 @@ impl Peer {
 
     /// A chain's start is held back, or what is `solo`: not for ever.
     pub(super) fn note_gate(&mut self, now: Time, key: Key, solo: bool) {
-        self.gates.retain(|(gated, _)| *gated != key);
+        self.handover.gates.retain(|(gated, _)| *gated != key);
         let patience = match solo {
             true => OVERTAKING_PATIENCE,
             false => GATE_PATIENCE,
         };
-        self.gates.push((key, now + patience));
+        self.handover.gates.push((key, now + patience));
     }
 
     /// Lets go on what of a connection was held back.
     pub(super) fn open_gate(&mut self, now: Time, shared: &mut Shared, key: Key) {
-        self.gates.retain(|(gated, _)| *gated != key);
+        self.handover.gates.retain(|(gated, _)| *gated != key);
         self.flows.meet_floor(key);
         while let Some(conn) = self.flows.get_mut(key)
             && let Some((stream, _, mut sink)) = super::receive::incoming(now, shared, key, conn)
@@ -216,20 +225,25 @@ impl Peer {
 
     /// When something that is held back goes on anyhow.
     pub(super) fn handover_due(&self, shared: &Shared) -> Option<Time> {
-        let drains = self.drains.iter().flat_map(|d| {
+        let drains = self.handover.drains.iter().flat_map(|d| {
             let tells = (!d.told).then(|| self.tells(shared, d));
             [Some(d.until), tells].into_iter().flatten()
         });
-        self.gates.iter().map(|(_, t)| *t).chain(drains).min()
+        self.handover
+            .gates
+            .iter()
+            .map(|(_, t)| *t)
+            .chain(drains)
+            .min()
     }
 
     /// Lets go on what was held back for long enough.
     pub(super) fn handle_handover(&mut self, now: Time, shared: &mut Shared) {
-        while let Some((key, _)) = self.gates.iter().find(|(_, t)| *t <= now).copied() {
+        while let Some((key, _)) = self.handover.gates.iter().find(|(_, t)| *t <= now).copied() {
             self.open_gate(now, shared, key);
         }
         self.check_drains(now, shared);
-        while let Some(at) = self.drains.iter().position(|d| d.until <= now) {
+        while let Some(at) = self.handover.drains.iter().position(|d| d.until <= now) {
             self.let_go(shared, at);
         }
     }

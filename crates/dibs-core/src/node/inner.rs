@@ -20,12 +20,12 @@ const MAX_EXTENSIONS: usize = 8;
 
 /// Whether a packet from this peer with good addresses may come out here; if not, why.
 pub(super) fn may_come(peer: &Peer, shared: &Shared, packet: &Opaque<'_>) -> Result<(), Counter> {
-    may_pass(packet, |a| peer.owns(a), |a| shared.is_ours(a))
+    may_pass(packet, |a| peer.hosts.owns(a), |a| shared.is_ours(a))
 }
 
 /// Whether a packet of the local kernel may go to this peer, which would refuse any other.
 pub(super) fn may_go(peer: &Peer, shared: &Shared, packet: &Opaque<'_>) -> bool {
-    may_pass(packet, |a| shared.is_ours(a), |a| peer.owns(a)).is_ok()
+    may_pass(packet, |a| shared.is_ours(a), |a| peer.hosts.owns(a)).is_ok()
 }
 
 /// TCP that takes no detour, and fragments of it; ICMP errors about what the receiver sent to the sender.

@@ -21,6 +21,7 @@ mod flow_scheduler;
 mod flows;
 mod fq;
 mod handover;
+mod hosts;
 mod inner;
 mod messages;
 mod notice;
@@ -31,6 +32,7 @@ mod preference;
 mod receive;
 mod send;
 mod sets;
+mod shared;
 mod snapshot;
 mod solicit;
 #[cfg(test)]
@@ -38,124 +40,33 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use dibs_wire::packet::{self, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
-use zeroize::Zeroizing;
 
 pub use accept::{Opening, Place};
 pub use command::{ControlError, MAX_CONTROL};
 pub use config::{LocalPath, NodeConfig, PeerConfig};
 pub use flow_scheduler::FlowScheduler;
+use hosts::Hosts;
 pub use notice::Event;
-use notice::Events;
+use paths::PathSet;
 pub use preference::{Hint, Role, Scheduler, UnknownName, Unused, Usage};
 pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 
-use crate::buffer::{Buffer, Pool};
-use crate::bump::{Bumps, Pads};
-use crate::counters::{Counter, Counters};
+use crate::buffer::Buffer;
+use crate::counters::Counter;
 use crate::flow::inject::{Injection, Injector};
-use crate::prefix::Prefix;
 use crate::session::{
-    Bucket, Config as SessionConfig, Dropped, Hello, KeyLimits, OpenError, PeerId, Random, Rate,
+    Bucket, Config as SessionConfig, Dropped, Hello, KeyLimits, OpenError, PeerId, Rate,
     SeededRandom, Sessions, is_handshake,
 };
 use crate::time::Time;
 pub use association::CarriedBump;
 use peer::{Out, Peer, Source};
 use receive::Arrival;
-
-/// What all peers use.
-pub(crate) struct Shared {
-    pub(crate) pool: Pool,
-    pub(crate) rng: SeededRandom,
-    /// Drawn from `rng` and not used yet.
-    numbers: Vec<u64>,
-    pub(crate) injector: Injector,
-    pub(crate) counters: Counters,
-    pub(crate) events: Events,
-    pub(crate) local: Vec<LocalPath>,
-    pub(crate) bumps: Arc<Bumps>,
-    /// Random bytes for those that split.
-    pub(crate) pads: Pads,
-    pub(crate) addresses: Vec<IpAddr>,
-    /// Those of them that the paths' interfaces have.
-    pub(crate) reachable: Vec<IpAddr>,
-    pub(crate) gateway: Vec<Prefix>,
-    pub(crate) trusted_share: f64,
-    pub(crate) hold_without_trusted: bool,
-    pub(crate) scheduler: Scheduler,
-    /// For some connections another one: the first that selects them.
-    flow_schedulers: Vec<FlowScheduler>,
-    pub(crate) hint: Option<Hint>,
-    /// More packets of the kernel's are to be handed over at once.
-    pub(crate) more_comes: bool,
-    pub(crate) instance: u64,
-    /// Seeds the hash tables.
-    pub(crate) hash_keys: (u64, u64),
-    /// A send that nobody keeps.
-    pub(crate) scratch: Vec<u8>,
-    /// A datagram of several that nobody keeps.
-    once: Option<Buffer>,
-    /// Random bytes of a split, and its shares.
-    random: Zeroizing<Vec<u8>>,
-    shares: Zeroizing<Vec<u8>>,
-    /// What was put together of shares.
-    pub(crate) joined: Vec<u8>,
-}
-
-impl Shared {
-    pub(crate) fn count(&mut self, counter: Counter) {
-        self.counters.count(counter);
-    }
-
-    /// How many probes of a local path that stops answering come at one interval, if the user has said.
-    pub(crate) fn probes_of(&self, local: usize) -> Option<u32> {
-        let hint = self.hint.filter(|hint| hint.path == local)?;
-        Some(hint.weight)
-    }
-
-    /// Whether an address is this host's, or of a network that it forwards for.
-    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
-        self.addresses.contains(&addr) || self.is_behind(addr)
-    }
-
-    /// Whether an address is of a path's interface, or of a network that this host forwards for.
-    pub(crate) fn is_reachable(&self, addr: IpAddr) -> bool {
-        self.reachable.contains(&addr) || self.is_behind(addr)
-    }
-
-    fn is_behind(&self, addr: IpAddr) -> bool {
-        self.gateway.iter().any(|net| net.contains(addr))
-    }
-
-    pub(crate) fn random_u64(&mut self) -> u64 {
-        // The generator works in blocks; a number alone would cost as much as these.
-        if self.numbers.is_empty() {
-            let mut bytes = [0; 512];
-            self.rng.fill(&mut bytes);
-            self.numbers.extend(
-                bytes
-                    .as_chunks::<8>()
-                    .0
-                    .iter()
-                    .map(|b| u64::from_le_bytes(*b)),
-            );
-        }
-        self.numbers.pop().expect("it was just filled")
-    }
-
-    /// Uniform in `0..=max`.
-    pub(crate) fn random_below(&mut self, max: u64) -> u64 {
-        match max.checked_add(1) {
-            Some(n) => self.random_u64() % n,
-            None => self.random_u64(),
-        }
-    }
-}
+use shared::{Own, Policy, Shared};
 
 /// A send for a socket: datagrams of `segment` bytes each, the last one may be shorter.
 #[derive(Clone, Copy, Debug)]
@@ -224,35 +135,20 @@ impl Node {
             integrity: config.integrity,
         };
         let mut sessions = Sessions::new(session_config, now, &mut rng);
-        let mut shared = Shared {
-            pool: Pool::new(64),
-            rng,
-            numbers: Vec::new(),
-            injector: Injector::default(),
-            counters: Counters::default(),
-            events: Events::default(),
-            local: config.paths,
-            bumps: Arc::new(Bumps::new(config.bumps)),
-            pads: config.pads,
+        let own = Own {
             addresses: config.addresses,
             reachable: config.reachable,
             gateway: config.gateway,
+        };
+        let policy = Policy {
             trusted_share: config.trusted_share,
             hold_without_trusted: config.hold_without_trusted,
             scheduler: config.scheduler,
             flow_schedulers: Vec::new(),
             hint: config.hint,
-            more_comes: false,
-            instance: 0,
-            hash_keys: (0, 0),
-            scratch: Vec::with_capacity(2048),
-            once: None,
-            random: Zeroizing::default(),
-            shares: Zeroizing::default(),
-            joined: Vec::new(),
         };
-        shared.instance = shared.random_u64();
-        shared.hash_keys = (shared.random_u64(), shared.random_u64());
+        let bumps = (config.bumps, config.pads);
+        let mut shared = Shared::new(rng, config.paths, bumps, own, policy);
         let own = *sessions.public_key();
         let mut peers = Vec::with_capacity(config.peers.len());
         for peer in config.peers {
@@ -261,18 +157,16 @@ impl Node {
             peers.push(Peer::new(
                 now,
                 id,
-                peer.prefixes,
-                peer.endpoints,
-                peer.accept,
-                smaller_key,
+                Hosts::new(peer.prefixes, peer.accept),
+                PathSet::new(now, peer.endpoints, smaller_key),
                 &mut shared,
             ));
         }
         for at in 0..peers.len() {
             let others = peers.iter().enumerate().filter(|(other, _)| *other != at);
-            let foreign = others.flat_map(|(_, other)| other.prefixes.iter().copied());
+            let foreign = others.flat_map(|(_, other)| other.hosts.prefixes().iter().copied());
             let foreign = foreign.collect();
-            peers[at].foreign = foreign;
+            peers[at].hosts.set_foreign(foreign);
         }
         Ok(Self {
             shared,
@@ -571,13 +465,8 @@ impl Node {
                 source,
             } = out;
             let bytes = match source {
-                Source::Scratch => &self.shared.scratch[..],
-                Source::Once(buffer, len) => {
-                    if let Some(before) = self.shared.once.replace(buffer) {
-                        self.shared.pool.give(before);
-                    }
-                    &self.shared.once.as_deref().expect("it was just put there")[..len]
-                }
+                Source::Scratch => &self.shared.scratch.datagrams[..],
+                Source::Once(buffer, len) => self.shared.keep_once(buffer, len),
                 Source::Batch(key, len) => &self.peers[index].waiting.batch(key)[..len],
             };
             return Some(Transmit {
@@ -617,7 +506,7 @@ impl Node {
 fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer> {
     let best = peers
         .iter_mut()
-        .filter_map(|peer| peer.matches(destination).map(|len| (len, peer)))
+        .filter_map(|peer| peer.hosts.matches(destination).map(|len| (len, peer)))
         .max_by_key(|(len, _)| *len);
     best.map(|(_, peer)| peer)
 }

@@ -24,8 +24,28 @@ const MAX_TOTAL: u32 = 66 * 1024;
 /// A whole that is not complete by then never will be.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Queues of opaque packets: for trusted paths, for all, for what splits.
+/// How many [`OpaqueQueues`] there are.
 const QUEUES: u32 = 3;
+
+/// Packets that are not cut, by who may carry them.
+pub(super) struct OpaqueQueues {
+    /// Trusted paths.
+    pub(super) plain: OpaqueQueue,
+    /// All: their bump encrypts them.
+    pub(super) sealed: OpaqueQueue,
+    /// Several at once: their bump splits them.
+    pub(super) split: OpaqueQueue,
+}
+
+impl Default for OpaqueQueues {
+    fn default() -> Self {
+        Self {
+            plain: OpaqueQueue::new(0),
+            sealed: OpaqueQueue::new(1),
+            split: OpaqueQueue::new(2),
+        }
+    }
+}
 
 /// Opaque packets on their way out.
 pub(super) struct OpaqueQueue {

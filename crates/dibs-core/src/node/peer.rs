@@ -1,27 +1,27 @@
 //! One peer: what is known of it, and what the local kernel has for it.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Shared;
-use super::accept::Opening;
 use super::association::{Association, News};
 use super::flows::FlowTable;
 use super::fq::FairQueue;
-use super::handover::Drain;
+use super::handover::Handover;
+use super::hosts::Hosts;
 use super::messages::Messages;
 use super::notice::Event;
-use super::opaque::{OpaqueQueue, Reassembly};
+use super::opaque::{OpaqueQueues, Reassembly};
 use super::paths::{Link, PathSet};
 use super::receive::incoming;
+use super::send::{RetransmitQueue, Shares};
 use super::sets::Sets;
 use crate::buffer::Buffer;
 use crate::chunk::Unacknowledged;
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::flow::resume::Resume;
-use crate::prefix::Prefix;
 use crate::session::{Established, PeerId, SessionId};
 use crate::slab::Key;
 use crate::stream::rx::Store;
@@ -83,115 +83,58 @@ impl Out {
 /// What the node knows of a peer.
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
-    pub(super) prefixes: Vec<Prefix>,
-    /// Those of the other peers: what a longer one of these holds is not this peer's.
-    pub(super) foreign: Vec<Prefix>,
-    /// Where it may begin connections to.
-    pub(super) accept: Vec<Opening>,
+    pub(super) hosts: Hosts,
     pub(super) association: Association,
     pub(super) paths: PathSet,
     pub(super) flows: FlowTable,
     pub(crate) waiting: Unacknowledged,
-    /// What was lost, or left out of a run, by who may carry it.
-    pub(super) delayed_trusted: VecDeque<Delayed>,
-    pub(super) delayed_any: VecDeque<Delayed>,
-    /// Sends of what was split, of which others have gone.
-    pub(super) splits: VecDeque<Out>,
-    /// Number of the next set of shares.
-    pub(super) next_set: u64,
+    pub(super) retransmit: RetransmitQueue,
+    pub(super) shares: Shares,
+    /// Those of the peer's, until enough are there.
     pub(super) sets: Sets,
-    /// There are too few paths for what should be split.
-    pub(super) short_of_paths: bool,
     pub(super) fq: FairQueue,
     pub(super) segments: VecDeque<EmptyOut>,
-    /// Those of flows that are split.
-    pub(super) split_segments: VecDeque<EmptyOut>,
-    /// Packets that are not cut, by who may carry them.
-    pub(super) opaque: OpaqueQueue,
-    pub(super) opaque_sealed: OpaqueQueue,
-    pub(super) opaque_split: OpaqueQueue,
+    pub(super) opaque: OpaqueQueues,
     pub(super) reassembly: Reassembly,
-    /// Connections that leave their bump, and those whose start is held back.
-    pub(super) drains: Vec<Drain>,
-    pub(super) gates: Vec<(Key, Time)>,
+    pub(super) handover: Handover,
     pub(super) messages: Messages,
-    /// Odd numbers name chunks in pieces, even ones opaque packets.
-    pub(super) next_fragmented: u32,
     /// Frames that tell the peer of flows and epochs; they may be lost.
     pub(super) notices: Vec<u8>,
     pub(super) store: Store,
-    /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.
-    pub(super) postponed: Option<Key>,
     /// Trust keeps data waiting that an untrusted path could carry.
     pub(super) held_by_trust: bool,
     sweep_at: Time,
-    pub(super) acked: Vec<u64>,
-    pub(super) lost: Vec<u64>,
 }
 
 impl Peer {
     pub(crate) fn new(
         now: Time,
         id: PeerId,
-        prefixes: Vec<Prefix>,
-        endpoints: Vec<(usize, SocketAddr)>,
-        accept: Vec<Opening>,
-        smaller_key: bool,
+        hosts: Hosts,
+        paths: PathSet,
         shared: &mut Shared,
     ) -> Self {
         Self {
             id,
-            prefixes,
-            foreign: Vec::new(),
-            accept,
+            hosts,
             association: Association::new(now),
-            paths: PathSet::new(now, endpoints, smaller_key),
+            paths,
             flows: FlowTable::new(shared.hash_keys),
             waiting: Unacknowledged::default(),
-            delayed_trusted: VecDeque::new(),
-            delayed_any: VecDeque::new(),
-            splits: VecDeque::new(),
-            next_set: 0,
+            retransmit: RetransmitQueue::default(),
+            shares: Shares::default(),
             sets: Sets::default(),
-            short_of_paths: false,
             fq: FairQueue::default(),
             segments: VecDeque::new(),
-            split_segments: VecDeque::new(),
-            opaque: OpaqueQueue::new(0),
-            opaque_sealed: OpaqueQueue::new(1),
-            opaque_split: OpaqueQueue::new(2),
+            opaque: OpaqueQueues::default(),
             reassembly: Reassembly::default(),
-            drains: Vec::new(),
-            gates: Vec::new(),
+            handover: Handover::default(),
             messages: Messages::new(now),
-            next_fragmented: 1,
             notices: Vec::new(),
             store: Store::new(STORE_LIMIT),
-            postponed: None,
             held_by_trust: false,
             sweep_at: now + SWEEP,
-            acked: Vec::new(),
-            lost: Vec::new(),
         }
-    }
-
-    /// Length of the longest prefix of this peer that `addr` lies in.
-    pub(crate) fn matches(&self, addr: IpAddr) -> Option<u8> {
-        self.prefixes
-            .iter()
-            .filter(|p| p.contains(addr))
-            .map(Prefix::len)
-            .max()
-    }
-
-    /// Whether an inner address is one of this peer's hosts: by the longest prefix of all peers, so
-    /// that none speaks for another (docs/threat-model.md, "The peer").
-    pub(super) fn owns(&self, addr: IpAddr) -> bool {
-        let Some(len) = self.matches(addr) else {
-            return false;
-        };
-        let longer = |p: &Prefix| p.len() > len && p.contains(addr);
-        !self.foreign.iter().any(longer)
     }
 
     /// Whether a datagram of path `id` may come by this local path.
@@ -254,12 +197,9 @@ impl Peer {
     fn forget(&mut self, shared: &mut Shared) {
         self.paths.clear();
         self.segments.clear();
-        self.split_segments.clear();
-        self.delayed_trusted.clear();
-        self.delayed_any.clear();
-        self.splits.clear();
+        self.retransmit.clear();
+        self.shares = Shares::default();
         self.sets = Sets::default();
-        self.next_set = 0;
         self.messages.restart(self.waiting.drain(&mut shared.pool));
         self.flows.forget_incoming();
         self.reassembly = Reassembly::default();
@@ -280,7 +220,7 @@ impl Peer {
         self.paths.dial_at_once(now);
         let peer = self.id.index();
         let up = shared.local[local].is_usable();
-        let mut lost = std::mem::take(&mut self.lost);
+        let mut lost = std::mem::take(&mut shared.scratch.lost);
         for at in 0..self.paths.len() {
             let link = &mut self.paths[at];
             if link.local != local {
@@ -296,7 +236,7 @@ impl Peer {
             link.note_state(shared, peer);
             self.take_lost(shared, id, &mut lost);
         }
-        self.lost = lost;
+        shared.scratch.lost = lost;
     }
 
     /// What paths carried that were given up goes by the others.
@@ -306,10 +246,10 @@ impl Peer {
         given_up: impl IntoIterator<Item = Link>,
     ) {
         for mut link in given_up {
-            let mut lost = std::mem::take(&mut self.lost);
+            let mut lost = std::mem::take(&mut shared.scratch.lost);
             link.path.abandon(&mut lost);
             self.take_lost(shared, link.id, &mut lost);
-            self.lost = lost;
+            shared.scratch.lost = lost;
             // What it had lost before can go nowhere now.
             for key in link.shares {
                 self.lose_share(shared, key);
@@ -343,11 +283,11 @@ impl Peer {
             if !self.may_use(shared, self.paths[at].local) {
                 continue;
             }
-            let mut lost = std::mem::take(&mut self.lost);
+            let mut lost = std::mem::take(&mut shared.scratch.lost);
             self.paths.handle_timeout(now, shared, at, &mut lost);
             let id = self.paths[at].id;
             self.take_lost(shared, id, &mut lost);
-            self.lost = lost;
+            shared.scratch.lost = lost;
             self.paths[at].note_state(shared, peer);
         }
         if now >= self.paths.dials_at() && !self.paths.endpoints().is_empty() {
@@ -377,7 +317,7 @@ impl Peer {
         if let Some(mut message) = self.messages.pop_again(now)
             && self.postpone(shared, &mut message.key)
         {
-            self.delayed_trusted.push_back(message);
+            self.retransmit.trusted.push_back(message);
         }
     }
 

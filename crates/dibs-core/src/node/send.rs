@@ -13,6 +13,9 @@ mod split;
 
 use dibs_wire::packet::flags;
 
+pub(super) use again::RetransmitQueue;
+pub(super) use split::Shares;
+
 use super::Shared;
 use super::paths::Kind;
 use super::peer::{EmptyOut, Out, Peer, Source};
@@ -105,13 +108,19 @@ impl Peer {
     ) -> Option<Out> {
         let link = &mut self.paths[link];
         let len = OVERHEAD + block.len();
-        turn.shared.scratch.clear();
-        turn.shared.scratch.resize(len, 0);
-        turn.shared.scratch[CLEAR..CLEAR + block.len()].copy_from_slice(block);
+        turn.shared.scratch.datagrams.clear();
+        turn.shared.scratch.datagrams.resize(len, 0);
+        turn.shared.scratch.datagrams[CLEAR..CLEAR + block.len()].copy_from_slice(block);
         let seq = link.path.on_sent(turn.now, len as u16, token, eliciting);
         if turn
             .session
-            .seal(&mut turn.shared.scratch, link.id, seq, block.len(), false)
+            .seal(
+                &mut turn.shared.scratch.datagrams,
+                link.id,
+                seq,
+                block.len(),
+                false,
+            )
             .is_err()
         {
             turn.shared.count(Counter::KeysExhausted);

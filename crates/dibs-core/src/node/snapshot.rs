@@ -113,7 +113,7 @@ impl Node {
                     bytes_received: link.bytes_received,
                     stats: link.path.stats(),
                     held_by_trust: held_by_trust && link.trusted,
-                    short_of_paths: peer.short_of_paths,
+                    short_of_paths: peer.shares.short_of_paths,
                 })
                 .collect::<Vec<_>>()
         };

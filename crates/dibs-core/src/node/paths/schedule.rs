@@ -123,7 +123,7 @@ impl PathSet {
         if all.iter().any(|at| !is_backup(*at)) {
             all.retain(|at| !is_backup(*at));
         }
-        let Some(hint) = shared.hint.filter(|_| kind != Kind::Other) else {
+        let Some(hint) = shared.policy.hint.filter(|_| kind != Kind::Other) else {
             return all;
         };
         let is_preferred = |at: usize| self.links[at].local == hint.path;
@@ -148,7 +148,7 @@ impl PathSet {
     fn is_near(&self, shared: &Shared, link: &Link) -> bool {
         let active = self.links.iter().filter(|link| link.is_active(shared));
         let least = active.map(|link| link.path.srtt()).min();
-        let delta = shared.hint.map_or(f64::INFINITY, |hint| hint.delta);
+        let delta = shared.policy.hint.map_or(f64::INFINITY, |hint| hint.delta);
         least.is_none_or(|least| link.path.srtt().as_secs_f64() <= least.as_secs_f64() * delta)
     }
 
@@ -186,7 +186,10 @@ impl PathSet {
             return Some(Unused::Unanswered);
         }
         let carries = |kind| self.carriers(shared, Placement::Any, kind).contains(&at);
-        let preferred = shared.hint.is_some_and(|hint| hint.path == link.local);
+        let preferred = shared
+            .policy
+            .hint
+            .is_some_and(|hint| hint.path == link.local);
         if !carries(Kind::Other) {
             return Some(match link.path.is_unanswered() {
                 true if preferred => Unused::PreferredUnanswered,

@@ -81,7 +81,7 @@ impl Peer {
         }
         let key = self.flows.add(now, tuple, bump);
         let conn = self.flows.get_mut(key).expect("it was just added");
-        conn.out.scheduler = shared.scheduler_of(&tuple);
+        conn.out.scheduler = shared.policy.scheduler_of(&tuple);
         key
     }
 
@@ -151,7 +151,7 @@ impl Peer {
                     tcp,
                 };
                 let waiting = match shared.bumps.of(bump).split() {
-                    Some(_) => &mut self.split_segments,
+                    Some(_) => &mut self.shares.segments,
                     None => &mut self.segments,
                 };
                 if let Some(last) = waiting.back_mut()
@@ -173,9 +173,7 @@ impl Peer {
         }
         conn.stats.bytes_sent += segment.payload.len() as u64;
         conn.spoke = Some(now);
-        if let Some(drain) = self.drains.iter_mut().find(|d| d.is_of(key)) {
-            drain.hear(now);
-        }
+        self.handover.hear(now, key);
         let payload_at = virtio::LEN + segment.payload_at;
         Taken::Queue(SegmentPayload {
             conn: key,
@@ -238,9 +236,9 @@ impl Peer {
         let complete = header.gso_size == 0
             && (!header.needs_csum || dibs_wire::emit::complete_checksum(&header, packet));
         let queue = match shared.bumps.get(bump).map(|bump| &bump.method) {
-            Some(Method::Seal(_)) => &mut self.opaque_sealed,
-            Some(Method::Split(_)) => &mut self.opaque_split,
-            Some(Method::Chain(_)) | None => &mut self.opaque,
+            Some(Method::Seal(_)) => &mut self.opaque.sealed,
+            Some(Method::Split(_)) => &mut self.opaque.split,
+            Some(Method::Chain(_)) | None => &mut self.opaque.plain,
         };
         if !complete || !queue.push(bump, packet) {
             shared.count(Counter::OpaqueQueueFull);

@@ -14,8 +14,8 @@ impl Peer {
             return shared.count(Counter::FrameMalformed);
         };
         let link = &mut self.paths[at];
-        let mut acked = std::mem::take(&mut self.acked);
-        let mut lost = std::mem::take(&mut self.lost);
+        let mut acked = std::mem::take(&mut shared.scratch.acked);
+        let mut lost = std::mem::take(&mut shared.scratch.lost);
         if link.path.on_ack(now, &ack, &mut acked, &mut lost).is_err() {
             shared.count(Counter::AckRefused);
         }
@@ -58,8 +58,8 @@ impl Peer {
             }
         }
         self.take_lost(shared, id, &mut lost);
-        self.acked = acked;
-        self.lost = lost;
+        shared.scratch.acked = acked;
+        shared.scratch.lost = lost;
     }
 
     pub(super) fn confirm_share(&mut self, shared: &Shared, conn: Key, incarnation: u16, set: u32) {

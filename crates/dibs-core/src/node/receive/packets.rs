@@ -99,7 +99,7 @@ impl Peer {
             shared.count(Counter::ShareMismatch);
             return true;
         }
-        let mut whole = std::mem::take(&mut shared.joined);
+        let mut whole = std::mem::take(&mut shared.scratch.joined);
         let number = (share.set, share.index);
         let taken = match self.sets.add(now, split, number, bytes, &mut whole) {
             Added::Partly => true,
@@ -123,7 +123,7 @@ impl Peer {
                 true
             }
         };
-        shared.joined = whole;
+        shared.scratch.joined = whole;
         taken
     }
 
@@ -186,7 +186,7 @@ impl Peer {
         if tcp.flags & flags::SYN != 0 && before != Some(*incarnation) {
             self.flows.forget_floor(key, tcp);
         }
-        if self.is_refused(shared, key, tcp.flags) {
+        if self.hosts.refuses(shared, self.flows.get(key), tcp.flags) {
             shared.count(Counter::ConnectionRefused);
             return true;
         }
@@ -242,13 +242,13 @@ impl Peer {
         if !cover.suits(carried) {
             return shared.count(Counter::CoverMissing);
         }
-        if !self.is_from_here(shared, src) || !is_for_us(shared, dst) {
+        if !self.hosts.speaks_for(shared, src) || !is_for_us(shared, dst) {
             return shared.count(Counter::InnerAddress);
         }
         if let Err(reason) = passes {
             return shared.count(reason);
         }
-        if self.is_refused_whole(shared, &packet) {
+        if self.hosts.refuses_whole(shared, &packet) {
             return shared.count(Counter::ConnectionRefused);
         }
         shared.injector.opaque(&mut shared.pool, bump, bytes);

@@ -1,6 +1,6 @@
 //! Chunks, and the flows and streams that they belong to.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Chunk, Frame, Open, TcpFields};
@@ -15,7 +15,7 @@ use crate::flow::inject::{Injector, Template};
 use crate::flow::latest::Latest;
 use crate::flow::resume::{self, Resume};
 use crate::node::Shared;
-use crate::node::handover::MAX_GATES;
+use crate::node::hosts::is_unicast;
 use crate::node::peer::Peer;
 use crate::slab::Key;
 use crate::stream::rx::{Outcome, Piece, RxStream, Sink};
@@ -72,7 +72,7 @@ impl Peer {
             return Err(true);
         }
         let may_pass =
-            self.is_from_here(shared, open.tuple.src) && is_for_us(shared, open.tuple.dst);
+            self.hosts.speaks_for(shared, open.tuple.src) && is_for_us(shared, open.tuple.dst);
         if !may_pass {
             shared.count(Counter::InnerAddress);
             return Err(true);
@@ -105,11 +105,6 @@ impl Peer {
         Ok(key)
     }
 
-    /// Whether an inner source is one of this peer's hosts, whatever wide prefix it has (docs/threat-model.md, "The peer").
-    pub(super) fn is_from_here(&self, shared: &Shared, addr: IpAddr) -> bool {
-        is_unicast(addr) && !shared.is_ours(addr) && self.owns(addr)
-    }
-
     /// Takes a chunk; false if it counts as not received.
     pub(super) fn take_chunk(
         &mut self,
@@ -129,7 +124,10 @@ impl Peer {
             Ok(key) => key,
             Err(taken) => return taken && cover != Cover::None,
         };
-        if self.is_refused(shared, key, chunk.tcp.flags) {
+        if self
+            .hosts
+            .refuses(shared, self.flows.get(key), chunk.tcp.flags)
+        {
             shared.count(Counter::ConnectionRefused);
             return cover != Cover::None;
         }
@@ -151,13 +149,13 @@ impl Peer {
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         let piece = Piece {
             solo: chunk.solo,
-            ahead: match self.gates.len() < MAX_GATES {
+            ahead: match self.handover.has_room() {
                 true => chunk.ahead,
                 false => 0,
             },
             first: chunk.first,
             early: chunk.detached
-                && self.gates.len() < MAX_GATES
+                && self.handover.has_room()
                 && base
                     .zip(conn.acked)
                     .is_some_and(|(base, acked)| base.is_after(acked)),
@@ -243,11 +241,6 @@ impl Peer {
 /// else (docs/threat-model.md, "The peer").
 pub(super) fn is_for_us(shared: &Shared, addr: IpAddr) -> bool {
     is_unicast(addr) && shared.is_ours(addr)
-}
-
-fn is_unicast(addr: IpAddr) -> bool {
-    let broadcast = addr == IpAddr::V4(Ipv4Addr::BROADCAST);
-    !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)
 }
 
 /// The incoming stream of a connection, how it is restored, and where its bytes go.

@@ -21,6 +21,32 @@ use crate::slab::Key;
 /// Times that a chunk is sent before it is left to TCP.
 const MAX_SENDS: u8 = 12;
 
+/// What was lost, or left out of a run, by who may carry it; shares wait with their path.
+#[derive(Default)]
+pub(in crate::node) struct RetransmitQueue {
+    pub(in crate::node) trusted: VecDeque<Delayed>,
+    pub(super) any: VecDeque<Delayed>,
+    /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.
+    pub(super) postponed: Option<Key>,
+    /// Chunks that were cut into pieces.
+    fragmented: u32,
+}
+
+impl RetransmitQueue {
+    /// The peer restarted.
+    pub(in crate::node) fn clear(&mut self) {
+        self.trusted.clear();
+        self.any.clear();
+    }
+
+    /// The name of the next chunk in pieces. Odd ones; even ones are of opaque packets.
+    fn next_fragmented(&mut self) -> u32 {
+        let id = self.fragmented.wrapping_mul(2).wrapping_add(1);
+        self.fragmented = self.fragmented.wrapping_add(1);
+        id
+    }
+}
+
 impl Peer {
     /// Sends what was lost, or left out of a run, and only trusted paths may carry.
     pub(super) fn send_delayed_trusted(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
@@ -28,17 +54,17 @@ impl Peer {
             true => Placement::Any,
             false => Placement::TrustedOnly,
         };
-        let mut queue = std::mem::take(&mut self.delayed_trusted);
+        let mut queue = std::mem::take(&mut self.retransmit.trusted);
         let out = self.send_delayed(turn, placement, &mut queue);
-        self.delayed_trusted = queue;
+        self.retransmit.trusted = queue;
         out
     }
 
     /// Sends again what was lost and any path may carry.
     pub(super) fn send_delayed_any(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        let mut queue = std::mem::take(&mut self.delayed_any);
+        let mut queue = std::mem::take(&mut self.retransmit.any);
         let out = self.send_delayed(turn, Placement::Any, &mut queue);
-        self.delayed_any = queue;
+        self.retransmit.any = queue;
         out
     }
 
@@ -255,8 +281,11 @@ impl Peer {
         }
         if inside {
             // What is kept is what was encrypted, not the ciphertext.
-            turn.shared.scratch.clear();
-            turn.shared.scratch.extend_from_slice(&buffer[..end]);
+            turn.shared.scratch.datagrams.clear();
+            turn.shared
+                .scratch
+                .datagrams
+                .extend_from_slice(&buffer[..end]);
             turn.shared.pool.give(buffer);
             return Some(Out::by(&self.paths[link], stride, Source::Scratch));
         }
@@ -308,8 +337,7 @@ impl Peer {
         let mut buffer = shared.pool.take_for(total);
         buffer[..header].copy_from_slice(block);
         buffer[header..total].copy_from_slice(&self.waiting.batch(batch)[from..from + len]);
-        let id = self.next_fragmented;
-        self.next_fragmented = self.next_fragmented.wrapping_add(2);
+        let id = self.retransmit.next_fragmented();
         let batch = self.waiting.add_batch(buffer);
         // Every path carries the least size, so one cut serves them all.
         let room = usize::from(crate::path::MIN_MTU) - OVERHEAD - frame::FRAGMENT_OVERHEAD;
@@ -399,8 +427,8 @@ impl Peer {
                     _ if was_repeated && matches!(pending.content, Content::Control(_)) => {
                         self.messages.on_lost_again(delayed);
                     }
-                    Placement::TrustedOnly => self.delayed_trusted.push_back(delayed),
-                    Placement::Any => self.delayed_any.push_back(delayed),
+                    Placement::TrustedOnly => self.retransmit.trusted.push_back(delayed),
+                    Placement::Any => self.retransmit.any.push_back(delayed),
                     Placement::Only(_) => self.lose_share(shared, key),
                 }
             } else {

@@ -30,7 +30,7 @@ pub(super) fn kind(conn: &Conn) -> Kind {
 
 /// How new data of a connection is shared out over the paths.
 pub(super) fn scheduler(conn: &Conn, shared: &Shared) -> Scheduler {
-    conn.out.scheduler.unwrap_or(shared.scheduler)
+    conn.out.scheduler.unwrap_or(shared.policy.scheduler)
 }
 
 /// Why a flow's turn ends with nothing sent.
@@ -51,7 +51,7 @@ impl Peer {
     /// Flows take turns by deficit round robin; those that had nothing to send come first, once (RFC 8290).
     pub(super) fn send_data(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         self.held_by_trust = false;
-        self.short_of_paths = false;
+        self.shares.short_of_paths = false;
         if !self.has_room(turn.shared) || self.waiting.held() >= HELD_LIMIT {
             return None;
         }
@@ -214,7 +214,7 @@ impl Peer {
         // beyond it trust wins over speed.
         let chain = turn.shared.bumps.of(conn.bump).chain();
         let strict = chain.is_some_and(|chain| {
-            let due = conn.out.until_trusted <= 0 && self.delayed_trusted.len() >= MAX_DELAYED;
+            let due = conn.out.until_trusted <= 0 && self.retransmit.trusted.len() >= MAX_DELAYED;
             position.solo || stream.is_guarded(offset, chain.guarded()) || due
         });
         (strict, left)
@@ -225,7 +225,7 @@ impl Peer {
         let (now, shared) = (turn.now, &*turn.shared);
         let ruled = !chained || self.paths.has_trusted(shared);
         // With no trusted path alive, chained flows wait, unless the user would rather not.
-        if !ruled && shared.hold_without_trusted {
+        if !ruled && shared.policy.hold_without_trusted {
             return Choice::Nobody;
         }
         if !ruled {
@@ -239,6 +239,6 @@ impl Peer {
 
     /// Untrusted paths may carry everything: `on_trusted_down = "untrusted"`, and it is down.
     pub(super) fn is_lax(&self, shared: &Shared) -> bool {
-        !shared.hold_without_trusted && !self.paths.has_trusted(shared)
+        !shared.policy.hold_without_trusted && !self.paths.has_trusted(shared)
     }
 }

@@ -19,11 +19,11 @@ impl Peer {
             return false;
         };
         let placement = pending.placement;
-        if self.postponed == Some(oldest) || !self.is_away(shared, placement) {
+        if self.retransmit.postponed == Some(oldest) || !self.is_away(shared, placement) {
             return false;
         }
         self.postpone_waiting(shared);
-        self.postponed = self.waiting.oldest().map(|(key, _)| key);
+        self.retransmit.postponed = self.waiting.oldest().map(|(key, _)| key);
         self.waiting.claim() < self.association.store()
     }
 
@@ -42,9 +42,9 @@ impl Peer {
             }
         }
         if self.is_away(shared, Placement::TrustedOnly) {
-            let mut delayed = std::mem::take(&mut self.delayed_trusted);
+            let mut delayed = std::mem::take(&mut self.retransmit.trusted);
             delayed.retain_mut(|delayed| self.postpone(shared, &mut delayed.key));
-            self.delayed_trusted = delayed;
+            self.retransmit.trusted = delayed;
         }
     }
 

@@ -138,7 +138,7 @@ impl Peer {
         let conn = self.flows.get_mut(key).expect("it was just seen");
         let fits = conn.bump == run.bump
             && scheduler(conn, turn.shared) == run.scheduler
-            && (turn.shared.hint.is_none() || kind(conn) == run.kind)
+            && (turn.shared.policy.hint.is_none() || kind(conn) == run.kind)
             && conn.out.secrets.is_some()
             && conn.out.queue.passes(turn.now, turn.patience);
         if !fits {
@@ -158,7 +158,7 @@ impl Peer {
             key,
             run,
             waiting: &mut self.waiting,
-            delayed: &mut self.delayed_trusted,
+            delayed: &mut self.retransmit.trusted,
             guarded: bump.chain().map(Chain::guarded),
             bare: turn.session.integrity() == Integrity::Off
                 && open.is_none()
@@ -402,8 +402,8 @@ impl Cutter<'_> {
                 let kept = self.waiting.batch_mut(self.run.batch);
                 let datagram = if self.bump.is_sealed() {
                     kept[self.run.kept..self.run.kept + len].copy_from_slice(bytes);
-                    turn.shared.scratch.resize(range.end, 0);
-                    &mut turn.shared.scratch[range.clone()]
+                    turn.shared.scratch.datagrams.resize(range.end, 0);
+                    &mut turn.shared.scratch.datagrams[range.clone()]
                 } else {
                     &mut kept[range.clone()]
                 };
@@ -429,7 +429,7 @@ impl Cutter<'_> {
                 let seq = self.link.path.on_sent(turn.now, size, token(pending), true);
                 let inside = self.bump.is_sealed();
                 let datagram = match inside {
-                    true => &mut turn.shared.scratch[range],
+                    true => &mut turn.shared.scratch.datagrams[range],
                     false => &mut self.waiting.batch_mut(self.run.batch)[range],
                 };
                 let id = self.link.id;
@@ -444,7 +444,7 @@ impl Cutter<'_> {
                     self.waiting.remove(pending, &mut turn.shared.pool);
                     turn.shared.count(Counter::KeysExhausted);
                     out.stream.break_chain();
-                    turn.shared.scratch.truncate(self.run.at);
+                    turn.shared.scratch.datagrams.truncate(self.run.at);
                     self.run.full = true;
                     return false;
                 }
@@ -514,13 +514,13 @@ pub(super) fn padding(len: usize, mtu: usize) -> usize {
 /// unpredictable, with the configured share as its mean, however short the chunks are. What others
 /// went beyond it is made up for.
 fn next_trusted(shared: &mut Shared, len: usize) -> i64 {
-    if shared.trusted_share >= 1.0 {
+    if shared.policy.trusted_share >= 1.0 {
         return 0;
     }
-    if shared.trusted_share <= 0.0 {
+    if shared.policy.trusted_share <= 0.0 {
         return i64::MAX / 2;
     }
-    let mean = len as f64 * (1.0 - shared.trusted_share) / shared.trusted_share;
+    let mean = len as f64 * (1.0 - shared.policy.trusted_share) / shared.policy.trusted_share;
     let most = (2.0 * mean).min(f64::from(u32::MAX)) as u64;
     shared.random_below(most) as i64
 }

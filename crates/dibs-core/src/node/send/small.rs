@@ -88,15 +88,15 @@ impl Peer {
     fn send_mtu_probe(&mut self, turn: &mut Turn<'_>, at: usize, size: u16) -> Option<Out> {
         let link = &mut self.paths[at];
         let len = usize::from(size);
-        turn.shared.scratch.clear();
+        turn.shared.scratch.datagrams.clear();
         // A ping, and padding, which is zero.
-        turn.shared.scratch.resize(len, 0);
-        turn.shared.scratch[CLEAR] = frame::PING;
+        turn.shared.scratch.datagrams.resize(len, 0);
+        turn.shared.scratch.datagrams[CLEAR] = frame::PING;
         let seq = link.path.on_mtu_probe_sent(turn.now, size);
         if turn
             .session
             .seal(
-                &mut turn.shared.scratch,
+                &mut turn.shared.scratch.datagrams,
                 link.id,
                 seq,
                 len - OVERHEAD,
@@ -204,8 +204,8 @@ impl Peer {
 
     fn send_opaque_by(&mut self, turn: &mut Turn<'_>, placement: Placement) -> Option<Out> {
         let queue = match placement {
-            Placement::Any => &mut self.opaque_sealed,
-            _ => &mut self.opaque,
+            Placement::Any => &mut self.opaque.sealed,
+            _ => &mut self.opaque.plain,
         };
         let head = queue.head()?;
         let wanted = head.packet.len() - head.at + OVERHEAD;

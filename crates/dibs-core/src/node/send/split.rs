@@ -1,5 +1,7 @@
 //! What is split over several paths: each datagram becomes a share for each of them.
 
+use std::collections::VecDeque;
+
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame, Share};
 use dibs_wire::packet::{Segment, flags};
@@ -8,7 +10,7 @@ use smallvec::SmallVec;
 use super::super::Shared;
 use super::super::fq::parsed;
 use super::super::paths::Link;
-use super::super::peer::{Out, Peer, Source};
+use super::super::peer::{EmptyOut, Out, Peer, Source};
 use super::super::preference::Role;
 use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, Rest, strand};
 use super::small::{LONGEST_PACK, pack_segments};
@@ -32,11 +34,23 @@ const MOST_HEADER: usize = 64;
 /// The links of a set, by index of the share that each carries.
 type Links = SmallVec<[usize; 4]>;
 
+/// What is split over paths on its way out.
+#[derive(Default)]
+pub(in crate::node) struct Shares {
+    /// Sends of which others of the same set have gone.
+    out: VecDeque<Out>,
+    next_set: u64,
+    /// Segments without payload of flows that are split.
+    pub(in crate::node) segments: VecDeque<EmptyOut>,
+    /// There are too few paths for what should be split.
+    pub(in crate::node) short_of_paths: bool,
+}
+
 impl Peer {
     /// Sends the other shares of what was split.
     pub(super) fn send_splits(&mut self) -> Option<Out> {
         loop {
-            let out = self.splits.pop_front()?;
+            let out = self.shares.out.pop_front()?;
             match out.source {
                 // It was given up before it could leave.
                 Source::Batch(batch, _) if !self.waiting.has_batch(batch) => {}
@@ -73,7 +87,7 @@ impl Peer {
     ) -> Option<(Links, usize)> {
         let links = self.split_links(shared, usize::from(split.shares()));
         if links.len() < usize::from(split.needed()) {
-            self.short_of_paths = true;
+            self.shares.short_of_paths = true;
             return None;
         }
         let mut least = usize::MAX;
@@ -117,8 +131,8 @@ impl Peer {
 
     /// The next number of a set.
     fn take_set(&mut self) -> u32 {
-        let set = self.next_set as u32;
-        self.next_set += 1;
+        let set = self.shares.next_set as u32;
+        self.shares.next_set += 1;
         set
     }
 
@@ -192,7 +206,8 @@ impl Peer {
                 continue;
             }
             let link = &self.paths[link];
-            self.splits
+            self.shares
+                .out
                 .push_back(Out::by(link, segment, Source::Batch(batch, end)));
         }
         self.send_splits()
@@ -262,7 +277,7 @@ impl Peer {
                 detached: position.detached,
                 withheld: rest.withheld > 0 && position.is_inside(),
             };
-            let scratch = &mut turn.shared.scratch;
+            let scratch = &mut turn.shared.scratch.datagrams;
             scratch.clear();
             scratch.extend_from_slice(&(len as u16).to_be_bytes());
             scratch.extend_from_slice(bytes);
@@ -344,21 +359,21 @@ impl Peer {
     pub(super) fn send_split_segments(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         let bumps = std::sync::Arc::clone(&turn.shared.bumps);
         let bump = loop {
-            let head = self.split_segments.front()?;
+            let head = self.shares.segments.front()?;
             match self.flows.get(head.conn) {
                 Some(conn) => break conn.bump,
-                None => self.split_segments.pop_front(),
+                None => self.shares.segments.pop_front(),
             };
         };
         let split = bumps.of(bump).split().expect("these are split");
         let links = self.split_links(turn.shared, usize::from(split.shares()));
         if links.len() < usize::from(split.needed()) {
-            self.short_of_paths = true;
+            self.shares.short_of_paths = true;
             return None;
         }
         let room = self.split_room(&links, split).min(LONGEST_PACK);
         let mut block = Vec::new();
-        let (conns, queue) = (&mut self.flows, &mut self.split_segments);
+        let (conns, queue) = (&mut self.flows, &mut self.shares.segments);
         let opened = pack_segments(conns, queue, turn.session, room, &mut block, |of| {
             of == bump
         });
@@ -368,13 +383,13 @@ impl Peer {
     /// A packet that is not cut, or its next piece, of a bump that splits.
     pub(super) fn send_split_opaque(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
         let bumps = std::sync::Arc::clone(&turn.shared.bumps);
-        let head = self.opaque_split.head()?;
+        let head = self.opaque.split.head()?;
         let (bump, wanted) = (head.bump, head.packet.len() - head.at + BESIDE);
         let split = bumps.of(bump).split().expect("these are split");
         let (links, _) = self.place_split(turn.now, turn.shared, split, wanted)?;
         let room = self.split_room(&links, split);
-        let (block, taken) = self.opaque_split.head()?.block(room);
-        self.opaque_split.consume(taken);
+        let (block, taken) = self.opaque.split.head()?.block(room);
+        self.opaque.split.consume(taken);
         self.send_block(turn, (bump, split), &links, &block, None, false)
     }
 
@@ -396,7 +411,7 @@ impl Peer {
         fleeting: bool,
     ) -> Option<Out> {
         let set = self.take_set();
-        let scratch = &mut turn.shared.scratch;
+        let scratch = &mut turn.shared.scratch.datagrams;
         scratch.clear();
         scratch.extend_from_slice(&[0; PREFIX]);
         scratch.extend_from_slice(block);
@@ -437,7 +452,8 @@ impl Peer {
                 turn.shared.pool.give(buffer);
                 break;
             }
-            self.splits
+            self.shares
+                .out
                 .push_back(Out::by(link, size, Source::Once(buffer, size)));
         }
         self.send_splits()
@@ -509,7 +525,7 @@ impl Peer {
         };
         let from = share.at as usize;
         let bytes = &self.waiting.batch(share.batch)[from..from + usize::from(share.len)];
-        let datagram = &mut turn.shared.scratch;
+        let datagram = &mut turn.shared.scratch.datagrams;
         datagram.clear();
         datagram.resize(CLEAR, 0);
         datagram.extend_from_slice(bytes);
@@ -572,24 +588,6 @@ struct Run {
     batch: Key,
     /// Bytes filled.
     end: usize,
-}
-
-impl Shared {
-    /// Splits what stands in the scratch buffer; how long each share is. See [`share`](Self::share).
-    fn split_scratch(&mut self, split: &dyn Split) -> usize {
-        let len = split.share_len(self.scratch.len());
-        self.random.resize(split.randomness(self.scratch.len()), 0);
-        self.pads.fill(&mut self.random);
-        self.shares.resize(len * usize::from(split.shares()), 0);
-        let mut rooms: SmallVec<[&mut [u8]; 4]> = self.shares.chunks_exact_mut(len).collect();
-        split.split(&self.scratch, &self.random, &mut rooms);
-        len
-    }
-
-    /// A share of the whole that was split last, each of `len` bytes.
-    fn share(&self, index: usize, len: usize) -> &[u8] {
-        &self.shares[index * len..][..len]
-    }
 }
 
 /// The header block of a share that is sent again.

@@ -462,7 +462,7 @@ fn only_so_many_chains_are_held_back_at_once() {
         let mut pair = Pair::connected();
         let until = pair.now + Duration::from_millis(80);
         let others = (0..gates as u64).map(|n| (Key::from_u64(n | 7 << 32), until));
-        pair.nodes[1].peers[0].gates.extend(others);
+        pair.nodes[1].peers[0].handover.gates.extend(others);
         // What lies before is still on its way in plain, as far as is known.
         pair.send_ack(1, 1000);
         let data = text(5000);
@@ -471,7 +471,7 @@ fn only_so_many_chains_are_held_back_at_once() {
         let at_once = !pair.injected[1].is_empty();
         pair.run(Duration::from_millis(200));
         pair.assert_stream(1, &data);
-        assert!(pair.nodes[1].peers[0].gates.is_empty());
+        assert!(pair.nodes[1].peers[0].handover.gates.is_empty());
         at_once
     };
     assert!(!starts_at_once(MAX_GATES - 1));

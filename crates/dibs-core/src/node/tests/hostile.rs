@@ -88,7 +88,7 @@ fn refused_as(pair: &mut Pair, packet: &[u8]) -> Option<Counter> {
     let before = (pair.injected[1].len(), counts(pair));
     match packet::parse(packet) {
         Ok(Packet::Opaque(_)) => {
-            assert!(pair.nodes[0].peers[0].opaque.push(BUMP, packet));
+            assert!(pair.nodes[0].peers[0].opaque.plain.push(BUMP, packet));
             pair.run(Duration::from_millis(50));
         }
         _ => hand_over(pair, packet),
@@ -151,7 +151,9 @@ fn an_inner_source_is_one_of_the_peers_hosts() {
 fn a_wide_prefix_does_not_speak_for_impossible_sources() {
     let mut pair = hostile();
     let any = |a: &str| Prefix::new(a.parse().unwrap(), 0).unwrap();
-    pair.nodes[1].peers[0].prefixes = vec![any("0.0.0.0"), any("::")];
+    pair.nodes[1].peers[0]
+        .hosts
+        .set_prefixes(vec![any("0.0.0.0"), any("::")]);
     assert!(comes_out(&mut pair, &segment("192.0.2.1", US)));
     for src in [
         "127.0.0.1",

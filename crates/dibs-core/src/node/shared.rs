@@ -1,0 +1,192 @@
+//! What all peers use: this host, what its user wants, and room to work in.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use zeroize::Zeroizing;
+
+use super::config::LocalPath;
+use super::flow_scheduler::FlowScheduler;
+use super::notice::Events;
+use super::preference::{Hint, Scheduler};
+use crate::buffer::{Buffer, Pool};
+use crate::bump::{Bump, Bumps, Pads, Split};
+use crate::counters::{Counter, Counters};
+use crate::flow::inject::Injector;
+use crate::prefix::Prefix;
+use crate::session::{Random as _, SeededRandom};
+
+/// Whose packets may come out of the TUN here.
+pub(super) struct Own {
+    /// Of this host.
+    pub(super) addresses: Vec<IpAddr>,
+    /// Those of them that the paths' interfaces have.
+    pub(super) reachable: Vec<IpAddr>,
+    /// Networks that this host forwards for.
+    pub(super) gateway: Vec<Prefix>,
+}
+
+impl Own {
+    fn is_behind(&self, addr: IpAddr) -> bool {
+        self.gateway.iter().any(|net| net.contains(addr))
+    }
+}
+
+/// How paths are to be used, beside what each [`LocalPath`] says of itself.
+pub(super) struct Policy {
+    /// Part of each chained flow that only trusted paths carry.
+    pub(super) trusted_share: f64,
+    /// With no trusted path alive, chained flows wait.
+    pub(super) hold_without_trusted: bool,
+    pub(super) scheduler: Scheduler,
+    /// For some connections another one: the first that selects them.
+    pub(super) flow_schedulers: Vec<FlowScheduler>,
+    pub(super) hint: Option<Hint>,
+}
+
+/// Buffers that are filled and emptied again within a call, kept for their room.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Datagrams of a send that nobody keeps.
+    pub(super) datagrams: Vec<u8>,
+    /// One of several that nobody keeps, until the next one.
+    once: Option<Buffer>,
+    /// Random bytes of a split, and its shares.
+    random: Zeroizing<Vec<u8>>,
+    shares: Zeroizing<Vec<u8>>,
+    /// What was put together of shares.
+    pub(super) joined: Vec<u8>,
+    /// Tokens that a path gives back: those acknowledged, and those lost.
+    pub(super) acked: Vec<u64>,
+    pub(super) lost: Vec<u64>,
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) pool: Pool,
+    pub(crate) rng: SeededRandom,
+    /// Drawn from `rng` and not used yet.
+    numbers: Vec<u64>,
+    pub(crate) injector: Injector,
+    pub(crate) counters: Counters,
+    pub(crate) events: Events,
+    pub(crate) local: Vec<LocalPath>,
+    pub(crate) bumps: Arc<Bumps>,
+    /// Random bytes for those that split.
+    pub(super) pads: Pads,
+    pub(super) own: Own,
+    pub(super) policy: Policy,
+    /// More packets of the kernel's are to be handed over at once.
+    pub(crate) more_comes: bool,
+    /// Of this run of the daemon.
+    pub(crate) instance: u64,
+    /// Seeds the hash tables.
+    pub(crate) hash_keys: (u64, u64),
+    pub(super) scratch: Scratch,
+}
+
+impl Shared {
+    pub(super) fn new(
+        rng: SeededRandom,
+        local: Vec<LocalPath>,
+        (bumps, pads): (Vec<Bump>, Pads),
+        own: Own,
+        policy: Policy,
+    ) -> Self {
+        let mut shared = Self {
+            pool: Pool::new(64),
+            rng,
+            numbers: Vec::new(),
+            injector: Injector::default(),
+            counters: Counters::default(),
+            events: Events::default(),
+            local,
+            bumps: Arc::new(Bumps::new(bumps)),
+            pads,
+            own,
+            policy,
+            more_comes: false,
+            instance: 0,
+            hash_keys: (0, 0),
+            scratch: Scratch::default(),
+        };
+        shared.instance = shared.random_u64();
+        shared.hash_keys = (shared.random_u64(), shared.random_u64());
+        shared
+    }
+
+    pub(crate) fn count(&mut self, counter: Counter) {
+        self.counters.count(counter);
+    }
+
+    /// How many probes of a local path that stops answering come at one interval, if the user has said.
+    pub(crate) fn probes_of(&self, local: usize) -> Option<u32> {
+        let hint = self.policy.hint.filter(|hint| hint.path == local)?;
+        Some(hint.weight)
+    }
+
+    /// Whether an address is this host's, or of a network that it forwards for.
+    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
+        self.own.addresses.contains(&addr) || self.own.is_behind(addr)
+    }
+
+    /// Whether an address is of a path's interface, or of a network that this host forwards for.
+    pub(crate) fn is_reachable(&self, addr: IpAddr) -> bool {
+        self.own.reachable.contains(&addr) || self.own.is_behind(addr)
+    }
+
+    /// Keeps the first bytes of a buffer until the next one.
+    pub(super) fn keep_once(&mut self, buffer: Buffer, len: usize) -> &[u8] {
+        if let Some(before) = self.scratch.once.replace(buffer) {
+            self.pool.give(before);
+        }
+        &self.scratch.once.as_deref().expect("it was just put there")[..len]
+    }
+
+    pub(crate) fn random_u64(&mut self) -> u64 {
+        // The generator works in blocks; a number alone would cost as much as these.
+        if self.numbers.is_empty() {
+            let mut bytes = [0; 512];
+            self.rng.fill(&mut bytes);
+            self.numbers.extend(
+                bytes
+                    .as_chunks::<8>()
+                    .0
+                    .iter()
+                    .map(|b| u64::from_le_bytes(*b)),
+            );
+        }
+        self.numbers.pop().expect("it was just filled")
+    }
+
+    /// Uniform in `0..=max`.
+    pub(crate) fn random_below(&mut self, max: u64) -> u64 {
+        match max.checked_add(1) {
+            Some(n) => self.random_u64() % n,
+            None => self.random_u64(),
+        }
+    }
+
+    /// Splits what stands in the scratch datagram; how long each share is. See [`share`](Self::share).
+    pub(super) fn split_scratch(&mut self, split: &dyn Split) -> usize {
+        let Scratch {
+            datagrams,
+            random,
+            shares,
+            ..
+        } = &mut self.scratch;
+        let len = split.share_len(datagrams.len());
+        random.resize(split.randomness(datagrams.len()), 0);
+        self.pads.fill(random);
+        shares.resize(usize::from(split.shares()) * len, 0);
+        let mut rooms: SmallVec<[&mut [u8]; 4]> = shares.chunks_exact_mut(len).collect();
+        split.split(datagrams, random, &mut rooms);
+        len
+    }
+
+    /// A share of the whole that was split last, each of `len` bytes.
+    pub(super) fn share(&self, index: usize, len: usize) -> &[u8] {
+        &self.scratch.shares[index * len..][..len]
+    }
+}
