@@ -4,6 +4,8 @@ mod control;
 mod tree;
 mod trial;
 
+pub(crate) use trial::fresh;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -33,12 +35,18 @@ pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
         let package = staged.package(VERSION)?;
         println!("{}", package.display());
         if is_tried && arch.is_native() {
-            // The same, called a later version, to be upgraded to.
-            let later = staged.package(&format!("{VERSION}+later"))?;
-            trial::run_all(&package, &later)?;
+            trial::run_all(&package, &staged.later()?)?;
         }
     }
     Ok(())
+}
+
+/// The package for this processor, and a later one to upgrade to.
+pub(crate) fn to_try() -> Result<(PathBuf, PathBuf)> {
+    packages::ensure_deb()?;
+    let native = Arch::ALL.into_iter().find(|arch| arch.is_native());
+    let staged = stage(native.context("there is no package for this processor")?)?;
+    Ok((staged.package(VERSION)?, staged.later()?))
 }
 
 /// What goes into a package, as it will be below `/`.
@@ -84,6 +92,11 @@ fn cross_build(arch: Arch, target: &Path) -> Result<PathBuf> {
 }
 
 impl Staged {
+    /// The same, called a later version.
+    fn later(&self) -> Result<PathBuf> {
+        self.package(&format!("{VERSION}+later"))
+    }
+
     /// Makes `dibs_VERSION_ARCH.deb` of it.
     fn package(&self, version: &str) -> Result<PathBuf> {
         let arch = self.arch.debian();

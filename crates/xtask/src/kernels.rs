@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::packages;
 use crate::run::{cargo_command, run, workspace};
-use image::Image;
+pub(crate) use image::Image;
 
 /// A kernel, and how it is run.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +104,50 @@ struct Outcome {
     /// What `dibsctl doctor` said of each of [`CHECKS`].
     checks: Vec<String>,
     took: Duration,
+}
+
+/// The kernel of this name, fetched if it is not there.
+pub(crate) fn image(name: &str) -> Result<Image> {
+    let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
+    let kernel = kernel.with_context(|| format!("there is no kernel {name}"))?;
+    Image::get(kernel, &workspace().join("target/kernels"))
+}
+
+/// What boots a kernel of Debian's on a root file system of this machine's, for so long at most; `line` is its command line.
+pub(crate) fn machine(image: &Image, root: &Path, line: &str, limit: Duration) -> Result<Command> {
+    let mut command = limited(limit);
+    // With a thread for each of its processors, one of them now and then runs code that the kernel has just replaced.
+    command.args([
+        "qemu-system-x86_64",
+        "-M",
+        "q35",
+        "-accel",
+        "tcg,thread=single",
+    ]);
+    command.args([
+        "-cpu",
+        "Haswell-noTSX",
+        "-smp",
+        "2",
+        "-m",
+        "4G",
+        "-nographic",
+    ]);
+    command.args(["-no-reboot", "-nic", "none"]);
+    command.arg("-kernel").arg(image.kernel());
+    command.arg("-initrd").arg(image.initramfs()?);
+    command.args(["-append", line, "-virtfs"]);
+    let root = root.display();
+    let options = "mount_tag=root,security_model=none,multidevs=remap";
+    command.arg(format!("local,path={root},{options}"));
+    Ok(command)
+}
+
+/// What is run behind it ends after so long.
+fn limited(limit: Duration) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", &limit.as_secs().to_string()]);
+    command
 }
 
 /// Runs it on these kernels, or on all.
@@ -212,9 +256,8 @@ fn boot(kernel: &Kernel, image: &Image, programs: &Programs) -> Result<Outcome> 
             ""
         }
     );
-    let mut command = Command::new("timeout");
-    command.args(["--kill-after=10", &LIMIT.as_secs().to_string()]);
-    if kernel.is_user_mode {
+    let mut command = if kernel.is_user_mode {
+        let mut command = limited(LIMIT);
         command.arg(image.kernel());
         command.args([
             "mem=3G",
@@ -227,34 +270,14 @@ fn boot(kernel: &Kernel, image: &Image, programs: &Programs) -> Result<Outcome> 
         command
             .arg(format!("init={}", init.display()))
             .args(told.split(' '));
+        command
     } else {
-        // With a thread for each of its processors, one of them now and then runs code that the kernel has just replaced.
-        command.args([
-            "qemu-system-x86_64",
-            "-M",
-            "q35",
-            "-accel",
-            "tcg,thread=single",
-        ]);
-        command.args([
-            "-cpu",
-            "Haswell-noTSX",
-            "-smp",
-            "2",
-            "-m",
-            "4G",
-            "-nographic",
-        ]);
-        command.args(["-no-reboot", "-nic", "none"]);
-        command.arg("-kernel").arg(image.kernel());
-        command.arg("-initrd").arg(image.initramfs()?);
         let line = format!(
             "console=ttyS0 quiet panic=-1 dibs.init={} {told}",
             init.display()
         );
-        command.args(["-append", &line, "-virtfs"]);
-        command.arg("local,path=/,mount_tag=root,security_model=none,multidevs=remap");
-    }
+        machine(image, Path::new("/"), &line, LIMIT)?
+    };
     let log = directory.with_extension("log");
     let shown = || log.display().to_string();
     let file = fs::File::create(&log).with_context(shown)?;

@@ -7,6 +7,7 @@ mod fuzz;
 mod kernels;
 mod packages;
 mod run;
+mod systemd;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,10 @@ enum Command {
         #[arg(value_parser = clap::builder::PossibleValuesParser::new(kernels::NAMES))]
         names: Vec<String>,
     },
+    /// Try the package under a running systemd, in a Debian 13 that is booted here: guard, watchdog, reload, crash, upgrade.
+    ///
+    /// For root; fetches the system, its kernel, and QEMU. Takes ten minutes.
+    Systemd,
     /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
     ///
     /// The same as `reproduce NAME`.
@@ -129,6 +134,7 @@ fn main() -> Result<()> {
         Command::Man { directory } => man(&directory),
         Command::Deb { arch, is_tried } => deb::deb(&arch, is_tried),
         Command::Kernels { names } => kernels::kernels(&names),
+        Command::Systemd => systemd::systemd(),
         Command::Aarch64 { seeds } => cross::aarch64(seeds),
         Command::Experiment { options } | Command::Reproduce { options } => reproduce(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),

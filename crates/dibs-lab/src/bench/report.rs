@@ -4,10 +4,10 @@ use std::fmt;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Where and when.
     pub environment: Environment,
@@ -20,11 +20,11 @@ pub struct Report {
 }
 
 /// Where and when a run was.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Environment {
     /// UTC.
     pub date: String,
-    /// Its release.
+    /// The version of its release.
     pub kernel: String,
     /// Its model.
     pub cpu: String,
@@ -35,7 +35,7 @@ pub struct Environment {
 }
 
 /// An experiment.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Table {
     /// What was done.
     pub title: String,
@@ -52,7 +52,7 @@ pub struct Table {
 }
 
 /// A comparison.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {
     /// Of what.
     pub what: String,
@@ -80,12 +80,18 @@ impl Environment {
         let load = read("/proc/loadavg")?;
         Ok(Self {
             date: humantime::format_rfc3339_seconds(now).to_string(),
-            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            kernel: version(&read("/proc/sys/kernel/osrelease")?).to_owned(),
             cpu: model.to_owned(),
             cpus: std::thread::available_parallelism()?.get(),
             load: load.split(' ').next().unwrap_or_default().to_owned(),
         })
     }
+}
+
+/// What a release begins with; what a distribution or a user adds to it tells nothing of the kernel.
+fn version(release: &str) -> &str {
+    let end = release.find(|c: char| !c.is_ascii_digit() && c != '.');
+    release[..end.unwrap_or(release.len())].trim_end_matches('.')
 }
 
 impl fmt::Display for Environment {
@@ -194,6 +200,12 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median([4.0, 1.0, 3.0, 2.0]), 2.5);
         assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn of_a_release_the_version_counts() {
+        assert_eq!(version("6.18.5-1-amd64\n"), "6.18.5");
+        assert_eq!(version("6.1"), "6.1");
     }
 
     #[test]

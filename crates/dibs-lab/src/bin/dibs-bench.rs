@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum as _};
 use dibs_lab::baseline::{build_boringtun, build_wireguard_go};
-use dibs_lab::bench::{self, Experiment, Options, Other};
+use dibs_lab::bench::{self, Experiment, Options, Other, Report};
 
 /// Compares dibs with plain TCP, kernel MPTCP and VPNs in user space, in network namespaces.
 #[derive(Debug, Parser)]
@@ -15,6 +15,9 @@ struct Arguments {
     /// Write all turns of all rounds to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure nothing: print the tables of a file that --json wrote
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    show: Option<PathBuf>,
     /// Only these experiments
     #[arg(value_name = "EXPERIMENT", value_enum)]
     only: Vec<Experiment>,
@@ -40,6 +43,13 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if let Some(file) = arguments.show {
+        let shown = || file.display().to_string();
+        let text = std::fs::read_to_string(&file).with_context(shown)?;
+        let report: Report = serde_json::from_str(&text).with_context(shown)?;
+        print!("{report}");
+        return Ok(());
+    }
     let experiments = match arguments.only {
         only if only.is_empty() => Experiment::value_variants().to_vec(),
         only => only,

@@ -45,7 +45,7 @@ pub(super) fn run_all(package: &Path, later: &Path) -> Result<()> {
     );
     packages::ensure_trial()?;
     for suite in SUITES {
-        let system = fresh(suite, package)?;
+        let system = fresh(&package.with_file_name("try"), suite, TOOLS)?;
         tree::write(&system.join("try/try.sh"), SCRIPT.as_bytes())?;
         for (file, name) in [(package, "dibs.deb"), (later, "later.deb")] {
             fs::copy(file, system.join("try").join(name)).context("the package")?;
@@ -68,16 +68,15 @@ pub(super) fn run_all(package: &Path, later: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A root file system as the suite has it, unpacked anew.
-fn fresh(suite: &str, package: &Path) -> Result<PathBuf> {
-    let directory = package.with_file_name("try");
-    fs::create_dir_all(&directory)
+/// A root file system in a directory, as the suite has it, with these packages of it; unpacked anew.
+pub(crate) fn fresh(directory: &Path, suite: &str, tools: &str) -> Result<PathBuf> {
+    fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
     let archive = directory.join(format!("{suite}.tar"));
     if !archive.exists() {
         let begun = archive.with_extension("new.tar");
         run(Command::new("mmdebstrap")
-            .args(["--variant=apt", &format!("--include={TOOLS}"), suite])
+            .args(["--variant=apt", &format!("--include={tools}"), suite])
             .arg(&begun))?;
         fs::rename(&begun, &archive).context("the new system's archive")?;
     }

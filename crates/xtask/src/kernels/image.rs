@@ -26,7 +26,7 @@ exec switch_root /root "$init"
 "#;
 
 /// A kernel, unpacked.
-pub(super) struct Image {
+pub(crate) struct Image {
     directory: PathBuf,
     kernel: PathBuf,
     /// What its modules stand below, by their release.
@@ -93,7 +93,7 @@ impl Image {
         &self.kernel
     }
 
-    pub(super) fn modules(&self) -> &Path {
+    pub(crate) fn modules(&self) -> &Path {
         &self.modules
     }
 
