@@ -243,6 +243,7 @@ fn of_peers(metrics: &mut Metrics, status: &Status) {
     metrics.state("peer_connections", help, None, on);
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of metrics")]
 fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
     let label = |path: &PathInfo| vec![("path", path.name.clone()), ("peer", path.peer.clone())];
     // While a path moves there are two of the name: the states are those of the one that carries data.

@@ -178,22 +178,7 @@ impl Daemon {
         bump: u8,
         progress: &Progress,
     ) -> Result<Changed, Failure> {
-        if let Selector::Match(wanted) = selector {
-            self.check_peer(wanted.peer.as_deref())?;
-        }
-        let matching: Vec<Live> = self
-            .visible(caller)
-            .await?
-            .into_iter()
-            .filter(|(_, info)| selector.matches(info))
-            .map(|(live, _)| live)
-            .collect();
-        if matching.is_empty() {
-            return Err(Failure::new(
-                ErrorKind::NoMatch,
-                format!("no live connection to a peer matches {selector}"),
-            ));
-        }
+        let matching = self.selected(caller, selector).await?;
         let peers = self.driver.snapshot().await.map_err(failed)?.peers;
         let (held, matching): (Vec<_>, Vec<_>) = {
             let state = self.state.borrow();
@@ -248,14 +233,69 @@ impl Daemon {
         };
         let lives: Vec<Live> = outcomes.iter().map(|(live, _)| *live).collect();
         let infos = self.describe(&lives).await.map_err(failed)?;
-        let name = self.bump_name(bump);
+        let mut changed = self.changed(bump, infos.into_iter().zip(outcomes));
+        if unasked {
+            changed.warnings.push(format!(
+                "none of these connections has sent anything by {} so far, so nobody knows whether anything \
+                 comes back by its device: \"bump list\" will say",
+                changed.bump
+            ));
+        }
+        if let Some(id) = BumpId::new(bump).filter(|_| stuck > 0) {
+            changed.warnings.push(format!(
+                "nothing of what {stuck} connection(s) sent by {} has been acknowledged so far: if that \
+                 stays so, see whether a firewall, here or at the peer, drops what comes in by the bump's \
+                 device ({})",
+                changed.bump,
+                tun_name(id)
+            ));
+        }
+        let without = lives.iter().map(|live| live.peer);
+        let without: BTreeSet<usize> = without.filter(|peer| bump == 0 && !up[*peer]).collect();
+        let without = without.into_iter().map(|peer| self.peer_name(peer));
+        changed.warnings.extend(without.map(|peer| {
+            format!("there is no session with peer {peer}: it follows when there is one")
+        }));
+        let uids = changed.connections.iter().map(|info| info.uid);
+        self.tell_of_conns(
+            uids,
+            if bump == 0 { "disabled" } else { "enabled" },
+            |count| format!("{count} connection(s) moved to {}", changed.bump),
+            &[("bump", changed.bump.clone())],
+        );
+        Ok(changed)
+    }
+
+    /// The connections that a selector matches, of those that a caller may see.
+    async fn selected(&self, caller: Caller, selector: &Selector) -> Result<Vec<Live>, Failure> {
+        if let Selector::Match(wanted) = selector {
+            self.check_peer(wanted.peer.as_deref())?;
+        }
+        let matching: Vec<Live> = self
+            .visible(caller)
+            .await?
+            .into_iter()
+            .filter(|(_, info)| selector.matches(info))
+            .map(|(live, _)| live)
+            .collect();
+        if matching.is_empty() {
+            return Err(Failure::new(
+                ErrorKind::NoMatch,
+                format!("no live connection to a peer matches {selector}"),
+            ));
+        }
+        Ok(matching)
+    }
+
+    /// What became of connections that were to move to a bump.
+    fn changed(&self, bump: u8, outcomes: impl Iterator<Item = (ConnInfo, Moved)>) -> Changed {
         let mut changed = Changed {
-            bump: name.to_owned(),
+            bump: self.bump_name(bump).to_owned(),
             connections: Vec::new(),
             skipped: Vec::new(),
-            warnings: Vec::new(),
+            warnings: Vec::from_iter(self.warning(bump)),
         };
-        for (info, (_, outcome)) in infos.into_iter().zip(outcomes) {
+        for (info, (_, outcome)) in outcomes {
             match outcome {
                 Ok(()) => changed.connections.push(info),
                 Err(reason) => changed.skipped.push(Skipped {
@@ -266,40 +306,7 @@ impl Daemon {
                 }),
             }
         }
-        changed.warnings.extend(self.warning(bump));
-        if unasked {
-            changed.warnings.push(format!(
-                "none of these connections has sent anything by {name} so far, so nobody knows whether anything \
-                 comes back by its device: \"bump list\" will say"
-            ));
-        }
-        if let Some(id) = BumpId::new(bump).filter(|_| stuck > 0) {
-            changed.warnings.push(format!(
-                "nothing of what {stuck} connection(s) sent by {name} has been acknowledged so far: if that \
-                 stays so, see whether a firewall, here or at the peer, drops what comes in by the bump's \
-                 device ({})",
-                tun_name(id)
-            ));
-        }
-        let waiting: BTreeSet<usize> = lives
-            .iter()
-            .map(|live| live.peer)
-            .filter(|peer| bump == 0 && !up[*peer])
-            .collect();
-        for peer in waiting {
-            changed.warnings.push(format!(
-                "there is no session with peer {}: it follows when there is one",
-                self.peer_name(peer)
-            ));
-        }
-        let uids = changed.connections.iter().map(|info| info.uid);
-        self.tell_of_conns(
-            uids,
-            if bump == 0 { "disabled" } else { "enabled" },
-            |count| format!("{count} connection(s) moved to {name}"),
-            &[("bump", name.to_owned())],
-        );
-        Ok(changed)
+        changed
     }
 
     /// Waits until something came back by the device of `bump` of what moved there; if nothing does, puts that back to

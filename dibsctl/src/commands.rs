@@ -14,6 +14,7 @@ use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerComm
 use crate::table::Table;
 use crate::{check, cleanup, doctor, eavesdrop, init, keys, render, top, units};
 
+#[expect(clippy::too_many_lines, reason = "a table of commands")]
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
     let connect = || Client::connect(&args.socket);

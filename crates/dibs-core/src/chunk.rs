@@ -263,7 +263,7 @@ struct Batch {
 
 /// All that waits, bounded by the bytes it holds and by what the peer can hold.
 #[derive(Debug, Default)]
-pub struct Unacknowledged {
+pub struct InFlight {
     /// In order of first sending, from the oldest unacknowledged one on: what comes and goes in turn
     /// lies in turn in memory. The key of each is its number.
     sent: VecDeque<Sent>,
@@ -294,7 +294,7 @@ impl Sent {
     }
 }
 
-impl Unacknowledged {
+impl InFlight {
     /// Bytes sent since the oldest chunk that is not acknowledged: the peer may have to hold as much.
     pub const fn span(&self) -> usize {
         self.span

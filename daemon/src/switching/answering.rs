@@ -16,6 +16,25 @@ struct Before {
     handed: Option<Handed>,
 }
 
+/// What a SWITCH asks for.
+struct Wanted {
+    bump: u8,
+    explicit: bool,
+    ready: bool,
+    /// What all of it is refused with.
+    refusal: Option<Outcome>,
+}
+
+/// What is answered of each connection of a SWITCH, and what moves.
+#[derive(Default)]
+struct Judged {
+    outcomes: Vec<(Outcome, u64)>,
+    /// By the place of its outcome, with where it stood before.
+    moving: Vec<(usize, Pair, Version, Before)>,
+    /// Owners of those of which nobody knew.
+    news: Vec<Option<u32>>,
+}
+
 impl Daemon {
     /// Carries out a SWITCH of a peer.
     pub(crate) async fn on_switch(
@@ -46,40 +65,22 @@ impl Daemon {
                 return vec![(Outcome::Failed, 0); conns.len()];
             }
         };
-        let mut outcomes = Vec::with_capacity(conns.len());
-        let mut moving = Vec::new();
-        let mut news = Vec::new();
-        for (named, version) in conns {
-            let pair = named.pair.reversed();
-            let live = lives.get(&pair).filter(|live| live.peer == peer);
-            let before = live.map(|live| self.stands(live));
-            let verdict = match live {
-                None => Err((Outcome::NoConnection, 0)),
-                Some(live) if live.socket != named.socket => {
-                    Err((Outcome::OtherSocket, live.socket.0.into()))
-                }
-                Some(_) if !known => Err((Outcome::NoBump, 0)),
-                Some(_) if fault.is_some() => Err((Outcome::NoDevice, 0)),
-                Some(live) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
-                Some(live) => self.take_switch(live, bump, explicit, ready, version),
-            };
-            outcomes.push(match verdict {
-                Ok(is_new) => {
-                    if is_new {
-                        news.extend(lives.get(&pair).map(|live| live.uid));
-                    }
-                    let before = before.expect("there is such a connection");
-                    moving.push((outcomes.len(), pair, version, before));
-                    (Outcome::Done, version.generation)
-                }
-                Err(refused) => {
-                    if explicit && refused.0 == Outcome::Older {
-                        self.tell_later(pair);
-                    }
-                    refused
-                }
-            });
-        }
+        let refusal = match (&fault, known) {
+            (_, false) => Some(Outcome::NoBump),
+            (Some(_), true) => Some(Outcome::NoDevice),
+            (None, true) => None,
+        };
+        let wanted = Wanted {
+            bump,
+            explicit,
+            ready,
+            refusal,
+        };
+        let Judged {
+            mut outcomes,
+            moving,
+            news,
+        } = self.judge(peer, &wanted, conns, &lives);
         if moving.is_empty() {
             return outcomes;
         }
@@ -103,23 +104,7 @@ impl Daemon {
         if !self.is_outside(bump) {
             self.expect_rates(moving.iter().map(|(_, pair, ..)| &lives[pair]));
         }
-        let failed: HashMap<Pair, String> = match &prepared {
-            Ok(()) if explicit => {
-                let failed = self.mark_choices(&pairs).await.into_iter();
-                failed
-                    .map(|(pair, error)| (pair, error.to_string()))
-                    .collect()
-            }
-            Ok(()) => {
-                let marked = self.mark_moved(&pairs, bump).await;
-                let fault =
-                    |(pair, marked): (&Pair, Marked)| Some((*pair, marked.err()?.to_string()));
-                pairs.iter().zip(marked).filter_map(fault).collect()
-            }
-            Err(error) => { pairs.iter() }
-                .map(|pair| (*pair, format!("{error:#}")))
-                .collect(),
-        };
+        let failed = self.mark_followed(&pairs, bump, explicit, &prepared).await;
         let reasons: BTreeSet<&str> = failed.values().map(String::as_str).collect();
         let reasons: Vec<&str> = reasons.into_iter().collect();
         // The peer asks again and again for what it was told.
@@ -158,6 +143,82 @@ impl Daemon {
             &[("peer", name.clone()), ("bump", bump.clone())],
         );
         outcomes
+    }
+
+    /// Which connections of a SWITCH may move, and what is answered of each; what moves is not marked yet.
+    fn judge(
+        &self,
+        peer: usize,
+        wanted: &Wanted,
+        conns: Vec<(Named, Version)>,
+        lives: &HashMap<Pair, Live>,
+    ) -> Judged {
+        let Wanted {
+            bump,
+            explicit,
+            ready,
+            refusal,
+        } = *wanted;
+        let mut judged = Judged::default();
+        for (named, version) in conns {
+            let pair = named.pair.reversed();
+            let live = lives.get(&pair).filter(|live| live.peer == peer);
+            let before = live.map(|live| self.stands(live));
+            let verdict = match (live, refusal) {
+                (None, _) => Err((Outcome::NoConnection, 0)),
+                (Some(live), _) if live.socket != named.socket => {
+                    Err((Outcome::OtherSocket, live.socket.0.into()))
+                }
+                (Some(_), Some(refusal)) => Err((refusal, 0)),
+                (Some(live), None) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
+                (Some(live), None) => self.take_switch(live, bump, explicit, ready, version),
+            };
+            judged.outcomes.push(match verdict {
+                Ok(is_new) => {
+                    if is_new {
+                        judged.news.extend(lives.get(&pair).map(|live| live.uid));
+                    }
+                    let before = before.expect("there is such a connection");
+                    let index = judged.outcomes.len();
+                    judged.moving.push((index, pair, version, before));
+                    (Outcome::Done, version.generation)
+                }
+                Err(refused) => {
+                    if explicit && refused.0 == Outcome::Older {
+                        self.tell_later(pair);
+                    }
+                    refused
+                }
+            });
+        }
+        judged
+    }
+
+    /// Sets the marks of connections that follow a peer, if all was `prepared`; why that failed, where it did.
+    async fn mark_followed(
+        &self,
+        pairs: &[Pair],
+        bump: u8,
+        explicit: bool,
+        prepared: &anyhow::Result<()>,
+    ) -> HashMap<Pair, String> {
+        match prepared {
+            Ok(()) if explicit => {
+                let failed = self.mark_choices(pairs).await.into_iter();
+                failed
+                    .map(|(pair, error)| (pair, error.to_string()))
+                    .collect()
+            }
+            Ok(()) => {
+                let marked = self.mark_moved(pairs, bump).await;
+                let fault =
+                    |(pair, marked): (&Pair, Marked)| Some((*pair, marked.err()?.to_string()));
+                pairs.iter().zip(marked).filter_map(fault).collect()
+            }
+            Err(error) => { pairs.iter() }
+                .map(|pair| (*pair, format!("{error:#}")))
+                .collect(),
+        }
     }
 
     fn stands(&self, live: &Live) -> Before {

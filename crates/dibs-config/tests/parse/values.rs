@@ -5,6 +5,7 @@ use dibs_core::node::Scheduler;
 use super::{KEY, contract, good, refused};
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of values")]
 fn each_value_is_checked() {
     for (piece, replacement, part) in [
         // daemon

@@ -32,7 +32,7 @@ fn what_waits_fits_a_cache_line() {
 #[test]
 fn who_shares_a_batch_has_nothing_left_when_its_own_chunk_went() {
     let mut pool = Pool::new(1);
-    let mut waiting = Unacknowledged::default();
+    let mut waiting = InFlight::default();
     let batch = waiting.add_batch(pool.take());
     let mut add = |conn| {
         let strand = Strand {
@@ -59,7 +59,7 @@ fn who_shares_a_batch_has_nothing_left_when_its_own_chunk_went() {
 #[test]
 fn a_batch_with_little_in_it_goes_to_a_smaller_buffer() {
     let mut pool = Pool::new(1);
-    let mut waiting = Unacknowledged::default();
+    let mut waiting = InFlight::default();
     let batch = waiting.add_batch(pool.take());
     waiting.batch_mut(batch)[..5000].fill(7);
     waiting.add(Content::Chunk(chunk(batch, 5000)), Placement::Any);
@@ -74,7 +74,7 @@ fn a_batch_with_little_in_it_goes_to_a_smaller_buffer() {
 #[test]
 fn the_span_counts_from_the_oldest_unacknowledged() {
     let mut pool = Pool::new(1);
-    let mut waiting = Unacknowledged::default();
+    let mut waiting = InFlight::default();
     let first = waiting.add_message(control(0));
     let batch = {
         let buffer = pool.take();
@@ -107,7 +107,7 @@ fn the_span_counts_from_the_oldest_unacknowledged() {
 #[test]
 fn what_is_postponed_holds_up_nothing_and_keeps_its_bytes() {
     let mut pool = Pool::new(1);
-    let mut waiting = Unacknowledged::default();
+    let mut waiting = InFlight::default();
     let batch = waiting.add_batch(pool.take());
     let keys = [100, 200, 300].map(|len| {
         let chunk = Content::Chunk(chunk(batch, len));

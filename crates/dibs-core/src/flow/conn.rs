@@ -6,12 +6,12 @@ use dibs_wire::frame::{BASE_OFFSET, Open};
 use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
-use super::clamp::Clamp;
+use super::ack_floor::AckFloor;
 use super::dropped::DroppedSegment;
+use super::echo_filter::EchoFilter;
 use super::inject::Template;
-use super::latest::Latest;
 use super::queue::Queue;
-use super::resume::Resume;
+use super::window_clamp::WindowClamp;
 use crate::bump::{Bump, Decode};
 use crate::node::Scheduler;
 use crate::session::{Direction, EpochKey, EpochSecrets};
@@ -194,7 +194,7 @@ pub struct Incoming {
     /// Highest offset injected.
     pub top: u64,
     /// What the local kernel was told last.
-    pub latest: Latest,
+    pub ack_floor: AckFloor,
 }
 
 impl Incoming {
@@ -284,13 +284,13 @@ pub struct Conn {
     /// Behind the highest number that the local kernel sent by this bump.
     pub sent_end: Option<SeqNumber>,
     /// The local kernel is kept from sending more.
-    pub clamp: Option<Box<Clamp>>,
+    pub clamp: Option<Box<WindowClamp>>,
     /// When the local kernel last sent a byte.
     pub spoke: Option<Time>,
     /// The latest TSval that the local kernel sent.
     pub tsval: Option<u32>,
     /// There was an outage, and what comes may be from before.
-    pub resume: Option<Box<Resume>>,
+    pub echo_filter: Option<Box<EchoFilter>>,
     /// Last packet of either direction.
     pub last_seen: Time,
     /// First packet.
@@ -300,7 +300,7 @@ pub struct Conn {
     /// Which paths carried it.
     pub by_path: ByPath,
     /// When the peer was last told of a broken epoch, so that it is not told with every datagram.
-    pub complained: Option<(u32, Time)>,
+    pub reported: Option<(u32, Time)>,
 }
 
 impl Conn {
@@ -331,12 +331,12 @@ impl Conn {
             clamp: None,
             spoke: None,
             tsval: None,
-            resume: None,
+            echo_filter: None,
             last_seen: now,
             since: now,
             stats: ConnStats::default(),
             by_path: ByPath::default(),
-            complained: None,
+            reported: None,
         }
     }
 
@@ -376,7 +376,7 @@ impl Conn {
 
     /// Bytes that the local kernel has sent and was given no acknowledgement of; none where it uses no time stamps.
     pub fn under_way(&self) -> usize {
-        let given = self.inc.as_ref().and_then(|inc| inc.latest.ack());
+        let given = self.inc.as_ref().and_then(|inc| inc.ack_floor.ack());
         let bytes = { self.sent_end.zip(given) }.map(|(end, ack)| end.distance_from(ack));
         bytes.map_or(0, |bytes| usize::try_from(bytes).unwrap_or(0))
     }

@@ -1,10 +1,10 @@
 //! Connections: their queues of segments to send, their fields, what is built from what arrives.
 
-pub mod clamp;
+pub mod ack_floor;
 pub mod conn;
 pub mod dropped;
+pub mod echo_filter;
 pub mod fields;
 pub mod inject;
-pub mod latest;
 pub mod queue;
-pub mod resume;
+pub mod window_clamp;

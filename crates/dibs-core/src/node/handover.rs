@@ -3,7 +3,7 @@
 //! The plain way and the bump's paths are not equally long, so at a switch new bytes overtake older
 //! ones, and TCP takes those for lost. Into the bump: the receiver holds the start of the chain back
 //! until its kernel has what went before in plain. Out of it: the acknowledgements that the sender's
-//! kernel gets close its window just behind what it has sent ([`Clamp`]), so that it falls silent with
+//! kernel gets close its window just behind what it has sent ([`WindowClamp`]), so that it falls silent with
 //! nothing missing; once all of it is under way long enough not to be overtaken its packets may leave
 //! in plain, and the window opens. Both are bounded by time.
 
@@ -15,14 +15,14 @@ use super::notice::Event;
 use super::peer::Peer;
 use super::{Node, Shared, route};
 use crate::counters::Counter;
-use crate::flow::clamp::Clamp;
+use crate::flow::window_clamp::WindowClamp;
 use crate::slab::Key;
 use crate::time::Time;
 
 /// Chains whose start is held back at once, at most: more begin at once, and the kernel sorts it out.
-pub(super) const MAX_GATES: usize = 256;
+pub(super) const MAX_HELD_STARTS: usize = 256;
 /// The start of a chain is held back no longer: what went in plain may be lost.
-const GATE_PATIENCE: Duration = Duration::from_millis(80);
+const HELD_START_PATIENCE: Duration = Duration::from_millis(80);
 /// What TCP sent again waits no longer for what it had sent before: a path may have died with that.
 const OVERTAKING_PATIENCE: Duration = Duration::from_millis(200);
 /// Nor is silence waited for, beside two round trips; after that again the window opens by itself.
@@ -36,13 +36,13 @@ const SETTLED: Duration = Duration::from_millis(10);
 #[derive(Default)]
 pub(super) struct Handover {
     drains: Vec<Drain>,
-    pub(super) gates: Vec<(Key, Time)>,
+    pub(super) held_starts: Vec<(Key, Time)>,
 }
 
 impl Handover {
     /// Whether one more may be held back.
     pub(super) fn has_room(&self) -> bool {
-        self.gates.len() < MAX_GATES
+        self.held_starts.len() < MAX_HELD_STARTS
     }
 
     /// A byte of this connection came from the local kernel.
@@ -116,7 +116,7 @@ impl Peer {
             .get_mut(key)
             .expect("a tuple leads to its connection");
         let (bump, tuple) = (conn.bump, conn.tuple);
-        let clamp = conn.sent_end.map(|end| Clamp::new(end, window_scale));
+        let clamp = conn.sent_end.map(|end| WindowClamp::new(end, window_scale));
         conn.clamp = clamp.map(Box::new);
         self.handover.drains.push(Drain {
             key,
@@ -136,7 +136,7 @@ impl Peer {
         if conn.is_some_and(|c| !c.out.queue.is_empty()) {
             return None;
         }
-        if !self.waiting.has(drain.key) {
+        if !self.in_flight.has(drain.key) {
             return Some(drain.heard + SILENCE);
         }
         let (shortest, longest) = self.trips(shared);
@@ -199,26 +199,26 @@ impl Peer {
     }
 
     /// A chain's start is held back, or what is `solo`: not for ever.
-    pub(super) fn note_gate(&mut self, now: Time, key: Key, solo: bool) {
-        self.handover.gates.retain(|(gated, _)| *gated != key);
+    pub(super) fn hold_start(&mut self, now: Time, key: Key, solo: bool) {
+        self.handover.held_starts.retain(|(held, _)| *held != key);
         let patience = match solo {
             true => OVERTAKING_PATIENCE,
-            false => GATE_PATIENCE,
+            false => HELD_START_PATIENCE,
         };
-        self.handover.gates.push((key, now + patience));
+        self.handover.held_starts.push((key, now + patience));
     }
 
     /// Lets go on what of a connection was held back.
-    pub(super) fn open_gate(&mut self, now: Time, shared: &mut Shared, key: Key) {
-        self.handover.gates.retain(|(gated, _)| *gated != key);
+    pub(super) fn release_start(&mut self, now: Time, shared: &mut Shared, key: Key) {
+        self.handover.held_starts.retain(|(held, _)| *held != key);
         self.flows.meet_floor(key);
         while let Some(conn) = self.flows.get_mut(key)
             && let Some((stream, _, mut sink)) = super::receive::incoming(now, shared, key, conn)
             && stream.holds_back()
         {
-            if let Some(epoch) = stream.open_gate(&mut self.store, &mut sink) {
+            if let Some(epoch) = stream.release_start(&mut self.store, &mut sink) {
                 shared.count(Counter::CrcMismatch);
-                self.complain(now, shared, key, epoch);
+                self.report_broken_epoch(now, shared, key, epoch);
             }
         }
     }
@@ -230,7 +230,7 @@ impl Peer {
             [Some(d.until), tells].into_iter().flatten()
         });
         self.handover
-            .gates
+            .held_starts
             .iter()
             .map(|(_, t)| *t)
             .chain(drains)
@@ -239,8 +239,14 @@ impl Peer {
 
     /// Lets go on what was held back for long enough.
     pub(super) fn handle_handover(&mut self, now: Time, shared: &mut Shared) {
-        while let Some((key, _)) = self.handover.gates.iter().find(|(_, t)| *t <= now).copied() {
-            self.open_gate(now, shared, key);
+        while let Some((key, _)) = self
+            .handover
+            .held_starts
+            .iter()
+            .find(|(_, t)| *t <= now)
+            .copied()
+        {
+            self.release_start(now, shared, key);
         }
         self.check_drains(now, shared);
         while let Some(at) = self.handover.drains.iter().position(|d| d.until <= now) {

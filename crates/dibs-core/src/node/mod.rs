@@ -467,7 +467,7 @@ impl Node {
             let bytes = match source {
                 Source::Scratch => &self.shared.scratch.datagrams[..],
                 Source::Once(buffer, len) => self.shared.keep_once(buffer, len),
-                Source::Batch(key, len) => &self.peers[index].waiting.batch(key)[..len],
+                Source::Batch(key, len) => &self.peers[index].in_flight.batch(key)[..len],
             };
             return Some(Transmit {
                 path,

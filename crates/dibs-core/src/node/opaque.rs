@@ -7,7 +7,7 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
 use super::Shared;
-use super::receive::Cover;
+use super::receive::Protection;
 use crate::counters::Counter;
 use crate::time::Time;
 
@@ -166,9 +166,9 @@ struct Whole {
     have: usize,
 }
 
-/// What a whole is known by: its number, and what covered each of its fragments. Those with another cover
+/// What a whole is known by: its number, and what protected each of its fragments. Those with another protection
 /// are of another whole, so none counts for more than it was sent with.
-type Name = (u32, Cover);
+type Name = (u32, Protection);
 
 /// Puts fragments together, within bounds.
 #[derive(Default)]
@@ -203,15 +203,15 @@ pub(super) enum Assembled {
 }
 
 impl Reassembly {
-    /// Adds a fragment that came with this cover.
+    /// Adds a fragment that came with this protection.
     pub(super) fn add(
         &mut self,
         now: Time,
         shared: &mut Shared,
         f: &Fragment<'_>,
-        cover: Cover,
+        protection: Protection,
     ) -> Assembled {
-        let name = (f.id, cover);
+        let name = (f.id, protection);
         let end = u64::from(f.at) + f.bytes.len() as u64;
         if f.total > MAX_TOTAL
             || end > u64::from(f.total)

@@ -18,10 +18,10 @@ use super::receive::incoming;
 use super::send::{RetransmitQueue, Shares};
 use super::sets::Sets;
 use crate::buffer::Buffer;
-use crate::chunk::Unacknowledged;
+use crate::chunk::InFlight;
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
-use crate::flow::resume::Resume;
+use crate::flow::echo_filter::EchoFilter;
 use crate::session::{Established, PeerId, SessionId};
 use crate::slab::Key;
 use crate::stream::rx::Store;
@@ -87,7 +87,7 @@ pub(crate) struct Peer {
     pub(super) association: Association,
     pub(super) paths: PathSet,
     pub(super) flows: FlowTable,
-    pub(crate) waiting: Unacknowledged,
+    pub(crate) in_flight: InFlight,
     pub(super) retransmit: RetransmitQueue,
     pub(super) shares: Shares,
     /// Those of the peer's, until enough are there.
@@ -120,7 +120,7 @@ impl Peer {
             association: Association::new(now),
             paths,
             flows: FlowTable::new(shared.hash_keys),
-            waiting: Unacknowledged::default(),
+            in_flight: InFlight::default(),
             retransmit: RetransmitQueue::default(),
             shares: Shares::default(),
             sets: Sets::default(),
@@ -200,7 +200,8 @@ impl Peer {
         self.retransmit.clear();
         self.shares = Shares::default();
         self.sets = Sets::default();
-        self.messages.restart(self.waiting.drain(&mut shared.pool));
+        self.messages
+            .restart(self.in_flight.drain(&mut shared.pool));
         self.flows.forget_incoming();
         self.reassembly = Reassembly::default();
         self.notices.clear();
@@ -208,7 +209,7 @@ impl Peer {
             conn.out.stream.reincarnate();
             conn.out.secrets = None;
             conn.out.unconfirm();
-            conn.resume = conn.tsval.map(|tsval| Box::new(Resume::after(tsval)));
+            conn.echo_filter = conn.tsval.map(|tsval| Box::new(EchoFilter::after(tsval)));
             if let Some(mut inc) = conn.inc.take() {
                 inc.stream.clear(&mut self.store);
             }
@@ -362,7 +363,7 @@ impl Peer {
             && let Some((stream, _, mut sink)) = incoming(now, shared, key, conn)
             && let Some(epoch) = stream.give_up_gaps(now, GAP_PATIENCE, &mut self.store, &mut sink)
         {
-            self.complain(now, shared, key, epoch);
+            self.report_broken_epoch(now, shared, key, epoch);
         }
     }
 }

@@ -18,10 +18,10 @@ use super::send::NOT_BARE;
 use super::{MAX_CONTROL, Shared};
 use crate::counters::Counter;
 use crate::path::PathState;
-use crate::session::Received;
+use crate::session::{OVERHEAD, Opened, Received};
 use crate::time::Time;
 
-pub(super) use packets::Cover;
+pub(super) use packets::Protection;
 pub(super) use streams::incoming;
 
 /// How a datagram came in.
@@ -50,7 +50,6 @@ impl Peer {
         arrival: Arrival,
         received: &Received<'_>,
     ) {
-        let Arrival { path, from, .. } = arrival;
         if received.opened.authenticated {
             self.on_used(now, shared, received.session, received.confirmed);
         }
@@ -58,88 +57,12 @@ impl Peer {
             return shared.count(Counter::DatagramExpired);
         }
         let opened = &received.opened;
-        let Some(at) = self.paths.position(opened.path_id) else {
-            if opened.authenticated {
-                let len = opened.header.len() + opened.payload.len() + crate::session::OVERHEAD;
-                let (id, header) = (opened.path_id, opened.header);
-                self.receive_join(now, shared, arrival, len as u64, id, header);
-            } else {
-                shared.count(Counter::BareRefused);
-            }
+        if !self.admits(now, shared, arrival, opened) {
+            return;
+        }
+        let Some(verdict) = self.take_frames(now, shared, arrival, opened) else {
             return;
         };
-        let len = (opened.header.len() + opened.payload.len() + crate::session::OVERHEAD) as u64;
-        if self.paths[at].local != path {
-            // It may wait to be proved, and have been asked for elsewhere at first.
-            if !opened.authenticated || !self.paths[at].is_accepting() {
-                return shared.count(Counter::WrongPath);
-            }
-            return self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
-        }
-        if opened.authenticated {
-            // What was asked from the peer's endpoint is not answered elsewhere either.
-            if self.paths[at].is_accepting() && !self.may_ask_from(shared, arrival) {
-                return shared.count(Counter::PathRefused);
-            }
-            self.paths[at].on_source(now, shared, opened.seq, from, len);
-        } else if !self.paths[at].expects_bare(opened.seq, from) {
-            return shared.count(Counter::BareRefused);
-        }
-        self.paths[at].bytes_received += len;
-        let mut verdict = Verdict {
-            taken: true,
-            eliciting: false,
-        };
-        let cover = match (opened.authenticated, opened.payload_inside) {
-            (false, _) => Cover::None,
-            (true, false) => Cover::Authentic,
-            (true, true) => Cover::Encrypted,
-        };
-        let mut payload = Some(&*opened.payload);
-        let mut frames = Frames::new(opened.header);
-        let mut chunk = Chunk::EMPTY;
-        loop {
-            let other = match frames.chunk(&mut chunk) {
-                Some(Ok(())) => None,
-                Some(Err(_)) => return shared.count(Counter::FrameMalformed),
-                None => match frames.next() {
-                    Some(Ok(frame)) => Some(frame),
-                    Some(Err(_)) => return shared.count(Counter::FrameMalformed),
-                    None => break,
-                },
-            };
-            if !opened.authenticated {
-                let len = payload.map_or(0, <[u8]>::len);
-                if other.is_some() || !is_bare_data(&chunk, len) {
-                    return shared.count(Counter::BareRefused);
-                }
-            }
-            verdict.eliciting |= other.as_ref().is_none_or(Frame::is_ack_eliciting);
-            // A path that was proved may have taken the place of others.
-            let Some(at) = self.paths.position(opened.path_id) else {
-                return;
-            };
-            if !self.paths[at].is_open() && !other.as_ref().is_some_and(is_joining) {
-                shared.count(Counter::PathNotValidated);
-                if opened.authenticated {
-                    self.paths[at].on_early_data();
-                }
-                return;
-            }
-            // At most one frame describes the payload.
-            let mut described = || payload.take();
-            verdict.taken &= match &other {
-                None => match described() {
-                    Some(bytes) => self.take_chunk(now, shared, path, &chunk, (bytes, cover)),
-                    None => return shared.count(Counter::FrameMalformed),
-                },
-                Some(Frame::Share(share)) => match described() {
-                    Some(bytes) => self.take_share(now, shared, path, share, bytes),
-                    None => return shared.count(Counter::FrameMalformed),
-                },
-                Some(frame) => self.take_frame(now, shared, arrival, at, frame),
-            };
-        }
         if verdict.taken
             && let Some(link) = self.paths.by_id(opened.path_id)
             && link.is_open()
@@ -150,6 +73,122 @@ impl Peer {
             }
             // It is there again: an answer to a question of ours makes it ours to use.
             link.probe |= verdict.eliciting && link.path.state() != PathState::Active;
+        }
+    }
+
+    /// Whether a datagram is of a path that there is, from where that leads; one that is not may ask for it.
+    fn admits(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        arrival: Arrival,
+        opened: &Opened<'_>,
+    ) -> bool {
+        let Arrival { path, from, .. } = arrival;
+        let len = (opened.header.len() + opened.payload.len() + OVERHEAD) as u64;
+        let refused = match self.paths.position(opened.path_id) {
+            None if opened.authenticated => {
+                self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
+                return false;
+            }
+            None => Counter::BareRefused,
+            Some(at) if self.paths[at].local != path => {
+                // It may wait to be proved, and have been asked for elsewhere at first.
+                if opened.authenticated && self.paths[at].is_accepting() {
+                    self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
+                    return false;
+                }
+                Counter::WrongPath
+            }
+            // What was asked from the peer's endpoint is not answered elsewhere either.
+            Some(at)
+                if opened.authenticated
+                    && self.paths[at].is_accepting()
+                    && !self.may_ask_from(shared, arrival) =>
+            {
+                Counter::PathRefused
+            }
+            Some(at) if !opened.authenticated && !self.paths[at].expects_bare(opened.seq, from) => {
+                Counter::BareRefused
+            }
+            Some(at) => {
+                let link = &mut self.paths[at];
+                if opened.authenticated {
+                    link.on_source(now, shared, opened.seq, from, len);
+                }
+                link.bytes_received += len;
+                return true;
+            }
+        };
+        shared.count(refused);
+        false
+    }
+
+    /// Takes the frames of a datagram; none if it is dropped, which is counted.
+    fn take_frames(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        arrival: Arrival,
+        opened: &Opened<'_>,
+    ) -> Option<Verdict> {
+        let dropped = |shared: &mut Shared, reason| {
+            shared.count(reason);
+            None
+        };
+        let mut verdict = Verdict {
+            taken: true,
+            eliciting: false,
+        };
+        let protection = match (opened.authenticated, opened.payload_inside) {
+            (false, _) => Protection::None,
+            (true, false) => Protection::Authentic,
+            (true, true) => Protection::Encrypted,
+        };
+        let mut payload = Some(&*opened.payload);
+        let mut frames = Frames::new(opened.header);
+        let mut chunk = Chunk::EMPTY;
+        loop {
+            let other = match frames.chunk(&mut chunk) {
+                Some(Ok(())) => None,
+                Some(Err(_)) => return dropped(shared, Counter::FrameMalformed),
+                None => match frames.next() {
+                    Some(Ok(frame)) => Some(frame),
+                    Some(Err(_)) => return dropped(shared, Counter::FrameMalformed),
+                    None => return Some(verdict),
+                },
+            };
+            if !opened.authenticated {
+                let len = payload.map_or(0, <[u8]>::len);
+                if other.is_some() || !is_bare_data(&chunk, len) {
+                    return dropped(shared, Counter::BareRefused);
+                }
+            }
+            verdict.eliciting |= other.as_ref().is_none_or(Frame::is_ack_eliciting);
+            // A path that was proved may have taken the place of others.
+            let at = self.paths.position(opened.path_id)?;
+            if !self.paths[at].is_open() && !other.as_ref().is_some_and(is_joining) {
+                if opened.authenticated {
+                    self.paths[at].on_early_data();
+                }
+                return dropped(shared, Counter::PathNotValidated);
+            }
+            // At most one frame describes the payload.
+            let mut described = || payload.take();
+            verdict.taken &= match &other {
+                None => match described() {
+                    Some(bytes) => {
+                        let protected = (bytes, protection);
+                        self.take_chunk(now, shared, arrival.path, &chunk, protected)
+                    }
+                    None => return dropped(shared, Counter::FrameMalformed),
+                },
+                Some(Frame::Share(share)) => match described() {
+                    Some(bytes) => self.take_share(now, shared, arrival.path, share, bytes),
+                    None => return dropped(shared, Counter::FrameMalformed),
+                },
+                Some(frame) => self.take_frame(now, shared, arrival, at, frame),
+            };
         }
     }
 
@@ -170,7 +209,7 @@ impl Peer {
             }
             Frame::Segment(_) | Frame::Opaque { .. } | Frame::Fragment { .. } => {
                 // Header blocks are encrypted, always.
-                return self.take_inner(now, shared, arrival.path, frame, Cover::Encrypted);
+                return self.take_inner(now, shared, arrival.path, frame, Protection::Encrypted);
             }
             Frame::Control { id, bytes } => return self.take_control(shared, id, bytes),
             Frame::FlowUnknown { flow, incarnation } => {

@@ -3,17 +3,18 @@
 //! In this order: what opens and keeps paths, acknowledgements (of paths and of TCP), messages
 //! between the daemons, what was lost, new data.
 
-mod again;
 mod copies;
+mod cutter;
 mod data;
 mod postpone;
+mod retransmit;
 mod run;
 mod small;
 mod split;
 
 use dibs_wire::packet::flags;
 
-pub(super) use again::RetransmitQueue;
+pub(super) use retransmit::RetransmitQueue;
 pub(super) use split::Shares;
 
 use super::Shared;
@@ -31,7 +32,7 @@ use crate::time::Time;
 pub(super) const NOT_BARE: u16 = flags::SYN | flags::FIN | flags::RST;
 
 /// What every step of a turn needs beside the peer.
-struct Turn<'a> {
+struct SendCx<'a> {
     now: Time,
     shared: &'a mut Shared,
     session: &'a mut Session,
@@ -76,7 +77,7 @@ impl Peer {
             turn: self.flow_quantum(),
             target: self.paths.standing(shared),
         };
-        let turn = &mut Turn {
+        let cx = &mut SendCx {
             now,
             shared,
             session,
@@ -84,23 +85,23 @@ impl Peer {
             trusted_awaited: false,
         };
         self.send_splits()
-            .or_else(|| self.send_link_frames(turn))
-            .or_else(|| self.send_segments(turn))
-            .or_else(|| self.send_split_segments(turn))
-            .or_else(|| self.send_control(turn))
-            .or_else(|| self.send_delayed_trusted(turn))
-            .or_else(|| self.send_delayed_any(turn))
-            .or_else(|| self.send_shares_again(turn))
-            .or_else(|| self.send_opaque(turn))
-            .or_else(|| self.send_split_opaque(turn))
-            .or_else(|| self.send_copies(turn))
-            .or_else(|| self.send_data(turn))
+            .or_else(|| self.send_link_frames(cx))
+            .or_else(|| self.send_segments(cx))
+            .or_else(|| self.send_split_segments(cx))
+            .or_else(|| self.send_control(cx))
+            .or_else(|| self.send_delayed_trusted(cx))
+            .or_else(|| self.send_delayed_any(cx))
+            .or_else(|| self.retransmit_shares(cx))
+            .or_else(|| self.send_opaque(cx))
+            .or_else(|| self.send_split_opaque(cx))
+            .or_else(|| self.send_copies(cx))
+            .or_else(|| self.send_data(cx))
     }
 
     /// Seals the header block in `block` as one datagram without payload.
     fn finish(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         link: usize,
         block: &[u8],
         eliciting: bool,
@@ -108,14 +109,14 @@ impl Peer {
     ) -> Option<Out> {
         let link = &mut self.paths[link];
         let len = OVERHEAD + block.len();
-        turn.shared.scratch.datagrams.clear();
-        turn.shared.scratch.datagrams.resize(len, 0);
-        turn.shared.scratch.datagrams[CLEAR..CLEAR + block.len()].copy_from_slice(block);
-        let seq = link.path.on_sent(turn.now, len as u16, token, eliciting);
-        if turn
+        cx.shared.scratch.datagrams.clear();
+        cx.shared.scratch.datagrams.resize(len, 0);
+        cx.shared.scratch.datagrams[CLEAR..CLEAR + block.len()].copy_from_slice(block);
+        let seq = link.path.on_sent(cx.now, len as u16, token, eliciting);
+        if cx
             .session
             .seal(
-                &mut turn.shared.scratch.datagrams,
+                &mut cx.shared.scratch.datagrams,
                 link.id,
                 seq,
                 block.len(),
@@ -123,7 +124,7 @@ impl Peer {
             )
             .is_err()
         {
-            turn.shared.count(Counter::KeysExhausted);
+            cx.shared.count(Counter::KeysExhausted);
             return None;
         }
         Some(Out::by(link, len, Source::Scratch))

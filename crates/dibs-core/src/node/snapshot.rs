@@ -90,7 +90,7 @@ impl Node {
                 conns: p.flows.len(),
                 held: p.store.held(),
                 sets: p.sets.held(),
-                unacknowledged: p.waiting.span(),
+                unacknowledged: p.in_flight.span(),
                 bumps: p.association.carried().to_vec(),
             })
             .collect()

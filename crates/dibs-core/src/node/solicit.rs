@@ -14,8 +14,8 @@ use dibs_wire::packet::{IpMeta, Tuple, flags};
 
 use super::{Node, route};
 use crate::flow::conn::Conn;
+use crate::flow::echo_filter::EchoFilter;
 use crate::flow::inject::Template;
-use crate::flow::resume::Resume;
 use crate::time::Time;
 
 /// Hop limit of a segment that has come from nowhere.
@@ -32,7 +32,7 @@ impl Node {
         };
         let key = peer.conn(now, shared, tuple, bump);
         let conn = peer.flows.get_mut(key).expect("it was just found");
-        conn.resume = Some(Box::new(Resume::anew(outstanding)));
+        conn.echo_filter = Some(Box::new(EchoFilter::anew(outstanding)));
         self.solicit(bump, tuple);
     }
 

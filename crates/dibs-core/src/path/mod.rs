@@ -428,54 +428,7 @@ impl Path {
             return Err(AckError::NeverSent(largest));
         }
         self.loss.on_acked(largest);
-        let mut news = News::default();
-        let base = self.sent.base();
-        for range in frame.ranges().iter().take_while(|r| r.end >= base) {
-            let range = SeqRange {
-                start: range.start.max(base),
-                end: range.end,
-            };
-            let (ring, mtud, loss, bbr) = (
-                &mut self.sent,
-                &mut self.mtud,
-                &mut self.loss,
-                &mut self.bbr,
-            );
-            self.acked.insert(range, |added| {
-                for seq in added.start..=added.end {
-                    let Some(sent) = ring.get_mut(seq) else {
-                        continue;
-                    };
-                    news.any = true;
-                    if seq == largest {
-                        news.largest_at = Some(sent.at);
-                    }
-                    match core::mem::replace(&mut sent.fate, Fate::Done) {
-                        Fate::Done => continue,
-                        Fate::Lost => {
-                            news.spurious += 1;
-                            loss.on_spurious(seq);
-                            bbr.on_spurious();
-                        }
-                        Fate::Waiting => {
-                            news.settled += 1;
-                            news.settled_bytes += u64::from(sent.bytes);
-                            if !sent.mtu_probe {
-                                acked.push(sent.token);
-                            }
-                        }
-                    }
-                    if sent.mtu_probe {
-                        mtud.on_probe_acked(now, sent.bytes);
-                    } else {
-                        mtud.on_acked(sent.bytes);
-                    }
-                    news.datagrams += 1;
-                    news.bytes += u64::from(sent.bytes);
-                    news.newest = news.newest.max(Some(seq));
-                }
-            });
-        }
+        let news = self.settle(now, frame, acked);
         self.in_flight -= news.settled_bytes;
         self.waiting -= news.settled;
         self.count.spurious += news.spurious;
@@ -531,6 +484,60 @@ impl Path {
         }
         self.forget_sent(now);
         Ok(())
+    }
+
+    /// Marks what an acknowledgement says to have arrived; appends its tokens to `acked`.
+    fn settle(&mut self, now: Time, frame: &AckFrame, acked: &mut Vec<u64>) -> News {
+        let largest = frame.largest();
+        let mut news = News::default();
+        let base = self.sent.base();
+        for range in frame.ranges().iter().take_while(|r| r.end >= base) {
+            let range = SeqRange {
+                start: range.start.max(base),
+                end: range.end,
+            };
+            let (ring, mtud, loss, bbr) = (
+                &mut self.sent,
+                &mut self.mtud,
+                &mut self.loss,
+                &mut self.bbr,
+            );
+            self.acked.insert(range, |added| {
+                for seq in added.start..=added.end {
+                    let Some(sent) = ring.get_mut(seq) else {
+                        continue;
+                    };
+                    news.any = true;
+                    if seq == largest {
+                        news.largest_at = Some(sent.at);
+                    }
+                    match core::mem::replace(&mut sent.fate, Fate::Done) {
+                        Fate::Done => continue,
+                        Fate::Lost => {
+                            news.spurious += 1;
+                            loss.on_spurious(seq);
+                            bbr.on_spurious();
+                        }
+                        Fate::Waiting => {
+                            news.settled += 1;
+                            news.settled_bytes += u64::from(sent.bytes);
+                            if !sent.mtu_probe {
+                                acked.push(sent.token);
+                            }
+                        }
+                    }
+                    if sent.mtu_probe {
+                        mtud.on_probe_acked(now, sent.bytes);
+                    } else {
+                        mtud.on_acked(sent.bytes);
+                    }
+                    news.datagrams += 1;
+                    news.bytes += u64::from(sent.bytes);
+                    news.newest = news.newest.max(Some(seq));
+                }
+            });
+        }
+        news
     }
 
     /// Another sender has found that the path carries so many bytes a second.

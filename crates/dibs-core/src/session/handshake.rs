@@ -10,12 +10,14 @@ use x25519_dalek::{PublicKey, StaticSecret};
 
 use super::cookie::{self, COOKIE_LIFETIME, CookieJar, Mac, NONCE_LEN, PublicMacs};
 use super::established::{Agreement, Session};
-use super::gate::Gate;
 use super::keys::{EpochSecrets, Integrity, Role, Secret, SessionId, Suite};
 use super::message::{self, Hello, Message, Prologue, Timestamp, VERSION};
 use super::noise::Noise;
-use super::peer::{AddPeerError, Indices, Initiation, Peer, PeerId, PeerState, SentInitiation};
+use super::peer::{
+    AddPeerError, HandshakePeer, Indices, Initiation, PeerId, PeerState, SentInitiation,
+};
 use super::random::{self, Random};
+use super::rate_limit::HandshakeLimiter;
 use super::seal::{self, KeyLimits, OpenError, Opened};
 use crate::time::Time;
 
@@ -172,10 +174,10 @@ pub struct Sessions {
     public: PublicKey,
     macs: PublicMacs,
     jar: CookieJar,
-    gate: Gate,
+    limiter: HandshakeLimiter,
     limits: KeyLimits,
     /// By [`PeerId::index`]; a removed peer leaves its place empty.
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<HandshakePeer>>,
     by_key: BTreeMap<[u8; 32], PeerId>,
     indices: Indices,
     /// Wall-clock time of our latest message 1: the next one is later, whatever the clock does.
@@ -190,7 +192,7 @@ impl Sessions {
             public,
             macs: PublicMacs::new(&public),
             jar: CookieJar::new(now, rng),
-            gate: Gate::new(rng),
+            limiter: HandshakeLimiter::new(rng),
             limits: KeyLimits::default(),
             peers: Vec::new(),
             by_key: BTreeMap::new(),
@@ -228,7 +230,7 @@ impl Sessions {
         }
         let id = PeerId::from_index(self.peers.len() as u32);
         let psk = psk.unwrap_or_else(|| Box::new(Secret::new([0; 32])));
-        self.peers.push(Some(Peer::new(public, psk)));
+        self.peers.push(Some(HandshakePeer::new(public, psk)));
         self.by_key.insert(public.to_bytes(), id);
         Ok(id)
     }
@@ -367,12 +369,12 @@ impl Sessions {
                 if let Err(reason) = self.check_initiation(&message) {
                     return reason.into();
                 }
-                if under_load || !self.gate.admit_anyone(now) {
+                if under_load || !self.limiter.admit_anyone(now) {
                     let (text, mac2) = (message.before_mac2, message.mac2);
                     if !self.jar.verify(now, source, text, mac2, rng) {
                         return self.demand_cookie(now, source, &message, rng);
                     }
-                    if !self.gate.admit_proved(now, source) {
+                    if !self.limiter.admit_proved(now, source) {
                         return Dropped::Overload.into();
                     }
                 }
@@ -522,7 +524,7 @@ impl Sessions {
             indices,
             peers,
             macs,
-            gate,
+            limiter,
             ..
         } = self;
         let (id, peer) = indices
@@ -534,11 +536,11 @@ impl Sessions {
         if !macs.verify_mac1(message.before_mac1, message.mac1) {
             return Err(Dropped::Mac1);
         }
-        if !gate.admit_answer(now) {
+        if !limiter.admit_answer(now) {
             return Err(Dropped::Overload);
         }
         let Ok(payload) = sent.noise.read(message.noise) else {
-            gate.note_forgery(now);
+            limiter.note_forgery(now);
             return Err(Dropped::Unauthentic);
         };
         let (remote_index, hello) =
@@ -637,7 +639,7 @@ impl Sessions {
         self.peers
             .iter()
             .flatten()
-            .filter_map(Peer::next_timeout)
+            .filter_map(HandshakePeer::next_timeout)
             .min()
     }
 

@@ -13,7 +13,6 @@
 
 mod cookie;
 mod established;
-mod gate;
 mod handshake;
 mod keys;
 mod message;
@@ -21,12 +20,13 @@ mod noise;
 mod peer;
 mod primitives;
 mod random;
+mod rate_limit;
 mod replay;
 mod seal;
 #[cfg(feature = "observe")]
 mod tap;
 
-pub(crate) use gate::{Bucket, Rate};
+pub(crate) use rate_limit::{Bucket, Rate};
 
 pub use established::{REJECT_AFTER, Session};
 pub use handshake::{Config, Dropped, Established, Outcome, Received, Sessions, Transmit};

@@ -83,9 +83,9 @@ impl Indices {
     /// Whose `index` is.
     pub(super) fn owner<'a>(
         &self,
-        peers: &'a mut [Option<Peer>],
+        peers: &'a mut [Option<HandshakePeer>],
         index: u32,
-    ) -> Option<(PeerId, &'a mut Peer)> {
+    ) -> Option<(PeerId, &'a mut HandshakePeer)> {
         let id = self.peers.get(&index).copied()?;
         let peer = peers[id.index()].as_mut();
         Some((id, peer.expect("an index leads to a peer")))
@@ -252,7 +252,7 @@ pub(super) struct SentInitiation {
 }
 
 /// All that is kept about one peer.
-pub(super) struct Peer {
+pub(super) struct HandshakePeer {
     pub(super) public: PublicKey,
     pub(super) psk: Box<Secret>,
     pub(super) macs: PublicMacs,
@@ -268,7 +268,7 @@ pub(super) struct Peer {
     pub(super) sessions: PeerSessions,
 }
 
-impl Peer {
+impl HandshakePeer {
     pub(super) fn new(public: PublicKey, psk: Box<Secret>) -> Self {
         Self {
             public,

@@ -33,7 +33,7 @@ pub struct Piece<'a> {
     pub ahead: u32,
     /// First of its epoch.
     pub first: bool,
-    /// To be held back, with its whole epoch, until [`RxStream::open_gate`]: what lies in front of it
+    /// To be held back, with its whole epoch, until [`RxStream::release_start`]: what lies in front of it
     /// is still on its way elsewhere, and the kernel would take it for lost.
     pub early: bool,
     /// Part of its epoch, and not to be injected.
@@ -121,7 +121,7 @@ struct Epoch {
     /// Where it stands, and what came by solo chunks beyond.
     front: Front,
     /// Where the chain begins, while its start is held back.
-    gate: Option<u64>,
+    held_start: Option<u64>,
     /// None where the bytes are as they were: then nothing hangs on what is missing.
     decoder: Option<Box<dyn Decode>>,
     has_crc: bool,
@@ -242,13 +242,13 @@ impl RxStream {
                 None if piece.early => {
                     let outcome = epoch.hold(piece, store);
                     if outcome == Outcome::Held {
-                        epoch.gate = Some(piece.offset);
+                        epoch.held_start = Some(piece.offset);
                     }
                     return outcome;
                 }
                 // It came before, and is held: with what followed it.
-                None if epoch.gate.is_some() => {
-                    epoch.pass_gate();
+                None if epoch.held_start.is_some() => {
+                    epoch.pass_start();
                     return match epoch.drain(store, sink) {
                         true => Outcome::Duplicate,
                         false => Outcome::Corrupt,
@@ -353,21 +353,21 @@ impl RxStream {
     }
 
     /// Where an epoch that is held back begins.
-    pub fn gate(&self) -> Option<u64> {
-        self.epochs.iter().find_map(|e| e.gate)
+    pub fn held_start(&self) -> Option<u64> {
+        self.epochs.iter().find_map(|e| e.held_start)
     }
 
-    /// Whether something is held back until [`open_gate`](Self::open_gate): the start of an epoch, or solo chunks that
+    /// Whether something is held back until [`release_start`](Self::release_start): the start of an epoch, or solo chunks that
     /// overtook others.
     pub fn holds_back(&self) -> bool {
-        self.gate().is_some() || !self.overtaking.is_empty()
+        self.held_start().is_some() || !self.overtaking.is_empty()
     }
 
     /// Lets what was held back go on; returns an epoch that turned out corrupt.
-    pub fn open_gate(&mut self, store: &mut Store, sink: &mut impl Sink) -> Option<u32> {
+    pub fn release_start(&mut self, store: &mut Store, sink: &mut impl Sink) -> Option<u32> {
         self.overtaking.inject_all(store, sink);
-        let epoch = self.epochs.iter_mut().find(|e| e.gate.is_some())?;
-        epoch.pass_gate();
+        let epoch = self.epochs.iter_mut().find(|e| e.held_start.is_some())?;
+        epoch.pass_start();
         (!epoch.drain(store, sink)).then_some(epoch.number)
     }
 
@@ -412,9 +412,9 @@ impl RxStream {
             }
             self.epochs.retain_mut(|e| {
                 if e.number == oldest {
-                    if e.gate.is_some() {
+                    if e.held_start.is_some() {
                         // Whole, but for what went another way: better early than not at all.
-                        e.pass_gate();
+                        e.pass_start();
                         e.drain(store, sink);
                     }
                     if e.decoder.is_none() {
@@ -431,7 +431,7 @@ impl RxStream {
         self.epochs.push(Epoch {
             number,
             front: Front::default(),
-            gate: None,
+            held_start: None,
             decoder: decoders.epoch(number),
             has_crc: decoders.has_crc(),
             broken: false,
@@ -517,7 +517,7 @@ impl Epoch {
     fn begin_behind(&mut self, alone_to: u64) {
         if self.decoder.is_none()
             && self.front.next().is_none()
-            && self.gate.is_none()
+            && self.held_start.is_none()
             && let Some(first) = self.held.first().filter(|first| *first <= alone_to)
         {
             self.pass_gap(first);
@@ -525,8 +525,8 @@ impl Epoch {
     }
 
     /// Goes on at a start that was held back.
-    fn pass_gate(&mut self) {
-        if let Some(start) = self.gate.take() {
+    fn pass_start(&mut self) {
+        if let Some(start) = self.held_start.take() {
             self.front.move_to(start);
         }
     }
@@ -585,7 +585,7 @@ impl Epoch {
 
     fn end(&mut self, store: &mut Store) {
         self.broken = true;
-        self.gate = None;
+        self.held_start = None;
         while let Some(held) = self.held.pop_first() {
             store.give(held.bytes, &mut self.used);
         }

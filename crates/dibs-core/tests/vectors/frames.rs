@@ -75,6 +75,7 @@ fn ack_body() -> Vec<u8> {
     body
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of frames")]
 fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
     let chunk = Chunk {
         flow: 7,

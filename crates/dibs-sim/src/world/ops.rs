@@ -15,6 +15,7 @@ use crate::payload::{Kind, Stream};
 use crate::steering::At;
 
 impl World {
+    #[expect(clippy::too_many_lines, reason = "a table of operations")]
     pub(super) fn apply(&mut self, op: &Op) -> Result<(), String> {
         let now = self.now;
         let at = match *op {

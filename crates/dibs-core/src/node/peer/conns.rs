@@ -109,7 +109,7 @@ impl Peer {
         if let Some((tsval, _)) = segment.timestamps {
             conn.tsval = Some(tsval);
         }
-        if let Some(resume) = &mut conn.resume {
+        if let Some(resume) = &mut conn.echo_filter {
             resume.note(segment);
         }
         let syn = segment.has(flags::SYN);
@@ -204,9 +204,9 @@ impl Peer {
         let (stream, _, mut sink) =
             incoming(now, shared, key, conn).expect("the connection has an incoming flow");
         if let Some(epoch) = stream.local_ack(offset, &mut self.store, &mut sink) {
-            self.complain(now, shared, key, epoch);
-        } else if stream.gate().is_some_and(|start| offset >= start) {
-            self.open_gate(now, shared, key);
+            self.report_broken_epoch(now, shared, key, epoch);
+        } else if stream.held_start().is_some_and(|start| offset >= start) {
+            self.release_start(now, shared, key);
         }
     }
 

@@ -25,23 +25,23 @@ impl Peer {
             let Some(key) = crate::node::send::key_of(token) else {
                 continue;
             };
-            if let Some(pending) = self.waiting.get(key)
+            if let Some(pending) = self.in_flight.get(key)
                 && let Content::Chunk(chunk) = &pending.content
             {
-                let head = self.waiting.head(chunk);
+                let head = self.in_flight.head(chunk);
                 let of = (head.conn, head.strand.incarnation);
                 if confirmed != Some(of) {
                     confirmed = Some(of);
                     self.confirm(of.0, of.1);
                 }
-            } else if let Some(Content::Share(share)) = self.waiting.get(key).map(|p| &p.content)
+            } else if let Some(Content::Share(share)) = self.in_flight.get(key).map(|p| &p.content)
                 && share.opens
             {
-                let head = self.waiting.head_of_share(share);
+                let head = self.in_flight.head_of_share(share);
                 let (conn, incarnation) = (head.conn, head.strand.incarnation);
                 self.confirm_share(shared, conn, incarnation, share.set);
             }
-            let Some(pending) = self.waiting.remove(key, &mut shared.pool) else {
+            let Some(pending) = self.in_flight.remove(key, &mut shared.pool) else {
                 continue;
             };
             match pending.content {

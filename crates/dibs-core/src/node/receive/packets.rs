@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 use super::streams::is_for_us;
 use crate::bump::{Bump, Method};
 use crate::counters::Counter;
+use crate::flow::echo_filter::{self};
 use crate::flow::inject::MAX_PACKET;
-use crate::flow::resume::{self};
 use crate::node::Shared;
 use crate::node::inner;
 use crate::node::opaque::{Assembled, Fragment};
@@ -20,7 +20,7 @@ use crate::time::Time;
 
 /// What protected the bytes of a chunk on their way.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::node) enum Cover {
+pub(in crate::node) enum Protection {
     /// Nothing: whoever was on the path may have made them.
     None,
     /// They were seen, not changed.
@@ -31,9 +31,9 @@ pub(in crate::node) enum Cover {
     Split(u8),
 }
 
-impl Cover {
+impl Protection {
     /// Whether a flow of this bump may have bytes that came like this: never less than it promises.
-    pub(super) fn suits(self, bump: &Bump) -> bool {
+    pub(super) fn satisfies(self, bump: &Bump) -> bool {
         match bump.method {
             Method::Chain(_) => true,
             Method::Seal(_) => self == Self::Encrypted,
@@ -50,12 +50,12 @@ impl Peer {
         shared: &mut Shared,
         path: usize,
         frame: &Frame<'_>,
-        cover: Cover,
+        protection: Protection,
     ) -> bool {
         match *frame {
-            Frame::Segment(ref segment) => self.take_empty(now, shared, segment, cover),
+            Frame::Segment(ref segment) => self.take_empty(now, shared, segment, protection),
             Frame::Opaque { bump, packet } => {
-                self.take_packet(shared, bump, packet, cover);
+                self.take_packet(shared, bump, packet, protection);
                 true
             }
             Frame::Fragment {
@@ -72,7 +72,7 @@ impl Peer {
                     header,
                     bytes,
                 };
-                self.take_fragment(now, shared, path, &fragment, cover)
+                self.take_fragment(now, shared, path, &fragment, protection)
             }
             _ => {
                 shared.count(Counter::PeerContradiction);
@@ -136,7 +136,7 @@ impl Peer {
         bump: u8,
         whole: &[u8],
     ) -> bool {
-        let cover = Cover::Split(bump);
+        let protection = Protection::Split(bump);
         let parts = whole
             .split_first_chunk()
             .and_then(|(len, rest)| rest.split_at_checked(usize::from(u16::from_be_bytes(*len))));
@@ -150,13 +150,13 @@ impl Peer {
             taken &= match (&frame, payload) {
                 (Ok(Frame::Chunk(chunk)), Some(bytes)) => {
                     payload = None;
-                    self.take_chunk(now, shared, path, chunk, (bytes, cover))
+                    self.take_chunk(now, shared, path, chunk, (bytes, protection))
                 }
                 (Ok(Frame::Chunk(_)) | Err(_), _) => {
                     shared.count(Counter::FrameMalformed);
                     true
                 }
-                (Ok(frame), _) => self.take_inner(now, shared, path, frame, cover),
+                (Ok(frame), _) => self.take_inner(now, shared, path, frame, protection),
             };
         }
         taken
@@ -168,7 +168,7 @@ impl Peer {
         now: Time,
         shared: &mut Shared,
         segment: &EmptySegment<'_>,
-        cover: Cover,
+        protection: Protection,
     ) -> bool {
         let EmptySegment {
             flow,
@@ -191,7 +191,7 @@ impl Peer {
             return true;
         }
         let conn = self.flows.get_mut(key).expect("it was just found");
-        if !cover.suits(shared.bumps.of(conn.bump)) {
+        if !protection.satisfies(shared.bumps.of(conn.bump)) {
             shared.count(Counter::CoverMissing);
             return true;
         }
@@ -203,8 +203,8 @@ impl Peer {
         let mut tcp = *tcp;
         let mut scratch = SmallVec::new();
         // An old one is handed on as it is: TCP counts repetitions of the latest.
-        inc.latest.hear(&tcp, conn.sent_end);
-        resume::adapt(&mut conn.resume, now, &mut tcp, &mut scratch);
+        inc.ack_floor.hear(&tcp, conn.sent_end);
+        echo_filter::adapt(&mut conn.echo_filter, now, &mut tcp, &mut scratch);
         if let Some(clamp) = &mut conn.clamp {
             clamp.limit(&mut tcp);
         }
@@ -221,7 +221,7 @@ impl Peer {
         shared: &mut Shared,
         bump: u8,
         bytes: &[u8],
-        cover: Cover,
+        protection: Protection,
     ) {
         let Ok(packet) = packet::parse(bytes) else {
             return shared.count(Counter::FrameMalformed);
@@ -239,7 +239,7 @@ impl Peer {
         let Some(carried) = shared.bumps.get(bump) else {
             return shared.count(Counter::BumpUnknown);
         };
-        if !cover.suits(carried) {
+        if !protection.satisfies(carried) {
             return shared.count(Counter::CoverMissing);
         }
         if !self.hosts.speaks_for(shared, src) || !is_for_us(shared, dst) {
@@ -261,16 +261,16 @@ impl Peer {
         shared: &mut Shared,
         path: usize,
         fragment: &Fragment<'_>,
-        cover: Cover,
+        protection: Protection,
     ) -> bool {
         let opaque = fragment.id.is_multiple_of(2);
-        if !opaque && matches!(cover, Cover::Split(_)) {
+        if !opaque && matches!(protection, Protection::Split(_)) {
             // What is split is cut beforehand, or its shares are.
             shared.count(Counter::PeerContradiction);
             return true;
         }
         let mut reassembly = std::mem::take(&mut self.reassembly);
-        let assembled = reassembly.add(now, shared, fragment, cover);
+        let assembled = reassembly.add(now, shared, fragment, protection);
         self.reassembly = reassembly;
         match assembled {
             Assembled::Partly => true,
@@ -284,7 +284,7 @@ impl Peer {
             }
             Assembled::Whole(bytes, _) if opaque => {
                 if let Some((&bump, packet)) = bytes.split_first() {
-                    self.take_packet(shared, bump, packet, cover);
+                    self.take_packet(shared, bump, packet, protection);
                 }
                 true
             }
@@ -295,7 +295,7 @@ impl Peer {
                         self.take_share(now, shared, path, &share, payload)
                     }
                     Some(Ok(Frame::Chunk(chunk))) => {
-                        self.take_chunk(now, shared, path, &chunk, (payload, cover))
+                        self.take_chunk(now, shared, path, &chunk, (payload, protection))
                     }
                     _ => {
                         shared.count(Counter::FrameMalformed);

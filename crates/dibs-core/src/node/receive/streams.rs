@@ -6,14 +6,14 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Chunk, Frame, Open, TcpFields};
 use smallvec::SmallVec;
 
-use super::packets::Cover;
+use super::packets::Protection;
 use crate::buffer::Pool;
 use crate::counters::Counter;
-use crate::flow::clamp::Clamp;
+use crate::flow::ack_floor::AckFloor;
 use crate::flow::conn::{Conn, Incoming, IncomingDecoders};
+use crate::flow::echo_filter::{self, EchoFilter};
 use crate::flow::inject::{Injector, Template};
-use crate::flow::latest::Latest;
-use crate::flow::resume::{self, Resume};
+use crate::flow::window_clamp::WindowClamp;
 use crate::node::Shared;
 use crate::node::hosts::is_unicast;
 use crate::node::peer::Peer;
@@ -96,7 +96,7 @@ impl Peer {
             secrets,
             stream: RxStream::default(),
             top: frame::BASE_OFFSET,
-            latest: Latest::default(),
+            ack_floor: AckFloor::default(),
         };
         if let Some(mut old) = self.flows.open_incoming(key, incoming) {
             old.stream.clear(&mut self.store);
@@ -112,7 +112,7 @@ impl Peer {
         shared: &mut Shared,
         path: usize,
         chunk: &Chunk<'_>,
-        (bytes, cover): (&[u8], Cover),
+        (bytes, protection): (&[u8], Protection),
     ) -> bool {
         let key = match self.incoming_conn(
             now,
@@ -122,14 +122,14 @@ impl Peer {
             chunk.open.as_ref(),
         ) {
             Ok(key) => key,
-            Err(taken) => return taken && cover != Cover::None,
+            Err(taken) => return taken && protection != Protection::None,
         };
         if self
             .hosts
             .refuses(shared, self.flows.get(key), chunk.tcp.flags)
         {
             shared.count(Counter::ConnectionRefused);
-            return cover != Cover::None;
+            return protection != Protection::None;
         }
         let conn = self.flows.get_mut(key).expect("it was just found");
         let possible = |inc: &Incoming| {
@@ -140,9 +140,9 @@ impl Peer {
             shared.count(Counter::PeerContradiction);
             return true;
         }
-        if !cover.suits(shared.bumps.of(conn.bump)) {
+        if !protection.satisfies(shared.bumps.of(conn.bump)) {
             shared.count(Counter::CoverMissing);
-            return cover != Cover::None;
+            return protection != Protection::None;
         }
         conn.last_seen = now;
         conn.by_path.entry(path).received += bytes.len() as u64;
@@ -173,7 +173,7 @@ impl Peer {
             Outcome::Restored => {}
             Outcome::Held => {
                 if !held_back && stream.holds_back() {
-                    self.note_gate(now, key, chunk.solo);
+                    self.hold_start(now, key, chunk.solo);
                 }
             }
             Outcome::Duplicate => shared.count(Counter::ChunkDuplicate),
@@ -183,11 +183,11 @@ impl Peer {
             }
             Outcome::Broken => {
                 shared.count(Counter::EpochEnded);
-                self.complain(now, shared, key, chunk.epoch);
+                self.report_broken_epoch(now, shared, key, chunk.epoch);
             }
             Outcome::Corrupt => {
                 shared.count(Counter::CrcMismatch);
-                self.complain(now, shared, key, chunk.epoch);
+                self.report_broken_epoch(now, shared, key, chunk.epoch);
             }
             Outcome::Contradiction => shared.count(Counter::PeerContradiction),
         }
@@ -197,7 +197,7 @@ impl Peer {
     }
 
     /// Tells the peer that an epoch cannot be restored, now and then.
-    pub(in crate::node) fn complain(
+    pub(in crate::node) fn report_broken_epoch(
         &mut self,
         now: Time,
         shared: &mut Shared,
@@ -207,12 +207,12 @@ impl Peer {
         let conn = self.flows.get_mut(key).expect("the caller has it");
         let Some(inc) = &conn.inc else { return };
         if conn
-            .complained
+            .reported
             .is_some_and(|(e, t)| e == epoch && now.since(t) < COMPLAINT_SPACING)
         {
             return;
         }
-        conn.complained = Some((epoch, now));
+        conn.reported = Some((epoch, now));
         let (flow, incarnation) = (inc.flow, inc.incarnation);
         self.notice(
             shared,
@@ -258,7 +258,7 @@ pub(in crate::node) fn incoming<'a>(
         secrets,
         stream,
         top,
-        latest,
+        ack_floor,
     } = conn.inc.as_mut()?;
     let sink = ConnSink {
         injector: &mut shared.injector,
@@ -266,8 +266,8 @@ pub(in crate::node) fn incoming<'a>(
         owner: key.to_u64(),
         template: *template,
         now,
-        resume: &mut conn.resume,
-        latest,
+        echo_filter: &mut conn.echo_filter,
+        ack_floor,
         sent_end: conn.sent_end,
         base: *base,
         floor: &mut conn.tsval_floor,
@@ -288,12 +288,12 @@ pub(in crate::node) struct ConnSink<'a> {
     owner: u64,
     template: Template,
     now: Time,
-    resume: &'a mut Option<Box<Resume>>,
-    latest: &'a mut Latest,
+    echo_filter: &'a mut Option<Box<EchoFilter>>,
+    ack_floor: &'a mut AckFloor,
     sent_end: Option<dibs_wire::SeqNumber>,
     base: dibs_wire::SeqNumber,
     floor: &'a mut Option<u32>,
-    clamp: Option<&'a mut Clamp>,
+    clamp: Option<&'a mut WindowClamp>,
     top: &'a mut u64,
     received: &'a mut u64,
     last: u64,
@@ -308,16 +308,16 @@ impl Sink for ConnSink<'_> {
             .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
         let (mut raised, mut scratch) = (SmallVec::new(), SmallVec::new());
         let mut changed;
-        let late = self.latest.hear(tcp, self.sent_end);
-        let tcp = match (late || self.resume.is_some(), &mut self.clamp) {
+        let late = self.ack_floor.hear(tcp, self.sent_end);
+        let tcp = match (late || self.echo_filter.is_some(), &mut self.clamp) {
             // As nearly always: nothing to copy.
             (false, None) => tcp,
             (_, clamp) => {
                 changed = *tcp;
                 if late {
-                    self.latest.raise(&mut changed, &mut raised);
+                    self.ack_floor.raise(&mut changed, &mut raised);
                 }
-                resume::adapt(self.resume, self.now, &mut changed, &mut scratch);
+                echo_filter::adapt(self.echo_filter, self.now, &mut changed, &mut scratch);
                 if let Some(clamp) = clamp {
                     clamp.limit(&mut changed);
                 }

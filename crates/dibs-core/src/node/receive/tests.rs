@@ -61,7 +61,7 @@ fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
         },
         open: Some(open),
     };
-    assert!(peer.take_chunk(now, shared, 0, &chunk, (&bytes, Cover::Authentic)));
+    assert!(peer.take_chunk(now, shared, 0, &chunk, (&bytes, Protection::Authentic)));
     pair.nodes[1].flush_injections();
 }
 
@@ -106,14 +106,14 @@ fn a_packet_ends_where_it_says() {
     // As much as fragments may add up to.
     for more in [0, 1, 67_000] {
         let long = [&packet[..], &vec![1; more]].concat();
-        peers[0].take_packet(shared, BUMP, &long, Cover::Encrypted);
+        peers[0].take_packet(shared, BUMP, &long, Protection::Encrypted);
         let injection = shared.injector.pop().expect("it is a packet");
         assert_eq!(injection.frame()[dibs_wire::virtio::LEN..], packet);
     }
     // An IPv6 packet may claim to be longer than any TUN takes.
     let mut long = vec![0; 40 + 65_535];
     long[..8].copy_from_slice(&[0x60, 0, 0, 0, 0xff, 0xff, 17, 64]);
-    peers[0].take_packet(shared, BUMP, &long, Cover::Encrypted);
+    peers[0].take_packet(shared, BUMP, &long, Protection::Encrypted);
     assert!(shared.injector.pop().is_none());
     assert_eq!(shared.counters.get(Counter::FrameMalformed), 1);
 }
@@ -131,7 +131,7 @@ fn crumbs_are_refused() {
             header: 0,
             bytes: &[0],
         };
-        assert!(peers[0].take_fragment(now, shared, 0, &fragment, Cover::Encrypted));
+        assert!(peers[0].take_fragment(now, shared, 0, &fragment, Protection::Encrypted));
     }
     assert_eq!(shared.counters.get(Counter::PeerContradiction), 200 - 128);
 }
@@ -141,8 +141,11 @@ fn crumbs_are_refused() {
 #[test]
 fn pieces_with_another_cover_are_of_another_whole() {
     const SHARE: u8 = crate::bump::SHARE;
-    let split = Cover::Split(SHARE);
-    for (first, last) in [(Cover::Encrypted, split), (split, Cover::Encrypted)] {
+    let split = Protection::Split(SHARE);
+    for (first, last) in [
+        (Protection::Encrypted, split),
+        (split, Protection::Encrypted),
+    ] {
         let mut pair = Pair::connected();
         let now = pair.now;
         let Node { shared, peers, .. } = &mut pair.nodes[1];
@@ -151,7 +154,7 @@ fn pieces_with_another_cover_are_of_another_whole() {
         whole[..11].copy_from_slice(&[SHARE, 0x45, 0, 0, 100, 0, 0, 0x20, 0, 64, packet::TCP]);
         whole[13..17].copy_from_slice(&[10, 0, 1, 1]);
         whole[17..21].copy_from_slice(&[10, 0, 1, 2]);
-        let mut take = |shared: &mut Shared, at: usize, fill: u8, cover: Cover| {
+        let mut take = |shared: &mut Shared, at: usize, fill: u8, protection: Protection| {
             let mut bytes = whole[at..][..50 + at / 50].to_vec();
             bytes[40..].fill(fill);
             let fragment = Fragment {
@@ -161,7 +164,7 @@ fn pieces_with_another_cover_are_of_another_whole() {
                 header: 0,
                 bytes: &bytes,
             };
-            assert!(peers[0].take_fragment(now, shared, 0, &fragment, cover));
+            assert!(peers[0].take_fragment(now, shared, 0, &fragment, protection));
             shared.injector.pop()
         };
         assert!(take(shared, 0, 1, first).is_none());
@@ -174,7 +177,7 @@ fn pieces_with_another_cover_are_of_another_whole() {
         assert_eq!((bytes[48], bytes[99]), (front, back));
         // The others are no less whole, and not covered as the bump wants.
         assert_eq!(shared.counters.get(Counter::CoverMissing), 0);
-        assert!(take(shared, other, 4, Cover::Encrypted).is_none());
+        assert!(take(shared, other, 4, Protection::Encrypted).is_none());
         assert_eq!(shared.counters.get(Counter::CoverMissing), 1);
         assert_eq!(peers[0].reassembly.held(), (0, 0, 0));
     }
@@ -186,7 +189,7 @@ fn wholes_are_bounded_whatever_covers_them() {
     let now = pair.now;
     let Node { shared, peers, .. } = &mut pair.nodes[1];
     for id in 0..200 {
-        for cover in [Cover::Encrypted, Cover::Split(crate::bump::SHARE)] {
+        for protection in [Protection::Encrypted, Protection::Split(crate::bump::SHARE)] {
             let fragment = Fragment {
                 id: 2 * id,
                 at: 0,
@@ -194,7 +197,7 @@ fn wholes_are_bounded_whatever_covers_them() {
                 header: 0,
                 bytes: &[0],
             };
-            assert!(peers[0].take_fragment(now, shared, 0, &fragment, cover));
+            assert!(peers[0].take_fragment(now, shared, 0, &fragment, protection));
         }
         let (_, bytes, _) = peers[0].reassembly.held();
         assert!(bytes <= 4 << 20, "{bytes}");

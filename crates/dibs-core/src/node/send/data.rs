@@ -7,7 +7,7 @@ use super::super::fq::{List, parsed};
 use super::super::paths::{Avoid, Choice, Kind, Wanted};
 use super::super::peer::{Out, Peer};
 use super::super::preference::Scheduler;
-use super::Turn;
+use super::SendCx;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
 use crate::chunk::Placement;
 use crate::flow::conn::Conn;
@@ -49,32 +49,32 @@ impl Peer {
     /// New data, one run of datagrams: of one flow, or of several where each has little.
     ///
     /// Flows take turns by deficit round robin; those that had nothing to send come first, once (RFC 8290).
-    pub(super) fn send_data(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+    pub(super) fn send_data(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
         self.held_by_trust = false;
         self.shares.short_of_paths = false;
-        if !self.has_room(turn.shared) || self.waiting.held() >= HELD_LIMIT {
+        if !self.has_room(cx.shared) || self.in_flight.held() >= HELD_LIMIT {
             return None;
         }
-        let mut sent = self.send_strict(turn);
+        let mut sent = self.send_strict(cx);
         for list in [List::New, List::Old] {
             if matches!(sent, Err(Unsent::Over)) {
-                sent = self.send_flows(turn, list);
+                sent = self.send_flows(cx, list);
             }
         }
         sent.ok()
     }
 
     /// The same for those who keep their turn for a trusted path.
-    fn send_strict(&mut self, turn: &mut Turn<'_>) -> Result<Out, Unsent> {
+    fn send_strict(&mut self, cx: &mut SendCx<'_>) -> Result<Out, Unsent> {
         while let Some((key, may)) = self.fq.trusted_only(&self.flows) {
             let sent = match may {
-                true => self.send_run(turn, key, List::TrustedOnly),
+                true => self.send_run(cx, key, List::TrustedOnly),
                 false => Err(Unsent::Over),
             };
             match sent {
                 Err(Unsent::Over) => self.fq.end_turn(List::TrustedOnly),
                 Err(Unsent::Strict) => {
-                    turn.trusted_awaited = true;
+                    cx.trusted_awaited = true;
                     break;
                 }
                 sent => return sent,
@@ -84,18 +84,18 @@ impl Peer {
     }
 
     /// The same for new flows, or for the others.
-    fn send_flows(&mut self, turn: &mut Turn<'_>, list: List) -> Result<Out, Unsent> {
+    fn send_flows(&mut self, cx: &mut SendCx<'_>, list: List) -> Result<Out, Unsent> {
         // Of those in front, that nothing of them may go now.
         let mut passed = 0;
-        while let Some(key) = self.next_flow(turn, list, &mut passed) {
-            match self.send_run(turn, key, list) {
+        while let Some(key) = self.next_flow(cx, list, &mut passed) {
+            match self.send_run(cx, key, list) {
                 Err(Unsent::Over) => {
                     self.fq.pass(list);
                     passed += 1;
                 }
                 Err(Unsent::Strict) => {
                     self.fq.await_trusted(list);
-                    turn.trusted_awaited = true;
+                    cx.trusted_awaited = true;
                 }
                 sent => return sent,
             }
@@ -106,13 +106,13 @@ impl Peer {
     /// The flow whose turn it is; see [`FairQueue::next_flow`](super::super::fq::FairQueue::next_flow).
     pub(super) fn next_flow(
         &mut self,
-        turn: &Turn<'_>,
+        cx: &SendCx<'_>,
         list: List,
         passed: &mut usize,
     ) -> Option<Key> {
-        let of_turn = (turn.patience.turn, turn.shared.more_comes);
+        let of_turn = (cx.patience.turn, cx.shared.more_comes);
         self.fq
-            .next_flow(turn.now, &mut self.flows, of_turn, list, passed)
+            .next_flow(cx.now, &mut self.flows, of_turn, list, passed)
     }
 
     /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
@@ -122,46 +122,46 @@ impl Peer {
     }
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
-    pub(super) fn judge(&mut self, turn: &mut Turn<'_>, key: Key) -> bool {
-        let active = { self.paths.iter() }.filter(|link| link.is_active(turn.shared));
+    pub(super) fn judge(&mut self, cx: &mut SendCx<'_>, key: Key) -> bool {
+        let active = { self.paths.iter() }.filter(|link| link.is_active(cx.shared));
         let slowest = active.map(|link| link.path.srtt()).max();
-        let of_turn = (turn.patience, slowest.unwrap_or_default());
+        let of_turn = (cx.patience, slowest.unwrap_or_default());
         self.fq
-            .judge(turn.now, turn.shared, &mut self.flows, key, of_turn)
+            .judge(cx.now, cx.shared, &mut self.flows, key, of_turn)
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
-    fn send_run(&mut self, turn: &mut Turn<'_>, key: Key, list: List) -> Result<Out, Unsent> {
-        let bumps = Arc::clone(&turn.shared.bumps);
+    fn send_run(&mut self, cx: &mut SendCx<'_>, key: Key, list: List) -> Result<Out, Unsent> {
+        let bumps = Arc::clone(&cx.shared.bumps);
         let bump = self.flows.get(key).expect("the caller has it").bump;
         if let Some(split) = bumps.of(bump).split() {
-            return self.send_split(turn, key, split).ok_or(Unsent::Over);
+            return self.send_split(cx, key, split).ok_or(Unsent::Over);
         }
-        let mut place = self.place(turn, key)?;
+        let mut place = self.place(cx, key)?;
         // Only what can go is judged: waiting for a path is no congestion.
-        if self.judge(turn, key) {
+        if self.judge(cx, key) {
             // A segment is missing now, so what follows stands elsewhere.
             let conn = self.flows.get(key).expect("the caller has it");
             if conn.out.queue.is_empty() {
                 return Err(Unsent::Over);
             }
-            place = self.place(turn, key)?;
+            place = self.place(cx, key)?;
         }
-        self.fill_run(turn, key, list, place).ok_or(Unsent::Over)
+        self.fill_run(cx, key, list, place).ok_or(Unsent::Over)
     }
 
     /// The path, and its budget, for what stands at the head of a flow's queue.
-    fn place(&mut self, turn: &mut Turn<'_>, key: Key) -> Result<(usize, usize), Unsent> {
+    fn place(&mut self, cx: &mut SendCx<'_>, key: Key) -> Result<(usize, usize), Unsent> {
         let conn = self.flows.get_mut(key).expect("the caller has it");
         if conn.out.secrets.is_none() {
             // The peer restarted since this was queued.
             let head = conn.out.queue.head().expect(HEAD);
             let meta = parsed(&head.buffer).meta;
-            conn.open(turn.session.epoch_secrets().clone(), meta);
+            conn.open(cx.session.epoch_secrets().clone(), meta);
         }
-        let (strict, left) = self.is_strict(turn, key);
+        let (strict, left) = self.is_strict(cx, key);
         let conn = self.flows.get(key).expect("the caller has it");
-        let chained = turn.shared.bumps.of(conn.bump).chain().is_some();
+        let chained = cx.shared.bumps.of(conn.bump).chain().is_some();
         let placement = if strict {
             Placement::TrustedOnly
         } else {
@@ -171,13 +171,13 @@ impl Peer {
         let wanted = Wanted {
             placement,
             kind: kind(conn),
-            scheduler: scheduler(conn, turn.shared),
+            scheduler: scheduler(conn, cx.shared),
             bytes: left + MOST_BESIDE,
             backlog: self.fq.backlog(),
             avoid: Avoid::Nothing,
             under_way,
         };
-        match self.choose(turn, wanted, chained) {
+        match self.choose(cx, wanted, chained) {
             Choice::Send { link, budget } => Ok((link, budget)),
             Choice::Wait(at) => {
                 self.held_by_trust |= strict;
@@ -188,7 +188,7 @@ impl Peer {
                     false => Unsent::Blocked,
                 })
             }
-            Choice::Nobody if turn.trusted_awaited => Err(Unsent::Blocked),
+            Choice::Nobody if cx.trusted_awaited => Err(Unsent::Blocked),
             Choice::Nobody => {
                 self.held_by_trust |= chained;
                 Err(Unsent::Over)
@@ -197,7 +197,7 @@ impl Peer {
     }
 
     /// Whether only a trusted path may carry what stands at the head of a flow's queue, and how many bytes that is.
-    pub(super) fn is_strict(&mut self, turn: &Turn<'_>, key: Key) -> (bool, usize) {
+    pub(super) fn is_strict(&mut self, cx: &SendCx<'_>, key: Key) -> (bool, usize) {
         let conn = self.flows.get_mut(key).expect("the caller has it");
         let head = conn.out.queue.head().expect(HEAD);
         let segment = parsed(&head.buffer);
@@ -212,7 +212,7 @@ impl Peer {
         }
         // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
         // beyond it trust wins over speed.
-        let chain = turn.shared.bumps.of(conn.bump).chain();
+        let chain = cx.shared.bumps.of(conn.bump).chain();
         let strict = chain.is_some_and(|chain| {
             let due = conn.out.until_trusted <= 0 && self.retransmit.trusted.len() >= MAX_DELAYED;
             position.solo || stream.is_guarded(offset, chain.guarded()) || due
@@ -221,8 +221,8 @@ impl Peer {
     }
 
     /// The scheduler under the rules of trust.
-    fn choose(&mut self, turn: &Turn<'_>, mut wanted: Wanted, chained: bool) -> Choice {
-        let (now, shared) = (turn.now, &*turn.shared);
+    fn choose(&mut self, cx: &SendCx<'_>, mut wanted: Wanted, chained: bool) -> Choice {
+        let (now, shared) = (cx.now, &*cx.shared);
         let ruled = !chained || self.paths.has_trusted(shared);
         // With no trusted path alive, chained flows wait, unless the user would rather not.
         if !ruled && shared.policy.hold_without_trusted {
@@ -231,7 +231,7 @@ impl Peer {
         if !ruled {
             wanted.placement = Placement::Any;
         }
-        if turn.trusted_awaited && wanted.placement == Placement::Any {
+        if cx.trusted_awaited && wanted.placement == Placement::Any {
             wanted.avoid = Avoid::Trusted;
         }
         self.paths.choose(shared, now, &wanted)

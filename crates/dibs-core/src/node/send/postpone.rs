@@ -12,10 +12,10 @@ use crate::slab::Key;
 impl Peer {
     /// Whether the peer can hold more.
     pub(super) fn has_room(&mut self, shared: &mut Shared) -> bool {
-        if self.waiting.claim() < self.association.store() {
+        if self.in_flight.claim() < self.association.store() {
             return true;
         }
-        let Some((oldest, pending)) = self.waiting.oldest() else {
+        let Some((oldest, pending)) = self.in_flight.oldest() else {
             return false;
         };
         let placement = pending.placement;
@@ -23,8 +23,8 @@ impl Peer {
             return false;
         }
         self.postpone_waiting(shared);
-        self.retransmit.postponed = self.waiting.oldest().map(|(key, _)| key);
-        self.waiting.claim() < self.association.store()
+        self.retransmit.postponed = self.in_flight.oldest().map(|(key, _)| key);
+        self.in_flight.claim() < self.association.store()
     }
 
     /// Whether no path that may carry such carries anything now.
@@ -50,14 +50,14 @@ impl Peer {
 
     /// Gives what waits under `key` another one, behind all others; false if nothing is to wait.
     pub(in crate::node) fn postpone(&mut self, shared: &mut Shared, key: &mut Key) -> bool {
-        let Some(pending) = self.waiting.get(*key) else {
+        let Some(pending) = self.in_flight.get(*key) else {
             return false;
         };
         if self.is_stale(pending) {
-            self.waiting.remove(*key, &mut shared.pool);
+            self.in_flight.remove(*key, &mut shared.pool);
             return false;
         }
-        *key = self.waiting.postpone(*key);
+        *key = self.in_flight.postpone(*key);
         true
     }
 }

@@ -10,7 +10,7 @@ use super::super::flows::FlowTable;
 use super::super::paths::{Avoid, Choice, Link, Wanted};
 use super::super::peer::{Out, Peer, Source};
 use super::run::padding;
-use super::{CLEAR, Turn, token};
+use super::{CLEAR, SendCx, token};
 use crate::chunk::{Content, Message, Pending, Placement};
 use crate::counters::Counter;
 
@@ -29,23 +29,23 @@ pub(super) const LONGEST_PACK: usize = 1024 - OVERHEAD;
 
 impl Peer {
     /// Frames that belong to one path: joining, probes, acknowledgements.
-    pub(super) fn send_link_frames(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+    pub(super) fn send_link_frames(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
         // An acknowledgement goes along with segments that go that way anyhow.
         let carrier = match self.segments.is_empty() {
             true => None,
-            false => self.quickest(turn.shared, Placement::Any),
+            false => self.quickest(cx.shared, Placement::Any),
         };
         for at in 0..self.paths.len() {
             let link = &mut self.paths[at];
-            if !turn.shared.local[link.local].is_usable() {
+            if !cx.shared.local[link.local].is_usable() {
                 continue;
             }
-            if let Some((to, challenge)) = link.poll_challenge(turn.now) {
+            if let Some((to, challenge)) = link.poll_challenge(cx.now) {
                 let mut block = [0; 16];
                 let mut w = Writer::new(&mut block);
                 frame::encode(&Frame::PathChallenge { challenge }, &mut w);
                 let len = w.len();
-                let out = self.finish(turn, at, &block[..len], false, 0)?;
+                let out = self.finish(cx, at, &block[..len], false, 0)?;
                 return Some(Out {
                     to,
                     ect: false,
@@ -53,11 +53,11 @@ impl Peer {
                 });
             }
             if link.is_open()
-                && let Some(size) = link.path.poll_mtu_probe(turn.now)
+                && let Some(size) = link.path.poll_mtu_probe(cx.now)
             {
-                return self.send_mtu_probe(turn, at, size);
+                return self.send_mtu_probe(cx, at, size);
             }
-            let ack = link.is_open() && link.path.ack_due(turn.now) && carrier != Some(at);
+            let ack = link.is_open() && link.path.ack_due(cx.now) && carrier != Some(at);
             let probe = link.is_open() && link.probe;
             if link.frames.is_empty() && !probe && !ack {
                 continue;
@@ -67,7 +67,7 @@ impl Peer {
             }
             let mut block = std::mem::take(&mut link.frames);
             if link.is_open() {
-                put_ack(turn.now, link, &mut block);
+                put_ack(cx.now, link, &mut block);
             }
             if probe {
                 link.probe = false;
@@ -77,7 +77,7 @@ impl Peer {
                 self.paths[at].frames = block;
                 continue;
             }
-            let out = self.finish(turn, at, &block, probe, 0);
+            let out = self.finish(cx, at, &block, probe, 0);
             block.clear();
             self.paths[at].frames = block;
             return out;
@@ -85,18 +85,18 @@ impl Peer {
         None
     }
 
-    fn send_mtu_probe(&mut self, turn: &mut Turn<'_>, at: usize, size: u16) -> Option<Out> {
+    fn send_mtu_probe(&mut self, cx: &mut SendCx<'_>, at: usize, size: u16) -> Option<Out> {
         let link = &mut self.paths[at];
         let len = usize::from(size);
-        turn.shared.scratch.datagrams.clear();
+        cx.shared.scratch.datagrams.clear();
         // A ping, and padding, which is zero.
-        turn.shared.scratch.datagrams.resize(len, 0);
-        turn.shared.scratch.datagrams[CLEAR] = frame::PING;
-        let seq = link.path.on_mtu_probe_sent(turn.now, size);
-        if turn
+        cx.shared.scratch.datagrams.resize(len, 0);
+        cx.shared.scratch.datagrams[CLEAR] = frame::PING;
+        let seq = link.path.on_mtu_probe_sent(cx.now, size);
+        if cx
             .session
             .seal(
-                &mut turn.shared.scratch.datagrams,
+                &mut cx.shared.scratch.datagrams,
                 link.id,
                 seq,
                 len - OVERHEAD,
@@ -104,39 +104,32 @@ impl Peer {
             )
             .is_err()
         {
-            turn.shared.count(Counter::KeysExhausted);
+            cx.shared.count(Counter::KeysExhausted);
             return None;
         }
         Some(Out::by(link, len, Source::Scratch))
     }
 
     /// TCP segments without payload, as many as may go in one datagram, and notices.
-    pub(super) fn send_segments(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+    pub(super) fn send_segments(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
         if self.segments.is_empty() && self.notices.is_empty() {
             return None;
         }
-        let at = self.quickest(turn.shared, Placement::Any)?;
+        let at = self.quickest(cx.shared, Placement::Any)?;
         let mut block = std::mem::take(&mut self.notices);
         let mut padded = false;
-        let bumps = &turn.shared.bumps;
+        let bumps = &cx.shared.bumps;
         let (conns, queue) = (&mut self.flows, &mut self.segments);
-        let opened = pack_segments(
-            conns,
-            queue,
-            turn.session,
-            LONGEST_PACK,
-            &mut block,
-            |bump| {
-                padded |= bumps.of(bump).is_padded();
-                true
-            },
-        );
+        let opened = pack_segments(conns, queue, cx.session, LONGEST_PACK, &mut block, |bump| {
+            padded |= bumps.of(bump).is_padded();
+            true
+        });
         if block.is_empty() {
             return None;
         }
         // An opening asks for an acknowledgement, so that it need not be repeated for ever.
         let key = opened.map(|(conn, incarnation)| {
-            self.waiting.add(
+            self.in_flight.add(
                 Content::Opened {
                     conn,
                     incarnation,
@@ -146,11 +139,10 @@ impl Peer {
             )
         });
         if block.len() + MOST_ACK <= LONGEST_PACK {
-            put_ack(turn.now, &mut self.paths[at], &mut block);
+            put_ack(cx.now, &mut self.paths[at], &mut block);
         }
-        let proof = key.is_none()
-            && block.len() < LONGEST_PACK
-            && self.paths[at].path.wants_proof(turn.now);
+        let proof =
+            key.is_none() && block.len() < LONGEST_PACK && self.paths[at].path.wants_proof(cx.now);
         if proof {
             block.push(frame::PING);
         }
@@ -158,51 +150,51 @@ impl Peer {
             pad(&mut block, LONGEST_PACK);
         }
         let eliciting = proof || key.is_some();
-        let out = self.finish(turn, at, &block, eliciting, key.map_or(0, token));
+        let out = self.finish(cx, at, &block, eliciting, key.map_or(0, token));
         block.clear();
         self.notices = block;
         out
     }
 
     /// Messages between the daemons: reliable, by trusted paths.
-    pub(super) fn send_control(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+    pub(super) fn send_control(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
         if !self.messages.is_due() {
             return None;
         }
-        let at = self.quickest(turn.shared, Placement::TrustedOnly)?;
-        let key = self.waiting.add_message(self.messages.pop()?);
-        self.send_control_again(turn, at, key)
+        let at = self.quickest(cx.shared, Placement::TrustedOnly)?;
+        let key = self.in_flight.add_message(self.messages.pop()?);
+        self.transmit_message(cx, at, key)
     }
 
-    pub(super) fn send_control_again(
+    pub(super) fn transmit_message(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         at: usize,
         key: Key,
     ) -> Option<Out> {
         let Some(Pending {
             content: Content::Control(message),
             ..
-        }) = self.waiting.get(key)
+        }) = self.in_flight.get(key)
         else {
             return None;
         };
-        let Message { id, bytes } = self.waiting.message(*message);
+        let Message { id, bytes } = self.in_flight.message(*message);
         let mut block = vec![0; frame::CONTROL_OVERHEAD + bytes.len()];
         frame::encode(
             &Frame::Control { id: *id, bytes },
             &mut Writer::new(&mut block),
         );
-        self.finish(turn, at, &block, true, token(key))
+        self.finish(cx, at, &block, true, token(key))
     }
 
     /// A packet that is not cut, or its next piece: by a trusted path unless its bump encrypts it.
-    pub(super) fn send_opaque(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        self.send_opaque_by(turn, Placement::TrustedOnly)
-            .or_else(|| self.send_opaque_by(turn, Placement::Any))
+    pub(super) fn send_opaque(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
+        self.send_opaque_by(cx, Placement::TrustedOnly)
+            .or_else(|| self.send_opaque_by(cx, Placement::Any))
     }
 
-    fn send_opaque_by(&mut self, turn: &mut Turn<'_>, placement: Placement) -> Option<Out> {
+    fn send_opaque_by(&mut self, cx: &mut SendCx<'_>, placement: Placement) -> Option<Out> {
         let queue = match placement {
             Placement::Any => &mut self.opaque.sealed,
             _ => &mut self.opaque.plain,
@@ -210,7 +202,7 @@ impl Peer {
         let head = queue.head()?;
         let wanted = head.packet.len() - head.at + OVERHEAD;
         let wanted = Wanted::alone(placement, wanted, Avoid::Nothing);
-        let choice = self.paths.choose(turn.shared, turn.now, &wanted);
+        let choice = self.paths.choose(cx.shared, cx.now, &wanted);
         let at = match choice {
             Choice::Send { link, .. } => link,
             Choice::Wait(at) => {
@@ -220,13 +212,13 @@ impl Peer {
             Choice::Nobody => return None,
         };
         let room = usize::from(self.paths[at].path.mtu()) - OVERHEAD;
-        let padded = turn.shared.bumps.of(head.bump).is_padded();
+        let padded = cx.shared.bumps.of(head.bump).is_padded();
         let (mut block, taken) = head.block(room);
         queue.consume(taken);
         if padded {
             pad(&mut block, room);
         }
-        self.finish(turn, at, &block, true, 0)
+        self.finish(cx, at, &block, true, 0)
     }
 }
 

@@ -12,9 +12,10 @@ use super::super::fq::parsed;
 use super::super::paths::Link;
 use super::super::peer::{EmptyOut, Out, Peer, Source};
 use super::super::preference::Role;
-use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED, Rest, strand};
+use super::cutter::{Rest, strand};
+use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED};
 use super::small::{LONGEST_PACK, pack_segments};
-use super::{CLEAR, Turn, token};
+use super::{CLEAR, SendCx, token};
 use crate::bump::Split;
 use crate::chunk::{Chunk, Content, Head, Pending, Placement, ShareOf};
 use crate::counters::Counter;
@@ -53,7 +54,7 @@ impl Peer {
             let out = self.shares.out.pop_front()?;
             match out.source {
                 // It was given up before it could leave.
-                Source::Batch(batch, _) if !self.waiting.has_batch(batch) => {}
+                Source::Batch(batch, _) if !self.in_flight.has_batch(batch) => {}
                 _ => return Some(out),
             }
         }
@@ -62,18 +63,18 @@ impl Peer {
     /// New data of a flow that is split, from the head of its queue.
     pub(super) fn send_split(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         key: Key,
         split: &dyn Split,
     ) -> Option<Out> {
         let conn = self.flows.get_mut(key).expect("the caller has it");
         let wanted = conn.out.queue.head()?.left() + MOST_BESIDE;
-        let (links, budget) = self.place_split(turn.now, turn.shared, split, wanted)?;
-        if self.judge(turn, key) {
+        let (links, budget) = self.place_split(cx.now, cx.shared, split, wanted)?;
+        if self.judge(cx, key) {
             // What was dropped may have been all.
             self.flows.get_mut(key)?.out.queue.head()?;
         }
-        self.fill_split(turn, key, split, &links, budget)
+        self.fill_split(cx, key, split, &links, budget)
     }
 
     /// The paths for the next set, and the bytes that each may carry. Fewer than are needed: none, for
@@ -138,7 +139,7 @@ impl Peer {
 
     fn fill_split(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         key: Key,
         split: &dyn Split,
         links: &Links,
@@ -159,8 +160,8 @@ impl Peer {
         let runs = links.iter().map(|&link| Run {
             link,
             batch: self
-                .waiting
-                .add_batch(turn.shared.pool.take_for(most * mtu)),
+                .in_flight
+                .add_batch(cx.shared.pool.take_for(most * mtu)),
             end: 0,
         });
         let mut run = SplitRun {
@@ -184,16 +185,15 @@ impl Peer {
                 withheld: head.withheld,
                 mss: head.mss,
             };
-            let done = self.cut_split(turn, &mut run, &parsed(&head.buffer), &mut rest);
+            let done = self.cut_split(cx, &mut run, &parsed(&head.buffer), &mut rest);
             let conn = self.flows.get_mut(key).expect("the caller has it");
             if !done {
                 (head.payload_at, head.withheld) = (head.end - rest.left, rest.withheld);
                 conn.out.queue.put_back(head);
                 break;
             }
-            turn.shared.pool.give(head.buffer);
-            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(turn.now, turn.patience)
-            {
+            cx.shared.pool.give(head.buffer);
+            if run.full || conn.out.deficit <= 0 || !conn.out.queue.passes(cx.now, cx.patience) {
                 break;
             }
         }
@@ -202,7 +202,7 @@ impl Peer {
         let segment = CLEAR + split.share_len(run.whole) + frame::SHARE_LEN + TAG_LEN;
         for Run { link, batch, end } in run.runs {
             if end == 0 {
-                self.waiting.drop_empty_batch(batch, &mut turn.shared.pool);
+                self.in_flight.drop_empty_batch(batch, &mut cx.shared.pool);
                 continue;
             }
             let link = &self.paths[link];
@@ -216,7 +216,7 @@ impl Peer {
     /// Cuts what is left of a segment; false if not all of it.
     fn cut_split(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         run: &mut SplitRun<'_>,
         segment: &Segment<'_>,
         rest: &mut Rest,
@@ -230,7 +230,7 @@ impl Peer {
             let conn = self.flows.get_mut(run.key).expect("the caller has it");
             if conn.out.secrets.is_none() {
                 // The peer restarted since this was queued.
-                conn.open(turn.session.epoch_secrets().clone(), segment.meta);
+                conn.open(cx.session.epoch_secrets().clone(), segment.meta);
                 // What is split tells of its base itself.
                 conn.out.stream.begin_at(segment.seq);
             }
@@ -277,7 +277,7 @@ impl Peer {
                 detached: position.detached,
                 withheld: rest.withheld > 0 && position.is_inside(),
             };
-            let scratch = &mut turn.shared.scratch.datagrams;
+            let scratch = &mut cx.shared.scratch.datagrams;
             scratch.clear();
             scratch.extend_from_slice(&(len as u16).to_be_bytes());
             scratch.extend_from_slice(bytes);
@@ -292,7 +292,7 @@ impl Peer {
                 tcp: OwnedFields::new(&tcp),
             };
             out.deficit -= (whole * run.runs.len()) as i64;
-            if !self.send_whole(turn, run, &head, open.is_some()) {
+            if !self.send_whole(cx, run, &head, open.is_some()) {
                 // Nothing leaves without protection; the stream is ahead of what left.
                 let conn = self.flows.get_mut(run.key).expect("the caller has it");
                 conn.out.stream.break_chain();
@@ -313,16 +313,16 @@ impl Peer {
     /// keys for them.
     fn send_whole(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         run: &mut SplitRun<'_>,
         head: &Head,
         opens: bool,
     ) -> bool {
         let (split, set) = (run.split, self.take_set());
-        let len = turn.shared.split_scratch(split);
+        let len = cx.shared.split_scratch(split);
         let bump = self.flows.get(run.key).expect("the caller has it").bump;
         for (index, of) in run.runs.iter_mut().enumerate() {
-            let number = self.waiting.add_head(of.batch, head.clone());
+            let number = self.in_flight.add_head(of.batch, head.clone());
             let share = ShareOf {
                 batch: of.batch,
                 at: (of.end + CLEAR) as u32,
@@ -334,18 +334,18 @@ impl Peer {
             };
             let link = &mut self.paths[of.link];
             let placement = Placement::Only(link.id);
-            let pending = self.waiting.add(Content::Share(share), placement);
+            let pending = self.in_flight.add(Content::Share(share), placement);
             let range = of.end..of.end + BESIDE + len;
-            let datagram = &mut self.waiting.batch_mut(of.batch)[range];
-            datagram[CLEAR..CLEAR + len].copy_from_slice(turn.shared.share(index, len));
+            let datagram = &mut self.in_flight.batch_mut(of.batch)[range];
+            datagram[CLEAR..CLEAR + len].copy_from_slice(cx.shared.share(index, len));
             put_frame(&mut datagram[CLEAR + len..], split, bump, &share);
             let size = (BESIDE + len) as u16;
-            let seq = link.path.on_sent(turn.now, size, token(pending), true);
-            let sealed = turn
+            let seq = link.path.on_sent(cx.now, size, token(pending), true);
+            let sealed = cx
                 .session
                 .seal(datagram, link.id, seq, frame::SHARE_LEN, false);
             if sealed.is_err() {
-                turn.shared.count(Counter::KeysExhausted);
+                cx.shared.count(Counter::KeysExhausted);
                 return false;
             }
             of.end += BESIDE + len;
@@ -356,8 +356,8 @@ impl Peer {
     }
 
     /// TCP segments without payload of flows that are split, as many as fit one datagram.
-    pub(super) fn send_split_segments(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        let bumps = std::sync::Arc::clone(&turn.shared.bumps);
+    pub(super) fn send_split_segments(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
+        let bumps = std::sync::Arc::clone(&cx.shared.bumps);
         let bump = loop {
             let head = self.shares.segments.front()?;
             match self.flows.get(head.conn) {
@@ -366,7 +366,7 @@ impl Peer {
             };
         };
         let split = bumps.of(bump).split().expect("these are split");
-        let links = self.split_links(turn.shared, usize::from(split.shares()));
+        let links = self.split_links(cx.shared, usize::from(split.shares()));
         if links.len() < usize::from(split.needed()) {
             self.shares.short_of_paths = true;
             return None;
@@ -374,23 +374,21 @@ impl Peer {
         let room = self.split_room(&links, split).min(LONGEST_PACK);
         let mut block = Vec::new();
         let (conns, queue) = (&mut self.flows, &mut self.shares.segments);
-        let opened = pack_segments(conns, queue, turn.session, room, &mut block, |of| {
-            of == bump
-        });
-        self.send_block(turn, (bump, split), &links, &block, opened, true)
+        let opened = pack_segments(conns, queue, cx.session, room, &mut block, |of| of == bump);
+        self.send_block(cx, (bump, split), &links, &block, opened, true)
     }
 
     /// A packet that is not cut, or its next piece, of a bump that splits.
-    pub(super) fn send_split_opaque(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        let bumps = std::sync::Arc::clone(&turn.shared.bumps);
+    pub(super) fn send_split_opaque(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
+        let bumps = std::sync::Arc::clone(&cx.shared.bumps);
         let head = self.opaque.split.head()?;
         let (bump, wanted) = (head.bump, head.packet.len() - head.at + BESIDE);
         let split = bumps.of(bump).split().expect("these are split");
-        let (links, _) = self.place_split(turn.now, turn.shared, split, wanted)?;
+        let (links, _) = self.place_split(cx.now, cx.shared, split, wanted)?;
         let room = self.split_room(&links, split);
         let (block, taken) = self.opaque.split.head()?.block(room);
         self.opaque.split.consume(taken);
-        self.send_block(turn, (bump, split), &links, &block, None, false)
+        self.send_block(cx, (bump, split), &links, &block, None, false)
     }
 
     /// Room for a header block without payload.
@@ -403,7 +401,7 @@ impl Peer {
     /// Splits a header block without payload; nobody keeps it.
     fn send_block(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         (bump, split): (u8, &dyn Split),
         links: &Links,
         block: &[u8],
@@ -411,11 +409,11 @@ impl Peer {
         fleeting: bool,
     ) -> Option<Out> {
         let set = self.take_set();
-        let scratch = &mut turn.shared.scratch.datagrams;
+        let scratch = &mut cx.shared.scratch.datagrams;
         scratch.clear();
         scratch.extend_from_slice(&[0; PREFIX]);
         scratch.extend_from_slice(block);
-        let len = turn.shared.split_scratch(split);
+        let len = cx.shared.split_scratch(split);
         // An opening asks for an acknowledgement, so that it need not be repeated for ever.
         let fleeting = fleeting && opened.is_none();
         for (index, &at) in links.iter().enumerate() {
@@ -427,12 +425,12 @@ impl Peer {
                     incarnation,
                     set,
                 };
-                self.waiting.add(opened, Placement::Only(link.id))
+                self.in_flight.add(opened, Placement::Only(link.id))
             });
             let size = BESIDE + len;
-            let mut buffer = turn.shared.pool.take_for(size);
+            let mut buffer = cx.shared.pool.take_for(size);
             let datagram = &mut buffer[..size];
-            datagram[CLEAR..CLEAR + len].copy_from_slice(turn.shared.share(index, len));
+            datagram[CLEAR..CLEAR + len].copy_from_slice(cx.shared.share(index, len));
             let share = Frame::Share(Share {
                 fleeting,
                 bump,
@@ -443,13 +441,13 @@ impl Peer {
             });
             frame::encode(&share, &mut Writer::new(&mut datagram[CLEAR + len..]));
             let token = key.map_or(0, token);
-            let seq = link.path.on_sent(turn.now, size as u16, token, !fleeting);
-            let sealed = turn
+            let seq = link.path.on_sent(cx.now, size as u16, token, !fleeting);
+            let sealed = cx
                 .session
                 .seal(datagram, link.id, seq, frame::SHARE_LEN, false);
             if sealed.is_err() {
-                turn.shared.count(Counter::KeysExhausted);
-                turn.shared.pool.give(buffer);
+                cx.shared.count(Counter::KeysExhausted);
+                cx.shared.pool.give(buffer);
                 break;
             }
             self.shares
@@ -460,13 +458,13 @@ impl Peer {
     }
 
     /// Sends again a share that its path lost, by that path.
-    pub(super) fn send_shares_again(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+    pub(super) fn retransmit_shares(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
         for at in 0..self.paths.len() {
-            if !self.paths[at].is_active(turn.shared) {
+            if !self.paths[at].is_active(cx.shared) {
                 continue;
             }
             while let Some(&key) = self.paths[at].shares.front() {
-                let Some(pending) = self.waiting.get(key) else {
+                let Some(pending) = self.in_flight.get(key) else {
                     self.paths[at].shares.pop_front();
                     continue;
                 };
@@ -474,11 +472,11 @@ impl Peer {
                 let (mtu, len) = (usize::from(path.mtu()), pending.content.payload_len());
                 if self.is_stale(pending) {
                     self.paths[at].shares.pop_front();
-                    self.waiting.remove(key, &mut turn.shared.pool);
+                    self.in_flight.remove(key, &mut cx.shared.pool);
                     continue;
                 }
-                if path.budget(turn.now, BESIDE + len) == 0 {
-                    if let Blocked::Pacing(t) = path.blocked_until(turn.now, BESIDE + len) {
+                if path.budget(cx.now, BESIDE + len) == 0 {
+                    if let Blocked::Pacing(t) = path.blocked_until(cx.now, BESIDE + len) {
                         self.paths.wait_until(Some(t));
                     }
                     break;
@@ -488,19 +486,19 @@ impl Peer {
                     _ => None,
                 };
                 self.paths[at].shares.pop_front();
-                turn.shared.count(Counter::ChunkResent);
+                cx.shared.count(Counter::ChunkResent);
                 let Some(share) = share else {
-                    return self.send_fragment(turn, at, key);
+                    return self.send_fragment(cx, at, key);
                 };
-                let conn = self.waiting.head_of_share(&share).conn;
+                let conn = self.in_flight.head_of_share(&share).conn;
                 let bump = self.flows.get(conn).expect("it is not stale").bump;
-                let block = share_block(turn.shared, bump, &share);
+                let block = share_block(cx.shared, bump, &share);
                 if BESIDE + len <= mtu {
-                    return self.send_share_again(turn, at, key, &block);
+                    return self.retransmit_share(cx, at, key, &block);
                 }
                 // It was cut for a larger path, and no other may carry it.
                 let payload = (share.batch, share.at as usize, len);
-                let pieces = self.cut_to_fragments(turn.shared, key, &block, payload);
+                let pieces = self.cut_to_fragments(cx.shared, key, &block, payload);
                 for piece in pieces.into_iter().rev() {
                     self.paths[at].shares.push_front(piece);
                 }
@@ -509,9 +507,9 @@ impl Peer {
         None
     }
 
-    fn send_share_again(
+    fn retransmit_share(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         at: usize,
         key: Key,
         block: &[u8],
@@ -519,13 +517,13 @@ impl Peer {
         let Some(Pending {
             content: Content::Share(share),
             ..
-        }) = self.waiting.get(key)
+        }) = self.in_flight.get(key)
         else {
             panic!("the caller saw a share");
         };
         let from = share.at as usize;
-        let bytes = &self.waiting.batch(share.batch)[from..from + usize::from(share.len)];
-        let datagram = &mut turn.shared.scratch.datagrams;
+        let bytes = &self.in_flight.batch(share.batch)[from..from + usize::from(share.len)];
+        let datagram = &mut cx.shared.scratch.datagrams;
         datagram.clear();
         datagram.resize(CLEAR, 0);
         datagram.extend_from_slice(bytes);
@@ -533,12 +531,12 @@ impl Peer {
         datagram.resize(datagram.len() + TAG_LEN, 0);
         let size = datagram.len();
         let link = &mut self.paths[at];
-        let seq = link.path.on_sent(turn.now, size as u16, token(key), true);
-        let sealed = turn
+        let seq = link.path.on_sent(cx.now, size as u16, token(key), true);
+        let sealed = cx
             .session
             .seal(datagram, link.id, seq, frame::SHARE_LEN, false);
         if sealed.is_err() {
-            turn.shared.count(Counter::KeysExhausted);
+            cx.shared.count(Counter::KeysExhausted);
             return None;
         }
         Some(Out::by(link, size, Source::Scratch))
@@ -546,18 +544,18 @@ impl Peer {
 
     /// Deals with a share that its path lost: it waits for that path.
     pub(in crate::node) fn lose_share(&mut self, shared: &mut Shared, key: Key) {
-        let Some(pending) = self.waiting.get(key) else {
+        let Some(pending) = self.in_flight.get(key) else {
             return;
         };
         let Placement::Only(id) = pending.placement else {
             panic!("a share has a path");
         };
-        let origin = self.waiting.origin(&pending.content);
+        let origin = self.in_flight.origin(&pending.content);
         match self.paths.by_id(id) {
             Some(link) => link.shares.push_back(key),
             // No other may carry it.
             None => {
-                self.waiting.remove(key, &mut shared.pool);
+                self.in_flight.remove(key, &mut shared.pool);
                 if let Some(origin) = origin {
                     self.give_up(shared, origin);
                 }

@@ -15,7 +15,7 @@ fn others_go_on(bump: u8, path: usize) {
     pair.send(0, 50_001, &data[50_000..100_000], 0, 2);
     pair.run(Duration::from_millis(200));
     let before = pair.injected[1].split_off(0);
-    let waits = pair.nodes[0].peers[0].waiting.len();
+    let waits = pair.nodes[0].peers[0].in_flight.len();
     assert!(waits > 0, "it waits for the path");
 
     pair.nodes[0].peers[0].association.set_store(256 << 10);
@@ -27,15 +27,15 @@ fn others_go_on(bump: u8, path: usize) {
     pair.run(Duration::from_secs(2));
     pair.assert_stream(1, &data);
     let peer = &pair.nodes[0].peers[0];
-    assert!(peer.waiting.len() <= waits, "nothing else waits");
-    assert!(peer.waiting.claim() < 256 << 10);
+    assert!(peer.in_flight.len() <= waits, "nothing else waits");
+    assert!(peer.in_flight.claim() < 256 << 10);
 
     pair.bump = bump;
     pair.injected[1] = before;
     pair.filter = Box::new(|_, _, _| true);
     pair.run(Duration::from_secs(5));
     pair.assert_stream(1, &data[..100_000]);
-    assert!(pair.nodes[0].peers[0].waiting.is_empty());
+    assert!(pair.nodes[0].peers[0].in_flight.is_empty());
 }
 
 #[test]

@@ -70,6 +70,7 @@ fn deliver(pair: &mut Pair, datagram: &[u8]) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of attacks")]
 fn nothing_but_data_of_an_open_flow_passes_bare() {
     let (mut pair, heard) = swallowed();
     let like = &heard[2];

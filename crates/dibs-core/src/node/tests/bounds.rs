@@ -7,7 +7,7 @@ use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
 use super::*;
 use crate::node::flows::MAX_CONNS;
 use crate::node::fq::MAX_QUEUED;
-use crate::node::handover::MAX_GATES;
+use crate::node::handover::MAX_HELD_STARTS;
 use crate::node::messages::{self, MAX_TAKEN, MAX_WAITING};
 use crate::slab::Key;
 
@@ -458,11 +458,11 @@ fn a_peer_that_says_it_can_hold_nothing_makes_us_hold_little() {
 
 #[test]
 fn only_so_many_chains_are_held_back_at_once() {
-    let starts_at_once = |gates: usize| {
+    let starts_at_once = |held: usize| {
         let mut pair = Pair::connected();
         let until = pair.now + Duration::from_millis(80);
-        let others = (0..gates as u64).map(|n| (Key::from_u64(n | 7 << 32), until));
-        pair.nodes[1].peers[0].handover.gates.extend(others);
+        let others = (0..held as u64).map(|n| (Key::from_u64(n | 7 << 32), until));
+        pair.nodes[1].peers[0].handover.held_starts.extend(others);
         // What lies before is still on its way in plain, as far as is known.
         pair.send_ack(1, 1000);
         let data = text(5000);
@@ -471,9 +471,9 @@ fn only_so_many_chains_are_held_back_at_once() {
         let at_once = !pair.injected[1].is_empty();
         pair.run(Duration::from_millis(200));
         pair.assert_stream(1, &data);
-        assert!(pair.nodes[1].peers[0].handover.gates.is_empty());
+        assert!(pair.nodes[1].peers[0].handover.held_starts.is_empty());
         at_once
     };
-    assert!(!starts_at_once(MAX_GATES - 1));
-    assert!(starts_at_once(MAX_GATES));
+    assert!(!starts_at_once(MAX_HELD_STARTS - 1));
+    assert!(starts_at_once(MAX_HELD_STARTS));
 }

@@ -476,7 +476,7 @@ fn a_chain_held_back_goes_on_with_a_repetition_that_need_not_be() {
         feed(&mut stream, &mut store, &mut kernel, &pieces[0]),
         Outcome::Duplicate
     );
-    assert!(stream.gate().is_none());
+    assert!(stream.held_start().is_none());
     for sent in &pieces[2..] {
         feed(&mut stream, &mut store, &mut kernel, sent);
     }

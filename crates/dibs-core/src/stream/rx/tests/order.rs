@@ -106,7 +106,9 @@ fn what_is_sent_again_does_not_wait_for_ever() {
     scene.feed(0);
     scene.withhold();
     assert_eq!(scene.again(4), Outcome::Held);
-    let ended = scene.stream.open_gate(&mut scene.store, &mut scene.kernel);
+    let ended = scene
+        .stream
+        .release_start(&mut scene.store, &mut scene.kernel);
     assert_eq!((ended, scene.got()), (None, vec![0, 1]));
     assert_eq!(scene.store.held(), 0);
     // Until another epoch begins: the one before perhaps ended early.

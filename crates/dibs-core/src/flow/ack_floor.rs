@@ -13,7 +13,7 @@ use super::fields::{forget_sacks, is_behind, timestamps};
 
 /// The latest acknowledgement that the local kernel was given.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Latest(Option<Given>);
+pub struct AckFloor(Option<Given>);
 
 #[derive(Clone, Copy, Debug)]
 struct Given {
@@ -24,7 +24,7 @@ struct Given {
     tsval: u32,
 }
 
-impl Latest {
+impl AckFloor {
     /// Takes note of the next segment for the local kernel; true if it lies behind. `sent_end` is where the kernel's
     /// own bytes end: what acknowledges more is the kernel's to refuse. Without time stamps nothing is told.
     #[inline]
@@ -81,7 +81,7 @@ mod tests {
     }
 
     /// Acknowledgement, window and whether a selective one is left, as the kernel gets them.
-    fn given(latest: &mut Latest, tcp: TcpFields<'_>, end: Option<u32>) -> (u32, u16, bool) {
+    fn given(latest: &mut AckFloor, tcp: TcpFields<'_>, end: Option<u32>) -> (u32, u16, bool) {
         let (mut tcp, mut scratch) = (tcp, SmallVec::new());
         if latest.hear(&tcp, end.map(SeqNumber::new)) {
             latest.raise(&mut tcp, &mut scratch);
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_comes_late_acknowledges_no_less() {
-        let mut latest = Latest::default();
+        let mut latest = AckFloor::default();
         let mut given = |tcp| given(&mut latest, tcp, Some(9));
         assert_eq!(given(fields(1, 1, 7)), (1, 7, true));
         assert_eq!(given(fields(3, 9, 5)), (9, 5, true));
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_new_connection_with_the_same_ends_acknowledges_what_it_likes() {
-        let mut latest = Latest::default();
+        let mut latest = AckFloor::default();
         assert_eq!(given(&mut latest, fields(3, 9, 5), Some(9)).0, 9);
         assert_eq!(given(&mut latest, fields(4, 1, 7), Some(9)), (1, 7, true));
         assert_eq!(given(&mut latest, fields(4, 2, 7), Some(9)), (2, 7, true));
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_has_not_sent_raises_nothing() {
-        let mut latest = Latest::default();
+        let mut latest = AckFloor::default();
         for end in [None, Some(8)] {
             assert_eq!(given(&mut latest, fields(3, 9, 5), end), (9, 5, true));
             assert_eq!(given(&mut latest, fields(2, 1, 7), end), (1, 7, true));
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn without_time_stamps_nothing_is_told() {
-        let mut latest = Latest::default();
+        let mut latest = AckFloor::default();
         let plain = |ack| TcpFields {
             timestamps: None,
             ..fields(0, ack, 7)

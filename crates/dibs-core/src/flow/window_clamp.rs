@@ -7,7 +7,7 @@ use dibs_wire::packet::flags;
 /// Closes the window behind what a kernel has sent: all of it is acknowledged as ever, so that it has no
 /// reason to think anything lost, but nothing may follow.
 #[derive(Clone, Copy, Debug)]
-pub struct Clamp {
+pub struct WindowClamp {
     /// Behind the highest number that the kernel sent.
     edge: SeqNumber,
     scale: u8,
@@ -15,7 +15,7 @@ pub struct Clamp {
     latest: Option<TcpFields<'static>>,
 }
 
-impl Clamp {
+impl WindowClamp {
     /// For a kernel that has sent up to `edge` and shifts windows by `scale`.
     pub const fn new(edge: SeqNumber, scale: u8) -> Self {
         Self {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_window_ends_behind_what_was_sent() {
-        let mut clamp = Clamp::new(SeqNumber::new(u32::MAX - 99), 7);
+        let mut clamp = WindowClamp::new(SeqNumber::new(u32::MAX - 99), 7);
         clamp.sent(SeqNumber::new(1000));
         clamp.sent(SeqNumber::new(500));
         let mut tcp = ack(u32::MAX - 99, 900);
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_is_no_acknowledgement_passes() {
-        let mut clamp = Clamp::new(SeqNumber::new(0), 0);
+        let mut clamp = WindowClamp::new(SeqNumber::new(0), 0);
         for flags in [flags::SYN | flags::ACK, flags::RST | flags::ACK, flags::RST] {
             let mut tcp = TcpFields { flags, ..ack(1, 9) };
             clamp.limit(&mut tcp);

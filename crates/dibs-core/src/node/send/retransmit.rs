@@ -11,7 +11,7 @@ use super::super::paths::{Avoid, Choice, Wanted};
 use super::super::peer::{Delayed, Out, Peer, Source};
 use super::run::{MAX_BATCH, MAX_SEGMENTS, padding};
 use super::small::pad;
-use super::{CLEAR, Shape, Turn, key_of, token};
+use super::{CLEAR, SendCx, Shape, key_of, token};
 use crate::chunk::{Chunk, Content, Fragment, Origin, Pending, Placement};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
@@ -47,23 +47,26 @@ impl RetransmitQueue {
     }
 }
 
+/// Chunks that go again in one send, and the shapes of their datagrams.
+type RetransmitRun = SmallVec<[(Key, Shape); 8]>;
+
 impl Peer {
     /// Sends what was lost, or left out of a run, and only trusted paths may carry.
-    pub(super) fn send_delayed_trusted(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
-        let placement = match self.is_lax(turn.shared) {
+    pub(super) fn send_delayed_trusted(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
+        let placement = match self.is_lax(cx.shared) {
             true => Placement::Any,
             false => Placement::TrustedOnly,
         };
         let mut queue = std::mem::take(&mut self.retransmit.trusted);
-        let out = self.send_delayed(turn, placement, &mut queue);
+        let out = self.send_delayed(cx, placement, &mut queue);
         self.retransmit.trusted = queue;
         out
     }
 
     /// Sends again what was lost and any path may carry.
-    pub(super) fn send_delayed_any(&mut self, turn: &mut Turn<'_>) -> Option<Out> {
+    pub(super) fn send_delayed_any(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
         let mut queue = std::mem::take(&mut self.retransmit.any);
-        let out = self.send_delayed(turn, Placement::Any, &mut queue);
+        let out = self.send_delayed(cx, Placement::Any, &mut queue);
         self.retransmit.any = queue;
         out
     }
@@ -72,13 +75,13 @@ impl Peer {
     /// may add to the queue but by `cut_chunk`, which returns what to put in its place.
     fn send_delayed(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         placement: Placement,
         queue: &mut VecDeque<Delayed>,
     ) -> Option<Out> {
         let mut at = 0;
         while let Some(&Delayed { key, lost_by }) = queue.get(at) {
-            let Some(pending) = self.waiting.get(key) else {
+            let Some(pending) = self.in_flight.get(key) else {
                 queue.remove(at);
                 continue;
             };
@@ -89,13 +92,13 @@ impl Peer {
             }
             if self.is_stale(pending) {
                 queue.remove(at);
-                self.waiting.remove(key, &mut turn.shared.pool);
+                self.in_flight.remove(key, &mut cx.shared.pool);
                 continue;
             }
             let wanted = OVERHEAD + 128 + pending.content.payload_len();
             let avoid = lost_by.map_or(Avoid::Nothing, Avoid::Link);
             let wanted = Wanted::alone(placement, wanted, avoid);
-            let choice = self.paths.choose(turn.shared, turn.now, &wanted);
+            let choice = self.paths.choose(cx.shared, cx.now, &wanted);
             let (link, budget) = match choice {
                 Choice::Send { link, budget } => (link, budget),
                 Choice::Wait(at) => {
@@ -105,15 +108,15 @@ impl Peer {
                 Choice::Nobody => return None,
             };
             let out = match &pending.content {
-                Content::Chunk(chunk) if self.shape(turn.shared, link, chunk).is_some() => {
-                    self.send_chunks_again(turn, (link, budget), queue, at)
+                Content::Chunk(chunk) if self.shape(cx.shared, link, chunk).is_some() => {
+                    self.retransmit_chunks(cx, (link, budget), queue, at)
                 }
                 Content::Chunk(_) => {
                     queue.remove(at);
                     if lost_by.is_some() {
-                        turn.shared.count(Counter::ChunkResent);
+                        cx.shared.count(Counter::ChunkResent);
                     }
-                    for piece in self.cut_chunk(turn.shared, key).into_iter().rev() {
+                    for piece in self.cut_chunk(cx.shared, key).into_iter().rev() {
                         let piece = Delayed {
                             key: piece,
                             lost_by,
@@ -126,12 +129,12 @@ impl Peer {
                     let is_control = matches!(other, Content::Control(_));
                     queue.remove(at);
                     if lost_by.is_some() {
-                        turn.shared.count(Counter::ChunkResent);
+                        cx.shared.count(Counter::ChunkResent);
                     }
                     if is_control {
-                        self.send_control_again(turn, link, key)
+                        self.transmit_message(cx, link, key)
                     } else {
-                        self.send_fragment(turn, link, key)
+                        self.send_fragment(cx, link, key)
                     }
                 }
             };
@@ -145,7 +148,7 @@ impl Peer {
     /// Whether it belongs to an incarnation that is over: the peer has forgotten it, and the words
     /// that open the flow speak of another one.
     pub(super) fn is_stale(&self, pending: &Pending) -> bool {
-        let Some(origin) = self.waiting.origin(&pending.content) else {
+        let Some(origin) = self.in_flight.origin(&pending.content) else {
             return false;
         };
         let conn = self.flows.get(origin.conn);
@@ -154,7 +157,7 @@ impl Peer {
 
     /// Whether a chunk fits a datagram of this path, and how it stands there.
     pub(super) fn shape(&self, shared: &Shared, link: usize, chunk: &Chunk) -> Option<Shape> {
-        let head = self.waiting.head(chunk);
+        let head = self.in_flight.head(chunk);
         let open = self.flows.get(head.conn).and_then(Conn::open_frame);
         let mut shape = Shape {
             payload: usize::from(chunk.len),
@@ -179,40 +182,81 @@ impl Peer {
 
     /// Whether a chunk goes encrypted, not only its headers.
     fn is_sealed(&self, shared: &Shared, chunk: &Chunk) -> bool {
-        let conn = self.flows.get(self.waiting.head(chunk).conn);
+        let conn = self.flows.get(self.in_flight.head(chunk).conn);
         conn.is_some_and(|conn| shared.bumps.of(conn.bump).is_sealed())
     }
 
     /// Encodes the chunk at `queue[at]` anew, and those behind it that can go in the same send, and
     /// moves their bytes to a buffer of their own. They leave the queue.
-    pub(super) fn send_chunks_again(
+    pub(super) fn retransmit_chunks(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         (link, budget): (usize, usize),
         queue: &mut VecDeque<Delayed>,
         at: usize,
     ) -> Option<Out> {
-        let mut run: SmallVec<[(Key, Shape); 8]> = SmallVec::new();
-        let mut total = 0;
-        let first = match &self.waiting.get(queue.get(at)?.key)?.content {
+        let first = match &self.in_flight.get(queue.get(at)?.key)?.content {
             Content::Chunk(chunk) => chunk,
             _ => return None,
         };
-        let inside = self.is_sealed(turn.shared, first);
+        let inside = self.is_sealed(cx.shared, first);
+        let run = self.take_run(cx.shared, (link, budget), queue, at, inside);
+        let stride = run.first()?.1.len();
+        let total = run.iter().map(|(_, shape)| shape.len()).sum();
+        let mut buffer = cx.shared.pool.take_for(total);
+        let (sealed, end) = self.seal_run(cx, link, &run, inside, &mut buffer);
+        for (key, _) in run[sealed..].iter().rev() {
+            let key = *key;
+            queue.insert(at, Delayed { key, lost_by: None });
+        }
+        if sealed == 0 {
+            cx.shared.pool.give(buffer);
+            return None;
+        }
+        if inside {
+            // What is kept is what was encrypted, not the ciphertext.
+            cx.shared.scratch.datagrams.clear();
+            cx.shared
+                .scratch
+                .datagrams
+                .extend_from_slice(&buffer[..end]);
+            cx.shared.pool.give(buffer);
+            return Some(Out::by(&self.paths[link], stride, Source::Scratch));
+        }
+        let batch = self.in_flight.add_batch(buffer);
+        let mut at = 0;
+        for (key, shape) in &run[..sealed] {
+            let pool = &mut cx.shared.pool;
+            self.in_flight
+                .rebatch(*key, batch, (at + CLEAR) as u32, pool);
+            at += shape.len();
+        }
+        let source = Source::Batch(batch, end);
+        Some(Out::by(&self.paths[link], stride, source))
+    }
+
+    /// Takes chunks from a queue that can go in one send: that at `at`, and those behind it.
+    fn take_run(
+        &mut self,
+        shared: &mut Shared,
+        (link, budget): (usize, usize),
+        queue: &mut VecDeque<Delayed>,
+        at: usize,
+        inside: bool,
+    ) -> RetransmitRun {
+        let mut run = RetransmitRun::new();
+        let mut total = 0;
         while let Some(&Delayed { key, lost_by }) = queue.get(at) {
-            let Some(pending) = self.waiting.get(key) else {
+            let Some(pending) = self.in_flight.get(key) else {
                 break;
             };
             let Content::Chunk(chunk) = &pending.content else {
                 break;
             };
-            if self.is_stale(pending) {
+            if self.is_stale(pending) || self.is_sealed(shared, chunk) != inside {
                 break;
             }
-            if self.is_sealed(turn.shared, chunk) != inside {
-                break;
-            }
-            let Some(shape) = self.shape(turn.shared, link, chunk) else {
+            let Some(shape) = self.shape(shared, link, chunk) else {
                 break;
             };
             let stride = run.first().map_or(shape.len(), |(_, first)| first.len());
@@ -223,7 +267,7 @@ impl Peer {
             }
             queue.remove(at);
             if lost_by.is_some() {
-                turn.shared.count(Counter::ChunkResent);
+                shared.count(Counter::ChunkResent);
             }
             let is_last = shape.len() < stride;
             total += shape.len();
@@ -232,24 +276,33 @@ impl Peer {
                 break;
             }
         }
-        let stride = run.first()?.1.len();
-        let mut buffer = turn.shared.pool.take_for(total);
-        let mut end = 0;
-        let mut sealed = 0;
-        for (key, shape) in &run {
+        run
+    }
+
+    /// Writes the datagrams of a run to a buffer, one behind the other; how many, and their bytes.
+    fn seal_run(
+        &mut self,
+        cx: &mut SendCx<'_>,
+        link: usize,
+        run: &RetransmitRun,
+        inside: bool,
+        buffer: &mut [u8],
+    ) -> (usize, usize) {
+        let (mut sealed, mut end) = (0, 0);
+        for (key, shape) in run {
             let Some(Pending {
                 content: Content::Chunk(chunk),
                 ..
-            }) = self.waiting.get(*key)
+            }) = self.in_flight.get(*key)
             else {
                 panic!("it was just seen");
             };
-            let head = self.waiting.head(chunk);
+            let head = self.in_flight.head(chunk);
             let open = self.flows.get(head.conn).and_then(Conn::open_frame);
             let datagram = &mut buffer[end..end + shape.len()];
             let from = chunk.at as usize;
             datagram[CLEAR..CLEAR + shape.payload]
-                .copy_from_slice(&self.waiting.batch(chunk.batch)[from..from + shape.payload]);
+                .copy_from_slice(&self.in_flight.batch(chunk.batch)[from..from + shape.payload]);
             let block = &mut datagram[CLEAR + shape.payload..][..shape.header];
             // What the frame leaves is padding.
             block.fill(0);
@@ -257,47 +310,19 @@ impl Peer {
                 .frame(head.strand, head.tcp.get(), open)
                 .encode(&mut Writer::new(block));
             let link = &mut self.paths[link];
-            let seq = link
-                .path
-                .on_sent(turn.now, shape.len() as u16, token(*key), true);
-            let result = turn
-                .session
-                .seal(datagram, link.id, seq, shape.header, inside);
-            if result.is_err() {
+            let size = shape.len() as u16;
+            let seq = link.path.on_sent(cx.now, size, token(*key), true);
+            let session = &mut *cx.session;
+            let outcome = session.seal(datagram, link.id, seq, shape.header, inside);
+            if outcome.is_err() {
                 // Nothing leaves without protection.
-                turn.shared.count(Counter::KeysExhausted);
+                cx.shared.count(Counter::KeysExhausted);
                 break;
             }
             sealed += 1;
             end += shape.len();
         }
-        for (key, _) in run[sealed..].iter().rev() {
-            let key = *key;
-            queue.insert(at, Delayed { key, lost_by: None });
-        }
-        if sealed == 0 {
-            turn.shared.pool.give(buffer);
-            return None;
-        }
-        if inside {
-            // What is kept is what was encrypted, not the ciphertext.
-            turn.shared.scratch.datagrams.clear();
-            turn.shared
-                .scratch
-                .datagrams
-                .extend_from_slice(&buffer[..end]);
-            turn.shared.pool.give(buffer);
-            return Some(Out::by(&self.paths[link], stride, Source::Scratch));
-        }
-        let batch = self.waiting.add_batch(buffer);
-        let mut at = 0;
-        for (key, shape) in &run[..sealed] {
-            let pool = &mut turn.shared.pool;
-            self.waiting.rebatch(*key, batch, (at + CLEAR) as u32, pool);
-            at += shape.len();
-        }
-        let source = Source::Batch(batch, end);
-        Some(Out::by(&self.paths[link], stride, source))
+        (sealed, end)
     }
 
     /// A chunk that was cut for a larger path becomes fragments, which are sent like chunks.
@@ -305,12 +330,12 @@ impl Peer {
         let Some(Pending {
             content: Content::Chunk(chunk),
             ..
-        }) = self.waiting.get(key)
+        }) = self.in_flight.get(key)
         else {
             panic!("the caller saw a chunk");
         };
         let chunk = *chunk;
-        let head = self.waiting.head(&chunk);
+        let head = self.in_flight.head(&chunk);
         let open = self.flows.get(head.conn).and_then(Conn::open_frame);
         let mut block = vec![0; frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref())];
         chunk
@@ -329,16 +354,16 @@ impl Peer {
         block: &[u8],
         (batch, from, len): (Key, usize, usize),
     ) -> Vec<Key> {
-        let pending = self.waiting.get(key).expect("the caller saw it");
+        let pending = self.in_flight.get(key).expect("the caller saw it");
         let placement = pending.placement;
-        let origin = self.waiting.origin(&pending.content);
+        let origin = self.in_flight.origin(&pending.content);
         let origin = origin.expect("only pieces of streams are cut");
         let (header, total) = (block.len(), block.len() + len);
         let mut buffer = shared.pool.take_for(total);
         buffer[..header].copy_from_slice(block);
-        buffer[header..total].copy_from_slice(&self.waiting.batch(batch)[from..from + len]);
+        buffer[header..total].copy_from_slice(&self.in_flight.batch(batch)[from..from + len]);
         let id = self.retransmit.next_fragmented();
-        let batch = self.waiting.add_batch(buffer);
+        let batch = self.in_flight.add_batch(buffer);
         // Every path carries the least size, so one cut serves them all.
         let room = usize::from(crate::path::MIN_MTU) - OVERHEAD - frame::FRAGMENT_OVERHEAD;
         let mut pieces = Vec::new();
@@ -353,43 +378,43 @@ impl Peer {
                 at: at as u32,
                 len,
             };
-            pieces.push(self.waiting.add_fragment(fragment, placement));
+            pieces.push(self.in_flight.add_fragment(fragment, placement));
         }
-        self.waiting.remove(key, &mut shared.pool);
+        self.in_flight.remove(key, &mut shared.pool);
         pieces
     }
 
     pub(super) fn send_fragment(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut SendCx<'_>,
         link: usize,
         key: Key,
     ) -> Option<Out> {
         let Some(Pending {
             content: Content::Fragment { key: fragment, .. },
             ..
-        }) = self.waiting.get(key)
+        }) = self.in_flight.get(key)
         else {
             panic!("the caller saw a fragment");
         };
-        let f = self.waiting.fragment(*fragment);
+        let f = self.in_flight.fragment(*fragment);
         let from = f.at as usize;
         let piece = Frame::Fragment {
             id: f.id,
             at: f.at,
             total: f.total,
             header: f.header,
-            bytes: &self.waiting.batch(f.batch)[from..from + usize::from(f.len)],
+            bytes: &self.in_flight.batch(f.batch)[from..from + usize::from(f.len)],
         };
         let mut block = vec![0; frame::FRAGMENT_OVERHEAD + usize::from(f.len)];
         frame::encode(&piece, &mut Writer::new(&mut block));
-        if self.is_padded(turn.shared, f.origin.conn) {
+        if self.is_padded(cx.shared, f.origin.conn) {
             pad(
                 &mut block,
                 usize::from(self.paths[link].path.mtu()) - OVERHEAD,
             );
         }
-        self.finish(turn, link, &block, true, token(key))
+        self.finish(cx, link, &block, true, token(key))
     }
 
     /// Deals with what a path declared lost.
@@ -401,7 +426,7 @@ impl Peer {
     ) {
         for token in lost.drain(..) {
             let Some(key) = key_of(token) else { continue };
-            let Some(pending) = self.waiting.get_mut(key) else {
+            let Some(pending) = self.in_flight.get_mut(key) else {
                 continue;
             };
             if pending.copies > 0 {
@@ -432,9 +457,9 @@ impl Peer {
                     Placement::Only(_) => self.lose_share(shared, key),
                 }
             } else {
-                let pending = self.waiting.get(key).expect("it was just seen");
-                let origin = self.waiting.origin(&pending.content);
-                self.waiting.remove(key, &mut shared.pool);
+                let pending = self.in_flight.get(key).expect("it was just seen");
+                let origin = self.in_flight.origin(&pending.content);
+                self.in_flight.remove(key, &mut shared.pool);
                 if let Some(origin) = origin {
                     self.give_up(shared, origin);
                 }

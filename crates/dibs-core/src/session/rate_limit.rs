@@ -59,14 +59,14 @@ impl Bucket {
 }
 
 /// Says which handshake messages are worth their cost.
-pub(super) struct Gate {
+pub(super) struct HandshakeLimiter {
     anyone: Bucket,
     proved: Box<[[Bucket; PORTS]; ADDRESSES]>,
     forgeries: Bucket,
     class_key: [u8; 16],
 }
 
-impl Gate {
+impl HandshakeLimiter {
     pub(super) fn new(rng: &mut dyn Random) -> Self {
         let drawn = random::secret(rng);
         let (class_key, _) = drawn
@@ -117,8 +117,8 @@ mod tests {
     use super::super::random::SeededRandom;
     use super::*;
 
-    fn gate() -> Gate {
-        Gate::new(&mut SeededRandom::new([1; 32]))
+    fn limiter() -> HandshakeLimiter {
+        HandshakeLimiter::new(&mut SeededRandom::new([1; 32]))
     }
 
     fn at(millis: u64) -> Time {
@@ -127,37 +127,39 @@ mod tests {
 
     #[test]
     fn strangers_have_a_burst_and_then_a_rate() {
-        let mut gate = gate();
-        let admitted = |gate: &mut Gate, now| (0..1000).filter(|_| gate.admit_anyone(now)).count();
-        assert_eq!(admitted(&mut gate, at(0)), 32);
-        assert_eq!(admitted(&mut gate, at(19)), 0);
+        let mut limiter = limiter();
+        let admitted = |limiter: &mut HandshakeLimiter, now| {
+            (0..1000).filter(|_| limiter.admit_anyone(now)).count()
+        };
+        assert_eq!(admitted(&mut limiter, at(0)), 32);
+        assert_eq!(admitted(&mut limiter, at(19)), 0);
         assert_eq!(
-            admitted(&mut gate, at(1000)),
+            admitted(&mut limiter, at(1000)),
             32,
             "not 50: the bucket is full"
         );
-        assert_eq!(admitted(&mut gate, at(1200)), 10);
+        assert_eq!(admitted(&mut limiter, at(1200)), 10);
     }
 
     #[test]
     fn a_proved_address_cannot_use_up_the_rate_of_others() {
-        let mut gate = gate();
+        let mut limiter = limiter();
         let greedy: SocketAddr = "192.0.2.1:1".parse().unwrap();
         let admitted = (0..1000)
-            .filter(|_| gate.admit_proved(at(0), greedy))
+            .filter(|_| limiter.admit_proved(at(0), greedy))
             .count();
         assert_eq!(admitted, 4);
         // Nor can all its ports.
         let from = |port| SocketAddr::from((greedy.ip(), port));
-        let all = (1..=u16::MAX).filter(|port| gate.admit_proved(at(0), from(*port)));
+        let all = (1..=u16::MAX).filter(|port| limiter.admit_proved(at(0), from(*port)));
         assert_eq!(all.count(), 15 * 4);
         let others = (2..=255u8).filter(|host| {
             let from = SocketAddr::from(([192, 0, 2, *host], 1));
-            gate.admit_proved(at(0), from)
+            limiter.admit_proved(at(0), from)
         });
         assert!(others.count() > 240);
-        assert!(!gate.admit_proved(at(999), greedy));
-        assert!(gate.admit_proved(at(1000), greedy));
+        assert!(!limiter.admit_proved(at(999), greedy));
+        assert!(limiter.admit_proved(at(1000), greedy));
     }
 
     /// Several hosts have one address, behind a NAT, and one of them calls without end.
@@ -168,10 +170,10 @@ mod tests {
                 false => IpAddr::from([192, 0, 2, 1]),
                 true => "2001:db8::1".parse().unwrap(),
             };
-            let mut gate = gate();
-            while gate.admit_proved(at(0), (address, 5300).into()) {}
+            let mut limiter = limiter();
+            while limiter.admit_proved(at(0), (address, 5300).into()) {}
             let others = 20_000..20_100;
-            let heard = others.filter(|port| gate.admit_proved(at(0), (address, *port).into()));
+            let heard = others.filter(|port| limiter.admit_proved(at(0), (address, *port).into()));
             let heard = heard.count();
             assert!(heard > 40, "{heard} of 100 others");
         }
@@ -179,10 +181,10 @@ mod tests {
 
     #[test]
     fn a_network_of_2_to_the_64_is_one_address() {
-        let mut gate = gate();
+        let mut limiter = limiter();
         let net: SocketAddr = "[2001:db8::1]:1".parse().unwrap();
         let same: SocketAddr = "[2001:db8::ffff:2]:1".parse().unwrap();
-        assert!((0..4).all(|_| gate.admit_proved(at(0), net)));
-        assert!(!gate.admit_proved(at(0), same));
+        assert!((0..4).all(|_| limiter.admit_proved(at(0), net)));
+        assert!(!limiter.admit_proved(at(0), same));
     }
 }

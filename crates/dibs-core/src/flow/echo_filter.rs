@@ -29,7 +29,7 @@ const OVER: Duration = Duration::from_secs(10);
 
 /// A connection after an outage.
 #[derive(Debug)]
-pub struct Resume {
+pub struct EchoFilter {
     /// Bytes that the local kernel has sent and that nobody has acknowledged to it.
     outstanding: u32,
     /// The kernel's clock since the outage.
@@ -46,7 +46,7 @@ pub struct Resume {
     since: Option<Time>,
 }
 
-impl Resume {
+impl EchoFilter {
     /// This daemon has just started; the kernel has `outstanding` bytes under way, and is asked where
     /// it stands.
     pub const fn anew(outstanding: u32) -> Self {
@@ -125,15 +125,15 @@ impl Resume {
 
 /// Adapts a segment of the peer's kernel for the local one, as long as that is called for.
 pub fn adapt<'a>(
-    resume: &mut Option<Box<Resume>>,
+    filter: &mut Option<Box<EchoFilter>>,
     now: Time,
     tcp: &mut TcpFields<'a>,
     scratch: &'a mut SmallVec<[u8; 64]>,
 ) {
-    if let Some(known) = resume
+    if let Some(known) = filter
         && known.adapt(now, tcp, scratch)
     {
-        *resume = None;
+        *filter = None;
     }
 }
 
@@ -178,60 +178,64 @@ mod tests {
         }
     }
 
-    fn adapted(resume: &mut Option<Box<Resume>>, at: Duration, tcp: TcpFields<'_>) -> (u32, u32) {
+    fn adapted(
+        filter: &mut Option<Box<EchoFilter>>,
+        at: Duration,
+        tcp: TcpFields<'_>,
+    ) -> (u32, u32) {
         let mut scratch = SmallVec::new();
         let mut tcp = tcp;
-        adapt(resume, Time::ZERO + at, &mut tcp, &mut scratch);
+        adapt(filter, Time::ZERO + at, &mut tcp, &mut scratch);
         (tcp.ack.raw(), timestamps(&tcp).unwrap().1)
     }
 
     #[test]
     fn old_echoes_acknowledge_nothing_new_until_the_kernel_has_sent_again() {
-        let mut resume = Some(Box::new(Resume::anew(5000)));
-        assert_eq!(adapted(&mut resume, MS, ack(12_000, 400)), (12_000, 400));
-        resume.as_mut().unwrap().note(&answer(15_000, 500));
-        assert_eq!(adapted(&mut resume, MS, ack(12_000, 499)), (10_000, 0));
-        assert_eq!(adapted(&mut resume, MS, ack(9000, 400)), (9000, 0));
+        let mut filter = Some(Box::new(EchoFilter::anew(5000)));
+        assert_eq!(adapted(&mut filter, MS, ack(12_000, 400)), (12_000, 400));
+        filter.as_mut().unwrap().note(&answer(15_000, 500));
+        assert_eq!(adapted(&mut filter, MS, ack(12_000, 499)), (10_000, 0));
+        assert_eq!(adapted(&mut filter, MS, ack(9000, 400)), (9000, 0));
         let mut again = answer(10_000, 510);
         again.payload = b"again";
-        resume.as_mut().unwrap().note(&again);
-        assert_eq!(adapted(&mut resume, MS, ack(12_000, 499)), (12_000, 0));
-        assert_eq!(adapted(&mut resume, MS, ack(12_000, 500)), (12_000, 500));
-        assert!(resume.is_some(), "not all that was sent before is there");
-        assert_eq!(adapted(&mut resume, MS, ack(15_000, 511)), (15_000, 511));
-        assert!(resume.is_none(), "it is over");
+        filter.as_mut().unwrap().note(&again);
+        assert_eq!(adapted(&mut filter, MS, ack(12_000, 499)), (12_000, 0));
+        assert_eq!(adapted(&mut filter, MS, ack(12_000, 500)), (12_000, 500));
+        assert!(filter.is_some(), "not all that was sent before is there");
+        assert_eq!(adapted(&mut filter, MS, ack(15_000, 511)), (15_000, 511));
+        assert!(filter.is_none(), "it is over");
     }
 
     #[test]
     fn nothing_is_kept_back_from_a_kernel_that_has_sent_again_before_it_was_asked() {
-        let mut resume = Some(Box::new(Resume::anew(5000)));
+        let mut filter = Some(Box::new(EchoFilter::anew(5000)));
         let mut again = answer(10_000, 499);
         again.payload = b"again";
-        resume.as_mut().unwrap().note(&again);
-        resume.as_mut().unwrap().note(&answer(15_000, 500));
-        assert_eq!(adapted(&mut resume, MS, ack(12_000, 400)), (12_000, 0));
+        filter.as_mut().unwrap().note(&again);
+        filter.as_mut().unwrap().note(&answer(15_000, 500));
+        assert_eq!(adapted(&mut filter, MS, ack(12_000, 400)), (12_000, 0));
     }
 
     #[test]
     fn nothing_is_kept_back_for_long() {
-        let mut resume = Some(Box::new(Resume::anew(5000)));
-        resume.as_mut().unwrap().note(&answer(2000, 500));
+        let mut filter = Some(Box::new(EchoFilter::anew(5000)));
+        filter.as_mut().unwrap().note(&answer(2000, 500));
         let before = 2000u32.wrapping_sub(5000);
-        assert_eq!(adapted(&mut resume, 5000 * MS, ack(1000, 9)), (before, 0));
-        assert_eq!(adapted(&mut resume, 6000 * MS, ack(1000, 9)), (1000, 0));
-        assert_eq!(adapted(&mut resume, 15_000 * MS, ack(1000, 9)), (1000, 9));
-        assert!(resume.is_none());
+        assert_eq!(adapted(&mut filter, 5000 * MS, ack(1000, 9)), (before, 0));
+        assert_eq!(adapted(&mut filter, 6000 * MS, ack(1000, 9)), (1000, 0));
+        assert_eq!(adapted(&mut filter, 15_000 * MS, ack(1000, 9)), (1000, 9));
+        assert!(filter.is_none());
     }
 
     #[test]
     fn who_was_there_all_the_time_only_measures_nothing() {
-        let mut resume = Some(Box::new(Resume::after(500)));
-        assert_eq!(adapted(&mut resume, MS, ack(12_000, 499)), (12_000, 0));
+        let mut filter = Some(Box::new(EchoFilter::after(500)));
+        assert_eq!(adapted(&mut filter, MS, ack(12_000, 499)), (12_000, 0));
         // Selective acknowledgements bring their options as they are.
         let tcp = with_sack(&SACK, 12_000);
-        assert_eq!(adapted(&mut resume, MS, tcp), (12_000, 0));
-        assert_eq!(adapted(&mut resume, MS, ack(12_000, 501)), (12_000, 501));
-        assert!(resume.is_none());
+        assert_eq!(adapted(&mut filter, MS, tcp), (12_000, 0));
+        assert_eq!(adapted(&mut filter, MS, ack(12_000, 501)), (12_000, 501));
+        assert!(filter.is_none());
     }
 
     /// TSval 5, TSecr 499, and bytes 14,000 to 15,000.
@@ -249,19 +253,19 @@ mod tests {
 
     #[test]
     fn what_had_arrived_out_of_order_is_told_in_order() {
-        let mut resume = Some(Box::new(Resume::anew(5000)));
-        resume.as_mut().unwrap().note(&answer(15_000, 490));
+        let mut filter = Some(Box::new(EchoFilter::anew(5000)));
+        filter.as_mut().unwrap().note(&answer(15_000, 490));
         let mut scratch = SmallVec::new();
         let mut tcp = with_sack(&SACK, 12_000);
-        adapt(&mut resume, Time::ZERO + MS, &mut tcp, &mut scratch);
+        adapt(&mut filter, Time::ZERO + MS, &mut tcp, &mut scratch);
         assert_eq!(timestamps(&tcp), Some((5, 499)));
         assert_eq!(tcp.options.unwrap()[12..], [1; 12]);
 
-        let mut resume = Some(Box::new(Resume::anew(5000)));
-        resume.as_mut().unwrap().note(&answer(14_000, 490));
+        let mut filter = Some(Box::new(EchoFilter::anew(5000)));
+        filter.as_mut().unwrap().note(&answer(14_000, 490));
         let mut scratch = SmallVec::new();
         let mut tcp = with_sack(&SACK, 13_000);
-        adapt(&mut resume, Time::ZERO + MS, &mut tcp, &mut scratch);
+        adapt(&mut filter, Time::ZERO + MS, &mut tcp, &mut scratch);
         assert_eq!(tcp.options.unwrap()[14..], SACK[14..], "sent since");
     }
 }
