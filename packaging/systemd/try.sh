@@ -5,7 +5,7 @@ set -eu
 stage=$(cat /try/stage)
 exec >"/try/$stage.log" 2>&1
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive
-trap 'echo "FAILED in line $LINENO" >/try/result; journalctl --no-pager --lines 200; systemctl --no-block poweroff' ERR
+trap 'echo "FAILED in line $LINENO" >/try/result; journalctl --no-pager --lines 100 --unit dibsd --unit dibs-guard --unit other; systemctl --no-block poweroff' ERR
 set -E
 
 say() { echo "== $*"; }
@@ -71,7 +71,7 @@ first() {
     say "install"
     dpkg --install /try/dibs.deb
     [ "$(systemctl is-enabled dibsd || true)" = disabled ] || fail "the daemon is enabled without a configuration"
-    systemd-analyze verify dibsd.service dibs-guard.service
+    systemd-analyze verify --man=no dibsd.service dibs-guard.service
 
     say "two hosts, by dibsctl init"
     other_host

@@ -17,7 +17,7 @@ use crate::{deb, kernels, packages};
 const KERNEL: &str = "debian-13";
 const SUITE: &str = "trixie";
 /// What the trial needs beside what the package depends on.
-const TOOLS: &str = "systemd-sysv,udev,kmod,iproute2,iptables,passwd,procps,socat";
+const TOOLS: &str = "systemd-sysv,dbus,udev,kmod,iproute2,iptables,passwd,procps,socat";
 const INIT: &str = "/usr/lib/systemd/systemd";
 /// Runs the trial once the system is up.
 const UNIT: &str = "[Unit]\nDescription=the trial of dibs\nAfter=multi-user.target\n\n\
