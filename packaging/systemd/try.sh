@@ -29,6 +29,7 @@ of_dibsd() { systemctl show --value --property "$1" dibsd; }
 is_established() { dibsctl --json peer list 2>/dev/null | grep -q '"state": "established"'; }
 is_on() { dibsctl --json conn list 2>/dev/null | grep -q "\"bump\": \"$1\""; }
 listens() { on_b cat /proc/net/tcp | grep -q ":$1 .* 0A "; }
+has_rule() { dibsctl --json rule list 2>/dev/null | grep -q "$1"; }
 has_restarted() { [ "$(of_dibsd NRestarts)" = "$1" ] && [ "$(of_dibsd ActiveState)" = active ]; }
 is_logged() { journalctl --unit dibsd "DIBS_EVENT=$1" --quiet --output cat | grep -q .; }
 
@@ -100,7 +101,7 @@ first() {
     say "reload"
     printf '\n[[rule]]\nbump = "scramble"\nprotocol = "tcp"\ndport = 7200\n' >>/etc/dibs/dibsd.toml
     systemctl reload dibsd
-    dibsctl --json rule list | grep -q 7200 || fail "the new rule is not there"
+    await "the new rule" has_rule 7200
     echoes reloaded
 
     say "crash"
