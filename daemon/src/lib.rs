@@ -29,6 +29,7 @@ mod privileges;
 mod probing;
 mod questions;
 mod recovery;
+mod reloading;
 pub mod requests;
 pub mod rules;
 pub mod saved;
@@ -57,7 +58,7 @@ use daemon::{Daemon, PeerState, Refused, State};
 use driver::{Driver, Notices};
 use interfaces::{Interfaces, Inventory};
 use preferences::Preferences;
-use saved::{Forward, Saved, SavedRule, StateFile};
+use saved::{Forward, Saved, StateFile};
 use steering::Steerer;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -80,14 +81,14 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    tokio::task::LocalSet::new().block_on(&runtime, serve(config))
+    tokio::task::LocalSet::new().block_on(&runtime, serve(file, config))
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     control_socket::ensure_place(&config.daemon.control_socket)?;
-    let file = StateFile::open(&config.daemon.control_socket)?;
+    let state_file = StateFile::open(&config.daemon.control_socket)?;
     let _alone = saved::claim_namespace()?;
-    let saved = file.load()?;
+    let saved = state_file.load()?;
     let interfaces = Interfaces::open()?;
     let inventory = interfaces.list().await?;
     let clock = saved.clock.map(|before| {
@@ -121,7 +122,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         interfaces,
         steerer,
         dibs_policy::Backstop::open()?,
-        file,
+        state_file,
         state,
         preferences,
         host,
@@ -158,7 +159,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     {
         tokio::task::spawn_local(metrics::serve(Rc::clone(&daemon), listener));
     }
-    let ended = main_loop(&daemon, listener, notices).await;
+    let ended = main_loop(&daemon, file, listener, notices).await;
     // If the data path has ended, its end is what is told.
     let _ = daemon.look_at_volumes(true).await;
     daemon.let_go();
@@ -178,6 +179,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 /// Everything at once, until a signal to end or a failure.
 async fn main_loop(
     daemon: &Rc<Daemon>,
+    file: &Path,
     listener: tokio::net::UnixListener,
     notices: Notices,
 ) -> anyhow::Result<()> {
@@ -203,26 +205,10 @@ async fn main_loop(
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
-            _ = hang_up.recv() => reapply(daemon).await,
+            _ = hang_up.recv() => daemon.reload(file).await,
             _ = &mut data_path => return Err(anyhow!("the data path has ended")),
         }
     }
-}
-
-/// SIGHUP: puts back what others removed, and what `cleanup` suspended.
-async fn reapply(daemon: &Rc<Daemon>) {
-    daemon.state.borrow_mut().suspended = false;
-    let done = async {
-        background::refresh_interfaces(daemon).await?;
-        daemon.widen_rules().await?;
-        daemon.steer().await
-    };
-    match done.await {
-        Ok(steered) => tracing::info!("steering applied again, {} step(s)", steered.steps),
-        Err(error) => tracing::error!("steering: {error:#}"),
-    }
-    daemon.mark_all_choices().await;
-    daemon.send_wants().await;
 }
 
 fn start_data_path(
@@ -250,61 +236,12 @@ pub(crate) fn host_id(key: &dibs_config::PublicKey) -> u64 {
     u64::from_be_bytes(*first)
 }
 
-/// Adds the rules that were made with `dibsctl` to those of the file, and returns those that still can be. The
-/// file displaces all of them, root's those of members of the group: nothing saved keeps the daemon from
-/// starting.
-fn add_saved(config: &Config, saved: &Saved, rules: &mut Vec<rules::Rule>) -> Vec<SavedRule> {
-    let carried = bumps::carried(config);
-    let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
-    let now = dibs_io::local_time();
-    let behind = |name: &str| {
-        let peer = config.peers.iter().find(|peer| peer.name == name);
-        peer.map(|peer| peer.addresses.clone())
-    };
-    let mut sorted: Vec<&SavedRule> = saved.rules.iter().collect();
-    sorted.sort_by_key(|saved| (saved.maker() != rules::ROOT, saved.id));
-    let mut kept = Vec::new();
-    for saved in sorted {
-        let SavedRule { id, rule, .. } = saved;
-        let by = saved.maker();
-        let made = match config.excludes_require().filter(|_| rule.require) {
-            Some((message, hint)) => Err(format!("{message}: {hint} to make it again")),
-            None => bump_id(&rule.bump)
-                .ok_or_else(|| format!("this version does not carry the bump \"{}\"", rule.bump))
-                .and_then(|bump| rules::of_user(*id, rule, by, bump, now, behind))
-                .and_then(|made| match rules::contradicted(&made, rules) {
-                    Some(why) => Err(why),
-                    None => Ok(made),
-                }),
-        };
-        match made {
-            Ok(made) => {
-                rules.push(made);
-                kept.push(saved.clone());
-            }
-            Err(reason) => tracing::warn!(
-                "rule {id} of uid {by}, which puts connections on \"{}\", is dropped: {reason}",
-                rule.bump
-            ),
-        }
-    }
-    kept.sort_by_key(|saved| saved.id);
-    kept
-}
-
 /// What the last run left, and the rules of the file.
 fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow::Result<State> {
     let carried = bumps::carried(config);
-    let bump_id = |name: &str| carried.iter().find(|bump| bump.name == name).map(|b| b.id);
     let now = dibs_io::local_time();
-    let mut rules = Vec::new();
-    for (index, rule) in config.rules.iter().enumerate() {
-        let bump = bump_id(&rule.bump).expect("others were refused");
-        let made = rules::of_file(index as u64 + 1, rule, bump, now)
-            .map_err(|message| config.refuse(&format!("rule.{index}.user"), message, None))?;
-        rules.push(made);
-    }
-    let user_rules = add_saved(config, saved, &mut rules);
+    let mut rules = reloading::of_file(config, &carried, now)?;
+    let user_rules = reloading::add_saved(config, &carried, &saved.rules, &mut rules);
     rules.sort_by_key(rules::Rule::order);
     let mut choices = conns::Choices::default();
     // The file may have had them in another order.

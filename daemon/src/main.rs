@@ -8,6 +8,9 @@ use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser};
 
 /// Puts bumps into live TCP connections, and carries them over several paths.
+///
+/// SIGHUP has it take the rules of the file as they are now; the rest of the file is read at the start. SIGTERM ends it: what
+/// is on a bump is blocked then until it is back, or goes on in plain with `fail = "open"`.
 #[derive(Parser)]
 #[command(version)]
 struct Args {

@@ -217,6 +217,14 @@ impl Node {
         self.signal(Signal::SIGCONT)
     }
 
+    /// Has the daemon take the rules of its file as they are now (SIGHUP).
+    ///
+    /// # Errors
+    /// If none runs.
+    pub fn reload(&mut self) -> Result<()> {
+        self.signal(Signal::SIGHUP)
+    }
+
     fn signal(&mut self, signal: Signal) -> Result<()> {
         let daemon = self.daemon.as_mut().context("no daemon runs")?;
         daemon.signal(signal)

@@ -98,6 +98,24 @@ first() {
     is_on seal
     echoes sealed
 
+    say "a unit as docs/guides.md has it"
+    dibsctl disable --dport 7000
+    is_on plain
+    cat >/etc/systemd/system/backup.service <<'UNIT'
+[Service]
+Type=oneshot
+ExecStartPre=dibsctl enable --dport 7000 --bump seal
+ExecStart=/bin/sh -c 'dibsctl conn list >/try/during'
+ExecStopPost=dibsctl disable --dport 7000
+UNIT
+    systemctl daemon-reload
+    systemctl start backup
+    grep -q seal /try/during || fail "the connection was not sealed during the backup"
+    is_on plain
+    echoes plain-again
+    dibsctl enable --dport 7000
+    is_on seal
+
     say "reload"
     printf '\n[[rule]]\nbump = "scramble"\nprotocol = "tcp"\ndport = 7200\n' >>/etc/dibs/dibsd.toml
     systemctl reload dibsd

@@ -350,3 +350,59 @@ fn the_highest_priority_decides_then_the_file() {
             })
     });
 }
+
+/// Says what the file's rules are from now on, and has the daemon of `a` take them; `said` is what it logs then.
+fn reload(net: &mut Net, file: &str, rules: &str, said: &str) -> Result<()> {
+    net.a.configure(&format!("{file}{rules}"))?;
+    let before = net.a.log().matches(said).count();
+    net.a.reload()?;
+    wait(said, || net.a.log().matches(said).count() > before)
+}
+
+#[test]
+fn the_rules_of_the_file_are_taken_anew_and_nothing_else_of_it() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let file = std::fs::read_to_string(net.a.directory().join("dibsd.toml"))?;
+            let talk = net.talk(7000)?;
+            talk.advance(256 << 10)?;
+            let rule = |port: u16, bump: &str| {
+                format!("\n[[rule]]\nbump = \"{bump}\"\nprotocol = \"tcp\"\ndport = {port}\n")
+            };
+            // A new rule takes a connection that is there; another one changes its bump; without any it is free.
+            reload(
+                net,
+                &file,
+                &rule(7000, "seal"),
+                "1 rule(s) of the file hold",
+            )?;
+            net.wait_bump(7000, "seal")?;
+            talk.advance(SETTLED)?;
+            let two = rule(7001, "share") + &rule(7000, "scramble");
+            reload(net, &file, &two, "2 rule(s) of the file hold")?;
+            net.wait_bump(7000, "scramble")?;
+            talk.advance(SETTLED)?;
+            // What dibsctl made stays.
+            add(net, &["--dport", "7002", "--bump", "seal"])?;
+            // A file that cannot be taken changes nothing.
+            reload(net, &file, &rule(7000, "sael"), "the file is not taken")?;
+            ensure!(
+                net.a.bumps(7000)? == ["scramble"],
+                "{:?}",
+                net.a.bumps(7000)?
+            );
+            // Other sections wait for a restart, and are named.
+            let slower = file.replacen("[daemon]", "[daemon]\ntrusted_share = 0.25", 1);
+            ensure!(slower != file, "the file has a section [daemon]");
+            reload(net, &slower, "", "[daemon] of the file changed")?;
+            net.wait_bump(7000, "plain")?;
+            talk.advance(SETTLED)?;
+            let rules = net.a.ctl(&["rule", "list"])?;
+            let ports: Vec<String> = { rules.as_array().into_iter().flatten() }
+                .map(|rule| rule["selector"].to_string())
+                .collect();
+            ensure!(ports.len() == 1 && ports[0].contains("7002"), "{rules}");
+            talk.finish()
+        })
+    });
+}
