@@ -148,7 +148,7 @@ UNIT
 
     say "the log"
     is_logged session_up || fail "the journal has no entry with fields of the session"
-    is_logged switched || fail "the journal has no entry with fields of the switch"
+    is_logged enabled || fail "the journal has no entry with fields of the switch"
     # The next boot is to have the guard alone.
     systemctl disable dibsd
 }
