@@ -89,10 +89,10 @@ impl Daemon {
     /// SIGHUP: takes the rules of the file as they are now, and puts back what others removed, and what `cleanup`
     /// suspended. A file that cannot be taken changes nothing.
     pub(crate) async fn reload(&self, file: &Path) {
+        self.state.borrow_mut().suspended = false;
         if let Err(error) = self.take_rules(file).await {
             tracing::error!("the file is not taken, and rules stay as they are: {error:#}");
         }
-        self.state.borrow_mut().suspended = false;
         let done = async {
             background::refresh_interfaces(self).await?;
             self.widen_rules().await?;
