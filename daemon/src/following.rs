@@ -1,12 +1,69 @@
-//! What stands beside single choices: what rules require, and what other programs did to marks.
+//! What stands beside single choices: what rules want, and what other programs did to marks.
 
 use std::collections::BTreeMap;
 
 use crate::daemon::{Daemon, Hand};
 use crate::live::Live;
+use crate::rules::Rule;
+use crate::saved::SavedRule;
 use crate::switching::Progress;
 
 impl Daemon {
+    /// Has these rules, and of them those that users made, take the place of all there are. Connections follow them; those
+    /// of rules that are `gone` and that nothing else keeps go back to plain.
+    ///
+    /// # Errors
+    /// The kernel does not take them, or they cannot be saved: what was there before stands again.
+    pub(crate) async fn replace_rules(
+        &self,
+        (rules, user_rules): (Vec<Rule>, Vec<SavedRule>),
+        gone: &[Rule],
+        lives: &[Live],
+    ) -> anyhow::Result<()> {
+        let put = |rules, user_rules| {
+            let mut state = self.state.borrow_mut();
+            let before = std::mem::replace(&mut state.rules, rules);
+            state.rules.sort_by_key(Rule::order);
+            (before, std::mem::replace(&mut state.user_rules, user_rules))
+        };
+        let before = put(rules, user_rules);
+        // Peers first: what comes to them by a bump finds it there.
+        self.send_wants().await;
+        let carried_out = async {
+            self.save()?;
+            self.steer().await
+        };
+        if let Err(error) = carried_out.await {
+            put(before.0, before.1);
+            // Or the next start would find them in the file.
+            if let Err(error) = self.save() {
+                tracing::warn!("{error:#}");
+            }
+            // Some of it may be in the kernel.
+            if let Err(error) = self.steer().await {
+                tracing::warn!("cannot take back what rules were to be: {error:#}");
+            }
+            self.send_wants().await;
+            return Err(error);
+        }
+        self.follow_changed_rules(gone, lives).await;
+        self.hours_due.notify_one();
+        self.sessions_due.notify_one();
+        Ok(())
+    }
+
+    /// Has connections follow the rules as they are by now; of those that held and are `gone`, back to plain.
+    pub(crate) async fn follow_changed_rules(&self, gone: &[Rule], lives: &[Live]) {
+        self.enforce(lives, None).await;
+        for rule in gone {
+            let freed = self.freed(rule, lives);
+            self.follow_rules(&freed, 0).await;
+        }
+        for (bump, lives) in self.ruled(lives, None) {
+            self.follow_rules(&lives, bump).await;
+        }
+    }
+
     /// Where a choice stands against what a rule requires, chooses that: the peer would not follow the
     /// rule against the choice.
     pub(crate) async fn enforce(&self, lives: &[Live], peer: Option<usize>) {

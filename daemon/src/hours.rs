@@ -75,14 +75,8 @@ impl Daemon {
                 &[("rule", rule.id.to_string())],
             );
         }
-        for rule in turned.iter().filter(|rule| !rule.holds) {
-            let freed = self.freed(rule, &lives);
-            self.follow_rules(&freed, 0).await;
-        }
-        self.enforce(&lives, None).await;
-        for (bump, lives) in self.ruled(&lives, None) {
-            self.follow_rules(&lives, bump).await;
-        }
+        let gone: Vec<Rule> = turned.into_iter().filter(|rule| !rule.holds).collect();
+        self.follow_changed_rules(&gone, &lives).await;
         Ok(())
     }
 }

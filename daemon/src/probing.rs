@@ -175,10 +175,7 @@ impl Daemon {
             );
         }
         let lives = self.connections().await?;
-        self.enforce(&lives, None).await;
-        for (bump, lives) in self.ruled(&lives, None) {
-            self.follow_rules(&lives, bump).await;
-        }
+        self.follow_changed_rules(&[], &lives).await;
         Ok(())
     }
 

@@ -108,44 +108,40 @@ impl Daemon {
 
     async fn take_rules(&self, file: &Path) -> anyhow::Result<()> {
         let config = startup::load(file)?;
+        for warning in config.warnings() {
+            tracing::warn!("{warning}");
+        }
         self.warn_of_other_changes(&config);
         let _turn = self.changes.own().await;
         let mut rules = self.probed(&config).await?;
-        let user_rules = self.state.borrow().user_rules.clone();
-        let user_rules = add_saved(&self.config, &self.bumps, &user_rules, &mut rules);
-        rules.sort_by_key(Rule::order);
         let lives = self.connections().await?;
-        let replace = |rules: Vec<Rule>, user_rules: Vec<SavedRule>| {
-            let mut state = self.state.borrow_mut();
-            (
-                std::mem::replace(&mut state.rules, rules),
-                std::mem::replace(&mut state.user_rules, user_rules),
-            )
+        let (user_rules, gone) = {
+            let state = self.state.borrow();
+            let (of_file, of_users): (Vec<&Rule>, Vec<&Rule>) =
+                { state.rules.iter() }.partition(|rule| rule.origin == RuleOrigin::Config);
+            let mut gone: Vec<&Rule> = of_file;
+            for rule in of_users {
+                match rules::contradicted(rule, &rules) {
+                    None => rules.push(rule.clone()),
+                    Some(why) => {
+                        let (id, by) = (rule.id, rule.by);
+                        tracing::warn!("rule {id} of uid {by} gives way to the file: {why}");
+                        gone.push(rule);
+                    }
+                }
+            }
+            let stays = |saved: &&SavedRule| rules.iter().any(|rule| rule.id == saved.id);
+            let user_rules: Vec<SavedRule> =
+                state.user_rules.iter().filter(stays).cloned().collect();
+            let gone: Vec<Rule> = gone
+                .into_iter()
+                .filter(|rule| rule.holds)
+                .cloned()
+                .collect();
+            (user_rules, gone)
         };
-        let before = replace(rules, user_rules);
-        // Peers first: what comes to them by a bump finds it there.
-        self.send_wants().await;
-        let carried_out = async {
-            self.save()?;
-            self.steer().await
-        };
-        if let Err(error) = carried_out.await {
-            replace(before.0, before.1);
-            self.save()?;
-            self.send_wants().await;
-            return Err(error);
-        }
-        self.enforce(&lives, None).await;
-        let of_file = |rule: &&Rule| rule.origin == RuleOrigin::Config && rule.holds;
-        for rule in before.0.iter().filter(of_file) {
-            let freed = self.freed(rule, &lives);
-            self.follow_rules(&freed, 0).await;
-        }
-        for (bump, lives) in self.ruled(&lives, None) {
-            self.follow_rules(&lives, bump).await;
-        }
-        self.hours_due.notify_one();
-        self.sessions_due.notify_one();
+        self.replace_rules((rules, user_rules), &gone, &lives)
+            .await?;
         tracing::info!("{} rule(s) of the file hold", config.rules.len());
         Ok(())
     }

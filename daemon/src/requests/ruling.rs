@@ -32,54 +32,28 @@ impl Daemon {
         self.check_meant(&rule, &lives).await?;
         let (id, info, by) = (rule.id, rule.info(), caller.uid);
         let audience = Audience::of_rule(&rule);
-        let before = {
+        let (rules, user_rules) = {
             let mut state = self.state.borrow_mut();
-            let gone = |id| displaced.iter().any(|(rule, _)| rule.id == id);
-            let before = (state.rules.clone(), state.user_rules.clone());
             state.next_rule = id + 1;
-            state.rules.retain(|rule| !gone(rule.id));
-            state.rules.push(rule);
-            state.rules.sort_by_key(Rule::order);
-            state.user_rules.retain(|rule| !gone(rule.id));
-            state.user_rules.push(SavedRule {
+            let stays = |id| !displaced.iter().any(|(rule, _)| rule.id == id);
+            let mut rules = state.rules.clone();
+            rules.retain(|rule| stays(rule.id));
+            rules.push(rule);
+            let mut user_rules = state.user_rules.clone();
+            user_rules.retain(|rule| stays(rule.id));
+            user_rules.push(SavedRule {
                 id,
                 rule: wanted,
                 by: Some(by),
             });
-            before
+            (rules, user_rules)
         };
-        // Peers first: what comes to them by the bump finds it there.
-        self.send_wants().await;
-        let carried_out = async {
-            self.save()?;
-            self.steer().await.map(drop)
-        };
-        if let Err(error) = carried_out.await {
-            {
-                let mut state = self.state.borrow_mut();
-                (state.rules, state.user_rules) = before;
-            }
-            // Or the next start would find it in the file.
-            if let Err(error) = self.save() {
-                tracing::warn!("{error:#}");
-            }
-            // Some of it may be in the kernel.
-            if let Err(error) = self.steer().await {
-                tracing::warn!("cannot take back rule {id}: {error:#}");
-            }
-            self.send_wants().await;
-            return Err(failed(error));
-        }
-        self.enforce(&lives, None).await;
-        for (rule, _) in displaced.iter().filter(|(rule, _)| rule.holds) {
-            let freed = self.freed(rule, &lives);
-            self.follow_rules(&freed, 0).await;
-        }
-        for (bump, lives) in self.ruled(&lives, None) {
-            self.follow_rules(&lives, bump).await;
-        }
-        self.hours_due.notify_one();
-        self.sessions_due.notify_one();
+        let gone: Vec<Rule> = { displaced.iter() }
+            .filter(|(rule, _)| rule.holds)
+            .map(|(rule, _)| rule.clone())
+            .collect();
+        let replaced = self.replace_rules((rules, user_rules), &gone, &lives);
+        replaced.await.map_err(failed)?;
         if let Some(warning) = bump.warning {
             tracing::warn!("{warning}");
         }

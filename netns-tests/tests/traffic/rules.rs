@@ -391,6 +391,15 @@ fn the_rules_of_the_file_are_taken_anew_and_nothing_else_of_it() {
                 "{:?}",
                 net.a.bumps(7000)?
             );
+            // One that the file contradicts gives way, and nothing else.
+            add(net, &["--dport", "7003", "--bump", "seal", "--require"])?;
+            let against = rule(7003, "share") + "require = true\n" + &two;
+            reload(net, &file, &against, "3 rule(s) of the file hold")?;
+            ensure!(
+                net.a.log().contains("gives way to the file"),
+                "{}",
+                net.a.log()
+            );
             // Other sections wait for a restart, and are named.
             let slower = file.replacen("[daemon]", "[daemon]\ntrusted_share = 0.25", 1);
             ensure!(slower != file, "the file has a section [daemon]");
