@@ -415,3 +415,23 @@ fn the_rules_of_the_file_are_taken_anew_and_nothing_else_of_it() {
         })
     });
 }
+
+#[test]
+fn what_cleanup_took_down_stands_again_after_a_reload() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let file = std::fs::read_to_string(net.a.directory().join("dibsd.toml"))?;
+            let rule = "\n[[rule]]\nbump = \"seal\"\nprotocol = \"tcp\"\ndport = 7000\n";
+            reload(net, &file, rule, "1 rule(s) of the file hold")?;
+            net.a.ctl(&["cleanup"])?;
+            let talk = net.talk(7001)?;
+            talk.advance(256 << 10)?;
+            reload(net, &file, rule, "1 rule(s) of the file hold")?;
+            let ruled = net.talk(7000)?;
+            net.wait_bump(7000, "seal")?;
+            ruled.advance(SETTLED)?;
+            ruled.finish()?;
+            talk.finish()
+        })
+    });
+}
