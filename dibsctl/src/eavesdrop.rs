@@ -126,26 +126,23 @@ fn conn_of(client: &mut Client, id: ConnId) -> Result<ConnInfo> {
 impl Connection {
     /// What it did between two looks at it.
     fn between(before: &ConnInfo, after: &ConnInfo, path: &str) -> Self {
-        let by_path = |conn: &ConnInfo| {
-            let by = conn.paths.iter().filter(|by| by.name == path);
-            by.map(|by| by.bytes_sent + by.bytes_received).sum::<u64>()
-        };
-        let by_all = |conn: &ConnInfo| {
+        let bytes = |conn: &ConnInfo, only: Option<&str>| {
             let by = conn.paths.iter();
+            let by = by.filter(|by| only.is_none_or(|name| by.name == name));
             by.map(|by| by.bytes_sent + by.bytes_received).sum::<u64>()
         };
-        // It counts anew on another bump.
-        let since = |of: &dyn Fn(&ConnInfo) -> u64| match of(after).checked_sub(of(before)) {
+        let since = |only| match bytes(after, only).checked_sub(bytes(before, only)) {
             Some(bytes) if after.since == before.since => bytes,
-            _ => of(after),
+            // It counts anew on another bump.
+            _ => bytes(after, only),
         };
         Self {
             id: after.id,
             local: after.local,
             remote: after.remote,
             bump: after.bump.clone(),
-            bytes_by_path: since(&by_path),
-            bytes: since(&by_all),
+            bytes_by_path: since(Some(path)),
+            bytes: since(None),
         }
     }
 }
