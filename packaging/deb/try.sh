@@ -2,21 +2,7 @@
 # A trial of the package in a fresh Debian: `cargo xtask deb --try` runs it there, stage by stage.
 set -eu
 
-say() { echo "== $*"; }
-fail() {
-    echo "FAILED: $*" >&2
-    exit 1
-}
-
-# Waits for what a command says, by asking it again and again; gives up after two minutes.
-await() {
-    local what=$1 until=$((SECONDS + 120))
-    shift
-    until "$@"; do
-        [ $SECONDS -lt $until ] || fail "waited in vain for $what"
-        sleep 0.2
-    done
-}
+. /try/common.sh
 
 # Lists what this system has of dibs.
 left() { find / /run -xdev -iname '*dibs*' -not -path '/try/*' | grep .; }

@@ -5,24 +5,19 @@ set -eu
 stage=$(cat /try/stage)
 exec >"/try/$stage.log" 2>&1
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive
-trap 'echo "FAILED in line $LINENO" >/try/result; journalctl --no-pager --lines 100 --unit dibsd --unit dibs-guard --unit other; systemctl --no-block poweroff' ERR
-set -E
+. /try/common.sh
 
-say() { echo "== $*"; }
-fail() {
-    echo "FAILED: $*"
-    false
+# Whatever it ends with, the machine goes off.
+end() {
+    local status=$?
+    if [ $status = 0 ]; then
+        echo ok >/try/result
+    else
+        journalctl --no-pager --lines 100 --unit dibsd --unit dibs-guard --unit other
+    fi
+    systemctl --no-block poweroff
 }
-
-# Waits for what a command says, by asking it again and again; gives up after five minutes.
-await() {
-    local what=$1 until=$((SECONDS + 300))
-    shift
-    until "$@"; do
-        [ $SECONDS -lt $until ] || fail "waited in vain for $what"
-        sleep 0.2
-    done
-}
+trap end EXIT
 
 on_b() { ip netns exec b "$@"; }
 of_dibsd() { systemctl show --value --property "$1" dibsd; }
@@ -188,6 +183,4 @@ second() {
 }
 
 "$stage"
-echo ok >/try/result
 say "all as it should be"
-systemctl --no-block poweroff

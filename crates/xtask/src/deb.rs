@@ -4,7 +4,7 @@ mod control;
 mod tree;
 mod trial;
 
-pub(crate) use trial::fresh;
+pub(crate) use trial::{COMMON, fresh};
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -41,6 +41,7 @@ pub(crate) fn systemd() -> Result<()> {
     fs::copy(&package, place.join("dibs.deb")).context("the package")?;
     fs::copy(&later, place.join("later.deb")).context("the later package")?;
     fs::write(place.join("try.sh"), SCRIPT)?;
+    fs::write(place.join("common.sh"), deb::COMMON)?;
     // Hard links: they are hundreds of megabytes.
     run(Command::new("cp")
         .args(["--archive", "--link"])

@@ -35,6 +35,8 @@ exec "$@"
 
 /// The stages of the trial, to be run in a fresh system.
 const SCRIPT: &str = include_str!("../../../../packaging/deb/try.sh");
+/// What trials have in common.
+pub(crate) const COMMON: &str = include_str!("../../../../packaging/common.sh");
 
 /// Installs a package on each system, tries it, upgrades it to the later one, removes and purges it.
 pub(super) fn run_all(package: &Path, later: &Path) -> Result<()> {
@@ -47,6 +49,7 @@ pub(super) fn run_all(package: &Path, later: &Path) -> Result<()> {
     for suite in SUITES {
         let system = fresh(&package.with_file_name("try"), suite, TOOLS)?;
         tree::write(&system.join("try/try.sh"), SCRIPT.as_bytes())?;
+        tree::write(&system.join("try/common.sh"), COMMON.as_bytes())?;
         for (file, name) in [(package, "dibs.deb"), (later, "later.deb")] {
             fs::copy(file, system.join("try").join(name)).context("the package")?;
         }
