@@ -129,8 +129,15 @@ impl Attacker {
             .iter()
             .copied()
             .fold(Context::default(), Context::then);
-        let bits: f32 = self.costs(context, rest).sum();
-        bits + CLAIM < 8.0 * judged.len() as f32
+        let enough = 8.0 * judged.len() as f32 - CLAIM;
+        let mut bits = 0.0;
+        // Most do not, and that shows before the end.
+        let mut costs = self.costs(context, rest);
+        let lost = costs.any(|cost| {
+            bits += cost;
+            bits >= enough
+        });
+        !lost && bits < enough
     }
 
     /// Where in these places text ends, and what is random begins; none if there is no text.

@@ -21,6 +21,8 @@ const TRIES: u64 = 40;
 const MOST: u64 = 200;
 /// Runs that may go on in a later datagram: as many flows are told apart where they take turns.
 const RUNS: usize = 64;
+/// Datagrams after which a run goes on no more: it has a gap, and would be compared with each one to come.
+const STALE: u64 = 1024;
 /// Bytes that a payload has at least to be looked at.
 const SHORTEST: usize = 32;
 
@@ -35,6 +37,8 @@ pub(crate) struct Reader<'a> {
     looked_at: u64,
     failed: u64,
     untried: u64,
+    /// Datagrams so far.
+    seen: u64,
 }
 
 /// The datagram of a run that was read last.
@@ -51,6 +55,8 @@ struct Last {
     ends: Vec<usize>,
     /// Where its text begins in that of its piece.
     at: usize,
+    /// How many datagrams there had been.
+    seen: u64,
 }
 
 impl<'a> Reader<'a> {
@@ -64,6 +70,7 @@ impl<'a> Reader<'a> {
             looked_at: 0,
             failed: 0,
             untried: 0,
+            seen: 0,
         }
     }
 
@@ -90,6 +97,9 @@ impl<'a> Reader<'a> {
 
     /// Looks at one more.
     pub(crate) fn datagram(&mut self, number: u64, datagram: &[u8]) {
+        self.seen += 1;
+        let oldest = self.seen.saturating_sub(STALE);
+        self.runs.retain(|last| last.seen >= oldest);
         let bare = datagram[0] == 6;
         let body = body(datagram);
         let shape = u16::from_be_bytes([datagram[2], datagram[3]]);
@@ -227,6 +237,7 @@ impl<'a> Reader<'a> {
             plaintext,
             before,
             at,
+            seen: self.seen,
         });
     }
 }
