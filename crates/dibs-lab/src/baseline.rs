@@ -19,5 +19,12 @@ pub struct Tunnel {
     pub a: IpAddr,
     /// The second host's.
     pub b: IpAddr,
-    _processes: [Process; 2],
+    processes: [Process; 2],
+}
+
+impl Tunnel {
+    /// The process ids of its two programs.
+    pub fn programs(&self) -> [u32; 2] {
+        self.processes.each_ref().map(Process::id)
+    }
 }

@@ -7,12 +7,14 @@
 
 mod compare;
 mod latency;
+mod many;
 mod memory;
 mod messages;
 mod outage;
 mod paths;
 mod peers;
 mod report;
+mod requests;
 mod switch;
 mod system;
 mod throughput;
@@ -65,6 +67,10 @@ pub enum Experiment {
     Redundant,
     /// Streams and small messages beside all peers that can be had.
     Peers,
+    /// nginx asked by wrk, 64 connections, kept and a new one each, over links of 1 Gbit/s.
+    Requests,
+    /// 10,000 open connections, each of which says something once a second.
+    Many,
     /// What dibsd needs for connections.
     Memory,
 }
@@ -180,6 +186,8 @@ fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
         Experiment::Beside => messages::beside(stage),
         Experiment::Redundant => messages::redundant(stage),
         Experiment::Peers => return peers::run(stage),
+        Experiment::Requests => requests::run(stage),
+        Experiment::Many => many::run(stage),
         Experiment::Memory => memory::run(stage),
     };
     Ok(vec![table?])
@@ -201,6 +209,30 @@ impl Stage<'_> {
             None => format!("{title}; {}", self.congestion),
         }
     }
+
+    /// Those of the systems that can be had; why others cannot is noted.
+    fn available(&self, systems: &[System], notes: &mut Vec<String>) -> Vec<System> {
+        let mut available = Vec::new();
+        for system in systems {
+            let missing = match system {
+                System::WireguardGo => self.options.wireguard_go.as_ref().err().cloned(),
+                System::Boringtun => self.options.boringtun.as_ref().err().cloned(),
+                System::OpenVpn => openvpn_is_missing(),
+                _ => None,
+            };
+            match missing {
+                Some(why) => notes.push(format!("no {}: {why}", system.label())),
+                None => available.push(*system),
+            }
+        }
+        available
+    }
+}
+
+fn openvpn_is_missing() -> Option<String> {
+    let places = ["/usr/sbin/openvpn", "/usr/local/sbin/openvpn"].map(std::path::Path::new);
+    let found = places.iter().any(|place| place.exists());
+    (!found).then(|| "install the Debian package openvpn".to_owned())
 }
 
 /// Which experiment runs with which congestion control.
@@ -208,7 +240,11 @@ fn turns(options: &Options) -> impl Iterator<Item = (&Experiment, &str)> {
     options.experiments.iter().flat_map(|experiment| {
         let often = !matches!(
             experiment,
-            Experiment::Latency | Experiment::Redundant | Experiment::Memory
+            Experiment::Latency
+                | Experiment::Redundant
+                | Experiment::Requests
+                | Experiment::Many
+                | Experiment::Memory
         );
         let most = if often { options.congestion.len() } else { 1 };
         let controls = options.congestion.iter().take(most);
@@ -230,14 +266,10 @@ fn unlimited(stage: &Stage<'_>) -> Result<Table> {
         System::Seal,
     ];
     let mut place = Place::new(stage)?;
-    let mut contestants = Vec::new();
     let mut notes = Vec::new();
-    for system in systems {
-        match (system, &stage.options.wireguard_go) {
-            (System::WireguardGo, Err(reason)) => notes.push(format!("no wireguard-go: {reason}")),
-            _ => contestants.push(place.contestant(system, system.label(), plain_links)?),
-        }
-    }
+    let contestants = { stage.available(&systems, &mut notes).into_iter() }
+        .map(|system| place.contestant(system, system.label(), plain_links))
+        .collect::<Result<Vec<_>>>()?;
     let mut table = throughput::table(
         stage,
         "One stream, links without a limit (veth, MTU 1500)",

@@ -1,8 +1,9 @@
-//! Load and what becomes of it: bulk transfers, ping-pong and requests over TCP or MPTCP.
+//! Load and what becomes of it: bulk transfers, ping-pong, requests and many open connections, over TCP or MPTCP.
 //!
 //! Ours rather than iperf3's, for the receiver checks every byte and sees each gap, and MPTCP needs
 //! no wrapper. Reports serialise to JSON.
 
+mod beats;
 mod latency;
 mod requests;
 pub(crate) mod sockets;
@@ -12,6 +13,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Result, anyhow};
 
+pub use beats::{Beats, BeatsReport};
 pub use latency::{Latency, LatencyReport};
 pub use requests::{Requests, RequestsReport};
 pub use sockets::{Transport, accept, set_congestion};

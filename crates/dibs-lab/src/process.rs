@@ -191,6 +191,15 @@ impl Drop for Process {
     }
 }
 
+/// The resident bytes of a process (VmRSS).
+pub(crate) fn resident(pid: u32) -> Result<u64> {
+    let file = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&file).context(file)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(kib.context("no VmRSS")? << 10)
+}
+
 fn read_lossy(path: &PathBuf) -> String {
     String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
 }

@@ -54,7 +54,7 @@ fn connected(a: (&Host, IpAddr), b: (&Host, IpAddr), options: &[&str]) -> Result
     Ok(Tunnel {
         a: inside[0],
         b: inside[1],
-        _processes: [near, far],
+        processes: [near, far],
     })
 }
 

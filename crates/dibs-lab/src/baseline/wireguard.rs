@@ -135,7 +135,7 @@ fn tunnel(
     Ok(Tunnel {
         a: inside[0],
         b: inside[1],
-        _processes: [near, far],
+        processes: [near, far],
     })
 }
 

@@ -101,7 +101,7 @@ fn measure(stage: &Stage<'_>, contestant: &Contestant) -> Result<Seen> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let most = hard.min(4 * IDLE as u64).max(soft);
     setrlimit(Resource::RLIMIT_NOFILE, most, hard)?;
-    let bytes_before = resident(contestant)?;
+    let bytes_before = contestant.resident()?;
     let idle = connections(contestant, IDLE)?;
     let bytes_idle_most = resident_most(contestant, LOOKS)?;
     drop(idle);
@@ -329,23 +329,8 @@ fn resident_most(contestant: &Contestant, time: Duration) -> Result<u64> {
     let start = Instant::now();
     let mut most = 0;
     while start.elapsed() < time {
-        most = most.max(resident(contestant)?);
+        most = most.max(contestant.resident()?);
         std::thread::sleep(SAMPLE_EVERY);
     }
     Ok(most)
-}
-
-/// Resident bytes of the daemon that has more (VmRSS).
-fn resident(contestant: &Contestant) -> Result<u64> {
-    let daemons = contestant.daemons.as_ref();
-    let daemons = daemons.expect("this contestant has daemons");
-    let sizes = daemons.iter().map(|daemon| {
-        let file = format!("/proc/{}/status", daemon.pid());
-        let text = std::fs::read_to_string(&file).context(file)?;
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        Ok(kib.context("no VmRSS")? << 10)
-    });
-    let sizes = sizes.collect::<Result<Vec<_>>>()?;
-    Ok(sizes.into_iter().max().unwrap_or_default())
 }

@@ -45,7 +45,8 @@ struct Small {
 /// All tables with this congestion control; small messages with the first one only.
 pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
     let mut notes = Vec::new();
-    let systems = systems(stage, &mut notes);
+    let systems = [&[System::Plain][..], &OTHERS, &BUMPS].concat();
+    let systems = stage.available(&systems, &mut notes);
     let mut tables = Vec::new();
     for (title, links) in [
         ("links without a limit (veth, MTU 1500)", None),
@@ -68,31 +69,6 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
         }
     }
     Ok(tables)
-}
-
-/// Those that can be had; why others cannot is noted.
-fn systems(stage: &Stage<'_>, notes: &mut Vec<String>) -> Vec<System> {
-    let mut systems = vec![System::Plain];
-    for system in OTHERS {
-        let missing = match system {
-            System::WireguardGo => stage.options.wireguard_go.as_ref().err().cloned(),
-            System::Boringtun => stage.options.boringtun.as_ref().err().cloned(),
-            System::OpenVpn => openvpn_is_missing(),
-            _ => None,
-        };
-        match missing {
-            Some(why) => notes.push(format!("no {}: {why}", system.label())),
-            None => systems.push(system),
-        }
-    }
-    systems.extend(BUMPS);
-    systems
-}
-
-fn openvpn_is_missing() -> Option<String> {
-    let places = ["/usr/sbin/openvpn", "/usr/local/sbin/openvpn"].map(std::path::Path::new);
-    let found = places.iter().any(|place| place.exists());
-    (!found).then(|| "install the Debian package openvpn".to_owned())
 }
 
 fn streams(

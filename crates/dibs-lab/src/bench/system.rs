@@ -1,6 +1,7 @@
 //! The systems that are compared, each on hosts of its own.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 
@@ -10,6 +11,8 @@ use crate::dibs::{Daemon, Settings};
 use crate::lab::Lab;
 use crate::link::LinkSpec;
 use crate::load::Transport;
+use crate::process::resident;
+use crate::processor::used_by;
 use crate::site::{INTERFACES, Site, addresses};
 
 /// Where the servers listen.
@@ -89,7 +92,7 @@ pub(super) struct Contestant {
     pub(super) transport: Transport,
     pub(super) daemons: Option<[Daemon; 2]>,
     on_bump: bool,
-    _tunnel: Option<Tunnel>,
+    tunnel: Option<Tunnel>,
 }
 
 /// What the counters say, to be compared before and after.
@@ -198,13 +201,35 @@ impl<'a> Place<'a> {
                 system,
                 System::Scramble | System::Bare | System::Seal | System::Redundant | System::Share
             ),
-            _tunnel: tunnel,
+            tunnel,
             site,
         })
     }
 }
 
 impl Contestant {
+    /// The two programs that carry its connections, if that is not the kernel's work.
+    fn programs(&self) -> Vec<u32> {
+        let daemons = self.daemons.iter().flatten().map(Daemon::pid);
+        let tunnel = self.tunnel.iter().flat_map(Tunnel::programs);
+        daemons.chain(tunnel).collect()
+    }
+
+    /// Resident bytes of that one of the two that has more; 0 where there is none.
+    pub(super) fn resident(&self) -> Result<u64> {
+        let sizes = self.programs().into_iter().map(resident);
+        Ok(sizes
+            .collect::<Result<Vec<_>>>()?
+            .into_iter()
+            .max()
+            .unwrap_or(0))
+    }
+
+    /// What both have used of processors since they started.
+    pub(super) fn used(&self) -> Result<Duration> {
+        self.programs().into_iter().map(used_by).sum()
+    }
+
     pub(super) fn counts(&self) -> Result<Counts> {
         let mut counts = Counts::default();
         for interface in &INTERFACES[..self.site.links.len()] {

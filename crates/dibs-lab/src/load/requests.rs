@@ -157,18 +157,19 @@ impl Requests {
 
 fn report(mut times: Vec<Duration>, took: Duration) -> RequestsReport {
     times.sort_unstable();
-    let at = |share: f64| {
-        let place = (times.len().saturating_sub(1) as f64 * share).round() as usize;
-        times
-            .get(place)
-            .map_or(f64::NAN, |time| time.as_secs_f64() * 1e6)
-    };
     RequestsReport {
         count: times.len(),
         per_second: times.len() as f64 / took.as_secs_f64(),
-        p50_us: at(0.5),
-        p99_us: at(0.99),
+        p50_us: percentile(&times, 0.5),
+        p99_us: percentile(&times, 0.99),
     }
+}
+
+/// In us, of times in order.
+pub(super) fn percentile(times: &[Duration], share: f64) -> f64 {
+    let place = (times.len().saturating_sub(1) as f64 * share).round() as usize;
+    let time = times.get(place);
+    time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e6)
 }
 
 #[cfg(test)]

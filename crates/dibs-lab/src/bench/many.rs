@@ -1,0 +1,143 @@
+//! Many open connections that each say something once a second.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::report::{Ratio, Table, median};
+use super::system::{Contestant, Place, System};
+use super::{Stage, plain_links};
+use crate::load::{Beats, BeatsReport};
+use crate::processor::Processor;
+
+const CONNECTIONS: usize = 10_000;
+/// How often each speaks.
+const INTERVAL: Duration = Duration::from_secs(1);
+const SYSTEMS: [System; 5] = [
+    System::Plain,
+    System::WireguardGo,
+    System::Seal,
+    System::Scramble,
+    System::Share,
+];
+
+/// A system in one round.
+#[derive(Clone, Debug, Serialize)]
+struct Turn {
+    messages: BeatsReport,
+    /// Of the whole machine, in percent of one of its processors.
+    machine_percent: f64,
+    /// Of the two programs that carry the connections.
+    programs_percent: f64,
+    /// Of the one that has more.
+    resident_bytes: u64,
+}
+
+pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
+    let mut notes = Vec::new();
+    let systems = stage.available(&SYSTEMS, &mut notes);
+    let mut place = Place::new(stage)?;
+    let mut all = Vec::new();
+    for system in &systems {
+        let contestant = place.contestant(*system, system.label(), plain_links)?;
+        all.push((contestant, Vec::<Turn>::new()));
+    }
+    let title =
+        format!("{CONNECTIONS} open connections, 64 bytes to and fro once a second by each");
+    for round in 1..=stage.options.rounds {
+        for (contestant, turns) in &mut all {
+            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
+            eprintln!(
+                "{title}, round {round}, {}: {:.0} % of a processor, p99 {:.1} ms",
+                contestant.label,
+                turn.machine_percent,
+                turn.messages.p99_us / 1e3
+            );
+            turns.push(turn);
+        }
+    }
+    let row = |(contestant, turns): &(Contestant, Vec<Turn>)| {
+        let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
+        vec![
+            contestant.label.clone(),
+            format!("{:.0}", of(|turn| turn.machine_percent)),
+            format!("{:.0}", of(|turn| turn.programs_percent)),
+            format!("{:.1}", of(mebibytes)),
+            format!("{:.2}", of(|turn| turn.messages.p50_us / 1e3)),
+            format!("{:.2}", of(|turn| turn.messages.p99_us / 1e3)),
+            format!("{:.0}", of(|turn| turn.messages.late as f64)),
+        ]
+    };
+    let turns: Vec<_> = { all.iter() }
+        .map(|(contestant, turns)| (contestant.label.as_str(), turns.as_slice()))
+        .collect();
+    Ok(Table {
+        title,
+        columns: [
+            "system",
+            "% of a processor, machine",
+            "both programs",
+            "MiB of one",
+            "round trip p50, ms",
+            "p99, ms",
+            "late",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: all.iter().map(row).collect(),
+        ratios: ratios(&turns),
+        notes,
+        turns: serde_json::to_value(&turns)?,
+    })
+}
+
+fn mebibytes(turn: &Turn) -> f64 {
+    turn.resident_bytes as f64 / f64::from(1 << 20)
+}
+
+fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
+    let (a, b) = (&contestant.site.a, &contestant.site.b);
+    let beats = Beats::open(a, b, contestant.to, CONNECTIONS)?;
+    let opened = contestant.resident()?;
+    let before = contestant.counts()?;
+    let (mut processor, used, start) = (Processor::new()?, contestant.used()?, Instant::now());
+    let messages = beats.run(INTERVAL, stage.options.duration)?;
+    let took = start.elapsed();
+    let machine_percent = processor.used()?;
+    let used = contestant.used()?.saturating_sub(used);
+    contestant.since(&before, 64 * messages.count as u64)?;
+    Ok(Turn {
+        messages,
+        machine_percent,
+        programs_percent: 100.0 * used.as_secs_f64() / took.as_secs_f64(),
+        resident_bytes: contestant.resident()?.max(opened),
+    })
+}
+
+/// Each bump beside wireguard-go, within rounds.
+fn ratios(turns: &[(&str, &[Turn])]) -> Vec<Ratio> {
+    let of = |system: System| {
+        let found = turns.iter().find(|(label, _)| *label == system.label());
+        found.map(|(_, turns)| *turns)
+    };
+    let Some(theirs) = of(System::WireguardGo) else {
+        return Vec::new();
+    };
+    let mut ratios = Vec::new();
+    for bump in [System::Seal, System::Scramble, System::Share] {
+        for (what, value) in [
+            ("machine", (|turn| turn.machine_percent) as fn(&Turn) -> f64),
+            ("memory", mebibytes),
+        ] {
+            let pairs = of(bump).unwrap_or_default().iter().zip(theirs);
+            ratios.push(Ratio {
+                what: format!("{what}: {} / wireguard-go", bump.label()),
+                value: median(pairs.map(|(one, other)| value(one) / value(other))),
+                least: None,
+                most: None,
+            });
+        }
+    }
+    ratios
+}

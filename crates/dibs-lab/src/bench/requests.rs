@@ -1,0 +1,258 @@
+//! nginx asked by wrk, by many clients at a time: over connections that are kept, and by a new one for each request.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::report::{Ratio, Table, median};
+use super::system::{Contestant, PORT, Place, System};
+use super::{GIGABIT, Stage};
+use crate::link::LinkSpec;
+use crate::process::{HANG, Process, wait_until};
+
+/// Clients at a time.
+const CLIENTS: usize = 64;
+/// What each is answered: 64 bytes, and a head of some 170.
+const BODY: &str = "dibs: as many small answers as there are questions, and no more.";
+const SYSTEMS: [System; 5] = [
+    System::Plain,
+    System::WireguardGo,
+    System::Seal,
+    System::Scramble,
+    System::Share,
+];
+/// Of bumps: how many times wireguard-go's 99th percentile theirs may be.
+const BUMPS: [(System, f64); 3] = [
+    (System::Seal, 2.0),
+    (System::Scramble, 2.0),
+    (System::Share, 5.0),
+];
+
+/// What wrk says.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Asked {
+    per_second: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    /// Requests that were not answered.
+    failed: u64,
+}
+
+/// A system in one round.
+#[derive(Clone, Debug, Serialize)]
+struct Turn {
+    kept: Asked,
+    connecting: Asked,
+}
+
+pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
+    let mut notes = Vec::new();
+    let systems = stage.available(&SYSTEMS, &mut notes);
+    let mut place = Place::new(stage)?;
+    let links = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
+    let mut all = Vec::new();
+    for system in &systems {
+        let contestant = place.contestant(*system, system.label(), links)?;
+        let server = serve(&contestant)?;
+        all.push((contestant, server, Vec::<Turn>::new()));
+    }
+    let title = format!("nginx asked by wrk, {CLIENTS} connections, links of 1 Gbit/s");
+    for round in 1..=stage.options.rounds {
+        for (contestant, _, turns) in &mut all {
+            let ask = |header| ask(stage, contestant, header);
+            let turn = Turn {
+                kept: ask(None).with_context(|| contestant.label.clone())?,
+                connecting: ask(Some("Connection: close"))
+                    .with_context(|| contestant.label.clone())?,
+            };
+            eprintln!(
+                "{title}, round {round}, {}: {:.0} and {:.0} requests/s",
+                contestant.label, turn.kept.per_second, turn.connecting.per_second
+            );
+            turns.push(turn);
+        }
+    }
+    let mut rows = Vec::new();
+    for (contestant, _, turns) in &all {
+        let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
+        rows.push(vec![
+            contestant.label.clone(),
+            format!("{:.0}", of(|turn| turn.kept.per_second)),
+            format!("{:.1}", of(|turn| turn.kept.p50_ms)),
+            format!("{:.1}", of(|turn| turn.kept.p99_ms)),
+            format!("{:.0}", of(|turn| turn.connecting.per_second)),
+            format!("{:.1}", of(|turn| turn.connecting.p99_ms)),
+        ]);
+        let failed = turns
+            .iter()
+            .map(|turn| turn.kept.failed + turn.connecting.failed);
+        let failed: u64 = failed.sum();
+        if failed > 0 {
+            notes.push(format!(
+                "{}: {failed} requests failed in all rounds",
+                contestant.label
+            ));
+        }
+    }
+    let turns: Vec<_> = { all.iter() }
+        .map(|(contestant, _, turns)| (contestant.label.as_str(), turns.as_slice()))
+        .collect();
+    Ok(Table {
+        title,
+        columns: [
+            "system",
+            "kept, requests/s",
+            "p50, ms",
+            "p99, ms",
+            "a new one each, requests/s",
+            "p99, ms",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows,
+        ratios: ratios(&turns),
+        notes,
+        turns: serde_json::to_value(&turns)?,
+    })
+}
+
+/// Starts nginx on the second host; it is gone when dropped.
+fn serve(contestant: &Contestant) -> Result<Process> {
+    let host = &contestant.site.b;
+    // The host's own /run.
+    let configuration = format!(
+        "daemon off; master_process off; user root; worker_processes 1; pid /run/nginx.pid;\n\
+         error_log /run/nginx.log; events {{ worker_connections 1024; }}\n\
+         http {{ access_log off; keepalive_requests 1000000000;\n\
+         client_body_temp_path /run/t1; proxy_temp_path /run/t2; fastcgi_temp_path /run/t3;\n\
+         uwsgi_temp_path /run/t4; scgi_temp_path /run/t5;\n\
+         server {{ listen {PORT} backlog=1024; default_type text/plain; return 200 \"{BODY}\"; }} }}\n"
+    );
+    std::fs::write(host.run_dir().join("nginx.conf"), configuration).context("nginx.conf")?;
+    let mut command = host.command("nginx");
+    command.args(["-c", "/run/nginx.conf", "-e", "/run/nginx.log"]);
+    let mut server = host
+        .spawn(command)
+        .context("nginx is of the Debian package nginx-light")?;
+    wait_until(HANG, "nginx", || {
+        host.is_listening(PORT).unwrap_or(false) || !server.is_running()
+    })?;
+    anyhow::ensure!(server.is_running(), "nginx ended: {}", server.stderr());
+    Ok(server)
+}
+
+fn ask(stage: &Stage<'_>, contestant: &Contestant, header: Option<&str>) -> Result<Asked> {
+    let host = &contestant.site.a;
+    let seconds = stage.options.duration.as_secs().max(1);
+    let mut command = host.command("wrk");
+    command.args(["--threads", "2", "--latency", "--timeout", "10s"]);
+    command.args(["--connections", &CLIENTS.to_string()]);
+    command.args(["--duration", &format!("{seconds}s")]);
+    if let Some(header) = header {
+        command.args(["--header", header]);
+    }
+    command.arg(format!("http://{}/", contestant.to));
+    let before = contestant.counts()?;
+    let output = host
+        .run_within(Duration::from_secs(seconds) + HANG, command)
+        .context("wrk is of the Debian package wrk")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let asked = parse(&said).with_context(|| format!("wrk said\n{said}"))?;
+    // All went by its bump: a request is longer than this.
+    contestant.since(&before, (asked.per_second * seconds as f64) as u64 * 32)?;
+    Ok(asked)
+}
+
+/// What wrk prints.
+fn parse(said: &str) -> Option<Asked> {
+    let of = |begin: &str| {
+        said.lines()
+            .find_map(|line| line.trim().strip_prefix(begin))
+    };
+    let errors = |line: &str| -> u64 {
+        let words = line.split([' ', ',']);
+        words.filter_map(|word| word.parse::<u64>().ok()).sum()
+    };
+    let failed = ["Socket errors:", "Non-2xx or 3xx responses:"].map(of);
+    Some(Asked {
+        per_second: of("Requests/sec:")?.trim().parse().ok()?,
+        p50_ms: milliseconds(of("50%")?)?,
+        p99_ms: milliseconds(of("99%")?)?,
+        failed: failed.into_iter().flatten().map(errors).sum(),
+    })
+}
+
+/// A time as wrk writes it: "635.00us", "9.03ms", "1.20s".
+fn milliseconds(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(char::is_alphabetic);
+    let factor = match &text[digits.len()..] {
+        "us" => 1e-3,
+        "ms" => 1.0,
+        "s" => 1e3,
+        "m" => 60e3,
+        _ => return None,
+    };
+    Some(digits.parse::<f64>().ok()? * factor)
+}
+
+/// Each bump beside wireguard-go and, for new connections, plain TCP, within rounds.
+fn ratios(turns: &[(&str, &[Turn])]) -> Vec<Ratio> {
+    let of = |system: System| {
+        let found = turns.iter().find(|(label, _)| *label == system.label());
+        found.map(|(_, turns)| *turns)
+    };
+    let mut ratios = Vec::new();
+    for (bump, tail) in BUMPS {
+        let mut beside = |other: System, what, value: fn(&Turn) -> f64, least, most| {
+            let (Some(ours), Some(theirs)) = (of(bump), of(other)) else {
+                return;
+            };
+            let pairs = ours.iter().zip(theirs);
+            ratios.push(Ratio {
+                what: format!("{what}: {} / {}", bump.label(), other.label()),
+                value: median(pairs.map(|(one, other)| value(one) / value(other))),
+                least,
+                most,
+            });
+        };
+        let other = System::WireguardGo;
+        let kept: fn(&Turn) -> f64 = |turn| turn.kept.per_second;
+        let connecting: fn(&Turn) -> f64 = |turn| turn.connecting.per_second;
+        beside(other, "kept", kept, Some(1.0), None);
+        beside(
+            other,
+            "kept, p99",
+            |turn| turn.kept.p99_ms,
+            None,
+            Some(tail),
+        );
+        beside(other, "a new one each", connecting, Some(1.0), None);
+        beside(System::Plain, "a new one each", connecting, None, None);
+    }
+    ratios
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_wrk_prints_is_understood() {
+        let said = "Running 5s test @ http://10.0.1.2:7000/\n  2 threads and 64 connections\n  Thread Stats   Avg  \
+                    Stdev     Max   +/- Stdev\n    Latency     1.60ms    1.10ms  19.10ms   82.00%\n  Latency Distribution\
+                    \n     50%  635.00us\n     75%    1.20ms\n     90%    2.02ms\n     99%    9.03ms\n  100 requests in \
+                    5.00s, 60.1MB read\n  Socket errors: connect 1, read 2, write 0, timeout 4\nRequests/sec:  76000.50\n\
+                    Transfer/sec:     12.02MB\n";
+        let asked = Asked {
+            per_second: 76000.5,
+            p50_ms: 0.635,
+            p99_ms: 9.03,
+            failed: 7,
+        };
+        assert_eq!(parse(said), Some(asked));
+        assert_eq!(parse("unable to connect to 10.0.1.2:7000"), None);
+        assert_eq!(milliseconds(" 1.20s"), Some(1200.0));
+    }
+}
