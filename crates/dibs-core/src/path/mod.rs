@@ -414,8 +414,8 @@ impl Path {
         self.sent.forget(now - patience);
     }
 
-    /// Takes an acknowledgement; appends the tokens of what it says to have arrived to `acked`, and
-    /// of what is lost by it to `lost`. Refused without any effect if it cannot be true.
+    /// Takes an acknowledgement; appends the tokens of what it says to have arrived to `acked`, also if they were told to
+    /// be lost before, and of what is lost by it to `lost`. Refused without any effect if it cannot be true.
     pub fn on_ack(
         &mut self,
         now: Time,
@@ -521,14 +521,12 @@ impl Path {
                         Fate::Waiting => {
                             news.settled += 1;
                             news.settled_bytes += u64::from(sent.bytes);
-                            if !sent.mtu_probe {
-                                acked.push(sent.token);
-                            }
                         }
                     }
                     if sent.mtu_probe {
                         mtud.on_probe_acked(now, sent.bytes);
                     } else {
+                        acked.push(sent.token);
                         mtud.on_acked(sent.bytes);
                     }
                     news.datagrams += 1;

@@ -141,6 +141,14 @@ enum Event {
     WakeB,
 }
 
+/// What was told of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Lost,
+    Arrived,
+}
+
 /// Two paths, the first of which sends, and the links between them.
 #[derive(Debug)]
 pub(super) struct World {
@@ -163,8 +171,8 @@ pub(super) struct World {
     pub(super) arrived: u64,
     pub(super) acked: u64,
     pub(super) lost: u64,
-    /// Each token is told once.
-    told: Vec<bool>,
+    /// By token. Each arrives once, and is lost once, before that if at all.
+    told: Vec<Told>,
     offered: u64,
     wake_a: Option<Time>,
     wake_b: Option<Time>,
@@ -269,20 +277,19 @@ impl World {
     fn take_tokens(&mut self) {
         self.acked += self.acked_tokens.len() as u64;
         self.lost += self.lost_tokens.len() as u64;
-        for token in self
-            .acked_tokens
-            .drain(..)
-            .chain(self.lost_tokens.drain(..))
-        {
-            let told = &mut self.told[token as usize];
-            assert!(!*told, "token {token} is told twice");
-            *told = true;
+        for token in self.lost_tokens.drain(..) {
+            let told = std::mem::replace(&mut self.told[token as usize], Told::Lost);
+            assert_eq!(told, Told::Nothing, "token {token}");
+        }
+        for token in self.acked_tokens.drain(..) {
+            let told = std::mem::replace(&mut self.told[token as usize], Told::Arrived);
+            assert_ne!(told, Told::Arrived, "token {token}");
         }
     }
 
-    /// Tokens that have not been told yet.
+    /// Tokens of which nothing has been told yet.
     pub(super) fn untold(&self) -> usize {
-        self.told.iter().filter(|t| !**t).count()
+        self.told.iter().filter(|t| **t == Told::Nothing).count()
     }
 
     fn send_a(&mut self, bytes: u16, probe: bool) {
@@ -290,7 +297,7 @@ impl World {
         let seq = if probe {
             self.a.on_mtu_probe_sent(self.now, bytes)
         } else {
-            self.told.push(false);
+            self.told.push(Told::Nothing);
             self.a
                 .on_sent(self.now, bytes, self.told.len() as u64 - 1, true)
         };

@@ -425,6 +425,30 @@ fn exchange(path: &mut Path, now: Time, rtt: Duration) -> Time {
     now + rtt
 }
 
+/// Whoever waits for it is to send it no more.
+#[test]
+fn what_was_lost_and_arrives_is_told_to_have_arrived() {
+    let mut path = fresh(Time::ZERO);
+    path.on_validated(Time::ZERO, 20 * MS);
+    for token in 0..20 {
+        path.on_sent(Time::ZERO, 1000, token, true);
+    }
+    let (mut acked, mut lost) = (Vec::new(), Vec::new());
+    let mut on_ack = |at, start, end| {
+        let frame = AckFrame::new(0, &[SeqRange { start, end }]).unwrap();
+        path.on_ack(at, &frame, &mut acked, &mut lost).unwrap();
+        let told = (std::mem::take(&mut acked), std::mem::take(&mut lost));
+        (told, path.stats().spurious)
+    };
+    let ((acked, lost), _) = on_ack(Time::ZERO + 60 * MS, 10, 19);
+    assert_eq!(acked, Vec::from_iter(10..20));
+    assert_eq!(lost, Vec::from_iter(0..10));
+    let late = on_ack(Time::ZERO + 61 * MS, 0, 19);
+    assert_eq!(late, ((Vec::from_iter(0..10), vec![]), 10));
+    let again = on_ack(Time::ZERO + 62 * MS, 0, 19);
+    assert_eq!(again, ((vec![], vec![]), 10));
+}
+
 #[test]
 fn a_path_that_had_little_to_carry_is_not_thought_slow() {
     let mut now = Time::from_nanos(1);
@@ -582,7 +606,7 @@ fn a_report_whose_largest_elicited_none_measures_the_round_trip() {
 #[test]
 fn random_operations_keep_the_books() {
     use super::testing::Rng;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     for seed in 0..20 {
         let mut rng = Rng::new(seed);
@@ -591,6 +615,7 @@ fn random_operations_keep_the_books() {
         path.on_validated(now, MS);
         // What waits: token and bytes by number. MTU probes have no token.
         let mut waiting: BTreeMap<u64, (Option<u64>, u64)> = BTreeMap::new();
+        let mut missing = BTreeSet::new();
         let (mut acked, mut lost) = (Vec::new(), Vec::new());
         let mut probes = 0;
         for token in 0..5000 {
@@ -637,13 +662,20 @@ fn random_operations_keep_the_books() {
                     }
                 }
             }
-            for &token in acked.iter().chain(&lost) {
+            // What was lost may arrive all the same; no acknowledgement says of what arrived before that it is lost.
+            for token in lost.drain(..) {
                 let found = waiting.iter().find(|(_, w)| w.0 == Some(token));
-                let seq = *found.expect("each token is told once").0;
+                let seq = *found.expect("each token is lost once").0;
                 waiting.remove(&seq);
+                missing.insert(token);
             }
-            acked.clear();
-            lost.clear();
+            for token in acked.drain(..) {
+                let found = waiting.iter().find(|(_, w)| w.0 == Some(token));
+                match found.map(|(seq, _)| *seq) {
+                    Some(seq) => drop(waiting.remove(&seq)),
+                    None => assert!(missing.remove(&token), "each token arrives once"),
+                }
+            }
             let waits: u64 = waiting
                 .values()
                 .filter(|w| w.0.is_some())
