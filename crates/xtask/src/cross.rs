@@ -1,8 +1,10 @@
 //! Building for another processor than this one, and running what was built by QEMU.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::packages;
 use crate::run::{cargo_command, run};
@@ -69,6 +71,21 @@ impl Arch {
 
 /// What runs programs for 64-bit ARM, and the Debian package it comes in.
 const EMULATOR: packages::Need = ("qemu-aarch64", "qemu-user");
+/// The same that needs no library, so that it also works in another root file system; and what mmdebstrap asks whether it
+/// does.
+const STATIC_EMULATOR: [packages::Need; 2] = [
+    ("qemu-aarch64-static", "qemu-user-static"),
+    ("arch-test", "arch-test"),
+];
+/// Where the kernel is told what runs programs that are not for this processor.
+const BINFMT: &str = "/proc/sys/fs/binfmt_misc";
+/// binfmt_misc's registration of programs for 64-bit ARM: their ELF header, which of its bits count, and F to open what runs
+/// them at once.
+const PROGRAMS_OF_ARM64: &str = concat!(
+    r"M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00",
+    r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff",
+    ":/usr/bin/qemu-aarch64-static:F"
+);
 /// The crates that make no system calls of their own but for files, or none that the emulator does not know.
 const PURE: [&str; 10] = [
     "dibs-scramble",
@@ -92,7 +109,7 @@ pub(crate) fn cargo_for(arch: Arch, arguments: &[&str]) -> Result<Command> {
         return Ok(command);
     }
     let compiler = arch.cross_compiler();
-    packages::ensure_cross(compiler)?;
+    packages::ensure_cross(&[compiler])?;
     if !succeeds(Command::new("rustc").args(["--print", "target-libdir", "--target", &target])) {
         bail!("this Rust does not know {target}");
     }
@@ -110,7 +127,7 @@ pub(crate) fn cargo_for(arch: Arch, arguments: &[&str]) -> Result<Command> {
 pub(crate) fn aarch64(seeds: u32) -> Result<()> {
     let arch = Arch::Arm64;
     if !arch.is_native() {
-        packages::ensure_cross(EMULATOR)?;
+        packages::ensure_cross(&[EMULATOR])?;
     }
     let tests = PURE.iter().flat_map(|name| ["--package", name]);
     let tests: Vec<&str> = ["test", "--lib", "--tests", "--no-fail-fast"]
@@ -135,4 +152,45 @@ fn emulated(command: &mut Command, arch: Arch) -> &mut Command {
 
 fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
+}
+
+/// As long as it is there, the kernel has QEMU run programs of another processor, in whatever root file system.
+#[derive(Debug)]
+pub(crate) struct Emulation(PathBuf);
+
+impl Emulation {
+    /// For programs of this processor; nothing if this machine runs them by itself, or is set up for it already.
+    pub(crate) fn of(arch: Arch) -> Result<Option<Self>> {
+        if arch.is_native() {
+            return Ok(None);
+        }
+        if arch != Arch::Arm64 {
+            bail!(
+                "programs for {} run on such a processor only",
+                arch.debian()
+            );
+        }
+        packages::ensure_cross(&STATIC_EMULATOR)?;
+        let place = PathBuf::from(BINFMT);
+        if !place.join("register").exists() {
+            run(Command::new("mount").args(["-t", "binfmt_misc", "binfmt_misc", BINFMT]))?;
+        }
+        // As Debian's packages call it.
+        if place.join("qemu-aarch64").exists() {
+            return Ok(None);
+        }
+        let register = place.join("register");
+        let name = "dibs-aarch64";
+        fs::write(&register, format!(":{name}:{PROGRAMS_OF_ARM64}"))
+            .with_context(|| register.display().to_string())?;
+        Ok(Some(Self(place.join(name))))
+    }
+}
+
+impl Drop for Emulation {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(&self.0, "-1") {
+            eprintln!("{}: {error}", self.0.display());
+        }
+    }
 }

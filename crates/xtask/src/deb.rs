@@ -35,17 +35,16 @@ pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
         let package = staged.package(VERSION)?;
         println!("{}", package.display());
         if is_tried && arch.is_native() {
-            trial::run_all(&package, &staged.later()?)?;
+            trial::run_all(*arch, &package, &staged.later()?)?;
         }
     }
     Ok(())
 }
 
-/// The package for this processor, and a later one to upgrade to.
-pub(crate) fn to_try() -> Result<(PathBuf, PathBuf)> {
+/// The package for such a processor, and a later one to upgrade to.
+pub(crate) fn to_try(arch: Arch) -> Result<(PathBuf, PathBuf)> {
     packages::ensure_deb()?;
-    let native = Arch::ALL.into_iter().find(|arch| arch.is_native());
-    let staged = stage(native.context("there is no package for this processor")?)?;
+    let staged = stage(arch)?;
     Ok((staged.package(VERSION)?, staged.later()?))
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::cross::Arch;
 use crate::packages;
 use crate::run::{cargo_command, run, workspace};
 pub(crate) use image::Image;
@@ -21,7 +22,7 @@ pub(crate) use image::Image;
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
     name: &'static str,
-    /// Debian's suite, and the package that is or depends on the kernel.
+    /// Debian's suite, and the package that is the kernel, or, its processor's name added, depends on it.
     suite: &'static str,
     package: &'static str,
     is_user_mode: bool,
@@ -31,13 +32,13 @@ const KERNELS: [Kernel; 3] = [
     Kernel {
         name: "debian-12",
         suite: "bookworm",
-        package: "linux-image-amd64",
+        package: "linux-image",
         is_user_mode: false,
     },
     Kernel {
         name: "debian-13",
         suite: "trixie",
-        package: "linux-image-amd64",
+        package: "linux-image",
         is_user_mode: false,
     },
     Kernel {
@@ -106,37 +107,29 @@ struct Outcome {
     took: Duration,
 }
 
-/// The kernel of this name, fetched if it is not there.
-pub(crate) fn image(name: &str) -> Result<Image> {
+/// The kernel of this name for such a processor, fetched if it is not there.
+pub(crate) fn image(name: &str, arch: Arch) -> Result<Image> {
     let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
     let kernel = kernel.with_context(|| format!("there is no kernel {name}"))?;
-    Image::get(kernel, &workspace().join("target/kernels"))
+    Image::get(kernel, arch, &workspace().join("target/kernels"))
 }
 
-/// What boots a kernel of Debian's on a root file system of this machine's, for so long at most; `line` is its command line.
+/// What boots a kernel of Debian's on a root file system of this machine's, for so long at most; its command line says where
+/// its console is, and `line`.
 pub(crate) fn machine(image: &Image, root: &Path, line: &str, limit: Duration) -> Result<Command> {
+    let (program, machine, processor, console) = match image.arch() {
+        Arch::Amd64 => ("qemu-system-x86_64", "q35", "Haswell-noTSX", "ttyS0"),
+        Arch::Arm64 => ("qemu-system-aarch64", "virt", "cortex-a72", "ttyAMA0"),
+    };
     let mut command = limited(limit);
+    command.args([program, "-M", machine, "-cpu", processor]);
     // With a thread for each of its processors, one of them now and then runs code that the kernel has just replaced.
-    command.args([
-        "qemu-system-x86_64",
-        "-M",
-        "q35",
-        "-accel",
-        "tcg,thread=single",
-    ]);
-    command.args([
-        "-cpu",
-        "Haswell-noTSX",
-        "-smp",
-        "2",
-        "-m",
-        "4G",
-        "-nographic",
-    ]);
-    command.args(["-no-reboot", "-nic", "none"]);
+    command.args(["-accel", "tcg,thread=single", "-smp", "2", "-m", "4G"]);
+    command.args(["-nographic", "-no-reboot", "-nic", "none"]);
     command.arg("-kernel").arg(image.kernel());
     command.arg("-initrd").arg(image.initramfs()?);
-    command.args(["-append", line, "-virtfs"]);
+    let line = format!("console={console} panic=-1 {line}");
+    command.args(["-append", &line, "-virtfs"]);
     let root = root.display();
     let options = "mount_tag=root,security_model=none,multidevs=remap";
     command.arg(format!("local,path={root},{options}"));
@@ -157,14 +150,14 @@ pub(crate) fn kernels(names: &[String]) -> Result<()> {
         "the kernels are Debian's for amd64, and run on such a processor only"
     );
     packages::ensure_tests()?;
-    packages::ensure_kernels()?;
+    packages::ensure_machine(Arch::Amd64)?;
     let directory = workspace().join("target/kernels");
     let programs = Programs::build()?;
     let chosen =
         |kernel: &&Kernel| names.is_empty() || names.iter().any(|name| name == kernel.name);
     let mut all = Vec::new();
     for kernel in KERNELS.iter().filter(chosen) {
-        let image = Image::get(kernel, &directory)?;
+        let image = Image::get(kernel, Arch::Amd64, &directory)?;
         let outcome = boot(kernel, &image, &programs).with_context(|| kernel.name)?;
         all.push((kernel, outcome));
     }
@@ -272,10 +265,7 @@ fn boot(kernel: &Kernel, image: &Image, programs: &Programs) -> Result<Outcome> 
             .args(told.split(' '));
         command
     } else {
-        let line = format!(
-            "console=ttyS0 quiet panic=-1 dibs.init={} {told}",
-            init.display()
-        );
+        let line = format!("quiet dibs.init={} {told}", init.display());
         machine(image, Path::new("/"), &line, LIMIT)?
     };
     let log = directory.with_extension("log");
@@ -365,8 +355,11 @@ fn table(all: &[(&Kernel, Outcome)]) -> String {
 }
 
 /// Where a kernel's things are kept.
-fn place(kernel: &Kernel, directory: &Path) -> PathBuf {
-    directory.join(kernel.name)
+fn place(kernel: &Kernel, arch: Arch, directory: &Path) -> PathBuf {
+    match arch {
+        Arch::Amd64 => directory.join(kernel.name),
+        Arch::Arm64 => directory.join(format!("{}-{}", kernel.name, arch.debian())),
+    }
 }
 
 #[cfg(test)]

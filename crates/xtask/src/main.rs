@@ -93,7 +93,11 @@ enum Command {
     /// Try the package under a running systemd, in a Debian 13 that is booted here: guard, watchdog, reload, crash, upgrade.
     ///
     /// For root; fetches the system, its kernel, and QEMU. Takes ten minutes.
-    Systemd,
+    Systemd {
+        /// Which package: the machine that boots has such a processor
+        #[arg(long, value_name = "ARCH", value_enum, default_value = "amd64")]
+        arch: cross::Arch,
+    },
     /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
     ///
     /// The same as `reproduce NAME`.
@@ -134,7 +138,7 @@ fn main() -> Result<()> {
         Command::Man { directory } => man(&directory),
         Command::Deb { arch, is_tried } => deb::deb(&arch, is_tried),
         Command::Kernels { names } => kernels::kernels(&names),
-        Command::Systemd => systemd::systemd(),
+        Command::Systemd { arch } => systemd::systemd(arch),
         Command::Aarch64 { seeds } => cross::aarch64(seeds),
         Command::Experiment { options } | Command::Reproduce { options } => reproduce(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
@@ -163,7 +167,7 @@ fn demo() -> Result<()> {
 }
 
 fn bench(options: &[OsString]) -> Result<()> {
-    packages::ensure_experiment()?;
+    packages::ensure_bench()?;
     let options = compare::built(options)?;
     build_release()?;
     run::run(process::Command::new(release("dibs-bench")?).args(options))

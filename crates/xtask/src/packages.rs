@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::cross::Arch;
 use crate::run::run;
 
 /// A program, and the Debian package it comes in; further ones that it needs stand behind it.
@@ -33,6 +34,8 @@ const TESTS: [Need; 10] = [
 ];
 /// What the experiments need beside that of the lab.
 const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
+/// What the benchmark needs beside that: a server, and who asks it.
+const BENCH: [Need; 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
 /// Programs that an experiment has under load; it leaves out what is not there.
 const PROGRAMS: [Need; 6] = [
     ("pgbench", "postgresql"),
@@ -44,9 +47,8 @@ const PROGRAMS: [Need; 6] = [
 ];
 /// What building the fuzzers needs.
 const FUZZ: [Need; 1] = [("c++", "g++")];
-/// What booting other kernels takes.
-const KERNELS: [Need; 5] = [
-    ("qemu-system-x86_64", "qemu-system-x86"),
+/// What booting other kernels takes, but for the machine.
+const KERNELS: [Need; 4] = [
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
     ("modprobe", "kmod"),
@@ -79,6 +81,14 @@ pub(crate) fn ensure_experiment() -> Result<()> {
     ensure(&[&LAB[..], &EXPERIMENT].concat())
 }
 
+/// Sees to it that what the benchmark needs is there.
+///
+/// # Errors
+/// Where it cannot be installed: names what is missing.
+pub(crate) fn ensure_bench() -> Result<()> {
+    ensure(&[&LAB[..], &EXPERIMENT, &BENCH].concat())
+}
+
 /// Installs the programs that an experiment has under load, where that can be done.
 ///
 /// # Errors
@@ -106,12 +116,16 @@ pub(crate) fn ensure_fuzz() -> Result<()> {
     ensure(&FUZZ)
 }
 
-/// Sees to it that what booting other kernels takes is there.
+/// Sees to it that what booting other kernels takes is there, a machine with such a processor included.
 ///
 /// # Errors
 /// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_kernels() -> Result<()> {
-    ensure(&KERNELS)
+pub(crate) fn ensure_machine(arch: Arch) -> Result<()> {
+    let machine = match arch {
+        Arch::Amd64 => ("qemu-system-x86_64", "qemu-system-x86"),
+        Arch::Arm64 => ("qemu-system-aarch64", "qemu-system-arm"),
+    };
+    ensure(&[&KERNELS[..], &[machine]].concat())
 }
 
 /// Sees to it that what making a Debian package needs is there.
@@ -122,12 +136,12 @@ pub(crate) fn ensure_deb() -> Result<()> {
     ensure(&DEB)
 }
 
-/// Sees to it that what building for another processor needs is there: a compiler.
+/// Sees to it that these are there: a compiler for another processor, or what runs its programs.
 ///
 /// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_cross(compiler: Need) -> Result<()> {
-    ensure(&[compiler])
+/// Where they cannot be installed: names what is missing.
+pub(crate) fn ensure_cross(needed: &[Need]) -> Result<()> {
+    ensure(needed)
 }
 
 /// Sees to it that what trying a package needs is there.

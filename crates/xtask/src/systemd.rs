@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::cross::Arch;
 use crate::run::{run, workspace};
 use crate::{deb, kernels, packages};
 
@@ -28,14 +29,14 @@ const STAGES: [&str; 2] = ["first", "second"];
 /// How long one may take.
 const LIMIT: Duration = Duration::from_secs(1200);
 
-/// Makes the package, and tries it.
-pub(crate) fn systemd() -> Result<()> {
-    packages::ensure_kernels()?;
+/// Makes the package for such a processor, and tries it on a machine that has one.
+pub(crate) fn systemd(arch: Arch) -> Result<()> {
+    packages::ensure_machine(arch)?;
     packages::ensure_trial()?;
-    let image = kernels::image(KERNEL)?;
-    let (package, later) = deb::to_try()?;
+    let image = kernels::image(KERNEL, arch)?;
+    let (package, later) = deb::to_try(arch)?;
     let directory = workspace().join("target/systemd");
-    let system = deb::fresh(&directory, SUITE, TOOLS)?;
+    let system = deb::fresh(&directory, SUITE, arch, TOOLS)?;
     let place = system.join("try");
     fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
     fs::copy(&package, place.join("dibs.deb")).context("the package")?;
@@ -78,8 +79,7 @@ fn boot(image: &kernels::Image, system: &Path, stage: &str) -> Result<()> {
         "{stage} boot, which takes minutes; its console is in {}",
         console.display()
     );
-    let line =
-        format!("console=ttyS0 panic=-1 dibs.init={INIT} systemd.journald.forward_to_console=0");
+    let line = format!("dibs.init={INIT} systemd.journald.forward_to_console=0");
     let mut machine = kernels::machine(image, system, &line, LIMIT)?;
     machine
         .stdin(Stdio::null())

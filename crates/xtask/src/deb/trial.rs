@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use super::tree;
+use crate::cross::{Arch, Emulation};
 use crate::packages;
 use crate::run::run;
 
@@ -39,7 +40,7 @@ const SCRIPT: &str = include_str!("../../../../packaging/deb/try.sh");
 pub(crate) const COMMON: &str = include_str!("../../../../packaging/common.sh");
 
 /// Installs a package on each system, tries it, upgrades it to the later one, removes and purges it.
-pub(super) fn run_all(package: &Path, later: &Path) -> Result<()> {
+pub(super) fn run_all(arch: Arch, package: &Path, later: &Path) -> Result<()> {
     let uid = fs::metadata("/proc/self").context("/proc/self")?.uid();
     ensure!(
         uid == 0,
@@ -47,7 +48,7 @@ pub(super) fn run_all(package: &Path, later: &Path) -> Result<()> {
     );
     packages::ensure_trial()?;
     for suite in SUITES {
-        let system = fresh(&package.with_file_name("try"), suite, TOOLS)?;
+        let system = fresh(&package.with_file_name("try"), suite, arch, TOOLS)?;
         tree::write(&system.join("try/try.sh"), SCRIPT.as_bytes())?;
         tree::write(&system.join("try/common.sh"), COMMON.as_bytes())?;
         for (file, name) in [(package, "dibs.deb"), (later, "later.deb")] {
@@ -72,13 +73,15 @@ pub(super) fn run_all(package: &Path, later: &Path) -> Result<()> {
 }
 
 /// A root file system in a directory, as the suite has it, with these packages of it; unpacked anew.
-pub(crate) fn fresh(directory: &Path, suite: &str, tools: &str) -> Result<PathBuf> {
+pub(crate) fn fresh(directory: &Path, suite: &str, arch: Arch, tools: &str) -> Result<PathBuf> {
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    let archive = directory.join(format!("{suite}.tar"));
+    let archive = directory.join(format!("{suite}-{}.tar", arch.debian()));
     if !archive.exists() {
         let begun = archive.with_extension("new.tar");
+        let _emulation = Emulation::of(arch)?;
         run(Command::new("mmdebstrap")
+            .arg(format!("--architectures={}", arch.debian()))
             .args(["--variant=apt", &format!("--include={tools}"), suite])
             .arg(&begun))?;
         fs::rename(&begun, &archive).context("the new system's archive")?;

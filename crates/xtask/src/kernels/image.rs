@@ -7,8 +7,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use super::{Kernel, place};
+use crate::cross::Arch;
 use crate::run::run;
 
+/// The package with a shell that needs no library.
+const BUSYBOX: &str = "busybox-static";
 /// What it takes to mount the machine's file system.
 const FOR_THE_ROOT: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 /// The first process in memory: loads what it takes, mounts the machine's file system, and goes on there.
@@ -27,6 +30,7 @@ exec switch_root /root "$init"
 
 /// A kernel, unpacked.
 pub(crate) struct Image {
+    arch: Arch,
     directory: PathBuf,
     kernel: PathBuf,
     /// What its modules stand below, by their release.
@@ -35,16 +39,20 @@ pub(crate) struct Image {
 
 impl Image {
     /// Fetches and unpacks it, unless that was done before.
-    pub(super) fn get(kernel: &Kernel, directory: &Path) -> Result<Self> {
-        let directory = place(kernel, directory);
+    pub(super) fn get(kernel: &Kernel, arch: Arch, directory: &Path) -> Result<Self> {
+        let directory = place(kernel, arch, directory);
         let unpacked = directory.join("root");
         if !unpacked.exists() {
-            fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-            let package = fetch(kernel, &directory)?;
-            let begun = directory.join("root.new");
-            let mut unpack = Command::new("dpkg-deb");
-            run(unpack.arg("--extract").arg(package).arg(&begun))?;
-            fs::rename(&begun, &unpacked).context("the unpacked kernel")?;
+            let apt = Apt::new(kernel.suite, arch, &directory)?;
+            let package = match kernel.is_user_mode {
+                true => kernel.package.to_owned(),
+                false => apt.newest(&format!("{}-{}", kernel.package, arch.debian()))?,
+            };
+            apt.unpack(&package, &unpacked)?;
+        }
+        if !arch.is_native() && !directory.join(BUSYBOX).exists() {
+            let apt = Apt::new(kernel.suite, arch, &directory)?;
+            apt.unpack(BUSYBOX, &directory.join(BUSYBOX))?;
         }
         let (kernel, modules) = match kernel.is_user_mode {
             true => (
@@ -68,6 +76,7 @@ impl Image {
             .to_string_lossy()
             .into_owned();
         let image = Self {
+            arch,
             directory,
             kernel,
             modules,
@@ -83,6 +92,10 @@ impl Image {
             .arg(&base)
             .arg(&release))?;
         Ok(image)
+    }
+
+    pub(super) fn arch(&self) -> Arch {
+        self.arch
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -106,7 +119,17 @@ impl Image {
         for name in ["bin", "modules", "proc", "root", "dev"] {
             fs::create_dir_all(tree.join(name))?;
         }
-        fs::copy("/bin/busybox", tree.join("bin/busybox")).context("/bin/busybox")?;
+        let busybox = match self.arch.is_native() {
+            true => PathBuf::from("/bin/busybox"),
+            false => {
+                let root = self.directory.join(BUSYBOX);
+                let places = ["bin/busybox", "usr/bin/busybox"].map(|place| root.join(place));
+                let found = places.into_iter().find(|place| place.exists());
+                found.with_context(|| format!("no busybox in {}", root.display()))?
+            }
+        };
+        let shown = || busybox.display().to_string();
+        fs::copy(&busybox, tree.join("bin/busybox")).with_context(shown)?;
         for name in ["sh", "mount", "umount", "insmod", "cat", "switch_root"] {
             std::os::unix::fs::symlink("busybox", tree.join("bin").join(name))?;
         }
@@ -194,56 +217,80 @@ fn named(directory: &Path, prefix: &str) -> Result<PathBuf> {
         .with_context(|| format!("nothing called {prefix}* in {}", directory.display()))
 }
 
-/// Downloads the package with an apt of its own, whatever suite this machine has.
-fn fetch(kernel: &Kernel, directory: &Path) -> Result<PathBuf> {
-    let apt = directory.join("apt");
-    for name in ["lists/partial", "cache/archives/partial"] {
-        fs::create_dir_all(apt.join(name))?;
+/// An apt of its own, whatever suite and processor this machine has.
+struct Apt {
+    options: Vec<String>,
+    directory: PathBuf,
+}
+
+impl Apt {
+    fn new(suite: &str, arch: Arch, directory: &Path) -> Result<Self> {
+        let apt = directory.join("apt");
+        for name in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(apt.join(name)).with_context(|| apt.display().to_string())?;
+        }
+        let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        let sources = format!(
+            "deb [signed-by={keys}] http://deb.debian.org/debian {suite} main\n\
+             deb [signed-by={keys}] http://deb.debian.org/debian-security {suite}-security main\n"
+        );
+        fs::write(apt.join("sources.list"), sources)?;
+        fs::write(apt.join("status"), "")?;
+        let options = vec![
+            format!("APT::Architecture={}", arch.debian()),
+            format!("APT::Architectures={}", arch.debian()),
+            format!(
+                "Dir::Etc::sourcelist={}",
+                apt.join("sources.list").display()
+            ),
+            "Dir::Etc::sourceparts=/dev/null".to_owned(),
+            format!("Dir::State::lists={}", apt.join("lists").display()),
+            format!("Dir::State::status={}", apt.join("status").display()),
+            format!("Dir::Cache={}", apt.join("cache").display()),
+            // Root's own directories are not for the user that apt fetches as.
+            "APT::Sandbox::User=root".to_owned(),
+        ];
+        let apt = Self {
+            options,
+            directory: directory.to_owned(),
+        };
+        run(apt.command("apt-get").args(["-qq", "update"]))?;
+        Ok(apt)
     }
-    let suite = kernel.suite;
-    let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
-    let sources = format!(
-        "deb [signed-by={keys}] http://deb.debian.org/debian {suite} main\n\
-         deb [signed-by={keys}] http://deb.debian.org/debian-security {suite}-security main\n"
-    );
-    fs::write(apt.join("sources.list"), sources)?;
-    fs::write(apt.join("status"), "")?;
-    let options = [
-        format!(
-            "Dir::Etc::sourcelist={}",
-            apt.join("sources.list").display()
-        ),
-        "Dir::Etc::sourceparts=/dev/null".to_owned(),
-        format!("Dir::State::lists={}", apt.join("lists").display()),
-        format!("Dir::State::status={}", apt.join("status").display()),
-        format!("Dir::Cache={}", apt.join("cache").display()),
-        // Root's own directories are not for the user that apt fetches as.
-        "APT::Sandbox::User=root".to_owned(),
-    ];
-    let with_options = |program: &str| {
+
+    fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        for option in &options {
+        for option in &self.options {
             command.args(["-o", option]);
         }
         command
-    };
-    run(with_options("apt-get").args(["-qq", "update"]))?;
-    let output = with_options("apt-cache")
-        .args(["depends", kernel.package])
-        .output();
-    let output = output.context("cannot start apt-cache")?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    // The package that is the newest kernel has none to depend on; others name it.
-    let depends = said
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-    let package = match depends {
-        Some(release) => format!("linux-image-{release}"),
-        None => kernel.package.to_owned(),
-    };
-    let mut download = with_options("apt-get");
-    run(download
-        .args(["-qq", "download", &package])
-        .current_dir(directory))?;
-    named(directory, &format!("{package}_"))
+    }
+
+    /// The kernel that this package depends on.
+    fn newest(&self, package: &str) -> Result<String> {
+        let output = self
+            .command("apt-cache")
+            .args(["depends", package])
+            .output();
+        let output = output.context("cannot start apt-cache")?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let depends = said
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+        let release = depends.with_context(|| format!("{package} names no kernel"))?;
+        Ok(format!("linux-image-{release}"))
+    }
+
+    /// Downloads a package, and unpacks it there.
+    fn unpack(&self, package: &str, to: &Path) -> Result<()> {
+        let mut download = self.command("apt-get");
+        run(download
+            .args(["-qq", "download", package])
+            .current_dir(&self.directory))?;
+        let file = named(&self.directory, &format!("{package}_"))?;
+        let begun = to.with_extension("new");
+        let mut unpack = Command::new("dpkg-deb");
+        run(unpack.arg("--extract").arg(file).arg(&begun))?;
+        fs::rename(&begun, to).with_context(|| to.display().to_string())
+    }
 }
