@@ -3,6 +3,7 @@
 mod compare;
 mod cross;
 mod deb;
+mod full;
 mod fuzz;
 mod kernels;
 mod packages;
@@ -98,6 +99,15 @@ enum Command {
         #[arg(long, value_name = "ARCH", value_enum, default_value = "amd64")]
         arch: cross::Arch,
     },
+    /// Run all checks, and what takes longer than a change should wait for: long simulations, fuzzers, 64-bit ARM, packages,
+    /// other kernels, systemd. A table of the outcomes comes at the end.
+    ///
+    /// For root on Debian; takes an hour and a half.
+    Full {
+        /// Which parts; all if none is named
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(full::NAMES))]
+        parts: Vec<String>,
+    },
     /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
     ///
     /// The same as `reproduce NAME`.
@@ -139,6 +149,7 @@ fn main() -> Result<()> {
         Command::Deb { arch, is_tried } => deb::deb(&arch, is_tried),
         Command::Kernels { names } => kernels::kernels(&names),
         Command::Systemd { arch } => systemd::systemd(arch),
+        Command::Full { parts } => full::full(&parts),
         Command::Aarch64 { seeds } => cross::aarch64(seeds),
         Command::Experiment { options } | Command::Reproduce { options } => reproduce(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
