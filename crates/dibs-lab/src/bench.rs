@@ -16,6 +16,7 @@ mod peers;
 mod report;
 mod requests;
 mod switch;
+mod switches;
 mod system;
 mod throughput;
 
@@ -55,6 +56,8 @@ pub enum Experiment {
     SwitchFar,
     /// The same over links of 300 Mbit/s, 10 ms and 80 Mbit/s, 30 ms.
     SwitchUnlike,
+    /// A stream that either host moves from bump to bump at random, over links of 500 Mbit/s.
+    SwitchRandom,
     /// One of two paths dies in the midst of a stream.
     Outage,
     /// One stream over two links of 100 Mbit/s and 2 ms, with and without 1 % of loss on one.
@@ -180,6 +183,7 @@ fn measure(experiment: Experiment, stage: &Stage<'_>) -> Result<Vec<Table>> {
             return tables.into_iter().collect();
         }
         Experiment::SwitchUnlike => switch::unlike(stage),
+        Experiment::SwitchRandom => switches::run(stage),
         Experiment::Outage => outage::run(stage),
         Experiment::Loss => loss(stage),
         Experiment::Latency => latency::run(stage),
