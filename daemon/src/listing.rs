@@ -18,7 +18,7 @@ use crate::driver::{Gone, Snapshot};
 use crate::gateway;
 use crate::interfaces::own_addresses;
 use crate::live::Live;
-use crate::requests::Caller;
+use crate::requests::{Caller, is_visible};
 use crate::rules::Rule;
 
 /// Who asks for the status is told without what iptables does not say within this time.
@@ -38,7 +38,9 @@ pub(crate) struct Dropped {
 impl Daemon {
     pub(crate) async fn status(&self, caller: Caller) -> Result<Status, Failure> {
         let failed = |error: Gone| Failure::new(ErrorKind::Failed, error.to_string());
-        let connections = self.visible_lives(caller).await?.len() as u64;
+        let lives = self.lives().await?;
+        let connections = lives.iter().filter(|live| is_visible(live, caller)).count() as u64;
+        let on_bumps = self.on_bumps(lives);
         let snapshot = self.driver.snapshot().await.map_err(failed)?;
         let mut warnings = self.preferences.borrow().warnings(&self.config);
         warnings.extend(gateway::faults(&self.config));
@@ -79,9 +81,9 @@ impl Daemon {
                 dibs_config::Integrity::Off => dibs_control::Integrity::Off,
             },
             warnings,
-            peers: self.peers_of(&snapshot),
+            peers: self.peers_of(&snapshot, &on_bumps),
             paths: self.paths_of(&snapshot),
-            bumps: self.bump_list().await.map_err(failed)?,
+            bumps: self.bump_infos(&on_bumps),
             connections,
             counters,
             backstop: self.backstop_info().await,
@@ -118,33 +120,33 @@ impl Daemon {
         dropped
     }
 
-    pub(crate) async fn peer_list(&self) -> Result<Vec<PeerInfo>, Gone> {
-        Ok(self.peers_of(&self.driver.snapshot().await?))
+    pub(crate) async fn peer_list(&self) -> Result<Vec<PeerInfo>, Failure> {
+        let on_bumps = self.on_bumps(self.lives().await?);
+        let snapshot = self.driver.snapshot().await;
+        let snapshot =
+            snapshot.map_err(|error| Failure::new(ErrorKind::Failed, error.to_string()))?;
+        Ok(self.peers_of(&snapshot, &on_bumps))
     }
 
     pub(crate) async fn path_list(&self) -> Result<Vec<PathInfo>, Gone> {
         Ok(self.paths_of(&self.driver.snapshot().await?))
     }
 
-    pub(crate) async fn bump_list(&self) -> Result<Vec<BumpInfo>, Gone> {
-        let (_, conns) = self.driver.conns().await?;
-        let on_devices = self.on_devices().await;
+    pub(crate) async fn bump_list(&self) -> Result<Vec<BumpInfo>, Failure> {
+        Ok(self.bump_infos(&self.on_bumps(self.lives().await?)))
+    }
+
+    fn bump_infos(&self, on_bumps: &[(Live, u8)]) -> Vec<BumpInfo> {
         let inventory = self.state.borrow().inventory.clone();
         let default = self.config.daemon.default_bump.as_ref();
         let on = |number: u8| move |(_, bump): &&(Live, u8)| *bump == number;
         let info = |bump: &dibs_config::BumpConfig| {
             let carried = self.carried().iter().find(|known| known.name == bump.name);
             let number = carried.map(|known| known.id.get());
-            let connections = match (number, bump.device()) {
-                (Some(number), Some(_)) => on_devices.iter().filter(on(number)).count(),
-                _ => conns
-                    .iter()
-                    .filter(|conn| Some(conn.bump) == number)
-                    .count(),
-            };
+            let connections = number.map_or(0, |number| on_bumps.iter().filter(on(number)).count());
             let device = bump.device();
             let answers = number.filter(|_| device.is_some()).and_then(|number| {
-                let lives = on_devices.iter().filter(on(number));
+                let lives = on_bumps.iter().filter(on(number));
                 self.answers(number, lives.map(|(live, _)| live))
             });
             let shares = bump.built_in().filter(|_| carried.is_some());
@@ -171,25 +173,17 @@ impl Daemon {
                 },
             }
         };
-        Ok(self.config.bumps.iter().map(info).collect())
+        self.config.bumps.iter().map(info).collect()
     }
 
-    /// The connections that are on devices, with their bumps.
-    async fn on_devices(&self) -> Vec<(Live, u8)> {
-        if !self.carried().iter().any(|bump| bump.device.is_some()) {
-            return Vec::new();
-        }
-        let lives = self.connections().await.unwrap_or_else(|error| {
-            tracing::debug!("{error:#}");
-            Vec::new()
-        });
-        let bumps = lives.into_iter().map(|live| (live, self.bump_of(&live)));
-        bumps
-            .filter(|(_, bump)| self.device_of(*bump).is_some())
-            .collect()
+    /// Those of all connections that are alive and on bumps, with these. The data path also knows of ended ones, for a while.
+    fn on_bumps(&self, lives: Vec<Live>) -> Vec<(Live, u8)> {
+        let lives = lives.into_iter().filter(|live| !live.over);
+        let bumps = lives.map(|live| (live, self.bump_of(&live)));
+        bumps.filter(|(_, bump)| *bump != 0).collect()
     }
 
-    fn peers_of(&self, snapshot: &Snapshot) -> Vec<PeerInfo> {
+    fn peers_of(&self, snapshot: &Snapshot, on_bumps: &[(Live, u8)]) -> Vec<PeerInfo> {
         let peers = self.config.peers.iter().zip(&snapshot.peers).enumerate();
         peers
             .map(|(index, (peer, seen))| {
@@ -207,7 +201,10 @@ impl Daemon {
                         .filter(|_| established),
                     bytes_sent: paths().map(|path| path.stats.bytes_sent).sum(),
                     bytes_received: paths().map(|path| path.bytes_received).sum(),
-                    connections: seen.conns as u64,
+                    connections: on_bumps
+                        .iter()
+                        .filter(|(live, _)| live.peer == index)
+                        .count() as u64,
                     reason: self.peer_reason(index, state),
                 }
             })

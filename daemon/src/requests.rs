@@ -64,6 +64,11 @@ fn required_by(rule: &Rule) -> String {
 
 mod ruling;
 
+/// Whether a connection is alive, and the caller may see it.
+pub(crate) fn is_visible(live: &Live, caller: Caller) -> bool {
+    !live.over && caller.may(live.uid)
+}
+
 impl Daemon {
     /// Does what a user asks for; [`Request::Events`] is the socket's business.
     pub(crate) async fn serve(
@@ -119,8 +124,8 @@ impl Daemon {
             Request::PathList => self.path_list().await.map(Reply::Paths).map_err(failed),
             Request::PathPreferences => Ok(Reply::Preferences(self.path_preferences())),
             Request::PathChange(change) => self.change_paths(change).await.map(Reply::Preferences),
-            Request::PeerList => self.peer_list().await.map(Reply::Peers).map_err(failed),
-            Request::BumpList => self.bump_list().await.map(Reply::Bumps).map_err(failed),
+            Request::PeerList => self.peer_list().await.map(Reply::Peers),
+            Request::BumpList => self.bump_list().await.map(Reply::Bumps),
             Request::Events => Ok(Reply::Following),
             Request::Cleanup => self.cleanup().await.map(|()| Reply::Done),
         }
@@ -148,12 +153,17 @@ impl Daemon {
         }
     }
 
-    /// The live connections that the caller may see.
-    pub(crate) async fn visible_lives(&self, caller: Caller) -> Result<Vec<Live>, Failure> {
+    /// All connections to peers.
+    pub(crate) async fn lives(&self) -> Result<Vec<Live>, Failure> {
         let all = self.connections().await.map_err(failed)?;
         self.forget_gone(&all);
-        let seen = |live: &Live| !live.over && caller.may(live.uid);
-        Ok(all.into_iter().filter(seen).collect())
+        Ok(all)
+    }
+
+    /// The live connections that the caller may see.
+    async fn visible_lives(&self, caller: Caller) -> Result<Vec<Live>, Failure> {
+        let all = self.lives().await?.into_iter();
+        Ok(all.filter(|live| is_visible(live, caller)).collect())
     }
 
     /// The same, with what is told of them.

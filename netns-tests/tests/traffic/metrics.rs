@@ -50,7 +50,15 @@ fn a_scrape_tells_of_paths_and_connections() {
             let silent = "for i in 1 2 3; do socat -u TCP:127.0.0.1:9477 /dev/null & all=\"$all $!\"; \
                           done; curl --silent --fail http://127.0.0.1:9477/metrics; kill $all";
             ensure!(net.a.host.shell(silent)?.ends_with("# EOF\n"));
-            talk.finish()
+            talk.finish()?;
+            // What has ended is counted no more, though the data path knows of it for a while.
+            for of_live in [on, "dibs_peer_connections{peer=\"server\"}"] {
+                wait(of_live, || {
+                    let text = scraped(&net.a).unwrap_or_default();
+                    value(&text, of_live).is_ok_and(|count| count == 0.0)
+                })?;
+            }
+            Ok(())
         })
     });
 }
