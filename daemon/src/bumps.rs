@@ -113,17 +113,10 @@ impl Daemon {
                     devices,
                 }
             }
-            Body::Switch {
-                bump,
-                explicit,
-                ready,
-                conns,
-            } => Body::Switch {
-                bump: translated(known, bump),
-                explicit,
-                ready,
-                conns,
-            },
+            Body::Switch { mut switch, conns } => {
+                switch.bump = translated(known, switch.bump);
+                Body::Switch { switch, conns }
+            }
             Body::Confirm { bump, conns } => Body::Confirm {
                 bump: translated(known, bump),
                 conns,

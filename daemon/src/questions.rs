@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, Hand, Handed, Unanswered};
-use crate::messages::{Body, Message, Named, Outcome};
+use crate::messages::{Body, Message, Named, Outcome, Switch};
 use crate::switching::ROUND;
 
 /// A question of a peer's daemon.
@@ -86,20 +86,9 @@ impl Desk {
     }
 
     /// The next question, if it waits, and is a SWITCH that says this.
-    fn next_switch(
-        &self,
-        daemon: &Daemon,
-        to: u8,
-        by_choice: bool,
-        whether: bool,
-    ) -> Option<(u32, Vec<(Named, Version)>)> {
+    fn next_switch(&self, daemon: &Daemon, wanted: Switch) -> Option<(u32, Vec<(Named, Version)>)> {
         let same = |asked: &mut Asked| match &asked.question {
-            Body::Switch {
-                bump,
-                explicit,
-                ready,
-                ..
-            } => (*bump, *explicit, *ready) == (to, by_choice, whether),
+            Body::Switch { switch, .. } => *switch == wanted,
             _ => false,
         };
         let asked = self.waiting.borrow_mut().pop_front_if(same)?;
@@ -124,20 +113,15 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                 let outcome = on_want(&daemon, peer, sequence, bumps).await;
                 answer(&daemon, peer, request, vec![(outcome, 0)]).await;
             }
-            Body::Switch {
-                bump,
-                explicit,
-                ready,
-                mut conns,
-            } => {
+            Body::Switch { switch, mut conns } => {
                 let mut parts = vec![(request, conns.len())];
                 while conns.len() < ROUND
-                    && let Some((request, more)) = desk.next_switch(&daemon, bump, explicit, ready)
+                    && let Some((request, more)) = desk.next_switch(&daemon, switch)
                 {
                     parts.push((request, more.len()));
                     conns.extend(more);
                 }
-                let outcomes = daemon.on_switch(peer, bump, explicit, ready, conns).await;
+                let outcomes = daemon.on_switch(peer, switch, conns).await;
                 let mut outcomes = outcomes.into_iter();
                 for (request, count) in parts {
                     let part = outcomes.by_ref().take(count).collect();

@@ -80,6 +80,17 @@ pub struct Named {
     pub socket: Socket,
 }
 
+/// What a SWITCH says of all its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// The bump that they are on from now on; 0: plain.
+    pub bump: u8,
+    /// A user's choice, as opposed to a rule's.
+    pub explicit: bool,
+    /// Only whether the receiver would do it; it gets ready.
+    pub ready: bool,
+}
+
 /// See [`Message`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
@@ -94,12 +105,8 @@ pub enum Body {
     },
     /// Where connections are from now on.
     Switch {
-        /// The bump; 0: plain.
-        bump: u8,
-        /// A user's choice, as opposed to a rule's.
-        explicit: bool,
-        /// Only whether the receiver would do it; it gets ready.
-        ready: bool,
+        /// Where they are.
+        switch: Switch,
         /// Up to [`MAX_ENTRIES`] connections, with the version of the choice.
         conns: Vec<(Named, Version)>,
     },
@@ -188,15 +195,11 @@ impl Message {
                     out.extend(name.as_bytes());
                 }
             }
-            Body::Switch {
-                bump,
-                explicit,
-                ready,
-                conns,
-            } => {
+            Body::Switch { switch, conns } => {
                 out[1] = SWITCH;
                 let flag = |flag, set| if set { flag } else { 0 };
-                out.extend([*bump, flag(EXPLICIT, *explicit) | flag(READY, *ready)]);
+                let flags = flag(EXPLICIT, switch.explicit) | flag(READY, switch.ready);
+                out.extend([switch.bump, flags]);
                 let host = conns.first().map_or(0, |(_, version)| version.host);
                 out.extend(host.to_be_bytes());
                 out.push(count(conns.len()));
@@ -253,9 +256,11 @@ impl Message {
                     Ok((named, Version { generation, host }))
                 });
                 Body::Switch {
-                    bump,
-                    explicit: flags & EXPLICIT != 0,
-                    ready: flags & READY != 0,
+                    switch: Switch {
+                        bump,
+                        explicit: flags & EXPLICIT != 0,
+                        ready: flags & READY != 0,
+                    },
                     conns: conns.collect::<Result<_, _>>()?,
                 }
             }
@@ -409,9 +414,11 @@ mod tests {
                 let (bump, explicit, ready, host) = switch;
                 let version = |generation| Version { generation, host };
                 Body::Switch {
-                    bump,
-                    explicit,
-                    ready,
+                    switch: Switch {
+                        bump,
+                        explicit,
+                        ready,
+                    },
                     conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
                 }
             }),
@@ -463,9 +470,11 @@ mod tests {
         let message = Message {
             request: 9,
             body: Body::Switch {
-                bump: 0,
-                explicit: true,
-                ready: false,
+                switch: Switch {
+                    bump: 0,
+                    explicit: true,
+                    ready: false,
+                },
                 conns: vec![(named, version)],
             },
         };

@@ -6,7 +6,7 @@ use super::Marked;
 use crate::conns::{Choice, Pair, Version};
 use crate::daemon::{Daemon, Hand, Handed};
 use crate::live::Live;
-use crate::messages::{Named, Outcome};
+use crate::messages::{Named, Outcome, Switch};
 use crate::plausible::Hosts;
 
 /// What stood for a connection before a peer's switch.
@@ -40,11 +40,10 @@ impl Daemon {
     pub(crate) async fn on_switch(
         &self,
         peer: usize,
-        bump: u8,
-        explicit: bool,
-        ready: bool,
+        switch: Switch,
         conns: Vec<(Named, Version)>,
     ) -> Vec<(Outcome, u64)> {
+        let (bump, explicit, ready) = (switch.bump, switch.explicit, switch.ready);
         let known = bump == 0 || self.bump(bump).is_some();
         let addresses = conns.iter().map(|(named, _)| named.pair.remote.ip());
         let fault = match self.device_fault(bump, addresses).await {

@@ -7,7 +7,7 @@ use super::{Answer, Mark};
 use crate::conns::{Pair, Socket, Version};
 use crate::daemon::{Daemon, Unanswered};
 use crate::live::Live;
-use crate::messages::{Body, MAX_ENTRIES, Named, Outcome};
+use crate::messages::{Body, MAX_ENTRIES, Named, Outcome, Switch};
 use crate::plausible::Implausible;
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
@@ -33,14 +33,6 @@ impl From<&Live> for Meant {
             socket: live.socket,
         }
     }
-}
-
-/// What a SWITCH says of its connections.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Switch {
-    pub(super) bump: u8,
-    pub(super) explicit: bool,
-    pub(super) ready: bool,
 }
 
 impl Daemon {
@@ -238,16 +230,9 @@ impl Daemon {
         conns: &[(Meant, Version)],
         switch: Switch,
     ) -> Vec<Answer> {
-        let Switch {
-            bump,
-            explicit,
-            ready,
-        } = switch;
         let meant: Vec<Meant> = conns.iter().map(|(conn, _)| *conn).collect();
         let body = |named: &[(usize, Named)]| Body::Switch {
-            bump,
-            explicit,
-            ready,
+            switch,
             conns: { named.iter() }
                 .map(|(index, named)| (*named, conns[*index].1))
                 .collect(),

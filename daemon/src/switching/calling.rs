@@ -4,11 +4,10 @@
 use std::rc::Rc;
 
 use super::Meant;
-use super::asking::Switch;
 use super::rules::TELL_AGAIN;
 use crate::conns::{Choice, Pair};
 use crate::daemon::{Daemon, Unanswered};
-use crate::messages::Outcome;
+use crate::messages::{Outcome, Switch};
 
 /// A choice that a peer is to be told.
 #[derive(Clone, Copy, Debug)]

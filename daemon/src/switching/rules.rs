@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::Mark;
-use super::asking::{Meant, ROUND, Switch};
+use super::asking::{Meant, ROUND};
 use crate::conns::{Pair, Version};
 use crate::daemon::{Audience, Daemon, Hand, Handed, Unanswered};
 use crate::live::Live;
-use crate::messages::Outcome;
+use crate::messages::{Outcome, Switch};
 
 /// Before a peer that did not answer is told of choices again.
 pub(super) const TELL_AGAIN: Duration = Duration::from_secs(1);

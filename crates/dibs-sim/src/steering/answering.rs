@@ -1,7 +1,7 @@
 //! What the peer asks for, and how a connection falls silent: `daemon/src/switching/answering.rs`.
 
 use dibs_switch::conns::{Choice, Pair, Socket, Version};
-use dibs_switch::messages::{Body, Message, Outcome};
+use dibs_switch::messages::{Body, Message, Outcome, Switch};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
@@ -21,9 +21,8 @@ impl Steering {
             return false;
         };
         match body {
-            Body::Switch {
-                bump, ready, conns, ..
-            } => {
+            Body::Switch { switch, conns } => {
+                let Switch { bump, ready, .. } = switch;
                 for (named, version) in conns {
                     let pair = named.pair.reversed();
                     let socket = match socket(&pair) {

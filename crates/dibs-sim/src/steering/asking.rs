@@ -2,7 +2,7 @@
 
 use dibs_switch::asking::{Asked, Conclusion, Verdict};
 use dibs_switch::conns::{Choice, Pair, Socket, Version};
-use dibs_switch::messages::{Body, Message, Named, Outcome};
+use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 
 use super::{
     Ask, At, Mark, PATIENCE, SENDS_WITHIN, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
@@ -63,10 +63,13 @@ impl Steering {
             host,
         };
         let request = self.next_request();
-        let body = Body::Switch {
+        let switch = Switch {
             bump,
             explicit: true,
             ready: false,
+        };
+        let body = Body::Switch {
+            switch,
             conns: vec![(Named { pair, socket }, version)],
         };
         self.post(at, request, body);
@@ -82,10 +85,13 @@ impl Steering {
             pair: ask.pair,
             socket: self.daemon().names.get(&ask.pair, ask.socket),
         };
-        let body = Body::Switch {
+        let switch = Switch {
             bump: ask.bump,
             explicit: true,
             ready: ask.ready,
+        };
+        let body = Body::Switch {
+            switch,
             conns: vec![(named, ask.version)],
         };
         if self.post(at, request, body) {
