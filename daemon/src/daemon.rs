@@ -39,7 +39,7 @@ use crate::turns::Turns;
 pub(crate) use kernel::Steered;
 use peers::Question;
 pub(crate) use peers::Unanswered;
-pub(crate) use state::{Hand, Handed, PeerState, Refused, State, Written};
+pub(crate) use state::{PeerState, Refused, State, Written};
 pub(crate) use telling::{Audience, Told};
 
 /// Changes that a member of the group may have under way.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::daemon::{Daemon, Hand};
+use crate::daemon::Daemon;
+use crate::hands::Hand;
 use crate::live::Live;
 use crate::rules::Rule;
 use crate::saved::SavedRule;

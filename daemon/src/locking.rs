@@ -11,7 +11,8 @@ use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS, Tuple};
 
 use crate::bumps::translated;
 use crate::conns::Pair;
-use crate::daemon::{Daemon, Handed, State};
+use crate::daemon::{Daemon, State};
+use crate::hands::Handed;
 use crate::live::Live;
 use crate::messages::{Body, Named, Outcome};
 use crate::saved::Saved;

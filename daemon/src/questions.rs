@@ -13,7 +13,8 @@ use std::rc::Rc;
 use tokio::sync::Notify;
 
 use crate::conns::{Pair, Version};
-use crate::daemon::{Daemon, Hand, Handed, Unanswered};
+use crate::daemon::{Daemon, Unanswered};
+use crate::hands::{Hand, Handed};
 use crate::messages::{Body, Message, Named, Outcome, Switch};
 use crate::switching::ROUND;
 

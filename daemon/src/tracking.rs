@@ -11,7 +11,8 @@ use dibs_policy::conntrack::{self, Connection, Conntrack, Events};
 use tokio::time::sleep;
 
 use crate::conns::{Choice, Pair};
-use crate::daemon::{Audience, Daemon, Hand, Handed};
+use crate::daemon::{Audience, Daemon};
+use crate::hands::{Hand, Handed};
 use crate::live::Live;
 use crate::locking::{ends, tuple};
 use crate::startup::marks;

@@ -15,8 +15,10 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
+use dibs_switch::answering::Following;
 use dibs_switch::asking::Verdict;
 use dibs_switch::conns::{Choice, Choices, Names, Pair, Socket, Version};
+use dibs_switch::hands::Hands;
 use dibs_switch::locks::Locks;
 use dibs_wire::Tuple;
 
@@ -73,13 +75,7 @@ enum Waiter {
     /// We leave, and ask the peer to follow.
     Us(Ask),
     /// The peer is answered; it only asked whether we would follow, or we do.
-    Peer {
-        request: u32,
-        version: Version,
-        ready: bool,
-        /// What stood before.
-        before: Option<Choice>,
-    },
+    Peer(u32, Following),
 }
 
 /// A connection that falls silent.
@@ -94,6 +90,7 @@ struct Leaving {
 #[derive(Debug, Default)]
 struct Daemon {
     choices: Choices,
+    hands: Hands,
     names: Names,
     next_request: u32,
     asks: BTreeMap<u32, Ask>,

@@ -1,8 +1,10 @@
 //! What the daemons of two hosts agree on: choices for single connections, and the messages about
 //! them. Pure, so that the simulator runs the same as the daemon does.
 
+pub mod answering;
 pub mod asking;
 pub mod conns;
+pub mod hands;
 pub mod locks;
 pub mod messages;
 pub mod plausible;

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use dibs_config::{Config, Level};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{Binding, BumpId, ClassRule, Desired, Prefix};
+use dibs_switch::answering::Here;
 use dibs_switch::locks::Locks;
 use dibs_switch::plausible::Implausible;
 
 use crate::conns::{Choices, Names, Pair};
+use crate::hands::{Hand, Hands};
 use crate::interfaces::Inventory;
 use crate::live::Live;
 use crate::paths::Link;
@@ -61,7 +63,7 @@ pub(crate) struct State {
     pub(crate) locks: Locks,
     /// Connections on a bump neither by choice nor by a rule of ours: by the peer's, or by the hand of
     /// another program.
-    pub(crate) handed: BTreeMap<Pair, Handed>,
+    pub(crate) handed: Hands,
     /// What connections' marks are known to say, which what is decided now may be ahead of.
     pub(crate) written: BTreeMap<Pair, Written>,
     /// What other programs chose and we have not taken up yet: their bumps are in use.
@@ -105,26 +107,6 @@ pub(crate) struct Written {
     /// It has OVERRIDE.
     pub(crate) chosen: bool,
     pub(crate) at: Instant,
-}
-
-/// See [`State::handed`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Handed {
-    /// Never 0.
-    pub(crate) bump: u8,
-    /// Who put it there.
-    pub(crate) by: Hand,
-}
-
-/// Who puts connections on bumps beside choices, and rules that the daemon can follow itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hand {
-    /// The peer.
-    Peer,
-    /// A rule that only the kernel can follow.
-    Rule,
-    /// Another program.
-    Other,
 }
 
 /// What is known of a peer beside the node.
@@ -175,6 +157,17 @@ impl State {
         };
         self.requirement(live)
             .or_else(|| self.active_rules().find(means))
+    }
+
+    /// What a peer's SWITCH for a connection is judged by.
+    pub(crate) fn here(&self, live: &Live) -> Here {
+        let bump = |rule: Option<&Rule>| rule.map(|rule| rule.bump_id().get());
+        Here {
+            socket: live.socket,
+            bound: live.bound,
+            required: bump(self.requirement(live)),
+            ruled: bump(self.ruling(live)),
+        }
     }
 
     /// The bump that a connection is to be on by rules now; none where the rule waits for a session.

@@ -5,7 +5,8 @@ use dibs_control::{ErrorKind, Failure, NewRule, RuleId, RuleMade, RuleOrigin, Se
 use dibs_policy::BumpId;
 
 use super::{Caller, failed, refused};
-use crate::daemon::{Audience, Daemon, Hand};
+use crate::daemon::{Audience, Daemon};
+use crate::hands::Hand;
 use crate::live::Live;
 use crate::rules::{self, Displaced, Rule};
 use crate::saved::SavedRule;

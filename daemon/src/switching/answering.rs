@@ -2,35 +2,21 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use dibs_switch::answering::{Following, Refusal, Wanted};
+
 use super::Marked;
-use crate::conns::{Choice, Pair, Version};
-use crate::daemon::{Daemon, Hand, Handed};
+use crate::conns::{Pair, Version};
+use crate::daemon::{Daemon, State};
 use crate::live::Live;
 use crate::messages::{Named, Outcome, Switch};
 use crate::plausible::Hosts;
-
-/// What stood for a connection before a peer's switch.
-#[derive(Clone, Copy)]
-struct Before {
-    choice: Option<Choice>,
-    handed: Option<Handed>,
-}
-
-/// What a SWITCH asks for.
-struct Wanted {
-    bump: u8,
-    explicit: bool,
-    ready: bool,
-    /// What all of it is refused with.
-    refusal: Option<Outcome>,
-}
 
 /// What is answered of each connection of a SWITCH, and what moves.
 #[derive(Default)]
 struct Judged {
     outcomes: Vec<(Outcome, u64)>,
-    /// By the place of its outcome, with where it stood before.
-    moving: Vec<(usize, Pair, Version, Before)>,
+    /// By the place of its outcome.
+    moving: Vec<(usize, Following)>,
     /// Owners of those of which nobody knew.
     news: Vec<Option<u32>>,
 }
@@ -43,16 +29,8 @@ impl Daemon {
         switch: Switch,
         conns: Vec<(Named, Version)>,
     ) -> Vec<(Outcome, u64)> {
-        let (bump, explicit, ready) = (switch.bump, switch.explicit, switch.ready);
-        let known = bump == 0 || self.bump(bump).is_some();
-        let addresses = conns.iter().map(|(named, _)| named.pair.remote.ip());
-        let fault = match self.device_fault(bump, addresses).await {
-            Ok(fault) => fault,
-            Err(error) => Some(format!("{error:#}")),
-        };
-        if let Some(why) = &fault {
-            tracing::warn!("cannot follow the peer's switch: {why}");
-        }
+        let bump = switch.bump;
+        let wanted = self.wanted(peer, switch, &conns).await;
         let meant: Vec<Pair> = conns
             .iter()
             .map(|(named, _)| named.pair.reversed())
@@ -64,17 +42,6 @@ impl Daemon {
                 return vec![(Outcome::Failed, 0); conns.len()];
             }
         };
-        let refusal = match (&fault, known) {
-            (_, false) => Some(Outcome::NoBump),
-            (Some(_), true) => Some(Outcome::NoDevice),
-            (None, true) => None,
-        };
-        let wanted = Wanted {
-            bump,
-            explicit,
-            ready,
-            refusal,
-        };
         let Judged {
             mut outcomes,
             moving,
@@ -83,13 +50,12 @@ impl Daemon {
         if moving.is_empty() {
             return outcomes;
         }
-        let pairs: Vec<Pair> = moving.iter().map(|(_, pair, ..)| *pair).collect();
+        let pairs: Vec<Pair> = moving.iter().map(|(_, following)| following.pair).collect();
         self.unlock_leaving(&pairs, bump).await;
         if self.is_outside(bump) {
-            self.silence(moving.iter().map(|(_, pair, ..)| &lives[pair]))
-                .await;
+            self.silence(pairs.iter().map(|pair| &lives[pair])).await;
         }
-        if ready {
+        if switch.ready {
             return outcomes;
         }
         if bump != 0 {
@@ -101,9 +67,9 @@ impl Daemon {
         };
         let prepared = prepared.await;
         if !self.is_outside(bump) {
-            self.expect_rates(moving.iter().map(|(_, pair, ..)| &lives[pair]));
+            self.expect_rates(pairs.iter().map(|pair| &lives[pair]));
         }
-        let failed = self.mark_followed(&pairs, bump, explicit, &prepared).await;
+        let failed = self.mark_followed(&pairs, switch, &prepared).await;
         let reasons: BTreeSet<&str> = failed.values().map(String::as_str).collect();
         let reasons: Vec<&str> = reasons.into_iter().collect();
         // The peer asks again and again for what it was told.
@@ -115,16 +81,17 @@ impl Daemon {
             },
         );
         let mut undone = Vec::new();
-        for (index, pair, version, before) in moving {
-            if failed.contains_key(&pair) {
-                outcomes[index].0 = Outcome::Failed;
-                undone.push((pair, version, before));
-            } else {
-                self.wake(&lives[&pair], bump);
+        for (index, following) in moving {
+            let pair = following.pair;
+            let carried_out = !failed.contains_key(&pair);
+            outcomes[index] = following.answer(carried_out);
+            match carried_out {
+                true => self.wake(&lives[&pair], bump),
+                false => undone.push(following),
             }
         }
         if !undone.is_empty() {
-            self.undo(undone, explicit).await;
+            self.undo(&undone).await;
         }
         {
             let mut state = self.state.borrow_mut();
@@ -144,6 +111,34 @@ impl Daemon {
         outcomes
     }
 
+    /// What a peer wants by a SWITCH, and what all of it is refused with.
+    async fn wanted(&self, peer: usize, switch: Switch, conns: &[(Named, Version)]) -> Wanted {
+        let bump = switch.bump;
+        let known = bump == 0 || self.bump(bump).is_some();
+        let addresses = conns.iter().map(|(named, _)| named.pair.remote.ip());
+        let fault = match self.device_fault(bump, addresses).await {
+            Ok(fault) => fault,
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if let Some(why) = &fault {
+            tracing::warn!("cannot follow the peer's switch: {why}");
+        }
+        let refusal = match (fault, known) {
+            (_, false) => Some(Refusal::NoBump),
+            (Some(_), true) => Some(Refusal::NoDevice),
+            (None, true) => None,
+        };
+        let hosts = Hosts {
+            own: self.host,
+            peer: crate::host_id(&self.config.peers[peer].public_key),
+        };
+        Wanted {
+            switch,
+            hosts,
+            refusal,
+        }
+    }
+
     /// Which connections of a SWITCH may move, and what is answered of each; what moves is not marked yet.
     fn judge(
         &self,
@@ -152,44 +147,40 @@ impl Daemon {
         conns: Vec<(Named, Version)>,
         lives: &HashMap<Pair, Live>,
     ) -> Judged {
-        let Wanted {
-            bump,
-            explicit,
-            ready,
-            refusal,
-        } = *wanted;
         let mut judged = Judged::default();
+        let mut state = self.state.borrow_mut();
+        let mut told = Vec::new();
         for (named, version) in conns {
             let pair = named.pair.reversed();
             let live = lives.get(&pair).filter(|live| live.peer == peer);
-            let before = live.map(|live| self.stands(live));
-            let verdict = match (live, refusal) {
-                (None, _) => Err((Outcome::NoConnection, 0)),
-                (Some(live), _) if live.socket != named.socket => {
-                    Err((Outcome::OtherSocket, live.socket.0.into()))
+            let here = live.map(|live| state.here(live));
+            let State {
+                choices,
+                handed,
+                refused,
+                ..
+            } = &mut *state;
+            let answer = match choices.judge(handed, wanted, (named, version), here) {
+                Ok(following) => {
+                    if following.is_new {
+                        judged.news.extend(live.map(|live| live.uid));
+                    }
+                    judged.moving.push((judged.outcomes.len(), following));
+                    following.answer(true)
                 }
-                (Some(_), Some(refusal)) => Err((refusal, 0)),
-                (Some(live), None) if live.bound && bump != 0 => Err((Outcome::Bound, 0)),
-                (Some(live), None) => self.take_switch(live, bump, explicit, ready, version),
+                Err(refusal) => {
+                    match refusal {
+                        Refusal::Implausible(why) => refused.note(why),
+                        Refusal::Older(_) if wanted.switch.explicit => told.push(pair),
+                        _ => {}
+                    }
+                    refusal.answer()
+                }
             };
-            judged.outcomes.push(match verdict {
-                Ok(is_new) => {
-                    if is_new {
-                        judged.news.extend(lives.get(&pair).map(|live| live.uid));
-                    }
-                    let before = before.expect("there is such a connection");
-                    let index = judged.outcomes.len();
-                    judged.moving.push((index, pair, version, before));
-                    (Outcome::Done, version.generation)
-                }
-                Err(refused) => {
-                    if explicit && refused.0 == Outcome::Older {
-                        self.tell_later(pair);
-                    }
-                    refused
-                }
-            });
+            judged.outcomes.push(answer);
         }
+        drop(state);
+        told.into_iter().for_each(|pair| self.tell_later(pair));
         judged
     }
 
@@ -197,19 +188,18 @@ impl Daemon {
     async fn mark_followed(
         &self,
         pairs: &[Pair],
-        bump: u8,
-        explicit: bool,
+        switch: Switch,
         prepared: &anyhow::Result<()>,
     ) -> HashMap<Pair, String> {
         match prepared {
-            Ok(()) if explicit => {
+            Ok(()) if switch.explicit => {
                 let failed = self.mark_choices(pairs).await.into_iter();
                 failed
                     .map(|(pair, error)| (pair, error.to_string()))
                     .collect()
             }
             Ok(()) => {
-                let marked = self.mark_moved(pairs, bump).await;
+                let marked = self.mark_moved(pairs, switch.bump).await;
                 let fault =
                     |(pair, marked): (&Pair, Marked)| Some((*pair, marked.err()?.to_string()));
                 pairs.iter().zip(marked).filter_map(fault).collect()
@@ -220,31 +210,16 @@ impl Daemon {
         }
     }
 
-    fn stands(&self, live: &Live) -> Before {
-        let state = self.state.borrow();
-        Before {
-            choice: state.choices.of(&live.pair, live.socket),
-            handed: state.handed.get(&live.pair).copied(),
-        }
-    }
-
-    /// Puts connections back to where they were whose switches could not be carried out: the peer takes its
-    /// choices back, and neither is to come up later.
-    async fn undo(&self, failed: Vec<(Pair, Version, Before)>, explicit: bool) {
+    /// Puts connections back to where they were whose switches could not be carried out.
+    async fn undo(&self, failed: &[Following]) {
         let pairs: Vec<Pair> = {
-            let mut state = self.state.borrow_mut();
-            let undone = failed.into_iter().filter(|(pair, version, before)| {
-                if explicit {
-                    // Otherwise it falls silent, or moves, for the one that stands by now.
-                    return state.choices.refuse(pair, *version, before.choice);
-                }
-                match before.handed {
-                    Some(handed) => state.handed.insert(*pair, handed),
-                    None => state.handed.remove(pair),
-                };
-                true
-            });
-            undone.map(|(pair, ..)| pair).collect()
+            let State {
+                choices, handed, ..
+            } = &mut *self.state.borrow_mut();
+            let undone = failed
+                .iter()
+                .filter(|following| following.undo(choices, handed));
+            undone.map(|following| following.pair).collect()
         };
         if let Err(error) = self.save() {
             tracing::warn!("{error:#}");
@@ -258,61 +233,5 @@ impl Daemon {
             tracing::warn!("{error}");
         }
         pairs.iter().for_each(|pair| self.end_drains(pair));
-    }
-
-    /// Notes a peer's wish for one connection if it is to be carried out, unless the peer only asks
-    /// whether it would be: then whether it is news.
-    fn take_switch(
-        &self,
-        live: &Live,
-        bump: u8,
-        explicit: bool,
-        ready: bool,
-        version: Version,
-    ) -> Result<bool, (Outcome, u64)> {
-        let hosts = Hosts {
-            own: self.host,
-            peer: crate::host_id(&self.config.peers[live.peer].public_key),
-        };
-        let mut state = self.state.borrow_mut();
-        if let Err(why) = { &state.choices }.check(&live.pair, live.socket, version, hosts) {
-            state.refused.note(why);
-            return Err((Outcome::Failed, 0));
-        }
-        let ruled = state.ruling(live).filter(|_| bump == 0);
-        let own = state.requirement(live).or(ruled);
-        let own = own.map(|rule| rule.bump_id().get());
-        if let Some(own) = own.filter(|own| *own != bump) {
-            return Err((Outcome::OwnRule, own.into()));
-        }
-        let before = state.choices.of(&live.pair, live.socket);
-        if !explicit {
-            if let Some(choice) = before {
-                return Err((Outcome::Older, choice.version.generation));
-            }
-            let was = state.handed.get(&live.pair).map_or(0, |known| known.bump);
-            if ready {
-                return Ok(false);
-            }
-            if bump == 0 {
-                state.handed.remove(&live.pair);
-            } else if was != bump {
-                let by = Hand::Peer;
-                state.handed.insert(live.pair, Handed { bump, by });
-            }
-            return Ok(was != bump);
-        }
-        if ready {
-            return match before {
-                Some(known) if known.version > version => {
-                    Err((Outcome::Older, known.version.generation))
-                }
-                _ => Ok(false),
-            };
-        }
-        match { &mut state.choices }.accept(live.pair, live.socket, bump, version) {
-            Ok(()) => Ok(before.is_none_or(|before| before.bump != bump)),
-            Err(known) => Err((Outcome::Older, known.version.generation)),
-        }
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::Mark;
 use super::asking::{Meant, ROUND};
 use crate::conns::{Pair, Version};
-use crate::daemon::{Audience, Daemon, Hand, Handed, Unanswered};
+use crate::daemon::{Audience, Daemon, Unanswered};
+use crate::hands::{Hand, Handed};
 use crate::live::Live;
 use crate::messages::{Outcome, Switch};
 

@@ -1,11 +1,14 @@
 //! What the peer asks for, and how a connection falls silent: `daemon/src/switching/answering.rs`.
 
+use dibs_switch::answering::{Following, Here, Refusal, Wanted};
 use dibs_switch::conns::{Choice, Pair, Socket, Version};
-use dibs_switch::messages::{Body, Message, Outcome, Switch};
+use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
-use super::{Ask, At, CARRIED, LOOK_EVERY, Steering, TELL_AGAIN, Waiter, end_drains, tuple};
+use super::{
+    Ask, At, CARRIED, Daemon, LOOK_EVERY, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
+};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -22,25 +25,9 @@ impl Steering {
         };
         match body {
             Body::Switch { switch, conns } => {
-                let Switch { bump, ready, .. } = switch;
                 for (named, version) in conns {
-                    let pair = named.pair.reversed();
-                    let socket = match socket(&pair) {
-                        Some(socket) if socket == named.socket => socket,
-                        Some(socket) => {
-                            self.seen.note(Seen::SocketNamed);
-                            let other = (Outcome::OtherSocket, socket.0.into());
-                            self.post(at, request, Body::Answer(vec![other]));
-                            continue;
-                        }
-                        None => {
-                            self.seen.note(Seen::SwitchRefused);
-                            let none = (Outcome::NoConnection, 0);
-                            self.post(at, request, Body::Answer(vec![none]));
-                            continue;
-                        }
-                    };
-                    self.on_switch(at, (request, ready), (pair, socket), bump, version);
+                    let socket = socket(&named.pair.reversed());
+                    self.on_switch(at, (request, switch), (named, version), socket);
                 }
             }
             Body::Answer(outcomes) => {
@@ -72,67 +59,56 @@ impl Steering {
     fn on_switch(
         &mut self,
         at: &mut At<'_>,
-        (request, ready): (u32, bool),
-        (pair, socket): (Pair, Socket),
-        bump: u8,
-        version: Version,
+        (request, switch): (u32, Switch),
+        (named, version): (Named, Version),
+        socket: Option<Socket>,
     ) {
-        let before = self.daemon().choices.of(&pair, socket);
+        let pair = named.pair.reversed();
+        let here = socket.map(|socket| Here {
+            socket,
+            bound: false,
+            required: self.requires(&pair),
+            ruled: None,
+        });
         let hosts = Hosts {
             own: self.host,
             peer: self.peer,
         };
-        if { &self.daemon().choices }
-            .check(&pair, socket, version, hosts)
-            .is_err()
-        {
-            self.seen.note(Seen::VersionRefused);
-            self.post(at, request, Body::Answer(vec![(Outcome::Failed, 0)]));
-            return;
-        }
-        let own = self.requires(&pair).filter(|own| *own != bump);
-        let refused = if let Some(own) = own {
-            Some((Outcome::OwnRule, own.into()))
-        } else if ready {
-            let known = self.daemon().choices.get(&pair);
-            let later = known.filter(|known| known.version > version);
-            later.map(|known| (Outcome::Older, known.version.generation))
-        } else {
-            let accepted = self.daemon().choices.accept(pair, socket, bump, version);
-            accepted
-                .err()
-                .map(|known| (Outcome::Older, known.version.generation))
+        let wanted = Wanted {
+            switch,
+            hosts,
+            refusal: None,
         };
-        if let Some(refused) = refused {
-            if refused.0 == Outcome::Older {
-                self.tell_later(at, pair);
+        let Daemon { choices, hands, .. } = self.daemon();
+        let following = match choices.judge(hands, &wanted, (named, version), here) {
+            Ok(following) => following,
+            Err(refusal) => {
+                if let Refusal::Older(_) = refusal {
+                    self.tell_later(at, pair);
+                }
+                self.seen.note(match refusal {
+                    Refusal::OtherSocket(_) => Seen::SocketNamed,
+                    Refusal::Implausible(_) => Seen::VersionRefused,
+                    Refusal::Older(_) => Seen::OlderRefused,
+                    _ => Seen::SwitchRefused,
+                });
+                self.post(at, request, Body::Answer(vec![refusal.answer()]));
+                return;
             }
-            self.seen.note(match refused.0 {
-                Outcome::Older => Seen::OlderRefused,
-                _ => Seen::SwitchRefused,
-            });
-            self.post(at, request, Body::Answer(vec![refused]));
-            return;
-        }
-        self.unlock_leaving(&pair, bump);
-        if bump == 0 {
-            self.seen.note(match ready {
+        };
+        self.unlock_leaving(&pair, switch.bump);
+        if switch.bump == 0 {
+            self.seen.note(match switch.ready {
                 true => Seen::GotReady,
                 false => Seen::SwitchedOut,
             });
-            let waiter = Waiter::Peer {
-                request,
-                version,
-                ready,
-                before,
-            };
-            self.silence(at, pair, waiter);
+            self.silence(at, pair, Waiter::Peer(request, following));
             // If nothing comes of it, it is locked again.
             self.daemon().look_at = Some(at.now + LOOK_EVERY);
             return;
         }
         self.seen.note(Seen::SwitchedIn);
-        self.follow(at, request, pair, version, before);
+        self.follow(at, request, following);
     }
 
     /// The peer does not know of a choice that is in force here: unless a later one comes of that, it is told.
@@ -146,31 +122,24 @@ impl Steering {
         }
     }
 
-    /// Carries out what the peer chose, and answers.
-    fn follow(
-        &mut self,
-        at: &mut At<'_>,
-        request: u32,
-        pair: Pair,
-        version: Version,
-        before: Option<Choice>,
-    ) {
-        let outcome = if self.is_unable(at.now) {
+    /// Carries out what the peer chose, unless it only asked whether that would be done, and answers.
+    fn follow(&mut self, at: &mut At<'_>, request: u32, following: Following) {
+        let pair = following.pair;
+        let carried_out = following.switch.ready || !self.is_unable(at.now);
+        if !carried_out {
             self.seen.note(Seen::Failed);
-            // Otherwise it falls silent for the one that stands by now.
-            if self.daemon().choices.refuse(&pair, version, before) {
+            let Daemon { choices, hands, .. } = self.daemon();
+            if following.undo(choices, hands) {
                 self.save(at.now);
                 self.highest.remove(&pair);
                 self.mark_choice(at, pair);
                 end_drains(at, &pair);
             }
-            Outcome::Failed
-        } else {
+        } else if !following.switch.ready {
             self.save(at.now);
             self.mark_choice(at, pair);
-            Outcome::Done
-        };
-        let answer = (outcome, version.generation);
+        }
+        let answer = following.answer(carried_out);
         self.post(at, request, Body::Answer(vec![answer]));
     }
 
@@ -222,18 +191,7 @@ impl Steering {
                         },
                     );
                 }
-                Waiter::Peer {
-                    request,
-                    version,
-                    ready,
-                    before,
-                } => match ready {
-                    true => {
-                        let done = (Outcome::Done, version.generation);
-                        self.post(at, request, Body::Answer(vec![done]));
-                    }
-                    false => self.follow(at, request, pair, version, before),
-                },
+                Waiter::Peer(request, following) => self.follow(at, request, following),
             }
         }
     }

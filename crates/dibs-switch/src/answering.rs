@@ -1,0 +1,324 @@
+//! What a peer's SWITCH is answered for one connection, and what it changes here.
+//!
+//! [`Choices::judge`] notes what the peer wants, unless something stands against it. The connection falls
+//! silent then if it leaves its bump; and unless the peer only asks whether it would, its mark is set. What
+//! could not be carried out is [undone](Following::undo).
+
+use crate::conns::{Choice, Choices, Pair, Socket, Version};
+use crate::hands::{Hand, Handed, Hands};
+use crate::messages::{Named, Outcome, Switch};
+use crate::plausible::{Hosts, Implausible};
+
+/// What a peer's SWITCH asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// As the peer says it.
+    pub switch: Switch,
+    /// This host and that peer.
+    pub hosts: Hosts,
+    /// What all of it is refused with.
+    pub refusal: Option<Refusal>,
+}
+
+/// What this host knows of a connection that a SWITCH names.
+#[derive(Clone, Copy, Debug)]
+pub struct Here {
+    /// Its socket.
+    pub socket: Socket,
+    /// The socket is bound to a device.
+    pub bound: bool,
+    /// The bump that a rule requires.
+    pub required: Option<u8>,
+    /// The bump of the rule that decides over it where nothing is chosen.
+    pub ruled: Option<u8>,
+}
+
+/// Why a connection does not follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such connection.
+    NoConnection,
+    /// It has another socket than the one named: this.
+    OtherSocket(Socket),
+    /// This host does not carry the bump.
+    NoBump,
+    /// The bump's device is not there, or not ready.
+    NoDevice,
+    /// Its socket is bound to a device and cannot be steered.
+    Bound,
+    /// Nobody can have made a choice of this version.
+    Implausible(Implausible),
+    /// A rule wants it on this bump.
+    OwnRule(u8),
+    /// A later choice stands, of this generation.
+    Older(u64),
+}
+
+impl Refusal {
+    /// As the peer is told.
+    pub fn answer(self) -> (Outcome, u64) {
+        match self {
+            Self::NoConnection => (Outcome::NoConnection, 0),
+            Self::OtherSocket(socket) => (Outcome::OtherSocket, socket.0.into()),
+            Self::NoBump => (Outcome::NoBump, 0),
+            Self::NoDevice => (Outcome::NoDevice, 0),
+            Self::Bound => (Outcome::Bound, 0),
+            Self::Implausible(_) => (Outcome::Failed, 0),
+            Self::OwnRule(bump) => (Outcome::OwnRule, bump.into()),
+            Self::Older(generation) => (Outcome::Older, generation),
+        }
+    }
+}
+
+/// A connection that follows a peer's SWITCH.
+#[derive(Clone, Copy, Debug)]
+pub struct Following {
+    /// As this host sends.
+    pub pair: Pair,
+    /// Nobody here knew that it would be there.
+    pub is_new: bool,
+    /// What the peer asked for.
+    pub switch: Switch,
+    version: Version,
+    /// What stood for it.
+    choice: Option<Choice>,
+    handed: Option<Handed>,
+}
+
+impl Choices {
+    /// Takes what a peer wants of one connection, of which this is known `here`, if there is one. What
+    /// follows is noted, unless the peer only asks whether it would.
+    ///
+    /// # Errors
+    /// What stands against it; nothing has changed.
+    pub fn judge(
+        &mut self,
+        hands: &mut Hands,
+        wanted: &Wanted,
+        (named, version): (Named, Version),
+        here: Option<Here>,
+    ) -> Result<Following, Refusal> {
+        let (switch, pair) = (wanted.switch, named.pair.reversed());
+        let here = here.ok_or(Refusal::NoConnection)?;
+        if here.socket != named.socket {
+            return Err(Refusal::OtherSocket(here.socket));
+        }
+        if let Some(refusal) = wanted.refusal {
+            return Err(refusal);
+        }
+        if here.bound && switch.bump != 0 {
+            return Err(Refusal::Bound);
+        }
+        self.check(&pair, here.socket, version, wanted.hosts)
+            .map_err(Refusal::Implausible)?;
+        let own = here.required.or(here.ruled.filter(|_| switch.bump == 0));
+        if let Some(own) = own.filter(|own| *own != switch.bump) {
+            return Err(Refusal::OwnRule(own));
+        }
+        let choice = self.of(&pair, here.socket);
+        let handed = hands.get(&pair).copied();
+        let stands = match (switch.explicit, switch.ready) {
+            (false, _) => choice,
+            (true, true) => choice.filter(|choice| choice.version > version),
+            (true, false) => { self.accept(pair, here.socket, switch.bump, version) }.err(),
+        };
+        if let Some(stands) = stands {
+            return Err(Refusal::Older(stands.version.generation));
+        }
+        let was = match switch.explicit {
+            true => choice.map(|choice| choice.bump),
+            false => Some(handed.map_or(0, |handed| handed.bump)),
+        };
+        let is_new = !switch.ready && was != Some(switch.bump);
+        if is_new && !switch.explicit {
+            let (bump, by) = (switch.bump, Hand::Peer);
+            hand_over(hands, pair, (bump != 0).then_some(Handed { bump, by }));
+        }
+        Ok(Following {
+            pair,
+            is_new,
+            switch,
+            version,
+            choice,
+            handed,
+        })
+    }
+}
+
+impl Following {
+    /// Takes back what was noted, which could not be carried out: the peer takes its choice back, and neither is
+    /// to come up later. False if another choice stands by now, for which the connection falls silent, or moves.
+    pub fn undo(&self, choices: &mut Choices, hands: &mut Hands) -> bool {
+        if self.switch.explicit {
+            return choices.refuse(&self.pair, self.version, self.choice);
+        }
+        hand_over(hands, self.pair, self.handed);
+        true
+    }
+
+    /// What the peer is told.
+    pub fn answer(&self, carried_out: bool) -> (Outcome, u64) {
+        let outcome = match carried_out {
+            true => Outcome::Done,
+            false => Outcome::Failed,
+        };
+        (outcome, self.version.generation)
+    }
+}
+
+fn hand_over(hands: &mut Hands, pair: Pair, to: Option<Handed>) {
+    match to {
+        Some(handed) => hands.insert(pair, handed),
+        None => hands.remove(&pair),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conns::tests::pair;
+
+    const SOCKET: Socket = Socket(77);
+    const HOSTS: Hosts = Hosts { own: 7, peer: 8 };
+    const HERE: Here = Here {
+        socket: SOCKET,
+        bound: false,
+        required: None,
+        ruled: None,
+    };
+
+    #[derive(Default)]
+    struct Host {
+        choices: Choices,
+        hands: Hands,
+    }
+
+    impl Host {
+        fn judge(
+            &mut self,
+            switch: Switch,
+            generation: u64,
+            here: Option<Here>,
+        ) -> Result<Following, Refusal> {
+            let wanted = Wanted {
+                switch,
+                hosts: HOSTS,
+                refusal: None,
+            };
+            let named = Named {
+                pair: pair().reversed(),
+                socket: SOCKET,
+            };
+            let host = HOSTS.peer;
+            let version = Version { generation, host };
+            { &mut self.choices }.judge(&mut self.hands, &wanted, (named, version), here)
+        }
+    }
+
+    fn chosen(bump: u8) -> Switch {
+        Switch {
+            bump,
+            explicit: true,
+            ready: false,
+        }
+    }
+
+    fn ruled(bump: u8) -> Switch {
+        Switch {
+            explicit: false,
+            ..chosen(bump)
+        }
+    }
+
+    fn whether(switch: Switch) -> Switch {
+        Switch {
+            ready: true,
+            ..switch
+        }
+    }
+
+    #[test]
+    fn what_stands_against_a_switch_changes_nothing() {
+        let here = Some(HERE);
+        let other = here.map(|here| Here {
+            socket: Socket(78),
+            ..here
+        });
+        let bound = here.map(|here| Here {
+            bound: true,
+            ..here
+        });
+        let required = here.map(|here| Here {
+            required: Some(2),
+            ..here
+        });
+        let decided = here.map(|here| Here {
+            ruled: Some(2),
+            ..here
+        });
+        let far = Refusal::Implausible(Implausible::Generation);
+        for (switch, generation, here, refusal) in [
+            (chosen(1), 1, None, Refusal::NoConnection),
+            (chosen(1), 1, other, Refusal::OtherSocket(Socket(78))),
+            (chosen(1), 1, bound, Refusal::Bound),
+            (chosen(1), u64::MAX, here, far),
+            (chosen(0), 1, required, Refusal::OwnRule(2)),
+            (ruled(1), 0, required, Refusal::OwnRule(2)),
+            (ruled(0), 0, decided, Refusal::OwnRule(2)),
+        ] {
+            let mut host = Host::default();
+            let judged = host.judge(switch, generation, here);
+            assert_eq!(judged.err(), Some(refusal), "{switch:?}");
+            assert!(host.choices.is_empty() && host.hands.is_empty());
+        }
+        // Only a rule that requires its bump stands above a choice for another one; a bound socket may be plain.
+        for (switch, here) in [
+            (chosen(1), decided),
+            (chosen(2), required),
+            (chosen(0), bound),
+        ] {
+            let judged = Host::default().judge(switch, 1, here);
+            assert!(judged.is_ok(), "{switch:?}: {judged:?}");
+        }
+    }
+
+    #[test]
+    fn who_only_asks_whether_learns_the_same_and_changes_nothing() {
+        let mut host = Host::default();
+        for switch in [chosen(0), ruled(0)] {
+            let judged = host.judge(whether(switch), 1, Some(HERE));
+            assert!(judged.is_ok_and(|following| !following.is_new));
+            assert!(host.choices.is_empty() && host.hands.is_empty());
+        }
+        let judged = host.judge(chosen(1), 3, Some(HERE));
+        assert!(judged.is_ok_and(|following| following.is_new));
+        for switch in [whether(chosen(0)), chosen(0), whether(ruled(0)), ruled(0)] {
+            let judged = host.judge(switch, 2, Some(HERE));
+            assert_eq!(judged.err(), Some(Refusal::Older(3)), "{switch:?}");
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_carried_out_is_taken_back() {
+        let mut host = Host::default();
+        let first = host.judge(chosen(1), 1, Some(HERE)).expect("it is taken");
+        let stood = host.choices.get(&pair());
+        let second = host.judge(chosen(0), 2, Some(HERE)).expect("it is later");
+        assert!(!first.undo(&mut host.choices, &mut host.hands));
+        assert!(second.undo(&mut host.choices, &mut host.hands));
+        assert_eq!(host.choices.get(&pair()), stood);
+        assert_eq!(second.answer(false), (Outcome::Failed, 2));
+        assert_eq!(first.answer(true), (Outcome::Done, 1));
+
+        let mut host = Host::default();
+        for (bump, before) in [(1, None), (3, Some(1)), (0, Some(3))] {
+            let following = host.judge(ruled(bump), 0, Some(HERE)).expect("it follows");
+            assert!(following.is_new);
+            let after = host.hands.clone();
+            assert!(following.undo(&mut host.choices, &mut host.hands));
+            let stands = host.hands.get(&pair()).map(|handed| handed.bump);
+            assert_eq!(stands, before);
+            host.hands = after;
+        }
+    }
+}
