@@ -38,7 +38,6 @@ use crate::turns::Turns;
 
 pub(crate) use kernel::Steered;
 use peers::Question;
-pub(crate) use peers::Unanswered;
 pub(crate) use state::{PeerState, Refused, State, Written};
 pub(crate) use telling::{Audience, Told};
 

@@ -42,7 +42,7 @@ mod translated;
 mod turns;
 mod volumes;
 
-use dibs_switch::{conns, hands, messages, plausible};
+use dibs_switch::{asking, conns, hands, messages, naming, plausible};
 use std::path::Path;
 use std::rc::Rc;
 use std::thread::JoinHandle;

@@ -10,6 +10,7 @@ use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 use crate::conns::{Pair, Socket};
 use crate::daemon::{Daemon, wall};
 use crate::locking::tuple;
+use crate::naming::Meant;
 use crate::startup::marks;
 
 /// The kernel's TCP states, include/net/tcp_states.h.
@@ -43,6 +44,15 @@ pub struct Live {
     pub counts: TcpCounts,
     /// Its ctmark; 0 if it is not tracked, or was not looked at.
     pub mark: u32,
+}
+
+impl From<&Live> for Meant {
+    fn from(live: &Live) -> Self {
+        Self {
+            pair: live.pair,
+            socket: live.socket,
+        }
+    }
 }
 
 /// Numbers of connections, and when what was seen of them.

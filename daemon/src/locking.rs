@@ -15,9 +15,10 @@ use crate::daemon::{Daemon, State};
 use crate::hands::Handed;
 use crate::live::Live;
 use crate::messages::{Body, Named, Outcome};
+use crate::naming::Meant;
 use crate::saved::Saved;
 use crate::startup::marks;
-use crate::switching::{Meant, ROUND};
+use crate::switching::ROUND;
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

@@ -12,8 +12,9 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
+use crate::asking::Unanswered;
 use crate::conns::{Pair, Version};
-use crate::daemon::{Daemon, Unanswered};
+use crate::daemon::Daemon;
 use crate::hands::{Hand, Handed};
 use crate::messages::{Body, Message, Named, Outcome, Switch};
 use crate::switching::ROUND;

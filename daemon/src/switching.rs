@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
-use dibs_switch::asking::{Asked, Conclusion, Verdict};
 
-use crate::conns::{Choice, Pair, Socket, Version};
-use crate::daemon::{Daemon, Unanswered};
+use crate::asking::{Answer, Conclusion, Negotiation, Unanswered};
+use crate::conns::Pair;
+use crate::daemon::{Daemon, State};
 use crate::live::Live;
 use crate::messages::Outcome;
 
@@ -24,7 +24,8 @@ mod calling;
 mod marking;
 mod rules;
 
-pub(crate) use asking::{Meant, ROUND};
+use asking::Move;
+pub(crate) use asking::ROUND;
 pub(crate) use calling::{Call, keep as keep_calling};
 pub(crate) use marking::{Mark, Marked, ends};
 
@@ -39,17 +40,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What came of a choice for one connection: moved, or why not.
 pub(crate) type Moved = (Live, Result<(), String>);
-
-/// What a peer is asked about one connection.
-#[derive(Clone, Copy, Debug)]
-struct Proposed {
-    socket: Socket,
-    version: Version,
-    /// What had been chosen before.
-    before: Option<Choice>,
-    /// The bump that it was on, by whatever reason.
-    origin: u8,
-}
 
 /// How far a change of many connections is, for whoever waits for it.
 #[derive(Debug, Default)]
@@ -67,9 +57,6 @@ impl Progress {
     }
 }
 
-/// A peer's answer for one connection.
-type Answer = Result<(Outcome, u64), Unanswered>;
-
 impl Daemon {
     /// Moves connections, as a user here chose: to `bump`, or to plain (0). What comes of it for each, in
     /// the same order.
@@ -80,53 +67,40 @@ impl Daemon {
         progress: &Progress,
     ) -> anyhow::Result<Vec<Moved>> {
         let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
-        let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
+        let mut by_peer: BTreeMap<usize, Vec<Move>> = BTreeMap::new();
         let translated = match bump {
             0 => HashMap::new(),
             _ => self.translated(lives).await?,
         };
         let carriers = self.carriers(bump, lives).await?;
         for live in lives {
-            if let Some(why) = translated.get(&live.pair) {
-                outcomes.insert(live.pair, Err(why.clone()));
+            let why: &str = if let Some(why) = translated.get(&live.pair) {
+                why
             } else if carriers.iter().any(|carrier| carrier.pair == live.pair) {
-                let why = "what goes by this bump's device goes by this connection";
-                outcomes.insert(live.pair, Err(why.to_owned()));
+                "what goes by this bump's device goes by this connection"
             } else if live.bound {
-                let why = "its socket is bound to a device and cannot be steered";
-                outcomes.insert(live.pair, Err(why.to_owned()));
-            } else if self.is_pending(live) {
-                // What stood before it could not be told from what the peer knows then.
-                let why = "it is being moved already";
-                outcomes.insert(live.pair, Err(why.to_owned()));
+                "its socket is bound to a device and cannot be steered"
+            } else if let Some(negotiation) = self.propose(live, bump) {
+                let moves = by_peer.entry(live.peer).or_default();
+                moves.push((*live, negotiation));
+                continue;
             } else {
-                by_peer.entry(live.peer).or_default().push(*live);
-            }
+                "it is being moved already"
+            };
+            outcomes.insert(live.pair, Err(why.to_owned()));
         }
         progress.of.set(by_peer.values().map(Vec::len).sum());
-        let mut proposed: Vec<(Pair, Choice, Option<Choice>)> = Vec::new();
-        let origins: HashMap<Pair, u8> = lives
-            .iter()
-            .map(|live| (live.pair, self.stands_on(live)))
-            .collect();
-        {
-            let mut state = self.state.borrow_mut();
-            for Live { pair, socket, .. } in by_peer.values().flatten() {
-                let before = state.choices.of(pair, *socket);
-                let choice = { &mut state.choices }.propose(*pair, *socket, bump, self.host, 0);
-                proposed.push((*pair, choice, before));
-            }
-        }
         let prepared = async {
             self.save()?;
             self.install().await
         };
         if let Err(error) = prepared.await {
-            let mut state = self.state.borrow_mut();
-            for (pair, choice, before) in proposed {
-                state.choices.take_back(&pair, choice.version, before);
+            {
+                let choices = &mut self.state.borrow_mut().choices;
+                for (_, negotiation) in by_peer.values().flatten() {
+                    negotiation.withdraw(choices);
+                }
             }
-            drop(state);
             // Or the next start would find them in the file.
             if let Err(error) = self.save() {
                 tracing::warn!("{error:#}");
@@ -134,24 +108,10 @@ impl Daemon {
             return Err(error);
         }
         if !self.is_outside(bump) {
-            self.expect_rates(by_peer.values().flatten());
+            self.expect_rates(by_peer.values().flatten().map(|(live, _)| live));
         }
-        let proposed: HashMap<Pair, Proposed> = proposed
-            .into_iter()
-            .map(|(pair, choice, before)| {
-                let (socket, version) = (choice.socket, choice.version);
-                let origin = origins[&pair];
-                let proposed = Proposed {
-                    socket,
-                    version,
-                    before,
-                    origin,
-                };
-                (pair, proposed)
-            })
-            .collect();
-        let moved = { by_peer.iter() }
-            .map(|(peer, lives)| self.move_all(*peer, lives, bump, &proposed, progress));
+        let moved =
+            { by_peer.iter_mut() }.map(|(peer, moves)| self.move_all(*peer, moves, bump, progress));
         let moved = futures_util::future::join_all(moved).await;
         outcomes.extend(moved.into_iter().flatten());
         self.save()?;
@@ -172,9 +132,10 @@ impl Daemon {
         Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
     }
 
-    fn is_pending(&self, live: &Live) -> bool {
-        let choice = self.state.borrow().choices.of(&live.pair, live.socket);
-        choice.is_some_and(|choice| choice.pending)
+    fn propose(&self, live: &Live, bump: u8) -> Option<Negotiation> {
+        let origin = self.stands_on(live);
+        let choices = &mut self.state.borrow_mut().choices;
+        Negotiation::choose(choices, live.into(), bump, origin, self.host)
     }
 
     /// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done
@@ -182,28 +143,21 @@ impl Daemon {
     async fn move_all(
         &self,
         peer: usize,
-        lives: &[Live],
+        moves: &mut [Move],
         bump: u8,
-        proposed: &HashMap<Pair, Proposed>,
         progress: &Progress,
     ) -> Vec<(Pair, Result<(), String>)> {
-        let mut outcomes = Vec::with_capacity(lives.len());
+        let mut outcomes = Vec::with_capacity(moves.len());
         let mut answers_none = false;
-        for lives in lives.chunks(ROUND) {
-            let (answers, left) = match answers_none {
-                true => {
-                    let not_asked = |live: &Live| {
-                        let version = proposed[&live.pair].version;
-                        (live.pair, version, Err(Unanswered::NotAsked))
-                    };
-                    (lives.iter().map(not_asked).collect(), HashSet::new())
-                }
-                false => self.negotiate(peer, lives, bump, true).await,
-            };
-            let silent = |(.., answer): &(_, _, Answer)| matches!(answer, Err(Unanswered::Silent));
-            answers_none = answers_none || (!answers.is_empty() && answers.iter().all(silent));
-            outcomes.extend(self.conclude(peer, (answers, left), bump, proposed).await);
-            progress.done.update(|done| done + lives.len());
+        for moves in moves.chunks_mut(ROUND) {
+            if !answers_none {
+                self.negotiate(peer, moves).await;
+                let is_silent =
+                    |(_, asked): &Move| matches!(asked.answer(), Err(Unanswered::Silent));
+                answers_none = moves.iter().all(is_silent);
+            }
+            outcomes.extend(self.conclude(peer, moves, bump).await);
+            progress.done.update(|done| done + moves.len());
         }
         outcomes
     }
@@ -212,55 +166,26 @@ impl Daemon {
     async fn conclude(
         &self,
         peer: usize,
-        (answers, left): (Vec<(Pair, Version, Answer)>, HashSet<Pair>),
+        moves: &[Move],
         bump: u8,
-        proposed: &HashMap<Pair, Proposed>,
     ) -> Vec<(Pair, Result<(), String>)> {
-        let mut concluded = Vec::with_capacity(answers.len());
-        for (pair, version, answer) in answers {
-            let verdict = match &answer {
-                Ok((outcome, _)) => Verdict::Answer(*outcome),
-                Err(Unanswered::Silent) => Verdict::Silence,
-                Err(Unanswered::NoSession) => Verdict::NoSession,
-                Err(Unanswered::Full | Unanswered::Ended | Unanswered::NotAsked) => {
-                    Verdict::NotAsked
-                }
-            };
-            let Proposed {
-                socket,
-                before,
-                origin,
-                ..
-            } = proposed[&pair];
-            let named = self.name(&Meant { pair, socket }).socket != Socket::UNKNOWN;
-            let asked = Asked {
-                socket,
-                bump,
-                // It may have been asked for again, as a later one.
-                version,
-                before,
-                origin,
-                left: left.contains(&pair),
-                named,
-            };
-            let choices = &mut self.state.borrow_mut().choices;
-            let conclusion = choices.conclude(pair, asked, verdict, self.host);
-            concluded.push((pair, before, answer, conclusion));
-        }
-        let came_back = |(.., conclusion): &(_, _, _, Conclusion)| {
-            matches!(conclusion, Conclusion::BroughtBack(_))
+        let concluded: Vec<(Pair, Conclusion)> = {
+            let State { choices, names, .. } = &mut *self.state.borrow_mut();
+            let conclude = |(live, asked): &Move| (live.pair, asked.conclude(choices, names));
+            moves.iter().map(conclude).collect()
         };
+        let came_back =
+            |(_, conclusion): &(Pair, Conclusion)| matches!(conclusion, Conclusion::BroughtBack(_));
         if concluded.iter().any(came_back)
             && let Err(error) = self.save()
         {
             tracing::warn!("{error:#}");
         }
-        // What another choice has taken the place of is marked by whom that one came from, once it is carried out.
         let concerned = concluded
             .iter()
-            .filter(|(.., conclusion)| *conclusion != Conclusion::Superseded);
-        let pairs: Vec<Pair> = concerned.map(|(pair, ..)| *pair).collect();
-        let back = |(pair, .., conclusion): &(Pair, _, _, Conclusion)| match conclusion {
+            .filter(|(_, conclusion)| *conclusion != Conclusion::Superseded);
+        let pairs: Vec<Pair> = concerned.map(|(pair, _)| *pair).collect();
+        let back = |(pair, conclusion): &(Pair, Conclusion)| match conclusion {
             Conclusion::PutBack(bump) => Some((*pair, *bump)),
             _ => None,
         };
@@ -268,7 +193,7 @@ impl Daemon {
             .await;
         let failed = self.mark_choices(&pairs).await;
         let mut outcomes = Vec::with_capacity(concluded.len());
-        for (pair, before, answer, conclusion) in concluded {
+        for ((_, asked), (pair, conclusion)) in moves.iter().zip(concluded) {
             let fault = failed.get(&pair).map(ToString::to_string);
             let outcome = match (conclusion, fault) {
                 (Conclusion::InForce, fault) => fault.map_or(Ok(()), Err),
@@ -282,17 +207,14 @@ impl Daemon {
                         }
                         Conclusion::BroughtBack(back) => {
                             self.call_back(pair, back);
-                            Err(self.refusal(&pair, bump, answer))
+                            Err(self.refusal(&pair, bump, asked.answer()))
                         }
-                        _ => Err(self.refusal(&pair, bump, answer)),
+                        _ => Err(self.refusal(&pair, bump, asked.answer())),
                     }
                 }
             };
-            // What stood before was chosen without a session, and the rule stands against it, too.
-            if let (Ok((Outcome::OwnRule, own)), Some(before)) = (answer, before)
-                && u64::from(before.bump) != own
-            {
-                self.give_in(peer, pair, before.version, own).await;
+            if let Some((version, own)) = asked.gives_in() {
+                self.give_in(peer, pair, version, own).await;
             }
             outcomes.push((pair, outcome));
         }

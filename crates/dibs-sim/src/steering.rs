@@ -16,20 +16,18 @@ use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_switch::answering::Following;
-use dibs_switch::asking::Verdict;
-use dibs_switch::conns::{Choice, Choices, Names, Pair, Socket, Version};
+use dibs_switch::asking::{Negotiation, Unanswered};
+use dibs_switch::conns::{Choice, Choices, Pair, Version};
 use dibs_switch::hands::Hands;
 use dibs_switch::locks::Locks;
+use dibs_switch::naming::{Names, Query};
 use dibs_wire::Tuple;
 
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::{Kernel, Way};
-use locking::Confirm;
 
 /// The bumps that a host carries.
 const CARRIED: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
-/// How long a peer may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
 /// Before a peer that had a later choice is told of one again.
@@ -51,29 +49,27 @@ pub struct Mark {
 /// A question that waits for its answer.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
-    pair: Pair,
-    /// Ours.
-    socket: Socket,
-    version: Version,
-    bump: u8,
-    /// Only whether the peer would follow: we leave first.
-    ready: bool,
-    /// What stood before; none if only what is known is told again.
-    before: Option<Option<Choice>>,
-    /// The bump that it was on before.
-    origin: u8,
-    /// It has left there already.
-    left: bool,
-    /// The peer knew of a later choice once already.
-    again: bool,
+    query: Query,
+    about: About,
     until: Time,
+}
+
+/// What a question is about.
+#[derive(Clone, Copy, Debug)]
+enum About {
+    /// The peer's part in a switch.
+    Switch(Negotiation),
+    /// A choice that is in force, which the peer may not know of.
+    Telling(Choice),
+    /// Whether the peer has the connection on this bump, too.
+    Confirm(u8),
 }
 
 /// What goes on once a connection has fallen silent.
 #[derive(Clone, Copy, Debug)]
 enum Waiter {
     /// We leave, and ask the peer to follow.
-    Us(Ask),
+    Us(Negotiation),
     /// The peer is answered; it only asked whether we would follow, or we do.
     Peer(u32, Following),
 }
@@ -96,7 +92,6 @@ struct Daemon {
     asks: BTreeMap<u32, Ask>,
     leaving: BTreeMap<Pair, Leaving>,
     locks: Locks<Time>,
-    confirms: BTreeMap<u32, Confirm>,
     /// When peers are asked about what is not locked yet.
     look_at: Option<Time>,
     /// To be told again then: the later choice that the peer had may be taken back.
@@ -170,10 +165,9 @@ impl Steering {
         if let Some(daemon) = &mut self.daemon {
             daemon.choices.sweep(|p, _| p != pair);
             daemon.names.sweep(|p, _| p != pair);
-            daemon.asks.retain(|_, ask| ask.pair != *pair);
+            daemon.asks.retain(|_, ask| ask.query.conn().pair != *pair);
             daemon.leaving.remove(pair);
             daemon.locks.release(pair);
-            daemon.confirms.retain(|_, asked| asked.pair != *pair);
             daemon.tellings.retain(|(_, p, _)| p != pair);
         }
     }
@@ -313,17 +307,23 @@ impl Steering {
             .expect("a host with a node has a daemon")
     }
 
-    fn save(&mut self, now: Time) {
-        self.unsaved = self.is_unable(now);
-        if self.unsaved {
-            return;
-        }
+    /// Writes what is to outlive the daemon; false if that cannot be done.
+    fn save(&mut self, now: Time) -> bool {
         let choices = &self.daemon().choices;
-        let saved = choices.iter().map(|(pair, choice)| {
+        let choices = choices.iter().map(|(pair, choice)| {
             let pending = false;
             (pair, Choice { pending, ..choice })
         });
-        self.saved = saved.collect();
+        let choices: Vec<_> = choices.collect();
+        let able = !self.is_unable(now);
+        if able {
+            self.saved = choices;
+        } else {
+            self.unsaved = self.saved != choices;
+            return false;
+        }
+        self.unsaved = false;
+        true
     }
 
     fn next_request(&mut self) -> u32 {
@@ -361,12 +361,11 @@ impl Steering {
     pub fn poll_timeout(&self) -> Option<Time> {
         let daemon = self.daemon.as_ref()?;
         let asks = daemon.asks.values().map(|a| a.until);
-        let confirms = daemon.confirms.values().map(|asked| asked.until);
         let tellings = daemon.tellings.iter().map(|(t, ..)| *t);
         let save = self.unable_until.filter(|_| self.unsaved);
         let looks = [daemon.look_at, daemon.locks.next_due(), save];
         let looks = looks.into_iter().flatten();
-        asks.chain(confirms).chain(tellings).chain(looks).min()
+        asks.chain(tellings).chain(looks).min()
     }
 
     /// Does what is due.
@@ -381,7 +380,7 @@ impl Steering {
         };
         while let Some(request) = due(self.daemon()) {
             let ask = self.daemon().asks.remove(&request).expect("it is due");
-            self.conclude(at, ask, Verdict::Silence, 0);
+            self.handle_answer(at, ask, Err(Unanswered::Silent));
         }
         let tellings = std::mem::take(&mut self.daemon().tellings);
         for (due, pair, version) in tellings {
@@ -397,7 +396,6 @@ impl Steering {
                 _ => {}
             }
         }
-        self.daemon().confirms.retain(|_, asked| asked.until > now);
         if self.daemon().locks.next_due().is_some_and(|due| due <= now) {
             self.set_locks(now);
         }

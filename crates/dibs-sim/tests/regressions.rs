@@ -448,7 +448,7 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
             (at(2001), Op::Restart(0, Duration::from_millis(1))),
             (at(2002), Op::Link(0, 0, clean())),
             (at(away), Op::Link(0, 1, deaf.clone())),
-            (at(away + 7000), Op::Link(0, 1, clean())),
+            (at(away + 17_000), Op::Link(0, 1, clean())),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);
@@ -717,7 +717,7 @@ fn a_choice_that_another_one_hid_is_told_again() {
             // The session comes, and what is said by it gets nowhere.
             (at(away), Op::Outage(0, true)),
             (at(1200), Op::Cross(0, [SEAL; 2])),
-            (at(8000), Op::Outage(0, false)),
+            (at(18_000), Op::Outage(0, false)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);

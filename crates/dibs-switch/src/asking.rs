@@ -1,46 +1,115 @@
-//! What becomes of a choice that a peer was asked about.
+//! What a peer is asked for its part in a switch of one connection, who leaves first, and what becomes of it.
 
-use crate::conns::{Choice, Choices, Pair, Socket, Version};
-use crate::messages::Outcome;
+use std::time::Duration;
 
-/// A choice that a peer was asked about.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    /// The connection's socket here.
-    pub socket: Socket,
-    /// The bump that was chosen; 0 is plain.
-    pub bump: u8,
-    /// The version that it was asked with last.
-    pub version: Version,
-    /// What had been chosen before.
-    pub before: Option<Choice>,
-    /// The bump that the connection was on, by whatever reason.
-    pub origin: u8,
-    /// It has left there already, and the kernel was told of the choice: the peer had said that it would follow.
-    pub left: bool,
-    /// The peer has named its socket of the connection: without that it does nothing.
-    pub named: bool,
-}
+use dibs_core::node::ControlError;
 
-/// What came of a question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The peer answered.
-    Answer(Outcome),
-    /// It did not, within its time: it may have done its part all the same.
-    Silence,
+use crate::conns::{Choice, Choices, Socket, Version};
+use crate::messages::{Outcome, Switch};
+use crate::naming::{Meant, Names};
+use crate::plausible::Implausible;
+
+/// How long a peer's daemon has for an answer: on a busy machine it waits for iptables for seconds. `dibsctl`
+/// waits longer.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A peer's answer for one connection; the number belongs to the outcome.
+pub type Answer = Result<(Outcome, u64), Unanswered>;
+
+/// Why a peer's daemon gave no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
     /// There was no session to ask by.
+    #[error("there is no session with it")]
     NoSession,
-    /// It could not be asked for another reason.
+    /// It may have done its part all the same.
+    #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
+    Silent,
+    /// It is the peer's doing that messages wait, or that of the trusted paths between the hosts.
+    #[error("too many messages wait for its daemon")]
+    Full,
+    /// There is no data path to ask by.
+    #[error("the data path has ended")]
+    Ended,
+    /// It was silent for others.
+    #[error("its daemon did not answer for others, and was not asked for it")]
     NotAsked,
 }
 
-/// What has become of the choice, and who has to be told.
+impl From<ControlError> for Unanswered {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::NoSession => Self::NoSession,
+            ControlError::TooMany => Self::Full,
+            ControlError::UnknownPeer | ControlError::TooLong => {
+                panic!("messages are short and for known peers: {error}")
+            }
+        }
+    }
+}
+
+/// The switch of one connection, of which its peer is asked for its part.
+///
+/// It [begins](Self::begin) once it is known whether the kernel here sends: then this host leaves first, when the
+/// peer has said that it would follow. From then on [`next`](Self::next) says what is to be done, and a `handle_*`
+/// what came of that, until it is [concluded](Self::conclude).
+#[derive(Clone, Copy, Debug)]
+pub struct Negotiation {
+    conn: Meant,
+    /// Where it goes; 0 is plain.
+    bump: u8,
+    /// By choice.
+    explicit: bool,
+    /// The version that it was asked with last.
+    version: Version,
+    /// What had been chosen before.
+    before: Option<Choice>,
+    /// The bump that the connection was on, by whatever reason.
+    origin: u8,
+    /// It has left there already, and the kernel was told of that: the peer had said that it would follow.
+    left: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// The peer is asked for its part; only whether it would follow, if `ready`. `again`: it knew of a later
+    /// choice.
+    Asking { ready: bool, again: bool },
+    /// It is asked again, for a choice that is later than what `stood`, once that is saved: or the next
+    /// daemon would give the version that the peer knows to another choice.
+    Saving { ready: bool, stood: Choice },
+    /// The peer would follow, and the connection falls silent.
+    Draining,
+    /// This came of it.
+    Answered(Answer),
+}
+
+/// What is to be done for a [`Negotiation`]. Of many that move together those go first that wait for the least
+/// of this: who has no part in it does not wait for the silence of others, and no peer that is ready waits
+/// for a question about another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// The choices are to be saved.
+    Save,
+    /// The peer is to be asked, by the version that it has [by then](Negotiation::version).
+    Ask {
+        /// Only whether it would follow.
+        ready: bool,
+    },
+    /// What the connection sent by its bump is to arrive, and nothing new to be sent.
+    Drain,
+    /// It is over.
+    Conclude,
+}
+
+/// What has become of a choice, and who has to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conclusion {
     /// It is in force.
     InForce,
-    /// Another one has been made meanwhile, here or by the peer, and stands.
+    /// Another one has been made meanwhile, here or by the peer, and stands. Whom that one came from tells the
+    /// kernel, once it is carried out.
     Superseded,
     /// What stood before stands again.
     TakenBack,
@@ -52,187 +121,210 @@ pub enum Conclusion {
     BroughtBack(Choice),
 }
 
-impl Choices {
-    /// Carries out what came of asking for a choice of `host`. Unless another one has taken its place, the
-    /// kernel is to be told what stands now.
-    pub fn conclude(
-        &mut self,
-        pair: Pair,
-        asked: Asked,
-        verdict: Verdict,
+impl Negotiation {
+    /// Chooses a bump for a connection that is on `origin` as `host`, unless the peer is being asked about an earlier
+    /// choice: what stood before this one could not be told from what the peer knows then.
+    pub fn choose(
+        choices: &mut Choices,
+        conn: Meant,
+        bump: u8,
+        origin: u8,
         host: u64,
-    ) -> Conclusion {
-        let version = asked.version;
-        let agreed = match verdict {
-            Verdict::Answer(outcome) => outcome == Outcome::Done,
-            // The peer's part waits for a session: the choice is sent again then.
-            Verdict::NoSession => asked.bump == 0,
-            Verdict::Silence | Verdict::NotAsked => false,
+    ) -> Option<Self> {
+        let before = choices.of(&conn.pair, conn.socket);
+        if before.is_some_and(|choice| choice.pending) {
+            return None;
+        }
+        let choice = choices.propose(conn.pair, conn.socket, bump, host, 0);
+        Some(Self {
+            explicit: true,
+            version: choice.version,
+            before,
+            origin,
+            ..Self::by_rule(conn, bump, host)
+        })
+    }
+
+    /// Moves a connection because rules of `host` changed.
+    pub fn by_rule(conn: Meant, bump: u8, host: u64) -> Self {
+        let generation = 0;
+        Self {
+            conn,
+            bump,
+            explicit: false,
+            version: Version { generation, host },
+            before: None,
+            origin: 0,
+            left: false,
+            phase: Phase::Answered(Err(Unanswered::NotAsked)),
+        }
+    }
+
+    /// Takes the choice back before anybody was asked.
+    pub fn withdraw(&self, choices: &mut Choices) {
+        choices.take_back(&self.conn.pair, self.version, self.before);
+    }
+
+    /// The peer is asked from now on. `sends`: what the kernel here sent by its bump is under way.
+    pub fn begin(&mut self, sends: bool) {
+        self.phase = Phase::Asking {
+            ready: sends,
+            again: false,
         };
-        let known = self.of(&pair, asked.socket);
+    }
+
+    /// The connection.
+    pub fn conn(&self) -> Meant {
+        self.conn
+    }
+
+    /// The version that the peer is asked with.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// What the peer is asked, or [would be](Step::Ask).
+    pub fn switch(&self, ready: bool) -> Switch {
+        Switch {
+            bump: self.bump,
+            explicit: self.explicit,
+            ready,
+        }
+    }
+
+    /// What came of it, so far.
+    pub fn answer(&self) -> Answer {
+        match self.phase {
+            Phase::Answered(answer) => answer,
+            _ => Err(Unanswered::NotAsked),
+        }
+    }
+
+    /// What is to be done next.
+    pub fn next(&self) -> Step {
+        match self.phase {
+            Phase::Asking { ready, .. } => Step::Ask { ready },
+            Phase::Saving { .. } => Step::Save,
+            Phase::Draining => Step::Drain,
+            Phase::Answered(_) => Step::Conclude,
+        }
+    }
+
+    /// The peer has answered, or not.
+    ///
+    /// # Errors
+    /// It claims to know of a choice that nobody can have made, and is not believed.
+    pub fn handle_answer(
+        &mut self,
+        choices: &mut Choices,
+        answer: Answer,
+    ) -> Result<(), Implausible> {
+        let Phase::Asking { ready, again } = self.phase else {
+            return Ok(());
+        };
+        let Meant { pair, socket } = self.conn;
+        self.phase = Phase::Answered(answer);
+        match answer {
+            Ok((Outcome::Done, _)) if ready => self.phase = Phase::Draining,
+            Ok((Outcome::Older, generation)) if self.explicit && !again => {
+                if !choices.may_be(&pair, socket, generation) {
+                    return Err(Implausible::Generation);
+                }
+                // Unless that later choice has come here meanwhile: then it stands.
+                let stood = choices.of(&pair, socket);
+                if let Some(stood) = stood.filter(|stood| stood.version == self.version) {
+                    let host = self.version.host;
+                    let later = choices.propose(pair, socket, self.bump, host, generation);
+                    self.version = later.version;
+                    self.phase = Phase::Saving { ready, stood };
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The choices are saved, or could not be.
+    pub fn handle_saved(&mut self, choices: &mut Choices, saved: bool) {
+        let Phase::Saving { ready, stood } = self.phase else {
+            return;
+        };
+        if saved {
+            let again = true;
+            self.phase = Phase::Asking { ready, again };
+        } else {
+            choices.take_back(&self.conn.pair, self.version, Some(stood));
+            self.version = stood.version;
+            let older = (Outcome::Older, stood.version.generation);
+            self.phase = Phase::Answered(Ok(older));
+        }
+    }
+
+    /// The connection has fallen silent, or is not there any more. True if it leaves its bump now, before the peer is
+    /// asked to follow: the peer may have chosen otherwise meanwhile.
+    pub fn handle_silent(&mut self, choices: &Choices, is_there: bool) -> bool {
+        let choice = choices.of(&self.conn.pair, self.conn.socket);
+        let stands = !self.explicit || choice.is_some_and(|choice| choice.bump == self.bump);
+        self.left = is_there && stands;
+        self.begin(false);
+        self.left
+    }
+
+    /// Carries out what came of a choice.
+    pub fn conclude(&self, choices: &mut Choices, names: &Names) -> Conclusion {
+        let (Meant { pair, socket }, version) = (self.conn, self.version);
+        let agreed = match self.answer() {
+            Ok((outcome, _)) => outcome == Outcome::Done,
+            // The peer's part waits for a session: the choice is sent again then.
+            Err(Unanswered::NoSession) => self.bump == 0,
+            Err(_) => false,
+        };
+        let known = choices.of(&pair, socket);
         let Some(stands) = known.filter(|known| known.version == version) else {
             let ours = Choice {
-                bump: asked.bump,
-                socket: asked.socket,
+                bump: self.bump,
+                socket,
                 version,
                 pending: false,
             };
-            self.overtake(
-                pair,
-                version,
-                if agreed { Some(ours) } else { asked.before },
-            );
+            let stands = if agreed { Some(ours) } else { self.before };
+            choices.overtake(pair, version, stands);
             return Conclusion::Superseded;
         };
         // Or it was told back, by a peer that agreed and restarted before its answer got here.
         if agreed || !stands.pending {
-            self.settle(&pair, version);
+            choices.settle(&pair, version);
             return Conclusion::InForce;
         }
-        self.take_back(&pair, version, asked.before);
-        if verdict != Verdict::Silence || !asked.named {
-            return match asked.before {
-                None if asked.left => Conclusion::PutBack(asked.origin),
+        choices.take_back(&pair, version, self.before);
+        // Without the name of its socket the peer does nothing.
+        let is_named = names.get(&pair, socket) != Socket::UNKNOWN;
+        if self.answer() != Err(Unanswered::Silent) || !is_named {
+            return match self.before {
+                None if self.left => Conclusion::PutBack(self.origin),
                 _ => Conclusion::TakenBack,
             };
         }
-        let bump = asked.before.map_or(asked.origin, |choice| choice.bump);
-        let back = self.propose(pair, asked.socket, bump, host, version.generation);
-        self.settle(&pair, back.version);
+        let bump = self.before.map_or(self.origin, |choice| choice.bump);
+        let back = choices.propose(pair, socket, bump, version.host, version.generation);
+        choices.settle(&pair, back.version);
         Conclusion::BroughtBack(Choice {
             pending: false,
             ..back
         })
     }
+
+    /// The choice that stood before was made without a session, and a rule of the peer stands against it, too: its
+    /// version, and the bump that the rule wants.
+    pub fn gives_in(&self) -> Option<(Version, u64)> {
+        match (self.answer(), self.before) {
+            (Ok((Outcome::OwnRule, own)), Some(before)) if u64::from(before.bump) != own => {
+                Some((before.version, own))
+            }
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::conns::tests::pair;
-
-    const SOCKET: Socket = Socket(77);
-    const HOST: u64 = 7;
-
-    /// A choice of ours for `bump`, of which the peer knows, on top of what stands.
-    fn ask(choices: &mut Choices, bump: u8) -> Asked {
-        let before = choices.get(&pair());
-        Asked {
-            socket: SOCKET,
-            bump,
-            version: choices.propose(pair(), SOCKET, bump, HOST, 0).version,
-            before,
-            origin: 2,
-            left: false,
-            named: true,
-        }
-    }
-
-    fn bump(choices: &Choices) -> Option<u8> {
-        choices.get(&pair()).map(|choice| choice.bump)
-    }
-
-    #[test]
-    fn what_the_peer_agrees_to_or_cannot_know_of_yet_is_in_force() {
-        for (bump, verdict, stands) in [
-            (3, Verdict::Answer(Outcome::Done), true),
-            (3, Verdict::NoSession, false),
-            (0, Verdict::NoSession, true),
-            (0, Verdict::NotAsked, false),
-            (0, Verdict::Answer(Outcome::Failed), false),
-        ] {
-            let mut choices = Choices::default();
-            let asked = ask(&mut choices, bump);
-            let conclusion = choices.conclude(pair(), asked, verdict, HOST);
-            let expected = match stands {
-                true => Conclusion::InForce,
-                false => Conclusion::TakenBack,
-            };
-            assert_eq!(conclusion, expected, "{bump} {verdict:?}");
-            assert_eq!(choices.get(&pair()).is_some(), stands);
-            assert!(choices.get(&pair()).is_none_or(|choice| !choice.pending));
-        }
-    }
-
-    /// The peer said that it would follow, and then could not.
-    #[test]
-    fn who_left_for_nothing_is_put_back() {
-        let refused = Verdict::Answer(Outcome::Failed);
-        let mut choices = Choices::default();
-        let asked = Asked {
-            left: true,
-            ..ask(&mut choices, 0)
-        };
-        let conclusion = choices.conclude(pair(), asked, refused, HOST);
-        assert_eq!(conclusion, Conclusion::PutBack(2));
-        assert_eq!(choices.get(&pair()), None);
-        // What was chosen before says itself where it belongs.
-        let first = ask(&mut choices, 3);
-        let done = Verdict::Answer(Outcome::Done);
-        choices.conclude(pair(), first, done, HOST);
-        let asked = Asked {
-            left: true,
-            ..ask(&mut choices, 0)
-        };
-        let conclusion = choices.conclude(pair(), asked, refused, HOST);
-        assert_eq!(conclusion, Conclusion::TakenBack);
-        assert_eq!(bump(&choices), Some(3));
-    }
-
-    #[test]
-    fn who_may_have_followed_is_called_back_by_a_later_choice() {
-        let mut choices = Choices::default();
-        let asked = ask(&mut choices, 3);
-        let conclusion = choices.conclude(pair(), asked, Verdict::Silence, HOST);
-        let back = choices.get(&pair()).expect("it is chosen to be back");
-        assert_eq!(conclusion, Conclusion::BroughtBack(back));
-        assert_eq!((back.bump, back.version.generation), (2, 2));
-        // It has not named its socket, so it has not followed.
-        let asked = Asked {
-            named: false,
-            ..ask(&mut choices, 1)
-        };
-        let conclusion = choices.conclude(pair(), asked, Verdict::Silence, HOST);
-        assert_eq!(conclusion, Conclusion::TakenBack);
-        assert_eq!(choices.get(&pair()), Some(back));
-    }
-
-    /// The peer agreed, restarted and told it back; the user chose again; only then was the first question
-    /// given up, and the connection put back to where it had been (seeds 474461 and 476849).
-    #[test]
-    fn a_question_that_nobody_answered_undoes_no_later_choice() {
-        let peer = Version {
-            generation: 2,
-            host: HOST + 1,
-        };
-        for by_peer in [false, true] {
-            let mut choices = Choices::default();
-            let first = ask(&mut choices, 0);
-            if by_peer {
-                assert_eq!(choices.accept(pair(), SOCKET, 3, peer), Ok(()));
-            } else {
-                let told_back = choices.accept(pair(), SOCKET, 0, first.version);
-                assert_eq!(told_back, Ok(()));
-                let second = ask(&mut choices, 3);
-                let done = Verdict::Answer(Outcome::Done);
-                let conclusion = choices.conclude(pair(), second, done, HOST);
-                assert_eq!(conclusion, Conclusion::InForce);
-            }
-            let conclusion = choices.conclude(pair(), first, Verdict::Silence, HOST);
-            assert_eq!(conclusion, Conclusion::Superseded);
-            assert_eq!(bump(&choices), Some(3));
-        }
-    }
-
-    #[test]
-    fn a_choice_that_was_told_back_stands_whatever_comes_of_the_question() {
-        let mut choices = Choices::default();
-        let asked = ask(&mut choices, 0);
-        assert_eq!(choices.accept(pair(), SOCKET, 0, asked.version), Ok(()));
-        for verdict in [Verdict::Silence, Verdict::Answer(Outcome::NoConnection)] {
-            let conclusion = choices.conclude(pair(), asked, verdict, HOST);
-            assert_eq!(conclusion, Conclusion::InForce);
-            assert_eq!(bump(&choices), Some(0));
-        }
-    }
-}
+mod tests;

@@ -97,34 +97,6 @@ impl Socket {
     pub const UNKNOWN: Self = Self(0);
 }
 
-/// How the other ends name their sockets of our connections.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names(BTreeMap<Pair, (Socket, Socket)>);
-
-impl Names {
-    /// The other end's socket of the connection that has the socket `own` here, or
-    /// [`UNKNOWN`](Socket::UNKNOWN).
-    pub fn get(&self, pair: &Pair, own: Socket) -> Socket {
-        let known = self.0.get(pair).filter(|(of, _)| *of == own);
-        known.map_or(Socket::UNKNOWN, |(_, theirs)| *theirs)
-    }
-
-    /// The other end named its socket `theirs` while this connection had the socket `own` here.
-    pub fn learn(&mut self, pair: Pair, own: Socket, theirs: Socket) {
-        self.0.insert(pair, (own, theirs));
-    }
-
-    /// Whether no name is known.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Forgets the connections that are gone.
-    pub fn sweep(&mut self, lives: impl Fn(&Pair, Socket) -> bool) {
-        self.0.retain(|pair, (own, _)| lives(pair, *own));
-    }
-}
-
 /// Which of two choices is the later one: ordered by generation, then by host.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -372,17 +344,6 @@ pub(crate) mod tests {
         assert_eq!(choices.accept(pair(), next, 1, version), Ok(()));
         assert_eq!(choices.of(&pair(), next).map(|c| c.bump), Some(1));
         assert_eq!(choices.sweep(|_, socket| socket == SOCKET), [pair()]);
-    }
-
-    #[test]
-    fn a_name_holds_for_one_socket() {
-        let mut names = Names::default();
-        assert_eq!(names.get(&pair(), SOCKET), Socket::UNKNOWN);
-        names.learn(pair(), SOCKET, Socket(5));
-        assert_eq!(names.get(&pair(), SOCKET), Socket(5));
-        assert_eq!(names.get(&pair(), Socket(78)), Socket::UNKNOWN);
-        names.sweep(|_, socket| socket != SOCKET);
-        assert_eq!(names, Names::default());
     }
 
     #[test]

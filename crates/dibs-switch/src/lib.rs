@@ -7,4 +7,5 @@ pub mod conns;
 pub mod hands;
 pub mod locks;
 pub mod messages;
+pub mod naming;
 pub mod plausible;

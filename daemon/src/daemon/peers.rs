@@ -1,19 +1,13 @@
 //! What the daemons of peers are asked and told.
 
-use std::time::Duration;
-
-use dibs_core::node::ControlError;
 use tokio::sync::oneshot;
 
 use super::Daemon;
+use crate::asking::{PATIENCE, Unanswered};
 use crate::driver::Gone;
 use crate::messages::{Body, Message, Outcome};
 use crate::rules::Rule;
 use crate::startup::policy_prefix;
-
-/// How long a peer's daemon has for an answer: on a busy machine it waits for iptables for seconds. `dibsctl`
-/// waits longer.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Who waits for a peer's answer.
 pub(super) struct Question {
@@ -21,36 +15,9 @@ pub(super) struct Question {
     answer: oneshot::Sender<Vec<(Outcome, u64)>>,
 }
 
-/// Why a peer's daemon gave no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unanswered {
-    #[error("there is no session with it")]
-    NoSession,
-    #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
-    Silent,
-    #[error("too many messages wait for its daemon")]
-    Full,
-    #[error("the data path has ended")]
-    Ended,
-    #[error("its daemon did not answer for others, and was not asked for it")]
-    NotAsked,
-}
-
 impl From<Gone> for Unanswered {
     fn from(_: Gone) -> Self {
         Self::Ended
-    }
-}
-
-impl From<ControlError> for Unanswered {
-    fn from(error: ControlError) -> Self {
-        match error {
-            ControlError::NoSession => Self::NoSession,
-            ControlError::TooMany => Self::Full,
-            ControlError::UnknownPeer | ControlError::TooLong => {
-                panic!("messages are short and for known peers: {error}")
-            }
-        }
     }
 }
 
@@ -146,17 +113,5 @@ impl Daemon {
             }
         });
         futures_util::future::join_all(asked).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// It is the peer's doing that messages wait, or that of the trusted paths between us.
-    #[test]
-    fn messages_that_wait_are_no_fault_of_ours() {
-        let full = Unanswered::from(ControlError::TooMany);
-        assert_eq!(full, Unanswered::Full);
     }
 }

@@ -12,10 +12,11 @@ use dibs_switch::answering::Here;
 use dibs_switch::locks::Locks;
 use dibs_switch::plausible::Implausible;
 
-use crate::conns::{Choices, Names, Pair};
+use crate::conns::{Choices, Pair};
 use crate::hands::{Hand, Hands};
 use crate::interfaces::Inventory;
 use crate::live::Live;
+use crate::naming::Names;
 use crate::paths::Link;
 use crate::rules::Rule;
 use crate::saved::SavedRule;

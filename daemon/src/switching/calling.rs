@@ -3,11 +3,12 @@
 
 use std::rc::Rc;
 
-use super::Meant;
 use super::rules::TELL_AGAIN;
+use crate::asking::Unanswered;
 use crate::conns::{Choice, Pair};
-use crate::daemon::{Daemon, Unanswered};
+use crate::daemon::Daemon;
 use crate::messages::{Outcome, Switch};
+use crate::naming::Meant;
 
 /// A choice that a peer is to be told.
 #[derive(Clone, Copy, Debug)]

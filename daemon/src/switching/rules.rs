@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::Mark;
-use super::asking::{Meant, ROUND};
+use super::asking::{Move, ROUND};
+use crate::asking::{Answer, Negotiation, Unanswered};
 use crate::conns::{Pair, Version};
-use crate::daemon::{Audience, Daemon, Unanswered};
+use crate::daemon::{Audience, Daemon};
 use crate::hands::{Hand, Handed};
 use crate::live::Live;
 use crate::messages::{Outcome, Switch};
+use crate::naming::Meant;
 
 /// Before a peer that did not answer is told of choices again.
 pub(super) const TELL_AGAIN: Duration = Duration::from_secs(1);
@@ -41,13 +43,21 @@ impl Daemon {
     /// Up to [`ROUND`] connections of [`follow_rules`](Self::follow_rules). `ask`: the peer is asked for its
     /// part. Whether it answers.
     async fn follow_some(&self, peer: usize, lives: &[Live], bump: u8, ask: bool) -> bool {
-        let answers = match ask {
-            true => self.negotiate(peer, lives, bump, false).await.0,
-            false => Vec::new(),
-        };
+        let negotiation = |live: &Live| Negotiation::by_rule(live.into(), bump, self.host);
+        let mut moves: Vec<Move> = lives
+            .iter()
+            .map(|live| (*live, negotiation(live)))
+            .collect();
+        if ask {
+            self.negotiate(peer, &mut moves).await;
+        }
+        let answers = moves
+            .iter()
+            .map(|(live, asked)| (live.pair, asked.answer()));
+        let answers: Vec<(Pair, Answer)> = answers.collect();
         tracing::debug!(bump, ?answers, "rules move connections");
-        let heard = answers.iter().any(|(.., answer)| answer.is_ok());
-        let refused = |(pair, _, answer)| match answer {
+        let heard = answers.iter().any(|(_, answer)| answer.is_ok());
+        let refused = |(pair, answer)| match answer {
             Ok((Outcome::OwnRule, own)) if bump == 0 => Some((pair, own)),
             _ => None,
         };

@@ -1,4 +1,4 @@
-//! What the peer asks for, and how a connection falls silent: `daemon/src/switching/answering.rs`.
+//! What the peer asks for, by [`dibs_switch::answering`], and how a connection falls silent.
 
 use dibs_switch::answering::{Following, Here, Refusal, Wanted};
 use dibs_switch::conns::{Choice, Pair, Socket, Version};
@@ -6,9 +6,7 @@ use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
-use super::{
-    Ask, At, CARRIED, Daemon, LOOK_EVERY, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
-};
+use super::{At, CARRIED, Daemon, LOOK_EVERY, Steering, TELL_AGAIN, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -31,14 +29,9 @@ impl Steering {
                 }
             }
             Body::Answer(outcomes) => {
-                let confirm = self.daemon().confirms.remove(&request);
-                if let Some((confirm, outcome)) = confirm.zip(outcomes.first()) {
-                    self.on_confirmed(at, confirm, *outcome);
-                    return true;
-                }
                 let ask = self.daemon().asks.remove(&request);
-                if let Some((ask, &(outcome, generation))) = ask.zip(outcomes.first()) {
-                    self.on_answer(at, ask, outcome, generation);
+                if let Some((ask, outcome)) = ask.zip(outcomes.first()) {
+                    self.handle_answer(at, ask, Ok(*outcome));
                 } else {
                     self.seen.note(Seen::LateAnswer);
                 }
@@ -172,24 +165,14 @@ impl Steering {
         for waiter in leaving.waiters {
             self.seen.note(Seen::Drained);
             match waiter {
-                Waiter::Us(ask) => {
-                    // The peer may have chosen otherwise while it fell silent.
-                    let stands = self.daemon().choices.of(&pair, ask.socket);
-                    let left = stands.is_some_and(|choice| choice.bump == ask.bump);
-                    if left {
+                Waiter::Us(mut negotiation) => {
+                    if negotiation.handle_silent(&self.daemon().choices, true) {
                         self.seen.note(Seen::LeftFirst);
                         self.leave(at, pair);
                     } else {
                         end_drains(at, &pair);
                     }
-                    self.ask(
-                        at,
-                        Ask {
-                            ready: false,
-                            left,
-                            ..ask
-                        },
-                    );
+                    self.carry_on(at, negotiation);
                 }
                 Waiter::Peer(request, following) => self.follow(at, request, following),
             }

@@ -1,11 +1,12 @@
-//! What users choose, what the peer is asked, and what comes of it: `daemon/src/switching.rs` and `asking.rs`.
+//! What users choose, what the peer is asked, and what comes of it: a driver of [`dibs_switch::asking`].
 
-use dibs_switch::asking::{Asked, Conclusion, Verdict};
+use dibs_switch::asking::{Answer, Conclusion, Negotiation, PATIENCE, Step, Unanswered};
 use dibs_switch::conns::{Choice, Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
+use dibs_switch::naming::{Meant, Next, Query};
 
 use super::{
-    Ask, At, Mark, PATIENCE, SENDS_WITHIN, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
+    About, Ask, At, Daemon, Mark, SENDS_WITHIN, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
 };
 use crate::coverage::Seen;
 
@@ -18,40 +19,26 @@ impl Steering {
         {
             return self.seen.note(Seen::RequiredKept);
         }
-        let host = self.host;
-        let before = self.daemon().choices.get(&pair);
-        if before.is_some_and(|choice| choice.pending) {
+        let (host, origin) = (self.host, self.mark(&pair).bump);
+        let conn = Meant { pair, socket };
+        let choices = &mut self.daemon().choices;
+        let Some(mut negotiation) = Negotiation::choose(choices, conn, bump, origin, host) else {
             return self.seen.note(Seen::BusyRefused);
-        }
-        if self.is_unable(at.now) {
+        };
+        if !self.save(at.now) {
+            negotiation.withdraw(&mut self.daemon().choices);
+            self.save(at.now);
             return self.seen.note(Seen::FailedHere);
         }
-        let choice = self.daemon().choices.propose(pair, socket, bump, host, 0);
-        self.save(at.now);
-        let origin = self.mark(&pair).bump;
         self.unlock_leaving(&pair, bump);
         if bump != origin && bump != 0 && origin != 0 {
             self.seen.note(Seen::BumpToBump);
         }
-        let mut ready = false;
-        if bump == 0 {
-            let conns = at.node.conns();
-            let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
-            ready = spoke.any(|c| c.spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN));
-        }
-        let ask = Ask {
-            pair,
-            socket,
-            version: choice.version,
-            bump,
-            ready,
-            before: Some(before),
-            origin,
-            left: false,
-            again: false,
-            until: at.now,
-        };
-        self.ask(at, ask);
+        let conns = at.node.conns();
+        let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
+        let sends = spoke.any(|c| c.spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN));
+        negotiation.begin(bump == 0 && sends);
+        self.carry_on(at, negotiation);
     }
 
     /// This host's daemon is not what it should be, and says that a choice was made, by whomever and as the latest of
@@ -75,48 +62,73 @@ impl Steering {
         self.post(at, request, body);
     }
 
-    pub(super) fn ask(&mut self, at: &mut At<'_>, ask: Ask) {
+    /// Does what comes next in a switch of ours.
+    pub(super) fn carry_on(&mut self, at: &mut At<'_>, mut negotiation: Negotiation) {
+        match negotiation.next() {
+            Step::Ask { .. } => {
+                let query = Query::new(negotiation.conn());
+                self.ask(at, query, About::Switch(negotiation));
+            }
+            Step::Save => {
+                let saved = self.save(at.now);
+                if saved {
+                    self.seen.note(Seen::AskedAgain);
+                }
+                negotiation.handle_saved(&mut self.daemon().choices, saved);
+                self.carry_on(at, negotiation);
+            }
+            Step::Drain => {
+                let pair = negotiation.conn().pair;
+                self.silence(at, pair, Waiter::Us(negotiation));
+            }
+            Step::Conclude => self.conclude(at, negotiation),
+        }
+    }
+
+    /// Asks the peer.
+    pub(super) fn ask(&mut self, at: &mut At<'_>, query: Query, about: About) {
         let request = self.next_request();
-        let ask = Ask {
-            until: at.now + PATIENCE,
-            ..ask
-        };
-        let named = Named {
-            pair: ask.pair,
-            socket: self.daemon().names.get(&ask.pair, ask.socket),
-        };
-        let switch = Switch {
-            bump: ask.bump,
-            explicit: true,
-            ready: ask.ready,
-        };
-        let body = Body::Switch {
+        let named = self.daemon().names.name(&query.conn());
+        let switch = |switch, version| Body::Switch {
             switch,
-            conns: vec![(named, ask.version)],
+            conns: vec![(named, version)],
+        };
+        let body = match about {
+            About::Switch(negotiation) => {
+                let ready = negotiation.next() == Step::Ask { ready: true };
+                switch(negotiation.switch(ready), negotiation.version())
+            }
+            About::Telling(choice) => {
+                let chosen = Switch {
+                    bump: choice.bump,
+                    explicit: true,
+                    ready: false,
+                };
+                switch(chosen, choice.version)
+            }
+            About::Confirm(bump) => {
+                let conns = vec![named];
+                Body::Confirm { bump, conns }
+            }
+        };
+        let until = at.now + PATIENCE;
+        let ask = Ask {
+            query,
+            about,
+            until,
         };
         if self.post(at, request, body) {
             self.daemon().asks.insert(request, ask);
-        } else if ask.before.is_some() {
-            self.seen.note(Seen::NoSession);
-            self.conclude(at, ask, Verdict::NoSession, 0);
+        } else {
+            self.handle_answer(at, ask, Err(Unanswered::NoSession));
         }
     }
 
     /// Tells the peer of a choice that is in force.
     pub(super) fn tell(&mut self, at: &mut At<'_>, pair: Pair, choice: Choice) {
-        let ask = Ask {
-            pair,
-            socket: choice.socket,
-            version: choice.version,
-            bump: choice.bump,
-            ready: false,
-            before: None,
-            origin: 0,
-            left: false,
-            again: false,
-            until: at.now,
-        };
-        self.ask(at, ask);
+        let socket = choice.socket;
+        let query = Query::new(Meant { pair, socket });
+        self.ask(at, query, About::Telling(choice));
     }
 
     pub(super) fn post(&mut self, at: &mut At<'_>, request: u32, body: Body) -> bool {
@@ -128,26 +140,44 @@ impl Steering {
         sent
     }
 
-    /// What came of a question; the number belongs to the outcome.
-    pub(super) fn conclude(&mut self, at: &mut At<'_>, ask: Ask, verdict: Verdict, number: u64) {
-        let (pair, host) = (ask.pair, self.host);
-        let Some(before) = ask.before else {
-            return self.conclude_telling(at, ask, verdict, number);
-        };
-        let named = self.daemon().names.get(&pair, ask.socket) != Socket::UNKNOWN;
-        let asked = Asked {
-            socket: ask.socket,
-            bump: ask.bump,
-            version: ask.version,
-            before,
-            origin: ask.origin,
-            left: ask.left,
-            named,
-        };
-        let choices = &mut self.daemon().choices;
-        let conclusion = choices.conclude(pair, asked, verdict, host);
+    /// The peer has answered, or not.
+    pub(super) fn handle_answer(&mut self, at: &mut At<'_>, ask: Ask, answer: Answer) {
+        let Ask {
+            mut query, about, ..
+        } = ask;
+        query.handle_answer(answer);
+        if query.next() == Next::Look {
+            // What was asked for a connection that is gone has gone with it.
+            query.handle_look(&mut self.daemon().names, true);
+            return self.ask(at, query, about);
+        }
+        let conn = query.conn();
+        match about {
+            About::Switch(mut negotiation) => {
+                let choices = &mut self.daemon().choices;
+                if negotiation.handle_answer(choices, answer).is_err() {
+                    self.seen.note(Seen::VersionRefused);
+                }
+                if answer == Err(Unanswered::NoSession) {
+                    self.seen.note(Seen::NoSession);
+                }
+                self.carry_on(at, negotiation);
+            }
+            About::Telling(choice) => self.conclude_telling(at, conn.pair, choice.version, answer),
+            About::Confirm(bump) => self.on_confirmed(at, conn, bump, answer),
+        }
+    }
+
+    /// Carries out what came of a switch of ours.
+    fn conclude(&mut self, at: &mut At<'_>, negotiation: Negotiation) {
+        let pair = negotiation.conn().pair;
+        let Daemon { choices, names, .. } = self.daemon();
+        let conclusion = negotiation.conclude(choices, names);
         self.save(at.now);
-        // Another one that stands is marked by whom it came from, once it is carried out.
+        if let Conclusion::PutBack(bump) = conclusion {
+            let mark = self.marks.entry(pair).or_default();
+            (mark.bump, mark.chosen) = (bump, false);
+        }
         if conclusion != Conclusion::Superseded {
             self.mark_choice(at, pair);
         }
@@ -156,42 +186,27 @@ impl Steering {
             Conclusion::Superseded => self.seen.note(Seen::Superseded),
             Conclusion::TakenBack => {
                 self.seen.note(Seen::Refused);
+                let stands = self.daemon().choices.get(&pair);
                 // While it waited, nobody spoke of the one before.
-                if let (Verdict::Silence, Some(before)) = (verdict, before) {
+                if let (Err(Unanswered::Silent), Some(before)) = (negotiation.answer(), stands) {
                     self.tell(at, pair, before);
                 }
             }
-            Conclusion::PutBack(bump) => {
-                self.seen.note(Seen::PutBack);
-                let mark = self.marks.entry(pair).or_default();
-                (mark.bump, mark.chosen) = (bump, false);
-            }
+            Conclusion::PutBack(_) => self.seen.note(Seen::PutBack),
             Conclusion::BroughtBack(back) => {
                 self.seen.note(Seen::Unanswered);
                 self.tell(at, pair, back);
             }
         }
-        let stays = matches!(
-            conclusion,
-            Conclusion::TakenBack | Conclusion::PutBack(_) | Conclusion::BroughtBack(_)
-        );
-        if ask.bump == 0 && stays {
-            // It stays where it was, and nobody waits for its silence.
-            end_drains(at, &pair);
-        }
-        // Nor may it go back to a choice that the peer has refused, or is about to.
-        if let (Verdict::Answer(Outcome::OwnRule), Some(before)) = (verdict, before)
-            && u64::from(before.bump) != number
-        {
-            self.give_in(at, pair, before.version, number);
+        if let Some((version, own)) = negotiation.gives_in() {
+            self.give_in(at, pair, version, own);
         }
     }
 
     /// What came of telling a choice that is in force: what the peer refuses stays as it is there. A rule
     /// that requires the bump is the stronger one, and holds for both directions.
-    fn conclude_telling(&mut self, at: &mut At<'_>, ask: Ask, verdict: Verdict, number: u64) {
-        let Ask { pair, version, .. } = ask;
-        if let Verdict::Answer(Outcome::Older | Outcome::Failed) = verdict {
+    fn conclude_telling(&mut self, at: &mut At<'_>, pair: Pair, version: Version, answer: Answer) {
+        if let Ok((Outcome::Older | Outcome::Failed, _)) = answer {
             // If it still stands by then.
             let telling = (at.now + TELL_AGAIN, pair, version);
             return self.daemon().tellings.push(telling);
@@ -200,14 +215,14 @@ impl Steering {
         let Some(choice) = known.filter(|choice| choice.version == version) else {
             return;
         };
-        match verdict {
-            Verdict::Answer(Outcome::OwnRule) => self.give_in(at, pair, version, number),
-            Verdict::Silence => {
+        match answer {
+            Ok((Outcome::OwnRule, own)) => self.give_in(at, pair, version, own),
+            Err(Unanswered::Silent) => {
                 // Its part of it may not have got there.
                 self.seen.note(Seen::ToldAgain);
                 self.tell(at, pair, choice);
             }
-            Verdict::Answer(_) | Verdict::NoSession | Verdict::NotAsked => {}
+            _ => {}
         }
     }
 
@@ -217,7 +232,6 @@ impl Steering {
             return;
         }
         self.seen.note(Seen::OwnRule);
-        self.daemon().leaving.remove(&pair);
         self.highest.remove(&pair);
         let mark = Mark {
             bump: own as u8,
@@ -227,49 +241,6 @@ impl Steering {
         self.note_lock(&pair);
         end_drains(at, &pair);
         self.save(at.now);
-    }
-
-    pub(super) fn on_answer(
-        &mut self,
-        at: &mut At<'_>,
-        ask: Ask,
-        outcome: Outcome,
-        generation: u64,
-    ) {
-        let host = self.host;
-        if let (Outcome::OtherSocket, Ok(theirs)) = (outcome, u32::try_from(generation)) {
-            // What was asked for a connection that is gone has gone with it.
-            let names = &mut self.daemon().names;
-            names.learn(ask.pair, ask.socket, Socket(theirs));
-            return self.ask(at, ask);
-        }
-        // Or the next daemon would give the version that the peer knows to another choice.
-        let saves = !self.is_unable(at.now);
-        let choices = &mut self.daemon().choices;
-        let stands = choices.get(&ask.pair).map(|c| c.version) == Some(ask.version);
-        let near = choices.may_be(&ask.pair, ask.socket, generation);
-        if outcome == Outcome::Older && !near {
-            self.seen.note(Seen::VersionRefused);
-            return self.conclude(at, ask, Verdict::Answer(outcome), generation);
-        }
-        if outcome == Outcome::Older && ask.before.is_some() && stands && !ask.again && saves {
-            let later = choices.propose(ask.pair, ask.socket, ask.bump, host, generation);
-            self.save(at.now);
-            self.seen.note(Seen::AskedAgain);
-            let (version, again) = (later.version, true);
-            return self.ask(
-                at,
-                Ask {
-                    version,
-                    again,
-                    ..ask
-                },
-            );
-        }
-        if ask.ready && outcome == Outcome::Done {
-            return self.silence(at, ask.pair, Waiter::Us(ask));
-        }
-        self.conclude(at, ask, Verdict::Answer(outcome), generation);
     }
 
     /// A new session with the peer: all that concerns it is told.

@@ -1,20 +1,13 @@
 //! LOCKED, by the daemon's own record of it: `daemon/src/locking.rs`.
 
 use dibs_core::Time;
+use dibs_switch::asking::Answer;
 use dibs_switch::conns::{Pair, Socket};
-use dibs_switch::messages::{Body, Named, Outcome};
+use dibs_switch::messages::{Named, Outcome};
+use dibs_switch::naming::{Meant, Query};
 
-use super::{At, LOOK_EVERY, PATIENCE, Steering, tuple};
+use super::{About, Ask, At, LOOK_EVERY, Steering, tuple};
 use crate::coverage::Seen;
-
-/// A question whether the peer has a connection on a bump, too.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Confirm {
-    pub(super) pair: Pair,
-    socket: Socket,
-    bump: u8,
-    pub(super) until: Time,
-}
 
 impl Steering {
     /// The chosen bump that a connection is on, unless it is about to leave it or not there yet.
@@ -38,54 +31,30 @@ impl Steering {
             }
             // Also of one that may come about yet.
             daemon.look_at = Some(at.now + LOOK_EVERY);
-            let waits = daemon.confirms.values().any(|asked| asked.pair == pair);
+            let asks =
+                |ask: &Ask| ask.query.conn().pair == pair && matches!(ask.about, About::Confirm(_));
+            let waits = daemon.asks.values().any(asks);
             let wants = !waits && daemon.locks.wants_asking(&pair, bump, at.now);
             if wants && at.kernel.speaks(&tuple(&pair)) {
-                let confirm = Confirm {
-                    pair,
-                    socket: choice.socket,
-                    bump,
-                    until: at.now + PATIENCE,
-                };
-                self.ask_confirmation(at, confirm);
+                let socket = choice.socket;
+                let query = Query::new(Meant { pair, socket });
+                self.ask(at, query, About::Confirm(bump));
             }
         }
     }
 
-    fn ask_confirmation(&mut self, at: &mut At<'_>, confirm: Confirm) {
-        let Confirm {
-            pair, socket, bump, ..
-        } = confirm;
-        let socket = self.daemon().names.get(&pair, socket);
-        let conns = vec![Named { pair, socket }];
-        let request = self.next_request();
-        if self.post(at, request, Body::Confirm { bump, conns }) {
-            self.daemon().confirms.insert(request, confirm);
-        }
-    }
-
-    /// The peer answers whether it has a connection on the bump.
-    pub(super) fn on_confirmed(
-        &mut self,
-        at: &mut At<'_>,
-        confirm: Confirm,
-        (outcome, number): (Outcome, u64),
-    ) {
-        let Confirm {
-            pair, socket, bump, ..
-        } = confirm;
-        match outcome {
-            Outcome::OtherSocket => {
-                let theirs = Socket(u32::try_from(number).unwrap_or_default());
-                self.daemon().names.learn(pair, socket, theirs);
-                self.ask_confirmation(at, confirm);
-            }
+    /// The peer has answered whether it has a connection on the bump.
+    pub(super) fn on_confirmed(&mut self, at: &At<'_>, conn: Meant, bump: u8, answer: Answer) {
+        let pair = conn.pair;
+        match answer {
             // It may have left while the peer was asked.
-            Outcome::Done if self.stays_on(&pair) == Some(bump) => {
+            Ok((Outcome::Done, _)) if self.stays_on(&pair) == Some(bump) => {
                 self.daemon().locks.confirm(pair, bump, at.now);
             }
-            Outcome::Done => {}
-            _ => self.daemon().locks.refuse(pair, bump, at.now),
+            Ok((Outcome::Done, _)) => {}
+            Ok(_) => self.daemon().locks.refuse(pair, bump, at.now),
+            // Without a session there is nobody to confirm anything.
+            Err(_) => {}
         }
     }
 
