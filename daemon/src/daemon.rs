@@ -11,7 +11,7 @@ mod state;
 mod telling;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +22,6 @@ use dibs_policy::conntrack::Conntrack;
 use tokio::sync::{Mutex, Notify, broadcast};
 
 use crate::bumps::{Carried, carried};
-use crate::conns::{Pair, Version};
 use crate::control_socket::{CLIENTS_OF_UID, TurnedAway};
 use crate::devices::Answers;
 use crate::driver::Driver;
@@ -33,7 +32,6 @@ use crate::live::Registry;
 use crate::preferences::Preferences;
 use crate::saved::{Forward, Saved, SavedChoice, StateFile};
 use crate::steering::Steerer;
-use crate::switching::Call;
 use crate::turns::Turns;
 
 pub(crate) use kernel::Steered;
@@ -93,11 +91,8 @@ pub struct Daemon {
     pub(crate) messages_dropped: Cell<u64>,
     /// Wakes who asks peers to confirm.
     pub(crate) confirmations_due: Notify,
-    /// Choices that peers are still to be told, and what wakes who tells them.
-    pub(crate) calls: RefCell<Vec<Call>>,
-    pub(crate) calls_due: Notify,
-    /// Those that are being told.
-    pub(crate) calling: RefCell<HashSet<(Pair, Version)>>,
+    /// Wakes who tells peers of choices.
+    pub(crate) tellings_due: Notify,
     /// Whether anything comes back by devices.
     pub(crate) answers: RefCell<Answers>,
     /// Wakes who locks.
@@ -181,9 +176,7 @@ impl Daemon {
             messages_malformed: Cell::new(0),
             messages_dropped: Cell::new(0),
             confirmations_due: Notify::new(),
-            calls: RefCell::default(),
-            calls_due: Notify::new(),
-            calling: RefCell::default(),
+            tellings_due: Notify::new(),
             answers: RefCell::default(),
             locks_due: Notify::new(),
             hours_due: Notify::new(),

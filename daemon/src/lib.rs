@@ -42,7 +42,7 @@ mod translated;
 mod turns;
 mod volumes;
 
-use dibs_switch::{asking, conns, hands, messages, naming, plausible};
+use dibs_switch::{asking, conns, hands, messages, naming, plausible, telling};
 use std::path::Path;
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -196,7 +196,7 @@ async fn main_loop(
     tokio::task::spawn_local(preferring::keep(own()));
     tokio::task::spawn_local(volumes::keep(own()));
     tokio::task::spawn_local(tracking::follow(own()));
-    tokio::task::spawn_local(switching::keep_calling(own()));
+    tokio::task::spawn_local(switching::keep_telling(own()));
     tokio::task::spawn_local(locking::ask(own()));
     tokio::task::spawn_local(locking::keep(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
@@ -274,6 +274,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         choices,
         refused: Refused::default(),
         names: Default::default(),
+        tellings: Default::default(),
         locks: Default::default(),
         handed: Default::default(),
         written: Default::default(),

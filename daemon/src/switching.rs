@@ -20,14 +20,14 @@ use crate::messages::Outcome;
 
 mod answering;
 mod asking;
-mod calling;
 mod marking;
 mod rules;
+mod telling;
 
 use asking::Move;
 pub(crate) use asking::ROUND;
-pub(crate) use calling::{Call, keep as keep_calling};
 pub(crate) use marking::{Mark, Marked, ends};
+pub(crate) use telling::keep as keep_telling;
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
@@ -206,7 +206,7 @@ impl Daemon {
                             Err("another choice was made for it meanwhile".to_owned())
                         }
                         Conclusion::BroughtBack(back) => {
-                            self.call_back(pair, back);
+                            self.tell_choice(pair, back);
                             Err(self.refusal(&pair, bump, asked.answer()))
                         }
                         _ => Err(self.refusal(&pair, bump, asked.answer())),

@@ -21,6 +21,7 @@ use dibs_switch::conns::{Choice, Choices, Pair, Version};
 use dibs_switch::hands::Hands;
 use dibs_switch::locks::Locks;
 use dibs_switch::naming::{Names, Query};
+use dibs_switch::telling::Tellings;
 use dibs_wire::Tuple;
 
 use crate::coverage::{Coverage, Seen};
@@ -30,8 +31,6 @@ use crate::kernel::{Kernel, Way};
 const CARRIED: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
-/// Before a peer that had a later choice is told of one again.
-const TELL_AGAIN: Duration = Duration::from_secs(1);
 /// Before the peer is asked again about what is not locked yet.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -94,8 +93,7 @@ struct Daemon {
     locks: Locks<Time>,
     /// When peers are asked about what is not locked yet.
     look_at: Option<Time>,
-    /// To be told again then: the later choice that the peer had may be taken back.
-    tellings: Vec<(Time, Pair, Version)>,
+    tellings: Tellings<Time>,
 }
 
 /// One host's steering.
@@ -168,7 +166,7 @@ impl Steering {
             daemon.asks.retain(|_, ask| ask.query.conn().pair != *pair);
             daemon.leaving.remove(pair);
             daemon.locks.release(pair);
-            daemon.tellings.retain(|(_, p, _)| p != pair);
+            daemon.tellings.forget(pair);
         }
     }
 
@@ -361,11 +359,10 @@ impl Steering {
     pub fn poll_timeout(&self) -> Option<Time> {
         let daemon = self.daemon.as_ref()?;
         let asks = daemon.asks.values().map(|a| a.until);
-        let tellings = daemon.tellings.iter().map(|(t, ..)| *t);
         let save = self.unable_until.filter(|_| self.unsaved);
-        let looks = [daemon.look_at, daemon.locks.next_due(), save];
-        let looks = looks.into_iter().flatten();
-        asks.chain(tellings).chain(looks).min()
+        let tellings = daemon.tellings.next_due();
+        let looks = [daemon.look_at, daemon.locks.next_due(), tellings, save];
+        asks.chain(looks.into_iter().flatten()).min()
     }
 
     /// Does what is due.
@@ -382,20 +379,7 @@ impl Steering {
             let ask = self.daemon().asks.remove(&request).expect("it is due");
             self.handle_answer(at, ask, Err(Unanswered::Silent));
         }
-        let tellings = std::mem::take(&mut self.daemon().tellings);
-        for (due, pair, version) in tellings {
-            match self.daemon().choices.get(&pair) {
-                Some(choice) if choice.version == version && !choice.pending && due <= now => {
-                    self.tell(at, pair, choice);
-                }
-                // One that waits may come to nothing.
-                Some(choice) if choice.version == version || choice.pending => {
-                    let due = if due > now { due } else { now + TELL_AGAIN };
-                    self.daemon().tellings.push((due, pair, version));
-                }
-                _ => {}
-            }
-        }
+        self.tell_due(at);
         if self.daemon().locks.next_due().is_some_and(|due| due <= now) {
             self.set_locks(now);
         }

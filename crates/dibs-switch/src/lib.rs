@@ -9,3 +9,4 @@ pub mod locks;
 pub mod messages;
 pub mod naming;
 pub mod plausible;
+pub mod telling;

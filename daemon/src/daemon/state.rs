@@ -22,6 +22,7 @@ use crate::rules::Rule;
 use crate::saved::SavedRule;
 use crate::startup::policy_prefix;
 use crate::steering::desired;
+use crate::telling::Tellings;
 
 /// Connections that may have a rule of their own: each costs the packets of all others a comparison.
 const PINS: usize = 32;
@@ -60,6 +61,8 @@ pub(crate) struct State {
     pub(crate) refused: Refused,
     /// How peers name their sockets.
     pub(crate) names: Names,
+    /// Choices that peers are still to be told.
+    pub(crate) tellings: Tellings,
     /// Which connections take nothing in plain.
     pub(crate) locks: Locks,
     /// Connections on a bump neither by choice nor by a rule of ours: by the peer's, or by the hand of

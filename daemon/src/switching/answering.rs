@@ -1,6 +1,7 @@
 //! What peers ask for: a SWITCH is carried out, or refused for what stands against it here.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
 
 use dibs_switch::answering::{Following, Refusal, Wanted};
 
@@ -149,7 +150,6 @@ impl Daemon {
     ) -> Judged {
         let mut judged = Judged::default();
         let mut state = self.state.borrow_mut();
-        let mut told = Vec::new();
         for (named, version) in conns {
             let pair = named.pair.reversed();
             let live = lives.get(&pair).filter(|live| live.peer == peer);
@@ -158,6 +158,7 @@ impl Daemon {
                 choices,
                 handed,
                 refused,
+                tellings,
                 ..
             } = &mut *state;
             let answer = match choices.judge(handed, wanted, (named, version), here) {
@@ -171,7 +172,10 @@ impl Daemon {
                 Err(refusal) => {
                     match refusal {
                         Refusal::Implausible(why) => refused.note(why),
-                        Refusal::Older(_) if wanted.switch.explicit => told.push(pair),
+                        Refusal::Older(_) if wanted.switch.explicit => {
+                            tellings.tell_later(pair, choices, Instant::now());
+                            self.tellings_due.notify_one();
+                        }
                         _ => {}
                     }
                     refusal.answer()
@@ -179,8 +183,6 @@ impl Daemon {
             };
             judged.outcomes.push(answer);
         }
-        drop(state);
-        told.into_iter().for_each(|pair| self.tell_later(pair));
         judged
     }
 

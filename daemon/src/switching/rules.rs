@@ -1,20 +1,17 @@
 //! What rules imply, here and at a peer; and what a peer is told whose session is new.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::time::Instant;
 
 use super::Mark;
 use super::asking::{Move, ROUND};
 use crate::asking::{Answer, Negotiation, Unanswered};
 use crate::conns::{Pair, Version};
-use crate::daemon::{Audience, Daemon};
+use crate::daemon::{Audience, Daemon, State};
 use crate::hands::{Hand, Handed};
 use crate::live::Live;
-use crate::messages::{Outcome, Switch};
-use crate::naming::Meant;
-
-/// Before a peer that did not answer is told of choices again.
-pub(super) const TELL_AGAIN: Duration = Duration::from_secs(1);
+use crate::messages::Outcome;
+use crate::telling::TELL_AGAIN;
 
 impl Daemon {
     /// Moves connections here and at their peers because rules changed, not by choice.
@@ -126,40 +123,45 @@ impl Daemon {
         );
     }
 
-    /// Tells a peer, whose session is new, all that concerns it, until it has answered.
+    /// Tells a peer, whose session is new, all that concerns it, until it has answered; what it cannot do yet it is told
+    /// [again](super::telling).
     pub(crate) async fn resync(&self, peer: usize) {
         let turn = {
             let known = &mut self.state.borrow_mut().peers[peer];
             known.told += 1;
             known.told
         };
-        let mut enforced = false;
-        loop {
-            match self.tell_choices(peer).await {
-                Ok(all) => {
-                    if !std::mem::replace(&mut enforced, true) {
-                        self.enforce_all(peer).await;
-                        if let Err(error) = self.wake_all(peer).await {
-                            tracing::warn!("connections go on late: {error:#}");
-                        }
-                    }
-                    if all {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
-                    // It is told with the next session.
-                    if !matches!(error, Unanswered::Silent | Unanswered::Full) {
-                        return;
-                    }
-                }
+        while let Err(error) = self.tell_all(peer).await {
+            tracing::debug!(peer = self.peer_name(peer), "resync: {error}");
+            // It is told with the next session.
+            if !matches!(error, Unanswered::Silent | Unanswered::Full) {
+                return;
             }
             tokio::time::sleep(TELL_AGAIN).await;
             if self.state.borrow().peers[peer].told != turn {
                 return;
             }
         }
+        self.enforce_all(peer).await;
+        if let Err(error) = self.wake_all(peer).await {
+            tracing::warn!("connections go on late: {error:#}");
+        }
+    }
+
+    /// Tells a peer which bumps our rules use, and what was chosen for connections with it.
+    async fn tell_all(&self, peer: usize) -> Result<(), Unanswered> {
+        self.send_want(peer).await?;
+        {
+            let State {
+                choices, tellings, ..
+            } = &mut *self.state.borrow_mut();
+            let pairs = choices.iter().map(|(pair, _)| pair);
+            let of_peer = |pair: &Pair| self.peer_of(pair.remote.ip()) == Some(peer);
+            tellings.tell_all(pairs.filter(of_peer), Instant::now());
+        }
+        self.tellings_due.notify_one();
+        let due = self.take_due(Some(peer)).remove(&peer).unwrap_or_default();
+        self.tell_choices(peer, due).await
     }
 
     /// Carries out what rules here say of all connections with a peer.
@@ -174,45 +176,6 @@ impl Daemon {
             }
             Err(error) => tracing::warn!("{error:#}"),
         }
-    }
-
-    /// Tells a peer which bumps our rules use, and what was chosen for connections with it. False if a
-    /// choice here or there waits, and one that stood before it may come back; or the peer could not carry
-    /// one out.
-    async fn tell_choices(&self, peer: usize) -> Result<bool, Unanswered> {
-        self.send_want(peer).await?;
-        let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
-        let mut waits = false;
-        for (pair, choice) in self.state.borrow().choices.iter() {
-            let meant = self.peer_of(pair.remote.ip()) == Some(peer);
-            waits |= meant && choice.pending;
-            if !choice.pending && meant {
-                let group = chosen.entry((choice.bump, choice.version.host));
-                let socket = choice.socket;
-                let conn = Meant { pair, socket };
-                group.or_default().push((conn, choice.version));
-            }
-        }
-        for ((bump, _), conns) in chosen {
-            for conns in conns.chunks(ROUND) {
-                let switch = Switch {
-                    bump,
-                    explicit: true,
-                    ready: false,
-                };
-                let answers = self.ask_switch(peer, conns, switch).await;
-                // What else it refuses stays as it is there; it tells us of later choices itself, unless
-                // they come to nothing.
-                for ((conn, version), answer) in conns.iter().zip(answers) {
-                    let (outcome, own) = answer?;
-                    waits |= matches!(outcome, Outcome::Older | Outcome::Failed);
-                    if outcome == Outcome::OwnRule {
-                        self.give_in(peer, conn.pair, *version, own).await;
-                    }
-                }
-            }
-        }
-        Ok(!waits)
     }
 
     /// The connections that rules decide over, by the bump of the first rule that matches.

@@ -1,12 +1,12 @@
 //! What the peer asks for, by [`dibs_switch::answering`], and how a connection falls silent.
 
 use dibs_switch::answering::{Following, Here, Refusal, Wanted};
-use dibs_switch::conns::{Choice, Pair, Socket, Version};
+use dibs_switch::conns::{Pair, Socket, Version};
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
-use super::{At, CARRIED, Daemon, LOOK_EVERY, Steering, TELL_AGAIN, Waiter, end_drains, tuple};
+use super::{At, CARRIED, Daemon, LOOK_EVERY, Steering, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -77,7 +77,10 @@ impl Steering {
             Ok(following) => following,
             Err(refusal) => {
                 if let Refusal::Older(_) = refusal {
-                    self.tell_later(at, pair);
+                    let Daemon {
+                        choices, tellings, ..
+                    } = self.daemon();
+                    tellings.tell_later(pair, choices, at.now);
                 }
                 self.seen.note(match refusal {
                     Refusal::OtherSocket(_) => Seen::SocketNamed,
@@ -102,17 +105,6 @@ impl Steering {
         }
         self.seen.note(Seen::SwitchedIn);
         self.follow(at, request, following);
-    }
-
-    /// The peer does not know of a choice that is in force here: unless a later one comes of that, it is told.
-    fn tell_later(&mut self, at: &mut At<'_>, pair: Pair) {
-        let known = self.daemon().choices.get(&pair).filter(|c| !c.pending);
-        let tellings = &mut self.daemon().tellings;
-        if let Some(Choice { version, .. }) = known
-            && !tellings.iter().any(|(_, p, v)| (*p, *v) == (pair, version))
-        {
-            tellings.push((at.now + TELL_AGAIN, pair, version));
-        }
     }
 
     /// Carries out what the peer chose, unless it only asked whether that would be done, and answers.

@@ -1,13 +1,11 @@
 //! What users choose, what the peer is asked, and what comes of it: a driver of [`dibs_switch::asking`].
 
 use dibs_switch::asking::{Answer, Conclusion, Negotiation, PATIENCE, Step, Unanswered};
-use dibs_switch::conns::{Choice, Pair, Socket, Version};
-use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
+use dibs_switch::conns::{Pair, Socket, Version};
+use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_switch::naming::{Meant, Next, Query};
 
-use super::{
-    About, Ask, At, Daemon, Mark, SENDS_WITHIN, Steering, TELL_AGAIN, Waiter, end_drains, tuple,
-};
+use super::{About, Ask, At, Daemon, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -124,11 +122,16 @@ impl Steering {
         }
     }
 
-    /// Tells the peer of a choice that is in force.
-    pub(super) fn tell(&mut self, at: &mut At<'_>, pair: Pair, choice: Choice) {
-        let socket = choice.socket;
-        let query = Query::new(Meant { pair, socket });
-        self.ask(at, query, About::Telling(choice));
+    /// Tells the peer what it is to be told by now.
+    pub(super) fn tell_due(&mut self, at: &mut At<'_>) {
+        let Daemon {
+            choices, tellings, ..
+        } = self.daemon();
+        for (pair, choice) in tellings.take_due(choices, at.now, |_| true) {
+            let socket = choice.socket;
+            let query = Query::new(Meant { pair, socket });
+            self.ask(at, query, About::Telling(choice));
+        }
     }
 
     pub(super) fn post(&mut self, at: &mut At<'_>, request: u32, body: Body) -> bool {
@@ -163,7 +166,13 @@ impl Steering {
                 }
                 self.carry_on(at, negotiation);
             }
-            About::Telling(choice) => self.conclude_telling(at, conn.pair, choice.version, answer),
+            About::Telling(choice) => {
+                let (pair, version) = (conn.pair, choice.version);
+                let tellings = &mut self.daemon().tellings;
+                if let Some(own) = tellings.handle_answer(pair, version, answer, at.now) {
+                    self.give_in(at, pair, version, own);
+                }
+            }
             About::Confirm(bump) => self.on_confirmed(at, conn, bump, answer),
         }
     }
@@ -184,45 +193,16 @@ impl Steering {
         match conclusion {
             Conclusion::InForce => {}
             Conclusion::Superseded => self.seen.note(Seen::Superseded),
-            Conclusion::TakenBack => {
-                self.seen.note(Seen::Refused);
-                let stands = self.daemon().choices.get(&pair);
-                // While it waited, nobody spoke of the one before.
-                if let (Err(Unanswered::Silent), Some(before)) = (negotiation.answer(), stands) {
-                    self.tell(at, pair, before);
-                }
-            }
+            Conclusion::TakenBack => self.seen.note(Seen::Refused),
             Conclusion::PutBack(_) => self.seen.note(Seen::PutBack),
             Conclusion::BroughtBack(back) => {
                 self.seen.note(Seen::Unanswered);
-                self.tell(at, pair, back);
+                self.daemon().tellings.tell(pair, back, at.now);
+                self.tell_due(at);
             }
         }
         if let Some((version, own)) = negotiation.gives_in() {
             self.give_in(at, pair, version, own);
-        }
-    }
-
-    /// What came of telling a choice that is in force: what the peer refuses stays as it is there. A rule
-    /// that requires the bump is the stronger one, and holds for both directions.
-    fn conclude_telling(&mut self, at: &mut At<'_>, pair: Pair, version: Version, answer: Answer) {
-        if let Ok((Outcome::Older | Outcome::Failed, _)) = answer {
-            // If it still stands by then.
-            let telling = (at.now + TELL_AGAIN, pair, version);
-            return self.daemon().tellings.push(telling);
-        }
-        let known = self.daemon().choices.get(&pair);
-        let Some(choice) = known.filter(|choice| choice.version == version) else {
-            return;
-        };
-        match answer {
-            Ok((Outcome::OwnRule, own)) => self.give_in(at, pair, version, own),
-            Err(Unanswered::Silent) => {
-                // Its part of it may not have got there.
-                self.seen.note(Seen::ToldAgain);
-                self.tell(at, pair, choice);
-            }
-            _ => {}
         }
     }
 
@@ -245,11 +225,13 @@ impl Steering {
 
     /// A new session with the peer: all that concerns it is told.
     pub fn on_peer_up(&mut self, at: &mut At<'_>) {
-        let settled = |(_, choice): &(Pair, Choice)| !choice.pending;
-        let known: Vec<_> = self.daemon().choices.iter().filter(settled).collect();
-        for (pair, choice) in known {
+        let Daemon {
+            choices, tellings, ..
+        } = self.daemon();
+        tellings.tell_all(choices.iter().map(|(pair, _)| pair), at.now);
+        if tellings.next_due().is_some() {
             self.seen.note(Seen::ToldAgain);
-            self.tell(at, pair, choice);
         }
+        self.tell_due(at);
     }
 }

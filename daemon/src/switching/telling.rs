@@ -1,0 +1,104 @@
+//! Telling peers of choices, of many connections at once: which and when [`Tellings`](crate::telling::Tellings) says.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Instant;
+
+use super::asking::ROUND;
+use crate::asking::Unanswered;
+use crate::conns::{Choice, Pair, Version};
+use crate::daemon::{Daemon, State};
+use crate::messages::Switch;
+use crate::naming::Meant;
+
+/// What a peer is to be told.
+type Due = Vec<(Pair, Choice)>;
+
+impl Daemon {
+    /// Has the peer told of a choice until it has answered; nobody waits for it.
+    pub(super) fn tell_choice(&self, pair: Pair, choice: Choice) {
+        let tellings = &mut self.state.borrow_mut().tellings;
+        tellings.tell(pair, choice, Instant::now());
+        self.tellings_due.notify_one();
+    }
+
+    /// What peers, or only this one, are to be told by now.
+    pub(super) fn take_due(&self, only: Option<usize>) -> BTreeMap<usize, Due> {
+        let State {
+            choices, tellings, ..
+        } = &mut *self.state.borrow_mut();
+        let peer_of = |pair: &Pair| self.peer_of(pair.remote.ip());
+        let meant = |pair: &Pair| only.is_none() || peer_of(pair) == only;
+        let mut by_peer: BTreeMap<usize, Due> = BTreeMap::new();
+        for (pair, choice) in tellings.take_due(choices, Instant::now(), meant) {
+            if let Some(peer) = peer_of(&pair) {
+                by_peer.entry(peer).or_default().push((pair, choice));
+            }
+        }
+        by_peer
+    }
+
+    /// Tells a peer of choices.
+    pub(super) async fn tell_choices(&self, peer: usize, due: Due) -> Result<(), Unanswered> {
+        let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
+        for (pair, choice) in due {
+            let socket = choice.socket;
+            let group = chosen.entry((choice.bump, choice.version.host));
+            let conns = group.or_default();
+            conns.push((Meant { pair, socket }, choice.version));
+        }
+        let mut told = Ok(());
+        for ((bump, _), conns) in chosen {
+            let switch = Switch {
+                bump,
+                explicit: true,
+                ready: false,
+            };
+            for conns in conns.chunks(ROUND) {
+                let answers = match told {
+                    Ok(()) => self.ask_switch(peer, conns, switch).await,
+                    // It is not asked for the others.
+                    Err(error) => vec![Err(error); conns.len()],
+                };
+                for ((conn, version), answer) in conns.iter().zip(answers) {
+                    told = told.and(answer.map(drop));
+                    let own = {
+                        let tellings = &mut self.state.borrow_mut().tellings;
+                        tellings.handle_answer(conn.pair, *version, answer, Instant::now())
+                    };
+                    if let Some(own) = own {
+                        self.give_in(peer, conn.pair, *version, own).await;
+                    }
+                }
+                self.tellings_due.notify_one();
+            }
+        }
+        told
+    }
+}
+
+/// Tells peers what they are to be told, when it is due; one that does not answer holds up no other.
+pub(crate) async fn keep(daemon: Rc<Daemon>) {
+    loop {
+        let due = daemon.state.borrow().tellings.next_due();
+        let told = daemon.tellings_due.notified();
+        match due {
+            None => {
+                told.await;
+                continue;
+            }
+            Some(due) => {
+                if tokio::time::timeout_at(due.into(), told).await.is_ok() {
+                    continue;
+                }
+            }
+        }
+        for (peer, due) in daemon.take_due(None) {
+            let daemon = Rc::clone(&daemon);
+            tokio::task::spawn_local(async move {
+                // What it does not answer it is told again.
+                let _ = daemon.tell_choices(peer, due).await;
+            });
+        }
+    }
+}
