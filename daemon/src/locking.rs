@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use dibs_config::Fail;
 use dibs_policy::BumpId;
 use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS, Tuple};
+use dibs_switch::locks::{self, Here};
 
+use crate::asking::Answer;
 use crate::bumps::translated;
 use crate::conns::Pair;
 use crate::daemon::{Daemon, State};
@@ -166,8 +168,8 @@ impl Daemon {
     pub(crate) async fn unlock_leaving(&self, pairs: &[Pair], bump: u8) {
         let leaving: Vec<Pair> = {
             let locks = &self.state.borrow().locks;
-            let leaves = |pair: &&Pair| bump == 0 || locks.is_elsewhere(pair, bump);
-            pairs.iter().filter(leaves).copied().collect()
+            let leaving = pairs.iter().filter(|pair| locks.holds_back(pair, bump));
+            leaving.copied().collect()
         };
         if !leaving.is_empty() {
             self.unlock(&leaving).await;
@@ -200,47 +202,48 @@ impl Daemon {
         let asked = asking
             .iter()
             .map(|((peer, bump), conns)| self.ask_confirmation(*peer, *bump, conns));
-        let answers = futures_util::future::join_all(asked).await;
-        let confirmed: Vec<(u8, Meant)> = answers.into_iter().flatten().collect();
-        if confirmed.is_empty() {
-            return Ok(());
-        }
+        let answers = futures_util::future::join_all(asked).await.concat();
+        let confirmed = { answers.iter() }
+            .filter(|(.., answer)| matches!(answer, Ok((Outcome::Done, _))))
+            .map(|(_, conn, _)| conn.pair);
         // It may have left while the peer was asked.
-        let pairs: Vec<Pair> = confirmed.iter().map(|(_, conn)| conn.pair).collect();
-        let (lives, tracked) = self.looked_up(&pairs).await?;
-        for (bump, Meant { pair, socket }) in confirmed {
+        let confirmed: Vec<Pair> = confirmed.collect();
+        let (lives, tracked) = match confirmed.is_empty() {
+            true => Default::default(),
+            false => self.looked_up(&confirmed).await?,
+        };
+        for (bump, Meant { pair, socket }, answer) in answers {
             let live = lives.get(&pair).filter(|live| live.socket == socket);
-            if live.and_then(|live| self.stays_on(live, &tracked)) == Some(bump) {
-                let mut state = self.state.borrow_mut();
-                state.locks.confirm(pair, bump, Instant::now());
-            }
+            let stays_on = live.and_then(|live| self.stays_on(live, &tracked));
+            let locks = &mut self.state.borrow_mut().locks;
+            locks.handle_answer(pair, bump, answer, stays_on, Instant::now());
         }
         self.locks_due.notify_one();
         Ok(())
     }
 
-    /// Asks one peer; those that it confirms.
-    async fn ask_confirmation(&self, peer: usize, bump: u8, conns: &[Meant]) -> Vec<(u8, Meant)> {
-        let mut confirmed = Vec::new();
+    /// Asks one peer, until it does not answer.
+    async fn ask_confirmation(
+        &self,
+        peer: usize,
+        bump: u8,
+        conns: &[Meant],
+    ) -> Vec<(u8, Meant, Answer)> {
+        let mut answers = Vec::new();
         for conns in conns.chunks(ROUND) {
             let body = |named: &[(usize, Named)]| Body::Confirm {
                 bump,
                 conns: named.iter().map(|(_, named)| *named).collect(),
             };
-            let answers = self.ask_about(peer, conns, body).await;
-            for (conn, answer) in conns.iter().zip(answers) {
-                match answer {
-                    Ok((Outcome::Done, _)) => confirmed.push((bump, *conn)),
-                    Ok(_) => {
-                        let mut state = self.state.borrow_mut();
-                        state.locks.refuse(conn.pair, bump, Instant::now());
-                    }
-                    // Without a session there is nobody to confirm anything.
-                    Err(_) => return confirmed,
-                }
+            let some = self.ask_about(peer, conns, body).await;
+            let answers_none = some.iter().any(Result::is_err);
+            let some = conns.iter().zip(some);
+            answers.extend(some.map(|(conn, answer)| (bump, *conn, answer)));
+            if answers_none {
+                break;
             }
         }
-        confirmed
+        answers
     }
 
     /// Answers whether connections are on a bump here; those that are, the peer just said, are so at both
@@ -262,37 +265,32 @@ impl Daemon {
         let mut outcomes = Vec::with_capacity(pairs.len());
         for (pair, named) in pairs.into_iter().zip(conns) {
             let live = lives.get(&pair).filter(|live| live.peer == peer);
-            outcomes.push(match live {
-                None => (Outcome::NoConnection, 0),
-                Some(live) if live.socket != named.socket => {
-                    (Outcome::OtherSocket, live.socket.0.into())
-                }
-                Some(live) if self.stays_on(live, &tracked) == Some(bump) => {
-                    if self.locks() {
-                        let mut state = self.state.borrow_mut();
-                        state.locks.confirm(pair, bump, Instant::now());
-                        self.locks_due.notify_one();
-                    }
-                    (Outcome::Done, 0)
-                }
-                Some(_) => (Outcome::Older, 0),
+            let here = live.map(|live| Here {
+                socket: live.socket,
+                stays_on: self.stays_on(live, &tracked),
             });
+            let answer = locks::answer(bump, &named, here);
+            if answer.0 == Outcome::Done && self.locks() {
+                let mut state = self.state.borrow_mut();
+                state.locks.confirm(pair, bump, Instant::now());
+                self.locks_due.notify_one();
+            }
+            outcomes.push(answer);
         }
         outcomes
     }
 
     /// The bump that a connection is on, unless it is about to leave it or not there yet.
     fn stays_on(&self, live: &Live, tracked: &Tracked) -> Option<u8> {
-        let entry = tracked.get(&live.pair)?;
-        let bump = marks(&self.config).bump_of(entry.mark)?.get();
+        let on = self.tracked_bump(tracked, &live.pair);
         let state = self.state.borrow();
-        let stays = match state.choices.of(&live.pair, live.socket) {
-            Some(choice) if state.requirement(live).is_none() => {
-                !choice.pending && choice.bump == bump
-            }
-            _ => true,
-        };
-        (stays && !live.over && !live.bound).then_some(bump)
+        let choice = state.choices.of(&live.pair, live.socket);
+        let is_required = state.requirement(live).is_some();
+        locks::stays_on(
+            on.filter(|_| !live.over && !live.bound),
+            choice,
+            is_required,
+        )
     }
 
     /// What conntrack has of connections to peers on any bump.
@@ -463,13 +461,8 @@ impl Daemon {
         {
             let mut state = self.state.borrow_mut();
             let State { choices, locks, .. } = &mut *state;
-            let is_alive = |pair: &Pair| is_alive(pair) || passing.contains(pair);
-            locks.retain(|pair, bump| {
-                let entry = self.tracked_bump(&tracked, pair);
-                let chosen = choices.get(pair).map(|choice| choice.bump);
-                // The entry of a choice is made again where it was lost.
-                is_alive(pair) && [entry, chosen].contains(&Some(bump))
-            });
+            let lives = |pair: &Pair| is_alive(pair) || passing.contains(pair);
+            locks.sweep(choices, lives, |pair| self.tracked_bump(&tracked, pair));
         }
         self.note_locks().await;
         Ok(())

@@ -340,6 +340,7 @@ impl Steering {
         if choice.bump != 0 {
             let mark = self.marks.entry(pair).or_default();
             (mark.bump, mark.chosen) = (choice.bump, true);
+            self.daemon().locks.enter(&pair, choice.bump);
             self.note_lock(&pair);
             self.daemon().look_at = Some(at.now);
             return;

@@ -238,16 +238,11 @@ impl Daemon {
         done
     }
 
-    /// Forgets locks of what goes elsewhere; whether there were such. They were released before the peer was asked,
-    /// but it may have confirmed the bump once more meanwhile.
+    /// Forgets locks of what goes elsewhere; whether there were such.
     fn release_leaving(&self, marks: &[Mark]) -> bool {
         let locks = &mut self.state.borrow_mut().locks;
-        let leaving = marks
-            .iter()
-            .filter(|mark| locks.is_elsewhere(&mark.pair, mark.bump));
-        let leaving: Vec<Pair> = leaving.map(|mark| mark.pair).collect();
-        leaving.iter().for_each(|pair| locks.release(pair));
-        !leaving.is_empty()
+        let released = |any, mark: &Mark| locks.enter(&mark.pair, mark.bump) || any;
+        marks.iter().fold(false, released)
     }
 
     /// The bump that the mark says afterwards, which is not the one that was wanted where another program has

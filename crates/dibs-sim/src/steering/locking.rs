@@ -1,8 +1,9 @@
-//! LOCKED, by the daemon's own record of it: `daemon/src/locking.rs`.
+//! LOCKED in the kernel, by [`dibs_switch::locks`].
 
 use dibs_core::Time;
 use dibs_switch::asking::Answer;
 use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Named, Outcome};
 use dibs_switch::naming::{Meant, Query};
 
@@ -10,11 +11,10 @@ use super::{About, Ask, At, LOOK_EVERY, Steering, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
-    /// The chosen bump that a connection is on, unless it is about to leave it or not there yet.
     fn stays_on(&mut self, pair: &Pair) -> Option<u8> {
-        let bump = self.mark(pair).bump;
-        let choice = self.daemon().choices.get(pair)?;
-        (bump != 0 && choice.bump == bump && !choice.pending).then_some(bump)
+        let on = Some(self.mark(pair).bump).filter(|bump| *bump != 0);
+        let is_required = self.requires(pair).is_some();
+        locks::stays_on(on, self.daemon().choices.get(pair), is_required)
     }
 
     /// Asks the peer about connections that are not locked yet; again from time to time.
@@ -46,16 +46,9 @@ impl Steering {
     /// The peer has answered whether it has a connection on the bump.
     pub(super) fn on_confirmed(&mut self, at: &At<'_>, conn: Meant, bump: u8, answer: Answer) {
         let pair = conn.pair;
-        match answer {
-            // It may have left while the peer was asked.
-            Ok((Outcome::Done, _)) if self.stays_on(&pair) == Some(bump) => {
-                self.daemon().locks.confirm(pair, bump, at.now);
-            }
-            Ok((Outcome::Done, _)) => {}
-            Ok(_) => self.daemon().locks.refuse(pair, bump, at.now),
-            // Without a session there is nobody to confirm anything.
-            Err(_) => {}
-        }
+        let stays_on = self.stays_on(&pair);
+        let locks = &mut self.daemon().locks;
+        locks.handle_answer(pair, bump, answer, stays_on, at.now);
     }
 
     /// Whether a connection that the peer asks about, by the name of its socket here, is on the bump.
@@ -67,15 +60,15 @@ impl Steering {
         socket: Option<Socket>,
     ) -> (Outcome, u64) {
         let pair = named.pair.reversed();
-        match socket {
-            None => (Outcome::NoConnection, 0),
-            Some(socket) if socket != named.socket => (Outcome::OtherSocket, socket.0.into()),
-            Some(_) if self.stays_on(&pair) == Some(bump) => {
-                self.daemon().locks.confirm(pair, bump, at.now);
-                (Outcome::Done, 0)
-            }
-            Some(_) => (Outcome::Older, 0),
+        let here = socket.map(|socket| Here {
+            socket,
+            stays_on: self.stays_on(&pair),
+        });
+        let answer = locks::answer(bump, named, here);
+        if answer.0 == Outcome::Done {
+            self.daemon().locks.confirm(pair, bump, at.now);
         }
+        answer
     }
 
     /// Brings LOCKED in the kernel to what is due.
@@ -97,17 +90,13 @@ impl Steering {
                 seen.note(Seen::Locked);
             }
         }
-        let choices = &daemon.choices;
-        daemon.locks.retain(|pair, bump| {
-            let entry = marks.get(pair).map(|mark| mark.bump);
-            let chosen = choices.get(pair).map(|choice| choice.bump);
-            [entry, chosen].contains(&Some(bump))
-        });
+        let on = |pair: &Pair| marks.get(pair).map(|mark| mark.bump);
+        daemon.locks.sweep(&daemon.choices, |_| true, on);
     }
 
     /// Lets a connection take what comes otherwise, before it leaves its bump for another or for plain.
     pub(super) fn unlock_leaving(&mut self, pair: &Pair, bump: u8) {
-        if bump == 0 || self.daemon().locks.is_elsewhere(pair, bump) {
+        if self.daemon().locks.holds_back(pair, bump) {
             self.unlock(pair);
         }
     }
