@@ -9,7 +9,7 @@ mod answering;
 mod asking;
 mod locking;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use dibs_core::Time;
@@ -17,13 +17,15 @@ use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_switch::answering::Following;
 use dibs_switch::asking::{Negotiation, Unanswered};
-use dibs_switch::conns::{Choice, Choices, Pair, Version};
+use dibs_switch::conns::{Choice, Choices, Pair, Socket, Version};
 use dibs_switch::hands::Hands;
 use dibs_switch::locks::Locks;
-use dibs_switch::naming::{Names, Query};
+use dibs_switch::messages::Message;
+use dibs_switch::naming::{Meant, Names, Query};
 use dibs_switch::telling::Tellings;
 use dibs_wire::Tuple;
 
+use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::{Kernel, Way};
 
@@ -88,6 +90,10 @@ struct Daemon {
     hands: Hands,
     names: Names,
     next_request: u32,
+    /// Questions of the peer that wait for their turn.
+    waiting: VecDeque<Message>,
+    /// The connection that is to fall silent for the question whose turn it is.
+    serving: Option<Pair>,
     asks: BTreeMap<u32, Ask>,
     leaving: BTreeMap<Pair, Leaving>,
     locks: Locks<Time>,
@@ -129,6 +135,36 @@ pub struct At<'a> {
     pub node: &'a mut Node,
     /// Its kernel.
     pub kernel: &'a Kernel,
+    /// The sockets of its connections.
+    pub sockets: Sockets<'a>,
+}
+
+/// Which sockets a host's connections have: all connections, the numbers of those of the host as it sends, and the
+/// host.
+pub struct Sockets<'a>(pub &'a [Conn], pub &'a BTreeMap<Pair, usize>, pub usize);
+
+impl<'a> At<'a> {
+    /// A host with a daemon.
+    pub fn new(now: Time, node: &'a mut Node, kernel: &'a Kernel, sockets: Sockets<'a>) -> Self {
+        Self {
+            now,
+            node,
+            kernel,
+            sockets,
+        }
+    }
+
+    /// The socket of a connection that is alive here.
+    fn socket(&self, pair: &Pair) -> Option<Socket> {
+        let Sockets(conns, numbers, host) = self.sockets;
+        let conn = &conns[*numbers.get(pair)?];
+        conn.lives(host, self.kernel).then(|| conn.socket(host))
+    }
+
+    /// Whether a connection is not over.
+    fn is_there(&self, conn: &Meant) -> bool {
+        self.socket(&conn.pair) == Some(conn.socket)
+    }
 }
 
 impl Steering {
@@ -165,6 +201,7 @@ impl Steering {
             daemon.names.sweep(|p, _| p != pair);
             daemon.asks.retain(|_, ask| ask.query.conn().pair != *pair);
             daemon.leaving.remove(pair);
+            daemon.serving = daemon.serving.filter(|p| p != pair);
             daemon.locks.release(pair);
             daemon.tellings.forget(pair);
         }
@@ -362,7 +399,16 @@ impl Steering {
         let asks = daemon.asks.values().map(|a| a.until);
         let save = self.unable_until.filter(|_| self.unsaved);
         let tellings = daemon.tellings.next_due();
-        let looks = [daemon.look_at, daemon.locks.next_due(), tellings, save];
+        // The connection that the others waited for may have ended.
+        let serves = daemon.serving.is_none() && !daemon.waiting.is_empty();
+        let serves = serves.then_some(Time::ZERO);
+        let looks = [
+            daemon.look_at,
+            daemon.locks.next_due(),
+            tellings,
+            save,
+            serves,
+        ];
         asks.chain(looks.into_iter().flatten()).min()
     }
 
@@ -381,6 +427,7 @@ impl Steering {
             self.handle_answer(at, ask, Err(Unanswered::Silent));
         }
         self.tell_due(at);
+        self.serve(at);
         if self.daemon().locks.next_due().is_some_and(|due| due <= now) {
             self.set_locks(now);
         }

@@ -25,7 +25,7 @@ use crate::history::{History, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::rng::{Rng, mix};
-use crate::steering::{At, Steering};
+use crate::steering::{At, Sockets, Steering};
 use preferences::Bucket;
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
@@ -426,7 +426,9 @@ impl World {
                 && h.steering.poll_timeout().is_some_and(|t| t <= now)
             {
                 let kernel = &h.kernel;
-                h.steering.handle_timeout(&mut At { now, node, kernel });
+                let sockets = Sockets(&self.conns, &self.by_pair[host], host);
+                let at = &mut At::new(now, node, kernel, sockets);
+                h.steering.handle_timeout(at);
             }
             self.pump(host)?;
         }
@@ -446,7 +448,9 @@ impl World {
             let node = h.node.insert(node);
             let kernel = &h.kernel;
             let request = mix(self.seed ^ 0x9e57 ^ h.instances << 8 ^ host as u64) as u32;
-            h.steering.start(&mut At { now, node, kernel }, request);
+            let sockets = Sockets(&self.conns, &self.by_pair[host], host);
+            let at = &mut At::new(now, node, kernel, sockets);
+            h.steering.start(at, request);
         }
     }
 
@@ -590,12 +594,13 @@ impl World {
     fn note(&mut self, host: usize, event: Event) -> Result<(), String> {
         let now = self.now;
         let Self { hosts, conns, .. } = self;
+        let sockets = Sockets(conns, &self.by_pair[host], host);
         let h = &mut hosts[host];
         let Some(node) = &mut h.node else {
             return Ok(());
         };
         let kernel = &h.kernel;
-        let at = &mut At { now, node, kernel };
+        let at = &mut At::new(now, node, kernel, sockets);
         match event {
             Event::Control { peer, bytes } => {
                 at.node.control_done(peer);
@@ -606,13 +611,7 @@ impl World {
                         return Err(format!("a message came {count} times"));
                     }
                 } else if self.switches.contains(&bytes) {
-                    let pairs = &self.by_pair[host];
-                    let socket = |pair: &Pair| {
-                        let conn = pairs.get(pair).map(|number| &conns[*number]);
-                        let conn = conn.filter(|c| c.lives(host, kernel))?;
-                        Some(conn.socket(host))
-                    };
-                    h.steering.on_message(at, &bytes, socket);
+                    h.steering.on_message(at, &bytes);
                 } else {
                     return Err("a message that nobody sent".into());
                 }

@@ -1,7 +1,7 @@
 //! What the peer asks for, by [`dibs_switch::answering`], and how a connection falls silent.
 
 use dibs_switch::answering::{Following, Here, Refusal, Wanted};
-use dibs_switch::conns::{Pair, Socket, Version};
+use dibs_switch::conns::{Pair, Version};
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
@@ -10,43 +10,47 @@ use super::{At, CARRIED, Daemon, LOOK_EVERY, Steering, Waiter, end_drains, tuple
 use crate::coverage::Seen;
 
 impl Steering {
-    /// A message of the peer's daemon; `socket` knows those of live connections. False if it is none of
-    /// ours.
-    pub fn on_message(
-        &mut self,
-        at: &mut At<'_>,
-        bytes: &[u8],
-        socket: impl Fn(&Pair) -> Option<Socket>,
-    ) -> bool {
-        let Ok(Message { request, body }) = Message::decode(bytes) else {
+    /// A message of the peer's daemon. False if it is none of ours.
+    pub fn on_message(&mut self, at: &mut At<'_>, bytes: &[u8]) -> bool {
+        let Ok(message) = Message::decode(bytes) else {
             return false;
         };
-        match body {
-            Body::Switch { switch, conns } => {
-                for (named, version) in conns {
-                    let socket = socket(&named.pair.reversed());
-                    self.on_switch(at, (request, switch), (named, version), socket);
-                }
-            }
+        match message.body {
             Body::Answer(outcomes) => {
-                let ask = self.daemon().asks.remove(&request);
+                let ask = self.daemon().asks.remove(&message.request);
                 if let Some((ask, outcome)) = ask.zip(outcomes.first()) {
                     self.handle_answer(at, ask, Ok(*outcome));
                 } else {
                     self.seen.note(Seen::LateAnswer);
                 }
             }
-            Body::Confirm { bump, conns } => {
-                let outcomes = conns.iter().map(|named| {
-                    let socket = socket(&named.pair.reversed());
-                    self.on_confirm(at, bump, named, socket)
-                });
-                let answer = Body::Answer(outcomes.collect());
-                self.post(at, request, answer);
+            _ => {
+                self.daemon().waiting.push_back(message);
+                self.serve(at);
             }
-            Body::Want { .. } => {}
         }
         true
+    }
+
+    /// Deals with the peer's questions, one after the other.
+    pub(super) fn serve(&mut self, at: &mut At<'_>) {
+        while self.daemon().serving.is_none()
+            && let Some(Message { request, body }) = self.daemon().waiting.pop_front()
+        {
+            match body {
+                Body::Switch { switch, conns } => {
+                    for conn in conns {
+                        self.on_switch(at, (request, switch), conn);
+                    }
+                }
+                Body::Confirm { bump, conns } => {
+                    let outcomes = conns.iter().map(|named| self.on_confirm(at, bump, named));
+                    let answer = Body::Answer(outcomes.collect());
+                    self.post(at, request, answer);
+                }
+                Body::Want { .. } | Body::Answer(_) => {}
+            }
+        }
     }
 
     fn on_switch(
@@ -54,10 +58,9 @@ impl Steering {
         at: &mut At<'_>,
         (request, switch): (u32, Switch),
         (named, version): (Named, Version),
-        socket: Option<Socket>,
     ) {
         let pair = named.pair.reversed();
-        let here = socket.map(|socket| Here {
+        let here = at.socket(&pair).map(|socket| Here {
             socket,
             bound: false,
             required: self.requires(&pair),
@@ -98,6 +101,7 @@ impl Steering {
                 true => Seen::GotReady,
                 false => Seen::SwitchedOut,
             });
+            self.daemon().serving = Some(pair);
             self.silence(at, pair, Waiter::Peer(request, following));
             // If nothing comes of it, it is locked again.
             self.daemon().look_at = Some(at.now + LOOK_EVERY);
@@ -158,7 +162,8 @@ impl Steering {
             self.seen.note(Seen::Drained);
             match waiter {
                 Waiter::Us(mut negotiation) => {
-                    if negotiation.handle_silent(&self.daemon().choices, true) {
+                    let is_there = at.is_there(&negotiation.conn());
+                    if negotiation.handle_silent(&self.daemon().choices, is_there) {
                         self.seen.note(Seen::LeftFirst);
                         self.leave(at, pair);
                     } else {
@@ -166,8 +171,12 @@ impl Steering {
                     }
                     self.carry_on(at, negotiation);
                 }
-                Waiter::Peer(request, following) => self.follow(at, request, following),
+                Waiter::Peer(request, following) => {
+                    self.daemon().serving = None;
+                    self.follow(at, request, following);
+                }
             }
         }
+        self.serve(at);
     }
 }

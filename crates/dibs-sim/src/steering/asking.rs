@@ -150,10 +150,12 @@ impl Steering {
         } = ask;
         query.handle_answer(answer);
         if query.next() == Next::Look {
-            // What was asked for a connection that is gone has gone with it.
-            query.handle_look(&mut self.daemon().names, true);
-            return self.ask(at, query, about);
+            let is_there = at.is_there(&query.conn());
+            query.handle_look(&mut self.daemon().names, is_there);
         }
+        let Some(answer) = query.answer() else {
+            return self.ask(at, query, about);
+        };
         let conn = query.conn();
         match about {
             About::Switch(mut negotiation) => {

@@ -2,7 +2,7 @@
 
 use dibs_core::Time;
 use dibs_switch::asking::Answer;
-use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::conns::Pair;
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Named, Outcome};
 use dibs_switch::naming::{Meant, Query};
@@ -17,7 +17,9 @@ impl Steering {
         locks::stays_on(on, self.daemon().choices.get(pair), is_required)
     }
 
-    /// Asks the peer about connections that are not locked yet; again from time to time.
+    /// Asks the peer about connections that are not locked yet; again from time to time. Only about chosen ones: the
+    /// daemon puts marks of others back as well when they are lost (`daemon/src/tracking.rs`), which is not modelled, and
+    /// locked they would wait for them.
     pub(super) fn ask_confirmations(&mut self, at: &mut At<'_>) {
         let chosen: Vec<_> = self.daemon().choices.iter().collect();
         self.daemon().look_at = None;
@@ -52,15 +54,9 @@ impl Steering {
     }
 
     /// Whether a connection that the peer asks about, by the name of its socket here, is on the bump.
-    pub(super) fn on_confirm(
-        &mut self,
-        at: &At<'_>,
-        bump: u8,
-        named: &Named,
-        socket: Option<Socket>,
-    ) -> (Outcome, u64) {
+    pub(super) fn on_confirm(&mut self, at: &At<'_>, bump: u8, named: &Named) -> (Outcome, u64) {
         let pair = named.pair.reversed();
-        let here = socket.map(|socket| Here {
+        let here = at.socket(&pair).map(|socket| Here {
             socket,
             stays_on: self.stays_on(&pair),
         });

@@ -12,7 +12,7 @@ use crate::emulator::Conditions;
 use crate::history::{Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
-use crate::steering::At;
+use crate::steering::{At, Sockets};
 
 impl World {
     #[expect(clippy::too_many_lines, reason = "a table of operations")]
@@ -74,7 +74,8 @@ impl World {
                 let (pair, socket) = (conn.pairs[*host], conn.socket(*host));
                 if let Some(node) = &mut h.node {
                     let kernel = &h.kernel;
-                    let at = &mut At { now, node, kernel };
+                    let sockets = Sockets(&self.conns, &self.by_pair[*host], *host);
+                    let at = &mut At::new(now, node, kernel, sockets);
                     h.steering.outbid(at, pair, socket, *bump, *by);
                 }
             }
@@ -233,7 +234,8 @@ impl World {
         };
         let pair = conn.pairs[host];
         let kernel = &h.kernel;
-        let at = &mut At { now, node, kernel };
+        let sockets = Sockets(&self.conns, &self.by_pair[host], host);
+        let at = &mut At::new(now, node, kernel, sockets);
         h.steering.choose(at, pair, conn.socket(host), bump);
         self.coverage.note(match bump {
             0 => Seen::ChosenOut,
