@@ -1,5 +1,6 @@
 //! A stream that either host moves from bump to bump, at random.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -24,13 +25,40 @@ const MOST_PAUSE: Duration = Duration::from_millis(150);
 /// What the stream is put on; plain too.
 const BUMPS: [&str; 4] = ["plain", "scramble", "share", "seal"];
 
+/// Pauses are told by so long parts of a stream.
+const PART: Duration = Duration::from_millis(50);
+
 /// A stream.
 #[derive(Clone, Debug, Serialize)]
 struct Turn {
-    switches: usize,
+    switches: Vec<Switch>,
     bits_per_second: f64,
     longest_gap_us: u64,
     retransmissions: u64,
+}
+
+/// One of its switches.
+#[derive(Clone, Debug, Serialize)]
+struct Switch {
+    at_seconds: f64,
+    /// By the host that sends.
+    by_sender: bool,
+    from: &'static str,
+    to: &'static str,
+    /// The longest time in which nothing arrived from then on until the next one.
+    pause_us: u64,
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by = match self.by_sender {
+            true => "sender",
+            false => "receiver",
+        };
+        let pause = self.pause_us as f64 / 1e3;
+        let Self { from, to, .. } = self;
+        write!(f, "{pause:.0} ms, {from} to {to} by the {by}")
+    }
 }
 
 pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
@@ -43,7 +71,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         let turn = turn(stage, round as u64, &contestant)?;
         eprintln!(
             "{title}, round {round}: {} switches, longest pause {:.0} ms",
-            turn.switches,
+            turn.switches.len(),
             turn.longest_gap_us as f64 / 1e3
         );
         turns.push(turn);
@@ -56,7 +84,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         title,
         columns: vec![String::new(), "median".to_owned()],
         rows: vec![
-            row("switches", of(|turn| turn.switches as f64)),
+            row("switches", of(|turn| turn.switches.len() as f64)),
             row("Mbit/s", of(|turn| turn.bits_per_second / 1e6)),
             row(
                 "longest pause, ms",
@@ -73,7 +101,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             least: None,
             most: Some(MOST_PAUSE.as_secs_f64() * 1e3),
         }],
-        notes: Vec::new(),
+        notes: worst(&turns),
         turns: serde_json::to_value(&turns)?,
     })
 }
@@ -84,16 +112,18 @@ fn turn(stage: &Stage<'_>, seed: u64, contestant: &Contestant) -> Result<Turn> {
     let length = TURNS * stage.options.duration;
     let load = Throughput::new(contestant.to)
         .congestion(stage.congestion)
+        .interval(PART)
         .endless();
     let mut rng = Rng::new(seed);
     let transfer = load.start(&contestant.site.a, &contestant.site.b)?;
     let start = Instant::now();
-    let mut switches = 0;
+    let mut switches: Vec<Switch> = Vec::new();
     let port = PORT.to_string();
     let mut at = LEAST_APART;
     while at < length {
         std::thread::sleep((start + at).saturating_duration_since(Instant::now()));
         ensure!(transfer.is_running(), "the stream ended before a switch");
+        let asked = start.elapsed();
         let (host, end) = match rng.below(2) {
             0 => (&daemons[0], "--dport"),
             _ => (&daemons[1], "--sport"),
@@ -105,19 +135,40 @@ fn turn(stage: &Stage<'_>, seed: u64, contestant: &Contestant) -> Result<Turn> {
         };
         let changed: Changed = host
             .ctl(words)
-            .with_context(|| format!("switch {switches}, to {bump}"))?;
+            .with_context(|| format!("switch {}, to {bump}", switches.len()))?;
         let moved = changed.connections.len();
-        ensure!(moved == 1, "switch {switches} moved {moved} connections");
-        switches += 1;
+        ensure!(moved == 1, "a switch moved {moved} connections");
+        switches.push(Switch {
+            at_seconds: asked.as_secs_f64(),
+            by_sender: end == "--dport",
+            from: switches.last().map_or("plain", |last| last.to),
+            to: bump,
+            pause_us: 0,
+        });
         let apart = (MOST_APART - LEAST_APART).as_millis() as u64;
         at = start.elapsed() + LEAST_APART + Duration::from_millis(rng.below(apart));
     }
     transfer.stop();
     let report = transfer.finish()?;
+    for (part, gap) in report.gaps_us.iter().enumerate() {
+        let end = (part + 1) as f64 * PART.as_secs_f64();
+        let before = |switch: &&mut Switch| switch.at_seconds <= end;
+        if let Some(switch) = switches.iter_mut().rev().find(before) {
+            switch.pause_us = switch.pause_us.max(*gap);
+        }
+    }
     Ok(Turn {
         switches,
         bits_per_second: report.bits_per_second,
         longest_gap_us: report.longest_gap_us,
         retransmissions: report.retransmissions,
     })
+}
+
+/// The switches with the longest pauses.
+fn worst(turns: &[Turn]) -> Vec<String> {
+    let mut all: Vec<&Switch> = turns.iter().flat_map(|turn| &turn.switches).collect();
+    all.sort_by_key(|switch| std::cmp::Reverse(switch.pause_us));
+    all.truncate(5);
+    all.into_iter().map(Switch::to_string).collect()
 }
