@@ -5,10 +5,6 @@ use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::switching::ends;
 
-/// Attempts in vain after which a kernel waits for so long that it is woken: seconds. One or two come of any
-/// loss.
-const LONG: u8 = 3;
-
 impl Daemon {
     /// Takes up the connections that were on bumps before this daemon started. To be called once the
     /// kernel steers, and before any path is up.
@@ -30,10 +26,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// The same for a connection that has just come to a bump, if its kernel waits for its next attempt: what
-    /// kept it silent was in the way that it left, or the far end did not carry this bump until now.
+    /// The same for a connection that has just come to a bump. What kept its kernel silent was in the way that it left, or
+    /// the far end did not carry this bump until now. And what it acknowledged last went by that way as well: without
+    /// another word of it the data path holds the start of the chain back for as long as it may.
     pub(crate) fn wake(&self, live: &Live, bump: u8) {
-        if live.counts.attempts >= LONG && !self.is_outside(bump) {
+        if !self.is_outside(bump) {
             // Without the data path nothing goes on.
             let _ = self.driver.solicit(bump, ends(&live.pair));
         }

@@ -380,6 +380,8 @@ impl Steering {
             self.daemon().locks.enter(&pair, choice.bump);
             self.note_lock(&pair);
             self.daemon().look_at = Some(at.now);
+            // What it acknowledged last went another way: the data path may wait for a word of it.
+            at.node.solicit(choice.bump, tuple(&pair));
             return;
         }
         self.leave(at, pair);
