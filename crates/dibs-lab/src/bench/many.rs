@@ -117,27 +117,12 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
 
 /// Each bump beside wireguard-go, within rounds.
 fn ratios(turns: &[(&str, &[Turn])]) -> Vec<Ratio> {
-    let of = |system: System| {
-        let found = turns.iter().find(|(label, _)| *label == system.label());
-        found.map(|(_, turns)| *turns)
-    };
-    let Some(theirs) = of(System::WireguardGo) else {
-        return Vec::new();
-    };
+    let machine: fn(&Turn) -> f64 = |turn| turn.machine_percent;
     let mut ratios = Vec::new();
     for bump in [System::Seal, System::Scramble, System::Share] {
-        for (what, value) in [
-            ("machine", (|turn| turn.machine_percent) as fn(&Turn) -> f64),
-            ("memory", mebibytes),
-        ] {
-            let pairs = of(bump).unwrap_or_default().iter().zip(theirs);
-            ratios.push(Ratio {
-                what: format!("{what}: {} / wireguard-go", bump.label()),
-                value: median(pairs.map(|(one, other)| value(one) / value(other))),
-                least: None,
-                most: None,
-            });
-        }
+        let names = (bump.label(), System::WireguardGo.label());
+        ratios.extend(Ratio::beside(turns, "machine", names, machine));
+        ratios.extend(Ratio::beside(turns, "memory", names, mebibytes));
     }
     ratios
 }

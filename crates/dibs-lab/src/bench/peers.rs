@@ -63,9 +63,9 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
         let is_first =
             stage.options.congestion.first().map(String::as_str) == Some(stage.congestion);
         let title = stage.titled(&format!("One stream and ten, {title}"));
-        tables.push(streams(stage, &title, (&systems, &contestants), &notes)?);
+        tables.push(streams(stage, &title, &contestants, &notes)?);
         if is_first && tables.len() == 1 {
-            tables.push(small(stage, (&systems, &contestants))?);
+            tables.push(small(stage, &contestants)?);
         }
     }
     Ok(tables)
@@ -74,7 +74,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
 fn streams(
     stage: &Stage<'_>,
     title: &str,
-    (systems, contestants): (&[System], &[Contestant]),
+    contestants: &[Contestant],
     notes: &[String],
 ) -> Result<Table> {
     let mut all = vec![Vec::<Turn>::new(); contestants.len()];
@@ -108,6 +108,7 @@ fn streams(
         row
     };
     let rate = |turn: &Turn| turn.bits_per_second[0];
+    let turns = labelled(contestants, &all);
     Ok(Table {
         title: title.to_owned(),
         columns: [
@@ -122,9 +123,9 @@ fn streams(
         .map(str::to_owned)
         .to_vec(),
         rows: contestants.iter().zip(&all).map(row).collect(),
-        ratios: ratios(systems, &all, "one stream", rate),
+        ratios: ratios(&turns, "one stream", rate),
         notes: notes.to_vec(),
-        turns: serde_json::to_value(labelled(contestants, &all))?,
+        turns: serde_json::to_value(&turns)?,
     })
 }
 
@@ -152,7 +153,7 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     Ok(turn)
 }
 
-fn small(stage: &Stage<'_>, (systems, contestants): (&[System], &[Contestant])) -> Result<Table> {
+fn small(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
     let title = "Messages and requests of 64 bytes, links without a limit";
     let mut all = vec![Vec::<Small>::new(); contestants.len()];
     for round in 1..=stage.options.rounds {
@@ -179,6 +180,7 @@ fn small(stage: &Stage<'_>, (systems, contestants): (&[System], &[Contestant])) 
         ]
     };
     let connecting = |small: &Small| small.connecting.per_second;
+    let turns = labelled(contestants, &all);
     Ok(Table {
         title: title.to_owned(),
         columns: [
@@ -193,9 +195,9 @@ fn small(stage: &Stage<'_>, (systems, contestants): (&[System], &[Contestant])) 
         .map(str::to_owned)
         .to_vec(),
         rows: contestants.iter().zip(&all).map(row).collect(),
-        ratios: ratios(systems, &all, "a new connection each", connecting),
+        ratios: ratios(&turns, "a new connection each", connecting),
         notes: Vec::new(),
-        turns: serde_json::to_value(labelled(contestants, &all))?,
+        turns: serde_json::to_value(&turns)?,
     })
 }
 
@@ -217,27 +219,13 @@ fn messages(stage: &Stage<'_>, contestant: &Contestant) -> Result<Small> {
 }
 
 /// Each bump beside each other system, within rounds.
-fn ratios<T>(systems: &[System], all: &[Vec<T>], what: &str, value: fn(&T) -> f64) -> Vec<Ratio> {
-    let turns = |system: System| {
-        let at = systems.iter().position(|one| *one == system);
-        at.map(|at| &all[at])
-    };
-    let mut ratios = Vec::new();
-    for bump in BUMPS {
-        for other in OTHERS {
-            let (Some(ours), Some(theirs)) = (turns(bump), turns(other)) else {
-                continue;
-            };
-            let pairs = ours.iter().zip(theirs);
-            ratios.push(Ratio {
-                what: format!("{what}: {} / {}", bump.label(), other.label()),
-                value: median(pairs.map(|(one, other)| value(one) / value(other))),
-                least: None,
-                most: None,
-            });
-        }
-    }
-    ratios
+fn ratios<T>(turns: &[(&str, &[T])], what: &str, value: fn(&T) -> f64) -> Vec<Ratio> {
+    let names = BUMPS
+        .into_iter()
+        .flat_map(|bump| OTHERS.map(|other| (bump.label(), other.label())));
+    names
+        .filter_map(|names| Ratio::beside(turns, what, names, value))
+        .collect()
 }
 
 fn labelled<'a, T>(contestants: &'a [Contestant], all: &'a [Vec<T>]) -> Vec<(&'a str, &'a [T])> {

@@ -108,6 +108,26 @@ impl fmt::Display for Environment {
 }
 
 impl Ratio {
+    /// One system's value beside another's, by their labels, within rounds; nothing if one of them did not run.
+    pub(super) fn beside<T>(
+        turns: &[(&str, &[T])],
+        what: &str,
+        (one, other): (&str, &str),
+        value: fn(&T) -> f64,
+    ) -> Option<Self> {
+        let of = |name: &str| {
+            let found = turns.iter().find(|(label, _)| *label == name);
+            found.map(|(_, turns)| turns.iter().map(value))
+        };
+        let pairs = of(one)?.zip(of(other)?);
+        Some(Self {
+            what: format!("{what}: {one} / {other}"),
+            value: median(pairs.map(|(one, other)| one / other)),
+            least: None,
+            most: None,
+        })
+    }
+
     fn is_met(&self) -> bool {
         self.least.is_none_or(|least| self.value >= least)
             && self.most.is_none_or(|most| self.value <= most)

@@ -199,37 +199,34 @@ fn milliseconds(text: &str) -> Option<f64> {
 
 /// Each bump beside wireguard-go and, for new connections, plain TCP, within rounds.
 fn ratios(turns: &[(&str, &[Turn])]) -> Vec<Ratio> {
-    let of = |system: System| {
-        let found = turns.iter().find(|(label, _)| *label == system.label());
-        found.map(|(_, turns)| *turns)
-    };
+    let kept: fn(&Turn) -> f64 = |turn| turn.kept.per_second;
+    let tail: fn(&Turn) -> f64 = |turn| turn.kept.p99_ms;
+    let connecting: fn(&Turn) -> f64 = |turn| turn.connecting.per_second;
     let mut ratios = Vec::new();
-    for (bump, tail) in BUMPS {
-        let mut beside = |other: System, what, value: fn(&Turn) -> f64, least, most| {
-            let (Some(ours), Some(theirs)) = (of(bump), of(other)) else {
-                return;
-            };
-            let pairs = ours.iter().zip(theirs);
-            ratios.push(Ratio {
-                what: format!("{what}: {} / {}", bump.label(), other.label()),
-                value: median(pairs.map(|(one, other)| value(one) / value(other))),
-                least,
-                most,
-            });
-        };
-        let other = System::WireguardGo;
-        let kept: fn(&Turn) -> f64 = |turn| turn.kept.per_second;
-        let connecting: fn(&Turn) -> f64 = |turn| turn.connecting.per_second;
-        beside(other, "kept", kept, Some(1.0), None);
-        beside(
-            other,
-            "kept, p99",
-            |turn| turn.kept.p99_ms,
-            None,
-            Some(tail),
+    for (bump, most) in BUMPS {
+        let rows = [
+            (System::WireguardGo, "kept", kept, Some(1.0), None),
+            (System::WireguardGo, "kept, p99", tail, None, Some(most)),
+            (
+                System::WireguardGo,
+                "a new one each",
+                connecting,
+                Some(1.0),
+                None,
+            ),
+            (System::Plain, "a new one each", connecting, None, None),
+        ];
+        ratios.extend(
+            rows.into_iter()
+                .filter_map(|(other, what, value, least, most)| {
+                    let ratio = Ratio::beside(turns, what, (bump.label(), other.label()), value)?;
+                    Some(Ratio {
+                        least,
+                        most,
+                        ..ratio
+                    })
+                }),
         );
-        beside(other, "a new one each", connecting, Some(1.0), None);
-        beside(System::Plain, "a new one each", connecting, None, None);
     }
     ratios
 }
