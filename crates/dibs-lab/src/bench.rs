@@ -31,9 +31,9 @@ pub(crate) use self::report::median;
 pub use self::report::{Environment, Ratio, Report, Table};
 use self::system::{Contestant, Place, System};
 use crate::dibs::Programs;
-use crate::emulator::Conditions;
 use crate::link::LinkSpec;
 use crate::site::UNTRUSTED;
+use dibs_netem::Conditions;
 
 const GIGABIT: u64 = 1_000_000_000;
 

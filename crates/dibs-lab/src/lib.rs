@@ -43,7 +43,7 @@ pub mod site;
 mod wire;
 
 pub use capture::{Capture, Packet, Recording};
-pub use dibs_sim::emulator::{self, Conditions};
+pub use dibs_netem::Conditions;
 pub use host::{Counters, Host};
 pub use isolate::{enter, is_inside, isolated, isolated_alone};
 pub use lab::Lab;

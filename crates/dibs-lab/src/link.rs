@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::emulator::Conditions;
 use crate::host::Host;
 use crate::packet_socket::Forward;
 use crate::process::{HANG, wait_until};
 use crate::wire::{self, Wire, WireStats};
+use dibs_netem::Conditions;
 
 /// One of a link's two ends: the first or the second host of its [`LinkSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,10 +17,10 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Pid, pipe2};
 
-use crate::emulator::{Cause, Conditions, Emulator, Fate};
 use crate::host::Host;
 use crate::link::End;
 use crate::packet_socket::{BATCH, Forward, PacketSocket, Ring};
+use dibs_netem::{Cause, Conditions, Emulator, Fate};
 
 /// virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
 pub(crate) const HEADER: usize = 10;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::coverage::Seen;
-use crate::rng::Rng;
+use dibs_netem::rng::Rng;
 
 /// Datagrams that he remembers, of any age.
 const ARCHIVE: usize = 512;

@@ -15,7 +15,7 @@ use smoltcp::time::Duration as SmolDuration;
 use crate::history::{Order, Plan};
 use crate::kernel::Kernel;
 use crate::payload::Stream;
-use crate::rng::mix;
+use dibs_netem::rng::mix;
 
 /// One end.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use dibs_core::bump::{Padding, SCRAMBLE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
 
 use crate::adversary::{ACTS, Tamper};
-use crate::emulator::Conditions;
 use crate::payload::Kind;
+use dibs_netem::Conditions;
 pub use preferences::{Preferences, Wish, calm_usage};
 
 /// Two hosts, A and B, as they begin. Arrays of two are by host.

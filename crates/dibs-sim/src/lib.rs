@@ -18,13 +18,11 @@ pub mod adversary;
 pub mod bulk;
 pub mod conn;
 pub mod coverage;
-pub mod emulator;
 pub mod history;
 pub mod kernel;
 pub mod observer;
 pub mod offload;
 pub mod payload;
-pub mod rng;
 pub mod steering;
 pub mod world;
 

@@ -10,7 +10,7 @@ use dibs_core::session::{Tap, is_handshake};
 use crate::coverage::Coverage;
 use crate::history::Setup;
 use crate::payload;
-use crate::rng::mix;
+use dibs_netem::rng::mix;
 pub(crate) use inside::Held;
 use inside::{Inside, Passing};
 

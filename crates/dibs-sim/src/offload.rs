@@ -5,7 +5,7 @@ use dibs_wire::checksum;
 use dibs_wire::packet::{self, Packet, Segment, TCP, Tuple, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
 
-use crate::rng::Rng;
+use dibs_netem::rng::Rng;
 
 /// Where the checksum stands in a TCP header.
 const CSUM: usize = 16;

@@ -4,7 +4,7 @@
 //! bytes of it give themselves away without a copy of it at hand, and nothing else does (but for a
 //! chance of 2^-64 a place). The function is not linear: the scrambler's XOR must not keep it.
 
-use crate::rng::mix;
+use dibs_netem::rng::mix;
 
 /// The second half of a block whose first half is this.
 const fn second(first: u64) -> u64 {

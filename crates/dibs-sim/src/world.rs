@@ -20,12 +20,14 @@ use dibs_switch::conns::Pair;
 use crate::adversary::{Adversary, Put, Tamper};
 use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
-use crate::emulator::{Conditions, Emulator};
 use crate::history::{History, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
-use crate::rng::{Rng, mix};
 use crate::steering::{At, Sockets, Steering};
+use dibs_netem::{
+    Conditions, Emulator,
+    rng::{Rng, mix},
+};
 use preferences::Bucket;
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled

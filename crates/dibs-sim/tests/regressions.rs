@@ -6,9 +6,9 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump::{SCRAMBLE, SEAL, SHARE};
 use dibs_core::counters::Counter;
+use dibs_netem::Conditions;
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
-use dibs_sim::emulator::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
 use dibs_sim::{History, Report, World};
 
@@ -570,7 +570,7 @@ fn a_thousand_switches_between_all_bumps_lose_nothing() {
     let slow = clean().rate(5_000_000);
     let mut ops = vec![(at(1000), Op::Open(long))];
     let bumps = [PLAIN, SCRAMBLE, SHARE, SEAL];
-    let mut dice = dibs_sim::rng::Rng::new(7);
+    let mut dice = dibs_netem::rng::Rng::new(7);
     for i in 0..1000 {
         let (host, bump) = (dice.below(2) as usize, dice.pick(&bumps));
         ops.push((at(1010 + 9 * i), Op::Choose(0, host, bump)));

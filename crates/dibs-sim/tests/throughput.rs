@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_sim::emulator::Conditions;
+use dibs_netem::Conditions;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
 use dibs_sim::{History, Report, World};
 

@@ -87,13 +87,14 @@ const PROGRAMS_OF_ARM64: &str = concat!(
     ":/usr/bin/qemu-aarch64-static:F"
 );
 /// The crates that make no system calls of their own but for files, or none that the emulator does not know.
-const PURE: [&str; 10] = [
+const PURE: [&str; 11] = [
     "dibs-scramble",
     "dibs-share",
     "dibs-gcm",
     "dibs-wire",
     "dibs-core",
     "dibs-switch",
+    "dibs-netem",
     "dibs-sim",
     "dibs-eavesdrop",
     "dibs-config",

@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result};
 use super::Stage;
 use super::report::{Ratio, Table, median};
 use super::system::{Contestant, MESSAGES, Place, System};
-use crate::emulator::Conditions;
 use crate::link::LinkSpec;
 use crate::load::{Latency, LatencyReport, Throughput};
 use crate::site::UNTRUSTED;
+use dibs_netem::Conditions;
 
 /// Of messages beside a stream, 99 % arrive within so many times what they take without it, and this.
 const MOST_TIMES: f64 = 3.0;

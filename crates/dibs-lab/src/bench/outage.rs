@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::Stage;
 use super::report::{Ratio, Table, median};
 use super::system::{Contestant, Place, System};
-use crate::emulator::Conditions;
 use crate::link::LinkSpec;
 use crate::load::Throughput;
 use crate::site::{INTERFACES, UNTRUSTED};
+use dibs_netem::Conditions;
 
 /// Each link's rate in Mbit/s and round trip in ms, the trusted one first.
 const LINKS: [(u64, u64); 2] = [(50, 20), (50, 40)];

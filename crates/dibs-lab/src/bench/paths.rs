@@ -8,9 +8,9 @@ use super::Stage;
 use super::report::{Ratio, Table, median};
 use super::system::{Place, System};
 use super::throughput::{Series, Turn, rounds};
-use crate::emulator::Conditions;
 use crate::link::LinkSpec;
 use crate::site::UNTRUSTED;
+use dibs_netem::Conditions;
 
 /// A link: Mbit/s, round trip in ms, jitter of each way in ms, the share of packets that is lost.
 #[derive(Clone, Copy)]

@@ -9,10 +9,10 @@ use serde::Serialize;
 use super::report::{Ratio, Table, median};
 use super::system::{Contestant, PORT, Place, System};
 use super::{GIGABIT, Stage};
-use crate::emulator::Conditions;
 use crate::link::LinkSpec;
 use crate::load::Throughput;
 use crate::site::UNTRUSTED;
+use dibs_netem::Conditions;
 
 /// A quarter of a second.
 const QUARTER: Duration = Duration::from_millis(250);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_control::Changed;
-use dibs_sim::rng::Rng;
+use dibs_netem::rng::Rng;
 use serde::Serialize;
 
 use super::Stage;

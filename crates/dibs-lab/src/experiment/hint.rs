@@ -9,11 +9,11 @@ use serde::Serialize;
 
 use crate::bench::{Environment, median};
 use crate::dibs::{Daemon, PathSpec, Programs, Settings};
-use crate::emulator::Conditions;
 use crate::lab::Lab;
 use crate::load::Throughput;
 use crate::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot};
 use crate::site::{INTERFACES, Site, addresses};
+use dibs_netem::Conditions;
 
 const PORT: u16 = 7000;
 /// Any path may carry what is on it, so that the hint alone decides.

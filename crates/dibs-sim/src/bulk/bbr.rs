@@ -7,7 +7,7 @@ use dibs_core::Time;
 
 use super::control::{Event, INITIAL_WINDOW, State, Window};
 use super::segment::MSS;
-use crate::rng::Rng;
+use dibs_netem::rng::Rng;
 
 /// Doubles the rate each round: 2 / ln 2.
 const HIGH_GAIN: f64 = 2.885;

@@ -7,7 +7,7 @@ use dibs_core::Time;
 use super::bbr::Bbr;
 use super::cubic::Cubic;
 use super::segment::MSS;
-use crate::rng::Rng;
+use dibs_netem::rng::Rng;
 
 /// Segments that a sender begins with (RFC 6928).
 pub(super) const INITIAL_WINDOW: u64 = 10;

@@ -18,8 +18,10 @@ use super::receiver::{Receiver, ReceiverStats};
 use super::scenario::{Change, SPAN, Scenario};
 use super::sender::{Sender, SenderStats};
 use super::wire::{Wire, address};
-use crate::emulator::{Conditions, Emulator, Fate};
-use crate::rng::{Rng, mix};
+use dibs_netem::{
+    Conditions, Emulator, Fate,
+    rng::{Rng, mix},
+};
 
 /// The transfer begins when session and paths stand.
 const START: Time = Time::from_nanos(4_000_000_000);

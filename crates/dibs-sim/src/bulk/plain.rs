@@ -11,8 +11,10 @@ use super::receiver::Receiver;
 use super::scenario::{Change, Link, SPAN};
 use super::segment::{Ack, Burst, HEADERS, MSS};
 use super::sender::{Sender, SenderStats};
-use crate::emulator::{Conditions, Emulator, Fate};
-use crate::rng::{Rng, mix};
+use dibs_netem::{
+    Conditions, Emulator, Fate,
+    rng::{Rng, mix},
+};
 
 /// Time for what is under way at the end.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -6,8 +6,7 @@ use std::time::Duration;
 use dibs_core::bump::{SCRAMBLE, SEAL};
 
 use super::control::Algorithm;
-use crate::emulator::Conditions;
-use crate::rng::Rng;
+use dibs_netem::{Conditions, rng::Rng};
 
 /// A run takes so much virtual time at most; what is under way then still has to arrive.
 pub const SPAN: Duration = Duration::from_secs(10);

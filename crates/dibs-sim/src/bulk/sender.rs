@@ -11,7 +11,7 @@ use super::recovery::{Recovery, Signs};
 use super::rtt::Rtt;
 use super::scoreboard::{Board, News, Snapshot};
 use super::segment::{Ack, Burst, MSS};
-use crate::rng::Rng;
+use dibs_netem::rng::Rng;
 
 /// What a socket has under way or ready, at most (`tcp_wmem`).
 const SEND_BUFFER: u64 = (4 << 20) / MSS;

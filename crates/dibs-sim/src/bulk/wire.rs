@@ -9,7 +9,7 @@ use dibs_wire::{SeqNumber, Tuple};
 
 use super::segment::{Ack, BLOCKS, Burst, MSS};
 use crate::payload::{Kind, Stream};
-use crate::rng::Rng;
+use dibs_netem::rng::Rng;
 
 /// The window scale of both ends.
 const SCALE: u32 = 7;

@@ -8,9 +8,11 @@ use dibs_core::session::{Integrity, KeyLimits, Suite};
 
 use super::{History, Op, Order, PathSetup, Plan, Setup, preferences};
 use crate::adversary::Tamper;
-use crate::emulator::Conditions;
 use crate::payload::Kind;
-use crate::rng::{Rng, mix};
+use dibs_netem::{
+    Conditions,
+    rng::{Rng, mix},
+};
 
 impl History {
     /// The history of a seed.

@@ -8,7 +8,7 @@ use dibs_core::node::{FlowScheduler, Hint, Role, Scheduler, Usage};
 use dibs_core::{Prefix, Time};
 
 use super::{History, Op};
-use crate::rng::Rng;
+use dibs_netem::rng::Rng;
 
 /// What the user of a host wants.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -16,12 +16,11 @@ use dibs_wire::Tuple;
 use super::{Arrival, What, World, endpoint};
 use crate::adversary::Put;
 use crate::coverage::Seen;
-use crate::emulator::{Cause, Fate};
 use crate::history::{name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
-use crate::rng::mix;
+use dibs_netem::{Cause, Fate, rng::mix};
 
 /// Plain packets that somebody on the ordinary route remembers.
 const PLAIN_SEEN: usize = 64;

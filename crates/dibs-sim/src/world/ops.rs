@@ -8,11 +8,11 @@ use dibs_wire::packet::TCP;
 use super::{World, addresses};
 use crate::conn::Conn;
 use crate::coverage::Seen;
-use crate::emulator::Conditions;
 use crate::history::{Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
 use crate::steering::{At, Sockets};
+use dibs_netem::Conditions;
 
 impl World {
     #[expect(clippy::too_many_lines, reason = "a table of operations")]

@@ -1,4 +1,4 @@
-//! The simulator's dice: what they show depends on the seed alone.
+//! Dice: what they show depends on the seed alone.
 
 /// A repeatable generator (SplitMix64; Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]

@@ -4,8 +4,12 @@
 //! depends only on the seed, the packet's number and the kind of decision. The same packets at the
 //! same times meet the same fate, and a change of one condition leaves the dice of the others alone.
 
+pub mod rng;
+
 use std::ops::Range;
 use std::time::Duration;
+
+use rng::mix;
 
 /// The state of a link in one direction. Probabilities are between 0 and 1, for each packet alone.
 #[derive(Clone, Debug, PartialEq)]
@@ -243,12 +247,9 @@ impl Emulator {
     /// SplitMix64 (Steele, Lea, Flood 2014), used as a function of its counter.
     fn roll(&self, packet: u64, dice: Dice) -> u64 {
         let counter = packet.wrapping_mul(8).wrapping_add(dice as u64 + 1);
-        let mut z = self
+        mix(self
             .seed
-            .wrapping_add(counter.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+            .wrapping_add(counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 }
 
