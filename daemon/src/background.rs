@@ -11,14 +11,14 @@ use dibs_core::node::Event;
 use dibs_policy::{BumpId, Watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, timeout};
 
-use crate::conns::Pair;
 use crate::daemon::{Daemon, Steered};
 use crate::driver::{Notice, Notices};
 use crate::live::Live;
 use crate::paths::Link;
 use crate::questions::Desks;
-use crate::startup::is_our_tun;
 use crate::switching::{Mark, Marked};
+use crate::terms::is_our_tun;
+use dibs_switch::conns::Pair;
 
 /// What changes together is looked at together.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -55,7 +55,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
         Event::PeerUp { peer, restarted } => {
             {
                 let state = &mut daemon.state.borrow_mut().peers[peer];
-                state.since = Some(crate::daemon::wall());
+                state.since = Some(crate::clock::wall());
                 state.outdated = None;
                 if restarted {
                     state.want = 0;
@@ -265,7 +265,7 @@ pub async fn sweep(daemon: Rc<Daemon>) {
     let mut round = 0;
     loop {
         ticks.tick().await;
-        if daemon.unsaved.get() {
+        if daemon.file.is_behind() {
             daemon.note("save", daemon.save());
         }
         let idle = {

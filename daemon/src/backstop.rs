@@ -6,15 +6,10 @@ use dibs_policy::conntrack::Connection;
 use dibs_policy::{Backstop, Desired, Ends, Error, Known, Place, Standing, Strength};
 use nix::libc;
 
-use crate::conns::Pair;
 use crate::daemon::{Daemon, State};
-use crate::locking::ends;
 use crate::rules::Rule;
-use crate::startup::marks;
-
-fn tuple(pair: &Pair) -> Ends {
-    (pair.local.into(), pair.remote.into())
-}
+use crate::terms::{ends, marks, policy_ends};
+use dibs_switch::conns::Pair;
 
 fn info(standing: &Standing) -> BackstopInfo {
     let (state, reason) = match standing {
@@ -40,11 +35,11 @@ impl State {
                 0 => &mut known.plain,
                 _ => &mut known.bumped,
             };
-            place.insert(tuple(&pair));
+            place.insert(policy_ends(&pair));
         }
         for pair in self.followed.keys() {
-            if !known.plain.contains(&tuple(pair)) {
-                known.bumped.insert(tuple(pair));
+            if !known.plain.contains(&policy_ends(pair)) {
+                known.bumped.insert(policy_ends(pair));
             }
         }
         known
@@ -160,7 +155,9 @@ impl Daemon {
                 *place != Place::Elsewhere || choices.get(pair).is_none()
             };
             let known = places.iter().filter(decided);
-            known.map(|(pair, place)| (tuple(pair), *place)).collect()
+            known
+                .map(|(pair, place)| (policy_ends(pair), *place))
+                .collect()
         };
         let before = backstop.standing().clone();
         // What failed shows in how it stands now, and is tried again.

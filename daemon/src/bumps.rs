@@ -7,7 +7,7 @@ use dibs_core::bump::{Bump, MAX_NUMBER};
 use dibs_policy::BumpId;
 
 use crate::daemon::Daemon;
-use crate::messages::{Body, Outcome};
+use dibs_switch::messages::{Body, Outcome};
 
 /// Devices are numbered from here, in the file's order.
 pub(crate) const FIRST_DEVICE: u8 = 8;

@@ -16,8 +16,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
+use crate::caller::Caller;
 use crate::daemon::{Daemon, Told};
-use crate::requests::Caller;
 use crate::switching::Progress;
 
 /// Clients of members of the group that are served at once: they cannot keep root out.

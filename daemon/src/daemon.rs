@@ -13,7 +13,7 @@ mod telling;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use dibs_config::Config;
 use dibs_core::node::FlowScheduler;
@@ -30,7 +30,7 @@ use crate::interfaces::{Interfaces, own_addresses};
 use crate::listing::Dropped;
 use crate::live::Registry;
 use crate::preferences::Preferences;
-use crate::saved::{Forward, Saved, SavedChoice, StateFile};
+use crate::state_file::{Saved, SavedChoice, StateFile};
 use crate::steering::Steerer;
 use crate::turns::Turns;
 
@@ -103,7 +103,7 @@ pub struct Daemon {
     pub(crate) sessions_due: Notify,
     /// Wakes who counts what paths carry.
     pub(crate) volumes_due: Notify,
-    file: StateFile,
+    pub(crate) file: StateFile,
     questions: RefCell<HashMap<u32, Question>>,
     next_request: Cell<u32>,
     next_want: Cell<u64>,
@@ -114,26 +114,11 @@ pub struct Daemon {
     pub(crate) amiss_noted: Notify,
     /// How often a program that steers did not come to its end.
     timeouts: Cell<u64>,
-    /// As last saved.
-    clock: Cell<Option<Forward>>,
-    /// The state file is not what it should be.
-    pub(crate) unsaved: Cell<bool>,
     /// What was said of peers' addresses that are this host's.
     own_addresses: RefCell<Vec<String>>,
     /// What failed when it was last tried, and why.
     troubles: RefCell<BTreeMap<&'static str, String>>,
     events: broadcast::Sender<Told>,
-}
-
-/// Seconds since 1970.
-pub(crate) fn wall() -> f64 {
-    since_1970().as_secs_f64()
-}
-
-/// By the host's clock.
-pub(crate) fn since_1970() -> Duration {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default()
 }
 
 impl Daemon {
@@ -149,7 +134,6 @@ impl Daemon {
         preferences: Preferences,
         host: u64,
         first_request: u32,
-        clock: Option<Forward>,
     ) -> Self {
         Self {
             bumps: carried(&config),
@@ -190,8 +174,6 @@ impl Daemon {
             amiss: RefCell::default(),
             amiss_noted: Notify::new(),
             timeouts: Cell::new(0),
-            clock: Cell::new(clock),
-            unsaved: Cell::new(false),
             own_addresses: RefCell::default(),
             troubles: RefCell::default(),
             events: broadcast::channel(EVENTS).0,
@@ -235,21 +217,10 @@ impl Daemon {
                 .collect(),
             addresses: state.addresses.clone(),
             devices: self.device_names(),
-            clock: Some(self.clock()),
             preferences: self.preferences.borrow().wishes().clone(),
             ..Saved::default()
         };
-        let saved = self.file.save(&saved);
-        self.unsaved.set(saved.is_err());
-        saved
-    }
-
-    /// How late it is, for calls.
-    fn clock(&self) -> Forward {
-        let uptime = Duration::from_nanos(dibs_io::boottime_ns());
-        let clock = Forward::now(since_1970(), uptime, self.clock.get());
-        self.clock.set(Some(clock));
-        clock
+        self.file.save(saved)
     }
 
     /// Logs why something that is tried again and again failed, unless that is known.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::daemon::Daemon;
-use crate::hands::Hand;
 use crate::live::Live;
 use crate::rules::Rule;
-use crate::saved::SavedRule;
+use crate::state_file::SavedRule;
 use crate::switching::Progress;
+use dibs_switch::hands::Hand;
 
 impl Daemon {
     /// Has these rules, and of them those that users made, take the place of all there are. Connections follow them; those

@@ -11,10 +11,10 @@ use dibs_policy::sockets::TcpCounts;
 use dibs_policy::{Backstop, Ends, Error};
 use nix::libc;
 
-use crate::conns::{Choice, Pair, Socket};
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::locking::{ends, tuple};
+use crate::terms::{ends, flow_tuple, policy_ends, tuple};
+use dibs_switch::conns::{Choice, Pair, Socket};
 
 /// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 const SYN_SENT: u8 = 1;
@@ -192,7 +192,7 @@ impl Daemon {
             choices.rename(pair, live.socket);
             if !self.is_outside(bump) {
                 // Without the data path nobody can be asked.
-                let _ = self.driver.solicit(bump, crate::switching::ends(pair));
+                let _ = self.driver.solicit(bump, flow_tuple(pair));
             }
         }
         Ok(())
@@ -220,9 +220,7 @@ impl Daemon {
     pub(crate) fn locked_passing(&self) -> BTreeSet<Ends> {
         let locked: Vec<Pair> = self.state.borrow().locks.locked().collect();
         let passing = locked.into_iter().filter(|pair| self.passes(pair));
-        passing
-            .map(|pair| (pair.local.into(), pair.remote.into()))
-            .collect()
+        passing.map(|pair| policy_ends(&pair)).collect()
     }
 }
 

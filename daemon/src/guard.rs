@@ -8,7 +8,7 @@ use dibs_config::Fail;
 use dibs_policy::{Backstop, Standing, Steering, Strength};
 
 use crate::interfaces::Inventory;
-use crate::saved::StateFile;
+use crate::state_file::StateFile;
 use crate::{initial_state, privileges, probing, startup};
 
 /// Puts into the kernel what blocks, and ends.

@@ -7,6 +7,8 @@
 pub mod background;
 mod backstop;
 pub mod bumps;
+mod caller;
+mod clock;
 pub mod control_socket;
 pub mod daemon;
 mod devices;
@@ -32,17 +34,18 @@ mod recovery;
 mod reloading;
 pub mod requests;
 pub mod rules;
-pub mod saved;
 mod scheduling;
 pub mod startup;
+pub mod state_file;
 pub mod steering;
 mod switching;
+pub mod terms;
 pub mod tracking;
 mod translated;
 mod turns;
 mod volumes;
 
-use dibs_switch::{asking, conns, hands, messages, naming, plausible, telling};
+use dibs_switch::conns;
 use std::path::Path;
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -58,7 +61,7 @@ use daemon::{Daemon, PeerState, Refused, State};
 use driver::{Driver, Notices};
 use interfaces::{Interfaces, Inventory};
 use preferences::Preferences;
-use saved::{Forward, Saved, StateFile};
+use state_file::{Saved, StateFile};
 use steering::Steerer;
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -87,17 +90,13 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
 async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     control_socket::ensure_place(&config.daemon.control_socket)?;
     let state_file = StateFile::open(&config.daemon.control_socket)?;
-    let _alone = saved::claim_namespace()?;
+    let _alone = state_file::claim_namespace()?;
     let saved = state_file.load()?;
     let interfaces = Interfaces::open()?;
     let inventory = interfaces.list().await?;
-    let clock = saved.clock.map(|before| {
-        let uptime = Duration::from_nanos(dibs_io::boottime_ns());
-        Forward::now(daemon::since_1970(), uptime, Some(before))
-    });
-    let earliest = clock.map(Forward::after).unwrap_or_default();
     let preferences = Preferences::new(&config, &saved.preferences);
-    let (driver, notices, thread) = start_data_path(&config, &inventory, &preferences, earliest)?;
+    let (driver, notices, thread) =
+        start_data_path(&config, &inventory, &preferences, state_file.earliest())?;
     let host = host_id(&dibs_config::read_private_key(&config.daemon.private_key_file)?.public());
     let mut state = initial_state(&config, &saved, inventory)?;
     let peers: Vec<u64> = { config.peers.iter() }
@@ -127,7 +126,6 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         preferences,
         host,
         first_request,
-        clock,
     ));
     daemon.tell_own_addresses();
     background::keep_addresses(&daemon, &saved.addresses).await?;
@@ -283,7 +281,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         arriving: Default::default(),
         moving: Default::default(),
         peers: config.peers.iter().map(peer_state).collect(),
-        addresses: inventory.host_addresses(startup::is_our_tun),
+        addresses: inventory.host_addresses(terms::is_our_tun),
         reachable: inventory.reachable(&config.paths),
         inventory,
         links: vec![Default::default(); config.paths.len()],

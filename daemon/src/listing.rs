@@ -13,12 +13,13 @@ use dibs_core::session;
 use tokio::time::timeout;
 
 use crate::background::outdated;
-use crate::daemon::{Daemon, wall};
+use crate::caller::{Caller, is_visible};
+use crate::clock::wall;
+use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
 use crate::gateway;
 use crate::interfaces::own_addresses;
 use crate::live::Live;
-use crate::requests::{Caller, is_visible};
 use crate::rules::Rule;
 
 /// Who asks for the status is told without what iptables does not say within this time.

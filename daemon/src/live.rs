@@ -7,11 +7,11 @@ use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::{Connection, LOOKUPS};
 use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 
-use crate::conns::{Pair, Socket};
-use crate::daemon::{Daemon, wall};
-use crate::locking::tuple;
-use crate::naming::Meant;
-use crate::startup::marks;
+use crate::clock::wall;
+use crate::daemon::Daemon;
+use crate::terms::{marks, pair_of, tuple};
+use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::naming::Meant;
 
 /// The kernel's TCP states, include/net/tcp_states.h.
 const TIME_WAIT: u8 = 6;
@@ -194,11 +194,7 @@ impl Daemon {
         let (_, conns) = self.driver.conns().await?;
         let mut carried: HashMap<Pair, Vec<ConnSnapshot>> = HashMap::new();
         for conn in conns {
-            let pair = Pair {
-                local: (conn.tuple.src, conn.tuple.sport).into(),
-                remote: (conn.tuple.dst, conn.tuple.dport).into(),
-            };
-            carried.entry(pair).or_default().push(conn);
+            carried.entry(pair_of(&conn.tuple)).or_default().push(conn);
         }
         let inodes: HashSet<u64> = lives.iter().map(|live| live.inode).collect();
         // It reads all of /proc.

@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use dibs_config::Fail;
 use dibs_policy::BumpId;
-use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS, Tuple};
+use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
 use dibs_switch::locks::{self, Here};
 
-use crate::asking::Answer;
 use crate::bumps::translated;
-use crate::conns::Pair;
 use crate::daemon::{Daemon, State};
-use crate::hands::Handed;
 use crate::live::Live;
-use crate::messages::{Body, Named, Outcome};
-use crate::naming::Meant;
-use crate::saved::Saved;
-use crate::startup::marks;
+use crate::state_file::Saved;
 use crate::switching::ROUND;
+use crate::terms::{ends, marks, tuple};
+use dibs_switch::asking::Answer;
+use dibs_switch::conns::Pair;
+use dibs_switch::hands::Handed;
+use dibs_switch::messages::{Body, Named, Outcome};
+use dibs_switch::naming::Meant;
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -482,20 +482,6 @@ impl Daemon {
         let bit = marks(&self.config).locked_bit();
         conntrack.set_mark(&tuple(pair), bit, bit).await.map(drop)
     }
-}
-
-/// A tracked connection as either end may have begun it.
-pub(crate) fn ends(entry: &Connection) -> [Pair; 2] {
-    let pair = Pair {
-        local: entry.original.source.into(),
-        remote: entry.original.destination.into(),
-    };
-    [pair, pair.reversed()]
-}
-
-/// A connection as conntrack is asked for it.
-pub(crate) fn tuple(pair: &Pair) -> Tuple {
-    Tuple::tcp(pair.local.into(), pair.remote.into())
 }
 
 /// Asks peers to confirm, after each switch and from time to time.

@@ -24,13 +24,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::caller::Caller;
 use crate::daemon::Daemon;
-use crate::requests::Caller;
 
 /// Who scrapes is served beside so many others at most; more wait.
 const CLIENTS: usize = 4;
 /// A client has as long for its request, and to read the answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than any scraper sends.
 const MAX_REQUEST: usize = 8 << 10;
 /// Between two tries to accept while there are no descriptors.
@@ -74,7 +74,7 @@ pub(crate) async fn serve(daemon: Rc<Daemon>, listener: TcpListener) {
 }
 
 async fn client(daemon: &Daemon, mut stream: TcpStream) -> io::Result<()> {
-    let request = timeout(PATIENCE, request(&mut stream)).await??;
+    let request = timeout(CLIENT_TIMEOUT, request(&mut stream)).await??;
     let (status, kind, body) = match asked(&request) {
         Asked::Metrics => match daemon.status(Caller { uid: 0 }).await {
             Ok(status) => match text(&status) {
@@ -92,8 +92,8 @@ async fn client(daemon: &Daemon, mut stream: TcpStream) -> io::Result<()> {
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n{body}"
     );
-    timeout(PATIENCE, stream.write_all(answer.as_bytes())).await??;
-    timeout(PATIENCE, stream.shutdown()).await?
+    timeout(CLIENT_TIMEOUT, stream.write_all(answer.as_bytes())).await??;
+    timeout(CLIENT_TIMEOUT, stream.shutdown()).await?
 }
 
 /// What came before the first empty line, as far as there is room for it.

@@ -7,7 +7,7 @@ use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::prctl::set_dumpable;
 use nix::sys::resource::{Resource, setrlimit};
 
-use crate::driver::FIRST;
+use crate::driver::BOOST_NICE;
 
 /// TUN, routes, rules, marks; iptables and binding to an interface; whose a socket is.
 const NEEDED: [Capability; 4] = [
@@ -21,7 +21,7 @@ const NEEDED: [Capability; 4] = [
 const DESCRIPTORS: usize = 64;
 
 /// RLIMIT_NICE counts from 20 downward.
-const NICEST: u64 = (20 - FIRST) as u64;
+const NICEST: u64 = (20 - BOOST_NICE) as u64;
 
 /// Refuses where too few files can be opened: the runtime panics if it gets none.
 pub(crate) fn ensure_descriptors() -> anyhow::Result<()> {

@@ -12,12 +12,12 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-use crate::asking::Unanswered;
-use crate::conns::{Pair, Version};
 use crate::daemon::Daemon;
-use crate::hands::{Hand, Handed};
-use crate::messages::{Body, Message, Named, Outcome, Switch};
 use crate::switching::ROUND;
+use dibs_switch::asking::Unanswered;
+use dibs_switch::conns::{Pair, Version};
+use dibs_switch::hands::{Hand, Handed};
+use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 
 /// A question of a peer's daemon.
 struct Asked {

@@ -3,7 +3,7 @@
 
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::switching::ends;
+use crate::terms::flow_tuple;
 
 impl Daemon {
     /// Takes up the connections that were on bumps before this daemon started. To be called once the
@@ -11,7 +11,8 @@ impl Daemon {
     pub(crate) async fn take_up(&self) -> anyhow::Result<()> {
         for (live, bump) in self.bumped().await? {
             let outstanding = live.counts.outstanding;
-            self.driver.resume(bump, ends(&live.pair), outstanding)?;
+            self.driver
+                .resume(bump, flow_tuple(&live.pair), outstanding)?;
         }
         Ok(())
     }
@@ -20,7 +21,7 @@ impl Daemon {
     pub(crate) async fn recover(&self, peer: usize) -> anyhow::Result<()> {
         for (live, bump) in self.bumped().await? {
             if live.peer == peer {
-                self.driver.solicit(bump, ends(&live.pair))?;
+                self.driver.solicit(bump, flow_tuple(&live.pair))?;
             }
         }
         Ok(())
@@ -32,7 +33,7 @@ impl Daemon {
     pub(crate) fn wake(&self, live: &Live, bump: u8) {
         if !self.is_outside(bump) {
             // Without the data path nothing goes on.
-            let _ = self.driver.solicit(bump, ends(&live.pair));
+            let _ = self.driver.solicit(bump, flow_tuple(&live.pair));
         }
     }
 

@@ -12,7 +12,7 @@ use dibs_io::LocalTime;
 use crate::bumps::Carried;
 use crate::daemon::Daemon;
 use crate::rules::{self, Rule};
-use crate::saved::SavedRule;
+use crate::state_file::SavedRule;
 use crate::{background, startup};
 
 /// The rules of a file, in its order.

@@ -9,37 +9,15 @@ use dibs_core::node::PeerSnapshot;
 use dibs_policy::BumpId;
 
 use crate::bumps::Carried;
-use crate::conns::Pair;
+use crate::caller::{Caller, is_visible};
 use crate::daemon::Daemon;
 use crate::devices::Heard;
 use crate::listing::peer_state;
 use crate::live::Live;
 use crate::rules::Rule;
-use crate::startup::tun_name;
 use crate::switching::{Moved, Progress};
-
-/// Who asks: the uid at the other end of the socket.
-#[derive(Clone, Copy, Debug)]
-pub struct Caller {
-    /// Its user.
-    pub uid: u32,
-}
-
-impl Caller {
-    pub(crate) fn is_root(self) -> bool {
-        self.uid == 0
-    }
-
-    /// Members of the group see and move what is their own (docs/threat-model.md, "Keys and the host"); what only passes is root's.
-    fn may(self, uid: Option<u32>) -> bool {
-        self.is_root() || Some(self.uid) == uid
-    }
-
-    /// Members see the rules that concern them alone.
-    pub(crate) fn sees(self, rule: &Rule) -> bool {
-        self.may(rule.only_user())
-    }
-}
+use crate::terms::tun_name;
+use dibs_switch::conns::Pair;
 
 /// Something that should work did not.
 fn failed(error: impl Into<anyhow::Error>) -> Failure {
@@ -63,11 +41,6 @@ fn required_by(rule: &Rule) -> String {
 }
 
 mod ruling;
-
-/// Whether a connection is alive, and the caller may see it.
-pub(crate) fn is_visible(live: &Live, caller: Caller) -> bool {
-    !live.over && caller.may(live.uid)
-}
 
 impl Daemon {
     /// Does what a user asks for; [`Request::Events`] is the socket's business.

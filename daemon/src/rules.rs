@@ -11,7 +11,7 @@ use dibs_policy::{Binding, BumpId, ClassRule, DeviceName, Family, Hours, Ports, 
 use ipnet::IpNet;
 
 use crate::live::Live;
-use crate::startup::policy_prefix;
+use crate::terms::policy_prefix;
 
 /// The kernel's rules that one of the user's may become.
 pub const MAX_CLASSES: usize = 256;

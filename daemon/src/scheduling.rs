@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use crate::daemon::Daemon;
 use crate::driver::Gone;
 use crate::rules::Rule;
-use crate::startup::core_prefix;
+use crate::terms::core_prefix;
 
 impl Rule {
     /// What the data path is told of the connections that the rule selects, if it has a scheduler for any.

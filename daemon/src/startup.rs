@@ -1,35 +1,20 @@
 //! From the configuration file to a node, its sockets and what steering starts with.
 
-use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Context as _;
 use dibs_config::Config;
-use dibs_core::Prefix;
 use dibs_core::bump::Pads;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig, Scheduler, Usage};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_io::{PathSocket, SetupError};
-use dibs_policy::{BumpId, MarkLayout};
-use ipnet::IpNet;
 use nix::libc;
 
 use crate::bumps;
 use crate::driver::MAX_PATHS;
 use crate::interfaces::Inventory;
 use crate::rules;
-
-/// The name of a bump's TUN.
-pub fn tun_name(id: BumpId) -> String {
-    format!("dibs{id}")
-}
-
-/// Whether a device is one of our TUNs.
-pub fn is_our_tun(name: &str) -> bool {
-    (1..=14)
-        .filter_map(BumpId::new)
-        .any(|id| tun_name(id) == name)
-}
+use crate::terms::{core_prefix, is_our_tun, marks, unscoped};
 
 /// Reads the file, and refuses what this version does not carry.
 pub fn load(file: &Path) -> Result<Config, dibs_config::Error> {
@@ -67,12 +52,6 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
         }
     }
     Ok(())
-}
-
-/// The field in the marks: the lowest six bits of the configured run.
-pub fn marks(config: &Config) -> MarkLayout {
-    let mask = config.daemon.mark_mask;
-    MarkLayout::new(0x3f << mask.trailing_zeros()).expect("the run has six bits at least")
 }
 
 /// What the node is told; reads the key files.
@@ -133,12 +112,6 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
     })
 }
 
-/// Without the number of its interface, which a link-local one may have: the path says that, and one endpoint
-/// would be two.
-pub fn unscoped(to: SocketAddr) -> SocketAddr {
-    SocketAddr::new(to.ip(), to.port())
-}
-
 /// Opens the socket of a path.
 pub fn open_socket(
     config: &Config,
@@ -154,14 +127,4 @@ pub fn is_awaited(error: &SetupError) -> bool {
     let absent = [libc::ENODEV, libc::EADDRNOTAVAIL];
     let code = error.error.raw_os_error();
     code.is_some_and(|code| absent.contains(&code))
-}
-
-pub(crate) fn core_prefix(net: &IpNet) -> Prefix {
-    Prefix::new(net.network(), net.prefix_len()).expect("an IpNet's length fits its family")
-}
-
-/// The same prefix for steering.
-pub fn policy_prefix(net: &IpNet) -> dibs_policy::Prefix {
-    dibs_policy::Prefix::new(net.network(), net.prefix_len())
-        .expect("an IpNet's length fits its family")
 }

@@ -16,7 +16,7 @@ use nix::net::if_::if_nametoindex;
 
 use crate::bumps::carried;
 use crate::driver::Driver;
-use crate::startup::{marks, policy_prefix, tun_name};
+use crate::terms::{marks, policy_prefix, tun_name};
 
 /// No real route has a larger MTU, so that a switch never makes a segment too long.
 const TUN_MTU: u16 = 65_535;

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
 
-use crate::asking::{Answer, Conclusion, Negotiation, Unanswered};
-use crate::conns::Pair;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
-use crate::messages::Outcome;
+use crate::terms::pair_of;
+use dibs_switch::asking::{Answer, Conclusion, Negotiation, Unanswered};
+use dibs_switch::conns::Pair;
+use dibs_switch::messages::Outcome;
 
 mod answering;
 mod asking;
@@ -26,7 +27,7 @@ mod telling;
 
 use asking::Move;
 pub(crate) use asking::ROUND;
-pub(crate) use marking::{Mark, Marked, ends};
+pub(crate) use marking::{Mark, Marked};
 pub(crate) use telling::keep as keep_telling;
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
@@ -317,10 +318,7 @@ impl Daemon {
             tokio::time::sleep(LOOK_EVERY).await;
             let (_, conns) = self.driver.conns().await?;
             for conn in conns.iter().filter(|conn| conn.bump == bump && conn.opened) {
-                waiting.remove(&Pair {
-                    local: (conn.tuple.src, conn.tuple.sport).into(),
-                    remote: (conn.tuple.dst, conn.tuple.dport).into(),
-                });
+                waiting.remove(&pair_of(&conn.tuple));
             }
             if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
                 let now = self.sockets().await?;

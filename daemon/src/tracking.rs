@@ -10,13 +10,12 @@ use dibs_policy::BumpId;
 use dibs_policy::conntrack::{self, Connection, Conntrack, Events};
 use tokio::time::sleep;
 
-use crate::conns::{Choice, Pair};
 use crate::daemon::{Audience, Daemon};
-use crate::hands::{Hand, Handed};
 use crate::live::Live;
-use crate::locking::{ends, tuple};
-use crate::startup::marks;
 use crate::switching::{Mark, Marked, Moved, Progress};
+use crate::terms::{ends, marks, tuple};
+use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::hands::{Hand, Handed};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use dibs_policy::conntrack::Tuple;
 use dibs_policy::translation;
 
-use crate::conns::Pair;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::locking::tuple;
+use crate::terms::tuple;
+use dibs_switch::conns::Pair;
 
 impl Daemon {
     /// Why connections cannot be moved to a bump whose source is translated here.

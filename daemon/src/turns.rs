@@ -12,7 +12,7 @@ use std::sync::Arc;
 use dibs_control::{ErrorKind, Failure};
 use tokio::sync::{Mutex, MutexGuard, OwnedMutexGuard};
 
-use crate::requests::Caller;
+use crate::caller::Caller;
 
 /// Takes turns. One thing is done at a time.
 pub(crate) struct Turns {

@@ -15,7 +15,8 @@ use dibs_config::Volume;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::daemon::{Daemon, since_1970};
+use crate::clock::since_1970;
+use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
 
 /// In the configured directory.

@@ -11,7 +11,7 @@ use dibs_io::LocalTime;
 use dibs_policy::{BumpId, ClassRule, Desired, Fail, Hours, Plan};
 use dibsd::interfaces::{Interface, Inventory};
 use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
-use dibsd::{bumps, startup, steering};
+use dibsd::{bumps, startup, steering, terms};
 
 const PEER: &str = "Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=";
 
@@ -328,7 +328,7 @@ fn a_rule_of_the_user_reaches_what_both_peer_and_destination_mean() {
 fn nothing_in_use_is_nothing_installed() {
     let config = config("", "[[rule]]\nbump = \"scramble\"\ndport = 80\n");
     let rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
-    let addresses = inventory().host_addresses(startup::is_our_tun);
+    let addresses = inventory().host_addresses(terms::is_our_tun);
     let classes = || rule.classes.iter().cloned();
     let idle = steering::desired(&config, classes(), &BTreeSet::new(), &addresses);
     assert!(Plan::new(&idle).unwrap().is_empty());

@@ -2,7 +2,7 @@
 
 use dibs_config::{Config, Error};
 use dibsd::rules;
-use dibsd::saved::Saved;
+use dibsd::state_file::Saved;
 
 use crate::input::Input;
 

@@ -3,11 +3,11 @@
 use tokio::sync::oneshot;
 
 use super::Daemon;
-use crate::asking::{PATIENCE, Unanswered};
 use crate::driver::Gone;
-use crate::messages::{Body, Message, Outcome};
 use crate::rules::Rule;
-use crate::startup::policy_prefix;
+use crate::terms::policy_prefix;
+use dibs_switch::asking::{PATIENCE, Unanswered};
+use dibs_switch::messages::{Body, Message, Outcome};
 
 /// Who waits for a peer's answer.
 pub(super) struct Question {

@@ -12,17 +12,17 @@ use dibs_switch::answering::Here;
 use dibs_switch::locks::Locks;
 use dibs_switch::plausible::Implausible;
 
-use crate::conns::{Choices, Pair};
-use crate::hands::{Hand, Hands};
 use crate::interfaces::Inventory;
 use crate::live::Live;
-use crate::naming::Names;
 use crate::paths::Link;
 use crate::rules::Rule;
-use crate::saved::SavedRule;
-use crate::startup::policy_prefix;
+use crate::state_file::SavedRule;
 use crate::steering::desired;
-use crate::telling::Tellings;
+use crate::terms::policy_prefix;
+use dibs_switch::conns::{Choices, Pair};
+use dibs_switch::hands::{Hand, Hands};
+use dibs_switch::naming::Names;
+use dibs_switch::telling::Tellings;
 
 /// Connections that may have a rule of their own: each costs the packets of all others a comparison.
 const PINS: usize = 32;

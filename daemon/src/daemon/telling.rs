@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use dibs_control::Event;
 use tokio::sync::broadcast;
 
-use super::{Daemon, wall};
+use super::Daemon;
+use crate::caller::Caller;
+use crate::clock::wall;
 use crate::log;
-use crate::requests::Caller;
 use crate::rules::{ROOT, Rule};
 
 /// Whom an event concerns.

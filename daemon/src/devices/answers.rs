@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
 
-use crate::conns::{Pair, Socket};
 use crate::daemon::Daemon;
 use crate::live::Live;
+use dibs_switch::conns::{Pair, Socket};
 
 /// What was sent by a device that answers is acknowledged sooner, retransmissions included: also where a VPN lost a message of
 /// its first handshake, which WireGuard repeats after 5 s (REKEY_TIMEOUT) and a third at most.

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::notices::{self, Notices, Teller};
 use super::path::PathIo;
-use super::precedence::Precedence;
+use super::priority::Priority;
 use super::{DataPath, WAKER};
 
 pub(super) enum Command {
@@ -196,7 +196,7 @@ fn data_path(
         drains: Vec::new(),
         counters: DriverCounters::default(),
         // A kernel without it tells nobody what the scheduler does.
-        precedence: Precedence::new(Time::from_nanos(boottime_ns())).ok(),
+        priority: Priority::new(Time::from_nanos(boottime_ns())).ok(),
     }
 }
 

@@ -8,7 +8,7 @@
 mod handle;
 mod notices;
 mod path;
-mod precedence;
+mod priority;
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,10 +29,10 @@ pub use handle::{Driver, Gone, Snapshot, SocketSnapshot, start};
 use notices::Teller;
 pub use notices::{Notice, Notices};
 use path::PathIo;
-pub(crate) use precedence::FIRST;
-use precedence::Precedence;
+pub(crate) use priority::BOOST_NICE;
+use priority::Priority;
 
-use crate::startup::unscoped;
+use crate::terms::unscoped;
 
 /// Receive calls for one socket in a round: each brings a quarter of a MiB at most.
 const RECEIVES: usize = 3;
@@ -85,7 +85,7 @@ struct DataPath {
     /// Who waits for connections to have nothing under way.
     drains: Vec<(u8, Tuple, oneshot::Sender<()>)>,
     counters: DriverCounters,
-    precedence: Option<Precedence>,
+    priority: Option<Priority>,
 }
 
 impl DataPath {
@@ -95,8 +95,8 @@ impl DataPath {
         loop {
             let ready = self.wait(more)?;
             let now = Time::from_nanos(boottime_ns());
-            if let Some(precedence) = &mut self.precedence {
-                precedence.look(now);
+            if let Some(priority) = &mut self.priority {
+                priority.look(now);
             }
             if ready.woken && !self.take_commands(now) {
                 return Ok(());
@@ -444,7 +444,7 @@ impl DataPath {
     fn snapshot(&self, now: Time) -> Snapshot {
         let mut counters: Vec<(&'static str, u64)> = self.node.counters().iter().collect();
         counters.extend(self.counters.named());
-        let taken = self.precedence.as_ref().map_or(0, |p| p.taken);
+        let taken = self.priority.as_ref().map_or(0, |p| p.taken);
         counters.push(("processor_scarce", taken));
         let tuns = || self.tuns.iter().flatten();
         counters.push((

@@ -4,12 +4,13 @@ use dibs_config::Level;
 use dibs_control::{ErrorKind, Failure, NewRule, RuleId, RuleMade, RuleOrigin, Selector};
 use dibs_policy::BumpId;
 
-use super::{Caller, failed, refused};
+use super::{failed, refused};
+use crate::caller::Caller;
 use crate::daemon::{Audience, Daemon};
-use crate::hands::Hand;
 use crate::live::Live;
 use crate::rules::{self, Displaced, Rule};
-use crate::saved::SavedRule;
+use crate::state_file::SavedRule;
+use dibs_switch::hands::Hand;
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
 const RULES_OF_UID: usize = 64;

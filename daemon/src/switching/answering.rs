@@ -6,11 +6,11 @@ use std::time::Instant;
 use dibs_switch::answering::{Following, Refusal, Wanted};
 
 use super::Marked;
-use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
-use crate::messages::{Named, Outcome, Switch};
-use crate::plausible::Hosts;
+use dibs_switch::conns::{Pair, Version};
+use dibs_switch::messages::{Named, Outcome, Switch};
+use dibs_switch::plausible::Hosts;
 
 /// What is answered of each connection of a SWITCH, and what moves.
 #[derive(Default)]

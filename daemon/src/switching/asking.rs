@@ -5,12 +5,13 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::Mark;
-use crate::asking::{Answer, Negotiation, Step, Unanswered};
-use crate::conns::{Pair, Version};
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
-use crate::messages::{Body, MAX_ENTRIES, Named, Switch};
-use crate::naming::{Meant, Next, Query};
+use crate::terms::pair_of;
+use dibs_switch::asking::{Answer, Negotiation, Step, Unanswered};
+use dibs_switch::conns::{Pair, Version};
+use dibs_switch::messages::{Body, MAX_ENTRIES, Named, Switch};
+use dibs_switch::naming::{Meant, Next, Query};
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
@@ -150,10 +151,7 @@ impl Daemon {
         conns
             .iter()
             .filter(|conn| conn.spoke.is_some_and(sends))
-            .map(|conn| Pair {
-                local: (conn.tuple.src, conn.tuple.sport).into(),
-                remote: (conn.tuple.dst, conn.tuple.dport).into(),
-            })
+            .map(|conn| pair_of(&conn.tuple))
             .collect()
     }
 

@@ -8,12 +8,11 @@ use std::time::Instant;
 use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{BumpId, Place};
 
-use crate::conns::{Choice, Pair};
 use crate::daemon::{Daemon, Written};
 use crate::live::Live;
-use crate::locking::tuple;
-use crate::startup::marks;
+use crate::terms::{flow_tuple, marks, tuple};
 use crate::tracking::STRAGGLERS;
+use dibs_switch::conns::{Choice, Pair};
 
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;
@@ -308,7 +307,7 @@ impl Daemon {
     pub(super) fn end_drains(&self, pair: &Pair) {
         for bump in self.carried() {
             // Without the data path nothing is held back.
-            let _ = self.driver.end_drain(bump.id.get(), ends(pair));
+            let _ = self.driver.end_drain(bump.id.get(), flow_tuple(pair));
         }
     }
 
@@ -453,20 +452,11 @@ impl Daemon {
         let drains = lives.flat_map(|live| {
             self.carried().iter().map(|bump| {
                 let scale = live.counts.window_scale;
-                self.driver.drain(bump.id.get(), ends(&live.pair), scale)
+                self.driver
+                    .drain(bump.id.get(), flow_tuple(&live.pair), scale)
             })
         });
         // Without the data path nothing is under way.
         let _ = futures_util::future::join_all(drains).await;
-    }
-}
-
-/// The connection as the core names it.
-pub(crate) fn ends(pair: &Pair) -> dibs_wire::Tuple {
-    dibs_wire::Tuple {
-        src: pair.local.ip(),
-        dst: pair.remote.ip(),
-        sport: pair.local.port(),
-        dport: pair.remote.port(),
     }
 }

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use super::Mark;
 use super::asking::{Move, ROUND};
-use crate::asking::{Answer, Negotiation, Unanswered};
-use crate::conns::{Pair, Version};
 use crate::daemon::{Audience, Daemon, State};
-use crate::hands::{Hand, Handed};
 use crate::live::Live;
-use crate::messages::Outcome;
-use crate::telling::TELL_AGAIN;
+use dibs_switch::asking::{Answer, Negotiation, Unanswered};
+use dibs_switch::conns::{Pair, Version};
+use dibs_switch::hands::{Hand, Handed};
+use dibs_switch::messages::Outcome;
+use dibs_switch::telling::TELL_AGAIN;
 
 impl Daemon {
     /// Moves connections here and at their peers because rules changed, not by choice.

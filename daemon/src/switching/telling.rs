@@ -1,15 +1,15 @@
-//! Telling peers of choices, of many connections at once: which and when [`Tellings`](crate::telling::Tellings) says.
+//! Telling peers of choices, of many connections at once: which and when [`Tellings`](dibs_switch::telling::Tellings) says.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
 use super::asking::ROUND;
-use crate::asking::Unanswered;
-use crate::conns::{Choice, Pair, Version};
 use crate::daemon::{Daemon, State};
-use crate::messages::Switch;
-use crate::naming::Meant;
+use dibs_switch::asking::Unanswered;
+use dibs_switch::conns::{Choice, Pair, Version};
+use dibs_switch::messages::Switch;
+use dibs_switch::naming::Meant;
 
 /// What a peer is to be told.
 type Due = Vec<(Pair, Choice)>;

@@ -14,7 +14,7 @@ use dibs_core::Time;
 use dibs_io::{niceness, set_niceness};
 
 /// Niceness while it does.
-pub(crate) const FIRST: i32 = -15;
+pub(crate) const BOOST_NICE: i32 = -15;
 /// How often it is looked at, while there is something to do.
 const SPACING: Duration = Duration::from_millis(250);
 /// Looks in a row that find it so: what begins or ends is busy for a moment.
@@ -31,7 +31,7 @@ struct Spent {
 }
 
 /// Belongs to the thread that it was made in.
-pub(super) struct Precedence {
+pub(super) struct Priority {
     /// `/proc/thread-self/schedstat`.
     stat: File,
     looked: Time,
@@ -46,7 +46,7 @@ pub(super) struct Precedence {
     pub(super) taken: u64,
 }
 
-impl Precedence {
+impl Priority {
     /// Of the calling thread.
     pub(super) fn new(now: Time) -> io::Result<Self> {
         let stat = File::open("/proc/thread-self/schedstat")?;
@@ -80,7 +80,7 @@ impl Precedence {
         self.before = spent;
         let starves = self.starved >= LOOKS;
         match self.until {
-            None if starves => match set_niceness(FIRST) {
+            None if starves => match set_niceness(BOOST_NICE) {
                 Ok(()) => {
                     self.taken += 1;
                     self.until = Some(now + HOLD);

@@ -1,6 +1,7 @@
 //! What outlives the daemon: the user's rules, choices, and what peers asked for. A JSON file beside the
 //! control socket, readable by its owner alone, replaced as a whole.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -16,9 +17,10 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::bumps::{Carried, translation};
-use crate::conns::{Choice, Pair};
+use crate::clock::MonotonicWall;
 use crate::preferences::Wishes;
 use crate::rules::ROOT;
+use dibs_switch::conns::{Choice, Pair};
 
 /// The form of the file; others are refused.
 const VERSION: u32 = 1;
@@ -52,41 +54,10 @@ pub struct Saved {
     pub devices: BTreeMap<u8, String>,
     /// How late it was when this was written, for the daemon's calls.
     #[serde(default)]
-    pub clock: Option<Forward>,
+    pub clock: Option<MonotonicWall>,
     /// How paths are used otherwise than the configuration says.
     #[serde(default)]
     pub preferences: Wishes,
-}
-
-/// A time of day that does not go back, whatever becomes of the host's clock: peers refuse a call that is older
-/// than an earlier one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Forward {
-    /// Milliseconds since 1970.
-    wall: u64,
-    /// Milliseconds since the host started, then.
-    uptime: u64,
-}
-
-impl Forward {
-    /// What the clock says, or where it would be if it had gone on from `before`, whichever is later. After
-    /// the host has started anew nobody knows how long it was off.
-    pub(crate) fn now(wall: Duration, uptime: Duration, before: Option<Self>) -> Self {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let (wall, uptime) = (millis(wall), millis(uptime));
-        let at_least = before.map_or(0, |before| {
-            let since = uptime.saturating_sub(before.uptime);
-            before.wall.saturating_add(since)
-        });
-        let wall = wall.max(at_least);
-        Self { wall, uptime }
-    }
-
-    /// Later than any moment that this stands for.
-    pub(crate) fn after(self) -> Duration {
-        Duration::from_millis(self.wall.saturating_add(1))
-    }
 }
 
 /// A rule as its user wrote it.
@@ -216,6 +187,10 @@ fn take(mut file: File, path: &Path) -> anyhow::Result<Option<Flock<File>>> {
 /// The file, and the right to write it: no two daemons have one control socket.
 pub struct StateFile {
     path: PathBuf,
+    /// As last read or written.
+    clock: Cell<Option<MonotonicWall>>,
+    /// The last attempt to write it failed.
+    is_behind: Cell<bool>,
     /// Locked as long as it is open.
     _lock: Flock<File>,
 }
@@ -228,6 +203,8 @@ impl StateFile {
             .with_context(|| format!("another dibsd serves {}", socket.display()))?;
         Ok(Self {
             path: socket.with_extension("state"),
+            clock: Cell::default(),
+            is_behind: Cell::default(),
             _lock: lock,
         })
     }
@@ -246,13 +223,30 @@ impl StateFile {
             }
             Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
         };
-        Saved::from_json(&text)
-            .map_err(|why| anyhow::anyhow!("{path} {why:#}; remove it to forget choices"))
+        let saved = Saved::from_json(&text)
+            .map_err(|why| anyhow::anyhow!("{path} {why:#}; remove it to forget choices"))?;
+        self.clock.set(saved.clock);
+        Ok(saved)
     }
 
-    /// Replaces the file.
-    pub fn save(&self, saved: &Saved) -> anyhow::Result<()> {
-        let text = saved.to_json();
+    /// Since 1970, what calls are to be later than: what was noted of the last run, gone on since.
+    pub(crate) fn earliest(&self) -> Duration {
+        let before = self.clock.get();
+        before.map_or(Duration::ZERO, |_| {
+            MonotonicWall::after_last(before).after()
+        })
+    }
+
+    /// Whether it does not say what it should, for it could not be written.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind.get()
+    }
+
+    /// Replaces the file, and notes there how late it is.
+    pub fn save(&self, saved: Saved) -> anyhow::Result<()> {
+        let clock = Some(MonotonicWall::after_last(self.clock.get()));
+        self.clock.set(clock);
+        let text = Saved { clock, ..saved }.to_json();
         let new = self.path.with_extension("state.new");
         let write = || -> std::io::Result<()> {
             let mut file =
@@ -261,7 +255,9 @@ impl StateFile {
             file.sync_all()?;
             fs::rename(&new, &self.path)
         };
-        write().with_context(|| format!("cannot write {}", self.path.display()))
+        let written = write().with_context(|| format!("cannot write {}", self.path.display()));
+        self.is_behind.set(written.is_err());
+        written
     }
 }
 
@@ -272,8 +268,8 @@ fn private(options: &mut OpenOptions) -> &mut OpenOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conns::{Socket, Version};
     use dibs_control::{Match, Terms};
+    use dibs_switch::conns::{Socket, Version};
     use std::net::SocketAddr;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -316,32 +312,16 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_calls_does_not_go_back() {
-        let at = |wall, uptime, before| {
-            Forward::now(
-                Duration::from_secs(wall),
-                Duration::from_secs(uptime),
-                before,
-            )
-        };
-        let first = at(1000, 10, None);
-        assert_eq!(first.after(), Duration::from_millis(1_000_001));
-        // Set back by an hour while nobody looked.
-        let second = at(500, 30, Some(first));
-        assert_eq!(second, at(1020, 30, None));
-        // Another start of the host.
-        assert_eq!(at(400, 5, Some(second)), at(1020, 5, None));
-        assert_eq!(at(2000, 40, Some(second)), at(2000, 40, None));
-    }
-
-    #[test]
     fn comes_back_and_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let file = StateFile::open(&dir.path().join("dibsd.sock")).unwrap();
         assert_eq!(file.load().unwrap(), Saved::default());
-        file.save(&saved()).unwrap();
-        file.save(&saved()).unwrap();
-        assert_eq!(file.load().unwrap(), saved());
+        file.save(saved()).unwrap();
+        file.save(saved()).unwrap();
+        let loaded = file.load().unwrap();
+        assert!(loaded.clock.is_some());
+        let clock = None;
+        assert_eq!(Saved { clock, ..loaded }, saved());
         let names: Vec<_> = fs::read_dir(dir.path())
             .unwrap()
             .map(|entry| entry.unwrap())
@@ -389,7 +369,7 @@ mod tests {
         }
         let mut other = saved();
         other.version = 2;
-        file.save(&other).unwrap();
+        file.save(other).unwrap();
         let error = file.load().unwrap_err().to_string();
         assert!(error.contains("is of version 2"), "{error}");
     }
