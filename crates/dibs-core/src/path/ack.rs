@@ -212,7 +212,7 @@ fn take_varint(b: &mut &[u8]) -> Result<u64, AckDecodeError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Rng;
+    use super::super::tests::world::Rng;
     use super::*;
 
     #[test]

@@ -11,10 +11,21 @@
 //!   round trips of 50 us these, not the path, decide how much must be under way.
 //! - A probe that finds more bandwidth is followed at once by one twice as strong.
 
-use super::clump::Clump;
+mod loss;
+mod min_rtt;
+mod queue;
+mod round;
+mod startup;
+
+use super::ack_aggregation::AckAggregation;
 use super::rate::RateSample;
 use crate::time::Time;
 use core::time::Duration;
+use loss::LossRate;
+use min_rtt::MinRtt;
+use queue::{Queue, Sign};
+use round::Round;
+use startup::Startup;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -46,33 +57,20 @@ const PROBE_QUEUE: Duration = Duration::from_millis(6);
 const MIN_PROBE: f64 = 0.05;
 const MAX_PROBE: f64 = 0.15;
 
-/// Rounds without growth by a quarter that end the start.
-const STARTUP_ROUNDS: u32 = 3;
-
-/// A queue that is tolerated, beside a quarter of the propagation time, and for how long a longer
-/// one is (and for at least a round): a pause of a busy host looks the same.
+/// A queue that is tolerated, beside a quarter of the propagation time.
 const QUEUE_LIMIT: Duration = Duration::from_millis(4);
-const QUEUE_TIME: Duration = Duration::from_millis(20);
 
 /// Bytes a second from which on what waits, waits for the hosts: such a path is hardly the limit.
 pub(super) const HOSTS_LIMIT: u64 = 500_000_000;
 
-/// Age at which the propagation time is measured again.
-const MIN_RTT_AGE: Duration = Duration::from_secs(10);
-
-/// Duration of that measurement with little in flight, beside a round.
+/// Duration of a measurement of the propagation time with little in flight, beside a round.
 const PROBE_RTT: Duration = Duration::from_millis(20);
 
-/// Loss that is heavy, in a sample of at least so many datagrams.
-const HEAVY_LOSS: f64 = 0.15;
-const LOSS_SAMPLE: u64 = 128;
-
-/// What heavy loss leaves of the rate, unless more was delivered, and rounds until it does so again.
+/// What heavy loss leaves of the rate, unless more was delivered.
 const LOSS_BETA: f64 = 0.85;
-const LOSS_ROUNDS: u64 = 4;
 
-/// Clumping of reports that the window makes room for at most.
-const MAX_CLUMP: Duration = Duration::from_millis(8);
+/// Aggregation of reports that the window makes room for at most.
+const MAX_AGGREGATION: Duration = Duration::from_millis(8);
 
 const INITIAL_DATAGRAMS: u64 = 10;
 const MIN_DATAGRAMS: u64 = 4;
@@ -121,54 +119,15 @@ pub(super) struct Bbr {
     cycle_rates: [u64; 2],
     /// The current cycle has a sample that was not app-limited.
     cycle_full: bool,
-    min_rtt: Option<Duration>,
-    min_rtt_at: Time,
-    /// The measurement under way: its first round and least round trip.
-    probe_rtt: (u64, Duration),
-
-    /// A round ends when what is sent after this much was delivered is acknowledged.
-    round_end: u64,
-    rounds: u64,
-    round_started: Time,
-    round_rate: u64,
-    round_app_limited: bool,
-    /// Its least and its greatest round trip.
-    round_rtt: Duration,
-    round_most: Duration,
-    /// Most bytes in flight.
-    round_flight: u64,
-    /// Longest time between two reports, as long as there was something to report.
-    round_pause: Duration,
-    reported_at: Time,
-    idle: bool,
-
-    /// Startup has found the path's rate.
-    full: bool,
-    full_rate: u64,
-    full_rounds: u32,
-
     /// Strength of the current or next probe, and the rate before it.
     probe: f64,
     probe_from: u64,
-
-    /// Since when each round has had a queue, and how often that had a consequence.
-    queued_since: Option<Time>,
-    queue_strikes: u32,
-    drained_at: Time,
-
-    /// Routers have marked datagrams in this round (ECN).
-    marked: bool,
-
-    lost: u64,
-    acked: u64,
-    loss_round: u64,
-    loss: f64,
-    /// Round of the last reaction to heavy loss.
-    backoff_round: u64,
-    /// The rates before the last reaction to heavy loss.
-    undo: Option<[u64; 2]>,
-
-    clump: Clump,
+    startup: Startup,
+    round: Round,
+    min_rtt: MinRtt,
+    queue: Queue,
+    loss: LossRate,
+    aggregation: AckAggregation,
 }
 
 impl Bbr {
@@ -180,36 +139,14 @@ impl Bbr {
             cwnd_floor: MIN_DATAGRAMS * mtu,
             cycle_rates: [0; 2],
             cycle_full: false,
-            min_rtt: None,
-            min_rtt_at: now,
-            probe_rtt: (0, Duration::MAX),
-            round_end: 0,
-            rounds: 0,
-            round_started: now,
-            round_rate: 0,
-            round_app_limited: false,
-            round_rtt: Duration::MAX,
-            round_most: Duration::ZERO,
-            round_flight: 0,
-            round_pause: Duration::ZERO,
-            reported_at: now,
-            idle: true,
-            full: false,
-            full_rate: 0,
-            full_rounds: 0,
             probe: 0.0,
             probe_from: 0,
-            queued_since: None,
-            queue_strikes: 0,
-            drained_at: now,
-            marked: false,
-            lost: 0,
-            acked: 0,
-            loss_round: 0,
-            loss: 0.0,
-            backoff_round: 0,
-            undo: None,
-            clump: Clump::new(now),
+            startup: Startup::default(),
+            round: Round::new(now),
+            min_rtt: MinRtt::new(now),
+            queue: Queue::new(now),
+            loss: LossRate::default(),
+            aggregation: AckAggregation::new(now),
         }
     }
 
@@ -217,7 +154,7 @@ impl Bbr {
     pub(super) fn cwnd(&self) -> u64 {
         match self.phase {
             Phase::ProbeRtt => {
-                let half = self.bytes_in(self.min_rtt.unwrap_or_default()) / 2;
+                let half = self.bytes_in(self.min_rtt.get().unwrap_or_default()) / 2;
                 half.clamp(self.cwnd_floor, self.cwnd)
             }
             _ => self.cwnd,
@@ -231,12 +168,12 @@ impl Bbr {
 
     /// Round trip of an empty path.
     pub(super) const fn min_rtt(&self) -> Option<Duration> {
-        self.min_rtt
+        self.min_rtt.get()
     }
 
     /// Smoothed fraction of datagrams lost.
     pub(super) const fn loss(&self) -> f64 {
-        self.loss
+        self.loss.smoothed()
     }
 
     /// The rate to count on. As long as it is to be found, that is more than was delivered: this
@@ -246,18 +183,18 @@ impl Bbr {
     pub(super) fn expected_rate(&self, srtt: Duration, mtu: u64) -> u64 {
         let rate = self.rate().max(MIN_RATE);
         let most = self.most_rate(srtt);
-        if self.full || rate >= HOSTS_LIMIT {
+        if self.startup.is_over() || rate >= HOSTS_LIMIT {
             return most;
         }
         // The first round trips were perhaps measured while a host was busy with other things.
-        let least = self.min_rtt.map_or(srtt, |min| min.min(srtt));
+        let least = self.min_rtt.get().map_or(srtt, |min| min.min(srtt));
         let first = rate_of(INITIAL_DATAGRAMS * mtu, least);
         most.max(first).min((2 * rate).max(first))
     }
 
     /// What the rate may be: as long as it is to be found, as much as the window lets pass.
     pub(super) fn most_rate(&self, srtt: Duration) -> u64 {
-        let least = match self.full {
+        let least = match self.startup.is_over() {
             true => MIN_RATE,
             false => rate_of(self.cwnd, srtt).max(MIN_RATE),
         };
@@ -270,13 +207,13 @@ impl Bbr {
             Phase::Startup => STARTUP_GAIN,
             Phase::Drain => DRAIN_GAIN,
             // Beside what it adds a probe makes up for random loss, or it would find nothing.
-            Phase::Up => 1.0 + self.probe + self.loss.min(0.06),
+            Phase::Up => 1.0 + self.probe + self.loss().min(0.06),
             Phase::Down => DOWN_GAIN,
             Phase::Cruise | Phase::ProbeRtt => CRUISE_GAIN,
         };
         // As long as the rate is to be found and nothing waits, what was delivered measures the sender: at that rate
         // what it sends next would wait here, and TCP takes that for the end of its start (HyStart).
-        let empty = self.min_rtt.unwrap_or(srtt);
+        let empty = self.min_rtt.get().unwrap_or(srtt);
         let waits = srtt > empty + empty / 4 + MS;
         let rate = match self.rate() {
             rate if rate == 0 || (self.phase == Phase::Startup && !waits) => self.most_rate(srtt),
@@ -292,26 +229,26 @@ impl Bbr {
             return;
         }
         self.cycle_rates[0] = rate;
-        self.full = true;
-        let window = self.bytes_in(self.min_rtt.unwrap_or_default().mul_f64(CWND_GAIN) + SLACK);
+        self.startup.end();
+        let window =
+            self.bytes_in(self.min_rtt.get().unwrap_or_default().mul_f64(CWND_GAIN) + SLACK);
         self.cwnd = self.cwnd.max(window).min(MAX_CWND);
         self.enter(Phase::Cruise, now);
     }
 
     /// Datagrams were declared lost, no MTU probes among them.
     pub(super) fn on_lost(&mut self, datagrams: u64) {
-        self.lost += datagrams;
+        self.loss.on_lost(datagrams);
     }
 
     /// A router has marked datagrams for congestion.
     pub(super) fn on_marked(&mut self) {
-        self.marked = true;
+        self.queue.on_marked();
     }
 
     /// A datagram declared lost was late.
     pub(super) fn on_spurious(&mut self) {
-        self.lost = self.lost.saturating_sub(1);
-        if let Some([this, last]) = self.undo.take() {
+        if let Some([this, last]) = self.loss.on_spurious() {
             self.cycle_rates = [self.cycle_rates[0].max(this), self.cycle_rates[1].max(last)];
         }
     }
@@ -319,64 +256,40 @@ impl Bbr {
     /// Nothing has passed for several round trips. What was lost is no sign of congestion, and what
     /// is known of the path may hold when it comes back.
     pub(super) fn on_outage(&mut self) {
-        self.lost = 0;
-        self.acked = 0;
-        self.queued_since = None;
-        self.queue_strikes = 0;
-        self.round_rtt = Duration::MAX;
-        self.round_most = Duration::ZERO;
+        self.loss.forget_sample();
+        self.queue.forget();
+        self.round.forget_rtt();
     }
 
     /// The path works again after an outage.
     pub(super) fn on_recovered(&mut self, now: Time) {
-        self.min_rtt_at = now;
-        if self.full {
+        self.min_rtt.hold(now);
+        if self.startup.is_over() {
             self.enter(Phase::Cruise, now);
         }
     }
 
     pub(super) fn on_ack(&mut self, ev: &AckEvent) {
-        self.acked += ev.datagrams;
-        if !self.idle {
-            self.round_pause = self.round_pause.max(ev.now.since(self.reported_at));
-        }
-        self.idle = ev.in_flight == 0;
-        self.round_flight = self.round_flight.max(ev.in_flight + ev.bytes);
-        self.reported_at = ev.now;
-        let round_ended = self.update_round(ev);
+        self.loss.on_acked(ev.datagrams);
+        let round_ended = self.round.on_ack(ev);
         self.update_rate(ev);
-        self.clump
-            .update(ev.now, ev.bytes, self.rate(), self.rounds);
-        self.update_min_rtt(ev);
+        let (rate, round) = (self.rate(), self.round.number());
+        self.aggregation.update(ev.now, ev.bytes, rate, round);
+        if let Some(rtt) = ev.rtt {
+            self.min_rtt.update(ev.now, rtt);
+        }
         if round_ended {
             self.on_round(ev);
         }
         self.update_phase(ev);
         self.update_cwnd(ev);
         if round_ended {
-            self.round_started = ev.now;
-            self.round_rate = 0;
-            self.round_app_limited = false;
-            self.round_rtt = Duration::MAX;
-            self.round_most = Duration::ZERO;
-            self.round_flight = 0;
-            self.round_pause = Duration::ZERO;
+            self.round.begin(ev.now);
         }
-    }
-
-    fn update_round(&mut self, ev: &AckEvent) -> bool {
-        let ended = ev.rate.is_some_and(|r| r.prior_delivered >= self.round_end);
-        if ended {
-            self.round_end = ev.delivered;
-            self.rounds += 1;
-        }
-        ended
     }
 
     fn update_rate(&mut self, ev: &AckEvent) {
         let Some(sample) = ev.rate else { return };
-        self.round_rate = self.round_rate.max(sample.bytes_per_sec);
-        self.round_app_limited |= sample.app_limited;
         // What an app-limited sample falls short of says nothing; what it exceeds does.
         if !sample.app_limited || sample.bytes_per_sec > self.rate() {
             self.cycle_rates[0] = self.cycle_rates[0].max(sample.bytes_per_sec);
@@ -384,97 +297,48 @@ impl Bbr {
         self.cycle_full |= !sample.app_limited;
     }
 
-    fn update_min_rtt(&mut self, ev: &AckEvent) {
-        let Some(rtt) = ev.rtt else { return };
-        self.round_rtt = self.round_rtt.min(rtt);
-        self.round_most = self.round_most.max(rtt);
-        self.probe_rtt.1 = self.probe_rtt.1.min(rtt);
-        match self.min_rtt {
-            Some(min) if rtt >= min => {
-                // Close to it: it still holds.
-                if rtt <= min + min / 16 + MS / 20 {
-                    self.min_rtt_at = ev.now;
-                }
-            }
-            _ => {
-                self.min_rtt = Some(rtt);
-                self.min_rtt_at = ev.now;
-            }
+    /// The end of a round: what it says about growth, queue and loss.
+    fn on_round(&mut self, ev: &AckEvent) {
+        if !self.round.is_app_limited() {
+            self.startup.on_round(self.rate());
+        }
+        let drains = matches!(self.phase, Phase::Drain | Phase::ProbeRtt);
+        let queued = self.is_queued(ev);
+        match self
+            .queue
+            .on_round(ev.now, self.round.started(), drains, queued)
+        {
+            Sign::None => {}
+            Sign::Marked => self.on_queue_marked(ev.now),
+            Sign::Stands => self.on_queue(ev.now),
+        }
+        if self.loss.on_round(self.round.number(), self.cycle_rates) {
+            self.startup.end();
+            let floor = (self.rate() as f64 * LOSS_BETA) as u64;
+            self.set_rate(self.round.rate().max(floor));
+            self.probe = 0.0;
+            self.enter(Phase::Down, ev.now);
         }
     }
 
-    /// The end of a round: what it says about growth, queue and loss.
-    fn on_round(&mut self, ev: &AckEvent) {
-        if !self.full && !self.round_app_limited {
-            self.check_growth();
-        }
-        let over = |rtt: Duration| rtt.saturating_sub(self.min_rtt.unwrap_or_default());
-        let mut excess = match self.round_rtt {
-            Duration::MAX => Duration::ZERO,
-            least => over(least),
-        };
+    /// Whether the round's round trips show a queue.
+    fn is_queued(&self, ev: &AckEvent) -> bool {
+        let over = |rtt: Duration| rtt.saturating_sub(self.min_rtt.get().unwrap_or_default());
+        let (least, most) = self.round.rtts();
+        let mut excess = least.map_or(Duration::ZERO, over);
         // Few datagrams are no queue: they may be late for other reasons.
         let may_overflow =
-            (self.lost > 0 || self.loss > 0.0) && self.round_flight >= INITIAL_DATAGRAMS * ev.mtu;
+            self.loss.is_losing() && self.round.flight() >= INITIAL_DATAGRAMS * ev.mtu;
         if self.phase == Phase::Startup && may_overflow {
             // Who sends all that it may now and then overflows the queue, though it empties each time.
-            excess = over(self.round_most);
+            excess = over(most);
         }
         // A sender that does not fill the path has not filled its queue either, unless it was let
         // send at many times the rate; and what has waited while no report came at all has waited
         // for a host, not in a queue.
-        let queued = excess > self.queue_limit(ev.mtu)
-            && excess > 2 * self.round_pause
-            && (!self.round_app_limited || self.phase == Phase::Startup);
-        let marked = core::mem::take(&mut self.marked);
-        if self.round_started < self.drained_at
-            || matches!(self.phase, Phase::Drain | Phase::ProbeRtt)
-        {
-            // The queue is on its way out.
-            self.queued_since = None;
-        } else if marked {
-            self.on_queue_marked(ev.now);
-        } else if !queued {
-            self.queued_since = None;
-            self.queue_strikes = 0;
-        } else {
-            let since = *self.queued_since.get_or_insert(self.round_started);
-            if ev.now.since(since) >= QUEUE_TIME {
-                self.on_queue(ev.now);
-            }
-        }
-        self.check_loss(ev);
-    }
-
-    fn check_growth(&mut self) {
-        if self.rate() as f64 >= 1.25 * self.full_rate as f64 {
-            self.full_rate = self.rate();
-            self.full_rounds = 0;
-        } else {
-            self.full_rounds += 1;
-            self.full = self.full_rounds >= STARTUP_ROUNDS;
-        }
-    }
-
-    fn check_loss(&mut self, ev: &AckEvent) {
-        let total = self.lost + self.acked;
-        if total < LOSS_SAMPLE || self.rounds == self.loss_round {
-            return;
-        }
-        let loss = self.lost as f64 / total as f64;
-        self.loss += (loss - self.loss) / 8.0;
-        self.lost = 0;
-        self.acked = 0;
-        self.loss_round = self.rounds;
-        if loss > HEAVY_LOSS && self.rounds >= self.backoff_round + LOSS_ROUNDS {
-            self.backoff_round = self.rounds;
-            self.undo = Some(self.cycle_rates);
-            self.full = true;
-            let floor = (self.rate() as f64 * LOSS_BETA) as u64;
-            self.set_rate(self.round_rate.max(floor));
-            self.probe = 0.0;
-            self.enter(Phase::Down, ev.now);
-        }
+        excess > self.queue_limit(ev.mtu)
+            && excess > 2 * self.round.pause()
+            && (!self.round.is_app_limited() || self.phase == Phase::Startup)
     }
 
     fn set_rate(&mut self, rate: u64) {
@@ -484,16 +348,16 @@ impl Bbr {
     fn update_phase(&mut self, ev: &AckEvent) {
         let now = ev.now;
         let in_phase = now.since(self.phase_since);
-        let phase_len = self.min_rtt.unwrap_or_default() + PHASE_MARGIN;
+        let phase_len = self.min_rtt.get().unwrap_or_default() + PHASE_MARGIN;
         match self.phase {
             Phase::Startup => {
-                if self.full {
+                if self.startup.is_over() {
                     self.enter(Phase::Drain, now);
                 }
             }
             Phase::Drain => {
                 if ev.in_flight <= self.under_way(ev) || in_phase > 8 * phase_len {
-                    self.drained_at = now;
+                    self.queue.on_drained(now);
                     self.enter(Phase::Cruise, now);
                 }
             }
@@ -524,39 +388,17 @@ impl Bbr {
                 }
             }
             Phase::ProbeRtt => {
-                let (round, min) = self.probe_rtt;
-                // The first round still sees the queue, the second what is left of it.
-                if in_phase >= phase_len.max(PROBE_RTT) && self.rounds >= round + 2 {
-                    if self
-                        .min_rtt
-                        .is_some_and(|old| min > old + self.queue_limit(ev.mtu))
-                    {
-                        // There was no queue: the path has become longer, and what was measured
-                        // while it was thought to be short is worth nothing.
-                        self.full = false;
-                        self.full_rate = 0;
-                        self.full_rounds = 0;
-                    }
-                    self.min_rtt = Some(min);
-                    self.min_rtt_at = now;
-                    self.enter(
-                        if self.full {
-                            Phase::Cruise
-                        } else {
-                            Phase::Startup
-                        },
-                        now,
-                    );
+                if in_phase >= phase_len.max(PROBE_RTT) {
+                    self.end_probe_rtt(ev);
                 }
             }
         }
-        if self.full && self.phase != Phase::ProbeRtt && now.since(self.min_rtt_at) > MIN_RTT_AGE {
+        if self.startup.is_over() && self.phase != Phase::ProbeRtt && self.min_rtt.is_old(now) {
             if !ev.app_limited {
                 self.enter_probe_rtt(now);
-            } else if ev.rtt.is_some() {
+            } else if let Some(rtt) = ev.rtt {
                 // Too little is sent to make a queue: any sample will do.
-                self.min_rtt = ev.rtt;
-                self.min_rtt_at = now;
+                self.min_rtt.set(now, rtt);
             }
         }
     }
@@ -578,38 +420,51 @@ impl Bbr {
     }
 
     fn enter_probe_rtt(&mut self, now: Time) {
-        self.probe_rtt = (self.rounds, Duration::MAX);
+        self.min_rtt.begin_probe(self.round.number());
         self.enter(Phase::ProbeRtt, now);
+    }
+
+    /// Takes what the measurement of the propagation time gave, once it has gone on for rounds enough.
+    fn end_probe_rtt(&mut self, ev: &AckEvent) {
+        let Some(measured) = self.min_rtt.probed(self.round.number()) else {
+            return;
+        };
+        let limit = self.queue_limit(ev.mtu);
+        if self.min_rtt.get().is_some_and(|old| measured > old + limit) {
+            // There was no queue: the path has become longer, and what was measured
+            // while it was thought to be short is worth nothing.
+            self.startup = Startup::default();
+        }
+        self.min_rtt.set(ev.now, measured);
+        let phase = match self.startup.is_over() {
+            true => Phase::Cruise,
+            false => Phase::Startup,
+        };
+        self.enter(phase, ev.now);
     }
 
     /// A queue stands.
     fn on_queue(&mut self, now: Time) {
-        self.queued_since = None;
-        if !self.full {
-            self.full = true;
-            return;
-        }
-        self.queue_strikes += 1;
-        if self.queue_strikes > 1 {
-            self.queue_strikes = 0;
+        if !self.startup.is_over() {
+            self.startup.end();
+        } else if self.queue.stands_again() {
             self.enter_probe_rtt(now);
-            return;
+        } else {
+            if self.round.rate() > 0 {
+                self.set_rate(self.round.rate());
+            }
+            self.enter(Phase::Drain, now);
         }
-        if self.round_rate > 0 {
-            self.set_rate(self.round_rate);
-        }
-        self.enter(Phase::Drain, now);
     }
 
     /// A router says that its queue stands, whatever the round trips show: once a round at most.
     fn on_queue_marked(&mut self, now: Time) {
-        self.queued_since = None;
-        if !self.full {
-            self.full = true;
+        if !self.startup.is_over() {
+            self.startup.end();
             return;
         }
-        if self.round_rate > 0 && !self.round_app_limited {
-            self.set_rate(self.round_rate);
+        if self.round.rate() > 0 && !self.round.is_app_limited() {
+            self.set_rate(self.round.rate());
         }
         self.probe = 0.0;
         self.enter(Phase::Drain, now);
@@ -617,7 +472,7 @@ impl Bbr {
 
     /// A queue, in time, that is too long to be chance.
     fn queue_limit(&self, mtu: u64) -> Duration {
-        self.min_rtt.unwrap_or_default() / 4 + QUEUE_LIMIT + self.time_of(4 * mtu)
+        self.min_rtt.get().unwrap_or_default() / 4 + QUEUE_LIMIT + self.time_of(4 * mtu)
     }
 
     /// Time that `bytes` take at the path's rate.
@@ -631,21 +486,21 @@ impl Bbr {
 
     /// What the rate has under way when there is no queue: the pipe, and what waits for a report.
     fn under_way(&self, ev: &AckEvent) -> u64 {
-        self.bytes_in(self.min_rtt.unwrap_or_default() + MS) + ev.quantum / 2
+        self.bytes_in(self.min_rtt.get().unwrap_or_default() + MS) + ev.quantum / 2
     }
 
     fn update_cwnd(&mut self, ev: &AckEvent) {
         let floor = MIN_DATAGRAMS * ev.mtu;
-        let target = match self.min_rtt {
+        let target = match self.min_rtt.get() {
             Some(min_rtt) if self.rate() > 0 => {
                 self.bytes_in(min_rtt.mul_f64(CWND_GAIN) + SLACK)
-                    + self.clump.max().min(self.bytes_in(MAX_CLUMP))
+                    + self.aggregation.max().min(self.bytes_in(MAX_AGGREGATION))
                     + 3 * ev.quantum
             }
             _ => INITIAL_DATAGRAMS * ev.mtu,
         };
         let grown = self.cwnd + ev.bytes;
-        if self.full {
+        if self.startup.is_over() {
             self.cwnd = grown.min(target);
         } else if self.cwnd < target {
             self.cwnd = grown;

@@ -13,8 +13,8 @@
 //! - Whenever the path is served, send the probe that [`Path::poll_mtu_probe`] asks for.
 
 mod ack;
+mod ack_aggregation;
 mod bbr;
-mod clump;
 mod ecn;
 mod loss;
 mod mtud;
@@ -25,8 +25,6 @@ mod received;
 mod rtt;
 mod sent;
 mod state;
-#[cfg(test)]
-mod testing;
 #[cfg(test)]
 mod tests;
 

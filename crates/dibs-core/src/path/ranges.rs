@@ -87,7 +87,7 @@ impl Ranges {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Rng;
+    use super::super::tests::world::Rng;
     use super::*;
     use std::collections::BTreeSet;
 

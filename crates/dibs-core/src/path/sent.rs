@@ -157,7 +157,7 @@ impl SentRing {
 #[cfg(test)]
 mod tests {
     use super::super::rate::DeliveryRate;
-    use super::super::testing::Rng;
+    use super::super::tests::world::Rng;
     use super::*;
     use std::collections::BTreeMap;
 

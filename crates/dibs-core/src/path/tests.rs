@@ -1,7 +1,9 @@
 //! Two paths over a modelled link: utilisation, queue, loss, outage, MTU.
 
-use super::testing::{Link, World};
+pub(super) mod world;
+
 use super::*;
+use world::{Link, World};
 
 const S: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
@@ -605,8 +607,8 @@ fn a_report_whose_largest_elicited_none_measures_the_round_trip() {
 
 #[test]
 fn random_operations_keep_the_books() {
-    use super::testing::Rng;
     use std::collections::{BTreeMap, BTreeSet};
+    use world::Rng;
 
     for seed in 0..20 {
         let mut rng = Rng::new(seed);

@@ -1,20 +1,20 @@
 //! Helpers of this module's tests: a seeded generator, and two paths joined by links in virtual time.
 
-use super::{AckFrame, Blocked, Path, PathConfig, TimeoutAction};
+use super::super::{AckFrame, Blocked, Path, PathConfig, TimeoutAction};
 use crate::time::Time;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
 /// A small seeded generator (splitmix64).
 #[derive(Debug)]
-pub(super) struct Rng(u64);
+pub(in crate::path) struct Rng(u64);
 
 impl Rng {
-    pub(super) const fn new(seed: u64) -> Self {
+    pub(in crate::path) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(super) const fn next(&mut self) -> u64 {
+    pub(in crate::path) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -22,45 +22,45 @@ impl Rng {
     }
 
     /// A number below `n`.
-    pub(super) const fn below(&mut self, n: u64) -> u64 {
+    pub(in crate::path) const fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
     /// True in `fraction` of the calls.
-    pub(super) fn chance(&mut self, fraction: f64) -> bool {
+    pub(in crate::path) fn chance(&mut self, fraction: f64) -> bool {
         ((self.next() >> 11) as f64) < fraction * (1u64 << 53) as f64
     }
 }
 
 /// One direction between two hosts.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(in crate::path) struct Link {
     /// Bits a second; zero: unlimited.
-    pub(super) rate: u64,
-    pub(super) delay: Duration,
+    pub(in crate::path) rate: u64,
+    pub(in crate::path) delay: Duration,
     /// Added to the delay of each datagram, evenly from zero to this: it reorders.
-    pub(super) jitter: Duration,
+    pub(in crate::path) jitter: Duration,
     /// Unused time that may be made up for at once, as a token bucket does.
-    pub(super) burst: Duration,
+    pub(in crate::path) burst: Duration,
     /// Bytes that the queue holds.
-    pub(super) queue: u64,
+    pub(in crate::path) queue: u64,
     /// Fraction lost before the queue.
-    pub(super) loss: f64,
+    pub(in crate::path) loss: f64,
     /// Largest datagram that passes, headers included.
-    pub(super) mtu: u16,
-    pub(super) down: bool,
+    pub(in crate::path) mtu: u16,
+    pub(in crate::path) down: bool,
     /// Wait in the queue from which on what says ECT is marked, and whether such a datagram is dropped.
-    pub(super) marks: Option<Duration>,
-    pub(super) drops_ect: bool,
+    pub(in crate::path) marks: Option<Duration>,
+    pub(in crate::path) drops_ect: bool,
     free_at: Time,
     rng: Rng,
     /// What each datagram waited in the queue, in microseconds, and how many did not fit.
-    pub(super) waits: Vec<u32>,
-    pub(super) overflows: u64,
+    pub(in crate::path) waits: Vec<u32>,
+    pub(in crate::path) overflows: u64,
 }
 
 impl Link {
-    pub(super) fn new(rate: u64, delay: Duration, queue: Duration) -> Self {
+    pub(in crate::path) fn new(rate: u64, delay: Duration, queue: Duration) -> Self {
         Self {
             rate,
             delay,
@@ -109,7 +109,7 @@ impl Link {
     }
 
     /// The wait in the queue that `fraction` of the datagrams stayed below.
-    pub(super) fn wait(&mut self, fraction: f64) -> Duration {
+    pub(in crate::path) fn wait(&mut self, fraction: f64) -> Duration {
         if self.waits.is_empty() {
             return Duration::ZERO;
         }
@@ -151,26 +151,26 @@ enum Told {
 
 /// Two paths, the first of which sends, and the links between them.
 #[derive(Debug)]
-pub(super) struct World {
-    pub(super) now: Time,
-    pub(super) a: Path,
-    pub(super) b: Path,
-    pub(super) ab: Link,
-    pub(super) ba: Link,
+pub(in crate::path) struct World {
+    pub(in crate::path) now: Time,
+    pub(in crate::path) a: Path,
+    pub(in crate::path) b: Path,
+    pub(in crate::path) ab: Link,
+    pub(in crate::path) ba: Link,
     /// Bytes a second that A has to send; `None`: any amount.
-    pub(super) demand: Option<u64>,
+    pub(in crate::path) demand: Option<u64>,
     /// Bytes that A has under way at most: it waits for something else than the path.
-    pub(super) window: u64,
+    pub(in crate::path) window: u64,
     /// B handles what has come in at multiples of this.
-    pub(super) lump: Duration,
+    pub(in crate::path) lump: Duration,
     /// B stands still for the second of these in each of the first.
-    pub(super) pause: [Duration; 2],
+    pub(in crate::path) pause: [Duration; 2],
     /// A wakes at multiples of this.
-    pub(super) tick: Duration,
+    pub(in crate::path) tick: Duration,
     /// Bytes on the wire that arrived at B, and datagrams of A told to be acknowledged and lost.
-    pub(super) arrived: u64,
-    pub(super) acked: u64,
-    pub(super) lost: u64,
+    pub(in crate::path) arrived: u64,
+    pub(in crate::path) acked: u64,
+    pub(in crate::path) lost: u64,
     /// By token. Each arrives once, and is lost once, before that if at all.
     told: Vec<Told>,
     offered: u64,
@@ -184,7 +184,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(ab: Link, ba: Link) -> Self {
+    pub(in crate::path) fn new(ab: Link, ba: Link) -> Self {
         let now = Time::from_nanos(1_000_000_000);
         let config = PathConfig {
             longest: 1500 - OVERHEAD,
@@ -224,7 +224,7 @@ impl World {
     }
 
     /// Lets `time` pass.
-    pub(super) fn run(&mut self, time: Duration) {
+    pub(in crate::path) fn run(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(first) = self.events.first_entry()
             && first.key().0 <= end
@@ -268,7 +268,7 @@ impl World {
     }
 
     /// Lets `time` pass; the fraction of the link's rate that arrived.
-    pub(super) fn utilisation(&mut self, time: Duration) -> f64 {
+    pub(in crate::path) fn utilisation(&mut self, time: Duration) -> f64 {
         let before = self.arrived;
         self.run(time);
         (self.arrived - before) as f64 * 8.0 / (self.ab.rate as f64 * time.as_secs_f64())
@@ -288,7 +288,7 @@ impl World {
     }
 
     /// Tokens of which nothing has been told yet.
-    pub(super) fn untold(&self) -> usize {
+    pub(in crate::path) fn untold(&self) -> usize {
         self.told.iter().filter(|t| **t == Told::Nothing).count()
     }
 
@@ -322,7 +322,7 @@ impl World {
     }
 
     /// A sends one datagram, whatever its budget.
-    pub(super) fn send_one(&mut self) {
+    pub(in crate::path) fn send_one(&mut self) {
         self.send_a(PING, false);
         self.serve_a();
     }

@@ -4,7 +4,7 @@ use crate::time::Time;
 
 /// By how much reports run ahead of the rate when they come in clumps (Wi-Fi, busy receivers).
 #[derive(Debug)]
-pub(super) struct Clump {
+pub(super) struct AckAggregation {
     since: Time,
     acked: u64,
     /// Largest excess of the current and of the last ten rounds.
@@ -12,7 +12,7 @@ pub(super) struct Clump {
     round: u64,
 }
 
-impl Clump {
+impl AckAggregation {
     const ROUNDS: u64 = 10;
 
     pub(super) const fn new(now: Time) -> Self {
