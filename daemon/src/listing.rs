@@ -8,7 +8,8 @@ use dibs_control::{
     BumpInfo, ErrorKind, Failure, PathInfo, PathState, PeerInfo, PeerState, Status,
 };
 use dibs_core::bump::Bump;
-use dibs_core::node::{PathSnapshot, PeerSnapshot, Unused};
+use dibs_core::node::{PathSnapshot, PeerSnapshot};
+use dibs_core::preference::Unused;
 use dibs_core::session;
 use tokio::time::timeout;
 

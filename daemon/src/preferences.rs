@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use dibs_config::{Config, PathUsage, Prefer, Rate, Role, Scheduler, Volume};
 use dibs_control::{ErrorKind, Failure, Limit, PathChange, PathInfo, Preferred};
-use dibs_core::node::{Hint, NodeConfig, Unused, Usage};
+use dibs_core::node::NodeConfig;
+use dibs_core::preference::{Hint, Unused, Usage};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Daemon;

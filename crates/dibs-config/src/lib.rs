@@ -25,7 +25,7 @@ use ipnet::IpNet;
 
 pub use amount::{BadAmount, Rate, Volume};
 pub use check::{DaySpan, PortRange};
-pub use dibs_core::node::{Role, Scheduler};
+pub use dibs_core::preference::{Role, Scheduler};
 pub use error::{Error, Invalid};
 pub use keys::{
     KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
@@ -149,7 +149,7 @@ pub struct PathUsage {
     pub volume: Option<Volume>,
 }
 
-/// Section `[prefer]`: new data by this path as long as it is usable; see [`dibs_core::node::Hint`].
+/// Section `[prefer]`: new data by this path as long as it is usable; see [`dibs_core::preference::Hint`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prefer {
     /// One of [`Config::paths`].

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use dibs_core::node::{Opening, Place, Role, Scheduler};
+use dibs_core::node::{Opening, Place};
+use dibs_core::preference::{Role, Scheduler};
 use ipnet::IpNet;
 
 use crate::bumps;

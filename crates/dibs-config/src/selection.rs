@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dibs_core::node::Scheduler;
+use dibs_core::preference::Scheduler;
 use ipnet::IpNet;
 
 use crate::check;

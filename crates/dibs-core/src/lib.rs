@@ -17,6 +17,7 @@ pub mod counters;
 pub mod flow;
 pub mod node;
 pub mod path;
+pub mod preference;
 pub mod prefix;
 pub mod session;
 pub mod slab;

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::bump;
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::preference::{Scheduler, Usage};
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_wire::virtio::VirtioHdr;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::bump::{SEAL, SHARE};
-use dibs_core::node::{Role, Usage};
+use dibs_core::preference::{Role, Usage};
 use dibs_netem::Conditions;
 use dibs_sim::coverage::Seen;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup, Wish};

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::node::{
-    ConnSnapshot, ControlError, FlowScheduler, Hint, Node, PathSnapshot, PeerSnapshot, Scheduler,
-    Usage,
+    ConnSnapshot, ControlError, FlowScheduler, Node, PathSnapshot, PeerSnapshot,
 };
+use dibs_core::preference::{Hint, Scheduler, Usage};
 use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, boottime_ns, precise_timers};
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;

@@ -1,6 +1,6 @@
 //! What each key takes.
 
-use dibs_core::node::Scheduler;
+use dibs_core::preference::Scheduler;
 
 use super::{KEY, contract, good, refused};
 

@@ -2,7 +2,7 @@
 
 use dibs_config::{Fail, Integrity, Level, OnTrustedDown, Trust, load, parse};
 use dibs_core::bump::KINDS;
-use dibs_core::node::Scheduler;
+use dibs_core::preference::Scheduler;
 
 use super::{KEY, contract, fault, good};
 

@@ -13,7 +13,7 @@ use super::inject::Template;
 use super::queue::Queue;
 use super::window_clamp::WindowClamp;
 use crate::bump::{Bump, Decode};
-use crate::node::Scheduler;
+use crate::preference::Scheduler;
 use crate::session::{Direction, EpochKey, EpochSecrets};
 use crate::slab::Key;
 use crate::stream::MAX_WINDOW;

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use super::paths::longest;
-use super::preference::{Hint, Scheduler, Usage};
 use super::{Node, route};
+use crate::preference::{Hint, Scheduler, Usage};
 use crate::time::Time;
 
 /// A message to a peer that cannot be sent.

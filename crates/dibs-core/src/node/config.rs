@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::accept::Opening;
-use super::preference::{Hint, Role, Scheduler, Usage};
 use crate::bump::{Bump, Pads};
+use crate::preference::{Hint, Role, Scheduler, Usage};
 use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 

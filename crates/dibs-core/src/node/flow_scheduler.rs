@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use dibs_wire::Tuple;
 
 use super::Node;
-use super::preference::Scheduler;
 use super::shared::Policy;
+use crate::preference::Scheduler;
 use crate::prefix::Prefix;
 
 /// Connections whose new data is shared out by a scheduler of their own, whichever bump they are on: those that

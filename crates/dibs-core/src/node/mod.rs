@@ -28,7 +28,6 @@ mod notice;
 mod opaque;
 mod paths;
 mod peer;
-mod preference;
 mod receive;
 mod send;
 mod sets;
@@ -52,7 +51,6 @@ pub use flow_scheduler::FlowScheduler;
 use hosts::Hosts;
 pub use notice::Event;
 use paths::PathSet;
-pub use preference::{Hint, Role, Scheduler, UnknownName, Unused, Usage};
 pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};
 
 use crate::buffer::Buffer;

@@ -9,11 +9,11 @@ use zeroize::Zeroizing;
 use super::config::LocalPath;
 use super::flow_scheduler::FlowScheduler;
 use super::notice::Events;
-use super::preference::{Hint, Scheduler};
 use crate::buffer::{Buffer, Pool};
 use crate::bump::{Bump, Bumps, Pads, Split};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::Injector;
+use crate::preference::{Hint, Scheduler};
 use crate::prefix::Prefix;
 use crate::session::{Random as _, SeededRandom};
 

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use dibs_wire::Tuple;
 
-use super::preference::Unused;
 use super::{CarriedBump, Node};
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;
+use crate::preference::Unused;
 use crate::session::PeerState;
 use crate::time::Time;
 

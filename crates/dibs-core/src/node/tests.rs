@@ -14,6 +14,7 @@ mod recovery;
 use super::*;
 use crate::bump::{self, Pads};
 use crate::counters::Counter;
+use crate::preference::{Hint, Role, Scheduler, Unused, Usage};
 use crate::prefix::Prefix;
 use crate::session::{Integrity, MAX_DATAGRAM, PublicKey, Secret, StaticSecret, Suite};
 use crate::time::Time;

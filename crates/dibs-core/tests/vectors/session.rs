@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use dibs_core::Time;
 use dibs_core::bump::{self, Padding, Scheme};
-use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig, Scheduler, Usage};
+use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::preference::{Scheduler, Usage};
 use dibs_core::session::{
     CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PeerId,
     PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,

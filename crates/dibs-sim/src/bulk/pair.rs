@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use dibs_core::bump::{self, Pads};
 use dibs_core::counters::Counter;
-use dibs_core::node::{
-    Event, LocalPath, Node, NodeConfig, Opening, PathSnapshot, PeerConfig, Scheduler, Usage,
-};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PathSnapshot, PeerConfig};
+use dibs_core::preference::{Scheduler, Usage};
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 

@@ -4,7 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
-use dibs_core::node::{FlowScheduler, Hint, Role, Scheduler, Usage};
+use dibs_core::node::FlowScheduler;
+use dibs_core::preference::{Hint, Role, Scheduler, Usage};
 use dibs_core::{Prefix, Time};
 
 use super::{History, Op};

@@ -1,7 +1,8 @@
 //! What the users want of the paths, and that it is so.
 
 use dibs_core::Time;
-use dibs_core::node::{Node, Role, Scheduler, Unused, Usage};
+use dibs_core::node::Node;
+use dibs_core::preference::{Role, Scheduler, Unused, Usage};
 use dibs_wire::Tuple;
 
 use super::{Host, World};

@@ -16,8 +16,8 @@ use super::{Link, PathSet};
 use crate::chunk::Placement;
 use crate::flow::queue::TARGET;
 use crate::node::Shared;
-use crate::node::preference::{Role, Scheduler, Unused};
 use crate::path::Blocked;
+use crate::preference::{Role, Scheduler, Unused};
 use crate::time::Time;
 
 /// A scheduler's answer.

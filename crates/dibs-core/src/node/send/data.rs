@@ -6,11 +6,11 @@ use super::super::Shared;
 use super::super::fq::{List, parsed};
 use super::super::paths::{Avoid, Choice, Kind, Wanted};
 use super::super::peer::{Out, Peer};
-use super::super::preference::Scheduler;
 use super::SendCx;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
 use crate::chunk::Placement;
 use crate::flow::conn::Conn;
+use crate::preference::Scheduler;
 use crate::slab::Key;
 
 /// Bytes of buffers that may wait for acknowledgement.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::super::fq::{List, parsed};
 use super::super::paths::Kind;
 use super::super::peer::{Out, Peer, Source};
-use super::super::preference::Scheduler;
 use super::SendCx;
 use super::cutter::{Cutter, Rest};
 use super::data::{kind, scheduler};
 use crate::bump::{Bump, Chain};
+use crate::preference::Scheduler;
 use crate::session::Integrity;
 use crate::slab::Key;
 
