@@ -14,7 +14,8 @@ use super::keys::{EpochSecrets, Integrity, Role, Secret, SessionId, Suite};
 use super::message::{self, Hello, Message, Prologue, Timestamp, VERSION};
 use super::noise::Noise;
 use super::peer::{
-    AddPeerError, HandshakePeer, Indices, Initiation, PeerId, PeerState, SentInitiation,
+    AddPeerError, CONFIRMATION, HandshakePeer, Indices, Initiation, PeerId, PeerState,
+    SentInitiation,
 };
 use super::random::{self, Random};
 use super::rate_limit::HandshakeLimiter;
@@ -39,8 +40,6 @@ const REKEY_JITTER: Duration = Duration::from_secs(10);
 /// For how long after our first message 1 the smaller public key makes us ignore the peer's.
 /// Later ones show that ours do not get through.
 const TIE_BREAK: Duration = Duration::from_secs(2);
-/// How long we wait for the confirmation of a session before calling again ourselves.
-pub(super) const CONFIRMATION: Duration = Duration::from_secs(1);
 /// For how long the peer's calls go before ours. No longer, for they may be recordings: who
 /// restarted does not remember which timestamps it has seen.
 const YIELDING: Duration = Duration::from_secs(5);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use aws_lc_rs::{aead, hkdf, hmac};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-use super::seal::TAG_LEN;
+/// Bytes after a datagram's header block.
+pub const TAG_LEN: usize = 16;
 
 /// Thirty-two secret bytes, wiped when dropped.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]

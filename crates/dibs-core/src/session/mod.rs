@@ -30,14 +30,16 @@ pub(crate) use rate_limit::{Bucket, Rate};
 
 pub use established::{REJECT_AFTER, Session};
 pub use handshake::{Config, Dropped, Established, Outcome, Received, Sessions, Transmit};
-pub use keys::{Direction, EpochKey, EpochSecrets, Integrity, Role, Secret, SessionId, Suite};
+pub use keys::{
+    Direction, EpochKey, EpochSecrets, Integrity, Role, Secret, SessionId, Suite, TAG_LEN,
+};
 pub use message::{Hello, HelloTooLong, MAX_HELLO, is_handshake};
 pub use peer::{AddPeerError, PeerId, PeerState};
 pub use random::{Random, SeededRandom};
 pub use replay::{REPLAY_WINDOW, ReplayWindow};
 pub use seal::{
     CLEAR_HEADER_LEN, KeyLimits, MAX_DATAGRAM, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened,
-    SealError, TAG_LEN,
+    SealError,
 };
 #[cfg(feature = "observe")]
 pub use tap::Tap;

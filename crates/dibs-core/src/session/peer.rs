@@ -8,7 +8,6 @@ use x25519_dalek::PublicKey;
 
 use super::cookie::{Mac, PublicMacs};
 use super::established::Session;
-use super::handshake::CONFIRMATION;
 use super::keys::Secret;
 use super::message::Timestamp;
 use super::noise::Noise;
@@ -18,6 +17,8 @@ use crate::time::Time;
 /// Sessions kept to receive late datagrams by. Calls of both ends for age and for volume can make as many
 /// within the time that a datagram is under way on a far path.
 const PREVIOUS_SESSIONS: usize = 3;
+/// How long we wait for the confirmation of a session before calling again ourselves.
+pub(super) const CONFIRMATION: Duration = Duration::from_secs(1);
 
 /// A peer of this node, as long as the node runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -18,13 +18,11 @@
 use siphasher::sip::SipHasher24;
 use thiserror::Error;
 
-use super::keys::{DirectionKeys, PhaseKey, Secret, Suite};
+use super::keys::{DirectionKeys, PhaseKey, Secret, Suite, TAG_LEN};
 use super::replay::ReplayWindow;
 
 /// Bytes before the payload.
 pub const CLEAR_HEADER_LEN: usize = 16;
-/// Bytes after the header block.
-pub const TAG_LEN: usize = 16;
 /// What an authenticated datagram adds to payload and header block.
 pub const OVERHEAD: usize = CLEAR_HEADER_LEN + TAG_LEN;
 /// The longest header block that the shape field can tell.
