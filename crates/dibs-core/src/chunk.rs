@@ -13,6 +13,15 @@ use crate::flow::fields::OwnedFields;
 use crate::slab::{Key, Slab};
 use crate::stream::rx::HELD_OVERHEAD;
 
+/// Something that waits to be sent, other than as new data.
+#[derive(Clone, Copy)]
+pub struct Delayed {
+    /// What it is known by.
+    pub key: Key,
+    /// The path that lost it; none if it has not been sent.
+    pub lost_by: Option<u8>,
+}
+
 /// Which paths may carry a chunk; fixed when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {

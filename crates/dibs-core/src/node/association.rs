@@ -7,12 +7,13 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::config::LocalPath;
 use super::paths::PathSet;
-use super::peer::STORE_LIMIT;
-use super::{LocalPath, Shared, short_hello};
+use super::shared::Shared;
 use crate::bump::Bump;
 use crate::counters::Counter;
 use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
+use crate::stream::rx::STORE_LIMIT;
 use crate::time::Time;
 
 /// What a peer is believed to hold out of order, at most: it bounds what we remember of what we sent.
@@ -35,7 +36,7 @@ pub(super) fn hello(shared: &Shared) -> Hello {
         let (needed, shares) = bump.shares.unwrap_or_default();
         bytes.extend_from_slice(&[bump.number, needed, shares]);
     }
-    short_hello(bytes)
+    Hello::new(bytes).expect("our hello is a few bytes long")
 }
 
 /// A bump as a hello names it.

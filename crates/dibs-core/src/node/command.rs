@@ -2,30 +2,15 @@
 
 use std::net::IpAddr;
 
+use dibs_wire::Tuple;
+
+use super::dispatch::{Node, route};
+use super::flow_scheduler::FlowScheduler;
+use super::messages::{ControlError, MAX_CONTROL};
+use super::notice::Event;
 use super::paths::longest;
-use super::{Node, route};
 use crate::preference::{Hint, Scheduler, Usage};
 use crate::time::Time;
-
-/// A message to a peer that cannot be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ControlError {
-    /// There is no such peer.
-    #[error("no such peer")]
-    UnknownPeer,
-    /// The peer has no session.
-    #[error("no session with this peer")]
-    NoSession,
-    /// Too many wait already: the peer does not take them.
-    #[error("too many messages wait for this peer")]
-    TooMany,
-    /// It would not fit a datagram.
-    #[error("the message is longer than {MAX_CONTROL} bytes")]
-    TooLong,
-}
-
-/// Longest message between the daemons, in bytes.
-pub const MAX_CONTROL: usize = 1024;
 
 impl Node {
     /// Sends a message to the peer's daemon, reliably, once, by a trusted path. Messages may arrive
@@ -105,6 +90,16 @@ impl Node {
         self.shared.policy.scheduler = scheduler;
     }
 
+    /// New data of connections that one of these selects is shared out by its scheduler from now on, the first of
+    /// them if there are several; that of all others by the [general one](Self::set_scheduler).
+    pub fn set_flow_schedulers(&mut self, schedulers: Vec<FlowScheduler>) {
+        let shared = &mut self.shared;
+        shared.policy.flow_schedulers = schedulers;
+        for (_, conn) in self.peers.iter_mut().flat_map(|peer| peer.flows.iter_mut()) {
+            conn.out.scheduler = shared.policy.scheduler_of(&conn.tuple);
+        }
+    }
+
     /// New data goes by this path from now on as long as that is usable; none: as the scheduler chooses.
     pub fn prefer(&mut self, hint: Option<Hint>) {
         self.shared.policy.hint = hint;
@@ -141,6 +136,34 @@ impl Node {
     /// Those of them that the paths' interfaces have, see [`NodeConfig::reachable`](super::NodeConfig::reachable).
     pub fn set_reachable(&mut self, addresses: Vec<IpAddr>) {
         self.shared.own.reachable = addresses;
+    }
+
+    /// Prepares a connection to leave its bump: its kernel, which shifts the windows that it is
+    /// given by `window_scale` (RFC 7323), is kept from sending more, and [`Event::Drained`] tells when
+    /// what it sent is not overtaken any more, or that this takes too long. Then the packets may be steered elsewhere, and
+    /// [`end_drain`](Self::end_drain) lets the connection go on; after a moment it goes on anyhow.
+    pub fn drain(&mut self, now: Time, bump: u8, tuple: Tuple, window_scale: u8) {
+        let Self { shared, peers, .. } = self;
+        let Some(peer) = route(peers, tuple.dst) else {
+            return;
+        };
+        match peer.flows.find(tuple, bump) {
+            Some(key) => peer.begin_drain(now, shared, key, window_scale),
+            None => {
+                let peer = peer.id.index();
+                shared.events.push(Event::Drained { peer, bump, tuple });
+            }
+        }
+    }
+
+    /// Lets a connection go on after [`drain`](Self::drain).
+    pub fn end_drain(&mut self, bump: u8, tuple: Tuple) {
+        let Self { shared, peers, .. } = self;
+        if let Some(peer) = route(peers, tuple.dst)
+            && let Some(key) = peer.flows.find(tuple, bump)
+        {
+            peer.end_drain(shared, key);
+        }
     }
 
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).

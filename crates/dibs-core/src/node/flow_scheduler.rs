@@ -5,8 +5,6 @@ use std::ops::RangeInclusive;
 
 use dibs_wire::Tuple;
 
-use super::Node;
-use super::shared::Policy;
 use crate::preference::Scheduler;
 use crate::prefix::Prefix;
 
@@ -50,27 +48,6 @@ impl FlowScheduler {
             && lies(&self.remote, tuple.dst)
             && fits(&self.local_ports, tuple.sport)
             && fits(&self.remote_ports, tuple.dport)
-    }
-}
-
-impl Policy {
-    /// The scheduler that the user wants for a connection of these ends, as the local host sends; none: the general one.
-    pub(super) fn scheduler_of(&self, tuple: &Tuple) -> Option<Scheduler> {
-        let mut all = self.flow_schedulers.iter();
-        let first = all.find(|one| one.selects(tuple))?;
-        Some(first.scheduler)
-    }
-}
-
-impl Node {
-    /// New data of connections that one of these selects is shared out by its scheduler from now on, the first of
-    /// them if there are several; that of all others by the [general one](Self::set_scheduler).
-    pub fn set_flow_schedulers(&mut self, schedulers: Vec<FlowScheduler>) {
-        let shared = &mut self.shared;
-        shared.policy.flow_schedulers = schedulers;
-        for (_, conn) in self.peers.iter_mut().flat_map(|peer| peer.flows.iter_mut()) {
-            conn.out.scheduler = shared.policy.scheduler_of(&conn.tuple);
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use dibs_wire::Tuple;
 
 use super::notice::Event;
 use super::peer::Peer;
-use super::{Node, Shared, route};
+use super::shared::Shared;
 use crate::counters::Counter;
 use crate::flow::window_clamp::WindowClamp;
 use crate::slab::Key;
@@ -67,39 +67,9 @@ struct Drain {
     heard: Time,
 }
 
-impl Node {
-    /// Prepares a connection to leave its bump: its kernel, which shifts the windows that it is
-    /// given by `window_scale` (RFC 7323), is kept from sending more, and [`Event::Drained`] tells when
-    /// what it sent is not overtaken any more, or that this takes too long. Then the packets may be steered elsewhere, and
-    /// [`end_drain`](Self::end_drain) lets the connection go on; after a moment it goes on anyhow.
-    pub fn drain(&mut self, now: Time, bump: u8, tuple: Tuple, window_scale: u8) {
-        let Self { shared, peers, .. } = self;
-        let Some(peer) = route(peers, tuple.dst) else {
-            return;
-        };
-        match peer.flows.find(tuple, bump) {
-            Some(key) => peer.begin_drain(now, shared, key, window_scale),
-            None => {
-                let peer = peer.id.index();
-                shared.events.push(Event::Drained { peer, bump, tuple });
-            }
-        }
-    }
-
-    /// Lets a connection go on after [`drain`](Self::drain).
-    pub fn end_drain(&mut self, bump: u8, tuple: Tuple) {
-        let Self { shared, peers, .. } = self;
-        if let Some(peer) = route(peers, tuple.dst)
-            && let Some(key) = peer.flows.find(tuple, bump)
-            && let Some(at) = peer.handover.drains.iter().position(|d| d.key == key)
-        {
-            peer.let_go(shared, at);
-        }
-    }
-}
-
 impl Peer {
-    fn begin_drain(&mut self, now: Time, shared: &Shared, key: Key, window_scale: u8) {
+    /// See [`Node::drain`](super::Node::drain).
+    pub(super) fn begin_drain(&mut self, now: Time, shared: &Shared, key: Key, window_scale: u8) {
         let (_, longest) = self.trips(shared);
         let patience = DRAIN_PATIENCE + 2 * longest;
         let tell_by = now + patience;
@@ -127,6 +97,13 @@ impl Peer {
             told: false,
             heard: now,
         });
+    }
+
+    /// See [`Node::end_drain`](super::Node::end_drain).
+    pub(super) fn end_drain(&mut self, shared: &mut Shared, key: Key) {
+        if let Some(at) = self.handover.drains.iter().position(|d| d.key == key) {
+            self.let_go(shared, at);
+        }
     }
 
     /// When nothing that a connection sent can be overtaken any more, as far as is known now; none

@@ -1,9 +1,18 @@
-//! Whose hosts a peer speaks for, and where it may begin connections to.
+//! Whose hosts a peer speaks for, where it may begin connections to, and which packets may pass between it and here.
+//!
+//! What comes out of a TUN comes in by no interface that a firewall's rules may name, so the node itself keeps
+//! peers from what listens on the host's other addresses. It judges what begins a connection, a SYN without ACK:
+//! all else the kernel discards, or answers with RST, where it does not belong to a connection.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::Shared;
+use dibs_wire::packet::{Opaque, Packet, TCP, flags};
+
 use super::accept::Opening;
+use super::inner;
+use super::shared::Shared;
+use crate::counters::Counter;
+use crate::flow::conn::Conn;
 use crate::prefix::Prefix;
 
 /// See the module.
@@ -58,9 +67,47 @@ impl Hosts {
     }
 
     /// Whether the peer may begin a connection to there.
-    pub(super) fn may_open(&self, shared: &Shared, to: (IpAddr, u16)) -> bool {
+    fn may_open(&self, shared: &Shared, to: (IpAddr, u16)) -> bool {
         let mut openings = self.accept.iter();
-        openings.any(|opening| opening.admits(shared, to))
+        openings.any(|opening| opening.admits(|addr| shared.is_reachable(addr), to))
+    }
+
+    /// Whether a segment of this connection with these flags begins it, which the peer may not.
+    pub(super) fn refuses(&self, shared: &Shared, conn: Option<&Conn>, flags: u16) -> bool {
+        let conn = conn.filter(|_| begins(flags));
+        let tuple = conn.and_then(|conn| Some(conn.inc.as_ref()?.template.tuple));
+        tuple.is_some_and(|to| !self.may_open(shared, (to.dst, to.dport)))
+    }
+
+    /// Whether a packet that was not cut begins a connection that the peer may not, or may do so for all that can be
+    /// seen of it.
+    pub(super) fn refuses_whole(&self, shared: &Shared, packet: &Packet<'_>) -> bool {
+        let refused = |to| !self.may_open(shared, to);
+        match packet {
+            Packet::Tcp(s) => begins(s.flags) && refused((s.tuple.dst, s.tuple.dport)),
+            Packet::Opaque(opaque) => match piece_of_tcp(opaque) {
+                None => false,
+                // A piece of the header alone (RFC 3128).
+                Some((_, at)) if at != 0 => at < TCP_HEADER,
+                Some((tcp, _)) => match tcp.first_chunk::<TCP_HEADER>() {
+                    None => true,
+                    Some(header) => {
+                        let port = u16::from_be_bytes([header[2], header[3]]);
+                        begins(header[13].into()) && refused((opaque.dst, port))
+                    }
+                },
+            },
+        }
+    }
+
+    /// Whether a packet that is not cut may come out here from this peer with good addresses; if not, why.
+    pub(super) fn may_come(&self, shared: &Shared, packet: &Opaque<'_>) -> Result<(), Counter> {
+        inner::may_pass(packet, |a| self.owns(a), |a| shared.is_ours(a))
+    }
+
+    /// Whether such a packet of the local kernel may go to this peer, which would refuse any other.
+    pub(super) fn may_go(&self, shared: &Shared, packet: &Opaque<'_>) -> bool {
+        inner::may_pass(packet, |a| shared.is_ours(a), |a| self.owns(a)).is_ok()
     }
 }
 
@@ -68,4 +115,23 @@ impl Hosts {
 pub(super) fn is_unicast(addr: IpAddr) -> bool {
     let broadcast = addr == IpAddr::V4(Ipv4Addr::BROADCAST);
     !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)
+}
+
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
+
+const fn begins(tcp: u16) -> bool {
+    tcp & (flags::SYN | flags::ACK) == flags::SYN
+}
+
+/// What a packet has of a TCP segment, and where in the segment that is, if it has any of one.
+fn piece_of_tcp<'a>(packet: &Opaque<'a>) -> Option<(&'a [u8], usize)> {
+    let bytes = &packet.bytes[packet.upper..];
+    if packet.dst.is_ipv4() {
+        let at = usize::from(u16::from_be_bytes([packet.bytes[6], packet.bytes[7]]) & 0x1fff) * 8;
+        return (packet.protocol == TCP).then_some((bytes, at));
+    }
+    // What hides its protocol better than that is refused before.
+    let upper = inner::behind_extensions(packet.protocol, bytes).ok()?;
+    (upper.protocol == TCP).then_some((upper.bytes, upper.fragment.unwrap_or(0)))
 }

@@ -5,8 +5,6 @@ use std::net::IpAddr;
 
 use dibs_wire::packet::{ICMP, ICMPV6, Opaque, TCP};
 
-use super::Shared;
-use super::peer::Peer;
 use crate::counters::Counter;
 
 /// Extension headers of IPv6: hop-by-hop options, routing, fragment, destination options.
@@ -18,18 +16,8 @@ const DESTINATION: u8 = 60;
 /// More extension headers than anybody has a use for.
 const MAX_EXTENSIONS: usize = 8;
 
-/// Whether a packet from this peer with good addresses may come out here; if not, why.
-pub(super) fn may_come(peer: &Peer, shared: &Shared, packet: &Opaque<'_>) -> Result<(), Counter> {
-    may_pass(packet, |a| peer.hosts.owns(a), |a| shared.is_ours(a))
-}
-
-/// Whether a packet of the local kernel may go to this peer, which would refuse any other.
-pub(super) fn may_go(peer: &Peer, shared: &Shared, packet: &Opaque<'_>) -> bool {
-    may_pass(packet, |a| shared.is_ours(a), |a| peer.hosts.owns(a)).is_ok()
-}
-
 /// TCP that takes no detour, and fragments of it; ICMP errors about what the receiver sent to the sender.
-fn may_pass(
+pub(super) fn may_pass(
     packet: &Opaque<'_>,
     is_senders: impl Fn(IpAddr) -> bool,
     is_receivers: impl Fn(IpAddr) -> bool,

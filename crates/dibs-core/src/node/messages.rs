@@ -7,10 +7,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::peer::Delayed;
+use crate::chunk::Delayed;
 use crate::chunk::Message;
 use crate::time::Time;
 
+/// Longest message between the daemons, in bytes.
+pub const MAX_CONTROL: usize = 1024;
 /// Messages to the peer that wait for their turn, at most.
 pub(super) const MAX_WAITING: usize = 256;
 /// Of the peer's that the owner has not dealt with, at most: what comes beyond is not taken, so not acknowledged, and
@@ -22,6 +24,23 @@ pub(super) const WINDOW: usize = 16;
 const SEEN: usize = 256;
 /// Between two messages that were lost more than once and are sent again.
 const AGAIN: Duration = Duration::from_millis(25);
+
+/// A message to a peer that cannot be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// There is no such peer.
+    #[error("no such peer")]
+    UnknownPeer,
+    /// The peer has no session.
+    #[error("no session with this peer")]
+    NoSession,
+    /// Too many wait already: the peer does not take them.
+    #[error("too many messages wait for this peer")]
+    TooMany,
+    /// It would not fit a datagram.
+    #[error("the message is longer than {MAX_CONTROL} bytes")]
+    TooLong,
+}
 
 /// What becomes of a message of the peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
-use super::Shared;
 use super::receive::Protection;
+use super::shared::Shared;
 use crate::counters::Counter;
 use crate::time::Time;
 

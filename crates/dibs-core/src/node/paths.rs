@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 pub(super) use self::link::{Link, PROOF_SPACING, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
-use super::Shared;
+use super::shared::Shared;
 use crate::path::TimeoutAction;
 use crate::time::Time;
 

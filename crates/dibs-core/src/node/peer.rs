@@ -1,10 +1,8 @@
 //! One peer: what is known of it, and what the local kernel has for it.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::Shared;
 use super::association::{Association, News};
 use super::flows::FlowTable;
 use super::fq::FairQueue;
@@ -17,14 +15,14 @@ use super::paths::{Link, PathSet};
 use super::receive::incoming;
 use super::send::{RetransmitQueue, Shares};
 use super::sets::Sets;
-use crate::buffer::Buffer;
+use super::shared::Shared;
 use crate::chunk::InFlight;
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::flow::echo_filter::EchoFilter;
 use crate::session::{Established, PeerId, SessionId};
 use crate::slab::Key;
-use crate::stream::rx::Store;
+use crate::stream::rx::{STORE_LIMIT, Store};
 use crate::time::Time;
 
 pub(super) mod conns;
@@ -32,53 +30,12 @@ pub(super) mod conns;
 pub(super) use conns::EmptyOut;
 pub(super) use conns::Taken;
 
-/// Bytes that a peer may make us hold out of order; told to it in the hello.
-pub(super) const STORE_LIMIT: usize = 32 << 20;
 /// A connection that was silent as long is forgotten; it opens again when it speaks.
 const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
 /// Nothing is held longer for a gap, nor by a silent connection; looked at every [`SWEEP`].
 const GAP_PATIENCE: Duration = Duration::from_secs(60);
 /// How often idle connections are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
-
-/// Something that waits to be sent, other than as new data.
-#[derive(Clone, Copy)]
-pub(super) struct Delayed {
-    pub(super) key: Key,
-    /// The path that lost it; none if it has not been sent.
-    pub(super) lost_by: Option<u8>,
-}
-
-/// Where the bytes of a send lie.
-pub(crate) enum Source {
-    /// In the shared scratch buffer.
-    Scratch,
-    /// In a batch, its first bytes.
-    Batch(Key, usize),
-    /// In a buffer of its own, its first bytes.
-    Once(Buffer, usize),
-}
-
-/// A send.
-pub(crate) struct Out {
-    pub(crate) path: usize,
-    pub(crate) to: SocketAddr,
-    pub(crate) segment: usize,
-    pub(crate) ect: bool,
-    pub(crate) source: Source,
-}
-
-impl Out {
-    pub(super) fn by(link: &Link, segment: usize, source: Source) -> Self {
-        Self {
-            path: link.local,
-            to: link.remote,
-            segment,
-            ect: link.path.is_ect(),
-            source,
-        }
-    }
-}
 
 /// What the node knows of a peer.
 pub(crate) struct Peer {

@@ -11,11 +11,11 @@ use std::net::SocketAddr;
 
 use dibs_wire::frame::{Chunk, Frame, Frames};
 
-use super::messages::Verdict as MessageVerdict;
+use super::messages::{MAX_CONTROL, Verdict as MessageVerdict};
 use super::notice::Event;
 use super::peer::Peer;
 use super::send::NOT_BARE;
-use super::{MAX_CONTROL, Shared};
+use super::shared::Shared;
 use crate::counters::Counter;
 use crate::path::PathState;
 use crate::session::{OVERHEAD, Opened, Received};

@@ -17,9 +17,10 @@ use dibs_wire::packet::flags;
 pub(super) use retransmit::RetransmitQueue;
 pub(super) use split::Shares;
 
-use super::Shared;
+use super::out::{Out, Source};
 use super::paths::Kind;
-use super::peer::{EmptyOut, Out, Peer, Source};
+use super::peer::{EmptyOut, Peer};
+use super::shared::Shared;
 use crate::chunk::Placement;
 use crate::counters::Counter;
 use crate::flow::queue::Patience;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::bump::Split;
 use crate::counters::Counter;
 use crate::session::ReplayWindow;

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use dibs_wire::Tuple;
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
@@ -43,6 +44,15 @@ pub(super) struct Policy {
     /// For some connections another one: the first that selects them.
     pub(super) flow_schedulers: Vec<FlowScheduler>,
     pub(super) hint: Option<Hint>,
+}
+
+impl Policy {
+    /// The scheduler that the user wants for a connection of these ends, as the local host sends; none: the general one.
+    pub(super) fn scheduler_of(&self, tuple: &Tuple) -> Option<Scheduler> {
+        let mut all = self.flow_schedulers.iter();
+        let first = all.find(|one| one.selects(tuple))?;
+        Some(first.scheduler)
+    }
 }
 
 /// Buffers that are filled and emptied again within a call, kept for their room.

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use dibs_wire::Tuple;
 
-use super::{CarriedBump, Node};
+use super::association::CarriedBump;
+use super::dispatch::Node;
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;

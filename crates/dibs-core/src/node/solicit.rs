@@ -12,7 +12,7 @@ use dibs_wire::SeqNumber;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Tuple, flags};
 
-use super::{Node, route};
+use super::dispatch::{Node, route};
 use crate::flow::conn::Conn;
 use crate::flow::echo_filter::EchoFilter;
 use crate::flow::inject::Template;

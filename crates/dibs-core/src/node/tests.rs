@@ -16,7 +16,10 @@ use crate::bump::{self, Pads};
 use crate::counters::Counter;
 use crate::preference::{Hint, Role, Scheduler, Unused, Usage};
 use crate::prefix::Prefix;
-use crate::session::{Integrity, MAX_DATAGRAM, PublicKey, Secret, StaticSecret, Suite};
+use crate::session::{
+    Integrity, KeyLimits, MAX_DATAGRAM, PublicKey, Secret, SeededRandom, StaticSecret, Suite,
+    is_handshake,
+};
 use crate::time::Time;
 
 mod accept;

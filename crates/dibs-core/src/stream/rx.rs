@@ -16,7 +16,7 @@ mod held;
 mod overtaking;
 
 use front::Front;
-pub use held::{HELD_OVERHEAD, Store};
+pub use held::{HELD_OVERHEAD, STORE_LIMIT, Store};
 use held::{Held, Holding};
 use overtaking::{Awaited, Overtaking};
 

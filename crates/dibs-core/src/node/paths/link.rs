@@ -7,10 +7,10 @@ use std::time::Duration;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
+use crate::chunk::Delayed;
 use crate::counters::Counter;
-use crate::node::Shared;
 use crate::node::notice::Event;
-use crate::node::peer::Delayed;
+use crate::node::shared::Shared;
 use crate::path::{Path, PathConfig, PathState};
 use crate::session::{MAX_DATAGRAM, OVERHEAD, Random};
 use crate::slab::Key;

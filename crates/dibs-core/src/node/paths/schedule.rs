@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{Link, PathSet};
 use crate::chunk::Placement;
 use crate::flow::queue::TARGET;
-use crate::node::Shared;
+use crate::node::shared::Shared;
 use crate::path::Blocked;
 use crate::preference::{Role, Scheduler, Unused};
 use crate::time::Time;

@@ -2,8 +2,8 @@
 
 use crate::chunk::Content;
 use crate::counters::Counter;
-use crate::node::Shared;
 use crate::node::peer::Peer;
+use crate::node::shared::Shared;
 use crate::path::AckFrame;
 use crate::slab::Key;
 use crate::time::Time;

@@ -11,9 +11,9 @@ use dibs_wire::frame::{Frame, Frames};
 
 use super::Arrival;
 use crate::counters::Counter;
-use crate::node::Shared;
 use crate::node::paths::Link;
 use crate::node::peer::Peer;
+use crate::node::shared::Shared;
 use crate::time::Time;
 
 impl Peer {

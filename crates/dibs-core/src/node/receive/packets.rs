@@ -11,11 +11,10 @@ use crate::bump::{Bump, Method};
 use crate::counters::Counter;
 use crate::flow::echo_filter::{self};
 use crate::flow::inject::MAX_PACKET;
-use crate::node::Shared;
-use crate::node::inner;
 use crate::node::opaque::{Assembled, Fragment};
 use crate::node::peer::Peer;
 use crate::node::sets::Added;
+use crate::node::shared::Shared;
 use crate::time::Time;
 
 /// What protected the bytes of a chunk on their way.
@@ -234,7 +233,7 @@ impl Peer {
         };
         let (src, dst, passes) = match packet {
             Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, Ok(())),
-            Packet::Opaque(o) => (o.src, o.dst, inner::may_come(self, shared, &o)),
+            Packet::Opaque(o) => (o.src, o.dst, self.hosts.may_come(shared, &o)),
         };
         let Some(carried) = shared.bumps.get(bump) else {
             return shared.count(Counter::BumpUnknown);

@@ -2,11 +2,13 @@
 
 use smallvec::SmallVec;
 
+use super::super::out::Out;
 use super::super::paths::Kind;
-use super::super::peer::{Delayed, Out, Peer};
+use super::super::peer::Peer;
 use super::run::MAX_SEGMENTS;
 use super::{CLEAR, SendCx};
 use crate::chunk::Content;
+use crate::chunk::Delayed;
 use crate::counters::Counter;
 use crate::session::TAG_LEN;
 use crate::slab::Key;

@@ -6,13 +6,13 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Open, TcpFields};
 use dibs_wire::packet::{Segment, flags};
 
-use super::super::Shared;
 use super::super::paths::{Link, PROOF_SPACING};
-use super::super::peer::Delayed;
+use super::super::shared::Shared;
 use super::run::{MAX_DELAYED, MOST_PADDED, Run, padding};
 use super::small::{MOST_ACK, put_ack};
 use super::{CLEAR, NOT_BARE, SendCx, Shape, token};
 use crate::bump::Bump;
+use crate::chunk::Delayed;
 use crate::chunk::{Chunk, Content, Head, InFlight, Placement, Strand};
 use crate::counters::Counter;
 use crate::flow::conn::{ConnStats, Outgoing};

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::Shared;
 use super::super::fq::{List, parsed};
+use super::super::out::Out;
 use super::super::paths::{Avoid, Choice, Kind, Wanted};
-use super::super::peer::{Out, Peer};
+use super::super::peer::Peer;
+use super::super::shared::Shared;
 use super::SendCx;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
 use crate::chunk::Placement;

@@ -4,8 +4,8 @@
 //! can go by no path now, its own stream alone waits for it, whose kernel sends no more than a window without it:
 //! so it counts as if it had been sent last.
 
-use super::super::Shared;
 use super::super::peer::Peer;
+use super::super::shared::Shared;
 use crate::chunk::Placement;
 use crate::slab::Key;
 

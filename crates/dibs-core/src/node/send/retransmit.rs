@@ -6,12 +6,14 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 use smallvec::SmallVec;
 
-use super::super::Shared;
+use super::super::out::{Out, Source};
 use super::super::paths::{Avoid, Choice, Wanted};
-use super::super::peer::{Delayed, Out, Peer, Source};
+use super::super::peer::Peer;
+use super::super::shared::Shared;
 use super::run::{MAX_BATCH, MAX_SEGMENTS, padding};
 use super::small::pad;
 use super::{CLEAR, SendCx, Shape, key_of, token};
+use crate::chunk::Delayed;
 use crate::chunk::{Chunk, Content, Fragment, Origin, Pending, Placement};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;

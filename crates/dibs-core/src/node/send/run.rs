@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::super::fq::{List, parsed};
+use super::super::out::{Out, Source};
 use super::super::paths::Kind;
-use super::super::peer::{Out, Peer, Source};
+use super::super::peer::Peer;
 use super::SendCx;
 use super::cutter::{Cutter, Rest};
 use super::data::{kind, scheduler};

@@ -7,8 +7,9 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment, Frame};
 
 use super::super::flows::FlowTable;
+use super::super::out::{Out, Source};
 use super::super::paths::{Avoid, Choice, Link, Wanted};
-use super::super::peer::{Out, Peer, Source};
+use super::super::peer::Peer;
 use super::run::padding;
 use super::{CLEAR, SendCx, token};
 use crate::chunk::{Content, Message, Pending, Placement};

@@ -7,10 +7,11 @@ use dibs_wire::frame::{self, Frame, Share};
 use dibs_wire::packet::{Segment, flags};
 use smallvec::SmallVec;
 
-use super::super::Shared;
 use super::super::fq::parsed;
+use super::super::out::{Out, Source};
 use super::super::paths::Link;
-use super::super::peer::{EmptyOut, Out, Peer, Source};
+use super::super::peer::{EmptyOut, Peer};
+use super::super::shared::Shared;
 use super::cutter::{Rest, strand};
 use super::run::{MAX_BATCH, MAX_SEGMENTS, MOST_BESIDE, MOST_PADDED};
 use super::small::{LONGEST_PACK, pack_segments};

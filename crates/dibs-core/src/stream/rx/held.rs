@@ -17,6 +17,9 @@ const MOST_TO_LEFT: usize = 2;
 /// What a held piece costs beside its bytes.
 pub const HELD_OVERHEAD: usize = 160;
 
+/// Bytes that a peer may make us hold out of order; told to it in the hello.
+pub const STORE_LIMIT: usize = 32 << 20;
+
 /// Memory for held bytes, shared by the streams of a peer and bounded.
 #[derive(Debug)]
 pub struct Store {

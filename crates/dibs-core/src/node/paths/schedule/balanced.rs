@@ -5,8 +5,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::{Candidate, Wanted};
-use crate::node::Shared;
 use crate::node::paths::Link;
+use crate::node::shared::Shared;
 use crate::time::Time;
 
 /// Bytes a second of a path that is not the limit: more than a processor sends.

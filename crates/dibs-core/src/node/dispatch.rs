@@ -1,0 +1,508 @@
+//! Which peer a packet or a datagram is for, and whose turn it is to send.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use dibs_wire::packet::{self, Packet};
+use dibs_wire::virtio::{self, VirtioHdr};
+
+use super::association;
+use super::config::NodeConfig;
+use super::hosts::Hosts;
+use super::notice::Event;
+use super::out::{Out, Source};
+use super::paths::PathSet;
+use super::peer::{self, Peer};
+use super::receive::Arrival;
+use super::shared::{Own, Policy, Shared};
+use crate::buffer::Buffer;
+use crate::counters::Counter;
+use crate::flow::inject::{Injection, Injector};
+use crate::session::{
+    Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, PeerId, Rate, SeededRandom,
+    Sessions, is_handshake,
+};
+use crate::time::Time;
+
+/// A send for a socket: datagrams of `segment` bytes each, the last one may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub struct Transmit<'a> {
+    /// Index of the local path whose socket it leaves by.
+    pub path: usize,
+    /// Where it goes.
+    pub to: SocketAddr,
+    /// Length of each datagram.
+    pub segment: usize,
+    /// Whether they say that they are capable of ECN: ECT(0) in their IP header.
+    pub ect: bool,
+    /// The datagrams, one behind the other.
+    pub bytes: &'a [u8],
+}
+
+/// Everything that one daemon knows; see the [module](super) for how to drive it.
+pub struct Node {
+    pub(super) shared: Shared,
+    pub(super) sessions: Sessions,
+    pub(super) peers: Vec<Peer>,
+    /// Handshake messages and answers to strangers.
+    pub(super) outbox: VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    pub(super) outbox_head: Vec<u8>,
+    /// What strangers may still be sent.
+    pub(super) cookies: Bucket,
+    /// The peer that is asked first for something to send.
+    pub(super) turn: usize,
+    /// When we were last called.
+    pub(super) awake: Time,
+    #[cfg(feature = "observe")]
+    pub(super) taps: VecDeque<crate::session::Tap>,
+}
+
+/// An owner that does not come back for so long slept, or its host did: as long as any path is in
+/// use, something is due each second.
+const SLEEP: Duration = Duration::from_millis(1500);
+
+/// Handshake messages that wait to be sent, at most.
+const OUTBOX: usize = 64;
+/// Taps of sessions that nobody has asked for yet, at most.
+#[cfg(feature = "observe")]
+const TAPS: usize = 16;
+/// Cookies for addresses where no peer is known to be. Where nobody is at all, the kernel keeps what
+/// it cannot deliver for seconds, at the expense of the path's own datagrams.
+const COOKIES: Rate = Rate {
+    burst: 16,
+    each: Duration::from_millis(50),
+};
+
+impl Node {
+    /// A node that has sent nothing yet. `seed` is the source of all its randomness but for the pads, which have
+    /// one of their own in `config`.
+    ///
+    /// # Errors
+    /// A peer's key is this host's own, or another peer's.
+    pub fn new(
+        now: Time,
+        config: NodeConfig,
+        seed: [u8; 32],
+    ) -> Result<Self, crate::session::AddPeerError> {
+        let mut rng = SeededRandom::new(seed);
+        let session_config = SessionConfig {
+            private: config.private,
+            suite: config.suite,
+            integrity: config.integrity,
+        };
+        let mut sessions = Sessions::new(session_config, now, &mut rng);
+        let own = Own {
+            addresses: config.addresses,
+            reachable: config.reachable,
+            gateway: config.gateway,
+        };
+        let policy = Policy {
+            trusted_share: config.trusted_share,
+            hold_without_trusted: config.hold_without_trusted,
+            scheduler: config.scheduler,
+            flow_schedulers: Vec::new(),
+            hint: config.hint,
+        };
+        let bumps = (config.bumps, config.pads);
+        let mut shared = Shared::new(rng, config.paths, bumps, own, policy);
+        let own = *sessions.public_key();
+        let mut peers = Vec::with_capacity(config.peers.len());
+        for peer in config.peers {
+            let id = sessions.add_peer(peer.public, peer.preshared)?;
+            let smaller_key = own.as_bytes() < peer.public.as_bytes();
+            peers.push(Peer::new(
+                now,
+                id,
+                Hosts::new(peer.prefixes, peer.accept),
+                PathSet::new(now, peer.endpoints, smaller_key),
+                &mut shared,
+            ));
+        }
+        for at in 0..peers.len() {
+            let others = peers.iter().enumerate().filter(|(other, _)| *other != at);
+            let foreign = others.flat_map(|(_, other)| other.hosts.prefixes().iter().copied());
+            let foreign = foreign.collect();
+            peers[at].hosts.set_foreign(foreign);
+        }
+        Ok(Self {
+            shared,
+            sessions,
+            peers,
+            outbox: VecDeque::new(),
+            outbox_head: Vec::new(),
+            cookies: Bucket::default(),
+            turn: 0,
+            awake: now,
+            #[cfg(feature = "observe")]
+            taps: VecDeque::new(),
+        })
+    }
+
+    /// The same with other limits for the keys of its sessions.
+    #[must_use]
+    pub fn with_key_limits(mut self, limits: KeyLimits) -> Self {
+        self.sessions = self.sessions.with_key_limits(limits);
+        self
+    }
+
+    /// What opens copies of all that is sent by a session that came about.
+    #[cfg(feature = "observe")]
+    pub fn poll_tap(&mut self) -> Option<crate::session::Tap> {
+        self.taps.pop_front()
+    }
+
+    /// A buffer to read a TUN packet into.
+    pub fn tun_buffer(&mut self) -> Buffer {
+        self.shared.pool.take()
+    }
+
+    /// Takes a packet read from the TUN of `bump`: virtio header and packet stand in
+    /// `buffer[..len]`.
+    pub fn handle_tun(&mut self, now: Time, bump: u8, mut buffer: Buffer, len: usize) {
+        let Self {
+            shared,
+            sessions,
+            peers,
+            ..
+        } = self;
+        let Some((header, bytes)) = buffer[..len].split_first_chunk_mut::<{ virtio::LEN }>() else {
+            shared.count(Counter::TunMalformed);
+            return shared.pool.give(buffer);
+        };
+        let Ok(header) = VirtioHdr::decode(header) else {
+            shared.count(Counter::TunMalformed);
+            return shared.pool.give(buffer);
+        };
+        let Ok(parsed) = packet::parse(bytes) else {
+            shared.count(Counter::TunMalformed);
+            return shared.pool.give(buffer);
+        };
+        // What a checksum is taken over, and what an opaque packet carries.
+        let len = virtio::LEN + parsed.own_len();
+        let destination = match &parsed {
+            Packet::Tcp(segment) => segment.tuple.dst,
+            Packet::Opaque(opaque) => opaque.dst,
+        };
+        let Some(peer) = route(peers, destination) else {
+            shared.count(Counter::TunNoPeer);
+            return shared.pool.give(buffer);
+        };
+        let session = sessions.sending(now, peer.id).map(|session| &*session);
+        match parsed {
+            Packet::Tcp(segment) => {
+                let taken =
+                    peer.take_segment(now, shared, session, bump, &segment, header.gso_size);
+                match taken {
+                    peer::Taken::Done => shared.pool.give(buffer),
+                    peer::Taken::Queue(payload) => {
+                        peer.enqueue(now, shared, payload, buffer);
+                    }
+                    peer::Taken::Opaque => peer.take_opaque(shared, bump, header, buffer, len),
+                }
+            }
+            Packet::Opaque(packet) if !peer.hosts.may_go(shared, &packet) => {
+                shared.count(Counter::TunRefused);
+                shared.pool.give(buffer);
+            }
+            Packet::Opaque(_) if session.is_none() => {
+                shared.count(Counter::TunNoSession);
+                shared.pool.give(buffer);
+            }
+            Packet::Opaque(_) => peer.take_opaque(shared, bump, header, buffer, len),
+        }
+    }
+
+    /// Takes one datagram that came in by the socket of local path `path` from `from`. It is
+    /// decrypted in place.
+    pub fn handle_datagram(
+        &mut self,
+        now: Time,
+        path: usize,
+        from: SocketAddr,
+        datagram: &mut [u8],
+    ) {
+        let marked = false;
+        self.handle_arrival(now, Arrival { path, from, marked }, datagram);
+    }
+
+    /// The same for one that a router has marked for congestion: CE in its IP header (RFC 3168).
+    pub fn handle_marked_datagram(
+        &mut self,
+        now: Time,
+        path: usize,
+        from: SocketAddr,
+        datagram: &mut [u8],
+    ) {
+        let marked = true;
+        self.handle_arrival(now, Arrival { path, from, marked }, datagram);
+    }
+
+    fn handle_arrival(&mut self, now: Time, arrival: Arrival, datagram: &mut [u8]) {
+        let Arrival { path, from, .. } = arrival;
+        self.wake(now);
+        if is_handshake(datagram) {
+            return self.handle_handshake(now, path, from, datagram);
+        }
+        let Self {
+            shared,
+            sessions,
+            peers,
+            ..
+        } = self;
+        let expects = |peer: PeerId, id: u8| peers[peer.index()].expects(id, path);
+        match sessions.open_if(now, datagram, expects) {
+            Ok(ref received) => {
+                let index = received.peer.index();
+                peers[index].receive(now, shared, arrival, received);
+            }
+            Err(error) => shared.count(match error {
+                OpenError::Malformed => Counter::DatagramMalformed,
+                OpenError::UnknownIndex => Counter::DatagramUnknownIndex,
+                OpenError::Expired => Counter::DatagramExpired,
+                OpenError::Replayed => Counter::DatagramReplayed,
+                OpenError::Unauthentic => Counter::DatagramUnauthentic,
+                OpenError::BareRefused => Counter::BareRefused,
+                OpenError::WrongPath => Counter::WrongPath,
+            }),
+        }
+    }
+
+    fn handle_handshake(&mut self, now: Time, path: usize, from: SocketAddr, datagram: &[u8]) {
+        let Self {
+            shared,
+            sessions,
+            peers,
+            outbox,
+            cookies,
+            #[cfg(feature = "observe")]
+            taps,
+            ..
+        } = self;
+        // Keys are agreed over trusted paths only (docs/protocol.md, 2).
+        if !shared.local[path].trusted {
+            return shared.count(Counter::HandshakeUntrusted);
+        }
+        // The answer would leave by it.
+        if !shared.local[path].is_usable() {
+            return shared.count(Counter::HandshakeUnused);
+        }
+        let under_load = outbox.len() > OUTBOX / 4;
+        let own = association::hello(shared);
+        let hello = |_| own.clone();
+        let outcome = sessions.handle(now, from, under_load, datagram, hello, &mut shared.rng);
+        let stranger = || !peers.iter().any(|peer| peer.paths.is_at(from.ip()));
+        if outcome.dropped == Some(Dropped::CookieDemanded)
+            && stranger()
+            && !cookies.take(now, COOKIES)
+        {
+            return shared.count(Counter::HandshakeOverload);
+        }
+        if let Some(reply) = outcome.reply {
+            enqueue(shared, outbox, (path, from, reply));
+        }
+        if let Some(peer) = outcome.cookie_from {
+            peers[peer.index()].association.call_there_again();
+        }
+        if let Some((peer, behind)) = outcome.outdated {
+            let peer = peer.index();
+            shared.events.push(Event::Outdated { peer, behind });
+        }
+        if let Some(reason) = outcome.dropped {
+            shared.count(counter_of(reason));
+        }
+        if let Some(established) = outcome.established {
+            shared.count(Counter::Sessions);
+            #[cfg(feature = "observe")]
+            let established = {
+                let mut established = established;
+                while taps.len() >= TAPS {
+                    taps.pop_front();
+                }
+                taps.extend(established.tap.take());
+                established
+            };
+            let index = established.peer.index();
+            peers[index].on_established(now, shared, established);
+        }
+    }
+
+    /// Notes that time goes on, or that it did while we slept.
+    fn wake(&mut self, now: Time) {
+        let slept = now.since(std::mem::replace(&mut self.awake, now));
+        if slept < SLEEP {
+            return;
+        }
+        let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
+        links.for_each(|link| link.path.on_sleep(now));
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is due next.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let peers = self
+            .peers
+            .iter()
+            .filter_map(|peer| peer.poll_timeout(&self.shared));
+        peers.chain(self.sessions.poll_timeout()).min()
+    }
+
+    /// Does what is due. `wall` is the time since the Unix epoch.
+    pub fn handle_timeout(&mut self, now: Time, wall: Duration) {
+        self.wake(now);
+        let Self {
+            shared,
+            sessions,
+            peers,
+            outbox,
+            ..
+        } = self;
+        let hello = association::hello(shared);
+        for peer in peers.iter_mut() {
+            if sessions.poll_exhausted(peer.id) {
+                let peer = peer.id.index();
+                shared.events.push(Event::KeysExhausted { peer });
+            }
+            let state = sessions.state(now, peer.id);
+            if sessions.sending(now, peer.id).is_none() {
+                peer.on_down(shared);
+            }
+            if peer.association.wants_call(now, shared, &peer.paths, state)
+                && let Some(message) =
+                    sessions.initiate(now, wall, peer.id, &hello, &mut shared.rng)
+            {
+                send_call(shared, peer, outbox, &message);
+            }
+            peer.handle_timeout(now, shared);
+        }
+        for call in sessions.handle_timeout(now, wall, |_| hello.clone(), &mut shared.rng) {
+            send_call(
+                shared,
+                &mut peers[call.peer.index()],
+                outbox,
+                &call.datagram,
+            );
+        }
+    }
+
+    /// Whether the caller has more packets of a TUN at hand, which it gives when it has sent what there is:
+    /// then what came last, and makes no full send, waits for them.
+    pub const fn set_more_comes(&mut self, more: bool) {
+        self.shared.more_comes = more;
+    }
+
+    /// The next send, or `None` if there is nothing that may go now.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit<'_>> {
+        if let Some((path, to, bytes)) = self.outbox.pop_front() {
+            self.outbox_head = bytes;
+            let bytes = &self.outbox_head[..];
+            return Some(Transmit {
+                path,
+                to,
+                segment: bytes.len(),
+                ect: false,
+                bytes,
+            });
+        }
+        let count = self.peers.len();
+        for step in 0..count {
+            let index = (self.turn + step) % count;
+            let peer = &mut self.peers[index];
+            let Some(session) = self.sessions.sending(now, peer.id) else {
+                continue;
+            };
+            let Some(out) = peer.poll_transmit(now, &mut self.shared, session) else {
+                continue;
+            };
+            self.turn = (index + 1) % count;
+            let Out {
+                path,
+                to,
+                segment,
+                ect,
+                source,
+            } = out;
+            let bytes = match source {
+                Source::Scratch => &self.shared.scratch.datagrams[..],
+                Source::Once(buffer, len) => self.shared.keep_once(buffer, len),
+                Source::Batch(key, len) => &self.peers[index].in_flight.batch(key)[..len],
+            };
+            return Some(Transmit {
+                path,
+                to,
+                segment,
+                ect,
+                bytes,
+            });
+        }
+        None
+    }
+
+    /// Finishes the packet being built: nothing more has arrived that could join it.
+    pub fn flush_injections(&mut self) {
+        self.shared.injector.flush();
+    }
+
+    /// The next packet for a TUN; give it back with [`recycle`](Self::recycle).
+    pub fn poll_injection(&mut self) -> Option<Injection> {
+        let injection = self.shared.injector.pop()?;
+        self.shared.count(Counter::Injected);
+        Some(injection)
+    }
+
+    /// Gives the memory of an injected packet back.
+    pub fn recycle(&mut self, injection: Injection) {
+        Injector::recycle(&mut self.shared.pool, injection);
+    }
+
+    /// The next thing that the owner should know. What it does not ask for waits, within bounds.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.shared.events.pop()
+    }
+}
+
+pub(super) fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer> {
+    let best = peers
+        .iter_mut()
+        .filter_map(|peer| peer.hosts.matches(destination).map(|len| (len, peer)))
+        .max_by_key(|(len, _)| *len);
+    best.map(|(_, peer)| peer)
+}
+
+/// Queues a first handshake message to each trusted endpoint in turn.
+fn send_call(
+    shared: &mut Shared,
+    peer: &mut Peer,
+    outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    message: &[u8],
+) {
+    if let Some((path, to)) = peer.association.next_call(shared, &peer.paths) {
+        enqueue(shared, outbox, (path, to, message.to_vec()));
+    }
+}
+
+/// Queues a handshake message, as long as there are not too many.
+fn enqueue(
+    shared: &mut Shared,
+    outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    message: (usize, SocketAddr, Vec<u8>),
+) {
+    if outbox.len() >= OUTBOX {
+        return shared.count(Counter::HandshakeOverload);
+    }
+    outbox.push_back(message);
+}
+
+const fn counter_of(reason: Dropped) -> Counter {
+    match reason {
+        Dropped::Malformed | Dropped::Version | Dropped::Suite => Counter::HandshakeMalformed,
+        Dropped::IntegrityMismatch => Counter::HandshakeIntegrity,
+        Dropped::Mac1 => Counter::HandshakeMac1,
+        Dropped::CookieDemanded => Counter::HandshakeCookie,
+        Dropped::Unauthentic => Counter::HandshakeUnauthentic,
+        Dropped::UnknownPeer => Counter::HandshakeUnknownPeer,
+        Dropped::Replayed => Counter::HandshakeReplayed,
+        Dropped::Crossed => Counter::HandshakeCrossed,
+        Dropped::UnknownIndex => Counter::HandshakeUnknownIndex,
+        Dropped::Overload => Counter::HandshakeOverload,
+    }
+}
