@@ -13,11 +13,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, tim
 
 use crate::daemon::{Daemon, Steered};
 use crate::driver::{Notice, Notices};
+use crate::interfaces::own_addresses;
 use crate::live::Live;
 use crate::paths::Link;
 use crate::questions::Desks;
 use crate::switching::{Mark, Marked};
 use crate::terms::is_our_tun;
+use crate::wakers::Task;
 use dibs_switch::conns::Pair;
 
 /// What changes together is looked at together.
@@ -50,7 +52,7 @@ pub async fn follow_data_path(daemon: Rc<Daemon>, mut notices: Notices) {
 }
 
 fn note(daemon: &Rc<Daemon>, event: Event) {
-    daemon.sessions_due.notify_one();
+    daemon.wakers.wake(Task::Sessions);
     match event {
         Event::PeerUp { peer, restarted } => {
             {
@@ -64,7 +66,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             }
             let name = daemon.peer_name(peer).to_owned();
             let how = if restarted { " anew: it restarted" } else { "" };
-            daemon.tell(
+            daemon.events.tell(
                 "session_up",
                 format!("the session with peer {name} is established{how}"),
                 &[("peer", name)],
@@ -72,7 +74,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             let daemon = Rc::clone(daemon);
             tokio::task::spawn_local(async move {
                 // How late it was when we called.
-                daemon.note("save", daemon.save());
+                daemon.events.note("save", daemon.save());
                 daemon.tell_lacks(peer).await;
                 if let Err(error) = daemon.recover(peer).await {
                     tracing::warn!("connections go on late: {error:#}");
@@ -83,7 +85,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
         Event::PeerDown { peer } => {
             daemon.state.borrow_mut().peers[peer].since = None;
             let name = daemon.peer_name(peer).to_owned();
-            daemon.tell(
+            daemon.events.tell(
                 "session_down",
                 format!("the session with peer {name} is down"),
                 &[("peer", name)],
@@ -101,7 +103,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
         }
         Event::KeysExhausted { peer } => {
             let name = daemon.peer_name(peer).to_owned();
-            daemon.tell(
+            daemon.events.tell(
                 "keys_exhausted",
                 format!(
                     "the keys of the session with peer {name} are used up: nothing is sent until \
@@ -113,7 +115,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
         Event::Path { peer, path, state } => {
             let name = daemon.config.paths[path].name.clone();
             let peer = daemon.peer_name(peer).to_owned();
-            daemon.tell(
+            daemon.events.tell(
                 "path",
                 format!("path {name} to peer {peer} is {state}"),
                 &[("path", name), ("peer", peer), ("state", state.to_owned())],
@@ -135,7 +137,7 @@ pub(crate) fn outdated(behind: Duration) -> String {
 }
 
 async fn restore_tun(daemon: &Daemon, bump: u8, name: &str, error: &std::io::Error) {
-    daemon.tell(
+    daemon.events.tell(
         "tun_lost",
         format!("device {name} is gone ({error}); making it again"),
         &[("device", name.to_owned())],
@@ -171,7 +173,7 @@ async fn follow_host_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
         tokio::select! {
             changed = watch.changed() => changed?,
             () = sleep(RETRY), if again => {}
-            () = daemon.amiss_noted.notified() => continue,
+            () = daemon.wakers.woken(Task::Repair) => continue,
         }
         sleep(SETTLE).await;
         let moved = refresh_interfaces(daemon).await?;
@@ -190,7 +192,7 @@ async fn repair(daemon: &Daemon, undone: bool) {
     match daemon.steer().await {
         Ok(Steered { steps, settled }) if steps > 0 && settled && undone => {
             daemon.restored.set(daemon.restored.get() + steps);
-            daemon.tell(
+            daemon.events.tell(
                 "steering_restored",
                 format!("another program changed the steering: put {steps} thing(s) back"),
                 &[("steps", steps.to_string())],
@@ -212,13 +214,19 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
     let before = std::mem::replace(&mut daemon.state.borrow_mut().inventory, fresh.clone());
     daemon.follow_links(false).await?;
     daemon.tell_devices(&before, &fresh);
-    daemon.tell_own_addresses();
+    warn_of_own_addresses(daemon);
     let old = daemon.state.borrow().addresses.clone();
     let changed = keep_addresses(daemon, &old).await?;
     if changed && !daemon.state.borrow().installed.is_empty() {
         daemon.save()?;
     }
     Ok(changed)
+}
+
+/// Warns of addresses that the file gives to peers and this host has.
+pub(crate) fn warn_of_own_addresses(daemon: &Daemon) {
+    let faults = own_addresses(&daemon.config, &daemon.state.borrow().inventory);
+    daemon.events.warn_while("addresses of this host", faults);
 }
 
 /// Notes the host's addresses, and those of `old` that connections still use: they outlive the interface
@@ -266,7 +274,7 @@ pub async fn sweep(daemon: Rc<Daemon>) {
     loop {
         ticks.tick().await;
         if daemon.file.is_behind() {
-            daemon.note("save", daemon.save());
+            daemon.events.note("save", daemon.save());
         }
         let idle = {
             let state = daemon.state.borrow();
@@ -275,13 +283,19 @@ pub async fn sweep(daemon: Rc<Daemon>) {
         if idle {
             continue;
         }
-        daemon.note("look for connections that ended", sweep_once(&daemon).await);
+        daemon
+            .events
+            .note("look for connections that ended", sweep_once(&daemon).await);
         let cleared = daemon.steerer.lock().await.clear_others().await;
-        daemon.note("remove what an earlier run left", cleared);
+        daemon
+            .events
+            .note("remove what an earlier run left", cleared);
         round = (round + 1) % SWEEPS_PER_CHECK;
         if round == 0 {
             let tried = daemon.widen_rules().await;
-            daemon.note("try rules again that one IP version lacks", tried);
+            daemon
+                .events
+                .note("try rules again that one IP version lacks", tried);
         }
         if round == 0 || !daemon.steerer.lock().await.is_told().await {
             repair(&daemon, true).await;

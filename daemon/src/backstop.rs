@@ -9,6 +9,7 @@ use nix::libc;
 use crate::daemon::{Daemon, State};
 use crate::rules::Rule;
 use crate::terms::{ends, marks, policy_ends};
+use crate::wakers::Task;
 use dibs_switch::conns::Pair;
 
 fn info(standing: &Standing) -> BackstopInfo {
@@ -61,7 +62,7 @@ impl Daemon {
         match (set, backstop.standing()) {
             (Ok(undone), _) => undone,
             (Err(error), Standing::Idle) => {
-                self.note("clear nftables", Err(error));
+                self.events.note("clear nftables", Err(error));
                 false
             }
             (Err(_), _) => false,
@@ -76,7 +77,10 @@ impl Daemon {
         const KIND: &str = "backstop";
         const PLAIN: &str = "what others flush may let connections go on in plain";
         let state = info(now).state;
-        let announce = |text| self.announce(KIND, text, &[("state", state.to_string())]);
+        let announce = |text| {
+            self.events
+                .announce(KIND, text, &[("state", state.to_string())])
+        };
         match now {
             Standing::Idle => {}
             Standing::Stands(strength) => {
@@ -93,7 +97,7 @@ impl Daemon {
                 let text = format!("{why}: {PLAIN}");
                 tracing::error!(dibs.event = KIND, "{text}");
                 announce(text);
-                self.amiss_noted.notify_one();
+                self.wakers.wake(Task::Repair);
             }
         }
     }
@@ -218,20 +222,5 @@ impl Daemon {
             tracing::debug!("{error}");
             0
         })
-    }
-
-    /// What `status` tells of steering and of the control socket, by name.
-    pub(crate) fn steering_counters(&self) -> [(&'static str, u64); 8] {
-        let refused = self.state.borrow().refused;
-        [
-            ("steering_restored", self.restored.get()),
-            ("messages_malformed", self.messages_malformed.get()),
-            ("messages_dropped", self.messages_dropped.get()),
-            ("choice_generation_refused", refused.generations),
-            ("choice_host_refused", refused.hosts),
-            ("changes_refused", self.changes.refused()),
-            ("clients_refused", self.turned_away.refused.get()),
-            ("clients_idle", self.turned_away.idle.get()),
-        ]
     }
 }

@@ -6,7 +6,6 @@ use dibs_config::{BumpConfig, BumpKind, Config};
 use dibs_core::bump::{Bump, MAX_NUMBER};
 use dibs_policy::BumpId;
 
-use crate::daemon::Daemon;
 use dibs_switch::messages::{Body, Outcome};
 
 /// Devices are numbered from here, in the file's order.
@@ -26,6 +25,8 @@ pub struct Carried {
     pub id: BumpId,
     /// Of another program's device, its name.
     pub device: Option<String>,
+    /// Of one that splits: the shares that it needs, and all.
+    pub shares: Option<(u8, u8)>,
     /// What whoever uses it should hear.
     pub warning: Option<&'static str>,
 }
@@ -42,6 +43,7 @@ pub fn carried(config: &Config) -> Vec<Carried> {
             name: bump.name.clone(),
             id: BumpId::new(number).expect("the configuration bounds the devices"),
             device: bump.device().map(str::to_owned),
+            shares: bump.built_in().and_then(Bump::shares),
             warning,
         };
         config.lack(bump).is_none().then_some(carried)
@@ -82,77 +84,102 @@ pub(crate) fn translated(devices: &BTreeMap<u8, u8>, number: u8) -> u8 {
     }
 }
 
-impl Daemon {
+/// The same of many, bit n for number n.
+pub(crate) fn translated_mask(devices: &BTreeMap<u8, u8>, bumps: u16) -> u16 {
+    let named = (1..16).filter(|number| bumps & 1 << number != 0);
+    let ours = named.map(|number| translated(devices, number));
+    ours.fold(0, |all, number| all | 1 << number)
+}
+
+/// The bumps that this daemon carries. They do not change while it runs.
+pub(crate) struct Bumps(Vec<Carried>);
+
+impl Bumps {
+    /// Those of a configuration.
+    pub(crate) fn of(config: &Config) -> Self {
+        Self(carried(config))
+    }
+
+    /// All that connections can be put on.
+    pub(crate) fn all(&self) -> &[Carried] {
+        &self.0
+    }
+
+    /// The one of this number.
+    pub(crate) fn get(&self, number: u8) -> Option<&Carried> {
+        self.0.iter().find(|bump| bump.id.get() == number)
+    }
+
+    /// Their numbers, bit n for number n.
+    pub(crate) fn mask(&self) -> u16 {
+        let numbers = self.0.iter().map(|bump| bump.id.get());
+        numbers.fold(0, |all, number| all | 1 << number)
+    }
+
+    /// The name of a bump by its number; 0 is "plain".
+    pub(crate) fn name_of(&self, number: u8) -> &str {
+        match self.get(number) {
+            Some(bump) => &bump.name,
+            None if number == 0 => "plain",
+            None => "unknown",
+        }
+    }
+
+    /// The device of a bump that is another program's.
+    pub(crate) fn device_of(&self, number: u8) -> Option<&str> {
+        self.get(number)?.device.as_deref()
+    }
+
+    /// Whether what is on this bump (0: plain) goes by the kernel alone, and not by the data path.
+    pub(crate) fn is_outside(&self, number: u8) -> bool {
+        number == 0 || self.device_of(number).is_some()
+    }
+
+    /// Of a bump that the node carries, how it splits, if it does; none if the node does not carry it.
+    pub(crate) fn split_of(&self, number: u8) -> Option<Option<(u8, u8)>> {
+        let bump = self.get(number).filter(|bump| bump.device.is_none())?;
+        Some(bump.shares)
+    }
+
     /// The bumps that are devices, by number.
     pub(crate) fn device_names(&self) -> BTreeMap<u8, String> {
-        let devices = self.bumps.iter().filter(|bump| bump.device.is_some());
+        let devices = self.0.iter().filter(|bump| bump.device.is_some());
         devices
             .map(|bump| (bump.id.get(), bump.name.clone()))
             .collect()
     }
 
-    /// What a peer's daemon says, in our numbers of the bumps.
-    pub(crate) fn in_our_numbers(&self, peer: usize, body: Body) -> Body {
-        let mut state = self.state.borrow_mut();
-        let known = &mut state.peers[peer].devices;
+    /// What a peer's daemon says, in our numbers of the bumps; `devices` has what is known of its numbers.
+    pub(crate) fn in_our_numbers(&self, devices: &mut BTreeMap<u8, u8>, body: Body) -> Body {
         match body {
             Body::Want {
                 sequence,
                 bumps,
-                devices,
+                devices: named,
             } => {
-                let named = devices
-                    .iter()
-                    .map(|(number, name)| (*number, name.as_str()));
-                *known = translation(&self.bumps, named);
-                let wanted = (1..16).filter(|number| bumps & 1 << number != 0);
-                let ours = wanted.map(|number| translated(known, number));
+                let names = named.iter().map(|(number, name)| (*number, name.as_str()));
+                *devices = translation(&self.0, names);
                 Body::Want {
                     sequence,
-                    bumps: ours.fold(0, |all, number| all | 1 << number),
-                    devices,
+                    bumps: translated_mask(devices, bumps),
+                    devices: named,
                 }
             }
             Body::Switch { mut switch, conns } => {
-                switch.bump = translated(known, switch.bump);
+                switch.bump = translated(devices, switch.bump);
                 Body::Switch { switch, conns }
             }
             Body::Confirm { bump, conns } => Body::Confirm {
-                bump: translated(known, bump),
+                bump: translated(devices, bump),
                 conns,
             },
             Body::Answer(outcomes) => {
                 let ours = |(outcome, value)| match (outcome, u8::try_from(value)) {
-                    (Outcome::OwnRule, Ok(bump)) => (outcome, translated(known, bump).into()),
+                    (Outcome::OwnRule, Ok(bump)) => (outcome, translated(devices, bump).into()),
                     _ => (outcome, value),
                 };
                 Body::Answer(outcomes.into_iter().map(ours).collect())
             }
-        }
-    }
-
-    /// The bumps that connections can be put on.
-    pub(crate) fn carried(&self) -> &[Carried] {
-        &self.bumps
-    }
-
-    /// The bump of this number.
-    pub(crate) fn bump(&self, number: u8) -> Option<&Carried> {
-        self.bumps.iter().find(|bump| bump.id.get() == number)
-    }
-
-    /// Of a bump that the node carries, how it splits, if it does; none if the node does not carry it.
-    pub(crate) fn split_of(&self, number: u8) -> Option<Option<(u8, u8)>> {
-        let name = &self.bump(number)?.name;
-        Some(self.config.bump(name)?.built_in()?.shares())
-    }
-
-    /// The name of a bump by its number; 0 is "plain".
-    pub(crate) fn bump_name(&self, number: u8) -> &str {
-        match self.bump(number) {
-            Some(bump) => &bump.name,
-            None if number == 0 => "plain",
-            None => "unknown",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The control socket: JSON lines from root and the members of a group.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -17,13 +17,13 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::caller::Caller;
-use crate::daemon::{Daemon, Told};
+use crate::daemon::Daemon;
+use crate::events::Told;
 use crate::switching::Progress;
+use crate::users::{CLIENTS_OF_UID, TurnedAway};
 
 /// Clients of members of the group that are served at once: they cannot keep root out.
 const CLIENTS: usize = 64;
-/// Those of one uid among them, which cannot keep other members out.
-pub(crate) const CLIENTS_OF_UID: usize = 8;
 /// How long a client may ask nothing, or leave an answer unread; who follows the events may wait for ever.
 const IDLE: Duration = Duration::from_secs(60);
 /// Who waits is told how far it is as often.
@@ -63,15 +63,6 @@ pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-/// How many clients of members of the group were let go.
-#[derive(Debug, Default)]
-pub(crate) struct TurnedAway {
-    /// For want of a place.
-    pub(crate) refused: Cell<u64>,
-    /// As they asked nothing, or did not read what they were told.
-    pub(crate) idle: Cell<u64>,
-}
-
 /// What serves the requests that come by the socket.
 pub(crate) trait Serves: 'static {
     /// Who is at the other end.
@@ -105,11 +96,11 @@ impl Serves for Daemon {
     }
 
     fn follow(&self) -> broadcast::Receiver<Told> {
-        self.follow()
+        self.events.follow()
     }
 
     fn turned_away(&self) -> &TurnedAway {
-        &self.turned_away
+        self.users.turned_away()
     }
 }
 

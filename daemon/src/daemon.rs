@@ -6,12 +6,9 @@
 //! without `changes`, so that two daemons that ask each other do not wait for each other.
 
 mod kernel;
-mod peers;
 mod state;
-mod telling;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -19,39 +16,35 @@ use dibs_config::Config;
 use dibs_core::node::FlowScheduler;
 use dibs_policy::Backstop;
 use dibs_policy::conntrack::Conntrack;
-use tokio::sync::{Mutex, Notify, broadcast};
+use tokio::sync::Mutex;
 
-use crate::bumps::{Carried, carried};
-use crate::control_socket::{CLIENTS_OF_UID, TurnedAway};
+use crate::bumps::Bumps;
 use crate::devices::Answers;
 use crate::driver::Driver;
+use crate::events::Events;
 use crate::fresh::Fresh;
-use crate::interfaces::{Interfaces, own_addresses};
+use crate::interfaces::Interfaces;
 use crate::listing::Dropped;
 use crate::live::Registry;
 use crate::preferences::Preferences;
+use crate::rpc::Rpc;
 use crate::state_file::{Saved, SavedChoice, StateFile};
 use crate::steering::Steerer;
-use crate::turns::Turns;
+use crate::users::Users;
+use crate::wakers::Wakers;
 
 pub(crate) use kernel::Steered;
-use peers::Question;
 pub(crate) use state::{PeerState, Refused, State, Written};
-pub(crate) use telling::{Audience, Told};
 
-/// Changes that a member of the group may have under way.
-const CHANGES_OF_UID: usize = 4;
 /// What is counted by the kernel is asked for as often.
 const DROPPED_FOR: Duration = Duration::from_secs(1);
-/// Events that wait for a slow follower.
-const EVENTS: usize = 256;
 
 /// The main thread's side of the daemon.
 pub struct Daemon {
     /// As read at the start.
     pub config: Config,
     /// What connections can be put on.
-    pub(crate) bumps: Vec<Carried>,
+    pub(crate) bumps: Bumps,
     /// The data path.
     pub driver: Driver,
     pub(crate) interfaces: Interfaces,
@@ -64,14 +57,13 @@ pub struct Daemon {
     /// The schedulers of rules that the data path was told of last.
     pub(crate) flow_schedulers: RefCell<Vec<FlowScheduler>>,
     pub(crate) registry: RefCell<Registry>,
-    /// Taken while a user's request changes something.
-    pub(crate) changes: Turns,
-    /// Taken while a member of the group is told what is found out for him.
-    pub(crate) looks: Turns,
+    pub(crate) users: Users,
+    /// What is said to peers' daemons.
+    pub(crate) rpc: Rpc,
+    pub(crate) wakers: Wakers,
+    pub(crate) events: Events,
     /// What the kernel dropped for us.
     pub(crate) dropped: Fresh<Dropped>,
-    /// Clients of the control socket that were let go.
-    pub(crate) turned_away: TurnedAway,
     pub(crate) steerer: Mutex<Steerer>,
     /// Held while the kernel is told of a choice or a lock.
     pub(crate) marking: Mutex<()>,
@@ -86,39 +78,15 @@ pub struct Daemon {
     pub(crate) backstop: Mutex<Backstop>,
     /// Things that others removed and we put back.
     pub(crate) restored: Cell<u64>,
-    /// Messages of peers' daemons that are none, and answers to them for which those do not make room.
-    pub(crate) messages_malformed: Cell<u64>,
-    pub(crate) messages_dropped: Cell<u64>,
-    /// Wakes who asks peers to confirm.
-    pub(crate) confirmations_due: Notify,
-    /// Wakes who tells peers of choices.
-    pub(crate) tellings_due: Notify,
     /// Whether anything comes back by devices.
     pub(crate) answers: RefCell<Answers>,
-    /// Wakes who locks.
-    pub(crate) locks_due: Notify,
-    /// Wakes who looks at the time of day.
-    pub(crate) hours_due: Notify,
-    /// Wakes who looks which peers have a session.
-    pub(crate) sessions_due: Notify,
-    /// Wakes who counts what paths carry.
-    pub(crate) volumes_due: Notify,
     pub(crate) file: StateFile,
-    questions: RefCell<HashMap<u32, Question>>,
-    next_request: Cell<u32>,
-    next_want: Cell<u64>,
     /// The kernel is left alone from now on: nothing is steered any more.
     let_go: Cell<bool>,
     /// Why the kernel could not be brought to what is wanted the last time, and what wakes who tries again.
     amiss: RefCell<Option<String>>,
-    pub(crate) amiss_noted: Notify,
     /// How often a program that steers did not come to its end.
     timeouts: Cell<u64>,
-    /// What was said of peers' addresses that are this host's.
-    own_addresses: RefCell<Vec<String>>,
-    /// What failed when it was last tried, and why.
-    troubles: RefCell<BTreeMap<&'static str, String>>,
-    events: broadcast::Sender<Told>,
 }
 
 impl Daemon {
@@ -126,6 +94,7 @@ impl Daemon {
     pub(crate) fn new(
         config: Config,
         driver: Driver,
+        rpc: Rpc,
         interfaces: Interfaces,
         steerer: Steerer,
         backstop: Backstop,
@@ -133,10 +102,9 @@ impl Daemon {
         state: State,
         preferences: Preferences,
         host: u64,
-        first_request: u32,
     ) -> Self {
         Self {
-            bumps: carried(&config),
+            bumps: Bumps::of(&config),
             config,
             driver,
             interfaces,
@@ -146,10 +114,11 @@ impl Daemon {
             preferences: RefCell::new(preferences),
             flow_schedulers: RefCell::default(),
             registry: RefCell::default(),
-            changes: Turns::new(CHANGES_OF_UID),
-            looks: Turns::new(CLIENTS_OF_UID),
+            users: Users::default(),
+            rpc,
+            wakers: Wakers::default(),
+            events: Events::default(),
             dropped: Fresh::new(DROPPED_FOR),
-            turned_away: TurnedAway::default(),
             steerer: Mutex::new(steerer),
             marking: Mutex::new(()),
             conntracks: RefCell::default(),
@@ -157,26 +126,11 @@ impl Daemon {
             linking: Mutex::new(()),
             backstop: Mutex::new(backstop),
             restored: Cell::new(0),
-            messages_malformed: Cell::new(0),
-            messages_dropped: Cell::new(0),
-            confirmations_due: Notify::new(),
-            tellings_due: Notify::new(),
             answers: RefCell::default(),
-            locks_due: Notify::new(),
-            hours_due: Notify::new(),
-            sessions_due: Notify::new(),
-            volumes_due: Notify::new(),
             file,
-            questions: RefCell::default(),
-            next_request: Cell::new(first_request),
-            next_want: Cell::new(1),
             let_go: Cell::new(false),
             amiss: RefCell::default(),
-            amiss_noted: Notify::new(),
             timeouts: Cell::new(0),
-            own_addresses: RefCell::default(),
-            troubles: RefCell::default(),
-            events: broadcast::channel(EVENTS).0,
         }
     }
 
@@ -216,33 +170,10 @@ impl Daemon {
                 .map(|(state, peer)| (peer.public_key.to_string(), state.engaged))
                 .collect(),
             addresses: state.addresses.clone(),
-            devices: self.device_names(),
+            devices: self.bumps.device_names(),
             preferences: self.preferences.borrow().wishes().clone(),
             ..Saved::default()
         };
         self.file.save(saved)
-    }
-
-    /// Logs why something that is tried again and again failed, unless that is known.
-    pub(crate) fn note(&self, what: &'static str, done: Result<(), impl Into<anyhow::Error>>) {
-        let why = done.err().map(|error| format!("{:#}", error.into()));
-        let mut troubles = self.troubles.borrow_mut();
-        match why {
-            None => drop(troubles.remove(what)),
-            Some(why) if troubles.get(what) == Some(&why) => {}
-            Some(why) => {
-                tracing::warn!("cannot {what}: {why}");
-                troubles.insert(what, why);
-            }
-        }
-    }
-
-    /// Warns of addresses that the file gives to peers and this host has, once of each while it has it.
-    pub(crate) fn tell_own_addresses(&self) {
-        let faults = own_addresses(&self.config, &self.state.borrow().inventory);
-        let before = self.own_addresses.replace(faults.clone());
-        for fault in faults.iter().filter(|fault| !before.contains(fault)) {
-            tracing::warn!("{fault}");
-        }
     }
 }

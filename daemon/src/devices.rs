@@ -18,16 +18,6 @@ pub(crate) use answers::{Answers, Heard};
 const FORGET_MTUS: &str = "/proc/sys/net/ipv4/route/flush";
 
 impl Daemon {
-    /// The device of a bump that is another program's.
-    pub(crate) fn device_of(&self, bump: u8) -> Option<&str> {
-        self.bump(bump)?.device.as_deref()
-    }
-
-    /// Whether what is on `bump` (0: plain) goes by the kernel alone, and not by the data path.
-    pub(crate) fn is_outside(&self, bump: u8) -> bool {
-        bump == 0 || self.device_of(bump).is_some()
-    }
-
     /// Why connections with these local addresses cannot use the device of a bump now; none of our own
     /// bumps has one.
     pub(crate) async fn device_fault(
@@ -35,7 +25,7 @@ impl Daemon {
         bump: u8,
         addresses: impl Iterator<Item = IpAddr> + Clone,
     ) -> anyhow::Result<Option<String>> {
-        let Some(device) = self.device_of(bump) else {
+        let Some(device) = self.bumps.device_of(bump) else {
             return Ok(None);
         };
         let inventory = self.interfaces.list().await?;
@@ -51,13 +41,13 @@ impl Daemon {
                 v4.or_else(|| if v6 { no_ipv6(device) } else { None })
             }
         };
-        Ok(why.map(|why| format!("device {device} of bump {} {why}", self.bump_name(bump))))
+        Ok(why.map(|why| format!("device {device} of bump {} {why}", self.bumps.name_of(bump))))
     }
 
     /// Of these connections, those of the program that serves the bump's device: what is to go by the
     /// device goes by them, so they cannot.
     pub(crate) async fn carriers(&self, bump: u8, lives: &[Live]) -> anyhow::Result<Vec<Live>> {
-        let Some(device) = self.device_of(bump).map(str::to_owned) else {
+        let Some(device) = self.bumps.device_of(bump).map(str::to_owned) else {
             return Ok(Vec::new());
         };
         // It reads all of /proc.
@@ -72,7 +62,7 @@ impl Daemon {
         let is_up = |inventory: &Inventory, device: &str| {
             of_name(inventory, device).is_some_and(|interface| interface.up)
         };
-        for bump in self.carried() {
+        for bump in self.bumps.all() {
             let Some(device) = &bump.device else { continue };
             let used = self.state.borrow().installed.contains_key(&bump.id);
             let name = &bump.name;
@@ -87,7 +77,7 @@ impl Daemon {
                 ),
                 _ => continue,
             };
-            self.tell(
+            self.events.tell(
                 kind,
                 what,
                 &[("device", device.clone()), ("bump", name.clone())],

@@ -7,6 +7,8 @@ use crate::live::Live;
 use crate::rules::Rule;
 use crate::state_file::SavedRule;
 use crate::switching::Progress;
+use crate::wakers::Task;
+use crate::wants;
 use dibs_switch::hands::Hand;
 
 impl Daemon {
@@ -29,7 +31,7 @@ impl Daemon {
         };
         let before = put(rules, user_rules);
         // Peers first: what comes to them by a bump finds it there.
-        self.send_wants().await;
+        wants::send_all(self).await;
         let carried_out = async {
             self.save()?;
             self.steer().await
@@ -44,12 +46,12 @@ impl Daemon {
             if let Err(error) = self.steer().await {
                 tracing::warn!("cannot take back what rules were to be: {error:#}");
             }
-            self.send_wants().await;
+            wants::send_all(self).await;
             return Err(error);
         }
         self.follow_changed_rules(gone, lives).await;
-        self.hours_due.notify_one();
-        self.sessions_due.notify_one();
+        self.wakers.wake(Task::Hours);
+        self.wakers.wake(Task::Sessions);
         Ok(())
     }
 

@@ -190,7 +190,7 @@ impl Daemon {
         for live in self.passing_of(std::slice::from_ref(pair)).await? {
             let choices = &mut self.state.borrow_mut().choices;
             choices.rename(pair, live.socket);
-            if !self.is_outside(bump) {
+            if !self.bumps.is_outside(bump) {
                 // Without the data path nobody can be asked.
                 let _ = self.driver.solicit(bump, flow_tuple(pair));
             }

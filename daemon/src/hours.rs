@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use dibs_io::LocalTime;
 
-use crate::daemon::{Audience, Daemon};
+use crate::daemon::Daemon;
+use crate::events::Audience;
 use crate::rules::Rule;
+use crate::wakers::Task;
 
 /// A clock that was set, or another time zone, is noticed after this.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -20,7 +22,7 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
         if let Err(error) = daemon.turn_rules(dibs_io::local_time()).await {
             tracing::warn!("cannot follow the time of day: {error:#}");
         }
-        let due = daemon.hours_due.notified();
+        let due = daemon.wakers.woken(Task::Hours);
         match daemon.next_turn(dibs_io::local_time()) {
             Some(next) => drop(tokio::time::timeout(next.min(LOOK_EVERY), due).await),
             None => due.await,
@@ -53,7 +55,7 @@ impl Daemon {
         if !is_due {
             return Ok(());
         }
-        let _turn = self.changes.own().await;
+        let _turn = self.users.own_turn().await;
         let turned: Vec<Rule> = {
             let mut state = self.state.borrow_mut();
             state.utc_offset = now.utc_offset;
@@ -68,7 +70,7 @@ impl Daemon {
         let lives = self.connections().await?;
         for rule in &turned {
             let holds = if rule.holds { "holds" } else { "holds no more" };
-            self.tell_of(
+            self.events.tell_of(
                 Audience::of_rule(rule),
                 "rule_turned",
                 format!("rule {} {holds} at this time of day", rule.id),

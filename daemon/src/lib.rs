@@ -13,6 +13,7 @@ pub mod control_socket;
 pub mod daemon;
 mod devices;
 pub mod driver;
+mod events;
 mod following;
 mod fresh;
 mod gateway;
@@ -33,6 +34,7 @@ mod questions;
 mod recovery;
 mod reloading;
 pub mod requests;
+mod rpc;
 pub mod rules;
 mod scheduling;
 pub mod startup;
@@ -43,7 +45,10 @@ pub mod terms;
 pub mod tracking;
 mod translated;
 mod turns;
+mod users;
 mod volumes;
+mod wakers;
+mod wants;
 
 use dibs_switch::conns;
 use std::path::Path;
@@ -61,6 +66,7 @@ use daemon::{Daemon, PeerState, Refused, State};
 use driver::{Driver, Notices};
 use interfaces::{Interfaces, Inventory};
 use preferences::Preferences;
+use rpc::Rpc;
 use state_file::{Saved, StateFile};
 use steering::Steerer;
 
@@ -114,10 +120,11 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     let steerer = Steerer::new(driver.clone())?;
     let mut seed = [0; 4];
     getrandom::fill(&mut seed).context("the system's random generator failed")?;
-    let first_request = u32::from_ne_bytes(seed);
+    let rpc = Rpc::new(driver.clone(), u32::from_ne_bytes(seed));
     let daemon = Rc::new(Daemon::new(
         config,
         driver,
+        rpc,
         interfaces,
         steerer,
         dibs_policy::Backstop::open()?,
@@ -125,9 +132,8 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         state,
         preferences,
         host,
-        first_request,
     ));
-    daemon.tell_own_addresses();
+    background::warn_of_own_addresses(&daemon);
     background::keep_addresses(&daemon, &saved.addresses).await?;
     daemon
         .renumber(&saved)
@@ -257,10 +263,8 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
     let peer_state = |peer: &dibs_config::PeerConfig| {
         let engaged = saved.engaged.get(&peer.public_key.to_string());
         let engaged = engaged.copied().unwrap_or(0);
-        let engaged = (1..15).filter(|number| engaged & 1 << number != 0);
-        let engaged = engaged.map(|number| bumps::translated(&devices, number));
         PeerState {
-            engaged: engaged.fold(0, |all, number| all | 1 << number) & !(1 << bumps::NOBODYS),
+            engaged: bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS),
             ..PeerState::default()
         }
     };

@@ -55,10 +55,10 @@ impl Daemon {
         );
         warnings.extend(own_addresses(&self.config, &self.state.borrow().inventory));
         for bump in self.state.borrow().installed.keys() {
-            if let Some(warning) = self.warning(bump.get())
-                && !warnings.contains(&warning)
+            if let Some(warning) = self.bumps.get(bump.get()).and_then(|bump| bump.warning)
+                && !warnings.iter().any(|known| known == warning)
             {
-                warnings.push(warning);
+                warnings.push(warning.to_owned());
             }
         }
         let mut counters: BTreeMap<String, u64> = snapshot
@@ -71,9 +71,17 @@ impl Daemon {
         let unknown = dropped.unknown;
         warnings.extend(unknown.map(|why| format!("what iptables dropped is not known: {why}")));
         warnings.extend(self.amiss().map(|why| format!("steering: {why}")));
-        let of_steering = self.steering_counters().into_iter();
-        let of_steering = of_steering.chain(dropped.counts);
-        counters.extend(of_steering.map(|(name, count)| (name.to_owned(), count)));
+        let refused = self.state.borrow().refused;
+        let of_choices = [
+            ("steering_restored", self.restored.get()),
+            ("choice_generation_refused", refused.generations),
+            ("choice_host_refused", refused.hosts),
+        ];
+        let of_owners = { of_choices.into_iter() }
+            .chain(self.rpc.counters())
+            .chain(self.users.counters())
+            .chain(dropped.counts);
+        counters.extend(of_owners.map(|(name, count)| (name.to_owned(), count)));
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -143,7 +151,11 @@ impl Daemon {
         let default = self.config.daemon.default_bump.as_ref();
         let on = |number: u8| move |(_, bump): &&(Live, u8)| *bump == number;
         let info = |bump: &dibs_config::BumpConfig| {
-            let carried = self.carried().iter().find(|known| known.name == bump.name);
+            let carried = self
+                .bumps
+                .all()
+                .iter()
+                .find(|known| known.name == bump.name);
             let number = carried.map(|known| known.id.get());
             let connections = number.map_or(0, |number| on_bumps.iter().filter(on(number)).count());
             let device = bump.device();

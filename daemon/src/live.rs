@@ -211,7 +211,7 @@ impl Daemon {
                 peer: self.peer_name(live.peer).to_owned(),
                 local: live.pair.local.into(),
                 remote: live.pair.remote.into(),
-                bump: self.bump_name(bump).to_owned(),
+                bump: self.bumps.name_of(bump).to_owned(),
                 process: process.map(|process| process.name.clone()),
                 pid: process.map(|process| process.pid),
                 uid: live.uid,

@@ -16,6 +16,7 @@ use crate::live::Live;
 use crate::state_file::Saved;
 use crate::switching::ROUND;
 use crate::terms::{ends, marks, tuple};
+use crate::wakers::Task;
 use dibs_switch::asking::Answer;
 use dibs_switch::conns::Pair;
 use dibs_switch::hands::Handed;
@@ -83,7 +84,7 @@ impl Daemon {
     /// what has just left one; before anything changes marks.
     pub(crate) async fn adopt_marks(&self) -> anyhow::Result<()> {
         let layout = marks(&self.config);
-        let bumps: Vec<BumpId> = self.carried().iter().map(|bump| bump.id).collect();
+        let bumps: Vec<BumpId> = self.bumps.all().iter().map(|bump| bump.id).collect();
         let tracked = self.tracked_on(&bumps).await?;
         let plain = self.tracked_as([layout.choice(None)]).await?;
         let lives = self.sockets().await?;
@@ -124,7 +125,7 @@ impl Daemon {
     /// device that it names no more goes nowhere.
     pub(crate) async fn renumber(&self, saved: &Saved) -> Result<(), dibs_policy::Error> {
         let layout = marks(&self.config);
-        let devices = saved.devices(self.carried());
+        let devices = saved.devices(self.bumps.all());
         let mut moves = Vec::new();
         for number in saved.devices.keys().copied() {
             let ours = translated(&devices, number);
@@ -218,7 +219,7 @@ impl Daemon {
             let locks = &mut self.state.borrow_mut().locks;
             locks.handle_answer(pair, bump, answer, stays_on, Instant::now());
         }
-        self.locks_due.notify_one();
+        self.wakers.wake(Task::Lock);
         Ok(())
     }
 
@@ -273,7 +274,7 @@ impl Daemon {
             if answer.0 == Outcome::Done && self.locks() {
                 let mut state = self.state.borrow_mut();
                 state.locks.confirm(pair, bump, Instant::now());
-                self.locks_due.notify_one();
+                self.wakers.wake(Task::Lock);
             }
             outcomes.push(answer);
         }
@@ -487,9 +488,11 @@ impl Daemon {
 /// Asks peers to confirm, after each switch and from time to time.
 pub async fn ask(daemon: Rc<Daemon>) {
     loop {
-        let woken = daemon.confirmations_due.notified();
+        let woken = daemon.wakers.woken(Task::Confirm);
         let _ = tokio::time::timeout(LOOK_EVERY, woken).await;
-        daemon.note("ask peers to confirm", daemon.ask_confirmations().await);
+        daemon
+            .events
+            .note("ask peers to confirm", daemon.ask_confirmations().await);
     }
 }
 
@@ -501,7 +504,7 @@ pub async fn keep(daemon: Rc<Daemon>) {
         let due = daemon.state.borrow().locks.next_due();
         let until = due.map_or(look, |due| look.min(due.into()));
         // Told of more that will be due, and there may be thousands: nothing is looked at for that.
-        let told = daemon.locks_due.notified();
+        let told = daemon.wakers.woken(Task::Lock);
         if tokio::time::timeout_at(until, told).await.is_ok() {
             continue;
         }
@@ -513,6 +516,6 @@ pub async fn keep(daemon: Rc<Daemon>) {
             look = tokio::time::Instant::now() + LOOK_EVERY;
             kept
         };
-        daemon.note("lock connections", kept);
+        daemon.events.note("lock connections", kept);
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::daemon::Daemon;
 use crate::driver::Gone;
 use crate::volumes::{Month, Stage, Turn, Volumes};
+use crate::wakers::Task;
 
 /// What `dibsctl` set, as it is saved. Paths go by name: the file may have them in another order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -468,14 +469,14 @@ impl Daemon {
         info.warnings = self.preferences.borrow().warnings(&self.config);
         info.warnings.retain(|warning| !told.contains(warning));
         let (kind, text, fields) = news(&change, &info);
-        self.tell(kind, text, &fields);
+        self.events.tell(kind, text, &fields);
         for warning in &info.warnings {
             tracing::warn!("{warning}");
         }
         for turn in &turns {
             self.tell_volume(turn);
         }
-        self.volumes_due.notify_one();
+        self.wakers.wake(Task::Volumes);
         Ok(info)
     }
 

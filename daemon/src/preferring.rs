@@ -9,6 +9,7 @@ use dibs_config::Level;
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::switching::Mark;
+use crate::wakers::Task;
 
 /// Between two looks while a rule asks.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -19,7 +20,7 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
         if let Err(error) = daemon.look_at_sessions().await {
             tracing::warn!("cannot follow the sessions: {error:#}");
         }
-        let due = daemon.sessions_due.notified();
+        let due = daemon.wakers.woken(Task::Sessions);
         if daemon.prefers() {
             let _ = tokio::time::timeout(LOOK_EVERY, due).await;
         } else {
@@ -50,7 +51,7 @@ impl Daemon {
         if turned.is_empty() || !self.prefers() {
             return Ok(());
         }
-        let _turn = self.changes.own().await;
+        let _turn = self.users.own_turn().await;
         self.steer().await?;
         let lives = self.connections().await?;
         for peer in turned {

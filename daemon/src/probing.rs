@@ -5,7 +5,8 @@ use dibs_config::{Config, Level, Selection};
 use dibs_control::RuleOrigin;
 use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
 
-use crate::daemon::{Audience, Daemon};
+use crate::daemon::Daemon;
+use crate::events::Audience;
 use crate::rules::{Narrowed, Rule, name};
 
 /// Whether a rule names what not every kernel or iptables takes.
@@ -142,7 +143,7 @@ impl Daemon {
         {
             return Ok(());
         }
-        let _turn = self.changes.own().await;
+        let _turn = self.users.own_turn().await;
         let narrow: Vec<Rule> = {
             let state = self.state.borrow();
             state.rules_in_force().filter(is_narrow).cloned().collect()
@@ -167,7 +168,7 @@ impl Daemon {
         }
         self.steer().await?;
         for (id, audience) in &wider {
-            self.tell_of(
+            self.events.tell_of(
                 *audience,
                 "rule_widened",
                 format!("rule {id} holds for IPv4 and IPv6 now"),

@@ -14,10 +14,9 @@ use tokio::sync::Notify;
 
 use crate::daemon::Daemon;
 use crate::switching::ROUND;
-use dibs_switch::asking::Unanswered;
-use dibs_switch::conns::{Pair, Version};
-use dibs_switch::hands::{Hand, Handed};
-use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
+use crate::wants;
+use dibs_switch::conns::Version;
+use dibs_switch::messages::{Body, Message, Named, Switch};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -54,14 +53,16 @@ impl Desks {
 
     /// Sorts a message of a peer's daemon.
     pub(crate) fn take(&self, daemon: &Daemon, peer: usize, bytes: &[u8]) {
-        let Ok(Message { request, body }) = Message::decode(bytes) else {
-            daemon.messages_malformed.update(|count| count + 1);
-            tracing::debug!(peer = daemon.peer_name(peer), "message dropped: malformed");
+        let Some(Message { request, body }) = daemon.rpc.receive(peer, bytes) else {
             return daemon.driver.control_done(peer);
         };
-        match daemon.in_our_numbers(peer, body) {
+        let body = {
+            let devices = &mut daemon.state.borrow_mut().peers[peer].devices;
+            daemon.bumps.in_our_numbers(devices, body)
+        };
+        match body {
             Body::Answer(outcomes) => {
-                daemon.answered(peer, request, outcomes);
+                daemon.rpc.handle_answer(peer, request, outcomes);
                 daemon.driver.control_done(peer);
             }
             question => {
@@ -112,8 +113,8 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
             Body::Want {
                 sequence, bumps, ..
             } => {
-                let outcome = on_want(&daemon, peer, sequence, bumps).await;
-                answer(&daemon, peer, request, vec![(outcome, 0)]).await;
+                let outcome = wants::answer(&daemon, peer, sequence, bumps).await;
+                daemon.rpc.answer(peer, request, vec![(outcome, 0)]).await;
             }
             Body::Switch { switch, mut conns } => {
                 let mut parts = vec![(request, conns.len())];
@@ -127,62 +128,14 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                 let mut outcomes = outcomes.into_iter();
                 for (request, count) in parts {
                     let part = outcomes.by_ref().take(count).collect();
-                    answer(&daemon, peer, request, part).await;
+                    daemon.rpc.answer(peer, request, part).await;
                 }
             }
             Body::Answer(_) => unreachable!("answers are taken before"),
             Body::Confirm { bump, conns } => {
                 let outcomes = daemon.on_confirm(peer, bump, conns).await;
-                answer(&daemon, peer, request, outcomes).await;
+                daemon.rpc.answer(peer, request, outcomes).await;
             }
-        }
-    }
-}
-
-async fn answer(daemon: &Daemon, peer: usize, request: u32, outcomes: Vec<(Outcome, u64)>) {
-    let body = Body::Answer(outcomes);
-    if let Err(error) = daemon.post(peer, Message { request, body }).await {
-        if error == Unanswered::Full {
-            daemon.messages_dropped.update(|count| count + 1);
-        }
-        tracing::debug!(peer = daemon.peer_name(peer), "no answer sent: {error}");
-    }
-}
-
-/// Makes ready what a peer's rules need here.
-async fn on_want(daemon: &Daemon, peer: usize, sequence: u64, bumps: u16) -> Outcome {
-    let carried = daemon
-        .carried()
-        .iter()
-        .fold(0, |all, bump| all | 1 << bump.id.get());
-    {
-        let mut state = daemon.state.borrow_mut();
-        let known = &mut state.peers[peer];
-        if sequence <= known.want {
-            return Outcome::Older;
-        }
-        known.want = sequence;
-        if known.engaged == bumps & carried {
-            return Outcome::Done;
-        }
-        known.engaged = bumps & carried;
-        // What its rules had put there has nothing left that keeps it there.
-        let kept = |pair: &Pair, followed: &Handed| {
-            let of_peer = daemon.peer_of(pair.remote.ip()) == Some(peer);
-            !of_peer || followed.by != Hand::Peer || bumps & 1 << followed.bump != 0
-        };
-        state.handed.retain(|pair, followed| kept(pair, followed));
-    }
-    let ready = async {
-        daemon.save()?;
-        daemon.steer().await.map(drop)
-    };
-    match ready.await {
-        Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
-        Ok(()) => Outcome::Done,
-        Err(error) => {
-            tracing::warn!("cannot make ready for a peer's rules: {error:#}");
-            Outcome::Failed
         }
     }
 }

@@ -31,7 +31,7 @@ impl Daemon {
     /// the far end did not carry this bump until now. And what it acknowledged last went by that way as well: without
     /// another word of it the data path holds the start of the chain back for as long as it may.
     pub(crate) fn wake(&self, live: &Live, bump: u8) {
-        if !self.is_outside(bump) {
+        if !self.bumps.is_outside(bump) {
             // Without the data path nothing goes on.
             let _ = self.driver.solicit(bump, flow_tuple(&live.pair));
         }
@@ -51,8 +51,8 @@ impl Daemon {
     async fn bumped(&self) -> anyhow::Result<Vec<(Live, u8)>> {
         let lives = self.connections().await?.into_iter();
         let with_bump = lives.map(|live| (live, self.bump_of(&live)));
-        let bumped =
-            with_bump.filter(|(live, bump)| !self.is_outside(*bump) && !live.over && !live.bound);
+        let bumped = with_bump
+            .filter(|(live, bump)| !self.bumps.is_outside(*bump) && !live.over && !live.bound);
         Ok(bumped.collect())
     }
 }

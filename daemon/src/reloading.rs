@@ -13,6 +13,7 @@ use crate::bumps::Carried;
 use crate::daemon::Daemon;
 use crate::rules::{self, Rule};
 use crate::state_file::SavedRule;
+use crate::wants;
 use crate::{background, startup};
 
 /// The rules of a file, in its order.
@@ -103,7 +104,7 @@ impl Daemon {
             Err(error) => tracing::error!("steering: {error:#}"),
         }
         self.mark_all_choices().await;
-        self.send_wants().await;
+        wants::send_all(self).await;
     }
 
     async fn take_rules(&self, file: &Path) -> anyhow::Result<()> {
@@ -112,7 +113,7 @@ impl Daemon {
             tracing::warn!("{warning}");
         }
         self.warn_of_other_changes(&config);
-        let _turn = self.changes.own().await;
+        let _turn = self.users.own_turn().await;
         let mut rules = self.probed(&config).await?;
         let lives = self.connections().await?;
         let (user_rules, gone) = {
@@ -148,7 +149,7 @@ impl Daemon {
 
     /// The rules of a file, as the kernel takes them.
     async fn probed(&self, config: &Config) -> anyhow::Result<Vec<Rule>> {
-        let mut rules = of_file(config, &self.bumps, dibs_io::local_time())?;
+        let mut rules = of_file(config, self.bumps.all(), dibs_io::local_time())?;
         for (index, rule) in rules.iter_mut().enumerate() {
             let is_required = rule.level == Level::Require;
             if let (true, Some((why, hint))) = (is_required, self.config.excludes_require()) {

@@ -17,6 +17,7 @@ use crate::live::Live;
 use crate::rules::Rule;
 use crate::switching::{Moved, Progress};
 use crate::terms::tun_name;
+use crate::wants;
 use dibs_switch::conns::Pair;
 
 /// Something that should work did not.
@@ -65,10 +66,7 @@ impl Daemon {
             Request::Cleanup | Request::PathChange(_) => true,
             _ => false,
         };
-        let (_changing, _looking) = match changes {
-            true => (Some(self.changes.take(caller).await?), None),
-            false => (None, self.looks.member(caller).await?),
-        };
+        let _turn = self.users.admit(caller, changes).await?;
         match request {
             Request::Status => self.status(caller).await.map(Reply::Status),
             Request::ConnList => {
@@ -111,7 +109,7 @@ impl Daemon {
             .ok_or_else(|| {
                 refused("the configuration has no default_bump: name one with --bump")
             })?;
-        if let Some(bump) = self.carried().iter().find(|bump| bump.name == name) {
+        if let Some(bump) = self.bumps.all().iter().find(|bump| bump.name == name) {
             return Ok(bump);
         }
         match self.config.bump(name) {
@@ -190,7 +188,7 @@ impl Daemon {
             .map(|live| (live.pair, self.stands_on(live)))
             .collect();
         let moved = self.choose(&able, bump, progress).await.map_err(failed)?;
-        let unasked = match self.device_of(bump) {
+        let unasked = match self.bumps.device_of(bump) {
             Some(_) => self.hear_or_undo(bump, &moved, &origins, progress).await?,
             None => false,
         };
@@ -206,7 +204,7 @@ impl Daemon {
                     .filter_map(|(live, why)| Some((live, Err(why?)))),
             )
             .collect();
-        let stuck = match self.is_outside(bump) {
+        let stuck = match self.bumps.is_outside(bump) {
             true => 0,
             false => {
                 let moved = outcomes.iter().filter(|(_, outcome)| outcome.is_ok());
@@ -240,7 +238,7 @@ impl Daemon {
             format!("there is no session with peer {peer}: it follows when there is one")
         }));
         let uids = changed.connections.iter().map(|info| info.uid);
-        self.tell_of_conns(
+        self.events.tell_of_conns(
             uids,
             if bump == 0 { "disabled" } else { "enabled" },
             |count| format!("{count} connection(s) moved to {}", changed.bump),
@@ -273,10 +271,13 @@ impl Daemon {
     /// What became of connections that were to move to a bump.
     fn changed(&self, bump: u8, outcomes: impl Iterator<Item = (ConnInfo, Moved)>) -> Changed {
         let mut changed = Changed {
-            bump: self.bump_name(bump).to_owned(),
+            bump: self.bumps.name_of(bump).to_owned(),
             connections: Vec::new(),
             skipped: Vec::new(),
-            warnings: Vec::from_iter(self.warning(bump)),
+            warnings: { self.bumps.get(bump).and_then(|bump| bump.warning) }
+                .map(str::to_owned)
+                .into_iter()
+                .collect(),
         };
         for (info, (_, outcome)) in outcomes {
             match outcome {
@@ -339,12 +340,12 @@ impl Daemon {
 
     /// Why a peer that has a session cannot have a connection on this bump.
     fn lacks(&self, peer: &PeerSnapshot, index: usize, bump: u8) -> Option<String> {
-        let own = self.split_of(bump)?;
+        let own = self.bumps.split_of(bump)?;
         if peer_state(peer) != PeerState::Established {
             return None;
         }
         let name = self.peer_name(index);
-        let carried = self.bump_name(bump);
+        let carried = self.bumps.name_of(bump);
         let Some(theirs) = peer.bumps.iter().find(|other| other.number == bump) else {
             return Some(format!("peer {name} does not carry the bump \"{carried}\""));
         };
@@ -367,12 +368,12 @@ impl Daemon {
         let Ok(snapshot) = self.driver.snapshot().await else {
             return;
         };
-        let wanted = self.wanted_of(peer);
+        let wanted = wants::wanted_of(self, peer);
         let seen = &snapshot.peers[peer];
         for bump in (1..16).filter(|bump| wanted & 1 << bump != 0) {
             if let Some(why) = self.lacks(seen, peer, bump) {
-                let name = self.bump_name(bump).to_owned();
-                self.tell("bump_refused", why, &[("bump", name)]);
+                let name = self.bumps.name_of(bump).to_owned();
+                self.events.tell("bump_refused", why, &[("bump", name)]);
             }
         }
     }
@@ -440,20 +441,15 @@ impl Daemon {
             }
         }
         self.save().map_err(failed)?;
-        self.send_wants().await;
+        wants::send_all(self).await;
         self.tell_flow_schedulers().map_err(failed)?;
         self.remove_all(false).await.map_err(failed)?;
-        self.tell(
+        self.events.tell(
             "cleanup",
             "everything was removed from the kernel; rules of the file wait for SIGHUP or a restart"
                 .to_owned(),
             &[],
         );
         Ok(())
-    }
-
-    /// What whoever uses this bump should hear.
-    pub(crate) fn warning(&self, number: u8) -> Option<String> {
-        self.bump(number)?.warning.map(str::to_owned)
     }
 }

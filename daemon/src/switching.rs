@@ -15,6 +15,7 @@ use dibs_policy::sockets::TcpCounts;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
 use crate::terms::pair_of;
+use crate::wakers::Task;
 use dibs_switch::asking::{Answer, Conclusion, Negotiation, Unanswered};
 use dibs_switch::conns::Pair;
 use dibs_switch::messages::Outcome;
@@ -108,7 +109,7 @@ impl Daemon {
             }
             return Err(error);
         }
-        if !self.is_outside(bump) {
+        if !self.bumps.is_outside(bump) {
             self.expect_rates(by_peer.values().flatten().map(|(live, _)| live));
         }
         let moved =
@@ -117,8 +118,8 @@ impl Daemon {
         outcomes.extend(moved.into_iter().flatten());
         self.save()?;
         // What came back for want of an answer, too.
-        self.confirmations_due.notify_one();
-        if !self.is_outside(bump) {
+        self.wakers.wake(Task::Confirm);
+        if !self.bumps.is_outside(bump) {
             let moved: Vec<&Live> = lives
                 .iter()
                 .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
@@ -247,7 +248,7 @@ impl Daemon {
     fn not_carried_by(&self, pair: &Pair, bump: u8) -> String {
         let peer = self.peer_of(pair.remote.ip());
         let peer = peer.map_or("", |peer| self.peer_name(peer));
-        let bump = self.bump_name(bump);
+        let bump = self.bumps.name_of(bump);
         format!("peer {peer} does not carry the bump \"{bump}\"")
     }
 

@@ -10,7 +10,8 @@ use dibs_policy::BumpId;
 use dibs_policy::conntrack::{self, Connection, Conntrack, Events};
 use tokio::time::sleep;
 
-use crate::daemon::{Audience, Daemon};
+use crate::daemon::Daemon;
+use crate::events::Audience;
 use crate::live::Live;
 use crate::switching::{Mark, Marked, Moved, Progress};
 use crate::terms::{ends, marks, tuple};
@@ -74,7 +75,7 @@ pub async fn follow(daemon: Rc<Daemon>) {
     let mut missed = false;
     loop {
         let Err(error) = follow_once(&daemon, missed).await;
-        daemon.note("follow the conntrack table", Err(error));
+        daemon.events.note("follow the conntrack table", Err(error));
         missed = true;
         sleep(RETRY).await;
     }
@@ -85,7 +86,9 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
     let mut events = Events::open()?;
     if missed {
         catch_up(daemon).await?;
-        daemon.note("follow the conntrack table", anyhow::Ok(()));
+        daemon
+            .events
+            .note("follow the conntrack table", anyhow::Ok(()));
     }
     loop {
         match events.next().await? {
@@ -240,7 +243,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
     let Some(live) = lives.into_values().next() else {
         return Ok(());
     };
-    if live.over || (bump != 0 && daemon.bump(bump).is_none()) {
+    if live.over || (bump != 0 && daemon.bumps.get(bump).is_none()) {
         return Ok(());
     }
     let required = daemon.state.borrow().requirement(&live).map(|rule| rule.id);
@@ -336,7 +339,7 @@ fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
 /// Makes a choice of another program ours, if it still stands once it is its turn: it may have been our
 /// own, and `cleanup` have taken it back.
 async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Vec<Moved>> {
-    let _turn = daemon.changes.own().await;
+    let _turn = daemon.users.own_turn().await;
     let marks = marks(&daemon.config);
     let tuple = tuple(&live.pair);
     {
@@ -350,14 +353,14 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
         }
         daemon.note_mark(&live.pair, bump, true);
     }
-    daemon.tell_of(
+    daemon.events.tell_of(
         Audience::of(live.uid),
         "marked",
         format!(
             "another program moved a connection to {}",
-            daemon.bump_name(bump)
+            daemon.bumps.name_of(bump)
         ),
-        &[("bump", daemon.bump_name(bump).to_owned())],
+        &[("bump", daemon.bumps.name_of(bump).to_owned())],
     );
     daemon.choose(&[live], bump, &Progress::default()).await
 }
@@ -383,14 +386,14 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
     if known {
         return;
     }
-    daemon.tell_of(
+    daemon.events.tell_of(
         Audience::of(live.uid),
         "marked",
         format!(
             "a connection is on {} now, not by choice",
-            daemon.bump_name(bump)
+            daemon.bumps.name_of(bump)
         ),
-        &[("bump", daemon.bump_name(bump).to_owned())],
+        &[("bump", daemon.bumps.name_of(bump).to_owned())],
     );
     let daemon = Rc::clone(daemon);
     tokio::task::spawn_local(async move {

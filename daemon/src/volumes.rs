@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use crate::clock::since_1970;
 use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
+use crate::wakers::Task;
 
 /// In the configured directory.
 const FILE: &str = "volumes.json";
@@ -259,7 +260,7 @@ fn write(file: &Path, text: &str) -> anyhow::Result<()> {
 /// Follows what is carried, for good.
 pub(crate) async fn keep(daemon: Rc<Daemon>) {
     loop {
-        let due = daemon.volumes_due.notified();
+        let due = daemon.wakers.woken(Task::Volumes);
         if daemon.preferences.borrow().limits_volumes() {
             let _ = timeout(LOOK_EVERY, due).await;
         } else {
@@ -291,7 +292,8 @@ impl Daemon {
             if written.is_err() {
                 self.preferences.borrow_mut().volumes.unwritten = true;
             }
-            self.note("keep what paths carried this month", written);
+            self.events
+                .note("keep what paths carried this month", written);
         }
         Ok(())
     }
@@ -329,9 +331,9 @@ impl Daemon {
         ];
         if turn.now > turn.before {
             tracing::warn!(dibs.event = KIND, dibs.path = name, "{text}");
-            self.announce(KIND, text, &fields);
+            self.events.announce(KIND, text, &fields);
         } else {
-            self.tell(KIND, text, &fields);
+            self.events.tell(KIND, text, &fields);
         }
     }
 }

@@ -1,13 +1,14 @@
+use std::cell::Cell;
 use std::io::{ErrorKind as Io, Read as _, Write as _};
 use std::os::unix::net::UnixStream as Stream;
 use std::path::PathBuf;
 
-use dibs_control::{Event, decode_reply, encode_request};
+use dibs_control::{decode_reply, encode_request};
 use tempfile::TempDir;
 use tokio::task::LocalSet;
 
 use super::*;
-use crate::daemon::Audience;
+use crate::events::{Audience, Events};
 
 /// Longer than anything takes on a busy machine.
 const LONG: Duration = Duration::from_secs(100);
@@ -20,7 +21,7 @@ const SHORT: Duration = Duration::from_millis(50);
 struct Fake {
     uid: Cell<u32>,
     answer: Cell<usize>,
-    events: broadcast::Sender<Told>,
+    events: Events,
     turned_away: TurnedAway,
 }
 
@@ -39,7 +40,7 @@ impl Serves for Fake {
     }
 
     fn follow(&self) -> broadcast::Receiver<Told> {
-        self.events.subscribe()
+        self.events.follow()
     }
 
     fn turned_away(&self) -> &TurnedAway {
@@ -49,13 +50,7 @@ impl Serves for Fake {
 
 impl Fake {
     fn tell(&self, audience: Audience, kind: &str, text: String) {
-        let event = Event {
-            time: 0.0,
-            kind: kind.to_owned(),
-            text,
-            fields: [].into(),
-        };
-        let _ = self.events.send(Told { audience, event });
+        self.events.tell_of(audience, kind, text, &[]);
     }
 }
 
@@ -77,7 +72,7 @@ fn serving<F: Future<Output = ()>>(idle: Duration, body: impl FnOnce(Socket) -> 
         fake: Rc::new(Fake {
             uid: Cell::new(1000),
             answer: Cell::new(0),
-            events: broadcast::channel(16).0,
+            events: Events::default(),
             turned_away: TurnedAway::default(),
         }),
         _directory: directory,

@@ -1,6 +1,7 @@
 //! Brings the kernel to what is wanted, and leaves it.
 
 use super::Daemon;
+use crate::wakers::Task;
 
 /// What [`Daemon::steer`] did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,7 +29,7 @@ impl Daemon {
             self.timeouts.update(|count| count + 1);
         }
         if why.is_some() {
-            self.amiss_noted.notify_one();
+            self.wakers.wake(Task::Repair);
         }
         *self.amiss.borrow_mut() = why;
         done

@@ -186,12 +186,12 @@ impl Daemon {
 
     /// What is likely in the way where nothing comes back by the device of `bump`.
     pub(crate) fn nothing_back_by(&self, bump: u8) -> String {
-        let device = self.device_of(bump).unwrap_or_default();
+        let device = self.bumps.device_of(bump).unwrap_or_default();
         format!(
             "nothing came back by device {device} of bump {} within {} s: see whether its program passes packets to the \
              peer's address (OpenVPN needs --allow-recursive-routing, wireguard-go the address in AllowedIPs, at both \
              ends), and whether a firewall drops what comes in by it, here or at the peer",
-            self.bump_name(bump),
+            self.bumps.name_of(bump),
             SILENT_FOR.as_secs()
         )
     }

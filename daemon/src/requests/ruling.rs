@@ -6,10 +6,12 @@ use dibs_policy::BumpId;
 
 use super::{failed, refused};
 use crate::caller::Caller;
-use crate::daemon::{Audience, Daemon};
+use crate::daemon::Daemon;
+use crate::events::Audience;
 use crate::live::Live;
 use crate::rules::{self, Displaced, Rule};
 use crate::state_file::SavedRule;
+use crate::wants;
 use dibs_switch::hands::Hand;
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
@@ -59,7 +61,7 @@ impl Daemon {
         if let Some(warning) = bump.warning {
             tracing::warn!("{warning}");
         }
-        self.tell_of(
+        self.events.tell_of(
             audience,
             "rule_added",
             format!("rule {id} puts connections on {}", bump.name),
@@ -149,7 +151,7 @@ impl Daemon {
     /// Tells that a rule of a member of the group gave way to one of root's, to both.
     fn tell_displaced(&self, rule: &Rule, to: RuleId, why: &str) {
         let Rule { id, by, .. } = rule;
-        self.tell_of(
+        self.events.tell_of(
             Audience::of_rule(rule),
             "rule_displaced",
             format!("rule {id} of uid {by} gave way to root and is gone: {why}"),
@@ -246,8 +248,8 @@ impl Daemon {
         for (bump, lives) in self.ruled(&meant, None) {
             self.follow_rules(&lives, bump).await;
         }
-        self.send_wants().await;
-        self.tell_of(
+        wants::send_all(self).await;
+        self.events.tell_of(
             Audience::of_rule(&rule),
             "rule_deleted",
             format!("rule {id} is gone, {} connection(s) with it", freed.len()),

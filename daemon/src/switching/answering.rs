@@ -8,6 +8,7 @@ use dibs_switch::answering::{Following, Refusal, Wanted};
 use super::Marked;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
+use crate::wakers::Task;
 use dibs_switch::conns::{Pair, Version};
 use dibs_switch::messages::{Named, Outcome, Switch};
 use dibs_switch::plausible::Hosts;
@@ -53,7 +54,7 @@ impl Daemon {
         }
         let pairs: Vec<Pair> = moving.iter().map(|(_, following)| following.pair).collect();
         self.unlock_leaving(&pairs, bump).await;
-        if self.is_outside(bump) {
+        if self.bumps.is_outside(bump) {
             self.silence(pairs.iter().map(|pair| &lives[pair])).await;
         }
         if switch.ready {
@@ -67,14 +68,14 @@ impl Daemon {
             self.install().await
         };
         let prepared = prepared.await;
-        if !self.is_outside(bump) {
+        if !self.bumps.is_outside(bump) {
             self.expect_rates(pairs.iter().map(|pair| &lives[pair]));
         }
         let failed = self.mark_followed(&pairs, switch, &prepared).await;
         let reasons: BTreeSet<&str> = failed.values().map(String::as_str).collect();
         let reasons: Vec<&str> = reasons.into_iter().collect();
         // The peer asks again and again for what it was told.
-        self.note(
+        self.events.note(
             "follow the peer's switch",
             match reasons.is_empty() {
                 true => Ok(()),
@@ -100,10 +101,10 @@ impl Daemon {
                 state.arriving.remove(pair);
             });
         }
-        self.confirmations_due.notify_one();
+        self.wakers.wake(Task::Confirm);
         let name = self.peer_name(peer).to_owned();
-        let bump = self.bump_name(bump).to_owned();
-        self.tell_of_conns(
+        let bump = self.bumps.name_of(bump).to_owned();
+        self.events.tell_of_conns(
             news.into_iter(),
             "switched",
             |count| format!("peer {name} moved {count} connection(s) to {bump}"),
@@ -115,7 +116,7 @@ impl Daemon {
     /// What a peer wants by a SWITCH, and what all of it is refused with.
     async fn wanted(&self, peer: usize, switch: Switch, conns: &[(Named, Version)]) -> Wanted {
         let bump = switch.bump;
-        let known = bump == 0 || self.bump(bump).is_some();
+        let known = bump == 0 || self.bumps.get(bump).is_some();
         let addresses = conns.iter().map(|(named, _)| named.pair.remote.ip());
         let fault = match self.device_fault(bump, addresses).await {
             Ok(fault) => fault,
@@ -174,7 +175,7 @@ impl Daemon {
                         Refusal::Implausible(why) => refused.note(why),
                         Refusal::Older(_) if wanted.switch.explicit => {
                             tellings.tell_later(pair, choices, Instant::now());
-                            self.tellings_due.notify_one();
+                            self.wakers.wake(Task::Tell);
                         }
                         _ => {}
                     }

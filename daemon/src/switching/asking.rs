@@ -33,7 +33,7 @@ impl Daemon {
         let bump = switch.bump;
         let pairs: Vec<Pair> = moves.iter().map(|(live, _)| live.pair).collect();
         self.unlock_leaving(&pairs, bump).await;
-        let sending = match self.is_outside(bump) {
+        let sending = match self.bumps.is_outside(bump) {
             true => self.sending().await,
             false => HashSet::new(),
         };
@@ -187,7 +187,7 @@ impl Daemon {
                     .map(|index| (*index, names.name(&conns[*index])))
                     .collect()
             };
-            match self.ask(peer, body(&named)).await {
+            match self.rpc.ask(peer, body(&named)).await {
                 // An answer that is too short is no answer for the rest.
                 Ok(outcomes) => { outcomes.into_iter().map(Ok) }
                     .chain(std::iter::repeat(Err(Unanswered::Silent)))

@@ -51,7 +51,7 @@ impl Daemon {
     pub(crate) fn is_chosen_elsewhere(&self, pair: &Pair, mark: u32) -> bool {
         let marks = marks(&self.config);
         let bump = marks.bump_of(mark).map_or(0, BumpId::get);
-        if mark & marks.override_bit() == 0 || (bump != 0 && self.bump(bump).is_none()) {
+        if mark & marks.override_bit() == 0 || (bump != 0 && self.bumps.get(bump).is_none()) {
             return false;
         }
         let state = self.state.borrow();
@@ -278,8 +278,8 @@ impl Daemon {
             let followed = self.state.borrow().followed.get(&pair).copied();
             followed.map(BumpId::get)
         });
-        let elsewhere = self.device_of(bump).is_none();
-        if elsewhere && was.is_some_and(|was| self.device_of(was).is_some()) {
+        let elsewhere = self.bumps.device_of(bump).is_none();
+        if elsewhere && was.is_some_and(|was| self.bumps.device_of(was).is_some()) {
             self.forget_mtus();
         }
         if bump == 0 {
@@ -297,7 +297,7 @@ impl Daemon {
                 conntrack.set_mark(&tuple, value, mask).await?;
             }
         }
-        if self.is_outside(bump) {
+        if self.bumps.is_outside(bump) {
             self.end_drains(&pair);
         }
         Ok(bump)
@@ -305,7 +305,7 @@ impl Daemon {
 
     /// Lets a connection go on that was to fall silent.
     pub(super) fn end_drains(&self, pair: &Pair) {
-        for bump in self.carried() {
+        for bump in self.bumps.all() {
             // Without the data path nothing is held back.
             let _ = self.driver.end_drain(bump.id.get(), flow_tuple(pair));
         }
@@ -450,7 +450,7 @@ impl Daemon {
     /// what follows may be quicker. Their kernels send nothing new until they are [marked](Self::mark).
     pub(super) async fn silence(&self, lives: impl Iterator<Item = &Live>) {
         let drains = lives.flat_map(|live| {
-            self.carried().iter().map(|bump| {
+            self.bumps.all().iter().map(|bump| {
                 let scale = live.counts.window_scale;
                 self.driver
                     .drain(bump.id.get(), flow_tuple(&live.pair), scale)

@@ -5,8 +5,11 @@ use std::time::Instant;
 
 use super::Mark;
 use super::asking::{Move, ROUND};
-use crate::daemon::{Audience, Daemon, State};
+use crate::daemon::{Daemon, State};
+use crate::events::Audience;
 use crate::live::Live;
+use crate::wakers::Task;
+use crate::wants;
 use dibs_switch::asking::{Answer, Negotiation, Unanswered};
 use dibs_switch::conns::{Pair, Version};
 use dibs_switch::hands::{Hand, Handed};
@@ -34,7 +37,7 @@ impl Daemon {
                 state.moving.remove(pair);
             }
         }
-        self.confirmations_due.notify_one();
+        self.wakers.wake(Task::Confirm);
     }
 
     /// Up to [`ROUND`] connections of [`follow_rules`](Self::follow_rules). `ask`: the peer is asked for its
@@ -76,7 +79,7 @@ impl Daemon {
     /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
     /// peer would take nothing, or answer it by the bump.
     async fn follow_peer(&self, pair: &Pair, own: u64) {
-        let mut numbers = self.carried().iter().map(|bump| bump.id.get());
+        let mut numbers = self.bumps.all().iter().map(|bump| bump.id.get());
         let Some(bump) = numbers.find(|bump| u64::from(*bump) == own) else {
             return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
         };
@@ -113,7 +116,7 @@ impl Daemon {
         self.follow_peer(&pair, own).await;
         let name = self.peer_name(peer).to_owned();
         let lives = self.sockets_of(&[pair]).await.unwrap_or_default();
-        self.tell_of(
+        self.events.tell_of(
             Audience::of(lives.get(&pair).and_then(|live| live.uid)),
             "choice_refused",
             format!(
@@ -150,7 +153,7 @@ impl Daemon {
 
     /// Tells a peer which bumps our rules use, and what was chosen for connections with it.
     async fn tell_all(&self, peer: usize) -> Result<(), Unanswered> {
-        self.send_want(peer).await?;
+        wants::send(self, peer).await?;
         {
             let State {
                 choices, tellings, ..
@@ -159,7 +162,7 @@ impl Daemon {
             let of_peer = |pair: &Pair| self.peer_of(pair.remote.ip()) == Some(peer);
             tellings.tell_all(pairs.filter(of_peer), Instant::now());
         }
-        self.tellings_due.notify_one();
+        self.wakers.wake(Task::Tell);
         let due = self.take_due(Some(peer)).remove(&peer).unwrap_or_default();
         self.tell_choices(peer, due).await
     }

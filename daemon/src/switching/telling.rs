@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::asking::ROUND;
 use crate::daemon::{Daemon, State};
+use crate::wakers::Task;
 use dibs_switch::asking::Unanswered;
 use dibs_switch::conns::{Choice, Pair, Version};
 use dibs_switch::messages::Switch;
@@ -19,7 +20,7 @@ impl Daemon {
     pub(super) fn tell_choice(&self, pair: Pair, choice: Choice) {
         let tellings = &mut self.state.borrow_mut().tellings;
         tellings.tell(pair, choice, Instant::now());
-        self.tellings_due.notify_one();
+        self.wakers.wake(Task::Tell);
     }
 
     /// What peers, or only this one, are to be told by now.
@@ -70,7 +71,7 @@ impl Daemon {
                         self.give_in(peer, conn.pair, *version, own).await;
                     }
                 }
-                self.tellings_due.notify_one();
+                self.wakers.wake(Task::Tell);
             }
         }
         told
@@ -81,7 +82,7 @@ impl Daemon {
 pub(crate) async fn keep(daemon: Rc<Daemon>) {
     loop {
         let due = daemon.state.borrow().tellings.next_due();
-        let told = daemon.tellings_due.notified();
+        let told = daemon.wakers.woken(Task::Tell);
         match due {
             None => {
                 told.await;

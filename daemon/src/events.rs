@@ -1,15 +1,18 @@
 //! What happens is told to the log and to those who follow the events, as far as it concerns them.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use dibs_control::Event;
 use tokio::sync::broadcast;
 
-use super::Daemon;
 use crate::caller::Caller;
 use crate::clock::wall;
 use crate::log;
 use crate::rules::{ROOT, Rule};
+
+/// Events that wait for a slow follower.
+const EVENTS: usize = 256;
 
 /// Whom an event concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +54,8 @@ impl Audience {
 /// An event, and whom it concerns.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
-    pub(crate) audience: Audience,
-    pub(crate) event: Event,
+    audience: Audience,
+    event: Event,
 }
 
 impl Told {
@@ -62,7 +65,24 @@ impl Told {
     }
 }
 
-impl Daemon {
+/// Tells what happens. Commands are `tell*`, [`announce`](Self::announce), [`note`](Self::note) and
+/// [`warn_while`](Self::warn_while); what comes out is the log, and what [`follow`](Self::follow) returns.
+pub(crate) struct Events {
+    followers: broadcast::Sender<Told>,
+    /// What is wrong, by what it is about.
+    faults: RefCell<BTreeMap<&'static str, Vec<String>>>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            followers: broadcast::channel(EVENTS).0,
+            faults: RefCell::default(),
+        }
+    }
+}
+
+impl Events {
     /// Tells all who follow, and the log.
     pub(crate) fn tell(&self, kind: &str, text: String, fields: &[(&str, String)]) {
         self.tell_of(Audience::All, kind, text, fields);
@@ -123,11 +143,28 @@ impl Daemon {
                 .collect(),
         };
         // Nobody may be following.
-        let _ = self.events.send(Told { audience, event });
+        let _ = self.followers.send(Told { audience, event });
     }
 
     /// Events from now on.
     pub(crate) fn follow(&self) -> broadcast::Receiver<Told> {
-        self.events.subscribe()
+        self.followers.subscribe()
+    }
+
+    /// Logs why something that is tried again and again failed, unless that is known.
+    pub(crate) fn note(&self, what: &'static str, done: Result<(), impl Into<anyhow::Error>>) {
+        let fault = done
+            .err()
+            .map(|error| format!("cannot {what}: {:#}", error.into()));
+        self.warn_while(what, fault.into_iter().collect());
+    }
+
+    /// Warns of what is wrong with something now, once of each fault as long as it lasts.
+    pub(crate) fn warn_while(&self, what: &'static str, faults: Vec<String>) {
+        let mut known = self.faults.borrow_mut();
+        let known = known.entry(what).or_default();
+        let news = faults.iter().filter(|fault| !known.contains(fault));
+        news.for_each(|fault| tracing::warn!("{fault}"));
+        *known = faults;
     }
 }

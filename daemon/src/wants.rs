@@ -1,0 +1,89 @@
+//! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
+
+use dibs_switch::asking::Unanswered;
+use dibs_switch::conns::Pair;
+use dibs_switch::hands::{Hand, Handed};
+use dibs_switch::messages::{Body, Outcome};
+
+use crate::daemon::Daemon;
+use crate::rules::Rule;
+use crate::terms::policy_prefix;
+
+/// The bumps that our rules put connections of a peer into, bit n for number n.
+pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
+    let addresses = daemon.config.peers[peer].addresses.iter();
+    let behind: Vec<_> = addresses.map(policy_prefix).collect();
+    let is_behind = |to| {
+        behind
+            .iter()
+            .any(|net| net.contains(to) || to.contains(*net))
+    };
+    let concerns = |rule: &&Rule| {
+        let mut to = rule.classes.iter().map(|class| class.destination);
+        to.any(|to| to.is_none_or(is_behind))
+    };
+    let state = daemon.state.borrow();
+    let rules = state.rules_in_force().filter(concerns);
+    rules.fold(0, |bumps, rule| bumps | 1 << rule.bump_id().get())
+}
+
+/// Has a peer's daemon make ready what our rules need there; waits until it has.
+pub(crate) async fn send(daemon: &Daemon, peer: usize) -> Result<(), Unanswered> {
+    let want = Body::Want {
+        sequence: daemon.rpc.next_want(),
+        bumps: wanted_of(daemon, peer),
+        devices: daemon.bumps.device_names().into_iter().collect(),
+    };
+    daemon.rpc.ask(peer, want).await.map(drop)
+}
+
+/// As [`send`], to all peers with a session at once.
+pub(crate) async fn send_all(daemon: &Daemon) {
+    let peers = 0..daemon.config.peers.len();
+    let asked = peers.map(|peer| async move {
+        match send(daemon, peer).await {
+            // It hears of it as soon as there is a session.
+            Ok(()) | Err(Unanswered::NoSession) => {}
+            Err(error) => {
+                let name = daemon.peer_name(peer);
+                tracing::warn!(dibs.peer = name, "peer {name}: {error}");
+            }
+        }
+    });
+    futures_util::future::join_all(asked).await;
+}
+
+/// Makes ready what a peer's rules need here.
+pub(crate) async fn answer(daemon: &Daemon, peer: usize, sequence: u64, bumps: u16) -> Outcome {
+    let carried = daemon.bumps.mask();
+    {
+        let mut state = daemon.state.borrow_mut();
+        let known = &mut state.peers[peer];
+        if sequence <= known.want {
+            return Outcome::Older;
+        }
+        known.want = sequence;
+        if known.engaged == bumps & carried {
+            return Outcome::Done;
+        }
+        known.engaged = bumps & carried;
+        // What its rules had put there has nothing left that keeps it there.
+        let kept = |pair: &Pair, followed: &Handed| {
+            let of_peer = daemon.peer_of(pair.remote.ip()) == Some(peer);
+            !of_peer || followed.by != Hand::Peer || bumps & 1 << followed.bump != 0
+        };
+        state.handed.retain(|pair, followed| kept(pair, followed));
+    }
+    let ready = async {
+        daemon.save()?;
+        daemon.steer().await.map(drop)
+    };
+    match ready.await {
+        Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
+        Ok(()) => Outcome::Done,
+        Err(error) => {
+            tracing::warn!("cannot make ready for a peer's rules: {error:#}");
+            Outcome::Failed
+        }
+    }
+}
