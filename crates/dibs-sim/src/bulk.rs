@@ -12,6 +12,7 @@
 mod bbr;
 pub mod control;
 mod cubic;
+mod delivery;
 pub mod pair;
 pub mod plain;
 pub mod receiver;

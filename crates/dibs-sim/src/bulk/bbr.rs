@@ -37,6 +37,73 @@ enum Mode {
     ProbeRtt,
 }
 
+/// Whether the start has filled the path.
+#[derive(Debug, Default)]
+struct Full {
+    is: bool,
+    bw: f64,
+    rounds: u32,
+}
+
+impl Full {
+    /// A round ended in which the sender could have sent more.
+    fn on_round(&mut self, bw: f64) {
+        if bw >= self.bw * 1.25 {
+            self.bw = bw;
+            self.rounds = 0;
+            return;
+        }
+        self.rounds += 1;
+        self.is = self.rounds >= FULL_ROUNDS;
+    }
+}
+
+/// How much more than the bandwidth's is acknowledged at once.
+#[derive(Debug)]
+struct Extra {
+    /// The most of these rounds and of those before.
+    most: [u64; 2],
+    rounds: u32,
+    epoch_at: Time,
+    epoch_acked: u64,
+}
+
+impl Extra {
+    const fn new(now: Time) -> Self {
+        Self {
+            most: [0; 2],
+            rounds: 0,
+            epoch_at: now,
+            epoch_acked: 0,
+        }
+    }
+
+    fn most(&self) -> u64 {
+        self.most[0].max(self.most[1])
+    }
+
+    /// Segments were acknowledged (`bbr_update_ack_aggregation`).
+    fn update(&mut self, event: &Event, best: f64, cwnd: u64, round_starts: bool) {
+        if round_starts {
+            self.rounds += 1;
+            if self.rounds >= EXTRA_ROUNDS {
+                self.rounds = 0;
+                self.most = [0, self.most[0]];
+            }
+        }
+        let time = event.now.since(self.epoch_at).as_secs_f64();
+        let mut expected = (best * time) as u64;
+        if self.epoch_acked <= expected || self.epoch_acked + event.delivered >= EPOCH_MOST {
+            self.epoch_acked = 0;
+            self.epoch_at = event.now;
+            expected = 0;
+        }
+        self.epoch_acked += event.delivered;
+        let extra = self.epoch_acked.saturating_sub(expected).min(cwnd);
+        self.most[0] = self.most[0].max(extra);
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Bbr {
     rng: Rng,
@@ -49,22 +116,17 @@ pub(super) struct Bbr {
     rounds: u64,
     round_starts: bool,
     round_end: u64,
-    full_bw: f64,
-    full_rounds: u32,
-    full: bool,
+    full: Full,
     min_rtt: Option<Duration>,
     min_rtt_at: Time,
-    probe_done: Option<Time>,
-    probe_round_done: bool,
+    /// When the measurement of the round trip ends, and whether a round has ended in it.
+    probe: Option<(Time, bool)>,
     prior_window: u64,
     conserves: bool,
     prior_state: State,
     cycle: usize,
     cycle_at: Time,
-    extra: [u64; 2],
-    extra_rounds: u32,
-    epoch_at: Time,
-    epoch_acked: u64,
+    extra: Extra,
     /// What is sent until so much was delivered is not limited by the path.
     pub(super) app_limited_until: u64,
 }
@@ -83,22 +145,16 @@ impl Bbr {
             rounds: 0,
             round_starts: false,
             round_end: 0,
-            full_bw: 0.0,
-            full_rounds: 0,
-            full: false,
+            full: Full::default(),
             min_rtt: None,
             min_rtt_at: now,
-            probe_done: None,
-            probe_round_done: false,
+            probe: None,
             prior_window: 0,
             conserves: false,
             prior_state: State::Open,
             cycle: 0,
             cycle_at: now,
-            extra: [0; 2],
-            extra_rounds: 0,
-            epoch_at: now,
-            epoch_acked: 0,
+            extra: Extra::new(now),
             app_limited_until: 0,
         }
     }
@@ -121,7 +177,7 @@ impl Bbr {
             self.pacing = HIGH_GAIN * (window.cwnd * MSS) as f64 / rtt.as_secs_f64().max(1e-6);
         }
         let rate = self.best() * MSS as f64 * self.pacing_gain * MARGIN;
-        if self.full || rate > self.pacing {
+        if self.full.is || rate > self.pacing {
             self.pacing = rate.max(1000.0);
         }
         self.set_window(event, window);
@@ -148,13 +204,13 @@ impl Bbr {
 
     pub(super) fn on_timeout(&mut self) {
         self.prior_state = State::Loss;
-        self.full_bw = 0.0;
+        self.full.bw = 0.0;
         self.round_starts = true;
     }
 
     pub(super) fn on_undo(&mut self) {
-        self.full_bw = 0.0;
-        self.full_rounds = 0;
+        self.full.bw = 0.0;
+        self.full.rounds = 0;
     }
 
     pub(super) fn describe(&self) -> String {
@@ -212,28 +268,12 @@ impl Bbr {
         }
     }
 
-    /// How much more than the bandwidth's is acknowledged at once (`bbr_update_ack_aggregation`).
     fn update_extra(&mut self, event: &Event, cwnd: u64) {
         if event.delivered == 0 || event.rate.is_none() {
             return;
         }
-        if self.round_starts {
-            self.extra_rounds += 1;
-            if self.extra_rounds >= EXTRA_ROUNDS {
-                self.extra_rounds = 0;
-                self.extra = [0, self.extra[0]];
-            }
-        }
-        let time = event.now.since(self.epoch_at).as_secs_f64();
-        let mut expected = (self.best() * time) as u64;
-        if self.epoch_acked <= expected || self.epoch_acked + event.delivered >= EPOCH_MOST {
-            self.epoch_acked = 0;
-            self.epoch_at = event.now;
-            expected = 0;
-        }
-        self.epoch_acked += event.delivered;
-        let extra = self.epoch_acked.saturating_sub(expected).min(cwnd);
-        self.extra[0] = self.extra[0].max(extra);
+        let best = self.best();
+        self.extra.update(event, best, cwnd, self.round_starts);
     }
 
     fn update_cycle(&mut self, event: &Event) {
@@ -255,20 +295,14 @@ impl Bbr {
 
     fn check_full(&mut self, event: &Event) {
         let limited = event.rate.is_none_or(|rate| rate.app_limited);
-        if self.full || !self.round_starts || limited {
+        if self.full.is || !self.round_starts || limited {
             return;
         }
-        if self.best() >= self.full_bw * 1.25 {
-            self.full_bw = self.best();
-            self.full_rounds = 0;
-            return;
-        }
-        self.full_rounds += 1;
-        self.full = self.full_rounds >= FULL_ROUNDS;
+        self.full.on_round(self.best());
     }
 
     fn check_drain(&mut self, event: &Event, window: &mut Window) {
-        if self.mode == Mode::Startup && self.full {
+        if self.mode == Mode::Startup && self.full.is {
             self.mode = Mode::Drain;
             window.ssthresh = self.in_flight(1.0);
         }
@@ -296,25 +330,24 @@ impl Bbr {
         if expired && self.mode != Mode::ProbeRtt {
             self.save(window);
             self.mode = Mode::ProbeRtt;
-            self.probe_done = None;
+            self.probe = None;
         }
         if self.mode != Mode::ProbeRtt {
             return;
         }
         self.app_limited_until = (event.total + event.in_flight).max(1);
-        match self.probe_done {
+        match &mut self.probe {
             None if event.in_flight <= LEAST_WINDOW => {
-                self.probe_done = Some(now + PROBE_RTT);
-                self.probe_round_done = false;
+                self.probe = Some((now + PROBE_RTT, false));
                 self.round_end = event.total;
             }
             None => {}
-            Some(done) => {
-                self.probe_round_done |= self.round_starts;
-                if self.probe_round_done && now > done {
+            Some((ends, round_ended)) => {
+                *round_ended |= self.round_starts;
+                if *round_ended && now > *ends {
                     self.min_rtt_at = now;
                     window.cwnd = window.cwnd.max(self.prior_window);
-                    match self.full {
+                    match self.full.is {
                         true => self.probe_bandwidth(now),
                         false => self.mode = Mode::Startup,
                     }
@@ -326,11 +359,15 @@ impl Bbr {
     fn set_window(&mut self, event: &Event, window: &mut Window) {
         let acked = event.delivered;
         if acked > 0 && !self.follows_losses(event, window) {
-            let extra = self.extra[0].max(self.extra[1]) as f64;
+            let extra = self.extra.most() as f64;
             let most = self.best() * EXTRA_MOST.as_secs_f64();
-            let extra = if self.full { extra.min(most) as u64 } else { 0 };
+            let extra = if self.full.is {
+                extra.min(most) as u64
+            } else {
+                0
+            };
             let target = self.quantized(self.product(self.cwnd_gain) + extra);
-            if self.full {
+            if self.full.is {
                 window.cwnd = (window.cwnd + acked).min(target);
             } else if window.cwnd < target || event.total < INITIAL_WINDOW {
                 window.cwnd += acked;

@@ -155,7 +155,7 @@ impl Sender {
             self.recovery.undoable = false;
         }
         let (lost, again, wait) = self.board.detect(now, self.reorder_window());
-        self.reorder_at = wait.map(|wait| now + wait);
+        self.timers.reorder = wait.map(|wait| now + wait);
         if self.recovery.state == State::Open || again {
             self.enter_if_lost();
         }
@@ -164,7 +164,7 @@ impl Sender {
 
     fn look_for_losses(&mut self, now: Time) -> u64 {
         let (lost, _, wait) = self.board.detect(now, self.reorder_window());
-        self.reorder_at = wait.map(|wait| now + wait);
+        self.timers.reorder = wait.map(|wait| now + wait);
         if self.recovery.state < State::Recovery {
             self.enter_if_lost();
         }
@@ -186,7 +186,7 @@ impl Sender {
         self.recovery.steps_kept = self.recovery.steps_kept.saturating_sub(1);
         self.recovery.high = self.board.next();
         self.probed = None;
-        self.probe_at = None;
+        self.timers.probe = None;
         self.recovery.state = State::Recovery;
         self.stats.recoveries += 1;
     }
@@ -257,7 +257,7 @@ impl Sender {
         if signs.repeated && newest.before.delivered >= r.steps_round {
             r.steps = (r.steps + 1).min(255);
             r.steps_kept = WIDE_FOR;
-            r.steps_round = self.delivered;
+            r.steps_round = self.delivery.total();
         } else if r.steps_kept == 0 {
             r.steps = 1;
         }
@@ -284,7 +284,7 @@ impl Sender {
     /// RACK has waited for what may have been late.
     pub(super) fn on_reorder_timeout(&mut self, now: Time) {
         let (lost, _, wait) = self.board.detect(now, self.reorder_window());
-        self.reorder_at = wait.map(|wait| now + wait);
+        self.timers.reorder = wait.map(|wait| now + wait);
         if lost > 0 && self.recovery.state != State::Recovery {
             self.enter_recovery();
             self.reduce(1, lost, false);
@@ -294,7 +294,7 @@ impl Sender {
     /// Nothing was heard for long (`tcp_enter_loss`).
     pub(super) fn on_timeout(&mut self, now: Time) {
         if self.board.out() == 0 {
-            self.timeout_at = None;
+            self.timers.timeout = None;
             return;
         }
         self.stats.timeouts += 1;
@@ -310,9 +310,9 @@ impl Sender {
         self.window.cwnd = self.board.in_flight() + 1;
         self.recovery.state = State::Loss;
         self.recovery.high = self.board.next();
-        (self.probe_at, self.probed, self.reorder_at) = (None, None, None);
+        (self.timers.probe, self.probed, self.timers.reorder) = (None, None, None);
         self.rtt.back_off();
-        self.timeout_at = Some(now + self.rtt.timeout());
+        self.timers.timeout = Some(now + self.rtt.timeout());
     }
 
     /// Whether an acknowledgement is for what was sent first, before anything was sent again (Eifel, RFC 3522).

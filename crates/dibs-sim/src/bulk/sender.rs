@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use dibs_core::Time;
 
-use super::control::{
-    Algorithm, Control, Event, INITIAL_WINDOW, NO_THRESHOLD, Rate, State, Window,
-};
+use super::control::{Algorithm, Control, Event, INITIAL_WINDOW, NO_THRESHOLD, State, Window};
+use super::delivery::Delivery;
 use super::recovery::{Recovery, Signs};
 use super::rtt::Rtt;
-use super::scoreboard::{Board, News, Snapshot};
+use super::scoreboard::{Board, News};
 use super::segment::{Ack, Burst, MSS};
 use dibs_netem::rng::Rng;
 
@@ -35,6 +34,15 @@ pub struct SenderStats {
     pub started: u64,
 }
 
+/// When what is due.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Timers {
+    pub(super) timeout: Option<Time>,
+    /// Of the tail.
+    pub(super) probe: Option<Time>,
+    pub(super) reorder: Option<Time>,
+}
+
 /// A sender that always has more to send, until it is told otherwise.
 ///
 /// [`handle_ack`](Self::handle_ack) and [`handle_timeout`](Self::handle_timeout) (when
@@ -56,19 +64,13 @@ pub struct Sender {
     edge: u64,
     /// TSval of the latest acknowledgement.
     echo: u32,
-    /// Segments delivered.
-    pub(super) delivered: u64,
-    delivered_at: Time,
-    first_sent: Time,
-    app_limited_until: u64,
+    pub(super) delivery: Delivery,
     /// The window kept it from sending.
     limited: bool,
     /// Most segments out in the round that ends when `usage_end` is acknowledged.
     usage: u64,
     usage_end: u64,
-    pub(super) timeout_at: Option<Time>,
-    pub(super) probe_at: Option<Time>,
-    pub(super) reorder_at: Option<Time>,
+    pub(super) timers: Timers,
     /// The next segment may leave: pacing.
     paced_until: Time,
     /// A probe of the tail is due.
@@ -96,16 +98,11 @@ impl Sender {
             una: 0,
             edge: FIRST_WINDOW,
             echo: 0,
-            delivered: 0,
-            delivered_at: now,
-            first_sent: now,
-            app_limited_until: 0,
+            delivery: Delivery::new(now),
             limited: true,
             usage: 0,
             usage_end: 0,
-            timeout_at: None,
-            probe_at: None,
-            reorder_at: None,
+            timers: Timers::default(),
             paced_until: now,
             probe: false,
             probed: None,
@@ -168,12 +165,12 @@ impl Sender {
         self.edge = self.edge.max(ack.upto + ack.window);
         self.una = self.una.max(ack.upto);
         let in_flight = self.board.in_flight();
-        let delivered = self.delivered;
+        let delivered = self.delivery.total();
         let least = self.rtt.least().unwrap_or_default();
         let prior_head = self.board.head_sent();
         let news = self.board.take(ack, now, least, self.recovery.high);
         let rtt = self.take_rtt(now, &news, ack, prior_head);
-        self.count_delivered(now, &news);
+        self.delivery.count(now, &news);
         let signs = Signs {
             advanced,
             opened,
@@ -182,13 +179,13 @@ impl Sender {
             news,
         };
         let marked = self.recover(now, &signs);
-        let rate = self.rate(now, &news);
+        let rate = self.delivery.rate(now, &news, self.rtt.least());
         let event = Event {
             now,
             state: self.recovery.state,
-            delivered: self.delivered - delivered,
+            delivered: self.delivery.total() - delivered,
             lost: marked,
-            total: self.delivered,
+            total: self.delivery.total(),
             in_flight: self.board.in_flight(),
             prior_in_flight: in_flight,
             rtt,
@@ -208,24 +205,24 @@ impl Sender {
         }
         if let Control::Bbr(bbr) = &mut self.control {
             let until = std::mem::take(&mut bbr.app_limited_until);
-            self.app_limited_until = self.app_limited_until.max(until);
+            self.delivery.raise_limit(until);
         }
         if self.board.out() == 0 {
-            (self.timeout_at, self.probe_at, self.reorder_at) = (None, None, None);
+            self.timers = Timers::default();
         }
     }
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Time) {
-        if self.reorder_at.is_some_and(|t| t <= now) {
-            self.reorder_at = None;
+        if self.timers.reorder.is_some_and(|t| t <= now) {
+            self.timers.reorder = None;
             self.on_reorder_timeout(now);
         }
-        if self.probe_at.is_some_and(|t| t <= now) {
-            self.probe_at = None;
+        if self.timers.probe.is_some_and(|t| t <= now) {
+            self.timers.probe = None;
             self.probe = true;
         }
-        if self.timeout_at.is_some_and(|t| t <= now) {
+        if self.timers.timeout.is_some_and(|t| t <= now) {
             self.on_timeout(now);
         }
     }
@@ -234,7 +231,12 @@ impl Sender {
     pub fn poll_timeout(&self) -> Option<Time> {
         let paces = self.control.pacing().is_some() && self.wants_to_send();
         let paced = paces.then_some(self.paced_until);
-        let timers = [self.timeout_at, self.probe_at, self.reorder_at, paced];
+        let Timers {
+            timeout,
+            probe,
+            reorder,
+        } = self.timers;
+        let timers = [timeout, probe, reorder, paced];
         timers.into_iter().flatten().min()
     }
 
@@ -284,11 +286,11 @@ impl Sender {
     fn send_new(&mut self, now: Time, clock: u32, count: u64) -> Burst {
         let first = self.board.next();
         if self.board.out() == 0 {
-            (self.first_sent, self.delivered_at) = (now, now);
-            self.timeout_at = Some(now + self.rtt.timeout());
+            self.delivery.begin(now);
+            self.timers.timeout = Some(now + self.rtt.timeout());
         }
         for _ in 0..count {
-            self.board.send_new(now, self.snapshot());
+            self.board.send_new(now, self.delivery.snapshot());
         }
         self.arm_probe(now);
         self.burst(now, clock, first, count)
@@ -296,10 +298,10 @@ impl Sender {
 
     fn send_again(&mut self, now: Time, clock: u32, first: u64, count: u64) -> Burst {
         if first * MSS <= self.una {
-            self.timeout_at = Some(now + self.rtt.timeout());
+            self.timers.timeout = Some(now + self.rtt.timeout());
         }
         for number in first..first + count {
-            self.board.send_again(now, number, self.snapshot());
+            self.board.send_again(now, number, self.delivery.snapshot());
         }
         self.recovery.note_again(clock, count);
         self.stats.again += count;
@@ -318,8 +320,8 @@ impl Sender {
             false => self.send_again(now, clock, self.board.next() - 1, 1),
         };
         self.probed = Some((self.board.next(), !new));
-        self.probe_at = None;
-        self.timeout_at = Some(now + self.rtt.timeout());
+        self.timers.probe = None;
+        self.timers.timeout = Some(now + self.rtt.timeout());
         Some(burst)
     }
 
@@ -342,15 +344,6 @@ impl Sender {
         }
     }
 
-    fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            delivered: self.delivered,
-            delivered_at: self.delivered_at,
-            first_sent: self.first_sent,
-            app_limited: self.app_limited_until > 0,
-        }
-    }
-
     /// Nothing more can be sent now: whether that is the window's doing (`tcp_cwnd_validate`).
     fn validate(&mut self, room: u64) {
         let limits = room == 0;
@@ -363,7 +356,8 @@ impl Sender {
         let buffer = self.board.next() < self.una / MSS + SEND_BUFFER;
         let waits = self.board.next() < self.limit && buffer;
         if room > 0 && !waits && self.board.lost() <= self.board.again() {
-            self.app_limited_until = (self.delivered + self.board.in_flight()).max(1);
+            self.delivery
+                .set_limit((self.delivery.total() + self.board.in_flight()).max(1));
         }
     }
 
@@ -395,7 +389,7 @@ impl Sender {
         }
         let fresh = prior_head.is_none_or(|head| first.is_some_and(|rtt| rtt > now.since(head)));
         if news.acked > 0 || (news.sacked > 0 && fresh) {
-            self.timeout_at = Some(now + self.rtt.timeout());
+            self.timers.timeout = Some(now + self.rtt.timeout());
             self.arm_probe(now);
         }
         last
@@ -405,39 +399,8 @@ impl Sender {
     fn arm_probe(&mut self, now: Time) {
         let well = self.recovery.state == State::Open;
         let at = now + self.rtt.probe_after(self.board.out() == 1);
-        let at = self.timeout_at.map_or(at, |timeout| at.min(timeout));
-        self.probe_at = (well && self.probed.is_none() && self.board.out() > 0).then_some(at);
-    }
-
-    fn count_delivered(&mut self, now: Time, news: &News) {
-        let count = news.acked + news.sacked;
-        if count > 0 {
-            self.delivered += count;
-            self.delivered_at = now;
-        }
-        if let Some((_, newest)) = news.newest {
-            self.first_sent = newest.sent;
-        }
-        if self.app_limited_until > 0 && self.delivered > self.app_limited_until {
-            self.app_limited_until = 0;
-        }
-    }
-
-    /// The delivery rate (`tcp_rate_gen`).
-    fn rate(&self, now: Time, news: &News) -> Option<Rate> {
-        let (_, newest) = news.newest?;
-        let before = newest.before;
-        let sending = newest.sent.since(before.first_sent);
-        let interval = sending.max(now.since(before.delivered_at));
-        if interval < self.rtt.least()? {
-            return None;
-        }
-        Some(Rate {
-            delivered: self.delivered - before.delivered,
-            interval: interval.max(Duration::from_micros(1)),
-            prior: before.delivered,
-            app_limited: before.app_limited,
-        })
+        let at = self.timers.timeout.map_or(at, |timeout| at.min(timeout));
+        self.timers.probe = (well && self.probed.is_none() && self.board.out() > 0).then_some(at);
     }
 
     /// First byte that is not acknowledged.
