@@ -254,6 +254,11 @@ impl Coverage {
         self.seen[what as usize] += 1;
     }
 
+    /// All of these happened.
+    pub fn note_all(&mut self, what: impl IntoIterator<Item = Seen>) {
+        what.into_iter().for_each(|what| self.note(what));
+    }
+
     /// How often it was.
     pub fn get(&self, what: Seen) -> u64 {
         self.seen[what as usize]

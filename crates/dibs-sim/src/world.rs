@@ -1,13 +1,13 @@
 //! Two hosts, the paths between them, and time that jumps from one event to the next.
 
+mod arrivals;
 mod attacks;
 mod checks;
 mod network;
 mod ops;
 mod preferences;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -17,17 +17,19 @@ use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
 use dibs_switch::conns::Pair;
 
-use crate::adversary::{Adversary, Put, Tamper};
+use crate::adversary::{Adversary, Tamper};
 use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
 use crate::history::{History, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::steering::{At, Sockets, Steering};
+use arrivals::Arrivals;
 use dibs_netem::{
     Conditions, Emulator,
     rng::{Rng, mix},
 };
+use network::PlainRoute;
 use preferences::Bucket;
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
@@ -108,14 +110,34 @@ struct Link {
     tamper: [Option<Tamper>; 2],
 }
 
-enum What {
-    Datagram(Put),
-    Packet(Vec<u8>),
+/// What was sent, so that nothing else arrives.
+#[derive(Default)]
+struct Said {
+    /// Opaque packets by content, with the bump that each was sent by.
+    opaque: BTreeMap<Vec<u8>, u8>,
+    /// Messages, with the number of times they came.
+    controls: BTreeMap<Vec<u8>, u32>,
+    /// Messages about switches.
+    switches: BTreeSet<Vec<u8>>,
+    /// Daemons that began anew: a message may come once more for each.
+    restarts: u64,
 }
 
-struct Arrival {
-    host: usize,
-    what: What,
+impl Said {
+    /// Whether a message that arrived is one about a switch.
+    fn take_message(&mut self, bytes: &[u8]) -> Result<bool, String> {
+        let Some(count) = self.controls.get_mut(bytes) else {
+            return match self.switches.contains(bytes) {
+                true => Ok(true),
+                false => Err("a message that nobody sent".into()),
+            };
+        };
+        *count += 1;
+        if u64::from(*count) > 1 + self.restarts {
+            return Err(format!("a message came {count} times"));
+        }
+        Ok(false)
+    }
 }
 
 /// A run as it goes on.
@@ -126,23 +148,14 @@ pub struct World {
     seed: u64,
     hosts: [Host; 2],
     links: Vec<Link>,
-    direct: [Emulator; 2],
-    direct_conditions: Conditions,
-    arrivals: BinaryHeap<Reverse<(Time, u64)>>,
-    arriving: BTreeMap<u64, Arrival>,
-    order: u64,
+    plain: PlainRoute,
+    arrivals: Arrivals,
     conns: Vec<Conn>,
     observer: Observer,
-    /// Opaque packets by content, with the bump that each was sent by; messages with the number of
-    /// times they came.
-    opaque: BTreeMap<Vec<u8>, u8>,
-    controls: BTreeMap<Vec<u8>, u32>,
-    restarts: u64,
+    said: Said,
     adversary: Adversary,
     /// Bytes that came from addresses of his, and went there: by host, path, address.
     lures: BTreeMap<(usize, usize, SocketAddr), (u64, u64)>,
-    /// The latest plain packets, with the host that they went to.
-    plain_seen: VecDeque<(usize, Vec<u8>)>,
     /// The last packet of each end of a connection.
     last: BTreeMap<Pair, Vec<u8>>,
     by_pair: [BTreeMap<Pair, usize>; 2],
@@ -150,11 +163,7 @@ pub struct World {
     cut_until: Time,
     /// Packets of others were put into a TUN of each host.
     foreign: [bool; 2],
-    /// Messages about switches that were sent.
-    switches: BTreeSet<Vec<u8>>,
     coverage: Coverage,
-    /// How the digest of all arrivals goes.
-    digest: u64,
 }
 
 /// Addresses by host and family. The prefix of IPv6 has no run of zeros: the observer looks for it, and
@@ -257,31 +266,23 @@ impl World {
         let adversary = Adversary::new(rng.fork());
         Self {
             now: Time::ZERO,
-            direct: [(); 2].map(|()| Emulator::new(rng.word())),
-            direct_conditions: setup.direct.clone(),
+            plain: PlainRoute::new(&mut rng, setup),
             rng,
             setup: setup.clone(),
             seed,
             hosts,
             links,
-            arrivals: BinaryHeap::new(),
-            arriving: BTreeMap::new(),
-            order: 0,
+            arrivals: Arrivals::default(),
             conns: Vec::new(),
             observer,
-            opaque: BTreeMap::new(),
-            controls: BTreeMap::new(),
-            restarts: 0,
+            said: Said::default(),
             adversary,
             lures: BTreeMap::new(),
-            plain_seen: VecDeque::new(),
             last: BTreeMap::new(),
             by_pair: [BTreeMap::new(), BTreeMap::new()],
             cut_until: Time::ZERO,
             foreign: [false; 2],
-            switches: BTreeSet::new(),
             coverage: Coverage::default(),
-            digest: 0,
         }
     }
 
@@ -294,7 +295,7 @@ impl World {
         world.drive(history).map_err(|what| Failure {
             at: world.now,
             what,
-            state: world.describe(),
+            state: checks::describe(&world),
         })
     }
 
@@ -309,10 +310,10 @@ impl World {
             let patience = self.now + AGREEING;
             // Before that they may agree on what a word under way is about to change.
             self.run_until(self.now + AGREEING / 4)?;
-            while self.check_agreement().is_err() && self.now < patience {
+            while checks::check_agreement(self).is_err() && self.now < patience {
                 self.run_until(self.now + AGREEING / 12)?;
             }
-            self.check_agreement()?;
+            checks::check_agreement(self)?;
             self.conns.iter_mut().for_each(|c| c.lingers = false);
             self.pump(0)?;
             self.pump(1)?;
@@ -331,15 +332,15 @@ impl World {
             let before = self.observer.datagrams;
             self.run_until(self.now + SILENCE)?;
             let at_last = self.now > patience;
-            match self.check_rest(self.observer.datagrams - before, at_last) {
+            match checks::check_rest(self, self.observer.datagrams - before, at_last) {
                 Ok(()) => break,
                 Err(fault) if at_last => return Err(fault),
                 Err(_) => {}
             }
         }
-        self.gather();
+        checks::gather(self);
         Ok(Report {
-            digest: self.digest ^ self.observer.digest,
+            digest: self.arrivals.digest() ^ self.observer.digest,
             took,
             delivered: self.conns.iter().map(Conn::received).sum(),
             retransmitted: self.hosts.iter().map(|h| h.kernel.retransmitted).sum(),
@@ -365,7 +366,7 @@ impl World {
 
     fn next_event(&mut self) -> Option<Time> {
         let now = self.now;
-        let mut next = self.arrivals.peek().map(|Reverse((at, _))| *at);
+        let mut next = self.arrivals.next();
         let mut consider = |t: Option<Time>| {
             if let Some(t) = t {
                 next = Some(next.map_or(t, |n| n.min(t)));
@@ -397,11 +398,7 @@ impl World {
             self.hosts.iter_mut().for_each(|h| h.spins = 0);
         }
         self.now = at;
-        while let Some(&Reverse((due, order))) = self.arrivals.peek()
-            && due <= at
-        {
-            self.arrivals.pop();
-            let arrival = self.arriving.remove(&order).expect("what is due is there");
+        while let Some(arrival) = self.arrivals.take(at) {
             self.arrive(arrival)?;
         }
         for host in 0..2 {
@@ -579,7 +576,10 @@ impl World {
             worked = true;
             let len = datagram.len();
             let held = self.send(host, path, to, datagram)?;
-            self.check_wishes((host, path), held, len, &reasons)?;
+            let shares = self.setup.share.1;
+            let by = (name(host), path);
+            let seen = self.hosts[host].check_wishes(now, by, (held, len), &reasons, shares)?;
+            self.coverage.note_all(seen);
         }
         self.observer.settle()?;
         let changed = changed || worked || !events.is_empty();
@@ -588,7 +588,7 @@ impl World {
         }
         self.note_sent(host);
         if changed {
-            self.check_bounds(host)?;
+            checks::check_bounds(self, host)?;
         }
         Ok(worked)
     }
@@ -607,15 +607,8 @@ impl World {
             Event::Control { peer, bytes } => {
                 at.node.control_done(peer);
                 self.coverage.note(Seen::ControlArrived);
-                if let Some(count) = self.controls.get_mut(&bytes) {
-                    *count += 1;
-                    if u64::from(*count) > 1 + self.restarts {
-                        return Err(format!("a message came {count} times"));
-                    }
-                } else if self.switches.contains(&bytes) {
+                if self.said.take_message(&bytes)? {
                     h.steering.on_message(at, &bytes);
-                } else {
-                    return Err("a message that nobody sent".into());
                 }
             }
             Event::Drained { bump, tuple, .. } => h.steering.on_drained(at, bump, tuple),
@@ -629,7 +622,7 @@ impl World {
     /// Learns what a host's daemon has said.
     fn note_sent(&mut self, host: usize) {
         let sent = &mut self.hosts[host].steering.sent;
-        self.switches.extend(sent.drain(..));
+        self.said.switches.extend(sent.drain(..));
     }
 }
 

@@ -11,133 +11,129 @@ use super::World;
 use crate::coverage::Seen;
 use crate::offload;
 
-impl World {
-    /// Sends a daemon what it must not be impressed by: old datagrams, on any path and from
-    /// anywhere, whole or spoilt, and noise.
-    pub(super) fn attack(&mut self, host: usize, count: usize) -> Result<(), String> {
-        // Without integrity an attacker has his way with data; that is what was agreed to.
-        if self.setup.integrity == Integrity::Off {
+/// Sends a daemon what it must not be impressed by: old datagrams, on any path and from
+/// anywhere, whole or spoilt, and noise.
+pub(super) fn attack(world: &mut World, host: usize, count: usize) -> Result<(), String> {
+    // Without integrity an attacker has his way with data; that is what was agreed to.
+    if world.setup.integrity == Integrity::Off {
+        return Ok(());
+    }
+    for _ in 0..count {
+        let (put, act) = world.adversary.strike(host, world.links.len(), true);
+        world.coverage.note(act);
+        world.arrive_datagram(put)?;
+    }
+    Ok(())
+}
+
+/// Sends a host packets of a connection as the other end might, of which nothing may come: the
+/// attacker knows every number, and the host is closed to what does not come by the bump.
+pub(super) fn forge_plain(
+    world: &mut World,
+    host: usize,
+    conn: usize,
+    count: usize,
+) -> Result<(), String> {
+    let pair = world.conns[conn].pairs[host];
+    for _ in 0..count {
+        let h = &world.hosts[host];
+        let closed = h.steering.mark(&pair).locked || h.steering.requires(&pair).is_some();
+        let Some(real) = world.last.get(&pair.reversed()).filter(|_| closed) else {
             return Ok(());
-        }
-        for _ in 0..count {
-            let (put, act) = self.adversary.strike(host, self.links.len(), true);
-            self.coverage.note(act);
-            self.arrive_datagram(put)?;
-        }
-        Ok(())
+        };
+        let dice = &mut world.rng;
+        let kind = dice.pick(&[
+            flags::RST,
+            flags::RST | flags::ACK,
+            flags::SYN,
+            flags::SYN | flags::ACK,
+            flags::FIN | flags::ACK,
+            flags::ACK,
+            flags::ACK | flags::PSH,
+            flags::ACK | flags::URG,
+        ]);
+        let far = dice.pick(&[0, 0, 0, 1, 1000, 70_000, 1 << 31, u32::MAX]);
+        let ahead = dice.pick(&[0, 0, 1, 5000]);
+        let len = match kind & (flags::SYN | flags::RST) {
+            0 => dice.range(0, 1000) as usize,
+            _ => 0,
+        };
+        let window = dice.pick(&[0, 1, 65_535]);
+        let packet = offload::rewrite(real, |e| {
+            e.seq = e.seq.add(e.payload.len() as u32).add(far);
+            e.ack = e.ack.add(ahead);
+            e.flags = kind;
+            e.window = window;
+            e.urgent = u16::from(kind & flags::URG != 0);
+            e.payload = vec![b'!'; len];
+        });
+        world.coverage.note(Seen::PlainForged);
+        // What gets through changes the stream, or ends it.
+        world.arrive_plain(host, packet)?;
     }
+    Ok(())
+}
 
-    /// Sends a host packets of a connection as the other end might, of which nothing may come: the
-    /// attacker knows every number, and the host is closed to what does not come by the bump.
-    pub(super) fn forge_plain(
-        &mut self,
-        host: usize,
-        conn: usize,
-        count: usize,
-    ) -> Result<(), String> {
-        let pair = self.conns[conn].pairs[host];
-        for _ in 0..count {
-            let h = &self.hosts[host];
-            let closed = h.steering.mark(&pair).locked || h.steering.requires(&pair).is_some();
-            let Some(real) = self.last.get(&pair.reversed()).filter(|_| closed) else {
-                return Ok(());
-            };
-            let dice = &mut self.rng;
-            let kind = dice.pick(&[
-                flags::RST,
-                flags::RST | flags::ACK,
-                flags::SYN,
-                flags::SYN | flags::ACK,
-                flags::FIN | flags::ACK,
-                flags::ACK,
-                flags::ACK | flags::PSH,
-                flags::ACK | flags::URG,
-            ]);
-            let far = dice.pick(&[0, 0, 0, 1, 1000, 70_000, 1 << 31, u32::MAX]);
-            let ahead = dice.pick(&[0, 0, 1, 5000]);
-            let len = match kind & (flags::SYN | flags::RST) {
-                0 => dice.range(0, 1000) as usize,
-                _ => 0,
-            };
-            let window = dice.pick(&[0, 1, 65_535]);
-            let packet = offload::rewrite(real, |e| {
-                e.seq = e.seq.add(e.payload.len() as u32).add(far);
-                e.ack = e.ack.add(ahead);
-                e.flags = kind;
-                e.window = window;
-                e.urgent = u16::from(kind & flags::URG != 0);
-                e.payload = vec![b'!'; len];
-            });
-            self.coverage.note(Seen::PlainForged);
-            // What gets through changes the stream, or ends it.
-            self.arrive_plain(host, packet)?;
+/// Sends a host plain packets that it was sent before: the network may double what it likes.
+pub(super) fn replay_plain(world: &mut World, host: usize, count: usize) -> Result<(), String> {
+    for _ in 0..count {
+        let Some((to, packet)) = world.plain.draw(&mut world.rng) else {
+            return Ok(());
+        };
+        if to == host {
+            let packet = packet.to_vec();
+            world.coverage.note(Seen::PlainReplayed);
+            world.arrive_plain(host, packet)?;
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Sends a host plain packets that it was sent before: the network may double what it likes.
-    pub(super) fn replay_plain(&mut self, host: usize, count: usize) -> Result<(), String> {
-        for _ in 0..count {
-            let Some(seen) = self.plain_seen.len().checked_sub(1) else {
-                return Ok(());
-            };
-            let at = self.rng.below(seen as u64 + 1) as usize;
-            let (to, packet) = &self.plain_seen[at];
-            if *to == host {
-                let packet = packet.clone();
-                self.coverage.note(Seen::PlainReplayed);
-                self.arrive_plain(host, packet)?;
+/// Puts packets into a host's TUN that no rule put there.
+pub(super) fn foreign(world: &mut World, host: usize, count: usize) -> Result<(), String> {
+    for _ in 0..count {
+        let v6 = world.rng.chance(0.3);
+        let len = world.rng.range(1, 1200) as usize;
+        let mut packet = world.opaque_packet(host, len, v6);
+        let (src, dst) = if v6 { (23, 39) } else { (15, 19) };
+        let expected = match world.rng.below(4) {
+            0 => {
+                packet.truncate(world.rng.below(20) as usize);
+                Some(Counter::TunMalformed)
             }
-        }
-        Ok(())
-    }
-
-    /// Puts packets into a host's TUN that no rule put there.
-    pub(super) fn foreign(&mut self, host: usize, count: usize) -> Result<(), String> {
-        for _ in 0..count {
-            let v6 = self.rng.chance(0.3);
-            let len = self.rng.range(1, 1200) as usize;
-            let mut packet = self.opaque_packet(host, len, v6);
-            let (src, dst) = if v6 { (23, 39) } else { (15, 19) };
-            let expected = match self.rng.below(4) {
-                0 => {
-                    packet.truncate(self.rng.below(20) as usize);
-                    Some(Counter::TunMalformed)
-                }
-                1 => {
-                    packet[0] |= 0x80;
-                    Some(Counter::TunMalformed)
-                }
-                2 => {
-                    packet[dst] = 77;
-                    Some(Counter::TunNoPeer)
-                }
-                _ => {
-                    // Forwarded, not the host's own: the peer has to refuse it.
-                    packet[src] = 77;
-                    self.foreign[host] = true;
-                    None
-                }
-            };
-            let Some(node) = &self.hosts[host].node else {
-                return Ok(());
-            };
-            let count = |node: &Node| expected.map_or(0, |c| node.counters().get(c));
-            let before = count(node);
-            let bump = self.rng.pick(&[SCRAMBLE, SHARE, SEAL]);
-            self.tun(host, bump, &offload::plain_frame(&packet));
-            let h = &mut self.hosts[host];
-            let after = h.node.as_ref().map_or(0, count);
-            match expected {
-                Some(counter) if after != before + 1 => {
-                    return Err(format!("a drop is not counted as {}", counter.name()));
-                }
-                Some(Counter::TunMalformed) => h.malformed += 1,
-                Some(_) => h.stray += 1,
-                None => {}
+            1 => {
+                packet[0] |= 0x80;
+                Some(Counter::TunMalformed)
             }
-            self.coverage.note(Seen::TunForeign);
+            2 => {
+                packet[dst] = 77;
+                Some(Counter::TunNoPeer)
+            }
+            _ => {
+                // Forwarded, not the host's own: the peer has to refuse it.
+                packet[src] = 77;
+                world.foreign[host] = true;
+                None
+            }
+        };
+        let Some(node) = &world.hosts[host].node else {
+            return Ok(());
+        };
+        let count = |node: &Node| expected.map_or(0, |c| node.counters().get(c));
+        let before = count(node);
+        let bump = world.rng.pick(&[SCRAMBLE, SHARE, SEAL]);
+        world.tun(host, bump, &offload::plain_frame(&packet));
+        let h = &mut world.hosts[host];
+        let after = h.node.as_ref().map_or(0, count);
+        match expected {
+            Some(counter) if after != before + 1 => {
+                return Err(format!("a drop is not counted as {}", counter.name()));
+            }
+            Some(Counter::TunMalformed) => h.malformed += 1,
+            Some(_) => h.stray += 1,
+            None => {}
         }
-        Ok(())
+        world.coverage.note(Seen::TunForeign);
     }
+    Ok(())
 }

@@ -14,218 +14,216 @@ use crate::steering::Mark;
 /// So long may be held what came behind a gap.
 const HELD: Duration = Duration::from_secs(90);
 
-impl World {
-    pub(super) fn check_bounds(&self, host: usize) -> Result<(), String> {
-        let Some(node) = &self.hosts[host].node else {
-            return Ok(());
-        };
-        for peer in node.peers(self.now) {
-            // What each end says in its hello that it can hold.
-            if peer.held > 32 << 20 || peer.unacknowledged > (32 << 20) + (64 << 10) {
-                return Err(format!("bounds exceeded at {}: {peer:?}", name(host)));
-            }
-            if peer.sets.1 > 32 << 20 {
-                return Err(format!(
-                    "too many shares at {}: {:?}",
-                    name(host),
-                    peer.sets
-                ));
-            }
+pub(super) fn check_bounds(world: &World, host: usize) -> Result<(), String> {
+    let Some(node) = &world.hosts[host].node else {
+        return Ok(());
+    };
+    for peer in node.peers(world.now) {
+        // What each end says in its hello that it can hold.
+        if peer.held > 32 << 20 || peer.unacknowledged > (32 << 20) + (64 << 10) {
+            return Err(format!("bounds exceeded at {}: {peer:?}", name(host)));
         }
-        let h = &self.hosts[host];
-        let refused = if self.foreign[1 - host] { u64::MAX } else { 0 };
-        for (counter, expected) in [
-            (Counter::CrcMismatch, 0),
-            (Counter::PeerContradiction, 0),
-            (Counter::AckRefused, 0),
-            (Counter::FrameMalformed, 0),
-            (Counter::InnerAddress, refused),
-            (Counter::InnerProtocol, 0),
-            (Counter::TunRefused, 0),
-            (Counter::TunMalformed, h.malformed),
-            (Counter::TunNoPeer, h.stray),
-            (Counter::KeysExhausted, 0),
-            (Counter::ShareMismatch, 0),
-            (Counter::BumpUnknown, 0),
-        ] {
-            if node.counters().get(counter) > expected {
-                return Err(format!(
-                    "{} between honest ends, at {}",
-                    counter.name(),
-                    name(host)
-                ));
-            }
+        if peer.sets.1 > 32 << 20 {
+            return Err(format!(
+                "too many shares at {}: {:?}",
+                name(host),
+                peer.sets
+            ));
         }
-        h.steering.check()
     }
+    let h = &world.hosts[host];
+    let refused = if world.foreign[1 - host] { u64::MAX } else { 0 };
+    for (counter, expected) in [
+        (Counter::CrcMismatch, 0),
+        (Counter::PeerContradiction, 0),
+        (Counter::AckRefused, 0),
+        (Counter::FrameMalformed, 0),
+        (Counter::InnerAddress, refused),
+        (Counter::InnerProtocol, 0),
+        (Counter::TunRefused, 0),
+        (Counter::TunMalformed, h.malformed),
+        (Counter::TunNoPeer, h.stray),
+        (Counter::KeysExhausted, 0),
+        (Counter::ShareMismatch, 0),
+        (Counter::BumpUnknown, 0),
+    ] {
+        if node.counters().get(counter) > expected {
+            return Err(format!(
+                "{} between honest ends, at {}",
+                counter.name(),
+                name(host)
+            ));
+        }
+    }
+    h.steering.check()
+}
 
-    /// The daemons have had time to agree on what is still open.
-    pub(super) fn check_agreement(&self) -> Result<(), String> {
-        let [a, b] = &self.hosts;
-        for conn in self.conns.iter().filter(|c| c.lingers) {
-            // A rule that requires the bump stands above choices.
-            let ruled = conn.plan.require != [0; 2];
-            if ruled || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
-                continue;
-            }
-            let at = |host: usize| {
-                let (pair, h) = (&conn.pairs[host], &self.hosts[host]);
-                (h.steering.choice(pair), h.steering.mark(pair))
-            };
-            let ends = [at(0), at(1)];
-            let said = |(choice, _): (Option<Choice>, Mark)| choice.map(|c| (c.bump, c.version));
-            if said(ends[0]) != said(ends[1]) {
-                return Err(format!("no agreement on {:?}: {ends:?}", conn.ports));
-            }
-            for (host, (choice, mark)) in ends.into_iter().enumerate() {
-                let Some(choice) = choice else {
-                    if mark.chosen {
-                        return Err(format!(
-                            "nothing is chosen for {:?}, but {mark:?} stands at {}",
-                            conn.ports,
-                            name(host)
-                        ));
-                    }
-                    continue;
-                };
-                let in_force = !choice.pending
-                    && mark.chosen
-                    && mark.bump == choice.bump
-                    && mark.locked == (choice.bump != 0);
-                if !in_force {
+/// The daemons have had time to agree on what is still open.
+pub(super) fn check_agreement(world: &World) -> Result<(), String> {
+    let [a, b] = &world.hosts;
+    for conn in world.conns.iter().filter(|c| c.lingers) {
+        // A rule that requires the bump stands above choices.
+        let ruled = conn.plan.require != [0; 2];
+        if ruled || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
+            continue;
+        }
+        let at = |host: usize| {
+            let (pair, h) = (&conn.pairs[host], &world.hosts[host]);
+            (h.steering.choice(pair), h.steering.mark(pair))
+        };
+        let ends = [at(0), at(1)];
+        let said = |(choice, _): (Option<Choice>, Mark)| choice.map(|c| (c.bump, c.version));
+        if said(ends[0]) != said(ends[1]) {
+            return Err(format!("no agreement on {:?}: {ends:?}", conn.ports));
+        }
+        for (host, (choice, mark)) in ends.into_iter().enumerate() {
+            let Some(choice) = choice else {
+                if mark.chosen {
                     return Err(format!(
-                        "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",
+                        "nothing is chosen for {:?}, but {mark:?} stands at {}",
                         conn.ports,
                         name(host)
                     ));
                 }
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts together what happened.
-    pub(super) fn gather(&mut self) {
-        for h in &mut self.hosts {
-            self.coverage.add(&h.kernel.seen);
-            self.coverage.add(&h.steering.seen);
-            if let Some(node) = &h.node {
-                self.coverage.add_counters(node.counters());
-            }
-        }
-        self.coverage.add(self.observer.coverage());
-        for conn in &self.conns {
-            let required = conn.plan.require != [0; 2];
-            for (happened, what) in [
-                (!conn.aborted, Seen::Finished),
-                (!conn.aborted && required, Seen::RequiredFinished),
-                (conn.closes[0], Seen::SimultaneousClose),
-                (conn.closes[1], Seen::HalfClosed),
-                (conn.stopped, Seen::ReaderStopped),
-            ] {
-                if happened {
-                    self.coverage.note(what);
-                }
-            }
-        }
-    }
-
-    /// At least the agreed share of a connection's bytes went by trusted paths.
-    fn check_share(&self, host: usize) -> Result<(), String> {
-        let share = self.setup.trusted_share;
-        let node = self.hosts[host].node.as_ref();
-        let conns = node.map(|n| n.conns()).unwrap_or_default();
-        for conn in conns.iter().filter(|conn| conn.bump == SCRAMBLE) {
-            let sent = |trusted: bool| -> u64 {
-                let of = conn.by_path.iter();
-                let of = of.filter(|(path, _)| self.links[*path].trusted == trusted);
-                of.map(|(_, bytes)| bytes.sent).sum()
+                continue;
             };
-            let (trusted, untrusted) = (conn.stats.bytes_trusted, sent(false));
-            let all = trusted + untrusted;
-            // The places are drawn; of few bytes the share may be less by chance.
-            let least = 0.8 * share * all as f64 - 60_000.0;
-            if self.setup.hold_without_trusted && (trusted as f64) < least {
+            let in_force = !choice.pending
+                && mark.chosen
+                && mark.bump == choice.bump
+                && mark.locked == (choice.bump != 0);
+            if !in_force {
                 return Err(format!(
-                    "{trusted} of {all} bytes by trusted paths at {}, {share} was agreed to",
+                    "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",
+                    conn.ports,
                     name(host)
                 ));
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Everything has been delivered and some time has passed: nothing may be left.
-    /// `datagrams` were sent in the last 10 s: those that keep paths and sessions. `at_last`: what may
-    /// take long has had its time.
-    pub(super) fn check_rest(&self, datagrams: u64, at_last: bool) -> Result<(), String> {
-        if datagrams > 200 * self.links.len() as u64 {
-            return Err(format!("{datagrams} datagrams in 10 s of silence"));
+/// Puts together what happened.
+pub(super) fn gather(world: &mut World) {
+    for h in &mut world.hosts {
+        world.coverage.add(&h.kernel.seen);
+        world.coverage.add(&h.steering.seen);
+        if let Some(node) = &h.node {
+            world.coverage.add_counters(node.counters());
         }
-        for (host, h) in self.hosts.iter().enumerate() {
-            self.check_share(host)?;
-            let Some(node) = &h.node else { continue };
-            for peer in node.peers(self.now) {
-                if peer.unacknowledged > 0 {
-                    return Err(format!(
-                        "{} still waits for the acknowledgement of {} bytes",
-                        name(host),
-                        peer.unacknowledged
-                    ));
-                }
-                if peer.sets != (0, 0) {
-                    return Err(format!(
-                        "{} still has sets of shares: {:?}",
-                        name(host),
-                        peer.sets
-                    ));
-                }
-                // A kernel that has not heard of the other end's abort sends again and again.
-                let goes_on = node.conns().iter().any(|c| c.last_seen + HELD > self.now);
-                if peer.held > 0 && !(at_last && goes_on) {
-                    return Err(format!("{} still holds {} bytes", name(host), peer.held));
-                }
+    }
+    world.coverage.add(world.observer.coverage());
+    for conn in &world.conns {
+        let required = conn.plan.require != [0; 2];
+        for (happened, what) in [
+            (!conn.aborted, Seen::Finished),
+            (!conn.aborted && required, Seen::RequiredFinished),
+            (conn.closes[0], Seen::SimultaneousClose),
+            (conn.closes[1], Seen::HalfClosed),
+            (conn.stopped, Seen::ReaderStopped),
+        ] {
+            if happened {
+                world.coverage.note(what);
             }
         }
-        if let Some(late) = self.conns.iter().find(|c| !c.is_done()) {
-            return Err(format!("{:?} is not done", late.ports));
-        }
-        Ok(())
     }
+}
 
-    pub(super) fn describe(&self) -> String {
-        let [a, b] = &self.hosts;
-        let mut text = String::new();
-        for (number, conn) in self.conns.iter().enumerate() {
-            let done = if conn.is_done() { "done" } else { "open" };
-            text += &format!(
-                "conn {number} {done} {}\n",
-                conn.describe([&a.kernel, &b.kernel])
-            );
-            for (h, pair) in [a, b].into_iter().zip(&conn.pairs) {
-                let s = &h.steering;
-                text += &format!("  {:?} {:?}\n", s.mark(pair), s.choice(pair));
-            }
+/// At least the agreed share of a connection's bytes went by trusted paths.
+fn check_share(world: &World, host: usize) -> Result<(), String> {
+    let share = world.setup.trusted_share;
+    let node = world.hosts[host].node.as_ref();
+    let conns = node.map(|n| n.conns()).unwrap_or_default();
+    for conn in conns.iter().filter(|conn| conn.bump == SCRAMBLE) {
+        let sent = |trusted: bool| -> u64 {
+            let of = conn.by_path.iter();
+            let of = of.filter(|(path, _)| world.links[*path].trusted == trusted);
+            of.map(|(_, bytes)| bytes.sent).sum()
+        };
+        let (trusted, untrusted) = (conn.stats.bytes_trusted, sent(false));
+        let all = trusted + untrusted;
+        // The places are drawn; of few bytes the share may be less by chance.
+        let least = 0.8 * share * all as f64 - 60_000.0;
+        if world.setup.hold_without_trusted && (trusted as f64) < least {
+            return Err(format!(
+                "{trusted} of {all} bytes by trusted paths at {}, {share} was agreed to",
+                name(host)
+            ));
         }
-        for (host, h) in self.hosts.iter().enumerate() {
-            text += &format!("{}: ", name(host));
-            let Some(node) = &h.node else {
-                text += "no daemon\n";
-                continue;
-            };
-            text += &format!("{:?}\n", node.peers(self.now));
-            for path in node.paths() {
-                text += &format!("  {path:?}\n");
-            }
-            for conn in node.conns() {
-                text += &format!("  {conn:?}\n");
-            }
-            let counts = node.counters().iter().filter(|(_, n)| *n > 0);
-            for (counter, n) in counts {
-                text += &format!("  {counter} {n}");
-            }
-            text += "\n";
-        }
-        text
     }
+    Ok(())
+}
+
+/// Everything has been delivered and some time has passed: nothing may be left.
+/// `datagrams` were sent in the last 10 s: those that keep paths and sessions. `at_last`: what may
+/// take long has had its time.
+pub(super) fn check_rest(world: &World, datagrams: u64, at_last: bool) -> Result<(), String> {
+    if datagrams > 200 * world.links.len() as u64 {
+        return Err(format!("{datagrams} datagrams in 10 s of silence"));
+    }
+    for (host, h) in world.hosts.iter().enumerate() {
+        check_share(world, host)?;
+        let Some(node) = &h.node else { continue };
+        for peer in node.peers(world.now) {
+            if peer.unacknowledged > 0 {
+                return Err(format!(
+                    "{} still waits for the acknowledgement of {} bytes",
+                    name(host),
+                    peer.unacknowledged
+                ));
+            }
+            if peer.sets != (0, 0) {
+                return Err(format!(
+                    "{} still has sets of shares: {:?}",
+                    name(host),
+                    peer.sets
+                ));
+            }
+            // A kernel that has not heard of the other end's abort sends again and again.
+            let goes_on = node.conns().iter().any(|c| c.last_seen + HELD > world.now);
+            if peer.held > 0 && !(at_last && goes_on) {
+                return Err(format!("{} still holds {} bytes", name(host), peer.held));
+            }
+        }
+    }
+    if let Some(late) = world.conns.iter().find(|c| !c.is_done()) {
+        return Err(format!("{:?} is not done", late.ports));
+    }
+    Ok(())
+}
+
+pub(super) fn describe(world: &World) -> String {
+    let [a, b] = &world.hosts;
+    let mut text = String::new();
+    for (number, conn) in world.conns.iter().enumerate() {
+        let done = if conn.is_done() { "done" } else { "open" };
+        text += &format!(
+            "conn {number} {done} {}\n",
+            conn.describe([&a.kernel, &b.kernel])
+        );
+        for (h, pair) in [a, b].into_iter().zip(&conn.pairs) {
+            let s = &h.steering;
+            text += &format!("  {:?} {:?}\n", s.mark(pair), s.choice(pair));
+        }
+    }
+    for (host, h) in world.hosts.iter().enumerate() {
+        text += &format!("{}: ", name(host));
+        let Some(node) = &h.node else {
+            text += "no daemon\n";
+            continue;
+        };
+        text += &format!("{:?}\n", node.peers(world.now));
+        for path in node.paths() {
+            text += &format!("  {path:?}\n");
+        }
+        for conn in node.conns() {
+            text += &format!("  {conn:?}\n");
+        }
+        let counts = node.counters().iter().filter(|(_, n)| *n > 0);
+        for (counter, n) in counts {
+            text += &format!("  {counter} {n}");
+        }
+        text += "\n";
+    }
+    text
 }

@@ -1,7 +1,6 @@
 //! Between the hosts: the paths with who sits on them, and the ordinary route.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,14 +12,16 @@ use dibs_core::session::Integrity;
 use dibs_switch::conns::Pair;
 use dibs_wire::Tuple;
 
-use super::{Arrival, What, World, endpoint};
+use super::arrivals::{Arrival, What};
+use super::{World, endpoint};
 use crate::adversary::Put;
 use crate::coverage::Seen;
-use crate::history::{name, on};
+use crate::history::{Setup, name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
-use dibs_netem::{Cause, Fate, rng::mix};
+use dibs_netem::rng::{Rng, mix};
+use dibs_netem::{Cause, Conditions, Emulator, Fate};
 
 /// Plain packets that somebody on the ordinary route remembers.
 const PLAIN_SEEN: usize = 64;
@@ -71,12 +72,49 @@ fn sender(tuple: &Tuple) -> Pair {
     }
 }
 
+/// The ordinary route between the hosts, and somebody on it who remembers.
+pub(super) struct PlainRoute {
+    /// By sending host.
+    emulators: [Emulator; 2],
+    conditions: Conditions,
+    /// The latest packets, with the host that they went to.
+    seen: VecDeque<(usize, Vec<u8>)>,
+}
+
+impl PlainRoute {
+    pub(super) fn new(rng: &mut Rng, setup: &Setup) -> Self {
+        Self {
+            emulators: [(); 2].map(|()| Emulator::new(rng.word())),
+            conditions: setup.direct.clone(),
+            seen: VecDeque::new(),
+        }
+    }
+
+    /// When a packet of `host` arrives, if it does.
+    fn send(&mut self, host: usize, now: Duration, packet: &[u8]) -> Option<Duration> {
+        if self.seen.len() == PLAIN_SEEN {
+            self.seen.pop_front();
+        }
+        self.seen.push_back((1 - host, packet.to_vec()));
+        match self.emulators[host].enter(&self.conditions, now, packet.len()) {
+            Fate::Delivered(delivery) => Some(delivery.at),
+            Fate::Dropped(_) => None,
+        }
+    }
+
+    /// One of the latest packets, and the host that it went to.
+    pub(super) fn draw(&self, rng: &mut Rng) -> Option<(usize, &[u8])> {
+        let seen = self.seen.len().checked_sub(1)?;
+        let at = rng.below(seen as u64 + 1) as usize;
+        let (to, packet) = &self.seen[at];
+        Some((*to, packet))
+    }
+}
+
 impl World {
     pub(super) fn arrive(&mut self, arrival: Arrival) -> Result<(), String> {
         let Arrival { host, what } = arrival;
-        let now = self.now;
-        self.digest = mix(self.digest ^ now.as_nanos()).wrapping_add(host as u64);
-        if self.hosts[host].asleep_until > now {
+        if self.hosts[host].asleep_until > self.now {
             return Ok(());
         }
         match what {
@@ -217,7 +255,8 @@ impl World {
         }
         for (bump, packets) in bumped {
             for segment in packets.iter().filter_map(|packet| offload::tcp(packet)) {
-                self.note_scheduler(host, &segment.tuple);
+                let seen = self.hosts[host].schedulers_of(&segment.tuple);
+                self.coverage.note_all(seen);
             }
             for frame in offload::frames(packets, &mut self.rng) {
                 self.tun(host, bump, &frame);
@@ -236,32 +275,24 @@ impl World {
 
     fn send_plain(&mut self, host: usize, packet: Vec<u8>) {
         let now = self.now.since(Time::ZERO);
-        if self.plain_seen.len() == PLAIN_SEEN {
-            self.plain_seen.pop_front();
+        if let Some(at) = self.plain.send(host, now, &packet) {
+            self.schedule(1 - host, at, What::Packet(packet));
         }
-        self.plain_seen.push_back((1 - host, packet.clone()));
-        let fate = self.direct[host].enter(&self.direct_conditions, now, packet.len());
-        let Fate::Delivered(delivery) = fate else {
-            return;
-        };
-        self.schedule(1 - host, delivery.at, What::Packet(packet));
     }
 
     pub(super) fn schedule(&mut self, host: usize, at: Duration, what: What) {
         // The receiver looks at what has arrived now and then.
         let tick = self.setup.tick[host].as_nanos() as u64;
         let at = (at.as_nanos() as u64).div_ceil(tick) * tick;
-        self.order += 1;
         self.arrivals
-            .push(Reverse((Time::from_nanos(at), self.order)));
-        self.arriving.insert(self.order, Arrival { host, what });
+            .push(Time::from_nanos(at), Arrival { host, what });
     }
 
     /// What a bump's TUN hands to a kernel.
     pub(super) fn inject(&mut self, host: usize, bump: u8, frame: &[u8]) -> Result<(), String> {
         for packet in offload::segments(frame)? {
             let Some(s) = offload::tcp(&packet) else {
-                if self.opaque.get(&packet) != Some(&bump) {
+                if self.said.opaque.get(&packet) != Some(&bump) {
                     return Err(format!("an opaque packet that nobody sent by {}", on(bump)));
                 }
                 self.coverage.note(Seen::OpaqueArrived);

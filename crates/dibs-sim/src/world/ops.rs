@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use dibs_wire::checksum;
 use dibs_wire::packet::TCP;
 
-use super::{World, addresses};
+use super::{World, addresses, attacks};
 use crate::conn::Conn;
 use crate::coverage::Seen;
 use crate::history::{Op, calm};
@@ -112,12 +112,12 @@ impl World {
                 self.links[*path].tamper[*host] = Some(tamper.clone());
             }
             Op::Plain(host, conn, forged, again) => {
-                self.forge_plain(*host, *conn, *forged)?;
-                self.replay_plain(*host, *again)?;
+                attacks::forge_plain(self, *host, *conn, *forged)?;
+                attacks::replay_plain(self, *host, *again)?;
             }
-            Op::Foreign(host, count) => self.foreign(*host, *count)?,
+            Op::Foreign(host, count) => attacks::foreign(self, *host, *count)?,
             Op::Restart(host, gap) => {
-                self.restarts += 1;
+                self.said.restarts += 1;
                 self.coverage.note(Seen::Crash);
                 if self.hosts[1 - host].node.is_none() {
                     self.coverage.note(Seen::CrashBoth);
@@ -167,12 +167,12 @@ impl World {
             }
             Op::Opaque(host, len, v6, bump) => {
                 let packet = self.opaque_packet(*host, *len, *v6);
-                self.opaque.insert(packet.clone(), *bump);
+                self.said.opaque.insert(packet.clone(), *bump);
                 self.coverage.note(Seen::Opaque);
                 self.tun(*host, *bump, &offload::plain_frame(&packet));
             }
-            Op::Attack(host, count) => self.attack(*host, *count)?,
-            Op::Wish(host, wish) => self.wish(*host, wish),
+            Op::Attack(host, count) => attacks::attack(self, *host, *count)?,
+            Op::Wish(host, wish) => self.hosts[*host].wish(now, wish),
             Op::Control(host, len) => {
                 let mut message = vec![0; *len];
                 let key = self.rng.word();
@@ -181,7 +181,7 @@ impl World {
                 if let Some(node) = &mut self.hosts[*host].node
                     && node.send_control(now, 0, &message).is_ok()
                 {
-                    self.controls.entry(message).or_default();
+                    self.said.controls.entry(message).or_default();
                 }
             }
         }
@@ -298,6 +298,7 @@ impl World {
         for h in &mut self.hosts {
             h.asleep_until = h.asleep_until.min(self.now);
             h.steering.able(self.now);
+            h.calm_wishes(self.now);
         }
         for link in &mut self.links {
             for conditions in &mut link.conditions {
@@ -306,7 +307,6 @@ impl World {
             }
             link.tamper = [None, None];
         }
-        self.calm_wishes();
         for path in 0..self.links.len() {
             for host in 0..2 {
                 if !self.hosts[host].up[path] {

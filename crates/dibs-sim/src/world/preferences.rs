@@ -5,9 +5,9 @@ use dibs_core::node::Node;
 use dibs_core::preference::{Role, Scheduler, Unused, Usage};
 use dibs_wire::Tuple;
 
-use super::{Host, World};
+use super::Host;
 use crate::coverage::Seen;
-use crate::history::{Wish, calm_usage, name};
+use crate::history::{Wish, calm_usage};
 use crate::observer::Held;
 
 /// What may leave by a limited path at once, beyond its rate: a burst of the longest datagrams, and what does not ask
@@ -60,15 +60,11 @@ impl Host {
     pub(super) fn tell_flows(&self, node: &mut Node) {
         node.set_flow_schedulers(self.preferences.flows.clone());
     }
-}
 
-impl World {
-    /// The user of a host wants something otherwise.
-    pub(super) fn wish(&mut self, host: usize, wish: &Wish) {
-        let now = self.now;
-        let h = &mut self.hosts[host];
-        h.preferences.take(wish);
-        let Some(node) = &mut h.node else { return };
+    /// The user of the host wants something otherwise.
+    pub(super) fn wish(&mut self, now: Time, wish: &Wish) {
+        self.preferences.take(wish);
+        let Some(node) = &mut self.node else { return };
         match wish {
             Wish::Scheduler(scheduler) => node.set_scheduler(*scheduler),
             Wish::Flows(flows) => node.set_flow_schedulers(flows.clone()),
@@ -78,27 +74,26 @@ impl World {
     }
 
     /// Nothing that the users want keeps anything for ever.
-    pub(super) fn calm_wishes(&mut self) {
-        for host in 0..2 {
-            for path in 0..self.links.len() {
-                let usage = self.hosts[host].preferences.usage(path);
-                let calm = calm_usage(usage);
-                if calm != usage {
-                    self.wish(host, &Wish::Usage(path, calm));
-                }
+    pub(super) fn calm_wishes(&mut self, now: Time) {
+        for path in 0..self.up.len() {
+            let usage = self.preferences.usage(path);
+            let calm = calm_usage(usage);
+            if calm != usage {
+                self.wish(now, &Wish::Usage(path, calm));
             }
         }
     }
 
-    /// A segment of a host's kernel goes to its node: notes how it is to be shared out.
-    pub(super) fn note_scheduler(&mut self, host: usize, tuple: &Tuple) {
-        let preferences = &self.hosts[host].preferences;
-        let own = preferences.flows.iter().find(|flow| flow.selects(tuple));
+    /// How a segment of the host's kernel that goes to its node is to be shared out.
+    pub(super) fn schedulers_of(&self, tuple: &Tuple) -> Vec<Seen> {
+        let mut own = self.preferences.flows.iter();
+        let own = own.find(|flow| flow.selects(tuple));
+        let mut seen = Vec::new();
         if own.is_some() {
-            self.coverage.note(Seen::FlowScheduler);
+            seen.push(Seen::FlowScheduler);
         }
-        self.coverage.note(
-            match own.map_or(preferences.scheduler, |own| own.scheduler) {
+        seen.push(
+            match own.map_or(self.preferences.scheduler, |own| own.scheduler) {
                 Scheduler::Balanced => Seen::Balanced,
                 Scheduler::LowestRtt => Seen::LowestRtt,
                 Scheduler::RoundRobin => Seen::RoundRobin,
@@ -106,19 +101,20 @@ impl World {
                 Scheduler::Blest => Seen::Blest,
             },
         );
+        seen
     }
 
-    /// A datagram leaves a host by a path; `reasons` are those of before and after the node was asked for it.
+    /// A datagram leaves the host, `who`, by a path; `reasons` are those of before and after the node was asked for
+    /// it, `shares` those of a split. Returns what was seen by that.
     pub(super) fn check_wishes(
         &mut self,
-        (host, path): (usize, usize),
-        held: Held,
-        len: usize,
+        now: Time,
+        (who, path): (char, usize),
+        (held, len): (Held, usize),
         reasons: &[Reasons; 2],
-    ) -> Result<(), String> {
-        let h = &mut self.hosts[host];
-        let Usage { role, rate, spent } = h.preferences.usage(path);
-        let who = name(host);
+        shares: u8,
+    ) -> Result<Vec<Seen>, String> {
+        let Usage { role, rate, spent } = self.preferences.usage(path);
         if role == Role::Never || spent {
             return Err(format!(
                 "a datagram of {len} bytes by path {path} of {who}, which carries nothing: role {role}, spent {spent}"
@@ -135,10 +131,10 @@ impl World {
             ));
         }
         let enough = |of: &Reasons| {
-            let is_primary = |path: &usize| h.preferences.usage(*path).role != Role::Backup;
+            let is_primary = |path: &usize| self.preferences.usage(*path).role != Role::Backup;
             let others = (0..of.len()).filter(is_primary);
             let active = others.filter(|path| of[*path].iter().any(is_active));
-            active.count() >= usize::from(self.setup.share.1)
+            active.count() >= usize::from(shares)
         };
         if held.split && role == Role::Backup && reasons.iter().all(enough) {
             return Err(format!(
@@ -151,23 +147,23 @@ impl World {
             ));
         }
         if !held.payload {
-            return Ok(());
+            return Ok(Vec::new());
         }
         if let Some(rate) = rate {
-            let beyond = h.sent_of_limit[path].add(self.now, len, rate);
+            let beyond = self.sent_of_limit[path].add(now, len, rate);
             if beyond > BURST {
                 return Err(format!(
                     "{beyond} bytes beyond {rate} a second by path {path} of {who}"
                 ));
             }
         }
-        let hinted = h.preferences.hint.is_some_and(|hint| hint.path == path);
-        let others = h.preferences.usage.iter();
+        let hinted = self.preferences.hint.is_some_and(|hint| hint.path == path);
+        let others = self.preferences.usage.iter();
         let idle = others.filter(|other| other.role == Role::Never).count();
-        let spent = h.preferences.usage.iter().any(|other| other.spent);
+        let spent = self.preferences.usage.iter().any(|other| other.spent);
         let spared = reasons[1].iter().flatten().flatten();
         let spared = spared.filter(|why| **why == Unused::Backup).count();
-        for (happened, what) in [
+        let seen = [
             (hinted && held.fresh, Seen::Preferred),
             (role == Role::Secondary, Seen::SecondaryUsed),
             (role == Role::Backup, Seen::BackupUsed),
@@ -175,11 +171,8 @@ impl World {
             (idle > 0, Seen::NeverUsed),
             (spent, Seen::VolumeSpent),
             (rate.is_some(), Seen::RateLimited),
-        ] {
-            if happened {
-                self.coverage.note(what);
-            }
-        }
-        Ok(())
+        ];
+        let happened = seen.into_iter().filter(|(happened, _)| *happened);
+        Ok(happened.map(|(_, what)| what).collect())
     }
 }
