@@ -170,7 +170,7 @@ pub struct ConnPathInfo {
     pub bytes_received: u64,
 }
 
-/// A path to a peer.
+/// A path to a peer: a table of what `path list --json` says of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathInfo {
     /// From the configuration.
