@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dibs_config::{BumpConfig, BumpKind, Config};
-use dibs_core::bump::{Bump, MAX_NUMBER};
+use dibs_config::{BuiltIn, BumpConfig, Config};
+use dibs_core::bump::{self, Bump, MAX_NUMBER, Padding, Scheme};
 use dibs_policy::BumpId;
 
 use dibs_switch::messages::{Body, Outcome};
@@ -35,16 +35,17 @@ pub struct Carried {
 pub fn carried(config: &Config) -> Vec<Carried> {
     let mut devices = FIRST_DEVICE..;
     let bumps = config.bumps.iter().map(|bump| {
-        let (number, warning) = match &bump.kind {
-            BumpKind::BuiltIn(bump) => (bump.number, bump.warning),
-            BumpKind::Device(_) => (devices.next().expect("there are few devices"), None),
+        let built_in = bump.built_in();
+        let number = match built_in {
+            Some(bump) => of_core(bump).number,
+            None => devices.next().expect("there are few devices"),
         };
         let carried = Carried {
             name: bump.name.clone(),
             id: BumpId::new(number).expect("the configuration bounds the devices"),
             device: bump.device().map(str::to_owned),
-            shares: bump.built_in().and_then(Bump::shares),
-            warning,
+            shares: built_in.and_then(BuiltIn::shares),
+            warning: built_in.and_then(BuiltIn::warning),
         };
         config.lack(bump).is_none().then_some(carried)
     });
@@ -55,7 +56,20 @@ pub fn carried(config: &Config) -> Vec<Carried> {
 pub fn for_node(config: &Config) -> Vec<Bump> {
     let bumps = config.bumps.iter();
     let carried = bumps.filter(|bump| config.lack(bump).is_none());
-    carried.filter_map(BumpConfig::built_in).cloned().collect()
+    let built_in = carried.filter_map(BumpConfig::built_in);
+    built_in.map(of_core).collect()
+}
+
+fn of_core(bump: BuiltIn) -> Bump {
+    match bump {
+        BuiltIn::Scramble => bump::scramble(),
+        BuiltIn::Share { needed, shares } => {
+            let scheme = Scheme::new(needed, shares);
+            bump::share(scheme.expect("the configuration was checked: it is a scheme"))
+        }
+        BuiltIn::Seal { padding: true } => bump::seal(Padding::Buckets),
+        BuiltIn::Seal { padding: false } => bump::seal(Padding::None),
+    }
 }
 
 /// Numbers of bumps as somebody else has them, or we had them ourselves: for each that is a device, the
@@ -186,7 +200,9 @@ impl Bumps {
 
 #[cfg(test)]
 mod tests {
-    use dibs_core::bump::{KINDS, SEAL, SHARE};
+    use std::collections::BTreeSet;
+
+    use dibs_core::bump::{SEAL, SHARE};
 
     use super::*;
     use crate::driver::MAX_PATHS;
@@ -207,7 +223,7 @@ mod tests {
         let numbers: Vec<_> = { bumps.iter() }
             .map(|bump| (bump.name.as_str(), bump.id.get()))
             .collect();
-        assert_eq!(numbers.len(), KINDS.len() + 7);
+        assert_eq!(numbers.len(), BuiltIn::usual(0).len() + 7);
         for known in [
             ("scramble", 1),
             ("share", 2),
@@ -226,13 +242,28 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_the_core_is_carried() {
+    fn each_that_is_built_in_is_carried_whatever_the_number_of_paths() {
+        for paths in 1..=MAX_PATHS {
+            // Panics where shares do not fit.
+            let all = BuiltIn::usual(paths).map(of_core);
+            let numbers = BTreeSet::from_iter(all.iter().map(|bump| bump.number));
+            assert_eq!(numbers.len(), all.len(), "each has a number of its own");
+            assert!(
+                numbers
+                    .iter()
+                    .all(|number| (1..=MAX_NUMBER).contains(number))
+            );
+        }
         let config = config(MAX_PATHS, "");
         let (carried, for_node) = (carried(&config), for_node(&config));
-        assert_eq!((carried.len(), for_node.len()), (KINDS.len(), KINDS.len()));
-        for (kind, bump) in KINDS.iter().zip(&carried) {
-            assert_eq!((kind.name, kind.number), (&*bump.name, bump.id.get()));
-            assert_eq!(kind.warning, bump.warning);
+        let all = BuiltIn::usual(MAX_PATHS);
+        assert_eq!((carried.len(), for_node.len()), (all.len(), all.len()));
+        for (bump, carried) in all.into_iter().zip(&carried) {
+            assert_eq!(
+                (bump.name(), bump.warning()),
+                (&*carried.name, carried.warning)
+            );
+            assert_eq!(of_core(bump).number, carried.id.get());
         }
     }
 

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use dibs_config::BuiltIn;
 use dibs_control::{
     BumpInfo, ErrorKind, Failure, PathInfo, PathState, PeerInfo, PeerState, Status,
 };
-use dibs_core::bump::Bump;
 use dibs_core::node::{PathSnapshot, PeerSnapshot};
 use dibs_core::preference::Unused;
 use dibs_core::session;
@@ -164,7 +164,7 @@ impl Daemon {
                 self.answers(number, lives.map(|(live, _)| live))
             });
             let shares = bump.built_in().filter(|_| carried.is_some());
-            let shares = shares.and_then(Bump::shares);
+            let shares = shares.and_then(BuiltIn::shares);
             let is_up = |device: &str| {
                 let found = inventory.0.iter().find(|found| found.name == device);
                 found.is_some_and(|interface| interface.up)

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use dibs_config::{Config, PathUsage, Prefer, Rate, Role, Scheduler, Volume};
+use dibs_config::{Config, PathUsage, Prefer, Rate, Volume};
 use dibs_control::{ErrorKind, Failure, Limit, PathChange, PathInfo, Preferred};
 use dibs_core::node::NodeConfig;
-use dibs_core::preference::{Hint, Unused, Usage};
+use dibs_core::preference::{Unused, Usage};
+use dibs_settings::{Hint, Role, Scheduler};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Daemon;

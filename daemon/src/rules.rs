@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Scheduler, Selection};
+use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Selection};
 use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 use dibs_io::LocalTime;
 use dibs_policy::{Binding, BumpId, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
+use dibs_settings::Scheduler;
 use ipnet::IpNet;
 
 use crate::live::Live;

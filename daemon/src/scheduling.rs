@@ -77,10 +77,11 @@ impl Daemon {
 
 #[cfg(test)]
 mod tests {
-    use dibs_config::{Level, Scheduler};
+    use dibs_config::Level;
     use dibs_control::{Match, NewRule, Selector, Terms};
     use dibs_io::LocalTime;
     use dibs_policy::BumpId;
+    use dibs_settings::Scheduler;
 
     use super::*;
     use crate::rules::{FIRST_USER_RULE, Narrowed, ROOT, of_user};

@@ -6,9 +6,10 @@ use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_core::bump::Pads;
 use dibs_core::node::{LocalPath, NodeConfig, PeerConfig};
-use dibs_core::preference::{Scheduler, Usage};
+use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_io::{PathSocket, SetupError};
+use dibs_settings::Scheduler;
 use nix::libc;
 
 use crate::bumps;

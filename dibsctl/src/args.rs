@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Parser, Subcommand};
 use clap_complete::Shell;
-use dibs_config::{BadAmount, Rate, Role, Scheduler, Volume};
+use dibs_config::{BadAmount, Rate, Volume};
 use dibs_control::{ConnId, Limit, Match, RuleId, Selector, Terms};
+use dibs_settings::{Role, Scheduler};
 use ipnet::IpNet;
 
 use crate::init::Wishes;

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use dibs_config::{PrivateKey, PublicKey};
 use dibs_core::bump;
-use dibs_core::node::{ControlError, Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
-use dibs_core::preference::{Scheduler, Usage};
+use dibs_core::node::{ControlError, Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::preference::Usage;
 use dibs_core::session::{self, Integrity, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_lab::Host;
+use dibs_settings::{Opening, Scheduler};
 use dibs_wire::packet::TCP;
 use dibs_wire::{checksum, virtio};
 

@@ -1,8 +1,4 @@
-//! The bumps: those that `dibs_core` carries, as each `[[bump]]` sets them, and devices.
-
-use std::collections::BTreeMap;
-
-use dibs_core::bump::{Bump, KINDS, Kind, Settings};
+//! The bumps: those that are built in, as each `[[bump]]` sets them, and devices.
 
 use crate::check;
 use crate::error::Error;
@@ -11,14 +7,81 @@ use crate::{BumpConfig, BumpKind, DEVICE, PathConfig};
 
 /// Bumps are numbered in four bits: 0 is none, 15 the daemon's own sockets, below 8 what is built in.
 const MOST_DEVICES: usize = 7;
+/// As many as a daemon can have paths.
+const MAX_SHARES: usize = 32;
+
+/// A bump that exists without being listed, as it is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BuiltIn {
+    /// The papers' scrambler.
+    Scramble,
+    /// Secret sharing over the paths.
+    Share {
+        /// So many shares give the data, at least 2.
+        needed: u8,
+        /// So many there are, each on a path of its own: at most 32.
+        shares: u8,
+    },
+    /// Authenticated encryption.
+    Seal {
+        /// Lengths are hidden.
+        padding: bool,
+    },
+}
+
+impl BuiltIn {
+    /// All of them on a host with so many paths, with nothing set.
+    pub fn usual(paths: usize) -> [Self; 3] {
+        let shares = paths.clamp(2, MAX_SHARES) as u8;
+        let share = Self::Share {
+            needed: shares,
+            shares,
+        };
+        [Self::Scramble, share, Self::Seal { padding: false }]
+    }
+
+    /// Its name and kind in the file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scramble => "scramble",
+            Self::Share { .. } => "share",
+            Self::Seal { .. } => "seal",
+        }
+    }
+
+    /// What whoever uses it should hear.
+    pub const fn warning(self) -> Option<&'static str> {
+        match self {
+            Self::Scramble => Some(
+                "scramble: text can be recovered from the untrusted path alone (docs/threat-model.md); for \
+                 secrecy use seal or share",
+            ),
+            Self::Share { .. } | Self::Seal { .. } => None,
+        }
+    }
+
+    /// How many shares of how many give the data, if it is split.
+    pub const fn shares(self) -> Option<(u8, u8)> {
+        match self {
+            Self::Share { needed, shares } => Some((needed, shares)),
+            Self::Scramble | Self::Seal { .. } => None,
+        }
+    }
+
+    /// Keys of its `[[bump]]`. Without any it cannot be listed.
+    pub const fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Scramble => &[],
+            Self::Share { .. } => &["shares", "needed"],
+            Self::Seal { .. } => &["padding"],
+        }
+    }
+}
 
 /// What a `[[bump]]` may say.
 pub(crate) fn keys() -> Vec<&'static str> {
-    let mut keys = vec!["name", "kind", "device"];
-    for key in KINDS.iter().flat_map(|kind| [kind.numbers, kind.flags]) {
-        keys.extend(key);
-    }
-    keys
+    let settings = BuiltIn::usual(0).map(BuiltIn::keys).concat();
+    [&["name", "kind", "device"], &settings[..]].concat()
 }
 
 /// All that exist without being listed, as they are set, then the devices.
@@ -26,22 +89,22 @@ pub(crate) fn bumps(
     tables: Vec<Table<'_>>,
     paths: &[PathConfig],
 ) -> Result<Vec<BumpConfig>, Error> {
-    let usual = |kind: &Kind| BumpConfig {
-        name: kind.name.to_owned(),
-        kind: BumpKind::BuiltIn(kind.usual(paths.len())),
+    let usual = BuiltIn::usual(paths.len());
+    let built_in = |bump: BuiltIn| BumpConfig {
+        name: bump.name().to_owned(),
+        kind: BumpKind::BuiltIn(bump),
     };
-    let mut bumps: Vec<_> = KINDS.iter().map(usual).collect();
-    let mut listed = [false; KINDS.len()];
+    let mut bumps = Vec::from(usual.map(built_in));
+    let mut listed = [false; 3];
     for mut table in tables {
         let value = table.require("name")?;
         let name = value.parse(check::name)?;
-        let built_in = KINDS.iter().position(|kind| kind.name == name);
-        match built_in {
-            Some(at) if KINDS[at].has_settings() => {
+        match usual.iter().position(|bump| bump.name() == name) {
+            Some(at) if !usual[at].keys().is_empty() => {
                 if std::mem::replace(&mut listed[at], true) {
                     return Err(value.error(Wrong::bare("is listed twice")));
                 }
-                let bump = settings(table, &value, &KINDS[at], paths.len())?;
+                let bump = settings(table, usual[at], paths.len())?;
                 bumps[at].kind = BumpKind::BuiltIn(bump);
             }
             None if name != "plain" => {
@@ -56,8 +119,7 @@ pub(crate) fn bumps(
                 });
             }
             _ => {
-                let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-                let names = names.join(", ");
+                let names = usual.map(BuiltIn::name).join(", ");
                 return Err(value.error(Wrong::new(
                     format!("\"{name}\" is taken"),
                     format!("{names} exist without being listed, plain is no bump"),
@@ -69,37 +131,62 @@ pub(crate) fn bumps(
 }
 
 /// What a `[[bump]]` makes of one that exists without being listed.
-fn settings(
-    mut table: Table<'_>,
-    name: &Value<'_>,
-    kind: &Kind,
-    paths: usize,
-) -> Result<Bump, Error> {
-    table.require("kind")?.one_of(&[(kind.name, ())])?;
-    let mut settings = Settings {
-        paths,
-        ..Settings::default()
+fn settings(mut table: Table<'_>, usual: BuiltIn, paths: usize) -> Result<BuiltIn, Error> {
+    let kind = usual.name();
+    table.require("kind")?.one_of(&[(kind, ())])?;
+    match usual {
+        BuiltIn::Scramble => {
+            has_no_more(table, kind)?;
+            Ok(usual)
+        }
+        BuiltIn::Share { shares, .. } => {
+            let set = [number(&mut table, "shares")?, number(&mut table, "needed")?];
+            has_no_more(table, kind)?;
+            scheme(set, shares, paths)
+        }
+        BuiltIn::Seal { .. } => {
+            let padding = table.take("padding").map(|value| value.boolean());
+            let padding = padding.transpose()?.unwrap_or(false);
+            has_no_more(table, kind)?;
+            Ok(BuiltIn::Seal { padding })
+        }
+    }
+}
+
+/// What a key is set to, and where.
+type Number<'a> = Option<(u32, Value<'a>)>;
+
+fn number<'a>(table: &mut Table<'a>, key: &'static str) -> Result<Number<'a>, Error> {
+    let value = table.take(key);
+    value
+        .map(|value| Ok((value.integer(0..=u32::MAX)?, value)))
+        .transpose()
+}
+
+/// As many shares as usual, all needed, where nothing else is said.
+fn scheme([shares, needed]: [Number<'_>; 2], usual: u8, paths: usize) -> Result<BuiltIn, Error> {
+    let most = paths.min(MAX_SHARES) as u32;
+    let shares = match shares {
+        None => usual,
+        Some((shares, _)) if (2..=most).contains(&shares) => shares as u8,
+        Some((shares, value)) => {
+            return Err(value.error(Wrong::new(
+                format!("is {shares}, where the file has {paths} paths"),
+                "each share needs a path of its own, and there are two at least",
+            )));
+        }
     };
-    let mut set = BTreeMap::new();
-    for key in kind.numbers {
-        if let Some(value) = table.take(key) {
-            settings.numbers.insert(key, value.integer(0..=u32::MAX)?);
-            set.insert(*key, value);
+    let needed = match needed {
+        None => shares,
+        Some((needed, _)) if (2..=shares.into()).contains(&needed) => needed as u8,
+        Some((needed, value)) => {
+            return Err(value.error(Wrong::new(
+                format!("is {needed}, of {shares} shares"),
+                "2 at least, for one share would be the data, and no more than there are",
+            )));
         }
-    }
-    for key in kind.flags {
-        if let Some(value) = table.take(key) {
-            if value.boolean()? {
-                settings.flags.insert(key);
-            }
-            set.insert(*key, value);
-        }
-    }
-    has_no_more(table, kind.name)?;
-    kind.bump(&settings).map_err(|unfit| {
-        let wrong = Wrong::new(unfit.reason, unfit.hint);
-        set.get(unfit.key).unwrap_or(name).error(wrong)
-    })
+    };
+    Ok(BuiltIn::Share { needed, shares })
 }
 
 /// The device of a `[[bump]]` that is one.
@@ -123,7 +210,7 @@ fn device(
         let hint = "a device is a path or a bump, not both";
         return Err(value.error(Wrong::new(wrong, hint)));
     }
-    if bumps.len() == KINDS.len() + MOST_DEVICES {
+    if bumps.len() == BuiltIn::usual(0).len() + MOST_DEVICES {
         let wrong = format!("this is one [[bump]] more than the {MOST_DEVICES} that have a mark");
         return Err(value.key_error(wrong, None));
     }

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dibs_core::node::{Opening, Place};
 use ipnet::IpNet;
+
+use dibs_settings::{Opening, Place};
 
 use crate::table::Wrong;
 

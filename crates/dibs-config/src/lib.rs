@@ -19,13 +19,12 @@ mod usage;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use dibs_core::bump::Bump;
-use dibs_core::node::Opening;
+use dibs_settings::{Opening, Role, Scheduler};
 use ipnet::IpNet;
 
 pub use amount::{BadAmount, Rate, Volume};
+pub use bumps::BuiltIn;
 pub use check::{DaySpan, PortRange};
-pub use dibs_core::preference::{Role, Scheduler};
 pub use error::{Error, Invalid};
 pub use keys::{
     KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
@@ -149,7 +148,7 @@ pub struct PathUsage {
     pub volume: Option<Volume>,
 }
 
-/// Section `[prefer]`: new data by this path as long as it is usable; see [`dibs_core::preference::Hint`].
+/// Section `[prefer]`: new data by this path as long as it is usable; see [`dibs_settings::Hint`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prefer {
     /// One of [`Config::paths`].
@@ -191,8 +190,8 @@ pub struct BumpConfig {
 /// What a bump does.
 #[derive(Clone, Debug)]
 pub enum BumpKind {
-    /// One out of [`KINDS`](dibs_core::bump::KINDS), as it is set.
-    BuiltIn(Bump),
+    /// One that exists without being listed.
+    BuiltIn(BuiltIn),
     /// That of somebody else's TUN or TAP device of this name; dibs only steers to it.
     Device(String),
 }
@@ -263,8 +262,8 @@ impl Config {
 
     /// What this file lacks for a bump to be carried.
     pub fn lack(&self, bump: &BumpConfig) -> Option<String> {
-        let least = bump.built_in()?.least_paths();
-        let few = self.paths.len() < least;
+        let (_, least) = bump.built_in()?.shares()?;
+        let few = self.paths.len() < least.into();
         few.then(|| format!("needs {least} paths at least"))
     }
 
@@ -299,7 +298,7 @@ impl Config {
             );
         }
         for (_, bump) in self.bumps_used() {
-            let warning = bump.built_in().and_then(|bump| bump.warning);
+            let warning = bump.built_in().and_then(BuiltIn::warning);
             if let Some(warning) = warning.map(str::to_owned)
                 && !warnings.contains(&warning)
             {
@@ -366,9 +365,9 @@ impl RuleConfig {
 }
 
 impl BumpConfig {
-    /// What the node does, if it is no device.
-    pub fn built_in(&self) -> Option<&Bump> {
-        match &self.kind {
+    /// The one that it is, if it is no device.
+    pub fn built_in(&self) -> Option<BuiltIn> {
+        match self.kind {
             BumpKind::BuiltIn(bump) => Some(bump),
             BumpKind::Device(_) => None,
         }
@@ -384,7 +383,7 @@ impl BumpConfig {
 
     /// Its kind in the file.
     pub fn kind(&self) -> &'static str {
-        self.built_in().map_or(DEVICE, |bump| bump.name)
+        self.built_in().map_or(DEVICE, BuiltIn::name)
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use dibs_core::node::{Opening, Place};
-use dibs_core::preference::{Role, Scheduler};
 use ipnet::IpNet;
+
+use dibs_settings::{Opening, Place, Role, Scheduler};
 
 use crate::bumps;
 use crate::check;

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use dibs_core::preference::Scheduler;
 use ipnet::IpNet;
+
+use dibs_settings::Scheduler;
 
 use crate::check;
 use crate::table::Wrong;

@@ -1,6 +1,6 @@
 //! What the user says of how paths are used: role and limits of each, and the one that he prefers.
 
-use dibs_core::preference::{Hint, Role, Scheduler};
+use dibs_settings::{Hint, Role, Scheduler};
 
 use crate::amount::BadAmount;
 use crate::error::Error;

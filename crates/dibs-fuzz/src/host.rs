@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::bump;
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
-use dibs_core::preference::{Scheduler, Usage};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
+use dibs_settings::{Opening, Scheduler};
 use dibs_wire::virtio::VirtioHdr;
 use dibs_wire::{Packet, Tuple, packet, virtio};
 

@@ -12,9 +12,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dibs_core::bump::{self, Bump, Pads, Scheme};
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PeerConfig};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
+use dibs_settings::Opening;
 use dibs_switch::conns::Pair;
 
 use crate::adversary::{Adversary, Tamper};

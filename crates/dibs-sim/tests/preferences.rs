@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::bump::{SEAL, SHARE};
-use dibs_core::preference::{Role, Usage};
+use dibs_core::preference::Usage;
 use dibs_netem::Conditions;
+use dibs_settings::Role;
 use dibs_sim::coverage::Seen;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup, Wish};
 use dibs_sim::{History, Report, World};

@@ -87,11 +87,12 @@ const PROGRAMS_OF_ARM64: &str = concat!(
     ":/usr/bin/qemu-aarch64-static:F"
 );
 /// The crates that make no system calls of their own but for files, or none that the emulator does not know.
-const PURE: [&str; 11] = [
+const PURE: [&str; 12] = [
     "dibs-scramble",
     "dibs-share",
     "dibs-gcm",
     "dibs-wire",
+    "dibs-settings",
     "dibs-core",
     "dibs-switch",
     "dibs-netem",

@@ -11,8 +11,9 @@ use dibs_core::Time;
 use dibs_core::node::{
     ConnSnapshot, ControlError, FlowScheduler, Node, PathSnapshot, PeerSnapshot,
 };
-use dibs_core::preference::{Hint, Scheduler, Usage};
+use dibs_core::preference::Usage;
 use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, boottime_ns, precise_timers};
+use dibs_settings::{Hint, Scheduler};
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
 

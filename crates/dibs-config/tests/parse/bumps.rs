@@ -1,7 +1,6 @@
 //! Bumps and their settings.
 
-use dibs_config::parse;
-use dibs_core::bump::{KINDS, Method, Padding};
+use dibs_config::{BuiltIn, parse};
 
 use super::{contract, fault, good};
 
@@ -9,7 +8,7 @@ use super::{contract, fault, good};
 fn devices_end_where_marks_end() {
     let device = |i| format!("[[bump]]\nname = \"b{i}\"\nkind = \"device\"\ndevice = \"tun{i}\"\n");
     let devices = |n: u32| contract() + &(0..n).map(device).collect::<String>();
-    assert_eq!(good(&devices(6)).bumps.len(), KINDS.len() + 7);
+    assert_eq!(good(&devices(6)).bumps.len(), BuiltIn::usual(0).len() + 7);
     assert!(fault(&devices(7)).message.contains("more than the 7"));
 }
 
@@ -19,19 +18,15 @@ fn sharing_and_sealing_have_settings() {
     let of = |text: &str, name: &str| {
         let config = good(text);
         let bump = config.bump(name).unwrap();
-        bump.built_in().unwrap().clone()
+        bump.built_in().unwrap()
     };
     assert_eq!(of(&contract(), "share").shares(), Some((2, 2)), "all paths");
     let third = "[[path]]\nname = \"lte\"\ninterface = \"lte0\"\ntrust = \"untrusted\"\n";
     let two_of_three = with("name = \"share\"\nkind = \"share\"\nneeded = 2\n") + third;
     assert_eq!(of(&two_of_three, "share").shares(), Some((2, 3)));
     let padded = with("name = \"seal\"\nkind = \"seal\"\npadding = true\n");
-    for (text, padding) in [(padded, Padding::Buckets), (contract(), Padding::None)] {
-        let method = of(&text, "seal").method;
-        assert!(
-            matches!(method, Method::Seal(is) if is == padding),
-            "{method:?}"
-        );
+    for (text, padding) in [(padded, true), (contract(), false)] {
+        assert_eq!(of(&text, "seal"), BuiltIn::Seal { padding });
     }
     for (bump, says) in [
         (
@@ -81,41 +76,33 @@ fn sharing_and_sealing_have_settings() {
 }
 
 #[test]
-fn each_kind_of_the_core_is_known_by_its_name() {
+fn each_that_is_built_in_is_known_by_its_name() {
     let kept = "default_bump     = \"scramble\"";
-    for kind in KINDS {
-        let name = kind.name;
+    let all = BuiltIn::usual(2);
+    for built_in in all {
+        let (name, keys) = (built_in.name(), built_in.keys());
         let used = contract().replace(kept, &format!("default_bump = \"{name}\""));
         let used = used + &format!("[[rule]]\nbump = \"{name}\"\ndport = 81\n");
         let config = good(&used);
         config.check_carried().unwrap();
-        let bump = config.bump(name).unwrap().built_in().unwrap();
-        assert_eq!(bump.number, kind.number);
+        assert_eq!(config.bump(name).unwrap().built_in(), Some(built_in));
         let warnings = config.warnings();
-        let told = kind
-            .warning
+        let told = built_in
+            .warning()
             .is_none_or(|told| warnings.contains(&told.to_owned()));
         assert!(told, "{name}: {warnings:?}");
         // Its keys, and only those.
         let listed = |more: String| {
             contract() + &format!("[[bump]]\nname = \"{name}\"\nkind = \"{name}\"\n{more}")
         };
-        if !kind.has_settings() {
+        if keys.is_empty() {
             assert!(fault(&listed(String::new())).message.contains("is taken"));
             continue;
         }
-        for key in KINDS
-            .iter()
-            .flat_map(|kind| [kind.numbers, kind.flags].concat())
-        {
-            let own = kind.numbers.contains(&key) || kind.flags.contains(&key);
-            let value = if kind.flags.contains(&key) {
-                "true"
-            } else {
-                "2"
-            };
+        for key in all.map(BuiltIn::keys).concat() {
+            let value = if key == "padding" { "true" } else { "2" };
             let set = parse("dibs.toml", &listed(format!("{key} = {value}")));
-            assert_eq!(set.is_ok(), own, "{key} of {name}");
+            assert_eq!(set.is_ok(), keys.contains(&key), "{key} of {name}");
         }
     }
 }

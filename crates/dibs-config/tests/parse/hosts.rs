@@ -1,8 +1,7 @@
 //! Paths, peers, and what lies behind them.
 
 use dibs_config::{PathUsage, Prefer};
-use dibs_core::node::Opening;
-use dibs_core::preference::Role;
+use dibs_settings::{Opening, Role};
 
 use super::{KEY, KEY2, contract, fault, good, refused};
 

@@ -1,7 +1,7 @@
 //! Rules: which stand, and which stand against each other.
 
 use dibs_config::Level;
-use dibs_core::preference::Scheduler;
+use dibs_settings::Scheduler;
 
 use super::{contract, fault, good};
 

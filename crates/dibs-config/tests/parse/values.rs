@@ -1,6 +1,6 @@
 //! What each key takes.
 
-use dibs_core::preference::Scheduler;
+use dibs_settings::Scheduler;
 
 use super::{KEY, contract, good, refused};
 

@@ -1,8 +1,8 @@
 //! Whole files: what is read of them, left out, warned of, and refused.
 
+use dibs_config::BuiltIn;
 use dibs_config::{Fail, Integrity, Level, OnTrustedDown, Trust, load, parse};
-use dibs_core::bump::KINDS;
-use dibs_core::preference::Scheduler;
+use dibs_settings::Scheduler;
 
 use super::{KEY, contract, fault, good};
 
@@ -59,7 +59,7 @@ fn the_contract_is_read() {
 
     let bumps: Vec<_> = config.bumps.iter().map(|bump| bump.name.as_str()).collect();
     assert_eq!(bumps[..3], ["scramble", "share", "seal"]);
-    assert_eq!(bumps[KINDS.len()..], ["vpn"]);
+    assert_eq!(bumps[BuiltIn::usual(0).len()..], ["vpn"]);
     assert_eq!(config.bump("vpn").unwrap().device(), Some("tun9"));
 
     let [rule] = &config.rules[..] else {

@@ -1,6 +1,6 @@
 //! Bumps: what is done to the bytes of a connection on their way.
 //!
-//! A [`Bump`] is a number, a name and one of three methods, and the node knows nothing else of it:
+//! A [`Bump`] is a number and one of three methods, and the node knows nothing else of it:
 //!
 //! - [`Method::Chain`]: what is sent of a byte depends on bytes before it. It is authenticated and
 //!   seen on the wire, so its start and what stands alone go by trusted paths only (docs/threat-model.md);
@@ -10,7 +10,6 @@
 //! Order, loss, retransmission and sharing out over paths are the node's business for all of them.
 //! docs/writing-a-bump.md leads through one.
 
-mod kind;
 mod scramble;
 mod seal;
 mod share;
@@ -19,15 +18,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use dibs_wire::checksum::crc32c;
-pub use kind::{Kind, Settings, Unfit};
 pub use scramble::{SCRAMBLE, Scramble, scramble};
 pub use seal::{SEAL, seal};
 pub use share::{InvalidScheme, Pads, SHARE, Scheme, share};
 
 use crate::session::EpochKey;
-
-/// All kinds of bumps. A line makes one known to configurations, commands, daemons and nodes.
-pub const KINDS: &[Kind] = &[scramble::KIND, share::KIND, seal::KIND];
 
 /// The highest number of a bump that a node carries.
 pub const MAX_NUMBER: u8 = 6;
@@ -37,10 +32,6 @@ pub const MAX_NUMBER: u8 = 6;
 pub struct Bump {
     /// Names it in marks and on the wire: 1 to [`MAX_NUMBER`], the same at both ends.
     pub number: u8,
-    /// Names it for the user.
-    pub name: &'static str,
-    /// What whoever uses it should hear.
-    pub warning: Option<&'static str>,
     /// What it does.
     pub method: Method,
 }
@@ -122,9 +113,10 @@ pub trait Split: Send + Sync + fmt::Debug {
     fn join(&self, shares: &[(u8, &[u8])], whole: &mut Vec<u8>) -> bool;
 }
 
-/// All bumps of this crate for two paths, with nothing set.
+/// All bumps of this crate for two paths.
 pub fn ordinary() -> Vec<Bump> {
-    KINDS.iter().map(|kind| kind.usual(2)).collect()
+    let two = Scheme::new(2, 2).expect("two of two are a scheme");
+    vec![scramble(), share(two), seal(Padding::None)]
 }
 
 impl Bump {
@@ -132,11 +124,6 @@ impl Bump {
     pub fn shares(&self) -> Option<(u8, u8)> {
         let split = self.split()?;
         Some((split.needed(), split.shares()))
-    }
-
-    /// How many paths a host has to have for it.
-    pub fn least_paths(&self) -> usize {
-        self.shares().map_or(1, |(_, shares)| shares.into())
     }
 
     /// The chain, if it is one.
@@ -197,43 +184,5 @@ impl Bumps {
     /// The bump of a connection, which began because the node carries it.
     pub(crate) fn of(&self, number: u8) -> &Bump {
         self.get(number).expect("a connection's bump is carried")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn each_kind_has_a_number_and_a_name_of_its_own() {
-        // Panics where numbers do not fit.
-        Bumps::new(ordinary());
-        let names: BTreeSet<_> = KINDS.iter().map(|kind| kind.name).collect();
-        assert_eq!(names.len(), KINDS.len(), "{names:?}");
-        for other in ["plain", "device"] {
-            assert!(!names.contains(other), "{other} is no kind");
-        }
-    }
-
-    #[test]
-    fn each_kind_is_made_with_nothing_set() {
-        for kind in KINDS {
-            for paths in 0..100 {
-                let bump = kind.usual(paths);
-                assert!(bump.least_paths() <= paths.max(2), "{bump:?} for {paths}");
-            }
-        }
-    }
-
-    #[test]
-    fn no_key_has_two_meanings() {
-        for kind in KINDS {
-            let mut seen = BTreeSet::from(["name", "kind", "device"]);
-            for key in [kind.numbers, kind.flags].concat() {
-                assert!(seen.insert(key), "{key} of {}", kind.name);
-            }
-        }
     }
 }

@@ -4,27 +4,18 @@ use std::sync::Arc;
 
 use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler, initial_buffer};
 
-use super::{Bump, Chain, Decode, Encode, Kind, Method};
+use super::{Bump, Chain, Decode, Encode, Method};
 use crate::session::EpochKey;
 
 /// Number of [`scramble`].
 pub const SCRAMBLE: u8 = 1;
 
-pub(super) const KIND: Kind = Kind {
-    number: SCRAMBLE,
-    name: "scramble",
-    warning: Some(
-        "scramble: text can be recovered from the untrusted path alone (docs/threat-model.md); for \
-         secrecy use seal or share",
-    ),
-    numbers: &[],
-    flags: &[],
-    method: |_| Ok(Method::Chain(Arc::new(Scramble))),
-};
-
 /// The papers' scrambler.
 pub fn scramble() -> Bump {
-    KIND.with(Method::Chain(Arc::new(Scramble)))
+    Bump {
+        number: SCRAMBLE,
+        method: Method::Chain(Arc::new(Scramble)),
+    }
 }
 
 /// The papers' scrambler.

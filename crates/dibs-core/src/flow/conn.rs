@@ -6,6 +6,8 @@ use dibs_wire::frame::{BASE_OFFSET, Open};
 use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
+use dibs_settings::Scheduler;
+
 use super::ack_floor::AckFloor;
 use super::dropped::DroppedSegment;
 use super::echo_filter::EchoFilter;
@@ -13,7 +15,6 @@ use super::inject::Template;
 use super::queue::Queue;
 use super::window_clamp::WindowClamp;
 use crate::bump::{Bump, Decode};
-use crate::preference::Scheduler;
 use crate::session::{Direction, EpochKey, EpochSecrets};
 use crate::slab::Key;
 use crate::stream::MAX_WINDOW;

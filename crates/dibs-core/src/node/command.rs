@@ -4,12 +4,14 @@ use std::net::IpAddr;
 
 use dibs_wire::Tuple;
 
+use dibs_settings::{Hint, Scheduler};
+
 use super::dispatch::{Node, route};
 use super::flow_scheduler::FlowScheduler;
 use super::messages::{ControlError, MAX_CONTROL};
 use super::notice::Event;
 use super::paths::longest;
-use crate::preference::{Hint, Scheduler, Usage};
+use crate::preference::Usage;
 use crate::time::Time;
 
 impl Node {

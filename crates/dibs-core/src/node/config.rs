@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::accept::Opening;
+use dibs_settings::{Hint, Opening, Role, Scheduler};
+
 use crate::bump::{Bump, Pads};
-use crate::preference::{Hint, Role, Scheduler, Usage};
+use crate::preference::Usage;
 use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 

@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 
 use dibs_wire::Tuple;
 
-use crate::preference::Scheduler;
+use dibs_settings::Scheduler;
+
 use crate::prefix::Prefix;
 
 /// Connections whose new data is shared out by a scheduler of their own, whichever bump they are on: those that

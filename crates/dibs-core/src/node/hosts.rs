@@ -8,7 +8,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use dibs_wire::packet::{Opaque, Packet, TCP, flags};
 
-use super::accept::Opening;
+use dibs_settings::Opening;
+
 use super::inner;
 use super::shared::Shared;
 use crate::counters::Counter;

@@ -13,7 +13,6 @@
 //! by the outputs as well. For each [`Event::Control`] the owner calls [`Node::control_done`] once it has dealt
 //! with the message. Whatever arrives, nothing panics; what is dropped is counted.
 
-mod accept;
 mod association;
 mod command;
 mod config;
@@ -39,7 +38,6 @@ mod solicit;
 #[cfg(test)]
 mod tests;
 
-pub use accept::{Opening, Place};
 pub use association::CarriedBump;
 pub use config::{LocalPath, NodeConfig, PeerConfig};
 pub use dispatch::{Node, Transmit};

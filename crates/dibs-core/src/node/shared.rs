@@ -7,6 +7,8 @@ use dibs_wire::Tuple;
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
+use dibs_settings::{Hint, Scheduler};
+
 use super::config::LocalPath;
 use super::flow_scheduler::FlowScheduler;
 use super::notice::Events;
@@ -14,7 +16,6 @@ use crate::buffer::{Buffer, Pool};
 use crate::bump::{Bump, Bumps, Pads, Split};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::Injector;
-use crate::preference::{Hint, Scheduler};
 use crate::prefix::Prefix;
 use crate::session::{Random as _, SeededRandom};
 

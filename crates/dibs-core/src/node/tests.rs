@@ -11,10 +11,12 @@ use dibs_wire::{SeqNumber, Tuple, virtio};
 mod bounds;
 mod recovery;
 
+use dibs_settings::{Hint, Opening, Place, Role, Scheduler};
+
 use super::*;
 use crate::bump::{self, Pads};
 use crate::counters::Counter;
-use crate::preference::{Hint, Role, Scheduler, Unused, Usage};
+use crate::preference::{Unused, Usage};
 use crate::prefix::Prefix;
 use crate::session::{
     Integrity, KeyLimits, MAX_DATAGRAM, PublicKey, Secret, SeededRandom, StaticSecret, Suite,

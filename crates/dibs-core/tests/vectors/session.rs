@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 
 use dibs_core::Time;
 use dibs_core::bump::{self, Padding, Scheme};
-use dibs_core::node::{LocalPath, Node, NodeConfig, Opening, PeerConfig};
-use dibs_core::preference::{Scheduler, Usage};
+use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
+use dibs_core::preference::Usage;
 use dibs_core::session::{
     CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PeerId,
     PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
 };
 use dibs_scramble::{Scrambler, initial_buffer};
+use dibs_settings::{Opening, Scheduler};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{self, BASE_OFFSET, Chunk};

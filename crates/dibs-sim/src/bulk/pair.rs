@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use dibs_core::bump::{self, Pads};
 use dibs_core::counters::Counter;
-use dibs_core::node::{Event, LocalPath, Node, NodeConfig, Opening, PathSnapshot, PeerConfig};
-use dibs_core::preference::{Scheduler, Usage};
+use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PathSnapshot, PeerConfig};
+use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
+use dibs_settings::{Opening, Scheduler};
 
 use super::plain::clock;
 use super::receiver::{Receiver, ReceiverStats};

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
 use dibs_core::node::FlowScheduler;
-use dibs_core::preference::{Hint, Role, Scheduler, Usage};
+use dibs_core::preference::Usage;
 use dibs_core::{Prefix, Time};
+use dibs_settings::{Hint, Role, Scheduler};
 
 use super::{History, Op};
 use dibs_netem::rng::Rng;

@@ -2,7 +2,8 @@
 
 use dibs_core::Time;
 use dibs_core::node::Node;
-use dibs_core::preference::{Role, Scheduler, Unused, Usage};
+use dibs_core::preference::{Unused, Usage};
+use dibs_settings::{Role, Scheduler};
 use dibs_wire::Tuple;
 
 use super::Host;

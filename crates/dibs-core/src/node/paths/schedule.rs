@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use dibs_settings::{Role, Scheduler};
+
 use super::{Link, PathSet};
 use crate::chunk::Placement;
 use crate::flow::queue::TARGET;
 use crate::node::shared::Shared;
 use crate::path::Blocked;
-use crate::preference::{Role, Scheduler, Unused};
+use crate::preference::Unused;
 use crate::time::Time;
 
 /// A scheduler's answer.

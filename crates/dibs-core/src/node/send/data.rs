@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use dibs_settings::Scheduler;
+
 use super::super::fq::{List, parsed};
 use super::super::out::Out;
 use super::super::paths::{Avoid, Choice, Kind, Wanted};
@@ -11,7 +13,6 @@ use super::SendCx;
 use super::run::{MAX_DELAYED, MOST_BESIDE};
 use crate::chunk::Placement;
 use crate::flow::conn::Conn;
-use crate::preference::Scheduler;
 use crate::slab::Key;
 
 /// Bytes of buffers that may wait for acknowledgement.

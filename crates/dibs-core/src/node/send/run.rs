@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use dibs_settings::Scheduler;
+
 use super::super::fq::{List, parsed};
 use super::super::out::{Out, Source};
 use super::super::paths::Kind;
@@ -10,7 +12,6 @@ use super::SendCx;
 use super::cutter::{Cutter, Rest};
 use super::data::{kind, scheduler};
 use crate::bump::{Bump, Chain};
-use crate::preference::Scheduler;
 use crate::session::Integrity;
 use crate::slab::Key;
 

@@ -7,6 +7,8 @@ use dibs_wire::frame::{self, Frame, Share};
 use dibs_wire::packet::{Segment, flags};
 use smallvec::SmallVec;
 
+use dibs_settings::Role;
+
 use super::super::fq::parsed;
 use super::super::out::{Out, Source};
 use super::super::paths::Link;
@@ -21,7 +23,6 @@ use crate::chunk::{Chunk, Content, Head, Pending, Placement, ShareOf};
 use crate::counters::Counter;
 use crate::flow::fields::{self, OwnedFields};
 use crate::path::Blocked;
-use crate::preference::Role;
 use crate::session::{OVERHEAD, TAG_LEN};
 use crate::slab::Key;
 use crate::time::Time;

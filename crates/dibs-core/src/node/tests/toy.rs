@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::bump::{Kind, Method, Split};
+use crate::bump::{Bump, Method, Split};
 
 // begin
 /// Packet-level XOR: half of each datagram by one path, its XOR with the other half by the other.
@@ -53,15 +53,16 @@ impl Split for HalfXor {
     }
 }
 
-/// What a configuration, the peers and the kernel's rules know of it.
-pub(super) const KIND: Kind = Kind {
-    number: 4,
-    name: "half-xor",
-    warning: Some("half-xor: who sees the first path has half of the data"),
-    numbers: &[],
-    flags: &[],
-    method: |_| Ok(Method::Split(Arc::new(HalfXor))),
-};
+/// Its number in marks and on the wire, the same at both ends.
+const HALF_XOR: u8 = 4;
+
+/// Packet-level XOR.
+fn half_xor() -> Bump {
+    Bump {
+        number: HALF_XOR,
+        method: Method::Split(Arc::new(HalfXor)),
+    }
+}
 // end
 
 #[test]
@@ -84,14 +85,14 @@ fn the_documents_bump_carries_a_stream() {
     let mut pair = Pair::new();
     for (host, node) in pair.nodes.iter_mut().enumerate() {
         let config = NodeConfig {
-            bumps: vec![bump::scramble(), KIND.usual(2)],
+            bumps: vec![bump::scramble(), half_xor()],
             ..config(host, Integrity::On)
         };
         *node = Node::new(Time::ZERO, config, [host as u8; 32]).unwrap();
     }
     pair.run(Duration::from_secs(3));
     pair.assert_open();
-    pair.bump = KIND.number;
+    pair.bump = HALF_XOR;
     let mut loses = dice(5);
     pair.filter = Box::new(move |_, _, _| !loses());
     let before = pair.sent[0];

@@ -1,0 +1,194 @@
+//! What users say of paths and peers: data alone, which the configuration file names and the node keeps to.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+/// How new data is shared out over the paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scheduler {
+    /// Earliest predicted delivery within the windows; a slower path where the sender has enough under way for it.
+    #[default]
+    Balanced,
+    /// The lowest smoothed round trip that has room, as MPTCP's default of old.
+    LowestRtt,
+    /// In turn, those that have room.
+    RoundRobin,
+    /// Each chunk by every path that its placement allows; the first copy counts.
+    Redundant,
+    /// The fastest path, or another one if what that takes meanwhile leaves the sender's window free for it
+    /// (Ferlin et al. 2016).
+    Blest,
+}
+
+impl Scheduler {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Balanced,
+        Self::LowestRtt,
+        Self::RoundRobin,
+        Self::Redundant,
+        Self::Blest,
+    ];
+
+    /// As the configuration names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Balanced => "balanced",
+            Self::LowestRtt => "lowest-rtt",
+            Self::RoundRobin => "round-robin",
+            Self::Redundant => "redundant",
+            Self::Blest => "blest",
+        }
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Scheduler {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|one| one.name() == name).ok_or(UnknownName)
+    }
+}
+
+/// What a path is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Data.
+    #[default]
+    Primary,
+    /// Data that the primary paths have no room for.
+    Secondary,
+    /// Data while no primary or secondary path may carry it.
+    Backup,
+    /// Nothing: as if its interface were down.
+    Never,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Primary, Self::Secondary, Self::Backup, Self::Never];
+
+    /// As the configuration names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Primary => "primary",
+            Self::Secondary => "secondary",
+            Self::Backup => "backup",
+            Self::Never => "never",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Role {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|one| one.name() == name).ok_or(UnknownName)
+    }
+}
+
+/// Nothing has such a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nothing has such a name")]
+pub struct UnknownName;
+
+/// The user's hint (Liyanage et al. 2021): new data by this path as long as it is usable. It is soft: trust, roles
+/// and paths that do not answer stand above it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hint {
+    /// The local path.
+    pub path: usize,
+    /// Probes of it, when it stops answering, whose interval does not grow.
+    pub weight: u32,
+    /// It is usable while its smoothed round trip is at most so many times the least one of all paths.
+    pub delta: f64,
+}
+
+impl Hint {
+    /// [`weight`](Self::weight) where nothing is said.
+    pub const WEIGHT: u32 = 100;
+    /// [`delta`](Self::delta) where nothing is said.
+    pub const DELTA: f64 = 2.0;
+}
+
+/// Addresses of this host, or behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Those of the paths' interfaces, and of networks that the host forwards for.
+    Paths,
+    /// All.
+    Any,
+    /// This one.
+    Address(IpAddr),
+}
+
+/// Where a peer may begin connections to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// The addresses.
+    pub place: Place,
+    /// The lowest port.
+    pub first: u16,
+    /// The highest port.
+    pub last: u16,
+}
+
+impl Opening {
+    /// What a peer may open if nothing is said of it.
+    pub const PATHS: Self = Self::all(Place::Paths);
+    /// Everything.
+    pub const ANY: Self = Self::all(Place::Any);
+
+    const fn all(place: Place) -> Self {
+        Self {
+            place,
+            first: 0,
+            last: u16::MAX,
+        }
+    }
+
+    /// Whether it is one for a connection to there, where some addresses are reachable.
+    pub fn admits(
+        &self,
+        is_reachable: impl Fn(IpAddr) -> bool,
+        (addr, port): (IpAddr, u16),
+    ) -> bool {
+        let there = match self.place {
+            Place::Paths => is_reachable(addr),
+            Place::Any => true,
+            Place::Address(only) => only == addr,
+        };
+        there && (self.first..=self.last).contains(&port)
+    }
+}
+
+/// As the configuration has it.
+impl fmt::Display for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            _ if *self == Self::PATHS => return f.write_str("paths"),
+            Place::Any => return f.write_str("any"),
+            Place::Paths => write!(f, "{}", self.first)?,
+            Place::Address(addr) => write!(f, "{}", SocketAddr::new(addr, self.first))?,
+        }
+        match self.first == self.last {
+            true => Ok(()),
+            false => write!(f, "-{}", self.last),
+        }
+    }
+}
