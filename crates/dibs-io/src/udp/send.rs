@@ -87,7 +87,7 @@ impl UdpSocket {
     ///
     /// It refuses with EIO where the device cannot do checksums (before 6.11) or the route is
     /// IPsec, with EINVAL for faults of devices and options, and with EMSGSIZE where a segment
-    /// does not fit, or only seems not to (FIELD 2.2).
+    /// is longer than the route's MTU, though a single datagram passes in fragments.
     fn send_run(&mut self, to: Endpoint, piece: &[u8], segment: usize) -> Result<usize, Refusal> {
         let mut refused = false;
         if self.gso.wanted() {
