@@ -34,8 +34,6 @@ pub struct ConnStats {
     pub bytes_received: u64,
     /// Segments of the local kernel that lay below what it had sent: its retransmissions.
     pub retransmissions: u64,
-    /// Epochs opened.
-    pub epochs: u64,
     /// Payload bytes sent first by trusted paths.
     pub bytes_trusted: u64,
 }

@@ -15,6 +15,7 @@ use super::out::{Out, Source};
 use super::paths::PathSet;
 use super::peer::{self, Peer};
 use super::receive::Arrival;
+use super::send;
 use super::shared::{Own, Policy, Shared};
 use crate::buffer::Buffer;
 use crate::counters::Counter;
@@ -410,7 +411,7 @@ impl Node {
             let Some(session) = self.sessions.sending(now, peer.id) else {
                 continue;
             };
-            let Some(out) = peer.poll_transmit(now, &mut self.shared, session) else {
+            let Some(out) = send::poll_transmit(peer, now, &mut self.shared, session) else {
                 continue;
             };
             self.turn = (index + 1) % count;

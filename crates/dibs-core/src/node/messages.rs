@@ -1,15 +1,11 @@
 //! Words between the two daemons: reliable, each given once, in any order.
 //!
-//! Those to the peer wait for their turn, up to a bound, and few are on their way at once; one that was lost more than
-//! once is sent again now and then only, so that a peer without room does not take the path from data. Of the peer's as
-//! many are taken as the owner deals with.
+//! Those to the peer wait for their turn, up to a bound, and few are on their way at once. Of the peer's as many are
+//! taken as the owner deals with.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use crate::chunk::Delayed;
 use crate::chunk::Message;
-use crate::time::Time;
 
 /// Longest message between the daemons, in bytes.
 pub const MAX_CONTROL: usize = 1024;
@@ -22,8 +18,6 @@ pub(super) const MAX_TAKEN: usize = 256;
 pub(super) const WINDOW: usize = 16;
 /// Numbers of the peer's messages that are remembered, so that none is given twice.
 const SEEN: usize = 256;
-/// Between two messages that were lost more than once and are sent again.
-const AGAIN: Duration = Duration::from_millis(25);
 
 /// A message to a peer that cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,21 +52,16 @@ pub(super) struct Messages {
     waiting: VecDeque<Box<[u8]>>,
     next_id: u32,
     on_their_way: usize,
-    /// Those of them that were lost more than once, and when the next one is sent again.
-    again: VecDeque<Delayed>,
-    again_at: Time,
     seen: VecDeque<u32>,
     taken: usize,
 }
 
 impl Messages {
-    pub(super) const fn new(now: Time) -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             waiting: VecDeque::new(),
             next_id: 0,
             on_their_way: 0,
-            again: VecDeque::new(),
-            again_at: now,
             seen: VecDeque::new(),
             taken: 0,
         }
@@ -106,26 +95,6 @@ impl Messages {
         self.on_their_way -= 1;
     }
 
-    /// One was lost, and not for the first time.
-    pub(super) fn on_lost_again(&mut self, lost: Delayed) {
-        self.again.push_back(lost);
-    }
-
-    /// One of those that is to be sent again now.
-    pub(super) fn pop_again(&mut self, now: Time) -> Option<Delayed> {
-        if now < self.again_at {
-            return None;
-        }
-        let lost = self.again.pop_front()?;
-        self.again_at = now + AGAIN;
-        Some(lost)
-    }
-
-    /// When [`pop_again`](Self::pop_again) gives one.
-    pub(super) fn poll_timeout(&self) -> Option<Time> {
-        (!self.again.is_empty()).then_some(self.again_at)
-    }
-
     /// The peer sent a message with this number.
     pub(super) fn take(&mut self, id: u32) -> Verdict {
         if self.seen.contains(&id) {
@@ -153,7 +122,6 @@ impl Messages {
             self.waiting.push_front(message.bytes);
         }
         self.on_their_way = 0;
-        self.again.clear();
         self.seen.clear();
     }
 

@@ -19,6 +19,8 @@ use super::shared::Shared;
 use crate::path::TimeoutAction;
 use crate::time::Time;
 
+/// What a flow may send in one round, at most.
+const MAX_QUANTUM: usize = 16 * 1024;
 /// The wait before a path that could not be had is asked for again.
 const REDIAL: Duration = Duration::from_secs(1);
 /// An idle path is asked whether it is still there.
@@ -103,6 +105,12 @@ impl PathSet {
     /// The path with this id.
     pub(super) fn by_id(&mut self, id: u8) -> Option<&mut Link> {
         self.links.iter_mut().find(|link| link.id == id)
+    }
+
+    /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
+    pub(super) fn quantum(&self) -> usize {
+        let bursts = self.iter().map(|link| link.path.quantum());
+        bursts.max().unwrap_or(MAX_QUANTUM).min(MAX_QUANTUM)
     }
 
     /// Whether new data may go by a trusted one.

@@ -13,7 +13,7 @@ use super::notice::Event;
 use super::opaque::{OpaqueQueues, Reassembly};
 use super::paths::{Link, PathSet};
 use super::receive::incoming;
-use super::send::{RetransmitQueue, Shares};
+use super::send::{self, RetransmitQueue, Shares};
 use super::sets::Sets;
 use super::shared::Shared;
 use crate::chunk::InFlight;
@@ -86,7 +86,7 @@ impl Peer {
             opaque: OpaqueQueues::default(),
             reassembly: Reassembly::default(),
             handover: Handover::default(),
-            messages: Messages::new(now),
+            messages: Messages::new(),
             notices: Vec::new(),
             store: Store::new(STORE_LIMIT),
             held_by_trust: false,
@@ -209,10 +209,17 @@ impl Peer {
             self.take_lost(shared, link.id, &mut lost);
             shared.scratch.lost = lost;
             // What it had lost before can go nowhere now.
-            for key in link.shares {
-                self.lose_share(shared, key);
+            for share in link.shares {
+                let parts = (&mut self.paths, &mut self.flows, &mut self.in_flight);
+                send::lose_share(shared, parts, link.id, share);
             }
         }
+    }
+
+    /// Deals with what a path declared lost.
+    pub(super) fn take_lost(&mut self, shared: &mut Shared, path: u8, lost: &mut Vec<u64>) {
+        let parts = (&mut self.paths, &mut self.flows, &mut self.in_flight);
+        self.retransmit.on_lost(shared, parts, path, lost);
     }
 
     /// Whether anything can be sent by this local path.
@@ -229,7 +236,7 @@ impl Peer {
             self.sets.expires_at(),
             self.handover_due(shared),
             self.fq.poll_timeout(),
-            self.messages.poll_timeout(),
+            self.retransmit.poll_timeout(),
         ];
         due.into_iter().flatten().min()
     }
@@ -256,8 +263,9 @@ impl Peer {
                 self.paths.put_off_dialling(now);
             }
         }
-        self.repeat_control(now, shared);
-        let quantum = self.flow_quantum();
+        self.retransmit
+            .handle_timeout(now, &mut shared.pool, &self.flows, &mut self.in_flight);
+        let quantum = self.paths.quantum();
         self.fq
             .handle_timeout(now, shared, &mut self.flows, quantum);
         self.reassembly.expire(now, shared);
@@ -266,16 +274,6 @@ impl Peer {
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP;
             self.sweep(now, shared);
-        }
-    }
-
-    /// Sends a message again that was lost more than once. The peer may have no room for it: that is not to take
-    /// the path from data, nor is data to wait because this is the oldest that the peer has not got.
-    fn repeat_control(&mut self, now: Time, shared: &mut Shared) {
-        if let Some(mut message) = self.messages.pop_again(now)
-            && self.postpone(shared, &mut message.key)
-        {
-            self.retransmit.trusted.push_back(message);
         }
     }
 

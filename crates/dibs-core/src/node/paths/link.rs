@@ -13,7 +13,6 @@ use crate::node::notice::Event;
 use crate::node::shared::Shared;
 use crate::path::{Path, PathConfig, PathState};
 use crate::session::{MAX_DATAGRAM, OVERHEAD, Random};
-use crate::slab::Key;
 use crate::time::Time;
 
 /// Wait for the answer to the first join or accept; doubled each time.
@@ -121,7 +120,7 @@ pub(crate) struct Link {
     /// A datagram that asks for an acknowledgement is due.
     pub(crate) probe: bool,
     /// Shares that it lost: no other path may carry them.
-    pub(crate) shares: VecDeque<Key>,
+    pub(crate) shares: VecDeque<Delayed>,
     /// The higher, the later it was chosen for something.
     pub(in crate::node) turn: u64,
     /// It had room, but what waited would be there earlier by others.

@@ -218,7 +218,7 @@ impl Peer {
         payload: SegmentPayload,
         buffer: Buffer,
     ) {
-        let quantum = self.flow_quantum();
+        let quantum = self.paths.quantum();
         self.fq
             .enqueue(now, shared, &mut self.flows, payload, (buffer, quantum));
     }

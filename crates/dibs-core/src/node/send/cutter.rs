@@ -1,43 +1,50 @@
-//! Cuts what a flow sends into the datagrams of a run: each piece is transformed by the bump, framed, kept and sealed.
-
-use std::collections::VecDeque;
+//! Cuts what a flow sends into the pieces of a run: each is transformed by the bump, framed, kept and sealed.
 
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Open, TcpFields};
 use dibs_wire::packet::{Segment, flags};
+use smallvec::SmallVec;
 
-use super::super::paths::{Link, PROOF_SPACING};
-use super::super::shared::Shared;
-use super::run::{MAX_DELAYED, MOST_PADDED, Run, padding};
-use super::small::{MOST_ACK, put_ack};
-use super::{CLEAR, NOT_BARE, SendCx, Shape, token};
-use crate::bump::Bump;
-use crate::chunk::Delayed;
-use crate::chunk::{Chunk, Content, Head, InFlight, Placement, Strand};
-use crate::counters::Counter;
+use super::carrier::SHARE_OVERHEAD;
+use super::datagram::{Asks, MAX_SHORTFALL, Seal, Sealer, Shape, padding};
+use super::path_frames::{MAX_ACK, put_ack};
+use super::retransmit::RetransmitQueue;
+use super::run::Run;
+use super::shares::{Shares, share_frame};
+use super::{CLEAR, NOT_BARE};
+use crate::bump::{Bump, Split};
+use crate::chunk::{Chunk, Content, Delayed, Head, InFlight, Placement, ShareOf, Strand};
 use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::fields::{self, OwnedFields};
-use crate::session::TAG_LEN;
+use crate::node::paths::{Link, PROOF_SPACING, PathSet};
+use crate::node::shared::Shared;
 use crate::slab::Key;
 use crate::stream::tx::Position;
-use crate::time::Time;
 
-/// Cuts what a flow sends into the datagrams of a run.
-pub(super) struct Cutter<'a> {
+/// Cuts what a flow sends into the pieces of a run.
+pub(super) struct Cutter<'a, 'r, 's> {
     pub(super) key: Key,
-    pub(super) run: &'a mut Run,
+    pub(super) run: &'a mut Run<'r>,
+    pub(super) shared: &'a mut Shared,
+    pub(super) sealer: &'a mut Sealer<'s>,
     pub(super) in_flight: &'a mut InFlight,
-    /// What only a trusted path may carry and this one is not.
-    pub(super) delayed: &'a mut VecDeque<Delayed>,
-    pub(super) link: &'a mut Link,
+    pub(super) to: To<'a>,
     pub(super) bump: &'a Bump,
     /// With a chain, how many bytes at the start of an epoch are for trusted paths.
     pub(super) guarded: Option<u64>,
     /// Chained bytes go without a tag.
     pub(super) bare: bool,
     pub(super) open: Option<Open>,
-    /// Payload bytes filled.
+    /// Bytes filled that each path carries of the flow.
     pub(super) sent: u64,
+}
+
+/// Where the pieces go.
+pub(super) enum To<'a> {
+    /// By one path. What only a trusted one may carry and this one is not waits.
+    Link(&'a mut Link, &'a mut RetransmitQueue),
+    /// A share of each by each path.
+    Bundle(&'a mut PathSet, &'a mut Shares, &'a dyn Split),
 }
 
 /// A segment, as far as all its pieces have it in common.
@@ -52,13 +59,19 @@ struct Whole<'s> {
 }
 
 impl<'s> Whole<'s> {
-    fn new(cutter: &Cutter<'_>, segment: &Segment<'s>, out: &mut Outgoing, rest: &Rest) -> Self {
+    fn new(
+        cutter: &Cutter<'_, '_, '_>,
+        segment: &Segment<'s>,
+        out: &mut Outgoing,
+        rest: &Rest,
+    ) -> Self {
         let tcp = fields::of_segment(segment, out.meta);
         let may_be_bare = cutter.bare && rest.left > 0 && tcp.flags & NOT_BARE == 0;
-        let tag = if may_be_bare { 0 } else { TAG_LEN };
-        let frame = frame::chunk_len(&tcp, false, cutter.open.as_ref());
+        let (run, is_split) = (&cutter.run, cutter.run.carrier.split.is_some());
+        let tag = if may_be_bare { 0 } else { run.carrier.tag() };
+        let frame = frame::chunk_len(&tcp, is_split, cutter.open.as_ref());
         // The far host may forward them to where nothing longer fits.
-        let room = (cutter.run.mtu - CLEAR - frame - tag).min(rest.mss.max(1));
+        let room = (run.longest - run.carrier.front() - frame - tag).min(rest.mss.max(1));
         let total = segment.payload.len();
         Self {
             payload: segment.payload,
@@ -154,11 +167,10 @@ impl Rest {
     }
 }
 
-impl Cutter<'_> {
+impl Cutter<'_, '_, '_> {
     /// Cuts what is left of a segment; false if not all of it.
     pub(super) fn cut(
         &mut self,
-        cx: &mut SendCx<'_>,
         out: &mut Outgoing,
         stats: &mut ConnStats,
         segment: &Segment<'_>,
@@ -172,14 +184,17 @@ impl Cutter<'_> {
                 return false;
             }
             let due = self.guarded.is_some() && out.until_trusted <= 0;
-            let Some(piece) = self.plan(cx.now, out, &whole, rest, due) else {
+            let Some(piece) = self.plan(out, &whole, rest, due) else {
                 self.run.full = true;
                 return false;
             };
             stats.retransmissions += u64::from(piece.position.solo);
             if piece.deferred {
-                self.put_off(cx, out, &piece);
-            } else if !self.put(cx, out, &piece, &mut head) {
+                self.defer(out, &piece);
+            } else if !self.put(out, &piece, &mut head) {
+                // Nothing leaves without protection, and nothing of it is kept; the scrambler is ahead of what left.
+                out.stream.break_chain();
+                self.run.full = true;
                 return false;
             }
             let len = piece.bytes.len();
@@ -187,16 +202,16 @@ impl Cutter<'_> {
             let numbers = len as u64 + u64::from(fin);
             out.stream
                 .advance(piece.position.offset, numbers, piece.position.solo);
-            if self.link.trusted || piece.deferred {
+            if piece.deferred || matches!(&self.to, To::Link(link, _) if link.trusted) {
                 stats.bytes_trusted += len as u64;
             }
             if self.guarded.is_some() {
                 out.until_trusted += match due {
-                    true => next_trusted(cx.shared, len),
+                    true => next_trusted(self.shared, len),
                     false => -(len as i64),
                 };
             }
-            out.deficit -= piece.shape.len() as i64;
+            out.deficit -= (piece.shape.len() * self.run.batches.len()) as i64;
             rest.advance(len);
             if piece.last || self.run.full {
                 return piece.last;
@@ -208,7 +223,6 @@ impl Cutter<'_> {
     #[inline]
     fn plan<'s>(
         &mut self,
-        now: Time,
         out: &mut Outgoing,
         whole: &Whole<'s>,
         rest: &Rest,
@@ -225,36 +239,37 @@ impl Cutter<'_> {
             true => Placement::TrustedOnly,
             false => Placement::Any,
         };
-        let allowed = placement.allows(self.link.id, self.run.allowed);
-        // Now and then one that proves how far the numbers have come.
-        let bare = whole.may_be_bare
-            && position.is_inside()
-            && !self.link.path.next_seq().is_multiple_of(PROOF_SPACING);
-        let tag = if bare { 0 } else { TAG_LEN };
-        let frame = frame::chunk_len(&whole.tcp, position.solo, self.open.as_ref());
-        let len = (self.run.mtu - CLEAR - frame - tag)
+        let allowed = self.run.allowed || placement == Placement::Any;
+        let bare = whole.may_be_bare && position.is_inside() && self.may_be_bare();
+        let carrier = &self.run.carrier;
+        let front = carrier.front();
+        let tag = if bare { 0 } else { carrier.tag() };
+        let is_long = position.solo || carrier.split.is_some();
+        let frame = frame::chunk_len(&whole.tcp, is_long, self.open.as_ref());
+        let len = (self.run.longest - front - frame - tag)
             .min(whole.even)
             .min(position.limit)
             .min(rest.limit());
         let last = done + len == total;
         let mut shape = Shape {
+            front,
             payload: len,
             header: frame,
             tag,
         };
         let acks = match last && out.queue.is_empty() && allowed && !bare {
-            true => self.acknowledge(now, shape.len()),
+            true => self.acknowledge(shape.len()),
             false => 0,
         };
         shape.header += acks;
         if self.bump.is_padded() {
-            shape.header += padding(shape.len(), self.run.mtu);
+            shape.header += padding(shape.len(), self.run.longest);
         }
         let short = self.run.stride.saturating_sub(shape.len());
-        if short <= self.run.stride / MOST_PADDED {
+        if short <= self.run.stride / MAX_SHORTFALL {
             shape.header += short;
         }
-        let deferred = !allowed && !guarded && self.delayed.len() < MAX_DELAYED;
+        let deferred = !allowed && !guarded && self.may_defer();
         // The datagrams of one send are equally long, but for the last.
         let fits = self.run.pieces == 0 || shape.len() <= self.run.stride;
         ((allowed || deferred) && fits).then(|| Piece {
@@ -271,10 +286,20 @@ impl Cutter<'_> {
         })
     }
 
+    /// Whether the next datagram may go without a tag: now and then one proves how far the numbers have come.
+    fn may_be_bare(&self) -> bool {
+        matches!(&self.to, To::Link(link, _) if !link.path.next_seq().is_multiple_of(PROOF_SPACING))
+    }
+
+    /// Whether a piece may wait for a trusted path while others go on.
+    fn may_defer(&self) -> bool {
+        matches!(&self.to, To::Link(_, lost) if !lost.is_full())
+    }
+
     /// Keeps a piece for a trusted path, to go when that has room; the others need not wait for it.
-    fn put_off(&mut self, cx: &mut SendCx<'_>, out: &mut Outgoing, piece: &Piece<'_>) {
+    fn defer(&mut self, out: &mut Outgoing, piece: &Piece<'_>) {
         let len = piece.bytes.len();
-        let mut buffer = cx.shared.pool.take_for(len);
+        let mut buffer = self.shared.pool.take_for(len);
         let crc = out.transform(self.bump, piece.solo_at(), piece.bytes, &mut buffer[..len]);
         let batch = self.in_flight.add_batch(buffer);
         let head = self.in_flight.add_head(batch, piece.head(self.key, out));
@@ -283,42 +308,74 @@ impl Cutter<'_> {
             ..piece.chunk(batch, 0, head)
         };
         let key = self.in_flight.add(Content::Chunk(chunk), piece.placement);
-        self.delayed.push_back(Delayed { key, lost_by: None });
+        if let To::Link(_, lost) = &mut self.to {
+            lost.trusted.push_back(Delayed { key, lost_by: None });
+        }
         self.run.deferred = true;
     }
 
-    /// Makes the next datagram of the run of a piece; false if it could not be sealed. `head` is what the pieces of the
-    /// segment before it share.
+    /// Makes the next datagrams of the run of a piece; false if they could not be sealed. `head` is what the pieces of
+    /// the segment before it share.
     #[inline]
     fn put(
         &mut self,
-        cx: &mut SendCx<'_>,
         out: &mut Outgoing,
         piece: &Piece<'_>,
         head: &mut Option<(u16, u32)>,
     ) -> bool {
-        let (batch, shape, len) = (self.run.batch, &piece.shape, piece.bytes.len());
-        let is_sealed = self.bump.is_sealed();
         let number = match *head {
             Some((number, epoch)) if epoch == out.stream.epoch() => number,
-            _ => self.in_flight.add_head(batch, piece.head(self.key, out)),
+            _ => {
+                // The batches of a bundle have the same heads.
+                let heads = self.run.batches.iter().map(|batch| {
+                    let head = piece.head(self.key, out);
+                    self.in_flight.add_head(*batch, head)
+                });
+                heads.last().expect("a run has a batch")
+            }
         };
         // An urgent pointer counts from each piece on its own.
         let known = (number, out.stream.epoch());
         *head = piece.tcp.urgent.is_none().then_some(known);
+        self.run.unused = false;
+        let put = match self.to {
+            To::Link(..) => self.put_datagram(out, piece, number),
+            To::Bundle(..) => self.put_shares(out, piece, number),
+        };
+        if put {
+            self.run.pieces += 1;
+            self.run.stride = self.run.stride.max(piece.shape.len());
+            self.run.full = piece.shape.len() < self.run.stride;
+        }
+        put
+    }
+
+    #[inline]
+    fn put_datagram(&mut self, out: &mut Outgoing, piece: &Piece<'_>, number: u16) -> bool {
+        let Self {
+            run,
+            to: To::Link(link, _),
+            ..
+        } = self
+        else {
+            panic!("the caller saw a link");
+        };
+        let (batch, shape, len) = (run.batches[0], &piece.shape, piece.bytes.len());
+        let is_sealed = self.bump.is_sealed();
         let at = match is_sealed {
-            true => self.run.kept as u32,
-            false => (self.run.at + CLEAR) as u32,
+            true => run.kept as u32,
+            false => (run.at + CLEAR) as u32,
         };
         // Before the pass over the bytes, which does not wait for it to be written.
         let content = Content::Chunk(piece.chunk(batch, at, number));
         let pending = self.in_flight.add(content, piece.placement);
-        let range = self.run.at..self.run.at + shape.len();
+        let range = run.at..run.at + shape.len();
         let kept = self.in_flight.batch_mut(batch);
+        let scratch = &mut self.shared.scratch.datagrams;
         let datagram = if is_sealed {
-            kept[self.run.kept..self.run.kept + len].copy_from_slice(piece.bytes);
-            cx.shared.scratch.datagrams.resize(range.end, 0);
-            &mut cx.shared.scratch.datagrams[range.clone()]
+            kept[run.kept..run.kept + len].copy_from_slice(piece.bytes);
+            scratch.resize(range.end, 0);
+            &mut scratch[range.clone()]
         } else {
             &mut kept[range.clone()]
         };
@@ -333,63 +390,110 @@ impl Cutter<'_> {
         .encode(&mut Writer::new(block));
         let (block, padding) = behind.split_at_mut(piece.acks);
         if !block.is_empty() {
-            block.copy_from_slice(&self.link.frames);
-            self.link.frames.clear();
+            block.copy_from_slice(&link.frames);
+            link.frames.clear();
         }
         if !padding.is_empty() {
             padding.fill(0);
         }
         self.in_flight.set_crc(pending, crc);
-        let size = shape.len() as u16;
-        let seq = self.link.path.on_sent(cx.now, size, token(pending), true);
         let datagram = match is_sealed {
-            true => &mut cx.shared.scratch.datagrams[range],
+            true => &mut scratch[range],
             false => &mut self.in_flight.batch_mut(batch)[range],
         };
-        let id = self.link.id;
-        let sealed = match shape.tag {
-            0 => cx.session.seal_bare(datagram, id, seq, shape.header),
-            _ => cx.session.seal(datagram, id, seq, shape.header, is_sealed),
+        let seal = match (shape.tag, is_sealed) {
+            (0, _) => Seal::Bare,
+            (_, true) => Seal::All,
+            (_, false) => Seal::Headers,
         };
-        self.run.unused = false;
-        if sealed.is_err() {
-            // Nothing leaves without protection, and nothing of it is kept; the scrambler is ahead of what
-            // left.
-            self.in_flight.remove(pending, &mut cx.shared.pool);
-            cx.shared.count(Counter::KeysExhausted);
-            out.stream.break_chain();
-            cx.shared.scratch.datagrams.truncate(self.run.at);
-            self.run.full = true;
+        let (header, asks) = (shape.header, Asks::AckOf(pending));
+        if !self.sealer.seal(link, datagram, header, asks, seal) {
+            self.in_flight.remove(pending, &mut self.shared.pool);
+            self.shared.scratch.datagrams.truncate(run.at);
             return false;
         }
-        self.run.pieces += 1;
         self.sent += len as u64;
-        self.run.at += shape.len();
-        self.run.kept += len;
-        self.run.stride = self.run.stride.max(shape.len());
-        self.run.full = shape.len() < self.run.stride;
+        run.at += shape.len();
+        run.kept += len;
+        true
+    }
+
+    fn put_shares(&mut self, out: &mut Outgoing, piece: &Piece<'_>, number: u16) -> bool {
+        let To::Bundle(paths, shares, split) = &mut self.to else {
+            panic!("the caller saw a bundle");
+        };
+        let (run, payload) = (&mut *self.run, piece.bytes.len());
+        let whole = &mut self.shared.scratch.datagrams;
+        whole.clear();
+        whole.extend_from_slice(&(payload as u16).to_be_bytes());
+        whole.resize(piece.shape.len(), 0);
+        let (bytes, block) = whole[piece.shape.front..].split_at_mut(payload);
+        let crc = out.transform(self.bump, None, piece.bytes, bytes);
+        Chunk {
+            crc,
+            ..piece.chunk(run.batches[0], 0, number)
+        }
+        .frame(strand(out), piece.tcp, self.open)
+        .encode(&mut Writer::new(block));
+        let set = shares.take_set();
+        let len = self.shared.split_scratch(*split);
+        let mut pending: SmallVec<[Key; 4]> = SmallVec::new();
+        for (index, (&at, &batch)) in run.carrier.links.iter().zip(&run.batches).enumerate() {
+            let share = ShareOf {
+                batch,
+                at: (run.at + CLEAR) as u32,
+                set,
+                len: len as u16,
+                head: number,
+                index: index as u8,
+                opens: self.open.is_some(),
+            };
+            let link = &mut paths[at];
+            let placement = Placement::Only(link.id);
+            let key = self.in_flight.add(Content::Share(share), placement);
+            pending.push(key);
+            let datagram = &mut self.in_flight.batch_mut(batch)[run.at..][..SHARE_OVERHEAD + len];
+            datagram[CLEAR..CLEAR + len].copy_from_slice(self.shared.share(index, len));
+            let frame = share_frame(*split, self.bump.number, (set, index as u8), false);
+            frame::encode(&frame, &mut Writer::new(&mut datagram[CLEAR + len..]));
+            let asks = Asks::AckOf(key);
+            if !self
+                .sealer
+                .seal(link, datagram, frame::SHARE_LEN, asks, Seal::Headers)
+            {
+                for key in pending {
+                    self.in_flight.remove(key, &mut self.shared.pool);
+                }
+                return false;
+            }
+        }
+        self.sent += len as u64;
+        run.at += SHARE_OVERHEAD + len;
         true
     }
 
     /// What the path has to acknowledge goes along with a datagram of `len` bytes that has room for it: left in
     /// the path's frames, of this length. A connection that asks and answers needs no others then.
-    fn acknowledge(&mut self, now: Time, len: usize) -> usize {
+    fn acknowledge(&mut self, len: usize) -> usize {
         let longest = match self.run.pieces {
-            0 => self.run.mtu,
+            0 => self.run.longest,
             _ => self.run.stride,
         };
-        if len + MOST_ACK > longest || !self.link.frames.is_empty() {
+        let To::Link(link, _) = &mut self.to else {
+            return 0;
+        };
+        if len + MAX_ACK > longest || !link.frames.is_empty() {
             return 0;
         }
-        let mut block = std::mem::take(&mut self.link.frames);
-        put_ack(now, self.link, &mut block);
-        self.link.frames = block;
-        self.link.frames.len()
+        let mut block = std::mem::take(&mut link.frames);
+        put_ack(self.sealer.now, link, &mut block);
+        link.frames = block;
+        link.frames.len()
     }
 }
 
 /// Where the stream stands.
-pub(super) fn strand(out: &Outgoing) -> Strand {
+fn strand(out: &Outgoing) -> Strand {
     Strand {
         flow: out.flow,
         incarnation: out.stream.incarnation(),

@@ -3,27 +3,35 @@
 use std::sync::Arc;
 
 use dibs_settings::Scheduler;
+use dibs_wire::packet::Segment;
 
-use super::super::fq::{List, parsed};
-use super::super::out::Out;
-use super::super::paths::{Avoid, Choice, Kind, Wanted};
-use super::super::peer::Peer;
-use super::super::shared::Shared;
 use super::SendCx;
-use super::run::{MAX_DELAYED, MOST_BESIDE};
+use super::carrier::{Carrier, MAX_OVERHEAD};
+use super::copies;
+use super::cutter::{Cutter, Rest, To};
+use super::datagram::MAX_SEGMENTS;
+use super::postpone::has_room;
+use super::retransmit::RetransmitQueue;
+use super::run::Run;
+use super::shares::Shares;
+use crate::bump::{Bump, Chain};
 use crate::chunk::Placement;
 use crate::flow::conn::Conn;
+use crate::flow::queue::Patience;
+use crate::node::fq::{FairQueue, List, parsed};
+use crate::node::out::Out;
+use crate::node::paths::{Avoid, Choice, Kind, Wanted};
+use crate::node::shared::Shared;
+use crate::session::Integrity;
 use crate::slab::Key;
 
 /// Bytes of buffers that may wait for acknowledgement.
 const HELD_LIMIT: usize = 96 << 20;
 /// A flow that has its turn has something to send.
 const HEAD: &str = "a flow that is scheduled has a head";
-/// What a flow may send in one round, at most.
-const MAX_QUANTUM: usize = 16 * 1024;
 
 /// What new data of a connection is.
-pub(super) fn kind(conn: &Conn) -> Kind {
+fn kind(conn: &Conn) -> Kind {
     match conn.open_frame() {
         Some(_) => Kind::First,
         None => Kind::New,
@@ -31,8 +39,19 @@ pub(super) fn kind(conn: &Conn) -> Kind {
 }
 
 /// How new data of a connection is shared out over the paths.
-pub(super) fn scheduler(conn: &Conn, shared: &Shared) -> Scheduler {
+fn scheduler(conn: &Conn, shared: &Shared) -> Scheduler {
     conn.out.scheduler.unwrap_or(shared.policy.scheduler)
+}
+
+/// Opens a flow whose head was queued before the peer restarted.
+fn open(cx: &mut SendCx<'_>, key: Key) {
+    let conn = cx.flows.get_mut(key).expect("the caller has it");
+    if conn.out.secrets.is_none() {
+        let head = conn.out.queue.head().expect(HEAD);
+        let Segment { meta, seq, .. } = parsed(&head.buffer);
+        conn.open(cx.sealer.session.epoch_secrets().clone(), meta);
+        conn.out.stream.begin_at(seq);
+    }
 }
 
 /// Why a flow's turn ends with nothing sent.
@@ -47,14 +66,29 @@ enum Unsent {
     Strict,
 }
 
-impl Peer {
+/// The turns of the flows that have new data, until one of them may send.
+pub(super) struct Round<'a> {
+    pub(super) fq: &'a mut FairQueue,
+    pub(super) lost: &'a mut RetransmitQueue,
+    pub(super) shares: &'a mut Shares,
+    /// Trust keeps data waiting that an untrusted path could carry.
+    pub(super) held_by_trust: &'a mut bool,
+    /// Bytes that the peer can hold.
+    pub(super) store: usize,
+    /// What of a flow's queue is left alone.
+    pub(super) patience: Patience,
+    /// A flow waits for room on a trusted path: no other is to take it.
+    pub(super) trusted_awaited: bool,
+}
+
+impl Round<'_> {
     /// New data, one run of datagrams: of one flow, or of several where each has little.
     ///
     /// Flows take turns by deficit round robin; those that had nothing to send come first, once (RFC 8290).
-    pub(super) fn send_data(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
-        self.held_by_trust = false;
+    pub(super) fn send(mut self, cx: &mut SendCx<'_>) -> Option<Out> {
+        *self.held_by_trust = false;
         self.shares.short_of_paths = false;
-        if !self.has_room(cx.shared) || self.in_flight.held() >= HELD_LIMIT {
+        if !has_room(cx, self.lost, self.store) || cx.in_flight.held() >= HELD_LIMIT {
             return None;
         }
         let mut sent = self.send_strict(cx);
@@ -68,7 +102,7 @@ impl Peer {
 
     /// The same for those who keep their turn for a trusted path.
     fn send_strict(&mut self, cx: &mut SendCx<'_>) -> Result<Out, Unsent> {
-        while let Some((key, may)) = self.fq.trusted_only(&self.flows) {
+        while let Some((key, may)) = self.fq.trusted_only(cx.flows) {
             let sent = match may {
                 true => self.send_run(cx, key, List::TrustedOnly),
                 false => Err(Unsent::Over),
@@ -76,7 +110,7 @@ impl Peer {
             match sent {
                 Err(Unsent::Over) => self.fq.end_turn(List::TrustedOnly),
                 Err(Unsent::Strict) => {
-                    cx.trusted_awaited = true;
+                    self.trusted_awaited = true;
                     break;
                 }
                 sent => return sent,
@@ -97,7 +131,7 @@ impl Peer {
                 }
                 Err(Unsent::Strict) => {
                     self.fq.await_trusted(list);
-                    cx.trusted_awaited = true;
+                    self.trusted_awaited = true;
                 }
                 sent => return sent,
             }
@@ -105,142 +139,249 @@ impl Peer {
         Err(Unsent::Over)
     }
 
-    /// The flow whose turn it is; see [`FairQueue::next_flow`](super::super::fq::FairQueue::next_flow).
-    pub(super) fn next_flow(
-        &mut self,
-        cx: &SendCx<'_>,
-        list: List,
-        passed: &mut usize,
-    ) -> Option<Key> {
-        let of_turn = (cx.patience.turn, cx.shared.more_comes);
-        self.fq
-            .next_flow(cx.now, &mut self.flows, of_turn, list, passed)
-    }
-
-    /// What a flow may send in one round: a burst of the fastest path, so that no turn takes long.
-    pub(in crate::node) fn flow_quantum(&self) -> usize {
-        let bursts = self.paths.iter().map(|link| link.path.quantum());
-        bursts.max().unwrap_or(MAX_QUANTUM).min(MAX_QUANTUM)
+    /// The flow whose turn it is; see [`FairQueue::next_flow`].
+    fn next_flow(&mut self, cx: &mut SendCx<'_>, list: List, passed: &mut usize) -> Option<Key> {
+        let of_turn = (self.patience.turn, cx.shared.more_comes);
+        self.fq.next_flow(cx.now, cx.flows, of_turn, list, passed)
     }
 
     /// Asks CoDel about the head of a flow's queue; true if that dropped a segment.
-    pub(super) fn judge(&mut self, cx: &mut SendCx<'_>, key: Key) -> bool {
-        let active = { self.paths.iter() }.filter(|link| link.is_active(cx.shared));
-        let slowest = active.map(|link| link.path.srtt()).max();
-        let of_turn = (cx.patience, slowest.unwrap_or_default());
-        self.fq
-            .judge(cx.now, cx.shared, &mut self.flows, key, of_turn)
+    fn judge(&mut self, cx: &mut SendCx<'_>, key: Key) -> bool {
+        let trips = cx.paths.active(cx.shared).map(|link| link.path.srtt());
+        let of_turn = (self.patience, trips.max().unwrap_or_default());
+        self.fq.judge(cx.now, cx.shared, cx.flows, key, of_turn)
     }
 
     /// Sends a run of chunks from the head of a flow's queue.
     fn send_run(&mut self, cx: &mut SendCx<'_>, key: Key, list: List) -> Result<Out, Unsent> {
         let bumps = Arc::clone(&cx.shared.bumps);
-        let bump = self.flows.get(key).expect("the caller has it").bump;
-        if let Some(split) = bumps.of(bump).split() {
-            return self.send_split(cx, key, split).ok_or(Unsent::Over);
-        }
-        let mut place = self.place(cx, key)?;
+        let bump = bumps.of(cx.flows.get(key).expect("the caller has it").bump);
+        let mut carrier = self.place(cx, key, bump)?;
         // Only what can go is judged: waiting for a path is no congestion.
         if self.judge(cx, key) {
             // A segment is missing now, so what follows stands elsewhere.
-            let conn = self.flows.get(key).expect("the caller has it");
+            let conn = cx.flows.get(key).expect("the caller has it");
             if conn.out.queue.is_empty() {
                 return Err(Unsent::Over);
             }
-            place = self.place(cx, key)?;
+            carrier = self.place(cx, key, bump)?;
         }
-        self.fill_run(cx, key, list, place).ok_or(Unsent::Over)
+        self.fill_run(cx, key, list, (carrier, bump))
+            .ok_or(Unsent::Over)
     }
 
-    /// The path, and its budget, for what stands at the head of a flow's queue.
-    fn place(&mut self, cx: &mut SendCx<'_>, key: Key) -> Result<(usize, usize), Unsent> {
-        let conn = self.flows.get_mut(key).expect("the caller has it");
-        if conn.out.secrets.is_none() {
-            // The peer restarted since this was queued.
-            let head = conn.out.queue.head().expect(HEAD);
-            let meta = parsed(&head.buffer).meta;
-            conn.open(cx.session.epoch_secrets().clone(), meta);
+    /// What carries what stands at the head of a flow's queue.
+    fn place<'b>(
+        &mut self,
+        cx: &mut SendCx<'_>,
+        key: Key,
+        bump: &'b Bump,
+    ) -> Result<Carrier<'b>, Unsent> {
+        let conn = cx.flows.get_mut(key).expect("the caller has it");
+        let head = conn.out.queue.head().expect(HEAD);
+        let left = head.left();
+        if let Some(split) = bump.split() {
+            let bundle = self.shares.bundle_for(cx, split, left + MAX_OVERHEAD);
+            let bundle = bundle.ok_or(Unsent::Over)?;
+            open(cx, key);
+            return Ok(bundle);
         }
-        let (strict, left) = self.is_strict(cx, key);
-        let conn = self.flows.get(key).expect("the caller has it");
-        let chained = cx.shared.bumps.of(conn.bump).chain().is_some();
-        let placement = if strict {
-            Placement::TrustedOnly
-        } else {
-            Placement::Any
-        };
-        let under_way = conn.under_way() * self.fq.flows().max(1);
+        open(cx, key);
+        let strict = self.is_strict(cx, key);
+        let conn = cx.flows.get(key).expect("the caller has it");
+        let chained = bump.chain().is_some();
         let wanted = Wanted {
-            placement,
+            placement: match strict {
+                true => Placement::TrustedOnly,
+                false => Placement::Any,
+            },
             kind: kind(conn),
             scheduler: scheduler(conn, cx.shared),
-            bytes: left + MOST_BESIDE,
+            bytes: left + MAX_OVERHEAD,
             backlog: self.fq.backlog(),
             avoid: Avoid::Nothing,
-            under_way,
+            under_way: conn.under_way() * self.fq.flows().max(1),
         };
         match self.choose(cx, wanted, chained) {
-            Choice::Send { link, budget } => Ok((link, budget)),
+            Choice::Send { link, budget } => Ok(Carrier::link(cx.paths, link, budget)),
             Choice::Wait(at) => {
-                self.held_by_trust |= strict;
-                self.paths.wait_until(at);
+                *self.held_by_trust |= strict;
+                cx.paths.wait_until(at);
                 // What any path may carry waits for all of them.
                 Err(match strict {
                     true => Unsent::Strict,
                     false => Unsent::Blocked,
                 })
             }
-            Choice::Nobody if cx.trusted_awaited => Err(Unsent::Blocked),
+            Choice::Nobody if self.trusted_awaited => Err(Unsent::Blocked),
             Choice::Nobody => {
-                self.held_by_trust |= chained;
+                *self.held_by_trust |= chained;
                 Err(Unsent::Over)
             }
         }
     }
 
-    /// Whether only a trusted path may carry what stands at the head of a flow's queue, and how many bytes that is.
-    pub(super) fn is_strict(&mut self, cx: &SendCx<'_>, key: Key) -> (bool, usize) {
-        let conn = self.flows.get_mut(key).expect("the caller has it");
+    /// Whether only a trusted path may carry what stands at the head of a flow's queue.
+    fn is_strict(&self, cx: &mut SendCx<'_>, key: Key) -> bool {
+        let conn = cx.flows.get_mut(key).expect("the caller has it");
         let head = conn.out.queue.head().expect(HEAD);
         let segment = parsed(&head.buffer);
         let left = head.left();
         let consumed = segment.payload.len() - left;
         let stream = &mut conn.out.stream;
         let offset = stream.offset_of(segment.seq) + consumed as u64;
-        let before = stream.epoch();
         let position = stream.position(offset, left.max(1));
-        if stream.epoch() != before {
-            conn.stats.epochs += 1;
-        }
-        // A chunk that is due for a trusted path can wait for it while others go on, up to a bound:
-        // beyond it trust wins over speed.
+        // A chunk that is due for a trusted path can wait for it while others go on, up to a bound.
         let chain = cx.shared.bumps.of(conn.bump).chain();
-        let strict = chain.is_some_and(|chain| {
-            let due = conn.out.until_trusted <= 0 && self.retransmit.trusted.len() >= MAX_DELAYED;
+        chain.is_some_and(|chain| {
+            let due = conn.out.until_trusted <= 0 && self.lost.is_full();
             position.solo || stream.is_guarded(offset, chain.guarded()) || due
-        });
-        (strict, left)
+        })
     }
 
     /// The scheduler under the rules of trust.
-    fn choose(&mut self, cx: &SendCx<'_>, mut wanted: Wanted, chained: bool) -> Choice {
-        let (now, shared) = (cx.now, &*cx.shared);
-        let ruled = !chained || self.paths.has_trusted(shared);
+    fn choose(&self, cx: &mut SendCx<'_>, mut wanted: Wanted, chained: bool) -> Choice {
+        let ruled = !chained || cx.paths.has_trusted(cx.shared);
         // With no trusted path alive, chained flows wait, unless the user would rather not.
-        if !ruled && shared.policy.hold_without_trusted {
+        if !ruled && cx.shared.policy.hold_without_trusted {
             return Choice::Nobody;
         }
         if !ruled {
             wanted.placement = Placement::Any;
         }
-        if cx.trusted_awaited && wanted.placement == Placement::Any {
+        if self.trusted_awaited && wanted.placement == Placement::Any {
             wanted.avoid = Avoid::Trusted;
         }
-        self.paths.choose(shared, now, &wanted)
+        cx.paths.choose(cx.shared, cx.now, &wanted)
     }
 
-    /// Untrusted paths may carry everything: `on_trusted_down = "untrusted"`, and it is down.
-    pub(super) fn is_lax(&self, shared: &Shared) -> bool {
-        !shared.policy.hold_without_trusted && !self.paths.has_trusted(shared)
+    /// Cuts the head of a flow's queue into chunks, and what follows, as many as fit one send: of this
+    /// flow, and then of those whose turn it is next on its list.
+    fn fill_run(
+        &mut self,
+        cx: &mut SendCx<'_>,
+        key: Key,
+        list: List,
+        (carrier, bump): (Carrier<'_>, &Bump),
+    ) -> Option<Out> {
+        let conn = cx.flows.get(key).expect("the caller has it");
+        let alike = (kind(conn), scheduler(conn, cx.shared));
+        let is_redundant = alike.1 == Scheduler::Redundant;
+        let list = Some(list).filter(|list| *list != List::TrustedOnly && carrier.split.is_none());
+        let wanted = self.wanted(cx, key, list, carrier.usual_payload());
+        let first = cx.in_flight.next_key();
+        let mut run = Run::new(cx, carrier, bump, wanted);
+        let mut last = key;
+        self.fill(cx, &mut run, key);
+        while run.pieces > 0
+            && !run.full
+            && let Some(list) = list
+            && let Some(next) = self.joins(cx, &run, list, alike)
+            && next != last
+        {
+            self.fill(cx, &mut run, next);
+            last = next;
+        }
+        if run.pieces > 0 && is_redundant {
+            copies::note(cx, run.carrier.links[0], run.batches[0], first);
+        }
+        let deferred = run.deferred;
+        match run.finish(cx, self.shares) {
+            None if deferred => self.lost.send_trusted(cx),
+            out => out,
+        }
+    }
+
+    /// Datagrams for what waits of a flow, and of those of a list that may go along with it, about.
+    fn wanted(&self, cx: &SendCx<'_>, key: Key, list: Option<List>, room: usize) -> usize {
+        let pieces = |key| {
+            let conn = cx.flows.get(key);
+            conn.map_or(0, |conn| conn.out.queue.bytes().div_ceil(room))
+        };
+        let mut wanted = pieces(key) + 1;
+        let others = list.map(|list| self.fq.others(list).take(MAX_SEGMENTS));
+        for other in others.into_iter().flatten() {
+            if wanted >= MAX_SEGMENTS {
+                break;
+            }
+            wanted += pieces(other);
+        }
+        wanted
+    }
+
+    /// The flow whose turn it is next, if what it has to send may go along in a run.
+    fn joins(
+        &mut self,
+        cx: &mut SendCx<'_>,
+        run: &Run<'_>,
+        list: List,
+        (of_kind, by): (Kind, Scheduler),
+    ) -> Option<Key> {
+        let key = self.next_flow(cx, list, &mut 0)?;
+        let conn = cx.flows.get_mut(key).expect("it was just seen");
+        let fits = conn.bump == run.bump.number
+            && scheduler(conn, cx.shared) == by
+            && (cx.shared.policy.hint.is_none() || kind(conn) == of_kind)
+            && conn.out.secrets.is_some()
+            && conn.out.queue.passes(cx.now, self.patience);
+        (fits && (run.allowed || !self.is_strict(cx, key))).then_some(key)
+    }
+
+    /// Takes from a flow's queue into a run what it may send now.
+    fn fill(&mut self, cx: &mut SendCx<'_>, run: &mut Run<'_>, key: Key) {
+        let SendCx {
+            now,
+            shared,
+            sealer,
+            paths,
+            flows,
+            in_flight,
+        } = cx;
+        let (alone, bump, split) = (self.fq.flows() == 1, run.bump, run.carrier.split);
+        let links = run.carrier.links.clone();
+        let conn = flows.get_mut(key).expect("its turn was looked at");
+        let open = conn.open_frame();
+        let is_bare = sealer.session.integrity() == Integrity::Off && open.is_none();
+        let mut cutter = Cutter {
+            key,
+            run,
+            shared,
+            in_flight,
+            guarded: bump.chain().map(Chain::guarded),
+            bare: is_bare && bump.chain().is_some(),
+            sealer,
+            bump,
+            open,
+            sent: 0,
+            to: match split {
+                Some(split) => To::Bundle(paths, self.shares, split),
+                None => To::Link(&mut paths[links[0]], self.lost),
+            },
+        };
+        let held = self.fq.watch(&conn.out.queue);
+        while let Some(mut head) = conn.out.queue.pop() {
+            let mut rest = Rest {
+                left: head.left(),
+                withheld: head.withheld,
+                mss: head.mss,
+            };
+            let segment = parsed(&head.buffer);
+            if !cutter.cut(&mut conn.out, &mut conn.stats, &segment, &mut rest) {
+                (head.payload_at, head.withheld) = (head.end - rest.left, rest.withheld);
+                conn.out.queue.put_back(head);
+                break;
+            }
+            cutter.shared.pool.give(head.buffer);
+            // The next one goes along unless it is another's turn, or CoDel's.
+            let turns = (alone && split.is_none()) || conn.out.deficit > 0;
+            if cutter.run.full || !turns || !conn.out.queue.passes(*now, self.patience) {
+                break;
+            }
+        }
+        let sent = cutter.sent;
+        for link in links {
+            conn.by_path.entry(paths[link].local).sent += sent;
+        }
+        self.fq.settle(&held, &conn.out.queue);
     }
 }
