@@ -574,27 +574,6 @@ impl InFlight {
         Some(pending)
     }
 
-    /// Moves a chunk's bytes to another batch, from which it is sent again.
-    pub fn rebatch(&mut self, key: Key, batch: Key, at: u32, pool: &mut Pool) {
-        let place = self.place(key);
-        let Some(Sent::Waiting(Pending {
-            content: Content::Chunk(chunk),
-            ..
-        })) = place.and_then(|place| self.sent.get_mut(place))
-        else {
-            panic!("only a waiting chunk is moved");
-        };
-        let old = std::mem::replace(&mut chunk.batch, batch);
-        chunk.at = at;
-        let heads = &self.batches.get(old).expect("the old batch is there").heads;
-        let head = heads[usize::from(chunk.head)].clone();
-        let to = self.batches.get_mut(batch).expect("the new batch is there");
-        to.heads.push(head);
-        chunk.head = (to.heads.len() - 1) as u16;
-        to.chunks += 1;
-        self.release(old, pool);
-    }
-
     /// Moves the first `used` bytes of a batch, which are all that its chunks lie in, to a smaller buffer if there
     /// is one that holds them: it waits as long as they do.
     pub fn shrink_batch(&mut self, batch: Key, used: usize, pool: &mut Pool) {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
-use smallvec::SmallVec;
 
 use super::carrier::{MAX_OVERHEAD, SHARE_OVERHEAD};
 use super::datagram::{Asks, MAX_BATCH, MAX_SEGMENTS, Seal, Shape, key_of, pad, padding};
@@ -42,9 +41,6 @@ pub(in crate::node) struct RetransmitQueue {
     /// Chunks that were cut into pieces.
     fragmented: u32,
 }
-
-/// Chunks that go again in one send, and the shapes of their datagrams.
-type RetransmitRun = SmallVec<[(Key, Shape); 8]>;
 
 impl RetransmitQueue {
     /// The peer restarted.
@@ -378,144 +374,67 @@ fn is_padded(cx: &SendCx<'_>, conn: Key) -> bool {
     conn.is_some_and(|conn| cx.shared.bumps.of(conn.bump).is_padded())
 }
 
-/// Whether a chunk goes encrypted, not only its headers.
-fn is_sealed(cx: &SendCx<'_>, chunk: &Chunk) -> bool {
-    let conn = cx.flows.get(cx.in_flight.head(chunk).conn);
-    conn.is_some_and(|conn| cx.shared.bumps.of(conn.bump).is_sealed())
-}
-
-/// Encodes the chunk at `queue[at]` anew, and those behind it that can go in the same send, and
-/// moves their bytes to a buffer of their own. They leave the queue.
+/// Encodes the chunk at `queue[at]` anew, and those behind it that can go in the same send. They leave the queue.
 pub(super) fn retransmit_chunks(
     cx: &mut SendCx<'_>,
     (link, budget): (usize, usize),
     queue: &mut VecDeque<Delayed>,
     at: usize,
 ) -> Option<Out> {
-    let first = match &cx.in_flight.get(queue.get(at)?.key)?.content {
-        Content::Chunk(chunk) => chunk,
-        _ => return None,
-    };
-    let inside = is_sealed(cx, first);
-    let run = take_run(cx, (link, budget), queue, at, inside);
-    let stride = run.first()?.1.len();
-    let total = run.iter().map(|(_, shape)| shape.len()).sum();
-    let mut buffer = cx.shared.pool.take_for(total);
-    let (sealed, end) = seal_run(cx, link, &run, inside, &mut buffer);
-    for (key, _) in run[sealed..].iter().rev() {
-        let key = *key;
-        queue.insert(at, Delayed { key, lost_by: None });
-    }
-    if sealed == 0 {
-        cx.shared.pool.give(buffer);
-        return None;
-    }
-    if inside {
-        // What is kept is what was encrypted, not the ciphertext.
-        cx.shared.scratch.datagrams.clear();
-        cx.shared
-            .scratch
-            .datagrams
-            .extend_from_slice(&buffer[..end]);
-        cx.shared.pool.give(buffer);
-        return Some(Out::by(&cx.paths[link], stride, Source::Scratch));
-    }
-    let batch = cx.in_flight.add_batch(buffer);
-    let mut at = 0;
-    for (key, shape) in &run[..sealed] {
-        let pool = &mut cx.shared.pool;
-        cx.in_flight.rebatch(*key, batch, (at + CLEAR) as u32, pool);
-        at += shape.len();
-    }
-    let source = Source::Batch(batch, end);
-    Some(Out::by(&cx.paths[link], stride, source))
-}
-
-/// Takes chunks from a queue that can go in one send: that at `at`, and those behind it.
-fn take_run(
-    cx: &mut SendCx<'_>,
-    (link, budget): (usize, usize),
-    queue: &mut VecDeque<Delayed>,
-    at: usize,
-    inside: bool,
-) -> RetransmitRun {
-    let mut run = RetransmitRun::new();
-    let mut total = 0;
-    while let Some(&Delayed { key, lost_by }) = queue.get(at) {
-        let Some(pending) = cx.in_flight.get(key) else {
-            break;
-        };
-        let Content::Chunk(chunk) = &pending.content else {
-            break;
-        };
-        if is_stale(cx.flows, cx.in_flight, pending) || is_sealed(cx, chunk) != inside {
+    cx.shared.scratch.datagrams.clear();
+    let (mut pieces, mut stride) = (0, 0);
+    while pieces < MAX_SEGMENTS
+        && let Some(&Delayed { key, lost_by }) = queue.get(at)
+        && let Some(pending) = cx.in_flight.get(key)
+        && let Content::Chunk(chunk) = pending.content
+        && !is_stale(cx.flows, cx.in_flight, pending)
+        && let Some(shape) = shape(cx, link, &chunk)
+    {
+        let start = cx.shared.scratch.datagrams.len();
+        let end = start + shape.len();
+        // The datagrams of one send are equally long, but for the last.
+        if pieces > 0 && (shape.len() > stride || end > budget.min(MAX_BATCH)) {
             break;
         }
-        let Some(shape) = shape(cx, link, chunk) else {
-            break;
-        };
-        let stride = run.first().map_or(shape.len(), |(_, first)| first.len());
-        let fits = total + shape.len() <= budget.min(MAX_BATCH) && run.len() < MAX_SEGMENTS;
-        // The datagrams of one send are equally long, but for the last.
-        if !run.is_empty() && (shape.len() > stride || !fits) {
+        if !seal_chunk(cx, link, key, &chunk, &shape) {
+            cx.shared.scratch.datagrams.truncate(start);
             break;
         }
         queue.remove(at);
         if lost_by.is_some() {
             cx.shared.count(Counter::ChunkResent);
         }
-        let is_last = shape.len() < stride;
-        total += shape.len();
-        run.push((key, shape));
-        if is_last {
+        pieces += 1;
+        stride = stride.max(shape.len());
+        if shape.len() < stride {
             break;
         }
     }
-    run
+    (pieces > 0).then(|| Out::by(&cx.paths[link], stride, Source::Scratch))
 }
 
-/// Writes the datagrams of a run to a buffer, one behind the other; how many, and their bytes.
-fn seal_run(
-    cx: &mut SendCx<'_>,
-    link: usize,
-    run: &RetransmitRun,
-    inside: bool,
-    buffer: &mut [u8],
-) -> (usize, usize) {
-    let (mut sealed, mut end) = (0, 0);
-    let seal = match inside {
+/// Appends a datagram with a chunk to those in the scratch buffer; false if there are no keys for it.
+fn seal_chunk(cx: &mut SendCx<'_>, link: usize, key: Key, chunk: &Chunk, shape: &Shape) -> bool {
+    let head = cx.in_flight.head(chunk);
+    let conn = cx.flows.get(head.conn).expect("it is not stale");
+    let scratch = &mut cx.shared.scratch.datagrams;
+    let start = scratch.len();
+    // What the frame leaves is padding.
+    scratch.resize(start + shape.len(), 0);
+    let datagram = &mut scratch[start..];
+    let (payload, block) = datagram[CLEAR..].split_at_mut(shape.payload);
+    let from = chunk.at as usize;
+    payload.copy_from_slice(&cx.in_flight.batch(chunk.batch)[from..from + shape.payload]);
+    chunk
+        .frame(head.strand, head.tcp.get(), conn.open_frame())
+        .encode(&mut Writer::new(&mut block[..shape.header]));
+    let seal = match cx.shared.bumps.of(conn.bump).is_sealed() {
         true => Seal::All,
         false => Seal::Headers,
     };
-    for (key, shape) in run {
-        let Some(Pending {
-            content: Content::Chunk(chunk),
-            ..
-        }) = cx.in_flight.get(*key)
-        else {
-            panic!("it was just seen");
-        };
-        let head = cx.in_flight.head(chunk);
-        let open = cx.flows.get(head.conn).and_then(Conn::open_frame);
-        let datagram = &mut buffer[end..end + shape.len()];
-        let from = chunk.at as usize;
-        datagram[CLEAR..CLEAR + shape.payload]
-            .copy_from_slice(&cx.in_flight.batch(chunk.batch)[from..from + shape.payload]);
-        let block = &mut datagram[CLEAR + shape.payload..][..shape.header];
-        // What the frame leaves is padding.
-        block.fill(0);
-        chunk
-            .frame(head.strand, head.tcp.get(), open)
-            .encode(&mut Writer::new(block));
-        let link = &mut cx.paths[link];
-        let asks = Asks::AckOf(*key);
-        if !cx.sealer.seal(link, datagram, shape.header, asks, seal) {
-            break;
-        }
-        sealed += 1;
-        end += shape.len();
-    }
-    (sealed, end)
+    let asks = Asks::AckOf(key);
+    cx.sealer
+        .seal(&mut cx.paths[link], datagram, shape.header, asks, seal)
 }
 
 fn send_fragment(cx: &mut SendCx<'_>, link: usize, key: Key, fragment: Key) -> Option<Out> {
