@@ -11,9 +11,8 @@ use crate::time::Time;
 pub struct DroppedSegment {
     /// A packet of its own.
     pub buffer: Buffer,
-    /// Offset of its payload.
-    pub payload_at: usize,
-    seq: SeqNumber,
+    /// The number of its first byte.
+    pub seq: SeqNumber,
     /// Payload bytes.
     pub len: usize,
     /// When TCP should have sent it again. Another one of the connection is due at another moment.
@@ -39,7 +38,6 @@ impl DroppedSegment {
         buffer[payload_at..payload_at + len].copy_from_slice(&segment.payload[done..done + len]);
         Self {
             buffer,
-            payload_at,
             seq,
             len,
             due,

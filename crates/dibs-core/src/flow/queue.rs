@@ -7,7 +7,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use dibs_wire::SeqNumber;
+
 use crate::buffer::Buffer;
+use crate::stream::tx::TxStream;
 use crate::time::Time;
 
 /// Acceptable standing delay, at least (RFC 8289, 4.4).
@@ -24,26 +27,67 @@ const SETTLING: Duration = Duration::from_secs(1);
 const LIMIT: usize = 4 << 20;
 /// Most packets in one queue.
 const MAX_PACKETS: usize = 1024;
+
 /// A packet that waits.
 #[derive(Debug)]
 pub struct Waiting {
     /// The buffer that holds it.
     pub buffer: Buffer,
-    /// Offset of its payload.
-    pub payload_at: usize,
-    /// End of its payload.
-    pub end: usize,
-    /// Payload bytes of one of the segments that it stands for.
-    pub mss: usize,
-    /// Payload bytes at its head that the receiver's kernel is not to get.
-    pub withheld: usize,
+    /// The number of its first payload byte.
+    pub seq: SeqNumber,
+    /// Bytes of its payload.
+    pub len: usize,
+    /// What is left of it.
+    pub rest: Rest,
     arrived: Time,
 }
 
+/// What is left of a packet's payload.
+#[derive(Debug)]
+pub struct Rest {
+    /// Bytes; with none, a FIN.
+    pub left: usize,
+    /// The first of them that the receiver's kernel is not to get.
+    pub withheld: usize,
+    /// Bytes of one of the segments that the packet stands for.
+    pub mss: usize,
+}
+
+impl Rest {
+    /// So many bytes go now.
+    pub const fn advance(&mut self, len: usize) {
+        self.left -= len;
+        self.withheld = self.withheld.saturating_sub(len);
+    }
+
+    /// Bytes that go the same way, at most.
+    pub fn limit(&self) -> usize {
+        match self.withheld {
+            0 => self.left,
+            withheld => withheld.min(self.left),
+        }
+    }
+}
+
 impl Waiting {
-    /// Payload bytes left.
-    pub const fn left(&self) -> usize {
-        self.end - self.payload_at
+    fn new(arrived: Time, buffer: Buffer, seq: SeqNumber, len: usize, mss: usize) -> Self {
+        let rest = Rest {
+            left: len,
+            withheld: 0,
+            mss,
+        };
+        Self {
+            buffer,
+            seq,
+            len,
+            rest,
+            arrived,
+        }
+    }
+
+    /// Where in its stream the rest of it begins.
+    pub fn offset(&self, stream: &mut TxStream) -> u64 {
+        stream.offset_of(self.seq) + (self.len - self.rest.left) as u64
     }
 
     /// How long it has been waiting.
@@ -91,47 +135,33 @@ pub struct Queue {
 pub struct Full(pub Buffer);
 
 impl Queue {
-    /// Appends the packet in `buffer[..end]`.
+    /// Appends a packet with `len` bytes of payload, the first of which has this number.
     pub fn push(
         &mut self,
         now: Time,
         buffer: Buffer,
-        payload_at: usize,
-        end: usize,
+        seq: SeqNumber,
+        len: usize,
         mss: usize,
     ) -> Result<(), Full> {
-        if self.bytes + (end - payload_at) > LIMIT || self.items.len() >= MAX_PACKETS {
+        if self.bytes + len > LIMIT || self.items.len() >= MAX_PACKETS {
             return Err(Full(buffer));
         }
-        self.bytes += end - payload_at;
+        self.bytes += len;
         self.memory += buffer.len();
         if self.items.capacity() == 0 {
             // Most connections never have more than one packet waiting, and there may be thousands.
             self.items.reserve_exact(1);
         }
-        self.items.push_back(Waiting {
-            buffer,
-            payload_at,
-            end,
-            mss,
-            withheld: 0,
-            arrived: now,
-        });
+        let waiting = Waiting::new(now, buffer, seq, len, mss);
+        self.items.push_back(waiting);
         Ok(())
     }
 
-    /// Puts the packet in `buffer[..end]` in front of the others, of which it says nothing: for CoDel it is as
-    /// old as they are.
-    pub fn push_front(&mut self, now: Time, buffer: Buffer, payload_at: usize, end: usize) {
+    /// Puts such a packet in front of the others, of which it says nothing: for CoDel it is as old as they are.
+    pub fn push_front(&mut self, now: Time, buffer: Buffer, seq: SeqNumber, len: usize) {
         let arrived = self.items.front().map_or(now, |head| head.arrived);
-        self.put_back(Waiting {
-            buffer,
-            payload_at,
-            end,
-            mss: end - payload_at,
-            withheld: 0,
-            arrived,
-        });
+        self.put_back(Waiting::new(arrived, buffer, seq, len, len));
     }
 
     /// The packet at the head.
@@ -152,7 +182,7 @@ impl Queue {
     /// Whether no more waits than goes with the next turn: among many flows that may be long from now, and a sender
     /// can do nothing about it.
     fn is_short(&self, turn: usize) -> bool {
-        let head = self.items.front().map_or(0, |head| head.mss);
+        let head = self.items.front().map_or(0, |head| head.rest.mss);
         self.bytes <= turn.max(2 * head.max(1500))
     }
 
@@ -162,9 +192,9 @@ impl Queue {
             .items
             .front_mut()
             .expect("consumed bytes were at the head");
-        head.payload_at += len;
+        head.rest.advance(len);
         self.bytes -= len;
-        if head.left() > 0 {
+        if head.rest.left > 0 {
             return None;
         }
         self.pop().map(|head| head.buffer)
@@ -185,14 +215,14 @@ impl Queue {
     /// Takes the packet at the head.
     pub fn pop(&mut self) -> Option<Waiting> {
         let head = self.items.pop_front()?;
-        self.bytes -= head.left();
+        self.bytes -= head.rest.left;
         self.memory -= head.buffer.len();
         Some(head)
     }
 
     /// Puts back what was taken, or what is left of it.
     pub fn put_back(&mut self, head: Waiting) {
-        self.bytes += head.left();
+        self.bytes += head.rest.left;
         self.memory += head.buffer.len();
         self.items.push_front(head);
     }
@@ -294,6 +324,8 @@ mod tests {
     use super::*;
     use crate::buffer::{BUFFER_LEN, Pool};
 
+    const SEQ: SeqNumber = SeqNumber::new(0);
+
     const USUAL: Patience = Patience {
         turn: 16 << 10,
         target: TARGET,
@@ -367,7 +399,7 @@ mod tests {
     #[test]
     fn an_idle_queue_has_little_memory_and_gives_it_back() {
         let (mut pool, mut queue) = (Pool::new(4), Queue::default());
-        let pushed = queue.push(Time::ZERO, pool.take_for(100), 40, 100, 60);
+        let pushed = queue.push(Time::ZERO, pool.take_for(100), SEQ, 60, 60);
         assert!(pushed.is_ok() && queue.consume(60).is_some());
         assert_eq!(queue.items.capacity(), 1);
         queue.shrink();
@@ -380,7 +412,7 @@ mod tests {
         let mut queue = Queue::default();
         let mut pushed = 0;
         loop {
-            match queue.push(Time::ZERO, pool.take(), 40, BUFFER_LEN, 1400) {
+            match queue.push(Time::ZERO, pool.take(), SEQ, BUFFER_LEN - 40, 1400) {
                 Ok(()) => pushed += BUFFER_LEN - 40,
                 Err(Full(buffer)) => {
                     assert_eq!(buffer.len(), BUFFER_LEN);

@@ -44,7 +44,8 @@ const HEAD: &str = "a flow that is scheduled has a head";
 pub(crate) struct SegmentPayload {
     pub(super) conn: Key,
     pub(super) seq: SeqNumber,
-    pub(super) payload_at: usize,
+    /// Its bytes, and where they end in the buffer.
+    pub(super) len: usize,
     pub(super) end: usize,
     /// Payload bytes of one of the segments that it stands for.
     pub(super) mss: usize,
@@ -103,7 +104,7 @@ impl FairQueue {
         let SegmentPayload {
             conn: key,
             seq,
-            payload_at,
+            len,
             end,
             mss,
         } = payload;
@@ -131,18 +132,18 @@ impl FairQueue {
         };
         let pushed = match full {
             true => Err(Full(buffer)),
-            false => conn.out.queue.push(now, buffer, payload_at, end, mss),
+            false => conn.out.queue.push(now, buffer, seq, len, mss),
         };
         if let Err(Full(buffer)) = pushed {
             conn.out.stream.note_drop();
             shared.count(Counter::QueueFull);
             return shared.pool.give(buffer);
         }
-        self.backlog += end - payload_at;
+        self.backlog += len;
         self.memory += memory;
         let out = &mut conn.out;
         self.dropped
-            .on_retransmitted(&mut shared.pool, (key, out), seq, end - payload_at);
+            .on_retransmitted(&mut shared.pool, (key, out), seq, len);
         self.schedule(key, out, quantum);
     }
 
@@ -273,25 +274,24 @@ impl FairQueue {
             shared.count(Counter::CodelMarked);
             return false;
         }
-        let segment = parsed(&head.buffer);
-        let consumed = segment.payload.len() - head.left();
-        let offset = conn.out.stream.offset_of(segment.seq) + consumed as u64;
-        if head.withheld > 0 || conn.out.stream.is_passed(offset) {
+        let offset = head.offset(&mut conn.out.stream);
+        if head.rest.withheld > 0 || conn.out.stream.is_passed(offset) {
             // TCP sends it again, and would miss it only by a timeout, which after an outage is a long one.
             return false;
         }
-        let len = head.mss.min(head.left());
+        let len = head.rest.mss.min(head.rest.left);
         if len == 0 {
             return false;
         }
         // How long TCP may take to find that it is missing: what follows waits as well, and its acknowledgement
         // perhaps at the far end; RACK allows for as much reordering.
         let due = now + INTERVAL + 2 * (head.sojourn(now) + srtt);
-        let kept = DroppedSegment::copy(&mut shared.pool, due, &segment, consumed, len);
+        let done = head.len - head.rest.left;
+        let kept = DroppedSegment::copy(&mut shared.pool, due, &parsed(&head.buffer), done, len);
         shared.count(Counter::CodelDropped);
         let withholds = conn.out.stream.continues_at(offset);
         if withholds {
-            head.withheld = len;
+            head.rest.withheld = len;
         } else {
             conn.out.stream.note_drop();
             let held = self.watch(&conn.out.queue);
@@ -344,8 +344,7 @@ impl FairQueue {
         let kept = self.dropped.take_first((key, out));
         self.memory += kept.buffer.len();
         self.backlog += kept.len;
-        let end = kept.payload_at + kept.len;
-        out.queue.push_front(now, kept.buffer, kept.payload_at, end);
+        out.queue.push_front(now, kept.buffer, kept.seq, kept.len);
         shared.count(Counter::CodelReturned);
         self.schedule(key, out, quantum);
         true

@@ -174,14 +174,14 @@ impl Peer {
         conn.stats.bytes_sent += segment.payload.len() as u64;
         conn.spoke = Some(now);
         self.handover.hear(now, key);
-        let payload_at = virtio::LEN + segment.payload_at;
+        let len = segment.payload.len();
         Taken::Queue(SegmentPayload {
             conn: key,
             seq: segment.seq,
-            payload_at,
-            end: payload_at + segment.payload.len(),
+            len,
+            end: virtio::LEN + segment.payload_at + len,
             mss: if gso_size == 0 {
-                segment.payload.len().max(1)
+                len.max(1)
             } else {
                 usize::from(gso_size)
             },

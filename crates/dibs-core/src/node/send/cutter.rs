@@ -16,6 +16,7 @@ use crate::bump::{Bump, Split};
 use crate::chunk::{Chunk, Content, Delayed, Head, InFlight, Placement, ShareOf, Strand};
 use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::fields::{self, OwnedFields};
+use crate::flow::queue::Rest;
 use crate::node::paths::{Link, PROOF_SPACING, PathSet};
 use crate::node::shared::Shared;
 use crate::slab::Key;
@@ -137,32 +138,6 @@ impl Piece<'_> {
             first,
             detached,
             withheld: self.withheld,
-        }
-    }
-}
-
-/// What is left of a segment.
-pub(super) struct Rest {
-    /// Payload bytes; with none, a FIN.
-    pub(super) left: usize,
-    /// The first of them that the receiver's kernel is not to get.
-    pub(super) withheld: usize,
-    /// Payload bytes of one of the segments that it stands for.
-    pub(super) mss: usize,
-}
-
-impl Rest {
-    /// So many bytes go now.
-    pub(super) const fn advance(&mut self, len: usize) {
-        self.left -= len;
-        self.withheld = self.withheld.saturating_sub(len);
-    }
-
-    /// Bytes that go the same way, at most.
-    pub(super) fn limit(&self) -> usize {
-        match self.withheld {
-            0 => self.left,
-            withheld => withheld.min(self.left),
         }
     }
 }

@@ -8,7 +8,7 @@ use dibs_wire::packet::Segment;
 use super::SendCx;
 use super::carrier::{Carrier, MAX_OVERHEAD};
 use super::copies;
-use super::cutter::{Cutter, Rest, To};
+use super::cutter::{Cutter, To};
 use super::datagram::MAX_SEGMENTS;
 use super::postpone::has_room;
 use super::retransmit::RetransmitQueue;
@@ -179,7 +179,7 @@ impl Round<'_> {
     ) -> Result<Carrier<'b>, Unsent> {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
         let head = conn.out.queue.head().expect(HEAD);
-        let left = head.left();
+        let left = head.rest.left;
         if let Some(split) = bump.split() {
             let bundle = self.shares.bundle_for(cx, split, left + MAX_OVERHEAD);
             let bundle = bundle.ok_or(Unsent::Over)?;
@@ -225,12 +225,9 @@ impl Round<'_> {
     fn is_strict(&self, cx: &mut SendCx<'_>, key: Key) -> bool {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
         let head = conn.out.queue.head().expect(HEAD);
-        let segment = parsed(&head.buffer);
-        let left = head.left();
-        let consumed = segment.payload.len() - left;
         let stream = &mut conn.out.stream;
-        let offset = stream.offset_of(segment.seq) + consumed as u64;
-        let position = stream.position(offset, left.max(1));
+        let offset = head.offset(stream);
+        let position = stream.position(offset, head.rest.left.max(1));
         // A chunk that is due for a trusted path can wait for it while others go on, up to a bound.
         let chain = cx.shared.bumps.of(conn.bump).chain();
         chain.is_some_and(|chain| {
@@ -360,14 +357,8 @@ impl Round<'_> {
         };
         let held = self.fq.watch(&conn.out.queue);
         while let Some(mut head) = conn.out.queue.pop() {
-            let mut rest = Rest {
-                left: head.left(),
-                withheld: head.withheld,
-                mss: head.mss,
-            };
             let segment = parsed(&head.buffer);
-            if !cutter.cut(&mut conn.out, &mut conn.stats, &segment, &mut rest) {
-                (head.payload_at, head.withheld) = (head.end - rest.left, rest.withheld);
+            if !cutter.cut(&mut conn.out, &mut conn.stats, &segment, &mut head.rest) {
                 conn.out.queue.put_back(head);
                 break;
             }
