@@ -21,6 +21,7 @@ use crate::switching::{Mark, Marked};
 use crate::terms::is_our_tun;
 use crate::wakers::Task;
 use dibs_switch::conns::Pair;
+use dibs_switch::table::Conn;
 
 /// What changes together is looked at together.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -278,7 +279,9 @@ pub async fn sweep(daemon: Rc<Daemon>) {
         }
         let idle = {
             let state = daemon.state.borrow();
-            state.installed.is_empty() && state.choices.is_empty() && state.leaving.is_empty()
+            let conns = || state.conns.iter().map(|(_, conn)| conn);
+            let moves = |conn: &Conn| conn.choice.get().is_some() || conn.left().is_some();
+            state.installed.is_empty() && !conns().any(moves)
         };
         if idle {
             continue;
@@ -316,9 +319,7 @@ async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
 async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
     {
         let state = daemon.state.borrow();
-        let marked =
-            !(state.choices.is_empty() && state.handed.is_empty() && state.written.is_empty());
-        if !marked && state.names.is_empty() {
+        if !state.conns.iter().any(|(_, conn)| conn.is_swept()) {
             return Ok(());
         }
     }
@@ -334,23 +335,12 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
         // What becomes of those is told by events.
         let passing: HashSet<Pair> = {
             let state = daemon.state.borrow();
-            let chosen = state.choices.iter().map(|(pair, _)| pair);
-            let others = state.handed.keys().chain(state.written.keys()).copied();
-            let known = chosen.chain(others);
-            known.filter(|pair| daemon.may_live(pair)).collect()
+            let marked = state.conns.iter().filter(|(_, conn)| conn.is_marked());
+            let pairs = marked.map(|(pair, _)| *pair);
+            pairs.filter(|pair| daemon.may_live(pair)).collect()
         };
-        let lives = |pair: &Pair| socket_of(pair).is_some() || passing.contains(pair);
-        let mut state = daemon.state.borrow_mut();
-        state.handed.retain(|pair, _| lives(pair));
-        state.written.retain(|pair, _| lives(pair));
-        state.ended.retain(|pair| socket_of(pair).is_some());
-        let is_there = |pair: &Pair, socket| socket_of(pair) == Some(socket);
-        state.names.sweep(is_there);
-        let gone = state.choices.sweep(|pair, _| lives(pair));
-        let known = state.choices.iter();
-        let taken = known
-            .filter(|(pair, choice)| !is_there(pair, choice.socket) && !passing.contains(pair));
-        (gone, taken.map(|(pair, _)| pair).collect::<Vec<_>>())
+        let conns = &mut daemon.state.borrow_mut().conns;
+        conns.sweep(socket_of, |pair| passing.contains(pair))
     };
     let chosen = match daemon.mark_choices(&taken).await.into_values().next() {
         Some(error) => Err(error.into()),

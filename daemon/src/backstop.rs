@@ -3,7 +3,7 @@
 use dibs_config::{Fail, Level};
 use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
 use dibs_policy::conntrack::Connection;
-use dibs_policy::{Backstop, Desired, Ends, Error, Known, Place, Standing, Strength};
+use dibs_policy::{Backstop, BumpId, Desired, Ends, Error, Known, Place, Standing, Strength};
 use nix::libc;
 
 use crate::daemon::{Daemon, State};
@@ -31,17 +31,13 @@ impl State {
     /// The connections that the backstop knows by name.
     pub(crate) fn known(&self) -> Known {
         let mut known = Known::default();
-        for (pair, choice) in self.choices.iter().filter(|(_, choice)| !choice.pending) {
-            let place = match choice.bump {
-                0 => &mut known.plain,
-                _ => &mut known.bumped,
+        for (pair, conn) in self.conns.iter() {
+            let chosen = conn.choice.get().filter(|choice| !choice.pending);
+            match chosen.map(|choice| choice.bump).or(conn.followed()) {
+                Some(0) => known.plain.insert(policy_ends(pair)),
+                Some(_) => known.bumped.insert(policy_ends(pair)),
+                None => false,
             };
-            place.insert(policy_ends(&pair));
-        }
-        for pair in self.followed.keys() {
-            if !known.plain.contains(&policy_ends(pair)) {
-                known.bumped.insert(policy_ends(pair));
-            }
         }
         known
     }
@@ -154,9 +150,9 @@ impl Daemon {
     /// Tells the backstop where connections are; its caller holds it while the marks change too.
     pub(crate) async fn note_places(&self, backstop: &mut Backstop, places: &[(Pair, Place)]) {
         let places: Vec<(Ends, Place)> = {
-            let choices = &self.state.borrow().choices;
+            let conns = &self.state.borrow().conns;
             let decided = |(pair, place): &&(Pair, Place)| {
-                *place != Place::Elsewhere || choices.get(pair).is_none()
+                *place != Place::Elsewhere || conns.get(pair).choice.get().is_none()
             };
             let known = places.iter().filter(decided);
             known
@@ -173,15 +169,16 @@ impl Daemon {
     pub(crate) async fn note_followed(&self, entry: &Connection) {
         let Some(pair) = self.ours(entry) else { return };
         let mut backstop = self.backstop.lock().await;
-        let place = {
-            let mut state = self.state.borrow_mut();
-            match marks(&self.config).bump_of(entry.mark) {
-                Some(bump) if state.followed.insert(pair, bump).is_none() => Place::Bumped,
-                None if state.followed.remove(&pair).is_some() => Place::Elsewhere,
-                _ => return,
-            }
+        let bump = marks(&self.config).bump_of(entry.mark).map(BumpId::get);
+        let (was, chosen) = self.update(&pair, |conn| {
+            (conn.handle_followed(bump), conn.choice.get().is_some())
+        });
+        let place = match (bump, was) {
+            (Some(_), None) => Place::Bumped,
+            (None, Some(_)) => Place::Elsewhere,
+            _ => return,
         };
-        if self.state.borrow().choices.get(&pair).is_none() {
+        if !chosen {
             self.note_places(&mut backstop, &[(pair, place)]).await;
         }
     }
@@ -189,7 +186,7 @@ impl Daemon {
     /// A connection that followed has ended.
     pub(crate) async fn forget_followed(&self, pair: &Pair) {
         let mut backstop = self.backstop.lock().await;
-        self.state.borrow_mut().followed.remove(pair);
+        self.update(pair, |conn| conn.handle_followed(None));
         let place = (*pair, Place::Elsewhere);
         self.note_places(&mut backstop, &[place]).await;
     }

@@ -2,7 +2,18 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use dibs_core::Time;
 use serde::{Deserialize, Serialize};
+
+/// By the clock that the node goes by.
+pub(crate) fn now() -> Time {
+    Time::from_nanos(dibs_io::boottime_ns())
+}
+
+/// When that is, for who sleeps until then.
+pub(crate) fn instant(at: Time) -> tokio::time::Instant {
+    tokio::time::Instant::now() + at.since(now())
+}
 
 /// Seconds since 1970.
 pub(crate) fn wall() -> f64 {

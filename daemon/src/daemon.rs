@@ -32,9 +32,11 @@ use crate::state_file::{Saved, SavedChoice, StateFile};
 use crate::steering::Steerer;
 use crate::users::Users;
 use crate::wakers::Wakers;
+use dibs_switch::conns::Pair;
+use dibs_switch::table::Conn;
 
 pub(crate) use kernel::Steered;
-pub(crate) use state::{PeerState, Refused, State, Written};
+pub(crate) use state::{PeerState, Refused, State};
 
 /// What is counted by the kernel is asked for as often.
 const DROPPED_FOR: Duration = Duration::from_secs(1);
@@ -134,6 +136,16 @@ impl Daemon {
         }
     }
 
+    /// Changes what is known of a connection.
+    pub(crate) fn update<R>(&self, pair: &Pair, change: impl FnOnce(&mut Conn) -> R) -> R {
+        self.state.borrow_mut().conns.update(pair, change)
+    }
+
+    /// Changes what is known of these connections.
+    pub(crate) fn update_each(&self, pairs: &[Pair], change: impl FnMut(&mut Conn)) {
+        self.state.borrow_mut().conns.update_each(pairs, change);
+    }
+
     /// The peer that an address is behind, by index: the longest prefix decides.
     pub(crate) fn peer_of(&self, address: IpAddr) -> Option<usize> {
         let lengths = self
@@ -161,8 +173,8 @@ impl Daemon {
             next_rule: state.next_rule,
             rules: state.user_rules.clone(),
             choices: state
-                .choices
-                .iter()
+                .conns
+                .choices()
                 .map(|(conn, choice)| SavedChoice { conn, choice })
                 .collect(),
             engaged: engaged

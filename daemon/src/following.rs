@@ -9,7 +9,7 @@ use crate::state_file::SavedRule;
 use crate::switching::Progress;
 use crate::wakers::Task;
 use crate::wants;
-use dibs_switch::hands::Hand;
+use dibs_switch::marks::Hand;
 
 impl Daemon {
     /// Has these rules, and of them those that users made, take the place of all there are. Connections follow them; those
@@ -76,7 +76,7 @@ impl Daemon {
             for live in lives.iter().filter(|live| !live.over) {
                 let meant = peer.is_none_or(|peer| live.peer == peer);
                 if let Some(rule) = state.requirement(live).filter(|_| meant)
-                    && let Some(choice) = state.choices.of(&live.pair, live.socket)
+                    && let Some(choice) = state.conns.get(&live.pair).choice.of(live.socket)
                     && choice.bump != rule.bump_id().get()
                 {
                     let bump = rule.bump_id().get();
@@ -101,7 +101,8 @@ impl Daemon {
         let state = self.state.borrow();
         let mut followed: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
         for live in lives.iter().filter(|live| live.peer == peer && !live.over) {
-            if let Some(known) = state.handed.get(&live.pair).filter(|f| f.by == Hand::Other) {
+            let handed = state.conns.get(&live.pair).handed();
+            if let Some(known) = handed.filter(|handed| handed.by == Hand::Other) {
                 followed.entry(known.bump).or_default().push(*live);
             }
         }

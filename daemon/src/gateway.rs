@@ -15,6 +15,7 @@ use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::terms::{ends, flow_tuple, policy_ends, tuple};
 use dibs_switch::conns::{Choice, Pair, Socket};
+use dibs_switch::table::Conn;
 
 /// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 const SYN_SENT: u8 = 1;
@@ -151,15 +152,13 @@ impl Daemon {
             let state = &mut *self.state.borrow_mut();
             if goes_on {
                 // Its next entry has another name.
-                state.choices.rename(&pair, Socket::UNKNOWN);
+                let rename = |conn: &mut Conn| conn.choice.rename(Socket::UNKNOWN);
+                state.conns.update(&pair, rename);
             } else {
-                let known = state.choices.get(&pair).is_some()
-                    || state.handed.contains_key(&pair)
-                    || state.written.contains_key(&pair);
-                if known {
-                    state.ended.insert(pair);
-                }
-                state.locks.release(&pair);
+                state.conns.update(&pair, |conn| {
+                    conn.set_ended(conn.has_ended() || conn.is_marked());
+                    conn.lock.release();
+                });
             }
         }
         if !goes_on {
@@ -170,15 +169,14 @@ impl Daemon {
 
     /// Whether a connection that has no entry may live all the same.
     pub(crate) fn may_live(&self, pair: &Pair) -> bool {
-        self.passes(pair) && !self.state.borrow().ended.contains(pair)
+        self.passes(pair) && !self.state.borrow().conns.get(pair).has_ended()
     }
 
     /// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
     /// entry, by our hand or its next packet, is named anew.
     pub(crate) fn has_taken(&self, live: &Live, choice: Choice) -> bool {
         if live.uid.is_none() && live.established && choice.socket == Socket::UNKNOWN {
-            let choices = &mut self.state.borrow_mut().choices;
-            choices.rename(&live.pair, live.socket);
+            self.update(&live.pair, |conn| conn.choice.rename(live.socket));
             return false;
         }
         live.socket != choice.socket
@@ -188,8 +186,7 @@ impl Daemon {
     /// host does not know it any more it says so.
     pub(crate) async fn rename(&self, pair: &Pair, bump: u8) -> Result<(), Error> {
         for live in self.passing_of(std::slice::from_ref(pair)).await? {
-            let choices = &mut self.state.borrow_mut().choices;
-            choices.rename(pair, live.socket);
+            self.update(pair, |conn| conn.choice.rename(live.socket));
             if !self.bumps.is_outside(bump) {
                 // Without the data path nobody can be asked.
                 let _ = self.driver.solicit(bump, flow_tuple(pair));
@@ -218,7 +215,7 @@ impl Daemon {
 
     /// The connections that pass and are locked.
     pub(crate) fn locked_passing(&self) -> BTreeSet<Ends> {
-        let locked: Vec<Pair> = self.state.borrow().locks.locked().collect();
+        let locked: Vec<Pair> = self.state.borrow().conns.locked().collect();
         let passing = locked.into_iter().filter(|pair| self.passes(pair));
         passing.map(|pair| policy_ends(&pair)).collect()
     }

@@ -108,7 +108,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
     let peers: Vec<u64> = { config.peers.iter() }
         .map(|peer| host_id(&peer.public_key))
         .collect();
-    for (pair, why) in state.choices.make_plausible(host, &peers) {
+    for (pair, why) in state.conns.make_plausible(host, &peers) {
         tracing::warn!(
             "the state file has a choice for {} to {} that nobody can have made ({why}): it stands, as \
                         one that can be overruled",
@@ -247,7 +247,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
     let mut rules = reloading::of_file(config, &carried, now)?;
     let user_rules = reloading::add_saved(config, &carried, &saved.rules, &mut rules);
     rules.sort_by_key(rules::Rule::order);
-    let mut choices = conns::Choices::default();
+    let mut conns = dibs_switch::table::ConnTable::default();
     // The file may have had them in another order.
     let devices = saved.devices(&carried);
     for saved in &saved.choices {
@@ -257,7 +257,7 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
                 bump,
                 ..saved.choice
             };
-            choices.restore(saved.conn, choice);
+            conns.update(&saved.conn, |conn| conn.choice.restore(choice));
         }
     }
     let peer_state = |peer: &dibs_config::PeerConfig| {
@@ -273,25 +273,14 @@ fn initial_state(config: &Config, saved: &Saved, inventory: Inventory) -> anyhow
         user_rules,
         utc_offset: now.utc_offset,
         next_rule: saved.next_rule,
-        choices,
+        conns,
         refused: Refused::default(),
-        names: Default::default(),
-        tellings: Default::default(),
-        locks: Default::default(),
-        handed: Default::default(),
-        written: Default::default(),
-        awaited: Default::default(),
-        leaving: Default::default(),
-        arriving: Default::default(),
-        moving: Default::default(),
         peers: config.peers.iter().map(peer_state).collect(),
         addresses: inventory.host_addresses(terms::is_our_tun),
         reachable: inventory.reachable(&config.paths),
         inventory,
         links: vec![Default::default(); config.paths.len()],
         installed: Default::default(),
-        followed: Default::default(),
-        ended: Default::default(),
         pinned: Default::default(),
         suspended: false,
     })

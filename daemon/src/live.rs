@@ -10,8 +10,7 @@ use dibs_policy::sockets::{self, TcpCounts, TcpSocket};
 use crate::clock::wall;
 use crate::daemon::Daemon;
 use crate::terms::{marks, pair_of, tuple};
-use dibs_switch::conns::{Pair, Socket};
-use dibs_switch::naming::Meant;
+use dibs_switch::conns::{Meant, Pair, Socket};
 
 /// The kernel's TCP states, include/net/tcp_states.h.
 const TIME_WAIT: u8 = 6;
@@ -178,7 +177,7 @@ impl Daemon {
         if let Some(rule) = state.requirement(live) {
             return rule.bump_id().get();
         }
-        let choice = state.choices.of(&live.pair, live.socket);
+        let choice = state.conns.get(&live.pair).choice.of(live.socket);
         if let Some(choice) = choice.filter(|choice| !choice.pending) {
             return choice.bump;
         }

@@ -3,25 +3,24 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dibs_config::Fail;
 use dibs_policy::BumpId;
 use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
-use dibs_switch::locks::{self, Here};
 
 use crate::bumps::translated;
-use crate::daemon::{Daemon, State};
+use crate::clock::{instant, now};
+use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::state_file::Saved;
 use crate::switching::ROUND;
 use crate::terms::{ends, marks, tuple};
 use crate::wakers::Task;
-use dibs_switch::asking::Answer;
-use dibs_switch::conns::Pair;
-use dibs_switch::hands::Handed;
-use dibs_switch::messages::{Body, Named, Outcome};
-use dibs_switch::naming::Meant;
+use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::locks::{self, Here};
+use dibs_switch::marks::Handed;
+use dibs_switch::messages::{Answer, Body, Named, Outcome};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -98,9 +97,11 @@ impl Daemon {
         let mut state = self.state.borrow_mut();
         // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
         for pair in plain.into_pairs() {
-            if state.choices.get(&pair).is_none() {
-                state.leaving.insert(pair, Instant::now());
-            }
+            state.conns.update(&pair, |conn| {
+                if conn.choice.get().is_none() {
+                    conn.move_to_left(now());
+                }
+            });
         }
         for live in lives {
             let Some(entry) = tracked.get(&live.pair) else {
@@ -110,12 +111,15 @@ impl Daemon {
                 continue;
             };
             if entry.mark & layout.locked_bit() != 0 {
-                state.locks.adopt(live.pair, bump);
+                state.conns.update(&live.pair, |conn| conn.lock.adopt(bump));
             }
             let chosen = entry.mark & layout.override_bit() != 0;
-            let chosen = chosen || state.choices.of(&live.pair, live.socket).is_some();
+            let chosen = chosen || state.conns.get(&live.pair).choice.of(live.socket).is_some();
             if !chosen && let Some(by) = state.hand_of(&live, bump) {
-                state.handed.insert(live.pair, Handed { bump, by });
+                let handed = Some(Handed { bump, by });
+                state
+                    .conns
+                    .update(&live.pair, |conn| conn.hand_over(handed));
             }
         }
         Ok(())
@@ -145,10 +149,7 @@ impl Daemon {
 
     /// Lets connections take plain packets, before they leave their bump.
     pub(crate) async fn unlock(&self, pairs: &[Pair]) {
-        {
-            let mut state = self.state.borrow_mut();
-            pairs.iter().for_each(|pair| state.locks.release(pair));
-        }
+        self.update_each(pairs, |conn| conn.lock.release());
         self.note_locks().await;
         let _turn = self.marking.lock().await;
         let cleared = async {
@@ -168,8 +169,10 @@ impl Daemon {
     /// Unlocks what is about to leave its bump for another or for plain.
     pub(crate) async fn unlock_leaving(&self, pairs: &[Pair], bump: u8) {
         let leaving: Vec<Pair> = {
-            let locks = &self.state.borrow().locks;
-            let leaving = pairs.iter().filter(|pair| locks.holds_back(pair, bump));
+            let conns = &self.state.borrow().conns;
+            let leaving = pairs
+                .iter()
+                .filter(|pair| conns.get(pair).lock.holds_back(bump));
             leaving.copied().collect()
         };
         if !leaving.is_empty() {
@@ -187,11 +190,11 @@ impl Daemon {
             let _turn = self.looking.lock().await;
             let pairs = self.sockets_as(|live| Some(live.pair)).await?;
             let tracked = self.tracked_of(&pairs).await?;
-            let now = Instant::now();
+            let now = now();
             let wants_asking = |live: Live| {
                 let bump = self.stays_on(&live, &tracked)?;
                 let state = self.state.borrow();
-                let wants = state.locks.wants_asking(&live.pair, bump, now);
+                let wants = state.conns.get(&live.pair).lock.wants_asking(bump, now);
                 wants.then(|| (live.peer, bump, Meant::from(&live)))
             };
             let mut wanting = self.sockets_as(wants_asking).await?;
@@ -216,8 +219,9 @@ impl Daemon {
         for (bump, Meant { pair, socket }, answer) in answers {
             let live = lives.get(&pair).filter(|live| live.socket == socket);
             let stays_on = live.and_then(|live| self.stays_on(live, &tracked));
-            let locks = &mut self.state.borrow_mut().locks;
-            locks.handle_answer(pair, bump, answer, stays_on, Instant::now());
+            self.update(&pair, |conn| {
+                conn.lock.handle_answer(bump, answer, stays_on, now());
+            });
         }
         self.wakers.wake(Task::Lock);
         Ok(())
@@ -272,8 +276,7 @@ impl Daemon {
             });
             let answer = locks::answer(bump, &named, here);
             if answer.0 == Outcome::Done && self.locks() {
-                let mut state = self.state.borrow_mut();
-                state.locks.confirm(pair, bump, Instant::now());
+                self.update(&pair, |conn| conn.lock.confirm(bump, now()));
                 self.wakers.wake(Task::Lock);
             }
             outcomes.push(answer);
@@ -285,7 +288,7 @@ impl Daemon {
     fn stays_on(&self, live: &Live, tracked: &Tracked) -> Option<u8> {
         let on = self.tracked_bump(tracked, &live.pair);
         let state = self.state.borrow();
-        let choice = state.choices.of(&live.pair, live.socket);
+        let choice = state.conns.get(&live.pair).choice.of(live.socket);
         let is_required = state.requirement(live).is_some();
         locks::stays_on(
             on.filter(|_| !live.over && !live.bound),
@@ -387,13 +390,13 @@ impl Daemon {
 
     /// Locks what is due.
     async fn lock_due(&self) -> anyhow::Result<()> {
-        let now = Instant::now();
-        let due: Vec<Pair> = self.state.borrow().locks.due(now).collect();
+        let now = now();
+        let due: Vec<Pair> = self.state.borrow().conns.locks_due(now).collect();
         let (lives, tracked) = self.looked_up(&due).await?;
         let is_on = |pair: &Pair, bump| {
             lives.contains_key(pair) && self.tracked_bump(&tracked, pair) == Some(bump)
         };
-        let due = self.state.borrow_mut().locks.take_due(now, is_on);
+        let due = self.state.borrow_mut().conns.lock_due(now, is_on);
         let mut conntrack = self.conntrack()?;
         for (pair, bump) in due {
             self.lock(&mut conntrack, &pair, bump).await?;
@@ -408,13 +411,13 @@ impl Daemon {
         if self.state.borrow().installed.is_empty() {
             return Ok(());
         }
-        let now = Instant::now();
+        let now = now();
         let layout = marks(&self.config);
         let _looking = self.looking.lock().await;
         // Before the sockets: what is locked and has none has ended.
         let mut known: Vec<Pair> = {
-            let locks = &self.state.borrow().locks;
-            locks.locked().chain(locks.due(now)).collect()
+            let conns = &self.state.borrow().conns;
+            conns.locked().chain(conns.locks_due(now)).collect()
         };
         let ends = |live: Live| Some((live.pair, live.established));
         let mut lives = self.sockets_as(ends).await?;
@@ -430,7 +433,7 @@ impl Daemon {
         let is_alive = |pair: &Pair| lives.binary_search_by_key(pair, |(pair, _)| *pair).is_ok();
         let is_on =
             |pair: &Pair, bump| is_alive(pair) && self.tracked_bump(&tracked, pair) == Some(bump);
-        self.state.borrow_mut().locks.take_due(now, is_on);
+        self.state.borrow_mut().conns.lock_due(now, is_on);
         let mut conntrack = self.conntrack()?;
         for (pair, established) in &lives {
             let Some(entry) = tracked.get(pair) else {
@@ -455,16 +458,13 @@ impl Daemon {
                 conntrack.set_mark(&tuple(pair), 0, bit).await?;
             }
         }
-        let locked: Vec<Pair> = self.state.borrow().locks.locked().collect();
+        let locked: Vec<Pair> = self.state.borrow().conns.locked().collect();
         let passing: BTreeSet<Pair> = { locked.into_iter() }
             .filter(|pair| self.may_live(pair))
             .collect();
-        {
-            let mut state = self.state.borrow_mut();
-            let State { choices, locks, .. } = &mut *state;
-            let lives = |pair: &Pair| is_alive(pair) || passing.contains(pair);
-            locks.sweep(choices, lives, |pair| self.tracked_bump(&tracked, pair));
-        }
+        let lives = |pair: &Pair| is_alive(pair) || passing.contains(pair);
+        let on = |pair: &Pair| self.tracked_bump(&tracked, pair);
+        self.state.borrow_mut().conns.sweep_locks(lives, on);
         self.note_locks().await;
         Ok(())
     }
@@ -477,7 +477,7 @@ impl Daemon {
         bump: u8,
     ) -> Result<(), dibs_policy::Error> {
         let _turn = self.marking.lock().await;
-        if !self.state.borrow().locks.is_locked(pair, bump) {
+        if self.state.borrow().conns.get(pair).lock.locked() != Some(bump) {
             return Ok(());
         }
         let bit = marks(&self.config).locked_bit();
@@ -501,8 +501,8 @@ pub async fn keep(daemon: Rc<Daemon>) {
     let mut look = tokio::time::Instant::now();
     let mut looks = 0;
     loop {
-        let due = daemon.state.borrow().locks.next_due();
-        let until = due.map_or(look, |due| look.min(due.into()));
+        let due = daemon.state.borrow().conns.next_lock();
+        let until = due.map_or(look, |due| look.min(instant(due)));
         // Told of more that will be due, and there may be thousands: nothing is looked at for that.
         let told = daemon.wakers.woken(Task::Lock);
         if tokio::time::timeout_at(until, told).await.is_ok() {

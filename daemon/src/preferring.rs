@@ -78,7 +78,7 @@ impl Daemon {
                 let state = self.state.borrow();
                 let rule = state.ruling(live);
                 let preferred = rule.is_some_and(|rule| rule.level == Level::Prefer);
-                preferred && state.choices.of(&live.pair, live.socket).is_none()
+                preferred && state.conns.get(&live.pair).choice.of(live.socket).is_none()
             };
             if waits {
                 let _turn = self.marking.lock().await;

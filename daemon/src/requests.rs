@@ -430,11 +430,7 @@ impl Daemon {
             let mut state = self.state.borrow_mut();
             state.rules.retain(|rule| rule.origin == RuleOrigin::Config);
             state.user_rules.clear();
-            state.choices.clear();
-            state.locks.clear();
-            state.handed.clear();
-            state.written.clear();
-            state.leaving.clear();
+            state.conns.clear();
             state.suspended = true;
             for peer in &mut state.peers {
                 peer.engaged = 0;

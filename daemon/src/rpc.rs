@@ -3,11 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-use dibs_switch::asking::{PATIENCE, Unanswered};
-use dibs_switch::messages::{Body, Message, Outcome};
 use tokio::sync::oneshot;
 
 use crate::driver::{Driver, Gone};
+use dibs_switch::messages::{Body, Message, Outcome, PATIENCE, Unanswered};
 
 /// What is answered of each thing that a request names.
 pub(crate) type Outcomes = Vec<(Outcome, u64)>;

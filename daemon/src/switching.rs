@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
 
-use crate::daemon::{Daemon, State};
+use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::terms::pair_of;
 use crate::wakers::Task;
-use dibs_switch::asking::{Answer, Conclusion, Negotiation, Unanswered};
+use dibs_switch::asking::{Conclusion, Negotiation};
 use dibs_switch::conns::Pair;
-use dibs_switch::messages::Outcome;
+use dibs_switch::messages::{Answer, Outcome, Unanswered};
 
 mod answering;
 mod asking;
@@ -98,9 +98,9 @@ impl Daemon {
         };
         if let Err(error) = prepared.await {
             {
-                let choices = &mut self.state.borrow_mut().choices;
+                let conns = &mut self.state.borrow_mut().conns;
                 for (_, negotiation) in by_peer.values().flatten() {
-                    negotiation.withdraw(choices);
+                    negotiation.withdraw(conns);
                 }
             }
             // Or the next start would find them in the file.
@@ -136,8 +136,8 @@ impl Daemon {
 
     fn propose(&self, live: &Live, bump: u8) -> Option<Negotiation> {
         let origin = self.stands_on(live);
-        let choices = &mut self.state.borrow_mut().choices;
-        Negotiation::choose(choices, live.into(), bump, origin, self.host)
+        let conns = &mut self.state.borrow_mut().conns;
+        Negotiation::choose(conns, live.into(), bump, origin, self.host)
     }
 
     /// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done
@@ -172,8 +172,8 @@ impl Daemon {
         bump: u8,
     ) -> Vec<(Pair, Result<(), String>)> {
         let concluded: Vec<(Pair, Conclusion)> = {
-            let State { choices, names, .. } = &mut *self.state.borrow_mut();
-            let conclude = |(live, asked): &Move| (live.pair, asked.conclude(choices, names));
+            let conns = &mut self.state.borrow_mut().conns;
+            let conclude = |(live, asked): &Move| (live.pair, asked.conclude(conns));
             moves.iter().map(conclude).collect()
         };
         let came_back =
@@ -256,8 +256,8 @@ impl Daemon {
     pub(crate) fn stands_on(&self, live: &Live) -> u8 {
         match self.bump_of(live) {
             0 => {
-                let state = self.state.borrow();
-                state.handed.get(&live.pair).map_or(0, |known| known.bump)
+                let handed = self.state.borrow().conns.get(&live.pair).handed();
+                handed.map_or(0, |known| known.bump)
             }
             bump => bump,
         }

@@ -10,13 +10,14 @@ use dibs_policy::BumpId;
 use dibs_policy::conntrack::{self, Connection, Conntrack, Events};
 use tokio::time::sleep;
 
+use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::live::Live;
 use crate::switching::{Mark, Marked, Moved, Progress};
 use crate::terms::{ends, marks, tuple};
 use dibs_switch::conns::{Choice, Pair};
-use dibs_switch::hands::{Hand, Handed};
+use dibs_switch::marks::{Hand, Handed};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -108,10 +109,8 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
                     }
                     _ => note_update(daemon, &entry).await?,
                 }
-                let ended = &mut daemon.state.borrow_mut().ended;
-                ends(&entry).iter().for_each(|pair| {
-                    ended.remove(pair);
-                });
+                let conns = &mut daemon.state.borrow_mut().conns;
+                conns.update_each(&ends(&entry), |conn| conn.set_ended(false));
             }
             conntrack::Event::Update(entry) => {
                 daemon.note_followed(&entry).await;
@@ -133,7 +132,11 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     daemon.mark_all_choices().await;
     // One that follows has no choice to say where it belongs, and while this end alone sends, nothing
     // comes that it could follow anew.
-    let followed: Vec<Pair> = daemon.state.borrow().followed.keys().copied().collect();
+    let followed: Vec<Pair> = {
+        let state = daemon.state.borrow();
+        let followed = { state.conns.iter() }.filter(|(_, conn)| conn.followed().is_some());
+        followed.map(|(pair, _)| *pair).collect()
+    };
     for pair in followed {
         let tuple = tuple(&pair);
         if conntrack.get(&tuple).await?.is_none() {
@@ -146,7 +149,7 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
 /// The choice for a tracked connection.
 fn choice_of(daemon: &Daemon, entry: &Connection) -> Option<(Pair, Choice)> {
     let state = daemon.state.borrow();
-    let known = |pair: Pair| Some((pair, state.choices.get(&pair)?));
+    let known = |pair: Pair| Some((pair, state.conns.get(&pair).choice.get()?));
     ends(entry).into_iter().find_map(known)
 }
 
@@ -166,7 +169,7 @@ fn was_written(daemon: &Daemon, entry: &Connection, bump: u8) -> bool {
     let state = daemon.state.borrow();
     let written = ends(entry)
         .iter()
-        .find_map(|pair| Some(state.written.get(pair)?.bump));
+        .find_map(|pair| Some(state.conns.get(pair).written()?.bump));
     written == Some(bump)
 }
 
@@ -181,8 +184,8 @@ fn bump_of(daemon: &Daemon, entry: &Connection) -> u8 {
 async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()> {
     let (chosen, followed) = {
         let state = daemon.state.borrow();
-        let chosen = state.choices.get(&pair).is_some();
-        (chosen, state.followed.get(&pair).copied())
+        let conn = state.conns.get(&pair);
+        (conn.choice.get().is_some(), conn.followed())
     };
     if !chosen && followed.is_none() {
         return Ok(());
@@ -193,7 +196,7 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
         _ if lives && chosen => daemon.mark_choice(&pair).await?,
         Some(bump) if lives => {
             let _turn = daemon.marking.lock().await;
-            let (bump, explicit) = (bump.get(), false);
+            let explicit = false;
             daemon
                 .mark_one(Mark {
                     pair,
@@ -215,8 +218,8 @@ async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
         return Ok(());
     }
     for pair in ends(entry) {
-        let locked = daemon.state.borrow().locks.is_locked(&pair, bump);
-        if locked {
+        let locked = daemon.state.borrow().conns.get(&pair).lock.locked();
+        if locked == Some(bump) {
             daemon.lock(&mut *daemon.conntrack()?, &pair, bump).await?;
         }
     }
@@ -276,8 +279,8 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
 /// Whether a connection is on a bump only for a straggler that came by it after it had left.
 fn has_just_left(daemon: &Daemon, live: &Live, bump: u8) -> bool {
     let state = daemon.state.borrow();
-    let written = state.written.get(&live.pair);
-    let left = written.is_some_and(|mark| mark.bump == 0 && mark.at.elapsed() < STRAGGLERS);
+    let written = state.conns.get(&live.pair).written();
+    let left = written.is_some_and(|mark| mark.bump == 0 && now().since(mark.at) < STRAGGLERS);
     let ruled = matches!(state.hand_of(live, bump), None | Some(Hand::Rule));
     bump != 0 && left && !ruled
 }
@@ -285,7 +288,7 @@ fn has_just_left(daemon: &Daemon, live: &Live, bump: u8) -> bool {
 /// Whether a mark is as our record has it, or as the kernel's rules make it.
 fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
     let moves = |pair: &Pair| {
-        let moves = daemon.state.borrow().moving.contains(pair);
+        let moves = daemon.state.borrow().conns.get(pair).is_moving();
         moves && !daemon.is_chosen_elsewhere(pair, entry.mark)
     };
     if ends(entry).iter().any(moves) {
@@ -297,7 +300,7 @@ fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
     let bump = bump_of(daemon, entry);
     if entry.mark & marks(&daemon.config).override_bit() != 0 {
         let state = daemon.state.borrow();
-        let leaves = |pair: &Pair| state.leaving.contains_key(pair);
+        let leaves = |pair: &Pair| state.conns.get(pair).left().is_some();
         return bump == 0 && ends(entry).iter().any(leaves);
     }
     if was_written(daemon, entry, bump) {
@@ -306,7 +309,7 @@ fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
     let state = daemon.state.borrow();
     let followed = ends(entry)
         .iter()
-        .find_map(|pair| Some(state.handed.get(pair)?.bump));
+        .find_map(|pair| Some(state.conns.get(pair).handed()?.bump));
     match bump {
         // Events of other things leave a mark of 0 out.
         0 => !entry.mark_told || followed.is_none(),
@@ -317,15 +320,10 @@ fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
 /// The user chose with another program: the same as `enable` and `disable`.
 fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
     let daemon = Rc::clone(daemon);
-    daemon.state.borrow_mut().awaited.insert(live.pair, bump);
+    daemon.update(&live.pair, |conn| conn.move_to_awaited(bump));
     tokio::task::spawn_local(async move {
         let followed = follow_mark(&daemon, live, bump).await;
-        {
-            let awaited = &mut daemon.state.borrow_mut().awaited;
-            if awaited.get(&live.pair) == Some(&bump) {
-                awaited.remove(&live.pair);
-            }
-        }
+        daemon.update(&live.pair, |conn| conn.end_awaited(bump));
         match followed {
             Ok(moved) => moved
                 .into_iter()
@@ -347,7 +345,7 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
         let entry = daemon.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks.choice(BumpId::new(bump));
         let stands = entry.is_some_and(|entry| entry.mark & mask == value);
-        let known = daemon.state.borrow().choices.get(&live.pair);
+        let known = daemon.state.borrow().conns.get(&live.pair).choice.get();
         if !stands || known.is_some_and(|choice| choice.bump == bump) {
             return Ok(Vec::new());
         }
@@ -372,12 +370,13 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
     let known = {
         let mut state = daemon.state.borrow_mut();
         if bump == 0 {
-            state.handed.remove(&pair);
+            state.conns.update(&pair, |conn| conn.hand_over(None));
             false
         } else {
             let by = state.hand_of(&live, bump);
             if let Some(by) = by {
-                state.handed.insert(pair, Handed { bump, by });
+                let handed = Some(Handed { bump, by });
+                state.conns.update(&pair, |conn| conn.hand_over(handed));
             }
             // What a rule takes from another bump the peer does not follow by itself.
             matches!(by, None | Some(Hand::Peer))

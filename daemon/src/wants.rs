@@ -1,13 +1,10 @@
 //! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
 
-use dibs_switch::asking::Unanswered;
-use dibs_switch::conns::Pair;
-use dibs_switch::hands::{Hand, Handed};
-use dibs_switch::messages::{Body, Outcome};
-
 use crate::daemon::Daemon;
 use crate::rules::Rule;
 use crate::terms::policy_prefix;
+use dibs_switch::marks::Hand;
+use dibs_switch::messages::{Body, Outcome, Unanswered};
 
 /// The bumps that our rules put connections of a peer into, bit n for number n.
 pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
@@ -68,11 +65,13 @@ pub(crate) async fn answer(daemon: &Daemon, peer: usize, sequence: u64, bumps: u
         }
         known.engaged = bumps & carried;
         // What its rules had put there has nothing left that keeps it there.
-        let kept = |pair: &Pair, followed: &Handed| {
-            let of_peer = daemon.peer_of(pair.remote.ip()) == Some(peer);
-            !of_peer || followed.by != Hand::Peer || bumps & 1 << followed.bump != 0
-        };
-        state.handed.retain(|pair, followed| kept(pair, followed));
+        state.conns.update_all(|pair, conn| {
+            let by_peer = conn.handed().filter(|handed| handed.by == Hand::Peer);
+            let of_peer = || daemon.peer_of(pair.remote.ip()) == Some(peer);
+            if by_peer.is_some_and(|handed| bumps & 1 << handed.bump == 0 && of_peer()) {
+                conn.hand_over(None);
+            }
+        });
     }
     let ready = async {
         daemon.save()?;

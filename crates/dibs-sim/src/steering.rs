@@ -16,13 +16,11 @@ use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
 use dibs_switch::answering::Following;
-use dibs_switch::asking::{Negotiation, Unanswered};
-use dibs_switch::conns::{Choice, Choices, Pair, Socket, Version};
-use dibs_switch::hands::Hands;
-use dibs_switch::locks::Locks;
-use dibs_switch::messages::Message;
-use dibs_switch::naming::{Meant, Names, Query};
-use dibs_switch::telling::Tellings;
+use dibs_switch::asking::Negotiation;
+use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
+use dibs_switch::messages::{Message, Unanswered};
+use dibs_switch::naming::Query;
+use dibs_switch::table::{self, ConnTable};
 use dibs_wire::Tuple;
 
 use crate::conn::Conn;
@@ -86,9 +84,7 @@ struct Leaving {
 /// What dies with the daemon.
 #[derive(Debug, Default)]
 struct Daemon {
-    choices: Choices,
-    hands: Hands,
-    names: Names,
+    conns: ConnTable,
     next_request: u32,
     /// Questions of the peer that wait for their turn.
     waiting: VecDeque<Message>,
@@ -96,10 +92,8 @@ struct Daemon {
     serving: Option<Pair>,
     asks: BTreeMap<u32, Ask>,
     leaving: BTreeMap<Pair, Leaving>,
-    locks: Locks<Time>,
     /// When peers are asked about what is not locked yet.
     look_at: Option<Time>,
-    tellings: Tellings<Time>,
 }
 
 /// One host's steering.
@@ -197,13 +191,10 @@ impl Steering {
         self.saved.retain(|(p, _)| p != pair);
         self.highest.remove(pair);
         if let Some(daemon) = &mut self.daemon {
-            daemon.choices.sweep(|p, _| p != pair);
-            daemon.names.sweep(|p, _| p != pair);
+            daemon.conns.forget(pair);
             daemon.asks.retain(|_, ask| ask.query.conn().pair != *pair);
             daemon.leaving.remove(pair);
             daemon.serving = daemon.serving.filter(|p| p != pair);
-            daemon.locks.release(pair);
-            daemon.tellings.forget(pair);
         }
     }
 
@@ -220,7 +211,7 @@ impl Steering {
     /// The choice in force here.
     pub fn choice(&self, pair: &Pair) -> Option<Choice> {
         match &self.daemon {
-            Some(daemon) => daemon.choices.get(pair),
+            Some(daemon) => daemon.conns.get(pair).choice.get(),
             None => self.saved.iter().find(|(p, _)| p == pair).map(|(_, c)| *c),
         }
     }
@@ -319,7 +310,8 @@ impl Steering {
             ..Daemon::default()
         };
         for (pair, choice) in &self.saved {
-            daemon.choices.restore(*pair, *choice);
+            let restore = |conn: &mut table::Conn| conn.choice.restore(*choice);
+            daemon.conns.update(pair, restore);
         }
         // What could not be saved goes back, until the peer tells of it.
         if std::mem::take(&mut self.unsaved) {
@@ -327,7 +319,7 @@ impl Steering {
         }
         // What an earlier run locked.
         for (pair, mark) in self.marks.iter().filter(|(_, mark)| mark.locked) {
-            daemon.locks.adopt(*pair, mark.bump);
+            daemon.conns.update(pair, |conn| conn.lock.adopt(mark.bump));
         }
         self.daemon = Some(daemon);
         // The peer may not have heard of them; it is told with the next session.
@@ -344,8 +336,8 @@ impl Steering {
 
     /// Writes what is to outlive the daemon; false if that cannot be done.
     fn save(&mut self, now: Time) -> bool {
-        let choices = &self.daemon().choices;
-        let choices = choices.iter().map(|(pair, choice)| {
+        let conns = &self.daemon().conns;
+        let choices = conns.choices().map(|(pair, choice)| {
             let pending = false;
             (pair, Choice { pending, ..choice })
         });
@@ -369,7 +361,8 @@ impl Steering {
 
     /// Puts the choice for a connection into the kernel, if there is one that is not pending.
     fn mark_choice(&mut self, at: &mut At<'_>, pair: Pair) {
-        let Some(choice) = self.daemon().choices.get(&pair).filter(|c| !c.pending) else {
+        let choice = self.choice(&pair).filter(|choice| !choice.pending);
+        let Some(choice) = choice else {
             return;
         };
         let highest = self.highest.entry(pair).or_default();
@@ -377,7 +370,8 @@ impl Steering {
         if choice.bump != 0 {
             let mark = self.marks.entry(pair).or_default();
             (mark.bump, mark.chosen) = (choice.bump, true);
-            self.daemon().locks.enter(&pair, choice.bump);
+            let enter = |conn: &mut table::Conn| conn.lock.enter(choice.bump);
+            self.daemon().conns.update(&pair, enter);
             self.note_lock(&pair);
             self.daemon().look_at = Some(at.now);
             // What it acknowledged last went another way: the data path may wait for a word of it.
@@ -400,13 +394,13 @@ impl Steering {
         let daemon = self.daemon.as_ref()?;
         let asks = daemon.asks.values().map(|a| a.until);
         let save = self.unable_until.filter(|_| self.unsaved);
-        let tellings = daemon.tellings.next_due();
+        let tellings = daemon.conns.next_telling();
         // The connection that the others waited for may have ended.
         let serves = daemon.serving.is_none() && !daemon.waiting.is_empty();
         let serves = serves.then_some(Time::ZERO);
         let looks = [
             daemon.look_at,
-            daemon.locks.next_due(),
+            daemon.conns.next_lock(),
             tellings,
             save,
             serves,
@@ -430,7 +424,12 @@ impl Steering {
         }
         self.tell_due(at);
         self.serve(at);
-        if self.daemon().locks.next_due().is_some_and(|due| due <= now) {
+        if self
+            .daemon()
+            .conns
+            .next_lock()
+            .is_some_and(|due| due <= now)
+        {
             self.set_locks(now);
         }
         if self.daemon().look_at.is_some_and(|look| look <= now) {
@@ -446,9 +445,9 @@ impl Steering {
         let Some(daemon) = &self.daemon else {
             return Ok(());
         };
-        for (pair, choice) in daemon.choices.iter() {
+        for (pair, choice) in daemon.conns.choices() {
             let mark = self.mark(&pair);
-            if mark.locked && !daemon.locks.is_locked(&pair, mark.bump) {
+            if mark.locked && daemon.conns.get(&pair).lock.locked() != Some(mark.bump) {
                 return Err(format!(
                     "{pair:?} is locked to where the peer did not say that it was: {mark:?}"
                 ));

@@ -1,13 +1,14 @@
 //! What a peer's SWITCH is answered for one connection, and what it changes here.
 //!
-//! [`Choices::judge`] notes what the peer wants, unless something stands against it. The connection falls
+//! [`Wanted::judge`] notes what the peer wants, unless something stands against it. The connection falls
 //! silent then if it leaves its bump; and unless the peer only asks whether it would, its mark is set. What
 //! could not be carried out is [undone](Following::undo).
 
-use crate::conns::{Choice, Choices, Pair, Socket, Version};
-use crate::hands::{Hand, Handed, Hands};
+use crate::conns::{Choice, Pair, Socket, Version};
+use crate::marks::{Hand, Handed};
 use crate::messages::{Named, Outcome, Switch};
 use crate::plausible::{Hosts, Implausible};
+use crate::table::{Conn, ConnTable};
 
 /// What a peer's SWITCH asks for.
 #[derive(Clone, Copy, Debug)]
@@ -85,42 +86,51 @@ pub struct Following {
     handed: Option<Handed>,
 }
 
-impl Choices {
+impl Wanted {
     /// Takes what a peer wants of one connection, of which this is known `here`, if there is one. What
     /// follows is noted, unless the peer only asks whether it would.
     ///
     /// # Errors
     /// What stands against it; nothing has changed.
     pub fn judge(
-        &mut self,
-        hands: &mut Hands,
-        wanted: &Wanted,
+        &self,
+        conns: &mut ConnTable,
         (named, version): (Named, Version),
         here: Option<Here>,
     ) -> Result<Following, Refusal> {
-        let (switch, pair) = (wanted.switch, named.pair.reversed());
+        let pair = named.pair.reversed();
         let here = here.ok_or(Refusal::NoConnection)?;
         if here.socket != named.socket {
             return Err(Refusal::OtherSocket(here.socket));
         }
-        if let Some(refusal) = wanted.refusal {
+        if let Some(refusal) = self.refusal {
             return Err(refusal);
         }
+        conns.update(&pair, |conn| self.judge_one(conn, pair, version, here))
+    }
+
+    fn judge_one(
+        &self,
+        conn: &mut Conn,
+        pair: Pair,
+        version: Version,
+        here: Here,
+    ) -> Result<Following, Refusal> {
+        let (switch, socket) = (self.switch, here.socket);
         if here.bound && switch.bump != 0 {
             return Err(Refusal::Bound);
         }
-        self.check(&pair, here.socket, version, wanted.hosts)
-            .map_err(Refusal::Implausible)?;
+        let plausible = conn.choice.check(socket, version, self.hosts);
+        plausible.map_err(Refusal::Implausible)?;
         let own = here.required.or(here.ruled.filter(|_| switch.bump == 0));
         if let Some(own) = own.filter(|own| *own != switch.bump) {
             return Err(Refusal::OwnRule(own));
         }
-        let choice = self.of(&pair, here.socket);
-        let handed = hands.get(&pair).copied();
+        let (choice, handed) = (conn.choice.of(socket), conn.handed());
         let stands = match (switch.explicit, switch.ready) {
             (false, _) => choice,
             (true, true) => choice.filter(|choice| choice.version > version),
-            (true, false) => { self.accept(pair, here.socket, switch.bump, version) }.err(),
+            (true, false) => conn.choice.accept(socket, switch.bump, version).err(),
         };
         if let Some(stands) = stands {
             return Err(Refusal::Older(stands.version.generation));
@@ -132,7 +142,7 @@ impl Choices {
         let is_new = !switch.ready && was != Some(switch.bump);
         if is_new && !switch.explicit {
             let (bump, by) = (switch.bump, Hand::Peer);
-            hand_over(hands, pair, (bump != 0).then_some(Handed { bump, by }));
+            conn.hand_over((bump != 0).then_some(Handed { bump, by }));
         }
         Ok(Following {
             pair,
@@ -148,12 +158,14 @@ impl Choices {
 impl Following {
     /// Takes back what was noted, which could not be carried out: the peer takes its choice back, and neither is
     /// to come up later. False if another choice stands by now, for which the connection falls silent, or moves.
-    pub fn undo(&self, choices: &mut Choices, hands: &mut Hands) -> bool {
-        if self.switch.explicit {
-            return choices.refuse(&self.pair, self.version, self.choice);
-        }
-        hand_over(hands, self.pair, self.handed);
-        true
+    pub fn undo(&self, conns: &mut ConnTable) -> bool {
+        conns.update(&self.pair, |conn| {
+            if self.switch.explicit {
+                return conn.choice.refuse(self.version, self.choice);
+            }
+            conn.hand_over(self.handed);
+            true
+        })
     }
 
     /// What the peer is told.
@@ -164,13 +176,6 @@ impl Following {
         };
         (outcome, self.version.generation)
     }
-}
-
-fn hand_over(hands: &mut Hands, pair: Pair, to: Option<Handed>) {
-    match to {
-        Some(handed) => hands.insert(pair, handed),
-        None => hands.remove(&pair),
-    };
 }
 
 #[cfg(test)]
@@ -187,32 +192,23 @@ mod tests {
         ruled: None,
     };
 
-    #[derive(Default)]
-    struct Host {
-        choices: Choices,
-        hands: Hands,
-    }
-
-    impl Host {
-        fn judge(
-            &mut self,
-            switch: Switch,
-            generation: u64,
-            here: Option<Here>,
-        ) -> Result<Following, Refusal> {
-            let wanted = Wanted {
-                switch,
-                hosts: HOSTS,
-                refusal: None,
-            };
-            let named = Named {
-                pair: pair().reversed(),
-                socket: SOCKET,
-            };
-            let host = HOSTS.peer;
-            let version = Version { generation, host };
-            { &mut self.choices }.judge(&mut self.hands, &wanted, (named, version), here)
-        }
+    fn judge(
+        conns: &mut ConnTable,
+        switch: Switch,
+        generation: u64,
+        here: Option<Here>,
+    ) -> Result<Following, Refusal> {
+        let wanted = Wanted {
+            switch,
+            hosts: HOSTS,
+            refusal: None,
+        };
+        let named = Named {
+            pair: pair().reversed(),
+            socket: SOCKET,
+        };
+        let host = HOSTS.peer;
+        wanted.judge(conns, (named, Version { generation, host }), here)
     }
 
     fn chosen(bump: u8) -> Switch {
@@ -266,10 +262,10 @@ mod tests {
             (ruled(1), 0, required, Refusal::OwnRule(2)),
             (ruled(0), 0, decided, Refusal::OwnRule(2)),
         ] {
-            let mut host = Host::default();
-            let judged = host.judge(switch, generation, here);
+            let mut conns = ConnTable::default();
+            let judged = judge(&mut conns, switch, generation, here);
             assert_eq!(judged.err(), Some(refusal), "{switch:?}");
-            assert!(host.choices.is_empty() && host.hands.is_empty());
+            assert_eq!(conns, ConnTable::default());
         }
         // Only a rule that requires its bump stands above a choice for another one; a bound socket may be plain.
         for (switch, here) in [
@@ -277,48 +273,48 @@ mod tests {
             (chosen(2), required),
             (chosen(0), bound),
         ] {
-            let judged = Host::default().judge(switch, 1, here);
+            let judged = judge(&mut ConnTable::default(), switch, 1, here);
             assert!(judged.is_ok(), "{switch:?}: {judged:?}");
         }
     }
 
     #[test]
     fn who_only_asks_whether_learns_the_same_and_changes_nothing() {
-        let mut host = Host::default();
+        let mut conns = ConnTable::default();
         for switch in [chosen(0), ruled(0)] {
-            let judged = host.judge(whether(switch), 1, Some(HERE));
+            let judged = judge(&mut conns, whether(switch), 1, Some(HERE));
             assert!(judged.is_ok_and(|following| !following.is_new));
-            assert!(host.choices.is_empty() && host.hands.is_empty());
+            assert_eq!(conns, ConnTable::default());
         }
-        let judged = host.judge(chosen(1), 3, Some(HERE));
+        let judged = judge(&mut conns, chosen(1), 3, Some(HERE));
         assert!(judged.is_ok_and(|following| following.is_new));
         for switch in [whether(chosen(0)), chosen(0), whether(ruled(0)), ruled(0)] {
-            let judged = host.judge(switch, 2, Some(HERE));
+            let judged = judge(&mut conns, switch, 2, Some(HERE));
             assert_eq!(judged.err(), Some(Refusal::Older(3)), "{switch:?}");
         }
     }
 
     #[test]
     fn what_could_not_be_carried_out_is_taken_back() {
-        let mut host = Host::default();
-        let first = host.judge(chosen(1), 1, Some(HERE)).expect("it is taken");
-        let stood = host.choices.get(&pair());
-        let second = host.judge(chosen(0), 2, Some(HERE)).expect("it is later");
-        assert!(!first.undo(&mut host.choices, &mut host.hands));
-        assert!(second.undo(&mut host.choices, &mut host.hands));
-        assert_eq!(host.choices.get(&pair()), stood);
+        let mut conns = ConnTable::default();
+        let first = judge(&mut conns, chosen(1), 1, Some(HERE)).expect("it is taken");
+        let stood = conns.get(&pair()).choice.get();
+        let second = judge(&mut conns, chosen(0), 2, Some(HERE)).expect("it is later");
+        assert!(!first.undo(&mut conns));
+        assert!(second.undo(&mut conns));
+        assert_eq!(conns.get(&pair()).choice.get(), stood);
         assert_eq!(second.answer(false), (Outcome::Failed, 2));
         assert_eq!(first.answer(true), (Outcome::Done, 1));
 
-        let mut host = Host::default();
+        let mut conns = ConnTable::default();
         for (bump, before) in [(1, None), (3, Some(1)), (0, Some(3))] {
-            let following = host.judge(ruled(bump), 0, Some(HERE)).expect("it follows");
+            let following = judge(&mut conns, ruled(bump), 0, Some(HERE)).expect("it follows");
             assert!(following.is_new);
-            let after = host.hands.clone();
-            assert!(following.undo(&mut host.choices, &mut host.hands));
-            let stands = host.hands.get(&pair()).map(|handed| handed.bump);
+            let after = conns.clone();
+            assert!(following.undo(&mut conns));
+            let stands = conns.get(&pair()).handed().map(|handed| handed.bump);
             assert_eq!(stands, before);
-            host.hands = after;
+            conns = after;
         }
     }
 }

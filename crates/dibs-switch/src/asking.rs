@@ -1,52 +1,9 @@
 //! What a peer is asked for its part in a switch of one connection, who leaves first, and what becomes of it.
 
-use std::time::Duration;
-
-use dibs_core::node::ControlError;
-
-use crate::conns::{Choice, Choices, Socket, Version};
-use crate::messages::{Outcome, Switch};
-use crate::naming::{Meant, Names};
+use crate::conns::{Choice, Meant, Socket, Version};
+use crate::messages::{Answer, Outcome, Switch, Unanswered};
 use crate::plausible::Implausible;
-
-/// How long a peer's daemon has for an answer: on a busy machine it waits for iptables for seconds. `dibsctl`
-/// waits longer.
-pub const PATIENCE: Duration = Duration::from_secs(15);
-
-/// A peer's answer for one connection; the number belongs to the outcome.
-pub type Answer = Result<(Outcome, u64), Unanswered>;
-
-/// Why a peer's daemon gave no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
-    /// There was no session to ask by.
-    #[error("there is no session with it")]
-    NoSession,
-    /// It may have done its part all the same.
-    #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
-    Silent,
-    /// It is the peer's doing that messages wait, or that of the trusted paths between the hosts.
-    #[error("too many messages wait for its daemon")]
-    Full,
-    /// There is no data path to ask by.
-    #[error("the data path has ended")]
-    Ended,
-    /// It was silent for others.
-    #[error("its daemon did not answer for others, and was not asked for it")]
-    NotAsked,
-}
-
-impl From<ControlError> for Unanswered {
-    fn from(error: ControlError) -> Self {
-        match error {
-            ControlError::NoSession => Self::NoSession,
-            ControlError::TooMany => Self::Full,
-            ControlError::UnknownPeer | ControlError::TooLong => {
-                panic!("messages are short and for known peers: {error}")
-            }
-        }
-    }
-}
+use crate::table::{Conn, ConnTable};
 
 /// The switch of one connection, of which its peer is asked for its part.
 ///
@@ -125,17 +82,18 @@ impl Negotiation {
     /// Chooses a bump for a connection that is on `origin` as `host`, unless the peer is being asked about an earlier
     /// choice: what stood before this one could not be told from what the peer knows then.
     pub fn choose(
-        choices: &mut Choices,
+        conns: &mut ConnTable,
         conn: Meant,
         bump: u8,
         origin: u8,
         host: u64,
     ) -> Option<Self> {
-        let before = choices.of(&conn.pair, conn.socket);
+        let before = conns.get(&conn.pair).choice.of(conn.socket);
         if before.is_some_and(|choice| choice.pending) {
             return None;
         }
-        let choice = choices.propose(conn.pair, conn.socket, bump, host, 0);
+        let propose = |known: &mut Conn| known.choice.propose(conn.socket, bump, host, 0);
+        let choice = conns.update(&conn.pair, propose);
         Some(Self {
             explicit: true,
             version: choice.version,
@@ -161,8 +119,9 @@ impl Negotiation {
     }
 
     /// Takes the choice back before anybody was asked.
-    pub fn withdraw(&self, choices: &mut Choices) {
-        choices.take_back(&self.conn.pair, self.version, self.before);
+    pub fn withdraw(&self, conns: &mut ConnTable) {
+        let take_back = |conn: &mut Conn| conn.choice.take_back(self.version, self.before);
+        conns.update(&self.conn.pair, take_back);
     }
 
     /// The peer is asked from now on. `sends`: what the kernel here sent by its bump is under way.
@@ -216,7 +175,7 @@ impl Negotiation {
     /// It claims to know of a choice that nobody can have made, and is not believed.
     pub fn handle_answer(
         &mut self,
-        choices: &mut Choices,
+        conns: &mut ConnTable,
         answer: Answer,
     ) -> Result<(), Implausible> {
         let Phase::Asking { ready, again } = self.phase else {
@@ -227,15 +186,17 @@ impl Negotiation {
         match answer {
             Ok((Outcome::Done, _)) if ready => self.phase = Phase::Draining,
             Ok((Outcome::Older, generation)) if self.explicit && !again => {
-                if !choices.may_be(&pair, socket, generation) {
+                let choice = &conns.get(&pair).choice;
+                if !choice.may_be(socket, generation) {
                     return Err(Implausible::Generation);
                 }
                 // Unless that later choice has come here meanwhile: then it stands.
-                let stood = choices.of(&pair, socket);
+                let stood = choice.of(socket);
                 if let Some(stood) = stood.filter(|stood| stood.version == self.version) {
-                    let host = self.version.host;
-                    let later = choices.propose(pair, socket, self.bump, host, generation);
-                    self.version = later.version;
+                    let (bump, host) = (self.bump, self.version.host);
+                    let propose =
+                        |conn: &mut Conn| conn.choice.propose(socket, bump, host, generation);
+                    self.version = conns.update(&pair, propose).version;
                     self.phase = Phase::Saving { ready, stood };
                 }
             }
@@ -245,7 +206,7 @@ impl Negotiation {
     }
 
     /// The choices are saved, or could not be.
-    pub fn handle_saved(&mut self, choices: &mut Choices, saved: bool) {
+    pub fn handle_saved(&mut self, conns: &mut ConnTable, saved: bool) {
         let Phase::Saving { ready, stood } = self.phase else {
             return;
         };
@@ -253,7 +214,8 @@ impl Negotiation {
             let again = true;
             self.phase = Phase::Asking { ready, again };
         } else {
-            choices.take_back(&self.conn.pair, self.version, Some(stood));
+            let take_back = |conn: &mut Conn| conn.choice.take_back(self.version, Some(stood));
+            conns.update(&self.conn.pair, take_back);
             self.version = stood.version;
             let older = (Outcome::Older, stood.version.generation);
             self.phase = Phase::Answered(Ok(older));
@@ -262,8 +224,8 @@ impl Negotiation {
 
     /// The connection has fallen silent, or is not there any more. True if it leaves its bump now, before the peer is
     /// asked to follow: the peer may have chosen otherwise meanwhile.
-    pub fn handle_silent(&mut self, choices: &Choices, is_there: bool) -> bool {
-        let choice = choices.of(&self.conn.pair, self.conn.socket);
+    pub fn handle_silent(&mut self, conns: &ConnTable, is_there: bool) -> bool {
+        let choice = conns.get(&self.conn.pair).choice.of(self.conn.socket);
         let stands = !self.explicit || choice.is_some_and(|choice| choice.bump == self.bump);
         self.left = is_there && stands;
         self.begin(false);
@@ -271,15 +233,19 @@ impl Negotiation {
     }
 
     /// Carries out what came of a choice.
-    pub fn conclude(&self, choices: &mut Choices, names: &Names) -> Conclusion {
-        let (Meant { pair, socket }, version) = (self.conn, self.version);
+    pub fn conclude(&self, conns: &mut ConnTable) -> Conclusion {
+        conns.update(&self.conn.pair, |conn| self.conclude_with(conn))
+    }
+
+    fn conclude_with(&self, conn: &mut Conn) -> Conclusion {
+        let (socket, version) = (self.conn.socket, self.version);
         let agreed = match self.answer() {
             Ok((outcome, _)) => outcome == Outcome::Done,
             // The peer's part waits for a session: the choice is sent again then.
             Err(Unanswered::NoSession) => self.bump == 0,
             Err(_) => false,
         };
-        let known = choices.of(&pair, socket);
+        let known = conn.choice.of(socket);
         let Some(stands) = known.filter(|known| known.version == version) else {
             let ours = Choice {
                 bump: self.bump,
@@ -288,17 +254,17 @@ impl Negotiation {
                 pending: false,
             };
             let stands = if agreed { Some(ours) } else { self.before };
-            choices.overtake(pair, version, stands);
+            conn.choice.overtake(version, stands);
             return Conclusion::Superseded;
         };
         // Or it was told back, by a peer that agreed and restarted before its answer got here.
         if agreed || !stands.pending {
-            choices.settle(&pair, version);
+            conn.choice.settle(version);
             return Conclusion::InForce;
         }
-        choices.take_back(&pair, version, self.before);
+        conn.choice.take_back(version, self.before);
         // Without the name of its socket the peer does nothing.
-        let is_named = names.get(&pair, socket) != Socket::UNKNOWN;
+        let is_named = conn.name(socket) != Socket::UNKNOWN;
         if self.answer() != Err(Unanswered::Silent) || !is_named {
             return match self.before {
                 None if self.left => Conclusion::PutBack(self.origin),
@@ -306,8 +272,9 @@ impl Negotiation {
             };
         }
         let bump = self.before.map_or(self.origin, |choice| choice.bump);
-        let back = choices.propose(pair, socket, bump, version.host, version.generation);
-        choices.settle(&pair, back.version);
+        let (host, above) = (version.host, version.generation);
+        let back = conn.choice.propose(socket, bump, host, above);
+        conn.choice.settle(back.version);
         Conclusion::BroughtBack(Choice {
             pending: false,
             ..back

@@ -3,7 +3,6 @@
 //! Each choice has a version, (generation, host); the higher wins wherever two meet, so that both ends
 //! come to the same one however their messages cross (docs/switching.md).
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -122,68 +121,68 @@ pub struct Choice {
     pub pending: bool,
 }
 
-/// All choices that are in force.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choices {
-    known: BTreeMap<Pair, Choice>,
-    /// What is to stand by what came of a question about a choice in whose place another one had come: for the
-    /// case that nothing comes of that one.
-    overtaken: BTreeMap<Pair, (Version, Option<Choice>)>,
+/// A connection that something is to be done with: this one, and no later one of the same ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meant {
+    /// Its ends.
+    pub pair: Pair,
+    /// Its socket here.
+    pub socket: Socket,
 }
 
-impl Choices {
-    /// The choice for a connection.
-    pub fn get(&self, pair: &Pair) -> Option<Choice> {
-        self.known.get(pair).copied()
+/// What was chosen for a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chosen {
+    known: Option<Choice>,
+    /// What is to stand by what came of a question about a choice in whose place another one had come: for the
+    /// case that nothing comes of that one.
+    overtaken: Option<Box<(Version, Option<Choice>)>>,
+}
+
+impl Chosen {
+    /// Nothing was.
+    pub const NOTHING: Self = Self {
+        known: None,
+        overtaken: None,
+    };
+
+    /// The choice.
+    pub fn get(&self) -> Option<Choice> {
+        self.known
     }
 
-    /// The choice for the connection that has this socket here.
-    pub fn of(&self, pair: &Pair, socket: Socket) -> Option<Choice> {
-        self.get(pair).filter(|choice| choice.socket == socket)
+    /// The choice, if it is for this socket here.
+    pub fn of(&self, socket: Socket) -> Option<Choice> {
+        self.known.filter(|choice| choice.socket == socket)
     }
 
-    /// All of them, ordered.
-    pub fn iter(&self) -> impl Iterator<Item = (Pair, Choice)> {
-        self.known.iter().map(|(pair, choice)| (*pair, *choice))
+    fn put(&mut self, choice: Option<Choice>) {
+        self.known = choice;
+        self.overtaken = self.overtaken.take().filter(|_| choice.is_some());
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.known.len()
-    }
-
-    /// Whether nothing was chosen.
-    pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
+    fn stands(&self, version: Version) -> bool {
+        self.known.is_some_and(|choice| choice.version == version)
     }
 
     /// Makes a choice of `host` that is later than what is known here, and later than generation
     /// `above`. It is pending. Returns it.
-    pub fn propose(
-        &mut self,
-        pair: Pair,
-        socket: Socket,
-        bump: u8,
-        host: u64,
-        above: u64,
-    ) -> Choice {
-        let known = self.known.get(&pair).map_or(0, |c| c.version.generation);
+    pub fn propose(&mut self, socket: Socket, bump: u8, host: u64, above: u64) -> Choice {
+        let known = self.known.map_or(0, |choice| choice.version.generation);
+        let generation = known.max(above).saturating_add(1);
         let choice = Choice {
             bump,
             socket,
-            version: Version {
-                generation: known.max(above).saturating_add(1),
-                host,
-            },
+            version: Version { generation, host },
             pending: true,
         };
-        self.known.insert(pair, choice);
+        self.put(Some(choice));
         choice
     }
 
     /// Ends the wait for the peer, unless a later choice has come meanwhile: then false.
-    pub fn settle(&mut self, pair: &Pair, version: Version) -> bool {
-        match self.known.get_mut(pair) {
+    pub fn settle(&mut self, version: Version) -> bool {
+        match &mut self.known {
             Some(choice) if choice.version == version => {
                 choice.pending = false;
                 true
@@ -192,57 +191,37 @@ impl Choices {
         }
     }
 
-    /// Whether the choice `version` stands and waits for nobody: the peer agreed, or told it back, as a
-    /// daemon does that restarted before its answer got here.
-    pub fn is_settled(&self, pair: &Pair, version: Version) -> bool {
-        let choice = self.known.get(pair);
-        choice.is_some_and(|choice| choice.version == version && !choice.pending)
-    }
-
     /// Takes the choice `version` back in favour of the one before, unless a later one has come or it
     /// is in force meanwhile.
-    pub fn take_back(&mut self, pair: &Pair, version: Version, before: Option<Choice>) {
-        if self
-            .known
-            .get(pair)
-            .is_some_and(|choice| choice.version == version && choice.pending)
-        {
-            match before {
-                Some(before) => self.known.insert(*pair, before),
-                None => self.known.remove(pair),
-            };
+    pub fn take_back(&mut self, version: Version, before: Option<Choice>) {
+        if self.stands(version) && self.known.is_some_and(|choice| choice.pending) {
+            self.put(before);
         }
     }
 
     /// Forgets the choice `version` that was in force, unless a later one has come: then false.
-    pub fn give_up(&mut self, pair: &Pair, version: Version) -> bool {
-        let stands = self.known.get(pair).is_some_and(|c| c.version == version);
-        stands && self.known.remove(pair).is_some()
+    pub fn give_up(&mut self, version: Version) -> bool {
+        let stands = self.stands(version);
+        if stands {
+            self.put(None);
+        }
+        stands
     }
 
     /// Takes a choice of the other end, if it is later; otherwise gives the one that stays.
-    pub fn accept(
-        &mut self,
-        pair: Pair,
-        socket: Socket,
-        bump: u8,
-        version: Version,
-    ) -> Result<(), Choice> {
-        match self.of(&pair, socket) {
+    pub fn accept(&mut self, socket: Socket, bump: u8, version: Version) -> Result<(), Choice> {
+        match self.of(socket) {
             Some(known) if known.version > version => Err(known),
             // Said again.
             Some(known) if known.version == version && known.bump != bump => Err(known),
             _ => {
                 let pending = false;
-                self.known.insert(
-                    pair,
-                    Choice {
-                        bump,
-                        socket,
-                        version,
-                        pending,
-                    },
-                );
+                self.put(Some(Choice {
+                    bump,
+                    socket,
+                    version,
+                    pending,
+                }));
                 Ok(())
             }
         }
@@ -250,60 +229,39 @@ impl Choices {
 
     /// Takes the other end's choice `version`, which could not be carried out, back in favour of the one before:
     /// the other end takes it back, too. False if another one stands by now.
-    pub fn refuse(&mut self, pair: &Pair, version: Version, before: Option<Choice>) -> bool {
-        let stands = self.get(pair).is_some_and(|c| c.version == version);
+    pub fn refuse(&mut self, version: Version, before: Option<Choice>) -> bool {
+        let stands = self.stands(version);
         if stands {
-            let overtaken = self.overtaken.get(pair).copied();
+            let overtaken = self.overtaken.as_deref().copied();
             let is_over = |before: &Choice| {
                 before.pending && overtaken.is_some_and(|(version, _)| version == before.version)
             };
-            let before = match before {
+            self.put(match before {
                 Some(before) if is_over(&before) => overtaken.and_then(|(_, instead)| instead),
                 before => before,
-            };
-            match before {
-                Some(before) => self.known.insert(*pair, before),
-                None => self.known.remove(pair),
-            };
+            });
         }
         stands
     }
 
     /// The question about the choice `version` is over, and another one has taken its place; `instead` would
     /// stand otherwise.
-    pub(crate) fn overtake(&mut self, pair: Pair, version: Version, instead: Option<Choice>) {
-        if self.known.contains_key(&pair) {
-            self.overtaken.insert(pair, (version, instead));
+    pub(crate) fn overtake(&mut self, version: Version, instead: Option<Choice>) {
+        if self.known.is_some() {
+            self.overtaken = Some(Box::new((version, instead)));
         }
     }
 
-    /// The connection of these ends has another name now, and is the same.
-    pub fn rename(&mut self, pair: &Pair, socket: Socket) {
-        if let Some(choice) = self.known.get_mut(pair) {
+    /// The connection has another name now, and is the same.
+    pub fn rename(&mut self, socket: Socket) {
+        if let Some(choice) = &mut self.known {
             choice.socket = socket;
         }
     }
 
     /// Puts back what was saved.
-    pub fn restore(&mut self, pair: Pair, choice: Choice) {
-        self.known.insert(pair, choice);
-    }
-
-    /// Forgets the choices for connections that are gone; returns them.
-    pub fn sweep(&mut self, lives: impl Fn(&Pair, Socket) -> bool) -> Vec<Pair> {
-        let gone = self.iter().filter(|(pair, c)| !lives(pair, c.socket));
-        let gone: Vec<Pair> = gone.map(|(pair, _)| pair).collect();
-        for pair in &gone {
-            self.known.remove(pair);
-        }
-        let known = &self.known;
-        self.overtaken.retain(|pair, _| known.contains_key(pair));
-        gone
-    }
-
-    /// Forgets all.
-    pub fn clear(&mut self) {
-        *self = Self::default();
+    pub fn restore(&mut self, choice: Choice) {
+        self.put(Some(choice));
     }
 }
 
@@ -323,43 +281,42 @@ pub(crate) mod tests {
 
     #[test]
     fn only_the_choice_that_was_refused_is_given_up() {
-        let mut choices = Choices::default();
-        let first = choices.propose(pair(), SOCKET, 0, 7, 0);
-        assert!(choices.settle(&pair(), first.version));
-        let later = choices.propose(pair(), SOCKET, 1, 7, 0);
-        assert!(!choices.give_up(&pair(), first.version));
-        assert_eq!(choices.get(&pair()), Some(later));
-        assert!(choices.give_up(&pair(), later.version) && choices.is_empty());
+        let mut chosen = Chosen::default();
+        let first = chosen.propose(SOCKET, 0, 7, 0);
+        assert!(chosen.settle(first.version));
+        let later = chosen.propose(SOCKET, 1, 7, 0);
+        assert!(!chosen.give_up(first.version));
+        assert_eq!(chosen.get(), Some(later));
+        assert!(chosen.give_up(later.version) && chosen.get().is_none());
     }
 
     /// Another connection has taken the ports before the choice was forgotten.
     #[test]
     fn a_choice_does_not_stand_for_the_next_connection_of_the_same_ends() {
-        let mut choices = Choices::default();
+        let mut chosen = Chosen::default();
         let (next, version) = (Socket(78), Version::default());
-        let first = choices.propose(pair(), SOCKET, 0, 7, 0);
-        assert_eq!(choices.of(&pair(), SOCKET), Some(first));
-        assert_eq!(choices.of(&pair(), next), None);
-        assert_eq!(choices.accept(pair(), SOCKET, 1, version), Err(first));
-        assert_eq!(choices.accept(pair(), next, 1, version), Ok(()));
-        assert_eq!(choices.of(&pair(), next).map(|c| c.bump), Some(1));
-        assert_eq!(choices.sweep(|_, socket| socket == SOCKET), [pair()]);
+        let first = chosen.propose(SOCKET, 0, 7, 0);
+        assert_eq!(chosen.of(SOCKET), Some(first));
+        assert_eq!(chosen.of(next), None);
+        assert_eq!(chosen.accept(SOCKET, 1, version), Err(first));
+        assert_eq!(chosen.accept(next, 1, version), Ok(()));
+        assert_eq!(chosen.of(next).map(|c| c.bump), Some(1));
     }
 
     #[test]
     fn a_refused_choice_leaves_what_was_before() {
-        let mut choices = Choices::default();
-        let first = choices.propose(pair(), SOCKET, 1, 7, 0);
-        choices.take_back(&pair(), first.version, None);
-        assert!(choices.is_empty());
+        let mut chosen = Chosen::default();
+        let first = chosen.propose(SOCKET, 1, 7, 0);
+        chosen.take_back(first.version, None);
+        assert!(chosen.get().is_none());
 
-        let first = choices.propose(pair(), SOCKET, 1, 7, 0);
-        assert!(choices.settle(&pair(), first.version));
-        let settled = choices.get(&pair());
-        let second = choices.propose(pair(), SOCKET, 0, 7, 0);
+        let first = chosen.propose(SOCKET, 1, 7, 0);
+        assert!(chosen.settle(first.version));
+        let settled = chosen.get();
+        let second = chosen.propose(SOCKET, 0, 7, 0);
         assert_eq!(second.version.generation, 2);
-        choices.take_back(&pair(), second.version, settled);
-        assert_eq!(choices.get(&pair()), settled);
+        chosen.take_back(second.version, settled);
+        assert_eq!(chosen.get(), settled);
     }
 
     /// Both ends chose at once; the later one came here, the question about ours ended, and then that one could
@@ -367,84 +324,82 @@ pub(crate) mod tests {
     #[test]
     fn a_choice_that_was_overtaken_does_not_wait_for_ever() {
         for earlier in [false, true] {
-            let mut choices = Choices::default();
+            let mut chosen = Chosen::default();
             if earlier {
-                let first = choices.propose(pair(), SOCKET, 1, 7, 0);
-                choices.settle(&pair(), first.version);
+                let first = chosen.propose(SOCKET, 1, 7, 0);
+                chosen.settle(first.version);
             }
-            let before = choices.get(&pair());
-            let ours = choices.propose(pair(), SOCKET, 2, 7, 0);
+            let before = chosen.get();
+            let ours = chosen.propose(SOCKET, 2, 7, 0);
             let generation = ours.version.generation;
             let theirs = |host| Version { generation, host };
-            choices
-                .accept(pair(), SOCKET, 0, theirs(8))
-                .expect("it is later");
+            chosen.accept(SOCKET, 0, theirs(8)).expect("it is later");
             // The question about ours goes on: whoever asks deals with it.
-            let mut going = choices.clone();
-            assert!(going.refuse(&pair(), theirs(8), Some(ours)));
-            assert_eq!(going.get(&pair()), Some(ours));
+            let mut going = chosen.clone();
+            assert!(going.refuse(theirs(8), Some(ours)));
+            assert_eq!(going.get(), Some(ours));
 
-            choices.overtake(pair(), ours.version, before);
-            let mut later = choices.clone();
-            later.accept(pair(), SOCKET, 3, theirs(9)).expect("later");
-            assert!(!later.refuse(&pair(), theirs(8), Some(ours)));
-            assert_eq!(later.get(&pair()).map(|c| c.bump), Some(3));
+            chosen.overtake(ours.version, before);
+            let mut later = chosen.clone();
+            later.accept(SOCKET, 3, theirs(9)).expect("later");
+            assert!(!later.refuse(theirs(8), Some(ours)));
+            assert_eq!(later.get().map(|c| c.bump), Some(3));
 
-            assert!(choices.refuse(&pair(), theirs(8), Some(ours)));
-            assert_eq!(choices.get(&pair()), before, "{earlier}");
+            assert!(chosen.refuse(theirs(8), Some(ours)));
+            assert_eq!(chosen.get(), before, "{earlier}");
         }
     }
 
     #[test]
     fn a_later_choice_is_not_taken_back() {
-        let mut choices = Choices::default();
-        let ours = choices.propose(pair(), SOCKET, 1, 7, 0);
+        let mut chosen = Chosen::default();
+        let ours = chosen.propose(SOCKET, 1, 7, 0);
         let theirs = Version {
             generation: 1,
             host: 8,
         };
-        assert_eq!(choices.accept(pair(), SOCKET, 0, theirs), Ok(()));
-        choices.take_back(&pair(), ours.version, None);
-        assert!(!choices.settle(&pair(), ours.version));
-        assert_eq!(choices.get(&pair()).map(|c| c.version), Some(theirs));
+        assert_eq!(chosen.accept(SOCKET, 0, theirs), Ok(()));
+        chosen.take_back(ours.version, None);
+        assert!(!chosen.settle(ours.version));
+        assert_eq!(chosen.get().map(|c| c.version), Some(theirs));
     }
 
     /// The peer accepted, restarted, and told it back; then the question came again, and found the
     /// connection gone.
     #[test]
     fn a_choice_that_was_told_back_is_not_taken_back() {
-        let mut choices = Choices::default();
-        let first = choices.propose(pair(), SOCKET, 1, 7, 0);
-        assert!(choices.settle(&pair(), first.version));
-        let before = choices.get(&pair());
-        let ours = choices.propose(pair(), SOCKET, 0, 7, 0);
-        assert!(!choices.is_settled(&pair(), ours.version));
-        assert_eq!(choices.accept(pair(), SOCKET, 0, ours.version), Ok(()));
-        assert!(choices.is_settled(&pair(), ours.version));
-        choices.take_back(&pair(), ours.version, before);
-        assert_eq!(choices.get(&pair()).map(|c| c.version), Some(ours.version));
+        let mut chosen = Chosen::default();
+        let first = chosen.propose(SOCKET, 1, 7, 0);
+        assert!(chosen.settle(first.version));
+        let before = chosen.get();
+        let ours = chosen.propose(SOCKET, 0, 7, 0);
+        assert!(chosen.get().is_some_and(|choice| choice.pending));
+        assert_eq!(chosen.accept(SOCKET, 0, ours.version), Ok(()));
+        assert!(chosen.get().is_some_and(|choice| !choice.pending));
+        chosen.take_back(ours.version, before);
+        assert_eq!(chosen.get().map(|c| c.version), Some(ours.version));
     }
 
     proptest! {
         /// Two ends choose at any time; each choice arrives once, whenever. Both end up the same.
         #[test]
         fn ends_converge(steps in proptest::collection::vec((any::<bool>(), 0u8..3, any::<usize>()), 1..24)) {
-            let mut ends = [Choices::default(), Choices::default()];
+            let mut ends = [Chosen::default(), Chosen::default()];
             let mut wire: Vec<(usize, u8, Version)> = Vec::new();
             for (second, bump, deliver) in steps {
                 let from = usize::from(second);
-                let choice = ends[from].propose(pair(), SOCKET, bump, from as u64, 0);
-                ends[from].settle(&pair(), choice.version);
+                let choice = ends[from].propose(SOCKET, bump, from as u64, 0);
+                ends[from].settle(choice.version);
                 wire.push((1 - from, bump, choice.version));
                 if deliver % 2 == 0 {
                     let (to, bump, version) = wire.swap_remove(deliver / 2 % wire.len());
-                    let _ = ends[to].accept(pair(), SOCKET, bump, version);
+                    let _ = ends[to].accept(SOCKET, bump, version);
                 }
             }
             for (to, bump, version) in wire.into_iter().rev() {
-                let _ = ends[to].accept(pair(), SOCKET, bump, version);
+                let _ = ends[to].accept(SOCKET, bump, version);
             }
-            prop_assert_eq!(ends[0].get(&pair()), ends[1].get(&pair()));
+            prop_assert_eq!(ends[0].get(), ends[1].get());
         }
     }
 }

@@ -4,9 +4,10 @@
 pub mod answering;
 pub mod asking;
 pub mod conns;
-pub mod hands;
 pub mod locks;
+pub mod marks;
 pub mod messages;
 pub mod naming;
 pub mod plausible;
+pub mod table;
 pub mod telling;

@@ -37,8 +37,9 @@
 //! [`Node::send_control`]: dibs_core::node::Node::send_control
 
 use std::net::IpAddr;
+use std::time::Duration;
 
-use dibs_core::node::MAX_CONTROL;
+use dibs_core::node::{ControlError, MAX_CONTROL};
 
 use crate::conns::{Pair, Socket, Version};
 
@@ -162,6 +163,45 @@ impl Outcome {
             NoDevice,
         ];
         all.into_iter().find(|outcome| *outcome as u8 == byte)
+    }
+}
+
+/// How long a peer's daemon has for an answer: on a busy machine it waits for iptables for seconds. `dibsctl`
+/// waits longer.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A peer's answer for one connection; the number belongs to the outcome.
+pub type Answer = Result<(Outcome, u64), Unanswered>;
+
+/// Why a peer's daemon gave no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// There was no session to ask by.
+    #[error("there is no session with it")]
+    NoSession,
+    /// It may have done its part all the same.
+    #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
+    Silent,
+    /// It is the peer's doing that messages wait, or that of the trusted paths between the hosts.
+    #[error("too many messages wait for its daemon")]
+    Full,
+    /// There is no data path to ask by.
+    #[error("the data path has ended")]
+    Ended,
+    /// It was silent for others.
+    #[error("its daemon did not answer for others, and was not asked for it")]
+    NotAsked,
+}
+
+impl From<ControlError> for Unanswered {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::NoSession => Self::NoSession,
+            ControlError::TooMany => Self::Full,
+            ControlError::UnknownPeer | ControlError::TooLong => {
+                panic!("messages are short and for known peers: {error}")
+            }
+        }
     }
 }
 
@@ -486,5 +526,12 @@ mod tests {
         ]
         .concat();
         assert_eq!(message.encode(), expected);
+    }
+
+    /// It is the peer's doing that messages wait, or that of the trusted paths between us.
+    #[test]
+    fn messages_that_wait_are_no_fault_of_ours() {
+        let full = Unanswered::from(ControlError::TooMany);
+        assert_eq!(full, Unanswered::Full);
     }
 }

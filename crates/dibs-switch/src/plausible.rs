@@ -1,7 +1,7 @@
 //! Which versions the other end of a connection, or a file, may name. Whoever names a version stands until somebody
 //! names a later one; so nobody may name one above which there is no room.
 
-use crate::conns::{Choices, Pair, Socket, Version};
+use crate::conns::{Chosen, Socket, Version};
 
 /// How far the generation of a choice may lie above what is known of its connection, at most: it grows by one
 /// with each choice, and an end that has lost its state knows of none. A peer that goes up by as much
@@ -31,53 +31,42 @@ pub enum Implausible {
     Host,
 }
 
-impl Choices {
-    /// Gives choices out of a file, of the host `own`, that nobody can have made a version of that host, which can be
-    /// overruled: to forget them would let their connections out of their bumps. Returns which. `peers` are all
-    /// that may have chosen beside it.
-    pub fn make_plausible(&mut self, own: u64, peers: &[u64]) -> Vec<(Pair, Implausible)> {
-        let mut found = Vec::new();
-        for (pair, mut choice) in self.clone().iter() {
-            let Version { generation, host } = choice.version;
-            let (why, generation) = if generation > HIGHEST_SAVED {
-                (Implausible::Generation, 1)
-            } else if host != own && !peers.contains(&host) {
-                (Implausible::Host, generation + 1)
-            } else {
-                continue;
-            };
-            choice.version = Version {
-                generation,
-                host: own,
-            };
-            self.restore(pair, choice);
-            found.push((pair, why));
-        }
-        found
+impl Chosen {
+    /// Gives a choice out of a file, of the host `own`, that nobody can have made a version of that host, which can be
+    /// overruled: to forget it would let its connection out of its bump. Returns why. `peers` are all that may have
+    /// chosen beside it.
+    pub fn make_plausible(&mut self, own: u64, peers: &[u64]) -> Option<Implausible> {
+        let mut choice = self.get()?;
+        let Version { generation, host } = choice.version;
+        let (why, generation) = if generation > HIGHEST_SAVED {
+            (Implausible::Generation, 1)
+        } else if host != own && !peers.contains(&host) {
+            (Implausible::Host, generation + 1)
+        } else {
+            return None;
+        };
+        let host = own;
+        choice.version = Version { generation, host };
+        self.restore(choice);
+        Some(why)
     }
 
-    /// Whether the other end may name this generation for a connection.
-    pub fn may_be(&self, pair: &Pair, socket: Socket, generation: u64) -> bool {
-        let known = self.of(pair, socket);
+    /// Whether the other end may name this generation for the connection that has this socket here.
+    pub fn may_be(&self, socket: Socket, generation: u64) -> bool {
+        let known = self.of(socket);
         let known = known.map_or(0, |choice| choice.version.generation);
         generation <= known.saturating_add(MAX_AHEAD)
     }
 
-    /// Whether the other end may name this version for a connection.
+    /// Whether the other end may name this version for the connection that has this socket here.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn check(
-        &self,
-        pair: &Pair,
-        socket: Socket,
-        version: Version,
-        hosts: Hosts,
-    ) -> Result<(), Implausible> {
+    pub fn check(&self, socket: Socket, version: Version, hosts: Hosts) -> Result<(), Implausible> {
         if ![hosts.own, hosts.peer].contains(&version.host) {
             return Err(Implausible::Host);
         }
-        match self.may_be(pair, socket, version.generation) {
+        match self.may_be(socket, version.generation) {
             true => Ok(()),
             false => Err(Implausible::Generation),
         }
@@ -88,7 +77,6 @@ impl Choices {
 mod tests {
     use super::*;
     use crate::conns::Choice;
-    use crate::conns::tests::pair;
 
     const SOCKET: Socket = Socket(77);
     const HOSTS: Hosts = Hosts { own: 7, peer: 8 };
@@ -98,9 +86,9 @@ mod tests {
     }
 
     /// Takes a choice of the other end as a daemon does.
-    fn take(choices: &mut Choices, bump: u8, version: Version) -> Result<(), Implausible> {
-        choices.check(&pair(), SOCKET, version, HOSTS)?;
-        let taken = choices.accept(pair(), SOCKET, bump, version);
+    fn take(chosen: &mut Chosen, bump: u8, version: Version) -> Result<(), Implausible> {
+        chosen.check(SOCKET, version, HOSTS)?;
+        let taken = chosen.accept(SOCKET, bump, version);
         assert!(taken.is_ok(), "{version:?} is the latest");
         Ok(())
     }
@@ -109,17 +97,17 @@ mod tests {
     /// next choice is later, for both ends.
     #[test]
     fn every_choice_of_a_peer_can_be_overruled() {
-        let mut choices = Choices::default();
-        let refused = take(&mut choices, 0, version(u64::MAX, HOSTS.peer));
+        let mut chosen = Chosen::default();
+        let refused = take(&mut chosen, 0, version(u64::MAX, HOSTS.peer));
         assert_eq!(refused, Err(Implausible::Generation));
-        assert!(choices.is_empty());
+        assert!(chosen.get().is_none());
 
         let mut highest = MAX_AHEAD;
         for _ in 0..1000 {
             let above = version(highest + 1, HOSTS.peer);
-            assert_eq!(take(&mut choices, 0, above), Err(Implausible::Generation));
-            assert_eq!(take(&mut choices, 0, version(highest, HOSTS.peer)), Ok(()));
-            let ours = choices.propose(pair(), SOCKET, 3, HOSTS.own, 0);
+            assert_eq!(take(&mut chosen, 0, above), Err(Implausible::Generation));
+            assert_eq!(take(&mut chosen, 0, version(highest, HOSTS.peer)), Ok(()));
+            let ours = chosen.propose(SOCKET, 3, HOSTS.own, 0);
             assert!(ours.version > version(highest, HOSTS.peer));
             // And the peer's own daemon takes it, which knows no more than what it said.
             assert_eq!(ours.version.generation, highest + 1);
@@ -130,10 +118,10 @@ mod tests {
 
     #[test]
     fn only_the_two_ends_choose() {
-        let mut choices = Choices::default();
+        let mut chosen = Chosen::default();
         for (host, taken) in [(7, true), (8, true), (9, false), (u64::MAX, false)] {
-            let next = choices.get(&pair()).map_or(0, |c| c.version.generation) + 1;
-            let was = take(&mut choices, 1, version(next, host));
+            let next = chosen.get().map_or(0, |c| c.version.generation) + 1;
+            let was = take(&mut chosen, 1, version(next, host));
             assert_eq!(was.is_ok(), taken, "host {host}: {was:?}");
         }
     }
@@ -141,29 +129,29 @@ mod tests {
     /// The first choice for the connection that has the same ends is near nothing again.
     #[test]
     fn what_is_known_of_one_connection_says_nothing_of_the_next() {
-        let mut choices = Choices::default();
-        take(&mut choices, 1, version(MAX_AHEAD, 8)).expect("just near enough");
-        assert!(choices.may_be(&pair(), SOCKET, MAX_AHEAD + 1));
-        assert!(!choices.may_be(&pair(), Socket(78), MAX_AHEAD + 1));
+        let mut chosen = Chosen::default();
+        take(&mut chosen, 1, version(MAX_AHEAD, 8)).expect("just near enough");
+        assert!(chosen.may_be(SOCKET, MAX_AHEAD + 1));
+        assert!(!chosen.may_be(Socket(78), MAX_AHEAD + 1));
     }
 
     #[test]
     fn a_saved_choice_keeps_its_bump_and_can_be_overruled() {
         let saved = |generation, host| {
-            let mut choices = Choices::default();
+            let mut chosen = Chosen::default();
             let choice = Choice {
                 bump: 3,
                 socket: SOCKET,
                 version: version(generation, host),
                 pending: false,
             };
-            choices.restore(pair(), choice);
-            let found = choices.make_plausible(7, &[8, 9]);
-            let stands = choices.get(&pair()).expect("it is not forgotten");
+            chosen.restore(choice);
+            let found = chosen.make_plausible(7, &[8, 9]);
+            let stands = chosen.get().expect("it is not forgotten");
             assert_eq!((stands.bump, stands.socket), (3, SOCKET));
-            let later = choices.propose(pair(), SOCKET, 0, 7, 0).version;
+            let later = chosen.propose(SOCKET, 0, 7, 0).version;
             assert!(later > stands.version && later.generation < u64::MAX);
-            (stands.version, found.first().map(|(_, why)| *why))
+            (stands.version, found)
         };
         assert_eq!(saved(1 << 40, 7), (version(1 << 40, 7), None));
         assert_eq!(saved(3, 9), (version(3, 9), None));

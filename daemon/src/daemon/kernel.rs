@@ -93,7 +93,9 @@ impl Daemon {
             let mut state = self.state.borrow_mut();
             state.installed.clear();
             state.pinned.clear();
-            state.followed.clear();
+            state.conns.update_all(|_, conn| {
+                conn.handle_followed(None);
+            });
         }
         self.backstop.lock().await.remove().await?;
         steerer.cleanup(&self.config).await.map(drop)
@@ -115,7 +117,7 @@ impl Daemon {
             let mut state = self.state.borrow_mut();
             let used = state.in_use();
             // While a peer is asked for its part, the connection stands where it stood: on any of them.
-            let asked = state.choices.iter().any(|(_, choice)| choice.pending);
+            let asked = state.conns.choices().any(|(_, choice)| choice.pending);
             for (bump, unused) in &mut state.installed {
                 *unused = match asked || used.contains(bump) {
                     true => 0,

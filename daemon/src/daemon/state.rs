@@ -3,14 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dibs_config::{Config, Level};
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{Binding, BumpId, ClassRule, Desired, Prefix};
-use dibs_switch::answering::Here;
-use dibs_switch::locks::Locks;
-use dibs_switch::plausible::Implausible;
 
 use crate::interfaces::Inventory;
 use crate::live::Live;
@@ -19,10 +16,11 @@ use crate::rules::Rule;
 use crate::state_file::SavedRule;
 use crate::steering::desired;
 use crate::terms::policy_prefix;
-use dibs_switch::conns::{Choices, Pair};
-use dibs_switch::hands::{Hand, Hands};
-use dibs_switch::naming::Names;
-use dibs_switch::telling::Tellings;
+use dibs_switch::answering::Here;
+use dibs_switch::conns::Pair;
+use dibs_switch::marks::Hand;
+use dibs_switch::plausible::Implausible;
+use dibs_switch::table::ConnTable;
 
 /// Connections that may have a rule of their own: each costs the packets of all others a comparison.
 const PINS: usize = 32;
@@ -56,31 +54,10 @@ pub(crate) struct State {
     pub(crate) next_rule: RuleId,
     /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
     pub(crate) utc_offset: i32,
-    pub(crate) choices: Choices,
+    /// What is known of connections, and under way with them.
+    pub(crate) conns: ConnTable,
     /// Versions that nobody can have given to a choice.
     pub(crate) refused: Refused,
-    /// How peers name their sockets.
-    pub(crate) names: Names,
-    /// Choices that peers are still to be told.
-    pub(crate) tellings: Tellings,
-    /// Which connections take nothing in plain.
-    pub(crate) locks: Locks,
-    /// Connections on a bump neither by choice nor by a rule of ours: by the peer's, or by the hand of
-    /// another program.
-    pub(crate) handed: Hands,
-    /// What connections' marks are known to say, which what is decided now may be ahead of.
-    pub(crate) written: BTreeMap<Pair, Written>,
-    /// What other programs chose and we have not taken up yet: their bumps are in use.
-    pub(crate) awaited: BTreeMap<Pair, u8>,
-    /// Connections that left their bumps for plain, not by choice, a moment ago: their marks say that
-    /// what still comes by a bump does not pull them back.
-    pub(crate) leaving: BTreeMap<Pair, Instant>,
-    /// Connections that a peer moves to a bump, until the kernel knows: what it sent before is still to
-    /// come in plain.
-    pub(crate) arriving: BTreeSet<Pair>,
-    /// Connections that are on their way because rules changed: their marks are ahead of our record, or
-    /// behind it.
-    pub(crate) moving: BTreeSet<Pair>,
     /// By index of the configuration.
     pub(crate) peers: Vec<PeerState>,
     pub(crate) inventory: Inventory,
@@ -92,25 +69,10 @@ pub(crate) struct State {
     pub(crate) reachable: Vec<IpAddr>,
     /// Bumps that are installed, with the number of sweeps that found no use for them.
     pub(crate) installed: BTreeMap<BumpId, u32>,
-    /// Connections that are on a bump without a choice: by rules, here or at the peer.
-    pub(crate) followed: BTreeMap<Pair, BumpId>,
-    /// Connections that passed this host and were seen to end: of the others without an entry in conntrack
-    /// nobody knows.
-    pub(crate) ended: BTreeSet<Pair>,
     /// Connections that have a rule of their own in the kernel, and its bump.
     pub(crate) pinned: BTreeMap<Pair, BumpId>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
     pub(crate) suspended: bool,
-}
-
-/// What we gave a connection's mark last, or took up from another program.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Written {
-    /// 0: none.
-    pub(crate) bump: u8,
-    /// It has OVERRIDE.
-    pub(crate) chosen: bool,
-    pub(crate) at: Instant,
 }
 
 /// What is known of a peer beside the node.
@@ -153,7 +115,7 @@ impl State {
 
     /// The rule that decides over a connection for which nothing is chosen, if one does.
     pub(crate) fn ruling(&self, live: &Live) -> Option<&Rule> {
-        let handed = self.handed.get(&live.pair);
+        let handed = self.conns.get(&live.pair).handed();
         let by_rule = handed.filter(|handed| handed.by == Hand::Rule);
         let means = |rule: &&Rule| match rule.is_the_kernels() {
             true => by_rule.is_some_and(|handed| rule.may_have(live, handed.bump)),
@@ -199,15 +161,9 @@ impl State {
     /// The bumps that something here or at a peer uses.
     pub(super) fn in_use(&self) -> BTreeSet<BumpId> {
         let ruled = self.rules_in_force().map(Rule::bump_id);
-        let chosen = self
-            .choices
-            .iter()
-            .filter_map(|(_, choice)| BumpId::new(choice.bump));
-        let followed = self.handed.values();
-        let followed = followed.filter_map(|followed| BumpId::new(followed.bump));
-        let awaited = self.awaited.values().filter_map(|bump| BumpId::new(*bump));
+        let conns = self.conns.iter().flat_map(|(_, conn)| conn.bumps());
         let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
-        let here = ruled.chain(chosen).chain(followed).chain(awaited);
+        let here = ruled.chain(conns.filter_map(BumpId::new));
         here.chain(engaged).collect()
     }
 }
@@ -229,10 +185,9 @@ impl State {
     /// holds their mark, no packet leaves in plain until it is made again.
     pub(super) fn pins(&self) -> BTreeMap<Pair, BumpId> {
         let chosen = self
-            .choices
+            .conns
             .iter()
-            .filter(|(pair, choice)| !choice.pending && !self.arriving.contains(pair))
-            .filter_map(|(pair, choice)| Some((pair, BumpId::new(choice.bump)?)));
+            .filter_map(|(pair, conn)| Some((*pair, BumpId::new(conn.settled()?.bump)?)));
         chosen.take(PINS).collect()
     }
 

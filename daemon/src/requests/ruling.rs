@@ -12,7 +12,7 @@ use crate::live::Live;
 use crate::rules::{self, Displaced, Rule};
 use crate::state_file::SavedRule;
 use crate::wants;
-use dibs_switch::hands::Hand;
+use dibs_switch::marks::Hand;
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
 const RULES_OF_UID: usize = 64;
@@ -263,17 +263,17 @@ impl Daemon {
         let mut state = self.state.borrow_mut();
         let mut freed = Vec::new();
         for live in lives.iter().filter(|live| !live.over) {
-            let chosen = state.choices.of(&live.pair, live.socket).is_some();
+            let chosen = state.conns.get(&live.pair).choice.of(live.socket).is_some();
             let ruled = state.active_rules().any(|other| other.means(live));
             if chosen || ruled {
                 continue;
             }
-            let handed = state.handed.get(&live.pair);
+            let handed = state.conns.get(&live.pair).handed();
             let by_it = handed
                 .is_some_and(|handed| handed.by == Hand::Rule && rule.may_have(live, handed.bump));
             if by_it {
                 // Where another rule of the kernel's wants it, the next packet puts it back.
-                state.handed.remove(&live.pair);
+                state.conns.update(&live.pair, |conn| conn.hand_over(None));
             }
             if by_it || rule.means(live) {
                 freed.push(*live);

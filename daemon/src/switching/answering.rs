@@ -1,14 +1,13 @@
 //! What peers ask for: a SWITCH is carried out, or refused for what stands against it here.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::Instant;
-
-use dibs_switch::answering::{Following, Refusal, Wanted};
 
 use super::Marked;
+use crate::clock::now;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
 use crate::wakers::Task;
+use dibs_switch::answering::{Following, Refusal, Wanted};
 use dibs_switch::conns::{Pair, Version};
 use dibs_switch::messages::{Named, Outcome, Switch};
 use dibs_switch::plausible::Hosts;
@@ -61,7 +60,7 @@ impl Daemon {
             return outcomes;
         }
         if bump != 0 {
-            self.state.borrow_mut().arriving.extend(&pairs);
+            self.update_each(&pairs, |conn| conn.set_arriving(true));
         }
         let prepared = async {
             self.save()?;
@@ -95,12 +94,7 @@ impl Daemon {
         if !undone.is_empty() {
             self.undo(&undone).await;
         }
-        {
-            let mut state = self.state.borrow_mut();
-            pairs.iter().for_each(|pair| {
-                state.arriving.remove(pair);
-            });
-        }
+        self.update_each(&pairs, |conn| conn.set_arriving(false));
         self.wakers.wake(Task::Confirm);
         let name = self.peer_name(peer).to_owned();
         let bump = self.bumps.name_of(bump).to_owned();
@@ -155,14 +149,8 @@ impl Daemon {
             let pair = named.pair.reversed();
             let live = lives.get(&pair).filter(|live| live.peer == peer);
             let here = live.map(|live| state.here(live));
-            let State {
-                choices,
-                handed,
-                refused,
-                tellings,
-                ..
-            } = &mut *state;
-            let answer = match choices.judge(handed, wanted, (named, version), here) {
+            let State { conns, refused, .. } = &mut *state;
+            let answer = match wanted.judge(conns, (named, version), here) {
                 Ok(following) => {
                     if following.is_new {
                         judged.news.extend(live.map(|live| live.uid));
@@ -174,7 +162,7 @@ impl Daemon {
                     match refusal {
                         Refusal::Implausible(why) => refused.note(why),
                         Refusal::Older(_) if wanted.switch.explicit => {
-                            tellings.tell_later(pair, choices, Instant::now());
+                            conns.tell_later(&pair, now());
                             self.wakers.wake(Task::Tell);
                         }
                         _ => {}
@@ -216,12 +204,8 @@ impl Daemon {
     /// Puts connections back to where they were whose switches could not be carried out.
     async fn undo(&self, failed: &[Following]) {
         let pairs: Vec<Pair> = {
-            let State {
-                choices, handed, ..
-            } = &mut *self.state.borrow_mut();
-            let undone = failed
-                .iter()
-                .filter(|following| following.undo(choices, handed));
+            let conns = &mut self.state.borrow_mut().conns;
+            let undone = failed.iter().filter(|following| following.undo(conns));
             undone.map(|following| following.pair).collect()
         };
         if let Err(error) = self.save() {

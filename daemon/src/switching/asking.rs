@@ -8,10 +8,10 @@ use super::Mark;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
 use crate::terms::pair_of;
-use dibs_switch::asking::{Answer, Negotiation, Step, Unanswered};
-use dibs_switch::conns::{Pair, Version};
-use dibs_switch::messages::{Body, MAX_ENTRIES, Named, Switch};
-use dibs_switch::naming::{Meant, Next, Query};
+use dibs_switch::asking::{Negotiation, Step};
+use dibs_switch::conns::{Meant, Pair, Version};
+use dibs_switch::messages::{Answer, Body, MAX_ENTRIES, Named, Switch, Unanswered};
+use dibs_switch::naming::{Next, Query};
 
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
@@ -61,9 +61,9 @@ impl Daemon {
 
     fn save_versions(&self, moves: Vec<&mut Move>) {
         let saved = self.save();
-        let choices = &mut self.state.borrow_mut().choices;
+        let conns = &mut self.state.borrow_mut().conns;
         for (_, negotiation) in moves {
-            negotiation.handle_saved(choices, saved.is_ok());
+            negotiation.handle_saved(conns, saved.is_ok());
         }
         if let Err(error) = saved {
             tracing::warn!("{error:#}");
@@ -74,11 +74,9 @@ impl Daemon {
         let conn = |(_, negotiation): &&mut Move| (negotiation.conn(), negotiation.version());
         let conns: Vec<(Meant, Version)> = moves.iter().map(conn).collect();
         let answers = self.ask_switch(peer, &conns, switch).await;
-        let State {
-            choices, refused, ..
-        } = &mut *self.state.borrow_mut();
+        let State { conns, refused, .. } = &mut *self.state.borrow_mut();
         for ((_, negotiation), answer) in moves.into_iter().zip(answers) {
-            if let Err(why) = negotiation.handle_answer(choices, answer) {
+            if let Err(why) = negotiation.handle_answer(conns, answer) {
                 refused.note(why);
             }
         }
@@ -93,10 +91,10 @@ impl Daemon {
         let _turn = self.marking.lock().await;
         let mut leaving = Vec::new();
         {
-            let choices = &self.state.borrow().choices;
+            let conns = &self.state.borrow().conns;
             for (live, negotiation) in moves {
                 let is_there = still.contains(&live.pair);
-                if negotiation.handle_silent(choices, is_there) {
+                if negotiation.handle_silent(conns, is_there) {
                     leaving.push(live.pair);
                 } else if is_there {
                     self.end_drains(&live.pair);
@@ -182,9 +180,9 @@ impl Daemon {
     ) -> Vec<Answer> {
         let ask_some = async |indices: &[usize]| -> Vec<Answer> {
             let named: Vec<(usize, Named)> = {
-                let names = &self.state.borrow().names;
+                let known = &self.state.borrow().conns;
                 { indices.iter() }
-                    .map(|index| (*index, names.name(&conns[*index])))
+                    .map(|index| (*index, known.named(&conns[*index])))
                     .collect()
             };
             match self.rpc.ask(peer, body(&named)).await {
@@ -213,10 +211,10 @@ impl Daemon {
             } else if !looking.is_empty() {
                 let meant: Vec<Meant> = looking.iter().map(|index| conns[*index]).collect();
                 let still = self.still_there(&meant).await;
-                let names = &mut self.state.borrow_mut().names;
+                let known = &mut self.state.borrow_mut().conns;
                 for index in looking {
                     let is_there = still.contains(&conns[index].pair);
-                    queries[index].handle_look(names, is_there);
+                    queries[index].handle_look(known, is_there);
                 }
             } else {
                 return queries.iter().filter_map(Query::answer).collect();

@@ -3,16 +3,17 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{BumpId, Place};
 
-use crate::daemon::{Daemon, Written};
+use crate::clock::now;
+use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::terms::{flow_tuple, marks, tuple};
 use crate::tracking::STRAGGLERS;
 use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::table::Conn;
 
 /// Connections whose marks change together, at most.
 const TOGETHER: usize = 256;
@@ -55,17 +56,14 @@ impl Daemon {
             return false;
         }
         let state = self.state.borrow();
-        let written = state.written.get(pair);
-        let known = written.is_some_and(|mark| mark.chosen && mark.bump == bump);
-        let chosen = state.choices.get(pair);
-        !known && chosen.is_none_or(|choice| choice.bump != bump)
+        let conn = state.conns.get(pair);
+        let known = { conn.written() }.is_some_and(|mark| mark.chosen && mark.bump == bump);
+        !known && conn.choice.get().is_none_or(|choice| choice.bump != bump)
     }
 
     /// Notes what a connection's mark says from now on.
-    pub(crate) fn note_mark(&self, pair: &Pair, bump: u8, chosen: bool) -> Option<Written> {
-        let at = Instant::now();
-        let written = &mut self.state.borrow_mut().written;
-        written.insert(*pair, Written { bump, chosen, at })
+    pub(crate) fn note_mark(&self, pair: &Pair, bump: u8, chosen: bool) {
+        self.update(pair, |conn| conn.note_mark(bump, chosen, now()));
     }
 
     /// What a user chooses here is later than what other programs chose before.
@@ -92,9 +90,7 @@ impl Daemon {
     /// The same, in [`marking`](Self::marking)'s turn.
     pub(super) async fn mark_leaving(&self, pairs: &[Pair], bump: u8) -> Vec<Marked> {
         if bump == 0 {
-            let now = Instant::now();
-            let leaving = &mut self.state.borrow_mut().leaving;
-            leaving.extend(pairs.iter().map(|pair| (*pair, now)));
+            self.update_each(pairs, |conn| conn.move_to_left(now()));
         }
         let explicit = false;
         let mark = |pair: &Pair| Mark {
@@ -109,19 +105,20 @@ impl Daemon {
     pub(crate) async fn let_follow(&self) -> Result<(), dibs_policy::Error> {
         let left: Vec<Pair> = {
             let state = self.state.borrow();
-            let leaving = state.leaving.iter();
-            let left = leaving.filter(|(_, since)| since.elapsed() >= STRAGGLERS);
+            let left = |conn: &Conn| conn.left().is_some_and(|at| now().since(at) >= STRAGGLERS);
+            let left = state.conns.iter().filter(|(_, conn)| left(conn));
             left.map(|(pair, _)| *pair).collect()
         };
         let mut fault = Ok(());
         for pair in left {
             let _turn = self.marking.lock().await;
             // It may have been moved meanwhile.
-            let Some(since) = self.state.borrow_mut().leaving.remove(&pair) else {
+            let taken = self.update(&pair, Conn::take_left);
+            let Some(since) = taken else {
                 continue;
             };
             if let Err(error) = self.let_one_follow(&pair).await {
-                self.state.borrow_mut().leaving.insert(pair, since);
+                self.update(&pair, |conn| conn.move_to_left(since));
                 fault = Err(error);
             }
         }
@@ -129,7 +126,7 @@ impl Daemon {
     }
 
     async fn let_one_follow(&self, pair: &Pair) -> Result<(), dibs_policy::Error> {
-        if self.state.borrow().choices.get(pair).is_some() {
+        if self.state.borrow().conns.get(pair).choice.get().is_some() {
             return Ok(());
         }
         let mut conntrack = self.conntrack()?;
@@ -239,8 +236,11 @@ impl Daemon {
 
     /// Forgets locks of what goes elsewhere; whether there were such.
     fn release_leaving(&self, marks: &[Mark]) -> bool {
-        let locks = &mut self.state.borrow_mut().locks;
-        let released = |any, mark: &Mark| locks.enter(&mark.pair, mark.bump) || any;
+        let conns = &mut self.state.borrow_mut().conns;
+        let released = |any, mark: &Mark| {
+            let enter = |conn: &mut Conn| conn.lock.enter(mark.bump);
+            conns.update(&mark.pair, enter) || any
+        };
         marks.iter().fold(false, released)
     }
 
@@ -262,28 +262,19 @@ impl Daemon {
             self.end_drains(&pair);
             return Ok(other);
         }
-        let leaves = {
-            let leaving = &mut self.state.borrow_mut().leaving;
-            if bump != 0 || explicit {
-                leaving.remove(&pair);
-            }
-            leaving.contains_key(&pair)
-        };
+        let new = self.update(&pair, |conn| conn.move_to_mark(bump, explicit, now()));
         let tuple = tuple(&pair);
-        let locked = self.state.borrow().locks.is_locked(&pair, bump);
         let layout = marks(&self.config);
-        let (value, mask) = layout.whole(BumpId::new(bump), explicit || leaves, locked);
-        let was = self.note_mark(&pair, bump, explicit || leaves);
-        let was = was.map(|mark| mark.bump).or_else(|| {
-            let followed = self.state.borrow().followed.get(&pair).copied();
-            followed.map(BumpId::get)
-        });
+        let (value, mask) = layout.whole(BumpId::new(bump), new.chosen, new.locked);
         let elsewhere = self.bumps.device_of(bump).is_none();
-        if elsewhere && was.is_some_and(|was| self.bumps.device_of(was).is_some()) {
+        if elsewhere
+            && new
+                .was
+                .is_some_and(|was| self.bumps.device_of(was).is_some())
+        {
             self.forget_mtus();
         }
         if bump == 0 {
-            self.state.borrow_mut().followed.remove(&pair);
             let marked = conntrack.set_mark(&tuple, value, mask).await;
             self.end_drains(&pair);
             return marked.map(|_| bump);
@@ -319,10 +310,10 @@ impl Daemon {
         for pairs in pairs.chunks(TOGETHER) {
             let _turn = self.marking.lock().await;
             let choices: Vec<(Pair, Choice)> = {
-                let known = &self.state.borrow().choices;
+                let known = &self.state.borrow().conns;
                 let settled = pairs
                     .iter()
-                    .filter_map(|pair| Some((*pair, known.get(pair)?)));
+                    .filter_map(|pair| Some((*pair, known.get(pair).choice.get()?)));
                 settled.filter(|(_, choice)| !choice.pending).collect()
             };
             let chosen: Vec<Pair> = choices.iter().map(|(pair, _)| *pair).collect();
@@ -372,10 +363,10 @@ impl Daemon {
         }
         let _turn = self.marking.lock().await;
         let marks: Vec<Mark> = {
-            let choices = &self.state.borrow().choices;
+            let conns = &self.state.borrow().conns;
             let unchosen = pairs
                 .into_iter()
-                .filter(|(pair, _)| choices.get(pair).is_none());
+                .filter(|(pair, _)| conns.get(pair).choice.get().is_none());
             let mark = |(pair, bump)| Mark {
                 pair,
                 bump,
@@ -391,12 +382,15 @@ impl Daemon {
     /// Another connection has taken the ends of one that something was chosen for: it inherits neither
     /// that nor the lock. Where it is by its own rules it stays.
     async fn forget_choice(&self, pair: &Pair, choice: Choice) -> Marked {
-        {
-            let mut state = self.state.borrow_mut();
-            if !state.choices.give_up(pair, choice.version) {
-                return Ok(());
+        let given_up = self.update(pair, |conn| {
+            let given_up = conn.choice.give_up(choice.version);
+            if given_up {
+                conn.lock.release();
             }
-            state.locks.release(pair);
+            given_up
+        });
+        if !given_up {
+            return Ok(());
         }
         if let Err(error) = self.save() {
             tracing::warn!("{error:#}");
@@ -416,8 +410,8 @@ impl Daemon {
     /// Puts all choices into the kernel again.
     pub(crate) async fn mark_all_choices(&self) {
         let choices: Vec<Pair> = {
-            let choices = &self.state.borrow().choices;
-            choices.iter().map(|(pair, _)| pair).collect()
+            let conns = &self.state.borrow().conns;
+            conns.choices().map(|(pair, _)| pair).collect()
         };
         for error in self.mark_choices(&choices).await.values() {
             tracing::warn!("{error}");

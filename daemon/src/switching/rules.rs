@@ -1,19 +1,19 @@
 //! What rules imply, here and at a peer; and what a peer is told whose session is new.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
 
 use super::Mark;
 use super::asking::{Move, ROUND};
-use crate::daemon::{Daemon, State};
+use crate::clock::now;
+use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::live::Live;
 use crate::wakers::Task;
 use crate::wants;
-use dibs_switch::asking::{Answer, Negotiation, Unanswered};
+use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Pair, Version};
-use dibs_switch::hands::{Hand, Handed};
-use dibs_switch::messages::Outcome;
+use dibs_switch::marks::{Hand, Handed};
+use dibs_switch::messages::{Answer, Outcome, Unanswered};
 use dibs_switch::telling::TELL_AGAIN;
 
 impl Daemon {
@@ -24,19 +24,14 @@ impl Daemon {
             by_peer.entry(live.peer).or_default().push(*live);
         }
         let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
-        self.state.borrow_mut().moving.extend(&moving);
+        self.update_each(&moving, |conn| conn.set_moving(true));
         for (peer, lives) in by_peer {
             let mut answers = true;
             for lives in lives.chunks(ROUND) {
                 answers = self.follow_some(peer, lives, bump, answers).await;
             }
         }
-        {
-            let mut state = self.state.borrow_mut();
-            for pair in &moving {
-                state.moving.remove(pair);
-            }
-        }
+        self.update_each(&moving, |conn| conn.set_moving(false));
         self.wakers.wake(Task::Confirm);
     }
 
@@ -83,11 +78,8 @@ impl Daemon {
         let Some(bump) = numbers.find(|bump| u64::from(*bump) == own) else {
             return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
         };
-        {
-            let mut state = self.state.borrow_mut();
-            let by = Hand::Peer;
-            state.handed.insert(*pair, Handed { bump, by });
-        }
+        let by = Hand::Peer;
+        self.update(pair, |conn| conn.hand_over(Some(Handed { bump, by })));
         let followed = async {
             self.install().await?;
             let _turn = self.marking.lock().await;
@@ -107,7 +99,7 @@ impl Daemon {
 
     /// A choice that the peer refuses for a rule of its own, having heard of it only now.
     pub(super) async fn give_in(&self, peer: usize, pair: Pair, version: Version, own: u64) {
-        if !self.state.borrow_mut().choices.give_up(&pair, version) {
+        if !self.update(&pair, |conn| conn.choice.give_up(version)) {
             return;
         }
         if let Err(error) = self.save() {
@@ -155,12 +147,9 @@ impl Daemon {
     async fn tell_all(&self, peer: usize) -> Result<(), Unanswered> {
         wants::send(self, peer).await?;
         {
-            let State {
-                choices, tellings, ..
-            } = &mut *self.state.borrow_mut();
-            let pairs = choices.iter().map(|(pair, _)| pair);
+            let conns = &mut self.state.borrow_mut().conns;
             let of_peer = |pair: &Pair| self.peer_of(pair.remote.ip()) == Some(peer);
-            tellings.tell_all(pairs.filter(of_peer), Instant::now());
+            conns.tell_all(now(), of_peer);
         }
         self.wakers.wake(Task::Tell);
         let due = self.take_due(Some(peer)).remove(&peer).unwrap_or_default();
@@ -188,7 +177,7 @@ impl Daemon {
         for live in lives {
             let meant = !live.over
                 && peer.is_none_or(|peer| live.peer == peer)
-                && state.choices.of(&live.pair, live.socket).is_none();
+                && state.conns.get(&live.pair).choice.of(live.socket).is_none();
             if let Some(bump) = state.ruled_bump(live).filter(|_| meant) {
                 ruled.entry(bump).or_default().push(*live);
             }

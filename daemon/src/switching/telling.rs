@@ -1,16 +1,14 @@
-//! Telling peers of choices, of many connections at once: which and when [`Tellings`](dibs_switch::telling::Tellings) says.
+//! Telling peers of choices, of many connections at once: which and when [`Telling`](dibs_switch::telling::Telling) says.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Instant;
 
 use super::asking::ROUND;
-use crate::daemon::{Daemon, State};
+use crate::clock::{instant, now};
+use crate::daemon::Daemon;
 use crate::wakers::Task;
-use dibs_switch::asking::Unanswered;
-use dibs_switch::conns::{Choice, Pair, Version};
-use dibs_switch::messages::Switch;
-use dibs_switch::naming::Meant;
+use dibs_switch::conns::{Choice, Meant, Pair, Version};
+use dibs_switch::messages::{Switch, Unanswered};
 
 /// What a peer is to be told.
 type Due = Vec<(Pair, Choice)>;
@@ -18,20 +16,17 @@ type Due = Vec<(Pair, Choice)>;
 impl Daemon {
     /// Has the peer told of a choice until it has answered; nobody waits for it.
     pub(super) fn tell_choice(&self, pair: Pair, choice: Choice) {
-        let tellings = &mut self.state.borrow_mut().tellings;
-        tellings.tell(pair, choice, Instant::now());
+        self.update(&pair, |conn| conn.telling.tell(choice.version, now()));
         self.wakers.wake(Task::Tell);
     }
 
     /// What peers, or only this one, are to be told by now.
     pub(super) fn take_due(&self, only: Option<usize>) -> BTreeMap<usize, Due> {
-        let State {
-            choices, tellings, ..
-        } = &mut *self.state.borrow_mut();
+        let conns = &mut self.state.borrow_mut().conns;
         let peer_of = |pair: &Pair| self.peer_of(pair.remote.ip());
         let meant = |pair: &Pair| only.is_none() || peer_of(pair) == only;
         let mut by_peer: BTreeMap<usize, Due> = BTreeMap::new();
-        for (pair, choice) in tellings.take_due(choices, Instant::now(), meant) {
+        for (pair, choice) in conns.take_tellings(now(), meant) {
             if let Some(peer) = peer_of(&pair) {
                 by_peer.entry(peer).or_default().push((pair, choice));
             }
@@ -63,10 +58,9 @@ impl Daemon {
                 };
                 for ((conn, version), answer) in conns.iter().zip(answers) {
                     told = told.and(answer.map(drop));
-                    let own = {
-                        let tellings = &mut self.state.borrow_mut().tellings;
-                        tellings.handle_answer(conn.pair, *version, answer, Instant::now())
-                    };
+                    let own = self.update(&conn.pair, |conn| {
+                        conn.telling.handle_answer(*version, answer, now())
+                    });
                     if let Some(own) = own {
                         self.give_in(peer, conn.pair, *version, own).await;
                     }
@@ -81,7 +75,7 @@ impl Daemon {
 /// Tells peers what they are to be told, when it is due; one that does not answer holds up no other.
 pub(crate) async fn keep(daemon: Rc<Daemon>) {
     loop {
-        let due = daemon.state.borrow().tellings.next_due();
+        let due = daemon.state.borrow().conns.next_telling();
         let told = daemon.wakers.woken(Task::Tell);
         match due {
             None => {
@@ -89,7 +83,7 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
                 continue;
             }
             Some(due) => {
-                if tokio::time::timeout_at(due.into(), told).await.is_ok() {
+                if tokio::time::timeout_at(instant(due), told).await.is_ok() {
                     continue;
                 }
             }

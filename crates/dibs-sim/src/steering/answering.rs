@@ -6,7 +6,7 @@ use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
-use super::{At, CARRIED, Daemon, LOOK_EVERY, Steering, Waiter, end_drains, tuple};
+use super::{At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -75,15 +75,12 @@ impl Steering {
             hosts,
             refusal: None,
         };
-        let Daemon { choices, hands, .. } = self.daemon();
-        let following = match choices.judge(hands, &wanted, (named, version), here) {
+        let conns = &mut self.daemon().conns;
+        let following = match wanted.judge(conns, (named, version), here) {
             Ok(following) => following,
             Err(refusal) => {
                 if let Refusal::Older(_) = refusal {
-                    let Daemon {
-                        choices, tellings, ..
-                    } = self.daemon();
-                    tellings.tell_later(pair, choices, at.now);
+                    conns.tell_later(&pair, at.now);
                 }
                 self.seen.note(match refusal {
                     Refusal::OtherSocket(_) => Seen::SocketNamed,
@@ -117,8 +114,7 @@ impl Steering {
         let carried_out = following.switch.ready || !self.is_unable(at.now);
         if !carried_out {
             self.seen.note(Seen::Failed);
-            let Daemon { choices, hands, .. } = self.daemon();
-            if following.undo(choices, hands) {
+            if following.undo(&mut self.daemon().conns) {
                 self.save(at.now);
                 self.highest.remove(&pair);
                 self.mark_choice(at, pair);
@@ -163,7 +159,7 @@ impl Steering {
             match waiter {
                 Waiter::Us(mut negotiation) => {
                     let is_there = at.is_there(&negotiation.conn());
-                    if negotiation.handle_silent(&self.daemon().choices, is_there) {
+                    if negotiation.handle_silent(&self.daemon().conns, is_there) {
                         self.seen.note(Seen::LeftFirst);
                         self.leave(at, pair);
                     } else {

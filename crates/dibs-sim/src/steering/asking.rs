@@ -1,11 +1,12 @@
 //! What users choose, what the peer is asked, and what comes of it: a driver of [`dibs_switch::asking`].
 
-use dibs_switch::asking::{Answer, Conclusion, Negotiation, PATIENCE, Step, Unanswered};
-use dibs_switch::conns::{Pair, Socket, Version};
-use dibs_switch::messages::{Body, Message, Named, Switch};
-use dibs_switch::naming::{Meant, Next, Query};
+use dibs_switch::asking::{Conclusion, Negotiation, Step};
+use dibs_switch::conns::{Meant, Pair, Socket, Version};
+use dibs_switch::messages::{Answer, Body, Message, Named, PATIENCE, Switch, Unanswered};
+use dibs_switch::naming::{Next, Query};
+use dibs_switch::table::Conn;
 
-use super::{About, Ask, At, Daemon, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, tuple};
+use super::{About, Ask, At, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -19,12 +20,12 @@ impl Steering {
         }
         let (host, origin) = (self.host, self.mark(&pair).bump);
         let conn = Meant { pair, socket };
-        let choices = &mut self.daemon().choices;
-        let Some(mut negotiation) = Negotiation::choose(choices, conn, bump, origin, host) else {
+        let conns = &mut self.daemon().conns;
+        let Some(mut negotiation) = Negotiation::choose(conns, conn, bump, origin, host) else {
             return self.seen.note(Seen::BusyRefused);
         };
         if !self.save(at.now) {
-            negotiation.withdraw(&mut self.daemon().choices);
+            negotiation.withdraw(&mut self.daemon().conns);
             self.save(at.now);
             return self.seen.note(Seen::FailedHere);
         }
@@ -42,7 +43,7 @@ impl Steering {
     /// This host's daemon is not what it should be, and says that a choice was made, by whomever and as the latest of
     /// all.
     pub fn outbid(&mut self, at: &mut At<'_>, pair: Pair, socket: Socket, bump: u8, host: u64) {
-        let socket = self.daemon().names.get(&pair, socket);
+        let socket = self.daemon().conns.get(&pair).name(socket);
         let version = Version {
             generation: if host == self.host { u64::MAX } else { 2 },
             host,
@@ -72,7 +73,7 @@ impl Steering {
                 if saved {
                     self.seen.note(Seen::AskedAgain);
                 }
-                negotiation.handle_saved(&mut self.daemon().choices, saved);
+                negotiation.handle_saved(&mut self.daemon().conns, saved);
                 self.carry_on(at, negotiation);
             }
             Step::Drain => {
@@ -86,7 +87,7 @@ impl Steering {
     /// Asks the peer.
     pub(super) fn ask(&mut self, at: &mut At<'_>, query: Query, about: About) {
         let request = self.next_request();
-        let named = self.daemon().names.name(&query.conn());
+        let named = self.daemon().conns.named(&query.conn());
         let switch = |switch, version| Body::Switch {
             switch,
             conns: vec![(named, version)],
@@ -124,10 +125,7 @@ impl Steering {
 
     /// Tells the peer what it is to be told by now.
     pub(super) fn tell_due(&mut self, at: &mut At<'_>) {
-        let Daemon {
-            choices, tellings, ..
-        } = self.daemon();
-        for (pair, choice) in tellings.take_due(choices, at.now, |_| true) {
+        for (pair, choice) in self.daemon().conns.take_tellings(at.now, |_| true) {
             let socket = choice.socket;
             let query = Query::new(Meant { pair, socket });
             self.ask(at, query, About::Telling(choice));
@@ -151,7 +149,7 @@ impl Steering {
         query.handle_answer(answer);
         if query.next() == Next::Look {
             let is_there = at.is_there(&query.conn());
-            query.handle_look(&mut self.daemon().names, is_there);
+            query.handle_look(&mut self.daemon().conns, is_there);
         }
         let Some(answer) = query.answer() else {
             return self.ask(at, query, about);
@@ -159,8 +157,8 @@ impl Steering {
         let conn = query.conn();
         match about {
             About::Switch(mut negotiation) => {
-                let choices = &mut self.daemon().choices;
-                if negotiation.handle_answer(choices, answer).is_err() {
+                let conns = &mut self.daemon().conns;
+                if negotiation.handle_answer(conns, answer).is_err() {
                     self.seen.note(Seen::VersionRefused);
                 }
                 if answer == Err(Unanswered::NoSession) {
@@ -170,8 +168,8 @@ impl Steering {
             }
             About::Telling(choice) => {
                 let (pair, version) = (conn.pair, choice.version);
-                let tellings = &mut self.daemon().tellings;
-                if let Some(own) = tellings.handle_answer(pair, version, answer, at.now) {
+                let handle = |conn: &mut Conn| conn.telling.handle_answer(version, answer, at.now);
+                if let Some(own) = self.daemon().conns.update(&pair, handle) {
                     self.give_in(at, pair, version, own);
                 }
             }
@@ -182,8 +180,7 @@ impl Steering {
     /// Carries out what came of a switch of ours.
     fn conclude(&mut self, at: &mut At<'_>, negotiation: Negotiation) {
         let pair = negotiation.conn().pair;
-        let Daemon { choices, names, .. } = self.daemon();
-        let conclusion = negotiation.conclude(choices, names);
+        let conclusion = negotiation.conclude(&mut self.daemon().conns);
         self.save(at.now);
         if let Conclusion::PutBack(bump) = conclusion {
             let mark = self.marks.entry(pair).or_default();
@@ -199,7 +196,8 @@ impl Steering {
             Conclusion::PutBack(_) => self.seen.note(Seen::PutBack),
             Conclusion::BroughtBack(back) => {
                 self.seen.note(Seen::Unanswered);
-                self.daemon().tellings.tell(pair, back, at.now);
+                let tell = |conn: &mut Conn| conn.telling.tell(back.version, at.now);
+                self.daemon().conns.update(&pair, tell);
                 self.tell_due(at);
             }
         }
@@ -210,7 +208,8 @@ impl Steering {
 
     /// A choice stands against a rule of the peer.
     fn give_in(&mut self, at: &mut At<'_>, pair: Pair, version: Version, own: u64) {
-        if !self.daemon().choices.give_up(&pair, version) {
+        let give_up = |conn: &mut Conn| conn.choice.give_up(version);
+        if !self.daemon().conns.update(&pair, give_up) {
             return;
         }
         self.seen.note(Seen::OwnRule);
@@ -227,11 +226,9 @@ impl Steering {
 
     /// A new session with the peer: all that concerns it is told.
     pub fn on_peer_up(&mut self, at: &mut At<'_>) {
-        let Daemon {
-            choices, tellings, ..
-        } = self.daemon();
-        tellings.tell_all(choices.iter().map(|(pair, _)| pair), at.now);
-        if tellings.next_due().is_some() {
+        let conns = &mut self.daemon().conns;
+        conns.tell_all(at.now, |_| true);
+        if conns.next_telling().is_some() {
             self.seen.note(Seen::ToldAgain);
         }
         self.tell_due(at);

@@ -1,11 +1,11 @@
 //! LOCKED in the kernel, by [`dibs_switch::locks`].
 
 use dibs_core::Time;
-use dibs_switch::asking::Answer;
-use dibs_switch::conns::Pair;
+use dibs_switch::conns::{Meant, Pair};
 use dibs_switch::locks::{self, Here};
-use dibs_switch::messages::{Named, Outcome};
-use dibs_switch::naming::{Meant, Query};
+use dibs_switch::messages::{Answer, Named, Outcome};
+use dibs_switch::naming::Query;
+use dibs_switch::table::Conn;
 
 use super::{About, Ask, At, LOOK_EVERY, Steering, tuple};
 use crate::coverage::Seen;
@@ -14,21 +14,21 @@ impl Steering {
     fn stays_on(&mut self, pair: &Pair) -> Option<u8> {
         let on = Some(self.mark(pair).bump).filter(|bump| *bump != 0);
         let is_required = self.requires(pair).is_some();
-        locks::stays_on(on, self.daemon().choices.get(pair), is_required)
+        locks::stays_on(on, self.choice(pair), is_required)
     }
 
     /// Asks the peer about connections that are not locked yet; again from time to time. Only about chosen ones: the
     /// daemon puts marks of others back as well when they are lost (`daemon/src/tracking.rs`), which is not modelled, and
     /// locked they would wait for them.
     pub(super) fn ask_confirmations(&mut self, at: &mut At<'_>) {
-        let chosen: Vec<_> = self.daemon().choices.iter().collect();
+        let chosen: Vec<_> = self.daemon().conns.choices().collect();
         self.daemon().look_at = None;
         for (pair, choice) in chosen {
             let Some(bump) = self.stays_on(&pair) else {
                 continue;
             };
             let daemon = self.daemon();
-            if daemon.locks.is_locked(&pair, bump) {
+            if daemon.conns.get(&pair).lock.locked() == Some(bump) {
                 continue;
             }
             // Also of one that may come about yet.
@@ -36,7 +36,7 @@ impl Steering {
             let asks =
                 |ask: &Ask| ask.query.conn().pair == pair && matches!(ask.about, About::Confirm(_));
             let waits = daemon.asks.values().any(asks);
-            let wants = !waits && daemon.locks.wants_asking(&pair, bump, at.now);
+            let wants = !waits && daemon.conns.get(&pair).lock.wants_asking(bump, at.now);
             if wants && at.kernel.speaks(&tuple(&pair)) {
                 let socket = choice.socket;
                 let query = Query::new(Meant { pair, socket });
@@ -49,8 +49,8 @@ impl Steering {
     pub(super) fn on_confirmed(&mut self, at: &At<'_>, conn: Meant, bump: u8, answer: Answer) {
         let pair = conn.pair;
         let stays_on = self.stays_on(&pair);
-        let locks = &mut self.daemon().locks;
-        locks.handle_answer(pair, bump, answer, stays_on, at.now);
+        let handle = |conn: &mut Conn| conn.lock.handle_answer(bump, answer, stays_on, at.now);
+        self.daemon().conns.update(&pair, handle);
     }
 
     /// Whether a connection that the peer asks about, by the name of its socket here, is on the bump.
@@ -62,7 +62,8 @@ impl Steering {
         });
         let answer = locks::answer(bump, named, here);
         if answer.0 == Outcome::Done {
-            self.daemon().locks.confirm(pair, bump, at.now);
+            let confirm = |conn: &mut Conn| conn.lock.confirm(bump, at.now);
+            self.daemon().conns.update(&pair, confirm);
         }
         answer
     }
@@ -79,27 +80,27 @@ impl Steering {
             return;
         };
         let is_on = |pair: &Pair, bump| marks.get(pair).is_some_and(|mark| mark.bump == bump);
-        daemon.locks.take_due(now, is_on);
+        daemon.conns.lock_due(now, is_on);
         for (pair, mark) in marks.iter_mut() {
-            if !mark.locked && daemon.locks.is_locked(pair, mark.bump) {
+            if !mark.locked && daemon.conns.get(pair).lock.locked() == Some(mark.bump) {
                 mark.locked = true;
                 seen.note(Seen::Locked);
             }
         }
         let on = |pair: &Pair| marks.get(pair).map(|mark| mark.bump);
-        daemon.locks.sweep(&daemon.choices, |_| true, on);
+        daemon.conns.sweep_locks(|_| true, on);
     }
 
     /// Lets a connection take what comes otherwise, before it leaves its bump for another or for plain.
     pub(super) fn unlock_leaving(&mut self, pair: &Pair, bump: u8) {
-        if self.daemon().locks.holds_back(pair, bump) {
+        if self.daemon().conns.get(pair).lock.holds_back(bump) {
             self.unlock(pair);
         }
     }
 
     pub(super) fn unlock(&mut self, pair: &Pair) {
         if let Some(daemon) = &mut self.daemon {
-            daemon.locks.release(pair);
+            daemon.conns.update(pair, |conn| conn.lock.release());
         }
         self.note_lock(pair);
     }
@@ -107,7 +108,7 @@ impl Steering {
     /// The kernel has LOCKED as our record says for the bump that a connection is on.
     pub(super) fn note_lock(&mut self, pair: &Pair) {
         let bump = self.mark(pair).bump;
-        let locked = bump != 0 && self.daemon().locks.is_locked(pair, bump);
+        let locked = bump != 0 && self.daemon().conns.get(pair).lock.locked() == Some(bump);
         if let Some(mark) = self.marks.get_mut(pair)
             && std::mem::replace(&mut mark.locked, locked) != locked
         {

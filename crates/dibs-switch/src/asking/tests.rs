@@ -16,27 +16,37 @@ fn conn() -> Meant {
 }
 
 /// The peer has named its socket.
-fn named() -> Names {
-    let mut names = Names::default();
-    names.learn(pair(), SOCKET, Socket(5));
-    names
+fn named() -> ConnTable {
+    let mut conns = ConnTable::default();
+    conns.update(&pair(), |conn| conn.learn_name(SOCKET, Socket(5)));
+    conns
+}
+
+fn choice(conns: &ConnTable) -> Option<Choice> {
+    conns.get(&pair()).choice.get()
+}
+
+/// Takes the peer's choice.
+fn accept(conns: &mut ConnTable, bump: u8, version: Version) {
+    let accepted = conns.update(&pair(), |conn| conn.choice.accept(SOCKET, bump, version));
+    assert_eq!(accepted, Ok(()));
 }
 
 /// A choice of ours for `bump`, on top of what stands.
-fn ask(choices: &mut Choices, bump: u8) -> Negotiation {
-    let mut asked = Negotiation::choose(choices, conn(), bump, 2, HOST).expect("none waits");
+fn ask(conns: &mut ConnTable, bump: u8) -> Negotiation {
+    let mut asked = Negotiation::choose(conns, conn(), bump, 2, HOST).expect("none waits");
     asked.begin(false);
     asked
 }
 
-fn conclude(choices: &mut Choices, mut asked: Negotiation, answer: Answer) -> Conclusion {
-    assert_eq!(asked.handle_answer(choices, answer), Ok(()));
+fn conclude(conns: &mut ConnTable, mut asked: Negotiation, answer: Answer) -> Conclusion {
+    assert_eq!(asked.handle_answer(conns, answer), Ok(()));
     assert_eq!(asked.next(), Step::Conclude);
-    asked.conclude(choices, &named())
+    asked.conclude(conns)
 }
 
-fn bump(choices: &Choices) -> Option<u8> {
-    choices.get(&pair()).map(|choice| choice.bump)
+fn bump(conns: &ConnTable) -> Option<u8> {
+    choice(conns).map(|choice| choice.bump)
 }
 
 #[test]
@@ -48,16 +58,16 @@ fn what_the_peer_agrees_to_or_cannot_know_of_yet_is_in_force() {
         (0, Err(Unanswered::NotAsked), false),
         (0, Ok((Outcome::Failed, 0)), false),
     ] {
-        let mut choices = Choices::default();
-        let asked = ask(&mut choices, bump);
-        let conclusion = conclude(&mut choices, asked, answer);
+        let mut conns = named();
+        let asked = ask(&mut conns, bump);
+        let conclusion = conclude(&mut conns, asked, answer);
         let expected = match stands {
             true => Conclusion::InForce,
             false => Conclusion::TakenBack,
         };
         assert_eq!(conclusion, expected, "{bump} {answer:?}");
-        assert_eq!(choices.get(&pair()).is_some(), stands);
-        assert!(choices.get(&pair()).is_none_or(|choice| !choice.pending));
+        assert_eq!(choice(&conns).is_some(), stands);
+        assert!(choice(&conns).is_none_or(|choice| !choice.pending));
     }
 }
 
@@ -65,53 +75,53 @@ fn what_the_peer_agrees_to_or_cannot_know_of_yet_is_in_force() {
 #[test]
 fn who_left_for_nothing_is_put_back() {
     let refused = Ok((Outcome::Failed, 0));
-    let leave = |choices: &mut Choices| {
-        let mut asked = ask(choices, 0);
+    let leave = |conns: &mut ConnTable| {
+        let mut asked = ask(conns, 0);
         asked.begin(true);
         assert_eq!(asked.next(), Step::Ask { ready: true });
-        assert_eq!(asked.handle_answer(choices, DONE), Ok(()));
+        assert_eq!(asked.handle_answer(conns, DONE), Ok(()));
         assert_eq!(asked.next(), Step::Drain);
-        assert!(asked.handle_silent(choices, true));
+        assert!(asked.handle_silent(conns, true));
         assert_eq!(asked.next(), Step::Ask { ready: false });
         asked
     };
-    let mut choices = Choices::default();
-    let asked = leave(&mut choices);
-    let conclusion = conclude(&mut choices, asked, refused);
+    let mut conns = named();
+    let asked = leave(&mut conns);
+    let conclusion = conclude(&mut conns, asked, refused);
     assert_eq!(conclusion, Conclusion::PutBack(2));
-    assert_eq!(choices.get(&pair()), None);
+    assert_eq!(choice(&conns), None);
     // What was chosen before says itself where it belongs.
-    let first = ask(&mut choices, 3);
-    conclude(&mut choices, first, DONE);
-    let asked = leave(&mut choices);
-    let conclusion = conclude(&mut choices, asked, refused);
+    let first = ask(&mut conns, 3);
+    conclude(&mut conns, first, DONE);
+    let asked = leave(&mut conns);
+    let conclusion = conclude(&mut conns, asked, refused);
     assert_eq!(conclusion, Conclusion::TakenBack);
-    assert_eq!(bump(&choices), Some(3));
+    assert_eq!(bump(&conns), Some(3));
 }
 
 #[test]
 fn who_falls_silent_stays_if_another_choice_has_come() {
-    let mut choices = Choices::default();
-    let mut asked = ask(&mut choices, 0);
+    let mut conns = named();
+    let mut asked = ask(&mut conns, 0);
     let mut ruled = Negotiation::by_rule(conn(), 0, HOST);
     for moved in [&mut asked, &mut ruled] {
         moved.begin(true);
-        assert_eq!(moved.handle_answer(&mut choices, DONE), Ok(()));
+        assert_eq!(moved.handle_answer(&mut conns, DONE), Ok(()));
     }
     let (mut gone, version) = (asked, asked.version());
-    assert!(!gone.handle_silent(&choices, false), "it is over");
-    assert!(ruled.handle_silent(&choices, true), "it is no choice");
+    assert!(!gone.handle_silent(&conns, false), "it is over");
+    assert!(ruled.handle_silent(&conns, true), "it is no choice");
     let host = HOST + 1;
     let theirs = Version { host, ..version };
-    assert_eq!(choices.accept(pair(), SOCKET, 3, theirs), Ok(()));
-    assert!(!asked.handle_silent(&choices, true));
+    accept(&mut conns, 3, theirs);
+    assert!(!asked.handle_silent(&conns, true));
     // It is asked as what it is, and taken for older.
     assert_eq!(
         (asked.next(), asked.version()),
         (Step::Ask { ready: false }, version)
     );
     let older = Ok((Outcome::Older, theirs.generation));
-    let conclusion = conclude(&mut choices, asked, older);
+    let conclusion = conclude(&mut conns, asked, older);
     assert_eq!(conclusion, Conclusion::Superseded);
     // Were that choice not to be carried out, nothing of ours would wait for ever.
     let ours = Choice {
@@ -120,36 +130,36 @@ fn who_falls_silent_stays_if_another_choice_has_come() {
         version,
         pending: true,
     };
-    assert!(choices.refuse(&pair(), theirs, Some(ours)));
-    assert_eq!(choices.get(&pair()), None);
+    assert!(conns.update(&pair(), |conn| conn.choice.refuse(theirs, Some(ours))));
+    assert_eq!(choice(&conns), None);
 }
 
 #[test]
 fn a_peer_that_knows_of_a_later_choice_is_asked_once_more() {
     let older = |generation| Ok((Outcome::Older, generation));
-    let mut choices = Choices::default();
-    let mut asked = ask(&mut choices, 3);
-    let first = choices.get(&pair()).expect("it was proposed");
-    assert_eq!(asked.handle_answer(&mut choices, older(9)), Ok(()));
+    let mut conns = named();
+    let mut asked = ask(&mut conns, 3);
+    let first = choice(&conns).expect("it was proposed");
+    assert_eq!(asked.handle_answer(&mut conns, older(9)), Ok(()));
     assert_eq!((asked.next(), asked.version().generation), (Step::Save, 10));
     // What cannot be saved is not said.
-    let mut unsaved = (asked, choices.clone());
+    let mut unsaved = (asked, conns.clone());
     unsaved.0.handle_saved(&mut unsaved.1, false);
     assert_eq!(
         (unsaved.0.next(), unsaved.0.answer()),
         (Step::Conclude, older(1))
     );
-    assert_eq!(unsaved.1.get(&pair()), Some(first));
-    let conclusion = unsaved.0.conclude(&mut unsaved.1, &named());
+    assert_eq!(choice(&unsaved.1), Some(first));
+    let conclusion = unsaved.0.conclude(&mut unsaved.1);
     assert_eq!(conclusion, Conclusion::TakenBack);
 
-    asked.handle_saved(&mut choices, true);
+    asked.handle_saved(&mut conns, true);
     assert_eq!(asked.next(), Step::Ask { ready: false });
-    let conclusion = conclude(&mut choices, asked, older(11));
+    let conclusion = conclude(&mut conns, asked, older(11));
     assert_eq!(conclusion, Conclusion::TakenBack);
     // Nor is it believed everything.
-    let mut asked = ask(&mut choices, 3);
-    let implausible = asked.handle_answer(&mut choices, older(u64::MAX));
+    let mut asked = ask(&mut conns, 3);
+    let implausible = asked.handle_answer(&mut conns, older(u64::MAX));
     assert_eq!(implausible, Err(Implausible::Generation));
     assert_eq!(
         (asked.next(), asked.version().generation),
@@ -158,53 +168,54 @@ fn a_peer_that_knows_of_a_later_choice_is_asked_once_more() {
     // Rules move connections by no version.
     let mut ruled = Negotiation::by_rule(conn(), 3, HOST);
     ruled.begin(false);
-    assert_eq!(ruled.handle_answer(&mut choices, older(9)), Ok(()));
+    assert_eq!(ruled.handle_answer(&mut conns, older(9)), Ok(()));
     assert_eq!(ruled.next(), Step::Conclude);
 }
 
 #[test]
 fn nothing_is_chosen_while_the_peer_is_asked() {
-    let mut choices = Choices::default();
-    let asked = ask(&mut choices, 3);
-    assert!(Negotiation::choose(&mut choices, conn(), 0, 2, HOST).is_none());
-    asked.withdraw(&mut choices);
-    assert!(choices.is_empty());
+    let mut conns = named();
+    let asked = ask(&mut conns, 3);
+    assert!(Negotiation::choose(&mut conns, conn(), 0, 2, HOST).is_none());
+    asked.withdraw(&mut conns);
+    assert_eq!(choice(&conns), None);
 }
 
 #[test]
 fn a_rule_of_the_peer_stands_against_what_stood_before_too() {
-    let mut choices = Choices::default();
+    let mut conns = named();
     let own = Ok((Outcome::OwnRule, 2));
-    let mut asked = ask(&mut choices, 0);
-    assert_eq!(asked.handle_answer(&mut choices, own), Ok(()));
+    let mut asked = ask(&mut conns, 0);
+    assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
     assert_eq!(asked.gives_in(), None, "nothing stood");
-    asked.conclude(&mut choices, &named());
+    asked.conclude(&mut conns);
     for (bump, gives_in) in [(3, true), (2, false)] {
-        let mut first = ask(&mut choices, bump);
-        assert_eq!(first.handle_answer(&mut choices, DONE), Ok(()));
-        first.conclude(&mut choices, &named());
-        let mut asked = ask(&mut choices, 0);
-        assert_eq!(asked.handle_answer(&mut choices, own), Ok(()));
+        let mut first = ask(&mut conns, bump);
+        assert_eq!(first.handle_answer(&mut conns, DONE), Ok(()));
+        first.conclude(&mut conns);
+        let mut asked = ask(&mut conns, 0);
+        assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
         let expected = gives_in.then_some((first.version(), 2));
         assert_eq!(asked.gives_in(), expected);
-        asked.conclude(&mut choices, &named());
+        asked.conclude(&mut conns);
     }
 }
 
 #[test]
 fn who_may_have_followed_is_called_back_by_a_later_choice() {
-    let mut choices = Choices::default();
-    let asked = ask(&mut choices, 3);
-    let conclusion = conclude(&mut choices, asked, SILENCE);
-    let back = choices.get(&pair()).expect("it is chosen to be back");
+    let mut conns = named();
+    let asked = ask(&mut conns, 3);
+    let conclusion = conclude(&mut conns, asked, SILENCE);
+    let back = choice(&conns).expect("it is chosen to be back");
     assert_eq!(conclusion, Conclusion::BroughtBack(back));
     assert_eq!((back.bump, back.version.generation), (2, 2));
     // It has not named its socket, so it has not followed.
-    let mut asked = ask(&mut choices, 1);
-    assert_eq!(asked.handle_answer(&mut choices, SILENCE), Ok(()));
-    let conclusion = asked.conclude(&mut choices, &Names::default());
+    conns.update(&pair(), |conn| conn.learn_name(Socket(78), Socket(5)));
+    let mut asked = ask(&mut conns, 1);
+    assert_eq!(asked.handle_answer(&mut conns, SILENCE), Ok(()));
+    let conclusion = asked.conclude(&mut conns);
     assert_eq!(conclusion, Conclusion::TakenBack);
-    assert_eq!(choices.get(&pair()), Some(back));
+    assert_eq!(choice(&conns), Some(back));
 }
 
 /// The peer agreed, restarted and told it back; the user chose again; only then was the first question
@@ -216,38 +227,30 @@ fn a_question_that_nobody_answered_undoes_no_later_choice() {
         host: HOST + 1,
     };
     for by_peer in [false, true] {
-        let mut choices = Choices::default();
-        let first = ask(&mut choices, 0);
+        let mut conns = named();
+        let first = ask(&mut conns, 0);
         if by_peer {
-            assert_eq!(choices.accept(pair(), SOCKET, 3, peer), Ok(()));
+            accept(&mut conns, 3, peer);
         } else {
-            let told_back = choices.accept(pair(), SOCKET, 0, first.version);
-            assert_eq!(told_back, Ok(()));
-            let second = ask(&mut choices, 3);
-            let conclusion = conclude(&mut choices, second, DONE);
+            accept(&mut conns, 0, first.version);
+            let second = ask(&mut conns, 3);
+            let conclusion = conclude(&mut conns, second, DONE);
             assert_eq!(conclusion, Conclusion::InForce);
         }
-        let conclusion = conclude(&mut choices, first, SILENCE);
+        let conclusion = conclude(&mut conns, first, SILENCE);
         assert_eq!(conclusion, Conclusion::Superseded);
-        assert_eq!(bump(&choices), Some(3));
+        assert_eq!(bump(&conns), Some(3));
     }
 }
 
 #[test]
 fn a_choice_that_was_told_back_stands_whatever_comes_of_the_question() {
-    let mut choices = Choices::default();
-    let asked = ask(&mut choices, 0);
-    assert_eq!(choices.accept(pair(), SOCKET, 0, asked.version), Ok(()));
+    let mut conns = named();
+    let asked = ask(&mut conns, 0);
+    accept(&mut conns, 0, asked.version);
     for answer in [SILENCE, Ok((Outcome::NoConnection, 0))] {
-        let conclusion = conclude(&mut choices, asked, answer);
+        let conclusion = conclude(&mut conns, asked, answer);
         assert_eq!(conclusion, Conclusion::InForce);
-        assert_eq!(bump(&choices), Some(0));
+        assert_eq!(bump(&conns), Some(0));
     }
-}
-
-/// It is the peer's doing that messages wait, or that of the trusted paths between us.
-#[test]
-fn messages_that_wait_are_no_fault_of_ours() {
-    let full = Unanswered::from(ControlError::TooMany);
-    assert_eq!(full, Unanswered::Full);
 }

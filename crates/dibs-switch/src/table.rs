@@ -1,0 +1,482 @@
+//! What is known of each connection, and what is under way with it: an entry for each of which there is anything to
+//! say.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use dibs_core::Time;
+
+use crate::conns::{Choice, Chosen, Meant, Pair, Socket};
+use crate::locks::Lock;
+use crate::marks::{Handed, NewMark, Written};
+use crate::messages::Named;
+use crate::plausible::Implausible;
+use crate::telling::Telling;
+
+/// All connections. Inputs are [`update`](Self::update) and its like, which make and remove entries as they need it;
+/// outputs are [`take_tellings`](Self::take_tellings) and [`lock_due`](Self::lock_due), at
+/// [`next_telling`](Self::next_telling) and [`next_lock`](Self::next_lock).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnTable(BTreeMap<Pair, Conn>);
+
+/// A connection. What this host decides now may be ahead of its mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conn {
+    /// What was chosen for it.
+    pub choice: Chosen,
+    /// Whether it takes nothing in plain.
+    pub lock: Lock,
+    /// Whether the peer is still to be told of the choice.
+    pub telling: Telling,
+    /// Its socket here, and how the other end names its own.
+    name: Option<(Socket, Socket)>,
+    /// It is on a bump neither by choice nor by a rule of ours.
+    handed: Option<Handed>,
+    written: Option<Written>,
+    /// Another program chose this bump, which is in use, and we have not taken it up yet.
+    awaited: Option<u8>,
+    /// It left its bump for plain, not by choice, a moment ago: its mark says that what still comes by a bump does
+    /// not pull it back.
+    left: Option<Time>,
+    /// The kernel has it on this bump without a choice: by rules, here or at the peer.
+    followed: Option<u8>,
+    /// A peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
+    arriving: bool,
+    /// It is on its way because rules changed: its mark is ahead of our record, or behind it.
+    moving: bool,
+    /// It passed this host and was seen to end: of others without an entry in conntrack nobody knows.
+    ended: bool,
+}
+
+static NOTHING: Conn = Conn {
+    choice: Chosen::NOTHING,
+    lock: Lock::OPEN,
+    telling: Telling::NOTHING,
+    name: None,
+    handed: None,
+    written: None,
+    awaited: None,
+    left: None,
+    followed: None,
+    arriving: false,
+    moving: false,
+    ended: false,
+};
+
+impl Conn {
+    /// The other end's name of its socket, while this end has the socket `own`, or [`UNKNOWN`](Socket::UNKNOWN).
+    pub fn name(&self, own: Socket) -> Socket {
+        let known = self.name.filter(|(of, _)| *of == own);
+        known.map_or(Socket::UNKNOWN, |(_, theirs)| theirs)
+    }
+
+    /// The other end named its socket `theirs` while this end had the socket `own`.
+    pub fn learn_name(&mut self, own: Socket, theirs: Socket) {
+        self.name = Some((own, theirs));
+    }
+
+    /// Where it is neither by choice nor by a rule of ours.
+    pub fn handed(&self) -> Option<Handed> {
+        self.handed
+    }
+
+    /// It is there from now on, or not any more.
+    pub fn hand_over(&mut self, to: Option<Handed>) {
+        self.handed = to;
+    }
+
+    /// What its mark is known to say.
+    pub fn written(&self) -> Option<Written> {
+        self.written
+    }
+
+    /// Notes what its mark says from now on.
+    pub fn note_mark(&mut self, bump: u8, chosen: bool, at: Time) {
+        self.written = Some(Written { bump, chosen, at });
+    }
+
+    /// It gets a mark of this bump (0: none), by choice if `explicit`, and what else that is to say.
+    pub fn move_to_mark(&mut self, bump: u8, explicit: bool, now: Time) -> NewMark {
+        if bump != 0 || explicit {
+            self.left = None;
+        }
+        let new = NewMark {
+            chosen: explicit || self.left.is_some(),
+            locked: self.lock.locked() == Some(bump),
+            was: self.written.map(|mark| mark.bump).or(self.followed),
+        };
+        self.note_mark(bump, new.chosen, now);
+        if bump == 0 {
+            self.followed = None;
+        }
+        new
+    }
+
+    /// It leaves its bump for plain, not by choice.
+    pub fn move_to_left(&mut self, now: Time) {
+        self.left = Some(now);
+    }
+
+    /// When it did so, unless it may follow again.
+    pub fn left(&self) -> Option<Time> {
+        self.left
+    }
+
+    /// It may follow again.
+    pub fn take_left(&mut self) -> Option<Time> {
+        self.left.take()
+    }
+
+    /// Another program chose this bump.
+    pub fn move_to_awaited(&mut self, bump: u8) {
+        self.awaited = Some(bump);
+    }
+
+    /// What another program chose was taken up, or was not; what it chose since still waits.
+    pub fn end_awaited(&mut self, bump: u8) {
+        self.awaited = self.awaited.filter(|awaited| *awaited != bump);
+    }
+
+    /// Where the kernel has it without a choice.
+    pub fn followed(&self) -> Option<u8> {
+        self.followed
+    }
+
+    /// The kernel has it there. Where it had it before.
+    pub fn handle_followed(&mut self, bump: Option<u8>) -> Option<u8> {
+        std::mem::replace(&mut self.followed, bump)
+    }
+
+    /// A peer moves it to a bump, or has.
+    pub fn set_arriving(&mut self, arriving: bool) {
+        self.arriving = arriving;
+    }
+
+    /// Rules move it, or have.
+    pub fn set_moving(&mut self, moving: bool) {
+        self.moving = moving;
+    }
+
+    /// Whether rules move it.
+    pub fn is_moving(&self) -> bool {
+        self.moving
+    }
+
+    /// It passes this host, and was seen to end, or is there again.
+    pub fn set_ended(&mut self, ended: bool) {
+        self.ended = ended;
+    }
+
+    /// Whether it was seen to end.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Whether anything is known of it that stands in its mark.
+    pub fn is_marked(&self) -> bool {
+        self.choice.get().is_some() || self.handed.is_some() || self.written.is_some()
+    }
+
+    /// Whether anything is known of it that does not outlive it, see [`ConnTable::sweep`].
+    pub fn is_swept(&self) -> bool {
+        self.is_marked() || self.name.is_some()
+    }
+
+    /// The choice for it, once it is in force and the kernel knows.
+    pub fn settled(&self) -> Option<Choice> {
+        let choice = self.choice.get().filter(|choice| !choice.pending);
+        choice.filter(|_| !self.arriving)
+    }
+
+    /// The bumps that it needs, by number; 0: none.
+    pub fn bumps(&self) -> impl Iterator<Item = u8> {
+        let chosen = self.choice.get().map(|choice| choice.bump);
+        let handed = self.handed.map(|handed| handed.bump);
+        [chosen, handed, self.awaited].into_iter().flatten()
+    }
+}
+
+impl ConnTable {
+    /// What is known of a connection.
+    pub fn get(&self, pair: &Pair) -> &Conn {
+        self.0.get(pair).unwrap_or(&NOTHING)
+    }
+
+    /// All that anything is known of, ordered.
+    pub fn iter(&self) -> impl Iterator<Item = (&Pair, &Conn)> {
+        self.0.iter()
+    }
+
+    /// All choices, ordered.
+    pub fn choices(&self) -> impl Iterator<Item = (Pair, Choice)> {
+        { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
+    }
+
+    /// How a question names a connection.
+    pub fn named(&self, conn: &Meant) -> Named {
+        Named {
+            pair: conn.pair,
+            socket: self.get(&conn.pair).name(conn.socket),
+        }
+    }
+
+    /// Changes what is known of a connection.
+    pub fn update<R>(&mut self, pair: &Pair, change: impl FnOnce(&mut Conn) -> R) -> R {
+        match self.0.entry(*pair) {
+            Entry::Occupied(mut entry) => {
+                let changed = change(entry.get_mut());
+                if *entry.get() == NOTHING {
+                    entry.remove();
+                }
+                changed
+            }
+            Entry::Vacant(entry) => {
+                let mut conn = NOTHING.clone();
+                let changed = change(&mut conn);
+                if conn != NOTHING {
+                    entry.insert(conn);
+                }
+                changed
+            }
+        }
+    }
+
+    /// Changes what is known of these connections.
+    pub fn update_each<'a>(
+        &mut self,
+        pairs: impl IntoIterator<Item = &'a Pair>,
+        mut change: impl FnMut(&mut Conn),
+    ) {
+        for pair in pairs {
+            self.update(pair, &mut change);
+        }
+    }
+
+    /// Changes what is known of all connections of which anything is.
+    pub fn update_all(&mut self, mut change: impl FnMut(&Pair, &mut Conn)) {
+        self.0.retain(|pair, conn| {
+            change(pair, conn);
+            *conn != NOTHING
+        });
+    }
+
+    /// Gives choices out of a file versions that can be overruled, see [`Chosen::make_plausible`]; which and why.
+    pub fn make_plausible(&mut self, own: u64, peers: &[u64]) -> Vec<(Pair, Implausible)> {
+        let mut found = Vec::new();
+        self.update_all(|pair, conn| {
+            let why = conn.choice.make_plausible(own, peers);
+            found.extend(why.map(|why| (*pair, why)));
+        });
+        found
+    }
+
+    /// The peer of the connections that are `meant` has a new session: it is told what stands for them.
+    pub fn tell_all(&mut self, now: Time, meant: impl Fn(&Pair) -> bool) {
+        self.update_all(|pair, conn| {
+            if conn.choice.get().is_some() && meant(pair) {
+                conn.telling.tell_all(now);
+            }
+        });
+    }
+
+    /// The peer asked for what is older than what stands, see [`Telling::tell_later`].
+    pub fn tell_later(&mut self, pair: &Pair, now: Time) {
+        self.update(pair, |conn| conn.telling.tell_later(conn.choice.get(), now));
+    }
+
+    /// When a peer is to be told next.
+    pub fn next_telling(&self) -> Option<Time> {
+        self.0.values().filter_map(|conn| conn.telling.due()).min()
+    }
+
+    /// What peers are to be told by now, of the connections that are `meant`.
+    pub fn take_tellings(
+        &mut self,
+        now: Time,
+        meant: impl Fn(&Pair) -> bool,
+    ) -> Vec<(Pair, Choice)> {
+        let mut told = Vec::new();
+        self.update_all(|pair, conn| {
+            if meant(pair) {
+                let choice = conn.telling.take_due(conn.choice.get(), now);
+                told.extend(choice.map(|choice| (*pair, choice)));
+            }
+        });
+        told
+    }
+
+    /// All that are locked.
+    pub fn locked(&self) -> impl Iterator<Item = Pair> {
+        let locked = self
+            .0
+            .iter()
+            .filter(|(_, conn)| conn.lock.locked().is_some());
+        locked.map(|(pair, _)| *pair)
+    }
+
+    /// When one is to be locked next.
+    pub fn next_lock(&self) -> Option<Time> {
+        self.0.values().filter_map(|conn| conn.lock.due()).min()
+    }
+
+    /// What is to be locked by now.
+    pub fn locks_due(&self, now: Time) -> impl Iterator<Item = Pair> {
+        let due = move |conn: &Conn| conn.lock.due().is_some_and(|due| due <= now);
+        let due = self.0.iter().filter(move |(_, conn)| due(conn));
+        due.map(|(pair, _)| *pair)
+    }
+
+    /// Locks what is due and still on its bump, and returns it.
+    pub fn lock_due(&mut self, now: Time, is_on: impl Fn(&Pair, u8) -> bool) -> Vec<(Pair, u8)> {
+        let mut locked = Vec::new();
+        self.update_all(|pair, conn| {
+            let bump = conn.lock.lock_due(now, |bump| is_on(pair, bump));
+            locked.extend(bump.map(|bump| (*pair, bump)));
+        });
+        locked
+    }
+
+    /// Forgets locks of what is gone, and of what is not `on` its bump any more, by its mark, nor chosen to be: the
+    /// entry of a choice is made again where it was lost.
+    pub fn sweep_locks(&mut self, lives: impl Fn(&Pair) -> bool, on: impl Fn(&Pair) -> Option<u8>) {
+        self.update_all(|pair, conn| {
+            let chosen = conn.choice.get().map(|choice| choice.bump);
+            if !(lives(pair) && conn.lock.is_for([on(pair), chosen])) {
+                conn.lock.release();
+            }
+        });
+    }
+
+    /// Forgets what was decided for connections that are gone: those that have no socket here, nor pass. Returns those
+    /// of them for which something was chosen; and those whose choice was for an earlier one of the same ends.
+    pub fn sweep(
+        &mut self,
+        socket: impl Fn(&Pair) -> Option<Socket>,
+        passes: impl Fn(&Pair) -> bool,
+    ) -> (Vec<Pair>, Vec<Pair>) {
+        let (mut gone, mut taken) = (Vec::new(), Vec::new());
+        self.update_all(|pair, conn| {
+            let (socket, choice) = (socket(pair), conn.choice.get());
+            conn.ended &= socket.is_some();
+            conn.name = conn.name.filter(|(own, _)| socket == Some(*own));
+            if passes(pair) {
+                return;
+            }
+            if socket.is_none() {
+                gone.extend(choice.map(|_| *pair));
+                (conn.choice, conn.handed, conn.written) = (Chosen::NOTHING, None, None);
+            } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
+                taken.push(*pair);
+            }
+        });
+        (gone, taken)
+    }
+
+    /// Forgets a connection that is gone.
+    pub fn forget(&mut self, pair: &Pair) {
+        self.0.remove(pair);
+    }
+
+    /// Forgets what was decided, and what was known of marks.
+    pub fn clear(&mut self) {
+        self.update_all(|_, conn| {
+            (conn.choice, conn.lock) = (Chosen::NOTHING, Lock::OPEN);
+            (conn.handed, conn.written, conn.left) = (None, None, None);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conns::Version;
+    use crate::conns::tests::pair;
+    use crate::marks::Hand;
+
+    const SOCKET: Socket = Socket(77);
+    const START: Time = Time::from_nanos(1_000_000_000_000);
+
+    fn choose(conns: &mut ConnTable, bump: u8) {
+        conns.update(&pair(), |conn| {
+            let version = conn.choice.propose(SOCKET, bump, 7, 0).version;
+            conn.choice.settle(version);
+        });
+    }
+
+    #[test]
+    fn who_has_nothing_to_say_has_no_entry() {
+        let mut conns = ConnTable::default();
+        assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
+        assert_eq!(conns, ConnTable::default());
+        conns.update(&pair(), |conn| conn.set_moving(true));
+        assert!(conns.get(&pair()).is_moving());
+        conns.update_each([&pair()], |conn| conn.set_moving(false));
+        assert_eq!(conns, ConnTable::default());
+        let version = Version::default();
+        let told = |conn: &mut Conn| conn.telling.tell(version, START);
+        conns.update(&pair(), told);
+        assert_eq!(conns.take_tellings(START, |_| false), []);
+        assert_eq!(conns.next_telling(), Some(START));
+        assert_eq!(conns.take_tellings(START, |_| true), []);
+        assert_eq!(conns, ConnTable::default());
+    }
+
+    #[test]
+    fn a_name_holds_for_one_socket() {
+        let mut conns = ConnTable::default();
+        assert_eq!(conns.get(&pair()).name(SOCKET), Socket::UNKNOWN);
+        conns.update(&pair(), |conn| conn.learn_name(SOCKET, Socket(5)));
+        assert_eq!(conns.get(&pair()).name(SOCKET), Socket(5));
+        assert_eq!(conns.get(&pair()).name(Socket(78)), Socket::UNKNOWN);
+        conns.sweep(|_| Some(Socket(78)), |_| false);
+        assert_eq!(conns, ConnTable::default());
+    }
+
+    #[test]
+    fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
+        let (mut conn, by_rule) = (NOTHING.clone(), false);
+        conn.handle_followed(Some(3));
+        conn.move_to_left(START);
+        let new = conn.move_to_mark(0, by_rule, START);
+        assert_eq!((new.chosen, new.was), (true, Some(3)));
+        assert_eq!((conn.followed(), conn.left()), (None, Some(START)));
+        let new = conn.move_to_mark(1, by_rule, START);
+        assert_eq!((new.chosen, new.was, conn.left()), (false, Some(0), None));
+    }
+
+    #[test]
+    fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
+        for (socket, passes, swept) in [
+            (None, false, (vec![pair()], vec![])),
+            (None, true, (vec![], vec![])),
+            (Some(SOCKET), false, (vec![], vec![])),
+            (Some(Socket(78)), false, (vec![], vec![pair()])),
+        ] {
+            let mut conns = ConnTable::default();
+            choose(&mut conns, 1);
+            let (bump, by) = (1, Hand::Other);
+            conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
+            assert_eq!(conns.sweep(|_| socket, |_| passes), swept);
+            let gone = socket.is_none() && !passes;
+            assert_eq!(conns == ConnTable::default(), gone);
+        }
+    }
+
+    #[test]
+    fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
+        for (lives, on, chosen, stays) in [
+            (true, Some(1), None, true),
+            (true, None, Some(1), true),
+            (true, Some(2), Some(3), false),
+            (false, Some(1), Some(1), false),
+        ] {
+            let mut conns = ConnTable::default();
+            conns.update(&pair(), |conn| conn.lock.adopt(1));
+            if let Some(bump) = chosen {
+                choose(&mut conns, bump);
+            }
+            conns.sweep_locks(|_| lives, |_| on);
+            assert_eq!(conns.locked().next().is_some(), stays);
+        }
+    }
+}
