@@ -114,7 +114,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             // In another mount namespace our own place may have another name.
             let programs = Programs::find()?;
             // Before anything starts a thread.
-            dibs_lab::enter()?;
+            dibs_netns::enter()?;
             dibs_lab::demo::run(&programs, mebibytes)
         }
         Command::Genkey => keys::genkey(),

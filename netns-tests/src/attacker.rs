@@ -4,7 +4,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
-use dibs_lab::{Host, Recording};
+use dibs_lab::Recording;
+use dibs_netns::Host;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// What an Ethernet header takes.

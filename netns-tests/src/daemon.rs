@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use dibs_config::PrivateKey;
-use dibs_lab::{HANG, Host, Process};
+use dibs_netns::{HANG, Host, Process};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::time::SystemTime;
 
 use anyhow::{Result, ensure};
-use dibs_lab::{Capture, Host, Packet, Recording};
+use dibs_lab::{Capture, Packet, Recording};
+use dibs_netns::Host;
 
 use crate::plaintext::Plaintext;
 
@@ -28,8 +29,8 @@ pub struct Heard {
 impl Eavesdropper {
     pub(crate) fn new(host: &Host) -> Result<Self> {
         Ok(Self {
-            eth: host.capture("eth0")?,
-            wlan: host.capture("wlan0")?,
+            eth: Capture::start(host, "eth0")?,
+            wlan: Capture::start(host, "wlan0")?,
             from: SystemTime::UNIX_EPOCH,
         })
     }

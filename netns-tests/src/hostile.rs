@@ -11,7 +11,7 @@ use dibs_core::node::{ControlError, Event, LocalPath, Node, NodeConfig, PeerConf
 use dibs_core::preference::Usage;
 use dibs_core::session::{self, Integrity, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
-use dibs_lab::Host;
+use dibs_netns::Host;
 use dibs_settings::{Opening, Scheduler};
 use dibs_wire::packet::TCP;
 use dibs_wire::{checksum, virtio};

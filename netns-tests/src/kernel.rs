@@ -1,7 +1,7 @@
 //! What dibs leaves in a host's kernel.
 
 use anyhow::{Context as _, Result};
-use dibs_lab::Host;
+use dibs_netns::Host;
 
 /// Firewall rules, routing rules, routes, interfaces, addresses, sysctls, and conntrack marks: everything that a daemon
 /// could have changed, in a form in which equal states are equal.

@@ -39,11 +39,11 @@ pub use dice::Dice;
 pub use eavesdropper::Eavesdropper;
 pub use topology::{Net, Setup};
 
-/// Runs the body of a test in namespaces of its own ([`dibs_lab::isolated`]), once the binaries
+/// Runs the body of a test in namespaces of its own ([`dibs_netns::isolated`]), once the binaries
 /// under test are built.
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
     programs::build();
-    dibs_lab::isolated(body);
+    dibs_netns::isolated(body);
 }
 
 /// As [`isolated`], for tests with users besides root, whom only namespaces that root makes have: elsewhere
@@ -61,5 +61,5 @@ pub fn isolated_with_users<F: FnOnce() -> Result<()>>(body: F) {
 /// As [`isolated`], while no other test of this binary runs: for what leaves others little of the processors.
 pub fn isolated_alone<F: FnOnce() -> Result<()>>(body: F) {
     programs::build();
-    dibs_lab::isolated_alone(body);
+    dibs_netns::isolated_alone(body);
 }

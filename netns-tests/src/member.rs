@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{Host, Process};
+use dibs_netns::{Host, Process};
 use nix::unistd::Uid;
 use serde_json::Value;
 

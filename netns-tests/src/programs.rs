@@ -1,10 +1,11 @@
 //! The programs under test, and those that make the traffic.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Once;
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_netns::require_programs;
 
 /// Programs that the tests start, and the Debian packages they come in.
 const NEEDED: [(&str, &str); 11] = [
@@ -30,7 +31,7 @@ const NEEDED: [(&str, &str); 11] = [
 pub fn build() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
-        if dibs_lab::is_inside() || std::env::var_os("DIBS_BUILT").is_some() {
+        if dibs_netns::is_inside() || std::env::var_os("DIBS_BUILT").is_some() {
             return;
         }
         let directory = directory();
@@ -75,16 +76,7 @@ fn directory() -> PathBuf {
 /// # Errors
 /// Names what is missing, and what to do.
 pub fn check() -> Result<()> {
-    let missing: Vec<&str> = NEEDED
-        .iter()
-        .filter(|(program, _)| !exists(program))
-        .map(|&(_, package)| package)
-        .collect();
-    ensure!(
-        missing.is_empty(),
-        "install the Debian packages: {}",
-        missing.join(" ")
-    );
+    require_programs(&NEEDED)?;
     std::fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -95,10 +87,4 @@ pub fn check() -> Result<()> {
         ensure!(program.exists(), "{} was not built", program.display());
     }
     Ok(())
-}
-
-fn exists(program: &str) -> bool {
-    ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
-        .iter()
-        .any(|directory| Path::new(directory).join(program).exists())
 }

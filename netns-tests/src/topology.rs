@@ -16,7 +16,8 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use anyhow::Result;
-use dibs_lab::{Host, Lab, Link, LinkSpec};
+use dibs_lab::{Lab, Link, LinkSpec};
+use dibs_netns::Host;
 
 use crate::daemon::Node;
 use crate::eavesdropper::Eavesdropper;

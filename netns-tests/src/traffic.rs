@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use dibs_lab::load::join;
-use dibs_lab::{HANG, Host, wait_for, wait_until};
+use dibs_netns::{HANG, Host, wait_for, wait_until};
 use nix::unistd::{Uid, geteuid, setfsuid};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 

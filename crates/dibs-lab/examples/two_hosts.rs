@@ -6,7 +6,7 @@ use dibs_lab::load::{Latency, Throughput};
 use dibs_lab::{Conditions, Lab, LinkSpec};
 
 fn main() -> anyhow::Result<()> {
-    dibs_lab::enter()?;
+    dibs_netns::enter()?;
     let mut lab = Lab::new()?;
     let (a, b) = (lab.host("a")?, lab.host("b")?);
     let conditions = Conditions::new()

@@ -6,11 +6,10 @@ mod wireguard;
 
 use std::net::IpAddr;
 
+use dibs_netns::Process;
 pub use mptcp::mptcp;
 pub use openvpn::{openvpn, openvpn_as_it_comes};
 pub use wireguard::{WIREGUARD_GO, boringtun, build_boringtun, build_wireguard_go, wireguard_go};
-
-use crate::process::Process;
 
 /// A VPN between two hosts, gone when dropped.
 #[derive(Debug)]

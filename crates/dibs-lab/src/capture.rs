@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_eavesdrop::Link;
+use dibs_netns::Host;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe2;
 
-use crate::host::Host;
 use crate::packet_socket::{Blocks, Listen, PacketSocket};
 
 /// Bytes that a recording may hold; what comes then is missed.
@@ -90,7 +90,23 @@ pub struct Packet {
 }
 
 impl Capture {
-    pub(crate) fn start(host: &Host, interface: &str, what: Listen) -> Result<Self> {
+    /// Records what passes an interface of a host, both directions, from now on.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn start(host: &Host, interface: &str) -> Result<Self> {
+        Self::hear(host, interface, Listen::ToAll)
+    }
+
+    /// Records the beginnings, 256 bytes at least, of what passes: enough to tell what they are, and little to keep.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn start_heads(host: &Host, interface: &str) -> Result<Self> {
+        Self::hear(host, interface, Listen::ToHeads)
+    }
+
+    fn hear(host: &Host, interface: &str, what: Listen) -> Result<Self> {
         let (socket, blocks) = host.in_ns(|| PacketSocket::listen(interface, what))?;
         let shared = Arc::new(Shared {
             socket,

@@ -63,7 +63,7 @@ pub fn run(programs: &Programs, mebibytes: u32) -> Result<()> {
     let sent = text::write(&source, size).with_context(|| scratch_hint(size))?;
     source.rewind()?;
 
-    let listening = site.b.capture_heads(UNTRUSTED)?;
+    let listening = Capture::start_heads(&site.b, UNTRUSTED)?;
     let address = SocketAddr::new(far, PORT);
     let transfer = Transfer::start(&site.a, source, &site.b, target, address)?;
     let from = transfer.from;

@@ -11,10 +11,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 pub use dibs_control::Trust;
 use dibs_control::{PathInfo, PathState, PeerInfo, PeerState, Status};
+use dibs_netns::{HANG, Host, Process, wait_for};
 use serde::de::DeserializeOwned;
-
-use crate::host::Host;
-use crate::process::{HANG, Process, wait_for};
 
 /// The daemon's UDP port, on all paths.
 pub const PORT: u16 = 5300;

@@ -1,9 +1,8 @@
 //! The lab: makes hosts, and the links between them.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use dibs_netns::{Host, require_inside, require_programs};
 
-use crate::host::Host;
-use crate::isolate::require_inside;
 use crate::link::{Link, LinkSpec};
 
 /// The programs that every lab needs, and the Debian packages they come in.
@@ -25,18 +24,11 @@ impl Lab {
     /// A lab without hosts.
     ///
     /// # Errors
-    /// If the process is not in namespaces of its own ([`enter`](crate::enter),
-    /// [`isolated`](crate::isolated)), or a program is missing: the message names its package.
+    /// If the process is not in namespaces of its own ([`enter`](dibs_netns::enter),
+    /// [`isolated`](dibs_netns::isolated)), or a program is missing: the message names its package.
     pub fn new() -> Result<Self> {
         require_inside()?;
-        for (program, package) in NEEDED {
-            let found = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
-                .iter()
-                .any(|directory| std::path::Path::new(directory).join(program).exists());
-            if !found {
-                bail!("{program} is missing: install the Debian package {package}");
-            }
-        }
+        require_programs(&NEEDED)?;
         Ok(Self {
             wire: None,
             links: 0,

@@ -5,7 +5,7 @@
 //! use std::time::Duration;
 //!
 //! # fn main() -> anyhow::Result<()> {
-//! dibs_lab::enter()?; // first thing in main, before any thread
+//! dibs_netns::enter()?; // first thing in main, before any thread
 //! let mut lab = Lab::new()?;
 //! let a = lab.host("a")?;
 //! let b = lab.host("b")?;
@@ -19,34 +19,25 @@
 //! # }
 //! ```
 //!
-//! The lab works as root and, where user namespaces are allowed, without. It refuses to run
-//! anywhere but in namespaces of its own: a program calls [`enter`] first, a test wraps its body in
-//! [`isolated`]. Each host has a network namespace, a private `/run` and a thread of its own, whose
-//! end takes the host's processes along.
+//! The hosts, and what runs on them, are those of [`dibs_netns`].
 
 pub mod baseline;
 pub mod bench;
 pub mod capture;
 pub mod demo;
 pub mod dibs;
+mod emulated_link;
 pub mod experiment;
-mod host;
-mod isolate;
 mod lab;
 mod link;
 pub mod load;
 mod packet_socket;
 pub mod plot;
-mod process;
 mod processor;
 pub mod site;
-mod wire;
 
 pub use capture::{Capture, Packet, Recording};
 pub use dibs_netem::Conditions;
-pub use host::{Counters, Host};
-pub use isolate::{enter, is_inside, isolated, isolated_alone};
+pub use emulated_link::{End, WireStats};
 pub use lab::Lab;
-pub use link::{End, Link, LinkSpec};
-pub use process::{HANG, Process, wait_for, wait_until};
-pub use wire::WireStats;
+pub use link::{Link, LinkSpec};

@@ -1,30 +1,13 @@
 //! Links between two hosts: plain veth, rate-limited by the kernel, or emulated.
 
-use std::net::IpAddr;
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-
-use crate::host::Host;
-use crate::packet_socket::Forward;
-use crate::process::{HANG, wait_until};
-use crate::wire::{self, Wire, WireStats};
+use anyhow::{Context as _, Result, ensure};
 use dibs_netem::Conditions;
+use dibs_netns::{HANG, Host, veth, wait_until};
 
-/// One of a link's two ends: the first or the second host of its [`LinkSpec`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The first.
-    A,
-    /// The second.
-    B,
-}
-
-impl End {
-    /// Both.
-    pub const BOTH: [End; 2] = [End::A, End::B];
-}
+use crate::emulated_link::{self, End, Wire, WireStats};
+use crate::packet_socket::Forward;
 
 /// What a link is to be.
 #[derive(Clone, Debug)]
@@ -123,19 +106,15 @@ pub struct Link {
 
 impl Link {
     pub(crate) fn make(spec: LinkSpec, number: u32, middle: Option<Host>) -> Result<Self> {
-        for (_, interface, addresses) in &spec.ends {
-            check_interface(interface)?;
-            check_addresses(addresses)?;
-        }
         let [(host_a, if_a, _), (host_b, if_b, _)] = &spec.ends;
         let mtu = spec.mtu;
         let wire = match (&spec.kind, middle) {
             (Kind::Emulated(conditions), Some(middle)) => {
                 let names = [format!("l{number}a"), format!("l{number}b")];
                 for (name, (host, interface, _)) in names.iter().zip(&spec.ends) {
-                    add_veth((host, interface), (&middle, name), mtu)?;
+                    veth::add((host, interface), (&middle, name), mtu)?;
                     middle.run(&format!("ip link set {name} arp off up"))?;
-                    wire::receive_on_its_processor(&middle, name);
+                    emulated_link::receive_on_its_processor(&middle, name);
                     if !spec.superpackets {
                         // Segmentation then happens on the host, before the packet leaves it.
                         host.run(&format!(
@@ -156,12 +135,12 @@ impl Link {
                 )?)
             }
             _ => {
-                add_veth((host_a, if_a), (host_b, if_b), mtu)?;
+                veth::add((host_a, if_a), (host_b, if_b), mtu)?;
                 None
             }
         };
         let ends = spec.ends.map(|(host, interface, addresses)| {
-            configure(&host, &interface, &addresses).map(|()| (host, interface))
+            veth::set_up(&host, &interface, &addresses).map(|()| (host, interface))
         });
         let [a, b] = ends;
         let link = Self {
@@ -302,92 +281,4 @@ impl Link {
 fn bucket(rate: u64) -> (u64, u64) {
     let bytes = rate / 8;
     ((bytes / 500).max(16 << 10), (bytes / 20).max(128 << 10))
-}
-
-/// Makes a veth pair with its ends on two hosts. Run in the lab's own namespace, where the hosts'
-/// names are known.
-fn add_veth(a: (&Host, &str), b: (&Host, &str), mtu: u32) -> Result<()> {
-    let line = format!(
-        "link add {} mtu {mtu} netns {} type veth peer name {} mtu {mtu} netns {}",
-        a.1,
-        a.0.name(),
-        b.1,
-        b.0.name()
-    );
-    let program = if std::path::Path::new("/usr/sbin/ip").exists() {
-        "/usr/sbin/ip"
-    } else {
-        "ip"
-    };
-    let output = Command::new(program)
-        .args(line.split(' '))
-        .output()
-        .with_context(|| format!("cannot start: ip {line}"))?;
-    if !output.status.success() {
-        bail!("ip {line}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(())
-}
-
-fn configure(host: &Host, interface: &str, addresses: &str) -> Result<()> {
-    host.run(&format!("ip link set {interface} up"))?;
-    for address in addresses.split_ascii_whitespace() {
-        // No duplicate address detection: usable at once.
-        let nodad = if address.contains(':') { "nodad" } else { "" };
-        host.run(&format!("ip address add {address} dev {interface} {nodad}"))?;
-    }
-    Ok(())
-}
-
-fn check_interface(name: &str) -> Result<()> {
-    let valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    ensure!(
-        (1..16).contains(&name.len()) && name.chars().all(valid) && !name.starts_with('-'),
-        "not a name for an interface: {name:?}"
-    );
-    Ok(())
-}
-
-fn check_addresses(addresses: &str) -> Result<()> {
-    for address in addresses.split_ascii_whitespace() {
-        let valid = address.split_once('/').is_some_and(|(ip, prefix)| {
-            let longest = match ip.parse() {
-                Ok(IpAddr::V4(_)) => 32,
-                Ok(IpAddr::V6(_)) => 128,
-                Err(_) => return false,
-            };
-            prefix.parse::<u8>().is_ok_and(|prefix| prefix <= longest)
-        });
-        ensure!(valid, "not an address with a prefix length: {address:?}");
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_need_a_prefix_length() {
-        assert!(check_addresses("").is_ok());
-        assert!(check_addresses("10.0.1.1/24 fd01::1/64").is_ok());
-        for wrong in [
-            "10.0.1.1",
-            "10.0.1.1/33",
-            "fd01::1/129",
-            "10.0.1/24",
-            "a/8",
-            "1.2.3.4/-1",
-        ] {
-            assert!(check_addresses(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn interfaces_are_not_options() {
-        assert!(check_interface("eth0.1").is_ok());
-        for wrong in ["", "-eth0", "eth 0", "sixteen-letters-"] {
-            assert!(check_interface(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::wire::HEADER;
-
+/// virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
+pub(crate) const HEADER: usize = 10;
 /// Frames per system call when sending.
 pub(crate) const BATCH: usize = 64;
 /// What the kernel allocates at once for slots.

@@ -1,4 +1,4 @@
-//! Processor time of the whole machine and of a process, from /proc.
+//! Processor time of the whole machine, time and memory of a process, from /proc.
 
 use std::time::Duration;
 
@@ -71,6 +71,15 @@ fn ticks(text: &str) -> Option<u64> {
     let (_, behind) = text.rsplit_once(')')?;
     let mut words = behind.split_whitespace().skip(11);
     Some(words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?)
+}
+
+/// The resident bytes of a process (VmRSS).
+pub(crate) fn resident(pid: u32) -> Result<u64> {
+    let file = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&file).context(file)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(kib.context("no VmRSS")? << 10)
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
+use dibs_netns::Host;
 
 use crate::dibs::{PathSpec, Trust};
-use crate::host::Host;
 use crate::lab::Lab;
 use crate::link::{Link, LinkSpec};
 

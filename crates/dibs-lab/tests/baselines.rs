@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dibs_lab::load::{Latency, Throughput, Transport};
-use dibs_lab::{Host, Lab, LinkSpec, baseline, isolated};
+use dibs_lab::{Lab, LinkSpec, baseline};
+use dibs_netns::{Host, isolated};
 
 const SECOND: Duration = Duration::from_secs(1);
 const FIRST: &str = "10.0.1.2";

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::load::{Latency, Throughput};
-use dibs_lab::{Conditions, End, HANG, Host, Lab, Link, LinkSpec, WireStats};
-use dibs_lab::{isolated, wait_for, wait_until};
+use dibs_lab::{Capture, Conditions, End, Lab, Link, LinkSpec, WireStats};
+use dibs_netns::{HANG, Host};
+use dibs_netns::{isolated, wait_for, wait_until};
 use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
 
 const MS: Duration = Duration::from_millis(1);
@@ -368,7 +369,7 @@ fn an_outage_stops_everything_and_ends() {
 fn links_and_recordings_end_while_processes_run() {
     isolated(|| {
         let (_lab, a, b, link) = emulated(Conditions::new())?;
-        let capture = a.capture("eth0")?;
+        let capture = Capture::start(&a, "eth0")?;
         let mut sleep = b.command("sleep");
         sleep.arg("1000");
         let mut process = b.spawn(sleep)?;

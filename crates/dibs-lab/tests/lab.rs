@@ -7,7 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use dibs_lab::{End, HANG, Host, Lab, Link, LinkSpec, isolated, wait_until};
+use dibs_lab::{Capture, End, Lab, Link, LinkSpec};
+use dibs_netns::{HANG, Host, isolated, wait_until};
 
 fn two_hosts() -> Result<(Lab, Host, Host, Link)> {
     let mut lab = Lab::new()?;
@@ -40,14 +41,14 @@ fn talk(from: &Host, to: &Host, address: &str) -> Result<()> {
 
 #[test]
 fn outside_its_namespaces_the_lab_refuses() {
-    assert!(!dibs_lab::is_inside());
+    assert!(!dibs_netns::is_inside());
     let error = Lab::new().unwrap_err().to_string();
     assert!(error.contains("namespaces of its own"), "{error}");
 }
 
 #[test]
 fn with_threads_running_the_lab_is_not_entered() {
-    let error = dibs_lab::enter().unwrap_err().to_string();
+    let error = dibs_netns::enter().unwrap_err().to_string();
     assert!(error.contains("before threads"), "{error}");
 }
 
@@ -60,13 +61,13 @@ fn namespaces_are_not_the_machines() {
             .map(|kind| std::fs::read_link(format!("/proc/self/ns/{kind}")))
             .collect()
     };
-    let first = if dibs_lab::is_inside() {
+    let first = if dibs_netns::is_inside() {
         parent_id()
     } else {
         std::process::id()
     };
     let note = std::env::temp_dir().join(format!("dibs-lab-{first}"));
-    if !dibs_lab::is_inside() {
+    if !dibs_netns::is_inside() {
         std::fs::write(&note, format!("{:?}", namespaces().unwrap())).unwrap();
     }
     isolated(|| {
@@ -77,7 +78,7 @@ fn namespaces_are_not_the_machines() {
                 "{own:?} is the machine's"
             );
         }
-        assert!(dibs_lab::is_inside());
+        assert!(dibs_netns::is_inside());
         Ok(())
     });
     std::fs::remove_file(note).unwrap();
@@ -269,7 +270,7 @@ fn sysctls_are_the_hosts_own() {
 fn a_capture_sees_both_directions() {
     isolated(|| {
         let (_lab, a, b, _link) = two_hosts()?;
-        let capture = a.capture("eth0")?;
+        let capture = Capture::start(&a, "eth0")?;
         talk(&a, &b, "10.0.1.2:700")?;
         wait_until(HANG, "the payload", || capture.has_seen(b"dibs"))?;
         let recording = capture.finish()?;

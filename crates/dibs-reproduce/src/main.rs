@@ -42,7 +42,7 @@ fn main() -> Result<()> {
         resume,
         output,
     } = Arguments::parse();
-    dibs_lab::enter()?;
+    dibs_netns::enter()?;
     let own = std::env::current_exe().context("the running program's place")?;
     let stage = Stage {
         programs: own.parent().unwrap_or(Path::new("/")).to_owned(),

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{Host, wait_until};
+use dibs_lab::Capture;
+use dibs_netns::{Host, wait_until};
 use netns_tests::attacker::{Attacker, datagrams};
 use netns_tests::daemon::{Node, SOON, wait};
 use netns_tests::hostile::{HostilePeer, signed_segment, strangers_calls};
@@ -60,11 +61,11 @@ fn authentic_datagrams_from_elsewhere() {
             let (elsewhere, b) = (address("10.0.2.77:4444")?, address("10.0.2.2:5300")?);
             // Authentic, and newer than all that `b` has.
             swallow(net, "-I")?;
-            let ears = attacker(net)?.capture("near0")?;
+            let ears = Capture::start(attacker(net)?, "near0")?;
             wait_until(SOON, "datagrams", || ears.seen() > 100)?;
             let heard = datagrams(&ears.finish()?, b);
             ensure!(heard.len() >= 20, "{} datagrams heard", heard.len());
-            let back = attacker(net)?.capture("mitm0")?;
+            let back = Capture::start(attacker(net)?, "mitm0")?;
             let sender = Attacker::on(attacker(net)?)?;
             let challenged = net.b.counter("endpoint_challenged")?;
             let (first, later) = heard.split_at(5);
@@ -116,7 +117,7 @@ fn a_recorded_first_message() {
             // The calls of `b` would make those of `a` needless, which would then be news to it later.
             net.b.start()?;
             unheard(&net.a, "10.0.1.2", "-I")?;
-            let ears = attacker(net)?.capture("near0")?;
+            let ears = Capture::start(attacker(net)?, "near0")?;
             net.a.start()?;
             let taken = ["sessions_established", "handshake_crossed"];
             wait("a call to be taken", || {
@@ -130,7 +131,7 @@ fn a_recorded_first_message() {
             ensure!(!calls.is_empty(), "no call was heard");
             let talk = net.bumped()?;
             let sender = Attacker::on(attacker(net)?)?;
-            let back = attacker(net)?.capture("mitm0")?;
+            let back = Capture::start(attacker(net)?, "mitm0")?;
             // Beside the talk some get lost.
             wait("the recordings to be counted", || {
                 let sent = [elsewhere, address("10.0.1.1:5300").expect("an address")]
@@ -148,7 +149,7 @@ fn a_recorded_first_message() {
             unheard(&net.b, "10.0.1.1", "-I")?;
             net.b.stop(Signal::SIGTERM)?;
             net.b.start()?;
-            let back = attacker(net)?.capture("mitm0")?;
+            let back = Capture::start(attacker(net)?, "mitm0")?;
             for call in &calls {
                 sender.send(elsewhere, b, call)?;
             }
@@ -282,7 +283,10 @@ fn a_peer_that_sends_what_it_should_not() {
             let hears = || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::TCP));
             let mut all = net.b.host.in_ns(hears)?;
             all.set_nonblocking(true)?;
-            let ears = [net.b.host.capture("eth0")?, net.b.host.capture("wlan0")?];
+            let ears = [
+                Capture::start(&net.b.host, "eth0")?,
+                Capture::start(&net.b.host, "wlan0")?,
+            ];
             let evil = b"this should not have come out";
             let cases = [
                 // Not the peer's, and not ours.

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::Process;
+use dibs_netns::Process;
 use netns_tests::daemon::wait;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::connect;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{Host, Process};
+use dibs_netns::{Host, Process};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::traffic::SETTLED;
 use netns_tests::{Net, Node, Setup, isolated, kernel, programs};

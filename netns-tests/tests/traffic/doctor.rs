@@ -1,7 +1,7 @@
 //! `dibsctl doctor` on hosts that something is wrong with, on purpose, and on hosts where nothing is.
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::HANG;
+use dibs_netns::HANG;
 use netns_tests::programs::built;
 use netns_tests::{Node, Setup, isolated};
 use serde_json::Value;

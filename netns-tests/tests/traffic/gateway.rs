@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_lab::Capture;
 use dibs_lab::baseline::openvpn;
 use netns_tests::attacker::{Attacker, Segment, numbers};
 use netns_tests::daemon::wait;
@@ -285,7 +286,7 @@ fn forged_packets_do_nothing_to_a_locked_connection() {
                 intruder.run(&format!("ip route add {net} via 10.0.3.1"))?;
             }
             let attacker = Attacker::on(&intruder)?;
-            let ears = net.b.host.capture("wlan0")?;
+            let ears = Capture::start(&net.b.host, "wlan0")?;
             let (mut near, mut far) = connect(&net.behind[0], &net.behind[1], behind(7000))?;
             far.write_all(b"the last words in plain")?;
             let mut words = [0; 23];
@@ -351,7 +352,7 @@ fn hosts_outside_the_networks_get_nothing_through() {
             net.a.ctl(&rule)?;
             let talk = net.talk_behind(7000)?;
             talk.advance(256 << 10)?;
-            let ears = net.behind[1].capture("eth0")?;
+            let ears = Capture::start(&net.behind[1], "eth0")?;
             let refused = || net.b.counter("inner_address_refused");
             let before = refused()?;
             // A gateway that is the attacker's: what it sends takes the bump.
@@ -380,7 +381,7 @@ fn hosts_outside_the_networks_get_nothing_through() {
             let near = &net.behind[0];
             near.run("ip address add 192.168.77.7/24 dev eth0")?;
             let stray = Attacker::on(near)?;
-            let tun = net.a.host.capture("dibs3")?;
+            let tun = Capture::start(&net.a.host, "dibs3")?;
             stray.send_segment(&segment("192.168.77.7:666", "192.168.8.10:7000")?)?;
             talk.advance(SETTLED)?;
             let has_port = |frame: &[u8], at: usize| frame.get(at..at + 2) == Some(&[2, 154][..]);

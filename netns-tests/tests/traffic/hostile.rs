@@ -3,7 +3,8 @@
 use std::net::SocketAddrV4;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::wait_until;
+use dibs_lab::Capture;
+use dibs_netns::wait_until;
 use netns_tests::attacker::{Attacker, datagrams};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::traffic::Talk;
@@ -42,7 +43,7 @@ fn listen(net: &Net, talk: &Talk, fate: Fate) -> Result<Vec<Vec<u8>>> {
     if fate == Fate::Swallowed {
         swallow("-I")?;
     }
-    let ears = net.b.host.capture("wlan0")?;
+    let ears = Capture::start(&net.b.host, "wlan0")?;
     let heard = if fate == Fate::Swallowed {
         wait_until(SOON, "datagrams", || ears.seen() > MANY)?;
         let heard = ears.finish()?;

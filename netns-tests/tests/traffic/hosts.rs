@@ -6,7 +6,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{HANG, Host, Packet};
+use dibs_lab::{Capture, Packet};
+use dibs_netns::{HANG, Host};
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{SETTLED, Talk, connect, next_plaintext};
@@ -279,7 +280,7 @@ fn redirecting(variant: &str) -> Result<()> {
         }
         let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
         net.b.ctl(&rule)?;
-        let ears = third.capture("lan0")?;
+        let ears = Capture::start(&third, "lan0")?;
         let before = net.a.counter("tun_forwarded")?;
         for end in ends {
             ensure!(!calls(end?, IN_VAIN), "it went further");

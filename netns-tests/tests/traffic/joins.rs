@@ -4,6 +4,7 @@
 use std::net::SocketAddrV4;
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_lab::Capture;
 use netns_tests::attacker::{Attacker, datagrams};
 use netns_tests::daemon::{Node, wait};
 use netns_tests::{Net, Setup, isolated};
@@ -40,7 +41,7 @@ fn a_question_brought_to_the_trusted_path_is_dropped() {
             edit(&net.a, |config| config.replace("untrusted", "trusted"))?;
             let swallow = "PREROUTING -i wlan0 -s 10.0.2.1 -j DROP";
             net.b.host.run(&format!("iptables -t raw -I {swallow}"))?;
-            let ears = net.b.host.capture("wlan0")?;
+            let ears = Capture::start(&net.b.host, "wlan0")?;
             start(net)?;
             for node in [&net.a, &net.b] {
                 node.wait_path("eth", "up")?;
@@ -51,7 +52,7 @@ fn a_question_brought_to_the_trusted_path_is_dropped() {
             ensure!(!asked.is_empty(), "no question was heard");
 
             let middle = net.attacker.as_ref().context("a host in the link")?;
-            let (sender, back) = (Attacker::on(middle)?, middle.capture("mitm0")?);
+            let (sender, back) = (Attacker::on(middle)?, Capture::start(middle, "mitm0")?);
             let (elsewhere, a) = (address("10.0.1.77:4444")?, address("10.0.1.1:5300")?);
             for (question, from) in asked.iter().zip([elsewhere, a].into_iter().cycle()) {
                 sender.send(from, address("10.0.1.2:5300")?, question)?;

@@ -4,7 +4,8 @@ use std::net::SocketAddrV4;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::Host;
+use dibs_lab::Capture;
+use dibs_netns::Host;
 use netns_tests::attacker::{Attacker, datagrams};
 use netns_tests::daemon::wait;
 use netns_tests::{Net, Setup, isolated};
@@ -24,7 +25,7 @@ fn withheld(
     to: SocketAddrV4,
     meanwhile: impl FnOnce() -> Result<()> + Send,
 ) -> Result<Vec<Vec<u8>>> {
-    let ears = attacker(net)?.capture("near0")?;
+    let ears = Capture::start(attacker(net)?, "near0")?;
     // The first of them still pass; those behind them do not.
     let since = SystemTime::now();
     let suspected = || {

@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_lab::Capture;
 use netns_tests::attacker::{Attacker, Segment, numbers};
 use netns_tests::daemon::{Node, SOON, wait};
 use netns_tests::topology::{server, server_v6};
@@ -28,7 +29,7 @@ struct Idle {
 impl Idle {
     fn new(net: &mut Net, server: SocketAddr) -> Result<Self> {
         let attacker = Attacker::on(&net.intruder()?)?;
-        let ears = net.b.host.capture("eth0")?;
+        let ears = Capture::start(&net.b.host, "eth0")?;
         let (mut near, mut far) = connect(&net.a.host, &net.b.host, server)?;
         far.write_all(b"the last words in plain")?;
         let mut heard = [0; 23];

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
-use dibs_lab::Process;
+use dibs_netns::Process;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
 use netns_tests::{Net, Node, Setup, isolated, isolated_alone, programs};

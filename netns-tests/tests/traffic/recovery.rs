@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use dibs_lab::{End, HANG, Host, wait_until};
+use dibs_lab::End;
+use dibs_netns::{HANG, Host, wait_until};
 use netns_tests::daemon::wait;
 use netns_tests::kernel::{counted, too_old};
 use netns_tests::traffic::{SETTLED, Talk};

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{HANG, wait_until};
+use dibs_netns::{HANG, wait_until};
 use netns_tests::daemon::wait;
 use netns_tests::topology::server;
 use netns_tests::traffic::{Talk, connect};

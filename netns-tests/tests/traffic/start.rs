@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::HANG;
+use dibs_netns::HANG;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::server;
 use netns_tests::{Net, Setup, isolated, kernel, programs};

@@ -1,7 +1,7 @@
 //! Data through a bump arrives, whatever carries it.
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::wait_until;
+use dibs_netns::wait_until;
 use netns_tests::daemon::{SOON, wait};
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{Talk, echo, ping};

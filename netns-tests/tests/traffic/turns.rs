@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_config::PrivateKey;
-use dibs_lab::Host;
+use dibs_netns::Host;
 use dibs_switch::conns::{Pair, Socket};
 use dibs_switch::messages::{Body, MAX_ENTRIES, Message, Named};
 use netns_tests::daemon::{SOON, wait};

@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
-
-use crate::host::Host;
+use dibs_netns::Host;
 
 /// Subflows and announced addresses that either host takes; the kernel's own limit.
 const LIMIT: u32 = 8;

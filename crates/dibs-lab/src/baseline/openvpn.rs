@@ -4,10 +4,9 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use dibs_netns::{HANG, Host, Process};
 
 use super::Tunnel;
-use crate::host::Host;
-use crate::process::{HANG, Process};
 
 const DEVICE: &str = "tun99";
 

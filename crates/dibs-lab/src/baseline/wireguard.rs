@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use dibs_netns::{HANG, Host, Process, wait_for};
 use x25519_dalek::{PublicKey, StaticSecret};
 
 use super::Tunnel;
-use crate::host::Host;
-use crate::process::{HANG, Process, wait_for};
 
 /// The Go module and its version.
 pub const WIREGUARD_GO: &str = "golang.zx2c4.com/wireguard@v0.0.0-20260522210424-ecfc5a8d5446";

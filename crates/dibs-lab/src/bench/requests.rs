@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use dibs_netns::{HANG, Process, wait_until};
 use serde::Serialize;
 
 use super::report::{Ratio, Table, median};
 use super::system::{Contestant, PORT, Place, System};
 use super::{GIGABIT, Stage};
 use crate::link::LinkSpec;
-use crate::process::{HANG, Process, wait_until};
 
 /// Clients at a time.
 const CLIENTS: usize = 64;

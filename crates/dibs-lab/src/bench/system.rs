@@ -11,8 +11,7 @@ use crate::dibs::{Daemon, Settings};
 use crate::lab::Lab;
 use crate::link::LinkSpec;
 use crate::load::Transport;
-use crate::process::resident;
-use crate::processor::used_by;
+use crate::processor::{resident, used_by};
 use crate::site::{INTERFACES, Site, addresses};
 
 /// Where the servers listen.

@@ -65,7 +65,7 @@ fn main() -> Result<()> {
         scheduler: arguments.scheduler,
         compare: arguments.compare,
     };
-    dibs_lab::enter()?;
+    dibs_netns::enter()?;
     let report = bench::run(&options)?;
     print!("{report}");
     if let Some(file) = arguments.json {

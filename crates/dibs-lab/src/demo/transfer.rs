@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
+use dibs_netns::Host;
 
-use crate::host::Host;
 use crate::load::Transport;
 use crate::load::sockets::{accept, retransmissions};
 

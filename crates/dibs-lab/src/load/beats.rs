@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_netns::Host;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -17,7 +18,6 @@ use serde::Serialize;
 use super::join;
 use super::requests::percentile;
 use super::sockets::{PATIENCE, Transport};
-use crate::host::Host;
 
 /// Bytes of a message.
 const SIZE: usize = 64;

@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
+use dibs_netns::Host;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::sockets::{Transport, accept};
-use crate::host::Host;
 
 /// Messages before the measurement, for caches and congestion windows.
 const WARM_UP: usize = 200;

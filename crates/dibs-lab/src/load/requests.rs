@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use dibs_netns::Host;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use super::join;
 use super::sockets::{PATIENCE, Transport};
-use crate::host::Host;
 
 /// Bytes of a request, and of its answer.
 const SIZE: usize = 64;

@@ -6,11 +6,9 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use dibs_netns::{HANG, Host, wait_for};
 use serde::Serialize;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-
-use crate::host::Host;
-use crate::process::{HANG, wait_for};
 
 /// How long a connection may take to come about, and how long it may be silent before it is given
 /// up.

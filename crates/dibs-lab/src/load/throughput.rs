@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_netns::Host;
 use serde::Serialize;
 
 use super::join;
 use super::sockets::{
     Transport, accept, host_retransmissions, retransmissions, set_congestion, subflows,
 };
-use crate::host::Host;
 
 /// Bytes per read and write.
 const CHUNK: usize = 128 << 10;

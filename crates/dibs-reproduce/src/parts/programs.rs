@@ -13,7 +13,8 @@ use dibs_control::Changed;
 use dibs_lab::dibs::{Daemon, Settings};
 use dibs_lab::plot::{BLUE, Curve, Mark, Panel, Plot, RED};
 use dibs_lab::site::{Site, addresses};
-use dibs_lab::{Conditions, Host, Lab};
+use dibs_lab::{Conditions, Lab};
+use dibs_netns::Host;
 use serde_json::json;
 
 use super::Stage;

@@ -9,7 +9,7 @@ use dibs_eavesdrop::{Link, Tap};
 use dibs_lab::dibs::{Daemon, PORT, Programs, Settings, Trust};
 use dibs_lab::load::Transport;
 use dibs_lab::site::{Site, UNTRUSTED, addresses};
-use dibs_lab::{Lab, Recording};
+use dibs_lab::{Capture, Lab, Recording};
 
 /// Of both links: slow enough that nothing of it is missed.
 const RATE: u64 = 50_000_000;
@@ -100,7 +100,7 @@ impl Scene {
     /// If they do not arrive as they were sent.
     pub(super) fn overhear(&self, way: Way, bytes: &[u8]) -> Result<Recording> {
         let Site { a, b, .. } = &self.site;
-        let capture = b.capture(UNTRUSTED)?;
+        let capture = Capture::start(b, UNTRUSTED)?;
         let listener = Transport::Tcp.listen(b, way.to())?;
         let mut near = Transport::Tcp.connect(a, way.to())?;
         let mut far = dibs_lab::load::accept(&listener)?;

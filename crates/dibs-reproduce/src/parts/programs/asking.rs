@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use dibs_lab::load::Transport;
-use dibs_lab::{HANG, wait_until};
+use dibs_netns::{HANG, wait_until};
 
 use super::{Operation, Place};
 

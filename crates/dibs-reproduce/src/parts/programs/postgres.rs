@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{HANG, Host, wait_until};
+use dibs_netns::{HANG, Host, wait_until};
 
 use super::{Operation, Place, found};
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::load::Transport;
-use dibs_lab::{HANG, wait_until};
+use dibs_netns::{HANG, wait_until};
 
 use super::{Operation, Place, found};
 

@@ -1,4 +1,4 @@
-//! The emulator at work: a thread that carries frames between two interfaces.
+//! An emulated link: a thread that carries frames between two interfaces.
 //!
 //! Each host's veth has its other end in a namespace where nothing but this thread listens, on a
 //! packet socket per interface. Frames come with a virtio-net header, which carries unfinished
@@ -11,19 +11,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_netem::{Cause, Conditions, Emulator, Fate};
+use dibs_netns::Host;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Pid, pipe2};
 
-use crate::host::Host;
-use crate::link::End;
-use crate::packet_socket::{BATCH, Forward, PacketSocket, Ring};
-use dibs_netem::{Cause, Conditions, Emulator, Fate};
+use crate::packet_socket::{BATCH, Forward, HEADER, PacketSocket, Ring};
 
-/// virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
-pub(crate) const HEADER: usize = 10;
 const NEEDS_CSUM: u8 = 1;
 /// Values of gso_type (linux/virtio_net.h); the rest are UDP's.
 const GSO_NONE: u8 = 0;
@@ -39,6 +36,20 @@ const SPARE: usize = 4096;
 /// interfaces that moderate their interrupts have it: one by one they take the processor that the ends need.
 const PART_LATE: u32 = 100;
 const MOST_LATE: Duration = Duration::from_micros(100);
+
+/// One of a link's two ends: the first or the second host of its [`LinkSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The first.
+    A,
+    /// The second.
+    B,
+}
+
+impl End {
+    /// Both.
+    pub const BOTH: [End; 2] = [End::A, End::B];
+}
 
 /// What became of the packets that entered one direction of an emulated link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

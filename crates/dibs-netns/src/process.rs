@@ -1,11 +1,12 @@
 //! Processes of a host, and waiting for conditions.
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -49,9 +50,28 @@ pub fn wait_until(
     wait_for(timeout, what, || condition().then_some(()))
 }
 
+/// Makes sure that programs are there, which are named with the Debian packages they come in.
+///
+/// # Errors
+/// If some are not; with the packages to install.
+pub fn require_programs(needed: &[(&str, &str)]) -> Result<()> {
+    let is_missing = |program: &str| {
+        let directories = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(Path::new);
+        !directories.iter().any(|dir| dir.join(program).exists())
+    };
+    let missing = needed.iter().filter(|(program, _)| is_missing(program));
+    let packages: BTreeSet<&str> = missing.map(|&(_, package)| package).collect();
+    let packages = Vec::from_iter(packages).join(" ");
+    ensure!(
+        packages.is_empty(),
+        "install the Debian packages: {packages}"
+    );
+    Ok(())
+}
+
 /// A running process of a host; killed and reaped when dropped.
 ///
-/// What it prints is kept in files of the lab's `/run`.
+/// What it prints is kept in files below this process's `/run`.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -189,15 +209,6 @@ impl Drop for Process {
             let _ = std::fs::remove_file(file);
         }
     }
-}
-
-/// The resident bytes of a process (VmRSS).
-pub(crate) fn resident(pid: u32) -> Result<u64> {
-    let file = format!("/proc/{pid}/status");
-    let text = std::fs::read_to_string(&file).context(file)?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    Ok(kib.context("no VmRSS")? << 10)
 }
 
 fn read_lossy(path: &PathBuf) -> String {

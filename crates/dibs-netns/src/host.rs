@@ -14,14 +14,13 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use crate::capture::Capture;
-use crate::packet_socket::Listen;
+use crate::isolate::require_inside;
 use crate::process::{HANG, Process, describe};
 
 /// Where system commands live; an ordinary user's PATH may lack it.
 const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
-/// A host of the lab. Clones are the same host; the last one dropped takes its processes along.
+/// A host. Clones are the same host; the last one dropped takes its processes along.
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Arc<Inner>,
@@ -57,7 +56,13 @@ pub struct Counters {
 }
 
 impl Host {
-    pub(crate) fn new(name: &str) -> Result<Self> {
+    /// A new host with nothing but `lo`.
+    ///
+    /// # Errors
+    /// If the process is not in namespaces of its own ([`enter`](crate::enter), [`isolated`](crate::isolated)), or
+    /// the name is taken or not a host's name (letters, digits, hyphens).
+    pub fn new(name: &str) -> Result<Self> {
+        require_inside()?;
         let valid = |c: char| c.is_ascii_alphanumeric() || c == '-';
         ensure!(
             !name.is_empty() && name.chars().all(valid),
@@ -105,12 +110,12 @@ impl Host {
         Ok(host)
     }
 
-    /// Its name, also for `ip netns exec NAME` inside the lab's namespaces.
+    /// Its name, also for `ip netns exec NAME` inside this process's namespaces.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The host's `/run`, as seen from the lab's own process.
+    /// The host's `/run`, as seen from this process.
     pub fn run_dir(&self) -> PathBuf {
         Path::new("/run/hosts").join(self.name())
     }
@@ -118,8 +123,7 @@ impl Host {
     /// A command that will run on this host, whoever starts it.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{path}:{SYSTEM_PATHS}"));
+        with_system_paths(&mut command);
         let inner = Arc::clone(&self.inner);
         #[allow(unsafe_code)]
         // SAFETY: `go_there` makes system calls only; it neither allocates nor takes locks.
@@ -148,7 +152,7 @@ impl Host {
         unsafe {
             command.pre_exec(move || {
                 nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
-                // The lab may have died before the line above.
+                // Its maker may have died before the line above.
                 if nix::unistd::getppid() != parent {
                     return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
                 }
@@ -246,7 +250,7 @@ impl Host {
         let name = format!("{} {name}", self.name());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             host.settle_thread();
-            // The work may outlive the lab's interest in the host.
+            // The work may outlive its maker's interest in the host.
             drop(host);
             work()
         });
@@ -299,23 +303,6 @@ impl Host {
         }))
     }
 
-    /// Records what passes an interface, both directions, from now on.
-    ///
-    /// # Errors
-    /// If there is none of this name.
-    pub fn capture(&self, interface: &str) -> Result<Capture> {
-        Capture::start(self, interface, Listen::ToAll)
-    }
-
-    /// Records the beginnings, 256 bytes at least, of what passes an interface: enough to tell what
-    /// they are, and little to keep.
-    ///
-    /// # Errors
-    /// If there is none of this name.
-    pub fn capture_heads(&self, interface: &str) -> Result<Capture> {
-        Capture::start(self, interface, Listen::ToHeads)
-    }
-
     /// Makes the namespace known to `ip netns`.
     fn publish(&self) -> Result<()> {
         let path = Path::new("/run/netns").join(self.name());
@@ -364,6 +351,12 @@ impl Drop for Inner {
     }
 }
 
+/// Has a command be looked for where system commands live, too.
+pub(crate) fn with_system_paths(command: &mut Command) -> &mut Command {
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:{SYSTEM_PATHS}"))
+}
+
 /// Moves the calling thread into a new network and a new mount namespace, in which `run` is `/run`.
 fn settle(run: &Path) -> Result<(File, File)> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).context("unshare")?;
@@ -384,36 +377,17 @@ fn settle(run: &Path) -> Result<(File, File)> {
 /// Columns after `name:`: eight of receipt (bytes, packets, errors, drops, ...), then the same of
 /// sending.
 fn parse_counters(table: &str, interface: &str) -> Option<Counters> {
-    let line = table.lines().find_map(|line| {
-        let (name, numbers) = line.split_once(':')?;
-        (name.trim() == interface).then_some(numbers)
-    })?;
-    let numbers: Vec<u64> = line.split_ascii_whitespace().flat_map(str::parse).collect();
-    let [
-        rx_bytes,
-        rx_packets,
-        _,
-        rx_dropped,
-        _,
-        _,
-        _,
-        _,
-        tx_bytes,
-        tx_packets,
-        _,
-        tx_dropped,
-        ..,
-    ] = numbers[..]
-    else {
-        return None;
-    };
+    let mut lines = table.lines().filter_map(|line| line.split_once(':'));
+    let (_, numbers) = lines.find(|(name, _)| name.trim() == interface)?;
+    let numbers: Vec<u64> = numbers.split_whitespace().flat_map(str::parse).collect();
+    let of = |column: usize| numbers.get(column).copied();
     Some(Counters {
-        rx_bytes,
-        rx_packets,
-        rx_dropped,
-        tx_bytes,
-        tx_packets,
-        tx_dropped,
+        rx_bytes: of(0)?,
+        rx_packets: of(1)?,
+        rx_dropped: of(3)?,
+        tx_bytes: of(8)?,
+        tx_packets: of(9)?,
+        tx_dropped: of(11)?,
     })
 }
 

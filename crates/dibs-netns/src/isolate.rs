@@ -3,15 +3,14 @@
 //! Root gets a network and a mount namespace, everyone else a user namespace around them, in which
 //! the caller's uid is root. A tmpfs of our own covers `/run`, so that `xtables.lock`,
 //! `/run/netns` and control sockets are never the machine's; a directory in it is the proof that
-//! [`Lab::new`](crate::Lab::new) asks for.
-
-mod turns;
+//! [`Host::new`](crate::Host::new) asks for.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -23,12 +22,10 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, getegid, geteuid, mkdir, write};
 
-use turns::Turns;
-
 /// Exists only in a `/run` that [`Isolation::apply`] mounted.
-const MARKER: &str = "/run/dibs-lab";
+const MARKER: &str = "/run/dibs-netns";
 /// Names, for a test's second process, the test that it is to run.
-const TEST: &str = "DIBS_LAB_TEST";
+const TEST: &str = "DIBS_NETNS_TEST";
 /// Exit status of a test's second process whose body ran and returned `Ok`. Not 0, which the test
 /// harness also returns when no test has the name asked for.
 const PASSED: i32 = 42;
@@ -50,7 +47,7 @@ pub fn enter() -> Result<()> {
         .count();
     ensure!(
         threads == 1,
-        "the lab must be entered before threads start: {threads} are running"
+        "namespaces must be entered before threads start: {threads} are running"
     );
     Isolation::new().apply().map_err(explain)
 }
@@ -63,30 +60,36 @@ pub fn is_inside() -> bool {
 /// Runs the body of a test in a process and namespaces of its own, and panics if it fails.
 ///
 /// The test harness has threads, and a process with threads cannot enter a user namespace; so the
-/// test binary starts itself again for this one test. Two tests of a binary run at a time, for they wait
-/// more than they compute; what takes all that the machine can do is for [`isolated_alone`]. Processes left
+/// test binary starts itself again for this one test. Others run meanwhile, as many as the harness has threads, for
+/// they wait more than they compute; what takes all that the machine can do is for [`isolated_alone`]. Processes left
 /// behind by the body are killed with it.
 ///
 /// ```no_run
 /// #[test]
 /// fn two_hosts_talk() {
-///     dibs_lab::isolated(|| {
-///         let mut lab = dibs_lab::Lab::new()?;
+///     dibs_netns::isolated(|| {
+///         let a = dibs_netns::Host::new("a")?;
 ///         // ...
 ///         Ok(())
 ///     });
 /// }
 /// ```
 pub fn isolated<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(1, body);
+    let _among_others = TURNS.read().unwrap_or_else(PoisonError::into_inner);
+    run_isolated(body);
 }
 
 /// As [`isolated`], while no other test of this binary runs: for what leaves others little of the processors.
 pub fn isolated_alone<F: FnOnce() -> Result<()>>(body: F) {
-    isolated_with(turns::PLACES, body);
+    let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
+    run_isolated(body);
 }
 
-fn isolated_with<F: FnOnce() -> Result<()>>(places: usize, body: F) {
+/// Read by tests that run among others, written by those that run alone: on Linux none begins before one that waits
+/// to be alone.
+static TURNS: RwLock<()> = RwLock::new(());
+
+fn run_isolated<F: FnOnce() -> Result<()>>(body: F) {
     let name = test_name::<F>();
     if std::env::var(TEST).is_ok_and(|wanted| wanted == name) {
         if let Err(error) = body() {
@@ -94,8 +97,6 @@ fn isolated_with<F: FnOnce() -> Result<()>>(places: usize, body: F) {
         }
         std::process::exit(PASSED);
     }
-    static TURNS: Turns = Turns::new();
-    let _turn = TURNS.take(places);
     let (status, output) = run_alone(name).unwrap_or_else(|error| panic!("{name}: {error:?}"));
     println!("{output}");
     match status.code() {
@@ -161,7 +162,7 @@ fn run_alone(test: &str) -> Result<(ExitStatus, String)> {
 }
 
 fn explain(error: io::Error) -> anyhow::Error {
-    let hint = "the lab needs root, or user namespaces: see /proc/sys/user/max_user_namespaces, \
+    let hint = "it takes root, or user namespaces: see /proc/sys/user/max_user_namespaces, \
         kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns";
     anyhow::Error::new(error).context(format!("cannot enter namespaces of our own ({hint})"))
 }
@@ -216,12 +217,15 @@ fn write_file(path: &str, content: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Refuses unless the process is inside.
-pub(crate) fn require_inside() -> Result<()> {
+/// Makes sure that this process is in namespaces that [`enter`] or [`isolated`] made.
+///
+/// # Errors
+/// If it is not; with what to do.
+pub fn require_inside() -> Result<()> {
     if !is_inside() {
         bail!(
-            "the lab runs only in namespaces of its own: call dibs_lab::enter() first in main, or \
-             wrap the test in dibs_lab::isolated"
+            "hosts are made only by a process in namespaces of its own: call dibs_netns::enter() first in main, or \
+             wrap the test in dibs_netns::isolated"
         );
     }
     Ok(())
