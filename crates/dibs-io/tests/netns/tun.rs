@@ -1,10 +1,10 @@
 //! TCP between two hosts whose only link is a pair of TUNs with a forwarder between them.
 
-use crate::allocations;
-use crate::host::Host;
+use crate::{allocations, ip};
 use dibs_io::{
     FRAME_MAX, GSO_TCPV4, GSO_TCPV6, HDR_LEN, Interest, NEEDS_CSUM, Poller, Tun, VirtioHdr,
 };
+use dibs_netns::{Host, isolated};
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::thread;
@@ -36,11 +36,11 @@ struct Seen {
 /// Two hosts of which the second has a TUN made by `far`; sends BYTES from the first to the
 /// second, checks them, and lets them be answered with their count.
 fn transfer(ipv6: bool, far: fn(&str, u16) -> Tun, way: Way) -> Seen {
-    let hosts = [Host::new(), Host::new()];
+    let hosts = ["a", "b"].map(|name| Host::new(name).expect("a host"));
     let open = |name: &str, mtu| Tun::open(name, mtu).expect("TUN");
     let tuns = [
-        hosts[0].run(|| open("near", 65_535)),
-        hosts[1].run(|| far("far", 65_535)),
+        hosts[0].in_ns(|| open("near", 65_535)),
+        hosts[1].in_ns(|| far("far", 65_535)),
     ];
     let addresses: [IpAddr; 2] = match ipv6 {
         false => ["10.9.0.1", "10.9.0.2"],
@@ -50,14 +50,18 @@ fn transfer(ipv6: bool, far: fn(&str, u16) -> Tun, way: Way) -> Seen {
     for (this, other) in [(0, 1), (1, 0)] {
         let name = tuns[this].name();
         let (address, peer) = (addresses[this], addresses[other]);
-        hosts[this].run(|| tuns[this].up()).expect("up");
-        hosts[this].ip(&format!("addr add {address} dev {name} nodad"));
-        hosts[this].ip(&format!(
-            "route add {peer} dev {name} src {address} advmss 1400"
-        ));
+        hosts[this].in_ns(|| tuns[this].up()).expect("up");
+        ip(
+            &hosts[this],
+            &format!("addr add {address} dev {name} nodad"),
+        );
+        ip(
+            &hosts[this],
+            &format!("route add {peer} dev {name} src {address} advmss 1400"),
+        );
     }
     let [near, far] = tuns;
-    let listener = hosts[1].run(|| TcpListener::bind((addresses[1], 7000)).expect("bind"));
+    let listener = hosts[1].in_ns(|| TcpListener::bind((addresses[1], 7000)).expect("bind"));
     let poller = Poller::new().expect("epoll");
     let stop = poller.waker(2).expect("waker");
     thread::scope(|scope| {
@@ -73,7 +77,7 @@ fn transfer(ipv6: bool, far: fn(&str, u16) -> Tun, way: Way) -> Seen {
         });
         let sent = pattern(0, BYTES);
         let mut stream =
-            hosts[0].run(|| TcpStream::connect((addresses[1], 7000)).expect("connect"));
+            hosts[0].in_ns(|| TcpStream::connect((addresses[1], 7000)).expect("connect"));
         stream.write_all(&sent).expect("write");
         stream.shutdown(Shutdown::Write).expect("shutdown");
         let mut answer = [0; 8];
@@ -157,12 +161,20 @@ fn whole_superpackets(ipv6: bool) {
     assert_eq!(seen.tun.counters(), Default::default());
 }
 
-pub(crate) fn carries_superpackets_ipv4() {
-    whole_superpackets(false);
+#[test]
+fn carries_superpackets_ipv4() {
+    isolated(|| {
+        whole_superpackets(false);
+        Ok(())
+    });
 }
 
-pub(crate) fn carries_superpackets_ipv6() {
-    whole_superpackets(true);
+#[test]
+fn carries_superpackets_ipv6() {
+    isolated(|| {
+        whole_superpackets(true);
+        Ok(())
+    });
 }
 
 fn cut_in_software(ipv6: bool) {
@@ -177,120 +189,144 @@ fn cut_in_software(ipv6: bool) {
     );
 }
 
-pub(crate) fn without_offload_carries_the_same_ipv4() {
-    cut_in_software(false);
+#[test]
+fn without_offload_carries_the_same_ipv4() {
+    isolated(|| {
+        cut_in_software(false);
+        Ok(())
+    });
 }
 
-pub(crate) fn without_offload_carries_the_same_ipv6() {
-    cut_in_software(true);
+#[test]
+fn without_offload_carries_the_same_ipv6() {
+    isolated(|| {
+        cut_in_software(true);
+        Ok(())
+    });
 }
 
-pub(crate) fn refused_superpackets_are_not_lost() {
-    let seen = transfer(false, offloaded, Way::Mistyped);
-    let counters = seen.tun.counters();
-    // Refused at first, then not even tried for a while, then tried again.
-    assert!(counters.gso_refused >= 2, "{counters:?}");
-    assert!(
-        counters.superpackets_cut > 4 * counters.gso_refused,
-        "{counters:?}"
-    );
-    assert!(
-        counters.segments_written > 4 * counters.superpackets_cut,
-        "{counters:?}"
-    );
+#[test]
+fn refused_superpackets_are_not_lost() {
+    isolated(|| {
+        let seen = transfer(false, offloaded, Way::Mistyped);
+        let counters = seen.tun.counters();
+        // Refused at first, then not even tried for a while, then tried again.
+        assert!(counters.gso_refused >= 2, "{counters:?}");
+        assert!(
+            counters.superpackets_cut > 4 * counters.gso_refused,
+            "{counters:?}"
+        );
+        assert!(
+            counters.segments_written > 4 * counters.superpackets_cut,
+            "{counters:?}"
+        );
+        Ok(())
+    });
 }
 
-pub(crate) fn is_noqueue_and_down_until_told() {
-    let host = Host::new();
-    for open in [offloaded, plain] {
-        let tun = host.run(|| open("dibs%d", 65_535));
-        let name = tun.name();
-        assert!(name.starts_with("dibs") && !name.contains('%'), "{name}");
-        let link = host.ip(&format!("link show {name}"));
-        assert!(!link.contains("UP") && link.contains("mtu 65535"), "{link}");
-        assert!(link.starts_with(&tun.if_index().to_string()), "{link}");
-        for _ in 0..2 {
-            host.run(|| tun.up()).expect("up");
-            let link = host.ip(&format!("link show {name}"));
-            assert!(link.contains("UP") && link.contains("noqueue"), "{link}");
-            assert!(
-                link.contains("qlen 4096"),
-                "the ring needs its length: {link}"
-            );
-            host.ip(&format!("link set {name} down"));
-        }
-        drop(tun);
-        assert!(!host.ip("link show").contains("dibs"));
-    }
-}
-
-pub(crate) fn errors_are_the_kernels() {
-    let host = Host::new();
-    let mut tun = host.run(|| offloaded("t", 1500));
-    let code = |result: std::io::Result<()>| result.expect_err("refused").raw_os_error();
-    let packet = [&VirtioHdr::default().encode()[..], &[0x45; 40]].concat();
-    assert_eq!(code(tun.send(&packet)), Some(nix::errno::Errno::EIO as i32));
-    host.run(|| tun.up()).expect("up");
-    tun.send(&packet).expect("the link is up");
-
-    // What cannot be read by anybody is refused and is not held against the offload.
-    let header = VirtioHdr {
-        gso_type: GSO_TCPV4,
-        gso_size: 0,
-        ..VirtioHdr::default()
-    };
-    let broken = [&header.encode()[..], &[0x45; 400]].concat();
-    assert_eq!(
-        code(tun.send(&broken)),
-        Some(nix::errno::Errno::EINVAL as i32)
-    );
-    assert_eq!(
-        code(tun.send(&[0; 3])),
-        Some(nix::errno::Errno::EINVAL as i32)
-    );
-    assert!(tun.offloads());
-
-    let error = host.run(|| Tun::open("a-name-that-is-too-long", 1500).map(drop));
-    let error = error.expect_err("refused").to_string();
-    assert!(error.contains("a-name-that-is-too-long"), "{error}");
-    let busy = host
-        .run(|| Tun::open("t", 1500).map(drop))
-        .expect_err("taken");
-    assert_eq!(
-        busy.error.raw_os_error(),
-        Some(nix::errno::Errno::EBUSY as i32)
-    );
-}
-
-pub(crate) fn does_not_allocate() {
-    assert_eq!(
-        allocations::during(|| drop(std::hint::black_box(Box::new(1)))),
-        1
-    );
-    let host = Host::new();
-    for open in [offloaded, plain] {
-        let mut tun = host.run(|| open("t", 65_535));
-        host.run(|| tun.up()).expect("up");
-        host.ip("addr add 10.9.0.1/24 dev t");
-        let mut frame = vec![0; FRAME_MAX];
-        let mut poller = Poller::new().expect("epoll");
-        poller.add(&tun, 0, Interest::Read).expect("add");
-        let socket = host.run(|| UdpSocket::bind("10.9.0.1:0").expect("bind"));
-        socket.send_to(&[7; 5000], "10.9.0.2:9").expect("send");
-        let superpacket = superpacket(&[7; 60_000], 1400);
-        let (first, rest) = superpacket.split_at(70);
-        let count = allocations::during(|| {
-            poller.wait(None).expect("wait");
-            assert!(poller.events().next().is_some());
-            while tun.recv(&mut frame).is_ok() {}
-            for _ in 0..20 {
-                tun.sendv(&[IoSlice::new(first), IoSlice::new(rest)])
-                    .expect("send");
+#[test]
+fn is_noqueue_and_down_until_told() {
+    isolated(|| {
+        let host = Host::new("a")?;
+        for open in [offloaded, plain] {
+            let tun = host.in_ns(|| open("dibs%d", 65_535));
+            let name = tun.name();
+            assert!(name.starts_with("dibs") && !name.contains('%'), "{name}");
+            let link = ip(&host, &format!("link show {name}"));
+            assert!(!link.contains("UP") && link.contains("mtu 65535"), "{link}");
+            assert!(link.starts_with(&tun.if_index().to_string()), "{link}");
+            for _ in 0..2 {
+                host.in_ns(|| tun.up()).expect("up");
+                let link = ip(&host, &format!("link show {name}"));
+                assert!(link.contains("UP") && link.contains("noqueue"), "{link}");
+                assert!(
+                    link.contains("qlen 4096"),
+                    "the ring needs its length: {link}"
+                );
+                ip(&host, &format!("link set {name} down"));
             }
-        });
-        assert_eq!(count, 0);
-        assert_eq!(tun.offloads(), tun.counters().superpackets_cut == 0);
-    }
+            drop(tun);
+            assert!(!ip(&host, "link show").contains("dibs"));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn errors_are_the_kernels() {
+    isolated(|| {
+        let host = Host::new("a")?;
+        let mut tun = host.in_ns(|| offloaded("t", 1500));
+        let code = |result: std::io::Result<()>| result.expect_err("refused").raw_os_error();
+        let packet = [&VirtioHdr::default().encode()[..], &[0x45; 40]].concat();
+        assert_eq!(code(tun.send(&packet)), Some(nix::errno::Errno::EIO as i32));
+        host.in_ns(|| tun.up()).expect("up");
+        tun.send(&packet).expect("the link is up");
+
+        // What cannot be read by anybody is refused and is not held against the offload.
+        let header = VirtioHdr {
+            gso_type: GSO_TCPV4,
+            gso_size: 0,
+            ..VirtioHdr::default()
+        };
+        let broken = [&header.encode()[..], &[0x45; 400]].concat();
+        assert_eq!(
+            code(tun.send(&broken)),
+            Some(nix::errno::Errno::EINVAL as i32)
+        );
+        assert_eq!(
+            code(tun.send(&[0; 3])),
+            Some(nix::errno::Errno::EINVAL as i32)
+        );
+        assert!(tun.offloads());
+
+        let error = host.in_ns(|| Tun::open("a-name-that-is-too-long", 1500).map(drop));
+        let error = error.expect_err("refused").to_string();
+        assert!(error.contains("a-name-that-is-too-long"), "{error}");
+        let busy = host
+            .in_ns(|| Tun::open("t", 1500).map(drop))
+            .expect_err("taken");
+        assert_eq!(
+            busy.error.raw_os_error(),
+            Some(nix::errno::Errno::EBUSY as i32)
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn does_not_allocate() {
+    isolated(|| {
+        assert_eq!(
+            allocations::during(|| drop(std::hint::black_box(Box::new(1)))),
+            1
+        );
+        let host = Host::new("a")?;
+        for open in [offloaded, plain] {
+            let mut tun = host.in_ns(|| open("t", 65_535));
+            host.in_ns(|| tun.up()).expect("up");
+            ip(&host, "addr add 10.9.0.1/24 dev t");
+            let mut frame = vec![0; FRAME_MAX];
+            let mut poller = Poller::new().expect("epoll");
+            poller.add(&tun, 0, Interest::Read).expect("add");
+            let socket = host.in_ns(|| UdpSocket::bind("10.9.0.1:0").expect("bind"));
+            socket.send_to(&[7; 5000], "10.9.0.2:9").expect("send");
+            let superpacket = superpacket(&[7; 60_000], 1400);
+            let (first, rest) = superpacket.split_at(70);
+            let count = allocations::during(|| {
+                poller.wait(None).expect("wait");
+                assert!(poller.events().next().is_some());
+                while tun.recv(&mut frame).is_ok() {}
+                for _ in 0..20 {
+                    tun.sendv(&[IoSlice::new(first), IoSlice::new(rest)])
+                        .expect("send");
+                }
+            });
+            assert_eq!(count, 0);
+            assert_eq!(tun.offloads(), tun.counters().superpackets_cut == 0);
+        }
+        Ok(())
+    });
 }
 
 /// A frame with a TCP superpacket over IPv4 for nobody here; checksums are left to the kernel.

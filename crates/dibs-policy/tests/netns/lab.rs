@@ -1,67 +1,34 @@
 //! A host with a TUN and a peer beside it, each in a network namespace of its own.
 
-use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::mpsc::{Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
+use dibs_netns::{HANG, Host};
 use dibs_policy::{
     BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Error, MarkLayout, Report,
     Steering, Variant,
 };
-use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sched::{CloneFlags, setns, unshare};
 use socket2::{Domain, Protocol, Socket, Type};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::packet::Packet;
 
-/// Only what hangs takes as long, on however slow a machine.
-pub(crate) const HANG: Duration = Duration::from_secs(120);
-
 /// Both ends' addresses, IPv4 and IPv6.
 pub(crate) const ENDS: [(&str, &str); 2] = [("10.7.1.1", "10.7.1.2"), ("fd07:1::1", "fd07:1::2")];
 
-/// Enters namespaces in which we are root and /run is ours; before any thread is started.
-pub(crate) fn enter_namespaces() {
-    let (uid, gid) = (nix::unistd::getuid(), nix::unistd::getgid());
-    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
-        .expect("these tests need user namespaces (sysctl kernel.unprivileged_userns_clone)");
-    fs::write("/proc/self/setgroups", "deny").expect("setgroups");
-    fs::write("/proc/self/uid_map", format!("0 {uid} 1")).expect("uid_map");
-    fs::write("/proc/self/gid_map", format!("0 {gid} 1")).expect("gid_map");
-    let none: Option<&str> = None;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
-    // For the lock of the legacy iptables.
-    mount(none, "/run", Some("tmpfs"), MsFlags::empty(), none).expect("a /run of our own");
+/// Runs a test on this process's own network.
+pub(crate) fn run(variant: Variant, test: fn(&Lab)) -> anyhow::Result<()> {
+    test(&Lab::new(variant)?);
+    Ok(())
 }
 
-/// Runs `test` on a host of its own; whether it passed.
-pub(crate) fn on_a_new_host(variant: Variant, test: fn(&Lab)) -> bool {
-    let host = move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("unshare");
-        test(&Lab::new(variant));
-    };
-    thread::spawn(host).join().is_ok()
-}
-
-/// A namespace held by a thread that is parked in it.
-struct Peer {
-    namespace: File,
-    thread_id: i32,
-    end: Option<Sender<()>>,
-    keeper: Option<JoinHandle<()>>,
-}
-
-/// The host that this thread is on, its TUN `dibs1`, and its peer, joined by `veth0`.
+/// The host that this process is, its TUN `dibs1`, and its peer, joined by `veth0`.
 pub(crate) struct Lab {
     pub(crate) variant: Variant,
     tun: SyncDevice,
-    peer: Peer,
+    peer: Host,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -104,31 +71,26 @@ pub(crate) fn address(ip: &str, port: u16) -> SocketAddr {
 }
 
 impl Lab {
-    fn new(variant: Variant) -> Self {
+    fn new(variant: Variant) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .build()
-            .expect("runtime");
+            .build()?;
         let tun = DeviceBuilder::new()
             .name("dibs1")
             .enable(false)
-            .build_sync()
-            .expect("a TUN");
-        tun.set_nonblocking(true).expect("nonblocking");
+            .build_sync()?;
+        tun.set_nonblocking(true)?;
         let lab = Self {
             variant,
             tun,
-            peer: Peer::new(),
+            peer: Host::new("peer")?,
             runtime,
         };
         lab.sh("ip link set lo up");
-        let id = lab.peer.thread_id;
-        lab.sh(&format!(
-            "ip link add veth0 type veth peer name veth0 netns {id}"
-        ));
+        lab.sh("ip link add veth0 type veth peer name veth0 netns peer");
         lab.up("veth0", 1);
-        lab.peer.run(|| lab.up("veth0", 2));
-        lab
+        lab.peer.in_ns(|| lab.up("veth0", 2));
+        Ok(lab)
     }
 
     fn up(&self, device: &str, last: u8) {
@@ -235,7 +197,7 @@ impl Lab {
 
     /// Runs `work` on the peer. Sockets made there stay there.
     pub(crate) fn on_peer<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.peer.run(work)
+        self.peer.in_ns(work)
     }
 
     pub(crate) fn peer_listens(&self, port: u16, ip: &str) -> TcpListener {
@@ -279,45 +241,4 @@ pub(crate) fn wait_for(what: &impl AsFd, events: PollFlags, name: &str) {
     let timeout = PollTimeout::try_from(HANG).expect("some minutes");
     let ready = poll(&mut [PollFd::new(what.as_fd(), events)], timeout).expect("poll");
     assert!(ready > 0, "{name} did not come");
-}
-
-impl Peer {
-    fn new() -> Self {
-        let (end, wait) = channel();
-        let (tell, told) = channel();
-        let keeper = thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("unshare");
-            let namespace = File::open("/proc/thread-self/ns/net").expect("namespace");
-            let id = nix::unistd::gettid().as_raw();
-            tell.send((namespace, id)).expect("the maker waits");
-            _ = wait.recv();
-        });
-        let (namespace, thread_id) = told.recv().expect("the keeper tells");
-        Self {
-            namespace,
-            thread_id,
-            end: Some(end),
-            keeper: Some(keeper),
-        }
-    }
-
-    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let joined = thread::scope(|scope| {
-            let there = || {
-                setns(&self.namespace, CloneFlags::CLONE_NEWNET).expect("setns");
-                work()
-            };
-            scope.spawn(there).join()
-        });
-        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(keeper) = self.keeper.take() {
-            _ = keeper.join();
-        }
-    }
 }

@@ -4,12 +4,13 @@ use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
+use dibs_netns::HANG;
 use dibs_policy::conntrack::{Conntrack, Tuple};
 use dibs_policy::{Binding, ClassRule, Desired, Prefix, Steering};
 use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::lab::{ENDS, HANG, Lab, accept, address, bump, connecting, marks, wait_for, wish};
+use crate::lab::{ENDS, Lab, accept, address, bump, connecting, marks, wait_for, wish};
 use crate::packet::{ACK, SYN, segment, syn};
 
 const FIN: u8 = 0x01;
