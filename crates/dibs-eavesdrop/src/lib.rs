@@ -15,6 +15,7 @@
 
 mod attack;
 mod chains;
+mod datagram;
 mod frame;
 mod known;
 mod model;
@@ -27,9 +28,11 @@ mod view;
 
 pub use attack::{Attacker, CLAIM, How, Kind, Reading};
 pub use chains::{BEFORE, CHAINS, Chains};
+pub use datagram::CLEAR;
 pub use frame::{Link, Packet, Payload};
 pub use known::{place, unroll};
-pub use report::{Direction, Piece, Plain, Report};
+pub use reader::Piece;
+pub use report::{Direction, Plain, Report, Times};
 pub use statistics::Statistics;
-pub use tap::{CLEAR, Only, Tap, Times};
+pub use tap::{Only, Tap};
 pub use view::{hex, text};

@@ -1,11 +1,12 @@
 //! Reads the datagrams of one way one after the other.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use crate::attack::{Attacker, How, Reading, doubts};
+use crate::attack::{Attacker, How, Kind, Reading, doubts};
 use crate::chains::{BEFORE, CHAINS};
+use crate::datagram::body;
 use crate::known::place;
-use crate::report::{Piece, body};
 use crate::view::readable;
 
 /// The header block of a chunk of a flow that is known, with timestamps; the least that one has.
@@ -25,6 +26,28 @@ const RUNS: usize = 64;
 const STALE: u64 = 1024;
 /// Bytes that a payload has at least to be looked at.
 const SHORTEST: usize = 32;
+
+/// Text of datagrams one behind the other.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Piece {
+    /// The sequence number of the first one.
+    pub first: u64,
+    /// How many there are.
+    pub datagrams: u64,
+    /// How the first one was read; the others follow from it.
+    pub how: How,
+    /// What it looks like.
+    pub kind: Kind,
+    /// Bits that a byte of the first one takes to write down.
+    pub bits: f64,
+    /// The text, with a point for what cannot be printed.
+    pub text: String,
+    /// Where it may be other than it is said.
+    pub uncertain: Vec<Range<usize>>,
+    /// The same bytes as they are.
+    #[serde(skip)]
+    pub bytes: Vec<u8>,
+}
 
 /// Reads datagrams in the order of their numbers.
 pub(crate) struct Reader<'a> {

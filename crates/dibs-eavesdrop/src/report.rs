@@ -4,15 +4,33 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 
-use crate::attack::{Attacker, How, Kind};
-use crate::reader::Reader;
+use crate::attack::Attacker;
+use crate::datagram::{Datagram, Key, body};
+use crate::reader::{Piece, Reader};
 use crate::statistics::Statistics;
-use crate::tap::{CLEAR, Counts, Datagram, Key, TAG, Times};
 
 /// Bytes of a packet that are shown.
 const SHOWN: usize = 96;
 /// Lengths that are listed.
 const LENGTHS: usize = 5;
+
+/// What is known of when packets passed, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Times {
+    /// From the first to the last one.
+    pub span: f64,
+    /// The longest time without any.
+    pub longest_silence: f64,
+}
+
+/// What was heard besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) packets: u64,
+    pub(crate) others: u64,
+    pub(crate) handshakes: u64,
+    pub(crate) beyond: u64,
+}
 
 /// What someone sees on a path, and recovers.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -81,28 +99,6 @@ pub struct Direction {
     pub pieces: Vec<Piece>,
 }
 
-/// Text of datagrams one behind the other.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Piece {
-    /// The sequence number of the first one.
-    pub first: u64,
-    /// How many there are.
-    pub datagrams: u64,
-    /// How the first one was read; the others follow from it.
-    pub how: How,
-    /// What it looks like.
-    pub kind: Kind,
-    /// Bits that a byte of the first one takes to write down.
-    pub bits: f64,
-    /// The text, with a point for what cannot be printed.
-    pub text: String,
-    /// Where it may be other than it is said.
-    pub uncertain: Vec<Range<usize>>,
-    /// The same bytes as they are.
-    #[serde(skip)]
-    pub bytes: Vec<u8>,
-}
-
 impl Report {
     pub(crate) fn of(counts: Counts, bytes: u64, plain: &[Vec<u8>], ways: Vec<Direction>) -> Self {
         let first = plain.first().map(|first| shown(first).to_vec());
@@ -163,14 +159,6 @@ impl Direction {
             certain: recovered - doubtful as u64,
             pieces,
         }
-    }
-}
-
-/// What stands behind the clear header of a datagram, without its tag.
-pub(crate) fn body(datagram: &[u8]) -> &[u8] {
-    match datagram[0] {
-        6 => &datagram[CLEAR..],
-        _ => &datagram[CLEAR..datagram.len() - TAG],
     }
 }
 

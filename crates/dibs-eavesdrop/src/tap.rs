@@ -1,46 +1,18 @@
-//! Datagrams of dibs in a capture, told by their clear header (docs/protocol.md, 4).
+//! Sorts what passes a path: by direction what dibs sends, and what TCP sends in plain.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::attack::Attacker;
+use crate::datagram::{CLEAR, Datagram, Key, TAG, apart};
 use crate::frame::{Link, Packet, Payload};
-use crate::report::{Direction, Report};
+use crate::report::{Counts, Direction, Report};
 
-/// Bytes of a datagram's clear header.
-pub const CLEAR: usize = 16;
-/// Bytes of its tag.
-pub(crate) const TAG: usize = 16;
 /// Bytes that are kept; more are counted only.
 const MOST: usize = 64 << 20;
 /// Bytes of plain TCP that are kept.
 const PLAIN: usize = 4 << 20;
-
-/// What a way of a path is known by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) from: SocketAddr,
-    pub(crate) to: SocketAddr,
-    pub(crate) path: u8,
-    pub(crate) index: u32,
-}
-
-/// A datagram, and when it passed.
-#[derive(Clone, Debug)]
-pub(crate) struct Datagram {
-    pub(crate) at: Duration,
-    pub(crate) bytes: Vec<u8>,
-}
-
-/// What is known of when packets passed, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
-pub struct Times {
-    /// From the first to the last one.
-    pub span: f64,
-    /// The longest time without any.
-    pub longest_silence: f64,
-}
 
 /// What of a path is listened to.
 #[derive(Clone, Copy, Debug)]
@@ -73,15 +45,6 @@ pub struct Tap {
     plain_kept: usize,
     kept: usize,
     counts: Counts,
-}
-
-/// What was heard besides.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) packets: u64,
-    pub(crate) others: u64,
-    pub(crate) handshakes: u64,
-    pub(crate) beyond: u64,
 }
 
 impl Tap {
@@ -183,36 +146,9 @@ impl Tap {
     }
 }
 
-/// The datagrams of a superpacket: all but the last one are of one length, and each has the number behind that of the
-/// one before it.
-fn apart(bytes: &[u8]) -> Vec<&[u8]> {
-    let mut next: [u8; CLEAR] = bytes[..CLEAR].try_into().expect("it has a clear header");
-    let number = u64::from_be_bytes(next[8..].try_into().expect("8 bytes"));
-    next[8..].copy_from_slice(&number.wrapping_add(1).to_be_bytes());
-    let follows = |at: &usize| {
-        let header = &bytes[*at..*at + CLEAR];
-        header[1] == next[1] && header[4..] == next[4..]
-    };
-    let last = bytes.len().saturating_sub(CLEAR + TAG);
-    match (CLEAR + TAG..=last).find(follows) {
-        Some(length) => {
-            let all = bytes.chunks(length);
-            all.filter(|datagram| datagram.len() >= CLEAR + TAG)
-                .collect()
-        }
-        None => vec![bytes],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn datagram(number: u8, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0xee; length];
-        bytes[..CLEAR].copy_from_slice(&[4, 1, 9, 9, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, number]);
-        bytes
-    }
 
     #[test]
     fn of_one_connection_its_segments_count_and_what_its_peer_sends() {
@@ -229,16 +165,5 @@ mod tests {
         assert!(!is_of(end(1, 4001), end(2, 80), tcp));
         assert!(is_of(end(2, 5300), end(1, 5300), udp));
         assert!(!is_of(end(1, 5300), end(3, 5300), udp));
-    }
-
-    #[test]
-    fn superpackets_are_taken_apart() {
-        let three = [datagram(7, 100), datagram(8, 100), datagram(9, 40)];
-        let one = three.concat();
-        let parts: Vec<Vec<u8>> = apart(&one).into_iter().map(<[u8]>::to_vec).collect();
-        assert_eq!(parts, three);
-        assert_eq!(apart(&three[0]), [&three[0][..]]);
-        let stranger = [datagram(7, 100), datagram(3, 100)].concat();
-        assert_eq!(apart(&stranger).len(), 1);
     }
 }

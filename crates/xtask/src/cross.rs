@@ -54,6 +54,14 @@ impl Arch {
         }
     }
 
+    /// What emulates a machine with such a processor, and the package it comes in.
+    pub(crate) fn machine(self) -> packages::Need {
+        match self {
+            Arch::Amd64 => ("qemu-system-x86_64", "qemu-system-x86"),
+            Arch::Arm64 => ("qemu-system-aarch64", "qemu-system-arm"),
+        }
+    }
+
     /// The compiler to build for it elsewhere, and the packages that it comes in.
     fn cross_compiler(self) -> (&'static str, &'static str) {
         match self {
@@ -111,7 +119,7 @@ pub(crate) fn cargo_for(arch: Arch, arguments: &[&str]) -> Result<Command> {
         return Ok(command);
     }
     let compiler = arch.cross_compiler();
-    packages::ensure_cross(&[compiler])?;
+    packages::ensure(&[&[compiler]])?;
     if !succeeds(Command::new("rustc").args(["--print", "target-libdir", "--target", &target])) {
         bail!("this Rust does not know {target}");
     }
@@ -129,7 +137,7 @@ pub(crate) fn cargo_for(arch: Arch, arguments: &[&str]) -> Result<Command> {
 pub(crate) fn aarch64(seeds: u32) -> Result<()> {
     let arch = Arch::Arm64;
     if !arch.is_native() {
-        packages::ensure_cross(&[EMULATOR])?;
+        packages::ensure(&[&[EMULATOR]])?;
     }
     let tests = PURE.iter().flat_map(|name| ["--package", name]);
     let tests: Vec<&str> = ["test", "--lib", "--tests", "--no-fail-fast"]
@@ -172,7 +180,7 @@ impl Emulation {
                 arch.debian()
             );
         }
-        packages::ensure_cross(&STATIC_EMULATOR)?;
+        packages::ensure(&[&STATIC_EMULATOR])?;
         let place = PathBuf::from(BINFMT);
         if !place.join("register").exists() {
             run(Command::new("mount").args(["-t", "binfmt_misc", "binfmt_misc", BINFMT]))?;

@@ -24,7 +24,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Makes the packages; then, on request, tries the one for this processor.
 pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
-    packages::ensure_deb()?;
+    packages::ensure(&[&packages::DEB])?;
     let all = match architectures {
         [] if is_tried => Arch::ALL.into_iter().filter(|a| a.is_native()).collect(),
         [] => Arch::ALL.to_vec(),
@@ -43,7 +43,7 @@ pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
 
 /// The package for such a processor, and a later one to upgrade to.
 pub(crate) fn to_try(arch: Arch) -> Result<(PathBuf, PathBuf)> {
-    packages::ensure_deb()?;
+    packages::ensure(&[&packages::DEB])?;
     let staged = stage(arch)?;
     Ok((staged.package(VERSION)?, staged.later()?))
 }

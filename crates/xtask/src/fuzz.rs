@@ -82,7 +82,7 @@ pub(crate) fn fuzz(seconds: u32, targets: &[String]) -> Result<()> {
 
 /// A nightly compiler, cargo-fuzz, and a C++ compiler for libFuzzer.
 fn ensure_tools() -> Result<()> {
-    packages::ensure_fuzz()?;
+    packages::ensure(&[&packages::FUZZ])?;
     if !succeeds(Command::new("rustup").args(["run", "nightly", "rustc", "--version"])) {
         if !succeeds(Command::new("rustup").arg("--version")) {
             bail!("fuzzing needs a nightly compiler, and rustup to find it: https://rustup.rs");

@@ -117,10 +117,11 @@ pub(crate) fn image(name: &str, arch: Arch) -> Result<Image> {
 /// What boots a kernel of Debian's on a root file system of this machine's, for so long at most; its command line says where
 /// its console is, and `line`.
 pub(crate) fn machine(image: &Image, root: &Path, line: &str, limit: Duration) -> Result<Command> {
-    let (program, machine, processor, console) = match image.arch() {
-        Arch::Amd64 => ("qemu-system-x86_64", "q35", "Haswell-noTSX", "ttyS0"),
-        Arch::Arm64 => ("qemu-system-aarch64", "virt", "cortex-a72", "ttyAMA0"),
+    let (machine, processor, console) = match image.arch() {
+        Arch::Amd64 => ("q35", "Haswell-noTSX", "ttyS0"),
+        Arch::Arm64 => ("virt", "cortex-a72", "ttyAMA0"),
     };
+    let (program, _) = image.arch().machine();
     let mut command = limited(limit);
     command.args([program, "-M", machine, "-cpu", processor]);
     // With a thread for each of its processors, one of them now and then runs code that the kernel has just replaced.
@@ -149,8 +150,13 @@ pub(crate) fn kernels(names: &[String]) -> Result<()> {
         cfg!(target_arch = "x86_64"),
         "the kernels are Debian's for amd64, and run on such a processor only"
     );
-    packages::ensure_tests()?;
-    packages::ensure_machine(Arch::Amd64)?;
+    let machine = [Arch::Amd64.machine()];
+    packages::ensure(&[
+        &packages::LAB,
+        &packages::TESTS,
+        &packages::KERNELS,
+        &machine,
+    ])?;
     let directory = workspace().join("target/kernels");
     let programs = Programs::build()?;
     let chosen =

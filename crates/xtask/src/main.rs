@@ -157,7 +157,7 @@ fn main() -> Result<()> {
 }
 
 fn test() -> Result<()> {
-    packages::ensure_tests()?;
+    packages::ensure(&[&packages::LAB, &packages::TESTS])?;
     // The tests on real traffic start dibsd and dibsctl: cargo builds them for their own tests, before
     // it runs any. A further build for them alone would choose other features, and compile all again.
     let mut tests = run::cargo_command(&["test", "--workspace", "--no-fail-fast"]);
@@ -172,13 +172,13 @@ fn sim(options: &[OsString]) -> Result<()> {
 }
 
 fn demo() -> Result<()> {
-    packages::ensure_lab()?;
+    packages::ensure(&[&packages::LAB])?;
     build_release()?;
     run::run(process::Command::new(release("dibsctl")?).arg("demo"))
 }
 
 fn bench(options: &[OsString]) -> Result<()> {
-    packages::ensure_bench()?;
+    packages::ensure(&[&packages::LAB, &packages::EXPERIMENT, &packages::BENCH])?;
     let options = compare::built(options)?;
     build_release()?;
     run::run(process::Command::new(release("dibs-bench")?).args(options))
@@ -195,7 +195,7 @@ fn man(directory: &Path) -> Result<()> {
 }
 
 fn reproduce(options: &[OsString]) -> Result<()> {
-    packages::ensure_experiment()?;
+    packages::ensure(&[&packages::LAB, &packages::EXPERIMENT])?;
     let named = |name: &str| options.iter().any(|option| option == name);
     if named("programs") || !PARTS.iter().any(|name| named(name)) {
         packages::offer_programs()?;

@@ -6,20 +6,19 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cross::Arch;
 use crate::run::run;
 
 /// A program, and the Debian package it comes in; further ones that it needs stand behind it.
 pub(crate) type Need = (&'static str, &'static str);
 
 /// What hosts in namespaces and dibsd on them need.
-const LAB: [Need; 3] = [
+pub(crate) const LAB: [Need; 3] = [
     ("ethtool", "ethtool"),
     ("ip", "iproute2"),
     ("iptables", "iptables"),
 ];
 /// What the tests need beside that.
-const TESTS: [Need; 10] = [
+pub(crate) const TESTS: [Need; 10] = [
     ("conntrack", "conntrack"),
     ("curl", "curl"),
     ("iperf3", "iperf3"),
@@ -33,9 +32,9 @@ const TESTS: [Need; 10] = [
     ("wireguard-go", "wireguard-go"),
 ];
 /// What the experiments need beside that of the lab.
-const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
+pub(crate) const EXPERIMENT: [Need; 2] = [("openssl", "openssl"), ("openvpn", "openvpn")];
 /// What the benchmark needs beside that: a server, and who asks it.
-const BENCH: [Need; 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
+pub(crate) const BENCH: [Need; 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
 /// Programs that an experiment has under load; it leaves out what is not there.
 const PROGRAMS: [Need; 6] = [
     ("pgbench", "postgresql"),
@@ -46,48 +45,24 @@ const PROGRAMS: [Need; 6] = [
     ("rsync", "rsync"),
 ];
 /// What building the fuzzers needs.
-const FUZZ: [Need; 1] = [("c++", "g++")];
+pub(crate) const FUZZ: [Need; 1] = [("c++", "g++")];
 /// What booting other kernels takes, but for the machine.
-const KERNELS: [Need; 4] = [
+pub(crate) const KERNELS: [Need; 4] = [
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
     ("modprobe", "kmod"),
     ("xz", "xz-utils"),
 ];
 /// What making a package takes beside a compiler.
-const DEB: [Need; 3] = [
+pub(crate) const DEB: [Need; 3] = [
     ("dpkg-deb", "dpkg"),
     ("gzip", "gzip"),
     ("strip", "binutils"),
 ];
 /// What trying one takes.
-const TRIAL: [Need; 2] = [("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")];
+pub(crate) const TRIAL: [Need; 2] = [("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")];
 /// Where system programs live; an ordinary user's PATH may lack it.
 const SYSTEM_PATHS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
-
-/// Sees to it that what the demo and the benchmark need is there.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_lab() -> Result<()> {
-    ensure(&LAB)
-}
-
-/// Sees to it that what the experiments need is there.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_experiment() -> Result<()> {
-    ensure(&[&LAB[..], &EXPERIMENT].concat())
-}
-
-/// Sees to it that what the benchmark needs is there.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_bench() -> Result<()> {
-    ensure(&[&LAB[..], &EXPERIMENT, &BENCH].concat())
-}
 
 /// Installs the programs that an experiment has under load, where that can be done.
 ///
@@ -95,66 +70,17 @@ pub(crate) fn ensure_bench() -> Result<()> {
 /// If installing fails.
 pub(crate) fn offer_programs() -> Result<()> {
     if is_root()? && exists("apt-get") {
-        return ensure(&PROGRAMS);
+        return ensure(&[&PROGRAMS]);
     }
     Ok(())
 }
 
-/// Sees to it that what the tests need is there.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_tests() -> Result<()> {
-    ensure(&[&LAB[..], &TESTS].concat())
-}
-
-/// Sees to it that what building the fuzzers needs is there.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_fuzz() -> Result<()> {
-    ensure(&FUZZ)
-}
-
-/// Sees to it that what booting other kernels takes is there, a machine with such a processor included.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_machine(arch: Arch) -> Result<()> {
-    let machine = match arch {
-        Arch::Amd64 => ("qemu-system-x86_64", "qemu-system-x86"),
-        Arch::Arm64 => ("qemu-system-aarch64", "qemu-system-arm"),
-    };
-    ensure(&[&KERNELS[..], &[machine]].concat())
-}
-
-/// Sees to it that what making a Debian package needs is there.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_deb() -> Result<()> {
-    ensure(&DEB)
-}
-
-/// Sees to it that these are there: a compiler for another processor, or what runs its programs.
+/// Sees to it that all of these are there.
 ///
 /// # Errors
 /// Where they cannot be installed: names what is missing.
-pub(crate) fn ensure_cross(needed: &[Need]) -> Result<()> {
-    ensure(needed)
-}
-
-/// Sees to it that what trying a package needs is there.
-///
-/// # Errors
-/// Where it cannot be installed: names what is missing.
-pub(crate) fn ensure_trial() -> Result<()> {
-    ensure(&TRIAL)
-}
-
-fn ensure(needed: &[Need]) -> Result<()> {
-    let missing: Vec<&str> = needed
-        .iter()
+pub(crate) fn ensure(needed: &[&[Need]]) -> Result<()> {
+    let missing: Vec<&str> = { needed.iter().copied().flatten() }
         .filter(|(program, _)| !exists(program))
         .map(|&(_, package)| package)
         .collect();

@@ -31,8 +31,7 @@ const LIMIT: Duration = Duration::from_secs(1200);
 
 /// Makes the package for such a processor, and tries it on a machine that has one.
 pub(crate) fn systemd(arch: Arch) -> Result<()> {
-    packages::ensure_machine(arch)?;
-    packages::ensure_trial()?;
+    packages::ensure(&[&packages::KERNELS, &[arch.machine()], &packages::TRIAL])?;
     let image = kernels::image(KERNEL, arch)?;
     let (package, later) = deb::to_try(arch)?;
     let directory = workspace().join("target/systemd");

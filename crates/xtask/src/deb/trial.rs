@@ -46,7 +46,7 @@ pub(super) fn run_all(arch: Arch, package: &Path, later: &Path) -> Result<()> {
         uid == 0,
         "only root can set up other systems: sudo cargo xtask deb --try"
     );
-    packages::ensure_trial()?;
+    packages::ensure(&[&packages::TRIAL])?;
     for suite in SUITES {
         let system = fresh(&package.with_file_name("try"), suite, arch, TOOLS)?;
         tree::write(&system.join("try/try.sh"), SCRIPT.as_bytes())?;
