@@ -6,7 +6,7 @@ use anyhow::Result;
 use dibs_config::{Config, Error};
 use serde_json::json;
 
-use crate::commands::{say, show, warn};
+use crate::output::{say, show, warn};
 use crate::units::count;
 
 pub(crate) fn run(file: &Path, json: bool) -> Result<()> {

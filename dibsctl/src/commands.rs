@@ -2,7 +2,6 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
-use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
@@ -11,6 +10,7 @@ use dibs_lab::dibs::Programs;
 use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
+use crate::output::{show, unix_now, warn};
 use crate::table::Table;
 use crate::{check, cleanup, doctor, eavesdrop, init, keys, render, top, units};
 
@@ -129,34 +129,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Prints `value`, or what `human` makes of it.
-pub(crate) fn show(
-    json: bool,
-    value: &impl Serialize,
-    human: impl FnOnce() -> String,
-) -> Result<()> {
-    let text = if json {
-        serde_json::to_string_pretty(value)? + "\n"
-    } else {
-        human()
-    };
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
-}
-
-/// Says sentences on stderr.
-pub(crate) fn warn(warnings: &[String]) {
-    for warning in warnings {
-        say(&format!("warning: {}", units::printable(warning)));
-    }
-}
-
-/// Says it on stderr, or to nobody when that is closed.
-pub(crate) fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
-}
-
 fn show_list<T: Serialize>(
     json: bool,
     list: &[T],
@@ -265,10 +237,4 @@ fn follow(json: bool, client: Client) -> Result<()> {
 fn man(directory: &Path) -> Result<()> {
     clap_mangen::generate_to(Args::command(), directory)
         .with_context(|| format!("cannot write the manual to {}", directory.display()))
-}
-
-pub(crate) fn unix_now() -> f64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
 }

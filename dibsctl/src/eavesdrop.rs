@@ -14,7 +14,7 @@ use dibs_eavesdrop::{Attacker, Only, Report, Tap};
 use dibs_lab::capture::overhear;
 use serde::Serialize;
 
-use crate::commands::{say, show, warn};
+use crate::output::{say, show, warn};
 
 /// What was heard, and what to say of it.
 pub(crate) struct Heard {

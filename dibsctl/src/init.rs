@@ -14,7 +14,7 @@ use dibs_config::{Config, Error, PeerConfig, PublicKey, Trust};
 
 use self::interfaces::Interface;
 use self::report::{Peer, Report};
-use crate::commands::say;
+use crate::output::say;
 
 /// What cannot be found out.
 #[derive(clap::Args)]

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use dibs_config::{PresharedKey, PrivateKey};
 use zeroize::Zeroizing;
 
-use crate::commands::say;
+use crate::output::say;
 
 pub(crate) fn genkey() -> Result<()> {
     print_secret(PrivateKey::generate().to_base64())

@@ -9,6 +9,7 @@ mod doctor;
 mod eavesdrop;
 mod init;
 mod keys;
+mod output;
 mod render;
 mod table;
 mod top;
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
         // Whoever reads our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            commands::say(&format!(
+            output::say(&format!(
                 "dibsctl: {}",
                 units::printable(&format!("{error:#}"))
             ));

@@ -12,7 +12,7 @@ use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifier
 use dibs_control::Client;
 use ratatui::DefaultTerminal;
 
-use crate::commands::{show, unix_now};
+use crate::output::{show, unix_now};
 use draw::Screen;
 use model::{Order, Sample, Sort, View};
 

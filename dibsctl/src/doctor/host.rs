@@ -151,7 +151,7 @@ impl Host {
             nft: nft.and_then(|text| serde_json::from_str(&text).ok()),
             network: network().await,
             managers: managers(),
-            now: crate::commands::unix_now(),
+            now: crate::output::unix_now(),
             synchronized: dibs_io::is_clock_synchronized(),
             congestion,
         }

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use dibs_config::Config;
 use serde_json::json;
 
-use crate::commands::show;
+use crate::output::show;
 use crate::units::{count, printable};
 use checks::{
     clock, config, congestion, daemon, firewall, flavours, forwarding, kernel, managers, marks,

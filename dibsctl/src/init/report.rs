@@ -8,7 +8,7 @@ use dibs_config::setup::Introduction;
 use serde_json::json;
 
 use super::interfaces::Interface;
-use crate::commands::{show, warn};
+use crate::output::{show, warn};
 use crate::table::Table;
 
 /// What was done, and what the other host needs.
