@@ -1,14 +1,13 @@
 //! A host with its keys, its configuration, and `dibsd` on it.
 
 use std::fmt::Write as _;
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
-use std::process::Output;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use dibs_config::PrivateKey;
+use dibs_lab::dibs::Dibsd;
 use dibs_netns::{HANG, Host, Process};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -39,50 +38,35 @@ pub fn wait(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program with what systemd says where standard error leads to the journal (systemd.exec(5)).
-const JOURNALED: &str =
-    "JOURNAL_STREAM=$(stat --dereference --format=%d:%i /dev/stderr) exec \"$@\"";
+/// Has the daemon be told what systemd says where standard error leads to the journal (systemd.exec(5)).
+const JOURNALED: &str = "export JOURNAL_STREAM=$(stat --dereference --format=%d:%i /dev/stderr)";
 
 /// One of the two hosts.
 #[derive(Debug)]
 pub struct Node {
-    /// The host, whose `/run` is its own.
-    pub host: Host,
-    daemon: Option<Process>,
-    /// The time zone of its daemons; none: the machine's.
-    zone: Option<String>,
-    /// Whether its daemons are told that their standard error leads to the journal.
-    is_journaled: bool,
-    /// What earlier daemons of this host logged.
-    logs: String,
+    dibsd: Dibsd,
+}
+
+impl Deref for Node {
+    type Target = Dibsd;
+
+    fn deref(&self) -> &Dibsd {
+        &self.dibsd
+    }
+}
+
+impl DerefMut for Node {
+    fn deref_mut(&mut self) -> &mut Dibsd {
+        &mut self.dibsd
+    }
 }
 
 impl Node {
     /// A host with a new key pair; returns its public key too.
-    pub(crate) fn new(host: Host) -> Result<(Self, String)> {
-        let node = Self {
-            host,
-            daemon: None,
-            zone: None,
-            is_journaled: false,
-            logs: String::new(),
-        };
-        let directory = node.directory();
-        std::fs::create_dir(&directory).context("directory of the daemon")?;
-        std::fs::set_permissions(&directory, Permissions::from_mode(0o700))?;
-        let dibsctl = programs::built("dibsctl");
-        let dibsctl = dibsctl.display();
-        let make = format!(
-            "umask 077; {dibsctl} genkey >/run/dibs/private.key && \
-             {dibsctl} pubkey </run/dibs/private.key"
-        );
-        let public = node.host.shell(&make)?.trim().to_owned();
-        Ok((node, public))
-    }
-
-    /// The host's `/run/dibs`, as seen from the test.
-    pub fn directory(&self) -> PathBuf {
-        self.host.run_dir().join("dibs")
+    pub(crate) fn new(host: &Host) -> Result<(Self, String)> {
+        let (mut dibsd, key) = programs::find()?.on(host)?;
+        dibsd.precede("export DIBS_LOG=debug");
+        Ok((Self { dibsd }, key))
     }
 
     /// The host's private key.
@@ -92,14 +76,6 @@ impl Node {
     pub fn private_key(&self) -> Result<PrivateKey> {
         let file = self.directory().join("private.key");
         dibs_config::read_private_key(&file).context("private key")
-    }
-
-    /// Writes the configuration that the next daemon reads.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn configure(&self, config: &str) -> Result<()> {
-        std::fs::write(self.directory().join("dibsd.toml"), config).context("configuration")
     }
 
     /// Where the daemon writes what is to outlive it.
@@ -144,34 +120,9 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the daemon.
-    ///
-    /// # Errors
-    /// If its program does not start.
-    pub fn spawn(&mut self) -> Result<()> {
-        self.forget();
-        let mut command = match self.is_journaled {
-            false => self.host.command(programs::built("dibsd")),
-            true => {
-                let mut shell = self.host.command("sh");
-                shell
-                    .args(["-c", JOURNALED, "sh"])
-                    .arg(programs::built("dibsd"));
-                shell
-            }
-        };
-        command.args(["--config", "/run/dibs/dibsd.toml"]);
-        command.env("DIBS_LOG", "debug");
-        if let Some(zone) = &self.zone {
-            command.env("TZ", zone);
-        }
-        self.daemon = Some(self.host.spawn(command)?);
-        Ok(())
-    }
-
     /// Has the next daemon be told, as systemd does, that its standard error leads to the journal.
     pub fn set_journaled(&mut self) {
-        self.is_journaled = true;
+        self.precede(JOURNALED);
     }
 
     /// Has the next daemon live where it is `second` seconds after midnight now.
@@ -181,24 +132,8 @@ impl Node {
         // POSIX counts zones westwards, and as far as a day and less than an hour.
         let west = (utc + 86_400 - u64::from(second)) % 86_400;
         let (hours, minutes) = (west / 3600, west / 60 % 60);
-        self.zone = Some(format!("LAB{hours}:{minutes:02}:{:02}", west % 60));
-    }
-
-    /// Sends the daemon a signal and waits for its end; what it logged is kept.
-    ///
-    /// # Errors
-    /// If none runs, or it does not end.
-    pub fn stop(&mut self, signal: Signal) -> Result<()> {
-        self.signal(signal)?;
-        let daemon = self.daemon.as_mut().context("no daemon runs")?;
-        let status = daemon.wait(SOON)?;
-        ensure!(
-            signal == Signal::SIGKILL || status.success(),
-            "dibsd ended with {status}: {}",
-            self.log()
-        );
-        self.forget();
-        Ok(())
+        let zone = format!("LAB{hours}:{minutes:02}:{:02}", west % 60);
+        self.precede(&format!("export TZ={zone}"));
     }
 
     /// Suspends the daemon.
@@ -225,58 +160,12 @@ impl Node {
         self.signal(Signal::SIGHUP)
     }
 
-    fn signal(&mut self, signal: Signal) -> Result<()> {
-        let daemon = self.daemon.as_mut().context("no daemon runs")?;
-        daemon.signal(signal)
-    }
-
-    /// Waits for a daemon to end by itself, and returns what it said.
-    ///
-    /// # Errors
-    /// If it does not, or says that all is well.
-    pub fn refusal(&mut self) -> Result<String> {
-        let mut daemon = self.daemon.take().context("no daemon runs")?;
-        let status = daemon.wait(SOON)?;
-        ensure!(!status.success(), "dibsd ended with {status}");
-        Ok(daemon.stderr())
-    }
-
-    /// Whether the daemon runs.
-    pub fn is_running(&mut self) -> bool {
-        self.daemon.as_mut().is_some_and(Process::is_running)
-    }
-
-    /// What the host's daemons logged so far.
-    pub fn log(&self) -> String {
-        let current = self.daemon.as_ref().map(Process::stderr);
-        format!("{}{}", self.logs, current.unwrap_or_default())
-    }
-
-    fn forget(&mut self) {
-        if let Some(daemon) = self.daemon.take() {
-            // Infallible: a String takes everything.
-            let _ = writeln!(self.logs, "{}--- the end of this daemon", daemon.stderr());
-        }
-    }
-
     /// What a command of `dibsctl --json` prints.
     ///
     /// # Errors
     /// If it fails; with what it said.
     pub fn ctl(&self, arguments: &[&str]) -> Result<Value> {
-        let output = self.dibsctl(arguments)?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "dibsctl {} on host {}: {}: {said}",
-            arguments.join(" "),
-            self.host.name(),
-            output.status
-        );
-        serde_json::from_slice(&output.stdout).with_context(|| {
-            let printed = String::from_utf8_lossy(&output.stdout);
-            format!("dibsctl {} prints no JSON: {printed}", arguments.join(" "))
-        })
+        self.dibsd.ctl(arguments)
     }
 
     /// What a command that must be refused says on standard error.
@@ -284,7 +173,7 @@ impl Node {
     /// # Errors
     /// If it does anything but exit with 1.
     pub fn refused(&self, arguments: &[&str]) -> Result<String> {
-        let output = self.dibsctl(arguments)?;
+        let output = self.host.spawn(self.dibsctl(arguments))?.output(SOON)?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(
             output.status.code() == Some(1),
@@ -294,12 +183,6 @@ impl Node {
             output.status
         );
         Ok(said)
-    }
-
-    fn dibsctl(&self, arguments: &[&str]) -> Result<Output> {
-        let mut command = self.host.command(programs::built("dibsctl"));
-        command.arg("--json").args(arguments);
-        self.host.spawn(command)?.output(SOON)
     }
 
     /// Adds lines to the configuration that the next daemon reads.
@@ -317,9 +200,7 @@ impl Node {
     /// # Errors
     /// If that does not begin.
     pub fn events(&self) -> Result<Process> {
-        let mut command = self.host.command(programs::built("dibsctl"));
-        command.args(["--json", "events"]);
-        let events = self.host.spawn(command)?;
+        let events = self.host.spawn(self.dibsctl(&["events"]))?;
         // Something that is told, until it is heard.
         wait("events to be followed", || {
             let made = self.ctl(&["rule", "add", "--dport", "9", "--bump", "scramble"]);
@@ -333,17 +214,9 @@ impl Node {
     /// Waits until the session with the peer stands, with both paths up.
     ///
     /// # Errors
-    /// If it does not; with the list of peers.
-    pub fn wait_established(&self) -> Result<()> {
-        let mut seen = Value::Null;
-        let up = wait("an established session on two paths", || {
-            let peers = self.ctl(&["peer", "list"]).unwrap_or_default();
-            let paths = self.ctl(&["path", "list"]).unwrap_or_default();
-            let up = states(&peers) == ["established"] && states(&paths) == ["up", "up"];
-            seen = Value::from(vec![peers, paths]);
-            up
-        });
-        up.with_context(|| format!("host {}: {seen:#}", self.host.name()))
+    /// If it does not.
+    pub fn wait_established(&mut self) -> Result<()> {
+        self.wait_until_joined(2)
     }
 
     /// Waits until a path is in this state.
@@ -521,11 +394,4 @@ impl Node {
 fn named<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
     let mut entries = list.as_array()?.iter();
     entries.find(|entry| entry["name"] == name)
-}
-
-fn states(list: &Value) -> Vec<&str> {
-    let entries = list.as_array().into_iter().flatten();
-    entries
-        .filter_map(|entry| entry["state"].as_str())
-        .collect()
 }

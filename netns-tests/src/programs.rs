@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::Once;
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_lab::dibs::Programs;
 use dibs_netns::require_programs;
 
 /// Programs that the tests start, and the Debian packages they come in.
@@ -60,6 +61,14 @@ pub fn build() {
 /// Where cargo put the program.
 pub fn built(name: &str) -> PathBuf {
     directory().join(name)
+}
+
+/// The programs under test.
+///
+/// # Errors
+/// If they were not built.
+pub fn find() -> Result<Programs> {
+    Programs::beside(&directory())
 }
 
 /// The directory of the profile: the test's own executable is in its `deps`.

@@ -16,6 +16,8 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use anyhow::Result;
+use dibs_lab::dibs::{PORT, Peer, Settings, configuration};
+use dibs_lab::site::Site;
 use dibs_lab::{Lab, Link, LinkSpec};
 use dibs_netns::Host;
 
@@ -155,51 +157,39 @@ impl Setup {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    fn config(&self, peer: &str, peer_key: &str, peer_number: u8, calls: &[(&str, u8)]) -> String {
-        let Self { keys, .. } = self;
-        let endpoints: String = calls
-            .iter()
-            .map(|&(path, net)| {
-                let to = self.endpoint(net, peer_number);
-                format!("{path} = \"{to}\"\n")
-            })
-            .collect();
-        let own = 3 - peer_number;
-        let (gateway, behind) = match self.gateways {
-            true => (
-                format!("gateway = [{}]\n", networks(own)),
-                // The gateway's other addresses, for its ICMP errors come from there. And what a host
-                // says of its peer may be more than the peer says of itself.
-                format!(
-                    ", \"10.0.2.{peer_number}/32\", \"fd00:2::{peer_number}/128\", {}, \
-                     \"192.168.{}.0/24\"",
-                    networks(peer_number),
-                    peer_number + 16
-                ),
-            ),
-            false => Default::default(),
+    /// The configuration of host 1 or 2, which calls its peer by so many paths.
+    fn config(&self, own: u8, peer: &str, peer_key: &str, calls: usize, tables: &str) -> String {
+        let far = 3 - own;
+        let mut daemon = format!("default_bump = \"scramble\"\n{}", self.keys);
+        let mut addresses = vec![
+            format!("\"10.0.1.{far}/32\""),
+            format!("\"fd00:1::{far}/128\""),
+        ];
+        if self.gateways {
+            daemon += &format!("gateway = [{}]\n", networks(own));
+            // The gateway's other addresses, for its ICMP errors come from there. And what a host
+            // says of its peer may be more than the peer says of itself.
+            addresses.extend([
+                format!("\"10.0.2.{far}/32\", \"fd00:2::{far}/128\""),
+                networks(far),
+                format!("\"192.168.{}.0/24\"", far + 16),
+            ]);
+        }
+        let endpoints = [
+            ("eth", self.endpoint(1, far)),
+            ("wlan", self.endpoint(2, far)),
+        ];
+        let peer = Peer {
+            name: peer,
+            public_key: peer_key,
+            addresses: &addresses,
+            endpoints: &endpoints[..calls],
         };
-        format!(
-            "[daemon]\n\
-             private_key_file = \"/run/dibs/private.key\"\n\
-             default_bump = \"scramble\"\n\
-             {gateway}\
-             {keys}\n\
-             [[path]]\n\
-             name = \"eth\"\n\
-             interface = \"eth0\"\n\
-             trust = \"trusted\"\n\n\
-             [[path]]\n\
-             name = \"wlan\"\n\
-             interface = \"wlan0\"\n\
-             trust = \"untrusted\"\n\n\
-             [[peer]]\n\
-             name = \"{peer}\"\n\
-             public_key = \"{peer_key}\"\n\
-             addresses = [\"10.0.1.{peer_number}/32\", \"fd00:1::{peer_number}/128\"{behind}]\n\n\
-             [peer.endpoints]\n\
-             {endpoints}"
-        )
+        let settings = Settings {
+            daemon: &daemon,
+            tables,
+        };
+        configuration(&Site::paths(2), &peer, settings)
     }
 
     fn endpoint(&self, net: u8, host: u8) -> SocketAddr {
@@ -208,7 +198,7 @@ impl Setup {
         } else {
             format!("10.0.{net}.{host}").parse()
         };
-        SocketAddr::new(ip.expect("an address"), 5300)
+        SocketAddr::new(ip.expect("an address"), PORT)
     }
 }
 
@@ -243,11 +233,11 @@ impl Net {
             true => networks_behind(&mut lab, [&host_a, &host_b])?,
             false => Vec::new(),
         };
-        let (a, key_a) = Node::new(host_a)?;
-        let (b, key_b) = Node::new(host_b)?;
-        let calls = [("eth", 1), ("wlan", 2)];
-        a.configure(&(setup.config("server", &key_b, 2, &calls) + &setup.bumps[0] + &setup.rules))?;
-        b.configure(&(setup.config("laptop", &key_a, 1, &calls[..1]) + &setup.bumps[1]))?;
+        let (a, key_a) = Node::new(&host_a)?;
+        let (b, key_b) = Node::new(&host_b)?;
+        let of_a = format!("{}{}", setup.bumps[0], setup.rules);
+        a.configure(&setup.config(1, "server", &key_b, 2, &of_a))?;
+        b.configure(&setup.config(2, "laptop", &key_a, 1, &setup.bumps[1]))?;
         Ok(Self {
             a,
             b,
@@ -273,7 +263,7 @@ impl Net {
     ///
     /// # Errors
     /// If they do not.
-    pub fn wait_established(&self) -> Result<()> {
+    pub fn wait_established(&mut self) -> Result<()> {
         self.a.wait_established()?;
         self.b.wait_established()
     }

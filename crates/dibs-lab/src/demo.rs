@@ -20,7 +20,7 @@ use self::screen::{Sample, Screen};
 use self::text::Sum;
 use self::transfer::Transfer;
 use crate::capture::Capture;
-use crate::dibs::{Daemon, Programs, Settings};
+use crate::dibs::{Dibsd, Programs, Settings};
 use crate::lab::Lab;
 use crate::site::{INTERFACES, Site, TRUSTED, UNTRUSTED, addresses};
 
@@ -120,7 +120,7 @@ pub fn run(programs: &Programs, mebibytes: u32) -> Result<()> {
 struct Show<'a> {
     screen: Screen,
     site: &'a Site,
-    laptop: &'a Daemon,
+    laptop: &'a Dibsd,
     transfer: &'a Transfer,
     bump: String,
     began: [u64; 2],

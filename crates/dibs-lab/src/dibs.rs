@@ -1,23 +1,24 @@
 //! dibsd on hosts of the lab, and dibsctl to steer it: the real programs with real configurations.
 
-use std::fmt::Write as _;
 use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 pub use dibs_control::Trust;
 use dibs_control::{PathInfo, PathState, PeerInfo, PeerState, Status};
 use dibs_netns::{HANG, Host, Process, wait_for};
+use nix::sys::signal::Signal;
 use serde::de::DeserializeOwned;
 
 /// The daemon's UDP port, on all paths.
 pub const PORT: u16 = 5300;
 /// Where TUNs come from.
 const TUN: &str = "/dev/net/tun";
+/// Makes the daemon's directory and keys by the dibsctl in `$0`, and prints the public one.
+const MAKE_KEYS: &str = "umask 077; mkdir /run/dibs; \"$0\" genkey >/run/dibs/private.key; \
+     \"$0\" pubkey </run/dibs/private.key";
 /// Where programs are installed.
 const DIRECTORIES: [&str; 6] = [
     "/usr/local/sbin",
@@ -57,14 +58,6 @@ pub struct Settings<'a> {
     pub tables: &'a str,
 }
 
-/// A running dibsd, killed when dropped.
-#[derive(Debug)]
-pub struct Daemon {
-    host: Host,
-    dibsctl: PathBuf,
-    process: Process,
-}
-
 impl Programs {
     /// Those beside the running program, or else those that are installed.
     ///
@@ -100,31 +93,6 @@ impl Programs {
         })
     }
 
-    /// A new key pair, in base64. What it protects is a demonstration.
-    fn keys(&self) -> Result<[String; 2]> {
-        let private = self.print("genkey", "")?;
-        let public = self.print("pubkey", &private)?;
-        Ok([private, public])
-    }
-
-    /// What a command of dibsctl that needs no daemon makes of its input.
-    fn print(&self, command: &str, input: &str) -> Result<String> {
-        let mut child = Command::new(&self.dibsctl)
-            .arg(command)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start: {}", self.dibsctl.display()))?;
-        let mut stdin = child.stdin.take().expect("it is piped");
-        let written = stdin.write_all(input.as_bytes());
-        drop(stdin);
-        let output = child.wait_with_output()?;
-        ensure!(output.status.success(), "dibsctl {command} failed");
-        written.with_context(|| format!("dibsctl {command} does not read"))?;
-        let text = String::from_utf8(output.stdout).context("a key in base64")?;
-        Ok(text.trim().to_owned())
-    }
-
     /// Starts dibsd on two hosts, each with its settings, and returns once they agree on keys and
     /// all paths carry data.
     ///
@@ -135,121 +103,228 @@ impl Programs {
         hosts: [&Host; 2],
         paths: &[PathSpec],
         settings: [Settings<'_>; 2],
-    ) -> Result<[Daemon; 2]> {
+    ) -> Result<[Dibsd; 2]> {
         let tun = OpenOptions::new().read(true).write(true).open(TUN);
         tun.with_context(|| format!("{TUN}, which dibsd needs, and which usually is open to all"))?;
-        let keys = [self.keys()?, self.keys()?];
-        let start = |near: usize| {
-            let far = 1 - near;
+        let [(near, near_key), (far, far_key)] = [self.on(hosts[0])?, self.on(hosts[1])?];
+        let (mut daemons, keys) = ([near, far], [near_key, far_key]);
+        for (near, far) in [(0, 1), (1, 0)] {
+            let addresses = paths.iter().map(|path| path.ends[far]);
+            let names = paths.iter().map(|path| path.name);
+            let endpoints = addresses.clone().map(|ip| SocketAddr::new(ip, PORT));
             let peer = Peer {
                 name: hosts[far].name(),
-                public_key: &keys[far][1],
-                end: far,
+                public_key: &keys[far],
+                addresses: &addresses.map(host_prefix).collect::<Vec<_>>(),
+                endpoints: &names.zip(endpoints).collect::<Vec<_>>(),
             };
-            self.start(hosts[near], &keys[near][0], &peer, paths, settings[near])
-        };
-        let mut daemons = [start(0)?, start(1)?];
+            daemons[near].configure(&configuration(paths, &peer, settings[near]))?;
+            daemons[near].spawn()?;
+        }
         for daemon in &mut daemons {
             daemon.wait_until_joined(paths.len())?;
         }
         Ok(daemons)
     }
 
-    fn start(
-        &self,
-        host: &Host,
-        private_key: &str,
-        peer: &Peer<'_>,
-        paths: &[PathSpec],
-        settings: Settings<'_>,
-    ) -> Result<Daemon> {
-        let directory = host.run_dir().join("dibs");
-        let write = |name: &str, content: &str| {
-            let mut file = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(directory.join(name))?;
-            file.write_all(content.as_bytes())
-        };
-        std::fs::create_dir(&directory)
-            .and_then(|()| write("private.key", private_key))
-            .and_then(|()| write("dibsd.toml", &configuration(peer, paths, settings)))
-            .with_context(|| directory.display().to_string())?;
-        let mut command = host.command(&self.dibsd);
-        command.args(["--config", "/run/dibs/dibsd.toml"]);
-        Ok(Daemon {
+    /// Makes a new key pair on a host, whose daemon does not run yet; returns its public key too.
+    ///
+    /// # Errors
+    /// If that was done there before, or dibsctl fails.
+    pub fn on(&self, host: &Host) -> Result<(Dibsd, String)> {
+        let mut shell = host.command("sh");
+        shell.args(["-ec", MAKE_KEYS]).arg(&self.dibsctl);
+        let public = host.run_within(HANG, shell)?.stdout;
+        let public = String::from_utf8(public).context("a key in base64")?;
+        let daemon = Dibsd {
             host: host.clone(),
-            dibsctl: self.dibsctl.clone(),
-            process: host.spawn(command)?,
-        })
+            programs: self.clone(),
+            process: None,
+            prelude: String::new(),
+            logs: String::new(),
+        };
+        Ok((daemon, public.trim().to_owned()))
     }
 }
 
 /// The far end, as a configuration names it.
-struct Peer<'a> {
-    name: &'a str,
-    public_key: &'a str,
-    /// Its place among the ends of each path.
-    end: usize,
+#[derive(Clone, Copy, Debug)]
+pub struct Peer<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its key, in base64.
+    pub public_key: &'a str,
+    /// Its addresses and networks, in quotation marks.
+    pub addresses: &'a [String],
+    /// Where its daemon is called, by path.
+    pub endpoints: &'a [(&'a str, SocketAddr)],
 }
 
-fn configuration(peer: &Peer<'_>, paths: &[PathSpec], settings: Settings<'_>) -> String {
+/// An address alone, as a configuration has it.
+fn host_prefix(ip: IpAddr) -> String {
+    let bits = if ip.is_ipv4() { 32 } else { 128 };
+    format!("\"{ip}/{bits}\"")
+}
+
+/// The configuration of a host with these paths to one peer.
+pub fn configuration(paths: &[PathSpec], peer: &Peer<'_>, settings: Settings<'_>) -> String {
     let Settings { daemon, tables } = settings;
-    let mut text = format!(
-        "[daemon]\n\
-         private_key_file = \"/run/dibs/private.key\"\n\
-         control_socket = \"/run/dibs/dibsd.sock\"\n\
-         port = {PORT}\n\
-         {daemon}\n"
-    );
-    let mut addresses = Vec::new();
-    let mut endpoints = String::new();
+    let mut text = format!("[daemon]\nprivate_key_file = \"/run/dibs/private.key\"\n{daemon}\n");
     for path in paths {
         let trust = match path.trust {
             Trust::Trusted => "trusted",
             Trust::Untrusted => "untrusted",
         };
-        let (name, interface, far) = (path.name, path.interface, path.ends[peer.end]);
-        let prefix = if far.is_ipv4() { 32 } else { 128 };
-        addresses.push(format!("\"{far}/{prefix}\""));
-        let endpoint = SocketAddr::new(far, PORT);
-        writeln!(endpoints, "{name} = \"{endpoint}\"").expect("a string takes it");
-        write!(
-            text,
+        let (name, interface) = (path.name, path.interface);
+        text += &format!(
             "[[path]]\nname = \"{name}\"\ninterface = \"{interface}\"\ntrust = \"{trust}\"\n"
-        )
-        .expect("a string takes it");
+        );
     }
-    let (name, key, addresses) = (peer.name, peer.public_key, addresses.join(", "));
-    text + &format!(
-        "[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\naddresses = [{addresses}]\n\
-         [peer.endpoints]\n{endpoints}{tables}"
-    )
+    let (name, key, addresses) = (peer.name, peer.public_key, peer.addresses.join(", "));
+    text += &format!(
+        "[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\naddresses = [{addresses}]\n[peer.endpoints]\n"
+    );
+    for (path, endpoint) in peer.endpoints {
+        text += &format!("{path} = \"{endpoint}\"\n");
+    }
+    text + tables
 }
 
-impl Daemon {
-    /// Runs dibsctl on the daemon's host and returns what it says in JSON.
+/// dibsd on a host: its keys, its configuration, and the program while it runs; killed when dropped.
+#[derive(Debug)]
+pub struct Dibsd {
+    /// The host, whose `/run` is its own.
+    pub host: Host,
+    programs: Programs,
+    process: Option<Process>,
+    /// Lines of a shell in front of the program.
+    prelude: String,
+    /// What earlier daemons of this host logged.
+    logs: String,
+}
+
+impl Dibsd {
+    /// The host's `/run/dibs`, as seen from this process.
+    pub fn directory(&self) -> PathBuf {
+        self.host.run_dir().join("dibs")
+    }
+
+    /// Writes the configuration that the next daemon reads.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn configure(&self, config: &str) -> Result<()> {
+        std::fs::write(self.directory().join("dibsd.toml"), config).context("configuration")
+    }
+
+    /// Has a line of a shell precede the next daemons: it may export what they find in their environment.
+    pub fn precede(&mut self, line: &str) {
+        self.prelude += line;
+        self.prelude.push('\n');
+    }
+
+    /// Starts the daemon.
+    ///
+    /// # Errors
+    /// If its program does not start.
+    pub fn spawn(&mut self) -> Result<()> {
+        self.forget();
+        let mut shell = self.host.command("sh");
+        let lines = format!("{}exec \"$0\" --config /run/dibs/dibsd.toml", self.prelude);
+        shell.args(["-ec", &lines]).arg(&self.programs.dibsd);
+        self.process = Some(self.host.spawn(shell)?);
+        Ok(())
+    }
+
+    /// Sends the daemon a signal.
+    ///
+    /// # Errors
+    /// If none runs.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.process()?.signal(signal)
+    }
+
+    /// Sends the daemon a signal and waits for its end; what it logged is kept.
+    ///
+    /// # Errors
+    /// If none runs, or it does not end, or not well.
+    pub fn stop(&mut self, signal: Signal) -> Result<()> {
+        self.signal(signal)?;
+        let status = self.process()?.wait(HANG)?;
+        ensure!(
+            signal == Signal::SIGKILL || status.success(),
+            "dibsd ended with {status}: {}",
+            self.log()
+        );
+        self.forget();
+        Ok(())
+    }
+
+    /// Waits for a daemon to end by itself, and returns what it said.
+    ///
+    /// # Errors
+    /// If it does not, or says that all is well.
+    pub fn refusal(&mut self) -> Result<String> {
+        let status = self.process()?.wait(HANG)?;
+        ensure!(!status.success(), "dibsd ended with {status}");
+        let ended = self.process.take();
+        Ok(ended.map_or_else(String::new, |ended| ended.stderr()))
+    }
+
+    /// Whether the daemon runs.
+    pub fn is_running(&mut self) -> bool {
+        self.process.as_mut().is_some_and(Process::is_running)
+    }
+
+    /// The process that runs the daemon.
+    ///
+    /// # Errors
+    /// If none was started.
+    pub fn process(&mut self) -> Result<&mut Process> {
+        self.process.as_mut().context("no daemon runs")
+    }
+
+    /// The daemon's process id, if there is one.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
+    }
+
+    /// What the host's daemons logged so far.
+    pub fn log(&self) -> String {
+        let current = self.process.as_ref().map(Process::stderr);
+        format!("{}{}", self.logs, current.unwrap_or_default())
+    }
+
+    fn forget(&mut self) {
+        if let Some(daemon) = self.process.take() {
+            self.logs += &daemon.stderr();
+            self.logs += "--- the end of this daemon\n";
+        }
+    }
+
+    /// A command of `dibsctl --json` on the daemon's host.
+    pub fn dibsctl(&self, arguments: &[&str]) -> Command {
+        let mut command = self.host.command(&self.programs.dibsctl);
+        command.arg("--json").args(arguments);
+        command
+    }
+
+    /// What such a command says.
     ///
     /// # Errors
     /// If it refuses or fails; with its sentence.
-    pub fn ctl<T: DeserializeOwned>(&self, words: &[&str]) -> Result<T> {
-        let mut command = self.host.command(&self.dibsctl);
-        command.arg("--json").args(words);
-        let output = self.host.spawn(command)?.output(HANG)?;
-        let line = words.join(" ");
+    pub fn ctl<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T> {
+        let output = self.host.spawn(self.dibsctl(arguments))?.output(HANG)?;
+        let line = arguments.join(" ");
         if !output.status.success() {
             let sentence = String::from_utf8_lossy(&output.stderr);
             let sentence = sentence.trim().trim_start_matches("dibsctl: ");
             bail!("dibsctl {line} on {}: {sentence}", self.host.name());
         }
-        serde_json::from_slice(&output.stdout)
-            .with_context(|| format!("what dibsctl {line} printed"))
-    }
-
-    /// The process that runs dibsd.
-    pub fn pid(&self) -> u32 {
-        self.process.id()
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            let printed = String::from_utf8_lossy(&output.stdout);
+            format!("what dibsctl {line} printed: {printed}")
+        })
     }
 
     /// `dibsctl status`
@@ -269,10 +344,13 @@ impl Daemon {
     }
 
     /// Waits until the session stands and that many paths are up.
-    fn wait_until_joined(&mut self, paths: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// If the daemon ends, or they do not get so far; with what it logged.
+    pub fn wait_until_joined(&mut self, paths: usize) -> Result<()> {
         let mut last = None;
         let joined = wait_for(HANG, "dibsd's session and paths", || {
-            if !self.process.is_running() {
+            if !self.is_running() {
                 return Some(Err(anyhow::anyhow!("dibsd ended")));
             }
             match self.is_joined(paths) {
@@ -284,7 +362,7 @@ impl Daemon {
                 }
             }
         });
-        let printed = || format!("dibsd on {}:\n{}", self.host.name(), self.process.stderr());
+        let printed = || format!("dibsd on {}:\n{}", self.host.name(), self.log());
         match (joined, last) {
             (Ok(result), _) => result,
             (Err(_), Some(last)) => Err(last),
@@ -314,13 +392,17 @@ mod tests {
         let peer = Peer {
             name: "server",
             public_key: &key,
-            end: 1,
+            addresses: &["\"10.0.1.2/32\"".to_owned()],
+            endpoints: &[
+                ("eth", "10.0.1.2:5300".parse().unwrap()),
+                ("wlan", "10.0.2.2:5300".parse().unwrap()),
+            ],
         };
         let settings = Settings {
             daemon: "integrity = \"off\"",
             tables: "[[rule]]\nbump = \"scramble\"\ndport = 7000\n",
         };
-        let text = configuration(&peer, &Site::paths(2), settings);
+        let text = configuration(&Site::paths(2), &peer, settings);
         let config = dibs_config::parse("lab", &text).unwrap();
         assert_eq!(config.daemon.integrity, dibs_config::Integrity::Off);
         assert_eq!(config.paths.len(), 2);

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use dibs_lab::dibs::Programs;
+use anyhow::{Result, ensure};
 use dibs_lab::experiment::{self, RUNS};
 use netns_tests::{isolated, programs};
 
@@ -11,8 +10,7 @@ use netns_tests::{isolated, programs};
 fn one_stream_over_all_bumps() {
     isolated(|| -> Result<()> {
         programs::check()?;
-        let built = programs::built("dibsd");
-        let programs = Programs::beside(built.parent().context("a directory")?)?;
+        let programs = programs::find()?;
         let report = experiment::dibs(&programs, Duration::from_secs(2))?;
         for (run, bumps) in report.runs.iter().zip(RUNS) {
             let of_phases: Vec<&str> = run.phases.iter().map(|phase| &*phase.bump).collect();
@@ -36,8 +34,7 @@ fn one_stream_over_all_bumps() {
 fn the_hint_moves_a_stream_as_the_paper_says() {
     isolated(|| -> Result<()> {
         programs::check()?;
-        let built = programs::built("dibsd");
-        let programs = Programs::beside(built.parent().context("a directory")?)?;
+        let programs = programs::find()?;
         // Long enough for the shares of the paths; what the figure with outages shows comes after five seconds.
         let report = experiment::hint(&programs, "cubic", Duration::from_secs(4), 1)?;
         ensure!(report.figures.len() == 6, "{report:?}");

@@ -23,7 +23,7 @@ fn outlives_a_crash(ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result<()> {
         let kill = |net: &mut Net| {
             { ends(net).into_iter() }.try_for_each(|node| node.stop(Signal::SIGKILL))
         };
-        let start = |net: &mut Net| ends(net).into_iter().try_for_each(Node::spawn);
+        let start = |net: &mut Net| ends(net).into_iter().try_for_each(|node| node.spawn());
         outlives(net, talk, kill, start)
     })
 }

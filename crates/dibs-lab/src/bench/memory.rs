@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::report::{Ratio, Table};
 use super::system::{Contestant, PORT, Place, System};
 use super::{Stage, plain_links};
-use crate::dibs::Daemon;
+use crate::dibs::Dibsd;
 use crate::load::Transport;
 use crate::load::sockets::PATIENCE;
 
@@ -206,7 +206,7 @@ fn describe(contestant: &Contestant, standing: &[TcpStream]) -> String {
         };
         let tracked = tracked.map(|all| all.lines().filter(port).collect::<Vec<_>>().join("\n"));
         tell("conntrack", tracked);
-        let listed = |daemon: &Daemon| {
+        let listed = |daemon: &Dibsd| {
             let conns: Vec<serde_json::Value> = daemon.ctl(&["conn", "list"])?;
             let lines = conns.iter().map(ToString::to_string);
             let lines: Vec<_> = lines.filter(|line| of_them(&line.as_str())).collect();

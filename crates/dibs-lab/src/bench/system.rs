@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 
 use super::Stage;
 use crate::baseline::{self, Tunnel};
-use crate::dibs::{Daemon, Settings};
+use crate::dibs::{Dibsd, Settings};
 use crate::lab::Lab;
 use crate::link::LinkSpec;
 use crate::load::Transport;
@@ -89,7 +89,7 @@ pub(super) struct Contestant {
     pub(super) site: Site,
     pub(super) to: SocketAddr,
     pub(super) transport: Transport,
-    pub(super) daemons: Option<[Daemon; 2]>,
+    pub(super) daemons: Option<[Dibsd; 2]>,
     on_bump: bool,
     tunnel: Option<Tunnel>,
 }
@@ -209,7 +209,7 @@ impl<'a> Place<'a> {
 impl Contestant {
     /// The two programs that carry its connections, if that is not the kernel's work.
     fn programs(&self) -> Vec<u32> {
-        let daemons = self.daemons.iter().flatten().map(Daemon::pid);
+        let daemons = self.daemons.iter().flatten().filter_map(Dibsd::pid);
         let tunnel = self.tunnel.iter().flat_map(Tunnel::programs);
         daemons.chain(tunnel).collect()
     }

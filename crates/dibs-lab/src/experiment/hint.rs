@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use crate::bench::{Environment, median};
-use crate::dibs::{Daemon, PathSpec, Programs, Settings};
+use crate::dibs::{Dibsd, PathSpec, Programs, Settings};
 use crate::lab::Lab;
 use crate::load::Throughput;
 use crate::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot};
@@ -184,7 +184,7 @@ pub fn hint(programs: &Programs, congestion: &str, span: Duration, turns: u32) -
 /// Two hosts, their daemons, and two links of a rate in bytes a second and with round trips in ms.
 struct Stage {
     site: Site,
-    daemons: [Daemon; 2],
+    daemons: [Dibsd; 2],
     _lab: Lab,
 }
 

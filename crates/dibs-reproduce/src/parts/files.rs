@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use dibs_lab::dibs::{Daemon, Settings};
+use dibs_lab::dibs::{Dibsd, Settings};
 use dibs_lab::load::{Throughput, Transport, accept, set_congestion};
 use dibs_lab::plot::{BLUE, Curve, ORANGE, Panel, Plot, RED};
 use dibs_lab::site::{Site, UNTRUSTED, addresses};
@@ -79,7 +79,7 @@ impl Way {
 struct Place {
     way: Way,
     site: Site,
-    _daemons: Option<[Daemon; 2]>,
+    _daemons: Option<[Dibsd; 2]>,
     _lab: Lab,
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_control::Changed;
-use dibs_lab::dibs::{Daemon, Settings};
+use dibs_lab::dibs::{Dibsd, Settings};
 use dibs_lab::plot::{BLUE, Curve, Mark, Panel, Plot, RED};
 use dibs_lab::site::{Site, addresses};
 use dibs_lab::{Conditions, Lab};
@@ -183,7 +183,7 @@ fn outcome(stage: &Stage, program: &'static Program, span: Duration) -> Result<O
 }
 
 /// Moves all connections each second, until there is an end; returns when they went where.
-fn switch(daemon: &Daemon, is_over: impl Fn() -> bool) -> Result<Vec<(Duration, &'static str)>> {
+fn switch(daemon: &Dibsd, is_over: impl Fn() -> bool) -> Result<Vec<(Duration, &'static str)>> {
     let port = PORT.to_string();
     let start = Instant::now();
     let mut switches = Vec::new();

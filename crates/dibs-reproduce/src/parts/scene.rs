@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use dibs_eavesdrop::{Link, Tap};
-use dibs_lab::dibs::{Daemon, PORT, Programs, Settings, Trust};
+use dibs_lab::dibs::{Dibsd, PORT, Programs, Settings, Trust};
 use dibs_lab::load::Transport;
 use dibs_lab::site::{Site, UNTRUSTED, addresses};
 use dibs_lab::{Capture, Lab, Recording};
@@ -66,7 +66,7 @@ pub(super) enum Label {
 /// See the module.
 pub(super) struct Scene {
     site: Site,
-    _daemons: [Daemon; 2],
+    _daemons: [Dibsd; 2],
     _lab: Lab,
 }
 
