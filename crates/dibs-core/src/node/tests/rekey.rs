@@ -108,6 +108,28 @@ fn stops_and_goes_on(bump: u8) {
     assert!(pair.stream(1).ends_with(&more));
 }
 
+#[test]
+fn keys_may_end_between_the_shares_of_a_set() {
+    let data = text(50_000);
+    for per_phase in 20..26 {
+        let limits = KeyLimits {
+            per_phase,
+            phases: 4,
+            previous_kept: 10,
+        };
+        let mut pair = limited(bump::SHARE, limits);
+        pair.run(Duration::from_secs(3));
+        pair.assert_open();
+        pair.filter = Box::new(|_, _, bytes| is_data(bytes));
+        for (i, part) in data.chunks(500).enumerate() {
+            pair.send(0, 1 + i as u32 * 500, part, 0, i as u32);
+            pair.run(Duration::from_millis(1));
+        }
+        let refused = pair.nodes[0].counters().get(Counter::KeysExhausted);
+        assert!(refused > 0, "{per_phase}");
+    }
+}
+
 /// Whether data passes in both directions now.
 fn passes(pair: &mut Pair, seq: u32) {
     pair.injected = Default::default();
