@@ -6,7 +6,7 @@
 //! - [`flow`]: connections, their queues toward the paths, the packets made for the kernel;
 //! - [`bump`]: what is done to their bytes;
 //! - [`stream`]: where each byte stands, which epoch carries it, restoring in order;
-//! - [`chunk`]: what waits for an acknowledgement;
+//! - [`chunk`], [`in_flight`]: what is sent until it is acknowledged;
 //! - [`path`]: packet numbers, acknowledgements, loss, congestion, MTU;
 //! - [`session`]: handshakes, keys, replay windows.
 
@@ -15,6 +15,7 @@ pub mod bump;
 pub mod chunk;
 pub mod counters;
 pub mod flow;
+pub mod in_flight;
 pub mod node;
 pub mod path;
 pub mod preference;

@@ -31,9 +31,9 @@ use super::out::{Out, Source};
 use super::paths::{Choice, PathSet, Wanted};
 use super::peer::Peer;
 use super::shared::Shared;
-use crate::chunk::InFlight;
 use crate::counters::Counter;
 use crate::flow::queue::Patience;
+use crate::in_flight::InFlight;
 use crate::session::{CLEAR_HEADER_LEN as CLEAR, OVERHEAD, Session};
 use crate::time::Time;
 

@@ -5,7 +5,8 @@ use dibs_wire::frame::{self, Frame};
 
 use super::SendCx;
 use super::datagram::Asks;
-use crate::chunk::{Content, Message, Pending, Placement};
+use crate::chunk::{Content, Message, Placement};
+use crate::in_flight::Pending;
 use crate::node::messages::Messages;
 use crate::node::out::Out;
 use crate::node::paths::Kind;

@@ -1,6 +1,10 @@
 //! What waits, comes and goes.
 
+use dibs_wire::frame::TcpFields;
+
 use super::*;
+use crate::chunk::Strand;
+use crate::flow::fields::OwnedFields;
 
 fn control(id: u32) -> Message {
     let bytes = Box::from(*b"x");
