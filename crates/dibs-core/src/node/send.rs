@@ -14,7 +14,6 @@ mod datagram;
 mod empty_segments;
 mod opaque;
 mod path_frames;
-mod postpone;
 mod retransmit;
 mod run;
 mod shares;

@@ -2,15 +2,13 @@
 
 use smallvec::SmallVec;
 
-use super::datagram::MAX_SEGMENTS;
+use super::SendCx;
+use super::datagram::{MAX_SEGMENTS, Shape};
 use super::retransmit::{is_stale, retransmit_chunks, shape};
-use super::{CLEAR, SendCx};
-use crate::chunk::{Content, Delayed};
+use crate::chunk::{Content, Delayed, Placement};
 use crate::counters::Counter;
 use crate::node::out::Out;
-use crate::node::paths::Kind;
-use crate::path::Blocked;
-use crate::session::TAG_LEN;
+use crate::node::paths::{Avoid, Kind, Wanted};
 use crate::slab::Key;
 
 /// Chunks that wait to be copied to a path, at most; the oldest goes for another one, for it has likely arrived
@@ -44,57 +42,46 @@ pub(super) fn send(cx: &mut SendCx<'_>) -> Option<Out> {
 }
 
 fn send_by(cx: &mut SendCx<'_>, at: usize) -> Option<Out> {
-    if cx.paths[at].copies.is_empty() {
+    let link = &mut cx.paths[at];
+    if link.copies.is_empty() {
         return None;
     }
-    let mut copies = std::mem::take(&mut cx.paths[at].copies);
-    if !cx.paths[at].is_active(cx.shared) {
+    let mut copies = std::mem::take(&mut link.copies);
+    if !link.is_active(cx.shared) {
         return None;
     }
+    let placement = Placement::Only(link.id);
     let mut out = None;
-    while out.is_none()
-        && let Some(Delayed { key, .. }) = copies.front()
-    {
-        let chunk = match cx.in_flight.get(*key) {
-            Some(pending) if !is_stale(cx.flows, cx.in_flight, pending) => &pending.content,
-            _ => {
-                copies.pop_front();
-                continue;
-            }
-        };
+    while let Some(Delayed { key, .. }) = copies.front() {
         // A copy that this path does not take whole is not worth pieces.
-        let shape = match chunk {
-            Content::Chunk(chunk) => shape(cx, at, chunk),
-            _ => None,
-        };
-        let Some(shape) = shape else {
+        let Some(shape) = shape_of(cx, at, *key) else {
             copies.pop_front();
             continue;
         };
-        let wanted = shape.len().max(CLEAR + TAG_LEN);
-        let budget = cx.paths[at].path.budget(cx.now, wanted);
-        if budget < wanted {
-            let blocked = cx.paths[at].path.blocked_until(cx.now, wanted);
-            if let Blocked::Pacing(until) = blocked {
-                cx.paths.wait_until(Some(until));
-            }
+        let wanted = Wanted::alone(placement, shape.len(), Avoid::Nothing);
+        let Some(carrier) = cx.choose(&wanted) else {
             break;
-        }
-        let keys: SmallVec<[Key; MAX_SEGMENTS]> =
-            copies.iter().take(MAX_SEGMENTS).map(|c| c.key).collect();
+        };
+        let first = copies.iter().take(MAX_SEGMENTS).map(|copy| copy.key);
+        let keys: SmallVec<[Key; MAX_SEGMENTS]> = first.collect();
         let before = copies.len();
-        out = retransmit_chunks(cx, (at, budget), &mut copies, 0);
-        let sent = before - copies.len();
-        for key in &keys[..sent] {
+        out = retransmit_chunks(cx, carrier, &mut copies, 0);
+        for key in &keys[..before - copies.len()] {
             cx.shared.count(Counter::ChunkCopied);
             if let Some(pending) = cx.in_flight.get_mut(*key) {
                 pending.copies = pending.copies.saturating_add(1);
             }
         }
-        if sent == 0 {
-            break;
-        }
+        break;
     }
     cx.paths[at].copies = copies;
     out
+}
+
+fn shape_of(cx: &SendCx<'_>, at: usize, key: Key) -> Option<Shape> {
+    let pending = cx.in_flight.get(key)?;
+    match &pending.content {
+        Content::Chunk(chunk) if !is_stale(cx.flows, cx.in_flight, pending) => shape(cx, at, chunk),
+        _ => None,
+    }
 }

@@ -13,7 +13,7 @@ use super::run::Run;
 use super::shares::{Shares, share_frame};
 use super::{CLEAR, NOT_BARE};
 use crate::bump::{Bump, Split};
-use crate::chunk::{Chunk, Content, Delayed, Head, Placement, ShareOf, Strand};
+use crate::chunk::{Chunk, Content, Head, Placement, ShareOf, Strand};
 use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Rest;
@@ -285,7 +285,7 @@ impl Cutter<'_, '_, '_> {
         };
         let key = self.in_flight.add(Content::Chunk(chunk), piece.placement);
         if let To::Link(_, lost) = &mut self.to {
-            lost.trusted.push_back(Delayed { key, lost_by: None });
+            lost.defer(key);
         }
         self.run.deferred = true;
     }

@@ -10,7 +10,6 @@ use super::carrier::{Carrier, MAX_OVERHEAD};
 use super::copies;
 use super::cutter::{Cutter, To};
 use super::datagram::MAX_SEGMENTS;
-use super::postpone::has_room;
 use super::retransmit::RetransmitQueue;
 use super::run::Run;
 use super::shares::Shares;
@@ -88,7 +87,7 @@ impl Round<'_> {
     pub(super) fn send(mut self, cx: &mut SendCx<'_>) -> Option<Out> {
         *self.held_by_trust = false;
         self.shares.short_of_paths = false;
-        if !has_room(cx, self.lost, self.store) || cx.in_flight.held() >= HELD_LIMIT {
+        if !self.lost.has_room(cx, self.store) || cx.in_flight.held() >= HELD_LIMIT {
             return None;
         }
         let mut sent = self.send_strict(cx);

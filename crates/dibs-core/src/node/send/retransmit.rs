@@ -1,5 +1,7 @@
 //! Chunks that are sent again, or for the first time by a path that they had to wait for.
 
+mod postpone;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -32,13 +34,13 @@ const MESSAGE_SPACING: Duration = Duration::from_millis(25);
 /// What was lost, or left out of a run, by who may carry it; shares wait with their path.
 #[derive(Default)]
 pub(in crate::node) struct RetransmitQueue {
-    pub(super) trusted: VecDeque<Delayed>,
+    trusted: VecDeque<Delayed>,
     any: VecDeque<Delayed>,
     /// Messages between the daemons that were lost more than once, and when the next one is sent again.
     messages: VecDeque<Delayed>,
     messages_at: Time,
     /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.
-    pub(super) postponed: Option<Key>,
+    postponed: Option<Key>,
     /// Chunks that were cut into pieces.
     fragmented: u32,
 }
@@ -54,6 +56,11 @@ impl RetransmitQueue {
     /// Whether no more may wait for a trusted path that need not: beyond that trust wins over speed.
     pub(super) fn is_full(&self) -> bool {
         self.trusted.len() >= MAX_DEFERRED
+    }
+
+    /// What was left out of a run waits for a trusted path.
+    pub(super) fn defer(&mut self, key: Key) {
+        self.trusted.push_back(Delayed { key, lost_by: None });
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called.
@@ -74,7 +81,7 @@ impl RetransmitQueue {
             && let Some(mut message) = self.messages.pop_front()
         {
             self.messages_at = now + MESSAGE_SPACING;
-            if postpone(flows, in_flight, pool, &mut message.key) {
+            if postpone(flows, in_flight, pool, &mut message) {
                 self.trusted.push_back(message);
             }
         }
@@ -331,21 +338,21 @@ pub(super) fn is_stale(flows: &FlowTable, in_flight: &InFlight, pending: &Pendin
     conn.is_none_or(|conn| conn.out.stream.incarnation() != origin.incarnation)
 }
 
-/// Gives what waits under `key` another one, behind all others; false if nothing is to wait.
-pub(super) fn postpone(
+/// Puts what waits behind all others, under another key; false if nothing is to wait.
+fn postpone(
     flows: &FlowTable,
     in_flight: &mut InFlight,
     pool: &mut Pool,
-    key: &mut Key,
+    delayed: &mut Delayed,
 ) -> bool {
-    let Some(pending) = in_flight.get(*key) else {
+    let Some(pending) = in_flight.get(delayed.key) else {
         return false;
     };
     if is_stale(flows, in_flight, pending) {
-        in_flight.remove(*key, pool);
+        in_flight.remove(delayed.key, pool);
         return false;
     }
-    *key = in_flight.postpone(*key);
+    delayed.key = in_flight.postpone(delayed.key);
     true
 }
 
