@@ -165,6 +165,13 @@ impl Daemon {
         &self.config.peers[peer].name
     }
 
+    /// As [`save`](Self::save), where nobody waits for it.
+    pub(crate) fn save_or_warn(&self) {
+        if let Err(error) = self.save() {
+            tracing::warn!("{error:#}");
+        }
+    }
+
     /// Writes what is to outlive us; the sweep does so again if that fails.
     pub(crate) fn save(&self) -> anyhow::Result<()> {
         let state = self.state.borrow();

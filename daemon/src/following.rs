@@ -39,9 +39,7 @@ impl Daemon {
         if let Err(error) = carried_out.await {
             put(before.0, before.1);
             // Or the next start would find them in the file.
-            if let Err(error) = self.save() {
-                tracing::warn!("{error:#}");
-            }
+            self.save_or_warn();
             // Some of it may be in the kernel.
             if let Err(error) = self.steer().await {
                 tracing::warn!("cannot take back what rules were to be: {error:#}");

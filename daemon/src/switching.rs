@@ -104,9 +104,7 @@ impl Daemon {
                 }
             }
             // Or the next start would find them in the file.
-            if let Err(error) = self.save() {
-                tracing::warn!("{error:#}");
-            }
+            self.save_or_warn();
             return Err(error);
         }
         if !self.bumps.is_outside(bump) {
@@ -152,75 +150,40 @@ impl Daemon {
         let mut outcomes = Vec::with_capacity(moves.len());
         let mut answers_none = false;
         for moves in moves.chunks_mut(ROUND) {
-            if !answers_none {
-                self.negotiate(peer, moves).await;
-                let is_silent =
-                    |(_, asked): &Move| matches!(asked.answer(), Err(Unanswered::Silent));
-                answers_none = moves.iter().all(is_silent);
+            if answers_none {
+                moves.iter_mut().for_each(|(_, asked)| asked.handle_unasked());
             }
-            outcomes.extend(self.conclude(peer, moves, bump).await);
+            let failed = self.carry_out(peer, moves).await;
+            let is_silent = |(_, asked): &Move| matches!(asked.answer(), Err(Unanswered::Silent));
+            answers_none |= moves.iter().all(is_silent);
+            outcomes.extend(moves.iter().map(|(live, asked)| {
+                let fault = failed.get(&live.pair).map(ToString::to_string);
+                (live.pair, self.outcome(&live.pair, bump, asked, fault))
+            }));
             progress.done.update(|done| done + moves.len());
         }
         outcomes
     }
 
-    /// Carries out what the peer agreed to, takes back what it did not.
-    async fn conclude(
+    /// What came of a choice, for the user. `fault`: what the kernel did not take of what stands.
+    fn outcome(
         &self,
-        peer: usize,
-        moves: &[Move],
+        pair: &Pair,
         bump: u8,
-    ) -> Vec<(Pair, Result<(), String>)> {
-        let concluded: Vec<(Pair, Conclusion)> = {
-            let conns = &mut self.state.borrow_mut().conns;
-            let conclude = |(live, asked): &Move| (live.pair, asked.conclude(conns));
-            moves.iter().map(conclude).collect()
-        };
-        let came_back =
-            |(_, conclusion): &(Pair, Conclusion)| matches!(conclusion, Conclusion::BroughtBack(_));
-        if concluded.iter().any(came_back)
-            && let Err(error) = self.save()
-        {
-            tracing::warn!("{error:#}");
+        asked: &Negotiation,
+        fault: Option<String>,
+    ) -> Result<(), String> {
+        let conclusion = asked.conclusion();
+        if conclusion == Some(Conclusion::InForce) {
+            return fault.map_or(Ok(()), Err);
         }
-        let concerned = concluded
-            .iter()
-            .filter(|(_, conclusion)| *conclusion != Conclusion::Superseded);
-        let pairs: Vec<Pair> = concerned.map(|(pair, _)| *pair).collect();
-        let back = |(pair, conclusion): &(Pair, Conclusion)| match conclusion {
-            Conclusion::PutBack(bump) => Some((*pair, *bump)),
-            _ => None,
-        };
-        self.put_back(concluded.iter().filter_map(back).collect())
-            .await;
-        let failed = self.mark_choices(&pairs).await;
-        let mut outcomes = Vec::with_capacity(concluded.len());
-        for ((_, asked), (pair, conclusion)) in moves.iter().zip(concluded) {
-            let fault = failed.get(&pair).map(ToString::to_string);
-            let outcome = match (conclusion, fault) {
-                (Conclusion::InForce, fault) => fault.map_or(Ok(()), Err),
-                (conclusion, fault) => {
-                    if let Some(why) = fault {
-                        tracing::warn!("{why}");
-                    }
-                    match conclusion {
-                        Conclusion::Superseded => {
-                            Err("another choice was made for it meanwhile".to_owned())
-                        }
-                        Conclusion::BroughtBack(back) => {
-                            self.tell_choice(pair, back);
-                            Err(self.refusal(&pair, bump, asked.answer()))
-                        }
-                        _ => Err(self.refusal(&pair, bump, asked.answer())),
-                    }
-                }
-            };
-            if let Some((version, own)) = asked.gives_in() {
-                self.give_in(peer, pair, version, own).await;
-            }
-            outcomes.push((pair, outcome));
+        if let Some(why) = fault {
+            tracing::warn!("{why}");
         }
-        outcomes
+        Err(match conclusion {
+            Some(Conclusion::Superseded) => "another choice was made for it meanwhile".to_owned(),
+            _ => self.refusal(pair, bump, asked.answer()),
+        })
     }
 
     /// Why a choice is not in force, for the user.

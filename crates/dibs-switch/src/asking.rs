@@ -1,5 +1,7 @@
 //! What a peer is asked for its part in a switch of one connection, who leaves first, and what becomes of it.
 
+use dibs_core::Time;
+
 use crate::conns::{Choice, Meant, Socket, Version};
 use crate::messages::{Answer, Outcome, Switch, Unanswered};
 use crate::plausible::Implausible;
@@ -7,9 +9,8 @@ use crate::table::{Conn, ConnTable};
 
 /// The switch of one connection, of which its peer is asked for its part.
 ///
-/// It [begins](Self::begin) once it is known whether the kernel here sends: then this host leaves first, when the
-/// peer has said that it would follow. From then on [`next`](Self::next) says what is to be done, and a `handle_*`
-/// what came of that, until it is [concluded](Self::conclude).
+/// [`next`](Self::next) says what is to be done, and a `handle_*` what came of that, until it is
+/// [done](Step::Done). If the kernel here sends, this host leaves first, when the peer has said that it would follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiation {
     conn: Meant,
@@ -30,6 +31,10 @@ pub struct Negotiation {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
+    /// It may be locked to where it is.
+    Locked,
+    /// Nobody has looked yet whether the kernel here sends.
+    Unlocked,
     /// The peer is asked for its part; only whether it would follow, if `ready`. `again`: it knew of a later
     /// choice.
     Asking { ready: bool, again: bool },
@@ -38,8 +43,12 @@ enum Phase {
     Saving { ready: bool, stood: Choice },
     /// The peer would follow, and the connection falls silent.
     Draining,
+    /// It has.
+    Silent,
     /// This came of it.
     Answered(Answer),
+    /// And this of that, of which so much is done.
+    Concluded(Answer, Conclusion, Option<Step>),
 }
 
 /// What is to be done for a [`Negotiation`]. Of many that move together those go first that wait for the least
@@ -47,7 +56,11 @@ enum Phase {
 /// for a question about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// The choices are to be saved.
+    /// What is locked to where it is and is about to leave is to be unlocked.
+    Unlock,
+    /// Whether the kernel here sends by a bump that it leaves is to be [looked at](Negotiation::handle_look).
+    Look,
+    /// The choices are to be [saved](Negotiation::handle_saved).
     Save,
     /// The peer is to be asked, by the version that it has [by then](Negotiation::version).
     Ask {
@@ -56,8 +69,20 @@ pub enum Step {
     },
     /// What the connection sent by its bump is to arrive, and nothing new to be sent.
     Drain,
-    /// It is over.
+    /// It is to leave its bump, if it still [may](Negotiation::handle_silent).
+    Leave,
+    /// It is to be [concluded](Negotiation::conclude).
     Conclude,
+    /// It is to be on this bump again, by no choice.
+    PutBack(u8),
+    /// The kernel is to be [told](Negotiation::handle_marked) of the choice that stands.
+    Mark,
+    /// A rule of the peer wants it on this bump, for which the choice that [stood](Negotiation::stood) is given up.
+    GiveIn(u64),
+    /// The kernel is to be told where the rules have it.
+    Move,
+    /// It is over.
+    Done,
 }
 
 /// What has become of a choice, and who has to be told.
@@ -114,7 +139,7 @@ impl Negotiation {
             before: None,
             origin: 0,
             left: false,
-            phase: Phase::Answered(Err(Unanswered::NotAsked)),
+            phase: Phase::Locked,
         }
     }
 
@@ -124,17 +149,37 @@ impl Negotiation {
         conns.update(&self.conn.pair, take_back);
     }
 
-    /// The peer is asked from now on. `sends`: what the kernel here sent by its bump is under way.
-    pub fn begin(&mut self, sends: bool) {
-        self.phase = Phase::Asking {
-            ready: sends,
-            again: false,
+    /// The peer did not answer for others, and is not asked for this one.
+    pub fn handle_unasked(&mut self) {
+        self.phase = Phase::Answered(Err(Unanswered::NotAsked));
+    }
+
+    /// What was to be done is, where nothing more is to be said of it.
+    pub fn handle_done(&mut self) {
+        self.phase = match self.phase {
+            Phase::Locked => Phase::Unlocked,
+            Phase::Draining => Phase::Silent,
+            Phase::Concluded(answer, conclusion, _) => {
+                Phase::Concluded(answer, conclusion, Some(self.next()))
+            }
+            phase => phase,
         };
+    }
+
+    /// Whether what the kernel here sent by its bump is under way.
+    pub fn handle_look(&mut self, sends: bool) {
+        let (ready, again) = (sends, false);
+        self.phase = Phase::Asking { ready, again };
     }
 
     /// The connection.
     pub fn conn(&self) -> Meant {
         self.conn
+    }
+
+    /// The choice that stood before.
+    pub fn stood(&self) -> Option<Version> {
+        self.before.map(|before| before.version)
     }
 
     /// The version that the peer is asked with.
@@ -151,21 +196,37 @@ impl Negotiation {
         }
     }
 
-    /// What came of it, so far.
+    /// What the peer answered, so far.
     pub fn answer(&self) -> Answer {
         match self.phase {
-            Phase::Answered(answer) => answer,
+            Phase::Answered(answer) | Phase::Concluded(answer, ..) => answer,
             _ => Err(Unanswered::NotAsked),
+        }
+    }
+
+    /// What has become of it, once that is known.
+    pub fn conclusion(&self) -> Option<Conclusion> {
+        match self.phase {
+            Phase::Concluded(_, conclusion, _) => Some(conclusion),
+            _ => None,
         }
     }
 
     /// What is to be done next.
     pub fn next(&self) -> Step {
         match self.phase {
+            Phase::Locked => Step::Unlock,
+            Phase::Unlocked => Step::Look,
             Phase::Asking { ready, .. } => Step::Ask { ready },
             Phase::Saving { .. } => Step::Save,
             Phase::Draining => Step::Drain,
+            Phase::Silent => Step::Leave,
             Phase::Answered(_) => Step::Conclude,
+            Phase::Concluded(answer, conclusion, done) => {
+                let steps = self.rest(answer, conclusion).into_iter().flatten();
+                let next = steps.filter(|step| Some(*step) > done).min();
+                next.unwrap_or(Step::Done)
+            }
         }
     }
 
@@ -208,7 +269,7 @@ impl Negotiation {
     /// The choices are saved, or could not be.
     pub fn handle_saved(&mut self, conns: &mut ConnTable, saved: bool) {
         let Phase::Saving { ready, stood } = self.phase else {
-            return;
+            return self.handle_done();
         };
         if saved {
             let again = true;
@@ -228,13 +289,52 @@ impl Negotiation {
         let choice = conns.get(&self.conn.pair).choice.of(self.conn.socket);
         let stands = !self.explicit || choice.is_some_and(|choice| choice.bump == self.bump);
         self.left = is_there && stands;
-        self.begin(false);
+        self.handle_look(false);
         self.left
     }
 
-    /// Carries out what came of a choice.
-    pub fn conclude(&self, conns: &mut ConnTable) -> Conclusion {
-        conns.update(&self.conn.pair, |conn| self.conclude_with(conn))
+    /// Decides what becomes of it.
+    pub fn conclude(&mut self, conns: &mut ConnTable) -> Conclusion {
+        let answer = self.answer();
+        let conclusion = match self.explicit {
+            true => conns.update(&self.conn.pair, |conn| self.conclude_with(conn)),
+            false => Conclusion::InForce,
+        };
+        self.phase = Phase::Concluded(answer, conclusion, None);
+        conclusion
+    }
+
+    /// What is left to do then, in whatever order.
+    fn rest(&self, answer: Answer, conclusion: Conclusion) -> [Option<Step>; 4] {
+        let own = match answer {
+            Ok((Outcome::OwnRule, own)) => Some(own),
+            _ => None,
+        };
+        if !self.explicit {
+            let own = own.filter(|_| self.bump == 0).map(Step::GiveIn);
+            // What the peer takes no part in goes one way only, as rules allow.
+            return [own.or(Some(Step::Move)), None, None, None];
+        }
+        // The choice that stood was made without a session, and the rule stands against it, too.
+        let gives_in =
+            |own: &u64| { self.before }.is_some_and(|before| u64::from(before.bump) != *own);
+        [
+            matches!(conclusion, Conclusion::BroughtBack(_)).then_some(Step::Save),
+            match conclusion {
+                Conclusion::PutBack(bump) => Some(Step::PutBack(bump)),
+                _ => None,
+            },
+            (conclusion != Conclusion::Superseded).then_some(Step::Mark),
+            own.filter(gives_in).map(Step::GiveIn),
+        ]
+    }
+
+    /// The kernel was told of what stands, or could not be; then the peer is, where it may have moved the connection.
+    pub fn handle_marked(&mut self, conns: &mut ConnTable, now: Time) {
+        if let Some(Conclusion::BroughtBack(back)) = self.conclusion() {
+            conns.update(&self.conn.pair, |conn| conn.telling.tell(back.version, now));
+        }
+        self.handle_done();
     }
 
     fn conclude_with(&self, conn: &mut Conn) -> Conclusion {
@@ -279,17 +379,6 @@ impl Negotiation {
             pending: false,
             ..back
         })
-    }
-
-    /// The choice that stood before was made without a session, and a rule of the peer stands against it, too: its
-    /// version, and the bump that the rule wants.
-    pub fn gives_in(&self) -> Option<(Version, u64)> {
-        match (self.answer(), self.before) {
-            (Ok((Outcome::OwnRule, own)), Some(before)) if u64::from(before.bump) != own => {
-                Some((before.version, own))
-            }
-            _ => None,
-        }
     }
 }
 

@@ -208,9 +208,7 @@ impl Daemon {
             let undone = failed.iter().filter(|following| following.undo(conns));
             undone.map(|following| following.pair).collect()
         };
-        if let Err(error) = self.save() {
-            tracing::warn!("{error:#}");
-        }
+        self.save_or_warn();
         // The kernel has not taken the new marks: what it has says where they were.
         match self.bumps_of(&pairs).await {
             Ok(back) => self.put_back(back).await,

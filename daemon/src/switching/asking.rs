@@ -1,13 +1,15 @@
 //! Peers are asked about many connections at once: a driver of the machines that know what each is asked, and what
 //! follows from its answer ([`dibs_switch::asking`], [`dibs_switch::naming`]).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use super::Mark;
+use super::marking::{Mark, MarkError, warn_of};
+use crate::clock::now;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
 use crate::terms::pair_of;
+use crate::wakers::Task;
 use dibs_switch::asking::{Negotiation, Step};
 use dibs_switch::conns::{Meant, Pair, Version};
 use dibs_switch::messages::{Answer, Body, MAX_ENTRIES, Named, Switch, Unanswered};
@@ -24,42 +26,78 @@ pub(crate) const ROUND: usize = 12 * MAX_ENTRIES;
 pub(super) type Move = (Live, Negotiation);
 
 impl Daemon {
-    /// Asks a peer for its part in up to [`ROUND`] moves, all to one bump. Connections that leave their bump while their
-    /// kernel sends have left when this returns, if the peer agreed to follow.
-    pub(super) async fn negotiate(&self, peer: usize, moves: &mut [Move]) {
-        let Some(switch) = moves.first().map(|(_, first)| first.switch(false)) else {
-            return;
-        };
-        let bump = switch.bump;
-        let pairs: Vec<Pair> = moves.iter().map(|(live, _)| live.pair).collect();
-        self.unlock_leaving(&pairs, bump).await;
-        let sending = match self.bumps.is_outside(bump) {
-            true => self.sending().await,
-            false => HashSet::new(),
-        };
-        for (live, negotiation) in &mut *moves {
-            negotiation.begin(sending.contains(&live.pair));
-        }
+    /// Carries up to [`ROUND`] moves with a peer out, all to one bump: as it agrees. What the kernel did not take of
+    /// choices, and why.
+    pub(super) async fn carry_out(
+        &self,
+        peer: usize,
+        moves: &mut [Move],
+    ) -> HashMap<Pair, MarkError> {
+        let mut failed = HashMap::new();
         while let Some(step) = moves
             .iter()
             .map(|(_, negotiation)| negotiation.next())
             .min()
         {
             let turn = |(_, negotiation): &&mut Move| negotiation.next() == step;
-            let turn: Vec<&mut Move> = moves.iter_mut().filter(turn).collect();
+            let mut turn: Vec<&mut Move> = moves.iter_mut().filter(turn).collect();
+            let pairs: Vec<Pair> = turn.iter().map(|(live, _)| live.pair).collect();
+            let switch = turn[0].1.switch(false);
             match step {
-                Step::Save => self.save_versions(turn),
+                Step::Unlock => self.unlock_leaving(&pairs, switch.bump).await,
+                Step::Look => {
+                    let sending = match self.bumps.is_outside(switch.bump) {
+                        true => self.sending().await,
+                        false => HashSet::new(),
+                    };
+                    for (live, negotiation) in &mut turn {
+                        negotiation.handle_look(sending.contains(&live.pair));
+                    }
+                }
+                Step::Save => self.save_versions(&mut turn),
                 Step::Ask { ready } => {
                     let switch = Switch { ready, ..switch };
-                    self.ask_for_part(peer, turn, switch).await;
+                    self.ask_for_part(peer, &mut turn, switch).await;
                 }
-                Step::Drain => self.leave(turn, switch).await,
-                Step::Conclude => return,
+                Step::Drain => self.silence(turn.iter().map(|(live, _)| live)).await,
+                Step::Leave => self.leave(&mut turn, switch).await,
+                Step::Conclude => {
+                    let conns = &mut self.state.borrow_mut().conns;
+                    for (_, negotiation) in &mut turn {
+                        negotiation.conclude(conns);
+                    }
+                }
+                Step::PutBack(bump) => {
+                    let back = pairs.into_iter().map(|pair| (pair, bump));
+                    self.put_back(back.collect()).await;
+                }
+                Step::Mark => {
+                    failed.extend(self.mark_choices(&pairs).await);
+                    let conns = &mut self.state.borrow_mut().conns;
+                    for (_, negotiation) in &mut turn {
+                        negotiation.handle_marked(conns, now());
+                    }
+                    self.wakers.wake(Task::Tell);
+                }
+                Step::GiveIn(own) => {
+                    for (live, negotiation) in &turn {
+                        match negotiation.stood() {
+                            Some(version) => self.give_in(peer, live.pair, version, own).await,
+                            None => self.follow_peer(&live.pair, own).await,
+                        }
+                    }
+                }
+                Step::Move => warn_of(self.mark_moved(&pairs, switch.bump).await),
+                Step::Done => break,
             }
+            // Of what else was done there is nothing to say.
+            let same = turn.into_iter().filter(|(_, negotiation)| negotiation.next() == step);
+            same.for_each(|(_, negotiation)| negotiation.handle_done());
         }
+        failed
     }
 
-    fn save_versions(&self, moves: Vec<&mut Move>) {
+    fn save_versions(&self, moves: &mut [&mut Move]) {
         let saved = self.save();
         let conns = &mut self.state.borrow_mut().conns;
         for (_, negotiation) in moves {
@@ -70,22 +108,22 @@ impl Daemon {
         }
     }
 
-    async fn ask_for_part(&self, peer: usize, moves: Vec<&mut Move>, switch: Switch) {
-        let conn = |(_, negotiation): &&mut Move| (negotiation.conn(), negotiation.version());
-        let conns: Vec<(Meant, Version)> = moves.iter().map(conn).collect();
+    async fn ask_for_part(&self, peer: usize, moves: &mut [&mut Move], switch: Switch) {
+        let conns: Vec<(Meant, Version)> = { moves.iter() }
+            .map(|(_, negotiation)| (negotiation.conn(), negotiation.version()))
+            .collect();
         let answers = self.ask_switch(peer, &conns, switch).await;
         let State { conns, refused, .. } = &mut *self.state.borrow_mut();
-        for ((_, negotiation), answer) in moves.into_iter().zip(answers) {
+        for ((_, negotiation), answer) in moves.iter_mut().zip(answers) {
             if let Err(why) = negotiation.handle_answer(conns, answer) {
                 refused.note(why);
             }
         }
     }
 
-    /// Has connections fall silent and leave their bump, but those of which the peer chose otherwise meanwhile.
-    async fn leave(&self, moves: Vec<&mut Move>, switch: Switch) {
+    /// Has connections that fell silent leave their bump, but those of which the peer chose otherwise meanwhile.
+    async fn leave(&self, moves: &mut [&mut Move], switch: Switch) {
         let Switch { bump, explicit, .. } = switch;
-        self.silence(moves.iter().map(|(live, _)| live)).await;
         let conns: Vec<Meant> = moves.iter().map(|(live, _)| live.into()).collect();
         let still = self.still_there(&conns).await;
         let _turn = self.marking.lock().await;
@@ -101,21 +139,10 @@ impl Daemon {
                 }
             }
         }
-        let marked = match explicit {
-            true => {
-                let mark = |pair: &Pair| Mark {
-                    pair: *pair,
-                    bump,
-                    explicit,
-                };
-                self.mark(&leaving.iter().map(mark).collect::<Vec<_>>())
-                    .await
-            }
+        warn_of(match explicit {
+            true => self.mark(&Mark::all(&leaving, bump, explicit)).await,
             false => self.mark_leaving(&leaving, bump).await,
-        };
-        for error in marked.into_iter().filter_map(Result::err) {
-            tracing::warn!("{error}");
-        }
+        });
     }
 
     /// Those of these connections that are not over.

@@ -29,13 +29,22 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// Nothing of ours.
-    pub(crate) fn none(pair: Pair) -> Self {
-        let (bump, explicit) = (0, false);
-        Self {
-            pair,
+    /// The same of all of these.
+    pub(crate) fn all(pairs: &[Pair], bump: u8, explicit: bool) -> Vec<Self> {
+        let mark = |pair: &Pair| Self {
+            pair: *pair,
             bump,
             explicit,
+        };
+        pairs.iter().map(mark).collect()
+    }
+
+    /// Nothing of ours.
+    pub(crate) fn none(pair: Pair) -> Self {
+        Self {
+            pair,
+            bump: 0,
+            explicit: false,
         }
     }
 }
@@ -45,6 +54,13 @@ pub(crate) type MarkError = Arc<dibs_policy::Error>;
 
 /// What came of a mark.
 pub(crate) type Marked = Result<(), MarkError>;
+
+/// Logs what the kernel did not take.
+pub(super) fn warn_of(marked: impl IntoIterator<Item = Marked>) {
+    for error in marked.into_iter().filter_map(Result::err) {
+        tracing::warn!("{error}");
+    }
+}
 
 impl Daemon {
     /// Whether a connection's mark is a choice of another program that we have not taken up yet: neither what
@@ -92,13 +108,7 @@ impl Daemon {
         if bump == 0 {
             self.update_each(pairs, |conn| conn.move_to_left(now()));
         }
-        let explicit = false;
-        let mark = |pair: &Pair| Mark {
-            pair: *pair,
-            bump,
-            explicit,
-        };
-        self.mark(&pairs.iter().map(mark).collect::<Vec<_>>()).await
+        self.mark(&Mark::all(pairs, bump, false)).await
     }
 
     /// Lets connections that left their bumps a while ago follow again.
@@ -374,9 +384,7 @@ impl Daemon {
             };
             unchosen.map(mark).collect()
         };
-        for error in self.mark(&marks).await.into_iter().filter_map(Result::err) {
-            tracing::warn!("{error}");
-        }
+        warn_of(self.mark(&marks).await);
     }
 
     /// Another connection has taken the ends of one that something was chosen for: it inherits neither
@@ -392,9 +400,7 @@ impl Daemon {
         if !given_up {
             return Ok(());
         }
-        if let Err(error) = self.save() {
-            tracing::warn!("{error:#}");
-        }
+        self.save_or_warn();
         let tuple = tuple(pair);
         let entry = self.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks(&self.config).choice(BumpId::new(choice.bump));

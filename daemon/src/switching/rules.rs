@@ -1,6 +1,6 @@
 //! What rules imply, here and at a peer; and what a peer is told whose session is new.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::Mark;
 use super::asking::{Move, ROUND};
@@ -13,7 +13,7 @@ use crate::wants;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Pair, Version};
 use dibs_switch::marks::{Hand, Handed};
-use dibs_switch::messages::{Answer, Outcome, Unanswered};
+use dibs_switch::messages::{Answer, Unanswered};
 use dibs_switch::telling::TELL_AGAIN;
 
 impl Daemon {
@@ -38,42 +38,24 @@ impl Daemon {
     /// Up to [`ROUND`] connections of [`follow_rules`](Self::follow_rules). `ask`: the peer is asked for its
     /// part. Whether it answers.
     async fn follow_some(&self, peer: usize, lives: &[Live], bump: u8, ask: bool) -> bool {
-        let negotiation = |live: &Live| Negotiation::by_rule(live.into(), bump, self.host);
-        let mut moves: Vec<Move> = lives
-            .iter()
-            .map(|live| (*live, negotiation(live)))
-            .collect();
-        if ask {
-            self.negotiate(peer, &mut moves).await;
-        }
-        let answers = moves
-            .iter()
-            .map(|(live, asked)| (live.pair, asked.answer()));
+        let by_rule = |live: &Live| {
+            let mut negotiation = Negotiation::by_rule(live.into(), bump, self.host);
+            if !ask {
+                negotiation.handle_unasked();
+            }
+            (*live, negotiation)
+        };
+        let mut moves: Vec<Move> = lives.iter().map(by_rule).collect();
+        self.carry_out(peer, &mut moves).await;
+        let answers = moves.iter().map(|(live, asked)| (live.pair, asked.answer()));
         let answers: Vec<(Pair, Answer)> = answers.collect();
         tracing::debug!(bump, ?answers, "rules move connections");
-        let heard = answers.iter().any(|(_, answer)| answer.is_ok());
-        let refused = |(pair, answer)| match answer {
-            Ok((Outcome::OwnRule, own)) if bump == 0 => Some((pair, own)),
-            _ => None,
-        };
-        let refused: HashMap<Pair, u64> = answers.into_iter().filter_map(refused).collect();
-        for (pair, own) in &refused {
-            self.follow_peer(pair, *own).await;
-        }
-        // What the peer does not take part in goes one way only, as rules allow.
-        let pairs = lives.iter().map(|live| live.pair);
-        let moving: Vec<Pair> = pairs.filter(|pair| !refused.contains_key(pair)).collect();
-        for marked in self.mark_moved(&moving, bump).await {
-            if let Err(error) = marked {
-                tracing::warn!("{error}");
-            }
-        }
-        heard
+        answers.iter().any(|(_, answer)| answer.is_ok())
     }
 
     /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
     /// peer would take nothing, or answer it by the bump.
-    async fn follow_peer(&self, pair: &Pair, own: u64) {
+    pub(super) async fn follow_peer(&self, pair: &Pair, own: u64) {
         let mut numbers = self.bumps.all().iter().map(|bump| bump.id.get());
         let Some(bump) = numbers.find(|bump| u64::from(*bump) == own) else {
             return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
@@ -102,9 +84,7 @@ impl Daemon {
         if !self.update(&pair, |conn| conn.choice.give_up(version)) {
             return;
         }
-        if let Err(error) = self.save() {
-            tracing::warn!("{error:#}");
-        }
+        self.save_or_warn();
         self.follow_peer(&pair, own).await;
         let name = self.peer_name(peer).to_owned();
         let lives = self.sockets_of(&[pair]).await.unwrap_or_default();

@@ -14,12 +14,6 @@ use dibs_switch::messages::{Switch, Unanswered};
 type Due = Vec<(Pair, Choice)>;
 
 impl Daemon {
-    /// Has the peer told of a choice until it has answered; nobody waits for it.
-    pub(super) fn tell_choice(&self, pair: Pair, choice: Choice) {
-        self.update(&pair, |conn| conn.telling.tell(choice.version, now()));
-        self.wakers.wake(Task::Tell);
-    }
-
     /// What peers, or only this one, are to be told by now.
     pub(super) fn take_due(&self, only: Option<usize>) -> BTreeMap<usize, Due> {
         let conns = &mut self.state.borrow_mut().conns;

@@ -158,13 +158,7 @@ impl Steering {
             self.seen.note(Seen::Drained);
             match waiter {
                 Waiter::Us(mut negotiation) => {
-                    let is_there = at.is_there(&negotiation.conn());
-                    if negotiation.handle_silent(&self.daemon().conns, is_there) {
-                        self.seen.note(Seen::LeftFirst);
-                        self.leave(at, pair);
-                    } else {
-                        end_drains(at, &pair);
-                    }
+                    negotiation.handle_done();
                     self.carry_on(at, negotiation);
                 }
                 Waiter::Peer(request, following) => {

@@ -21,7 +21,7 @@ impl Steering {
         let (host, origin) = (self.host, self.mark(&pair).bump);
         let conn = Meant { pair, socket };
         let conns = &mut self.daemon().conns;
-        let Some(mut negotiation) = Negotiation::choose(conns, conn, bump, origin, host) else {
+        let Some(negotiation) = Negotiation::choose(conns, conn, bump, origin, host) else {
             return self.seen.note(Seen::BusyRefused);
         };
         if !self.save(at.now) {
@@ -29,14 +29,9 @@ impl Steering {
             self.save(at.now);
             return self.seen.note(Seen::FailedHere);
         }
-        self.unlock_leaving(&pair, bump);
         if bump != origin && bump != 0 && origin != 0 {
             self.seen.note(Seen::BumpToBump);
         }
-        let conns = at.node.conns();
-        let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
-        let sends = spoke.any(|c| c.spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN));
-        negotiation.begin(bump == 0 && sends);
         self.carry_on(at, negotiation);
     }
 
@@ -61,26 +56,61 @@ impl Steering {
         self.post(at, request, body);
     }
 
-    /// Does what comes next in a switch of ours.
+    /// Does what comes next in a switch of ours, as far as that waits for nothing.
     pub(super) fn carry_on(&mut self, at: &mut At<'_>, mut negotiation: Negotiation) {
-        match negotiation.next() {
-            Step::Ask { .. } => {
-                let query = Query::new(negotiation.conn());
-                self.ask(at, query, About::Switch(negotiation));
-            }
-            Step::Save => {
-                let saved = self.save(at.now);
-                if saved {
-                    self.seen.note(Seen::AskedAgain);
+        let Meant { pair, .. } = negotiation.conn();
+        let bump = negotiation.switch(false).bump;
+        loop {
+            let step = negotiation.next();
+            match step {
+                Step::Unlock => self.unlock_leaving(&pair, bump),
+                Step::Look => {
+                    let conns = at.node.conns();
+                    let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
+                    let sends =
+                        spoke.any(|c| c.spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN));
+                    negotiation.handle_look(bump == 0 && sends);
                 }
-                negotiation.handle_saved(&mut self.daemon().conns, saved);
-                self.carry_on(at, negotiation);
+                Step::Save => {
+                    let saved = self.save(at.now);
+                    if saved && negotiation.conclusion().is_none() {
+                        self.seen.note(Seen::AskedAgain);
+                    }
+                    negotiation.handle_saved(&mut self.daemon().conns, saved);
+                }
+                Step::Ask { .. } => {
+                    let query = Query::new(negotiation.conn());
+                    return self.ask(at, query, About::Switch(negotiation));
+                }
+                Step::Drain => return self.silence(at, pair, Waiter::Us(negotiation)),
+                Step::Leave => {
+                    let is_there = at.is_there(&negotiation.conn());
+                    if negotiation.handle_silent(&self.daemon().conns, is_there) {
+                        self.seen.note(Seen::LeftFirst);
+                        self.leave(at, pair);
+                    } else {
+                        end_drains(at, &pair);
+                    }
+                }
+                Step::Conclude => self.conclude(at, &mut negotiation),
+                Step::PutBack(bump) => {
+                    let mark = self.marks.entry(pair).or_default();
+                    (mark.bump, mark.chosen) = (bump, false);
+                }
+                Step::Mark => {
+                    self.mark_choice(at, pair);
+                    negotiation.handle_marked(&mut self.daemon().conns, at.now);
+                }
+                Step::GiveIn(own) => {
+                    let choice = negotiation.stood().expect("rules move nothing here");
+                    self.give_in(at, pair, choice, own);
+                }
+                Step::Move => unreachable!("rules move nothing here"),
+                Step::Done => return,
             }
-            Step::Drain => {
-                let pair = negotiation.conn().pair;
-                self.silence(at, pair, Waiter::Us(negotiation));
+            if negotiation.next() == step {
+                negotiation.handle_done();
             }
-            Step::Conclude => self.conclude(at, negotiation),
         }
     }
 
@@ -177,33 +207,16 @@ impl Steering {
         }
     }
 
-    /// Carries out what came of a switch of ours.
-    fn conclude(&mut self, at: &mut At<'_>, negotiation: Negotiation) {
-        let pair = negotiation.conn().pair;
-        let conclusion = negotiation.conclude(&mut self.daemon().conns);
-        self.save(at.now);
-        if let Conclusion::PutBack(bump) = conclusion {
-            let mark = self.marks.entry(pair).or_default();
-            (mark.bump, mark.chosen) = (bump, false);
-        }
-        if conclusion != Conclusion::Superseded {
-            self.mark_choice(at, pair);
-        }
-        match conclusion {
+    /// Notes what came of a switch of ours.
+    fn conclude(&mut self, at: &At<'_>, negotiation: &mut Negotiation) {
+        match negotiation.conclude(&mut self.daemon().conns) {
             Conclusion::InForce => {}
             Conclusion::Superseded => self.seen.note(Seen::Superseded),
             Conclusion::TakenBack => self.seen.note(Seen::Refused),
             Conclusion::PutBack(_) => self.seen.note(Seen::PutBack),
-            Conclusion::BroughtBack(back) => {
-                self.seen.note(Seen::Unanswered);
-                let tell = |conn: &mut Conn| conn.telling.tell(back.version, at.now);
-                self.daemon().conns.update(&pair, tell);
-                self.tell_due(at);
-            }
+            Conclusion::BroughtBack(_) => self.seen.note(Seen::Unanswered),
         }
-        if let Some((version, own)) = negotiation.gives_in() {
-            self.give_in(at, pair, version, own);
-        }
+        self.save(at.now);
     }
 
     /// A choice stands against a rule of the peer.

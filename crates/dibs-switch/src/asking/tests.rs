@@ -35,8 +35,26 @@ fn accept(conns: &mut ConnTable, bump: u8, version: Version) {
 /// A choice of ours for `bump`, on top of what stands.
 fn ask(conns: &mut ConnTable, bump: u8) -> Negotiation {
     let mut asked = Negotiation::choose(conns, conn(), bump, 2, HOST).expect("none waits");
-    asked.begin(false);
+    begin(&mut asked, false);
     asked
+}
+
+/// The peer is asked from now on.
+fn begin(asked: &mut Negotiation, sends: bool) {
+    assert_eq!(asked.next(), Step::Unlock);
+    asked.handle_done();
+    assert_eq!(asked.next(), Step::Look);
+    asked.handle_look(sends);
+}
+
+/// The steps that are left.
+fn rest(mut asked: Negotiation) -> Vec<Step> {
+    let mut steps = Vec::new();
+    while asked.next() != Step::Done {
+        steps.push(asked.next());
+        asked.handle_done();
+    }
+    steps
 }
 
 fn conclude(conns: &mut ConnTable, mut asked: Negotiation, answer: Answer) -> Conclusion {
@@ -77,10 +95,12 @@ fn who_left_for_nothing_is_put_back() {
     let refused = Ok((Outcome::Failed, 0));
     let leave = |conns: &mut ConnTable| {
         let mut asked = ask(conns, 0);
-        asked.begin(true);
+        asked.handle_look(true);
         assert_eq!(asked.next(), Step::Ask { ready: true });
         assert_eq!(asked.handle_answer(conns, DONE), Ok(()));
         assert_eq!(asked.next(), Step::Drain);
+        asked.handle_done();
+        assert_eq!(asked.next(), Step::Leave);
         assert!(asked.handle_silent(conns, true));
         assert_eq!(asked.next(), Step::Ask { ready: false });
         asked
@@ -105,7 +125,7 @@ fn who_falls_silent_stays_if_another_choice_has_come() {
     let mut asked = ask(&mut conns, 0);
     let mut ruled = Negotiation::by_rule(conn(), 0, HOST);
     for moved in [&mut asked, &mut ruled] {
-        moved.begin(true);
+        moved.handle_look(true);
         assert_eq!(moved.handle_answer(&mut conns, DONE), Ok(()));
     }
     let (mut gone, version) = (asked, asked.version());
@@ -167,7 +187,7 @@ fn a_peer_that_knows_of_a_later_choice_is_asked_once_more() {
     );
     // Rules move connections by no version.
     let mut ruled = Negotiation::by_rule(conn(), 3, HOST);
-    ruled.begin(false);
+    begin(&mut ruled, false);
     assert_eq!(ruled.handle_answer(&mut conns, older(9)), Ok(()));
     assert_eq!(ruled.next(), Step::Conclude);
 }
@@ -187,17 +207,19 @@ fn a_rule_of_the_peer_stands_against_what_stood_before_too() {
     let own = Ok((Outcome::OwnRule, 2));
     let mut asked = ask(&mut conns, 0);
     assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
-    assert_eq!(asked.gives_in(), None, "nothing stood");
     asked.conclude(&mut conns);
+    assert_eq!(rest(asked), [Step::Mark], "nothing stood");
     for (bump, gives_in) in [(3, true), (2, false)] {
         let mut first = ask(&mut conns, bump);
         assert_eq!(first.handle_answer(&mut conns, DONE), Ok(()));
         first.conclude(&mut conns);
         let mut asked = ask(&mut conns, 0);
         assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
-        let expected = gives_in.then_some((first.version(), 2));
-        assert_eq!(asked.gives_in(), expected);
         asked.conclude(&mut conns);
+        assert_eq!(asked.stood(), Some(first.version()));
+        let gives_in = gives_in.then_some(Step::GiveIn(2));
+        let expected: Vec<Step> = [Step::Mark].into_iter().chain(gives_in).collect();
+        assert_eq!(rest(asked), expected);
     }
 }
 
@@ -253,4 +275,39 @@ fn a_choice_that_was_told_back_stands_whatever_comes_of_the_question() {
         assert_eq!(conclusion, Conclusion::InForce);
         assert_eq!(bump(&conns), Some(0));
     }
+}
+
+#[test]
+fn what_came_back_is_saved_then_marked_and_only_then_told() {
+    let now = Time::from_nanos(1_000_000_000_000);
+    let mut conns = named();
+    let mut asked = ask(&mut conns, 3);
+    assert_eq!(asked.handle_answer(&mut conns, SILENCE), Ok(()));
+    asked.conclude(&mut conns);
+    assert_eq!(rest(asked), [Step::Save, Step::Mark]);
+    asked.handle_saved(&mut conns, true);
+    assert_eq!((asked.next(), conns.next_telling()), (Step::Mark, None));
+    asked.handle_marked(&mut conns, now);
+    assert_eq!((asked.next(), conns.next_telling()), (Step::Done, Some(now)));
+}
+
+#[test]
+fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
+    let own = Ok((Outcome::OwnRule, 2));
+    for (bump, answer, step) in [
+        (0, own, Step::GiveIn(2)),
+        (3, own, Step::Move),
+        (0, DONE, Step::Move),
+        (0, SILENCE, Step::Move),
+    ] {
+        let mut conns = ConnTable::default();
+        let mut ruled = Negotiation::by_rule(conn(), bump, HOST);
+        begin(&mut ruled, false);
+        assert_eq!(ruled.handle_answer(&mut conns, answer), Ok(()));
+        ruled.conclude(&mut conns);
+        assert_eq!((rest(ruled), conns), (vec![step], ConnTable::default()));
+    }
+    let mut unasked = Negotiation::by_rule(conn(), 3, HOST);
+    unasked.handle_unasked();
+    assert_eq!(unasked.next(), Step::Conclude);
 }
