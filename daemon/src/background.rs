@@ -280,7 +280,7 @@ pub async fn sweep(daemon: Rc<Daemon>) {
         let idle = {
             let state = daemon.state.borrow();
             let conns = || state.conns.iter().map(|(_, conn)| conn);
-            let moves = |conn: &Conn| conn.choice.get().is_some() || conn.left().is_some();
+            let moves = |conn: &Conn| conn.choice.get().is_some() || conn.has_left();
             state.installed.is_empty() && !conns().any(moves)
         };
         if idle {

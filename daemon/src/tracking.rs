@@ -16,14 +16,12 @@ use crate::events::Audience;
 use crate::live::Live;
 use crate::switching::{Mark, Marked, Moved, Progress};
 use crate::terms::{ends, marks, tuple};
-use dibs_switch::conns::{Choice, Pair};
-use dibs_switch::marks::{Hand, Handed};
+use dibs_switch::conns::Pair;
+use dibs_switch::marks::{Foreign, SeenMark};
+use dibs_switch::table::Conn;
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
-/// What came by a bump after its connection had left it does not pull it back for so long.
-pub(crate) const STRAGGLERS: Duration = Duration::from_secs(5);
-
 /// Questions to conntrack that are kept open, at most.
 const MOST_KEPT: usize = 4;
 
@@ -101,12 +99,14 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
             }
             conntrack::Event::New(entry) => {
                 daemon.note_followed(&entry).await;
-                let chosen = entry.mark & marks(&daemon.config).override_bit() != 0;
-                match choice_of(daemon, &entry) {
+                let chosen = daemon.seen(&entry).chosen;
+                let settled = |pair: &&Pair| {
+                    let choice = daemon.state.borrow().conns.get(pair).choice.get();
+                    choice.is_some_and(|choice| !choice.pending)
+                };
+                match ends(&entry).iter().find(settled) {
                     // It has no mark of ours yet, whatever rules set.
-                    Some((pair, choice)) if !chosen && !agrees(daemon, &entry, choice) => {
-                        restore(daemon, pair, false).await?;
-                    }
+                    Some(pair) if !chosen => restore(daemon, *pair, false).await?,
                     _ => note_update(daemon, &entry).await?,
                 }
                 let conns = &mut daemon.state.borrow_mut().conns;
@@ -146,39 +146,6 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The choice for a tracked connection.
-fn choice_of(daemon: &Daemon, entry: &Connection) -> Option<(Pair, Choice)> {
-    let state = daemon.state.borrow();
-    let known = |pair: Pair| Some((pair, state.conns.get(&pair).choice.get()?));
-    ends(entry).into_iter().find_map(known)
-}
-
-/// Whether an entry says what was chosen, or what stood before while the peer is asked. Another choice than
-/// these is another program's, and later.
-fn agrees(daemon: &Daemon, entry: &Connection, choice: Choice) -> bool {
-    let marks = marks(&daemon.config);
-    let bump = bump_of(daemon, entry);
-    match entry.mark & marks.override_bit() {
-        0 => choice.pending,
-        _ => bump == choice.bump || was_written(daemon, entry, bump),
-    }
-}
-
-/// Whether we gave an entry its bump, and nothing has changed it since.
-fn was_written(daemon: &Daemon, entry: &Connection, bump: u8) -> bool {
-    let state = daemon.state.borrow();
-    let written = ends(entry)
-        .iter()
-        .find_map(|pair| Some(state.conns.get(pair).written()?.bump));
-    written == Some(bump)
-}
-
-/// The bump that an entry names; 0: none.
-fn bump_of(daemon: &Daemon, entry: &Connection) -> u8 {
-    let bump = marks(&daemon.config).bump_of(entry.mark);
-    bump.map_or(0, |bump| bump.get())
-}
-
 /// The entry of a connection that was chosen or follows is gone; the connection may not be. `passes`: it
 /// has no socket here that would say so, and goes on.
 async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()> {
@@ -213,8 +180,8 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
 
 /// An entry that was made anew has no LOCKED.
 async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
-    let bump = bump_of(daemon, entry);
-    if bump == 0 || entry.mark & marks(&daemon.config).locked_bit() != 0 {
+    let SeenMark { bump, locked, .. } = daemon.seen(entry);
+    if bump == 0 || locked {
         return Ok(());
     }
     for pair in ends(entry) {
@@ -228,25 +195,29 @@ async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
 
 /// A mark that says otherwise than our record was set by another program.
 async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<()> {
-    if is_known(daemon, entry) {
+    let knows = |entry: &Connection| {
+        let mark = daemon.seen(entry);
+        daemon.state.borrow().conns.either(&ends(entry)).knows(mark)
+    };
+    if knows(entry) {
         return relock(daemon, entry).await;
     }
-    let now = {
+    let entry = {
         // What the event tells may have been put right since.
         let _turn = daemon.marking.lock().await;
-        let now = daemon.conntrack()?.get(&entry.original).await?;
-        match now.filter(|now| !is_known(daemon, now)) {
-            Some(now) => now,
+        let entry = daemon.conntrack()?.get(&entry.original).await?;
+        match entry.filter(|entry| !knows(entry)) {
+            Some(entry) => entry,
             None => return Ok(()),
         }
     };
-    let bump = bump_of(daemon, &now);
-    let ends: Vec<Pair> = daemon.ends_to_peers(&now).collect();
+    let mark = daemon.seen(&entry);
+    let ends: Vec<Pair> = daemon.ends_to_peers(&entry).collect();
     let lives = daemon.sockets_of(&ends).await?;
     let Some(live) = lives.into_values().next() else {
         return Ok(());
     };
-    if live.over || (bump != 0 && daemon.bumps.get(bump).is_none()) {
+    if live.over || !mark.carried {
         return Ok(());
     }
     let required = daemon.state.borrow().requirement(&live).map(|rule| rule.id);
@@ -258,63 +229,28 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         );
         return Ok(());
     }
-    let marks = marks(&daemon.config);
-    if now.mark & marks.override_bit() != 0 {
-        chosen_elsewhere(daemon, live, bump);
-    } else if choice_of(daemon, &now).is_some() {
-        // Cleared with a bump that went, or by hand: a choice outlives that, as long as it matters.
-        let installed = !daemon.state.borrow().installed.is_empty();
-        if installed {
-            daemon.mark_choice(&live.pair).await?;
+    let foreign = {
+        let state = &mut *daemon.state.borrow_mut();
+        let by = state.hand_of(&live, mark.bump);
+        let handle = |conn: &mut Conn| conn.handle_mark(mark, by, now());
+        state.conns.update(&live.pair, handle)
+    };
+    match foreign {
+        Foreign::Chosen => chosen_elsewhere(daemon, live, mark.bump),
+        Foreign::Lost => {
+            let installed = !daemon.state.borrow().installed.is_empty();
+            if installed {
+                daemon.mark_choice(&live.pair).await?;
+            }
         }
-    } else if has_just_left(daemon, &live, bump) {
-        let moved = daemon.mark_moved(&[live.pair], 0).await;
-        moved.into_iter().collect::<Marked>()?;
-    } else {
-        followed_elsewhere(daemon, live, bump);
+        Foreign::Straggler => {
+            let moved = daemon.mark_moved(&[live.pair], 0).await;
+            moved.into_iter().collect::<Marked>()?;
+        }
+        Foreign::News => followed_elsewhere(daemon, live, mark.bump),
+        Foreign::Known => {}
     }
     Ok(())
-}
-
-/// Whether a connection is on a bump only for a straggler that came by it after it had left.
-fn has_just_left(daemon: &Daemon, live: &Live, bump: u8) -> bool {
-    let state = daemon.state.borrow();
-    let written = state.conns.get(&live.pair).written();
-    let left = written.is_some_and(|mark| mark.bump == 0 && now().since(mark.at) < STRAGGLERS);
-    let ruled = matches!(state.hand_of(live, bump), None | Some(Hand::Rule));
-    bump != 0 && left && !ruled
-}
-
-/// Whether a mark is as our record has it, or as the kernel's rules make it.
-fn is_known(daemon: &Daemon, entry: &Connection) -> bool {
-    let moves = |pair: &Pair| {
-        let moves = daemon.state.borrow().conns.get(pair).is_moving();
-        moves && !daemon.is_chosen_elsewhere(pair, entry.mark)
-    };
-    if ends(entry).iter().any(moves) {
-        return true;
-    }
-    if let Some((_, choice)) = choice_of(daemon, entry) {
-        return agrees(daemon, entry, choice);
-    }
-    let bump = bump_of(daemon, entry);
-    if entry.mark & marks(&daemon.config).override_bit() != 0 {
-        let state = daemon.state.borrow();
-        let leaves = |pair: &Pair| state.conns.get(pair).left().is_some();
-        return bump == 0 && ends(entry).iter().any(leaves);
-    }
-    if was_written(daemon, entry, bump) {
-        return true;
-    }
-    let state = daemon.state.borrow();
-    let followed = ends(entry)
-        .iter()
-        .find_map(|pair| Some(state.conns.get(pair).handed()?.bump));
-    match bump {
-        // Events of other things leave a mark of 0 out.
-        0 => !entry.mark_told || followed.is_none(),
-        _ => followed == Some(bump),
-    }
 }
 
 /// The user chose with another program: the same as `enable` and `disable`.
@@ -363,28 +299,8 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
     daemon.choose(&[live], bump, &Progress::default()).await
 }
 
-/// A mark without OVERRIDE: set by a rule of ours, by what came from the peer, or by another program.
-/// Only what neither end knows of is news to the peer.
+/// What neither end knows of is news to the peer.
 fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
-    let pair = live.pair;
-    let known = {
-        let mut state = daemon.state.borrow_mut();
-        if bump == 0 {
-            state.conns.update(&pair, |conn| conn.hand_over(None));
-            false
-        } else {
-            let by = state.hand_of(&live, bump);
-            if let Some(by) = by {
-                let handed = Some(Handed { bump, by });
-                state.conns.update(&pair, |conn| conn.hand_over(handed));
-            }
-            // What a rule takes from another bump the peer does not follow by itself.
-            matches!(by, None | Some(Hand::Peer))
-        }
-    };
-    if known {
-        return;
-    }
     daemon.events.tell_of(
         Audience::of(live.uid),
         "marked",

@@ -8,7 +8,7 @@ use dibs_core::Time;
 
 use crate::conns::{Choice, Chosen, Meant, Pair, Socket};
 use crate::locks::Lock;
-use crate::marks::{Handed, NewMark, Written};
+use crate::marks::{Foreign, Hand, Handed, NewMark, STRAGGLERS, SeenMark, Written};
 use crate::messages::Named;
 use crate::plausible::Implausible;
 use crate::telling::Telling;
@@ -85,11 +85,6 @@ impl Conn {
         self.handed = to;
     }
 
-    /// What its mark is known to say.
-    pub fn written(&self) -> Option<Written> {
-        self.written
-    }
-
     /// Notes what its mark says from now on.
     pub fn note_mark(&mut self, bump: u8, chosen: bool, at: Time) {
         self.written = Some(Written { bump, chosen, at });
@@ -112,14 +107,72 @@ impl Conn {
         new
     }
 
+    /// Whether a mark is as our record has it, or as the kernel's rules make it.
+    pub fn knows(&self, mark: SeenMark) -> bool {
+        if self.moving && !self.is_chosen_elsewhere(mark) {
+            return true;
+        }
+        let written = self.written.is_some_and(|written| written.bump == mark.bump);
+        match (self.choice.get(), mark.chosen) {
+            // What stood before, while the peer is asked.
+            (Some(choice), false) => choice.pending,
+            // Another choice than these is another program's, and later.
+            (Some(choice), true) => mark.bump == choice.bump || written,
+            (None, true) => mark.bump == 0 && self.left.is_some(),
+            (None, false) if written => true,
+            (None, false) => match (mark.bump, self.handed) {
+                (0, handed) => !mark.told || handed.is_none(),
+                (bump, handed) => handed.is_some_and(|handed| handed.bump == bump),
+            },
+        }
+    }
+
+    /// Whether a mark is a choice of another program that we have not taken up yet: neither what it is known to have,
+    /// nor what is to be.
+    pub fn is_chosen_elsewhere(&self, mark: SeenMark) -> bool {
+        let written = { self.written }.is_some_and(|w| w.chosen && w.bump == mark.bump);
+        let chosen = { self.choice.get() }.is_some_and(|choice| choice.bump == mark.bump);
+        mark.chosen && mark.carried && !written && !chosen
+    }
+
+    /// It has a mark that our record does not [know](Self::knows). `by`: who puts connections on its bump, where
+    /// no rule of ours does.
+    pub fn handle_mark(&mut self, mark: SeenMark, by: Option<Hand>, now: Time) -> Foreign {
+        let bump = mark.bump;
+        let has_left =
+            |written: Written| written.bump == 0 && now.since(written.at) < STRAGGLERS;
+        let ruled = matches!(by, None | Some(Hand::Rule));
+        if mark.chosen {
+            Foreign::Chosen
+        } else if self.choice.get().is_some() {
+            Foreign::Lost
+        } else if bump == 0 {
+            self.handed = None;
+            Foreign::News
+        } else if !ruled && self.written.is_some_and(has_left) {
+            Foreign::Straggler
+        } else {
+            self.handed = by.map(|by| Handed { bump, by }).or(self.handed);
+            match by {
+                None | Some(Hand::Peer) => Foreign::Known,
+                Some(Hand::Rule | Hand::Other) => Foreign::News,
+            }
+        }
+    }
+
     /// It leaves its bump for plain, not by choice.
     pub fn move_to_left(&mut self, now: Time) {
         self.left = Some(now);
     }
 
-    /// When it did so, unless it may follow again.
-    pub fn left(&self) -> Option<Time> {
-        self.left
+    /// Whether it did so a moment ago.
+    pub fn has_left(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// Whether that is long enough ago that it may follow again.
+    pub fn may_follow(&self, now: Time) -> bool {
+        self.left.is_some_and(|left| now.since(left) >= STRAGGLERS)
     }
 
     /// It may follow again.
@@ -155,11 +208,6 @@ impl Conn {
     /// Rules move it, or have.
     pub fn set_moving(&mut self, moving: bool) {
         self.moving = moving;
-    }
-
-    /// Whether rules move it.
-    pub fn is_moving(&self) -> bool {
-        self.moving
     }
 
     /// It passes this host, and was seen to end, or is there again.
@@ -200,6 +248,12 @@ impl ConnTable {
     /// What is known of a connection.
     pub fn get(&self, pair: &Pair) -> &Conn {
         self.0.get(pair).unwrap_or(&NOTHING)
+    }
+
+    /// What is known of the connection between two ends, whichever of them is ours.
+    pub fn either(&self, ends: &[Pair; 2]) -> &Conn {
+        let known = ends.iter().find_map(|pair| self.0.get(pair));
+        known.unwrap_or(&NOTHING)
     }
 
     /// All that anything is known of, ordered.
@@ -409,7 +463,7 @@ mod tests {
         assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
         assert_eq!(conns, ConnTable::default());
         conns.update(&pair(), |conn| conn.set_moving(true));
-        assert!(conns.get(&pair()).is_moving());
+        assert!(conns != ConnTable::default());
         conns.update_each([&pair()], |conn| conn.set_moving(false));
         assert_eq!(conns, ConnTable::default());
         let version = Version::default();
@@ -439,9 +493,10 @@ mod tests {
         conn.move_to_left(START);
         let new = conn.move_to_mark(0, by_rule, START);
         assert_eq!((new.chosen, new.was), (true, Some(3)));
-        assert_eq!((conn.followed(), conn.left()), (None, Some(START)));
+        assert_eq!((conn.followed(), conn.has_left()), (None, true));
+        assert!(!conn.may_follow(START) && conn.may_follow(START + STRAGGLERS));
         let new = conn.move_to_mark(1, by_rule, START);
-        assert_eq!((new.chosen, new.was, conn.left()), (false, Some(0), None));
+        assert_eq!((new.chosen, new.was, conn.has_left()), (false, Some(0), false));
     }
 
     #[test]
@@ -478,5 +533,61 @@ mod tests {
             conns.sweep_locks(|_| lives, |_| on);
             assert_eq!(conns.locked().next().is_some(), stays);
         }
+    }
+
+    fn seen(bump: u8, chosen: bool) -> SeenMark {
+        SeenMark {
+            bump,
+            chosen,
+            locked: false,
+            carried: true,
+            told: true,
+        }
+    }
+
+    #[test]
+    fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
+        let mut conn = NOTHING.clone();
+        assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
+        assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
+        conn.set_moving(true);
+        assert!(conn.knows(seen(1, false)) && !conn.knows(seen(1, true)));
+        conn.set_moving(false);
+        let by = Some(Hand::Other);
+        assert_eq!(conn.handle_mark(seen(1, true), by, START), Foreign::Chosen);
+        assert_eq!(conn.handle_mark(seen(1, false), by, START), Foreign::News);
+        assert!(conn.knows(seen(1, false)) && !conn.knows(seen(0, false)));
+        let untold = SeenMark {
+            told: false,
+            ..seen(0, false)
+        };
+        assert!(conn.knows(untold));
+        assert_eq!(conn.handle_mark(seen(0, false), by, START), Foreign::News);
+        assert_eq!(conn, NOTHING.clone());
+        let by = Some(Hand::Peer);
+        assert_eq!(conn.handle_mark(seen(2, false), by, START), Foreign::Known);
+        conn.move_to_mark(0, false, START);
+        let later = START + STRAGGLERS;
+        let straggles = conn.handle_mark(seen(2, false), by, START);
+        assert_eq!(straggles, Foreign::Straggler);
+        assert_eq!(conn.handle_mark(seen(2, false), by, later), Foreign::Known);
+        let ruled = conn.handle_mark(seen(2, false), Some(Hand::Rule), START);
+        assert_eq!(ruled, Foreign::News);
+    }
+
+    #[test]
+    fn a_choice_outlives_a_mark_that_lost_it() {
+        let mut conns = ConnTable::default();
+        choose(&mut conns, 1);
+        conns.update(&pair(), |conn| {
+            assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
+            assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
+            assert!(!conn.is_chosen_elsewhere(seen(1, true)));
+            assert!(conn.is_chosen_elsewhere(seen(3, true)));
+            conn.note_mark(3, true, START);
+            assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
+            conn.choice.propose(SOCKET, 0, 7, 0);
+            assert!(conn.knows(seen(0, false)), "the peer is asked");
+        });
     }
 }

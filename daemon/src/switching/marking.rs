@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use dibs_policy::conntrack::Conntrack;
+use dibs_policy::conntrack::{Connection, Conntrack};
 use dibs_policy::{BumpId, Place};
 
 use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::terms::{flow_tuple, marks, tuple};
-use crate::tracking::STRAGGLERS;
 use dibs_switch::conns::{Choice, Pair};
+use dibs_switch::marks::SeenMark;
 use dibs_switch::table::Conn;
 
 /// Connections whose marks change together, at most.
@@ -63,18 +63,17 @@ pub(super) fn warn_of(marked: impl IntoIterator<Item = Marked>) {
 }
 
 impl Daemon {
-    /// Whether a connection's mark is a choice of another program that we have not taken up yet: neither what
-    /// it is known to have, nor what is to be.
-    pub(crate) fn is_chosen_elsewhere(&self, pair: &Pair, mark: u32) -> bool {
+    /// What a tracked connection's mark says.
+    pub(crate) fn seen(&self, entry: &Connection) -> SeenMark {
         let marks = marks(&self.config);
-        let bump = marks.bump_of(mark).map_or(0, BumpId::get);
-        if mark & marks.override_bit() == 0 || (bump != 0 && self.bumps.get(bump).is_none()) {
-            return false;
+        let bump = marks.bump_of(entry.mark).map_or(0, BumpId::get);
+        SeenMark {
+            bump,
+            chosen: entry.mark & marks.override_bit() != 0,
+            locked: entry.mark & marks.locked_bit() != 0,
+            carried: bump == 0 || self.bumps.get(bump).is_some(),
+            told: entry.mark_told,
         }
-        let state = self.state.borrow();
-        let conn = state.conns.get(pair);
-        let known = { conn.written() }.is_some_and(|mark| mark.chosen && mark.bump == bump);
-        !known && conn.choice.get().is_none_or(|choice| choice.bump != bump)
     }
 
     /// Notes what a connection's mark says from now on.
@@ -87,10 +86,8 @@ impl Daemon {
         let _turn = self.marking.lock().await;
         let mut conntrack = self.conntrack()?;
         for Live { pair, .. } in lives {
-            let entry = conntrack.get(&tuple(pair)).await?;
-            if let Some(entry) = entry.filter(|found| self.is_chosen_elsewhere(pair, found.mark)) {
-                let bump = marks(&self.config).bump_of(entry.mark);
-                self.note_mark(pair, bump.map_or(0, BumpId::get), true);
+            if let Some(bump) = self.taken(&mut conntrack, pair).await? {
+                self.note_mark(pair, bump, true);
             }
         }
         Ok(())
@@ -115,8 +112,8 @@ impl Daemon {
     pub(crate) async fn let_follow(&self) -> Result<(), dibs_policy::Error> {
         let left: Vec<Pair> = {
             let state = self.state.borrow();
-            let left = |conn: &Conn| conn.left().is_some_and(|at| now().since(at) >= STRAGGLERS);
-            let left = state.conns.iter().filter(|(_, conn)| left(conn));
+            let now = now();
+            let left = { state.conns.iter() }.filter(|(_, conn)| conn.may_follow(now));
             left.map(|(pair, _)| *pair).collect()
         };
         let mut fault = Ok(());
@@ -156,9 +153,10 @@ impl Daemon {
         pair: &Pair,
     ) -> Result<Option<u8>, dibs_policy::Error> {
         let entry = conntrack.get(&tuple(pair)).await?;
-        let taken = entry.filter(|entry| self.is_chosen_elsewhere(pair, entry.mark));
-        let bump = |mark| marks(&self.config).bump_of(mark).map_or(0, BumpId::get);
-        Ok(taken.map(|entry| bump(entry.mark)))
+        let mark = entry.map(|entry| self.seen(&entry));
+        let state = self.state.borrow();
+        let taken = mark.filter(|mark| state.conns.get(pair).is_chosen_elsewhere(*mark));
+        Ok(taken.map(|mark| mark.bump))
     }
 
     /// As [`write`](Self::write), but for those for which another program has chosen otherwise by now. In
