@@ -348,7 +348,7 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
     };
     let cleared = {
         let _turn = daemon.marking.lock().await;
-        let none: Vec<Mark> = gone.iter().copied().map(Mark::none).collect();
+        let none: Vec<Mark> = gone.iter().map(|pair| Mark::moved(*pair, 0)).collect();
         let marked = daemon.write(&none).await;
         marked.into_iter().collect::<Marked>()
     };

@@ -55,33 +55,25 @@ impl Daemon {
 
     /// Has connections follow the rules as they are by now; of those that held and are `gone`, back to plain.
     pub(crate) async fn follow_changed_rules(&self, gone: &[Rule], lives: &[Live]) {
-        self.enforce(lives, None).await;
+        self.enforce(lives).await;
         for rule in gone {
             let freed = self.freed(rule, lives);
             self.follow_rules(&freed, 0).await;
         }
-        for (bump, lives) in self.ruled(lives, None) {
+        for (bump, lives) in self.ruled(lives) {
             self.follow_rules(&lives, bump).await;
         }
     }
 
     /// Where a choice stands against what a rule requires, chooses that: the peer would not follow the
     /// rule against the choice.
-    pub(crate) async fn enforce(&self, lives: &[Live], peer: Option<usize>) {
-        let mut required: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
-        {
+    pub(crate) async fn enforce(&self, lives: &[Live]) {
+        let required = by_bump(lives, |live| {
             let state = self.state.borrow();
-            for live in lives.iter().filter(|live| !live.over) {
-                let meant = peer.is_none_or(|peer| live.peer == peer);
-                if let Some(rule) = state.requirement(live).filter(|_| meant)
-                    && let Some(choice) = state.conns.get(&live.pair).choice.of(live.socket)
-                    && choice.bump != rule.bump_id().get()
-                {
-                    let bump = rule.bump_id().get();
-                    required.entry(bump).or_default().push(*live);
-                }
-            }
-        }
+            let bump = state.requirement(live)?.bump_id().get();
+            let choice = state.conns.get(&live.pair).choice.of(live.socket)?;
+            (choice.bump != bump).then_some(bump)
+        });
         for (bump, lives) in required {
             match self.choose(&lives, bump, &Progress::default()).await {
                 // What the peer refuses is blocked by the rule.
@@ -94,16 +86,31 @@ impl Daemon {
         }
     }
 
-    /// The connections of a peer that are on a bump by the hand of another program here.
-    pub(crate) fn followed_here(&self, lives: &[Live], peer: usize) -> BTreeMap<u8, Vec<Live>> {
-        let state = self.state.borrow();
-        let mut followed: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
-        for live in lives.iter().filter(|live| live.peer == peer && !live.over) {
-            let handed = state.conns.get(&live.pair).handed();
-            if let Some(known) = handed.filter(|handed| handed.by == Hand::Other) {
-                followed.entry(known.bump).or_default().push(*live);
-            }
-        }
-        followed
+    /// The connections that are on a bump by the hand of another program here.
+    pub(crate) fn followed_here(&self, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
+        by_bump(lives, |live| {
+            let handed = self.state.borrow().conns.get(&live.pair).handed()?;
+            (handed.by == Hand::Other).then_some(handed.bump)
+        })
     }
+
+    /// The connections that rules decide over, by the bump of the first rule that matches.
+    pub(crate) fn ruled(&self, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
+        by_bump(lives, |live| {
+            let state = self.state.borrow();
+            let chosen = state.conns.get(&live.pair).choice.of(live.socket);
+            state.ruled_bump(live).filter(|_| chosen.is_none())
+        })
+    }
+}
+
+/// Those of these connections that go on, by the bump that each is meant to be on, if any.
+fn by_bump(lives: &[Live], bump: impl Fn(&Live) -> Option<u8>) -> BTreeMap<u8, Vec<Live>> {
+    let mut meant: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
+    for live in lives.iter().filter(|live| !live.over) {
+        if let Some(bump) = bump(live) {
+            meant.entry(bump).or_default().push(*live);
+        }
+    }
+    meant
 }

@@ -156,7 +156,7 @@ impl Daemon {
                 state.conns.update(&pair, rename);
             } else {
                 state.conns.update(&pair, |conn| {
-                    conn.set_ended(conn.has_ended() || conn.is_marked());
+                    conn.ended |= conn.is_marked();
                     conn.lock.release();
                 });
             }
@@ -169,7 +169,7 @@ impl Daemon {
 
     /// Whether a connection that has no entry may live all the same.
     pub(crate) fn may_live(&self, pair: &Pair) -> bool {
-        self.passes(pair) && !self.state.borrow().conns.get(pair).has_ended()
+        self.passes(pair) && !self.state.borrow().conns.get(pair).ended
     }
 
     /// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new

@@ -55,13 +55,14 @@ impl Daemon {
         self.steer().await?;
         let lives = self.connections().await?;
         for peer in turned {
+            let lives = lives.iter().filter(|live| live.peer == peer);
+            let lives: Vec<Live> = lives.copied().collect();
             if answers[peer] {
-                for (bump, lives) in self.ruled(&lives, Some(peer)) {
+                for (bump, lives) in self.ruled(&lives) {
                     self.follow_rules(&lives, bump).await;
                 }
             } else {
-                self.release_opening(lives.iter().filter(|live| live.peer == peer))
-                    .await?;
+                self.release_opening(&lives).await?;
             }
         }
         Ok(())
@@ -69,11 +70,8 @@ impl Daemon {
 
     /// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which
     /// nothing but a SYN is under way, begin in plain like those after them.
-    async fn release_opening<'a>(
-        &self,
-        lives: impl Iterator<Item = &'a Live>,
-    ) -> anyhow::Result<()> {
-        for live in lives.filter(|live| live.opening) {
+    async fn release_opening(&self, lives: &[Live]) -> anyhow::Result<()> {
+        for live in lives.iter().filter(|live| live.opening) {
             let waits = {
                 let state = self.state.borrow();
                 let rule = state.ruling(live);
@@ -82,7 +80,7 @@ impl Daemon {
             };
             if waits {
                 let _turn = self.marking.lock().await;
-                self.mark_one(Mark::none(live.pair)).await?;
+                self.mark_one(Mark::moved(live.pair, 0)).await?;
             }
         }
         Ok(())

@@ -151,7 +151,9 @@ impl Daemon {
         let mut answers_none = false;
         for moves in moves.chunks_mut(ROUND) {
             if answers_none {
-                moves.iter_mut().for_each(|(_, asked)| asked.handle_unasked());
+                moves
+                    .iter_mut()
+                    .for_each(|(_, asked)| asked.handle_unasked());
             }
             let failed = self.carry_out(peer, moves).await;
             let is_silent = |(_, asked): &Move| matches!(asked.answer(), Err(Unanswered::Silent));

@@ -110,7 +110,7 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
                     _ => note_update(daemon, &entry).await?,
                 }
                 let conns = &mut daemon.state.borrow_mut().conns;
-                conns.update_each(&ends(&entry), |conn| conn.set_ended(false));
+                conns.update_each(&ends(&entry), |conn| conn.ended = false);
             }
             conntrack::Event::Update(entry) => {
                 daemon.note_followed(&entry).await;
@@ -163,14 +163,7 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
         _ if lives && chosen => daemon.mark_choice(&pair).await?,
         Some(bump) if lives => {
             let _turn = daemon.marking.lock().await;
-            let explicit = false;
-            daemon
-                .mark_one(Mark {
-                    pair,
-                    bump,
-                    explicit,
-                })
-                .await?;
+            daemon.mark_one(Mark::moved(pair, bump)).await?;
         }
         Some(_) => daemon.forget_followed(&pair).await,
         None => {}

@@ -41,11 +41,11 @@ pub struct Conn {
     /// The kernel has it on this bump without a choice: by rules, here or at the peer.
     followed: Option<u8>,
     /// A peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
-    arriving: bool,
+    pub arriving: bool,
     /// It is on its way because rules changed: its mark is ahead of our record, or behind it.
-    moving: bool,
+    pub moving: bool,
     /// It passed this host and was seen to end: of others without an entry in conntrack nobody knows.
-    ended: bool,
+    pub ended: bool,
 }
 
 static NOTHING: Conn = Conn {
@@ -112,7 +112,9 @@ impl Conn {
         if self.moving && !self.is_chosen_elsewhere(mark) {
             return true;
         }
-        let written = self.written.is_some_and(|written| written.bump == mark.bump);
+        let written = self
+            .written
+            .is_some_and(|written| written.bump == mark.bump);
         match (self.choice.get(), mark.chosen) {
             // What stood before, while the peer is asked.
             (Some(choice), false) => choice.pending,
@@ -139,8 +141,7 @@ impl Conn {
     /// no rule of ours does.
     pub fn handle_mark(&mut self, mark: SeenMark, by: Option<Hand>, now: Time) -> Foreign {
         let bump = mark.bump;
-        let has_left =
-            |written: Written| written.bump == 0 && now.since(written.at) < STRAGGLERS;
+        let has_left = |written: Written| written.bump == 0 && now.since(written.at) < STRAGGLERS;
         let ruled = matches!(by, None | Some(Hand::Rule));
         if mark.chosen {
             Foreign::Chosen
@@ -198,26 +199,6 @@ impl Conn {
     /// The kernel has it there. Where it had it before.
     pub fn handle_followed(&mut self, bump: Option<u8>) -> Option<u8> {
         std::mem::replace(&mut self.followed, bump)
-    }
-
-    /// A peer moves it to a bump, or has.
-    pub fn set_arriving(&mut self, arriving: bool) {
-        self.arriving = arriving;
-    }
-
-    /// Rules move it, or have.
-    pub fn set_moving(&mut self, moving: bool) {
-        self.moving = moving;
-    }
-
-    /// It passes this host, and was seen to end, or is there again.
-    pub fn set_ended(&mut self, ended: bool) {
-        self.ended = ended;
-    }
-
-    /// Whether it was seen to end.
-    pub fn has_ended(&self) -> bool {
-        self.ended
     }
 
     /// Whether anything is known of it that stands in its mark.
@@ -462,9 +443,9 @@ mod tests {
         let mut conns = ConnTable::default();
         assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
         assert_eq!(conns, ConnTable::default());
-        conns.update(&pair(), |conn| conn.set_moving(true));
+        conns.update(&pair(), |conn| conn.moving = true);
         assert!(conns != ConnTable::default());
-        conns.update_each([&pair()], |conn| conn.set_moving(false));
+        conns.update_each([&pair()], |conn| conn.moving = false);
         assert_eq!(conns, ConnTable::default());
         let version = Version::default();
         let told = |conn: &mut Conn| conn.telling.tell(version, START);
@@ -496,7 +477,10 @@ mod tests {
         assert_eq!((conn.followed(), conn.has_left()), (None, true));
         assert!(!conn.may_follow(START) && conn.may_follow(START + STRAGGLERS));
         let new = conn.move_to_mark(1, by_rule, START);
-        assert_eq!((new.chosen, new.was, conn.has_left()), (false, Some(0), false));
+        assert_eq!(
+            (new.chosen, new.was, conn.has_left()),
+            (false, Some(0), false)
+        );
     }
 
     #[test]
@@ -550,9 +534,9 @@ mod tests {
         let mut conn = NOTHING.clone();
         assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
         assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
-        conn.set_moving(true);
+        conn.moving = true;
         assert!(conn.knows(seen(1, false)) && !conn.knows(seen(1, true)));
-        conn.set_moving(false);
+        conn.moving = false;
         let by = Some(Hand::Other);
         assert_eq!(conn.handle_mark(seen(1, true), by, START), Foreign::Chosen);
         assert_eq!(conn.handle_mark(seen(1, false), by, START), Foreign::News);

@@ -245,7 +245,7 @@ impl Daemon {
         // The others another rule takes, perhaps to another bump.
         let meant = lives.iter().filter(|live| rule.means(live));
         let meant: Vec<Live> = meant.copied().collect();
-        for (bump, lives) in self.ruled(&meant, None) {
+        for (bump, lives) in self.ruled(&meant) {
             self.follow_rules(&lives, bump).await;
         }
         wants::send_all(self).await;

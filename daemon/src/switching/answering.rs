@@ -60,7 +60,7 @@ impl Daemon {
             return outcomes;
         }
         if bump != 0 {
-            self.update_each(&pairs, |conn| conn.set_arriving(true));
+            self.update_each(&pairs, |conn| conn.arriving = true);
         }
         let prepared = async {
             self.save()?;
@@ -94,7 +94,7 @@ impl Daemon {
         if !undone.is_empty() {
             self.undo(&undone).await;
         }
-        self.update_each(&pairs, |conn| conn.set_arriving(false));
+        self.update_each(&pairs, |conn| conn.arriving = false);
         self.wakers.wake(Task::Confirm);
         let name = self.peer_name(peer).to_owned();
         let bump = self.bumps.name_of(bump).to_owned();

@@ -91,7 +91,9 @@ impl Daemon {
                 Step::Done => break,
             }
             // Of what else was done there is nothing to say.
-            let same = turn.into_iter().filter(|(_, negotiation)| negotiation.next() == step);
+            let same = turn
+                .into_iter()
+                .filter(|(_, negotiation)| negotiation.next() == step);
             same.for_each(|(_, negotiation)| negotiation.handle_done());
         }
         failed
@@ -140,7 +142,10 @@ impl Daemon {
             }
         }
         warn_of(match explicit {
-            true => self.mark(&Mark::all(&leaving, bump, explicit)).await,
+            true => {
+                let chosen = leaving.iter().map(|pair| Mark::chosen(*pair, bump));
+                self.mark(&chosen.collect::<Vec<_>>()).await
+            }
             false => self.mark_leaving(&leaving, bump).await,
         });
     }

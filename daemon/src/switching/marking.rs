@@ -29,22 +29,21 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// The same of all of these.
-    pub(crate) fn all(pairs: &[Pair], bump: u8, explicit: bool) -> Vec<Self> {
-        let mark = |pair: &Pair| Self {
-            pair: *pair,
-            bump,
-            explicit,
-        };
-        pairs.iter().map(mark).collect()
-    }
-
-    /// Nothing of ours.
-    pub(crate) fn none(pair: Pair) -> Self {
+    /// This bump (0: nothing of ours), not by choice.
+    pub(crate) fn moved(pair: Pair, bump: u8) -> Self {
+        let explicit = false;
         Self {
             pair,
-            bump: 0,
-            explicit: false,
+            bump,
+            explicit,
+        }
+    }
+
+    /// This bump, by choice.
+    pub(super) fn chosen(pair: Pair, bump: u8) -> Self {
+        Self {
+            explicit: true,
+            ..Self::moved(pair, bump)
         }
     }
 }
@@ -105,7 +104,8 @@ impl Daemon {
         if bump == 0 {
             self.update_each(pairs, |conn| conn.move_to_left(now()));
         }
-        self.mark(&Mark::all(pairs, bump, false)).await
+        let moved = pairs.iter().map(|pair| Mark::moved(*pair, bump));
+        self.mark(&moved.collect::<Vec<_>>()).await
     }
 
     /// Lets connections that left their bumps a while ago follow again.
@@ -206,23 +206,13 @@ impl Daemon {
     ) -> Vec<Marked> {
         let mut backstop = self.backstop.lock().await;
         let mut leaving = Vec::new();
-        for Mark {
-            pair,
-            bump,
-            explicit,
-        } in marks
-        {
-            let leaves =
-                *bump == 0 && !(looks && matches!(self.taken(conntrack, pair).await, Ok(Some(_))));
-            if leaves {
-                leaving.push((
-                    *pair,
-                    if *explicit {
-                        Place::Plain
-                    } else {
-                        Place::Elsewhere
-                    },
-                ));
+        for mark in marks.iter().filter(|mark| mark.bump == 0) {
+            if !(looks && matches!(self.taken(conntrack, &mark.pair).await, Ok(Some(_)))) {
+                let place = match mark.explicit {
+                    true => Place::Plain,
+                    false => Place::Elsewhere,
+                };
+                leaving.push((mark.pair, place));
             }
         }
         self.note_places(&mut backstop, &leaving).await;
@@ -341,12 +331,7 @@ impl Daemon {
                     continue;
                 }
                 if !live.is_some_and(|live| self.has_taken(live, choice)) {
-                    let (bump, explicit) = (choice.bump, true);
-                    standing.push(Mark {
-                        pair,
-                        bump,
-                        explicit,
-                    });
+                    standing.push(Mark::chosen(pair, choice.bump));
                 } else if let Err(error) = self.forget_choice(&pair, choice).await {
                     failed.insert(pair, error);
                 }
@@ -372,15 +357,9 @@ impl Daemon {
         let _turn = self.marking.lock().await;
         let marks: Vec<Mark> = {
             let conns = &self.state.borrow().conns;
-            let unchosen = pairs
-                .into_iter()
-                .filter(|(pair, _)| conns.get(pair).choice.get().is_none());
-            let mark = |(pair, bump)| Mark {
-                pair,
-                bump,
-                explicit: false,
-            };
-            unchosen.map(mark).collect()
+            let unchosen = |(pair, _): &(Pair, u8)| conns.get(pair).choice.get().is_none();
+            let back = pairs.into_iter().filter(unchosen);
+            back.map(|(pair, bump)| Mark::moved(pair, bump)).collect()
         };
         warn_of(self.mark(&marks).await);
     }
@@ -403,7 +382,7 @@ impl Daemon {
         let entry = self.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks(&self.config).choice(BumpId::new(choice.bump));
         if entry.is_some_and(|entry| entry.mark & mask == value) {
-            return self.write_one(Mark::none(*pair)).await;
+            return self.write_one(Mark::moved(*pair, 0)).await;
         }
         let mut backstop = self.backstop.lock().await;
         let place = (*pair, Place::Elsewhere);

@@ -24,14 +24,14 @@ impl Daemon {
             by_peer.entry(live.peer).or_default().push(*live);
         }
         let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
-        self.update_each(&moving, |conn| conn.set_moving(true));
+        self.update_each(&moving, |conn| conn.moving = true);
         for (peer, lives) in by_peer {
             let mut answers = true;
             for lives in lives.chunks(ROUND) {
                 answers = self.follow_some(peer, lives, bump, answers).await;
             }
         }
-        self.update_each(&moving, |conn| conn.set_moving(false));
+        self.update_each(&moving, |conn| conn.moving = false);
         self.wakers.wake(Task::Confirm);
     }
 
@@ -47,7 +47,9 @@ impl Daemon {
         };
         let mut moves: Vec<Move> = lives.iter().map(by_rule).collect();
         self.carry_out(peer, &mut moves).await;
-        let answers = moves.iter().map(|(live, asked)| (live.pair, asked.answer()));
+        let answers = moves
+            .iter()
+            .map(|(live, asked)| (live.pair, asked.answer()));
         let answers: Vec<(Pair, Answer)> = answers.collect();
         tracing::debug!(bump, ?answers, "rules move connections");
         answers.iter().any(|(_, answer)| answer.is_ok())
@@ -65,13 +67,7 @@ impl Daemon {
         let followed = async {
             self.install().await?;
             let _turn = self.marking.lock().await;
-            let (pair, explicit) = (*pair, false);
-            self.mark_one(Mark {
-                pair,
-                bump,
-                explicit,
-            })
-            .await?;
+            self.mark_one(Mark::moved(*pair, bump)).await?;
             anyhow::Ok(())
         };
         if let Err(error) = followed.await {
@@ -139,29 +135,15 @@ impl Daemon {
     /// Carries out what rules here say of all connections with a peer.
     async fn enforce_all(&self, peer: usize) {
         match self.connections().await {
-            Ok(lives) => {
-                self.enforce(&lives, Some(peer)).await;
-                let ruled = self.ruled(&lives, Some(peer));
-                for (bump, lives) in ruled.into_iter().chain(self.followed_here(&lives, peer)) {
+            Ok(mut lives) => {
+                lives.retain(|live| live.peer == peer);
+                self.enforce(&lives).await;
+                let ruled = self.ruled(&lives).into_iter();
+                for (bump, lives) in ruled.chain(self.followed_here(&lives)) {
                     self.follow_rules(&lives, bump).await;
                 }
             }
             Err(error) => tracing::warn!("{error:#}"),
         }
-    }
-
-    /// The connections that rules decide over, by the bump of the first rule that matches.
-    pub(crate) fn ruled(&self, lives: &[Live], peer: Option<usize>) -> BTreeMap<u8, Vec<Live>> {
-        let state = self.state.borrow();
-        let mut ruled: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
-        for live in lives {
-            let meant = !live.over
-                && peer.is_none_or(|peer| live.peer == peer)
-                && state.conns.get(&live.pair).choice.of(live.socket).is_none();
-            if let Some(bump) = state.ruled_bump(live).filter(|_| meant) {
-                ruled.entry(bump).or_default().push(*live);
-            }
-        }
-        ruled
     }
 }

@@ -288,7 +288,10 @@ fn what_came_back_is_saved_then_marked_and_only_then_told() {
     asked.handle_saved(&mut conns, true);
     assert_eq!((asked.next(), conns.next_telling()), (Step::Mark, None));
     asked.handle_marked(&mut conns, now);
-    assert_eq!((asked.next(), conns.next_telling()), (Step::Done, Some(now)));
+    assert_eq!(
+        (asked.next(), conns.next_telling()),
+        (Step::Done, Some(now))
+    );
 }
 
 #[test]
