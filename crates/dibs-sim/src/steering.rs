@@ -310,8 +310,7 @@ impl Steering {
             ..Daemon::default()
         };
         for (pair, choice) in &self.saved {
-            let restore = |conn: &mut table::Conn| conn.choice.restore(*choice);
-            daemon.conns.update(pair, restore);
+            { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
         }
         // What could not be saved goes back, until the peer tells of it.
         if std::mem::take(&mut self.unsaved) {
@@ -326,6 +325,11 @@ impl Steering {
         for (pair, _) in self.saved.clone() {
             self.mark_choice(at, pair);
         }
+    }
+
+    /// Changes what its daemon knows of a connection.
+    fn update<R>(&mut self, pair: &Pair, change: impl FnOnce(&mut table::Conn) -> R) -> R {
+        self.daemon().conns.update(pair, change)
     }
 
     fn daemon(&mut self) -> &mut Daemon {
@@ -370,8 +374,7 @@ impl Steering {
         if choice.bump != 0 {
             let mark = self.marks.entry(pair).or_default();
             (mark.bump, mark.chosen) = (choice.bump, true);
-            let enter = |conn: &mut table::Conn| conn.lock.enter(choice.bump);
-            self.daemon().conns.update(&pair, enter);
+            self.update(&pair, |conn| conn.lock.enter(choice.bump));
             self.note_lock(&pair);
             self.daemon().look_at = Some(at.now);
             // What it acknowledged last went another way: the data path may wait for a word of it.

@@ -140,12 +140,6 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Nothing was.
-    pub const NOTHING: Self = Self {
-        known: None,
-        overtaken: None,
-    };
-
     /// The choice.
     pub fn get(&self) -> Option<Choice> {
         self.known

@@ -44,15 +44,16 @@ pub fn answer(bump: u8, named: &Named, here: Option<Here>) -> (Outcome, u64) {
 }
 
 /// What is known of a connection's lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
     bump: u8,
     state: State,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// Nothing is known.
+    #[default]
     Open,
     /// The peer is not on the bump; it is not asked again before.
     Refused(Time),
@@ -61,19 +62,7 @@ enum State {
     Locked,
 }
 
-impl Default for Lock {
-    fn default() -> Self {
-        Self::OPEN
-    }
-}
-
 impl Lock {
-    /// Nothing is known.
-    pub const OPEN: Self = Self {
-        bump: 0,
-        state: State::Open,
-    };
-
     /// What the peer answered that was asked whether it has the connection on `bump`. `stays_on`: where this end has it
     /// by now. Without an answer there is nobody to confirm anything.
     pub fn handle_answer(&mut self, bump: u8, answer: Answer, stays_on: Option<u8>, now: Time) {
@@ -109,7 +98,7 @@ impl Lock {
 
     /// The connection is about to leave its bump, or has ended.
     pub fn release(&mut self) {
-        *self = Self::OPEN;
+        *self = Self::default();
     }
 
     /// Where it is locked.
@@ -187,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_lock_takes_both_ends_and_a_while() {
-        let mut lock = Lock::OPEN;
+        let mut lock = Lock::default();
         assert!(lock.wants_asking(1, START));
         lock.confirm(1, START);
         assert!(!lock.wants_asking(1, START));
@@ -204,7 +193,7 @@ mod tests {
 
     #[test]
     fn what_leaves_in_between_is_not_locked() {
-        let mut lock = Lock::OPEN;
+        let mut lock = Lock::default();
         lock.confirm(1, START);
         lock.release();
         assert_eq!(lock.lock_due(START + GRACE, on), None);
@@ -215,16 +204,16 @@ mod tests {
 
     #[test]
     fn what_left_while_it_was_confirmed_is_not_locked_but_forgotten() {
-        let mut lock = Lock::OPEN;
+        let mut lock = Lock::default();
         lock.confirm(1, START);
         assert_eq!(lock.due(), Some(START + GRACE));
         assert_eq!(lock.lock_due(START + GRACE, |_| false), None);
-        assert_eq!(lock, Lock::OPEN);
+        assert_eq!(lock, Lock::default());
     }
 
     #[test]
     fn a_refusal_stands_for_a_while_and_against_no_confirmation() {
-        let mut lock = Lock::OPEN;
+        let mut lock = Lock::default();
         lock.refuse(1, START);
         assert!(!lock.wants_asking(1, START));
         assert!(lock.wants_asking(1, START + ASK_AGAIN));
@@ -239,17 +228,17 @@ mod tests {
 
     #[test]
     fn what_goes_elsewhere_is_released_before_and_is_not_locked_there() {
-        let mut lock = Lock::OPEN;
+        let mut lock = Lock::default();
         lock.confirm(1, START);
         assert!(lock.holds_back(0) && lock.holds_back(2));
         assert!(!lock.holds_back(1) && !lock.enter(1));
-        assert!(lock.enter(2) && lock == Lock::OPEN);
+        assert!(lock.enter(2) && lock == Lock::default());
         assert!(!lock.holds_back(2));
     }
 
     #[test]
     fn what_is_about_to_leave_or_not_there_yet_does_not_stay() {
-        let mut chosen = Chosen::NOTHING;
+        let mut chosen = Chosen::default();
         assert_eq!(stays_on(None, None, false), None);
         assert_eq!(stays_on(Some(1), None, false), Some(1));
         let choice = chosen.propose(SOCKET, 1, 7, 0);
@@ -275,7 +264,7 @@ mod tests {
             (here(SOCKET, Some(1)), (Outcome::Done, 0)),
         ] {
             assert_eq!(answer(1, &named, here), outcome);
-            let mut lock = Lock::OPEN;
+            let mut lock = Lock::default();
             lock.handle_answer(1, Ok(outcome), Some(1), START);
             let confirmed = outcome.0 == Outcome::Done;
             assert_eq!(lock.due().is_some(), confirmed);
@@ -286,9 +275,9 @@ mod tests {
             (Ok((Outcome::Done, 0)), None),
             (Err(Unanswered::Silent), Some(1)),
         ] {
-            let mut lock = Lock::OPEN;
+            let mut lock = Lock::default();
             lock.handle_answer(1, answer, stays_on, START);
-            assert_eq!(lock, Lock::OPEN);
+            assert_eq!(lock, Lock::default());
         }
     }
 }

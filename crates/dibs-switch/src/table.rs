@@ -2,7 +2,7 @@
 //! say.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::sync::LazyLock;
 
 use dibs_core::Time;
 
@@ -20,7 +20,7 @@ use crate::telling::Telling;
 pub struct ConnTable(BTreeMap<Pair, Conn>);
 
 /// A connection. What this host decides now may be ahead of its mark.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conn {
     /// What was chosen for it.
     pub choice: Chosen,
@@ -48,20 +48,7 @@ pub struct Conn {
     pub ended: bool,
 }
 
-static NOTHING: Conn = Conn {
-    choice: Chosen::NOTHING,
-    lock: Lock::OPEN,
-    telling: Telling::NOTHING,
-    name: None,
-    handed: None,
-    written: None,
-    awaited: None,
-    left: None,
-    followed: None,
-    arriving: false,
-    moving: false,
-    ended: false,
-};
+static NOTHING: LazyLock<Conn> = LazyLock::new(Conn::default);
 
 impl Conn {
     /// The other end's name of its socket, while this end has the socket `own`, or [`UNKNOWN`](Socket::UNKNOWN).
@@ -257,23 +244,12 @@ impl ConnTable {
 
     /// Changes what is known of a connection.
     pub fn update<R>(&mut self, pair: &Pair, change: impl FnOnce(&mut Conn) -> R) -> R {
-        match self.0.entry(*pair) {
-            Entry::Occupied(mut entry) => {
-                let changed = change(entry.get_mut());
-                if *entry.get() == NOTHING {
-                    entry.remove();
-                }
-                changed
-            }
-            Entry::Vacant(entry) => {
-                let mut conn = NOTHING.clone();
-                let changed = change(&mut conn);
-                if conn != NOTHING {
-                    entry.insert(conn);
-                }
-                changed
-            }
+        let conn = self.0.entry(*pair).or_default();
+        let changed = change(conn);
+        if *conn == Conn::default() {
+            self.0.remove(pair);
         }
+        changed
     }
 
     /// Changes what is known of these connections.
@@ -291,7 +267,7 @@ impl ConnTable {
     pub fn update_all(&mut self, mut change: impl FnMut(&Pair, &mut Conn)) {
         self.0.retain(|pair, conn| {
             change(pair, conn);
-            *conn != NOTHING
+            *conn != Conn::default()
         });
     }
 
@@ -399,7 +375,7 @@ impl ConnTable {
             }
             if socket.is_none() {
                 gone.extend(choice.map(|_| *pair));
-                (conn.choice, conn.handed, conn.written) = (Chosen::NOTHING, None, None);
+                (conn.choice, conn.handed, conn.written) = (Chosen::default(), None, None);
             } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
                 taken.push(*pair);
             }
@@ -415,7 +391,7 @@ impl ConnTable {
     /// Forgets what was decided, and what was known of marks.
     pub fn clear(&mut self) {
         self.update_all(|_, conn| {
-            (conn.choice, conn.lock) = (Chosen::NOTHING, Lock::OPEN);
+            (conn.choice, conn.lock) = (Chosen::default(), Lock::default());
             (conn.handed, conn.written, conn.left) = (None, None, None);
         });
     }
@@ -469,7 +445,7 @@ mod tests {
 
     #[test]
     fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
-        let (mut conn, by_rule) = (NOTHING.clone(), false);
+        let (mut conn, by_rule) = (Conn::default(), false);
         conn.handle_followed(Some(3));
         conn.move_to_left(START);
         let new = conn.move_to_mark(0, by_rule, START);
@@ -531,7 +507,7 @@ mod tests {
 
     #[test]
     fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
-        let mut conn = NOTHING.clone();
+        let mut conn = Conn::default();
         assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
         assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
         conn.moving = true;
@@ -547,7 +523,7 @@ mod tests {
         };
         assert!(conn.knows(untold));
         assert_eq!(conn.handle_mark(seen(0, false), by, START), Foreign::News);
-        assert_eq!(conn, NOTHING.clone());
+        assert_eq!(conn, Conn::default());
         let by = Some(Hand::Peer);
         assert_eq!(conn.handle_mark(seen(2, false), by, START), Foreign::Known);
         conn.move_to_mark(0, false, START);

@@ -23,9 +23,6 @@ struct Due {
 }
 
 impl Telling {
-    /// It is not.
-    pub const NOTHING: Self = Self(None);
-
     /// The peer has a new session: it is told at once all that stands, or will once what waits for its answer has come
     /// to something or nothing.
     pub fn tell_all(&mut self, now: Time) {
@@ -105,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_peer_is_told_until_it_answers() {
-        let (mut telling, mut chosen) = (Telling::NOTHING, Chosen::NOTHING);
+        let (mut telling, mut chosen) = (Telling::default(), Chosen::default());
         let choice = choose(&mut chosen, 1);
         telling.tell(choice.version, START);
         for answer in [
@@ -135,7 +132,7 @@ mod tests {
 
     #[test]
     fn who_asks_for_what_is_older_is_told_unless_something_comes_of_it() {
-        let (mut telling, mut chosen) = (Telling::NOTHING, Chosen::NOTHING);
+        let (mut telling, mut chosen) = (Telling::default(), Chosen::default());
         telling.tell_later(chosen.get(), START);
         assert_eq!(telling.due(), None, "nothing is chosen");
         let choice = choose(&mut chosen, 1);
@@ -145,13 +142,13 @@ mod tests {
         assert_eq!(telling.take_due(chosen.get(), LATER), Some(choice));
         choose(&mut other.1, 2);
         assert_eq!(other.0.take_due(other.1.get(), LATER), None);
-        assert_eq!(other.0, Telling::NOTHING);
+        assert_eq!(other.0, Telling::default());
     }
 
     /// The session was new while the peer was asked, who answered nothing.
     #[test]
     fn what_stands_once_a_choice_came_to_nothing_is_told_too() {
-        let (mut telling, mut chosen) = (Telling::NOTHING, Chosen::NOTHING);
+        let (mut telling, mut chosen) = (Telling::default(), Chosen::default());
         let before = choose(&mut chosen, 1);
         let later = chosen.propose(SOCKET, 2, 7, 0);
         telling.tell_all(START);
@@ -164,6 +161,6 @@ mod tests {
         telling.tell_all(START);
         let choice = choose(&mut chosen, 3);
         assert_eq!(telling.take_due(chosen.get(), START), Some(choice));
-        assert_eq!(telling, Telling::NOTHING);
+        assert_eq!(telling, Telling::default());
     }
 }

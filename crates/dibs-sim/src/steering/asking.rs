@@ -4,7 +4,6 @@ use dibs_switch::asking::{Conclusion, Negotiation, Step};
 use dibs_switch::conns::{Meant, Pair, Socket, Version};
 use dibs_switch::messages::{Answer, Body, Message, Named, PATIENCE, Switch, Unanswered};
 use dibs_switch::naming::{Next, Query};
-use dibs_switch::table::Conn;
 
 use super::{About, Ask, At, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, tuple};
 use crate::coverage::Seen;
@@ -198,8 +197,9 @@ impl Steering {
             }
             About::Telling(choice) => {
                 let (pair, version) = (conn.pair, choice.version);
-                let handle = |conn: &mut Conn| conn.telling.handle_answer(version, answer, at.now);
-                if let Some(own) = self.daemon().conns.update(&pair, handle) {
+                if let Some(own) = self.update(&pair, |conn| {
+                    conn.telling.handle_answer(version, answer, at.now)
+                }) {
                     self.give_in(at, pair, version, own);
                 }
             }
@@ -221,8 +221,7 @@ impl Steering {
 
     /// A choice stands against a rule of the peer.
     fn give_in(&mut self, at: &mut At<'_>, pair: Pair, version: Version, own: u64) {
-        let give_up = |conn: &mut Conn| conn.choice.give_up(version);
-        if !self.daemon().conns.update(&pair, give_up) {
+        if !self.update(&pair, |conn| conn.choice.give_up(version)) {
             return;
         }
         self.seen.note(Seen::OwnRule);

@@ -5,7 +5,6 @@ use dibs_switch::conns::{Meant, Pair};
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Answer, Named, Outcome};
 use dibs_switch::naming::Query;
-use dibs_switch::table::Conn;
 
 use super::{About, Ask, At, LOOK_EVERY, Steering, tuple};
 use crate::coverage::Seen;
@@ -49,8 +48,9 @@ impl Steering {
     pub(super) fn on_confirmed(&mut self, at: &At<'_>, conn: Meant, bump: u8, answer: Answer) {
         let pair = conn.pair;
         let stays_on = self.stays_on(&pair);
-        let handle = |conn: &mut Conn| conn.lock.handle_answer(bump, answer, stays_on, at.now);
-        self.daemon().conns.update(&pair, handle);
+        self.update(&pair, |conn| {
+            conn.lock.handle_answer(bump, answer, stays_on, at.now)
+        });
     }
 
     /// Whether a connection that the peer asks about, by the name of its socket here, is on the bump.
@@ -62,8 +62,7 @@ impl Steering {
         });
         let answer = locks::answer(bump, named, here);
         if answer.0 == Outcome::Done {
-            let confirm = |conn: &mut Conn| conn.lock.confirm(bump, at.now);
-            self.daemon().conns.update(&pair, confirm);
+            self.update(&pair, |conn| conn.lock.confirm(bump, at.now));
         }
         answer
     }
