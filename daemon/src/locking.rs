@@ -19,7 +19,7 @@ use crate::terms::{ends, marks, tuple};
 use crate::wakers::Task;
 use dibs_switch::conns::{Meant, Pair};
 use dibs_switch::locks::{self, Here};
-use dibs_switch::marks::Handed;
+use dibs_switch::marks::{Handed, SeenMark};
 use dibs_switch::messages::{Answer, Body, Named, Outcome};
 
 /// Between two looks that nothing gave cause for.
@@ -43,9 +43,18 @@ impl Tracked {
         Self(found)
     }
 
+    /// The entry of a connection that is on a bump.
     fn get(&self, pair: &Pair) -> Option<&Entry> {
-        let at = self.0.binary_search_by_key(pair, |(known, _)| *known);
-        at.ok().map(|at| &self.0[at].1)
+        let at = self
+            .0
+            .binary_search_by_key(pair, |(known, _)| *known)
+            .ok()?;
+        Some(&self.0[at].1).filter(|entry| entry.mark.bump != 0)
+    }
+
+    /// The bump that the kernel has a connection on.
+    fn bump(&self, pair: &Pair) -> Option<u8> {
+        self.get(pair).map(|entry| entry.mark.bump)
     }
 
     fn iter(&self) -> impl Iterator<Item = &(Pair, Entry)> {
@@ -59,18 +68,9 @@ impl Tracked {
 
 /// Of an entry of conntrack, what there is to look at.
 struct Entry {
-    mark: u32,
+    mark: SeenMark,
     /// Conntrack saw a RST of it.
     closed: bool,
-}
-
-impl Entry {
-    fn of(found: &Connection) -> Self {
-        Self {
-            mark: found.mark,
-            closed: found.was_closed(),
-        }
-    }
 }
 
 impl Daemon {
@@ -89,9 +89,8 @@ impl Daemon {
         let lives = self.sockets().await?;
         // What an earlier run wrote is not the choice of another program.
         for (pair, entry) in tracked.iter().chain(plain.iter()) {
-            if entry.mark & layout.override_bit() != 0 {
-                let bump = layout.bump_of(entry.mark).map_or(0, BumpId::get);
-                self.note_mark(pair, bump, true);
+            if entry.mark.chosen {
+                self.note_mark(pair, entry.mark.bump, true);
             }
         }
         let mut state = self.state.borrow_mut();
@@ -104,17 +103,15 @@ impl Daemon {
             });
         }
         for live in lives {
-            let Some(entry) = tracked.get(&live.pair) else {
+            let Some(&Entry { mark, .. }) = tracked.get(&live.pair) else {
                 continue;
             };
-            let Some(bump) = layout.bump_of(entry.mark).map(BumpId::get) else {
-                continue;
-            };
-            if entry.mark & layout.locked_bit() != 0 {
+            let SeenMark { bump, locked, .. } = mark;
+            if locked {
                 state.conns.update(&live.pair, |conn| conn.lock.adopt(bump));
             }
-            let chosen = entry.mark & layout.override_bit() != 0;
-            let chosen = chosen || state.conns.get(&live.pair).choice.of(live.socket).is_some();
+            let choice = state.conns.get(&live.pair).choice.of(live.socket);
+            let chosen = mark.chosen || choice.is_some();
             if !chosen && let Some(by) = state.hand_of(&live, bump) {
                 let handed = Some(Handed { bump, by });
                 state
@@ -286,7 +283,7 @@ impl Daemon {
 
     /// The bump that a connection is on, unless it is about to leave it or not there yet.
     fn stays_on(&self, live: &Live, tracked: &Tracked) -> Option<u8> {
-        let on = self.tracked_bump(tracked, &live.pair);
+        let on = tracked.bump(&live.pair);
         let state = self.state.borrow();
         let choice = state.conns.get(&live.pair).choice.of(live.socket);
         let is_required = state.requirement(live).is_some();
@@ -322,7 +319,7 @@ impl Daemon {
         for (value, mask) in marks {
             let note = |found: Connection| {
                 let ends = self.ends_to_peers(&found);
-                tracked.extend(ends.map(|pair| (pair, Entry::of(&found))));
+                tracked.extend(ends.map(|pair| (pair, self.entry(&found))));
                 None::<()>
             };
             conntrack.marked(value, mask, note).await?;
@@ -336,13 +333,19 @@ impl Daemon {
             return self.tracked().await;
         }
         let mut tracked = self.got(pairs).await?;
-        let layout = marks(&self.config);
         let state = self.state.borrow();
         tracked.0.retain(|(_, entry)| {
-            let bump = layout.bump_of(entry.mark);
+            let bump = BumpId::new(entry.mark.bump);
             bump.is_some_and(|bump| state.installed.contains_key(&bump))
         });
         Ok(tracked)
+    }
+
+    fn entry(&self, found: &Connection) -> Entry {
+        Entry {
+            mark: self.seen(found),
+            closed: found.was_closed(),
+        }
     }
 
     /// What conntrack has of these connections, one by one.
@@ -351,7 +354,7 @@ impl Daemon {
         let mut tracked = Vec::new();
         for pair in pairs {
             if let Some(found) = conntrack.get(&tuple(pair)).await? {
-                tracked.push((*pair, Entry::of(&found)));
+                tracked.push((*pair, self.entry(&found)));
             }
         }
         Ok(Tracked::new(tracked))
@@ -362,12 +365,9 @@ impl Daemon {
         &self,
         pairs: &[Pair],
     ) -> Result<Vec<(Pair, u8)>, dibs_policy::Error> {
-        let layout = marks(&self.config);
-        let bump = |(pair, entry): &(Pair, Entry)| {
-            let bump = layout.bump_of(entry.mark);
-            (*pair, bump.map_or(0, BumpId::get))
-        };
-        Ok(self.got(pairs).await?.iter().map(bump).collect())
+        let tracked = self.got(pairs).await?;
+        let bump = |(pair, entry): &(Pair, Entry)| (*pair, entry.mark.bump);
+        Ok(tracked.iter().map(bump).collect())
     }
 
     /// What is alive of these connections, and what conntrack has of them.
@@ -382,20 +382,13 @@ impl Daemon {
         ends(entry).into_iter().filter(to_peer)
     }
 
-    /// The bump that the kernel has a connection on.
-    fn tracked_bump(&self, tracked: &Tracked, pair: &Pair) -> Option<u8> {
-        let entry = tracked.get(pair)?;
-        marks(&self.config).bump_of(entry.mark).map(BumpId::get)
-    }
-
     /// Locks what is due.
     async fn lock_due(&self) -> anyhow::Result<()> {
         let now = now();
         let due: Vec<Pair> = self.state.borrow().conns.locks_due(now).collect();
         let (lives, tracked) = self.looked_up(&due).await?;
-        let is_on = |pair: &Pair, bump| {
-            lives.contains_key(pair) && self.tracked_bump(&tracked, pair) == Some(bump)
-        };
+        let is_on =
+            |pair: &Pair, bump| lives.contains_key(pair) && tracked.bump(pair) == Some(bump);
         let due = self.state.borrow_mut().conns.lock_due(now, is_on);
         let mut conntrack = self.conntrack()?;
         for (pair, bump) in due {
@@ -412,7 +405,6 @@ impl Daemon {
             return Ok(());
         }
         let now = now();
-        let layout = marks(&self.config);
         let _looking = self.looking.lock().await;
         // Before the sockets: what is locked and has none has ended.
         let mut known: Vec<Pair> = {
@@ -431,30 +423,25 @@ impl Daemon {
             self.tracked_of(&known).await?
         };
         let is_alive = |pair: &Pair| lives.binary_search_by_key(pair, |(pair, _)| *pair).is_ok();
-        let is_on =
-            |pair: &Pair, bump| is_alive(pair) && self.tracked_bump(&tracked, pair) == Some(bump);
+        let is_on = |pair: &Pair, bump| is_alive(pair) && tracked.bump(pair) == Some(bump);
         self.state.borrow_mut().conns.lock_due(now, is_on);
         let mut conntrack = self.conntrack()?;
         for (pair, established) in &lives {
-            let Some(entry) = tracked.get(pair) else {
+            let Some(Entry { mark, closed }) = tracked.get(pair) else {
                 continue;
             };
-            let Some(bump) = self.tracked_bump(&tracked, pair) else {
-                continue;
-            };
-            if entry.mark & layout.locked_bit() == 0 {
-                self.lock(&mut conntrack, pair, bump).await?;
-            } else if *established && entry.closed {
+            if !mark.locked {
+                self.lock(&mut conntrack, pair, mark.bump).await?;
+            } else if *established && *closed {
                 // A plain RST that was dropped, but had been seen by conntrack before.
                 conntrack.revive(&tuple(pair)).await?;
             }
         }
         // Another connection of the same ends is not to inherit it.
         for (pair, entry) in tracked.iter() {
-            let locked = entry.mark & layout.locked_bit() != 0;
-            if locked && !is_alive(pair) && !is_alive(&pair.reversed()) {
+            if entry.mark.locked && !is_alive(pair) && !is_alive(&pair.reversed()) {
                 let _turn = self.marking.lock().await;
-                let bit = layout.locked_bit();
+                let bit = marks(&self.config).locked_bit();
                 conntrack.set_mark(&tuple(pair), 0, bit).await?;
             }
         }
@@ -463,7 +450,7 @@ impl Daemon {
             .filter(|pair| self.may_live(pair))
             .collect();
         let lives = |pair: &Pair| is_alive(pair) || passing.contains(pair);
-        let on = |pair: &Pair| self.tracked_bump(&tracked, pair);
+        let on = |pair: &Pair| tracked.bump(pair);
         self.state.borrow_mut().conns.sweep_locks(lives, on);
         self.note_locks().await;
         Ok(())
