@@ -17,7 +17,7 @@ use crate::interfaces::own_addresses;
 use crate::live::Live;
 use crate::paths::Link;
 use crate::questions::Desks;
-use crate::switching::{Mark, Marked};
+use crate::switching::{Mark, all_of};
 use crate::terms::is_our_tun;
 use crate::wakers::Task;
 use dibs_switch::conns::Pair;
@@ -342,21 +342,17 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
         let conns = &mut daemon.state.borrow_mut().conns;
         conns.sweep(socket_of, |pair| passing.contains(pair))
     };
-    let chosen = match daemon.mark_choices(&taken).await.into_values().next() {
-        Some(error) => Err(error.into()),
-        None => Ok(()),
-    };
+    let chosen = all_of(daemon.mark_choices(&taken).await);
     let cleared = {
         let _turn = daemon.marking.lock().await;
         let none: Vec<Mark> = gone.iter().map(|pair| Mark::moved(*pair, 0)).collect();
-        let marked = daemon.write(&none).await;
-        marked.into_iter().collect::<Marked>()
+        all_of(daemon.write(&none).await)
     };
     let saved = match gone.is_empty() {
         true => Ok(()),
         false => daemon.save(),
     };
-    chosen.and(cleared.map_err(Into::into)).and(saved)
+    chosen.and(cleared).map_err(Into::into).and(saved)
 }
 
 /// Tells systemd that we live, as long as the data path answers.

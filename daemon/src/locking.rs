@@ -144,15 +144,20 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lets connections take plain packets, before they leave their bump.
-    pub(crate) async fn unlock(&self, pairs: &[Pair]) {
-        self.update_each(pairs, |conn| conn.lock.release());
+    /// Lets what is about to leave its bump for another or for plain take plain packets.
+    pub(crate) async fn unlock_leaving(&self, pairs: &[Pair], bump: u8) {
+        let holds_back = |pair: &&Pair| self.state.borrow().conns.get(pair).lock.holds_back(bump);
+        let leaving: Vec<Pair> = pairs.iter().filter(holds_back).copied().collect();
+        if leaving.is_empty() {
+            return;
+        }
+        self.update_each(&leaving, |conn| conn.lock.release());
         self.note_locks().await;
         let _turn = self.marking.lock().await;
         let cleared = async {
             let mut conntrack = self.conntrack()?;
             let locked = marks(&self.config).locked_bit();
-            for pair in pairs {
+            for pair in &leaving {
                 conntrack.set_mark(&tuple(pair), 0, locked).await?;
             }
             Ok::<_, dibs_policy::Error>(())
@@ -160,20 +165,6 @@ impl Daemon {
         if let Err(error) = cleared.await {
             // It is cleared with the bump; until then plain packets are lost.
             tracing::warn!("cannot unlock connections: {error}");
-        }
-    }
-
-    /// Unlocks what is about to leave its bump for another or for plain.
-    pub(crate) async fn unlock_leaving(&self, pairs: &[Pair], bump: u8) {
-        let leaving: Vec<Pair> = {
-            let conns = &self.state.borrow().conns;
-            let leaving = pairs
-                .iter()
-                .filter(|pair| conns.get(pair).lock.holds_back(bump));
-            leaving.copied().collect()
-        };
-        if !leaving.is_empty() {
-            self.unlock(&leaving).await;
         }
     }
 

@@ -37,16 +37,6 @@ impl Daemon {
         }
     }
 
-    /// The same for all of a peer that are on bumps.
-    pub(crate) async fn wake_all(&self, peer: usize) -> anyhow::Result<()> {
-        for (live, bump) in self.bumped().await? {
-            if live.peer == peer {
-                self.wake(&live, bump);
-            }
-        }
-        Ok(())
-    }
-
     /// The connections that the data path carries, with their bumps.
     async fn bumped(&self) -> anyhow::Result<Vec<(Live, u8)>> {
         let lives = self.connections().await?.into_iter();

@@ -28,7 +28,7 @@ mod telling;
 
 use asking::Move;
 pub(crate) use asking::ROUND;
-pub(crate) use marking::{Mark, Marked};
+pub(crate) use marking::{Mark, all_of};
 pub(crate) use telling::keep as keep_telling;
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.

@@ -14,7 +14,7 @@ use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::live::Live;
-use crate::switching::{Mark, Marked, Moved, Progress};
+use crate::switching::{Mark, Moved, Progress, all_of};
 use crate::terms::{ends, marks, tuple};
 use dibs_switch::conns::Pair;
 use dibs_switch::marks::{Foreign, SeenMark};
@@ -237,8 +237,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
             }
         }
         Foreign::Straggler => {
-            let moved = daemon.mark_moved(&[live.pair], 0).await;
-            moved.into_iter().collect::<Marked>()?;
+            all_of(daemon.mark_moved(&[live.pair], 0).await)?;
         }
         Foreign::News => followed_elsewhere(daemon, live, mark.bump),
         Foreign::Known => {}

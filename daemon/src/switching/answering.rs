@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::Marked;
+use super::marking::{MarkError, warn_of};
 use crate::clock::now;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
@@ -70,7 +70,7 @@ impl Daemon {
         if !self.bumps.is_outside(bump) {
             self.expect_rates(pairs.iter().map(|pair| &lives[pair]));
         }
-        let failed = self.mark_followed(&pairs, switch, &prepared).await;
+        let failed = self.mark_followed(&pairs, switch, prepared).await;
         let reasons: BTreeSet<&str> = failed.values().map(String::as_str).collect();
         let reasons: Vec<&str> = reasons.into_iter().collect();
         // The peer asks again and again for what it was told.
@@ -180,25 +180,18 @@ impl Daemon {
         &self,
         pairs: &[Pair],
         switch: Switch,
-        prepared: &anyhow::Result<()>,
+        prepared: anyhow::Result<()>,
     ) -> HashMap<Pair, String> {
-        match prepared {
-            Ok(()) if switch.explicit => {
-                let failed = self.mark_choices(pairs).await.into_iter();
-                failed
-                    .map(|(pair, error)| (pair, error.to_string()))
-                    .collect()
-            }
-            Ok(()) => {
-                let marked = self.mark_moved(pairs, switch.bump).await;
-                let fault =
-                    |(pair, marked): (&Pair, Marked)| Some((*pair, marked.err()?.to_string()));
-                pairs.iter().zip(marked).filter_map(fault).collect()
-            }
-            Err(error) => { pairs.iter() }
-                .map(|pair| (*pair, format!("{error:#}")))
-                .collect(),
+        if let Err(error) = prepared {
+            let why = |pair: &Pair| (*pair, format!("{error:#}"));
+            return pairs.iter().map(why).collect();
         }
+        let failed = match switch.explicit {
+            true => self.mark_choices(pairs).await,
+            false => self.mark_moved(pairs, switch.bump).await,
+        };
+        let why = |(pair, error): (Pair, MarkError)| (pair, error.to_string());
+        failed.into_iter().map(why).collect()
     }
 
     /// Puts connections back to where they were whose switches could not be carried out.
@@ -214,9 +207,7 @@ impl Daemon {
             Ok(back) => self.put_back(back).await,
             Err(error) => tracing::warn!("{error}"),
         }
-        for error in self.mark_choices(&pairs).await.values() {
-            tracing::warn!("{error}");
-        }
+        warn_of(&self.mark_choices(&pairs).await);
         pairs.iter().for_each(|pair| self.end_drains(pair));
     }
 }

@@ -1,10 +1,10 @@
 //! Peers are asked about many connections at once: a driver of the machines that know what each is asked, and what
 //! follows from its answer ([`dibs_switch::asking`], [`dibs_switch::naming`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
-use super::marking::{Mark, MarkError, warn_of};
+use super::marking::{Failed, Mark, warn_of};
 use crate::clock::now;
 use crate::daemon::{Daemon, State};
 use crate::live::Live;
@@ -28,12 +28,8 @@ pub(super) type Move = (Live, Negotiation);
 impl Daemon {
     /// Carries up to [`ROUND`] moves with a peer out, all to one bump: as it agrees. What the kernel did not take of
     /// choices, and why.
-    pub(super) async fn carry_out(
-        &self,
-        peer: usize,
-        moves: &mut [Move],
-    ) -> HashMap<Pair, MarkError> {
-        let mut failed = HashMap::new();
+    pub(super) async fn carry_out(&self, peer: usize, moves: &mut [Move]) -> Failed {
+        let mut failed = Failed::new();
         while let Some(step) = moves
             .iter()
             .map(|(_, negotiation)| negotiation.next())
@@ -87,7 +83,7 @@ impl Daemon {
                         }
                     }
                 }
-                Step::Move => warn_of(self.mark_moved(&pairs, switch.bump).await),
+                Step::Move => warn_of(&self.mark_moved(&pairs, switch.bump).await),
                 Step::Done => break,
             }
             // Of what else was done there is nothing to say.
@@ -141,7 +137,7 @@ impl Daemon {
                 }
             }
         }
-        warn_of(match explicit {
+        warn_of(&match explicit {
             true => {
                 let chosen = leaving.iter().map(|pair| Mark::chosen(*pair, bump));
                 self.mark(&chosen.collect::<Vec<_>>()).await

@@ -51,14 +51,22 @@ impl Mark {
 /// Why the kernel did not take a mark: one reason may stand in the way of many.
 pub(crate) type MarkError = Arc<dibs_policy::Error>;
 
-/// What came of a mark.
-pub(crate) type Marked = Result<(), MarkError>;
+/// Of which connections it did not.
+pub(crate) type Failed = HashMap<Pair, MarkError>;
 
-/// Logs what the kernel did not take.
-pub(super) fn warn_of(marked: impl IntoIterator<Item = Marked>) {
-    for error in marked.into_iter().filter_map(Result::err) {
-        tracing::warn!("{error}");
-    }
+/// Whether it took all.
+pub(crate) fn all_of(failed: Failed) -> Result<(), MarkError> {
+    failed.into_values().next().map_or(Ok(()), Err)
+}
+
+/// Logs what it did not take.
+pub(super) fn warn_of(failed: &Failed) {
+    failed.values().for_each(|error| tracing::warn!("{error}"));
+}
+
+fn all_fail(pairs: impl Iterator<Item = Pair>, error: dibs_policy::Error) -> Failed {
+    let error = Arc::new(error);
+    pairs.map(|pair| (pair, Arc::clone(&error))).collect()
 }
 
 impl Daemon {
@@ -94,13 +102,13 @@ impl Daemon {
 
     /// As [`mark`](Self::mark), not by choice. What leaves for plain is kept there by OVERRIDE while the far
     /// end's packets may still come by the bump: each end would pull the other back.
-    pub(crate) async fn mark_moved(&self, pairs: &[Pair], bump: u8) -> Vec<Marked> {
+    pub(crate) async fn mark_moved(&self, pairs: &[Pair], bump: u8) -> Failed {
         let _turn = self.marking.lock().await;
         self.mark_leaving(pairs, bump).await
     }
 
     /// The same, in [`marking`](Self::marking)'s turn.
-    pub(super) async fn mark_leaving(&self, pairs: &[Pair], bump: u8) -> Vec<Marked> {
+    pub(super) async fn mark_leaving(&self, pairs: &[Pair], bump: u8) -> Failed {
         if bump == 0 {
             self.update_each(pairs, |conn| conn.move_to_left(now()));
         }
@@ -161,49 +169,38 @@ impl Daemon {
 
     /// As [`write`](Self::write), but for those for which another program has chosen otherwise by now. In
     /// [`marking`](Self::marking)'s turn, or what another task of ours writes meanwhile looks like that.
-    pub(crate) async fn mark(&self, marks: &[Mark]) -> Vec<Marked> {
+    pub(crate) async fn mark(&self, marks: &[Mark]) -> Failed {
         self.put(marks, true).await
     }
 
     /// Sets the bumps of connections in their ctmarks, which are made where they are not tracked. Those
-    /// that leave their bumps go on. What came of each, in the same order.
-    pub(crate) async fn write(&self, marks: &[Mark]) -> Vec<Marked> {
+    /// that leave their bumps go on.
+    pub(crate) async fn write(&self, marks: &[Mark]) -> Failed {
         self.put(marks, false).await
     }
 
     /// As [`mark`](Self::mark), of one connection.
-    pub(crate) async fn mark_one(&self, mark: Mark) -> Marked {
-        self.mark(&[mark]).await.into_iter().collect()
-    }
-
-    /// As [`write`](Self::write), of one connection.
-    pub(crate) async fn write_one(&self, mark: Mark) -> Marked {
-        self.write(&[mark]).await.into_iter().collect()
+    pub(crate) async fn mark_one(&self, mark: Mark) -> Result<(), MarkError> {
+        all_of(self.mark(&[mark]).await)
     }
 
     /// So many at a time that no other has to wait for long.
-    async fn put(&self, marks: &[Mark], looks: bool) -> Vec<Marked> {
-        let mut done = Vec::with_capacity(marks.len());
+    async fn put(&self, marks: &[Mark], looks: bool) -> Failed {
+        let mut failed = Failed::new();
         for some in marks.chunks(TOGETHER) {
             match self.conntrack() {
-                Ok(mut conntrack) => done.extend(self.put_some(&mut conntrack, some, looks).await),
-                Err(error) => {
-                    let error = Arc::new(error);
-                    done.extend(some.iter().map(|_| Err(Arc::clone(&error))));
+                Ok(mut conntrack) => {
+                    failed.extend(self.put_some(&mut conntrack, some, looks).await)
                 }
+                Err(error) => failed.extend(all_fail(some.iter().map(|mark| mark.pair), error)),
             }
         }
-        done
+        failed
     }
 
     /// The backstop is told of all at once: of what goes before its mark does, and of what comes after
     /// its mark has.
-    async fn put_some(
-        &self,
-        conntrack: &mut Conntrack,
-        marks: &[Mark],
-        looks: bool,
-    ) -> Vec<Marked> {
+    async fn put_some(&self, conntrack: &mut Conntrack, marks: &[Mark], looks: bool) -> Failed {
         let mut backstop = self.backstop.lock().await;
         let mut leaving = Vec::new();
         for mark in marks.iter().filter(|mark| mark.bump == 0) {
@@ -219,17 +216,16 @@ impl Daemon {
         if self.release_leaving(marks) {
             self.tell_locks(&mut backstop).await;
         }
-        let mut bumped = Vec::new();
-        let mut done = Vec::with_capacity(marks.len());
+        let (mut bumped, mut failed) = (Vec::new(), Failed::new());
         for mark in marks {
-            let put = self.put_one(conntrack, mark, looks).await;
-            if matches!(put, Ok(bump) if bump != 0) {
-                bumped.push((mark.pair, Place::Bumped));
+            match self.put_one(conntrack, mark, looks).await {
+                Ok(0) => {}
+                Ok(_) => bumped.push((mark.pair, Place::Bumped)),
+                Err(error) => drop(failed.insert(mark.pair, Arc::new(error))),
             }
-            done.push(put.map(drop).map_err(Arc::new));
         }
         self.note_places(&mut backstop, &bumped).await;
-        done
+        failed
     }
 
     /// Forgets locks of what goes elsewhere; whether there were such.
@@ -303,8 +299,8 @@ impl Daemon {
     /// Puts the choices for connections into the kernel, where there is one that is not pending. One task at a
     /// time, and whichever is in force by then: so the last one that the kernel is told is the latest.
     /// One that was for an earlier connection of the same ends is forgotten instead. What failed, and why.
-    pub(crate) async fn mark_choices(&self, pairs: &[Pair]) -> HashMap<Pair, MarkError> {
-        let mut failed = HashMap::new();
+    pub(crate) async fn mark_choices(&self, pairs: &[Pair]) -> Failed {
+        let mut failed = Failed::new();
         for pairs in pairs.chunks(TOGETHER) {
             let _turn = self.marking.lock().await;
             let choices: Vec<(Pair, Choice)> = {
@@ -318,8 +314,7 @@ impl Daemon {
             let lives = match self.sockets_of(&chosen).await {
                 Ok(lives) => lives,
                 Err(error) => {
-                    let error = Arc::new(error);
-                    failed.extend(chosen.iter().map(|pair| (*pair, Arc::clone(&error))));
+                    failed.extend(all_fail(chosen.into_iter(), error));
                     continue;
                 }
             };
@@ -336,17 +331,14 @@ impl Daemon {
                     failed.insert(pair, error);
                 }
             }
-            let marked = self.mark(&standing).await;
-            let fault = |(mark, marked): (&Mark, Marked)| Some((mark.pair, marked.err()?));
-            failed.extend(standing.iter().zip(marked).filter_map(fault));
+            failed.extend(self.mark(&standing).await);
         }
         failed
     }
 
     /// As [`mark_choices`](Self::mark_choices).
-    pub(crate) async fn mark_choice(&self, pair: &Pair) -> Marked {
-        let mut failed = self.mark_choices(std::slice::from_ref(pair)).await;
-        failed.remove(pair).map_or(Ok(()), Err)
+    pub(crate) async fn mark_choice(&self, pair: &Pair) -> Result<(), MarkError> {
+        all_of(self.mark_choices(std::slice::from_ref(pair)).await)
     }
 
     /// Puts connections where they were, by no choice, unless one has been made for them meanwhile.
@@ -361,12 +353,12 @@ impl Daemon {
             let back = pairs.into_iter().filter(unchosen);
             back.map(|(pair, bump)| Mark::moved(pair, bump)).collect()
         };
-        warn_of(self.mark(&marks).await);
+        warn_of(&self.mark(&marks).await);
     }
 
     /// Another connection has taken the ends of one that something was chosen for: it inherits neither
     /// that nor the lock. Where it is by its own rules it stays.
-    async fn forget_choice(&self, pair: &Pair, choice: Choice) -> Marked {
+    async fn forget_choice(&self, pair: &Pair, choice: Choice) -> Result<(), MarkError> {
         let given_up = self.update(pair, |conn| {
             let given_up = conn.choice.give_up(choice.version);
             if given_up {
@@ -382,7 +374,7 @@ impl Daemon {
         let entry = self.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks(&self.config).choice(BumpId::new(choice.bump));
         if entry.is_some_and(|entry| entry.mark & mask == value) {
-            return self.write_one(Mark::moved(*pair, 0)).await;
+            return all_of(self.write(&[Mark::moved(*pair, 0)]).await);
         }
         let mut backstop = self.backstop.lock().await;
         let place = (*pair, Place::Elsewhere);
@@ -396,9 +388,7 @@ impl Daemon {
             let conns = &self.state.borrow().conns;
             conns.choices().map(|(pair, _)| pair).collect()
         };
-        for error in self.mark_choices(&choices).await.values() {
-            tracing::warn!("{error}");
-        }
+        warn_of(&self.mark_choices(&choices).await);
     }
 
     /// Tells the paths that connections come from, in plain, what these sent by them: the path's own

@@ -114,7 +114,7 @@ impl Daemon {
             }
         }
         self.enforce_all(peer).await;
-        if let Err(error) = self.wake_all(peer).await {
+        if let Err(error) = self.recover(peer).await {
             tracing::warn!("connections go on late: {error:#}");
         }
     }
