@@ -1,9 +1,9 @@
 //! A host's steering: the marks of its kernel, and the part of its daemon that sets them.
 //!
-//! Choices, their versions and the messages about them are the daemon's own ([`dibs_switch`]). What
-//! stands around them in the daemon (`daemon/src/switching.rs`: asking, giving up, draining, telling a
-//! new session) and in the kernel (`dibs-policy`: the order of the chains, the guard, LOCKED) is
-//! modelled here, for it speaks to tokio and iptables there.
+//! What is known of connections, the steps of a switch and the messages about it are the daemon's own
+//! ([`dibs_switch`]). What carries the steps out (`daemon/src/switching/`), and what a host does that follows its
+//! peer, is a driver of its own here, for it speaks to tokio there; the kernel (`dibs-policy`: the order of the
+//! chains, the guard, LOCKED) is modelled.
 
 mod answering;
 mod asking;
