@@ -231,6 +231,32 @@ impl Stage<'_> {
         }
         available
     }
+
+    /// Has each take a turn in each round, and says what it came to; the turns of each.
+    fn rounds<T>(
+        &self,
+        title: &str,
+        contestants: &[Contestant],
+        turn: impl Fn(&Contestant) -> Result<T>,
+        said: impl Fn(&T) -> String,
+    ) -> Result<Vec<Vec<T>>> {
+        let mut all: Vec<Vec<T>> = contestants.iter().map(|_| Vec::new()).collect();
+        for round in 1..=self.options.rounds {
+            for (contestant, turns) in contestants.iter().zip(&mut all) {
+                let label = &contestant.label;
+                let turn = turn(contestant).with_context(|| label.clone())?;
+                eprintln!("{title}, round {round}, {label}: {}", said(&turn));
+                turns.push(turn);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The turns of each, by its label.
+fn labelled<'a, T>(contestants: &'a [Contestant], all: &'a [Vec<T>]) -> Vec<(&'a str, &'a [T])> {
+    let labels = contestants.iter().map(|one| one.label.as_str());
+    labels.zip(all.iter().map(Vec::as_slice)).collect()
 }
 
 fn openvpn_is_missing() -> Option<String> {
@@ -271,9 +297,8 @@ fn unlimited(stage: &Stage<'_>) -> Result<Table> {
     ];
     let mut place = Place::new(stage)?;
     let mut notes = Vec::new();
-    let contestants = { stage.available(&systems, &mut notes).into_iter() }
-        .map(|system| place.contestant(system, system.label(), plain_links))
-        .collect::<Result<Vec<_>>>()?;
+    let systems = stage.available(&systems, &mut notes);
+    let contestants = place.contestants(&systems, plain_links)?;
     let mut table = throughput::table(
         stage,
         "One stream, links without a limit (veth, MTU 1500)",
@@ -292,13 +317,11 @@ fn unlimited(stage: &Stage<'_>) -> Result<Table> {
 fn gigabit(stage: &Stage<'_>) -> Result<Table> {
     let mut place = Place::new(stage)?;
     let shaped = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
-    let contestants = [System::Mptcp, System::Scramble]
-        .map(|system| place.contestant(system, system.label(), shaped));
-    let [mptcp, scramble] = contestants;
+    let contestants = place.contestants(&[System::Mptcp, System::Scramble], shaped)?;
     throughput::table(
         stage,
         "One stream, two links of 1 Gbit/s",
-        &[mptcp?, scramble?],
+        &contestants,
         &[("scramble", "kernel MPTCP", Some(0.97))],
     )
 }
@@ -306,13 +329,11 @@ fn gigabit(stage: &Stage<'_>) -> Result<Table> {
 fn sharing(stage: &Stage<'_>) -> Result<Table> {
     let mut place = Place::with_links(stage, 3)?;
     let shaped = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
-    let contestants = [System::Plain, System::Share]
-        .map(|system| place.contestant(system, system.label(), shaped));
-    let [plain, share] = contestants;
+    let contestants = place.contestants(&[System::Plain, System::Share], shaped)?;
     throughput::table(
         stage,
         "One stream, three links of 1 Gbit/s, 3 of 3 shares",
-        &[plain?, share?],
+        &contestants,
         &[
             ("share", throughput::MEGABYTES, Some(110.0)),
             ("share", "plain TCP", None),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::json;
 
-use super::report::{Table, median};
+use super::report::{Table, columns, median};
 use crate::dibs::Programs;
 
 /// Another revision's programs.
@@ -135,9 +135,7 @@ mod tests {
     fn table(rate: &str, lost: &str) -> Table {
         Table {
             title: "One stream".to_owned(),
-            columns: ["system", "Gbit/s", "lost", "why"]
-                .map(str::to_owned)
-                .to_vec(),
+            columns: columns(["system", "Gbit/s", "lost", "why"]),
             rows: vec![["seal", rate, lost, "none"].map(str::to_owned).to_vec()],
             ratios: Vec::new(),
             notes: Vec::new(),

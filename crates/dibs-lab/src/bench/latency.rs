@@ -1,10 +1,10 @@
 //! Messages of 64 bytes to and fro.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
-use super::report::{Ratio, Table, median};
-use super::system::{Place, System};
-use super::{Stage, plain_links};
+use super::report::{Ratio, Table, columns, median};
+use super::system::{Contestant, Place, System};
+use super::{Stage, labelled, plain_links};
 use crate::load::{Latency, LatencyReport};
 
 pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
@@ -13,25 +13,14 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     if stage.options.wireguard_go.is_ok() {
         systems.push(System::WireguardGo);
     }
-    let contestants = systems
-        .iter()
-        .map(|system| place.contestant(*system, system.label(), plain_links))
-        .collect::<Result<Vec<_>>>()?;
+    let contestants = place.contestants(&systems, plain_links)?;
     let title = "64-byte messages to and fro, half of the round trip";
-    let mut all = vec![Vec::<LatencyReport>::new(); contestants.len()];
-    for round in 1..=stage.options.rounds {
-        for (contestant, turns) in contestants.iter().zip(&mut all) {
-            let load = Latency::new(contestant.to).duration(stage.options.duration);
-            let turn = load
-                .run(&contestant.site.a, &contestant.site.b)
-                .with_context(|| contestant.label.clone())?;
-            eprintln!(
-                "{title}, round {round}, {}: p50 {:.1} us",
-                contestant.label, turn.p50_us
-            );
-            turns.push(turn);
-        }
-    }
+    let turn = |contestant: &Contestant| {
+        let load = Latency::new(contestant.to).duration(stage.options.duration);
+        load.run(&contestant.site.a, &contestant.site.b)
+    };
+    let said = |turn: &LatencyReport| format!("p50 {:.1} us", turn.p50_us);
+    let all = stage.rounds(title, &contestants, turn, said)?;
     let half_trip = |turns: &[LatencyReport], of: fn(&LatencyReport) -> f64| {
         format!("{:.1}", median(turns.iter().map(of)))
     };
@@ -59,13 +48,10 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         above_plain(2, Some(3.0)),
         above_plain(3, Some(25.0)),
     ];
-    let labels = contestants.iter().map(|contestant| &contestant.label);
-    let turns: Vec<_> = labels.zip(&all).collect();
+    let turns = labelled(&contestants, &all);
     Ok(Table {
         title: title.to_owned(),
-        columns: ["system", "p50, us", "p90, us", "p99, us", "highest, us"]
-            .map(str::to_owned)
-            .to_vec(),
+        columns: columns(["system", "p50, us", "p90, us", "p99, us", "highest, us"]),
         rows,
         ratios,
         notes: Vec::new(),

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde::Serialize;
 
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, columns, median};
 use super::system::{Contestant, Place, System};
-use super::{Stage, plain_links};
+use super::{Stage, labelled, plain_links};
 use crate::load::{Beats, BeatsReport};
 use crate::processor::Processor;
 
@@ -38,26 +38,15 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let mut notes = Vec::new();
     let systems = stage.available(&SYSTEMS, &mut notes);
     let mut place = Place::new(stage)?;
-    let mut all = Vec::new();
-    for system in &systems {
-        let contestant = place.contestant(*system, system.label(), plain_links)?;
-        all.push((contestant, Vec::<Turn>::new()));
-    }
+    let contestants = place.contestants(&systems, plain_links)?;
     let title =
         format!("{CONNECTIONS} open connections, 64 bytes to and fro once a second by each");
-    for round in 1..=stage.options.rounds {
-        for (contestant, turns) in &mut all {
-            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
-            eprintln!(
-                "{title}, round {round}, {}: {:.0} % of a processor, p99 {:.1} ms",
-                contestant.label,
-                turn.machine_percent,
-                turn.messages.p99_us / 1e3
-            );
-            turns.push(turn);
-        }
-    }
-    let row = |(contestant, turns): &(Contestant, Vec<Turn>)| {
+    let said = |turn: &Turn| {
+        let (used, p99) = (turn.machine_percent, turn.messages.p99_us / 1e3);
+        format!("{used:.0} % of a processor, p99 {p99:.1} ms")
+    };
+    let all = stage.rounds(&title, &contestants, |of| turn(stage, of), said)?;
+    let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
         let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
         vec![
             contestant.label.clone(),
@@ -69,12 +58,10 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             format!("{:.0}", of(|turn| turn.messages.late as f64)),
         ]
     };
-    let turns: Vec<_> = { all.iter() }
-        .map(|(contestant, turns)| (contestant.label.as_str(), turns.as_slice()))
-        .collect();
+    let turns = labelled(&contestants, &all);
     Ok(Table {
         title,
-        columns: [
+        columns: columns([
             "system",
             "% of a processor, machine",
             "both programs",
@@ -82,10 +69,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             "round trip p50, ms",
             "p99, ms",
             "late",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-        rows: all.iter().map(row).collect(),
+        ]),
+        rows: contestants.iter().zip(&all).map(row).collect(),
         ratios: ratios(&turns),
         notes,
         turns: serde_json::to_value(&turns)?,

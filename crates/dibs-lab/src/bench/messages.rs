@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::Stage;
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, columns, median};
 use super::system::{Contestant, MESSAGES, Place, System};
 use crate::link::LinkSpec;
 use crate::load::{Latency, LatencyReport, Throughput};
@@ -19,6 +19,8 @@ const MOST_MORE: Duration = Duration::from_millis(10);
 
 /// How a turn went, without a stream and with one.
 type Pair = [LatencyReport; 2];
+
+const COLUMNS: [&str; 4] = ["", "p50, ms", "p99, ms", "highest, ms"];
 
 /// Messages on seal over 50 Mbit/s of 20 and of 70 ms, without and with a stream beside them.
 pub(super) fn beside(stage: &Stage<'_>) -> Result<Table> {
@@ -63,7 +65,7 @@ pub(super) fn beside(stage: &Stage<'_>) -> Result<Table> {
     let most = MOST_TIMES * of(0, |r| r.p99_us) + MOST_MORE.as_secs_f64() * 1e3;
     Ok(Table {
         title,
-        columns: columns(),
+        columns: columns(COLUMNS),
         rows: vec![row("alone", 0), row("beside a stream", 1)],
         ratios: vec![Ratio {
             what: "p99 beside a stream / (3 times p99 alone and 10 ms)".to_owned(),
@@ -83,24 +85,13 @@ pub(super) fn redundant(stage: &Stage<'_>) -> Result<Table> {
         link.emulated(Conditions::new().rate(100_000_000).delay(delay).loss(0.05))
     };
     let mut place = Place::new(stage)?;
-    let contestants = [System::Seal, System::Redundant]
-        .map(|system| place.contestant(system, system.label(), link));
-    let [one, both] = contestants;
-    let contestants = [one?, both?];
+    let contestants = place.contestants(&[System::Seal, System::Redundant], link)?;
     let title = "64-byte messages, two links of 20 ms that lose 5 % each".to_owned();
-    let mut turns = [Vec::new(), Vec::new()];
-    for round in 1..=stage.options.rounds {
-        for (contestant, turns) in contestants.iter().zip(&mut turns) {
-            let turn = messages(stage, contestant)?;
-            eprintln!(
-                "{title}, round {round}, {}: p50 {:.1}, p99 {:.1} ms",
-                contestant.label,
-                trip(turn.p50_us),
-                trip(turn.p99_us)
-            );
-            turns.push(turn);
-        }
-    }
+    let said = |turn: &LatencyReport| {
+        let (p50, p99) = (trip(turn.p50_us), trip(turn.p99_us));
+        format!("p50 {p50:.1}, p99 {p99:.1} ms")
+    };
+    let turns = stage.rounds(&title, &contestants, |of| messages(stage, of), said)?;
     let of = |turns: &[LatencyReport], value: fn(&LatencyReport) -> f64| {
         median(turns.iter().map(|turn| trip(value(turn))))
     };
@@ -119,7 +110,7 @@ pub(super) fn redundant(stage: &Stage<'_>) -> Result<Table> {
     let tail = turns[1].iter().map(|turn| turn.p99_us / turn.p50_us);
     Ok(Table {
         title,
-        columns: columns(),
+        columns: columns(COLUMNS),
         rows,
         ratios: vec![Ratio {
             what: "redundant: p99 / p50".to_owned(),
@@ -132,12 +123,6 @@ pub(super) fn redundant(stage: &Stage<'_>) -> Result<Table> {
     })
 }
 
-fn columns() -> Vec<String> {
-    ["", "p50, ms", "p99, ms", "highest, ms"]
-        .map(str::to_owned)
-        .to_vec()
-}
-
 /// The whole round trip in ms of what is reported as half of it in us.
 fn trip(half_us: f64) -> f64 {
     2.0 * half_us / 1e3
@@ -147,5 +132,4 @@ fn messages(stage: &Stage<'_>, contestant: &Contestant) -> Result<LatencyReport>
     let to = SocketAddr::new(contestant.to.ip(), MESSAGES);
     let load = Latency::new(to).duration(stage.options.duration);
     load.run(&contestant.site.a, &contestant.site.b)
-        .with_context(|| contestant.label.clone())
 }

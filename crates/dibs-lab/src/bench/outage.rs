@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use super::Stage;
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, columns, median};
 use super::system::{Contestant, Place, System};
 use crate::link::LinkSpec;
 use crate::load::Throughput;
@@ -48,7 +48,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     ));
     let mut table = Table {
         title: title.clone(),
-        columns: [
+        columns: columns([
             "the path that dies",
             "its probe timeout, ms",
             "longest gap at the receiver, ms",
@@ -56,9 +56,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             "Mbit/s in all",
             "TCP retransmissions",
             "carried again, MB",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+        ]),
         rows: Vec::new(),
         ratios: Vec::new(),
         notes: vec!["Every byte arrived, in order, in all transfers.".to_owned()],

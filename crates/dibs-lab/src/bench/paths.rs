@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::Stage;
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, columns, median};
 use super::system::{Place, System};
 use super::throughput::{Series, Turn, rounds};
 use crate::link::LinkSpec;
@@ -64,7 +64,7 @@ impl Way {
 pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let mut table = Table {
         title: stage.titled("One stream over two emulated links, Mbit/s / round trip in ms"),
-        columns: [
+        columns: columns([
             "links",
             "best alone",
             "sum",
@@ -76,9 +76,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             "seal / sum",
             "retransmissions",
             "longest gap, ms",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+        ]),
         rows: Vec::new(),
         ratios: Vec::new(),
         notes: Vec::new(),

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde::Serialize;
 
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, columns, median};
 use super::system::{Contestant, Place, System};
-use super::{GIGABIT, Stage, plain_links};
+use super::{GIGABIT, Stage, labelled, plain_links};
 use crate::link::LinkSpec;
 use crate::load::{Latency, LatencyReport, Requests, RequestsReport, Throughput};
 use crate::processor::Processor;
@@ -57,9 +57,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Vec<Table>> {
             None => plain_links(interface, link),
         };
         let mut place = Place::new(stage)?;
-        let contestants = { systems.iter() }
-            .map(|system| place.contestant(*system, system.label(), links))
-            .collect::<Result<Vec<_>>>()?;
+        let contestants = place.contestants(&systems, links)?;
         let is_first =
             stage.options.congestion.first().map(String::as_str) == Some(stage.congestion);
         let title = stage.titled(&format!("One stream and ten, {title}"));
@@ -77,19 +75,11 @@ fn streams(
     contestants: &[Contestant],
     notes: &[String],
 ) -> Result<Table> {
-    let mut all = vec![Vec::<Turn>::new(); contestants.len()];
-    for round in 1..=stage.options.rounds {
-        for (contestant, turns) in contestants.iter().zip(&mut all) {
-            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
-            eprintln!(
-                "{title}, round {round}, {}: {:.2} and {:.2} Gbit/s",
-                contestant.label,
-                turn.bits_per_second[0] / 1e9,
-                turn.bits_per_second[1] / 1e9
-            );
-            turns.push(turn);
-        }
-    }
+    let said = |turn: &Turn| {
+        let [one, ten] = turn.bits_per_second.map(|rate| rate / 1e9);
+        format!("{one:.2} and {ten:.2} Gbit/s")
+    };
+    let all = stage.rounds(title, contestants, |of| turn(stage, of), said)?;
     let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
         let mut row = vec![contestant.label.clone()];
         for at in 0..STREAMS.len() {
@@ -111,7 +101,7 @@ fn streams(
     let turns = labelled(contestants, &all);
     Ok(Table {
         title: title.to_owned(),
-        columns: [
+        columns: columns([
             "system",
             "1 stream, Gbit/s",
             "processor s / GB",
@@ -119,9 +109,7 @@ fn streams(
             "10 streams, Gbit/s",
             "processor s / GB",
             "retransmissions",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+        ]),
         rows: contestants.iter().zip(&all).map(row).collect(),
         ratios: ratios(&turns, "one stream", rate),
         notes: notes.to_vec(),
@@ -155,17 +143,11 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
 
 fn small(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
     let title = "Messages and requests of 64 bytes, links without a limit";
-    let mut all = vec![Vec::<Small>::new(); contestants.len()];
-    for round in 1..=stage.options.rounds {
-        for (contestant, turns) in contestants.iter().zip(&mut all) {
-            let small = messages(stage, contestant).with_context(|| contestant.label.clone())?;
-            eprintln!(
-                "{title}, round {round}, {}: {:.0} and {:.0} requests/s",
-                contestant.label, small.kept.per_second, small.connecting.per_second
-            );
-            turns.push(small);
-        }
-    }
+    let said = |small: &Small| {
+        let (kept, connecting) = (small.kept.per_second, small.connecting.per_second);
+        format!("{kept:.0} and {connecting:.0} requests/s")
+    };
+    let all = stage.rounds(title, contestants, |of| messages(stage, of), said)?;
     let row = |(contestant, turns): (&Contestant, &Vec<Small>)| {
         let of = |value: fn(&Small) -> f64| median(turns.iter().map(value));
         vec![
@@ -183,7 +165,7 @@ fn small(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
     let turns = labelled(contestants, &all);
     Ok(Table {
         title: title.to_owned(),
-        columns: [
+        columns: columns([
             "system",
             "round trip p50, us",
             "p99, us",
@@ -191,9 +173,7 @@ fn small(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
             "p99, ms",
             "a new one each, requests/s",
             "p99, ms",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+        ]),
         rows: contestants.iter().zip(&all).map(row).collect(),
         ratios: ratios(&turns, "a new connection each", connecting),
         notes: Vec::new(),
@@ -226,11 +206,4 @@ fn ratios<T>(turns: &[(&str, &[T])], what: &str, value: fn(&T) -> f64) -> Vec<Ra
     names
         .filter_map(|names| Ratio::beside(turns, what, names, value))
         .collect()
-}
-
-fn labelled<'a, T>(contestants: &'a [Contestant], all: &'a [Vec<T>]) -> Vec<(&'a str, &'a [T])> {
-    let labels = contestants
-        .iter()
-        .map(|contestant| contestant.label.as_str());
-    labels.zip(all.iter().map(Vec::as_slice)).collect()
 }

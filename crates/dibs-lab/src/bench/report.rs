@@ -51,6 +51,11 @@ pub struct Table {
     pub turns: serde_json::Value,
 }
 
+/// The names of a table's columns.
+pub(super) fn columns<const N: usize>(names: [&str; N]) -> Vec<String> {
+    names.map(str::to_owned).to_vec()
+}
+
 /// A comparison.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {

@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result};
 use dibs_netns::{HANG, Process, wait_until};
 use serde::Serialize;
 
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, columns, median};
 use super::system::{Contestant, PORT, Place, System};
-use super::{GIGABIT, Stage};
+use super::{GIGABIT, Stage, labelled};
 use crate::link::LinkSpec;
 
 /// Clients at a time.
@@ -51,30 +51,22 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let systems = stage.available(&SYSTEMS, &mut notes);
     let mut place = Place::new(stage)?;
     let links = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
-    let mut all = Vec::new();
-    for system in &systems {
-        let contestant = place.contestant(*system, system.label(), links)?;
-        let server = serve(&contestant)?;
-        all.push((contestant, server, Vec::<Turn>::new()));
-    }
+    let contestants = place.contestants(&systems, links)?;
+    let _servers = { contestants.iter().map(serve) }.collect::<Result<Vec<_>>>()?;
     let title = format!("nginx asked by wrk, {CLIENTS} connections, links of 1 Gbit/s");
-    for round in 1..=stage.options.rounds {
-        for (contestant, _, turns) in &mut all {
-            let ask = |header| ask(stage, contestant, header);
-            let turn = Turn {
-                kept: ask(None).with_context(|| contestant.label.clone())?,
-                connecting: ask(Some("Connection: close"))
-                    .with_context(|| contestant.label.clone())?,
-            };
-            eprintln!(
-                "{title}, round {round}, {}: {:.0} and {:.0} requests/s",
-                contestant.label, turn.kept.per_second, turn.connecting.per_second
-            );
-            turns.push(turn);
-        }
-    }
+    let turn = |contestant: &Contestant| -> Result<Turn> {
+        Ok(Turn {
+            kept: ask(stage, contestant, None)?,
+            connecting: ask(stage, contestant, Some("Connection: close"))?,
+        })
+    };
+    let said = |turn: &Turn| {
+        let (kept, connecting) = (turn.kept.per_second, turn.connecting.per_second);
+        format!("{kept:.0} and {connecting:.0} requests/s")
+    };
+    let all = stage.rounds(&title, &contestants, turn, said)?;
     let mut rows = Vec::new();
-    for (contestant, _, turns) in &all {
+    for (contestant, turns) in contestants.iter().zip(&all) {
         let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
         rows.push(vec![
             contestant.label.clone(),
@@ -95,21 +87,17 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             ));
         }
     }
-    let turns: Vec<_> = { all.iter() }
-        .map(|(contestant, _, turns)| (contestant.label.as_str(), turns.as_slice()))
-        .collect();
+    let turns = labelled(&contestants, &all);
     Ok(Table {
         title,
-        columns: [
+        columns: columns([
             "system",
             "kept, requests/s",
             "p50, ms",
             "p99, ms",
             "a new one each, requests/s",
             "p99, ms",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+        ]),
         rows,
         ratios: ratios(&turns),
         notes,

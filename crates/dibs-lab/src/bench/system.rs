@@ -133,6 +133,18 @@ impl<'a> Place<'a> {
             .with_context(|| label.to_owned())
     }
 
+    /// Brings systems up as [`contestant`](Self::contestant) does one, by their usual names.
+    pub(super) fn contestants(
+        &mut self,
+        systems: &[System],
+        links: impl Fn(&str, LinkSpec) -> LinkSpec,
+    ) -> Result<Vec<Contestant>> {
+        let systems = systems.iter();
+        systems
+            .map(|system| self.contestant(*system, system.label(), &links))
+            .collect()
+    }
+
     fn set_up(
         &mut self,
         system: System,

@@ -1,10 +1,10 @@
 //! One stream, as fast as it goes.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use super::Stage;
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, columns, median};
 use super::system::Contestant;
 use crate::load::{Throughput, Transport};
 
@@ -49,7 +49,7 @@ pub(super) fn table(
         .collect();
     Ok(Table {
         title: title.to_owned(),
-        columns: [
+        columns: columns([
             "system",
             "Gbit/s",
             "lowest to highest",
@@ -57,9 +57,7 @@ pub(super) fn table(
             "resent by the path layer",
             "longest gap, ms",
             "MB by link",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+        ]),
         rows: all.iter().map(row).collect(),
         ratios,
         notes: Vec::new(),
@@ -73,23 +71,16 @@ pub(super) fn rounds(
     title: &str,
     contestants: &[Contestant],
 ) -> Result<Vec<Series>> {
-    let series = contestants.iter().map(|contestant| Series {
-        system: contestant.label.clone(),
-        turns: Vec::new(),
-    });
-    let mut all: Vec<Series> = series.collect();
-    for round in 1..=stage.options.rounds {
-        for (contestant, series) in contestants.iter().zip(&mut all) {
-            let turn = turn(stage, contestant).with_context(|| contestant.label.clone())?;
-            eprintln!(
-                "{title}, round {round}, {}: {:.1} Mbit/s",
-                contestant.label,
-                turn.bits_per_second / 1e6
-            );
-            series.turns.push(turn);
-        }
-    }
-    Ok(all)
+    let said = |turn: &Turn| format!("{:.1} Mbit/s", turn.bits_per_second / 1e6);
+    let all = stage.rounds(title, contestants, |of| turn(stage, of), said)?;
+    let series = contestants
+        .iter()
+        .zip(all)
+        .map(|(contestant, turns)| Series {
+            system: contestant.label.clone(),
+            turns,
+        });
+    Ok(series.collect())
 }
 
 fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
