@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use anyhow::{Context as _, Result};
 use dibs_lab::Recording;
 use dibs_netns::Host;
+use dibs_wire::{checksum, packet};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// What an Ethernet header takes.
@@ -16,6 +17,8 @@ const IPV4: usize = 20;
 const IPV6: usize = 40;
 /// What a UDP header takes.
 const UDP: usize = 8;
+/// Its number as a protocol of IP.
+const UDP_PROTOCOL: u8 = 17;
 /// What a TCP header without options takes.
 const TCP: usize = 20;
 /// The longest UDP payload of one packet on a link of 1500 bytes.
@@ -48,21 +51,14 @@ impl Attacker {
     /// # Errors
     /// If the system refuses it.
     pub fn send(&self, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
-        let len = |rest: usize| u16::try_from(rest + payload.len()).map_err(io::Error::other);
-        let mut packet = vec![0x45, 0];
-        packet.extend(len(IPV4 + UDP)?.to_be_bytes());
-        // No identification and no fragments; 64 hops, UDP; the kernel adds the checksum.
-        packet.extend([0, 0, 0, 0, 64, 17, 0, 0]);
-        packet.extend(from.ip().octets());
-        packet.extend(to.ip().octets());
-        packet.extend(from.port().to_be_bytes());
-        packet.extend(to.port().to_be_bytes());
-        packet.extend(len(UDP)?.to_be_bytes());
+        let length = u16::try_from(UDP + payload.len()).map_err(io::Error::other)?;
+        let mut udp = from.port().to_be_bytes().to_vec();
+        udp.extend(to.port().to_be_bytes());
+        udp.extend(length.to_be_bytes());
         // No UDP checksum (RFC 768).
-        packet.extend([0, 0]);
-        packet.extend(payload);
-        let to = SocketAddr::from(SocketAddrV4::new(*to.ip(), 0));
-        self.socket.send_to(&packet, &to.into()).map(drop)
+        udp.extend([0, 0]);
+        udp.extend(payload);
+        self.send_ip(UDP_PROTOCOL, from.into(), to.into(), &udp)
     }
 }
 
@@ -85,22 +81,41 @@ pub struct Segment<'a> {
 
 impl Segment<'_> {
     fn bytes(&self) -> Vec<u8> {
+        self.with_options(&[])
+    }
+
+    /// The segment, with options of whole words.
+    fn with_options(&self, options: &[u8]) -> Vec<u8> {
         let mut tcp = Vec::new();
         tcp.extend(self.from.port().to_be_bytes());
         tcp.extend(self.to.port().to_be_bytes());
         tcp.extend(self.seq.to_be_bytes());
         tcp.extend(self.ack.to_be_bytes());
-        // Five words of header, a window, no checksum yet, no urgent data.
-        tcp.extend([0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        let words = (TCP + options.len()) as u8 / 4;
+        // A window, no checksum yet, no urgent data.
+        tcp.extend([words << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
+        tcp.extend(options);
         tcp.extend(self.payload);
-        let length = (tcp.len() as u16).to_be_bytes();
-        let (from, to) = (octets(self.from.ip()), octets(self.to.ip()));
-        // The longer form of IPv6 adds the same.
-        let pseudo = [&from[..], &to, &[0, 6], &length].concat();
-        let sum = checksum(&[&pseudo[..], &tcp].concat());
-        tcp[16..18].copy_from_slice(&sum);
+        finish(packet::TCP, self.from, self.to, &mut tcp, 16);
         tcp
     }
+}
+
+/// An IP packet with a TCP segment as it is inside a bump: signed (RFC 2385), so that nobody may cut it.
+pub fn signed_segment(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
+    let (seq, ack, flags) = (1, 1, 16);
+    let segment = Segment {
+        from,
+        to,
+        seq,
+        ack,
+        flags,
+        payload,
+    };
+    // The option behind two NOPs.
+    let options = [&[1, 1, 19, 18][..], &[7; 16]].concat();
+    let tcp = segment.with_options(&options);
+    ip(packet::TCP, from, to, &tcp).expect("a segment of a test fits a packet")
 }
 
 impl Attacker {
@@ -109,7 +124,7 @@ impl Attacker {
     /// # Errors
     /// If the system refuses it.
     pub fn send_segment(&self, segment: &Segment<'_>) -> io::Result<()> {
-        self.send_ip(6, segment.from, segment.to, &segment.bytes())
+        self.send_ip(packet::TCP, segment.from, segment.to, &segment.bytes())
     }
 
     /// Sends the sender of a segment the ICMP error that the segment is too long for the way.
@@ -117,23 +132,21 @@ impl Attacker {
     /// # Errors
     /// If the system refuses it.
     pub fn send_too_long(&self, about: &Segment<'_>, by: SocketAddr) -> io::Result<()> {
-        let inner = ip(6, about.from, about.to, &about.bytes()).map_err(io::Error::other)?;
+        let inner =
+            ip(packet::TCP, about.from, about.to, &about.bytes()).map_err(io::Error::other)?;
         if about.from.is_ipv4() {
             // Destination unreachable, fragmentation needed; 600 bytes would do (RFC 1191).
             let mut icmp = vec![3, 4, 0, 0, 0, 0, 2, 88];
             icmp.extend(&inner[..IPV4 + 8]);
-            let sum = checksum(&icmp);
-            icmp[2..4].copy_from_slice(&sum);
-            return self.send_ip(1, by, about.from, &icmp);
+            let sum = !checksum::fold(checksum::sum(&icmp));
+            icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+            return self.send_ip(packet::ICMP, by, about.from, &icmp);
         }
         // Packet too big; 1300 bytes would do (RFC 4443, 3.2).
         let mut icmp = vec![2, 0, 0, 0, 0, 0, 5, 20];
         icmp.extend(&inner);
-        let length = (icmp.len() as u16).to_be_bytes();
-        let (from, to) = (octets(by.ip()), octets(about.from.ip()));
-        let sum = checksum(&[&from[..], &to, &[0, 58], &length, &icmp].concat());
-        icmp[2..4].copy_from_slice(&sum);
-        self.send_ip(58, by, about.from, &icmp)
+        finish(packet::ICMPV6, by, about.from, &mut icmp, 2);
+        self.send_ip(packet::ICMPV6, by, about.from, &icmp)
     }
 
     fn send_ip(
@@ -161,7 +174,14 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// An IP packet of 64 hops without options; the kernel adds the checksum of IPv4.
+/// Writes the checksum of what an IP packet carries, pseudo header and all.
+fn finish(protocol: u8, from: SocketAddr, to: SocketAddr, body: &mut [u8], at: usize) {
+    let pseudo = checksum::pseudo_header(from.ip(), to.ip(), protocol, body.len());
+    let sum = !checksum::fold(pseudo + checksum::sum(body));
+    body[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// An IP packet of 64 hops without options.
 fn ip(protocol: u8, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Result<Vec<u8>> {
     let mut packet = if from.is_ipv4() {
         let length = u16::try_from(IPV4 + payload.len())?.to_be_bytes();
@@ -174,18 +194,12 @@ fn ip(protocol: u8, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Result<
     };
     packet.extend(octets(from.ip()));
     packet.extend(octets(to.ip()));
+    if from.is_ipv4() {
+        let sum = !checksum::fold(checksum::sum(&packet));
+        packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
     packet.extend(payload);
     Ok(packet)
-}
-
-/// RFC 1071.
-fn checksum(bytes: &[u8]) -> [u8; 2] {
-    let word = |pair: &[u8]| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from);
-    let mut sum: u32 = bytes.chunks(2).map(word).sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    (!(sum as u16)).to_be_bytes()
 }
 
 /// Where the sender of the last segment with this payload stands: the numbers of its next byte, and

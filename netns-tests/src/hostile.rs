@@ -13,8 +13,7 @@ use dibs_core::session::{self, Integrity, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_netns::Host;
 use dibs_settings::{Opening, Scheduler};
-use dibs_wire::packet::TCP;
-use dibs_wire::{checksum, virtio};
+use dibs_wire::virtio;
 
 use crate::daemon::SOON;
 use crate::{Net, daemon};
@@ -216,32 +215,4 @@ pub fn strangers_calls(to: &daemon::Node, number: usize) -> Result<Vec<Vec<u8>>>
     let calls =
         (0..number).filter_map(|_| sessions.initiate(Time::ZERO, wall, peer, &hello, &mut rng));
     Ok(calls.collect())
-}
-
-/// An IPv4 packet with a TCP segment as it is inside a bump: signed (RFC 2385), so that nobody may cut it.
-pub fn signed_segment(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
-    let (IpAddr::V4(src), IpAddr::V4(dst)) = (from.ip(), to.ip()) else {
-        panic!("IPv4 addresses, not {from} and {to}");
-    };
-    let mut tcp = Vec::new();
-    tcp.extend(from.port().to_be_bytes());
-    tcp.extend(to.port().to_be_bytes());
-    // Numbers, a header of 40 bytes, ACK, window; no checksum as yet, not urgent; the option behind two NOPs.
-    tcp.extend([
-        0, 0, 0, 1, 0, 0, 0, 1, 0xa0, 0x10, 1, 0, 0, 0, 0, 0, 1, 1, 19, 18,
-    ]);
-    tcp.extend([7; 16]);
-    tcp.extend(payload);
-    let pseudo = checksum::pseudo_header(from.ip(), to.ip(), TCP, tcp.len());
-    let sum = !checksum::fold(pseudo + checksum::sum(&tcp));
-    tcp[16..18].copy_from_slice(&sum.to_be_bytes());
-    let mut packet = vec![0x45, 0];
-    packet.extend((20 + tcp.len() as u16).to_be_bytes());
-    packet.extend([0, 0, 0, 0, 64, TCP, 0, 0]);
-    packet.extend(src.octets());
-    packet.extend(dst.octets());
-    let sum = !checksum::fold(checksum::sum(&packet));
-    packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    packet.extend(tcp);
-    packet
 }
