@@ -13,6 +13,7 @@ use dibs_netns::{HANG, Host, wait_for, wait_until};
 use nix::unistd::{Uid, geteuid, setfsuid};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::eavesdropper::Eavesdropper;
 use crate::plaintext::Plaintext;
 
 /// How long a connection may stand still. TCP doubles its timeouts while nobody answers: after 30
@@ -130,6 +131,16 @@ impl Talk {
             "sent {sent:?} bytes, received {received:?}"
         );
         Ok(())
+    }
+
+    /// The same, and ends the recordings, in which nothing of it may be in plain, of these bytes at least.
+    ///
+    /// # Errors
+    /// Those of [`finish`](Self::finish) and of [`heard_nothing`](Eavesdropper::heard_nothing).
+    pub fn finish_unheard(self, ears: Eavesdropper, least: usize) -> Result<()> {
+        let plaintexts = self.plaintexts;
+        self.finish()?;
+        ears.heard_nothing(&plaintexts, least)
     }
 }
 

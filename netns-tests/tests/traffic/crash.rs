@@ -27,9 +27,7 @@ fn survives(signal: Signal, ends: impl Fn(&mut Net) -> Vec<&mut Node>) -> Result
         net.wait_established()?;
         talk.advance(2 << 20)?;
         net.wait_bump(7000, "scramble")?;
-        let plaintexts = talk.plaintexts;
-        talk.finish()?;
-        ears.heard_nothing(&plaintexts, 4 << 20)
+        talk.finish_unheard(ears, 4 << 20)
     })
 }
 
@@ -74,9 +72,7 @@ fn an_address_that_its_interface_has_lost() {
                 talk.advance(1 << 20)?;
             }
             net.wait_bump(7000, "scramble")?;
-            let plaintexts = talk.plaintexts;
-            talk.finish()?;
-            ears.heard_nothing(&plaintexts, 4 << 20)
+            talk.finish_unheard(ears, 4 << 20)
         })
     });
 }
@@ -100,9 +96,7 @@ fn rules_outlive_a_crash() {
             let talk = net.talk(7000)?;
             talk.advance(1 << 20)?;
             net.wait_bump(7000, "scramble")?;
-            let plaintexts = talk.plaintexts;
-            talk.finish()?;
-            ears.heard_nothing(&plaintexts, 2 << 20)
+            talk.finish_unheard(ears, 2 << 20)
         })
     });
 }

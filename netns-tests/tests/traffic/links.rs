@@ -142,9 +142,7 @@ fn without_the_trusted_link_data_is_held() {
             talk.stands_still(Duration::from_secs(1))?;
             net.eth.up(End::A)?;
             carries_again(net, &talk, "eth")?;
-            let plaintexts = talk.plaintexts;
-            talk.finish()?;
-            ears.heard_nothing(&plaintexts, 1 << 20)
+            talk.finish_unheard(ears, 1 << 20)
         })
     });
 }
@@ -162,9 +160,7 @@ fn without_the_trusted_link_data_goes_on_if_so_configured() {
             talk.advance(2 << 20)?;
             net.eth.up(End::A)?;
             carries_again(net, &talk, "eth")?;
-            let plaintexts = talk.plaintexts;
-            talk.finish()?;
-            ears.heard_nothing(&plaintexts, 1 << 20)
+            talk.finish_unheard(ears, 1 << 20)
         })
     });
 }
