@@ -405,3 +405,7 @@ pub(crate) fn words<const N: usize>(parts: [String; N]) -> String {
     let given: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     given.join(" ")
 }
+
+#[cfg(test)]
+#[path = "rules/tests.rs"]
+mod tests;

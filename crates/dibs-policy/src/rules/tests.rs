@@ -1,0 +1,172 @@
+use std::fmt::Write as _;
+
+use super::*;
+use crate::BumpId;
+use crate::desired::Fail;
+use crate::{ClassRule, DeviceName, Hours, Ports, Protocol};
+
+fn bump(id: u8, device: &str, owner: DeviceOwner, peers: &[&str]) -> BumpRoute {
+    BumpRoute {
+        id: BumpId::new(id).unwrap(),
+        device: DeviceName::new(device).unwrap(),
+        owner,
+        addresses: Vec::new(),
+        peers: peers.iter().map(|peer| peer.parse().unwrap()).collect(),
+    }
+}
+
+fn class(id: u32, bump: u8, binding: Binding) -> ClassRule {
+    ClassRule {
+        binding,
+        ..ClassRule::tcp(id, BumpId::new(bump).unwrap())
+    }
+}
+
+/// Two bumps, one by another program's device, and rules that name whatever a rule may name.
+fn everything() -> Desired {
+    let peers = ["10.0.1.2", "10.2.0.0/16", "fd00::2"];
+    let net = |text: &str| -> Option<Prefix> { Some(text.parse().unwrap()) };
+    let rules = vec![
+        ClassRule {
+            dport: Some(443.into()),
+            ..class(1, 1, Binding::Required)
+        },
+        ClassRule {
+            dport: Some(80.into()),
+            gid: Some(7),
+            interface: Some(DeviceName::new("eth0").unwrap()),
+            dscp: Some(46),
+            ..class(2, 1, Binding::Loose)
+        },
+        ClassRule {
+            sport: Some(Ports {
+                first: 9000,
+                last: 9009,
+            }),
+            uid: Some(1000),
+            source: net("10.0.1.1"),
+            destination: net("10.0.0.0/8"),
+            ..class(3, 3, Binding::Required)
+        },
+        ClassRule {
+            protocol: Protocol::Udp,
+            dport: Some(53.into()),
+            hours: Some(Hours {
+                start: 79_200,
+                end: 21_600,
+            }),
+            ..class(4, 3, Binding::Loose)
+        },
+        ClassRule {
+            protocol: Protocol::Any,
+            family: Some(Family::V6),
+            hours: Some(Hours {
+                start: 28_800,
+                end: 64_800,
+            }),
+            ..class(5, 1, Binding::Loose)
+        },
+        ClassRule {
+            matches: ["-m", "length", "--length", "0:99"]
+                .map(str::to_owned)
+                .into(),
+            ..class(6, 1, Binding::Loose)
+        },
+        ClassRule {
+            dport: Some(25.into()),
+            ..class(7, 1, Binding::Preferred)
+        },
+        ClassRule {
+            sport: Some(4000.into()),
+            dport: Some(80.into()),
+            source: net("10.0.1.1"),
+            destination: net("10.0.1.2"),
+            ..class(0, 1, Binding::Pinned)
+        },
+    ];
+    Desired {
+        bumps: vec![
+            bump(1, "dibs1", DeviceOwner::Ours, &peers),
+            bump(3, "tun9", DeviceOwner::Foreign, &["10.2.0.0/16"]),
+        ],
+        rules,
+        sessions: vec![
+            (net("10.2.0.0/16").unwrap(), false),
+            (net("10.2.3.0/24").unwrap(), true),
+            (net("fd00::2").unwrap(), true),
+        ],
+        ..Desired::default()
+    }
+}
+
+fn wishes() -> Vec<(&'static str, Desired)> {
+    let open = |desired| Desired {
+        fail: Fail::Open,
+        ..desired
+    };
+    let gateway = || Desired {
+        gateway: ["192.168.7.0/24", "fd07::/64"]
+            .map(|net| net.parse().unwrap())
+            .into(),
+        ..everything()
+    };
+    let mut free = gateway();
+    free.rules.retain(|rule| rule.binding != Binding::Required);
+    let one = Desired {
+        bumps: vec![bump(2, "dibs2", DeviceOwner::Ours, &["10.0.1.2"])],
+        ..Desired::default()
+    };
+    let idle = Desired {
+        bumps: Vec::new(),
+        rules: Vec::new(),
+        ..gateway()
+    };
+    vec![
+        ("one bump, no rule", one.clone()),
+        ("one bump, failing open", open(one)),
+        ("two bumps, all that rules name", everything()),
+        ("a gateway", gateway()),
+        ("a gateway, failing open", open(free)),
+        ("a gateway without a bump", idle),
+    ]
+}
+
+/// All rules as they are told the kernel.
+fn said() -> String {
+    let mut text = String::new();
+    for (name, desired) in wishes() {
+        for family in Family::BOTH {
+            let program = match family {
+                Family::V4 => "iptables",
+                Family::V6 => "ip6tables",
+            };
+            writeln!(text, "== {name}: {program}").unwrap();
+            for chain in chains(&desired, family) {
+                let hook = chain
+                    .hook
+                    .map(|hook| format!(" in {hook}"))
+                    .unwrap_or_default();
+                writeln!(text, "{} {}{hook}", chain.table.as_str(), chain.name).unwrap();
+                for rule in chain.rules {
+                    writeln!(text, "    {rule}").unwrap();
+                }
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn every_rule_as_the_kernel_is_told() {
+    let said = said();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/rules/said.txt");
+    if std::env::var_os("DIBS_WRITE").is_some() {
+        std::fs::write(file, &said).unwrap();
+    }
+    let kept = include_str!("said.txt");
+    let differing = said
+        .lines()
+        .zip(kept.lines())
+        .find(|(said, kept)| said != kept);
+    assert!(said == kept, "{differing:?}");
+}
