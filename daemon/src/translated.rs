@@ -1,5 +1,5 @@
 //! Connections whose addresses this host translates: the far end knows them by others, so they cannot be
-//! moved. New ones on a bump keep their address (`dibs-policy/src/backstop/rules.rs`).
+//! moved. New ones on a bump keep their address (`dibs-policy/src/rules/nftables_only.rs`).
 
 use std::collections::HashMap;
 

@@ -173,6 +173,11 @@ impl DeviceName {
         }
     }
 
+    /// The device by which a host speaks to itself; nobody is given it as a device of theirs.
+    pub(crate) fn loopback() -> Self {
+        Self("lo".to_owned())
+    }
+
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -11,12 +11,11 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::nft::{Attributes, Change, Kind, Nft, Purpose, attribute, attributes, text};
-use crate::{Desired, Error};
+use crate::{Desired, Error, rules};
 
-mod rule;
-mod rules;
+pub(crate) mod ruleset;
 
-use rules::{PROBE, Ruleset, TABLE};
+use ruleset::{PROBE, Ruleset, TABLE};
 
 /// linux/netfilter/nf_tables.h: of a table.
 const OWNER: u32 = 0x2;
@@ -132,7 +131,7 @@ impl Backstop {
     pub async fn narrow(&mut self, desired: &Desired) -> Result<(), Error> {
         let narrowed = self
             .set
-            .without_drops_beyond(&Ruleset::of(desired, self.nat));
+            .without_drops_beyond(&rules::nftables(desired, self.nat));
         if narrowed != self.set {
             let dropped = self.dropped_by_rules().await;
             let changes = fill(&narrowed, &self.set.names());
@@ -152,7 +151,7 @@ impl Backstop {
     pub async fn set(&mut self, desired: &Desired, known: &Known) -> Result<bool, Error> {
         let mut nat = self.nat;
         let done = loop {
-            let wanted = Ruleset::of(desired, nat);
+            let wanted = rules::nftables(desired, nat);
             if wanted.is_empty() {
                 return self.remove().await.map(|()| false);
             }
@@ -181,7 +180,7 @@ impl Backstop {
     pub async fn check(&mut self, desired: &Desired) -> Result<(), Error> {
         let mut nat = self.nat;
         loop {
-            let wanted = Ruleset::of(desired, nat);
+            let wanted = rules::nftables(desired, nat);
             if wanted.is_empty() {
                 return Ok(());
             }
@@ -543,10 +542,10 @@ fn fill(content: &Ruleset, stale: &[String]) -> Vec<Change> {
             attributes: Attributes::default().text(1, TABLE).text(3, name),
         });
     }
-    changes.extend(rules::sets());
-    changes.extend(content.chains.iter().map(rules::Chain::make));
+    changes.extend(ruleset::sets());
+    changes.extend(content.chains.iter().map(ruleset::Chain::make));
     for chain in &content.chains {
-        changes.extend(chain.rules.iter().map(|rule| rule.make(&chain.name)));
+        changes.extend(chain.rules.iter().map(|rule| rule.make(TABLE, &chain.name)));
     }
     changes
 }

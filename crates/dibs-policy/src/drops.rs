@@ -2,21 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use crate::chains::Table;
-use crate::guards::{FORWARD, LOCKED, PLAIN, REQUIRED_IN, REQUIRED_OUT};
-use crate::iptables::Tables;
+use crate::iptables::{Table, Tables};
 
 /// Each reason and its chain; a name that ends in a dash stands for all that begin with it.
 const REASONS: [(&str, &str, Table); 8] = [
-    ("plain_in_locked", LOCKED, Table::Mangle),
-    ("plain_in_stray", PLAIN, Table::Mangle),
-    ("plain_in_required", REQUIRED_IN, Table::Mangle),
-    ("plain_out_required", REQUIRED_OUT, Table::Mangle),
+    ("plain_in_locked", "DIBS-LOCKED", Table::Mangle),
+    ("plain_in_stray", "DIBS-PLAIN", Table::Mangle),
+    ("plain_in_required", "DIBS-REQUIRED-IN", Table::Mangle),
+    ("plain_out_required", "DIBS-REQUIRED-OUT", Table::Mangle),
     ("plain_out_marked", "DIBS-POSTROUTING", Table::Mangle),
     ("tun_in_foreign", "DIBS-IN-", Table::Mangle),
-    ("tun_forwarded", FORWARD, Table::Filter),
+    ("tun_forwarded", "DIBS-FORWARD", Table::Filter),
     ("tun_out_unmarked", "DIBS-REFUSE", Table::Filter),
 ];
+
+/// Why a chain drops, as its place among the reasons; none: it is none that does.
+pub(crate) fn reason(table: Table, name: &str) -> Option<usize> {
+    REASONS.iter().position(|(_, chain, of)| {
+        *of == table && (*chain == name || chain.ends_with('-') && name.starts_with(chain))
+    })
+}
 
 /// Packets that the kernel dropped for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,10 +59,7 @@ impl Drops {
     /// Adds what the chains of one family count, as far as they are meant.
     pub(crate) fn add(&mut self, tables: &Tables, meant: impl Fn(&str) -> bool) {
         for ((table, name), rules) in &tables.chains {
-            let of_chain = |(_, chain, of): &(&str, &str, Table)| {
-                of == table && (chain == name || chain.ends_with('-') && name.starts_with(chain))
-            };
-            let Some(reason) = REASONS.iter().position(of_chain) else {
+            let Some(reason) = reason(*table, name) else {
                 continue;
             };
             if meant(name) {

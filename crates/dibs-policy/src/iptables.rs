@@ -3,7 +3,64 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::chains::{Chain, Role, Table};
+use crate::drops;
+
+/// An iptables table that holds chains of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Table {
+    /// Marks and guards.
+    Mangle,
+    /// The only table that can answer with an ICMP error.
+    Filter,
+}
+
+impl Table {
+    pub(crate) const ALL: [Table; 2] = [Table::Mangle, Table::Filter];
+
+    /// The table's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Table::Mangle => "mangle",
+            Table::Filter => "filter",
+        }
+    }
+}
+
+/// What a chain is for: guards are installed before markers and removed after them, so that no marked
+/// packet is ever without a guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Drops or refuses.
+    Guard,
+    /// Sets marks.
+    Marker,
+}
+
+impl Role {
+    /// The role of one of our chains, found by name in the kernel.
+    pub(crate) fn of(name: &str) -> Self {
+        let is_guard = [Table::Mangle, Table::Filter]
+            .iter()
+            .any(|table| drops::reason(*table, name).is_some());
+        match is_guard || name == "DIBS-PREROUTING" {
+            true => Role::Guard,
+            false => Role::Marker,
+        }
+    }
+}
+
+/// One of our chains as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Its table.
+    pub table: Table,
+    /// Its name, which begins with `DIBS-`.
+    pub name: String,
+    /// The built-in chain whose first rule jumps here, if any.
+    pub hook: Option<&'static str>,
+    /// Its rules, without `-A NAME`.
+    pub rules: Vec<String>,
+}
 
 /// Our chains, and what refers to them, as one family's iptables-save shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -26,18 +26,18 @@
 
 mod address;
 mod backstop;
-mod chains;
 pub mod conntrack;
 mod desired;
 mod drops;
 mod error;
-mod guards;
 mod iptables;
 mod kernel;
 mod marks;
 mod net;
 mod nft;
 mod plan;
+mod rule;
+mod rules;
 mod runner;
 pub mod sockets;
 mod steering;
@@ -47,13 +47,12 @@ mod wire;
 
 pub use address::{BadDeviceName, BadPrefix, DeviceName, Family, Prefix};
 pub use backstop::{Backstop, Ends, Known, Place, Standing, Strength};
-pub use chains::{Chain, Role, Table};
 pub use desired::{
     Binding, BumpRoute, ClassRule, Desired, DeviceOwner, Fail, Hours, Invalid, Ports, Protocol,
 };
 pub use drops::Drops;
 pub use error::Error;
-pub use iptables::{CountedRule, Jump, Tables};
+pub use iptables::{Chain, CountedRule, Jump, Role, Table, Tables};
 pub use kernel::{Kernel, Netlink};
 pub use marks::{BadMask, BumpId, MarkLayout};
 pub use net::{

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::chains::{Chain, Role, chains};
-use crate::iptables::{Tables, install, remove};
+use crate::iptables::{Chain, Role, Tables, install, remove};
 use crate::net::{NetChange, Network, NetworkState};
+use crate::rules;
 use crate::{BumpId, Desired, Family, Invalid, MarkLayout};
 
 /// The kernel state that carries out a wish. Printed, it reads as commands.
@@ -58,8 +58,8 @@ impl Plan {
         Ok(Self {
             marks: desired.marks,
             bumps: desired.bumps.iter().map(|bump| bump.id).collect(),
-            v4: chains(desired, Family::V4),
-            v6: chains(desired, Family::V6),
+            v4: rules::iptables(desired, Family::V4),
+            v6: rules::iptables(desired, Family::V6),
             network: Network::of(desired),
         })
     }

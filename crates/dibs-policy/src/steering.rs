@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::chains::{Chain, Role, Table};
 use crate::drops::Drops;
-use crate::iptables::{self, Tables};
+use crate::iptables::{self, Chain, Role, Table, Tables};
 use crate::kernel::{Kernel, Netlink};
 use crate::net::NetChange;
 use crate::plan::{Observed, Plan, Step};

@@ -97,14 +97,14 @@ ip -4 rule add fwmark 0x1000000/0xf000000 table 5201 priority 5200
 ip -4 rule add iif lo table 5200 priority 32800
 iptables-restore --noflush --wait <<EOF
 *mangle
-:DIBS-FOLLOW - [0:0]
 :DIBS-SET-1 - [0:0]
+:DIBS-FOLLOW - [0:0]
 :DIBS-STEER - [0:0]
 :DIBS-OUTPUT - [0:0]
 :DIBS-INPUT - [0:0]
--A DIBS-FOLLOW -m conntrack --ctproto 6 -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
 -A DIBS-SET-1 -j CONNMARK --set-xmark 0x1000000/0xf000000
 -A DIBS-SET-1 -j MARK --set-xmark 0x1000000/0xf000000
+-A DIBS-FOLLOW -m conntrack --ctproto 6 -j CONNMARK --restore-mark --nfmask 0xf000000 --ctmask 0xf000000
 -A DIBS-STEER -o lo -j RETURN
 -A DIBS-STEER -m connmark --mark 0x10000000/0x10000000 -g DIBS-FOLLOW
 -A DIBS-STEER -p tcp -m tcp --dport 80 -m comment --comment dibs-rule-1 -g DIBS-SET-1

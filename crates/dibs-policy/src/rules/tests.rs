@@ -2,7 +2,7 @@ use std::fmt::Write as _;
 
 use super::*;
 use crate::BumpId;
-use crate::desired::Fail;
+use crate::nft::{attribute, attributes, text};
 use crate::{ClassRule, DeviceName, Hours, Ports, Protocol};
 
 fn bump(id: u8, device: &str, owner: DeviceOwner, peers: &[&str]) -> BumpRoute {
@@ -141,7 +141,7 @@ fn said() -> String {
                 Family::V6 => "ip6tables",
             };
             writeln!(text, "== {name}: {program}").unwrap();
-            for chain in chains(&desired, family) {
+            for chain in iptables(&desired, family) {
                 let hook = chain
                     .hook
                     .map(|hook| format!(" in {hook}"))
@@ -150,6 +150,21 @@ fn said() -> String {
                 for rule in chain.rules {
                     writeln!(text, "    {rule}").unwrap();
                 }
+            }
+        }
+        writeln!(text, "== {name}: nftables").unwrap();
+        for chain in nftables(&desired, true).chains {
+            writeln!(
+                text,
+                "{}{}",
+                chain.name,
+                chain
+                    .base()
+                    .map_or_else(String::new, |base| format!(" {base:?}"))
+            )
+            .unwrap();
+            for rule in chain.rules {
+                writeln!(text, "    {}", decoded(rule.expressions())).unwrap();
             }
         }
     }
@@ -169,4 +184,75 @@ fn every_rule_as_the_kernel_is_told() {
         .zip(kept.lines())
         .find(|(said, kept)| said != kept);
     assert!(said == kept, "{differing:?}");
+}
+
+/// What nftables is told of a rule, in words like those of nft(8).
+fn decoded(expressions: &[u8]) -> String {
+    let words = attributes(expressions).map(|(_, expression)| {
+        let name = text(attribute(expression, 1).unwrap());
+        let data = attribute(expression, 2).unwrap_or_default();
+        let of = |kind| attribute(data, kind).unwrap_or_default();
+        let number = |kind| {
+            of(kind)
+                .iter()
+                .fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+        };
+        let hex =
+            |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+        let value = |kind| hex(attribute(of(kind), 1).unwrap_or_default());
+        let pick = |names: &[(u64, &str)], number: u64| {
+            let found = names.iter().find(|(known, _)| *known == number);
+            found
+                .unwrap_or_else(|| panic!("{name} {number}"))
+                .1
+                .to_owned()
+        };
+        match name.as_str() {
+            "meta" => pick(
+                &[
+                    (3, "mark"),
+                    (6, "iifname"),
+                    (7, "oifname"),
+                    (10, "skuid"),
+                    (11, "skgid"),
+                    (15, "nfproto"),
+                    (16, "l4proto"),
+                    (32, "hour"),
+                ],
+                number(2),
+            ),
+            "ct" if !of(4).is_empty() => "set ct mark".to_owned(),
+            "ct" => format!(
+                "ct {}",
+                pick(&[(0, "state"), (3, "mark"), (10, "protocol")], number(2))
+            ),
+            "payload" => {
+                let base = pick(&[(1, "nh"), (2, "th")], number(2));
+                format!("@{base},{},{}", number(3), number(4))
+            }
+            "cmp" => format!("{} {}", pick(&[(0, "=="), (1, "!=")], number(2)), value(3)),
+            "bitwise" => format!("& {} ^ {}", value(4), value(5)),
+            "range" => {
+                let not = pick(&[(0, ""), (1, "not ")], number(2));
+                format!("{not}in {}-{}", value(3), value(4))
+            }
+            "lookup" => format!("in {}", text(of(1))),
+            "dynset" => format!("update {} for {} ms", text(of(1)), number(6)),
+            "immediate" => {
+                let verdict = attribute(of(2), 2).unwrap();
+                let code = i32::from_be_bytes(attribute(verdict, 1).unwrap().try_into().unwrap());
+                match code {
+                    0 => "drop".to_owned(),
+                    -5 => "return".to_owned(),
+                    -4 => format!("goto {}", text(attribute(verdict, 2).unwrap())),
+                    other => panic!("verdict {other}"),
+                }
+            }
+            "fib" => format!("fib {:b}", number(3)),
+            "nat" => "snat".to_owned(),
+            "byteorder" | "counter" => name,
+            other => panic!("{other}"),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
 }

@@ -1,8 +1,9 @@
 //! Whether the kernel takes a rule, before anything depends on it.
 
 use super::{Steering, Variant, forbidden};
-use crate::chains::further_matches;
 use crate::kernel::Kernel;
+use crate::rule::{Match, Rule, Verdict};
+use crate::rules::further;
 use crate::runner::CommandRunner;
 use crate::{ClassRule, Error, Family};
 
@@ -52,14 +53,11 @@ impl<R: CommandRunner, K: Kernel> Steering<R, K> {
         family: Family,
         rule: &ClassRule,
     ) -> Result<Option<String>, Error> {
-        let interface = rule.interface.as_ref();
-        let interface = interface
-            .map(|name| format!("-o {name} "))
-            .unwrap_or_default();
-        let matches = further_matches(rule);
-        let input = format!(
-            "*mangle\n:{CHAIN} - [0:0]\n-A {CHAIN} {interface}{matches} -j RETURN\nCOMMIT\n"
-        );
+        let by = { rule.interface.clone() }.map(|interface| Match::Out(interface, true));
+        let matches: Vec<Match> = by.into_iter().chain(further(rule)).collect();
+        let text = Rule::new(matches, Verdict::Return).iptables();
+        let text = text.expect("class rules are said to iptables");
+        let input = format!("*mangle\n:{CHAIN} - [0:0]\n-A {CHAIN} {text}\nCOMMIT\n");
         let tried = self.restore(variant, family, &input).await;
         if let Err(error @ Error::TimedOut { .. }) = tried {
             return Err(error);

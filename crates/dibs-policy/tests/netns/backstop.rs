@@ -70,7 +70,7 @@ pub(crate) fn a_range_of_ports_is_known_as_one(lab: &Lab) {
     let mut steering = lab.steered(&desired);
     assert_eq!(lab.set(&mut steering, &desired).steps, [], "as written");
     set(lab, &mut backstop, &desired, &Known::default());
-    let rules = lab.sh("nft -a list chain inet dibs output");
+    let rules = lab.sh("nft -a list chain inet dibs steer");
     let of_rule = rules.matches("comment \"dibs-rule-1 ").count();
     assert_eq!(of_rule, 4, "one for each range and family: {rules}");
     // Each layer alone keeps them in.

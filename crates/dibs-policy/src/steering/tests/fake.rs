@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::chains::Table;
+use crate::iptables::Table;
 use crate::kernel::Kernel;
 use crate::net::{Change, LinkState, NetChange, NetworkState, SYSCTLS};
 use crate::{BumpId, Command, CommandRunner, DeviceName, Error, Family, MarkLayout};

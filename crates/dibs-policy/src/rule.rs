@@ -1,0 +1,261 @@
+//! One rule, whoever carries it out: what it asks of a packet, and what follows.
+//!
+//! Two printers make of it what the kernel is told: text for iptables-restore, here, and messages for
+//! nftables ([`nftables`]). What only one of them can say the other leaves out.
+
+use crate::desired::{Hours, Ports, Protocol};
+use crate::{BumpId, DeviceName, Family, Prefix};
+
+pub(crate) mod nftables;
+
+/// Bits of a mark, and what they have to be, or have not to be, or become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bits {
+    pub(crate) mask: u32,
+    pub(crate) value: u32,
+    pub(crate) is: bool,
+}
+
+/// The sets in which nftables knows connections by their ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Set {
+    /// On a bump.
+    Bumped,
+    /// Plain by choice.
+    Plain,
+    /// LOCKED.
+    Locked,
+    /// Came by a bump, and the user exempts them from tracking (NOTRACK).
+    Untracked,
+}
+
+/// What a rule asks of a packet. In the order of iptables: addresses, devices, protocol, the rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Match {
+    From(Prefix),
+    To(Prefix),
+    /// Whether it came by a device.
+    In(DeviceName, bool),
+    /// Whether it leaves by it.
+    Out(DeviceName, bool),
+    Transport {
+        protocol: Protocol,
+        sport: Option<Ports>,
+        dport: Option<Ports>,
+    },
+    Owner {
+        uid: Option<u32>,
+        gid: Option<u32>,
+    },
+    Dscp(u8),
+    Hours(Hours),
+    /// The packet's mark.
+    Mark(Bits),
+    /// Its connection's.
+    CtMark(Bits),
+    /// It belongs to a TCP connection, or is an ICMP error about one.
+    OfTcp,
+    /// Nothing: names the class rule.
+    Class(u32),
+    /// What only iptables can ask, in its words.
+    Iptables(String),
+    /// Sent by this end of a connection in the set. Only nftables can ask this and what follows.
+    Among(Set),
+    /// Sent by the far end of one.
+    AmongBack(Set),
+    /// Exempt from tracking.
+    Untracked,
+    /// No route leads back to the source by the device that the packet came by.
+    NoWayBack,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Back to what else looks at it.
+    Return,
+    /// Dropped, and counted.
+    Drop,
+    /// On in the chain of that name, and not back here.
+    Goto(String),
+    /// It is to leave by a bump: iptables marks packet and connection. nftables comes behind that, so it drops what
+    /// is not marked.
+    Take {
+        bump: BumpId,
+        /// Nothing of it is taken in plain.
+        lock: bool,
+    },
+    /// These bits of the mark are to be the connection's: iptables has them be so, nftables drops what is still without.
+    Restore(u32),
+    /// The connection's mark gets these bits.
+    SetCtMark(Bits),
+    /// Through the chain of that name and back. Only iptables can do this and what follows.
+    Jump(&'static str),
+    /// The packet's mark gets these bits.
+    SetMark(Bits),
+    /// Answered with an ICMP error of that name.
+    Reject(&'static str),
+    /// Its connection comes into a set, as its far end sends; where there is no room, the next rule decides. Only nftables
+    /// can do this and what follows.
+    Remember(Set),
+    /// Source NAT to the source that it has.
+    KeepSource,
+}
+
+/// Matches, all of which have to fit, and what follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) matches: Vec<Match>,
+    pub(crate) verdict: Verdict,
+}
+
+impl Bits {
+    /// They have to be, or become, `value`.
+    pub(crate) fn are(mask: u32, value: u32) -> Self {
+        let is = true;
+        Self { mask, value, is }
+    }
+
+    /// They have to be something else.
+    pub(crate) fn are_not(mask: u32, value: u32) -> Self {
+        let is = false;
+        Self { mask, value, is }
+    }
+
+    fn text(self) -> String {
+        format!("{:#x}/{:#x}", self.value, self.mask)
+    }
+}
+
+impl Set {
+    pub(crate) const ALL: [Set; 4] = [Set::Bumped, Set::Plain, Set::Locked, Set::Untracked];
+
+    /// Its name in nftables.
+    pub(crate) fn name(self, family: Family) -> &'static str {
+        match (self, family) {
+            (Set::Bumped, Family::V4) => "bumped4",
+            (Set::Bumped, Family::V6) => "bumped6",
+            (Set::Plain, Family::V4) => "plain4",
+            (Set::Plain, Family::V6) => "plain6",
+            (Set::Locked, Family::V4) => "locked4",
+            (Set::Locked, Family::V6) => "locked6",
+            (Set::Untracked, Family::V4) => "untracked4",
+            (Set::Untracked, Family::V6) => "untracked6",
+        }
+    }
+}
+
+impl Match {
+    /// All of a transport protocol.
+    pub(crate) fn protocol(protocol: Protocol) -> Self {
+        Self::Transport {
+            protocol,
+            sport: None,
+            dport: None,
+        }
+    }
+
+    /// In the words of iptables; none where it has none.
+    fn iptables(&self) -> Option<String> {
+        let prefix = |option: &str, prefix: &Prefix| match prefix.length() {
+            0 => String::new(),
+            _ => format!("{option} {prefix}"),
+        };
+        let not = |is: bool| if is { "" } else { "! " };
+        Some(match self {
+            Match::From(net) => prefix("-s", net),
+            Match::To(net) => prefix("-d", net),
+            Match::In(device, is) => format!("{}-i {device}", not(*is)),
+            Match::Out(device, is) => format!("{}-o {device}", not(*is)),
+            Match::Transport {
+                protocol,
+                sport,
+                dport,
+            } => transport(*protocol, *sport, *dport),
+            Match::Owner { uid, gid } => {
+                let uid = uid.map(|uid| format!(" --uid-owner {uid}"));
+                let gid = gid.map(|gid| format!(" --gid-owner {gid}"));
+                let [uid, gid] = [uid, gid].map(Option::unwrap_or_default);
+                format!("-m owner{uid}{gid}")
+            }
+            Match::Dscp(dscp) => format!("-m dscp --dscp {dscp:#04x}"),
+            Match::Hours(hours) => {
+                let (first, last) = (time(hours.start), time(hours.last()));
+                format!("-m time --timestart {first} --timestop {last}")
+            }
+            Match::Mark(bits) => format!("-m mark {}--mark {}", not(bits.is), bits.text()),
+            Match::CtMark(bits) => format!("-m connmark {}--mark {}", not(bits.is), bits.text()),
+            Match::OfTcp => "-m conntrack --ctproto 6".to_owned(),
+            Match::Class(id) => format!("-m comment --comment {}", label(*id)),
+            Match::Iptables(words) => words.clone(),
+            Match::Among(_) | Match::AmongBack(_) | Match::Untracked | Match::NoWayBack => {
+                return None;
+            }
+        })
+    }
+}
+
+impl Verdict {
+    fn iptables(&self) -> Option<String> {
+        Some(match self {
+            Verdict::Return => "-j RETURN".to_owned(),
+            Verdict::Drop => "-j DROP".to_owned(),
+            Verdict::Goto(chain) => format!("-g DIBS-{chain}"),
+            Verdict::Take { bump, lock: false } => format!("-g DIBS-SET-{bump}"),
+            Verdict::Take { bump, lock: true } => format!("-g DIBS-LOCK-{bump}"),
+            Verdict::Restore(mask) => {
+                format!("-j CONNMARK --restore-mark --nfmask {mask:#x} --ctmask {mask:#x}")
+            }
+            Verdict::SetCtMark(bits) => format!("-j CONNMARK --set-xmark {}", bits.text()),
+            Verdict::Jump(chain) => format!("-j DIBS-{chain}"),
+            Verdict::SetMark(bits) => format!("-j MARK --set-xmark {}", bits.text()),
+            Verdict::Reject(answer) => format!("-j REJECT --reject-with {answer}"),
+            Verdict::Remember(_) | Verdict::KeepSource => return None,
+        })
+    }
+}
+
+impl Rule {
+    pub(crate) fn new(matches: impl Into<Vec<Match>>, verdict: Verdict) -> Self {
+        Self {
+            matches: matches.into(),
+            verdict,
+        }
+    }
+
+    /// As iptables-save shows it, without its chain; none where iptables cannot say it.
+    pub(crate) fn iptables(&self) -> Option<String> {
+        let matches = self.matches.iter().map(Match::iptables);
+        let mut words = matches.collect::<Option<Vec<String>>>()?;
+        words.push(self.verdict.iptables()?);
+        words.retain(|word| !word.is_empty());
+        Some(words.join(" "))
+    }
+}
+
+fn transport(protocol: Protocol, sport: Option<Ports>, dport: Option<Ports>) -> String {
+    let protocol = match protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::Any => return String::new(),
+    };
+    let mut text = format!("-p {protocol}");
+    if sport.is_some() || dport.is_some() {
+        text += &format!(" -m {protocol}");
+    }
+    for (option, ports) in [("--sport", sport), ("--dport", dport)] {
+        text += &ports.map_or_else(String::new, |ports| format!(" {option} {ports}"));
+    }
+    text
+}
+
+/// Names a class rule in what the kernel lists.
+fn label(id: u32) -> String {
+    format!("dibs-rule-{id}")
+}
+
+/// As iptables writes seconds after midnight.
+fn time(seconds: u32) -> String {
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}", seconds % 60)
+}
