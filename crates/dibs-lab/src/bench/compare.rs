@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::json;
 
-use super::report::{Table, columns, median};
+use super::report::{Table, median};
 use crate::dibs::Programs;
 
 /// Another revision's programs.
@@ -131,6 +131,7 @@ fn number(cell: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::report::columns;
 
     fn table(rate: &str, lost: &str) -> Table {
         Table {
