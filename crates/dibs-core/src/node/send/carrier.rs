@@ -3,10 +3,9 @@
 use dibs_wire::frame;
 use smallvec::SmallVec;
 
-use super::CLEAR;
 use crate::bump::Split;
 use crate::node::paths::PathSet;
-use crate::session::{OVERHEAD, TAG_LEN};
+use crate::session::{CLEAR_HEADER_LEN, OVERHEAD, TAG_LEN};
 
 /// Bytes of a datagram beside the share in it.
 pub(super) const SHARE_OVERHEAD: usize = OVERHEAD + frame::SHARE_LEN;
@@ -80,7 +79,7 @@ impl<'a> Carrier<'a> {
     pub(super) const fn front(&self) -> usize {
         match self.split {
             Some(_) => PREFIX,
-            None => CLEAR,
+            None => CLEAR_HEADER_LEN,
         }
     }
 

@@ -3,7 +3,7 @@
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
-use super::SendCx;
+use super::context::SendCx;
 use super::datagram::Asks;
 use crate::chunk::{Content, Message, Placement};
 use crate::in_flight::Pending;

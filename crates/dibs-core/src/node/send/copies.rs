@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::SendCx;
+use super::context::SendCx;
 use super::datagram::{MAX_SEGMENTS, Shape};
 use super::retransmit::{is_stale, retransmit_chunks, shape};
 use crate::chunk::{Content, Delayed, Placement};

@@ -6,12 +6,11 @@ use dibs_wire::packet::{Segment, flags};
 use smallvec::SmallVec;
 
 use super::carrier::SHARE_OVERHEAD;
-use super::datagram::{Asks, MAX_SHORTFALL, Seal, Sealer, Shape, padding};
+use super::datagram::{Asks, MAX_SHORTFALL, NOT_BARE, Seal, Sealer, Shape, padding};
 use super::path_frames::{MAX_ACK, put_ack};
 use super::retransmit::RetransmitQueue;
 use super::run::Run;
 use super::shares::{Shares, share_frame};
-use super::{CLEAR, NOT_BARE};
 use crate::bump::{Bump, Split};
 use crate::chunk::{Chunk, Content, Head, Placement, ShareOf, Strand};
 use crate::flow::conn::{ConnStats, Outgoing};
@@ -20,6 +19,7 @@ use crate::flow::queue::Rest;
 use crate::in_flight::InFlight;
 use crate::node::paths::{Link, PROOF_SPACING, PathSet};
 use crate::node::shared::Shared;
+use crate::session::CLEAR_HEADER_LEN;
 use crate::slab::Key;
 use crate::stream::tx::Position;
 
@@ -340,7 +340,7 @@ impl Cutter<'_, '_, '_> {
         let is_sealed = self.bump.is_sealed();
         let at = match is_sealed {
             true => run.kept as u32,
-            false => (run.at + CLEAR) as u32,
+            false => (run.at + CLEAR_HEADER_LEN) as u32,
         };
         // Before the pass over the bytes, which does not wait for it to be written.
         let content = Content::Chunk(piece.chunk(batch, at, number));
@@ -355,7 +355,7 @@ impl Cutter<'_, '_, '_> {
         } else {
             &mut kept[range.clone()]
         };
-        let (payload, behind) = datagram[CLEAR..].split_at_mut(len);
+        let (payload, behind) = datagram[CLEAR_HEADER_LEN..].split_at_mut(len);
         let crc = out.transform(self.bump, piece.solo_at(), piece.bytes, payload);
         let (block, behind) = behind[..shape.header].split_at_mut(piece.frame);
         Chunk {
@@ -417,7 +417,7 @@ impl Cutter<'_, '_, '_> {
         for (index, (&at, &batch)) in run.carrier.links.iter().zip(&run.batches).enumerate() {
             let share = ShareOf {
                 batch,
-                at: (run.at + CLEAR) as u32,
+                at: (run.at + CLEAR_HEADER_LEN) as u32,
                 set,
                 len: len as u16,
                 head: number,
@@ -429,9 +429,13 @@ impl Cutter<'_, '_, '_> {
             let key = self.in_flight.add(Content::Share(share), placement);
             pending.push(key);
             let datagram = &mut self.in_flight.batch_mut(batch)[run.at..][..SHARE_OVERHEAD + len];
-            datagram[CLEAR..CLEAR + len].copy_from_slice(self.shared.share(index, len));
+            datagram[CLEAR_HEADER_LEN..CLEAR_HEADER_LEN + len]
+                .copy_from_slice(self.shared.share(index, len));
             let frame = share_frame(*split, self.bump.number, (set, index as u8), false);
-            frame::encode(&frame, &mut Writer::new(&mut datagram[CLEAR + len..]));
+            frame::encode(
+                &frame,
+                &mut Writer::new(&mut datagram[CLEAR_HEADER_LEN + len..]),
+            );
             let asks = Asks::AckOf(key);
             if !self
                 .sealer

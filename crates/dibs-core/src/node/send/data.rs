@@ -5,8 +5,8 @@ use std::sync::Arc;
 use dibs_settings::Scheduler;
 use dibs_wire::packet::Segment;
 
-use super::SendCx;
 use super::carrier::{Carrier, MAX_OVERHEAD};
+use super::context::SendCx;
 use super::copies;
 use super::cutter::{Cutter, To};
 use super::datagram::MAX_SEGMENTS;

@@ -1,10 +1,14 @@
 //! One datagram: how it is laid out, padded, numbered and sealed.
 
+use dibs_wire::packet::flags;
+
 use crate::node::paths::Link;
 use crate::session::{OVERHEAD, Session};
 use crate::slab::Key;
 use crate::time::Time;
 
+/// Flags whose segments begin or end something, and go authenticated whatever `integrity` says.
+pub(in crate::node) const NOT_BARE: u16 = flags::SYN | flags::FIN | flags::RST;
 /// Segments of one GSO send, at most (the kernel's UDP_MAX_SEGMENTS of old).
 pub(super) const MAX_SEGMENTS: usize = 64;
 /// Bytes of one GSO send, at most: an IPv6 payload with its UDP header.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment};
 
-use super::SendCx;
+use super::context::SendCx;
 use super::datagram::{Asks, pad};
 use super::path_frames::{MAX_ACK, put_ack};
 use crate::chunk::{Content, Placement};

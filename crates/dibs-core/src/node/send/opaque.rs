@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::SendCx;
 use super::carrier::{Carrier, SHARE_OVERHEAD};
+use super::context::SendCx;
 use super::datagram::{Asks, pad};
 use super::shares::Shares;
 use crate::chunk::Placement;
@@ -29,8 +29,8 @@ fn send_by(
     queue: &mut OpaqueQueue,
     shares: &mut Shares,
 ) -> Option<Out> {
-    let bumps = Arc::clone(&cx.shared.bumps);
     let head = queue.head()?;
+    let bumps = Arc::clone(&cx.shared.bumps);
     let bump = bumps.of(head.bump);
     let left = head.packet.len() - head.at;
     let carrier = match bump.split() {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
-use super::SendCx;
+use super::context::SendCx;
 use super::datagram::{Asks, Seal};
 use super::empty_segments;
 use crate::node::out::{Out, Source};

@@ -9,8 +9,9 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
 use super::carrier::{MAX_OVERHEAD, SHARE_OVERHEAD};
+use super::context::SendCx;
 use super::datagram::{Asks, MAX_BATCH, MAX_SEGMENTS, Seal, Shape, key_of, pad, padding};
-use super::{CLEAR, SendCx, control, shares};
+use super::{control, shares};
 use crate::buffer::Pool;
 use crate::chunk::{Chunk, Content, Delayed, Fragment, Placement};
 use crate::counters::Counter;
@@ -20,7 +21,7 @@ use crate::node::flows::FlowTable;
 use crate::node::out::{Out, Source};
 use crate::node::paths::{Avoid, PathSet, Wanted};
 use crate::node::shared::Shared;
-use crate::session::{OVERHEAD, TAG_LEN};
+use crate::session::{CLEAR_HEADER_LEN, OVERHEAD, TAG_LEN};
 use crate::slab::Key;
 use crate::time::Time;
 
@@ -361,7 +362,7 @@ pub(super) fn shape(cx: &SendCx<'_>, link: usize, chunk: &Chunk) -> Option<Shape
     let head = cx.in_flight.head(chunk);
     let open = cx.flows.get(head.conn).and_then(Conn::open_frame);
     let mut shape = Shape {
-        front: CLEAR,
+        front: CLEAR_HEADER_LEN,
         payload: usize::from(chunk.len),
         header: frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref()),
         tag: TAG_LEN,
@@ -430,7 +431,7 @@ fn seal_chunk(cx: &mut SendCx<'_>, link: usize, key: Key, chunk: &Chunk, shape: 
     // What the frame leaves is padding.
     scratch.resize(start + shape.len(), 0);
     let datagram = &mut scratch[start..];
-    let (payload, block) = datagram[CLEAR..].split_at_mut(shape.payload);
+    let (payload, block) = datagram[CLEAR_HEADER_LEN..].split_at_mut(shape.payload);
     let from = chunk.at as usize;
     payload.copy_from_slice(&cx.in_flight.batch(chunk.batch)[from..from + shape.payload]);
     chunk

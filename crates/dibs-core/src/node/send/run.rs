@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::SendCx;
 use super::carrier::{Carrier, SHARE_OVERHEAD};
+use super::context::SendCx;
 use super::datagram::{MAX_BATCH, MAX_SEGMENTS};
 use super::shares::Shares;
 use crate::bump::Bump;

@@ -8,16 +8,16 @@ use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame, Share};
 
 use super::carrier::{Carrier, Links, PREFIX, SHARE_OVERHEAD};
+use super::context::SendCx;
 use super::datagram::{Asks, Seal};
 use super::empty_segments::{MAX_PACK, pack};
-use super::{CLEAR, SendCx};
 use crate::bump::Split;
 use crate::chunk::{Content, Placement, ShareOf};
 use crate::node::out::{Out, Source};
 use crate::node::paths::Link;
 use crate::node::peer::EmptyOut;
 use crate::path::Blocked;
-use crate::session::TAG_LEN;
+use crate::session::{CLEAR_HEADER_LEN, TAG_LEN};
 use crate::slab::Key;
 
 /// What is split over paths on its way out.
@@ -92,7 +92,6 @@ impl Shares {
 
     /// TCP segments without payload of flows that are split, as many as fit one datagram.
     pub(super) fn send_segments(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
-        let bumps = Arc::clone(&cx.shared.bumps);
         let bump = loop {
             let head = self.segments.front()?;
             match cx.flows.get(head.conn) {
@@ -100,6 +99,7 @@ impl Shares {
                 None => self.segments.pop_front(),
             };
         };
+        let bumps = Arc::clone(&cx.shared.bumps);
         let split = bumps.of(bump).split().expect("these are split");
         let bundle = self.bundle(cx, split)?;
         let room = bundle.room().min(MAX_PACK);
@@ -146,9 +146,13 @@ impl Shares {
             let size = SHARE_OVERHEAD + len;
             let mut buffer = cx.shared.pool.take_for(size);
             let datagram = &mut buffer[..size];
-            datagram[CLEAR..CLEAR + len].copy_from_slice(cx.shared.share(index, len));
+            datagram[CLEAR_HEADER_LEN..CLEAR_HEADER_LEN + len]
+                .copy_from_slice(cx.shared.share(index, len));
             let frame = share_frame(split, bump, (set, index as u8), fleeting);
-            frame::encode(&frame, &mut Writer::new(&mut datagram[CLEAR + len..]));
+            frame::encode(
+                &frame,
+                &mut Writer::new(&mut datagram[CLEAR_HEADER_LEN + len..]),
+            );
             let sealer = &mut cx.sealer;
             if !sealer.seal(link, datagram, frame::SHARE_LEN, asks, Seal::Headers) {
                 cx.shared.pool.give(buffer);
@@ -190,7 +194,7 @@ pub(super) fn retransmit(cx: &mut SendCx<'_>, at: usize, key: Key, share: &Share
     let bytes = &cx.in_flight.batch(share.batch)[from..from + usize::from(share.len)];
     let datagram = &mut cx.shared.scratch.datagrams;
     datagram.clear();
-    datagram.resize(CLEAR, 0);
+    datagram.resize(CLEAR_HEADER_LEN, 0);
     datagram.extend_from_slice(bytes);
     datagram.extend_from_slice(&block);
     datagram.resize(datagram.len() + TAG_LEN, 0);

@@ -4,7 +4,7 @@
 //! can go by no path now, its own stream alone waits for it, whose kernel sends no more than a window without it:
 //! so it counts as if it had been sent last.
 
-use super::super::SendCx;
+use super::super::context::SendCx;
 use super::{RetransmitQueue, postpone};
 use crate::chunk::Placement;
 
