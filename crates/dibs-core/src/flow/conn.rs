@@ -15,7 +15,7 @@ use super::inject::Template;
 use super::queue::Queue;
 use super::window_clamp::WindowClamp;
 use crate::bump::{Bump, Decode};
-use crate::session::{Direction, EpochKey, EpochSecrets};
+use crate::session::{Direction, EpochKey, EpochSecrets, Session};
 use crate::slab::Key;
 use crate::stream::MAX_WINDOW;
 use crate::stream::rx::{Decoders, RxStream};
@@ -211,7 +211,7 @@ impl Incoming {
 
 /// Whether a sequence number lies ahead of the highest one so far. What lies more than a window behind does: the
 /// connection went on elsewhere for a while.
-pub fn moves_on(highest: Option<SeqNumber>, seq: SeqNumber) -> bool {
+fn moves_on(highest: Option<SeqNumber>, seq: SeqNumber) -> bool {
     highest.is_none_or(|highest| {
         let distance = i64::from(seq.distance_from(highest));
         !(-MAX_WINDOW..=0).contains(&distance)
@@ -359,6 +359,58 @@ impl Conn {
         self.out.meta = meta;
         self.out.secrets = Some(secrets);
         self.out.unconfirm();
+    }
+
+    /// Takes note of a segment of the local kernel, which begins the connection if it is a SYN, and of the session that
+    /// there is to open the flow by.
+    pub fn note_segment(&mut self, now: Time, segment: &Segment<'_>, session: Option<&Session>) {
+        self.last_seen = now;
+        if let Some((tsval, tsecr)) = segment.timestamps {
+            if segment.has(flags::ACK) {
+                self.raise_floor(tsecr);
+            }
+            self.tsval = Some(tsval);
+        }
+        if let Some(filter) = &mut self.echo_filter {
+            filter.note(segment);
+        }
+        let syn = segment.has(flags::SYN);
+        if syn {
+            self.acked = None;
+            self.sent_end = None;
+            self.out.stream.reincarnate();
+        }
+        if syn || self.out.secrets.is_none() {
+            match session {
+                Some(session) => self.open(session.epoch_secrets().clone(), segment.meta),
+                // It waits, and is opened by the session that it goes by.
+                None => {
+                    self.out.meta = segment.meta;
+                    self.out.secrets = None;
+                }
+            }
+        }
+        // The stream's first byte follows the SYN. Whatever opens the flow tells the base.
+        self.out.stream.begin_at(segment.seq.add(u32::from(syn)));
+    }
+
+    /// The local kernel has what lies in front of `ack`.
+    pub fn note_acked(&mut self, ack: SeqNumber) {
+        if moves_on(self.acked, ack) {
+            self.acked = Some(ack);
+        }
+    }
+
+    /// Whether something from the peer waits for a gap to close.
+    pub fn is_waiting(&self) -> bool {
+        self.inc.as_ref().is_some_and(|inc| inc.stream.is_waiting())
+    }
+
+    /// The peer knows nothing of it any more; returns what there was of its direction.
+    pub fn restart(&mut self) -> Option<Incoming> {
+        self.out.begin_anew();
+        self.echo_filter = { self.tsval }.map(|tsval| Box::new(EchoFilter::after(tsval)));
+        self.inc.take()
     }
 
     /// Notes how far the local kernel has sent.

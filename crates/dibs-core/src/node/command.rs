@@ -11,6 +11,8 @@ use super::flow_scheduler::FlowScheduler;
 use super::messages::{ControlError, MAX_CONTROL};
 use super::notice::Event;
 use super::paths::longest;
+use super::solicit;
+use crate::flow::echo_filter::EchoFilter;
 use crate::preference::Usage;
 use crate::time::Time;
 
@@ -150,7 +152,11 @@ impl Node {
             return;
         };
         match peer.flows.find(tuple, bump) {
-            Some(key) => peer.begin_drain(now, shared, key, window_scale),
+            Some(key) => {
+                let (paths, flows) = (&peer.paths, &mut peer.flows);
+                let handover = &mut peer.handover;
+                handover.begin(now, shared, paths, flows, (key, window_scale));
+            }
             None => {
                 let peer = peer.id.index();
                 shared.events.push(Event::Drained { peer, bump, tuple });
@@ -164,8 +170,35 @@ impl Node {
         if let Some(peer) = route(peers, tuple.dst)
             && let Some(key) = peer.flows.find(tuple, bump)
         {
-            peer.end_drain(shared, key);
+            peer.handover.end(shared, peer.id, &mut peer.flows, key);
         }
+    }
+
+    /// As [`solicit`](Self::solicit) for a connection that went on before this daemon started, of
+    /// which the kernel has `outstanding` bytes under way. To be called before any path is up: what
+    /// the kernel says waits until the peer is there.
+    pub fn resume(&mut self, now: Time, bump: u8, tuple: Tuple, outstanding: u32) {
+        let Self { shared, peers, .. } = self;
+        let Some(peer) = route(peers, tuple.dst) else {
+            return;
+        };
+        let (receiver, mut cx) = peer.receiving(now, shared);
+        let key = receiver.conn(&mut cx, tuple, bump);
+        let conn = cx.flows.get_mut(key).expect("it was just found");
+        conn.echo_filter = Some(Box::new(EchoFilter::anew(outstanding)));
+        self.solicit(bump, tuple);
+    }
+
+    /// Has the local kernel say by `bump` where a connection stands. `tuple` is as the local host
+    /// sends; the connection has to exist, or the kernel answers with a reset.
+    pub fn solicit(&mut self, bump: u8, tuple: Tuple) {
+        let Self { shared, peers, .. } = self;
+        let Some(peer) = route(peers, tuple.dst) else {
+            return;
+        };
+        let conn = peer.flows.find(tuple, bump);
+        let conn = conn.and_then(|key| peer.flows.get(key));
+        solicit::solicit(shared, bump, tuple, conn);
     }
 
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).

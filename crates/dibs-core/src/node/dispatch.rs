@@ -12,9 +12,8 @@ use super::config::NodeConfig;
 use super::hosts::Hosts;
 use super::notice::Event;
 use super::out::{Out, Source};
-use super::paths::PathSet;
-use super::peer::{self, Peer};
-use super::receive::Arrival;
+use super::paths::{Arrival, PathSet};
+use super::peer::{Peer, Taken};
 use super::send;
 use super::shared::{Own, Policy, Shared};
 use crate::buffer::Buffer;
@@ -106,7 +105,7 @@ impl Node {
             hint: config.hint,
         };
         let bumps = (config.bumps, config.pads);
-        let mut shared = Shared::new(rng, config.paths, bumps, own, policy);
+        let shared = Shared::new(rng, config.paths, bumps, own, policy);
         let own = *sessions.public_key();
         let mut peers = Vec::with_capacity(config.peers.len());
         for peer in config.peers {
@@ -117,7 +116,7 @@ impl Node {
                 id,
                 Hosts::new(peer.prefixes, peer.accept),
                 PathSet::new(now, peer.endpoints, smaller_key),
-                &mut shared,
+                &shared,
             ));
         }
         for at in 0..peers.len() {
@@ -195,11 +194,13 @@ impl Node {
                 let taken =
                     peer.take_segment(now, shared, session, bump, &segment, header.gso_size);
                 match taken {
-                    peer::Taken::Done => shared.pool.give(buffer),
-                    peer::Taken::Queue(payload) => {
-                        peer.enqueue(now, shared, payload, buffer);
+                    Taken::Done => shared.pool.give(buffer),
+                    Taken::Queue(payload) => {
+                        let queued = (buffer, peer.paths.quantum());
+                        let flows = &mut peer.flows;
+                        peer.fq.enqueue(now, shared, flows, payload, queued);
                     }
-                    peer::Taken::Opaque => peer.take_opaque(shared, bump, header, buffer, len),
+                    Taken::Opaque => peer.opaque.take(shared, bump, header, buffer, len),
                 }
             }
             Packet::Opaque(packet) if !peer.hosts.may_go(shared, &packet) => {
@@ -210,7 +211,7 @@ impl Node {
                 shared.count(Counter::TunNoSession);
                 shared.pool.give(buffer);
             }
-            Packet::Opaque(_) => peer.take_opaque(shared, bump, header, buffer, len),
+            Packet::Opaque(_) => peer.opaque.take(shared, bump, header, buffer, len),
         }
     }
 

@@ -8,8 +8,8 @@ use dibs_wire::frame::TcpFields;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
-use crate::bump::MAX_NUMBER;
-use crate::flow::conn::{Conn, Incoming};
+use crate::bump::{Bumps, MAX_NUMBER};
+use crate::flow::conn::{Conn, Incoming, Outgoing};
 use crate::flow::fields;
 use crate::slab::{Key, Slab};
 use crate::time::Time;
@@ -85,9 +85,57 @@ impl FlowTable {
         self.by_tuple.get(&(tuple, bump)).copied()
     }
 
-    /// The connection that this flow number of ours names.
-    pub(super) fn by_own_number(&mut self, flow: u32) -> Option<&mut Conn> {
-        self.conns.get_mut(*self.outgoing.get(&flow)?)
+    /// Those of which this holds.
+    pub(super) fn which(&self, holds: impl Fn(&Conn) -> bool) -> Vec<Key> {
+        let those = self.iter().filter(|(_, conn)| holds(conn));
+        those.map(|(key, _)| key).collect()
+    }
+
+    /// The peer does not know this flow of ours.
+    pub(super) fn on_unknown(&mut self, flow: u32, incarnation: u16) {
+        if let Some(out) = self.by_own_number(flow, incarnation) {
+            out.begin_anew();
+        }
+    }
+
+    /// The peer cannot restore this epoch of a flow of ours.
+    pub(super) fn on_broken(&mut self, flow: u32, incarnation: u16, epoch: u32) {
+        if let Some(out) = self.by_own_number(flow, incarnation)
+            && out.stream.is_current(epoch)
+        {
+            out.stream.break_chain();
+            if out.stream.is_worn() {
+                out.begin_anew();
+            }
+        }
+    }
+
+    /// The flow that this number of ours names, if this is its incarnation.
+    fn by_own_number(&mut self, flow: u32, incarnation: u16) -> Option<&mut Outgoing> {
+        let key = *self.outgoing.get(&flow)?;
+        self.incarnation(key, incarnation).map(|conn| &mut conn.out)
+    }
+
+    /// The connection, if this is the incarnation of its outgoing flow.
+    fn incarnation(&mut self, key: Key, incarnation: u16) -> Option<&mut Conn> {
+        let conn = self.conns.get_mut(key);
+        conn.filter(|conn| conn.out.stream.incarnation() == incarnation)
+    }
+
+    /// The peer has what opens this incarnation of a flow of ours.
+    pub(super) fn confirm(&mut self, key: Key, incarnation: u16) {
+        if let Some(conn) = self.incarnation(key, incarnation) {
+            conn.out.confirm();
+        }
+    }
+
+    /// The peer has a share of a set that opens it.
+    pub(super) fn confirm_share(&mut self, bumps: &Bumps, key: Key, incarnation: u16, set: u32) {
+        if let Some(conn) = self.incarnation(key, incarnation)
+            && let Some(split) = bumps.of(conn.bump).split()
+        {
+            conn.out.confirm_share(set, split.needed());
+        }
     }
 
     /// The connection that this flow number of the peer's names.

@@ -2,7 +2,7 @@
 //!
 //! The plain way and the bump's paths are not equally long, so at a switch new bytes overtake older
 //! ones, and TCP takes those for lost. Into the bump: the receiver holds the start of the chain back
-//! until its kernel has what went before in plain. Out of it: the acknowledgements that the sender's
+//! until its kernel has what went before in plain ([`Receiver`](super::receive::Receiver)). Out of it: the acknowledgements that the sender's
 //! kernel gets close its window just behind what it has sent ([`WindowClamp`]), so that it falls silent with
 //! nothing missing; once all of it is under way long enough not to be overtaken its packets may leave
 //! in plain, and the window opens. Both are bounded by time.
@@ -11,47 +11,22 @@ use std::time::Duration;
 
 use dibs_wire::Tuple;
 
+use super::flows::FlowTable;
 use super::notice::Event;
-use super::peer::Peer;
+use super::paths::PathSet;
 use super::shared::Shared;
-use crate::counters::Counter;
 use crate::flow::window_clamp::WindowClamp;
+use crate::in_flight::InFlight;
+use crate::session::PeerId;
 use crate::slab::Key;
 use crate::time::Time;
 
-/// Chains whose start is held back at once, at most: more begin at once, and the kernel sorts it out.
-pub(super) const MAX_HELD_STARTS: usize = 256;
-/// The start of a chain is held back no longer: what went in plain may be lost.
-const HELD_START_PATIENCE: Duration = Duration::from_millis(80);
-/// What TCP sent again waits no longer for what it had sent before: a path may have died with that.
-const OVERTAKING_PATIENCE: Duration = Duration::from_millis(200);
-/// Nor is silence waited for, beside two round trips; after that again the window opens by itself.
+/// Silence is waited for no longer, beside two round trips; after that again the window opens by itself.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(100);
 /// A kernel that has sent nothing for so long is silent, not only between two paced bursts.
 const SILENCE: Duration = Duration::from_millis(2);
 /// What was sent as long ago, beside the paths' difference, is not overtaken, acknowledged or not.
 const SETTLED: Duration = Duration::from_millis(10);
-
-/// Connections that leave their bump, and those whose start is held back.
-#[derive(Default)]
-pub(super) struct Handover {
-    drains: Vec<Drain>,
-    pub(super) held_starts: Vec<(Key, Time)>,
-}
-
-impl Handover {
-    /// Whether one more may be held back.
-    pub(super) fn has_room(&self) -> bool {
-        self.held_starts.len() < MAX_HELD_STARTS
-    }
-
-    /// A byte of this connection came from the local kernel.
-    pub(super) fn hear(&mut self, now: Time, key: Key) {
-        if let Some(drain) = self.drains.iter_mut().find(|drain| drain.key == key) {
-            drain.heard = now;
-        }
-    }
-}
 
 /// A connection that is about to leave its bump.
 struct Drain {
@@ -67,31 +42,88 @@ struct Drain {
     heard: Time,
 }
 
-impl Peer {
+impl Drain {
+    fn tell(&mut self, shared: &mut Shared, peer: PeerId) {
+        self.told = true;
+        let Self { bump, tuple, .. } = *self;
+        let peer = peer.index();
+        shared.events.push(Event::Drained { peer, bump, tuple });
+    }
+
+    /// When nothing that the connection sent can be overtaken any more, as far as is known now; none
+    /// while something waits to be sent.
+    fn settles(
+        &self,
+        shared: &Shared,
+        flows: &FlowTable,
+        paths: &PathSet,
+        in_flight: &InFlight,
+    ) -> Option<Time> {
+        let conn = flows.get(self.key);
+        if conn.is_some_and(|c| !c.out.queue.is_empty()) {
+            return None;
+        }
+        if !in_flight.has(self.key) {
+            return Some(self.heard + SILENCE);
+        }
+        let (shortest, longest) = paths.trips(shared);
+        Some(self.heard + SETTLED + longest.saturating_sub(shortest))
+    }
+
+    /// When it is told that the connection is silent.
+    fn tells(
+        &self,
+        shared: &Shared,
+        flows: &FlowTable,
+        paths: &PathSet,
+        in_flight: &InFlight,
+    ) -> Time {
+        let settles = self.settles(shared, flows, paths, in_flight);
+        settles.map_or(self.tell_by, |t| t.min(self.tell_by))
+    }
+}
+
+/// Connections that leave their bump.
+#[derive(Default)]
+pub(super) struct Handover {
+    drains: Vec<Drain>,
+}
+
+impl Handover {
+    /// A byte of this connection came from the local kernel.
+    pub(super) fn hear(&mut self, now: Time, key: Key) {
+        if let Some(drain) = self.drains.iter_mut().find(|drain| drain.key == key) {
+            drain.heard = now;
+        }
+    }
+
     /// See [`Node::drain`](super::Node::drain).
-    pub(super) fn begin_drain(&mut self, now: Time, shared: &Shared, key: Key, window_scale: u8) {
-        let (_, longest) = self.trips(shared);
+    pub(super) fn begin(
+        &mut self,
+        now: Time,
+        shared: &Shared,
+        paths: &PathSet,
+        flows: &mut FlowTable,
+        (key, window_scale): (Key, u8),
+    ) {
+        let (_, longest) = paths.trips(shared);
         let patience = DRAIN_PATIENCE + 2 * longest;
         let tell_by = now + patience;
         let until = tell_by + patience;
-        if let Some(known) = self.handover.drains.iter_mut().find(|d| d.key == key) {
+        if let Some(known) = self.drains.iter_mut().find(|d| d.key == key) {
             // It may have been silent before; now it is asked again.
             known.told = false;
             known.tell_by = tell_by;
             known.until = until;
             return;
         }
-        let conn = self
-            .flows
-            .get_mut(key)
-            .expect("a tuple leads to its connection");
-        let (bump, tuple) = (conn.bump, conn.tuple);
+        let conn = flows.get_mut(key).expect("a tuple leads to its connection");
         let clamp = conn.sent_end.map(|end| WindowClamp::new(end, window_scale));
         conn.clamp = clamp.map(Box::new);
-        self.handover.drains.push(Drain {
+        self.drains.push(Drain {
             key,
-            bump,
-            tuple,
+            bump: conn.bump,
+            tuple: conn.tuple,
             tell_by,
             until,
             told: false,
@@ -100,68 +132,27 @@ impl Peer {
     }
 
     /// See [`Node::end_drain`](super::Node::end_drain).
-    pub(super) fn end_drain(&mut self, shared: &mut Shared, key: Key) {
-        if let Some(at) = self.handover.drains.iter().position(|d| d.key == key) {
-            self.let_go(shared, at);
+    pub(super) fn end(
+        &mut self,
+        shared: &mut Shared,
+        peer: PeerId,
+        flows: &mut FlowTable,
+        key: Key,
+    ) {
+        if let Some(at) = self.drains.iter().position(|d| d.key == key) {
+            self.let_go(shared, peer, flows, at);
         }
-    }
-
-    /// When nothing that a connection sent can be overtaken any more, as far as is known now; none
-    /// while something waits to be sent.
-    fn settles(&self, shared: &Shared, drain: &Drain) -> Option<Time> {
-        let conn = self.flows.get(drain.key);
-        if conn.is_some_and(|c| !c.out.queue.is_empty()) {
-            return None;
-        }
-        if !self.in_flight.has(drain.key) {
-            return Some(drain.heard + SILENCE);
-        }
-        let (shortest, longest) = self.trips(shared);
-        Some(drain.heard + SETTLED + longest.saturating_sub(shortest))
-    }
-
-    /// When it is told that a connection is silent.
-    fn tells(&self, shared: &Shared, drain: &Drain) -> Time {
-        let settles = self.settles(shared, drain);
-        settles.map_or(drain.tell_by, |t| t.min(drain.tell_by))
-    }
-
-    /// The round trips of the shortest and the longest active path.
-    fn trips(&self, shared: &Shared) -> (Duration, Duration) {
-        let active = self.paths.active(shared);
-        let trips = active.map(|l| l.path.stats().srtt);
-        trips.fold((Duration::MAX, Duration::ZERO), |(low, high), trip| {
-            (low.min(trip), high.max(trip))
-        })
-    }
-
-    /// Tells of connections that have fallen silent.
-    fn check_drains(&mut self, now: Time, shared: &mut Shared) {
-        for at in 0..self.handover.drains.len() {
-            let drain = &self.handover.drains[at];
-            if !drain.told && now >= self.tells(shared, drain) {
-                self.tell_drained(shared, at);
-            }
-        }
-    }
-
-    fn tell_drained(&mut self, shared: &mut Shared, at: usize) {
-        let peer = self.id.index();
-        let drain = &mut self.handover.drains[at];
-        drain.told = true;
-        let (bump, tuple) = (drain.bump, drain.tuple);
-        shared.events.push(Event::Drained { peer, bump, tuple });
     }
 
     /// Opens the window that was closed.
-    fn let_go(&mut self, shared: &mut Shared, at: usize) {
-        if !self.handover.drains[at].told {
+    fn let_go(&mut self, shared: &mut Shared, peer: PeerId, flows: &mut FlowTable, at: usize) {
+        let mut drain = self.drains.swap_remove(at);
+        if !drain.told {
             // Another one asked for it since; nobody is to wait for ever.
-            self.tell_drained(shared, at);
+            drain.tell(shared, peer);
         }
-        let drain = self.handover.drains.swap_remove(at);
-        self.flows.meet_floor(drain.key);
-        if let Some(conn) = self.flows.get_mut(drain.key)
+        flows.meet_floor(drain.key);
+        if let Some(conn) = flows.get_mut(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
             && let Some(inc) = &conn.inc
         {
@@ -175,59 +166,38 @@ impl Peer {
         }
     }
 
-    /// A chain's start is held back, or what is `solo`: not for ever.
-    pub(super) fn hold_start(&mut self, now: Time, key: Key, solo: bool) {
-        self.handover.held_starts.retain(|(held, _)| *held != key);
-        let patience = match solo {
-            true => OVERTAKING_PATIENCE,
-            false => HELD_START_PATIENCE,
-        };
-        self.handover.held_starts.push((key, now + patience));
-    }
-
-    /// Lets go on what of a connection was held back.
-    pub(super) fn release_start(&mut self, now: Time, shared: &mut Shared, key: Key) {
-        self.handover.held_starts.retain(|(held, _)| *held != key);
-        self.flows.meet_floor(key);
-        while let Some(conn) = self.flows.get_mut(key)
-            && let Some((stream, _, mut sink)) = super::receive::incoming(now, shared, key, conn)
-            && stream.holds_back()
-        {
-            if let Some(epoch) = stream.release_start(&mut self.store, &mut sink) {
-                shared.count(Counter::CrcMismatch);
-                self.report_broken_epoch(now, shared, key, epoch);
-            }
-        }
-    }
-
-    /// When something that is held back goes on anyhow.
-    pub(super) fn handover_due(&self, shared: &Shared) -> Option<Time> {
-        let drains = self.handover.drains.iter().flat_map(|d| {
-            let tells = (!d.told).then(|| self.tells(shared, d));
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    pub(super) fn poll_timeout(
+        &self,
+        shared: &Shared,
+        flows: &FlowTable,
+        paths: &PathSet,
+        in_flight: &InFlight,
+    ) -> Option<Time> {
+        let due = self.drains.iter().flat_map(|d| {
+            let tells = (!d.told).then(|| d.tells(shared, flows, paths, in_flight));
             [Some(d.until), tells].into_iter().flatten()
         });
-        self.handover
-            .held_starts
-            .iter()
-            .map(|(_, t)| *t)
-            .chain(drains)
-            .min()
+        due.min()
     }
 
-    /// Lets go on what was held back for long enough.
-    pub(super) fn handle_handover(&mut self, now: Time, shared: &mut Shared) {
-        while let Some((key, _)) = self
-            .handover
-            .held_starts
-            .iter()
-            .find(|(_, t)| *t <= now)
-            .copied()
-        {
-            self.release_start(now, shared, key);
+    /// Tells of connections that have fallen silent, and lets go on what was kept from sending for long enough.
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        peer: PeerId,
+        flows: &mut FlowTable,
+        paths: &PathSet,
+        in_flight: &InFlight,
+    ) {
+        for drain in &mut self.drains {
+            if !drain.told && now >= drain.tells(shared, flows, paths, in_flight) {
+                drain.tell(shared, peer);
+            }
         }
-        self.check_drains(now, shared);
-        while let Some(at) = self.handover.drains.iter().position(|d| d.until <= now) {
-            self.let_go(shared, at);
+        while let Some(at) = self.drains.iter().position(|d| d.until <= now) {
+            self.let_go(shared, peer, flows, at);
         }
     }
 }

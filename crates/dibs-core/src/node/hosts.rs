@@ -62,9 +62,11 @@ impl Hosts {
         !self.foreign.iter().any(longer)
     }
 
-    /// Whether an inner source is one of this peer's hosts, whatever wide prefix it has.
-    pub(super) fn speaks_for(&self, shared: &Shared, addr: IpAddr) -> bool {
-        is_unicast(addr) && !shared.is_ours(addr) && self.owns(addr)
+    /// Whether what one of this peer's hosts sends, whatever wide prefix it has, may be for here: an address of this
+    /// host, or of one that it forwards for, and nothing else (docs/threat-model.md, "The peer").
+    pub(super) fn may_reach(&self, shared: &Shared, from: IpAddr, to: IpAddr) -> bool {
+        let speaks_for = is_unicast(from) && !shared.is_ours(from) && self.owns(from);
+        speaks_for && is_unicast(to) && shared.is_ours(to)
     }
 
     /// Whether the peer may begin a connection to there.
@@ -74,10 +76,9 @@ impl Hosts {
     }
 
     /// Whether a segment of this connection with these flags begins it, which the peer may not.
-    pub(super) fn refuses(&self, shared: &Shared, conn: Option<&Conn>, flags: u16) -> bool {
-        let conn = conn.filter(|_| begins(flags));
-        let tuple = conn.and_then(|conn| Some(conn.inc.as_ref()?.template.tuple));
-        tuple.is_some_and(|to| !self.may_open(shared, (to.dst, to.dport)))
+    pub(super) fn refuses(&self, shared: &Shared, conn: &Conn, flags: u16) -> bool {
+        let tuple = conn.inc.as_ref().map(|inc| inc.template.tuple);
+        begins(flags) && tuple.is_some_and(|to| !self.may_open(shared, (to.dst, to.dport)))
     }
 
     /// Whether a packet that was not cut begins a connection that the peer may not, or may do so for all that can be
@@ -113,7 +114,7 @@ impl Hosts {
 }
 
 /// Whether an address can be a single host's in a network.
-pub(super) fn is_unicast(addr: IpAddr) -> bool {
+fn is_unicast(addr: IpAddr) -> bool {
     let broadcast = addr == IpAddr::V4(Ipv4Addr::BROADCAST);
     !(addr.is_loopback() || addr.is_multicast() || addr.is_unspecified() || broadcast)
 }

@@ -5,7 +5,10 @@
 
 use std::collections::VecDeque;
 
+use super::notice::Event;
+use super::shared::Shared;
 use crate::chunk::Message;
+use crate::counters::Counter;
 
 /// Longest message between the daemons, in bytes.
 pub const MAX_CONTROL: usize = 1024;
@@ -34,17 +37,6 @@ pub enum ControlError {
     /// It would not fit a datagram.
     #[error("the message is longer than {MAX_CONTROL} bytes")]
     TooLong,
-}
-
-/// What becomes of a message of the peer's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It is for the owner.
-    New,
-    /// The owner has it.
-    Again,
-    /// The owner has too many: nothing of it is remembered.
-    Refused,
 }
 
 /// See the module.
@@ -95,20 +87,33 @@ impl Messages {
         self.on_their_way -= 1;
     }
 
-    /// The peer sent a message with this number.
-    pub(super) fn take(&mut self, id: u32) -> Verdict {
+    /// Takes a message of the peer's daemon, unless the owner has too many to deal with: then it is to come
+    /// again, so nothing of it is remembered. False if it counts as not received.
+    pub(super) fn receive(
+        &mut self,
+        shared: &mut Shared,
+        peer: usize,
+        (id, bytes): (u32, &[u8]),
+    ) -> bool {
+        if bytes.len() > MAX_CONTROL {
+            shared.count(Counter::FrameMalformed);
+            return true;
+        }
         if self.seen.contains(&id) {
-            return Verdict::Again;
+            return true;
         }
         if self.taken >= MAX_TAKEN {
-            return Verdict::Refused;
+            shared.count(Counter::ControlRefused);
+            return false;
         }
         if self.seen.len() == SEEN {
             self.seen.pop_front();
         }
         self.seen.push_back(id);
         self.taken += 1;
-        Verdict::New
+        let bytes = bytes.to_vec();
+        shared.events.push(Event::Control { peer, bytes });
+        true
     }
 
     /// The owner has dealt with one.

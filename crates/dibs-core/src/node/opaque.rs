@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
+use dibs_wire::virtio::{self, VirtioHdr};
 
-use super::receive::Protection;
+use super::protection::Protection;
 use super::shared::Shared;
+use crate::buffer::Buffer;
+use crate::bump::Method;
 use crate::counters::Counter;
 use crate::time::Time;
 
@@ -35,6 +38,31 @@ pub(super) struct OpaqueQueues {
     pub(super) sealed: OpaqueQueue,
     /// Several at once: their bump splits them.
     pub(super) split: OpaqueQueue,
+}
+
+impl OpaqueQueues {
+    /// Takes a packet of the local kernel: header and packet stand in `buffer[..len]`.
+    pub(super) fn take(
+        &mut self,
+        shared: &mut Shared,
+        bump: u8,
+        header: VirtioHdr,
+        mut buffer: Buffer,
+        len: usize,
+    ) {
+        let packet = &mut buffer[virtio::LEN..len];
+        let complete = header.gso_size == 0
+            && (!header.needs_csum || dibs_wire::emit::complete_checksum(&header, packet));
+        let queue = match shared.bumps.get(bump).map(|bump| &bump.method) {
+            Some(Method::Seal(_)) => &mut self.sealed,
+            Some(Method::Split(_)) => &mut self.split,
+            Some(Method::Chain(_)) | None => &mut self.plain,
+        };
+        if !complete || !queue.push(bump, packet) {
+            shared.count(Counter::OpaqueQueueFull);
+        }
+        shared.pool.give(buffer);
+    }
 }
 
 impl Default for OpaqueQueues {
@@ -181,15 +209,6 @@ pub(super) struct Reassembly {
     began: u64,
 }
 
-/// A fragment's fields.
-pub(super) struct Fragment<'a> {
-    pub(super) id: u32,
-    pub(super) at: u32,
-    pub(super) total: u32,
-    pub(super) header: u16,
-    pub(super) bytes: &'a [u8],
-}
-
 /// What came of a fragment.
 pub(super) enum Assembled {
     /// More is needed.
@@ -204,24 +223,37 @@ pub(super) enum Assembled {
 
 impl Reassembly {
     /// Adds a fragment that came with this protection.
+    ///
+    /// # Panics
+    /// The frame is another one.
     pub(super) fn add(
         &mut self,
         now: Time,
         shared: &mut Shared,
-        f: &Fragment<'_>,
+        fragment: &Frame<'_>,
         protection: Protection,
     ) -> Assembled {
-        let name = (f.id, protection);
-        let end = u64::from(f.at) + f.bytes.len() as u64;
-        if f.total > MAX_TOTAL
-            || end > u64::from(f.total)
-            || f.bytes.is_empty()
-            || u32::from(f.header) > f.total
+        let Frame::Fragment {
+            id,
+            at,
+            total,
+            header,
+            bytes,
+        } = *fragment
+        else {
+            panic!("the caller has a fragment");
+        };
+        let name = (id, protection);
+        let end = u64::from(at) + bytes.len() as u64;
+        if total > MAX_TOTAL
+            || end > u64::from(total)
+            || bytes.is_empty()
+            || u32::from(header) > total
         {
             return Assembled::Contradiction;
         }
         if !self.wholes.contains_key(&name) {
-            while self.wholes.len() >= MAX_WHOLES || self.bytes + f.total as usize > MAX_BYTES {
+            while self.wholes.len() >= MAX_WHOLES || self.bytes + total as usize > MAX_BYTES {
                 // Nobody sends an opaque packet again. What there is of a chunk was acknowledged, and must stay.
                 let Some((_, (_, oldest))) = self.order[0].pop_first() else {
                     return Assembled::NoRoom;
@@ -229,29 +261,29 @@ impl Reassembly {
                 self.remove(oldest);
                 shared.count(Counter::FragmentsExpired);
             }
-            self.bytes += f.total as usize;
+            self.bytes += total as usize;
             self.began += 1;
-            self.order[kind(f.id)].insert(self.began, (now, name));
+            self.order[kind(id)].insert(self.began, (now, name));
             let whole = Whole {
                 serial: self.began,
-                header: f.header,
-                bytes: vec![0; f.total as usize],
+                header,
+                bytes: vec![0; total as usize],
                 parts: BTreeMap::new(),
                 have: 0,
             };
             self.wholes.insert(name, whole);
         }
         let whole = self.wholes.get_mut(&name).expect("it was just made");
-        if whole.bytes.len() != f.total as usize || whole.header != f.header {
+        if whole.bytes.len() != total as usize || whole.header != header {
             return Assembled::Contradiction;
         }
         let end = end as u32;
         let before = whole.parts.range(..end).next_back();
         if let Some((&start, &stop)) = before
-            && stop > f.at
+            && stop > at
         {
             // Seen before, or cut otherwise than the first time.
-            return if start == f.at && stop == end {
+            return if start == at && stop == end {
                 Assembled::Partly
             } else {
                 Assembled::Contradiction
@@ -260,9 +292,9 @@ impl Reassembly {
         if whole.parts.len() == MAX_PARTS {
             return Assembled::Contradiction;
         }
-        whole.bytes[f.at as usize..end as usize].copy_from_slice(f.bytes);
-        whole.parts.insert(f.at, end);
-        whole.have += f.bytes.len();
+        whole.bytes[at as usize..end as usize].copy_from_slice(bytes);
+        whole.parts.insert(at, end);
+        whole.have += bytes.len();
         if whole.have < whole.bytes.len() {
             return Assembled::Partly;
         }

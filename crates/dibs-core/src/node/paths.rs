@@ -4,6 +4,7 @@
 //! In go answers of the peer, times, and what local interfaces do; out come the path for the next bytes, times, and the
 //! paths that were given up, whose losses are the caller's to deal with.
 
+mod joins;
 mod link;
 mod schedule;
 
@@ -11,8 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::{Index, IndexMut};
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
+pub(super) use self::joins::{Arrival, is_joining};
 pub(super) use self::link::{Link, PROOF_SPACING, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
 use super::shared::Shared;
@@ -29,7 +29,7 @@ pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
 pub(super) const MAX_LINKS: usize = 16;
 
 /// Paths that were given up.
-pub(super) type GivenUp = SmallVec<[Link; 1]>;
+pub(super) type GivenUp = Vec<Link>;
 
 /// There is no room for one more path, and all are of use.
 pub(super) struct Full;
@@ -111,6 +111,14 @@ impl PathSet {
     pub(super) fn quantum(&self) -> usize {
         let bursts = self.iter().map(|link| link.path.quantum());
         bursts.max().unwrap_or(MAX_QUANTUM).min(MAX_QUANTUM)
+    }
+
+    /// The round trips of the shortest and the longest active path.
+    pub(super) fn trips(&self, shared: &Shared) -> (Duration, Duration) {
+        let trips = self.active(shared).map(|link| link.path.stats().srtt);
+        trips.fold((Duration::MAX, Duration::ZERO), |(low, high), trip| {
+            (low.min(trip), high.max(trip))
+        })
     }
 
     /// Whether new data may go by a trusted one.

@@ -1,41 +1,50 @@
-//! One peer: what is known of it, and what the local kernel has for it.
+//! One peer: all that is known of it, and where what comes from it and from the local kernel goes.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+
+use dibs_wire::frame::{Chunk, Frame, Frames};
+use dibs_wire::packet::{Segment, flags};
+use dibs_wire::virtio;
 
 use super::association::{Association, News};
+use super::empty::EmptyOut;
 use super::flows::FlowTable;
-use super::fq::FairQueue;
+use super::fq::{FairQueue, SegmentPayload};
 use super::handover::Handover;
 use super::hosts::Hosts;
 use super::messages::Messages;
 use super::notice::Event;
-use super::opaque::{OpaqueQueues, Reassembly};
-use super::paths::{Link, PathSet};
-use super::receive::incoming;
-use super::send::{self, RetransmitQueue, Shares};
-use super::sets::Sets;
+use super::opaque::OpaqueQueues;
+use super::paths::{Arrival, Link, PathSet, is_joining};
+use super::protection::Protection;
+use super::receive::{ReceiveCx, Receiver};
+use super::send::{self, NOT_BARE, RetransmitQueue, Shares, key_of};
 use super::shared::Shared;
+use crate::chunk::Content;
 use crate::counters::Counter;
-use crate::flow::conn::Conn;
-use crate::flow::echo_filter::EchoFilter;
+use crate::flow::fields::{self, OwnedFields};
 use crate::in_flight::InFlight;
-use crate::session::{Established, PeerId, SessionId};
-use crate::slab::Key;
-use crate::stream::rx::{STORE_LIMIT, Store};
+use crate::path::AckFrame;
+use crate::session::{Established, Opened, PeerId, Received, Session, SessionId};
 use crate::time::Time;
 
-pub(super) mod conns;
+/// What became of a segment from the TUN.
+pub(crate) enum Taken {
+    /// Dealt with.
+    Done,
+    /// To be queued.
+    Queue(SegmentPayload),
+    /// Not to be cut: as it is.
+    Opaque,
+}
 
-pub(super) use conns::EmptyOut;
-pub(super) use conns::Taken;
-
-/// A connection that was silent as long is forgotten; it opens again when it speaks.
-const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
-/// Nothing is held longer for a gap, nor by a silent connection; looked at every [`SWEEP`].
-const GAP_PATIENCE: Duration = Duration::from_secs(60);
-/// How often idle connections are looked for.
-const SWEEP: Duration = Duration::from_secs(30);
+/// What the frames of a datagram come to.
+struct Verdict {
+    /// Its content was taken, so it may be acknowledged.
+    taken: bool,
+    /// It asks for that.
+    eliciting: bool,
+}
 
 /// What the node knows of a peer.
 pub(crate) struct Peer {
@@ -47,20 +56,14 @@ pub(crate) struct Peer {
     pub(crate) in_flight: InFlight,
     pub(super) retransmit: RetransmitQueue,
     pub(super) shares: Shares,
-    /// Those of the peer's, until enough are there.
-    pub(super) sets: Sets,
     pub(super) fq: FairQueue,
     pub(super) segments: VecDeque<EmptyOut>,
     pub(super) opaque: OpaqueQueues,
-    pub(super) reassembly: Reassembly,
     pub(super) handover: Handover,
     pub(super) messages: Messages,
-    /// Frames that tell the peer of flows and epochs; they may be lost.
-    pub(super) notices: Vec<u8>,
-    pub(super) store: Store,
+    pub(super) receiver: Receiver,
     /// Trust keeps data waiting that an untrusted path could carry.
     pub(super) held_by_trust: bool,
-    sweep_at: Time,
 }
 
 impl Peer {
@@ -69,7 +72,7 @@ impl Peer {
         id: PeerId,
         hosts: Hosts,
         paths: PathSet,
-        shared: &mut Shared,
+        shared: &Shared,
     ) -> Self {
         Self {
             id,
@@ -80,18 +83,98 @@ impl Peer {
             in_flight: InFlight::default(),
             retransmit: RetransmitQueue::default(),
             shares: Shares::default(),
-            sets: Sets::default(),
             fq: FairQueue::default(),
             segments: VecDeque::new(),
             opaque: OpaqueQueues::default(),
-            reassembly: Reassembly::default(),
             handover: Handover::default(),
             messages: Messages::new(),
-            notices: Vec::new(),
-            store: Store::new(STORE_LIMIT),
+            receiver: Receiver::new(now),
             held_by_trust: false,
-            sweep_at: now + SWEEP,
         }
+    }
+
+    /// The receiver, and what it works on.
+    pub(super) fn receiving<'a>(
+        &'a mut self,
+        now: Time,
+        shared: &'a mut Shared,
+    ) -> (&'a mut Receiver, ReceiveCx<'a>) {
+        let cx = ReceiveCx {
+            now,
+            shared,
+            hosts: &self.hosts,
+            association: &self.association,
+            flows: &mut self.flows,
+            fq: &mut self.fq,
+        };
+        (&mut self.receiver, cx)
+    }
+
+    /// Takes a TCP segment of the local kernel.
+    pub(crate) fn take_segment(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: Option<&Session>,
+        bump: u8,
+        segment: &Segment<'_>,
+        gso_size: u16,
+    ) -> Taken {
+        if shared.bumps.get(bump).is_none() {
+            return Taken::Opaque;
+        }
+        let (receiver, mut cx) = self.receiving(now, shared);
+        let key = receiver.conn(&mut cx, segment.tuple, bump);
+        let conn = cx.flows.get_mut(key).expect("it was just found");
+        conn.note_segment(now, segment, session);
+        let syn = segment.has(flags::SYN);
+        if syn {
+            // What is left of an older connection between the same ports is of no use.
+            cx.fq.forget(&mut cx.shared.pool, key, &mut conn.out);
+        }
+        if segment.has(flags::ACK) {
+            receiver.on_local_ack(&mut cx, key, segment.ack);
+        }
+        let conn = self.flows.get_mut(key).expect("it was just found");
+        conn.note_sent(segment);
+        if segment.payload.is_empty() {
+            // FIN and RST keep their place behind the bytes before them.
+            let in_stream = segment.flags & (flags::FIN | flags::RST) != 0
+                && !syn
+                && (conn.out.stream.base().is_some() || !conn.out.queue.is_empty());
+            if !in_stream {
+                let empty = EmptyOut {
+                    conn: key,
+                    seq: segment.seq,
+                    tcp: OwnedFields::new(&fields::of_segment(segment, conn.out.meta)),
+                };
+                let waiting = match shared.bumps.of(bump).split() {
+                    Some(_) => &mut self.shares.segments,
+                    None => &mut self.segments,
+                };
+                if !empty.queue(waiting) {
+                    shared.count(Counter::QueueFull);
+                }
+                return Taken::Done;
+            }
+        } else if syn {
+            // TCP fast open: rare, and not worth a stream that begins twice.
+            return Taken::Opaque;
+        }
+        conn.stats.bytes_sent += segment.payload.len() as u64;
+        conn.spoke = Some(now);
+        self.handover.hear(now, key);
+        let len = segment.payload.len();
+        Taken::Queue(SegmentPayload {
+            conn: key,
+            seq: segment.seq,
+            len,
+            end: virtio::LEN + segment.payload_at + len,
+            mss: match gso_size {
+                0 => len.max(1),
+                size => size.into(),
+            },
+        })
     }
 
     /// Whether a datagram of path `id` may come by this local path.
@@ -101,6 +184,198 @@ impl Peer {
         // restarted numbers its paths anew; that it has, only what it sends now proves.
         known.is_none_or(|l| l.local == local || l.is_accepting())
             || self.association.may_have_restarted()
+    }
+
+    /// Takes a datagram that belongs to a session with this peer.
+    pub(crate) fn receive(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        arrival: Arrival,
+        received: &Received<'_>,
+    ) {
+        let opened = &received.opened;
+        if opened.authenticated {
+            self.on_used(now, shared, received.session, received.confirmed);
+        }
+        if !self.association.counts(received.session) {
+            return shared.count(Counter::DatagramExpired);
+        }
+        if let Err(given_up) = self.paths.admit(now, shared, arrival, opened) {
+            return self.abandon(shared, given_up);
+        }
+        if let Some(Verdict { taken, eliciting }) = self.take_frames(now, shared, arrival, opened)
+            && taken
+            && let Some(link) = self.paths.by_id(opened.path_id)
+            && link.is_open()
+        {
+            let marked = arrival.marked && opened.authenticated;
+            link.on_taken(now, opened.seq, eliciting, marked);
+        }
+    }
+
+    /// Takes the frames of a datagram; none if it is dropped, which is counted.
+    fn take_frames(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        arrival: Arrival,
+        opened: &Opened<'_>,
+    ) -> Option<Verdict> {
+        let dropped = |shared: &mut Shared, reason| {
+            shared.count(reason);
+            None
+        };
+        let mut verdict = Verdict {
+            taken: true,
+            eliciting: false,
+        };
+        let protection = match (opened.authenticated, opened.payload_inside) {
+            (false, _) => Protection::None,
+            (true, false) => Protection::Authentic,
+            (true, true) => Protection::Encrypted,
+        };
+        // At most one frame describes it.
+        let mut payload = Some(&*opened.payload);
+        let mut frames = Frames::new(opened.header);
+        let mut chunk = Chunk::EMPTY;
+        loop {
+            let other = match frames.chunk(&mut chunk) {
+                Some(Ok(())) => None,
+                Some(Err(_)) => return dropped(shared, Counter::FrameMalformed),
+                None => match frames.next() {
+                    Some(Ok(frame)) => Some(frame),
+                    Some(Err(_)) => return dropped(shared, Counter::FrameMalformed),
+                    None => return Some(verdict),
+                },
+            };
+            if !opened.authenticated {
+                let len = payload.map_or(0, <[u8]>::len);
+                if other.is_some() || !is_bare_data(&chunk, len) {
+                    return dropped(shared, Counter::BareRefused);
+                }
+            }
+            verdict.eliciting |= other.as_ref().is_none_or(Frame::is_ack_eliciting);
+            // A path that was proved may have taken the place of others.
+            let at = self.paths.position(opened.path_id)?;
+            if !self.paths[at].is_open() && !other.as_ref().is_some_and(is_joining) {
+                if opened.authenticated {
+                    self.paths[at].on_early_data();
+                }
+                return dropped(shared, Counter::PathNotValidated);
+            }
+            let described = match &other {
+                None | Some(Frame::Share(_)) => match payload.take() {
+                    Some(bytes) => bytes,
+                    None => return dropped(shared, Counter::FrameMalformed),
+                },
+                Some(_) => &[],
+            };
+            verdict.taken &= match &other {
+                None => {
+                    let (receiver, mut cx) = self.receiving(now, shared);
+                    receiver.take_chunk(&mut cx, arrival.path, &chunk, (described, protection))
+                }
+                Some(frame) => self.take_frame(now, shared, arrival, at, (frame, described)),
+            };
+        }
+    }
+
+    /// Takes a frame other than a chunk, by the path at `at`; false if it counts as not received.
+    fn take_frame(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        arrival: Arrival,
+        at: usize,
+        (frame, payload): (&Frame<'_>, &[u8]),
+    ) -> bool {
+        match *frame {
+            Frame::Chunk(_)
+            | Frame::Share(_)
+            | Frame::Segment(_)
+            | Frame::Opaque { .. }
+            | Frame::Fragment { .. } => {
+                let (receiver, mut cx) = self.receiving(now, shared);
+                return receiver.take(&mut cx, arrival.path, frame, payload);
+            }
+            Frame::Control { id, bytes } => {
+                let peer = self.id.index();
+                return self.messages.receive(shared, peer, (id, bytes));
+            }
+            Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
+            Frame::FlowUnknown { flow, incarnation } => self.flows.on_unknown(flow, incarnation),
+            Frame::EpochBroken {
+                flow,
+                incarnation,
+                epoch,
+            } => self.flows.on_broken(flow, incarnation, epoch),
+            Frame::Ping
+            | Frame::PathJoin { .. }
+            | Frame::PathAccept { .. }
+            | Frame::PathConfirm { .. }
+            | Frame::PathChallenge { .. }
+            | Frame::PathResponse { .. } => {
+                let given_up = self.paths.take_frame(now, shared, arrival, at, frame);
+                self.abandon(shared, given_up);
+            }
+        }
+        let peer = self.id.index();
+        if let Some(link) = self.paths.get_mut(at) {
+            link.note_state(shared, peer);
+        }
+        true
+    }
+
+    /// Takes what the peer says that it has.
+    fn take_ack(&mut self, now: Time, shared: &mut Shared, at: usize, bytes: &[u8]) {
+        let Ok(ack) = AckFrame::decode(bytes) else {
+            return shared.count(Counter::FrameMalformed);
+        };
+        let link = &mut self.paths[at];
+        let mut acked = std::mem::take(&mut shared.scratch.acked);
+        let mut lost = std::mem::take(&mut shared.scratch.lost);
+        if link.path.on_ack(now, &ack, &mut acked, &mut lost).is_err() {
+            shared.count(Counter::AckRefused);
+        }
+        let id = link.id;
+        let flows = &mut self.flows;
+        let mut confirmed = None;
+        for token in acked.drain(..) {
+            let Some(key) = key_of(token) else { continue };
+            let Some(pending) = self.in_flight.get(key) else {
+                continue;
+            };
+            match &pending.content {
+                Content::Chunk(chunk) => {
+                    let head = self.in_flight.head(chunk);
+                    let of = (head.conn, head.strand.incarnation);
+                    if confirmed != Some(of) {
+                        confirmed = Some(of);
+                        flows.confirm(of.0, of.1);
+                    }
+                }
+                Content::Share(share) if share.opens => {
+                    let head = self.in_flight.head_of_share(share);
+                    let incarnation = head.strand.incarnation;
+                    flows.confirm_share(&shared.bumps, head.conn, incarnation, share.set);
+                }
+                Content::Opened {
+                    conn,
+                    incarnation,
+                    set,
+                } => match set {
+                    None => flows.confirm(*conn, *incarnation),
+                    Some(set) => flows.confirm_share(&shared.bumps, *conn, *incarnation, *set),
+                },
+                Content::Control(_) => self.messages.on_acked(),
+                Content::Share(_) | Content::Fragment { .. } => {}
+            }
+            self.in_flight.remove(key, &mut shared.pool);
+        }
+        self.take_lost(shared, id, &mut lost);
+        shared.scratch.acked = acked;
+        shared.scratch.lost = lost;
     }
 
     /// A session came about.
@@ -156,21 +431,9 @@ impl Peer {
         self.segments.clear();
         self.retransmit.clear();
         self.shares = Shares::default();
-        self.sets = Sets::default();
         self.messages
             .restart(self.in_flight.drain(&mut shared.pool));
-        self.flows.forget_incoming();
-        self.reassembly = Reassembly::default();
-        self.notices.clear();
-        for (_, conn) in self.flows.iter_mut() {
-            conn.out.stream.reincarnate();
-            conn.out.secrets = None;
-            conn.out.unconfirm();
-            conn.echo_filter = conn.tsval.map(|tsval| Box::new(EchoFilter::after(tsval)));
-            if let Some(mut inc) = conn.inc.take() {
-                inc.stream.clear(&mut self.store);
-            }
-        }
+        self.receiver.restart(&mut self.flows);
     }
 
     /// A local interface came or went.
@@ -217,7 +480,7 @@ impl Peer {
     }
 
     /// Deals with what a path declared lost.
-    pub(super) fn take_lost(&mut self, shared: &mut Shared, path: u8, lost: &mut Vec<u64>) {
+    fn take_lost(&mut self, shared: &mut Shared, path: u8, lost: &mut Vec<u64>) {
         let parts = (&mut self.paths, &mut self.flows, &mut self.in_flight);
         self.retransmit.on_lost(shared, parts, path, lost);
     }
@@ -227,20 +490,26 @@ impl Peer {
         self.association.is_up() && shared.local[local].is_usable()
     }
 
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
     pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {
+        let Self {
+            paths,
+            flows,
+            in_flight,
+            ..
+        } = self;
         let due = [
-            self.paths.poll_timeout(shared, self.association.is_up()),
-            Some(self.sweep_at),
+            paths.poll_timeout(shared, self.association.is_up()),
             self.association.poll_timeout(),
-            self.reassembly.expires_at(),
-            self.sets.expires_at(),
-            self.handover_due(shared),
+            self.receiver.poll_timeout(),
+            self.handover.poll_timeout(shared, flows, paths, in_flight),
             self.fq.poll_timeout(),
             self.retransmit.poll_timeout(),
         ];
         due.into_iter().flatten().min()
     }
 
+    /// Does what is due.
     pub(crate) fn handle_timeout(&mut self, now: Time, shared: &mut Shared) {
         self.paths.release(now);
         let peer = self.id.index();
@@ -268,57 +537,17 @@ impl Peer {
         let quantum = self.paths.quantum();
         self.fq
             .handle_timeout(now, shared, &mut self.flows, quantum);
-        self.reassembly.expire(now, shared);
-        self.sets.expire(now, shared);
-        self.handle_handover(now, shared);
-        if now >= self.sweep_at {
-            self.sweep_at = now + SWEEP;
-            self.sweep(now, shared);
-        }
+        let (receiver, mut cx) = self.receiving(now, shared);
+        receiver.handle_timeout(&mut cx);
+        let (flows, paths) = (&mut self.flows, &self.paths);
+        self.handover
+            .handle_timeout(now, shared, self.id, flows, paths, &self.in_flight);
     }
+}
 
-    /// Forgets connections that have long been silent, and what others hold for a gap that nobody
-    /// closes any more, as when the connection left the bump or its bytes were lost here.
-    fn sweep(&mut self, now: Time, shared: &mut Shared) {
-        let idle: Vec<Key> = self
-            .flows
-            .iter()
-            // A kernel whose connection lives says so more often, also where all that it says has to wait here.
-            .filter(|(_, c)| now.since(c.last_seen) > CONN_IDLE)
-            .map(|(key, _)| key)
-            .collect();
-        for key in idle {
-            self.remove_conn(shared, key);
-        }
-        for (_, conn) in self.flows.iter_mut() {
-            let silent = now.since(conn.last_seen);
-            if silent > GAP_PATIENCE
-                && let Some(inc) = &mut conn.inc
-            {
-                inc.stream.give_up(&mut self.store);
-            }
-            if silent > SWEEP {
-                conn.shrink();
-            }
-        }
-        let waits = |conn: &Conn| conn.inc.as_ref().is_some_and(|i| i.stream.is_waiting());
-        let waiting = self.flows.iter().filter(|(_, c)| waits(c));
-        let waiting: Vec<Key> = waiting.map(|(key, _)| key).collect();
-        for key in waiting {
-            self.give_up_gaps(now, shared, key);
-        }
-        let abandoned = self.store.take_abandoned();
-        shared.counters.add(Counter::EpochEnded, abandoned);
-    }
-
-    /// Gives up the old gaps of a connection whose kernel says by another way, if at all, what it has.
-    fn give_up_gaps(&mut self, now: Time, shared: &mut Shared, key: Key) {
-        self.flows.meet_floor(key);
-        while let Some(conn) = self.flows.get_mut(key)
-            && let Some((stream, _, mut sink)) = incoming(now, shared, key, conn)
-            && let Some(epoch) = stream.give_up_gaps(now, GAP_PATIENCE, &mut self.store, &mut sink)
-        {
-            self.report_broken_epoch(now, shared, key, epoch);
-        }
-    }
+/// What may come without authentication: data of the scramble bump in the midst of an epoch of a
+/// flow that an authenticated frame opened (docs/protocol.md, 9). It neither opens nor closes anything.
+fn is_bare_data(chunk: &Chunk<'_>, payload: usize) -> bool {
+    let data = payload > 0 && chunk.tcp.flags & NOT_BARE == 0;
+    data && !chunk.solo && !chunk.first && chunk.open.is_none()
 }

@@ -1,324 +1,242 @@
-//! What came from the peer.
+//! What the peer sent for the local kernel.
+//!
+//! In go frames ([`take`](Receiver::take), [`take_chunk`](Receiver::take_chunk)), what the local kernel acknowledges
+//! ([`on_local_ack`](Receiver::on_local_ack)), and times. Out come packets, by the injector, and
+//! [notices](Receiver::notices) for the peer of what it has to begin anew. What came before its time is held here.
 
-mod acks;
-mod joins;
 mod packets;
+mod sink;
 mod streams;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
+use std::time::Duration;
 
-use dibs_wire::frame::{Chunk, Frame, Frames};
+use dibs_wire::{SeqNumber, Tuple};
 
-use super::messages::{MAX_CONTROL, Verdict as MessageVerdict};
-use super::notice::Event;
-use super::peer::Peer;
-use super::send::NOT_BARE;
+use self::sink::incoming;
+use super::association::Association;
+use super::flows::FlowTable;
+use super::fq::FairQueue;
+use super::hosts::Hosts;
+use super::opaque::Reassembly;
+use super::sets::Sets;
 use super::shared::Shared;
 use crate::counters::Counter;
-use crate::path::PathState;
-use crate::session::{OVERHEAD, Opened, Received};
+use crate::flow::conn::Conn;
+use crate::slab::Key;
+use crate::stream::rx::{STORE_LIMIT, Store};
 use crate::time::Time;
 
-pub(super) use packets::Protection;
-pub(super) use streams::incoming;
+/// A connection that was silent as long is forgotten; it opens again when it speaks.
+const CONN_IDLE: Duration = Duration::from_secs(15 * 60);
+/// Nothing is held longer for a gap, nor by a silent connection; looked at every [`SWEEP`].
+const GAP_PATIENCE: Duration = Duration::from_secs(60);
+/// How often idle connections are looked for.
+const SWEEP: Duration = Duration::from_secs(30);
+/// Chains whose start is held back at once, at most: more begin at once, and the kernel sorts it out.
+pub(super) const MAX_HELD_STARTS: usize = 256;
+/// The start of a chain is held back no longer: what went in plain may be lost.
+const HELD_START_PATIENCE: Duration = Duration::from_millis(80);
+/// What TCP sent again waits no longer for what it had sent before: a path may have died with that.
+const OVERTAKING_PATIENCE: Duration = Duration::from_millis(200);
 
-/// How a datagram came in.
-#[derive(Clone, Copy)]
-pub(super) struct Arrival {
-    pub(super) path: usize,
-    pub(super) from: SocketAddr,
-    /// A router has marked it for congestion.
-    pub(super) marked: bool,
+/// What a receiver works on beside what it holds.
+pub(super) struct ReceiveCx<'a> {
+    pub(super) now: Time,
+    pub(super) shared: &'a mut Shared,
+    pub(super) hosts: &'a Hosts,
+    pub(super) association: &'a Association,
+    pub(super) flows: &'a mut FlowTable,
+    pub(super) fq: &'a mut FairQueue,
 }
 
-/// What the frames of a datagram come to.
-struct Verdict {
-    /// Its content was taken, so it may be acknowledged.
-    taken: bool,
-    /// It asks for that.
-    eliciting: bool,
+/// See the module.
+pub(super) struct Receiver {
+    /// Memory for pieces out of order.
+    store: Store,
+    /// Shares of what was split, until enough are there.
+    sets: Sets,
+    reassembly: Reassembly,
+    /// Connections of which something is held back that could go on, and until when.
+    pub(super) held_starts: Vec<(Key, Time)>,
+    /// Frames that tell the peer of flows and epochs; they may be lost.
+    pub(super) notices: Vec<u8>,
+    sweep_at: Time,
 }
 
-impl Peer {
-    /// Takes a datagram that belongs to a session with this peer.
-    pub(crate) fn receive(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        arrival: Arrival,
-        received: &Received<'_>,
-    ) {
-        if received.opened.authenticated {
-            self.on_used(now, shared, received.session, received.confirmed);
+impl Receiver {
+    pub(super) fn new(now: Time) -> Self {
+        Self {
+            store: Store::new(STORE_LIMIT),
+            sets: Sets::default(),
+            reassembly: Reassembly::default(),
+            held_starts: Vec::new(),
+            notices: Vec::new(),
+            sweep_at: now + SWEEP,
         }
-        if !self.association.counts(received.session) {
-            return shared.count(Counter::DatagramExpired);
+    }
+
+    /// Bytes held out of order.
+    pub(super) const fn held(&self) -> usize {
+        self.store.held()
+    }
+
+    /// Sets of shares that are not complete, and their bytes.
+    pub(super) fn sets(&self) -> (usize, usize) {
+        self.sets.held()
+    }
+
+    /// Wholes of which not all pieces are there, their bytes, and the pieces.
+    #[cfg(test)]
+    pub(super) fn in_pieces(&self) -> (usize, usize, usize) {
+        self.reassembly.held()
+    }
+
+    /// The peer restarted: it knows nothing of what it sent, nor of what it was sent.
+    pub(super) fn restart(&mut self, flows: &mut FlowTable) {
+        self.sets = Sets::default();
+        self.reassembly = Reassembly::default();
+        self.notices.clear();
+        flows.forget_incoming();
+        for (_, conn) in flows.iter_mut() {
+            if let Some(mut inc) = conn.restart() {
+                inc.stream.clear(&mut self.store);
+            }
         }
-        let opened = &received.opened;
-        if !self.admits(now, shared, arrival, opened) {
-            return;
+    }
+
+    /// The connection of this tuple in this bump, made if it is new.
+    pub(super) fn conn(&mut self, cx: &mut ReceiveCx<'_>, tuple: Tuple, bump: u8) -> Key {
+        if let Some(key) = cx.flows.find(tuple, bump) {
+            return key;
         }
-        let Some(verdict) = self.take_frames(now, shared, arrival, opened) else {
+        if let Some(oldest) = cx.flows.surplus(|| cx.shared.random_u64()) {
+            self.remove_conn(cx, oldest);
+            cx.shared.count(Counter::FlowEvicted);
+        }
+        let key = cx.flows.add(cx.now, tuple, bump);
+        let conn = cx.flows.get_mut(key).expect("it was just added");
+        conn.out.scheduler = cx.shared.policy.scheduler_of(&tuple);
+        key
+    }
+
+    fn remove_conn(&mut self, cx: &mut ReceiveCx<'_>, key: Key) {
+        let Some(mut conn) = cx.flows.remove(key) else {
             return;
         };
-        if verdict.taken
-            && let Some(link) = self.paths.by_id(opened.path_id)
-            && link.is_open()
+        cx.fq.forget(&mut cx.shared.pool, key, &mut conn.out);
+        if let Some(mut inc) = conn.inc {
+            inc.stream.clear(&mut self.store);
+        }
+    }
+
+    /// What the local kernel acknowledges may prove that a gap was filled past us.
+    pub(super) fn on_local_ack(&mut self, cx: &mut ReceiveCx<'_>, key: Key, ack: SeqNumber) {
+        let conn = cx.flows.get_mut(key).expect("the caller has it");
+        conn.note_acked(ack);
+        if !conn.is_waiting() {
+            return;
+        }
+        cx.flows.meet_floor(key);
+        let conn = cx.flows.get_mut(key).expect("the caller has it");
+        let inc = conn.inc.as_ref().expect("it was just seen");
+        let offset = inc.offset_of(ack);
+        let (stream, _, mut sink) =
+            incoming(cx.now, cx.shared, key, conn).expect("the connection has an incoming flow");
+        if let Some(epoch) = stream.local_ack(offset, &mut self.store, &mut sink) {
+            self.report_broken_epoch(cx, key, epoch);
+        } else if stream.held_start().is_some_and(|start| offset >= start) {
+            self.release_start(cx, key);
+        }
+    }
+
+    /// Whether one more may be held back.
+    fn may_hold_start(&self) -> bool {
+        self.held_starts.len() < MAX_HELD_STARTS
+    }
+
+    /// A chain's start is held back, or what is `solo`: not for ever.
+    fn hold_start(&mut self, now: Time, key: Key, solo: bool) {
+        self.held_starts.retain(|(held, _)| *held != key);
+        let patience = match solo {
+            true => OVERTAKING_PATIENCE,
+            false => HELD_START_PATIENCE,
+        };
+        self.held_starts.push((key, now + patience));
+    }
+
+    /// Lets go on what of a connection was held back.
+    fn release_start(&mut self, cx: &mut ReceiveCx<'_>, key: Key) {
+        self.held_starts.retain(|(held, _)| *held != key);
+        cx.flows.meet_floor(key);
+        while let Some(conn) = cx.flows.get_mut(key)
+            && let Some((stream, _, mut sink)) = incoming(cx.now, cx.shared, key, conn)
+            && stream.holds_back()
         {
-            link.path.on_received(now, opened.seq, verdict.eliciting);
-            if arrival.marked && opened.authenticated {
-                link.path.on_marked();
+            if let Some(epoch) = stream.release_start(&mut self.store, &mut sink) {
+                cx.shared.count(Counter::CrcMismatch);
+                self.report_broken_epoch(cx, key, epoch);
             }
-            // It is there again: an answer to a question of ours makes it ours to use.
-            link.probe |= verdict.eliciting && link.path.state() != PathState::Active;
         }
     }
 
-    /// Whether a datagram is of a path that there is, from where that leads; one that is not may ask for it.
-    fn admits(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        arrival: Arrival,
-        opened: &Opened<'_>,
-    ) -> bool {
-        let Arrival { path, from, .. } = arrival;
-        let len = (opened.header.len() + opened.payload.len() + OVERHEAD) as u64;
-        let refused = match self.paths.position(opened.path_id) {
-            None if opened.authenticated => {
-                self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
-                return false;
-            }
-            None => Counter::BareRefused,
-            Some(at) if self.paths[at].local != path => {
-                // It may wait to be proved, and have been asked for elsewhere at first.
-                if opened.authenticated && self.paths[at].is_accepting() {
-                    self.receive_join(now, shared, arrival, len, opened.path_id, opened.header);
-                    return false;
-                }
-                Counter::WrongPath
-            }
-            // What was asked from the peer's endpoint is not answered elsewhere either.
-            Some(at)
-                if opened.authenticated
-                    && self.paths[at].is_accepting()
-                    && !self.may_ask_from(shared, arrival) =>
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        let expiring = [self.reassembly.expires_at(), self.sets.expires_at()];
+        let held_starts = self.held_starts.iter().map(|(_, until)| *until);
+        let due = expiring.into_iter().flatten().chain(held_starts);
+        due.chain([self.sweep_at]).min()
+    }
+
+    /// Lets go on what was held back for long enough, and gives up what was held too long.
+    pub(super) fn handle_timeout(&mut self, cx: &mut ReceiveCx<'_>) {
+        self.reassembly.expire(cx.now, cx.shared);
+        self.sets.expire(cx.now, cx.shared);
+        while let Some(&(key, _)) = { self.held_starts.iter() }.find(|(_, t)| *t <= cx.now) {
+            self.release_start(cx, key);
+        }
+        if cx.now >= self.sweep_at {
+            self.sweep_at = cx.now + SWEEP;
+            self.sweep(cx);
+        }
+    }
+
+    /// Forgets connections that have long been silent, and what others hold for a gap that nobody
+    /// closes any more, as when the connection left the bump or its bytes were lost here.
+    fn sweep(&mut self, cx: &mut ReceiveCx<'_>) {
+        // A kernel whose connection lives says so more often, also where all that it says has to wait here.
+        let is_idle = |conn: &Conn| cx.now.since(conn.last_seen) > CONN_IDLE;
+        for key in cx.flows.which(is_idle) {
+            self.remove_conn(cx, key);
+        }
+        for (_, conn) in cx.flows.iter_mut() {
+            let silent = cx.now.since(conn.last_seen);
+            if silent > GAP_PATIENCE
+                && let Some(inc) = &mut conn.inc
             {
-                Counter::PathRefused
+                inc.stream.give_up(&mut self.store);
             }
-            Some(at) if !opened.authenticated && !self.paths[at].expects_bare(opened.seq, from) => {
-                Counter::BareRefused
+            if silent > SWEEP {
+                conn.shrink();
             }
-            Some(at) => {
-                let link = &mut self.paths[at];
-                if opened.authenticated {
-                    link.on_source(now, shared, opened.seq, from, len);
-                }
-                link.bytes_received += len;
-                return true;
-            }
-        };
-        shared.count(refused);
-        false
+        }
+        for key in cx.flows.which(Conn::is_waiting) {
+            self.give_up_gaps(cx, key);
+        }
+        let abandoned = self.store.take_abandoned();
+        cx.shared.counters.add(Counter::EpochEnded, abandoned);
     }
 
-    /// Takes the frames of a datagram; none if it is dropped, which is counted.
-    fn take_frames(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        arrival: Arrival,
-        opened: &Opened<'_>,
-    ) -> Option<Verdict> {
-        let dropped = |shared: &mut Shared, reason| {
-            shared.count(reason);
-            None
-        };
-        let mut verdict = Verdict {
-            taken: true,
-            eliciting: false,
-        };
-        let protection = match (opened.authenticated, opened.payload_inside) {
-            (false, _) => Protection::None,
-            (true, false) => Protection::Authentic,
-            (true, true) => Protection::Encrypted,
-        };
-        let mut payload = Some(&*opened.payload);
-        let mut frames = Frames::new(opened.header);
-        let mut chunk = Chunk::EMPTY;
-        loop {
-            let other = match frames.chunk(&mut chunk) {
-                Some(Ok(())) => None,
-                Some(Err(_)) => return dropped(shared, Counter::FrameMalformed),
-                None => match frames.next() {
-                    Some(Ok(frame)) => Some(frame),
-                    Some(Err(_)) => return dropped(shared, Counter::FrameMalformed),
-                    None => return Some(verdict),
-                },
-            };
-            if !opened.authenticated {
-                let len = payload.map_or(0, <[u8]>::len);
-                if other.is_some() || !is_bare_data(&chunk, len) {
-                    return dropped(shared, Counter::BareRefused);
-                }
-            }
-            verdict.eliciting |= other.as_ref().is_none_or(Frame::is_ack_eliciting);
-            // A path that was proved may have taken the place of others.
-            let at = self.paths.position(opened.path_id)?;
-            if !self.paths[at].is_open() && !other.as_ref().is_some_and(is_joining) {
-                if opened.authenticated {
-                    self.paths[at].on_early_data();
-                }
-                return dropped(shared, Counter::PathNotValidated);
-            }
-            // At most one frame describes the payload.
-            let mut described = || payload.take();
-            verdict.taken &= match &other {
-                None => match described() {
-                    Some(bytes) => {
-                        let protected = (bytes, protection);
-                        self.take_chunk(now, shared, arrival.path, &chunk, protected)
-                    }
-                    None => return dropped(shared, Counter::FrameMalformed),
-                },
-                Some(Frame::Share(share)) => match described() {
-                    Some(bytes) => self.take_share(now, shared, arrival.path, share, bytes),
-                    None => return dropped(shared, Counter::FrameMalformed),
-                },
-                Some(frame) => self.take_frame(now, shared, arrival, at, frame),
-            };
+    /// Gives up the old gaps of a connection whose kernel says by another way, if at all, what it has.
+    fn give_up_gaps(&mut self, cx: &mut ReceiveCx<'_>, key: Key) {
+        cx.flows.meet_floor(key);
+        while let Some(conn) = cx.flows.get_mut(key)
+            && let Some((stream, _, mut sink)) = incoming(cx.now, cx.shared, key, conn)
+            && let Some(epoch) =
+                stream.give_up_gaps(cx.now, GAP_PATIENCE, &mut self.store, &mut sink)
+        {
+            self.report_broken_epoch(cx, key, epoch);
         }
     }
-
-    fn take_frame(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        arrival: Arrival,
-        at: usize,
-        frame: &Frame<'_>,
-    ) -> bool {
-        let link = &mut self.paths[at];
-        match *frame {
-            Frame::Ping => {}
-            Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
-            Frame::Chunk(_) | Frame::Share(_) => {
-                unreachable!("the caller keeps what has a payload to itself")
-            }
-            Frame::Segment(_) | Frame::Opaque { .. } | Frame::Fragment { .. } => {
-                // Header blocks are encrypted, always.
-                return self.take_inner(now, shared, arrival.path, frame, Protection::Encrypted);
-            }
-            Frame::Control { id, bytes } => return self.take_control(shared, id, bytes),
-            Frame::FlowUnknown { flow, incarnation } => {
-                if let Some(conn) = self.flows.by_own_number(flow)
-                    && conn.out.stream.incarnation() == incarnation
-                {
-                    conn.out.begin_anew();
-                }
-            }
-            Frame::EpochBroken {
-                flow,
-                incarnation,
-                epoch,
-            } => {
-                if let Some(conn) = self.flows.by_own_number(flow)
-                    && conn.out.stream.incarnation() == incarnation
-                    && conn.out.stream.is_current(epoch)
-                {
-                    conn.out.stream.break_chain();
-                    if conn.out.stream.is_worn() {
-                        conn.out.begin_anew();
-                    }
-                }
-            }
-            Frame::PathJoin { nonce, trusted, to } => {
-                match self.refusal(shared, arrival, trusted, to) {
-                    None => self.paths[at].on_join(now, shared, nonce, trusted),
-                    Some(reason) => shared.count(reason),
-                }
-            }
-            Frame::PathAccept {
-                nonce,
-                challenge,
-                trusted,
-            } => {
-                let id = link.id;
-                if link.on_accept(now, shared, nonce, challenge, trusted) {
-                    let given_up = self.paths.supersede(id);
-                    self.abandon(shared, given_up);
-                } else {
-                    shared.count(Counter::PeerContradiction);
-                }
-            }
-            Frame::PathConfirm { challenge } => {
-                let id = link.id;
-                if link.on_confirm(now, challenge) {
-                    let given_up = self.paths.supersede(id);
-                    self.abandon(shared, given_up);
-                } else {
-                    shared.count(Counter::PathNotValidated);
-                }
-            }
-            Frame::PathChallenge { challenge } => {
-                link.push_frame(shared, &Frame::PathResponse { challenge });
-            }
-            Frame::PathResponse { challenge } => {
-                shared.count(match link.on_response(arrival.from, challenge) {
-                    true => Counter::EndpointMoved,
-                    false => Counter::PeerContradiction,
-                });
-            }
-        }
-        let peer = self.id.index();
-        if let Some(link) = self.paths.get_mut(at) {
-            link.note_state(shared, peer);
-        }
-        true
-    }
-}
-
-impl Peer {
-    /// Takes a message of the peer's daemon, unless the owner has too many to deal with: then it is to come
-    /// again, so nothing of it is remembered.
-    fn take_control(&mut self, shared: &mut Shared, id: u32, bytes: &[u8]) -> bool {
-        if bytes.len() > MAX_CONTROL {
-            shared.count(Counter::FrameMalformed);
-            return true;
-        }
-        match self.messages.take(id) {
-            MessageVerdict::New => {}
-            MessageVerdict::Again => return true,
-            MessageVerdict::Refused => {
-                shared.count(Counter::ControlRefused);
-                return false;
-            }
-        }
-        shared.events.push(Event::Control {
-            peer: self.id.index(),
-            bytes: bytes.to_vec(),
-        });
-        true
-    }
-}
-
-/// What may come without authentication: data of the scramble bump in the midst of an epoch of a
-/// flow that an authenticated frame opened (docs/protocol.md, 9). It neither opens nor closes anything.
-fn is_bare_data(chunk: &Chunk<'_>, payload: usize) -> bool {
-    let data = payload > 0 && chunk.tcp.flags & NOT_BARE == 0;
-    data && !chunk.solo && !chunk.first && chunk.open.is_none()
-}
-
-fn is_joining(frame: &Frame<'_>) -> bool {
-    matches!(
-        frame,
-        Frame::PathJoin { .. }
-            | Frame::PathAccept { .. }
-            | Frame::PathConfirm { .. }
-            | Frame::PathChallenge { .. }
-            | Frame::PathResponse { .. }
-            | Frame::Ack(_)
-    )
 }

@@ -55,7 +55,7 @@ pub(super) fn poll_transmit(
     let (lost, shares) = (&mut peer.retransmit, &mut peer.shares);
     let out = { shares.pop(cx) }
         .or_else(|| path_frames::send(cx, &peer.segments))
-        .or_else(|| empty_segments::send(cx, &mut peer.segments, &mut peer.notices))
+        .or_else(|| empty_segments::send(cx, &mut peer.segments, &mut peer.receiver.notices))
         .or_else(|| shares.send_segments(cx))
         .or_else(|| control::send(cx, &mut peer.messages))
         .or_else(|| lost.send_trusted(cx))

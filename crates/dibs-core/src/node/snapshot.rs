@@ -89,8 +89,8 @@ impl Node {
                 state: self.sessions.state(now, p.id),
                 reachable: p.paths.iter().any(|l| l.is_active(&self.shared)),
                 conns: p.flows.len(),
-                held: p.store.held(),
-                sets: p.sets.held(),
+                held: p.receiver.held(),
+                sets: p.receiver.sets(),
                 unacknowledged: p.in_flight.span(),
                 bumps: p.association.carried().to_vec(),
             })

@@ -12,60 +12,36 @@ use dibs_wire::SeqNumber;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Tuple, flags};
 
-use super::dispatch::{Node, route};
+use super::shared::Shared;
 use crate::flow::conn::Conn;
-use crate::flow::echo_filter::EchoFilter;
 use crate::flow::inject::Template;
-use crate::time::Time;
 
 /// Hop limit of a segment that has come from nowhere.
 const TTL: u8 = 64;
 
-impl Node {
-    /// As [`solicit`](Self::solicit) for a connection that went on before this daemon started, of
-    /// which the kernel has `outstanding` bytes under way. To be called before any path is up: what
-    /// the kernel says waits until the peer is there.
-    pub fn resume(&mut self, now: Time, bump: u8, tuple: Tuple, outstanding: u32) {
-        let Self { shared, peers, .. } = self;
-        let Some(peer) = route(peers, tuple.dst) else {
-            return;
+/// Injects, by a bump, segments that the local kernel answers with where a connection stands, of which this much is
+/// known here. `tuple` is as the local host sends.
+pub(super) fn solicit(shared: &mut Shared, bump: u8, tuple: Tuple, conn: Option<&Conn>) {
+    let template = Template {
+        bump,
+        tuple: tuple.reversed(),
+        meta: IpMeta {
+            ttl: TTL,
+            ..IpMeta::default()
+        },
+    };
+    for (seq, ack) in unacceptable(conn) {
+        let tcp = TcpFields {
+            flags: flags::ACK,
+            window: 0,
+            ack,
+            timestamps: None,
+            meta: None,
+            options: None,
+            urgent: None,
         };
-        let key = peer.conn(now, shared, tuple, bump);
-        let conn = peer.flows.get_mut(key).expect("it was just found");
-        conn.echo_filter = Some(Box::new(EchoFilter::anew(outstanding)));
-        self.solicit(bump, tuple);
-    }
-
-    /// Has the local kernel say by `bump` where a connection stands. `tuple` is as the local host
-    /// sends; the connection has to exist, or the kernel answers with a reset.
-    pub fn solicit(&mut self, bump: u8, tuple: Tuple) {
-        let Self { shared, peers, .. } = self;
-        let Some(peer) = route(peers, tuple.dst) else {
-            return;
-        };
-        let template = Template {
-            bump,
-            tuple: tuple.reversed(),
-            meta: IpMeta {
-                ttl: TTL,
-                ..IpMeta::default()
-            },
-        };
-        let conn = peer.flows.find(tuple, bump);
-        let conn = conn.and_then(|key| peer.flows.get(key));
-        for (seq, ack) in unacceptable(conn) {
-            let tcp = TcpFields {
-                flags: flags::ACK,
-                window: 0,
-                ack,
-                timestamps: None,
-                meta: None,
-                options: None,
-                urgent: None,
-            };
-            let (injector, pool) = (&mut shared.injector, &mut shared.pool);
-            injector.empty_segment(pool, template, seq, &tcp, &mut None);
-        }
+        let (injector, pool) = (&mut shared.injector, &mut shared.pool);
+        injector.empty_segment(pool, template, seq, &tcp, &mut None);
     }
 }
 

@@ -429,6 +429,16 @@ impl Link {
         }
     }
 
+    /// A datagram of it was taken, which a router may have marked for congestion.
+    pub(crate) fn on_taken(&mut self, now: Time, seq: u64, eliciting: bool, marked: bool) {
+        self.path.on_received(now, seq, eliciting);
+        if marked {
+            self.path.on_marked();
+        }
+        // It is there again: an answer to a question of ours makes it ours to use.
+        self.probe |= eliciting && self.path.state() != PathState::Active;
+    }
+
     /// Data came although the peer has not answered our challenge: it did, and the answer was lost.
     pub(crate) fn on_early_data(&mut self) {
         if let Stage::Accepting { retry, .. } = &mut self.stage {

@@ -1,307 +1,225 @@
-//! What the peer's kernel sent, by itself or put together of shares.
+//! What is no chunk: segments and packets, and what has to be put together of shares or pieces first.
+//!
+//! A piece is of a packet, or of a chunk or a share; what shares give may hold pieces of packets, and no others: each
+//! step leads down to [`take_inner`](Receiver::take_inner) or [`take_chunk`](Receiver::take_chunk), and none back.
 
 use std::sync::Arc;
 
-use dibs_wire::frame::{EmptySegment, Frame, Frames, Share};
-use dibs_wire::packet::{self, Packet, flags};
-use smallvec::SmallVec;
+use dibs_wire::frame::{Frame, Frames, Share};
+use dibs_wire::packet::{self, Packet};
 
-use super::streams::is_for_us;
-use crate::bump::{Bump, Method};
+use super::{ReceiveCx, Receiver};
+use crate::bump::Bump;
 use crate::counters::Counter;
-use crate::flow::echo_filter::{self};
 use crate::flow::inject::MAX_PACKET;
-use crate::node::opaque::{Assembled, Fragment};
-use crate::node::peer::Peer;
+use crate::node::opaque::Assembled;
+use crate::node::protection::Protection;
 use crate::node::sets::Added;
-use crate::node::shared::Shared;
-use crate::time::Time;
 
-/// What protected the bytes of a chunk on their way.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::node) enum Protection {
-    /// Nothing: whoever was on the path may have made them.
-    None,
-    /// They were seen, not changed.
-    Authentic,
-    /// They were not seen either.
-    Encrypted,
-    /// They were put together of what several paths carried, for this bump.
-    Split(u8),
-}
-
-impl Protection {
-    /// Whether a flow of this bump may have bytes that came like this: never less than it promises.
-    pub(super) fn satisfies(self, bump: &Bump) -> bool {
-        match bump.method {
-            Method::Chain(_) => true,
-            Method::Seal(_) => self == Self::Encrypted,
-            Method::Split(_) => self == Self::Split(bump.number),
-        }
-    }
-}
-
-impl Peer {
-    /// Takes what the peer's kernel sent, other than a chunk.
-    pub(super) fn take_inner(
+impl Receiver {
+    /// Takes what a datagram brought by the local path `path`, other than a chunk; false if it counts as not received.
+    pub(in crate::node) fn take(
         &mut self,
-        now: Time,
-        shared: &mut Shared,
+        cx: &mut ReceiveCx<'_>,
         path: usize,
         frame: &Frame<'_>,
+        payload: &[u8],
+    ) -> bool {
+        // Header blocks are encrypted, always.
+        let protection = Protection::Encrypted;
+        match frame {
+            Frame::Share(share) => self.take_share(cx, path, share, payload),
+            Frame::Fragment { id, .. } if !is_opaque(*id) => {
+                self.take_piece(cx, path, frame, protection)
+            }
+            _ => self.take_inner(cx, frame, protection),
+        }
+    }
+
+    /// Takes a piece of a chunk or of a share.
+    fn take_piece(
+        &mut self,
+        cx: &mut ReceiveCx<'_>,
+        path: usize,
+        piece: &Frame<'_>,
         protection: Protection,
     ) -> bool {
-        match *frame {
-            Frame::Segment(ref segment) => self.take_empty(now, shared, segment, protection),
-            Frame::Opaque { bump, packet } => {
-                self.take_packet(shared, bump, packet, protection);
-                true
-            }
-            Frame::Fragment {
-                id,
-                at,
-                total,
-                header,
-                bytes,
-            } => {
-                let fragment = Fragment {
-                    id,
-                    at,
-                    total,
-                    header,
-                    bytes,
-                };
-                self.take_fragment(now, shared, path, &fragment, protection)
+        let (bytes, header) = match self.reassemble(cx, piece, protection) {
+            Ok(whole) => whole,
+            Err(taken) => return taken,
+        };
+        let (block, payload) = bytes.split_at(header);
+        match Frames::new(block).next() {
+            Some(Ok(Frame::Share(share))) => self.take_share(cx, path, &share, payload),
+            Some(Ok(Frame::Chunk(chunk))) => {
+                self.take_chunk(cx, path, &chunk, (payload, protection))
             }
             _ => {
-                shared.count(Counter::PeerContradiction);
+                cx.shared.count(Counter::FrameMalformed);
                 true
             }
         }
     }
 
-    /// Takes a share; false if it counts as not received.
-    pub(super) fn take_share(
+    /// Takes a share.
+    fn take_share(
         &mut self,
-        now: Time,
-        shared: &mut Shared,
+        cx: &mut ReceiveCx<'_>,
         path: usize,
         share: &Share,
         bytes: &[u8],
     ) -> bool {
-        let bumps = Arc::clone(&shared.bumps);
+        let bumps = Arc::clone(&cx.shared.bumps);
         let Some(split) = bumps.get(share.bump).and_then(Bump::split) else {
-            shared.count(Counter::BumpUnknown);
+            cx.shared.count(Counter::BumpUnknown);
             return true;
         };
         if (share.needed, share.shares) != (split.needed(), split.shares()) {
-            shared.count(Counter::ShareMismatch);
+            cx.shared.count(Counter::ShareMismatch);
             return true;
         }
-        let mut whole = std::mem::take(&mut shared.scratch.joined);
+        let mut whole = std::mem::take(&mut cx.shared.scratch.joined);
         let number = (share.set, share.index);
-        let taken = match self.sets.add(now, split, number, bytes, &mut whole) {
+        let added = self.sets.add(cx.now, split, number, bytes, &mut whole);
+        let taken = match added {
             Added::Partly => true,
             Added::Whole(set) => {
-                let taken = self.take_whole(now, shared, path, share.bump, &whole);
+                let taken = self.take_joined(cx, path, share.bump, &whole);
                 if taken {
                     self.sets.finish(set);
                 }
                 taken
             }
             Added::Late => {
-                shared.count(Counter::ShareLate);
+                cx.shared.count(Counter::ShareLate);
                 true
             }
             Added::NoRoom => {
-                shared.count(Counter::StoreFull);
+                cx.shared.count(Counter::StoreFull);
                 false
             }
             Added::Contradiction => {
-                shared.count(Counter::PeerContradiction);
+                cx.shared.count(Counter::PeerContradiction);
                 true
             }
         };
-        shared.scratch.joined = whole;
+        cx.shared.scratch.joined = whole;
         taken
     }
 
-    /// Takes what was put together: the length of a payload, the payload, a header block.
-    pub(super) fn take_whole(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        path: usize,
-        bump: u8,
-        whole: &[u8],
-    ) -> bool {
+    /// Takes what shares were put together to: the length of a payload, the payload, a header block.
+    fn take_joined(&mut self, cx: &mut ReceiveCx<'_>, path: usize, bump: u8, whole: &[u8]) -> bool {
         let protection = Protection::Split(bump);
         let parts = whole
             .split_first_chunk()
             .and_then(|(len, rest)| rest.split_at_checked(usize::from(u16::from_be_bytes(*len))));
         let Some((payload, block)) = parts else {
-            shared.count(Counter::FrameMalformed);
+            cx.shared.count(Counter::FrameMalformed);
             return true;
         };
         let mut payload = Some(payload);
         let mut taken = true;
         for frame in Frames::new(block) {
-            taken &= match (&frame, payload) {
-                (Ok(Frame::Chunk(chunk)), Some(bytes)) => {
-                    payload = None;
-                    self.take_chunk(now, shared, path, chunk, (bytes, protection))
+            taken &= match frame {
+                Ok(Frame::Chunk(chunk)) if payload.is_some() => {
+                    let bytes = payload.take().unwrap_or_default();
+                    self.take_chunk(cx, path, &chunk, (bytes, protection))
                 }
-                (Ok(Frame::Chunk(_)) | Err(_), _) => {
-                    shared.count(Counter::FrameMalformed);
+                Ok(Frame::Chunk(_)) | Err(_) => {
+                    cx.shared.count(Counter::FrameMalformed);
                     true
                 }
-                (Ok(frame), _) => self.take_inner(now, shared, path, frame, protection),
+                Ok(frame) => self.take_inner(cx, &frame, protection),
             };
         }
         taken
     }
 
-    /// Takes a segment without payload; false if it counts as not received.
-    pub(super) fn take_empty(
+    /// Takes what is complete, or a piece of a packet.
+    pub(super) fn take_inner(
         &mut self,
-        now: Time,
-        shared: &mut Shared,
-        segment: &EmptySegment<'_>,
+        cx: &mut ReceiveCx<'_>,
+        frame: &Frame<'_>,
         protection: Protection,
     ) -> bool {
-        let EmptySegment {
-            flow,
-            incarnation,
-            seq,
-            tcp,
-            open,
-        } = segment;
-        let before = { self.flows.by_peers_number(*flow) }.and_then(|key| self.flows.get(key));
-        let before = before.and_then(|conn| Some(conn.inc.as_ref()?.incarnation));
-        let key = match self.incoming_conn(now, shared, *flow, *incarnation, open.as_ref()) {
-            Ok(key) => key,
-            Err(taken) => return taken,
-        };
-        if tcp.flags & flags::SYN != 0 && before != Some(*incarnation) {
-            self.flows.forget_floor(key, tcp);
+        match *frame {
+            Frame::Segment(ref segment) => return self.take_empty(cx, segment, protection),
+            Frame::Opaque { bump, packet } => take_packet(cx, bump, packet, protection),
+            Frame::Fragment { id, .. } if is_opaque(id) => {
+                match self.reassemble(cx, frame, protection) {
+                    Ok((bytes, _)) => {
+                        if let Some((&bump, packet)) = bytes.split_first() {
+                            take_packet(cx, bump, packet, protection);
+                        }
+                    }
+                    Err(taken) => return taken,
+                }
+            }
+            // Also pieces of chunks among what was split: that is cut beforehand, or its shares are.
+            _ => cx.shared.count(Counter::PeerContradiction),
         }
-        if self.hosts.refuses(shared, self.flows.get(key), tcp.flags) {
-            shared.count(Counter::ConnectionRefused);
-            return true;
-        }
-        let conn = self.flows.get_mut(key).expect("it was just found");
-        if !protection.satisfies(shared.bumps.of(conn.bump)) {
-            shared.count(Counter::CoverMissing);
-            return true;
-        }
-        conn.last_seen = now;
-        let inc = conn
-            .inc
-            .as_mut()
-            .expect("an incoming flow leads to its connection");
-        let mut tcp = *tcp;
-        let mut scratch = SmallVec::new();
-        // An old one is handed on as it is: TCP counts repetitions of the latest.
-        inc.ack_floor.hear(&tcp, conn.sent_end);
-        echo_filter::adapt(&mut conn.echo_filter, now, &mut tcp, &mut scratch);
-        if let Some(clamp) = &mut conn.clamp {
-            clamp.limit(&mut tcp);
-        }
-        let floor = &mut conn.tsval_floor;
-        shared
-            .injector
-            .empty_segment(&mut shared.pool, inc.template, *seq, &tcp, floor);
         true
     }
 
-    /// Takes a packet that was not cut.
-    pub(super) fn take_packet(
+    /// Adds a piece to its whole: that and the length of its header block, or whether the piece counts as received.
+    fn reassemble(
         &mut self,
-        shared: &mut Shared,
-        bump: u8,
-        bytes: &[u8],
+        cx: &mut ReceiveCx<'_>,
+        piece: &Frame<'_>,
         protection: Protection,
-    ) {
-        let Ok(packet) = packet::parse(bytes) else {
-            return shared.count(Counter::FrameMalformed);
+    ) -> Result<(Vec<u8>, usize), bool> {
+        let reason = match self.reassembly.add(cx.now, cx.shared, piece, protection) {
+            Assembled::Whole(bytes, header) => return Ok((bytes, header)),
+            Assembled::Partly => return Err(true),
+            Assembled::NoRoom => Counter::StoreFull,
+            Assembled::Contradiction => Counter::PeerContradiction,
         };
-        let Some(bytes) = bytes
-            .get(..packet.own_len())
-            .filter(|b| b.len() <= MAX_PACKET)
-        else {
-            return shared.count(Counter::FrameMalformed);
-        };
-        let (src, dst, passes) = match packet {
-            Packet::Tcp(s) => (s.tuple.src, s.tuple.dst, Ok(())),
-            Packet::Opaque(o) => (o.src, o.dst, self.hosts.may_come(shared, &o)),
-        };
-        let Some(carried) = shared.bumps.get(bump) else {
-            return shared.count(Counter::BumpUnknown);
-        };
-        if !protection.satisfies(carried) {
-            return shared.count(Counter::CoverMissing);
-        }
-        if !self.hosts.speaks_for(shared, src) || !is_for_us(shared, dst) {
-            return shared.count(Counter::InnerAddress);
-        }
-        if let Err(reason) = passes {
-            return shared.count(reason);
-        }
-        if self.hosts.refuses_whole(shared, &packet) {
-            return shared.count(Counter::ConnectionRefused);
-        }
-        shared.injector.opaque(&mut shared.pool, bump, bytes);
+        cx.shared.count(reason);
+        Err(reason != Counter::StoreFull)
     }
+}
 
-    /// Takes a piece of an opaque packet or of a chunk.
-    pub(super) fn take_fragment(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        path: usize,
-        fragment: &Fragment<'_>,
-        protection: Protection,
-    ) -> bool {
-        let opaque = fragment.id.is_multiple_of(2);
-        if !opaque && matches!(protection, Protection::Split(_)) {
-            // What is split is cut beforehand, or its shares are.
-            shared.count(Counter::PeerContradiction);
-            return true;
-        }
-        let mut reassembly = std::mem::take(&mut self.reassembly);
-        let assembled = reassembly.add(now, shared, fragment, protection);
-        self.reassembly = reassembly;
-        match assembled {
-            Assembled::Partly => true,
-            Assembled::NoRoom => {
-                shared.count(Counter::StoreFull);
-                false
-            }
-            Assembled::Contradiction => {
-                shared.count(Counter::PeerContradiction);
-                true
-            }
-            Assembled::Whole(bytes, _) if opaque => {
-                if let Some((&bump, packet)) = bytes.split_first() {
-                    self.take_packet(shared, bump, packet, protection);
-                }
-                true
-            }
-            Assembled::Whole(bytes, header) => {
-                let (block, payload) = bytes.split_at(header);
-                match Frames::new(block).next() {
-                    Some(Ok(Frame::Share(share))) => {
-                        self.take_share(now, shared, path, &share, payload)
-                    }
-                    Some(Ok(Frame::Chunk(chunk))) => {
-                        self.take_chunk(now, shared, path, &chunk, (payload, protection))
-                    }
-                    _ => {
-                        shared.count(Counter::FrameMalformed);
-                        true
-                    }
-                }
-            }
-        }
+/// Whether a piece with this number is one of a packet that is carried whole.
+const fn is_opaque(id: u32) -> bool {
+    id.is_multiple_of(2)
+}
+
+/// Hands a packet on that was not cut.
+pub(super) fn take_packet(cx: &mut ReceiveCx<'_>, bump: u8, bytes: &[u8], protection: Protection) {
+    let refused = match judge(cx, bump, bytes, protection) {
+        Ok(packet) => return cx.shared.injector.opaque(&mut cx.shared.pool, bump, packet),
+        Err(reason) => reason,
+    };
+    cx.shared.count(refused);
+}
+
+/// The packet that `bytes` begin with, or why it is not to be handed on.
+fn judge<'a>(
+    cx: &ReceiveCx<'_>,
+    bump: u8,
+    bytes: &'a [u8],
+    protection: Protection,
+) -> Result<&'a [u8], Counter> {
+    let packet = packet::parse(bytes).map_err(|_| Counter::FrameMalformed)?;
+    let bytes = bytes.get(..packet.own_len());
+    let bytes = bytes.filter(|b| b.len() <= MAX_PACKET);
+    let bytes = bytes.ok_or(Counter::FrameMalformed)?;
+    let (src, dst) = match &packet {
+        Packet::Tcp(s) => (s.tuple.src, s.tuple.dst),
+        Packet::Opaque(o) => (o.src, o.dst),
+    };
+    let bump = cx.shared.bumps.get(bump).ok_or(Counter::BumpUnknown)?;
+    if !protection.satisfies(bump) {
+        return Err(Counter::CoverMissing);
+    }
+    if !cx.hosts.may_reach(cx.shared, src, dst) {
+        return Err(Counter::InnerAddress);
+    }
+    if let Packet::Opaque(opaque) = &packet {
+        cx.hosts.may_come(cx.shared, opaque)?;
+    }
+    match cx.hosts.refuses_whole(cx.shared, &packet) {
+        true => Err(Counter::ConnectionRefused),
+        false => Ok(bytes),
     }
 }

@@ -1,89 +1,82 @@
-//! Chunks, and the flows and streams that they belong to.
-
-use std::net::IpAddr;
+//! Chunks and empty segments, and the flows that they belong to.
 
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, Chunk, Frame, Open, TcpFields};
+use dibs_wire::frame::{self, Chunk, EmptySegment, Frame, Open};
+use dibs_wire::packet::flags;
 use smallvec::SmallVec;
 
-use super::packets::Protection;
-use crate::buffer::Pool;
+use super::sink::incoming;
+use super::{ReceiveCx, Receiver};
 use crate::counters::Counter;
 use crate::flow::ack_floor::AckFloor;
-use crate::flow::conn::{Conn, Incoming, IncomingDecoders};
-use crate::flow::echo_filter::{self, EchoFilter};
-use crate::flow::inject::{Injector, Template};
-use crate::flow::window_clamp::WindowClamp;
-use crate::node::hosts::is_unicast;
-use crate::node::peer::Peer;
+use crate::flow::conn::Incoming;
+use crate::flow::echo_filter;
+use crate::flow::inject::Template;
+use crate::node::protection::Protection;
 use crate::node::shared::Shared;
 use crate::slab::Key;
-use crate::stream::rx::{Outcome, Piece, RxStream, Sink};
-use crate::time::Time;
+use crate::stream::rx::{Outcome, Piece, RxStream};
 
 /// How often a peer is told of the same broken epoch.
 const COMPLAINT_SPACING: std::time::Duration = std::time::Duration::from_millis(20);
 /// Bytes of notices that wait to be sent, at most.
 const MAX_NOTICES: usize = 512;
 
-impl Peer {
+impl Receiver {
     /// The connection that a frame belongs to, its flow opened if the frame does that.
-    pub(super) fn incoming_conn(
+    fn incoming_conn(
         &mut self,
-        now: Time,
-        shared: &mut Shared,
-        flow: u32,
-        incarnation: u16,
+        cx: &mut ReceiveCx<'_>,
+        (flow, incarnation): (u32, u16),
         open: Option<&Open>,
     ) -> Result<Key, bool> {
-        let known = self.flows.by_peers_number(flow);
-        let current = known.and_then(|key| Some((key, self.flows.get(key)?.inc.as_ref()?)));
+        let known = cx.flows.by_peers_number(flow);
+        let current = known.and_then(|key| Some((key, cx.flows.get(key)?.inc.as_ref()?)));
         if let Some((key, inc)) = current {
             match incarnation.wrapping_sub(inc.incarnation) as i16 {
                 0 => {
-                    self.flows.meet_floor(key);
+                    cx.flows.meet_floor(key);
                     return Ok(key);
                 }
                 older if older < 0 => {
-                    shared.count(Counter::FlowOld);
+                    cx.shared.count(Counter::FlowOld);
                     return Err(true);
                 }
                 _ => {}
             }
         }
         let Some(open) = open else {
-            shared.count(Counter::FlowUnknown);
-            self.notice(shared, &Frame::FlowUnknown { flow, incarnation });
+            cx.shared.count(Counter::FlowUnknown);
+            self.notice(cx.shared, &Frame::FlowUnknown { flow, incarnation });
             return Err(false);
         };
-        self.open_incoming(now, shared, flow, incarnation, open)
+        self.open_incoming(cx, (flow, incarnation), open)
     }
 
     fn open_incoming(
         &mut self,
-        now: Time,
-        shared: &mut Shared,
-        flow: u32,
-        incarnation: u16,
+        cx: &mut ReceiveCx<'_>,
+        (flow, incarnation): (u32, u16),
         open: &Open,
     ) -> Result<Key, bool> {
-        if shared.bumps.get(open.bump).is_none() {
-            shared.count(Counter::BumpUnknown);
+        if cx.shared.bumps.get(open.bump).is_none() {
+            cx.shared.count(Counter::BumpUnknown);
             return Err(true);
         }
-        let may_pass =
-            self.hosts.speaks_for(shared, open.tuple.src) && is_for_us(shared, open.tuple.dst);
-        if !may_pass {
-            shared.count(Counter::InnerAddress);
+        if !cx
+            .hosts
+            .may_reach(cx.shared, open.tuple.src, open.tuple.dst)
+        {
+            cx.shared.count(Counter::InnerAddress);
             return Err(true);
         }
-        let Some(secrets) = self.association.secrets(open.session).cloned() else {
+        let Some(secrets) = cx.association.secrets(open.session).cloned() else {
             // Opened under a session that is gone: to be opened again under this one.
-            shared.count(Counter::FlowUnknown);
-            self.notice(shared, &Frame::FlowUnknown { flow, incarnation });
+            cx.shared.count(Counter::FlowUnknown);
+            self.notice(cx.shared, &Frame::FlowUnknown { flow, incarnation });
             return Err(false);
         };
-        let key = self.conn(now, shared, open.tuple.reversed(), open.bump);
+        let key = self.conn(cx, open.tuple.reversed(), open.bump);
         let incoming = Incoming {
             flow,
             incarnation,
@@ -98,64 +91,55 @@ impl Peer {
             top: frame::BASE_OFFSET,
             ack_floor: AckFloor::default(),
         };
-        if let Some(mut old) = self.flows.open_incoming(key, incoming) {
+        if let Some(mut old) = cx.flows.open_incoming(key, incoming) {
             old.stream.clear(&mut self.store);
         }
-        self.flows.meet_floor(key);
+        cx.flows.meet_floor(key);
         Ok(key)
     }
 
-    /// Takes a chunk; false if it counts as not received.
-    pub(super) fn take_chunk(
+    /// Takes a chunk that came by the local path `path`; false if it counts as not received.
+    pub(in crate::node) fn take_chunk(
         &mut self,
-        now: Time,
-        shared: &mut Shared,
+        cx: &mut ReceiveCx<'_>,
         path: usize,
         chunk: &Chunk<'_>,
         (bytes, protection): (&[u8], Protection),
     ) -> bool {
-        let key = match self.incoming_conn(
-            now,
-            shared,
-            chunk.flow,
-            chunk.incarnation,
-            chunk.open.as_ref(),
-        ) {
+        let flow = (chunk.flow, chunk.incarnation);
+        let key = match self.incoming_conn(cx, flow, chunk.open.as_ref()) {
             Ok(key) => key,
             Err(taken) => return taken && protection != Protection::None,
         };
-        if self
-            .hosts
-            .refuses(shared, self.flows.get(key), chunk.tcp.flags)
-        {
-            shared.count(Counter::ConnectionRefused);
+        let conn = cx.flows.get_mut(key).expect("it was just found");
+        if cx.hosts.refuses(cx.shared, conn, chunk.tcp.flags) {
+            cx.shared.count(Counter::ConnectionRefused);
             return protection != Protection::None;
         }
-        let conn = self.flows.get_mut(key).expect("it was just found");
         let possible = |inc: &Incoming| {
             inc.template.fits(&chunk.tcp, bytes.len())
                 && chunk.offset.checked_add(bytes.len() as u64 + 1).is_some()
         };
         if !conn.inc.as_ref().is_some_and(possible) {
-            shared.count(Counter::PeerContradiction);
+            cx.shared.count(Counter::PeerContradiction);
             return true;
         }
-        if !protection.satisfies(shared.bumps.of(conn.bump)) {
-            shared.count(Counter::CoverMissing);
+        if !protection.satisfies(cx.shared.bumps.of(conn.bump)) {
+            cx.shared.count(Counter::CoverMissing);
             return protection != Protection::None;
         }
-        conn.last_seen = now;
+        conn.last_seen = cx.now;
         conn.by_path.entry(path).received += bytes.len() as u64;
         let base = conn.inc.as_ref().map(|inc| inc.seq(chunk.offset));
         let piece = Piece {
             solo: chunk.solo,
-            ahead: match self.handover.has_room() {
+            ahead: match self.may_hold_start() {
                 true => chunk.ahead,
                 false => 0,
             },
             first: chunk.first,
             early: chunk.detached
-                && self.handover.has_room()
+                && self.may_hold_start()
                 && base
                     .zip(conn.acked)
                     .is_some_and(|(base, acked)| base.is_after(acked)),
@@ -166,62 +150,97 @@ impl Peer {
             tcp: &chunk.tcp,
             bytes,
         };
-        let (stream, decoders, mut sink) =
-            incoming(now, shared, key, conn).expect("an incoming flow leads to its connection");
+        let (stream, decoders, mut sink) = incoming(cx.now, cx.shared, key, conn)
+            .expect("an incoming flow leads to its connection");
         let held_back = stream.holds_back();
         match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
             Outcome::Restored => {}
             Outcome::Held => {
                 if !held_back && stream.holds_back() {
-                    self.hold_start(now, key, chunk.solo);
+                    self.hold_start(cx.now, key, chunk.solo);
                 }
             }
-            Outcome::Duplicate => shared.count(Counter::ChunkDuplicate),
+            Outcome::Duplicate => cx.shared.count(Counter::ChunkDuplicate),
             Outcome::NoRoom => {
-                shared.count(Counter::StoreFull);
+                cx.shared.count(Counter::StoreFull);
                 return false;
             }
             Outcome::Broken => {
-                shared.count(Counter::EpochEnded);
-                self.report_broken_epoch(now, shared, key, chunk.epoch);
+                cx.shared.count(Counter::EpochEnded);
+                self.report_broken_epoch(cx, key, chunk.epoch);
             }
             Outcome::Corrupt => {
-                shared.count(Counter::CrcMismatch);
-                self.report_broken_epoch(now, shared, key, chunk.epoch);
+                cx.shared.count(Counter::CrcMismatch);
+                self.report_broken_epoch(cx, key, chunk.epoch);
             }
-            Outcome::Contradiction => shared.count(Counter::PeerContradiction),
+            Outcome::Contradiction => cx.shared.count(Counter::PeerContradiction),
         }
         let abandoned = self.store.take_abandoned();
-        shared.counters.add(Counter::EpochEnded, abandoned);
+        cx.shared.counters.add(Counter::EpochEnded, abandoned);
+        true
+    }
+
+    /// Takes a segment without payload; false if it counts as not received.
+    pub(super) fn take_empty(
+        &mut self,
+        cx: &mut ReceiveCx<'_>,
+        segment: &EmptySegment<'_>,
+        protection: Protection,
+    ) -> bool {
+        let flow = (segment.flow, segment.incarnation);
+        let before = { cx.flows.by_peers_number(segment.flow) }.and_then(|key| cx.flows.get(key));
+        let before = before.and_then(|conn| Some(conn.inc.as_ref()?.incarnation));
+        let key = match self.incoming_conn(cx, flow, segment.open.as_ref()) {
+            Ok(key) => key,
+            Err(taken) => return taken,
+        };
+        let mut tcp = segment.tcp;
+        if tcp.flags & flags::SYN != 0 && before != Some(segment.incarnation) {
+            cx.flows.forget_floor(key, &tcp);
+        }
+        let conn = cx.flows.get_mut(key).expect("it was just found");
+        if cx.hosts.refuses(cx.shared, conn, tcp.flags) {
+            cx.shared.count(Counter::ConnectionRefused);
+            return true;
+        }
+        if !protection.satisfies(cx.shared.bumps.of(conn.bump)) {
+            cx.shared.count(Counter::CoverMissing);
+            return true;
+        }
+        conn.last_seen = cx.now;
+        let inc = conn
+            .inc
+            .as_mut()
+            .expect("an incoming flow leads to its connection");
+        let mut scratch = SmallVec::new();
+        // An old one is handed on as it is: TCP counts repetitions of the latest.
+        inc.ack_floor.hear(&tcp, conn.sent_end);
+        echo_filter::adapt(&mut conn.echo_filter, cx.now, &mut tcp, &mut scratch);
+        if let Some(clamp) = &mut conn.clamp {
+            clamp.limit(&mut tcp);
+        }
+        let (injector, pool) = (&mut cx.shared.injector, &mut cx.shared.pool);
+        injector.empty_segment(pool, inc.template, segment.seq, &tcp, &mut conn.tsval_floor);
         true
     }
 
     /// Tells the peer that an epoch cannot be restored, now and then.
-    pub(in crate::node) fn report_broken_epoch(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        key: Key,
-        epoch: u32,
-    ) {
-        let conn = self.flows.get_mut(key).expect("the caller has it");
+    pub(super) fn report_broken_epoch(&mut self, cx: &mut ReceiveCx<'_>, key: Key, epoch: u32) {
+        let conn = cx.flows.get_mut(key).expect("the caller has it");
         let Some(inc) = &conn.inc else { return };
         if conn
             .reported
-            .is_some_and(|(e, t)| e == epoch && now.since(t) < COMPLAINT_SPACING)
+            .is_some_and(|(e, t)| e == epoch && cx.now.since(t) < COMPLAINT_SPACING)
         {
             return;
         }
-        conn.reported = Some((epoch, now));
-        let (flow, incarnation) = (inc.flow, inc.incarnation);
-        self.notice(
-            shared,
-            &Frame::EpochBroken {
-                flow,
-                incarnation,
-                epoch,
-            },
-        );
+        conn.reported = Some((epoch, cx.now));
+        let broken = Frame::EpochBroken {
+            flow: inc.flow,
+            incarnation: inc.incarnation,
+            epoch,
+        };
+        self.notice(cx.shared, &broken);
     }
 
     fn notice(&mut self, shared: &mut Shared, frame: &Frame<'_>) {
@@ -234,112 +253,5 @@ impl Peer {
         } else {
             shared.count(Counter::NoticeDropped);
         }
-    }
-}
-
-/// An inner destination must be an address of this host, or of one that it forwards for, and nothing
-/// else (docs/threat-model.md, "The peer").
-pub(super) fn is_for_us(shared: &Shared, addr: IpAddr) -> bool {
-    is_unicast(addr) && shared.is_ours(addr)
-}
-
-/// The incoming stream of a connection, how it is restored, and where its bytes go.
-pub(in crate::node) fn incoming<'a>(
-    now: Time,
-    shared: &'a mut Shared,
-    key: Key,
-    conn: &'a mut Conn,
-) -> Option<(&'a mut RxStream, IncomingDecoders<'a>, ConnSink<'a>)> {
-    let Incoming {
-        flow,
-        incarnation,
-        template,
-        base,
-        secrets,
-        stream,
-        top,
-        ack_floor,
-    } = conn.inc.as_mut()?;
-    let sink = ConnSink {
-        injector: &mut shared.injector,
-        pool: &mut shared.pool,
-        owner: key.to_u64(),
-        template: *template,
-        now,
-        echo_filter: &mut conn.echo_filter,
-        ack_floor,
-        sent_end: conn.sent_end,
-        base: *base,
-        floor: &mut conn.tsval_floor,
-        clamp: conn.clamp.as_deref_mut(),
-        top,
-        received: &mut conn.stats.bytes_received,
-        last: 0,
-    };
-    let bump = shared.bumps.of(conn.bump);
-    let decoders = IncomingDecoders::new(bump, secrets, *flow, *incarnation);
-    Some((stream, decoders, sink))
-}
-
-/// Hands restored bytes of one connection to the injector.
-pub(in crate::node) struct ConnSink<'a> {
-    injector: &'a mut Injector,
-    pool: &'a mut Pool,
-    owner: u64,
-    template: Template,
-    now: Time,
-    echo_filter: &'a mut Option<Box<EchoFilter>>,
-    ack_floor: &'a mut AckFloor,
-    sent_end: Option<dibs_wire::SeqNumber>,
-    base: dibs_wire::SeqNumber,
-    floor: &'a mut Option<u32>,
-    clamp: Option<&'a mut WindowClamp>,
-    top: &'a mut u64,
-    received: &'a mut u64,
-    last: u64,
-}
-
-impl Sink for ConnSink<'_> {
-    fn room(&mut self, offset: u64, tcp: &TcpFields<'_>, len: usize) -> &mut [u8] {
-        self.last = len as u64;
-        *self.top = (*self.top).max(offset + len as u64);
-        let seq = self
-            .base
-            .add(offset.wrapping_sub(frame::BASE_OFFSET) as u32);
-        let (mut raised, mut scratch) = (SmallVec::new(), SmallVec::new());
-        let mut changed;
-        let late = self.ack_floor.hear(tcp, self.sent_end);
-        let tcp = match (late || self.echo_filter.is_some(), &mut self.clamp) {
-            // As nearly always: nothing to copy.
-            (false, None) => tcp,
-            (_, clamp) => {
-                changed = *tcp;
-                if late {
-                    self.ack_floor.raise(&mut changed, &mut raised);
-                }
-                echo_filter::adapt(self.echo_filter, self.now, &mut changed, &mut scratch);
-                if let Some(clamp) = clamp {
-                    clamp.limit(&mut changed);
-                }
-                &changed
-            }
-        };
-        self.injector.room(
-            self.pool,
-            self.owner,
-            self.template,
-            seq,
-            tcp,
-            self.floor,
-            len,
-        )
-    }
-
-    fn commit(&mut self) {
-        *self.received += self.last;
-    }
-
-    fn retract(&mut self) {
-        self.injector.retract(self.pool);
     }
 }

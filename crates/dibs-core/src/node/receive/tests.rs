@@ -5,12 +5,14 @@ use dibs_wire::{SeqNumber, checksum};
 
 use std::net::IpAddr;
 
-use dibs_wire::frame::{self, Chunk, Open, TcpFields};
+use dibs_wire::frame::{self, Chunk, Frame, Open, TcpFields};
 use dibs_wire::packet;
 
-use super::*;
+use super::packets::take_packet;
+use crate::counters::Counter;
 use crate::node::Node;
-use crate::node::opaque::Fragment;
+use crate::node::protection::Protection;
+use crate::node::shared::Shared;
 use crate::node::tests::{BUMP, Pair, inner, tuple};
 
 /// Gives host 1 a chunk that restores, and that opens its flow.
@@ -61,7 +63,8 @@ fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
         },
         open: Some(open),
     };
-    assert!(peer.take_chunk(now, shared, 0, &chunk, (&bytes, Protection::Authentic)));
+    let (receiver, mut cx) = peer.receiving(now, shared);
+    assert!(receiver.take_chunk(&mut cx, 0, &chunk, (&bytes, Protection::Authentic)));
     pair.nodes[1].flush_injections();
 }
 
@@ -102,18 +105,21 @@ fn a_packet_ends_where_it_says() {
     packet[..10].copy_from_slice(&[0x45, 0, 0, 100, 0, 0, 0x20, 0, 64, packet::TCP]);
     packet[12..16].copy_from_slice(&octets(inner(0)));
     packet[16..20].copy_from_slice(&octets(inner(1)));
+    let now = pair.now;
     let Node { shared, peers, .. } = &mut pair.nodes[1];
     // As much as fragments may add up to.
     for more in [0, 1, 67_000] {
         let long = [&packet[..], &vec![1; more]].concat();
-        peers[0].take_packet(shared, BUMP, &long, Protection::Encrypted);
+        let (_, mut cx) = peers[0].receiving(now, shared);
+        take_packet(&mut cx, BUMP, &long, Protection::Encrypted);
         let injection = shared.injector.pop().expect("it is a packet");
         assert_eq!(injection.frame()[dibs_wire::virtio::LEN..], packet);
     }
     // An IPv6 packet may claim to be longer than any TUN takes.
     let mut long = vec![0; 40 + 65_535];
     long[..8].copy_from_slice(&[0x60, 0, 0, 0, 0xff, 0xff, 17, 64]);
-    peers[0].take_packet(shared, BUMP, &long, Protection::Encrypted);
+    let (_, mut cx) = peers[0].receiving(now, shared);
+    take_packet(&mut cx, BUMP, &long, Protection::Encrypted);
     assert!(shared.injector.pop().is_none());
     assert_eq!(shared.counters.get(Counter::FrameMalformed), 1);
 }
@@ -124,14 +130,15 @@ fn crumbs_are_refused() {
     let now = pair.now;
     let Node { shared, peers, .. } = &mut pair.nodes[1];
     for at in 0..200 {
-        let fragment = Fragment {
+        let fragment = Frame::Fragment {
             id: 2,
             at: 2 * at,
             total: 60_000,
             header: 0,
             bytes: &[0],
         };
-        assert!(peers[0].take_fragment(now, shared, 0, &fragment, Protection::Encrypted));
+        let (receiver, mut cx) = peers[0].receiving(now, shared);
+        assert!(receiver.take_inner(&mut cx, &fragment, Protection::Encrypted));
     }
     assert_eq!(shared.counters.get(Counter::PeerContradiction), 200 - 128);
 }
@@ -157,14 +164,15 @@ fn pieces_with_another_cover_are_of_another_whole() {
         let mut take = |shared: &mut Shared, at: usize, fill: u8, protection: Protection| {
             let mut bytes = whole[at..][..50 + at / 50].to_vec();
             bytes[40..].fill(fill);
-            let fragment = Fragment {
+            let fragment = Frame::Fragment {
                 id: 2,
                 at: at as u32,
                 total: whole.len() as u32,
                 header: 0,
                 bytes: &bytes,
             };
-            assert!(peers[0].take_fragment(now, shared, 0, &fragment, protection));
+            let (receiver, mut cx) = peers[0].receiving(now, shared);
+            assert!(receiver.take_inner(&mut cx, &fragment, protection));
             shared.injector.pop()
         };
         assert!(take(shared, 0, 1, first).is_none());
@@ -179,7 +187,7 @@ fn pieces_with_another_cover_are_of_another_whole() {
         assert_eq!(shared.counters.get(Counter::CoverMissing), 0);
         assert!(take(shared, other, 4, Protection::Encrypted).is_none());
         assert_eq!(shared.counters.get(Counter::CoverMissing), 1);
-        assert_eq!(peers[0].reassembly.held(), (0, 0, 0));
+        assert_eq!(peers[0].receiver.in_pieces(), (0, 0, 0));
     }
 }
 
@@ -190,16 +198,17 @@ fn wholes_are_bounded_whatever_covers_them() {
     let Node { shared, peers, .. } = &mut pair.nodes[1];
     for id in 0..200 {
         for protection in [Protection::Encrypted, Protection::Split(crate::bump::SHARE)] {
-            let fragment = Fragment {
+            let fragment = Frame::Fragment {
                 id: 2 * id,
                 at: 0,
                 total: 60_000,
                 header: 0,
                 bytes: &[0],
             };
-            assert!(peers[0].take_fragment(now, shared, 0, &fragment, protection));
+            let (receiver, mut cx) = peers[0].receiving(now, shared);
+            assert!(receiver.take_inner(&mut cx, &fragment, protection));
         }
-        let (_, bytes, _) = peers[0].reassembly.held();
+        let (_, bytes, _) = peers[0].receiver.in_pieces();
         assert!(bytes <= 4 << 20, "{bytes}");
     }
 }

@@ -9,10 +9,10 @@ use super::context::SendCx;
 use super::datagram::{Asks, pad};
 use super::path_frames::{MAX_ACK, put_ack};
 use crate::chunk::{Content, Placement};
+use crate::node::empty::EmptyOut;
 use crate::node::flows::FlowTable;
 use crate::node::out::Out;
 use crate::node::paths::Kind;
-use crate::node::peer::EmptyOut;
 use crate::session::{OVERHEAD, Session};
 use crate::slab::Key;
 

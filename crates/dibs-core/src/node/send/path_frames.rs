@@ -8,9 +8,9 @@ use dibs_wire::frame::{self, Frame};
 use super::context::SendCx;
 use super::datagram::{Asks, Seal};
 use super::empty_segments;
+use crate::node::empty::EmptyOut;
 use crate::node::out::{Out, Source};
 use crate::node::paths::Link;
-use crate::node::peer::EmptyOut;
 use crate::session::{CLEAR_HEADER_LEN, OVERHEAD};
 use crate::time::Time;
 

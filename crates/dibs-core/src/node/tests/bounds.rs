@@ -7,8 +7,8 @@ use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
 use super::*;
 use crate::node::flows::MAX_CONNS;
 use crate::node::fq::MAX_QUEUED;
-use crate::node::handover::MAX_HELD_STARTS;
 use crate::node::messages::{self, MAX_TAKEN, MAX_WAITING};
+use crate::node::receive::MAX_HELD_STARTS;
 use crate::slab::Key;
 
 /// Room for frames in a datagram.
@@ -305,19 +305,19 @@ fn pieces_of_wholes_that_never_come_are_bounded() {
     // Many wholes of which one byte is there.
     forge_all(&mut pair, (0..500).map(|n| piece(2 * n, 0)));
     pair.run(Duration::from_millis(100));
-    let (wholes, bytes, _) = pair.nodes[1].peers[0].reassembly.held();
+    let (wholes, bytes, _) = pair.nodes[1].peers[0].receiver.in_pieces();
     assert!(wholes <= 64 && bytes <= 4 << 20, "{wholes}, {bytes}");
     assert!(count(&pair, 1, Counter::FragmentsExpired) >= 436);
     // One whole in single bytes.
     let before = count(&pair, 1, Counter::PeerContradiction);
     forge_all(&mut pair, (0..5000).map(|n| piece(7000, 2 * n)));
     pair.run(Duration::from_millis(100));
-    let (_, _, parts) = pair.nodes[1].peers[0].reassembly.held();
+    let (_, _, parts) = pair.nodes[1].peers[0].receiver.in_pieces();
     assert!(parts <= 64 + 128, "{parts}");
     assert!(count(&pair, 1, Counter::PeerContradiction) > before + 4000);
     // And in the end all is forgotten.
     pair.run(Duration::from_secs(6));
-    assert_eq!(pair.nodes[1].peers[0].reassembly.held(), (0, 0, 0));
+    assert_eq!(pair.nodes[1].peers[0].receiver.in_pieces(), (0, 0, 0));
 }
 
 #[test]
@@ -343,7 +343,7 @@ fn pieces_of_many_chunks_wait_for_the_others() {
     // What there is no room for is not acknowledged, and nothing that was is dropped for it.
     forge_all(&mut pair, (0..2000).map(|n| piece(n, 0)));
     pair.run(Duration::from_millis(100));
-    assert_eq!(pair.nodes[1].peers[0].reassembly.held().0, 1024);
+    assert_eq!(pair.nodes[1].peers[0].receiver.in_pieces().0, 1024);
     assert_eq!(count(&pair, 1, Counter::FragmentsExpired), 0);
     assert!(count(&pair, 1, Counter::StoreFull) > 0);
 }
@@ -462,7 +462,7 @@ fn only_so_many_chains_are_held_back_at_once() {
         let mut pair = Pair::connected();
         let until = pair.now + Duration::from_millis(80);
         let others = (0..held as u64).map(|n| (Key::from_u64(n | 7 << 32), until));
-        pair.nodes[1].peers[0].handover.held_starts.extend(others);
+        pair.nodes[1].peers[0].receiver.held_starts.extend(others);
         // What lies before is still on its way in plain, as far as is known.
         pair.send_ack(1, 1000);
         let data = text(5000);
@@ -471,7 +471,7 @@ fn only_so_many_chains_are_held_back_at_once() {
         let at_once = !pair.injected[1].is_empty();
         pair.run(Duration::from_millis(200));
         pair.assert_stream(1, &data);
-        assert!(pair.nodes[1].peers[0].handover.held_starts.is_empty());
+        assert!(pair.nodes[1].peers[0].receiver.held_starts.is_empty());
         at_once
     };
     assert!(!starts_at_once(MAX_HELD_STARTS - 1));
