@@ -265,6 +265,8 @@ impl Decoders for IncomingDecoders<'_> {
 
 /// One connection in one bump.
 pub struct Conn {
+    /// What it has on whichever bump.
+    pub ends: Key,
     /// Addresses and ports as the local host sends.
     pub tuple: Tuple,
     /// The bump.
@@ -273,11 +275,6 @@ pub struct Conn {
     pub out: Outgoing,
     /// To the local kernel, once the peer opened it.
     pub inc: Option<Incoming>,
-    /// The highest TSval that the local kernel was given in this direction, or echoed: what is
-    /// injected never falls behind it, switches between bumps included.
-    pub tsval_floor: Option<u32>,
-    /// The same connection on other bumps, as far as they are not forgotten.
-    pub siblings: Vec<Key>,
     /// The highest number that the local kernel acknowledged by this bump.
     pub acked: Option<SeqNumber>,
     /// Behind the highest number that the local kernel sent by this bump.
@@ -304,8 +301,9 @@ pub struct Conn {
 
 impl Conn {
     /// A connection of which neither direction has sent anything.
-    pub fn new(now: Time, tuple: Tuple, bump: u8, flow: u32) -> Self {
+    pub fn new(now: Time, ends: Key, (tuple, bump): (Tuple, u8), flow: u32) -> Self {
         Self {
+            ends,
             tuple,
             bump,
             out: Outgoing {
@@ -323,8 +321,6 @@ impl Conn {
                 scheduler: None,
             },
             inc: None,
-            tsval_floor: None,
-            siblings: Vec::new(),
             acked: None,
             sent_end: None,
             clamp: None,
@@ -365,10 +361,7 @@ impl Conn {
     /// there is to open the flow by.
     pub fn note_segment(&mut self, now: Time, segment: &Segment<'_>, session: Option<&Session>) {
         self.last_seen = now;
-        if let Some((tsval, tsecr)) = segment.timestamps {
-            if segment.has(flags::ACK) {
-                self.raise_floor(tsecr);
-            }
+        if let Some((tsval, _)) = segment.timestamps {
             self.tsval = Some(tsval);
         }
         if let Some(filter) = &mut self.echo_filter {
@@ -440,24 +433,16 @@ impl Conn {
             inc.stream.shrink();
         }
     }
-
-    /// Raises the TSval floor to what the local kernel echoed, or was given by another bump.
-    pub fn raise_floor(&mut self, tsval: u32) {
-        match self.tsval_floor {
-            Some(floor) if (tsval.wrapping_sub(floor) as i32) <= 0 => {}
-            _ => self.tsval_floor = Some(tsval),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What a connection costs that says nothing: in the slab, beside about 140 bytes in the tables that
+    /// What a connection costs that says nothing: in the slab, beside about 180 bytes in the tables that
     /// lead to it. The whole daemon has 2 KiB for it (`cargo xtask bench memory`).
     #[test]
     fn an_idle_connection_is_small() {
-        assert!(size_of::<Conn>() <= 784, "{}", size_of::<Conn>());
+        assert!(size_of::<Conn>() <= 760, "{}", size_of::<Conn>());
     }
 }

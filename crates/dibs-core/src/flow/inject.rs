@@ -9,7 +9,8 @@ use dibs_wire::packet::{IpMeta, Tuple, flags};
 use dibs_wire::{SeqNumber, virtio};
 use smallvec::SmallVec;
 
-use super::fields::{OwnedFields, headers, is_behind, raise_tsval};
+use super::fields::{OwnedFields, headers};
+use super::tsval_floor::TsvalFloor;
 use crate::buffer::{Buffer, Pool};
 
 /// Most bytes of an IP packet, superpackets included.
@@ -92,20 +93,20 @@ impl Injector {
         template: Template,
         seq: SeqNumber,
         tcp: &TcpFields<'_>,
-        floor: &mut Option<u32>,
+        floor: &mut TsvalFloor,
         len: usize,
     ) -> &mut [u8] {
         let mut scratch = SmallVec::new();
         let mut changed;
         let tcp = match tcp.timestamps {
             // As nearly always: nothing to copy.
-            Some((val, _)) if floor.is_none_or(|floor| !is_behind(val, floor)) => {
-                *floor = Some(val);
+            Some((val, _)) if floor.admits(val) => {
+                floor.raise(val);
                 tcp
             }
             _ => {
                 changed = *tcp;
-                *floor = raise_tsval(&mut changed, *floor, &mut scratch).or(*floor);
+                floor.hold(&mut changed, &mut scratch);
                 &changed
             }
         };
@@ -165,12 +166,12 @@ impl Injector {
         template: Template,
         seq: SeqNumber,
         tcp: &TcpFields<'_>,
-        floor: &mut Option<u32>,
+        floor: &mut TsvalFloor,
     ) {
         self.flush();
         let mut tcp = *tcp;
         let mut scratch = SmallVec::new();
-        *floor = raise_tsval(&mut tcp, *floor, &mut scratch).or(*floor);
+        floor.hold(&mut tcp, &mut scratch);
         let mut buffer = pool.take_for(PAYLOAD_AT);
         let headers = headers(template.tuple, template.meta, seq, &tcp);
         let start = PAYLOAD_AT - headers.encoded_len();
@@ -220,11 +221,6 @@ impl Injector {
     /// The next packet for a TUN.
     pub fn pop(&mut self) -> Option<Injection> {
         self.done.pop_front()
-    }
-
-    /// Puts a packet back to the front: the TUN did not take it.
-    pub fn unpop(&mut self, injection: Injection) {
-        self.done.push_front(injection);
     }
 
     /// Gives the buffer of an injected packet back.

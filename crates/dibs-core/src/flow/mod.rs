@@ -7,4 +7,5 @@ pub mod echo_filter;
 pub mod fields;
 pub mod inject;
 pub mod queue;
+pub mod tsval_floor;
 pub mod window_clamp;

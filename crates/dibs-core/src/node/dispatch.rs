@@ -368,10 +368,8 @@ impl Node {
             if sessions.sending(now, peer.id).is_none() {
                 peer.on_down(shared);
             }
-            if peer.association.wants_call(now, shared, &peer.paths, state)
-                && let Some(message) =
-                    sessions.initiate(now, wall, peer.id, &hello, &mut shared.rng)
-            {
+            if peer.association.wants_call(now, shared, &peer.paths, state) {
+                let message = sessions.initiate(now, wall, peer.id, &hello, &mut shared.rng);
                 send_call(shared, peer, outbox, &message);
             }
             peer.handle_timeout(now, shared);

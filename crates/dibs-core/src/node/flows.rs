@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 use dibs_wire::Tuple;
-use dibs_wire::frame::TcpFields;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
-use crate::bump::{Bumps, MAX_NUMBER};
+use crate::bump::Bumps;
 use crate::flow::conn::{Conn, Incoming, Outgoing};
-use crate::flow::fields;
+use crate::flow::tsval_floor::TsvalFloor;
 use crate::slab::{Key, Slab};
 use crate::time::Time;
 
@@ -18,9 +17,8 @@ use crate::time::Time;
 /// the local kernel knows nothing first. To look at all would let a peer keep us busy.
 pub(super) const MAX_CONNS: usize = 65_536;
 const EVICTION_SAMPLE: usize = 64;
-/// How far the time stamp of a SYN that is still on its way may lie behind those of its connection: two minutes (RFC
-/// 9293, 3.4.1) of milliseconds. A host that restarted begins as near once in 36,000 times, and connects by then.
-const LIFETIME: u32 = 120_000;
+/// Both tables have each tuple.
+const TUPLE: &str = "a tuple leads to its connection";
 
 /// Seeds the hash tables: what a peer chooses must not make them slow.
 #[derive(Clone)]
@@ -34,10 +32,18 @@ impl BuildHasher for Hashing {
     }
 }
 
+/// What a connection has on whichever bump it is.
+struct Ends {
+    /// The bumps that it was on, as far as they are not forgotten.
+    lanes: SmallVec<[(u8, Key); 1]>,
+    floor: TsvalFloor,
+}
+
 /// See the module. A connection has an entry for each bump that it was on.
 pub(super) struct FlowTable {
     conns: Slab<Conn>,
-    by_tuple: HashMap<(Tuple, u8), Key, Hashing>,
+    ends: Slab<Ends>,
+    by_tuple: HashMap<Tuple, Key, Hashing>,
     /// By the peer's flow numbers.
     incoming: HashMap<u32, Key, Hashing>,
     /// The entry of `incoming` that was used last: the next datagram is likely of the same flow.
@@ -52,6 +58,7 @@ impl FlowTable {
         let hashing = Hashing(hash_keys.0, hash_keys.1);
         Self {
             conns: Slab::default(),
+            ends: Slab::default(),
             by_tuple: HashMap::with_hasher(hashing.clone()),
             incoming: HashMap::with_hasher(hashing.clone()),
             last_incoming: None,
@@ -82,7 +89,16 @@ impl FlowTable {
 
     /// The connection of this tuple, as the local host sends, on this bump.
     pub(super) fn find(&self, tuple: Tuple, bump: u8) -> Option<Key> {
-        self.by_tuple.get(&(tuple, bump)).copied()
+        let ends = self.ends.get(*self.by_tuple.get(&tuple)?)?;
+        let lane = ends.lanes.iter().find(|(number, _)| *number == bump);
+        lane.map(|(_, key)| *key)
+    }
+
+    /// A connection, and the TSval floor that it has on all of its bumps.
+    pub(super) fn with_floor(&mut self, key: Key) -> Option<(&mut Conn, &mut TsvalFloor)> {
+        let conn = self.conns.get_mut(key)?;
+        let ends = self.ends.get_mut(conn.ends)?;
+        Some((conn, &mut ends.floor))
     }
 
     /// Those of which this holds.
@@ -164,15 +180,15 @@ impl FlowTable {
     pub(super) fn add(&mut self, now: Time, tuple: Tuple, bump: u8) -> Key {
         let flow = self.next_flow;
         self.next_flow = self.next_flow.wrapping_add(1);
-        let key = self.conns.insert(Conn::new(now, tuple, bump, flow));
-        self.by_tuple.insert((tuple, bump), key);
-        let all = (1..=MAX_NUMBER).filter_map(|bump| self.find(tuple, bump));
-        let all: SmallVec<[Key; 4]> = all.collect();
-        for one in &all {
-            let conn = self.conns.get_mut(*one);
-            let conn = conn.expect("a tuple leads to its connection");
-            conn.siblings = all.iter().filter(|key| *key != one).copied().collect();
-        }
+        let ends = *self.by_tuple.entry(tuple).or_insert_with(|| {
+            self.ends.insert(Ends {
+                lanes: SmallVec::new(),
+                floor: TsvalFloor::default(),
+            })
+        });
+        let key = self.conns.insert(Conn::new(now, ends, (tuple, bump), flow));
+        let ends = self.ends.get_mut(ends).expect(TUPLE);
+        ends.lanes.push((bump, key));
         self.outgoing.insert(flow, key);
         key
     }
@@ -180,7 +196,12 @@ impl FlowTable {
     /// Forgets a connection.
     pub(super) fn remove(&mut self, key: Key) -> Option<Conn> {
         let conn = self.conns.remove(key)?;
-        self.by_tuple.remove(&(conn.tuple, conn.bump));
+        let ends = self.ends.get_mut(conn.ends).expect(TUPLE);
+        ends.lanes.retain(|(_, lane)| *lane != key);
+        if ends.lanes.is_empty() {
+            self.ends.remove(conn.ends);
+            self.by_tuple.remove(&conn.tuple);
+        }
         self.outgoing.remove(&conn.out.flow);
         if let Some(inc) = &conn.inc {
             self.incoming.remove(&inc.flow);
@@ -206,39 +227,5 @@ impl FlowTable {
     pub(super) fn forget_incoming(&mut self) {
         self.incoming.clear();
         self.last_incoming = None;
-    }
-
-    /// Raises a connection's TSval floor to that of the other bumps that it was on: at a switch what is
-    /// injected comes by two of them, in any order, and must not go back.
-    pub(super) fn meet_floor(&mut self, key: Key) {
-        let siblings = self.conns.get(key).map_or(0, |conn| conn.siblings.len());
-        for at in 0..siblings {
-            let other = self.conns.get(key).and_then(|conn| conn.siblings.get(at));
-            let floor = other.and_then(|other| self.conns.get(*other)?.tsval_floor);
-            if let Some((floor, conn)) = floor.zip(self.conns.get_mut(key)) {
-                conn.raise_floor(floor);
-            }
-        }
-    }
-
-    /// A connection begins with this SYN: the time stamps of an earlier one between the same ports, by whichever bump,
-    /// are none of its. The host may have restarted, and a SYN with a time stamp that it never gave is answered in
-    /// vain. But a SYN that waited for a path of one bump begins nothing where its connection went on by another.
-    pub(super) fn forget_floor(&mut self, key: Key, syn: &TcpFields<'_>) {
-        let Some(conn) = self.conns.get(key) else {
-            return;
-        };
-        let all: SmallVec<[Key; 4]> = conn.siblings.iter().copied().chain([key]).collect();
-        let mut floors = { all.iter() }.filter_map(|key| self.conns.get(*key)?.tsval_floor);
-        if let Some((tsval, _)) = fields::timestamps(syn)
-            && floors.any(|floor| (1..=LIFETIME).contains(&floor.wrapping_sub(tsval)))
-        {
-            return;
-        }
-        for key in all {
-            if let Some(conn) = self.conns.get_mut(key) {
-                conn.tsval_floor = None;
-            }
-        }
     }
 }

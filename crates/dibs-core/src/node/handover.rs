@@ -151,8 +151,7 @@ impl Handover {
             // Another one asked for it since; nobody is to wait for ever.
             drain.tell(shared, peer);
         }
-        flows.meet_floor(drain.key);
-        if let Some(conn) = flows.get_mut(drain.key)
+        if let Some((conn, floor)) = flows.with_floor(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
             && let Some(inc) = &conn.inc
         {
@@ -162,7 +161,7 @@ impl Handover {
                 _ => injected,
             };
             let (injector, pool) = (&mut shared.injector, &mut shared.pool);
-            injector.empty_segment(pool, inc.template, seq, &tcp, &mut conn.tsval_floor);
+            injector.empty_segment(pool, inc.template, seq, &tcp, floor);
         }
     }
 

@@ -125,8 +125,13 @@ impl Peer {
         }
         let (receiver, mut cx) = self.receiving(now, shared);
         let key = receiver.conn(&mut cx, segment.tuple, bump);
-        let conn = cx.flows.get_mut(key).expect("it was just found");
+        let (conn, floor) = cx.flows.with_floor(key).expect("it was just found");
         conn.note_segment(now, segment, session);
+        if let Some((_, tsecr)) = segment.timestamps
+            && segment.has(flags::ACK)
+        {
+            floor.raise(tsecr);
+        }
         let syn = segment.has(flags::SYN);
         if syn {
             // What is left of an older connection between the same ports is of no use.

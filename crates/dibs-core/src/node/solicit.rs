@@ -15,6 +15,7 @@ use dibs_wire::packet::{IpMeta, Tuple, flags};
 use super::shared::Shared;
 use crate::flow::conn::Conn;
 use crate::flow::inject::Template;
+use crate::flow::tsval_floor::TsvalFloor;
 
 /// Hop limit of a segment that has come from nowhere.
 const TTL: u8 = 64;
@@ -41,7 +42,7 @@ pub(super) fn solicit(shared: &mut Shared, bump: u8, tuple: Tuple, conn: Option<
             urgent: None,
         };
         let (injector, pool) = (&mut shared.injector, &mut shared.pool);
-        injector.empty_segment(pool, template, seq, &tcp, &mut None);
+        injector.empty_segment(pool, template, seq, &tcp, &mut TsvalFloor::default());
     }
 }
 

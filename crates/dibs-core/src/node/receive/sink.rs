@@ -9,6 +9,7 @@ use crate::flow::ack_floor::AckFloor;
 use crate::flow::conn::{Conn, Incoming, IncomingDecoders};
 use crate::flow::echo_filter::{self, EchoFilter};
 use crate::flow::inject::{Injector, Template};
+use crate::flow::tsval_floor::TsvalFloor;
 use crate::flow::window_clamp::WindowClamp;
 use crate::node::shared::Shared;
 use crate::slab::Key;
@@ -20,7 +21,7 @@ pub(super) fn incoming<'a>(
     now: Time,
     shared: &'a mut Shared,
     key: Key,
-    conn: &'a mut Conn,
+    (conn, floor): (&'a mut Conn, &'a mut TsvalFloor),
 ) -> Option<(&'a mut RxStream, IncomingDecoders<'a>, ConnSink<'a>)> {
     let Incoming {
         flow,
@@ -42,7 +43,7 @@ pub(super) fn incoming<'a>(
         ack_floor,
         sent_end: conn.sent_end,
         base: *base,
-        floor: &mut conn.tsval_floor,
+        floor,
         clamp: conn.clamp.as_deref_mut(),
         top,
         received: &mut conn.stats.bytes_received,
@@ -64,7 +65,7 @@ pub(super) struct ConnSink<'a> {
     ack_floor: &'a mut AckFloor,
     sent_end: Option<SeqNumber>,
     base: SeqNumber,
-    floor: &'a mut Option<u32>,
+    floor: &'a mut TsvalFloor,
     clamp: Option<&'a mut WindowClamp>,
     top: &'a mut u64,
     received: &'a mut u64,

@@ -34,10 +34,7 @@ impl Receiver {
         let current = known.and_then(|key| Some((key, cx.flows.get(key)?.inc.as_ref()?)));
         if let Some((key, inc)) = current {
             match incarnation.wrapping_sub(inc.incarnation) as i16 {
-                0 => {
-                    cx.flows.meet_floor(key);
-                    return Ok(key);
-                }
+                0 => return Ok(key),
                 older if older < 0 => {
                     cx.shared.count(Counter::FlowOld);
                     return Err(true);
@@ -94,7 +91,6 @@ impl Receiver {
         if let Some(mut old) = cx.flows.open_incoming(key, incoming) {
             old.stream.clear(&mut self.store);
         }
-        cx.flows.meet_floor(key);
         Ok(key)
     }
 
@@ -111,7 +107,7 @@ impl Receiver {
             Ok(key) => key,
             Err(taken) => return taken && protection != Protection::None,
         };
-        let conn = cx.flows.get_mut(key).expect("it was just found");
+        let (conn, floor) = cx.flows.with_floor(key).expect("it was just found");
         if cx.hosts.refuses(cx.shared, conn, chunk.tcp.flags) {
             cx.shared.count(Counter::ConnectionRefused);
             return protection != Protection::None;
@@ -150,7 +146,7 @@ impl Receiver {
             tcp: &chunk.tcp,
             bytes,
         };
-        let (stream, decoders, mut sink) = incoming(cx.now, cx.shared, key, conn)
+        let (stream, decoders, mut sink) = incoming(cx.now, cx.shared, key, (conn, floor))
             .expect("an incoming flow leads to its connection");
         let held_back = stream.holds_back();
         match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
@@ -195,10 +191,10 @@ impl Receiver {
             Err(taken) => return taken,
         };
         let mut tcp = segment.tcp;
+        let (conn, floor) = cx.flows.with_floor(key).expect("it was just found");
         if tcp.flags & flags::SYN != 0 && before != Some(segment.incarnation) {
-            cx.flows.forget_floor(key, &tcp);
+            floor.begin(&tcp);
         }
-        let conn = cx.flows.get_mut(key).expect("it was just found");
         if cx.hosts.refuses(cx.shared, conn, tcp.flags) {
             cx.shared.count(Counter::ConnectionRefused);
             return true;
@@ -220,7 +216,7 @@ impl Receiver {
             clamp.limit(&mut tcp);
         }
         let (injector, pool) = (&mut cx.shared.injector, &mut cx.shared.pool);
-        injector.empty_segment(pool, inc.template, segment.seq, &tcp, &mut conn.tsval_floor);
+        injector.empty_segment(pool, inc.template, segment.seq, &tcp, floor);
         true
     }
 
