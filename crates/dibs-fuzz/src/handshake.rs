@@ -151,8 +151,7 @@ impl World {
         let peer = party.peers[peer % party.peers.len()];
         let message = party
             .sessions
-            .initiate(now, wall, peer, &party.hello, &mut self.rng)
-            .expect("it is a peer");
+            .initiate(now, wall, peer, &party.hello, &mut self.rng);
         self.remember(who, message);
     }
 

@@ -1,25 +1,19 @@
-//! All sessions of a node, and the handshakes by which they come about: Noise IKpsk2, with
-//! WireGuard's rules for timestamps, cookies, rekeying and confirmation (docs/protocol.md, 2).
+//! The handshakes by which sessions come about: Noise IKpsk2, with WireGuard's rules for timestamps, cookies,
+//! rekeying and confirmation (docs/protocol.md, 2).
 
 use core::net::SocketAddr;
 use core::time::Duration;
-use std::collections::BTreeMap;
 
 use thiserror::Error;
-use x25519_dalek::{PublicKey, StaticSecret};
 
-use super::cookie::{self, COOKIE_LIFETIME, CookieJar, Mac, NONCE_LEN, PublicMacs};
+use super::cookie::{self, COOKIE_LIFETIME, Mac, NONCE_LEN};
 use super::established::{Agreement, Session};
-use super::keys::{EpochSecrets, Integrity, Role, Secret, SessionId, Suite};
+use super::keys::{EpochSecrets, Role, SessionId, Suite};
 use super::message::{self, Hello, Message, Prologue, Timestamp, VERSION};
 use super::noise::Noise;
-use super::peer::{
-    AddPeerError, CONFIRMATION, HandshakePeer, Indices, Initiation, PeerId, PeerState,
-    SentInitiation,
-};
+use super::peer::{CONFIRMATION, Initiation, PeerId, SentInitiation};
 use super::random::{self, Random};
-use super::rate_limit::HandshakeLimiter;
-use super::seal::{self, KeyLimits, OpenError, Opened};
+use super::sessions::{Config, Sessions};
 use crate::time::Time;
 
 /// Wait for an answer to the first message 1; doubled each time.
@@ -48,16 +42,6 @@ const YIELDING: Duration = Duration::from_secs(5);
 const OUTDATED: Duration = Duration::from_secs(10);
 /// Between two times that it is told: a recorded call may be repeated at will.
 const TELL_OUTDATED: Duration = Duration::from_secs(10);
-
-/// Who this node is, and what it wants of its sessions.
-pub struct Config {
-    /// The node's static key; in a box, as what moves about leaves copies behind that nobody wipes.
-    pub private: Box<StaticSecret>,
-    /// The AEAD of sessions that this node initiates.
-    pub suite: Suite,
-    /// Has to be the same at both ends.
-    pub integrity: Integrity,
-}
 
 /// Why a handshake datagram had no effect. All are a peer's or a stranger's doing, or the
 /// network's; counted by name.
@@ -147,138 +131,8 @@ pub struct Established {
     pub tap: Option<super::tap::Tap>,
 }
 
-/// A datagram of data, opened.
-pub struct Received<'a> {
-    /// From whom.
-    pub peer: PeerId,
-    /// By which session.
-    pub session: SessionId,
-    /// The initiator's first datagram by this session: it is now the one to send by.
-    pub confirmed: bool,
-    /// The datagram.
-    pub opened: Opened<'a>,
-}
-
-/// A message 1 to be sent to a peer.
-pub struct Transmit {
-    /// To whom.
-    pub peer: PeerId,
-    /// The whole datagram.
-    pub datagram: Vec<u8>,
-}
-
-/// All sessions and handshakes of a node; the [module](super) says how to drive it.
-pub struct Sessions {
-    config: Config,
-    public: PublicKey,
-    macs: PublicMacs,
-    jar: CookieJar,
-    limiter: HandshakeLimiter,
-    limits: KeyLimits,
-    /// By [`PeerId::index`]; a removed peer leaves its place empty.
-    peers: Vec<Option<HandshakePeer>>,
-    by_key: BTreeMap<[u8; 32], PeerId>,
-    indices: Indices,
-    /// Wall-clock time of our latest message 1: the next one is later, whatever the clock does.
-    last_wall: Duration,
-}
-
 impl Sessions {
-    /// A node without peers.
-    pub fn new(config: Config, now: Time, rng: &mut dyn Random) -> Self {
-        let public = PublicKey::from(&*config.private);
-        Self {
-            public,
-            macs: PublicMacs::new(&public),
-            jar: CookieJar::new(now, rng),
-            limiter: HandshakeLimiter::new(rng),
-            limits: KeyLimits::default(),
-            peers: Vec::new(),
-            by_key: BTreeMap::new(),
-            indices: Indices::default(),
-            last_wall: Duration::ZERO,
-            config,
-        }
-    }
-
-    /// The same with other limits for the keys of sessions to come.
-    #[must_use]
-    pub fn with_key_limits(self, limits: KeyLimits) -> Self {
-        Self { limits, ..self }
-    }
-
-    /// This node's public key.
-    pub const fn public_key(&self) -> &PublicKey {
-        &self.public
-    }
-
-    /// Adds a peer, with the key that both ends share beforehand if there is one.
-    ///
-    /// # Errors
-    /// The public key is ours, or another peer's.
-    pub fn add_peer(
-        &mut self,
-        public: PublicKey,
-        psk: Option<Box<Secret>>,
-    ) -> Result<PeerId, AddPeerError> {
-        if public == self.public {
-            return Err(AddPeerError::OwnKey);
-        }
-        if self.by_key.contains_key(public.as_bytes()) {
-            return Err(AddPeerError::DuplicateKey);
-        }
-        let id = PeerId::from_index(self.peers.len() as u32);
-        let psk = psk.unwrap_or_else(|| Box::new(Secret::new([0; 32])));
-        self.peers.push(Some(HandshakePeer::new(public, psk)));
-        self.by_key.insert(public.to_bytes(), id);
-        Ok(id)
-    }
-
-    /// Forgets a peer and all sessions with it.
-    pub fn remove_peer(&mut self, id: PeerId) {
-        let removed = self.peers.get_mut(id.index()).and_then(Option::take);
-        if let Some(mut peer) = removed {
-            self.by_key.remove(peer.public.as_bytes());
-            peer.stop_calling(&mut self.indices);
-            peer.sessions.clear(&mut self.indices);
-        }
-    }
-
-    /// The peer that has this public key.
-    pub fn peer_by_key(&self, public: &PublicKey) -> Option<PeerId> {
-        self.by_key.get(public.as_bytes()).copied()
-    }
-
-    /// How far we are with a peer.
-    pub fn state(&self, now: Time, id: PeerId) -> PeerState {
-        let Some(peer) = self.peers.get(id.index()).and_then(Option::as_ref) else {
-            return PeerState::Down;
-        };
-        if peer.sessions.has_current(now) {
-            PeerState::Established
-        } else if peer.initiation.is_some() || peer.sessions.is_answering(now) {
-            PeerState::Connecting
-        } else {
-            PeerState::Down
-        }
-    }
-
-    /// The session to send to a peer by.
-    pub fn sending(&mut self, now: Time, id: PeerId) -> Option<&mut Session> {
-        self.peers
-            .get_mut(id.index())?
-            .as_mut()?
-            .sessions
-            .current(now)
-    }
-
-    /// True once for each session with a peer that stopped sending since its keys are used up.
-    pub fn poll_exhausted(&mut self, id: PeerId) -> bool {
-        let peer = self.peers.get_mut(id.index()).and_then(Option::as_mut);
-        peer.is_some_and(|peer| peer.sessions.poll_exhausted())
-    }
-
-    /// Calls a peer: returns the message 1 to send, or `None` if the peer was removed.
+    /// Calls a peer: returns the message 1 to send.
     ///
     /// The call goes on, by [`handle_timeout`](Self::handle_timeout), until a session is
     /// confirmed. `wall` is the time since the Unix epoch.
@@ -289,8 +143,8 @@ impl Sessions {
         id: PeerId,
         hello: &Hello,
         rng: &mut dyn Random,
-    ) -> Option<Vec<u8>> {
-        let peer = self.peers.get_mut(id.index())?.as_mut()?;
+    ) -> Vec<u8> {
+        let peer = &mut self.peers[id.index()];
         self.last_wall = wall.max(self.last_wall + Duration::from_nanos(1));
 
         let initiation = peer.initiation.get_or_insert(Initiation {
@@ -348,7 +202,7 @@ impl Sessions {
             noise,
             mac1,
         });
-        Some(datagram)
+        datagram
     }
 
     /// Takes a handshake datagram that came from `source`. `under_load` asks everybody to prove
@@ -447,9 +301,7 @@ impl Sessions {
             .remote_static()
             .expect("message 1 names the initiator");
         let id = self.peer_by_key(&remote).ok_or(Dropped::UnknownPeer)?;
-        let peer = self.peers[id.index()]
-            .as_mut()
-            .expect("a key leads to a peer");
+        let peer = &mut self.peers[id.index()];
 
         let (timestamp, hello) =
             message::parse_initiation_payload(&payload).ok_or(Dropped::Malformed)?;
@@ -584,87 +436,6 @@ impl Sessions {
         let cookie = peer.macs.open_cookie(message.nonce, &mac1, message.sealed);
         peer.cookie = Some((now, cookie.ok_or(Dropped::Unauthentic)?));
         Ok(id)
-    }
-
-    /// Authenticates and decrypts a data datagram in place, by whichever session it names.
-    ///
-    /// # Errors
-    /// Every error means: drop, count. The bytes of the datagram are void then.
-    pub fn open<'a>(
-        &mut self,
-        now: Time,
-        datagram: &'a mut [u8],
-    ) -> Result<Received<'a>, OpenError> {
-        self.open_if(now, datagram, |_, _| true)
-    }
-
-    /// The same for a datagram of a path by which `admits` expects it. What came elsewhere must
-    /// not even count as seen: it may be a copy that overtook the true one.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_if<'a>(
-        &mut self,
-        now: Time,
-        datagram: &'a mut [u8],
-        admits: impl FnOnce(PeerId, u8) -> bool,
-    ) -> Result<Received<'a>, OpenError> {
-        let (index, path) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
-        let Self { indices, peers, .. } = self;
-        let (id, peer) = indices.owner(peers, index).ok_or(OpenError::UnknownIndex)?;
-        if !admits(id, path) {
-            return Err(OpenError::WrongPath);
-        }
-        let session = peer.sessions.find(index).ok_or(OpenError::UnknownIndex)?;
-        if session.expires_at() <= now {
-            return Err(OpenError::Expired);
-        }
-        let name = session.id();
-        let opened = session.open(datagram)?;
-        let confirmed = opened.authenticated && peer.sessions.confirm(index, indices);
-        if confirmed {
-            peer.stop_calling(indices);
-        }
-        Ok(Received {
-            peer: id,
-            session: name,
-            confirmed,
-            opened,
-        })
-    }
-
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        self.peers
-            .iter()
-            .flatten()
-            .filter_map(HandshakePeer::next_timeout)
-            .min()
-    }
-
-    /// Drops expired sessions, and returns the message 1 of every call and rekey that is due.
-    pub fn handle_timeout(
-        &mut self,
-        now: Time,
-        wall: Duration,
-        mut hello_for: impl FnMut(PeerId) -> Hello,
-        rng: &mut dyn Random,
-    ) -> Vec<Transmit> {
-        let mut transmits = Vec::new();
-        for index in 0..self.peers.len() {
-            let Some(peer) = &mut self.peers[index] else {
-                continue;
-            };
-            // Asked first, so that a host that slept through a session's end calls again.
-            let due = peer.call_due(now);
-            peer.sessions.expire(now, &mut self.indices);
-            if due {
-                let id = PeerId::from_index(index as u32);
-                let datagram = self.initiate(now, wall, id, &hello_for(id), rng);
-                transmits.extend(datagram.map(|datagram| Transmit { peer: id, datagram }));
-            }
-        }
-        transmits
     }
 }
 

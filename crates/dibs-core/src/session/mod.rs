@@ -23,13 +23,14 @@ mod random;
 mod rate_limit;
 mod replay;
 mod seal;
+mod sessions;
 #[cfg(feature = "observe")]
 mod tap;
 
 pub(crate) use rate_limit::{Bucket, Rate};
 
 pub use established::{REJECT_AFTER, Session};
-pub use handshake::{Config, Dropped, Established, Outcome, Received, Sessions, Transmit};
+pub use handshake::{Dropped, Established, Outcome};
 pub use keys::{
     Direction, EpochKey, EpochSecrets, Integrity, Role, Secret, SessionId, Suite, TAG_LEN,
 };
@@ -41,6 +42,7 @@ pub use seal::{
     CLEAR_HEADER_LEN, KeyLimits, MAX_DATAGRAM, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened,
     SealError,
 };
+pub use sessions::{Config, Received, Sessions, Transmit};
 #[cfg(feature = "observe")]
 pub use tap::Tap;
 pub use x25519_dalek::{PublicKey, StaticSecret};

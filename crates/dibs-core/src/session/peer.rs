@@ -84,12 +84,11 @@ impl Indices {
     /// Whose `index` is.
     pub(super) fn owner<'a>(
         &self,
-        peers: &'a mut [Option<HandshakePeer>],
+        peers: &'a mut [HandshakePeer],
         index: u32,
     ) -> Option<(PeerId, &'a mut HandshakePeer)> {
         let id = self.peers.get(&index).copied()?;
-        let peer = peers[id.index()].as_mut();
-        Some((id, peer.expect("an index leads to a peer")))
+        Some((id, &mut peers[id.index()]))
     }
 
     #[cfg(test)]
@@ -188,11 +187,6 @@ impl PeerSessions {
     /// Drops what is past its lifetime at `now`.
     pub(super) fn expire(&mut self, now: Time, indices: &mut Indices) {
         self.drop_if(indices, |session| session.expires_at() <= now);
-    }
-
-    /// Drops all.
-    pub(super) fn clear(&mut self, indices: &mut Indices) {
-        self.drop_if(indices, |_| true);
     }
 
     fn drop_if(&mut self, indices: &mut Indices, gone: impl Fn(&Session) -> bool) {

@@ -1,10 +1,16 @@
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::session::REJECT_AFTER;
+use crate::session::keys::{Integrity, Secret};
 use crate::session::message::{INITIATION_LEN, MAX_HELLO};
+use crate::session::peer::{AddPeerError, PeerState};
 use crate::session::random::SeededRandom;
+use crate::session::seal::OpenError;
 use crate::session::seal::{KeyLimits, OVERHEAD};
+use x25519_dalek::{PublicKey, StaticSecret};
 
 mod attacks;
 mod rekey;
@@ -61,10 +67,8 @@ impl Node {
 
     fn initiate(&mut self, now: Time) -> Vec<u8> {
         let hello = self.hello();
-        let message =
-            self.sessions
-                .initiate(now, Self::wall(now), self.peer, &hello, &mut self.rng);
-        message.expect("the peer exists")
+        self.sessions
+            .initiate(now, Self::wall(now), self.peer, &hello, &mut self.rng)
     }
 
     fn handle(&mut self, now: Time, source: SocketAddr, datagram: &[u8]) -> Outcome {
@@ -266,10 +270,7 @@ fn hellos_of_any_allowed_length_fit() {
     for length in [0, 1, MAX_HELLO] {
         let [mut a, mut b] = pair();
         let hello = Hello::new(vec![9; length]).unwrap();
-        let first = a
-            .sessions
-            .initiate(at(0), WALL, a.peer, &hello, &mut a.rng)
-            .unwrap();
+        let first = a.sessions.initiate(at(0), WALL, a.peer, &hello, &mut a.rng);
         assert_eq!(first.len(), INITIATION_LEN);
         let source = a.source();
         let outcome =
@@ -309,8 +310,7 @@ fn a_clock_set_back_does_not_lock_us_out() {
     let earlier = WALL - Duration::from_secs(3600);
     let first = a
         .sessions
-        .initiate(at(1), earlier, a.peer, &hello, &mut a.rng)
-        .unwrap();
+        .initiate(at(1), earlier, a.peer, &hello, &mut a.rng);
     assert!(b.handle(at(1), a.source(), &first).established.is_some());
 }
 
@@ -326,7 +326,7 @@ fn a_clock_set_back_over_a_restart_is_told_of() {
         let first = a
             .sessions
             .initiate(at(seconds), wall, a.peer, &hello, &mut a.rng);
-        b.handle(at(seconds), a.source(), &first.unwrap())
+        b.handle(at(seconds), a.source(), &first)
     };
     assert!(call(0, 0).established.is_some());
     let refused = call(10, 3610);
@@ -406,9 +406,17 @@ fn strangers_and_disagreements_are_refused_by_name() {
     ] {
         assert_eq!(b.handle(at(0), a.source(), &message).dropped, Some(reason));
     }
-    b.sessions.remove_peer(b.peer);
+    let mut rng = SeededRandom::new([9; 32]);
+    let config = Config {
+        private: Box::new(StaticSecret::from([33; 32])),
+        suite: Suite::Aes256Gcm,
+        integrity: Integrity::On,
+    };
+    let mut stranger = Sessions::new(config, Time::ZERO, &mut rng);
+    let to_b = stranger.add_peer(*b.sessions.public_key(), None).unwrap();
+    let call = stranger.initiate(at(0), WALL, to_b, &a.hello(), &mut rng);
     assert_eq!(
-        b.handle(at(0), a.source(), &first).dropped,
+        b.handle(at(0), a.source(), &call).dropped,
         Some(Dropped::UnknownPeer)
     );
     assert_eq!(b.sessions.state(at(0), b.peer), PeerState::Down);
@@ -585,11 +593,6 @@ fn sessions_end_when_no_new_one_comes() {
         "the rekey goes on"
     );
     assert_eq!(a.sessions.indices.len(), 1);
-    a.sessions.remove_peer(a.peer);
-    assert_eq!(
-        (a.sessions.indices.len(), a.sessions.poll_timeout()),
-        (0, None)
-    );
 }
 
 #[test]
@@ -763,7 +766,7 @@ proptest! {
         prop_assert_eq!(a, b);
         for node in &link.nodes {
             prop_assert!(node.sessions.state(link.now, node.peer) == PeerState::Established);
-            prop_assert!(node.sessions.peers[0].as_ref().unwrap().initiation.is_none());
+            prop_assert!(node.sessions.peers[0].initiation.is_none());
             prop_assert!(node.not_opened.is_empty(), "{:?}", node.not_opened);
         }
     }
