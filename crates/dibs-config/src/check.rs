@@ -3,9 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use ipnet::IpNet;
-
 use dibs_settings::{Opening, Place};
+use ipnet::IpNet;
 
 use crate::table::Wrong;
 

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use ipnet::IpNet;
-
 use dibs_settings::{Opening, Place, Role, Scheduler};
+use ipnet::IpNet;
 
 use crate::bumps;
 use crate::check;

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use ipnet::IpNet;
-
 use dibs_settings::Scheduler;
+use ipnet::IpNet;
 
 use crate::check;
 use crate::table::Wrong;

@@ -1,10 +1,10 @@
 //! Views of packets, what is emitted from them, and cutting superpackets in software.
 
-use dibs_io::Segments;
 use dibs_wire::Packet;
 use dibs_wire::checksum::{fold, pseudo_header, sum};
-use dibs_wire::emit::{Headers, complete_checksum};
+use dibs_wire::emit::complete_checksum;
 use dibs_wire::packet::{self, Segment, TCP, flags};
+use dibs_wire::segment::Segments;
 use dibs_wire::virtio::{self, VirtioHdr};
 
 use crate::input::Input;
@@ -110,17 +110,7 @@ pub(crate) fn frame(input: &mut Input<'_>) {
 
 fn emit_again(segment: &Segment<'_>, gso_size: u16) {
     assert_eq!(segment.options.len() % 4, 0);
-    let headers = Headers {
-        tuple: segment.tuple,
-        meta: segment.meta,
-        seq: segment.seq,
-        ack: segment.ack,
-        flags: segment.flags,
-        window: segment.window,
-        urgent: segment.urgent,
-        timestamps: segment.timestamps,
-        options: (!segment.has_plain_options()).then_some(segment.options),
-    };
+    let headers = segment.headers();
     let len = headers.encoded_len();
     let gso_size = if usize::from(gso_size) < segment.payload.len() {
         gso_size

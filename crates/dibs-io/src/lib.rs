@@ -14,21 +14,17 @@ mod memory;
 mod netlink;
 mod poll;
 mod priority;
-mod segment;
 mod tun;
 mod udp;
-mod virtio;
 
 pub use clock::{LocalTime, boottime_ns, is_clock_synchronized, local_time};
 pub use memory::give_back_large_blocks;
 pub use poll::{Event, Interest, Poller, Waker, precise_timers};
 pub use priority::{niceness, set_niceness};
-pub use segment::{Malformed, Segment, Segments};
 pub use tun::{FRAME_MAX, Tun, TunCounters};
 pub use udp::{
     Endpoint, Family, PathSocket, RECV_BATCH, Received, RecvBatch, SendOutcome, Stop, UdpCounters,
 };
-pub use virtio::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, HDR_LEN, NEEDS_CSUM, VirtioHdr};
 
 use std::io;
 

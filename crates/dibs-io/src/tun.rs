@@ -3,14 +3,14 @@
 use crate::SetupError;
 use crate::fallback::Offload;
 use crate::netlink;
-use crate::segment::Segments;
-use crate::virtio::{HDR_LEN, VirtioHdr};
+use dibs_wire::segment::Segments;
+use dibs_wire::virtio::{self, VirtioHdr};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 /// Longest frame: a virtio header and a packet of 65,535 bytes.
-pub const FRAME_MAX: usize = HDR_LEN + 65_535;
+pub const FRAME_MAX: usize = virtio::LEN + 65_535;
 
 /// Frames that the device holds for us before it drops: room for what arrives while our thread is not
 /// running (the kernel's default is 500), also where a thousand connections begin at once. To TCP a drop is an
@@ -136,9 +136,9 @@ impl Tun {
         if self.vnet {
             return self.device.recv(buf);
         }
-        let len = self.device.recv(&mut buf[HDR_LEN..])?;
-        buf[..HDR_LEN].fill(0);
-        Ok(HDR_LEN + len)
+        let len = self.device.recv(&mut buf[virtio::LEN..])?;
+        buf[..virtio::LEN].fill(0);
+        Ok(virtio::LEN + len)
     }
 
     /// Writes one frame. A superpacket that the kernel refuses goes in as segments.
@@ -155,9 +155,9 @@ impl Tun {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let header = frame
             .first()
-            .and_then(|piece| VirtioHdr::decode(piece))
+            .and_then(|piece| VirtioHdr::decode(piece.first_chunk()?).ok())
             .ok_or_else(invalid)?;
-        let superpacket = header.is_superpacket();
+        let superpacket = header.gso_size > 0;
         let mut refused = false;
         if self.vnet && (!superpacket || self.gso.wanted()) {
             match self.device.send_vectored(frame) {
@@ -199,8 +199,7 @@ impl Tun {
         };
         let segments =
             Segments::parse(frame).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let empty = VirtioHdr::default().encode();
-        let header: &[u8] = if self.vnet { &empty } else { &[] };
+        let header: &[u8] = if self.vnet { &[0; virtio::LEN] } else { &[] };
         let mut written = 0;
         for segment in segments {
             let pieces = [header, segment.headers(), segment.payload()].map(IoSlice::new);

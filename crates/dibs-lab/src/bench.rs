@@ -25,6 +25,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
+use dibs_netem::Conditions;
 
 pub use self::compare::Other;
 pub(crate) use self::report::median;
@@ -33,7 +34,6 @@ use self::system::{Contestant, Place, System};
 use crate::dibs::Programs;
 use crate::link::LinkSpec;
 use crate::site::UNTRUSTED;
-use dibs_netem::Conditions;
 
 const GIGABIT: u64 = 1_000_000_000;
 

@@ -13,20 +13,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use dibs_netem::{Cause, Conditions, Emulator, Fate};
 use dibs_netns::Host;
+use dibs_wire::checksum;
+use dibs_wire::virtio::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, LEN as HEADER, NEEDS_CSUM};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Pid, pipe2};
 
-use crate::packet_socket::{BATCH, Forward, HEADER, PacketSocket, Ring};
+use crate::packet_socket::{BATCH, Forward, PacketSocket, Ring};
 
-const NEEDS_CSUM: u8 = 1;
-/// Values of gso_type (linux/virtio_net.h); the rest are UDP's.
-const GSO_NONE: u8 = 0;
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-const GSO_ECN: u8 = 0x80;
 const ETHERNET: usize = 14;
 /// Bytes that one direction may hold: 1 Gbit/s for two seconds.
 const MOST_HELD: usize = 256 << 20;
@@ -491,18 +487,8 @@ fn finish_checksum(packet: &mut [u8], start: usize, offset: usize) {
     else {
         return;
     };
-    let mut sum = 0u64;
-    for pair in covered.chunks(2) {
-        sum += u64::from(u16::from_be_bytes([
-            pair[0],
-            pair.get(1).copied().unwrap_or(0),
-        ]));
-    }
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
     // UDP reads 0 as "no checksum"; for TCP the two are the same number.
-    let checksum = match !(sum as u16) {
+    let checksum = match !checksum::fold(checksum::sum(covered)) {
         0 => 0xffff,
         checksum => checksum,
     };

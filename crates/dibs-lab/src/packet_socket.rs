@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use dibs_wire::virtio;
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
-pub(crate) const HEADER: usize = 10;
 /// Frames per system call when sending.
 pub(crate) const BATCH: usize = 64;
 /// What the kernel allocates at once for slots.
@@ -351,8 +350,8 @@ impl Ring {
             let (at, address, bytes) = unsafe {
                 let header = header.as_ref();
                 let address = slot.add(ADDRESS).cast::<libc::sockaddr_ll>().as_ref();
-                let start = slot.add(usize::from(header.tp_mac) - HEADER);
-                let len = header.tp_snaplen as usize + HEADER;
+                let start = slot.add(usize::from(header.tp_mac) - virtio::LEN);
+                let len = header.tp_snaplen as usize + virtio::LEN;
                 let bytes = std::slice::from_raw_parts(start.as_ptr(), len);
                 (
                     Duration::new(header.tp_sec.into(), header.tp_nsec),

@@ -4,8 +4,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::coverage::Seen;
 use dibs_netem::rng::Rng;
+
+use crate::coverage::Seen;
 
 /// Datagrams that he remembers, of any age.
 const ARCHIVE: usize = 512;

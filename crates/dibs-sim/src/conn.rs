@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_netem::rng::mix;
 use dibs_switch::conns::{Pair, Socket};
 use smoltcp::iface::SocketHandle;
 use smoltcp::socket::tcp::{self, CongestionControl, State};
@@ -15,7 +16,6 @@ use smoltcp::time::Duration as SmolDuration;
 use crate::history::{Order, Plan};
 use crate::kernel::Kernel;
 use crate::payload::Stream;
-use dibs_netem::rng::mix;
 
 /// One end.
 #[derive(Debug)]

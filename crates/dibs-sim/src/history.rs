@@ -9,10 +9,10 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump::{Padding, SCRAMBLE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
+use dibs_netem::Conditions;
 
 use crate::adversary::{ACTS, Tamper};
 use crate::payload::Kind;
-use dibs_netem::Conditions;
 pub use preferences::{Preferences, Wish, calm_usage};
 
 /// Two hosts, A and B, as they begin. Arrays of two are by host.

@@ -338,7 +338,7 @@ impl Kernel {
             self.seen.note(Seen::Keepalive);
             return match track.una == track.sent || track.last == Some(0) {
                 true => packet,
-                false => offload::rewrite(&packet, |e| e.payload.clear()),
+                false => offload::rewrite(&packet, |_, payload| payload.clear()),
             };
         }
         if len == 1 && track.theirs == 0 {
@@ -355,7 +355,7 @@ impl Kernel {
         let end = track::end(&s);
         if end == s.seq {
             let top = track.top;
-            return offload::rewrite(&packet, |e| e.seq = top);
+            return offload::rewrite(&packet, |headers, _| headers.seq = top);
         }
         track.sent_at = Some(now);
         if end.is_after(track.top) {
@@ -367,9 +367,9 @@ impl Kernel {
             self.seen.note(Seen::Urgent);
             let pointer = (s.seq.raw() % len + 1) as u16;
             track.urgents.insert(s.seq.add(u32::from(pointer)).raw());
-            return offload::rewrite(&packet, |e| {
-                e.flags |= flags::URG;
-                e.urgent = pointer;
+            return offload::rewrite(&packet, |headers, _| {
+                headers.flags |= flags::URG;
+                headers.urgent = pointer;
             });
         }
         packet
@@ -386,9 +386,9 @@ impl Kernel {
         let Some(room) = room else {
             return packet;
         };
-        offload::rewrite(&packet, |e| {
-            e.payload.truncate(room);
-            e.flags &= !(flags::FIN | flags::PSH);
+        offload::rewrite(&packet, |headers, payload| {
+            payload.truncate(room);
+            headers.flags &= !(flags::FIN | flags::PSH);
         })
     }
 

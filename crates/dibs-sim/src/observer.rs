@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use dibs_core::session::{Tap, is_handshake};
+use dibs_netem::rng::mix;
 
 use crate::coverage::Coverage;
 use crate::history::Setup;
 use crate::payload;
-use dibs_netem::rng::mix;
 pub(crate) use inside::Held;
 use inside::{Inside, Passing};
 

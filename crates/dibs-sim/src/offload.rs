@@ -1,11 +1,11 @@
 //! What a kernel and a device with offloads do between them: superpackets made and taken apart.
 
-use dibs_wire::SeqNumber;
-use dibs_wire::checksum;
-use dibs_wire::packet::{self, Packet, Segment, TCP, Tuple, flags};
-use dibs_wire::virtio::{self, VirtioHdr};
-
 use dibs_netem::rng::Rng;
+use dibs_wire::checksum;
+use dibs_wire::emit::Headers;
+use dibs_wire::packet::{self, Packet, Segment, TCP, flags};
+use dibs_wire::segment::{Piece, Segments};
+use dibs_wire::virtio::{self, VirtioHdr};
 
 /// Where the checksum stands in a TCP header.
 const CSUM: usize = 16;
@@ -31,25 +31,30 @@ pub fn frames(packets: Vec<Vec<u8>>, rng: &mut Rng) -> Vec<Vec<u8>> {
 
 struct Super {
     packet: Vec<u8>,
+    /// What joined it.
+    more: Vec<u8>,
+    /// Flags of all of it.
+    flags: u16,
     /// Payload of each segment but the last.
     mss: usize,
-    segments: usize,
     closed: bool,
 }
 
 impl Super {
     fn new(packet: Vec<u8>) -> Self {
-        let (mss, closed) = match tcp(&packet) {
+        let (mss, flags, closed) = match tcp(&packet) {
             Some(s) => {
                 let last = flags::PSH | flags::FIN | flags::SYN | flags::RST | flags::URG;
-                (s.payload.len(), s.payload.is_empty() || s.flags & last != 0)
+                let closed = s.payload.is_empty() || s.flags & last != 0;
+                (s.payload.len(), s.flags, closed)
             }
-            None => (0, true),
+            None => (0, 0, true),
         };
         Self {
             packet,
+            more: Vec::new(),
+            flags,
             mss,
-            segments: 1,
             closed,
         }
     }
@@ -62,69 +67,50 @@ impl Super {
             return false;
         };
         let last = flags::PSH | flags::FIN;
+        let len = a.payload.len() + self.more.len();
         let fits = a.tuple == b.tuple
             && a.meta == b.meta
-            && a.seq.add(a.payload.len() as u32) == b.seq
+            && a.seq.add(len as u32) == b.seq
             && a.ack == b.ack
             && a.window == b.window
             && a.options == b.options
             && a.flags == b.flags & !last
             && !b.payload.is_empty()
             && b.payload.len() <= self.mss
-            && self.packet.len() + b.payload.len() <= 65_535;
-        if !fits {
-            return false;
+            && a.payload_at + len + b.payload.len() <= 65_535;
+        if fits {
+            self.closed = b.payload.len() < self.mss || b.flags & last != 0;
+            self.flags = b.flags;
+            self.more.extend_from_slice(b.payload);
         }
-        self.closed = b.payload.len() < self.mss || b.flags & last != 0;
-        let (merged, payload) = (b.flags, b.payload.to_vec());
-        let at = a.payload_at - a.options.len() - 20;
-        self.packet.extend_from_slice(&payload);
-        self.packet[at + 13] = merged as u8;
-        self.segments += 1;
-        let ip_len = self.packet.len();
-        set_length(&mut self.packet, ip_len);
-        true
+        fits
     }
 
-    fn finish(mut self, rng: &mut Rng) -> Vec<u8> {
-        let mut header = VirtioHdr::default();
-        if let Some(s) = tcp(&self.packet) {
-            let at = s.payload_at - s.options.len() - 20;
-            let (tuple, headers) = (s.tuple, s.payload_at);
-            if self.segments > 1 || rng.chance(0.5) {
-                header = VirtioHdr {
-                    needs_csum: true,
-                    gso_size: if self.segments > 1 {
-                        self.mss as u16
-                    } else {
-                        0
-                    },
-                    ipv6: tuple.src.is_ipv6(),
-                    ecn: false,
-                    hdr_len: headers as u16,
-                    csum_start: at as u16,
-                    csum_offset: CSUM as u16,
+    fn finish(self, rng: &mut Rng) -> Vec<u8> {
+        let gso_size = if self.more.is_empty() { 0 } else { self.mss };
+        match tcp(&self.packet) {
+            Some(s) if gso_size > 0 || rng.chance(0.5) => {
+                let headers = Headers {
+                    flags: self.flags,
+                    ..s.headers()
                 };
-                let len = self.packet.len() - at;
-                let partial =
-                    checksum::fold(checksum::pseudo_header(tuple.src, tuple.dst, TCP, len));
-                self.packet[at + CSUM..at + CSUM + 2].copy_from_slice(&partial.to_be_bytes());
+                written(&headers, &[s.payload, &self.more].concat(), gso_size)
             }
+            _ => plain_frame(&self.packet),
         }
-        frame(header, &self.packet)
     }
+}
+
+fn written(headers: &Headers<'_>, payload: &[u8], gso_size: usize) -> Vec<u8> {
+    let mut frame = vec![0; headers.encoded_len()];
+    headers.write(&mut frame, payload.len(), gso_size as u16);
+    frame.extend_from_slice(payload);
+    frame
 }
 
 /// A TUN frame of one packet as it is.
 pub fn plain_frame(packet: &[u8]) -> Vec<u8> {
-    frame(VirtioHdr::default(), packet)
-}
-
-fn frame(header: VirtioHdr, packet: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; virtio::LEN];
-    header.encode(frame.first_chunk_mut().expect("the header's room was made"));
-    frame.extend_from_slice(packet);
-    frame
+    [&[0; virtio::LEN], packet].concat()
 }
 
 /// The packets that a frame from the node stands for, each as it would be on a wire.
@@ -143,7 +129,7 @@ pub fn segments(frame: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         }
         return Ok(vec![packet.to_vec()]);
     };
-    let tcp_at = s.payload_at - s.options.len() - 20;
+    let tcp_at = s.tcp_at();
     let end = s.payload_at + s.payload.len();
     if end != packet.len() {
         return Err(format!(
@@ -154,130 +140,55 @@ pub fn segments(frame: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     if tcp_at == 20 && checksum::fold(checksum::sum(&packet[..20])) != 0xffff {
         return Err("a wrong IPv4 header checksum".into());
     }
+    let pseudo = checksum::pseudo_header(s.tuple.src, s.tuple.dst, TCP, packet.len() - tcp_at);
     if !header.needs_csum {
         // Complete: carried as it was, or it would have been left partial.
-        return whole(packet, &s, tcp_at).map(|p| vec![p]);
+        if checksum::fold(pseudo + checksum::sum(&packet[tcp_at..])) != 0xffff {
+            return Err("a wrong TCP checksum".into());
+        }
+        return Ok(vec![packet.to_vec()]);
     }
     if usize::from(header.csum_start) != tcp_at || usize::from(header.csum_offset) != CSUM {
         return Err(format!("checksum offsets {header:?}"));
     }
-    let len = packet.len() - tcp_at;
-    let want = checksum::fold(checksum::pseudo_header(s.tuple.src, s.tuple.dst, TCP, len));
+    let want = checksum::fold(pseudo);
     let have = u16::from_be_bytes([packet[tcp_at + CSUM], packet[tcp_at + CSUM + 1]]);
     if want != have {
         return Err(format!(
             "a partial checksum of {have:04x} instead of {want:04x}"
         ));
     }
-    if header.gso_size == 0 {
-        return Ok(vec![piece(packet, &s, tcp_at, 0, s.payload.len())]);
-    }
     let mss = usize::from(header.gso_size);
-    if usize::from(header.hdr_len) != s.payload_at
-        || header.ipv6 != s.tuple.src.is_ipv6()
-        || s.payload.len() <= mss
-        || s.flags & (flags::SYN | flags::RST | flags::URG) != 0
-        || (s.has(flags::CWR) && !header.ecn)
+    if mss > 0
+        && (usize::from(header.hdr_len) != s.payload_at
+            || header.ipv6 != s.tuple.src.is_ipv6()
+            || s.payload.len() <= mss
+            || s.flags & (flags::SYN | flags::RST | flags::URG) != 0
+            || (s.has(flags::CWR) && !header.ecn))
     {
         return Err(format!(
             "a superpacket of {} bytes with {header:?}",
             s.payload.len()
         ));
     }
-    let starts = (0..s.payload.len()).step_by(mss);
-    Ok(starts
-        .map(|at| piece(packet, &s, tcp_at, at, mss.min(s.payload.len() - at)))
-        .collect())
+    Ok(cut(frame))
 }
 
-fn whole(packet: &[u8], s: &Segment<'_>, tcp_at: usize) -> Result<Vec<u8>, String> {
-    let copy = piece(packet, s, tcp_at, 0, s.payload.len());
-    if copy != packet {
-        return Err("a wrong TCP checksum".into());
-    }
-    Ok(copy)
-}
-
-/// What a TCP packet says, to be changed.
-#[derive(Clone, Debug)]
-pub struct Edit {
-    /// Sequence number.
-    pub seq: SeqNumber,
-    /// Acknowledgement number.
-    pub ack: SeqNumber,
-    /// Flags.
-    pub flags: u16,
-    /// Window field.
-    pub window: u16,
-    /// Urgent pointer.
-    pub urgent: u16,
-    /// Payload.
-    pub payload: Vec<u8>,
+fn cut(frame: &[u8]) -> Vec<Vec<u8>> {
+    let pieces = Segments::parse(frame).expect("it was looked at");
+    let whole = |piece: Piece<'_>| [piece.headers(), piece.payload()].concat();
+    pieces.map(whole).collect()
 }
 
 /// A TCP packet with other contents, and the checksum of those.
 ///
 /// # Panics
 /// If it is not a TCP packet.
-pub fn rewrite(packet: &[u8], change: impl FnOnce(&mut Edit)) -> Vec<u8> {
+pub fn rewrite(packet: &[u8], change: impl FnOnce(&mut Headers<'_>, &mut Vec<u8>)) -> Vec<u8> {
     let s = tcp(packet).expect("the caller has a TCP packet");
-    let at = s.payload_at - s.options.len() - 20;
-    let mut edit = Edit {
-        seq: s.seq,
-        ack: s.ack,
-        flags: s.flags,
-        window: s.window,
-        urgent: s.urgent,
-        payload: s.payload.to_vec(),
-    };
-    change(&mut edit);
-    let mut out = packet[..s.payload_at].to_vec();
-    out[at + 4..at + 8].copy_from_slice(&edit.seq.raw().to_be_bytes());
-    out[at + 8..at + 12].copy_from_slice(&edit.ack.raw().to_be_bytes());
-    out[at + 13] = edit.flags as u8;
-    out[at + 14..at + 16].copy_from_slice(&edit.window.to_be_bytes());
-    out[at + 18..at + 20].copy_from_slice(&edit.urgent.to_be_bytes());
-    out.extend_from_slice(&edit.payload);
-    seal(&mut out, s.tuple, at);
-    out
-}
-
-/// The segment of `len` payload bytes at `at`: PSH and FIN on the last one only, CWR on the first.
-fn piece(packet: &[u8], s: &Segment<'_>, tcp_at: usize, at: usize, len: usize) -> Vec<u8> {
-    let mut out = packet[..s.payload_at].to_vec();
-    out.extend_from_slice(&s.payload[at..at + len]);
-    let seq = s.seq.add(at as u32).raw();
-    out[tcp_at + 4..tcp_at + 8].copy_from_slice(&seq.to_be_bytes());
-    if at + len < s.payload.len() {
-        out[tcp_at + 13] &= !((flags::PSH | flags::FIN) as u8);
-    }
-    if at > 0 {
-        out[tcp_at + 13] &= !(flags::CWR as u8);
-    }
-    seal(&mut out, s.tuple, tcp_at);
-    out
-}
-
-/// Sets the lengths and checksums of a packet to what it is now.
-fn seal(packet: &mut [u8], tuple: Tuple, tcp_at: usize) {
-    let total = packet.len();
-    set_length(packet, total);
-    packet[tcp_at + CSUM..tcp_at + CSUM + 2].fill(0);
-    let sum = checksum::pseudo_header(tuple.src, tuple.dst, TCP, total - tcp_at)
-        + checksum::sum(&packet[tcp_at..]);
-    let sum = !checksum::fold(sum);
-    packet[tcp_at + CSUM..tcp_at + CSUM + 2].copy_from_slice(&sum.to_be_bytes());
-}
-
-fn set_length(packet: &mut [u8], total: usize) {
-    if packet[0] >> 4 == 4 {
-        packet[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-        packet[10..12].fill(0);
-        let sum = !checksum::fold(checksum::sum(&packet[..20]));
-        packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    } else {
-        packet[4..6].copy_from_slice(&((total - 40) as u16).to_be_bytes());
-    }
+    let (mut headers, mut payload) = (s.headers(), s.payload.to_vec());
+    change(&mut headers, &mut payload);
+    cut(&written(&headers, &payload, 0)).remove(0)
 }
 
 /// The TCP segment in a packet, if it is one.
@@ -291,8 +202,8 @@ pub fn tcp(packet: &[u8]) -> Option<Segment<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dibs_wire::emit::Headers;
-    use dibs_wire::packet::IpMeta;
+    use dibs_wire::SeqNumber;
+    use dibs_wire::packet::{IpMeta, Tuple};
 
     fn packet(seq: u32, len: usize, tcp_flags: u16, v6: bool) -> Vec<u8> {
         let (src, dst) = if v6 {
@@ -319,10 +230,8 @@ mod tests {
             timestamps: Some((3, 4)),
             options: None,
         };
-        let at = headers.encoded_len();
-        let mut frame = vec![0; at];
-        frame.extend((0..len).map(|i| (seq as usize + i) as u8));
-        headers.write(&mut frame, len, 0);
+        let payload: Vec<u8> = (0..len).map(|i| (seq as usize + i) as u8).collect();
+        let frame = written(&headers, &payload, 0);
         let mut whole = segments(&frame).unwrap();
         assert_eq!(whole.len(), 1);
         whole.remove(0)

@@ -15,6 +15,10 @@ use dibs_core::bump::{self, Bump, Pads, Scheme};
 use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::session::{PublicKey, Secret, StaticSecret};
 use dibs_core::{Prefix, Time};
+use dibs_netem::{
+    Conditions, Emulator,
+    rng::{Rng, mix},
+};
 use dibs_settings::Opening;
 use dibs_switch::conns::Pair;
 
@@ -26,10 +30,6 @@ use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::steering::{At, Sockets, Steering};
 use arrivals::Arrivals;
-use dibs_netem::{
-    Conditions, Emulator,
-    rng::{Rng, mix},
-};
 use network::PlainRoute;
 use preferences::Bucket;
 

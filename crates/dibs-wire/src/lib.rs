@@ -1,4 +1,4 @@
-//! Bytes only: IP and TCP views, sequence numbers, the virtio header and the frames that two
+//! Bytes only: IP and TCP views, sequence numbers, the virtio header, superpackets cut in software, and the frames that two
 //! daemons exchange. Nothing here knows keys, time or state.
 //!
 //! Parsers take bytes from the network or from a peer. They return an error for anything that is
@@ -9,6 +9,7 @@ pub mod checksum;
 pub mod emit;
 pub mod frame;
 pub mod packet;
+pub mod segment;
 pub mod seq;
 pub mod virtio;
 

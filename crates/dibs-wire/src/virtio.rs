@@ -3,11 +3,16 @@
 /// Bytes of the header.
 pub const LEN: usize = 10;
 
-const F_NEEDS_CSUM: u8 = 1;
-const GSO_NONE: u8 = 0;
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-const GSO_ECN: u8 = 0x80;
+/// Flag: the checksum is partial.
+pub const NEEDS_CSUM: u8 = 1;
+/// Type: a packet of its own.
+pub const GSO_NONE: u8 = 0;
+/// Type: a TCP superpacket over IPv4.
+pub const GSO_TCPV4: u8 = 1;
+/// Type: a TCP superpacket over IPv6. The rest are UDP's.
+pub const GSO_TCPV6: u8 = 4;
+/// Bit of the type: CWR belongs to the first segment alone.
+pub const GSO_ECN: u8 = 0x80;
 
 /// The header's fields, host byte order on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +49,7 @@ impl VirtioHdr {
             other => return Err(UnknownGso(other)),
         };
         Ok(Self {
-            needs_csum: b[0] & F_NEEDS_CSUM != 0,
+            needs_csum: b[0] & NEEDS_CSUM != 0,
             gso_size: if gso {
                 u16::from_ne_bytes([b[4], b[5]])
             } else {
@@ -60,7 +65,7 @@ impl VirtioHdr {
 
     /// Writes the header.
     pub fn encode(&self, b: &mut [u8; LEN]) {
-        b[0] = if self.needs_csum { F_NEEDS_CSUM } else { 0 };
+        b[0] = if self.needs_csum { NEEDS_CSUM } else { 0 };
         b[1] = match (self.gso_size, self.ipv6) {
             (0, _) => GSO_NONE,
             (_, false) => GSO_TCPV4,

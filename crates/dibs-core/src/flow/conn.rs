@@ -1,12 +1,11 @@
 //! A connection: the streams of both directions and what they share.
 
+use dibs_settings::Scheduler;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{BASE_OFFSET, Open};
 use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
-
-use dibs_settings::Scheduler;
 
 use super::ack_floor::AckFloor;
 use super::dropped::DroppedSegment;

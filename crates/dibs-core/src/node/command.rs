@@ -2,9 +2,8 @@
 
 use std::net::IpAddr;
 
-use dibs_wire::Tuple;
-
 use dibs_settings::{Hint, Scheduler};
+use dibs_wire::Tuple;
 
 use super::dispatch::{Node, route};
 use super::flow_scheduler::FlowScheduler;

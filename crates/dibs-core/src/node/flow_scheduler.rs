@@ -3,9 +3,8 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use dibs_wire::Tuple;
-
 use dibs_settings::Scheduler;
+use dibs_wire::Tuple;
 
 use crate::prefix::Prefix;
 

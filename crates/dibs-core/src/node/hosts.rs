@@ -6,9 +6,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use dibs_wire::packet::{Opaque, Packet, TCP, flags};
-
 use dibs_settings::Opening;
+use dibs_wire::packet::{Opaque, Packet, TCP, flags};
 
 use super::inner;
 use super::shared::Shared;

@@ -3,11 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use dibs_settings::{Hint, Scheduler};
 use dibs_wire::Tuple;
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
-
-use dibs_settings::{Hint, Scheduler};
 
 use super::config::LocalPath;
 use super::flow_scheduler::FlowScheduler;

@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use dibs_settings::{Hint, Opening, Place, Role, Scheduler};
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::{SeqNumber, Tuple, virtio};
 
 mod bounds;
 mod recovery;
-
-use dibs_settings::{Hint, Opening, Place, Role, Scheduler};
 
 use super::*;
 use crate::bump::{self, Pads};

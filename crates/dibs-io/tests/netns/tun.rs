@@ -1,10 +1,9 @@
 //! TCP between two hosts whose only link is a pair of TUNs with a forwarder between them.
 
 use crate::{allocations, ip};
-use dibs_io::{
-    FRAME_MAX, GSO_TCPV4, GSO_TCPV6, HDR_LEN, Interest, NEEDS_CSUM, Poller, Tun, VirtioHdr,
-};
+use dibs_io::{FRAME_MAX, Interest, Poller, Tun};
 use dibs_netns::{Host, isolated};
+use dibs_wire::virtio::{self, VirtioHdr};
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::thread;
@@ -119,16 +118,17 @@ fn forward(mut poller: Poller, mut near: Tun, mut far: Tun, way: Way) -> Seen {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) => panic!("read: {error}"),
                 };
-                let mut header = VirtioHdr::decode(&frame[..len]).expect("header");
-                if event.token == 0 && header.is_superpacket() {
-                    longest = longest.max(len - HDR_LEN);
+                let bytes = frame.first_chunk_mut().expect("header");
+                let mut header = VirtioHdr::decode(bytes).expect("of TCP");
+                if event.token == 0 && header.gso_size > 0 {
+                    longest = longest.max(len - virtio::LEN);
                     superpackets += 1;
                     if way == Way::Mistyped && superpackets % 64 != 0 {
-                        header.gso_type ^= GSO_TCPV4 ^ GSO_TCPV6;
-                        frame[..HDR_LEN].copy_from_slice(&header.encode());
+                        header.ipv6 = !header.ipv6;
+                        header.encode(bytes);
                     }
                 }
-                let (first, rest) = frame[..len].split_at(HDR_LEN + 11);
+                let (first, rest) = frame[..len].split_at(virtio::LEN + 11);
                 to.sendv(&[IoSlice::new(first), IoSlice::new(rest)])
                     .expect("write");
             }
@@ -258,18 +258,14 @@ fn errors_are_the_kernels() {
         let host = Host::new("a")?;
         let mut tun = host.in_ns(|| offloaded("t", 1500));
         let code = |result: std::io::Result<()>| result.expect_err("refused").raw_os_error();
-        let packet = [&VirtioHdr::default().encode()[..], &[0x45; 40]].concat();
+        let packet = [&[0; virtio::LEN][..], &[0x45; 40]].concat();
         assert_eq!(code(tun.send(&packet)), Some(nix::errno::Errno::EIO as i32));
         host.in_ns(|| tun.up()).expect("up");
         tun.send(&packet).expect("the link is up");
 
         // What cannot be read by anybody is refused and is not held against the offload.
-        let header = VirtioHdr {
-            gso_type: GSO_TCPV4,
-            gso_size: 0,
-            ..VirtioHdr::default()
-        };
-        let broken = [&header.encode()[..], &[0x45; 400]].concat();
+        let of_size_zero = [0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let broken = [&of_size_zero[..], &[0x45; 400]].concat();
         assert_eq!(
             code(tun.send(&broken)),
             Some(nix::errno::Errno::EINVAL as i32)
@@ -332,18 +328,20 @@ fn does_not_allocate() {
 /// A frame with a TCP superpacket over IPv4 for nobody here; checksums are left to the kernel.
 fn superpacket(payload: &[u8], mss: u16) -> Vec<u8> {
     let header = VirtioHdr {
-        flags: NEEDS_CSUM,
-        gso_type: GSO_TCPV4,
-        hdr_len: 40,
+        needs_csum: true,
         gso_size: mss,
+        hdr_len: 40,
         csum_start: 20,
         csum_offset: 16,
+        ..VirtioHdr::default()
     };
-    let mut packet = vec![0; 40];
+    let mut bytes = [0; virtio::LEN];
+    header.encode(&mut bytes);
+    let mut packet = [0; 40];
     packet[0] = 0x45;
     packet[2..4].copy_from_slice(&(40 + payload.len() as u16).to_be_bytes());
     packet[8..10].copy_from_slice(&[64, 6]);
     packet[12..20].copy_from_slice(&[10, 9, 0, 7, 10, 9, 0, 1]);
     packet[32] = 5 << 4;
-    [&header.encode()[..], &packet, payload].concat()
+    [&bytes, &packet[..], payload].concat()
 }

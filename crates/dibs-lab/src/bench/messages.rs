@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
+use dibs_netem::Conditions;
 
 use super::Stage;
 use super::report::{Ratio, Table, columns, median};
@@ -11,7 +12,6 @@ use super::system::{Contestant, MESSAGES, Place, System};
 use crate::link::LinkSpec;
 use crate::load::{Latency, LatencyReport, Throughput};
 use crate::site::UNTRUSTED;
-use dibs_netem::Conditions;
 
 /// Of messages beside a stream, 99 % arrive within so many times what they take without it, and this.
 const MOST_TIMES: f64 = 3.0;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use dibs_netem::Conditions;
 use serde::Serialize;
 
 use super::Stage;
@@ -11,7 +12,6 @@ use super::system::{Contestant, Place, System};
 use crate::link::LinkSpec;
 use crate::load::Throughput;
 use crate::site::{INTERFACES, UNTRUSTED};
-use dibs_netem::Conditions;
 
 /// Each link's rate in Mbit/s and round trip in ms, the trusted one first.
 const LINKS: [(u64, u64); 2] = [(50, 20), (50, 40)];

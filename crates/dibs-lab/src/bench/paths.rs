@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use dibs_netem::Conditions;
 
 use super::Stage;
 use super::report::{Ratio, Table, columns, median};
@@ -10,7 +11,6 @@ use super::system::{Place, System};
 use super::throughput::{Series, Turn, rounds};
 use crate::link::LinkSpec;
 use crate::site::UNTRUSTED;
-use dibs_netem::Conditions;
 
 /// A link: Mbit/s, round trip in ms, jitter of each way in ms, the share of packets that is lost.
 #[derive(Clone, Copy)]

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_control::Changed;
+use dibs_netem::Conditions;
 use serde::Serialize;
 
 use super::report::{Ratio, Table, median};
@@ -12,7 +13,6 @@ use super::{GIGABIT, Stage};
 use crate::link::LinkSpec;
 use crate::load::Throughput;
 use crate::site::UNTRUSTED;
-use dibs_netem::Conditions;
 
 /// A quarter of a second.
 const QUARTER: Duration = Duration::from_millis(250);

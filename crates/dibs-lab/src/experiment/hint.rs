@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use dibs_netem::Conditions;
 use serde::Serialize;
 
 use crate::bench::{Environment, median};
@@ -13,7 +14,6 @@ use crate::lab::Lab;
 use crate::load::Throughput;
 use crate::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot};
 use crate::site::{INTERFACES, Site, addresses};
-use dibs_netem::Conditions;
 
 const PORT: u16 = 7000;
 /// Any path may carry what is on it, so that the hint alone decides.

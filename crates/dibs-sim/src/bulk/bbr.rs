@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_netem::rng::Rng;
 
 use super::control::{Event, INITIAL_WINDOW, State, Window};
 use super::segment::MSS;
-use dibs_netem::rng::Rng;
 
 /// Doubles the rate each round: 2 / ln 2.
 const HIGH_GAIN: f64 = 2.885;

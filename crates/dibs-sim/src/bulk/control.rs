@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_netem::rng::Rng;
 
 use super::bbr::Bbr;
 use super::cubic::Cubic;
 use super::segment::MSS;
-use dibs_netem::rng::Rng;
 
 /// Segments that a sender begins with (RFC 6928).
 pub(super) const INITIAL_WINDOW: u64 = 10;

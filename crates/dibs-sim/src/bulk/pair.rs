@@ -11,6 +11,10 @@ use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PathSnapshot, PeerConf
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
+use dibs_netem::{
+    Conditions, Emulator, Fate,
+    rng::{Rng, mix},
+};
 use dibs_settings::{Opening, Scheduler};
 
 use super::plain::clock;
@@ -18,10 +22,6 @@ use super::receiver::{Receiver, ReceiverStats};
 use super::scenario::{Change, SPAN, Scenario};
 use super::sender::{Sender, SenderStats};
 use super::wire::{Wire, address};
-use dibs_netem::{
-    Conditions, Emulator, Fate,
-    rng::{Rng, mix},
-};
 
 /// The transfer begins when session and paths stand.
 const START: Time = Time::from_nanos(4_000_000_000);

@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_netem::{
+    Conditions, Emulator, Fate,
+    rng::{Rng, mix},
+};
 
 use super::control::Algorithm;
 use super::receiver::Receiver;
 use super::scenario::{Change, Link, SPAN};
 use super::segment::{Ack, Burst, HEADERS, MSS};
 use super::sender::{Sender, SenderStats};
-use dibs_netem::{
-    Conditions, Emulator, Fate,
-    rng::{Rng, mix},
-};
 
 /// Time for what is under way at the end.
 const PATIENCE: Duration = Duration::from_secs(60);

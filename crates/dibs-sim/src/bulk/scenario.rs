@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use dibs_core::bump::{SCRAMBLE, SEAL};
+use dibs_netem::{Conditions, rng::Rng};
 
 use super::control::Algorithm;
-use dibs_netem::{Conditions, rng::Rng};
 
 /// A run takes so much virtual time at most; what is under way then still has to arrive.
 pub const SPAN: Duration = Duration::from_secs(10);

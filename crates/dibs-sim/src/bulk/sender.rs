@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_netem::rng::Rng;
 
 use super::control::{Algorithm, Control, Event, INITIAL_WINDOW, NO_THRESHOLD, State, Window};
 use super::delivery::Delivery;
@@ -10,7 +11,6 @@ use super::recovery::{Recovery, Signs};
 use super::rtt::Rtt;
 use super::scoreboard::{Board, News};
 use super::segment::{Ack, Burst, MSS};
-use dibs_netem::rng::Rng;
 
 /// What a socket has under way or ready, at most (`tcp_wmem`).
 const SEND_BUFFER: u64 = (4 << 20) / MSS;

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use dibs_netem::rng::Rng;
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
@@ -9,7 +10,6 @@ use dibs_wire::{SeqNumber, Tuple};
 
 use super::segment::{Ack, BLOCKS, Burst, MSS};
 use crate::payload::{Kind, Stream};
-use dibs_netem::rng::Rng;
 
 /// The window scale of both ends.
 const SCALE: u32 = 7;

@@ -29,7 +29,7 @@ fn an_answer_outlives_a_closed_window() {
                         lost += 1;
                         continue;
                     }
-                    packet = offload::rewrite(&packet, |e| e.window = 0);
+                    packet = offload::rewrite(&packet, |headers, _| headers.window = 0);
                 }
                 answered |= carries;
                 kernels[1 - host].receive(packet, Way::Plain).unwrap();

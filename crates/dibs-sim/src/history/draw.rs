@@ -5,14 +5,14 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump::{Padding, SCRAMBLE, SEAL, SHARE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
-
-use super::{History, Op, Order, PathSetup, Plan, Setup, preferences};
-use crate::adversary::Tamper;
-use crate::payload::Kind;
 use dibs_netem::{
     Conditions,
     rng::{Rng, mix},
 };
+
+use super::{History, Op, Order, PathSetup, Plan, Setup, preferences};
+use crate::adversary::Tamper;
+use crate::payload::Kind;
 
 impl History {
     /// The history of a seed.

@@ -7,10 +7,10 @@ use std::ops::RangeInclusive;
 use dibs_core::node::FlowScheduler;
 use dibs_core::preference::Usage;
 use dibs_core::{Prefix, Time};
+use dibs_netem::rng::Rng;
 use dibs_settings::{Hint, Role, Scheduler};
 
 use super::{History, Op};
-use dibs_netem::rng::Rng;
 
 /// What the user of a host wants.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -61,7 +61,7 @@ impl Side {
 }
 
 fn closed(packet: &[u8]) -> Vec<u8> {
-    offload::rewrite(packet, |e| e.window = 0)
+    offload::rewrite(packet, |headers, _| headers.window = 0)
 }
 
 #[test]
@@ -117,7 +117,9 @@ fn one_of_two_is_lost(side: &mut Side) -> Vec<u8> {
 fn only_what_is_taken_opens_a_window() {
     let mut side = Side::connected();
     let answer = one_of_two_is_lost(&mut side);
-    let question = offload::rewrite(&answer, |e| e.seq = e.seq.add(u32::MAX));
+    let question = offload::rewrite(&answer, |headers, _| {
+        headers.seq = headers.seq.add(u32::MAX)
+    });
     side.kernels[0].receive(question, Way::Plain).unwrap();
     side.run(10, &mut |_, packet| Some(packet));
     assert_eq!(side.arrived(), 1448);

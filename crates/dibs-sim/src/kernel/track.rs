@@ -140,11 +140,11 @@ impl Track {
 
     fn repeated(&self, seq: SeqNumber) -> Option<Vec<u8>> {
         let bare = |packet: &Vec<u8>| {
-            offload::rewrite(packet, |e| {
-                e.seq = seq;
-                e.flags = flags::ACK;
-                e.urgent = 0;
-                e.payload.clear();
+            offload::rewrite(packet, |headers, payload| {
+                headers.seq = seq;
+                headers.flags = flags::ACK;
+                headers.urgent = 0;
+                payload.clear();
             })
         };
         self.heard.as_ref().map(bare)

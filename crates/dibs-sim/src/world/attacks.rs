@@ -59,13 +59,13 @@ pub(super) fn forge_plain(
             _ => 0,
         };
         let window = dice.pick(&[0, 1, 65_535]);
-        let packet = offload::rewrite(real, |e| {
-            e.seq = e.seq.add(e.payload.len() as u32).add(far);
-            e.ack = e.ack.add(ahead);
-            e.flags = kind;
-            e.window = window;
-            e.urgent = u16::from(kind & flags::URG != 0);
-            e.payload = vec![b'!'; len];
+        let packet = offload::rewrite(real, |headers, payload| {
+            headers.seq = headers.seq.add(payload.len() as u32).add(far);
+            headers.ack = headers.ack.add(ahead);
+            headers.flags = kind;
+            headers.window = window;
+            headers.urgent = u16::from(kind & flags::URG != 0);
+            *payload = vec![b'!'; len];
         });
         world.coverage.note(Seen::PlainForged);
         // What gets through changes the stream, or ends it.

@@ -9,6 +9,8 @@ use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
 use dibs_core::node::Event;
 use dibs_core::session::Integrity;
+use dibs_netem::rng::{Rng, mix};
+use dibs_netem::{Cause, Conditions, Emulator, Fate};
 use dibs_switch::conns::Pair;
 use dibs_wire::Tuple;
 
@@ -20,8 +22,6 @@ use crate::history::{Setup, name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
-use dibs_netem::rng::{Rng, mix};
-use dibs_netem::{Cause, Conditions, Emulator, Fate};
 
 /// Plain packets that somebody on the ordinary route remembers.
 const PLAIN_SEEN: usize = 64;

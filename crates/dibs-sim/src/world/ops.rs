@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use dibs_netem::Conditions;
 use dibs_wire::checksum;
 use dibs_wire::packet::TCP;
 
@@ -12,7 +13,6 @@ use crate::history::{Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
 use crate::steering::{At, Sockets};
-use dibs_netem::Conditions;
 
 impl World {
     #[expect(clippy::too_many_lines, reason = "a table of operations")]

@@ -10,9 +10,8 @@ mod round_robin;
 
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 use dibs_settings::{Role, Scheduler};
+use smallvec::SmallVec;
 
 use super::{Link, PathSet};
 use crate::chunk::Placement;
