@@ -14,10 +14,10 @@
 //! On its way through a gateway: what the networks behind it send the peers' is marked as on its way out
 //! (PASS), but before it is routed, and makes its connection follow in FORWARD.
 //!
-//! What only nftables can say is in `nftables_only.rs`: connections by their ends. Where there is no nftables, the
-//! caller gives some of them rules of their own ([`Binding::Pinned`]).
+//! What only nftables can say is in `nftables_only.rs`: connections by their ends. What stands in for it where there is no
+//! nftables, or no mark to go by, is a rule of a connection's own ([`Binding::Pinned`]), for some of them.
 
-use crate::backstop::ruleset::{self, Ruleset, STRAYS};
+use crate::backstop::ruleset::{self, Ruleset};
 use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Fail, Protocol, widest};
 use crate::iptables::{Chain, Table};
 use crate::rule::nftables::Printed;
@@ -91,13 +91,12 @@ pub(crate) fn nftables<'a>(desired: &'a Desired, nat: bool) -> Ruleset {
         true => List::passing_unmarked,
         false => List::tracked,
     };
-    let all: [(&str, bool, Rules<'a>); 10] = [
+    let all: [(&str, bool, Rules<'a>); 9] = [
         ("follow", steered, List::restored),
         ("forward", gateway, passing),
         ("input", steered, List::follow_untracked),
         ("output", steered, List::unmarked),
         ("pass", steered && gateway, |list| list.steer(true)),
-        (STRAYS, steered, List::strays),
         ("postrouting", steered, List::guard),
         ("prerouting", steered && gateway, List::forged),
         ("source", nat && bumped, List::keep_source),

@@ -10,9 +10,6 @@ pub(crate) const TABLE: &str = "dibs";
 /// A table that is never made: the kernel is only asked whether it would.
 pub(super) const PROBE: &str = "dibs-probe";
 
-/// The chain that drops what comes in plain of locked connections.
-pub(crate) const STRAYS: &str = "plain";
-
 /// All rules, by chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ruleset {
@@ -77,8 +74,6 @@ impl Chain {
         Some(match self.name.as_str() {
             // Before conntrack, which would believe it.
             "prerouting" => (FILTER, 0, -300),
-            // Behind what is dropped by the entries of conntrack.
-            STRAYS => (FILTER, 0, -140),
             "input" => (FILTER, 1, -140),
             // Behind everything that may mark a packet.
             "forward" => (FILTER, 2, 300),

@@ -53,26 +53,13 @@ impl List<'_> {
         ends.into_iter().flat_map(rules).collect()
     }
 
-    /// What comes by a bump may.
-    fn by_bumps(&self) -> Vec<Rule> {
-        let bumps = self.desired.bumps.iter();
-        bumps.map(|bump| pass([came(bump)])).collect()
-    }
-
-    /// What comes in plain of LOCKED connections of which conntrack no longer knows that they are.
-    pub(super) fn strays(&self) -> Vec<Rule> {
-        let known = self.mask() | self.desired.marks.override_bit();
-        let mut rules = self.by_bumps();
-        rules.push(pass([Match::CtMark(Bits::are_not(known, 0))]));
-        rules.push(stop([Match::AmongBack(Set::Locked)]));
-        rules
-    }
-
     /// What comes in plain of LOCKED connections that pass here, or from elsewhere in the name of who
     /// is behind this host. conntrack would believe it, and nobody could say better, for their sockets
     /// are not here.
     pub(super) fn forged(&self) -> Vec<Rule> {
-        let mut rules = self.by_bumps();
+        // What comes by a bump may.
+        let bumps = self.desired.bumps.iter();
+        let mut rules: Vec<Rule> = bumps.map(|bump| pass([came(bump)])).collect();
         for (near, far) in self.passages() {
             rules.push(stop(between(far, near, [Match::AmongBack(Set::Locked)])));
             let from_elsewhere = [Match::Among(Set::Locked), Match::NoWayBack];

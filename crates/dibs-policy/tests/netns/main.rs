@@ -2,6 +2,7 @@
 //! is needed, and nothing of the host is touched.
 
 mod backstop;
+mod both;
 mod cleanup;
 mod connections;
 mod lab;
@@ -43,6 +44,10 @@ tests! {
         every_wish_can_follow_every_other,
         a_missing_device_stays_closed,
         the_watch_tells_of_changes,
+    }
+    both {
+        what_iptables_marks_nftables_drops,
+        both_guards_drop_the_same,
     }
     traffic {
         class_rules_send_new_connections_into_the_tun,
