@@ -13,6 +13,14 @@ pub const MAX_ACK_RANGES: usize = 32;
 /// Largest value that a variable-length integer holds (RFC 9000, 16).
 const VARINT_MAX: u64 = (1 << 62) - 1;
 
+/// An acknowledgement that cannot be: the peer's fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AckError {
+    /// It names a datagram that was never sent.
+    #[error("datagram {0} acknowledged, but never sent")]
+    NeverSent(u64),
+}
+
 /// What the peer says to have received on this path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckFrame {

@@ -14,6 +14,7 @@
 
 mod ack;
 mod ack_aggregation;
+mod acknowledged;
 mod bbr;
 mod ecn;
 mod loss;
@@ -28,13 +29,13 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use ack::{AckDecodeError, AckFrame, MAX_ACK_RANGES};
+pub use ack::{AckDecodeError, AckError, AckFrame, MAX_ACK_RANGES};
 pub use mtud::BASE as MIN_MTU;
 pub use ranges::SeqRange;
 pub use state::PathState;
 
 use crate::time::Time;
-use bbr::{AckEvent, Bbr};
+use bbr::Bbr;
 use core::time::Duration;
 use ecn::Ecn;
 use loss::LossDetector;
@@ -46,9 +47,6 @@ use received::{MAX_ACK_DELAY, Received};
 use rtt::Rtt;
 use sent::{Fate, Sent, SentRing};
 use state::{Alarm, Liveness};
-
-/// Delay of a report that is believed at most: several times what a peer should take.
-const CREDIBLE_ACK_DELAY: Duration = Duration::from_millis(10);
 
 /// Silence of a path with something in flight that is more than the pause of a busy peer.
 const LEAST_SILENCE: Duration = Duration::from_millis(25);
@@ -83,14 +81,6 @@ pub enum TimeoutAction {
     Nothing,
     /// Send an ack-eliciting datagram now, whatever the budget.
     Probe,
-}
-
-/// An acknowledgement that cannot be: the peer's fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AckError {
-    /// It names a datagram that was never sent.
-    #[error("datagram {0} acknowledged, but never sent")]
-    NeverSent(u64),
 }
 
 /// What is known about a path. Bytes are of UDP payload.
@@ -412,130 +402,6 @@ impl Path {
         self.sent.forget(now - patience);
     }
 
-    /// Takes an acknowledgement; appends the tokens of what it says to have arrived to `acked`, also if they were told to
-    /// be lost before, and of what is lost by it to `lost`. Refused without any effect if it cannot be true.
-    pub fn on_ack(
-        &mut self,
-        now: Time,
-        frame: &AckFrame,
-        acked: &mut Vec<u64>,
-        lost: &mut Vec<u64>,
-    ) -> Result<(), AckError> {
-        let largest = frame.largest();
-        if largest >= self.sent.next() {
-            return Err(AckError::NeverSent(largest));
-        }
-        self.loss.on_acked(largest);
-        let news = self.settle(now, frame, acked);
-        self.in_flight -= news.settled_bytes;
-        self.waiting -= news.settled;
-        self.count.spurious += news.spurious;
-        if news.any {
-            self.heard_at = now;
-            self.busy_at = now;
-            if self.state() != PathState::Unvalidated {
-                self.revive(now);
-            }
-        }
-        self.ecn.on_acked(frame.ranges());
-        if self.ecn.on_reported(frame.marked()) {
-            self.bbr.on_marked();
-        }
-        let newest = news
-            .newest
-            .and_then(|seq| Some((self.sent.get(seq)?.at, self.sent.rate(seq)?)));
-        let ack_delay = Duration::from_micros(frame.delay_us().into()).min(CREDIBLE_ACK_DELAY);
-        let mut rtt = None;
-        let awake = |at: &Time| self.slept_until.is_none_or(|until| *at > until);
-        if let (Some(_), Some(at)) = (newest, news.largest_at.filter(awake)) {
-            let sample = now.since(at);
-            self.rtt.update(sample, ack_delay);
-            let flight = self.in_flight + news.settled_bytes;
-            self.usual_flight = (7 * self.usual_flight + flight) / 8;
-            rtt = Some(sample);
-        }
-        self.detect_loss(now, lost);
-        if let Some((sent_at, known)) = newest {
-            // The delay is no part of the interval.
-            let min_rtt = self
-                .bbr
-                .min_rtt()
-                .unwrap_or_default()
-                .saturating_sub(ack_delay);
-            let rate = self
-                .rate
-                .on_delivered(now - ack_delay, news.bytes, sent_at, known, min_rtt);
-            self.bbr.on_ack(&AckEvent {
-                now,
-                bytes: news.bytes,
-                datagrams: news.datagrams,
-                delivered: self.rate.delivered(),
-                in_flight: self.in_flight,
-                rtt,
-                rate,
-                app_limited: self.rate.is_app_limited(),
-                mtu: self.mtu().into(),
-                quantum: self.pacer.quantum(),
-            });
-            self.update_pacing();
-            self.window_filled |= self.window() < u64::from(self.mtu());
-        }
-        self.forget_sent(now);
-        Ok(())
-    }
-
-    /// Marks what an acknowledgement says to have arrived; appends its tokens to `acked`.
-    fn settle(&mut self, now: Time, frame: &AckFrame, acked: &mut Vec<u64>) -> News {
-        let largest = frame.largest();
-        let mut news = News::default();
-        let base = self.sent.base();
-        for range in frame.ranges().iter().take_while(|r| r.end >= base) {
-            let range = SeqRange {
-                start: range.start.max(base),
-                end: range.end,
-            };
-            let (ring, mtud, loss, bbr) = (
-                &mut self.sent,
-                &mut self.mtud,
-                &mut self.loss,
-                &mut self.bbr,
-            );
-            self.acked.insert(range, |added| {
-                for seq in added.start..=added.end {
-                    let Some(sent) = ring.get_mut(seq) else {
-                        continue;
-                    };
-                    news.any = true;
-                    if seq == largest {
-                        news.largest_at = Some(sent.at);
-                    }
-                    match core::mem::replace(&mut sent.fate, Fate::Done) {
-                        Fate::Done => continue,
-                        Fate::Lost => {
-                            news.spurious += 1;
-                            loss.on_spurious(seq);
-                            bbr.on_spurious();
-                        }
-                        Fate::Waiting => {
-                            news.settled += 1;
-                            news.settled_bytes += u64::from(sent.bytes);
-                        }
-                    }
-                    if sent.mtu_probe {
-                        mtud.on_probe_acked(now, sent.bytes);
-                    } else {
-                        acked.push(sent.token);
-                        mtud.on_acked(sent.bytes);
-                    }
-                    news.datagrams += 1;
-                    news.bytes += u64::from(sent.bytes);
-                    news.newest = news.newest.max(Some(seq));
-                }
-            });
-        }
-        news
-    }
-
     /// Another sender has found that the path carries so many bytes a second.
     pub fn begin_at(&mut self, now: Time, rate: u64) {
         self.bbr.begin_at(now, rate);
@@ -551,28 +417,6 @@ impl Path {
     fn revive(&mut self, now: Time) {
         if self.liveness.move_to_active(now) {
             self.bbr.on_recovered(now);
-        }
-    }
-
-    fn detect_loss(&mut self, now: Time, lost: &mut Vec<u64>) {
-        let mut smallest = u16::MAX;
-        let mut datagrams = 0;
-        let (in_flight, waiting, mtud) = (&mut self.in_flight, &mut self.waiting, &mut self.mtud);
-        self.loss.detect(now, &self.rtt, &mut self.sent, |sent| {
-            *in_flight -= u64::from(sent.bytes);
-            *waiting -= 1;
-            if sent.mtu_probe {
-                mtud.on_probe_lost(now, sent.bytes);
-            } else {
-                smallest = smallest.min(sent.bytes);
-                datagrams += 1;
-                lost.push(sent.token);
-            }
-        });
-        if datagrams > 0 {
-            self.count.lost += datagrams;
-            self.bbr.on_lost(datagrams);
-            self.mtud.on_lost(now, smallest);
         }
     }
 
@@ -747,22 +591,4 @@ impl Path {
             mtu: self.mtu(),
         }
     }
-}
-
-/// What one acknowledgement frame says that was not known.
-#[derive(Default)]
-struct News {
-    /// Ack-eliciting, late ones included.
-    datagrams: u64,
-    bytes: u64,
-    /// Of these, what was in flight.
-    settled: u64,
-    settled_bytes: u64,
-    spurious: u64,
-    /// Something was acknowledged, be it what elicits none.
-    any: bool,
-    /// The ack-eliciting one sent last.
-    newest: Option<u64>,
-    /// When the largest was sent, if that is news.
-    largest_at: Option<Time>,
 }
