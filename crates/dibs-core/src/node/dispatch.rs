@@ -14,7 +14,6 @@ use super::notice::Event;
 use super::out::{Out, Source};
 use super::paths::{Arrival, PathSet};
 use super::peer::{Peer, Taken};
-use super::send;
 use super::shared::{Own, Policy, Shared};
 use crate::buffer::Buffer;
 use crate::counters::Counter;
@@ -410,7 +409,7 @@ impl Node {
             let Some(session) = self.sessions.sending(now, peer.id) else {
                 continue;
             };
-            let Some(out) = send::poll_transmit(peer, now, &mut self.shared, session) else {
+            let Some(out) = peer.poll_transmit(now, &mut self.shared, session) else {
                 continue;
             };
             self.turn = (index + 1) % count;

@@ -15,10 +15,11 @@ use super::hosts::Hosts;
 use super::messages::Messages;
 use super::notice::Event;
 use super::opaque::OpaqueQueues;
+use super::out::Out;
 use super::paths::{Arrival, Link, PathSet, is_joining};
 use super::protection::Protection;
 use super::receive::{ReceiveCx, Receiver};
-use super::send::{self, NOT_BARE, RetransmitQueue, Shares, key_of};
+use super::send::{self, NOT_BARE, RetransmitQueue, Shares, Turn, key_of};
 use super::shared::Shared;
 use crate::chunk::Content;
 use crate::counters::Counter;
@@ -482,6 +483,33 @@ impl Peer {
                 send::lose_share(shared, parts, link.id, share);
             }
         }
+    }
+
+    /// The next send, or none if nothing may go now.
+    pub(super) fn poll_transmit(
+        &mut self,
+        now: Time,
+        shared: &mut Shared,
+        session: &mut Session,
+    ) -> Option<Out> {
+        let turn = Turn {
+            now,
+            shared,
+            session,
+            paths: &mut self.paths,
+            flows: &mut self.flows,
+            in_flight: &mut self.in_flight,
+            segments: &mut self.segments,
+            notices: &mut self.receiver.notices,
+            messages: &mut self.messages,
+            lost: &mut self.retransmit,
+            shares: &mut self.shares,
+            opaque: &mut self.opaque,
+            fq: &mut self.fq,
+            held_by_trust: &mut self.held_by_trust,
+            store: self.association.store(),
+        };
+        turn.poll_transmit()
     }
 
     /// Deals with what a path declared lost.
