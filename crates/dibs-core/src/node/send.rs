@@ -86,7 +86,11 @@ impl Turn<'_> {
             in_flight: self.in_flight,
         };
         let out = { shares.pop(cx) }
-            .or_else(|| path_frames::send(cx, segments))
+            .or_else(|| {
+                let waiting = (!segments.is_empty()).then_some(&*segments);
+                let carrier = waiting.and_then(|segments| empty_segments::carrier(cx, segments));
+                path_frames::send(cx, carrier)
+            })
             .or_else(|| empty_segments::send(cx, segments, self.notices))
             .or_else(|| shares.send_segments(cx))
             .or_else(|| control::send(cx, self.messages))

@@ -1,14 +1,10 @@
 //! Frames that belong to one path: joining, probes, acknowledgements.
 
-use std::collections::VecDeque;
-
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
 use super::context::SendCx;
 use super::datagram::{Asks, Seal};
-use super::empty_segments;
-use crate::node::empty::EmptyOut;
 use crate::node::out::{Out, Source};
 use crate::node::paths::Link;
 use crate::session::{CLEAR_HEADER_LEN, OVERHEAD};
@@ -19,13 +15,9 @@ const ACK_BYTES: usize = 300;
 /// Length of the whole frame, at most.
 pub(super) const MAX_ACK: usize = ACK_BYTES + frame::ACK_OVERHEAD;
 
-/// Sends them by the first path that has any.
-pub(super) fn send(cx: &mut SendCx<'_>, segments: &VecDeque<EmptyOut>) -> Option<Out> {
-    // An acknowledgement goes along with segments that go that way anyhow.
-    let carrier = match segments.is_empty() {
-        true => None,
-        false => empty_segments::carrier(cx, segments),
-    };
+/// Sends them by the first path that has any. An acknowledgement goes along with what goes by the path at `carrier`
+/// anyhow.
+pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
     for at in 0..cx.paths.len() {
         let link = &mut cx.paths[at];
         if !cx.shared.local[link.local].is_usable() {
