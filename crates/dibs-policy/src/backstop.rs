@@ -11,7 +11,8 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::nft::{Attributes, Change, Kind, Nft, Purpose, attribute, attributes, text};
-use crate::{Desired, Error, rules};
+use crate::rule::Set;
+use crate::{Desired, Error, Family, rules};
 
 pub(crate) mod ruleset;
 
@@ -26,11 +27,6 @@ const FLAGS: [u32; 3] = [OWNER | PERSIST, OWNER, 0];
 const ELEMENTS: usize = 512;
 /// Messages with elements of one transaction: what goes out together is to fit without room of its own.
 const MESSAGES: usize = 4;
-
-/// The sets of connections, by family.
-const SETS: [&str; 6] = [
-    "bumped4", "bumped6", "plain4", "plain6", "locked4", "locked6",
-];
 
 /// A TCP connection of this host, as it sends: its end, the far end.
 pub type Ends = ((IpAddr, u16), (IpAddr, u16));
@@ -276,16 +272,21 @@ impl Backstop {
     }
 
     async fn fill_sets(&mut self, known: &Known) -> io::Result<()> {
-        for (name, v4, wanted) in [
-            ("bumped4", true, &known.bumped),
-            ("bumped6", false, &known.bumped),
-            ("plain4", true, &known.plain),
-            ("plain6", false, &known.plain),
-            ("locked4", true, &known.locked),
-            ("locked6", false, &known.locked),
-        ] {
-            let family = |ends: &&Ends| ends.0.0.is_ipv4() == v4 && ends.1.0.is_ipv4() == v4;
-            let wanted: BTreeSet<Vec<u8>> = wanted.iter().filter(family).map(key).collect();
+        let sets = [
+            (Set::Bumped, &known.bumped),
+            (Set::Plain, &known.plain),
+            (Set::Locked, &known.locked),
+        ];
+        let sets = sets
+            .into_iter()
+            .flat_map(|set| Family::BOTH.map(|family| (set, family)));
+        for ((set, wanted), family) in sets {
+            let name = set.name(family);
+            let is_of = |ip| Family::of(ip) == family;
+            let wanted = wanted
+                .iter()
+                .filter(|ends| is_of(ends.0.0) && is_of(ends.1.0));
+            let wanted: BTreeSet<Vec<u8>> = wanted.map(key).collect();
             let there = match self.elements(name).await {
                 // An earlier version made the table.
                 Err(error) if is_absent(&error) && wanted.is_empty() => continue,
@@ -312,16 +313,16 @@ impl Backstop {
         let places: BTreeMap<Ends, Place> = places.iter().copied().collect();
         let mut moves = Moves::default();
         for (ends, place) in places {
-            let bumped = (Place::Bumped, &mut self.known.bumped, "bumped");
-            let plain = (Place::Plain, &mut self.known.plain, "plain");
-            for (of, set, name) in [bumped, plain] {
+            let bumped = (Place::Bumped, &mut self.known.bumped, Set::Bumped);
+            let plain = (Place::Plain, &mut self.known.plain, Set::Plain);
+            for (of, known, set) in [bumped, plain] {
                 let comes = place == of;
                 let changed = match comes {
-                    true => set.insert(ends),
-                    false => set.remove(&ends),
+                    true => known.insert(ends),
+                    false => known.remove(&ends),
                 };
                 if changed {
-                    moves.note(name, ends, comes);
+                    moves.note(set, ends, comes);
                 }
             }
         }
@@ -337,10 +338,10 @@ impl Backstop {
         let known = std::mem::replace(&mut self.known.locked, locked);
         let mut moves = Moves::default();
         for ends in self.known.locked.difference(&known) {
-            moves.note("locked", *ends, true);
+            moves.note(Set::Locked, *ends, true);
         }
         for ends in known.difference(&self.known.locked) {
-            moves.note("locked", *ends, false);
+            moves.note(Set::Locked, *ends, false);
         }
         let noted = self.carry_out(&moves).await;
         self.noted(noted, "note locks in nftables")
@@ -472,12 +473,8 @@ pub enum Place {
 struct Moves(BTreeMap<(&'static str, bool), Vec<Vec<u8>>>);
 
 impl Moves {
-    /// `set` without the family that is the end of its name.
-    fn note(&mut self, set: &str, ends: Ends, comes: bool) {
-        let of_family =
-            |name: &&&str| name.starts_with(set) && name.ends_with('4') == ends.0.0.is_ipv4();
-        let name = SETS.iter().find(of_family);
-        let name = name.expect("each set is there for both families");
+    fn note(&mut self, set: Set, ends: Ends, comes: bool) {
+        let name = set.name(Family::of(ends.0.0));
         self.0.entry((name, comes)).or_default().push(key(&ends));
     }
 
