@@ -1,18 +1,20 @@
 //! What the backstop is told: which connections are on bumps, by choice or because they follow.
 
-use dibs_config::{Fail, Level};
+use dibs_config::Level;
 use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
 use dibs_policy::conntrack::Connection;
 use dibs_policy::{Backstop, BumpId, Desired, Ends, Error, Known, Place, Standing, Strength};
+use dibs_switch::conns::Pair;
 use nix::libc;
 
 use crate::daemon::{Daemon, State};
+use crate::gateway;
 use crate::rules::Rule;
 use crate::terms::{ends, marks, policy_ends};
 use crate::wakers::Task;
-use dibs_switch::conns::Pair;
 
-fn info(standing: &Standing) -> BackstopInfo {
+/// For the user.
+pub(crate) fn info(standing: &Standing) -> BackstopInfo {
     let (state, reason) = match standing {
         Standing::Idle => (BackstopState::Idle, None),
         Standing::Stands(Strength::Lasting) => (BackstopState::Lasting, None),
@@ -43,181 +45,185 @@ impl State {
     }
 }
 
-impl Daemon {
-    /// Brings the backstop to `wish`; whether others had undone it. Steering works without it, so where that
-    /// fails it is told and tried again.
-    pub(crate) async fn set_backstop(&self, wish: &Desired) -> bool {
-        let mut backstop = self.backstop.lock().await;
-        let known = Known {
-            locked: self.locked_passing(),
-            ..self.state.borrow().known()
+/// Brings the backstop to `wish`; whether others had undone it. Steering works without it, so where that
+/// fails it is told and tried again.
+pub(crate) async fn set(daemon: &Daemon, wish: &Desired) -> bool {
+    let mut backstop = daemon.kernel.backstop().await;
+    let known = Known {
+        locked: gateway::locked_passing(daemon),
+        ..daemon.state.borrow().known()
+    };
+    let before = backstop.standing().clone();
+    let set = backstop.set(wish, &known).await;
+    tell_standing(daemon, &before, backstop.standing());
+    match (set, backstop.standing()) {
+        (Ok(undone), _) => undone,
+        (Err(error), Standing::Idle) => {
+            daemon.events.note("clear nftables", Err(error));
+            false
+        }
+        (Err(_), _) => false,
+    }
+}
+
+/// Tells whether the backstop stands, if that is news.
+pub(crate) fn tell_standing(daemon: &Daemon, before: &Standing, now: &Standing) {
+    if before == now {
+        return;
+    }
+    const KIND: &str = "backstop";
+    const PLAIN: &str = "what others flush may let connections go on in plain";
+    let state = info(now).state;
+    let announce = |text| {
+        daemon
+            .events
+            .announce(KIND, text, &[("state", state.to_string())])
+    };
+    match now {
+        Standing::Idle => {}
+        Standing::Stands(strength) => {
+            let text = format!("the table of nftables {strength}");
+            tracing::info!(dibs.event = KIND, "{text}");
+            announce(text);
+        }
+        Standing::Missing => {
+            let text = format!("{}: {PLAIN}", Error::NoNftables);
+            tracing::warn!(dibs.event = KIND, "{text}");
+            announce(text);
+        }
+        Standing::Failed(why) => {
+            let text = format!("{why}: {PLAIN}");
+            tracing::error!(dibs.event = KIND, "{text}");
+            announce(text);
+            daemon.wakers.wake(Task::Repair);
+        }
+    }
+}
+
+/// Why the kernel would not take the backstop of all that is wanted and of a rule more; see [`Kernel::unbacked`](crate::kernel::Kernel::unbacked).
+pub(crate) async fn unbacked(daemon: &Daemon, added: Option<&Rule>) -> Option<String> {
+    let wish = {
+        let state = daemon.state.borrow();
+        state.wish(&daemon.config, &daemon.host.addresses(), added)
+    };
+    daemon.kernel.unbacked(&daemon.config, &wish).await
+}
+
+/// To be called before the kernel is brought to what is wanted.
+///
+/// # Errors
+/// A rule of the file requires its bump, and the kernel would not take what is to hold it when others
+/// flush the firewall.
+pub(crate) async fn ensure_backed(daemon: &Daemon) -> anyhow::Result<()> {
+    let required = {
+        let state = daemon.state.borrow();
+        let is_required =
+            |rule: &&Rule| rule.origin == RuleOrigin::Config && rule.level == Level::Require;
+        state
+            .rules
+            .all()
+            .iter()
+            .find(is_required)
+            .map(|rule| rule.id)
+    };
+    let Some(id) = required else { return Ok(()) };
+    match unbacked(daemon, None).await {
+        None => Ok(()),
+        Some(why) => Err(daemon
+            .config
+            .refuse(
+                &format!("rule.{}.require", id - 1),
+                format!("rule {id} would not be held when others flush the firewall: {why}"),
+                None,
+            )
+            .into()),
+    }
+}
+
+/// Tells the backstop where connections are; its caller holds it while the marks change too.
+pub(crate) async fn note_places(
+    daemon: &Daemon,
+    backstop: &mut Backstop,
+    places: &[(Pair, Place)],
+) {
+    let places: Vec<(Ends, Place)> = {
+        let conns = &daemon.state.borrow().conns;
+        let decided = |(pair, place): &&(Pair, Place)| {
+            *place != Place::Elsewhere || conns.get(pair).choice.get().is_none()
         };
-        let before = backstop.standing().clone();
-        let set = backstop.set(wish, &known).await;
-        self.tell_standing(&before, backstop.standing());
-        match (set, backstop.standing()) {
-            (Ok(undone), _) => undone,
-            (Err(error), Standing::Idle) => {
-                self.events.note("clear nftables", Err(error));
-                false
-            }
-            (Err(_), _) => false,
-        }
-    }
+        let known = places.iter().filter(decided);
+        known
+            .map(|(pair, place)| (policy_ends(pair), *place))
+            .collect()
+    };
+    let before = backstop.standing().clone();
+    // What failed shows in how it stands now, and is tried again.
+    let _ = backstop.note(&places).await;
+    tell_standing(daemon, &before, backstop.standing());
+}
 
-    /// Tells whether the backstop stands, if that is news.
-    pub(crate) fn tell_standing(&self, before: &Standing, now: &Standing) {
-        if before == now {
-            return;
-        }
-        const KIND: &str = "backstop";
-        const PLAIN: &str = "what others flush may let connections go on in plain";
-        let state = info(now).state;
-        let announce = |text| {
-            self.events
-                .announce(KIND, text, &[("state", state.to_string())])
-        };
-        match now {
-            Standing::Idle => {}
-            Standing::Stands(strength) => {
-                let text = format!("the table of nftables {strength}");
-                tracing::info!(dibs.event = KIND, "{text}");
-                announce(text);
-            }
-            Standing::Missing => {
-                let text = format!("{}: {PLAIN}", Error::NoNftables);
-                tracing::warn!(dibs.event = KIND, "{text}");
-                announce(text);
-            }
-            Standing::Failed(why) => {
-                let text = format!("{why}: {PLAIN}");
-                tracing::error!(dibs.event = KIND, "{text}");
-                announce(text);
-                self.wakers.wake(Task::Repair);
-            }
-        }
+/// Notes where the kernel has put a connection, by rules here or because the peer began it.
+pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
+    let Some(pair) = ours(daemon, entry) else {
+        return;
+    };
+    let mut backstop = daemon.kernel.backstop().await;
+    let bump = marks(&daemon.config).bump_of(entry.mark).map(BumpId::get);
+    let (was, chosen) = daemon.update(&pair, |conn| {
+        (conn.handle_followed(bump), conn.choice.get().is_some())
+    });
+    let place = match (bump, was) {
+        (Some(_), None) => Place::Bumped,
+        (None, Some(_)) => Place::Elsewhere,
+        _ => return,
+    };
+    if !chosen {
+        note_places(daemon, &mut backstop, &[(pair, place)]).await;
     }
+}
 
-    /// For the user.
-    pub(crate) async fn backstop_info(&self) -> BackstopInfo {
-        info(self.backstop.lock().await.standing())
-    }
+/// A connection that followed has ended.
+pub(crate) async fn forget_followed(daemon: &Daemon, pair: &Pair) {
+    let mut backstop = daemon.kernel.backstop().await;
+    daemon.update(pair, |conn| conn.handle_followed(None));
+    let place = (*pair, Place::Elsewhere);
+    note_places(daemon, &mut backstop, &[place]).await;
+}
 
-    /// Whether the kernel refused the backstop, so that it is to be tried again.
-    pub(crate) async fn lacks_backstop(&self) -> bool {
-        matches!(self.backstop.lock().await.standing(), Standing::Failed(_))
+/// Looks for connections that follow: an earlier daemon's, or those of which no event told.
+pub(crate) async fn find_followed(daemon: &Daemon) -> Result<(), dibs_policy::Error> {
+    for entry in daemon.kernel.conntrack()?.list(Some).await? {
+        note_followed(daemon, &entry).await;
     }
+    Ok(())
+}
 
-    /// Why the kernel would not take the backstop of all that is wanted and of a rule more, if so. Where
-    /// steering fails open, nothing is backed; where there is no nftables, nothing can be, which `status` says.
-    pub(crate) async fn unbacked(&self, added: Option<&Rule>) -> Option<String> {
-        if self.config.daemon.fail == Fail::Open {
-            return None;
-        }
-        let wish = self.state.borrow().wish_with(&self.config, added);
-        match self.backstop.lock().await.check(&wish).await {
-            Ok(()) | Err(Error::NoNftables) => None,
-            Err(error) => Some(error.to_string()),
-        }
+/// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
+fn ours(daemon: &Daemon, entry: &Connection) -> Option<Pair> {
+    if i32::from(entry.original.protocol) != libc::IPPROTO_TCP {
+        return None;
     }
+    let is_ours = |pair: &Pair| {
+        daemon.host.has(pair.local.ip()) && daemon.peer_of(pair.remote.ip()).is_some()
+    };
+    let is_ours = |pair: &Pair| is_ours(pair) || gateway::passes(daemon, pair);
+    ends(entry).into_iter().find(is_ours)
+}
 
-    /// To be called before the kernel is brought to what is wanted.
-    ///
-    /// # Errors
-    /// A rule of the file requires its bump, and the kernel would not take what is to hold it when others
-    /// flush the firewall.
-    pub(crate) async fn ensure_backed(&self) -> anyhow::Result<()> {
-        let required = {
-            let state = self.state.borrow();
-            let is_required =
-                |rule: &&Rule| rule.origin == RuleOrigin::Config && rule.level == Level::Require;
-            state.rules.iter().find(is_required).map(|rule| rule.id)
-        };
-        let Some(id) = required else { return Ok(()) };
-        match self.unbacked(None).await {
-            None => Ok(()),
-            Some(why) => Err(self
-                .config
-                .refuse(
-                    &format!("rule.{}.require", id - 1),
-                    format!("rule {id} would not be held when others flush the firewall: {why}"),
-                    None,
-                )
-                .into()),
-        }
-    }
+/// Brings the backstop to what is locked of connections that pass: what is forged of others their
+/// sockets sort out.
+pub(crate) async fn note_locks(daemon: &Daemon) {
+    let mut backstop = daemon.kernel.backstop().await;
+    tell_locks(daemon, &mut backstop).await;
+}
 
-    /// Tells the backstop where connections are; its caller holds it while the marks change too.
-    pub(crate) async fn note_places(&self, backstop: &mut Backstop, places: &[(Pair, Place)]) {
-        let places: Vec<(Ends, Place)> = {
-            let conns = &self.state.borrow().conns;
-            let decided = |(pair, place): &&(Pair, Place)| {
-                *place != Place::Elsewhere || conns.get(pair).choice.get().is_none()
-            };
-            let known = places.iter().filter(decided);
-            known
-                .map(|(pair, place)| (policy_ends(pair), *place))
-                .collect()
-        };
-        let before = backstop.standing().clone();
-        // What failed shows in how it stands now, and is tried again.
-        let _ = backstop.note(&places).await;
-        self.tell_standing(&before, backstop.standing());
+/// As [`note_locks`], for those who hold the backstop.
+pub(crate) async fn tell_locks(daemon: &Daemon, backstop: &mut Backstop) {
+    if daemon.config.daemon.gateway.is_empty() {
+        return;
     }
-
-    /// Notes where the kernel has put a connection, by rules here or because the peer began it.
-    pub(crate) async fn note_followed(&self, entry: &Connection) {
-        let Some(pair) = self.ours(entry) else { return };
-        let mut backstop = self.backstop.lock().await;
-        let bump = marks(&self.config).bump_of(entry.mark).map(BumpId::get);
-        let (was, chosen) = self.update(&pair, |conn| {
-            (conn.handle_followed(bump), conn.choice.get().is_some())
-        });
-        let place = match (bump, was) {
-            (Some(_), None) => Place::Bumped,
-            (None, Some(_)) => Place::Elsewhere,
-            _ => return,
-        };
-        if !chosen {
-            self.note_places(&mut backstop, &[(pair, place)]).await;
-        }
-    }
-
-    /// A connection that followed has ended.
-    pub(crate) async fn forget_followed(&self, pair: &Pair) {
-        let mut backstop = self.backstop.lock().await;
-        self.update(pair, |conn| conn.handle_followed(None));
-        let place = (*pair, Place::Elsewhere);
-        self.note_places(&mut backstop, &[place]).await;
-    }
-
-    /// Looks for connections that follow: an earlier daemon's, or those of which no event told.
-    pub(crate) async fn find_followed(&self) -> Result<(), dibs_policy::Error> {
-        for entry in self.conntrack()?.list(Some).await? {
-            self.note_followed(&entry).await;
-        }
-        Ok(())
-    }
-
-    /// A TCP connection of this host, or of a host behind it, to a host behind a peer, as it sends.
-    fn ours(&self, entry: &Connection) -> Option<Pair> {
-        if i32::from(entry.original.protocol) != libc::IPPROTO_TCP {
-            return None;
-        }
-        let state = self.state.borrow();
-        let is_ours = |pair: &Pair| {
-            state.addresses.contains(&pair.local.ip()) && self.peer_of(pair.remote.ip()).is_some()
-        };
-        let is_ours = |pair: &Pair| is_ours(pair) || self.passes(pair);
-        ends(entry).into_iter().find(is_ours)
-    }
-
-    /// What the backstop dropped.
-    pub(crate) async fn plain_dropped(&self) -> u64 {
-        let dropped = self.backstop.lock().await.dropped().await;
-        dropped.unwrap_or_else(|error| {
-            tracing::debug!("{error}");
-            0
-        })
-    }
+    let before = backstop.standing().clone();
+    // What failed shows in how it stands now, and is tried again.
+    let _ = backstop.set_locked(gateway::locked_passing(daemon)).await;
+    tell_standing(daemon, &before, backstop.standing());
 }

@@ -1,5 +1,7 @@
 //! Who asks over the control socket, and what he may see.
 
+use dibs_control::{ErrorKind, Failure};
+
 use crate::live::Live;
 use crate::rules::Rule;
 
@@ -29,4 +31,15 @@ impl Caller {
 /// Whether a connection is alive, and the caller may see it.
 pub(crate) fn is_visible(live: &Live, caller: Caller) -> bool {
     !live.over && caller.may(live.uid)
+}
+
+/// What a user is told of an error: one that is no [`Failure`] is that something which should work did not.
+pub(crate) fn failure(error: anyhow::Error) -> Failure {
+    let failed = |error| Failure::new(ErrorKind::Failed, format!("{error:#}"));
+    error.downcast().unwrap_or_else(failed)
+}
+
+/// It cannot be as things are.
+pub(crate) fn refused(message: impl Into<String>) -> Failure {
+    Failure::new(ErrorKind::Refused, message)
 }

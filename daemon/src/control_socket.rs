@@ -16,9 +16,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::caller::Caller;
+use crate::caller::{Caller, failure};
 use crate::daemon::Daemon;
 use crate::events::Told;
+use crate::requests;
 use crate::switching::Progress;
 use crate::users::{CLIENTS_OF_UID, TurnedAway};
 
@@ -32,7 +33,7 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 const LOG_AFTER: Duration = Duration::from_secs(60);
 
 /// Refuses where what is at `path` is not what an earlier daemon left.
-pub fn ensure_place(path: &Path) -> anyhow::Result<()> {
+pub(crate) fn ensure_place(path: &Path) -> anyhow::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) => ensure!(
             found.file_type().is_socket(),
@@ -48,7 +49,7 @@ pub fn ensure_place(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Listens at `path`, for the owner and the group. The caller made sure that no other daemon does.
-pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
+pub(crate) fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     ensure_place(path)?;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -92,7 +93,8 @@ impl Serves for Daemon {
         request: Request,
         progress: &Progress,
     ) -> Result<Reply, Failure> {
-        self.serve(caller, request, progress).await
+        let served = requests::serve(self, caller, request, progress).await;
+        served.map_err(failure)
     }
 
     fn follow(&self) -> broadcast::Receiver<Told> {
@@ -153,7 +155,7 @@ impl Drop for Place {
 }
 
 /// Serves clients without end. Runs inside a [`tokio::task::LocalSet`].
-pub async fn serve(daemon: Rc<Daemon>, listener: UnixListener) {
+pub(crate) async fn serve(daemon: Rc<Daemon>, listener: UnixListener) {
     serve_within(daemon, listener, IDLE).await;
 }
 

@@ -2,106 +2,103 @@
 
 use std::collections::BTreeMap;
 
+use dibs_switch::asking::Negotiation;
+use dibs_switch::conns::Pair;
+use dibs_switch::marks::Hand;
+use dibs_switch::messages::Answer;
+
 use crate::daemon::Daemon;
 use crate::live::Live;
+use crate::rule_book::Rules;
 use crate::rules::Rule;
-use crate::state_file::SavedRule;
 use crate::switching::Progress;
+use crate::switching::asking::{self, Move, ROUND};
 use crate::wakers::Task;
-use crate::wants;
-use dibs_switch::marks::Hand;
+use crate::{reconcile, switching, wants};
 
-impl Daemon {
-    /// Has these rules, and of them those that users made, take the place of all there are. Connections follow them; those
-    /// of rules that are `gone` and that nothing else keeps go back to plain.
-    ///
-    /// # Errors
-    /// The kernel does not take them, or they cannot be saved: what was there before stands again.
-    pub(crate) async fn replace_rules(
-        &self,
-        (rules, user_rules): (Vec<Rule>, Vec<SavedRule>),
-        gone: &[Rule],
-        lives: &[Live],
-    ) -> anyhow::Result<()> {
-        let put = |rules, user_rules| {
-            let mut state = self.state.borrow_mut();
-            let before = std::mem::replace(&mut state.rules, rules);
-            state.rules.sort_by_key(Rule::order);
-            (before, std::mem::replace(&mut state.user_rules, user_rules))
-        };
-        let before = put(rules, user_rules);
-        // Peers first: what comes to them by a bump finds it there.
-        wants::send_all(self).await;
-        let carried_out = async {
-            self.save()?;
-            self.steer().await
-        };
-        if let Err(error) = carried_out.await {
-            put(before.0, before.1);
-            // Or the next start would find them in the file.
-            self.save_or_warn();
-            // Some of it may be in the kernel.
-            if let Err(error) = self.steer().await {
-                tracing::warn!("cannot take back what rules were to be: {error:#}");
-            }
-            wants::send_all(self).await;
-            return Err(error);
+/// Has these rules take the place of all there are. Connections follow them; those
+/// of rules that are `gone` and that nothing else keeps go back to plain.
+///
+/// # Errors
+/// The kernel does not take them, or they cannot be saved: what was there before stands again.
+pub(crate) async fn replace_rules(
+    daemon: &Daemon,
+    rules: Rules,
+    gone: &[Rule],
+    lives: &[Live],
+) -> anyhow::Result<()> {
+    let before = daemon.state.borrow_mut().rules.replace(rules);
+    // Peers first: what comes to them by a bump finds it there.
+    wants::send_all(daemon).await;
+    let carried_out = async {
+        daemon.save()?;
+        reconcile::steer(daemon).await
+    };
+    if let Err(error) = carried_out.await {
+        daemon.state.borrow_mut().rules.replace(before);
+        // Or the next start would find them in the file.
+        daemon.save_or_warn();
+        // Some of it may be in the kernel.
+        if let Err(error) = reconcile::steer(daemon).await {
+            tracing::warn!("cannot take back what rules were to be: {error:#}");
         }
-        self.follow_changed_rules(gone, lives).await;
-        self.wakers.wake(Task::Hours);
-        self.wakers.wake(Task::Sessions);
-        Ok(())
+        wants::send_all(daemon).await;
+        return Err(error);
     }
+    follow_changed_rules(daemon, gone, lives).await;
+    daemon.wakers.wake(Task::Hours);
+    daemon.wakers.wake(Task::Sessions);
+    Ok(())
+}
 
-    /// Has connections follow the rules as they are by now; of those that held and are `gone`, back to plain.
-    pub(crate) async fn follow_changed_rules(&self, gone: &[Rule], lives: &[Live]) {
-        self.enforce(lives).await;
-        for rule in gone {
-            let freed = self.freed(rule, lives);
-            self.follow_rules(&freed, 0).await;
-        }
-        for (bump, lives) in self.ruled(lives) {
-            self.follow_rules(&lives, bump).await;
-        }
+/// Has connections follow the rules as they are by now; of those that held and are `gone`, back to plain.
+pub(crate) async fn follow_changed_rules(daemon: &Daemon, gone: &[Rule], lives: &[Live]) {
+    enforce(daemon, lives).await;
+    for rule in gone {
+        let freed = freed(daemon, rule, lives);
+        follow_rules(daemon, &freed, 0).await;
     }
+    for (bump, lives) in ruled(daemon, lives) {
+        follow_rules(daemon, &lives, bump).await;
+    }
+}
 
-    /// Where a choice stands against what a rule requires, chooses that: the peer would not follow the
-    /// rule against the choice.
-    pub(crate) async fn enforce(&self, lives: &[Live]) {
-        let required = by_bump(lives, |live| {
-            let state = self.state.borrow();
-            let bump = state.requirement(live)?.bump_id().get();
-            let choice = state.conns.get(&live.pair).choice.of(live.socket)?;
-            (choice.bump != bump).then_some(bump)
-        });
-        for (bump, lives) in required {
-            match self.choose(&lives, bump, &Progress::default()).await {
-                // What the peer refuses is blocked by the rule.
-                Ok(moved) => moved
-                    .into_iter()
-                    .filter_map(|(_, outcome)| outcome.err())
-                    .for_each(|why| tracing::warn!("a required connection waits: {why}")),
-                Err(error) => tracing::warn!("{error:#}"),
-            }
+/// Where a choice stands against what a rule requires, chooses that: the peer would not follow the
+/// rule against the choice.
+pub(crate) async fn enforce(daemon: &Daemon, lives: &[Live]) {
+    let required = by_bump(lives, |live| {
+        let state = daemon.state.borrow();
+        let bump = state.rules.requirement(live)?.bump_id().get();
+        let choice = state.conns.get(&live.pair).choice.of(live.socket)?;
+        (choice.bump != bump).then_some(bump)
+    });
+    for (bump, lives) in required {
+        match switching::choose(daemon, &lives, bump, &Progress::default()).await {
+            // What the peer refuses is blocked by the rule.
+            Ok(moved) => moved
+                .into_iter()
+                .filter_map(|(_, outcome)| outcome.err())
+                .for_each(|why| tracing::warn!("a required connection waits: {why}")),
+            Err(error) => tracing::warn!("{error:#}"),
         }
     }
+}
 
-    /// The connections that are on a bump by the hand of another program here.
-    pub(crate) fn followed_here(&self, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
-        by_bump(lives, |live| {
-            let handed = self.state.borrow().conns.get(&live.pair).handed()?;
-            (handed.by == Hand::Other).then_some(handed.bump)
-        })
-    }
+/// The connections that are on a bump by the hand of another program here.
+pub(crate) fn followed_here(daemon: &Daemon, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
+    by_bump(lives, |live| {
+        let handed = daemon.state.borrow().conns.get(&live.pair).handed()?;
+        (handed.by == Hand::Other).then_some(handed.bump)
+    })
+}
 
-    /// The connections that rules decide over, by the bump of the first rule that matches.
-    pub(crate) fn ruled(&self, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
-        by_bump(lives, |live| {
-            let state = self.state.borrow();
-            let chosen = state.conns.get(&live.pair).choice.of(live.socket);
-            state.ruled_bump(live).filter(|_| chosen.is_none())
-        })
-    }
+/// The connections that rules decide over, by the bump of the first rule that matches.
+pub(crate) fn ruled(daemon: &Daemon, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
+    by_bump(lives, |live| {
+        let state = daemon.state.borrow();
+        let chosen = state.conns.get(&live.pair).choice.of(live.socket);
+        state.ruled_bump(live).filter(|_| chosen.is_none())
+    })
 }
 
 /// Those of these connections that go on, by the bump that each is meant to be on, if any.
@@ -113,4 +110,66 @@ fn by_bump(lives: &[Live], bump: impl Fn(&Live) -> Option<u8>) -> BTreeMap<u8, V
         }
     }
     meant
+}
+
+/// The connections that nothing keeps on the bump of a rule that does not hold any more.
+pub(crate) fn freed(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> Vec<Live> {
+    let mut state = daemon.state.borrow_mut();
+    let mut freed = Vec::new();
+    for live in lives.iter().filter(|live| !live.over) {
+        let chosen = state.conns.get(&live.pair).choice.of(live.socket).is_some();
+        let ruled = state.rules.active().any(|other| other.means(live));
+        if chosen || ruled {
+            continue;
+        }
+        let handed = state.conns.get(&live.pair).handed();
+        let by_it = handed
+            .is_some_and(|handed| handed.by == Hand::Rule && rule.may_have(live, handed.bump));
+        if by_it {
+            // Where another rule of the kernel's wants it, the next packet puts it back.
+            state.conns.update(&live.pair, |conn| conn.hand_over(None));
+        }
+        if by_it || rule.means(live) {
+            freed.push(*live);
+        }
+    }
+    freed
+}
+
+/// Moves connections here and at their peers because rules changed, not by choice.
+pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], bump: u8) {
+    let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
+    for live in lives.iter().filter(|live| !live.bound) {
+        by_peer.entry(live.peer).or_default().push(*live);
+    }
+    let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
+    daemon.update_each(&moving, |conn| conn.moving = true);
+    for (peer, lives) in by_peer {
+        let mut answers = true;
+        for lives in lives.chunks(ROUND) {
+            answers = follow_some(daemon, peer, lives, bump, answers).await;
+        }
+    }
+    daemon.update_each(&moving, |conn| conn.moving = false);
+    daemon.wakers.wake(Task::Confirm);
+}
+
+/// Up to [`ROUND`] connections of [`follow_rules`]. `ask`: the peer is asked for its
+/// part. Whether it answers.
+async fn follow_some(daemon: &Daemon, peer: usize, lives: &[Live], bump: u8, ask: bool) -> bool {
+    let by_rule = |live: &Live| {
+        let mut negotiation = Negotiation::by_rule(live.into(), bump, daemon.host_id);
+        if !ask {
+            negotiation.handle_unasked();
+        }
+        (*live, negotiation)
+    };
+    let mut moves: Vec<Move> = lives.iter().map(by_rule).collect();
+    asking::carry_out(daemon, peer, &mut moves).await;
+    let answers = moves
+        .iter()
+        .map(|(live, asked)| (live.pair, asked.answer()));
+    let answers: Vec<(Pair, Answer)> = answers.collect();
+    tracing::debug!(bump, ?answers, "rules move connections");
+    answers.iter().any(|(_, answer)| answer.is_ok())
 }

@@ -8,14 +8,13 @@ use std::net::IpAddr;
 use dibs_config::Config;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::TcpCounts;
-use dibs_policy::{Backstop, Ends, Error};
+use dibs_policy::{Ends, Error};
+use dibs_switch::conns::{Choice, Pair, Socket};
 use nix::libc;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::terms::{ends, flow_tuple, policy_ends, tuple};
-use dibs_switch::conns::{Choice, Pair, Socket};
-use dibs_switch::table::Conn;
 
 /// conntrack's TCP states, include/uapi/linux/netfilter/nf_conntrack_tcp.h.
 const SYN_SENT: u8 = 1;
@@ -58,167 +57,125 @@ pub(crate) fn faults(config: &Config) -> Vec<String> {
     families.into_iter().filter(off).map(say).collect()
 }
 
-impl Daemon {
-    /// Has the kernel note what there is no socket to ask for. To be called once rules stand, for only
-    /// then it tracks anything.
-    pub(crate) fn note_passing(&self) {
-        if self.config.daemon.gateway.is_empty() {
-            return;
-        }
-        for note in NOTES {
-            if let Err(error) = std::fs::write(note, "1") {
-                tracing::warn!("{note}: {error}: forwarded connections are told apart less well");
-            }
+/// Has the kernel note what there is no socket to ask for. To be called once rules stand, for only
+/// then it tracks anything.
+pub(crate) fn note_passing(daemon: &Daemon) {
+    if daemon.config.daemon.gateway.is_empty() {
+        return;
+    }
+    for note in NOTES {
+        if let Err(error) = std::fs::write(note, "1") {
+            tracing::warn!("{note}: {error}: forwarded connections are told apart less well");
         }
     }
+}
 
-    /// Whether a connection is not this host's own, but passes it.
-    pub(crate) fn passes(&self, pair: &Pair) -> bool {
-        let local = pair.local.ip();
-        is_behind(&self.config, local)
-            && !self.state.borrow().addresses.contains(&local)
-            && self.peer_of(pair.remote.ip()).is_some()
+/// Whether a connection is not this host's own, but passes it.
+pub(crate) fn passes(daemon: &Daemon, pair: &Pair) -> bool {
+    let local = pair.local.ip();
+    is_behind(&daemon.config, local)
+        && !daemon.host.has(local)
+        && daemon.peer_of(pair.remote.ip()).is_some()
+}
+
+/// A tracked connection that passes this host.
+pub(crate) fn passing(daemon: &Daemon, entry: &Connection) -> Option<Live> {
+    if i32::from(entry.original.protocol) != libc::IPPROTO_TCP {
+        return None;
     }
+    let pair = ends(entry).into_iter().find(|pair| passes(daemon, pair))?;
+    let began = entry.original.source == pair.local.into();
+    let in_order = |[first, second]: [u64; 2]| match began {
+        true => (first, second),
+        false => (second, first),
+    };
+    let (sent, received) = in_order(entry.bytes.unwrap_or_default());
+    // It shifts the windows that the far end gives.
+    let (_, scale) = in_order(entry.window_scales.map(u64::from));
+    let state = entry.tcp_state.unwrap_or(ESTABLISHED);
+    Some(Live {
+        pair,
+        peer: daemon.peer_of(pair.remote.ip())?,
+        socket: name(entry),
+        uid: None,
+        inode: 0,
+        bound: false,
+        over: matches!(state, TIME_WAIT | CLOSE),
+        established: state == ESTABLISHED,
+        opening: state == SYN_SENT,
+        counts: TcpCounts {
+            window_scale: u8::try_from(scale).expect("it was a byte"),
+            bytes_acked: sent,
+            bytes_received: received,
+            ..TcpCounts::default()
+        },
+        mark: entry.mark,
+    })
+}
 
-    /// A tracked connection that passes this host.
-    pub(crate) fn passing(&self, entry: &Connection) -> Option<Live> {
-        if i32::from(entry.original.protocol) != libc::IPPROTO_TCP {
-            return None;
+/// All connections that pass this host.
+pub(crate) async fn all_passing(daemon: &Daemon) -> Result<Vec<Live>, Error> {
+    if daemon.config.daemon.gateway.is_empty() {
+        return Ok(Vec::new());
+    }
+    daemon
+        .kernel
+        .conntrack()?
+        .list(|entry| passing(daemon, &entry))
+        .await
+}
+
+/// Those of these connections that pass this host.
+pub(crate) async fn passing_of(daemon: &Daemon, pairs: &[Pair]) -> Result<Vec<Live>, Error> {
+    let mut found = Vec::new();
+    for pair in pairs.iter().filter(|pair| passes(daemon, pair)) {
+        let tuple = tuple(pair);
+        let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
+        found.extend(entry.and_then(|entry| passing(daemon, &entry)));
+    }
+    Ok(found)
+}
+
+/// Whether an entry that is gone was that of a connection which passes, and goes on as far as anybody
+/// knows: somebody flushed the table.
+pub(crate) fn was_passing(daemon: &Daemon, entry: &Connection) -> bool {
+    let went_on = |state| (ESTABLISHED..=CLOSE_WAIT).contains(&state);
+    entry.tcp_state.is_some_and(went_on) && passing(daemon, entry).is_some()
+}
+
+/// Whether a connection that has no entry may live all the same.
+pub(crate) fn may_live(daemon: &Daemon, pair: &Pair) -> bool {
+    passes(daemon, pair) && !daemon.state.borrow().conns.get(pair).ended
+}
+
+/// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
+/// entry, by our hand or its next packet, is named anew.
+pub(crate) fn has_taken(daemon: &Daemon, live: &Live, choice: Choice) -> bool {
+    if live.uid.is_none() && live.established && choice.socket == Socket::UNKNOWN {
+        daemon.update(&live.pair, |conn| conn.choice.rename(live.socket));
+        return false;
+    }
+    live.socket != choice.socket
+}
+
+/// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
+/// host does not know it any more it says so.
+pub(crate) async fn rename(daemon: &Daemon, pair: &Pair, bump: u8) -> Result<(), Error> {
+    for live in passing_of(daemon, std::slice::from_ref(pair)).await? {
+        daemon.update(pair, |conn| conn.choice.rename(live.socket));
+        if !daemon.bumps.is_outside(bump) {
+            // Without the data path nobody can be asked.
+            let _ = daemon.driver.solicit(bump, flow_tuple(pair));
         }
-        let pair = ends(entry).into_iter().find(|pair| self.passes(pair))?;
-        let began = entry.original.source == pair.local.into();
-        let in_order = |[first, second]: [u64; 2]| match began {
-            true => (first, second),
-            false => (second, first),
-        };
-        let (sent, received) = in_order(entry.bytes.unwrap_or_default());
-        // It shifts the windows that the far end gives.
-        let (_, scale) = in_order(entry.window_scales.map(u64::from));
-        let state = entry.tcp_state.unwrap_or(ESTABLISHED);
-        Some(Live {
-            pair,
-            peer: self.peer_of(pair.remote.ip())?,
-            socket: name(entry),
-            uid: None,
-            inode: 0,
-            bound: false,
-            over: matches!(state, TIME_WAIT | CLOSE),
-            established: state == ESTABLISHED,
-            opening: state == SYN_SENT,
-            counts: TcpCounts {
-                window_scale: u8::try_from(scale).expect("it was a byte"),
-                bytes_acked: sent,
-                bytes_received: received,
-                ..TcpCounts::default()
-            },
-            mark: entry.mark,
-        })
     }
+    Ok(())
+}
 
-    /// All connections that pass this host.
-    pub(crate) async fn all_passing(&self) -> Result<Vec<Live>, Error> {
-        if self.config.daemon.gateway.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.conntrack()?.list(|entry| self.passing(&entry)).await
-    }
-
-    /// Those of these connections that pass this host.
-    pub(crate) async fn passing_of(&self, pairs: &[Pair]) -> Result<Vec<Live>, Error> {
-        let mut found = Vec::new();
-        for pair in pairs.iter().filter(|pair| self.passes(pair)) {
-            let tuple = tuple(pair);
-            let entry = self.conntrack()?.get(&tuple).await?;
-            found.extend(entry.and_then(|entry| self.passing(&entry)));
-        }
-        Ok(found)
-    }
-
-    /// Whether an entry that is gone was that of a connection which passes, and goes on as far as anybody
-    /// knows: somebody flushed the table.
-    fn was_passing(&self, entry: &Connection) -> bool {
-        let went_on = |state| (ESTABLISHED..=CLOSE_WAIT).contains(&state);
-        entry.tcp_state.is_some_and(went_on) && self.passing(entry).is_some()
-    }
-
-    /// The entry of a connection that passes is gone. Whether the connection goes on, as far as anybody
-    /// knows; otherwise nothing of the next one with its ends is dropped for that.
-    pub(crate) async fn lose(&self, entry: &Connection) -> bool {
-        let Some(Live { pair, .. }) = self.passing(entry) else {
-            return false;
-        };
-        let goes_on = self.was_passing(entry);
-        {
-            let state = &mut *self.state.borrow_mut();
-            if goes_on {
-                // Its next entry has another name.
-                let rename = |conn: &mut Conn| conn.choice.rename(Socket::UNKNOWN);
-                state.conns.update(&pair, rename);
-            } else {
-                state.conns.update(&pair, |conn| {
-                    conn.ended |= conn.is_marked();
-                    conn.lock.release();
-                });
-            }
-        }
-        if !goes_on {
-            self.note_locks().await;
-        }
-        goes_on
-    }
-
-    /// Whether a connection that has no entry may live all the same.
-    pub(crate) fn may_live(&self, pair: &Pair) -> bool {
-        self.passes(pair) && !self.state.borrow().conns.get(pair).ended
-    }
-
-    /// Whether a choice for the connection `live` was made for an earlier one. What passes and has a new
-    /// entry, by our hand or its next packet, is named anew.
-    pub(crate) fn has_taken(&self, live: &Live, choice: Choice) -> bool {
-        if live.uid.is_none() && live.established && choice.socket == Socket::UNKNOWN {
-            self.update(&live.pair, |conn| conn.choice.rename(live.socket));
-            return false;
-        }
-        live.socket != choice.socket
-    }
-
-    /// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
-    /// host does not know it any more it says so.
-    pub(crate) async fn rename(&self, pair: &Pair, bump: u8) -> Result<(), Error> {
-        for live in self.passing_of(std::slice::from_ref(pair)).await? {
-            self.update(pair, |conn| conn.choice.rename(live.socket));
-            if !self.bumps.is_outside(bump) {
-                // Without the data path nobody can be asked.
-                let _ = self.driver.solicit(bump, flow_tuple(pair));
-            }
-        }
-        Ok(())
-    }
-
-    /// Brings the backstop to what is locked of connections that pass: what is forged of others their
-    /// sockets sort out.
-    pub(crate) async fn note_locks(&self) {
-        let mut backstop = self.backstop.lock().await;
-        self.tell_locks(&mut backstop).await;
-    }
-
-    /// As [`note_locks`](Self::note_locks), for those who hold the backstop.
-    pub(crate) async fn tell_locks(&self, backstop: &mut Backstop) {
-        if self.config.daemon.gateway.is_empty() {
-            return;
-        }
-        let before = backstop.standing().clone();
-        // What failed shows in how it stands now, and is tried again.
-        let _ = backstop.set_locked(self.locked_passing()).await;
-        self.tell_standing(&before, backstop.standing());
-    }
-
-    /// The connections that pass and are locked.
-    pub(crate) fn locked_passing(&self) -> BTreeSet<Ends> {
-        let locked: Vec<Pair> = self.state.borrow().conns.locked().collect();
-        let passing = locked.into_iter().filter(|pair| self.passes(pair));
-        passing.map(|pair| policy_ends(&pair)).collect()
-    }
+/// The connections that pass and are locked.
+pub(crate) fn locked_passing(daemon: &Daemon) -> BTreeSet<Ends> {
+    let locked: Vec<Pair> = daemon.state.borrow().conns.locked().collect();
+    let passing = locked.into_iter().filter(|pair| passes(daemon, pair));
+    passing.map(|pair| policy_ends(&pair)).collect()
 }
 
 /// What tells a tracked connection from others of the same ends, before and after it.

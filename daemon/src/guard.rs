@@ -7,9 +7,9 @@ use anyhow::Context as _;
 use dibs_config::Fail;
 use dibs_policy::{Backstop, Standing, Steering, Strength};
 
-use crate::interfaces::Inventory;
+use crate::restoring::initial_state;
 use crate::state_file::StateFile;
-use crate::{initial_state, privileges, probing, startup};
+use crate::{privileges, probing, startup};
 
 /// Puts into the kernel what blocks, and ends.
 ///
@@ -26,8 +26,8 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     // A daemon that runs guards already, and says so.
     let saved = StateFile::open(&config.daemon.control_socket)?.load()?;
     // Addresses go on TUNs, which come with the daemon.
-    let mut state = initial_state(&config, &saved, Inventory::default())?;
-    if state.wish(&config).bumps.is_empty() {
+    let mut state = initial_state(&config, &saved)?;
+    if state.wish(&config, &[], None).bumps.is_empty() {
         tracing::info!("nothing is to be blocked: no rule and no choice puts anything on a bump");
         return Ok(());
     }
@@ -37,8 +37,10 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         .context("cannot start the runtime")?;
     runtime.block_on(async {
         let mut steering = Steering::system(None)?;
-        probing::probe_all(&mut steering, &config, &mut state.rules).await?;
-        let wish = state.wish(&config);
+        let mut rules = state.rules.all().to_vec();
+        probing::probe_all(&mut steering, &config, &mut rules).await?;
+        state.rules.keep(rules);
+        let wish = state.wish(&config, &[], None);
         steering.set(&wish).await.context("cannot steer")?;
         let mut backstop = Backstop::open()?;
         match backstop.set(&wish, &state.known()).await {

@@ -76,29 +76,24 @@ impl Inventory {
     /// The addresses of the paths' interfaces, which peers may open connections to if nothing else is said.
     pub fn reachable(&self, paths: &[PathConfig]) -> Vec<IpAddr> {
         let interfaces = paths.iter().filter_map(|path| self.of_path(path));
-        let mut addresses: Vec<IpAddr> = interfaces
-            .flat_map(|interface| interface.addresses.iter().copied())
-            .filter(|address| is_routable(*address))
-            .collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        addresses
+        let addresses = interfaces.flat_map(|interface| interface.addresses.iter().copied());
+        sorted(addresses.filter(|address| is_routable(*address)))
     }
 
     /// The addresses that connections of this host may use, but for those of the interfaces `ours`.
     pub fn host_addresses(&self, ours: impl Fn(&str) -> bool) -> Vec<IpAddr> {
-        let mut addresses: Vec<IpAddr> = self
-            .0
-            .iter()
-            .filter(|interface| !ours(&interface.name))
-            .flat_map(|interface| &interface.addresses)
-            .copied()
-            .filter(|address| is_routable(*address))
-            .collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        addresses
+        let interfaces = self.0.iter().filter(|interface| !ours(&interface.name));
+        let addresses = interfaces.flat_map(|interface| interface.addresses.iter().copied());
+        sorted(addresses.filter(|address| is_routable(*address)))
     }
+}
+
+/// Each of these once, in order.
+pub(crate) fn sorted(addresses: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = addresses.collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
 }
 
 /// What the file says is a peer's and is this host's own: nothing comes of it, for what goes to an own address

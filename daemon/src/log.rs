@@ -62,3 +62,9 @@ pub(crate) fn event(kind: &str, text: &str, fields: &[(&str, String)]) {
         "{text}"
     );
 }
+
+/// What was done; an error goes to the log.
+pub(crate) fn or_warn<T>(done: Result<T, impl std::fmt::Display>) -> Option<T> {
+    let warn = |error| tracing::warn!("{error:#}");
+    done.map_err(warn).ok()
+}

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     let done = match &args.man {
         Some(directory) => man(directory),
         None if args.guard => dibsd::guard::run(&args.config),
-        None => dibsd::run(&args.config),
+        None => dibsd::run::run(&args.config),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -26,6 +26,7 @@ use tokio::time::timeout;
 
 use crate::caller::Caller;
 use crate::daemon::Daemon;
+use crate::listing;
 
 /// Who scrapes is served beside so many others at most; more wait.
 const CLIENTS: usize = 4;
@@ -76,12 +77,12 @@ pub(crate) async fn serve(daemon: Rc<Daemon>, listener: TcpListener) {
 async fn client(daemon: &Daemon, mut stream: TcpStream) -> io::Result<()> {
     let request = timeout(CLIENT_TIMEOUT, request(&mut stream)).await??;
     let (status, kind, body) = match asked(&request) {
-        Asked::Metrics => match daemon.status(Caller { uid: 0 }).await {
+        Asked::Metrics => match listing::status(daemon, Caller { uid: 0 }).await {
             Ok(status) => match text(&status) {
                 Ok(text) => ("200 OK", CONTENT, text),
                 Err(error) => ("500 Internal Server Error", PLAIN, format!("{error}\n")),
             },
-            Err(why) => ("503 Service Unavailable", PLAIN, format!("{why}\n")),
+            Err(why) => ("503 Service Unavailable", PLAIN, format!("{why:#}\n")),
         },
         Asked::Elsewhere => ("404 Not Found", PLAIN, "metrics are at /metrics\n".into()),
         Asked::Otherwise => ("405 Method Not Allowed", PLAIN, "metrics are got\n".into()),
@@ -199,23 +200,15 @@ fn text(status: &Status) -> Result<String, fmt::Error> {
 
 fn of_daemon(metrics: &mut Metrics, status: &Status) {
     let one = |value: f64| [(Labels::new(), value)];
+    let help = "Time since dibsd started";
     let uptime = one(status.uptime as f64);
-    metrics.state(
-        "uptime",
-        "Time since dibsd started",
-        Some(Unit::Seconds),
-        uptime,
-    );
+    metrics.state("uptime", help, Some(Unit::Seconds), uptime);
     let help = "Live connections to peers, plain ones too";
     metrics.state("connections", help, None, one(status.connections as f64));
     let bumps = { status.bumps.iter() }
         .map(|bump| (vec![("bump", bump.name.clone())], bump.connections as f64));
-    metrics.state(
-        "bump_connections",
-        "Live connections on a bump",
-        None,
-        bumps,
-    );
+    let help = "Live connections on a bump";
+    metrics.state("bump_connections", help, None, bumps);
     let help = "Warnings that dibsctl status shows";
     metrics.state("warnings", help, None, one(status.warnings.len() as f64));
     let stands = !matches!(
@@ -243,8 +236,9 @@ fn of_peers(metrics: &mut Metrics, status: &Status) {
     metrics.state("peer_connections", help, None, on);
 }
 
-#[expect(clippy::too_many_lines, reason = "a table of metrics")]
 fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
+    type State = fn(&PathInfo) -> Option<f64>;
+    type Count = fn(&PathInfo) -> u64;
     let label = |path: &PathInfo| vec![("path", path.name.clone()), ("peer", path.peer.clone())];
     // While a path moves there are two of the name: the states are those of the one that carries data.
     let mut carrying: BTreeMap<_, &PathInfo> = BTreeMap::new();
@@ -254,119 +248,83 @@ fn of_paths(metrics: &mut Metrics, all: &[PathInfo]) {
             *place = path;
         }
     }
-    let paths = || carrying.values().copied();
-    let flag = |of: fn(&PathInfo) -> bool| {
-        paths().map(move |path| (label(path), f64::from(u8::from(of(path)))))
-    };
-    let number = |of: fn(&PathInfo) -> Option<u64>, scale: f64| {
-        paths().filter_map(move |path| Some((label(path), of(path)? as f64 / scale)))
-    };
-    let sum = |of: fn(&PathInfo) -> u64| all.iter().map(move |path| (label(path), of(path)));
     let (seconds, bytes) = (|| Some(Unit::Seconds), || Some(Unit::Bytes));
+    let ratio = Some(Unit::Other("ratio".to_owned()));
+    let limit = "What the path may carry in this month, both ways, to all peers";
+    let used = "What the path has carried in this month of that";
+    let states: [(_, _, _, State); 11] = [
+        ("up", "Whether the path carries datagrams", None, |path| {
+            flag(path.state == PathState::Up)
+        }),
+        (
+            "usable",
+            "Whether the path may carry new data",
+            None,
+            |path| flag(path.unused.is_none()),
+        ),
+        ("rtt", "Smoothed round trip", seconds(), |path| {
+            micros(path.srtt_us)
+        }),
+        ("min_rtt", "Least round trip", seconds(), |path| {
+            micros(path.min_rtt_us)
+        }),
+        (
+            "rtt_variation",
+            "Variation of the round trip",
+            seconds(),
+            |path| micros(path.rttvar_us),
+        ),
+        (
+            "loss",
+            "Part of the datagrams that is lost lately",
+            ratio,
+            |path| Some(path.loss),
+        ),
+        ("congestion_window", "Congestion window", bytes(), |path| {
+            Some(path.cwnd as f64)
+        }),
+        (
+            "in_flight",
+            "What waits for acknowledgement",
+            bytes(),
+            |path| Some(path.in_flight as f64),
+        ),
+        ("mtu", "Largest UDP payload", bytes(), |path| {
+            Some(path.mtu.into())
+        }),
+        ("volume_limit", limit, bytes(), |path| {
+            Some(path.volume? as f64)
+        }),
+        ("volume_used", used, bytes(), |path| {
+            Some(path.volume_used? as f64)
+        }),
+    ];
+    for (name, help, unit, of) in states {
+        let values = carrying.values();
+        let values = values.filter_map(|path| Some((label(path), of(path)?)));
+        metrics.state(format!("path_{name}"), help, unit, values);
+    }
+    let marked = "Datagrams sent that a router has marked for congestion (ECN)";
+    let counts: [(_, _, _, Count); 4] = [
+        ("lost_datagrams", "Datagrams lost", None, |path| path.lost),
+        ("marked_datagrams", marked, None, |path| path.marked),
+        ("sent", "Datagrams sent", bytes(), |path| path.bytes_sent),
+        ("received", "Datagrams received", bytes(), |path| {
+            path.bytes_received
+        }),
+    ];
+    for (name, help, unit, of) in counts {
+        let values = all.iter().map(|path| (label(path), of(path)));
+        metrics.count(format!("path_{name}"), help, unit, values);
+    }
+}
 
-    let help = "Whether the path carries datagrams";
-    metrics.state(
-        "path_up",
-        help,
-        None,
-        flag(|path| path.state == PathState::Up),
-    );
-    let help = "Whether the path may carry new data";
-    metrics.state(
-        "path_usable",
-        help,
-        None,
-        flag(|path| path.unused.is_none()),
-    );
-    let help = "Smoothed round trip";
-    metrics.state(
-        "path_rtt",
-        help,
-        seconds(),
-        number(|path| path.srtt_us, 1e6),
-    );
-    let help = "Least round trip";
-    metrics.state(
-        "path_min_rtt",
-        help,
-        seconds(),
-        number(|path| path.min_rtt_us, 1e6),
-    );
-    let help = "Variation of the round trip";
-    metrics.state(
-        "path_rtt_variation",
-        help,
-        seconds(),
-        number(|path| path.rttvar_us, 1e6),
-    );
-    let loss = paths().map(|path| (label(path), path.loss));
-    let help = "Part of the datagrams that is lost lately";
-    metrics.state(
-        "path_loss",
-        help,
-        Some(Unit::Other("ratio".to_owned())),
-        loss,
-    );
-    metrics.count(
-        "path_lost_datagrams",
-        "Datagrams lost",
-        None,
-        sum(|path| path.lost),
-    );
-    metrics.count(
-        "path_marked_datagrams",
-        "Datagrams sent that a router has marked for congestion (ECN)",
-        None,
-        sum(|path| path.marked),
-    );
-    metrics.count(
-        "path_sent",
-        "Datagrams sent",
-        bytes(),
-        sum(|path| path.bytes_sent),
-    );
-    let help = "Datagrams received";
-    metrics.count(
-        "path_received",
-        help,
-        bytes(),
-        sum(|path| path.bytes_received),
-    );
-    let help = "Congestion window";
-    metrics.state(
-        "path_congestion_window",
-        help,
-        bytes(),
-        number(|path| Some(path.cwnd), 1.0),
-    );
-    let help = "What waits for acknowledgement";
-    metrics.state(
-        "path_in_flight",
-        help,
-        bytes(),
-        number(|path| Some(path.in_flight), 1.0),
-    );
-    let help = "Largest UDP payload";
-    metrics.state(
-        "path_mtu",
-        help,
-        bytes(),
-        number(|path| Some(path.mtu.into()), 1.0),
-    );
-    let help = "What the path may carry in this month, both ways, to all peers";
-    metrics.state(
-        "path_volume_limit",
-        help,
-        bytes(),
-        number(|path| path.volume, 1.0),
-    );
-    let help = "What the path has carried in this month of that";
-    metrics.state(
-        "path_volume_used",
-        help,
-        bytes(),
-        number(|path| path.volume_used, 1.0),
-    );
+fn flag(is: bool) -> Option<f64> {
+    Some(f64::from(u8::from(is)))
+}
+
+fn micros(time: Option<u64>) -> Option<f64> {
+    Some(time? as f64 / 1e6)
 }
 
 #[cfg(test)]

@@ -10,10 +10,8 @@ use dibs_core::preference::{Unused, Usage};
 use dibs_settings::{Hint, Role, Scheduler};
 use serde::{Deserialize, Serialize};
 
-use crate::daemon::Daemon;
-use crate::driver::Gone;
+use crate::driver::{Driver, Gone, Snapshot};
 use crate::volumes::{Month, Stage, Turn, Volumes};
-use crate::wakers::Task;
 
 /// What `dibsctl` set, as it is saved. Paths go by name: the file may have them in another order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,10 +225,10 @@ impl InForce {
 
 /// How paths are used now.
 #[derive(Debug)]
-pub struct Preferences {
+pub(crate) struct Preferences {
     wishes: Wishes,
     now: InForce,
-    pub(crate) volumes: Volumes,
+    volumes: Volumes,
 }
 
 impl Preferences {
@@ -312,6 +310,19 @@ impl Preferences {
         self.volumes.judge(limits)
     }
 
+    /// Adds what sockets have carried by now; which paths have used another part of their volume by that.
+    pub(crate) fn count_carried(&mut self, config: &Config, snapshot: &Snapshot) -> Vec<Turn> {
+        let totals: Vec<u64> = { snapshot.sockets.iter() }
+            .map(|socket| socket.bytes_sent.saturating_add(socket.bytes_received))
+            .collect();
+        self.count(config, &totals, Month::now())
+    }
+
+    /// What paths carried, to be kept.
+    pub(crate) fn volumes(&mut self) -> &mut Volumes {
+        &mut self.volumes
+    }
+
     /// What the data path is told of a path.
     fn node_usage(&self, path: usize) -> Usage {
         let PathUsage { role, rate, .. } = self.now.paths[path];
@@ -344,8 +355,60 @@ impl Preferences {
         node.hint = self.hint(config);
     }
 
+    /// Tells the data path all that holds: what is as before changes nothing there.
+    fn tell_data_path(&self, config: &Config, driver: &Driver) -> Result<(), Gone> {
+        for path in 0..config.paths.len() {
+            self.tell_usage(driver, path)?;
+        }
+        driver.set_scheduler(self.now.scheduler)?;
+        driver.prefer(self.hint(config))
+    }
+
+    /// Tells the data path what a path is for.
+    pub(crate) fn tell_usage(&self, driver: &Driver, path: usize) -> Result<(), Gone> {
+        driver.set_usage(path, self.node_usage(path))
+    }
+
+    /// What would hold after a change.
+    ///
+    /// # Errors
+    /// There can be no such thing.
+    pub(crate) fn changed(&self, config: &Config, change: &PathChange) -> Result<Wishes, Failure> {
+        let mut wishes = self.wishes.clone();
+        wishes.take(config, change.clone())?;
+        let now = wishes.in_force(config);
+        let never = |path: &str| {
+            let mut paths = config.paths.iter().zip(&now.paths);
+            paths.any(|(known, usage)| known.name == path && usage.role == Role::Never)
+        };
+        let contradiction = match change {
+            PathChange::Prefer { path, .. } if never(path) => Some(format!(
+                "path \"{path}\" is never used: give it another role first"
+            )),
+            _ => None,
+        };
+        match contradiction.or_else(|| now.fault()) {
+            Some(why) => Err(Failure::new(ErrorKind::Refused, why)),
+            None => Ok(wishes),
+        }
+    }
+
+    /// Has other wishes saved from now on, and returns those that were; what holds follows with
+    /// [`apply`](Self::apply).
+    pub(crate) fn replace_wishes(&mut self, wishes: Wishes) -> Wishes {
+        std::mem::replace(&mut self.wishes, wishes)
+    }
+
+    /// Has the wishes hold, and the data path told; which paths have used another part of their volume by that.
+    pub(crate) fn apply(&mut self, config: &Config, driver: &Driver) -> Result<Vec<Turn>, Gone> {
+        self.now = self.wishes.in_force(config);
+        let turns = self.count(config, &[], Month::now());
+        self.tell_data_path(config, driver)?;
+        Ok(turns)
+    }
+
     /// For users.
-    fn info(&self, config: &Config) -> dibs_control::Preferences {
+    pub(crate) fn info(&self, config: &Config) -> dibs_control::Preferences {
         let paths = config.paths.iter().zip(&self.now.paths);
         let of_path =
             |(path, usage): (&dibs_config::PathConfig, &PathUsage)| dibs_control::PathUsage {
@@ -365,139 +428,6 @@ impl Preferences {
             changed: self.wishes != Wishes::default(),
             warnings: Vec::new(),
         }
-    }
-}
-
-/// What happened, for those who follow: a word, a sentence, and what it is about.
-type News = (&'static str, String, Vec<(&'static str, String)>);
-
-/// What a change came to.
-fn news(change: &PathChange, now: &dibs_control::Preferences) -> News {
-    let usage = |name: &String| now.paths.iter().find(|path| path.name == *name);
-    match change {
-        PathChange::Prefer { path, .. } => {
-            let text = format!("new data goes by path {path} as long as it is usable");
-            ("path_preference", text, vec![("path", path.clone())])
-        }
-        PathChange::Unprefer => (
-            "path_preference",
-            "no path is preferred".to_owned(),
-            Vec::new(),
-        ),
-        PathChange::Scheduler { name } => {
-            let text = format!("new data is shared out by the scheduler {name}");
-            ("path_scheduler", text, vec![("scheduler", name.clone())])
-        }
-        PathChange::Role { path, role } => {
-            let text = format!("the role of path {path} is {role}");
-            let fields = vec![("path", path.clone()), ("role", role.clone())];
-            ("path_role", text, fields)
-        }
-        PathChange::Limit { path, .. } => {
-            let usage = usage(path);
-            let rate = usage.and_then(|usage| Rate::new(usage.rate_limit?).ok());
-            let volume = usage.and_then(|usage| Volume::new(usage.volume?).ok());
-            let none = || "none".to_owned();
-            let fields = vec![
-                ("path", path.clone()),
-                ("rate", rate.map_or_else(none, |rate| rate.to_string())),
-                (
-                    "volume",
-                    volume.map_or_else(none, |volume| volume.to_string()),
-                ),
-            ];
-            let (rate, volume) = (&fields[1].1, &fields[2].1);
-            let text = format!("the limits of path {path} are rate {rate}, volume {volume}");
-            ("path_limit", text, fields)
-        }
-        PathChange::Reset => {
-            let text = "paths are used as the configuration file says".to_owned();
-            ("path_reset", text, Vec::new())
-        }
-    }
-}
-
-impl Daemon {
-    /// How paths are used now.
-    pub(crate) fn path_preferences(&self) -> dibs_control::Preferences {
-        self.preferences.borrow().info(&self.config)
-    }
-
-    /// Has paths used otherwise, now and after a restart.
-    pub(crate) async fn change_paths(
-        &self,
-        change: PathChange,
-    ) -> Result<dibs_control::Preferences, Failure> {
-        let failed = |error: anyhow::Error| Failure::new(ErrorKind::Failed, format!("{error:#}"));
-        // What was carried until now was carried under the limits that held.
-        self.look_at_volumes(false)
-            .await
-            .map_err(|error| failed(error.into()))?;
-        let (before, told) = {
-            let mut preferences = self.preferences.borrow_mut();
-            let mut wishes = preferences.wishes.clone();
-            wishes.take(&self.config, change.clone())?;
-            let now = wishes.in_force(&self.config);
-            let never = |path: &str| {
-                let mut paths = self.config.paths.iter().zip(&now.paths);
-                paths.any(|(known, usage)| known.name == path && usage.role == Role::Never)
-            };
-            let contradiction = match &change {
-                PathChange::Prefer { path, .. } if never(path) => Some(format!(
-                    "path \"{path}\" is never used: give it another role first"
-                )),
-                _ => None,
-            };
-            if let Some(why) = contradiction.or_else(|| now.fault()) {
-                return Err(Failure::new(ErrorKind::Refused, why));
-            }
-            let told = preferences.warnings(&self.config);
-            let before = std::mem::replace(&mut preferences.wishes, wishes);
-            (before, told)
-        };
-        if let Err(error) = self.save() {
-            self.preferences.borrow_mut().wishes = before;
-            return Err(failed(error));
-        }
-        let turns = {
-            let mut preferences = self.preferences.borrow_mut();
-            preferences.now = preferences.wishes.in_force(&self.config);
-            preferences.count(&self.config, &[], Month::now())
-        };
-        self.tell_data_path()
-            .map_err(|error| failed(error.into()))?;
-        let mut info = self.path_preferences();
-        info.warnings = self.preferences.borrow().warnings(&self.config);
-        info.warnings.retain(|warning| !told.contains(warning));
-        let (kind, text, fields) = news(&change, &info);
-        self.events.tell(kind, text, &fields);
-        for warning in &info.warnings {
-            tracing::warn!("{warning}");
-        }
-        for turn in &turns {
-            self.tell_volume(turn);
-        }
-        self.wakers.wake(Task::Volumes);
-        Ok(info)
-    }
-
-    /// Tells the data path all that holds: what is as before changes nothing there.
-    fn tell_data_path(&self) -> Result<(), Gone> {
-        for path in 0..self.config.paths.len() {
-            self.tell_usage(path)?;
-        }
-        let (scheduler, hint) = {
-            let preferences = self.preferences.borrow();
-            (preferences.now.scheduler, preferences.hint(&self.config))
-        };
-        self.driver.set_scheduler(scheduler)?;
-        self.driver.prefer(hint)
-    }
-
-    /// Tells the data path what a path is for.
-    pub(crate) fn tell_usage(&self, path: usize) -> Result<(), Gone> {
-        let usage = self.preferences.borrow().node_usage(path);
-        self.driver.set_usage(path, usage)
     }
 }
 

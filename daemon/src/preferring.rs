@@ -8,8 +8,9 @@ use dibs_config::Level;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::switching::Mark;
+use crate::marking::Mark;
 use crate::wakers::Task;
+use crate::{connections, following, marking, reconcile, sessions};
 
 /// Between two looks while a rule asks.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -17,11 +18,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Follows the sessions for good.
 pub(crate) async fn keep(daemon: Rc<Daemon>) {
     loop {
-        if let Err(error) = daemon.look_at_sessions().await {
+        if let Err(error) = look_at_sessions(&daemon).await {
             tracing::warn!("cannot follow the sessions: {error:#}");
         }
         let due = daemon.wakers.woken(Task::Sessions);
-        if daemon.prefers() {
+        if prefers(&daemon) {
             let _ = tokio::time::timeout(LOOK_EVERY, due).await;
         } else {
             due.await;
@@ -29,60 +30,58 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
     }
 }
 
-impl Daemon {
-    fn prefers(&self) -> bool {
-        let state = self.state.borrow();
-        let mut rules = state.rules_in_force();
-        rules.any(|rule| rule.level == Level::Prefer)
-    }
+fn prefers(daemon: &Daemon) -> bool {
+    let state = daemon.state.borrow();
+    let mut rules = state.rules.in_force();
+    rules.any(|rule| rule.level == Level::Prefer)
+}
 
-    /// Notes which peers have a session, and does what rules make of that.
-    async fn look_at_sessions(&self) -> anyhow::Result<()> {
-        let answers = self.sessions().await?;
-        let turned: Vec<usize> = {
-            let mut state = self.state.borrow_mut();
-            let known = state.peers.iter_mut().zip(&answers).enumerate();
-            let turned = known.filter_map(|(index, (peer, answers))| {
-                let before = std::mem::replace(&mut peer.answers, *answers);
-                (before != *answers).then_some(index)
-            });
-            turned.collect()
+/// Notes which peers have a session, and does what rules make of that.
+async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
+    let answers = sessions::sessions(daemon).await?;
+    let turned: Vec<usize> = {
+        let mut state = daemon.state.borrow_mut();
+        let known = state.peers.iter_mut().zip(&answers).enumerate();
+        let turned = known.filter_map(|(index, (peer, answers))| {
+            let before = std::mem::replace(&mut peer.answers, *answers);
+            (before != *answers).then_some(index)
+        });
+        turned.collect()
+    };
+    if turned.is_empty() || !prefers(daemon) {
+        return Ok(());
+    }
+    let _turn = daemon.users.own_turn().await;
+    reconcile::steer(daemon).await?;
+    let lives = connections::all(daemon).await?;
+    for peer in turned {
+        let lives = lives.iter().filter(|live| live.peer == peer);
+        let lives: Vec<Live> = lives.copied().collect();
+        if answers[peer] {
+            for (bump, lives) in following::ruled(daemon, &lives) {
+                following::follow_rules(daemon, &lives, bump).await;
+            }
+        } else {
+            release_opening(daemon, &lives).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which
+/// nothing but a SYN is under way, begin in plain like those after them.
+async fn release_opening(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<()> {
+    for live in lives.iter().filter(|live| live.opening) {
+        let waits = {
+            let state = daemon.state.borrow();
+            let rule = state.deciding_rule(live);
+            let preferred = rule.is_some_and(|rule| rule.level == Level::Prefer);
+            preferred && state.conns.get(&live.pair).choice.of(live.socket).is_none()
         };
-        if turned.is_empty() || !self.prefers() {
-            return Ok(());
+        if waits {
+            let _turn = daemon.kernel.marking().await;
+            marking::mark_one(daemon, Mark::moved(live.pair, 0)).await?;
         }
-        let _turn = self.users.own_turn().await;
-        self.steer().await?;
-        let lives = self.connections().await?;
-        for peer in turned {
-            let lives = lives.iter().filter(|live| live.peer == peer);
-            let lives: Vec<Live> = lives.copied().collect();
-            if answers[peer] {
-                for (bump, lives) in self.ruled(&lives) {
-                    self.follow_rules(&lives, bump).await;
-                }
-            } else {
-                self.release_opening(&lives).await?;
-            }
-        }
-        Ok(())
     }
-
-    /// Connections that a rule put on its bump before anybody knew that the peer is gone, and of which
-    /// nothing but a SYN is under way, begin in plain like those after them.
-    async fn release_opening(&self, lives: &[Live]) -> anyhow::Result<()> {
-        for live in lives.iter().filter(|live| live.opening) {
-            let waits = {
-                let state = self.state.borrow();
-                let rule = state.ruling(live);
-                let preferred = rule.is_some_and(|rule| rule.level == Level::Prefer);
-                preferred && state.conns.get(&live.pair).choice.of(live.socket).is_none()
-            };
-            if waits {
-                let _turn = self.marking.lock().await;
-                self.mark_one(Mark::moved(live.pair, 0)).await?;
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }

@@ -2,12 +2,13 @@
 
 use anyhow::Context as _;
 use dibs_config::{Config, Level, Selection};
-use dibs_control::RuleOrigin;
+use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{ClassRule, Error, Family, Probed, Steering};
 
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::rules::{Narrowed, Rule, name};
+use crate::{connections, following, reconcile};
 
 /// Whether a rule names what not every kernel or iptables takes.
 fn is_special(selection: &Selection) -> bool {
@@ -18,7 +19,7 @@ fn is_special(selection: &Selection) -> bool {
 
 /// Has the kernel look at a rule, and keeps it to the family in which it is taken, if that is one. Why it
 /// cannot be, if it is taken in none, or in one and requires its bump: to make do with that is its caller's choice.
-pub(crate) async fn probe(
+async fn try_out(
     steering: &mut Steering,
     config: &Config,
     rule: &mut Rule,
@@ -82,7 +83,7 @@ fn place(rule: &Rule) -> String {
     format!("rule.{}.{key}", rule.id - 1)
 }
 
-/// As [`probe`], for all rules that the daemon starts with.
+/// As [`try_out`], for all rules that the daemon starts with.
 ///
 /// # Errors
 /// A rule of the file is refused; a rule of the user is left out, and the log says so. But what one that was
@@ -94,7 +95,7 @@ pub(crate) async fn probe_all(
 ) -> anyhow::Result<()> {
     let mut kept = Vec::with_capacity(rules.len());
     for mut rule in std::mem::take(rules) {
-        match probe(steering, config, &mut rule).await? {
+        match try_out(steering, config, &mut rule).await? {
             None => {
                 tell_narrowed(&rule);
                 kept.push(rule);
@@ -121,74 +122,65 @@ fn tell_narrowed(rule: &Rule) {
     }
 }
 
-impl Daemon {
-    /// Why the kernel does not take a rule, if it does not; see [`probe`].
-    pub(crate) async fn probe(&self, rule: &mut Rule) -> anyhow::Result<Option<String>> {
-        let mut steerer = self.steerer.lock().await;
-        let refused = probe(steerer.steering(), &self.config, rule).await?;
-        if refused.is_none() {
-            tell_narrowed(rule);
-        }
-        Ok(refused)
+/// Why the kernel does not take a rule, if it does not; see [`try_out`].
+pub(crate) async fn probe(daemon: &Daemon, rule: &mut Rule) -> anyhow::Result<Option<String>> {
+    let mut steerer = daemon.kernel.steerer().await;
+    let refused = try_out(steerer.steering(), &daemon.config, rule).await?;
+    if refused.is_none() {
+        tell_narrowed(rule);
     }
+    Ok(refused)
+}
 
-    /// Tries rules again that are kept to one family: what the other lacked may be there by now.
-    pub(crate) async fn widen_rules(&self) -> anyhow::Result<()> {
-        let is_narrow = |rule: &&Rule| rule.narrowed.is_some();
-        if !self
-            .state
-            .borrow()
-            .rules_in_force()
-            .any(|rule| is_narrow(&rule))
-        {
-            return Ok(());
-        }
-        let _turn = self.users.own_turn().await;
-        let narrow: Vec<Rule> = {
-            let state = self.state.borrow();
-            state.rules_in_force().filter(is_narrow).cloned().collect()
-        };
-        let mut wider = Vec::new();
-        for mut rule in narrow {
-            let mut steerer = self.steerer.lock().await;
-            let refused = probe(steerer.steering(), &self.config, &mut rule).await?;
-            if refused.is_none() && rule.narrowed.is_none() {
-                wider.push((rule.id, Audience::of_rule(&rule)));
-            }
-        }
-        if wider.is_empty() {
-            return Ok(());
-        }
-        {
-            let mut state = self.state.borrow_mut();
-            let widened = state.rules.iter_mut();
-            widened
-                .filter(|rule| wider.iter().any(|(id, _)| *id == rule.id))
-                .for_each(|rule| rule.narrowed = None);
-        }
-        self.steer().await?;
-        for (id, audience) in &wider {
-            self.events.tell_of(
-                *audience,
-                "rule_widened",
-                format!("rule {id} holds for IPv4 and IPv6 now"),
-                &[("rule", id.to_string())],
-            );
-        }
-        let lives = self.connections().await?;
-        self.follow_changed_rules(&[], &lives).await;
-        Ok(())
+/// Tries rules again that are kept to one family: what the other lacked may be there by now.
+pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
+    let is_narrow = |rule: &&Rule| rule.narrowed.is_some();
+    if !daemon
+        .state
+        .borrow()
+        .rules
+        .in_force()
+        .any(|rule| is_narrow(&rule))
+    {
+        return Ok(());
     }
+    let _turn = daemon.users.own_turn().await;
+    let narrow: Vec<Rule> = {
+        let state = daemon.state.borrow();
+        state.rules.in_force().filter(is_narrow).cloned().collect()
+    };
+    let mut wider = Vec::new();
+    for mut rule in narrow {
+        let mut steerer = daemon.kernel.steerer().await;
+        let refused = try_out(steerer.steering(), &daemon.config, &mut rule).await?;
+        if refused.is_none() && rule.narrowed.is_none() {
+            wider.push((rule.id, Audience::of_rule(&rule)));
+        }
+    }
+    if wider.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<RuleId> = wider.iter().map(|(id, _)| *id).collect();
+    daemon.state.borrow_mut().rules.widen(&ids);
+    reconcile::steer(daemon).await?;
+    for (id, audience) in &wider {
+        daemon.events.tell_of(
+            *audience,
+            "rule_widened",
+            format!("rule {id} holds for IPv4 and IPv6 now"),
+            &[("rule", id.to_string())],
+        );
+    }
+    let lives = connections::all(daemon).await?;
+    following::follow_changed_rules(daemon, &[], &lives).await;
+    Ok(())
+}
 
-    /// See [`probe_all`].
-    pub(crate) async fn probe_rules(&self) -> anyhow::Result<()> {
-        let mut rules = std::mem::take(&mut self.state.borrow_mut().rules);
-        let mut steerer = self.steerer.lock().await;
-        probe_all(steerer.steering(), &self.config, &mut rules).await?;
-        let mut state = self.state.borrow_mut();
-        let known = |id| rules.iter().any(|rule: &Rule| rule.id == id);
-        state.user_rules.retain(|rule| known(rule.id));
-        state.rules = rules;
-        Ok(())
-    }
+/// See [`probe_all`].
+pub(crate) async fn probe_rules(daemon: &Daemon) -> anyhow::Result<()> {
+    let mut rules = daemon.state.borrow().rules.all().to_vec();
+    let mut steerer = daemon.kernel.steerer().await;
+    probe_all(steerer.steering(), &daemon.config, &mut rules).await?;
+    daemon.state.borrow_mut().rules.keep(rules);
+    Ok(())
 }

@@ -10,13 +10,14 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use dibs_switch::conns::Version;
+use dibs_switch::messages::{Body, Message, Named, Switch};
 use tokio::sync::Notify;
 
 use crate::daemon::Daemon;
-use crate::switching::ROUND;
-use crate::wants;
-use dibs_switch::conns::Version;
-use dibs_switch::messages::{Body, Message, Named, Switch};
+use crate::switching::answering;
+use crate::switching::asking::ROUND;
+use crate::{confirming, wants};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -124,7 +125,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                     parts.push((request, more.len()));
                     conns.extend(more);
                 }
-                let outcomes = daemon.on_switch(peer, switch, conns).await;
+                let outcomes = answering::on_switch(&daemon, peer, switch, conns).await;
                 let mut outcomes = outcomes.into_iter();
                 for (request, count) in parts {
                     let part = outcomes.by_ref().take(count).collect();
@@ -133,7 +134,7 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
             }
             Body::Answer(_) => unreachable!("answers are taken before"),
             Body::Confirm { bump, conns } => {
-                let outcomes = daemon.on_confirm(peer, bump, conns).await;
+                let outcomes = confirming::on_confirm(&daemon, peer, bump, conns).await;
                 daemon.rpc.answer(peer, request, outcomes).await;
             }
         }

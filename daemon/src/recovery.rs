@@ -1,48 +1,48 @@
 //! Connections go on at once after an outage, and not when TCP tries again by itself. How is told in
 //! `dibs_core::node::Node::solicit`.
 
+use crate::connections;
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::terms::flow_tuple;
 
-impl Daemon {
-    /// Takes up the connections that were on bumps before this daemon started. To be called once the
-    /// kernel steers, and before any path is up.
-    pub(crate) async fn take_up(&self) -> anyhow::Result<()> {
-        for (live, bump) in self.bumped().await? {
-            let outstanding = live.counts.outstanding;
-            self.driver
-                .resume(bump, flow_tuple(&live.pair), outstanding)?;
-        }
-        Ok(())
+/// Takes up the connections that were on bumps before this daemon started. To be called once the
+/// kernel steers, and before any path is up.
+pub(crate) async fn take_up(daemon: &Daemon) -> anyhow::Result<()> {
+    for (live, bump) in bumped(daemon).await? {
+        let outstanding = live.counts.outstanding;
+        daemon
+            .driver
+            .resume(bump, flow_tuple(&live.pair), outstanding)?;
     }
+    Ok(())
+}
 
-    /// Has this host's kernel tell the peer's where the connections between them stand.
-    pub(crate) async fn recover(&self, peer: usize) -> anyhow::Result<()> {
-        for (live, bump) in self.bumped().await? {
-            if live.peer == peer {
-                self.driver.solicit(bump, flow_tuple(&live.pair))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The same for a connection that has just come to a bump. What kept its kernel silent was in the way that it left, or
-    /// the far end did not carry this bump until now. And what it acknowledged last went by that way as well: without
-    /// another word of it the data path holds the start of the chain back for as long as it may.
-    pub(crate) fn wake(&self, live: &Live, bump: u8) {
-        if !self.bumps.is_outside(bump) {
-            // Without the data path nothing goes on.
-            let _ = self.driver.solicit(bump, flow_tuple(&live.pair));
+/// Has this host's kernel tell the peer's where the connections between them stand.
+pub(crate) async fn recover(daemon: &Daemon, peer: usize) -> anyhow::Result<()> {
+    for (live, bump) in bumped(daemon).await? {
+        if live.peer == peer {
+            daemon.driver.solicit(bump, flow_tuple(&live.pair))?;
         }
     }
+    Ok(())
+}
 
-    /// The connections that the data path carries, with their bumps.
-    async fn bumped(&self) -> anyhow::Result<Vec<(Live, u8)>> {
-        let lives = self.connections().await?.into_iter();
-        let with_bump = lives.map(|live| (live, self.bump_of(&live)));
-        let bumped = with_bump
-            .filter(|(live, bump)| !self.bumps.is_outside(*bump) && !live.over && !live.bound);
-        Ok(bumped.collect())
+/// The same for a connection that has just come to a bump. What kept its kernel silent was in the way that it left, or
+/// the far end did not carry this bump until now. And what it acknowledged last went by that way as well: without
+/// another word of it the data path holds the start of the chain back for as long as it may.
+pub(crate) fn wake(daemon: &Daemon, live: &Live, bump: u8) {
+    if !daemon.bumps.is_outside(bump) {
+        // Without the data path nothing goes on.
+        let _ = daemon.driver.solicit(bump, flow_tuple(&live.pair));
     }
+}
+
+/// The connections that the data path carries, with their bumps.
+async fn bumped(daemon: &Daemon) -> anyhow::Result<Vec<(Live, u8)>> {
+    let lives = connections::all(daemon).await?.into_iter();
+    let with_bump = lives.map(|live| (live, connections::bump_of(daemon, &live)));
+    let bumped = with_bump
+        .filter(|(live, bump)| !daemon.bumps.is_outside(*bump) && !live.over && !live.bound);
+    Ok(bumped.collect())
 }

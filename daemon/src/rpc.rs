@@ -3,10 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
+use dibs_switch::messages::{ANSWER_TIMEOUT, Body, Message, Outcome, Unanswered};
 use tokio::sync::oneshot;
 
 use crate::driver::{Driver, Gone};
-use dibs_switch::messages::{Body, Message, Outcome, PATIENCE, Unanswered};
 
 /// What is answered of each thing that a request names.
 pub(crate) type Outcomes = Vec<(Outcome, u64)>;
@@ -58,7 +58,7 @@ impl Rpc {
         self.waiting.borrow_mut().insert(request, waiting);
         let asked = async {
             self.post(peer, Message { request, body }).await?;
-            match tokio::time::timeout(PATIENCE, answered).await {
+            match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
                 Ok(Ok(outcomes)) => Ok(outcomes),
                 _ => Err(Unanswered::Silent),
             }

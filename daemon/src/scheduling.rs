@@ -1,5 +1,6 @@
 //! Rules that have a scheduler: which connections the data path has to share out by it.
 
+use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
@@ -9,8 +10,7 @@ use dibs_core::node::FlowScheduler;
 use dibs_policy::Family;
 use ipnet::IpNet;
 
-use crate::daemon::Daemon;
-use crate::driver::Gone;
+use crate::driver::{Driver, Gone};
 use crate::rules::Rule;
 use crate::terms::core_prefix;
 
@@ -60,15 +60,21 @@ fn ports(ranges: &[PortRange]) -> Vec<RangeInclusive<u16>> {
     ranges.iter().map(range).collect()
 }
 
-impl Daemon {
+/// The schedulers of rules that the data path was told of last.
+#[derive(Default)]
+pub(crate) struct FlowSchedulers(RefCell<Vec<FlowScheduler>>);
+
+impl FlowSchedulers {
     /// Tells the data path the schedulers of the rules that hold now, if it knows others.
-    pub(crate) fn tell_flow_schedulers(&self) -> Result<(), Gone> {
-        let state = self.state.borrow();
-        let now = state.active_rules().filter_map(Rule::flow_scheduler);
-        let now: Vec<FlowScheduler> = now.collect();
-        let mut told = self.flow_schedulers.borrow_mut();
+    pub(crate) fn tell<'a>(
+        &self,
+        driver: &Driver,
+        rules: impl Iterator<Item = &'a Rule>,
+    ) -> Result<(), Gone> {
+        let now: Vec<FlowScheduler> = rules.filter_map(Rule::flow_scheduler).collect();
+        let mut told = self.0.borrow_mut();
         if *told != now {
-            self.driver.set_flow_schedulers(now.clone())?;
+            driver.set_flow_schedulers(now.clone())?;
             *told = now;
         }
         Ok(())

@@ -12,11 +12,10 @@ use dibs_io::{PathSocket, SetupError};
 use dibs_settings::Scheduler;
 use nix::libc;
 
-use crate::bumps;
 use crate::driver::MAX_PATHS;
 use crate::interfaces::Inventory;
-use crate::rules;
 use crate::terms::{core_prefix, is_our_tun, marks, unscoped};
+use crate::{bumps, rules};
 
 /// Reads the file, and refuses what this version does not carry.
 pub fn load(file: &Path) -> Result<Config, dibs_config::Error> {

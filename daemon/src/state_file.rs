@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use dibs_control::{NewRule, RuleId, Selector};
+use dibs_switch::conns::{Choice, Pair};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,6 @@ use crate::bumps::{Carried, translation};
 use crate::clock::MonotonicWall;
 use crate::preferences::Wishes;
 use crate::rules::ROOT;
-use dibs_switch::conns::{Choice, Pair};
 
 /// The form of the file; others are refused.
 const VERSION: u32 = 1;

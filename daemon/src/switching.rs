@@ -1,5 +1,5 @@
-//! Moving live connections: what users here choose. What peers ask for is in [`answering`], what rules
-//! imply in [`rules`], what the kernel is told in [`marking`], and what peers are asked in [`asking`].
+//! Moving live connections: what users here choose. What peers ask for is in [`answering`], what a rule of theirs
+//! implies in [`by_rule`], what the kernel is told in [`marking`](crate::marking), and what peers are asked in [`asking`].
 //!
 //! Into a bump: TUN and chains first, then the peer, whose packets may come by the bump from then on,
 //! then our own mark. Back to plain: each end falls silent before it leaves, or TCP would take what is
@@ -11,25 +11,22 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
+use dibs_switch::asking::{Conclusion, Negotiation};
+use dibs_switch::conns::Pair;
+use dibs_switch::messages::{Answer, Outcome, Unanswered};
 
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::terms::pair_of;
 use crate::wakers::Task;
-use dibs_switch::asking::{Conclusion, Negotiation};
-use dibs_switch::conns::Pair;
-use dibs_switch::messages::{Answer, Outcome, Unanswered};
+use crate::{connections, devices, marking, reconcile, recovery, translated};
 
-mod answering;
-mod asking;
-mod marking;
-mod rules;
-mod telling;
+pub(crate) mod answering;
+pub(crate) mod asking;
+pub(crate) mod by_rule;
+pub(crate) mod telling;
 
-use asking::Move;
-pub(crate) use asking::ROUND;
-pub(crate) use marking::{Mark, all_of};
-pub(crate) use telling::keep as keep_telling;
+use asking::{Move, ROUND};
 
 /// How long `enable` waits for a connection that has something to send to be seen on the bump.
 const SEEN_WITHIN: Duration = Duration::from_secs(1);
@@ -59,243 +56,235 @@ impl Progress {
     }
 }
 
-impl Daemon {
-    /// Moves connections, as a user here chose: to `bump`, or to plain (0). What comes of it for each, in
-    /// the same order.
-    pub(crate) async fn choose(
-        &self,
-        lives: &[Live],
-        bump: u8,
-        progress: &Progress,
-    ) -> anyhow::Result<Vec<Moved>> {
-        let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
-        let mut by_peer: BTreeMap<usize, Vec<Move>> = BTreeMap::new();
-        let translated = match bump {
-            0 => HashMap::new(),
-            _ => self.translated(lives).await?,
+/// Moves connections, as a user here chose: to `bump`, or to plain (0). What comes of it for each, in
+/// the same order.
+pub(crate) async fn choose(
+    daemon: &Daemon,
+    lives: &[Live],
+    bump: u8,
+    progress: &Progress,
+) -> anyhow::Result<Vec<Moved>> {
+    let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
+    let mut by_peer: BTreeMap<usize, Vec<Move>> = BTreeMap::new();
+    let translated = match bump {
+        0 => HashMap::new(),
+        _ => translated::translated(daemon, lives).await?,
+    };
+    let carriers = devices::carriers(daemon, bump, lives).await?;
+    for live in lives {
+        let why: &str = if let Some(why) = translated.get(&live.pair) {
+            why
+        } else if carriers.iter().any(|carrier| carrier.pair == live.pair) {
+            "what goes by this bump's device goes by this connection"
+        } else if live.bound {
+            "its socket is bound to a device and cannot be steered"
+        } else if let Some(negotiation) = propose(daemon, live, bump) {
+            let moves = by_peer.entry(live.peer).or_default();
+            moves.push((*live, negotiation));
+            continue;
+        } else {
+            "it is being moved already"
         };
-        let carriers = self.carriers(bump, lives).await?;
-        for live in lives {
-            let why: &str = if let Some(why) = translated.get(&live.pair) {
-                why
-            } else if carriers.iter().any(|carrier| carrier.pair == live.pair) {
-                "what goes by this bump's device goes by this connection"
-            } else if live.bound {
-                "its socket is bound to a device and cannot be steered"
-            } else if let Some(negotiation) = self.propose(live, bump) {
-                let moves = by_peer.entry(live.peer).or_default();
-                moves.push((*live, negotiation));
-                continue;
-            } else {
-                "it is being moved already"
+        outcomes.insert(live.pair, Err(why.to_owned()));
+    }
+    progress.of.set(by_peer.values().map(Vec::len).sum());
+    let prepared = async {
+        daemon.save()?;
+        reconcile::install(daemon).await
+    };
+    if let Err(error) = prepared.await {
+        {
+            let conns = &mut daemon.state.borrow_mut().conns;
+            for (_, negotiation) in by_peer.values().flatten() {
+                negotiation.withdraw(conns);
+            }
+        }
+        // Or the next start would find them in the file.
+        daemon.save_or_warn();
+        return Err(error);
+    }
+    if !daemon.bumps.is_outside(bump) {
+        marking::expect_rates(daemon, by_peer.values().flatten().map(|(live, _)| live));
+    }
+    let moved =
+        { by_peer.iter_mut() }.map(|(peer, moves)| move_all(daemon, *peer, moves, bump, progress));
+    let moved = futures_util::future::join_all(moved).await;
+    outcomes.extend(moved.into_iter().flatten());
+    daemon.save()?;
+    // What came back for want of an answer, too.
+    daemon.wakers.wake(Task::Confirm);
+    if !daemon.bumps.is_outside(bump) {
+        let moved: Vec<&Live> = lives
+            .iter()
+            .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
+            .collect();
+        moved
+            .iter()
+            .for_each(|live| recovery::wake(daemon, live, bump));
+        wait_seen(daemon, &moved, bump).await?;
+    }
+    let outcome = |live: &Live| {
+        let missing = || Err("it has ended".to_owned());
+        outcomes.get(&live.pair).cloned().unwrap_or_else(missing)
+    };
+    Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
+}
+
+fn propose(daemon: &Daemon, live: &Live, bump: u8) -> Option<Negotiation> {
+    let origin = connections::stands_on(daemon, live);
+    let conns = &mut daemon.state.borrow_mut().conns;
+    Negotiation::choose(conns, live.into(), bump, origin, daemon.host_id)
+}
+
+/// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done
+/// its part. Once the peer does not answer, it is not asked for the others.
+async fn move_all(
+    daemon: &Daemon,
+    peer: usize,
+    moves: &mut [Move],
+    bump: u8,
+    progress: &Progress,
+) -> Vec<(Pair, Result<(), String>)> {
+    let mut outcomes = Vec::with_capacity(moves.len());
+    let mut answers_none = false;
+    for moves in moves.chunks_mut(ROUND) {
+        if answers_none {
+            moves
+                .iter_mut()
+                .for_each(|(_, asked)| asked.handle_unasked());
+        }
+        let failed = asking::carry_out(daemon, peer, moves).await;
+        let is_silent = |(_, asked): &Move| matches!(asked.answer(), Err(Unanswered::Silent));
+        answers_none |= moves.iter().all(is_silent);
+        outcomes.extend(moves.iter().map(|(live, asked)| {
+            let fault = failed.get(&live.pair).map(ToString::to_string);
+            (live.pair, outcome(daemon, &live.pair, bump, asked, fault))
+        }));
+        progress.done.update(|done| done + moves.len());
+    }
+    outcomes
+}
+
+/// What came of a choice, for the user. `fault`: what the kernel did not take of what stands.
+fn outcome(
+    daemon: &Daemon,
+    pair: &Pair,
+    bump: u8,
+    asked: &Negotiation,
+    fault: Option<String>,
+) -> Result<(), String> {
+    let conclusion = asked.conclusion();
+    if conclusion == Some(Conclusion::InForce) {
+        return fault.map_or(Ok(()), Err);
+    }
+    if let Some(why) = fault {
+        tracing::warn!("{why}");
+    }
+    Err(match conclusion {
+        Some(Conclusion::Superseded) => "another choice was made for it meanwhile".to_owned(),
+        _ => refusal(daemon, pair, bump, asked.answer()),
+    })
+}
+
+/// Why a choice is not in force, for the user.
+fn refusal(daemon: &Daemon, pair: &Pair, bump: u8, answer: Answer) -> String {
+    let outcome = match answer {
+        Ok((outcome, _)) => outcome,
+        Err(error) => return error.to_string(),
+    };
+    let why = match outcome {
+        Outcome::NoBump => return not_carried_by(daemon, pair, bump),
+        Outcome::Done | Outcome::Older => "the other end chose otherwise at the same time",
+        Outcome::NoConnection | Outcome::OtherSocket => {
+            "the peer has no such connection, or knows it by other addresses"
+        }
+        Outcome::OwnRule => "a rule of the peer wants it on its bump",
+        Outcome::NoDevice => {
+            "the device of this bump at the peer is not there or not ready; see its log"
+        }
+        Outcome::Bound => "its socket at the peer is bound to a device and cannot be steered",
+        Outcome::Failed => "the peer's daemon could not; see its log",
+    };
+    why.to_owned()
+}
+
+fn not_carried_by(daemon: &Daemon, pair: &Pair, bump: u8) -> String {
+    let peer = daemon.peer_of(pair.remote.ip());
+    let peer = peer.map_or("", |peer| daemon.peer_name(peer));
+    let bump = daemon.bumps.name_of(bump);
+    format!("peer {peer} does not carry the bump \"{bump}\"")
+}
+
+/// How many of these connections, which have just come to a bump, have had nothing acknowledged of what
+/// they sent since, and nothing at all for a while. That is what a firewall looks like that drops what
+/// comes out of a TUN, here or at the peer: neither daemon sees more than that the kernels do not answer.
+pub(crate) async fn unacknowledged(
+    daemon: &Daemon,
+    lives: &HashSet<Pair>,
+) -> anyhow::Result<usize> {
+    struct Unanswered {
+        /// Bytes that it had sent by then.
+        before: u64,
+        acked: u64,
+        since: Instant,
+    }
+    let start = Instant::now();
+    let sending = async || {
+        let sent = |live: Live| {
+            let meant = live.counts.outstanding > 0 && lives.contains(&live.pair);
+            meant.then_some((live.pair, live.counts))
+        };
+        anyhow::Ok(connections::sockets_as(daemon, sent).await?.into_iter())
+    };
+    let unanswered = |(pair, counts): (Pair, TcpCounts)| {
+        let before = counts.bytes_acked + u64::from(counts.outstanding);
+        let (acked, since) = (counts.bytes_acked, start);
+        let unanswered = Unanswered {
+            before,
+            acked,
+            since,
+        };
+        (pair, unanswered)
+    };
+    let mut waiting: HashMap<Pair, Unanswered> = sending().await?.map(unanswered).collect();
+    while !waiting.is_empty() && start.elapsed() < ACKNOWLEDGED_WITHIN {
+        tokio::time::sleep(IDLE_AFTER).await;
+        let now: HashMap<Pair, TcpCounts> = sending().await?.collect();
+        waiting.retain(|pair, known| {
+            let Some(counts) = now.get(pair) else {
+                return false;
             };
-            outcomes.insert(live.pair, Err(why.to_owned()));
-        }
-        progress.of.set(by_peer.values().map(Vec::len).sum());
-        let prepared = async {
-            self.save()?;
-            self.install().await
-        };
-        if let Err(error) = prepared.await {
-            {
-                let conns = &mut self.state.borrow_mut().conns;
-                for (_, negotiation) in by_peer.values().flatten() {
-                    negotiation.withdraw(conns);
-                }
+            if counts.bytes_acked != known.acked {
+                known.acked = counts.bytes_acked;
+                known.since = Instant::now();
             }
-            // Or the next start would find them in the file.
-            self.save_or_warn();
-            return Err(error);
-        }
-        if !self.bumps.is_outside(bump) {
-            self.expect_rates(by_peer.values().flatten().map(|(live, _)| live));
-        }
-        let moved =
-            { by_peer.iter_mut() }.map(|(peer, moves)| self.move_all(*peer, moves, bump, progress));
-        let moved = futures_util::future::join_all(moved).await;
-        outcomes.extend(moved.into_iter().flatten());
-        self.save()?;
-        // What came back for want of an answer, too.
-        self.wakers.wake(Task::Confirm);
-        if !self.bumps.is_outside(bump) {
-            let moved: Vec<&Live> = lives
-                .iter()
-                .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
-                .collect();
-            moved.iter().for_each(|live| self.wake(live, bump));
-            self.wait_seen(&moved, bump).await?;
-        }
-        let outcome = |live: &Live| {
-            let missing = || Err("it has ended".to_owned());
-            outcomes.get(&live.pair).cloned().unwrap_or_else(missing)
-        };
-        Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
+            known.acked <= known.before
+        });
     }
+    let silent = |known: &&Unanswered| known.since.elapsed() >= ACKNOWLEDGED_WITHIN / 2;
+    Ok(waiting.values().filter(silent).count())
+}
 
-    fn propose(&self, live: &Live, bump: u8) -> Option<Negotiation> {
-        let origin = self.stands_on(live);
-        let conns = &mut self.state.borrow_mut().conns;
-        Negotiation::choose(conns, live.into(), bump, origin, self.host)
-    }
-
-    /// Moves a peer's connections, a [`ROUND`] at a time: each is decided here as soon as the peer has done
-    /// its part. Once the peer does not answer, it is not asked for the others.
-    async fn move_all(
-        &self,
-        peer: usize,
-        moves: &mut [Move],
-        bump: u8,
-        progress: &Progress,
-    ) -> Vec<(Pair, Result<(), String>)> {
-        let mut outcomes = Vec::with_capacity(moves.len());
-        let mut answers_none = false;
-        for moves in moves.chunks_mut(ROUND) {
-            if answers_none {
-                moves
-                    .iter_mut()
-                    .for_each(|(_, asked)| asked.handle_unasked());
-            }
-            let failed = self.carry_out(peer, moves).await;
-            let is_silent = |(_, asked): &Move| matches!(asked.answer(), Err(Unanswered::Silent));
-            answers_none |= moves.iter().all(is_silent);
-            outcomes.extend(moves.iter().map(|(live, asked)| {
-                let fault = failed.get(&live.pair).map(ToString::to_string);
-                (live.pair, self.outcome(&live.pair, bump, asked, fault))
-            }));
-            progress.done.update(|done| done + moves.len());
+/// Waits until those connections that have something to send are seen on the bump, both ways.
+async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: u8) -> anyhow::Result<()> {
+    let start = tokio::time::Instant::now();
+    let mut waiting: HashMap<Pair, (u64, u64)> =
+        lives.iter().map(|live| (live.pair, moved(live))).collect();
+    while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let (_, conns) = daemon.driver.conns().await?;
+        for conn in conns.iter().filter(|conn| conn.bump == bump && conn.opened) {
+            waiting.remove(&pair_of(&conn.tuple));
         }
-        outcomes
-    }
-
-    /// What came of a choice, for the user. `fault`: what the kernel did not take of what stands.
-    fn outcome(
-        &self,
-        pair: &Pair,
-        bump: u8,
-        asked: &Negotiation,
-        fault: Option<String>,
-    ) -> Result<(), String> {
-        let conclusion = asked.conclusion();
-        if conclusion == Some(Conclusion::InForce) {
-            return fault.map_or(Ok(()), Err);
-        }
-        if let Some(why) = fault {
-            tracing::warn!("{why}");
-        }
-        Err(match conclusion {
-            Some(Conclusion::Superseded) => "another choice was made for it meanwhile".to_owned(),
-            _ => self.refusal(pair, bump, asked.answer()),
-        })
-    }
-
-    /// Why a choice is not in force, for the user.
-    fn refusal(&self, pair: &Pair, bump: u8, answer: Answer) -> String {
-        let outcome = match answer {
-            Ok((outcome, _)) => outcome,
-            Err(error) => return error.to_string(),
-        };
-        let why = match outcome {
-            Outcome::NoBump => return self.not_carried_by(pair, bump),
-            Outcome::Done | Outcome::Older => "the other end chose otherwise at the same time",
-            Outcome::NoConnection | Outcome::OtherSocket => {
-                "the peer has no such connection, or knows it by other addresses"
-            }
-            Outcome::OwnRule => "a rule of the peer wants it on its bump",
-            Outcome::NoDevice => {
-                "the device of this bump at the peer is not there or not ready; see its log"
-            }
-            Outcome::Bound => "its socket at the peer is bound to a device and cannot be steered",
-            Outcome::Failed => "the peer's daemon could not; see its log",
-        };
-        why.to_owned()
-    }
-
-    fn not_carried_by(&self, pair: &Pair, bump: u8) -> String {
-        let peer = self.peer_of(pair.remote.ip());
-        let peer = peer.map_or("", |peer| self.peer_name(peer));
-        let bump = self.bumps.name_of(bump);
-        format!("peer {peer} does not carry the bump \"{bump}\"")
-    }
-
-    /// The bump that a connection is on, by whatever reason; 0: plain.
-    pub(crate) fn stands_on(&self, live: &Live) -> u8 {
-        match self.bump_of(live) {
-            0 => {
-                let handed = self.state.borrow().conns.get(&live.pair).handed();
-                handed.map_or(0, |known| known.bump)
-            }
-            bump => bump,
+        if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
+            let now = connections::sockets(daemon).await?;
+            let now: HashMap<Pair, (u64, u64)> =
+                now.iter().map(|live| (live.pair, moved(live))).collect();
+            // What moved nothing so far is idle, or ended.
+            waiting.retain(|pair, before| now.get(pair).is_some_and(|after| after != before));
         }
     }
-
-    /// How many of these connections, which have just come to a bump, have had nothing acknowledged of what
-    /// they sent since, and nothing at all for a while. That is what a firewall looks like that drops what
-    /// comes out of a TUN, here or at the peer: neither daemon sees more than that the kernels do not answer.
-    pub(crate) async fn unacknowledged(&self, lives: &HashSet<Pair>) -> anyhow::Result<usize> {
-        struct Unanswered {
-            /// Bytes that it had sent by then.
-            before: u64,
-            acked: u64,
-            since: Instant,
-        }
-        let start = Instant::now();
-        let sending = async || {
-            let sent = |live: Live| {
-                let meant = live.counts.outstanding > 0 && lives.contains(&live.pair);
-                meant.then_some((live.pair, live.counts))
-            };
-            anyhow::Ok(self.sockets_as(sent).await?.into_iter())
-        };
-        let unanswered = |(pair, counts): (Pair, TcpCounts)| {
-            let before = counts.bytes_acked + u64::from(counts.outstanding);
-            let (acked, since) = (counts.bytes_acked, start);
-            let unanswered = Unanswered {
-                before,
-                acked,
-                since,
-            };
-            (pair, unanswered)
-        };
-        let mut waiting: HashMap<Pair, Unanswered> = sending().await?.map(unanswered).collect();
-        while !waiting.is_empty() && start.elapsed() < ACKNOWLEDGED_WITHIN {
-            tokio::time::sleep(IDLE_AFTER).await;
-            let now: HashMap<Pair, TcpCounts> = sending().await?.collect();
-            waiting.retain(|pair, known| {
-                let Some(counts) = now.get(pair) else {
-                    return false;
-                };
-                if counts.bytes_acked != known.acked {
-                    known.acked = counts.bytes_acked;
-                    known.since = Instant::now();
-                }
-                known.acked <= known.before
-            });
-        }
-        let silent = |known: &&Unanswered| known.since.elapsed() >= ACKNOWLEDGED_WITHIN / 2;
-        Ok(waiting.values().filter(silent).count())
-    }
-
-    /// Waits until those connections that have something to send are seen on the bump, both ways.
-    async fn wait_seen(&self, lives: &[&Live], bump: u8) -> anyhow::Result<()> {
-        let start = tokio::time::Instant::now();
-        let mut waiting: HashMap<Pair, (u64, u64)> =
-            lives.iter().map(|live| (live.pair, moved(live))).collect();
-        while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
-            tokio::time::sleep(LOOK_EVERY).await;
-            let (_, conns) = self.driver.conns().await?;
-            for conn in conns.iter().filter(|conn| conn.bump == bump && conn.opened) {
-                waiting.remove(&pair_of(&conn.tuple));
-            }
-            if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
-                let now = self.sockets().await?;
-                let now: HashMap<Pair, (u64, u64)> =
-                    now.iter().map(|live| (live.pair, moved(live))).collect();
-                // What moved nothing so far is idle, or ended.
-                waiting.retain(|pair, before| now.get(pair).is_some_and(|after| after != before));
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Bytes that a connection moved, either way.

@@ -80,3 +80,10 @@ pub(crate) fn pair_of(tuple: &dibs_wire::Tuple) -> Pair {
 pub(crate) fn unscoped(to: SocketAddr) -> SocketAddr {
     SocketAddr::new(to.ip(), to.port())
 }
+
+/// What names a host in versions, the first bytes of its public key: another number than any other host's, but for
+/// one chance in 2^64.
+pub(crate) fn host_id(key: &dibs_config::PublicKey) -> u64 {
+    let (first, _) = key.as_bytes().split_first_chunk().expect("32 bytes");
+    u64::from_be_bytes(*first)
+}

@@ -2,75 +2,30 @@
 //! are made again, and what others do to marks is noticed, and told to the peer.
 
 use std::convert::Infallible;
-use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_policy::BumpId;
-use dibs_policy::conntrack::{self, Connection, Conntrack, Events};
+use dibs_policy::conntrack::{self, Connection, Events};
+use dibs_switch::conns::{Pair, Socket};
+use dibs_switch::marks::{Foreign, SeenMark};
+use dibs_switch::table::Conn;
 use tokio::time::sleep;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::live::Live;
-use crate::switching::{Mark, Moved, Progress, all_of};
+use crate::log::or_warn;
+use crate::marking::{Mark, all_of};
+use crate::switching::{Moved, Progress};
 use crate::terms::{ends, marks, tuple};
-use dibs_switch::conns::Pair;
-use dibs_switch::marks::{Foreign, SeenMark};
-use dibs_switch::table::Conn;
+use crate::{backstop, connections, following, gateway, locking, marking, reconcile, switching};
 
 /// Before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
-/// Questions to conntrack that are kept open, at most.
-const MOST_KEPT: usize = 4;
-
-/// A socket to ask conntrack by, which others use after. To close one takes as long as the kernel needs to
-/// clear away what the backstop was told to forget: some hundredths of a second.
-pub(crate) struct Asking<'a> {
-    daemon: &'a Daemon,
-    conntrack: Option<Conntrack>,
-}
-
-impl Deref for Asking<'_> {
-    type Target = Conntrack;
-
-    fn deref(&self) -> &Conntrack {
-        self.conntrack
-            .as_ref()
-            .expect("it is given back at the end")
-    }
-}
-
-impl DerefMut for Asking<'_> {
-    fn deref_mut(&mut self) -> &mut Conntrack {
-        self.conntrack
-            .as_mut()
-            .expect("it is given back at the end")
-    }
-}
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        let kept = &mut *self.daemon.conntracks.borrow_mut();
-        if kept.len() < MOST_KEPT {
-            kept.extend(self.conntrack.take().filter(Conntrack::is_idle));
-        }
-    }
-}
-
-impl Daemon {
-    /// Something to ask conntrack by.
-    pub(crate) fn conntrack(&self) -> Result<Asking<'_>, dibs_policy::Error> {
-        let kept = self.conntracks.borrow_mut().pop();
-        let conntrack = Some(kept.map_or_else(Conntrack::open, Ok)?);
-        let daemon = self;
-        Ok(Asking { daemon, conntrack })
-    }
-}
-
 /// Follows the table for good.
-pub async fn follow(daemon: Rc<Daemon>) {
+pub(crate) async fn follow(daemon: Rc<Daemon>) {
     let mut missed = false;
     loop {
         let Err(error) = follow_once(&daemon, missed).await;
@@ -92,14 +47,14 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
     loop {
         match events.next().await? {
             conntrack::Event::Destroyed(entry) => {
-                let goes_on = daemon.lose(&entry).await;
+                let goes_on = lose(daemon, &entry).await;
                 for pair in ends(&entry) {
                     restore(daemon, pair, goes_on).await?;
                 }
             }
             conntrack::Event::New(entry) => {
-                daemon.note_followed(&entry).await;
-                let chosen = daemon.seen(&entry).chosen;
+                backstop::note_followed(daemon, &entry).await;
+                let chosen = marking::seen(daemon, &entry).chosen;
                 let settled = |pair: &&Pair| {
                     let choice = daemon.state.borrow().conns.get(pair).choice.get();
                     choice.is_some_and(|choice| !choice.pending)
@@ -113,7 +68,7 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
                 conns.update_each(&ends(&entry), |conn| conn.ended = false);
             }
             conntrack::Event::Update(entry) => {
-                daemon.note_followed(&entry).await;
+                backstop::note_followed(daemon, &entry).await;
                 note_update(daemon, &entry).await?;
             }
             conntrack::Event::Lost => catch_up(daemon).await?,
@@ -121,15 +76,41 @@ async fn follow_once(daemon: &Rc<Daemon>, missed: bool) -> anyhow::Result<Infall
     }
 }
 
+/// The entry of a connection that passes is gone. Whether the connection goes on, as far as anybody
+/// knows; otherwise nothing of the next one with its ends is dropped for that.
+async fn lose(daemon: &Daemon, entry: &Connection) -> bool {
+    let Some(Live { pair, .. }) = gateway::passing(daemon, entry) else {
+        return false;
+    };
+    let goes_on = gateway::was_passing(daemon, entry);
+    {
+        let state = &mut *daemon.state.borrow_mut();
+        if goes_on {
+            // Its next entry has another name.
+            let rename = |conn: &mut Conn| conn.choice.rename(Socket::UNKNOWN);
+            state.conns.update(&pair, rename);
+        } else {
+            state.conns.update(&pair, |conn| {
+                conn.ended |= conn.is_marked();
+                conn.lock.release();
+            });
+        }
+    }
+    if !goes_on {
+        backstop::note_locks(daemon).await;
+    }
+    goes_on
+}
+
 /// Brings marks and our records together where events were missed.
 async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
-    daemon.find_followed().await?;
-    let mut conntrack = daemon.conntrack()?;
+    backstop::find_followed(daemon).await?;
+    let mut conntrack = daemon.kernel.conntrack()?;
     let chosen = marks(&daemon.config).override_bit();
     for entry in conntrack.marked(chosen, chosen, Some).await? {
         note_update(daemon, &entry).await?;
     }
-    daemon.mark_all_choices().await;
+    marking::mark_all_choices(daemon).await;
     // One that follows has no choice to say where it belongs, and while this end alone sends, nothing
     // comes that it could follow anew.
     let followed: Vec<Pair> = {
@@ -140,7 +121,7 @@ async fn catch_up(daemon: &Rc<Daemon>) -> anyhow::Result<()> {
     for pair in followed {
         let tuple = tuple(&pair);
         if conntrack.get(&tuple).await?.is_none() {
-            restore(daemon, pair, daemon.may_live(&pair)).await?;
+            restore(daemon, pair, gateway::may_live(daemon, &pair)).await?;
         }
     }
     Ok(())
@@ -157,15 +138,15 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
     if !chosen && followed.is_none() {
         return Ok(());
     }
-    let lives = daemon.sockets_of(&[pair]).await?;
+    let lives = connections::sockets_of(daemon, &[pair]).await?;
     let lives = passes || lives.get(&pair).is_some_and(|live| !live.over);
     match followed {
-        _ if lives && chosen => daemon.mark_choice(&pair).await?,
+        _ if lives && chosen => marking::mark_choice(daemon, &pair).await?,
         Some(bump) if lives => {
-            let _turn = daemon.marking.lock().await;
-            daemon.mark_one(Mark::moved(pair, bump)).await?;
+            let _turn = daemon.kernel.marking().await;
+            marking::mark_one(daemon, Mark::moved(pair, bump)).await?;
         }
-        Some(_) => daemon.forget_followed(&pair).await,
+        Some(_) => backstop::forget_followed(daemon, &pair).await,
         None => {}
     }
     Ok(())
@@ -173,14 +154,14 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
 
 /// An entry that was made anew has no LOCKED.
 async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
-    let SeenMark { bump, locked, .. } = daemon.seen(entry);
+    let SeenMark { bump, locked, .. } = marking::seen(daemon, entry);
     if bump == 0 || locked {
         return Ok(());
     }
     for pair in ends(entry) {
         let locked = daemon.state.borrow().conns.get(&pair).lock.locked();
         if locked == Some(bump) {
-            daemon.lock(&mut *daemon.conntrack()?, &pair, bump).await?;
+            locking::lock(daemon, &mut *daemon.kernel.conntrack()?, &pair, bump).await?;
         }
     }
     Ok(())
@@ -189,7 +170,7 @@ async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
 /// A mark that says otherwise than our record was set by another program.
 async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<()> {
     let knows = |entry: &Connection| {
-        let mark = daemon.seen(entry);
+        let mark = marking::seen(daemon, entry);
         daemon.state.borrow().conns.either(&ends(entry)).knows(mark)
     };
     if knows(entry) {
@@ -197,23 +178,28 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
     }
     let entry = {
         // What the event tells may have been put right since.
-        let _turn = daemon.marking.lock().await;
-        let entry = daemon.conntrack()?.get(&entry.original).await?;
+        let _turn = daemon.kernel.marking().await;
+        let entry = daemon.kernel.conntrack()?.get(&entry.original).await?;
         match entry.filter(|entry| !knows(entry)) {
             Some(entry) => entry,
             None => return Ok(()),
         }
     };
-    let mark = daemon.seen(&entry);
-    let ends: Vec<Pair> = daemon.ends_to_peers(&entry).collect();
-    let lives = daemon.sockets_of(&ends).await?;
+    let mark = marking::seen(daemon, &entry);
+    let ends: Vec<Pair> = connections::ends_to_peers(daemon, &entry).collect();
+    let lives = connections::sockets_of(daemon, &ends).await?;
     let Some(live) = lives.into_values().next() else {
         return Ok(());
     };
     if live.over || !mark.carried {
         return Ok(());
     }
-    let required = daemon.state.borrow().requirement(&live).map(|rule| rule.id);
+    let required = daemon
+        .state
+        .borrow()
+        .rules
+        .requirement(&live)
+        .map(|rule| rule.id);
     if let Some(rule) = required {
         // The kernel's own rule puts it back with the next packet.
         tracing::debug!(
@@ -233,11 +219,11 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         Foreign::Lost => {
             let installed = !daemon.state.borrow().installed.is_empty();
             if installed {
-                daemon.mark_choice(&live.pair).await?;
+                marking::mark_choice(daemon, &live.pair).await?;
             }
         }
         Foreign::Straggler => {
-            all_of(daemon.mark_moved(&[live.pair], 0).await)?;
+            all_of(marking::mark_moved(daemon, &[live.pair], 0).await)?;
         }
         Foreign::News => followed_elsewhere(daemon, live, mark.bump),
         Foreign::Known => {}
@@ -269,15 +255,15 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
     let marks = marks(&daemon.config);
     let tuple = tuple(&live.pair);
     {
-        let _turn = daemon.marking.lock().await;
-        let entry = daemon.conntrack()?.get(&tuple).await?;
+        let _turn = daemon.kernel.marking().await;
+        let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
         let (value, mask) = marks.choice(BumpId::new(bump));
         let stands = entry.is_some_and(|entry| entry.mark & mask == value);
         let known = daemon.state.borrow().conns.get(&live.pair).choice.get();
         if !stands || known.is_some_and(|choice| choice.bump == bump) {
             return Ok(Vec::new());
         }
-        daemon.note_mark(&live.pair, bump, true);
+        marking::note_mark(daemon, &live.pair, bump, true);
     }
     daemon.events.tell_of(
         Audience::of(live.uid),
@@ -288,7 +274,7 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
         ),
         &[("bump", daemon.bumps.name_of(bump).to_owned())],
     );
-    daemon.choose(&[live], bump, &Progress::default()).await
+    switching::choose(daemon, &[live], bump, &Progress::default()).await
 }
 
 /// What neither end knows of is news to the peer.
@@ -304,9 +290,7 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
     );
     let daemon = Rc::clone(daemon);
     tokio::task::spawn_local(async move {
-        if let Err(error) = daemon.install().await {
-            tracing::warn!("{error:#}");
-        }
-        daemon.follow_rules(&[live], bump).await;
+        or_warn(reconcile::install(&daemon).await);
+        following::follow_rules(&daemon, &[live], bump).await;
     });
 }

@@ -32,12 +32,7 @@ pub(crate) struct Users {
 }
 
 /// A request is served until this is dropped.
-pub(crate) enum Admitted<'a> {
-    /// It changes something.
-    Changes(#[expect(dead_code, reason = "held")] Turn<'a>),
-    /// It looks something up.
-    Looks(#[expect(dead_code, reason = "held")] Option<MemberTurn<'a>>),
-}
+pub(crate) type Admitted<'a> = (Option<Turn<'a>>, Option<MemberTurn<'a>>);
 
 impl Default for Users {
     fn default() -> Self {
@@ -60,8 +55,8 @@ impl Users {
         changes: bool,
     ) -> Result<Admitted<'_>, Failure> {
         Ok(match changes {
-            true => Admitted::Changes(self.changes.take(caller).await?),
-            false => Admitted::Looks(self.looks.member(caller).await?),
+            true => (Some(self.changes.take(caller).await?), None),
+            false => (None, self.looks.member(caller).await?),
         })
     }
 

@@ -7,25 +7,18 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use dibs_config::Volume;
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
 
 use crate::clock::since_1970;
-use crate::daemon::Daemon;
-use crate::driver::{Gone, Snapshot};
-use crate::wakers::Task;
 
 /// In the configured directory.
 const FILE: &str = "volumes.json";
 /// The form of the file; others are not understood.
 const VERSION: u32 = 1;
-/// Between two looks at what was carried.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between two writes, unless something came of what was carried.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
@@ -201,8 +194,13 @@ impl Volumes {
         turns
     }
 
+    /// The file could not be written.
+    pub(crate) fn note_unwritten(&mut self) {
+        self.unwritten = true;
+    }
+
     /// What is to be written where, if it is time.
-    fn due(&mut self, at_once: bool) -> Option<(PathBuf, String)> {
+    pub(crate) fn due(&mut self, at_once: bool) -> Option<(PathBuf, String)> {
         let now = Instant::now();
         let waits = |written: Instant| now.duration_since(written) < WRITE_EVERY && !at_once;
         if !self.unwritten || self.written.is_some_and(waits) {
@@ -238,7 +236,7 @@ fn read(file: &Path) -> anyhow::Result<Option<(Month, BTreeMap<String, u64>)>> {
 }
 
 /// Replaces the file as a whole.
-fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+pub(crate) fn write(file: &Path, text: &str) -> anyhow::Result<()> {
     let new = file.with_extension("json.new");
     let write = || -> std::io::Result<()> {
         if let Some(directory) = file.parent() {
@@ -255,87 +253,6 @@ fn write(file: &Path, text: &str) -> anyhow::Result<()> {
         fs::rename(&new, file)
     };
     write().with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// Follows what is carried, for good.
-pub(crate) async fn keep(daemon: Rc<Daemon>) {
-    loop {
-        let due = daemon.wakers.woken(Task::Volumes);
-        if daemon.preferences.borrow().limits_volumes() {
-            let _ = timeout(LOOK_EVERY, due).await;
-        } else {
-            due.await;
-        }
-        if daemon.look_at_volumes(false).await.is_err() {
-            return;
-        }
-    }
-}
-
-impl Daemon {
-    /// Counts what was carried, and does what comes of it. `at_once`: writes it down whenever that was last done.
-    pub(crate) async fn look_at_volumes(&self, at_once: bool) -> Result<(), Gone> {
-        let snapshot = self.driver.snapshot().await?;
-        let turns = self.count_volumes(&snapshot);
-        for turn in &turns {
-            self.tell_usage(turn.path)?;
-            self.tell_volume(turn);
-        }
-        let due = {
-            let mut preferences = self.preferences.borrow_mut();
-            preferences.volumes.due(at_once || !turns.is_empty())
-        };
-        if let Some((file, text)) = due {
-            // A disk may be slow, and users are not to wait for it.
-            let written = tokio::task::spawn_blocking(move || write(&file, &text)).await;
-            let written = written.map_err(anyhow::Error::from).and_then(|done| done);
-            if written.is_err() {
-                self.preferences.borrow_mut().volumes.unwritten = true;
-            }
-            self.events
-                .note("keep what paths carried this month", written);
-        }
-        Ok(())
-    }
-
-    /// Adds what was carried; which paths have used another part of their volume by that.
-    pub(crate) fn count_volumes(&self, snapshot: &Snapshot) -> Vec<Turn> {
-        let totals: Vec<u64> = { snapshot.sockets.iter() }
-            .map(|socket| socket.bytes_sent.saturating_add(socket.bytes_received))
-            .collect();
-        self.preferences
-            .borrow_mut()
-            .count(&self.config, &totals, Month::now())
-    }
-
-    /// Tells of a path that has used another part of its volume.
-    pub(crate) fn tell_volume(&self, turn: &Turn) {
-        let name = &self.config.paths[turn.path].name;
-        let volume = self.preferences.borrow().usage(turn.path).volume;
-        let (Some(volume), true) = (volume, turn.now != turn.before) else {
-            return;
-        };
-        let text = match turn.now {
-            Stage::Spent => format!(
-                "path {name} has used up its volume of {volume}: it carries nothing until the month ends"
-            ),
-            Stage::Near if turn.before == Stage::Free => {
-                format!("path {name} has used 90 % of its volume of {volume}")
-            }
-            _ => format!("path {name} has some of its volume of {volume} again"),
-        };
-        const KIND: &str = "path_volume";
-        let fields = [
-            ("path", name.clone()),
-            ("volume", volume.bytes().to_string()),
-        ];
-        if turn.now > turn.before {
-            tracing::warn!(dibs.event = KIND, dibs.path = name, "{text}");
-            self.events.announce(KIND, text, &fields);
-        } else {
-            self.events.tell(KIND, text, &fields);
-        }
-    }
 }
 
 #[cfg(test)]

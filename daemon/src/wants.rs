@@ -1,10 +1,12 @@
 //! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
 
-use crate::daemon::Daemon;
-use crate::rules::Rule;
-use crate::terms::policy_prefix;
 use dibs_switch::marks::Hand;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
+
+use crate::daemon::Daemon;
+use crate::reconcile;
+use crate::rules::Rule;
+use crate::terms::policy_prefix;
 
 /// The bumps that our rules put connections of a peer into, bit n for number n.
 pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
@@ -20,7 +22,7 @@ pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
         to.any(|to| to.is_none_or(is_behind))
     };
     let state = daemon.state.borrow();
-    let rules = state.rules_in_force().filter(concerns);
+    let rules = state.rules.in_force().filter(concerns);
     rules.fold(0, |bumps, rule| bumps | 1 << rule.bump_id().get())
 }
 
@@ -75,7 +77,7 @@ pub(crate) async fn answer(daemon: &Daemon, peer: usize, sequence: u64, bumps: u
     }
     let ready = async {
         daemon.save()?;
-        daemon.steer().await.map(drop)
+        reconcile::steer(daemon).await.map(drop)
     };
     match ready.await {
         Ok(()) if bumps & !carried != 0 => Outcome::NoBump,

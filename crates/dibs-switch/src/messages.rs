@@ -168,7 +168,7 @@ impl Outcome {
 
 /// How long a peer's daemon has for an answer: on a busy machine it waits for iptables for seconds. `dibsctl`
 /// waits longer.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A peer's answer for one connection; the number belongs to the outcome.
 pub type Answer = Result<(Outcome, u64), Unanswered>;
@@ -180,7 +180,7 @@ pub enum Unanswered {
     #[error("there is no session with it")]
     NoSession,
     /// It may have done its part all the same.
-    #[error("its daemon did not answer within {} s", PATIENCE.as_secs())]
+    #[error("its daemon did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
     Silent,
     /// It is the peer's doing that messages wait, or that of the trusted paths between the hosts.
     #[error("too many messages wait for its daemon")]

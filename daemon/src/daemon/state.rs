@@ -6,21 +6,18 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_config::{Config, Level};
-use dibs_control::{RuleId, RuleOrigin};
 use dibs_policy::{Binding, BumpId, ClassRule, Desired, Prefix};
-
-use crate::interfaces::Inventory;
-use crate::live::Live;
-use crate::paths::Link;
-use crate::rules::Rule;
-use crate::state_file::SavedRule;
-use crate::steering::desired;
-use crate::terms::policy_prefix;
 use dibs_switch::answering::Here;
 use dibs_switch::conns::Pair;
 use dibs_switch::marks::Hand;
 use dibs_switch::plausible::Implausible;
 use dibs_switch::table::ConnTable;
+
+use crate::live::Live;
+use crate::rule_book::RuleBook;
+use crate::rules::Rule;
+use crate::steering::desired;
+use crate::terms::policy_prefix;
 
 /// Connections that may have a rule of their own: each costs the packets of all others a comparison.
 const PINS: usize = 32;
@@ -48,31 +45,17 @@ impl Refused {
 
 /// What changes.
 pub(crate) struct State {
-    /// In the order in which they are tried.
-    pub(crate) rules: Vec<Rule>,
-    pub(crate) user_rules: Vec<SavedRule>,
-    pub(crate) next_rule: RuleId,
-    /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
-    pub(crate) utc_offset: i32,
+    pub(crate) rules: RuleBook,
     /// What is known of connections, and under way with them.
     pub(crate) conns: ConnTable,
     /// Versions that nobody can have given to a choice.
     pub(crate) refused: Refused,
     /// By index of the configuration.
     pub(crate) peers: Vec<PeerState>,
-    pub(crate) inventory: Inventory,
-    /// By index of the configuration's paths.
-    pub(crate) links: Vec<Link>,
-    /// Of this host, as far as steered connections may use them.
-    pub(crate) addresses: Vec<IpAddr>,
-    /// Those of them that a path's interface has, or had.
-    pub(crate) reachable: Vec<IpAddr>,
     /// Bumps that are installed, with the number of sweeps that found no use for them.
     pub(crate) installed: BTreeMap<BumpId, u32>,
     /// Connections that have a rule of their own in the kernel, and its bump.
     pub(crate) pinned: BTreeMap<Pair, BumpId>,
-    /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
-    pub(crate) suspended: bool,
 }
 
 /// What is known of a peer beside the node.
@@ -95,34 +78,17 @@ pub(crate) struct PeerState {
 }
 
 impl State {
-    /// The rules in force, whatever the time of day.
-    pub(crate) fn rules_in_force(&self) -> impl Iterator<Item = &Rule> {
-        let suspended = self.suspended;
-        let active = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
-        self.rules.iter().filter(active)
-    }
-
-    /// The rules that hold now.
-    pub(crate) fn active_rules(&self) -> impl Iterator<Item = &Rule> {
-        self.rules_in_force().filter(|rule| rule.holds)
-    }
-
-    /// The rule that requires its bump of a connection, if one does.
-    pub(crate) fn requirement(&self, live: &Live) -> Option<&Rule> {
-        self.active_rules()
-            .find(|rule| rule.level == Level::Require && rule.means(live))
-    }
-
     /// The rule that decides over a connection for which nothing is chosen, if one does.
-    pub(crate) fn ruling(&self, live: &Live) -> Option<&Rule> {
+    pub(crate) fn deciding_rule(&self, live: &Live) -> Option<&Rule> {
         let handed = self.conns.get(&live.pair).handed();
         let by_rule = handed.filter(|handed| handed.by == Hand::Rule);
         let means = |rule: &&Rule| match rule.is_the_kernels() {
             true => by_rule.is_some_and(|handed| rule.may_have(live, handed.bump)),
             false => rule.means(live),
         };
-        self.requirement(live)
-            .or_else(|| self.active_rules().find(means))
+        self.rules
+            .requirement(live)
+            .or_else(|| self.rules.active().find(means))
     }
 
     /// What a peer's SWITCH for a connection is judged by.
@@ -131,14 +97,14 @@ impl State {
         Here {
             socket: live.socket,
             bound: live.bound,
-            required: bump(self.requirement(live)),
-            ruled: bump(self.ruling(live)),
+            required: bump(self.rules.requirement(live)),
+            ruled: bump(self.deciding_rule(live)),
         }
     }
 
     /// The bump that a connection is to be on by rules now; none where the rule waits for a session.
     pub(crate) fn ruled_bump(&self, live: &Live) -> Option<u8> {
-        let rule = self.ruling(live)?;
+        let rule = self.deciding_rule(live)?;
         let waits = rule.level == Level::Prefer && !self.peers[live.peer].answers;
         (!waits).then(|| rule.bump_id().get())
     }
@@ -147,9 +113,9 @@ impl State {
     /// needs no note.
     pub(crate) fn hand_of(&self, live: &Live, bump: u8) -> Option<Hand> {
         let of_bump = |rule: &&Rule| rule.bump_id().get() == bump && rule.means(live);
-        if self.active_rules().any(|rule| of_bump(&rule)) {
+        if self.rules.active().any(|rule| of_bump(&rule)) {
             None
-        } else if self.active_rules().any(|rule| rule.may_have(live, bump)) {
+        } else if self.rules.active().any(|rule| rule.may_have(live, bump)) {
             Some(Hand::Rule)
         } else if self.peers[live.peer].engaged & 1 << bump != 0 {
             Some(Hand::Peer)
@@ -159,8 +125,8 @@ impl State {
     }
 
     /// The bumps that something here or at a peer uses.
-    pub(super) fn in_use(&self) -> BTreeSet<BumpId> {
-        let ruled = self.rules_in_force().map(Rule::bump_id);
+    pub(crate) fn in_use(&self) -> BTreeSet<BumpId> {
+        let ruled = self.rules.in_force().map(Rule::bump_id);
         let conns = self.conns.iter().flat_map(|(_, conn)| conn.bumps());
         let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
         let here = ruled.chain(conns.filter_map(BumpId::new));
@@ -183,7 +149,7 @@ fn pin(pair: &Pair, bump: BumpId) -> ClassRule {
 impl State {
     /// Connections on a bump by choice that get a rule of their own: where the kernel loses the entry that
     /// holds their mark, no packet leaves in plain until it is made again.
-    pub(super) fn pins(&self) -> BTreeMap<Pair, BumpId> {
+    pub(crate) fn pins(&self) -> BTreeMap<Pair, BumpId> {
         let chosen = self
             .conns
             .iter()
@@ -191,22 +157,22 @@ impl State {
         chosen.take(PINS).collect()
     }
 
-    /// What is to be steered now.
-    pub(crate) fn wish(&self, config: &Config) -> Desired {
-        self.wish_with(config, None)
-    }
-
-    /// The same, with a rule more.
-    pub(crate) fn wish_with(&self, config: &Config, added: Option<&Rule>) -> Desired {
+    /// What is to be steered now, with these addresses of this host, and a rule more.
+    pub(crate) fn wish(
+        &self,
+        config: &Config,
+        addresses: &[IpAddr],
+        added: Option<&Rule>,
+    ) -> Desired {
         let mut bumps = self.in_use();
         bumps.extend(self.installed.keys());
         bumps.extend(added.map(Rule::bump_id));
         let pins = self.pins();
         let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
-        let offset = self.utc_offset;
-        let rules = self.rules_in_force().chain(added);
+        let offset = self.rules.utc_offset();
+        let rules = self.rules.in_force().chain(added);
         let rules = rules.flat_map(move |rule| rule.kernel_classes(offset));
-        let wish = desired(config, pins.chain(rules), &bumps, &self.addresses);
+        let wish = desired(config, pins.chain(rules), &bumps, addresses);
         let peers = config.peers.iter().zip(&self.peers);
         let sessions = peers.flat_map(|(peer, state)| {
             let net = |net| (policy_prefix(net), state.answers);
@@ -219,7 +185,7 @@ impl State {
     }
 
     /// Whether all bumps in use are installed.
-    pub(super) fn is_installed(&self) -> bool {
+    pub(crate) fn is_installed(&self) -> bool {
         let mut used = self.in_use().into_iter();
         used.all(|bump| self.installed.contains_key(&bump))
     }

@@ -1,26 +1,16 @@
 //! The main thread's end of the data path.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::mpsc::Sender;
 
 use dibs_core::Time;
-use dibs_core::node::{
-    ConnSnapshot, ControlError, FlowScheduler, Node, PathSnapshot, PeerSnapshot,
-};
+use dibs_core::node::{ConnSnapshot, ControlError, FlowScheduler, PathSnapshot, PeerSnapshot};
 use dibs_core::preference::Usage;
-use dibs_io::{PathSocket, Poller, RecvBatch, Tun, Waker, boottime_ns, precise_timers};
+use dibs_io::{PathSocket, Tun, Waker};
 use dibs_settings::{Hint, Scheduler};
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
-
-use super::notices::{self, Notices, Teller};
-use super::path::PathIo;
-use super::priority::Priority;
-use super::{DataPath, WAKER};
 
 pub(super) enum Command {
     AddTun {
@@ -155,53 +145,12 @@ pub struct Driver {
     waker: Waker,
 }
 
-/// Starts the thread of the data path. Its notices end with it; the handle gives its error. Whatever the
-/// clock says, the node is told that it is `earliest` at least, since 1970.
-pub fn start(
-    node: Node,
-    names: Vec<String>,
-    earliest: Duration,
-) -> io::Result<(Driver, Notices, JoinHandle<io::Result<()>>)> {
-    let poller = Poller::new()?;
-    let waker = poller.waker(WAKER)?;
-    let (commands, inbox) = channel();
-    let (teller, told) = notices::channel(waker.clone());
-    let thread = std::thread::Builder::new()
-        .name("data".to_owned())
-        .spawn(move || {
-            precise_timers()?;
-            data_path(node, poller, inbox, teller, names, earliest).run()
-        })?;
-    Ok((Driver { commands, waker }, told, thread))
-}
-
-fn data_path(
-    node: Node,
-    poller: Poller,
-    commands: Receiver<Command>,
-    teller: Teller,
-    names: Vec<String>,
-    earliest: Duration,
-) -> DataPath {
-    DataPath {
-        node,
-        earliest,
-        poller,
-        commands,
-        teller,
-        lost_tuns: VecDeque::new(),
-        paths: names.into_iter().map(PathIo::new).collect(),
-        tuns: Default::default(),
-        batch: RecvBatch::new(),
-        spare: None,
-        drains: Vec::new(),
-        counters: DriverCounters::default(),
-        // A kernel without it tells nobody what the scheduler does.
-        priority: Priority::new(Time::from_nanos(boottime_ns())).ok(),
-    }
-}
-
 impl Driver {
+    /// Commands go to the other end of `commands`, and wake the data path.
+    pub(super) fn new(commands: Sender<Command>, waker: Waker) -> Self {
+        Self { commands, waker }
+    }
+
     fn send(&self, command: Command) -> Result<(), Gone> {
         self.commands.send(command).map_err(|_| Gone)?;
         self.waker.wake();

@@ -12,7 +12,8 @@ mod priority;
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dibs_core::Time;
@@ -20,14 +21,15 @@ use dibs_core::buffer::Buffer;
 use dibs_core::node::{Event, Node};
 use dibs_io::{
     Endpoint, Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, boottime_ns,
+    precise_timers,
 };
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
 
 use handle::{Command, DriverCounters};
-pub use handle::{Driver, Gone, Snapshot, SocketSnapshot, start};
+pub(crate) use handle::{Driver, Gone, Snapshot};
 use notices::Teller;
-pub use notices::{Notice, Notices};
+pub(crate) use notices::{Notice, Notices};
 use path::PathIo;
 pub(crate) use priority::BOOST_NICE;
 use priority::Priority;
@@ -47,7 +49,7 @@ const READ_BYTES: usize = 256 << 10;
 const SENDS: usize = 32;
 
 /// Paths that the tokens have room for.
-pub const MAX_PATHS: usize = 32;
+pub(crate) const MAX_PATHS: usize = 32;
 /// Bump ids, 0 (plain) among them.
 const BUMPS: usize = 16;
 
@@ -86,6 +88,52 @@ struct DataPath {
     drains: Vec<(u8, Tuple, oneshot::Sender<()>)>,
     counters: DriverCounters,
     priority: Option<Priority>,
+}
+
+/// Starts the thread of the data path. Its notices end with it; the handle gives its error. Whatever the
+/// clock says, the node is told that it is `earliest` at least, since 1970.
+pub(crate) fn start(
+    node: Node,
+    names: Vec<String>,
+    earliest: Duration,
+) -> io::Result<(Driver, Notices, JoinHandle<io::Result<()>>)> {
+    let poller = Poller::new()?;
+    let waker = poller.waker(WAKER)?;
+    let (commands, inbox) = channel();
+    let (teller, told) = notices::channel(waker.clone());
+    let thread = std::thread::Builder::new()
+        .name("data".to_owned())
+        .spawn(move || {
+            precise_timers()?;
+            data_path(node, poller, inbox, teller, names, earliest).run()
+        })?;
+    Ok((Driver::new(commands, waker), told, thread))
+}
+
+fn data_path(
+    node: Node,
+    poller: Poller,
+    commands: Receiver<Command>,
+    teller: Teller,
+    names: Vec<String>,
+    earliest: Duration,
+) -> DataPath {
+    DataPath {
+        node,
+        earliest,
+        poller,
+        commands,
+        teller,
+        lost_tuns: VecDeque::new(),
+        paths: names.into_iter().map(PathIo::new).collect(),
+        tuns: Default::default(),
+        batch: RecvBatch::new(),
+        spare: None,
+        drains: Vec::new(),
+        counters: DriverCounters::default(),
+        // A kernel without it tells nobody what the scheduler does.
+        priority: Priority::new(Time::from_nanos(boottime_ns())).ok(),
+    }
 }
 
 impl DataPath {

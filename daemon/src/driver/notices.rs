@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 const NOTICES: usize = 256;
 
 /// What the data path tells the main thread.
-pub enum Notice {
+pub(crate) enum Notice {
     /// An event of the node.
     Node(Event),
     /// A TUN cannot be read any more.
@@ -35,7 +35,7 @@ pub(super) struct Teller {
 }
 
 /// The main thread's end.
-pub struct Notices {
+pub(crate) struct Notices {
     notices: mpsc::Receiver<Notice>,
     held: Arc<AtomicBool>,
     /// Of the data path.
@@ -77,7 +77,7 @@ impl Teller {
 
 impl Notices {
     /// The next notice; none once the data path has ended.
-    pub async fn next(&mut self) -> Option<Notice> {
+    pub(crate) async fn next(&mut self) -> Option<Notice> {
         let notice = self.notices.recv().await;
         if self.held.swap(false, Ordering::SeqCst) {
             self.waker.wake();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_io::{Endpoint, Family, PathSocket, SendOutcome, Stop};
 
-use super::SocketSnapshot;
+use super::handle::SocketSnapshot;
 
 /// Bytes that wait for a full socket, at most. The path's congestion window is the usual bound;
 /// beyond this one datagrams are dropped, and the path layer finds them lost.

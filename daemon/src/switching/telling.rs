@@ -3,67 +3,67 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use dibs_switch::conns::{Choice, Meant, Pair, Version};
+use dibs_switch::messages::{Switch, Unanswered};
+
 use super::asking::ROUND;
 use crate::clock::{instant, now};
 use crate::daemon::Daemon;
+use crate::switching::{asking, by_rule};
 use crate::wakers::Task;
-use dibs_switch::conns::{Choice, Meant, Pair, Version};
-use dibs_switch::messages::{Switch, Unanswered};
 
 /// What a peer is to be told.
 type Due = Vec<(Pair, Choice)>;
 
-impl Daemon {
-    /// What peers, or only this one, are to be told by now.
-    pub(super) fn take_due(&self, only: Option<usize>) -> BTreeMap<usize, Due> {
-        let conns = &mut self.state.borrow_mut().conns;
-        let peer_of = |pair: &Pair| self.peer_of(pair.remote.ip());
-        let meant = |pair: &Pair| only.is_none() || peer_of(pair) == only;
-        let mut by_peer: BTreeMap<usize, Due> = BTreeMap::new();
-        for (pair, choice) in conns.take_tellings(now(), meant) {
-            if let Some(peer) = peer_of(&pair) {
-                by_peer.entry(peer).or_default().push((pair, choice));
-            }
+/// What peers, or only this one, are to be told by now.
+pub(crate) fn take_due(daemon: &Daemon, only: Option<usize>) -> BTreeMap<usize, Due> {
+    let conns = &mut daemon.state.borrow_mut().conns;
+    let peer_of = |pair: &Pair| daemon.peer_of(pair.remote.ip());
+    let meant = |pair: &Pair| only.is_none() || peer_of(pair) == only;
+    let mut by_peer: BTreeMap<usize, Due> = BTreeMap::new();
+    for (pair, choice) in conns.take_tellings(now(), meant) {
+        if let Some(peer) = peer_of(&pair) {
+            by_peer.entry(peer).or_default().push((pair, choice));
         }
-        by_peer
     }
+    by_peer
+}
 
-    /// Tells a peer of choices.
-    pub(super) async fn tell_choices(&self, peer: usize, due: Due) -> Result<(), Unanswered> {
-        let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
-        for (pair, choice) in due {
-            let socket = choice.socket;
-            let group = chosen.entry((choice.bump, choice.version.host));
-            let conns = group.or_default();
-            conns.push((Meant { pair, socket }, choice.version));
-        }
-        let mut told = Ok(());
-        for ((bump, _), conns) in chosen {
-            let switch = Switch {
-                bump,
-                explicit: true,
-                ready: false,
-            };
-            for conns in conns.chunks(ROUND) {
-                let answers = match told {
-                    Ok(()) => self.ask_switch(peer, conns, switch).await,
-                    // It is not asked for the others.
-                    Err(error) => vec![Err(error); conns.len()],
-                };
-                for ((conn, version), answer) in conns.iter().zip(answers) {
-                    told = told.and(answer.map(drop));
-                    let own = self.update(&conn.pair, |conn| {
-                        conn.telling.handle_answer(*version, answer, now())
-                    });
-                    if let Some(own) = own {
-                        self.give_in(peer, conn.pair, *version, own).await;
-                    }
-                }
-                self.wakers.wake(Task::Tell);
-            }
-        }
-        told
+/// Tells a peer of choices.
+pub(crate) async fn tell_choices(daemon: &Daemon, peer: usize, due: Due) -> Result<(), Unanswered> {
+    let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
+    for (pair, choice) in due {
+        let socket = choice.socket;
+        let group = chosen.entry((choice.bump, choice.version.host));
+        let conns = group.or_default();
+        conns.push((Meant { pair, socket }, choice.version));
     }
+    let mut told = Ok(());
+    for ((bump, _), conns) in chosen {
+        let switch = Switch {
+            bump,
+            explicit: true,
+            ready: false,
+        };
+        for conns in conns.chunks(ROUND) {
+            let answers = match told {
+                Ok(()) => asking::ask_switch(daemon, peer, conns, switch).await,
+                // It is not asked for the others.
+                Err(error) => vec![Err(error); conns.len()],
+            };
+            for ((conn, version), answer) in conns.iter().zip(answers) {
+                told = told.and(answer.map(drop));
+                let own = daemon.update(&conn.pair, |conn| {
+                    conn.telling.handle_answer(*version, answer, now())
+                });
+                if let Some(own) = own {
+                    by_rule::give_in(daemon, peer, conn.pair, *version, own).await;
+                }
+            }
+            daemon.wakers.wake(Task::Tell);
+        }
+    }
+    told
 }
 
 /// Tells peers what they are to be told, when it is due; one that does not answer holds up no other.
@@ -82,11 +82,11 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
                 }
             }
         }
-        for (peer, due) in daemon.take_due(None) {
+        for (peer, due) in take_due(&daemon, None) {
             let daemon = Rc::clone(&daemon);
             tokio::task::spawn_local(async move {
                 // What it does not answer it is told again.
-                let _ = daemon.tell_choices(peer, due).await;
+                let _ = tell_choices(&daemon, peer, due).await;
             });
         }
     }

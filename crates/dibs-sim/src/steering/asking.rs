@@ -2,7 +2,7 @@
 
 use dibs_switch::asking::{Conclusion, Negotiation, Step};
 use dibs_switch::conns::{Meant, Pair, Socket, Version};
-use dibs_switch::messages::{Answer, Body, Message, Named, PATIENCE, Switch, Unanswered};
+use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Message, Named, Switch, Unanswered};
 use dibs_switch::naming::{Next, Query};
 
 use super::{About, Ask, At, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, tuple};
@@ -139,7 +139,7 @@ impl Steering {
                 Body::Confirm { bump, conns }
             }
         };
-        let until = at.now + PATIENCE;
+        let until = at.now + ANSWER_TIMEOUT;
         let ask = Ask {
             query,
             about,

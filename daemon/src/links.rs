@@ -1,20 +1,22 @@
 //! The sockets of the paths: each follows its interface, and one that cannot be opened is tried again.
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, anyhow};
-use dibs_config::PathConfig;
+use dibs_config::{Config, PathConfig};
 use dibs_policy::sockets::processes;
+use tokio::sync::Mutex;
 
-use crate::daemon::Daemon;
+use crate::driver::Driver;
 use crate::interfaces::{Inventory, LEAST_MTU};
 use crate::startup::{is_awaited, open_socket};
 
 /// A path's socket, and what the data path was told of its interface.
 #[derive(Clone, Debug)]
-pub(crate) struct Link {
+struct Link {
     socket: Socket,
     /// Usable, the MTU, and the addresses.
     told: Option<(bool, u16, Vec<IpAddr>)>,
@@ -51,13 +53,8 @@ impl Link {
         }
     }
 
-    /// Whether one was refused for a reason of whose end no event tells.
-    pub(crate) fn has_failed(&self) -> bool {
-        matches!(self.socket, Socket::Refused(_))
-    }
-
     /// Why the path cannot be used here, if so.
-    pub(crate) fn lack(&self, path: &PathConfig, inventory: &Inventory) -> Option<String> {
+    fn lack(&self, path: &PathConfig, inventory: &Inventory) -> Option<String> {
         let (up, mtu) = inventory.path_state(path);
         if mtu < LEAST_MTU {
             return Some(format!(
@@ -73,75 +70,115 @@ impl Link {
     }
 }
 
-impl Daemon {
+/// The sockets of all paths, by index of the configuration. One task at a time looks after them.
+pub(crate) struct Links {
+    links: RefCell<Vec<Link>>,
+    turn: Mutex<()>,
+}
+
+impl Links {
+    /// Of so many paths.
+    pub(crate) fn new(paths: usize) -> Self {
+        Self {
+            links: RefCell::new(vec![Link::default(); paths]),
+            turn: Mutex::default(),
+        }
+    }
+
     /// Opens the sockets that are not there and tells the data path what is new, at the start too: then a
     /// socket that the system refuses although its interface is there is a fault of the configuration.
-    pub(crate) async fn follow_links(&self, starting: bool) -> anyhow::Result<()> {
-        let _turn = self.linking.lock().await;
-        for index in 0..self.config.paths.len() {
-            let opened = self.open_if_due(index, starting).await?;
-            let path = &self.config.paths[index];
-            let is = {
-                let state = self.state.borrow();
-                let lack = state.links[index].lack(path, &state.inventory);
-                let (_, mtu) = state.inventory.path_state(path);
-                (lack.is_none(), mtu, state.inventory.path_addresses(path))
+    pub(crate) async fn follow(
+        &self,
+        config: &Config,
+        driver: &Driver,
+        inventory: impl Fn() -> Inventory,
+        starting: bool,
+    ) -> anyhow::Result<()> {
+        let _turn = self.turn.lock().await;
+        let inventory = inventory();
+        for (index, path) in config.paths.iter().enumerate() {
+            let interface = inventory.of_path(path).map(|found| found.index);
+            let before = self.links.borrow()[index].clone();
+            let due = before.is_due(interface);
+            let socket = match due {
+                true => open(config, driver, index, interface, &before.socket, starting).await?,
+                false => before.socket,
             };
-            if opened || self.state.borrow().links[index].told.as_ref() != Some(&is) {
-                self.driver.set_path(index, is.0, is.1, is.2.clone())?;
-                self.state.borrow_mut().links[index].told = Some(is);
+            let opened = due && matches!(socket, Socket::Open(_));
+            let lack = {
+                let link = &mut self.links.borrow_mut()[index];
+                link.socket = socket;
+                link.lack(path, &inventory)
+            };
+            let (_, mtu) = inventory.path_state(path);
+            let is = (lack.is_none(), mtu, inventory.path_addresses(path));
+            if opened || before.told.as_ref() != Some(&is) {
+                driver.set_path(index, is.0, is.1, is.2.clone())?;
+                self.links.borrow_mut()[index].told = Some(is);
             }
         }
         Ok(())
     }
 
-    /// Whether it opened one.
-    async fn open_if_due(&self, index: usize, starting: bool) -> anyhow::Result<bool> {
-        let path = &self.config.paths[index];
-        let (interface, before) = {
-            let state = self.state.borrow();
-            let interface = state.inventory.of_path(path).map(|found| found.index);
-            (interface, state.links[index].clone())
-        };
-        if !before.is_due(interface) {
-            return Ok(false);
-        }
-        let socket = match open_socket(&self.config, path) {
-            Ok(socket) => {
-                let set = self.driver.set_socket(index, socket).await?;
-                set.with_context(|| format!("cannot watch path {}", path.name))?;
-                Socket::Open(interface.filter(|_| path.interface.is_some()))
-            }
-            Err(error) if is_awaited(&error) => {
-                if !matches!(before.socket, Socket::Awaited) || starting {
-                    let name = &path.name;
-                    tracing::warn!(dibs.path = name, "path {name} is not there yet: {error}");
-                }
-                Socket::Awaited
-            }
-            Err(error) => {
-                let holders = match error.error.kind() {
-                    ErrorKind::AddrInUse => holders(self.config.daemon.port),
-                    _ => String::new(),
-                };
-                let why = format!("{error}{holders}");
-                if starting {
-                    return Err(anyhow!("cannot open path {}: {why}", path.name));
-                }
-                if !matches!(&before.socket, Socket::Refused(known) if *known == why) {
-                    let name = &path.name;
-                    tracing::warn!(
-                        dibs.path = name,
-                        "path {name}: its socket cannot be opened yet: {why}"
-                    );
-                }
-                Socket::Refused(why)
-            }
-        };
-        let opened = matches!(socket, Socket::Open(_));
-        self.state.borrow_mut().links[index].socket = socket;
-        Ok(opened)
+    /// Why a path cannot be used here, if so.
+    pub(crate) fn lack(
+        &self,
+        index: usize,
+        path: &PathConfig,
+        inventory: &Inventory,
+    ) -> Option<String> {
+        self.links.borrow()[index].lack(path, inventory)
     }
+
+    /// Whether a socket was refused for a reason of whose end no event tells.
+    pub(crate) fn have_failed(&self) -> bool {
+        let links = self.links.borrow();
+        let mut sockets = links.iter().map(|link| &link.socket);
+        sockets.any(|socket| matches!(socket, Socket::Refused(_)))
+    }
+}
+
+/// Opens the socket of a path, of which there is none for the interface that it has now.
+async fn open(
+    config: &Config,
+    driver: &Driver,
+    index: usize,
+    interface: Option<u32>,
+    before: &Socket,
+    starting: bool,
+) -> anyhow::Result<Socket> {
+    let path = &config.paths[index];
+    let name = &path.name;
+    Ok(match open_socket(config, path) {
+        Ok(socket) => {
+            let set = driver.set_socket(index, socket).await?;
+            set.with_context(|| format!("cannot watch path {name}"))?;
+            Socket::Open(interface.filter(|_| path.interface.is_some()))
+        }
+        Err(error) if is_awaited(&error) => {
+            if !matches!(before, Socket::Awaited) || starting {
+                tracing::warn!(dibs.path = name, "path {name} is not there yet: {error}");
+            }
+            Socket::Awaited
+        }
+        Err(error) => {
+            let holders = match error.error.kind() {
+                ErrorKind::AddrInUse => holders(config.daemon.port),
+                _ => String::new(),
+            };
+            let why = format!("{error}{holders}");
+            if starting {
+                return Err(anyhow!("cannot open path {name}: {why}"));
+            }
+            if !matches!(before, Socket::Refused(known) if *known == why) {
+                tracing::warn!(
+                    dibs.path = name,
+                    "path {name}: its socket cannot be opened yet: {why}"
+                );
+            }
+            Socket::Refused(why)
+        }
+    })
 }
 
 /// Which other processes have this UDP port here, for a message; nothing if that cannot be seen.

@@ -1,0 +1,162 @@
+//! All rules, and which of them hold.
+
+use std::time::Duration;
+
+use dibs_config::Level;
+use dibs_control::{RuleId, RuleOrigin};
+use dibs_io::LocalTime;
+
+use crate::live::Live;
+use crate::rules::{Displaced, Rule};
+use crate::state_file::SavedRule;
+
+/// Seconds.
+const DAY: u32 = 86_400;
+
+/// Rules, and those of them that users made, as they wrote them.
+pub(crate) type Rules = (Vec<Rule>, Vec<SavedRule>);
+
+/// The rules of the file and of users. Whoever changes them has the kernel and the peers told, and connections follow.
+pub(crate) struct RuleBook {
+    /// In the order in which they are tried.
+    rules: Vec<Rule>,
+    saved: Vec<SavedRule>,
+    next: RuleId,
+    /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
+    utc_offset: i32,
+    /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
+    suspended: bool,
+}
+
+impl RuleBook {
+    /// These rules; the next that a user makes has the number `next`.
+    pub(crate) fn new((mut rules, saved): Rules, next: RuleId, utc_offset: i32) -> Self {
+        rules.sort_by_key(Rule::order);
+        Self {
+            rules,
+            saved,
+            next,
+            utc_offset,
+            suspended: false,
+        }
+    }
+
+    /// All of them, in the order in which they are tried.
+    pub(crate) fn all(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Those that users made.
+    pub(crate) fn saved(&self) -> &[SavedRule] {
+        &self.saved
+    }
+
+    /// The number of the next that a user makes.
+    pub(crate) fn next(&self) -> RuleId {
+        self.next
+    }
+
+    /// What local time is ahead of UTC, in seconds.
+    pub(crate) fn utc_offset(&self) -> i32 {
+        self.utc_offset
+    }
+
+    /// Those in force, whatever the time of day.
+    pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> {
+        let suspended = self.suspended;
+        let active = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
+        self.rules.iter().filter(active)
+    }
+
+    /// Those that hold now.
+    pub(crate) fn active(&self) -> impl Iterator<Item = &Rule> {
+        self.in_force().filter(|rule| rule.holds)
+    }
+
+    /// The one that requires its bump of a connection, if one does.
+    pub(crate) fn requirement(&self, live: &Live) -> Option<&Rule> {
+        self.active()
+            .find(|rule| rule.level == Level::Require && rule.means(live))
+    }
+
+    /// What there would be with another one, which takes the next number, without those that it displaces.
+    pub(crate) fn with(&mut self, rule: Rule, wanted: SavedRule, displaced: &[Displaced]) -> Rules {
+        self.next = rule.id + 1;
+        let stays = |id| !displaced.iter().any(|(rule, _)| rule.id == id);
+        let rules = self.rules.iter().filter(|rule| stays(rule.id));
+        let saved = self.saved.iter().filter(|rule| stays(rule.id));
+        (
+            rules.cloned().chain([rule]).collect(),
+            saved.cloned().chain([wanted]).collect(),
+        )
+    }
+
+    /// Has these take the place of all there were, which are returned.
+    pub(crate) fn replace(&mut self, (mut rules, saved): Rules) -> Rules {
+        rules.sort_by_key(Rule::order);
+        (
+            std::mem::replace(&mut self.rules, rules),
+            std::mem::replace(&mut self.saved, saved),
+        )
+    }
+
+    /// Keeps these alone, as they are.
+    pub(crate) fn keep(&mut self, rules: Vec<Rule>) {
+        let known = |saved: &SavedRule| rules.iter().any(|rule| rule.id == saved.id);
+        self.saved.retain(known);
+        self.rules = rules;
+    }
+
+    /// Removes one.
+    pub(crate) fn remove(&mut self, id: RuleId) {
+        self.rules.retain(|rule| rule.id != id);
+        self.saved.retain(|rule| rule.id != id);
+    }
+
+    /// Removes what users made, and has the rules of the file wait.
+    pub(crate) fn suspend(&mut self) {
+        self.rules.retain(|rule| rule.origin == RuleOrigin::Config);
+        self.saved.clear();
+        self.suspended = true;
+    }
+
+    /// Has the rules of the file wait no more.
+    pub(crate) fn resume(&mut self) {
+        self.suspended = false;
+    }
+
+    /// Has these hold for both IP versions.
+    pub(crate) fn widen(&mut self, ids: &[RuleId]) {
+        let wider = self.rules.iter_mut().filter(|rule| ids.contains(&rule.id));
+        wider.for_each(|rule| rule.narrowed = None);
+    }
+
+    /// Whether rules begin or end to hold by now, or mean other times of day in UTC.
+    pub(crate) fn are_to_turn(&self, now: LocalTime) -> bool {
+        let timed = self.rules.iter().any(|rule| rule.selection.time.is_some());
+        let mut rules = self.rules.iter();
+        rules.any(|rule| rule.clone().turn(now)) || timed && self.utc_offset != now.utc_offset
+    }
+
+    /// Has rules hold, or no more, that are to from now on; which.
+    pub(crate) fn turn(&mut self, now: LocalTime) -> Vec<Rule> {
+        self.utc_offset = now.utc_offset;
+        let turned = self.rules.iter_mut().filter_map(|rule| {
+            let turned = rule.turn(now);
+            turned.then(|| rule.clone())
+        });
+        turned.collect()
+    }
+
+    /// How long until a rule begins or ends to hold; none names a time of day.
+    pub(crate) fn next_turn(&self, now: LocalTime) -> Option<Duration> {
+        let spans = self.rules.iter().filter_map(|rule| rule.selection.time);
+        let until = |minute: u16| match (u32::from(minute) * 60 + DAY - now.second_of_day) % DAY {
+            0 => DAY,
+            seconds => seconds,
+        };
+        let next = spans.flat_map(|span| [until(span.start), until(span.end)]);
+        let next = next.min()?;
+        Some(Duration::from_secs(next.into()) - Duration::from_nanos(now.nanos.into()))
+    }
+}

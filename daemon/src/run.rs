@@ -1,0 +1,219 @@
+//! A daemon from its start to its end.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use dibs_config::Config;
+use dibs_core::Time;
+use dibs_core::node::Node;
+use dibs_policy::Backstop;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{interval, timeout};
+
+use crate::bumps::Bumps;
+use crate::daemon::Daemon;
+use crate::driver::{self, Driver, Notices};
+use crate::host::Host;
+use crate::interfaces::{Interfaces, Inventory};
+use crate::kernel::Kernel;
+use crate::preferences::Preferences;
+use crate::rpc::Rpc;
+use crate::state_file::{self, StateFile};
+use crate::steering::Steerer;
+use crate::switching::telling;
+use crate::tasks::{host, notices, sweep};
+use crate::{
+    backstop, confirming, control_socket, gateway, hours, locking, metering, metrics, preferring,
+    privileges, probing, reconcile, recovery, reloading, restoring, startup, terms, tracking,
+};
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// It could not start, or cannot go on; the message is one clear sentence.
+pub fn run(file: &Path) -> anyhow::Result<()> {
+    let config = startup::load(file)?;
+    for warning in config
+        .warnings()
+        .into_iter()
+        .chain(gateway::faults(&config))
+    {
+        tracing::warn!("{warning}");
+    }
+    dibs_io::give_back_large_blocks();
+    privileges::ensure_descriptors()?;
+    privileges::restrict()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    tokio::task::LocalSet::new().block_on(&runtime, serve(file, config))
+}
+
+async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
+    control_socket::ensure_place(&config.daemon.control_socket)?;
+    let state_file = StateFile::open(&config.daemon.control_socket)?;
+    let _alone = state_file::claim_namespace()?;
+    let saved = state_file.load()?;
+    let interfaces = Interfaces::open()?;
+    let inventory = interfaces.list().await?;
+    let preferences = Preferences::new(&config, &saved.preferences);
+    let (driver, notices, thread) =
+        start_data_path(&config, &inventory, &preferences, state_file.earliest())?;
+    let host_id =
+        terms::host_id(&dibs_config::read_private_key(&config.daemon.private_key_file)?.public());
+    let mut state = restoring::initial_state(&config, &saved)?;
+    let peers: Vec<u64> = { config.peers.iter() }
+        .map(|peer| terms::host_id(&peer.public_key))
+        .collect();
+    for (pair, why) in state.conns.make_plausible(host_id, &peers) {
+        tracing::warn!(
+            "the state file has a choice for {} to {} that nobody can have made ({why}): it stands, as \
+                        one that can be overruled",
+            pair.local,
+            pair.remote
+        );
+        state.refused.note(why);
+    }
+    let mut seed = [0; 4];
+    getrandom::fill(&mut seed).context("the system's random generator failed")?;
+    let daemon = Rc::new(Daemon {
+        host_id,
+        started: Instant::now(),
+        bumps: Bumps::of(&config),
+        rpc: Rpc::new(driver.clone(), u32::from_ne_bytes(seed)),
+        host: Host::new(driver.clone(), interfaces, inventory, &config),
+        kernel: Kernel::new(Steerer::new(driver.clone())?, Backstop::open()?),
+        state: RefCell::new(state),
+        file: state_file,
+        preferences: RefCell::new(preferences),
+        flow_schedulers: Default::default(),
+        registry: Default::default(),
+        answers: Default::default(),
+        users: Default::default(),
+        wakers: Default::default(),
+        events: Default::default(),
+        config,
+        driver,
+    });
+    host::warn_of_own_addresses(&daemon);
+    host::keep_addresses(&daemon, &saved.addresses).await?;
+    locking::renumber(&daemon, &saved)
+        .await
+        .context("cannot give connections the new numbers of their bumps")?;
+    if let Err(error) = locking::adopt_marks(&daemon).await {
+        tracing::warn!("cannot see what is on a bump: {error:#}");
+    }
+    probing::probe_rules(&daemon).await?;
+    backstop::ensure_backed(&daemon).await?;
+    reconcile::steer(&daemon).await.context("cannot steer")?;
+    gateway::note_passing(&daemon);
+    if !daemon.state.borrow().installed.is_empty() {
+        backstop::find_followed(&daemon).await?;
+    }
+    recovery::take_up(&daemon)
+        .await
+        .context("cannot take up connections")?;
+    // Not before the TUNs are there and the kernel steers: peers send at once what they kept, and it
+    // would be acknowledged and lost.
+    daemon.host.follow_links(&daemon.config, true).await?;
+    let socket = daemon.config.daemon.control_socket.clone();
+    let listener = control_socket::bind(&socket)?;
+    if let Some(address) = daemon.config.daemon.metrics
+        && let Some(listener) = metrics::bind(address).await
+    {
+        tokio::task::spawn_local(metrics::serve(Rc::clone(&daemon), listener));
+    }
+    let ended = main_loop(&daemon, file, listener, notices).await;
+    // If the data path has ended, its end is what is told.
+    let _ = metering::look(&daemon, true).await;
+    daemon.kernel.let_go();
+    // Whoever asks from now on learns that nobody is here.
+    let _ = std::fs::remove_file(&socket);
+    if daemon.config.daemon.fail == dibs_config::Fail::Open {
+        reconcile::remove_all(&daemon, true)
+            .await
+            .context("cannot let go")?;
+    }
+    daemon.driver.stop();
+    let joined = tokio::task::spawn_blocking(move || thread.join()).await?;
+    joined
+        .map_err(|_| anyhow!("the data path panicked"))?
+        .context("the data path failed")?;
+    ended
+}
+
+/// Everything at once, until a signal to end or a failure.
+async fn main_loop(
+    daemon: &Rc<Daemon>,
+    file: &Path,
+    listener: tokio::net::UnixListener,
+    notices: Notices,
+) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let own = || Rc::clone(daemon);
+    tokio::task::spawn_local(control_socket::serve(own(), listener));
+    tokio::task::spawn_local(watchdog(own()));
+    let mut data_path = tokio::task::spawn_local(notices::follow(own(), notices));
+    tokio::task::spawn_local(host::follow(own()));
+    tokio::task::spawn_local(sweep::keep(own()));
+    tokio::task::spawn_local(hours::keep(own()));
+    tokio::task::spawn_local(preferring::keep(own()));
+    tokio::task::spawn_local(metering::keep(own()));
+    tokio::task::spawn_local(tracking::follow(own()));
+    tokio::task::spawn_local(telling::keep(own()));
+    tokio::task::spawn_local(confirming::keep(own()));
+    tokio::task::spawn_local(locking::keep(own()));
+    sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
+    tracing::info!("ready");
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hang_up.recv() => reloading::reload(daemon, file).await,
+            _ = &mut data_path => return Err(anyhow!("the data path has ended")),
+        }
+    }
+}
+
+fn start_data_path(
+    config: &Config,
+    inventory: &Inventory,
+    preferences: &Preferences,
+    earliest: Duration,
+) -> anyhow::Result<(Driver, Notices, JoinHandle<std::io::Result<()>>)> {
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).context("the system's random generator failed")?;
+    let now = Time::from_nanos(dibs_io::boottime_ns());
+    let mut node = startup::node_config(config, inventory)?;
+    preferences.put_into(&mut node, config);
+    let node = Node::new(now, node, seed)?;
+    let names = config.paths.iter().map(|path| path.name.clone()).collect();
+    let (driver, notices, thread) =
+        driver::start(node, names, earliest).context("cannot start the data path")?;
+    Ok((driver, notices, thread))
+}
+
+/// Tells systemd that we live, as long as the data path answers.
+async fn watchdog(daemon: Rc<Daemon>) {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return;
+    };
+    let mut ticks = interval(limit / 3);
+    loop {
+        ticks.tick().await;
+        match timeout(limit / 3, daemon.driver.ping()).await {
+            Ok(Ok(())) => {
+                // Systemd is there, or it would not have set the limit.
+                let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+            }
+            _ => tracing::error!("the data path does not answer"),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Which peers have a session, and what they lack for a bump.
+
+use std::time::Duration;
+
+use dibs_control::PeerState;
+use dibs_core::node::PeerSnapshot;
+use dibs_core::session;
+
+use crate::daemon::Daemon;
+use crate::driver::Gone;
+use crate::wants;
+
+/// How a peer stands: a session alone does not mean that it answers.
+pub(crate) fn peer_state(peer: &PeerSnapshot) -> PeerState {
+    match peer.state {
+        session::PeerState::Established if peer.reachable => PeerState::Established,
+        session::PeerState::Established | session::PeerState::Connecting => PeerState::Connecting,
+        session::PeerState::Down => PeerState::Down,
+    }
+}
+
+/// Why the calls of a peer come to nothing, and what helps.
+pub(crate) fn outdated(behind: Duration) -> String {
+    format!(
+        "its calls are refused, for they are {} s older than its latest: if its clock was set back, set it \
+         right, or restart dibsd here, which then remembers no latest call; otherwise somebody repeats old ones",
+        behind.as_secs()
+    )
+}
+
+/// Which peers have a session and answer, by index.
+pub(crate) async fn sessions(daemon: &Daemon) -> Result<Vec<bool>, Gone> {
+    let snapshot = daemon.driver.snapshot().await?;
+    let up = |peer| peer_state(peer) == PeerState::Established;
+    Ok(snapshot.peers.iter().map(up).collect())
+}
+
+/// Why a peer that has a session cannot have a connection on this bump.
+pub(crate) fn lacks(
+    daemon: &Daemon,
+    peer: &PeerSnapshot,
+    index: usize,
+    bump: u8,
+) -> Option<String> {
+    let own = daemon.bumps.split_of(bump)?;
+    if peer_state(peer) != PeerState::Established {
+        return None;
+    }
+    let name = daemon.peer_name(index);
+    let carried = daemon.bumps.name_of(bump);
+    let Some(theirs) = peer.bumps.iter().find(|other| other.number == bump) else {
+        return Some(format!("peer {name} does not carry the bump \"{carried}\""));
+    };
+    (theirs.shares != own).then(|| {
+        let say = |shares: Option<(u8, u8)>| {
+            let (needed, shares) = shares.unwrap_or_default();
+            format!("{needed} of {shares} shares")
+        };
+        format!(
+            "peer {name} needs {}, this host {}: list {carried} with the same shares and \
+             needed as a [[bump]] at both",
+            say(theirs.shares),
+            say(own)
+        )
+    })
+}
+
+/// Tells of bumps that our rules put connections of a peer into, and that it cannot follow.
+pub(crate) async fn tell_lacks(daemon: &Daemon, peer: usize) {
+    let Ok(snapshot) = daemon.driver.snapshot().await else {
+        return;
+    };
+    let wanted = wants::wanted_of(daemon, peer);
+    let seen = &snapshot.peers[peer];
+    for bump in (1..16).filter(|bump| wanted & 1 << bump != 0) {
+        if let Some(why) = lacks(daemon, seen, peer, bump) {
+            let name = daemon.bumps.name_of(bump).to_owned();
+            daemon.events.tell("bump_refused", why, &[("bump", name)]);
+        }
+    }
+}
+
+/// Why no peer that a rule could be for and that has a session can have its connections on this
+/// bump.
+pub(crate) async fn lacking(
+    daemon: &Daemon,
+    peer: Option<&str>,
+    bump: u8,
+) -> Result<Option<String>, Gone> {
+    let seen = daemon.driver.snapshot().await?.peers;
+    let meant = |index: &usize| peer.is_none_or(|name| daemon.peer_name(*index) == name);
+    let meant = (0..seen.len())
+        .filter(meant)
+        .filter(|index| peer_state(&seen[*index]) == PeerState::Established);
+    let mut whys: Vec<_> = meant
+        .map(|index| lacks(daemon, &seen[index], index, bump))
+        .collect();
+    let all = whys.iter().all(Option::is_some);
+    Ok(whys.pop().flatten().filter(|_| all))
+}

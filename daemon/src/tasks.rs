@@ -1,0 +1,5 @@
+//! What goes on by itself.
+
+pub(crate) mod host;
+pub(crate) mod notices;
+pub(crate) mod sweep;

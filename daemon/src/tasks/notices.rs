@@ -1,0 +1,124 @@
+//! News of the data path.
+
+use std::rc::Rc;
+
+use dibs_core::node::Event;
+use dibs_policy::BumpId;
+
+use crate::clock::wall;
+use crate::daemon::Daemon;
+use crate::driver::{Notice, Notices};
+use crate::questions::Desks;
+use crate::sessions::outdated;
+use crate::wakers::Task;
+use crate::{reconcile, recovery, resync, sessions};
+
+/// Follows the data path until it ends.
+pub(crate) async fn follow(daemon: Rc<Daemon>, mut notices: Notices) {
+    let desks = Desks::open(&daemon);
+    while let Some(notice) = notices.next().await {
+        match notice {
+            Notice::Node(Event::Control { peer, bytes }) => desks.take(&daemon, peer, &bytes),
+            Notice::Node(event) => note(&daemon, event),
+            Notice::TunLost { bump, tun, error } => {
+                let name = tun.name().to_owned();
+                // Closed first, so that the name is free.
+                drop(tun);
+                let daemon = Rc::clone(&daemon);
+                tokio::task::spawn_local(async move {
+                    restore_tun(&daemon, bump, &name, &error).await;
+                });
+            }
+        }
+    }
+}
+
+fn note(daemon: &Rc<Daemon>, event: Event) {
+    daemon.wakers.wake(Task::Sessions);
+    match event {
+        Event::PeerUp { peer, restarted } => {
+            {
+                let state = &mut daemon.state.borrow_mut().peers[peer];
+                state.since = Some(wall());
+                state.outdated = None;
+                if restarted {
+                    state.want = 0;
+                    state.devices.clear();
+                }
+            }
+            let name = daemon.peer_name(peer).to_owned();
+            let how = if restarted { " anew: it restarted" } else { "" };
+            daemon.events.tell(
+                "session_up",
+                format!("the session with peer {name} is established{how}"),
+                &[("peer", name)],
+            );
+            let daemon = Rc::clone(daemon);
+            tokio::task::spawn_local(async move {
+                // How late it was when we called.
+                daemon.events.note("save", daemon.save());
+                sessions::tell_lacks(&daemon, peer).await;
+                if let Err(error) = recovery::recover(&daemon, peer).await {
+                    tracing::warn!("connections go on late: {error:#}");
+                }
+                resync::resync(&daemon, peer).await;
+            });
+        }
+        Event::PeerDown { peer } => {
+            daemon.state.borrow_mut().peers[peer].since = None;
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "session_down",
+                format!("the session with peer {name} is down"),
+                &[("peer", name)],
+            );
+        }
+        Event::Outdated { peer, behind } => {
+            let news = {
+                let state = &mut daemon.state.borrow_mut().peers[peer];
+                // Somebody repeats an old call of a peer that is there.
+                !state.answers && state.outdated.replace(behind).is_none()
+            };
+            if news {
+                tracing::warn!("peer {}: {}", daemon.peer_name(peer), outdated(behind));
+            }
+        }
+        Event::KeysExhausted { peer } => {
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "keys_exhausted",
+                format!(
+                    "the keys of the session with peer {name} are used up: nothing is sent until \
+                     a new session is agreed"
+                ),
+                &[("peer", name)],
+            );
+        }
+        Event::Path { peer, path, state } => {
+            let name = daemon.config.paths[path].name.clone();
+            let peer = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "path",
+                format!("path {name} to peer {peer} is {state}"),
+                &[("path", name), ("peer", peer), ("state", state.to_owned())],
+            );
+        }
+        Event::Control { .. } | Event::Drained { .. } => {
+            unreachable!("messages and ends of drains are taken before")
+        }
+    }
+}
+
+async fn restore_tun(daemon: &Daemon, bump: u8, name: &str, error: &std::io::Error) {
+    daemon.events.tell(
+        "tun_lost",
+        format!("device {name} is gone ({error}); making it again"),
+        &[("device", name.to_owned())],
+    );
+    if let Some(id) = BumpId::new(bump) {
+        daemon.kernel.steerer().await.tun_lost(id);
+    }
+    if let Err(error) = reconcile::steer(daemon).await {
+        tracing::error!("cannot restore {name}: {error:#}");
+    }
+}
