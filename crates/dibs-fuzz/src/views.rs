@@ -2,7 +2,7 @@
 
 use dibs_wire::Packet;
 use dibs_wire::checksum::{fold, pseudo_header, sum};
-use dibs_wire::emit::complete_checksum;
+use dibs_wire::emit::{Headers, complete_checksum};
 use dibs_wire::packet::{self, Segment, TCP, flags};
 use dibs_wire::segment::Segments;
 use dibs_wire::virtio::{self, VirtioHdr};
@@ -110,7 +110,7 @@ pub(crate) fn frame(input: &mut Input<'_>) {
 
 fn emit_again(segment: &Segment<'_>, gso_size: u16) {
     assert_eq!(segment.options.len() % 4, 0);
-    let headers = segment.headers();
+    let headers = Headers::from(segment);
     let len = headers.encoded_len();
     let gso_size = if usize::from(gso_size) < segment.payload.len() {
         gso_size

@@ -2,26 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::iptables::{Table, Tables};
-
-/// Each reason and its chain; a name that ends in a dash stands for all that begin with it.
-const REASONS: [(&str, &str, Table); 8] = [
-    ("plain_in_locked", "DIBS-LOCKED", Table::Mangle),
-    ("plain_in_stray", "DIBS-PLAIN", Table::Mangle),
-    ("plain_in_required", "DIBS-REQUIRED-IN", Table::Mangle),
-    ("plain_out_required", "DIBS-REQUIRED-OUT", Table::Mangle),
-    ("plain_out_marked", "DIBS-POSTROUTING", Table::Mangle),
-    ("tun_in_foreign", "DIBS-IN-", Table::Mangle),
-    ("tun_forwarded", "DIBS-FORWARD", Table::Filter),
-    ("tun_out_unmarked", "DIBS-REFUSE", Table::Filter),
-];
-
-/// Why a chain drops, as its place among the reasons; none: it is none that does.
-pub(crate) fn reason(table: Table, name: &str) -> Option<usize> {
-    REASONS.iter().position(|(_, chain, of)| {
-        *of == table && (*chain == name || chain.ends_with('-') && name.starts_with(chain))
-    })
-}
+use crate::iptables::Tables;
+use crate::table::{REASONS, reason};
 
 /// Packets that the kernel dropped for us.
 #[derive(Clone, Debug, PartialEq, Eq)]

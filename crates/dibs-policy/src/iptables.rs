@@ -3,28 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::drops;
-
-/// An iptables table that holds chains of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Table {
-    /// Marks and guards.
-    Mangle,
-    /// The only table that can answer with an ICMP error.
-    Filter,
-}
-
-impl Table {
-    pub(crate) const ALL: [Table; 2] = [Table::Mangle, Table::Filter];
-
-    /// The table's name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Table::Mangle => "mangle",
-            Table::Filter => "filter",
-        }
-    }
-}
+use crate::table::{Table, reason};
 
 /// What a chain is for: guards are installed before markers and removed after them, so that no marked
 /// packet is ever without a guard.
@@ -41,7 +20,7 @@ impl Role {
     pub(crate) fn of(name: &str) -> Self {
         let is_guard = [Table::Mangle, Table::Filter]
             .iter()
-            .any(|table| drops::reason(*table, name).is_some());
+            .any(|table| reason(*table, name).is_some());
         match is_guard || name == "DIBS-PREROUTING" {
             true => Role::Guard,
             false => Role::Marker,

@@ -41,6 +41,7 @@ mod rules;
 mod runner;
 pub mod sockets;
 mod steering;
+mod table;
 pub mod translation;
 mod watch;
 mod wire;
@@ -52,7 +53,7 @@ pub use desired::{
 };
 pub use drops::Drops;
 pub use error::Error;
-pub use iptables::{Chain, CountedRule, Jump, Role, Table, Tables};
+pub use iptables::{Chain, CountedRule, Jump, Role, Tables};
 pub use kernel::{Kernel, Netlink};
 pub use marks::{BadMask, BumpId, MarkLayout};
 pub use net::{
@@ -61,4 +62,5 @@ pub use net::{
 pub use plan::{Observed, Plan, Step};
 pub use runner::{Command, CommandRunner, System};
 pub use steering::{Counting, Probed, Report, Steering, Variant};
+pub use table::Table;
 pub use watch::Watch;

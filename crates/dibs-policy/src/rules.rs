@@ -19,9 +19,10 @@
 
 use crate::backstop::ruleset::{self, Ruleset};
 use crate::desired::{Binding, BumpRoute, ClassRule, DeviceOwner, Fail, Protocol, widest};
-use crate::iptables::{Chain, Table};
+use crate::iptables::Chain;
 use crate::rule::nftables::Printed;
 use crate::rule::{Bits, Match, Rule, Set, Verdict};
+use crate::table::Table;
 use crate::{Desired, DeviceName, Family, Prefix};
 
 mod nftables_only;

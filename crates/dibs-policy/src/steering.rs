@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::drops::Drops;
-use crate::iptables::{self, Chain, Role, Table, Tables};
+use crate::iptables::{self, Chain, Role, Tables};
 use crate::kernel::{Kernel, Netlink};
 use crate::net::NetChange;
 use crate::plan::{Observed, Plan, Step};
 use crate::runner::{Command, CommandRunner, System};
+use crate::table::Table;
 use crate::{Desired, DeviceName, Error, Family, MarkLayout};
 
 mod probe;

@@ -13,6 +13,7 @@ mod bbr;
 pub mod control;
 mod cubic;
 mod delivery;
+mod event;
 pub mod pair;
 pub mod plain;
 pub mod receiver;

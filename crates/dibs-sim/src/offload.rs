@@ -92,7 +92,7 @@ impl Super {
             Some(s) if gso_size > 0 || rng.chance(0.5) => {
                 let headers = Headers {
                     flags: self.flags,
-                    ..s.headers()
+                    ..Headers::from(&s)
                 };
                 written(&headers, &[s.payload, &self.more].concat(), gso_size)
             }
@@ -186,7 +186,7 @@ fn cut(frame: &[u8]) -> Vec<Vec<u8>> {
 /// If it is not a TCP packet.
 pub fn rewrite(packet: &[u8], change: impl FnOnce(&mut Headers<'_>, &mut Vec<u8>)) -> Vec<u8> {
     let s = tcp(packet).expect("the caller has a TCP packet");
-    let (mut headers, mut payload) = (s.headers(), s.payload.to_vec());
+    let (mut headers, mut payload) = (Headers::from(&s), s.payload.to_vec());
     change(&mut headers, &mut payload);
     cut(&written(&headers, &payload, 0)).remove(0)
 }

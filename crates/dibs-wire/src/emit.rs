@@ -7,7 +7,7 @@
 use core::net::IpAddr;
 
 use crate::checksum;
-use crate::packet::{IpMeta, TCP, Tuple, flags};
+use crate::packet::{IpMeta, Segment, TCP, Tuple, flags};
 use crate::seq::SeqNumber;
 use crate::virtio::{self, VirtioHdr};
 
@@ -36,6 +36,23 @@ pub struct Headers<'a> {
     pub timestamps: Option<(u32, u32)>,
     /// Raw options, a multiple of four and at most 40 bytes.
     pub options: Option<&'a [u8]>,
+}
+
+impl<'a> From<&Segment<'a>> for Headers<'a> {
+    /// The headers that say the same.
+    fn from(segment: &Segment<'a>) -> Self {
+        Self {
+            tuple: segment.tuple,
+            meta: segment.meta,
+            seq: segment.seq,
+            ack: segment.ack,
+            flags: segment.flags,
+            window: segment.window,
+            urgent: segment.urgent,
+            timestamps: segment.timestamps,
+            options: (!segment.has_plain_options()).then_some(segment.options),
+        }
+    }
 }
 
 impl Headers<'_> {

@@ -5,7 +5,6 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::emit::Headers;
 use crate::seq::SeqNumber;
 
 /// IP protocol number of TCP.
@@ -149,21 +148,6 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// The headers that say the same.
-    pub fn headers(&self) -> Headers<'a> {
-        Headers {
-            tuple: self.tuple,
-            meta: self.meta,
-            seq: self.seq,
-            ack: self.ack,
-            flags: self.flags,
-            window: self.window,
-            urgent: self.urgent,
-            timestamps: self.timestamps,
-            options: (!self.has_plain_options()).then_some(self.options),
-        }
-    }
-
     /// Offset of the TCP header from the start of the packet.
     pub const fn tcp_at(&self) -> usize {
         self.payload_at - self.options.len() - 20

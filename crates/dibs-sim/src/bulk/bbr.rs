@@ -6,7 +6,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_netem::rng::Rng;
 
-use super::control::{Event, INITIAL_WINDOW, State, Window};
+use super::event::{Event, INITIAL_WINDOW, State, Window};
 use super::segment::MSS;
 
 /// Doubles the rate each round: 2 / ln 2.

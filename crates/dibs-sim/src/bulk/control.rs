@@ -1,4 +1,4 @@
-//! What a congestion controller is told, and what it decides.
+//! Which congestion controller a sender has.
 
 use std::time::Duration;
 
@@ -7,12 +7,8 @@ use dibs_netem::rng::Rng;
 
 use super::bbr::Bbr;
 use super::cubic::Cubic;
+use super::event::{Event, Window};
 use super::segment::MSS;
-
-/// Segments that a sender begins with (RFC 6928).
-pub(super) const INITIAL_WINDOW: u64 = 10;
-/// `ssthresh` as long as there is none.
-pub(super) const NO_THRESHOLD: u64 = u64::MAX >> 1;
 
 /// Which controller a sender has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,67 +17,6 @@ pub enum Algorithm {
     Cubic,
     /// BBR of version 1 (Linux's `tcp_bbr.c`).
     Bbr,
-}
-
-/// How a sender stands to its losses (Linux's `enum tcp_ca_state`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum State {
-    Open,
-    /// Something was acknowledged out of order.
-    Disorder,
-    Recovery,
-    /// After a timeout.
-    Loss,
-}
-
-/// The congestion window, in segments.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub(super) cwnd: u64,
-    pub(super) ssthresh: u64,
-    /// The window before it was reduced.
-    pub(super) prior: u64,
-    /// It keeps the sender from sending, as Linux sees it.
-    pub(super) limits: bool,
-}
-
-impl Window {
-    pub(super) const fn slow_start(&self) -> bool {
-        self.cwnd < self.ssthresh
-    }
-}
-
-/// The delivery rate that an acknowledgement shows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rate {
-    /// Segments, in the time.
-    pub(super) delivered: u64,
-    pub(super) interval: Duration,
-    /// What had been delivered when its first one was sent.
-    pub(super) prior: u64,
-    pub(super) app_limited: bool,
-}
-
-/// What an acknowledgement means to a controller.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Event {
-    pub(super) now: Time,
-    pub(super) state: State,
-    /// Segments newly delivered, and newly marked as lost.
-    pub(super) delivered: u64,
-    pub(super) lost: u64,
-    /// Delivered in all.
-    pub(super) total: u64,
-    pub(super) in_flight: u64,
-    /// Before this acknowledgement.
-    pub(super) prior_in_flight: u64,
-    pub(super) rtt: Option<Duration>,
-    pub(super) rate: Option<Rate>,
-    /// The first segment not acknowledged, and the next new one.
-    pub(super) una: u64,
-    pub(super) next: u64,
-    /// The window may grow (`tcp_may_raise_cwnd`).
-    pub(super) may_grow: bool,
 }
 
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 
-use super::control::{Event, State, Window};
+use super::event::{Event, State, Window};
 
 /// What a loss leaves of the window.
 const BETA: f64 = 717.0 / 1024.0;

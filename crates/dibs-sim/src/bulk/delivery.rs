@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 
-use super::control::Rate;
+use super::event::Rate;
 use super::scoreboard::{News, Snapshot};
 
 /// The estimator of the delivery rate.

@@ -1,12 +1,15 @@
 //! A bulk sender as a Linux socket is one: what it sends, and when.
 
+mod losses;
+
 use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_netem::rng::Rng;
 
-use super::control::{Algorithm, Control, Event, INITIAL_WINDOW, NO_THRESHOLD, State, Window};
+use super::control::{Algorithm, Control};
 use super::delivery::Delivery;
+use super::event::{Event, INITIAL_WINDOW, NO_THRESHOLD, State, Window};
 use super::recovery::{Recovery, Signs};
 use super::rtt::Rtt;
 use super::scoreboard::{Board, News};
@@ -50,12 +53,12 @@ pub(super) struct Timers {
 /// [`poll_transmit`](Self::poll_transmit) is asked until it has nothing.
 #[derive(Debug)]
 pub struct Sender {
-    pub(super) board: Board,
-    pub(super) control: Control,
-    pub(super) window: Window,
-    pub(super) rtt: Rtt,
-    pub(super) recovery: Recovery,
-    pub(super) stats: SenderStats,
+    board: Board,
+    control: Control,
+    window: Window,
+    rtt: Rtt,
+    recovery: Recovery,
+    stats: SenderStats,
     /// Segments that there are to send in all.
     limit: u64,
     /// First byte that is not acknowledged.
@@ -64,19 +67,19 @@ pub struct Sender {
     edge: u64,
     /// TSval of the latest acknowledgement.
     echo: u32,
-    pub(super) delivery: Delivery,
+    delivery: Delivery,
     /// The window kept it from sending.
     limited: bool,
     /// Most segments out in the round that ends when `usage_end` is acknowledged.
     usage: u64,
     usage_end: u64,
-    pub(super) timers: Timers,
+    timers: Timers,
     /// The next segment may leave: pacing.
     paced_until: Time,
     /// A probe of the tail is due.
-    pub(super) probe: bool,
+    probe: bool,
     /// When the probe is acknowledged, and whether it was sent again.
-    pub(super) probed: Option<(u64, bool)>,
+    probed: Option<(u64, bool)>,
 }
 
 impl Sender {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::iptables::Table;
 use crate::kernel::Kernel;
 use crate::net::{Change, LinkState, NetChange, NetworkState, SYSCTLS};
+use crate::table::Table;
 use crate::{BumpId, Command, CommandRunner, DeviceName, Error, Family, MarkLayout};
 
 /// Chains of one family by table and name; built-in ones are always there.
