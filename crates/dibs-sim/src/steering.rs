@@ -1,9 +1,8 @@
 //! A host's steering: the marks of its kernel, and the part of its daemon that sets them.
 //!
 //! What is known of connections, the steps of a switch and the messages about it are the daemon's own
-//! ([`dibs_switch`]). What carries the steps out (`daemon/src/switching/`), and what a host does that follows its
-//! peer, is a driver of its own here, for it speaks to tokio there; the kernel (`dibs-policy`: the order of the
-//! chains, the guard, LOCKED) is modelled.
+//! ([`dibs_switch`]). What carries the steps out (`daemon/src/switching/`) is a driver of its own here, for it speaks
+//! to tokio there; the kernel (`dibs-policy`: the order of the chains, the guard, LOCKED) is modelled.
 
 mod answering;
 mod asking;
@@ -375,7 +374,7 @@ impl Steering {
             let mark = self.marks.entry(pair).or_default();
             (mark.bump, mark.chosen) = (choice.bump, true);
             self.update(&pair, |conn| conn.lock.enter(choice.bump));
-            self.note_lock(&pair);
+            locking::note_lock(self, &pair);
             self.daemon().look_at = Some(at.now);
             // What it acknowledged last went another way: the data path may wait for a word of it.
             at.node.solicit(choice.bump, tuple(&pair));
@@ -386,7 +385,7 @@ impl Steering {
 
     /// Takes a connection off the bump.
     fn leave(&mut self, at: &mut At<'_>, pair: Pair) {
-        self.unlock(&pair);
+        locking::unlock(self, &pair);
         let mark = self.marks.entry(pair).or_default();
         (mark.bump, mark.chosen) = (0, true);
         end_drains(at, &pair);
@@ -433,10 +432,10 @@ impl Steering {
             .next_lock()
             .is_some_and(|due| due <= now)
         {
-            self.set_locks(now);
+            locking::set_locks(self, now);
         }
         if self.daemon().look_at.is_some_and(|look| look <= now) {
-            self.ask_confirmations(at);
+            locking::ask_confirmations(self, at);
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! [`Wanted::judge`] notes what the peer wants, unless something stands against it. The connection falls
 //! silent then if it leaves its bump; and unless the peer only asks whether it would, its mark is set. What
-//! could not be carried out is [undone](Following::undo).
+//! could not be carried out is taken back. [`Following::next`] says which of it is to be done.
+
+use dibs_core::Time;
 
 use crate::conns::{Choice, Pair, Socket, Version};
 use crate::marks::{Hand, Handed};
@@ -84,6 +86,23 @@ pub struct Following {
     /// What stood for it.
     choice: Option<Choice>,
     handed: Option<Handed>,
+    next: Option<Step>,
+    failed: bool,
+}
+
+/// What is to be done for a [`Following`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// What is locked to where it is and is about to leave is to be unlocked.
+    Unlock,
+    /// If it leaves its bump, what it sent by that is to arrive, and nothing new to be sent.
+    Drain,
+    /// The choices are to be saved.
+    Save,
+    /// The kernel is to be told of the choice that stands, or where the peer's rules have it.
+    Mark,
+    /// That was taken back: what stands now is to be saved, and the connection to be where it was.
+    Undo,
 }
 
 impl Wanted {
@@ -97,6 +116,7 @@ impl Wanted {
         conns: &mut ConnTable,
         (named, version): (Named, Version),
         here: Option<Here>,
+        now: Time,
     ) -> Result<Following, Refusal> {
         let pair = named.pair.reversed();
         let here = here.ok_or(Refusal::NoConnection)?;
@@ -106,7 +126,13 @@ impl Wanted {
         if let Some(refusal) = self.refusal {
             return Err(refusal);
         }
-        conns.update(&pair, |conn| self.judge_one(conn, pair, version, here))
+        conns.update(&pair, |conn| {
+            let judged = self.judge_one(conn, pair, version, here);
+            if self.switch.explicit && matches!(judged, Err(Refusal::Older(_))) {
+                conn.telling.tell_later(conn.choice.get(), now);
+            }
+            judged
+        })
     }
 
     fn judge_one(
@@ -151,28 +177,52 @@ impl Wanted {
             version,
             choice,
             handed,
+            next: Some(Step::Unlock),
+            failed: false,
         })
     }
 }
 
 impl Following {
+    /// What is to be done next; none: the peer is to be [answered](Self::answer).
+    pub fn next(&self) -> Option<Step> {
+        self.next
+    }
+
+    /// That is done, or could not be.
+    pub fn handle_done(&mut self, conns: &mut ConnTable, done: bool) {
+        let pair = self.pair;
+        self.failed |= !done;
+        conns.update(&pair, |conn| {
+            self.next = match self.next {
+                Some(Step::Unlock) => Some(Step::Drain),
+                Some(Step::Drain) if !self.switch.ready => Some(Step::Save),
+                Some(Step::Save) if done => Some(Step::Mark),
+                Some(Step::Save | Step::Mark) if !done => {
+                    self.take_back(conn).then_some(Step::Undo)
+                }
+                _ => None,
+            };
+            let moves = matches!(self.next, Some(Step::Save | Step::Mark));
+            conn.arriving = moves && self.switch.bump != 0;
+        });
+    }
+
     /// Takes back what was noted, which could not be carried out: the peer takes its choice back, and neither is
     /// to come up later. False if another choice stands by now, for which the connection falls silent, or moves.
-    pub fn undo(&self, conns: &mut ConnTable) -> bool {
-        conns.update(&self.pair, |conn| {
-            if self.switch.explicit {
-                return conn.choice.refuse(self.version, self.choice);
-            }
-            conn.hand_over(self.handed);
-            true
-        })
+    fn take_back(&self, conn: &mut Conn) -> bool {
+        if self.switch.explicit {
+            return conn.choice.refuse(self.version, self.choice);
+        }
+        conn.hand_over(self.handed);
+        true
     }
 
     /// What the peer is told.
-    pub fn answer(&self, carried_out: bool) -> (Outcome, u64) {
-        let outcome = match carried_out {
-            true => Outcome::Done,
-            false => Outcome::Failed,
+    pub fn answer(&self) -> (Outcome, u64) {
+        let outcome = match self.failed {
+            true => Outcome::Failed,
+            false => Outcome::Done,
         };
         (outcome, self.version.generation)
     }
@@ -184,6 +234,7 @@ mod tests {
     use crate::conns::tests::pair;
 
     const SOCKET: Socket = Socket(77);
+    const NOW: Time = Time::from_nanos(1_000_000_000_000);
     const HOSTS: Hosts = Hosts { own: 7, peer: 8 };
     const HERE: Here = Here {
         socket: SOCKET,
@@ -208,7 +259,7 @@ mod tests {
             socket: SOCKET,
         };
         let host = HOSTS.peer;
-        wanted.judge(conns, (named, Version { generation, host }), here)
+        wanted.judge(conns, (named, Version { generation, host }), here, NOW)
     }
 
     fn chosen(bump: u8) -> Switch {
@@ -294,26 +345,72 @@ mod tests {
         }
     }
 
+    /// Has a connection follow; what is done for that. `fails`: what cannot be.
+    fn follow(
+        conns: &mut ConnTable,
+        mut following: Following,
+        fails: Option<Step>,
+    ) -> (Vec<Step>, Outcome) {
+        let mut steps = Vec::new();
+        while let Some(step) = following.next() {
+            steps.push(step);
+            following.handle_done(conns, Some(step) != fails);
+            let moves = matches!(following.next(), Some(Step::Save | Step::Mark));
+            let arriving = moves && following.switch.bump != 0;
+            assert_eq!(conns.get(&pair()).arriving, arriving);
+        }
+        (steps, following.answer().0)
+    }
+
+    #[test]
+    fn who_follows_falls_silent_is_saved_and_only_then_marked() {
+        use Step::*;
+        for (switch, fails, steps) in [
+            (chosen(1), None, vec![Unlock, Drain, Save, Mark]),
+            (whether(chosen(1)), None, vec![Unlock, Drain]),
+            (chosen(1), Some(Save), vec![Unlock, Drain, Save, Undo]),
+            (ruled(1), Some(Mark), vec![Unlock, Drain, Save, Mark, Undo]),
+        ] {
+            let mut conns = ConnTable::default();
+            let following = judge(&mut conns, switch, 1, Some(HERE)).expect("it follows");
+            let outcome = match fails {
+                Some(_) => Outcome::Failed,
+                None => Outcome::Done,
+            };
+            let followed = follow(&mut conns, following, fails);
+            assert_eq!(followed, (steps, outcome), "{switch:?}");
+            let stands = !switch.ready && fails.is_none();
+            assert_eq!(conns != ConnTable::default(), stands);
+        }
+    }
+
     #[test]
     fn what_could_not_be_carried_out_is_taken_back() {
+        use Step::*;
         let mut conns = ConnTable::default();
         let first = judge(&mut conns, chosen(1), 1, Some(HERE)).expect("it is taken");
         let stood = conns.get(&pair()).choice.get();
         let second = judge(&mut conns, chosen(0), 2, Some(HERE)).expect("it is later");
-        assert!(!first.undo(&mut conns));
-        assert!(second.undo(&mut conns));
+        let (steps, outcome) = follow(&mut conns, first, Some(Save));
+        assert_eq!(
+            (steps, outcome),
+            (vec![Unlock, Drain, Save], Outcome::Failed)
+        );
+        let (steps, outcome) = follow(&mut conns, second, Some(Save));
+        assert_eq!(
+            (steps, outcome),
+            (vec![Unlock, Drain, Save, Undo], Outcome::Failed)
+        );
         assert_eq!(conns.get(&pair()).choice.get(), stood);
-        assert_eq!(second.answer(false), (Outcome::Failed, 2));
-        assert_eq!(first.answer(true), (Outcome::Done, 1));
 
         let mut conns = ConnTable::default();
         for (bump, before) in [(1, None), (3, Some(1)), (0, Some(3))] {
             let following = judge(&mut conns, ruled(bump), 0, Some(HERE)).expect("it follows");
             assert!(following.is_new);
             let after = conns.clone();
-            assert!(following.undo(&mut conns));
-            let stands = conns.get(&pair()).handed().map(|handed| handed.bump);
-            assert_eq!(stands, before);
+            follow(&mut conns, following, Some(Mark));
+            let handed = conns.get(&pair()).handed();
+            assert_eq!(handed.map(|handed| handed.bump), before);
             conns = after;
         }
     }

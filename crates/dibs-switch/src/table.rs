@@ -41,7 +41,7 @@ pub struct Conn {
     /// The kernel has it on this bump without a choice: by rules, here or at the peer.
     followed: Option<u8>,
     /// A peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
-    pub arriving: bool,
+    pub(crate) arriving: bool,
     /// It is on its way because rules changed: its mark is ahead of our record, or behind it.
     pub moving: bool,
     /// It passed this host and was seen to end: of others without an entry in conntrack nobody knows.
@@ -288,11 +288,6 @@ impl ConnTable {
                 conn.telling.tell_all(now);
             }
         });
-    }
-
-    /// The peer asked for what is older than what stands, see [`Telling::tell_later`].
-    pub fn tell_later(&mut self, pair: &Pair, now: Time) {
-        self.update(pair, |conn| conn.telling.tell_later(conn.choice.get(), now));
     }
 
     /// When a peer is to be told next.

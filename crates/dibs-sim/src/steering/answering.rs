@@ -1,12 +1,12 @@
-//! What the peer asks for, by [`dibs_switch::answering`], and how a connection falls silent.
+//! What the peer asks for, a driver of [`dibs_switch::answering`], and how a connection falls silent.
 
-use dibs_switch::answering::{Following, Here, Refusal, Wanted};
+use dibs_switch::answering::{Following, Here, Refusal, Step, Wanted};
 use dibs_switch::conns::{Pair, Version};
 use dibs_switch::messages::{Body, Message, Named, Switch};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
-use super::{At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, tuple};
+use super::{At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, locking, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -44,8 +44,7 @@ impl Steering {
                     }
                 }
                 Body::Confirm { bump, conns } => {
-                    let outcomes = conns.iter().map(|named| self.on_confirm(at, bump, named));
-                    let answer = Body::Answer(outcomes.collect());
+                    let answer = locking::on_confirm(self, at, bump, &conns);
                     self.post(at, request, answer);
                 }
                 Body::Want { .. } | Body::Answer(_) => {}
@@ -76,12 +75,9 @@ impl Steering {
             refusal: None,
         };
         let conns = &mut self.daemon().conns;
-        let following = match wanted.judge(conns, (named, version), here) {
-            Ok(following) => following,
+        match wanted.judge(conns, (named, version), here, at.now) {
+            Ok(following) => self.follow(at, request, following),
             Err(refusal) => {
-                if let Refusal::Older(_) = refusal {
-                    conns.tell_later(&pair, at.now);
-                }
                 self.seen.note(match refusal {
                     Refusal::OtherSocket(_) => Seen::SocketNamed,
                     Refusal::Implausible(_) => Seen::VersionRefused,
@@ -89,48 +85,47 @@ impl Steering {
                     _ => Seen::SwitchRefused,
                 });
                 self.post(at, request, Body::Answer(vec![refusal.answer()]));
-                return;
             }
-        };
-        self.unlock_leaving(&pair, switch.bump);
-        if switch.bump == 0 {
-            self.seen.note(match switch.ready {
-                true => Seen::GotReady,
-                false => Seen::SwitchedOut,
-            });
-            self.daemon().serving = Some(pair);
-            self.silence(at, pair, Waiter::Peer(request, following));
-            // If nothing comes of it, it is locked again.
-            self.daemon().look_at = Some(at.now + LOOK_EVERY);
-            return;
         }
-        self.seen.note(Seen::SwitchedIn);
-        self.follow(at, request, following);
     }
 
-    /// Carries out what the peer chose, unless it only asked whether that would be done, and answers.
-    fn follow(&mut self, at: &mut At<'_>, request: u32, following: Following) {
-        let pair = following.pair;
-        let carried_out = following.switch.ready || !self.is_unable(at.now);
-        if !carried_out {
-            self.seen.note(Seen::Failed);
-            if following.undo(&mut self.daemon().conns) {
-                self.save(at.now);
-                self.highest.remove(&pair);
-                self.mark_choice(at, pair);
-                end_drains(at, &pair);
+    /// Does what comes next where the peer has switched a connection, as far as that waits for nothing.
+    fn follow(&mut self, at: &mut At<'_>, request: u32, mut following: Following) {
+        let (pair, switch) = (following.pair, following.switch);
+        while let Some(step) = following.next() {
+            let mut done = true;
+            match step {
+                Step::Unlock => locking::unlock_leaving(self, &pair, switch.bump),
+                Step::Drain if switch.bump == 0 => {
+                    self.seen.note(match switch.ready {
+                        true => Seen::GotReady,
+                        false => Seen::SwitchedOut,
+                    });
+                    self.daemon().serving = Some(pair);
+                    self.silence(at, pair, Waiter::Peer(request, following));
+                    // If nothing comes of it, it is locked again.
+                    self.daemon().look_at = Some(at.now + LOOK_EVERY);
+                    return;
+                }
+                Step::Drain => self.seen.note(Seen::SwitchedIn),
+                Step::Save => done = self.save(at.now),
+                Step::Mark => self.mark_choice(at, pair),
+                Step::Undo => {
+                    self.seen.note(Seen::Failed);
+                    self.save(at.now);
+                    self.highest.remove(&pair);
+                    self.mark_choice(at, pair);
+                    end_drains(at, &pair);
+                }
             }
-        } else if !following.switch.ready {
-            self.save(at.now);
-            self.mark_choice(at, pair);
+            following.handle_done(&mut self.daemon().conns, done);
         }
-        let answer = following.answer(carried_out);
-        self.post(at, request, Body::Answer(vec![answer]));
+        self.post(at, request, Body::Answer(vec![following.answer()]));
     }
 
     /// Has a connection fall silent.
     pub(super) fn silence(&mut self, at: &mut At<'_>, pair: Pair, waiter: Waiter) {
-        self.unlock(&pair);
+        locking::unlock(self, &pair);
         let leaving = self.daemon().leaving.entry(pair).or_default();
         leaving.waiters.push(waiter);
         leaving.bumps.extend(CARRIED);
@@ -161,8 +156,9 @@ impl Steering {
                     negotiation.handle_done();
                     self.carry_on(at, negotiation);
                 }
-                Waiter::Peer(request, following) => {
+                Waiter::Peer(request, mut following) => {
                     self.daemon().serving = None;
+                    following.handle_done(&mut self.daemon().conns, true);
                     self.follow(at, request, following);
                 }
             }

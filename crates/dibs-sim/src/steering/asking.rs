@@ -5,7 +5,7 @@ use dibs_switch::conns::{Meant, Pair, Socket, Version};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Message, Named, Switch, Unanswered};
 use dibs_switch::naming::{Next, Query};
 
-use super::{About, Ask, At, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, tuple};
+use super::{About, Ask, At, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, locking, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -62,7 +62,7 @@ impl Steering {
         loop {
             let step = negotiation.next();
             match step {
-                Step::Unlock => self.unlock_leaving(&pair, bump),
+                Step::Unlock => locking::unlock_leaving(self, &pair, bump),
                 Step::Look => {
                     let conns = at.node.conns();
                     let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
@@ -203,7 +203,12 @@ impl Steering {
                     self.give_in(at, pair, version, own);
                 }
             }
-            About::Confirm(bump) => self.on_confirmed(at, conn, bump, answer),
+            About::Confirm(bump) => {
+                let stays_on = locking::stays_on(self, &conn.pair);
+                self.update(&conn.pair, |conn| {
+                    conn.lock.handle_answer(bump, answer, stays_on, at.now)
+                });
+            }
         }
     }
 
@@ -231,7 +236,7 @@ impl Steering {
             ..Mark::default()
         };
         self.marks.insert(pair, mark);
-        self.note_lock(&pair);
+        locking::note_lock(self, &pair);
         end_drains(at, &pair);
         self.save(at.now);
     }
