@@ -1,6 +1,6 @@
 //! What is sent until it is acknowledged: chunks, and what else goes the same way.
 
-use dibs_wire::frame::{self, Open, TcpFields};
+use dibs_wire::frame::{self, FlowId, Open, TcpFields};
 
 use crate::flow::fields::OwnedFields;
 use crate::slab::Key;
@@ -51,7 +51,7 @@ pub struct Head {
 #[derive(Clone, Copy, Debug)]
 pub struct Strand {
     /// The flow number.
-    pub flow: u32,
+    pub flow: FlowId,
     /// The flow's incarnation.
     pub incarnation: u16,
     /// The epoch.

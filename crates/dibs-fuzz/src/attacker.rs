@@ -8,7 +8,7 @@ use dibs_core::session::{
     PublicKey, SeededRandom, Sessions, is_handshake,
 };
 use dibs_scramble::{BUFFER_LEN, Scrambler, initial_buffer};
-use dibs_wire::frame::{Frame, Frames};
+use dibs_wire::frame::{FlowId, Frame, Frames};
 
 use crate::host::{self, wall};
 
@@ -32,9 +32,9 @@ pub(crate) struct Attacker {
     pub(crate) epochs: Option<EpochSecrets>,
     paths: Vec<PathMemory>,
     /// By flow, incarnation and epoch.
-    chains: BTreeMap<(u32, u16, u32), Scrambler>,
+    chains: BTreeMap<(FlowId, u16, u32), Scrambler>,
     /// A flow of the other end: number, incarnation, epoch.
-    pub(crate) heard: (u32, u16, u32),
+    pub(crate) heard: (FlowId, u16, u32),
 }
 
 impl Attacker {
@@ -58,7 +58,7 @@ impl Attacker {
             epochs: None,
             paths: vec![PathMemory::default(); 256],
             chains: BTreeMap::new(),
-            heard: (0, 0, 0),
+            heard: (FlowId::new(0), 0, 0),
         }
     }
 
@@ -146,7 +146,7 @@ impl Attacker {
     /// Scrambles the next bytes of an epoch, or a solo chunk of it.
     pub(crate) fn scramble(
         &mut self,
-        (flow, incarnation, epoch): (u32, u16, u32),
+        (flow, incarnation, epoch): (FlowId, u16, u32),
         solo_at: Option<u64>,
         plain: &[u8],
     ) -> Vec<u8> {
@@ -174,7 +174,7 @@ impl Attacker {
     }
 
     /// Begins an epoch's chain anew.
-    pub(crate) fn restart_chain(&mut self, chain: (u32, u16, u32)) {
+    pub(crate) fn restart_chain(&mut self, chain: (FlowId, u16, u32)) {
         self.chains.remove(&chain);
     }
 }

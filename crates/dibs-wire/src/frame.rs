@@ -9,6 +9,7 @@ mod read;
 mod tests;
 mod write;
 
+use core::fmt;
 use core::net::IpAddr;
 
 use crate::bytes::Truncated;
@@ -65,6 +66,28 @@ impl From<Truncated> for FrameError {
     }
 }
 
+/// A flow's number on the wire, given by its sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowId(u32);
+
+impl FlowId {
+    /// The number as on the wire.
+    pub const fn new(raw: u32) -> Self {
+        Self(raw)
+    }
+
+    /// The number as on the wire.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for FlowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Names the flow and says how to write its packets again; rides on frames of a flow until the peer
 /// has acknowledged one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +131,7 @@ pub struct TcpFields<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk<'a> {
     /// The flow, numbered by the sender.
-    pub flow: u32,
+    pub flow: FlowId,
     /// Counts the connections that used this flow number.
     pub incarnation: u16,
     /// Restored on its own (true) or in the order of its epoch.
@@ -139,7 +162,7 @@ pub struct Chunk<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmptySegment<'a> {
     /// The flow.
-    pub flow: u32,
+    pub flow: FlowId,
     /// Its incarnation.
     pub incarnation: u16,
     /// Sequence number.
@@ -212,14 +235,14 @@ pub enum Frame<'a> {
     /// The receiver does not know this flow: open it again.
     FlowUnknown {
         /// The flow as numbered by the one who is told.
-        flow: u32,
+        flow: FlowId,
         /// The incarnation that was used.
         incarnation: u16,
     },
     /// The receiver cannot restore this epoch any further: open a new one.
     EpochBroken {
         /// The flow as numbered by the one who is told.
-        flow: u32,
+        flow: FlowId,
         /// Its incarnation.
         incarnation: u16,
         /// The epoch that ended.
@@ -289,7 +312,7 @@ impl TcpFields<'_> {
 impl Chunk<'_> {
     /// To be read into ([`Frames::chunk`]).
     pub const EMPTY: Self = Self {
-        flow: 0,
+        flow: FlowId::new(0),
         incarnation: 0,
         solo: false,
         ahead: 0,

@@ -3,7 +3,7 @@
 use dibs_settings::Scheduler;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
-use dibs_wire::frame::{BASE_OFFSET, Open};
+use dibs_wire::frame::{BASE_OFFSET, FlowId, Open};
 use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
@@ -70,7 +70,7 @@ impl ByPath {
 /// The direction from the local kernel to the peer.
 pub struct Outgoing {
     /// Our number of the flow.
-    pub flow: u32,
+    pub flow: FlowId,
     /// Where the kernel's segments stand.
     pub stream: TxStream,
     /// IP fields that the flow was opened with.
@@ -169,7 +169,7 @@ impl Outgoing {
 
 fn outgoing_key(
     secrets: Option<&EpochSecrets>,
-    (flow, incarnation, epoch): (u32, u16, u32),
+    (flow, incarnation, epoch): (FlowId, u16, u32),
 ) -> EpochKey {
     let secrets = secrets.expect("a flow has secrets before it sends");
     secrets.epoch_key(Direction::Outgoing, flow, u32::from(incarnation), epoch)
@@ -178,7 +178,7 @@ fn outgoing_key(
 /// The direction from the peer to the local kernel.
 pub struct Incoming {
     /// The peer's number of the flow.
-    pub flow: u32,
+    pub flow: FlowId,
     /// Its incarnation.
     pub incarnation: u16,
     /// How its packets look.
@@ -221,7 +221,7 @@ fn moves_on(highest: Option<SeqNumber>, seq: SeqNumber) -> bool {
 pub struct IncomingDecoders<'a> {
     bump: &'a Bump,
     secrets: &'a EpochSecrets,
-    flow: u32,
+    flow: FlowId,
     incarnation: u16,
 }
 
@@ -230,7 +230,7 @@ impl<'a> IncomingDecoders<'a> {
     pub const fn new(
         bump: &'a Bump,
         secrets: &'a EpochSecrets,
-        flow: u32,
+        flow: FlowId,
         incarnation: u16,
     ) -> Self {
         Self {
@@ -300,7 +300,7 @@ pub struct Conn {
 
 impl Conn {
     /// A connection of which neither direction has sent anything.
-    pub fn new(now: Time, ends: Key, (tuple, bump): (Tuple, u8), flow: u32) -> Self {
+    pub fn new(now: Time, ends: Key, (tuple, bump): (Tuple, u8), flow: FlowId) -> Self {
         Self {
             ends,
             tuple,

@@ -1,6 +1,6 @@
 //! What waits, comes and goes.
 
-use dibs_wire::frame::TcpFields;
+use dibs_wire::frame::{FlowId, TcpFields};
 
 use super::*;
 use crate::chunk::Strand;
@@ -40,7 +40,7 @@ fn who_shares_a_batch_has_nothing_left_when_its_own_chunk_went() {
     let batch = waiting.add_batch(pool.take());
     let mut add = |conn| {
         let strand = Strand {
-            flow: 1,
+            flow: FlowId::new(1),
             incarnation: 1,
             epoch: 1,
         };

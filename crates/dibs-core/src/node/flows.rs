@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 use dibs_wire::Tuple;
+use dibs_wire::frame::FlowId;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
@@ -45,11 +46,11 @@ pub(super) struct FlowTable {
     ends: Slab<Ends>,
     by_tuple: HashMap<Tuple, Key, Hashing>,
     /// By the peer's flow numbers.
-    incoming: HashMap<u32, Key, Hashing>,
+    incoming: HashMap<FlowId, Key, Hashing>,
     /// The entry of `incoming` that was used last: the next datagram is likely of the same flow.
-    last_incoming: Option<(u32, Key)>,
+    last_incoming: Option<(FlowId, Key)>,
     /// By ours.
-    outgoing: HashMap<u32, Key, Hashing>,
+    outgoing: HashMap<FlowId, Key, Hashing>,
     next_flow: u32,
 }
 
@@ -108,14 +109,14 @@ impl FlowTable {
     }
 
     /// The peer does not know this flow of ours.
-    pub(super) fn on_unknown(&mut self, flow: u32, incarnation: u16) {
+    pub(super) fn on_unknown(&mut self, flow: FlowId, incarnation: u16) {
         if let Some(out) = self.by_own_number(flow, incarnation) {
             out.begin_anew();
         }
     }
 
     /// The peer cannot restore this epoch of a flow of ours.
-    pub(super) fn on_broken(&mut self, flow: u32, incarnation: u16, epoch: u32) {
+    pub(super) fn on_broken(&mut self, flow: FlowId, incarnation: u16, epoch: u32) {
         if let Some(out) = self.by_own_number(flow, incarnation)
             && out.stream.is_current(epoch)
         {
@@ -127,7 +128,7 @@ impl FlowTable {
     }
 
     /// The flow that this number of ours names, if this is its incarnation.
-    fn by_own_number(&mut self, flow: u32, incarnation: u16) -> Option<&mut Outgoing> {
+    fn by_own_number(&mut self, flow: FlowId, incarnation: u16) -> Option<&mut Outgoing> {
         let key = *self.outgoing.get(&flow)?;
         self.incarnation(key, incarnation).map(|conn| &mut conn.out)
     }
@@ -155,7 +156,7 @@ impl FlowTable {
     }
 
     /// The connection that this flow number of the peer's names.
-    pub(super) fn by_peers_number(&mut self, flow: u32) -> Option<Key> {
+    pub(super) fn by_peers_number(&mut self, flow: FlowId) -> Option<Key> {
         let known = match self.last_incoming {
             Some((last, key)) if last == flow => Some(key),
             _ => self.incoming.get(&flow).copied(),
@@ -178,7 +179,7 @@ impl FlowTable {
 
     /// Adds a connection that is not [there](Self::find).
     pub(super) fn add(&mut self, now: Time, tuple: Tuple, bump: u8) -> Key {
-        let flow = self.next_flow;
+        let flow = FlowId::new(self.next_flow);
         self.next_flow = self.next_flow.wrapping_add(1);
         let ends = *self.by_tuple.entry(tuple).or_insert_with(|| {
             self.ends.insert(Ends {

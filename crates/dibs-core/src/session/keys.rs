@@ -5,6 +5,7 @@ use core::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::{aead, hkdf, hmac};
+use dibs_wire::frame::FlowId;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 /// Bytes after a datagram's header block.
@@ -246,7 +247,7 @@ impl EpochSecrets {
     pub fn epoch_key(
         &self,
         direction: Direction,
-        flow: u32,
+        flow: FlowId,
         incarnation: u32,
         epoch: u32,
     ) -> EpochKey {
@@ -256,7 +257,7 @@ impl EpochSecrets {
         };
         EpochKey(root.derive(&[
             b"flow",
-            &flow.to_be_bytes(),
+            &flow.get().to_be_bytes(),
             &incarnation.to_be_bytes(),
             &epoch.to_be_bytes(),
         ]))
@@ -489,7 +490,7 @@ mod tests {
         let b = SessionKeys::new(Role::Responder, &keys());
         assert_eq!(a.id, b.id);
         let (out, inc) = (Direction::Outgoing, Direction::Incoming);
-        let mac = |k: &SessionKeys, d| k.epochs().epoch_key(d, 7, 1, 2).initial_mac();
+        let mac = |k: &SessionKeys, d| k.epochs().epoch_key(d, FlowId::new(7), 1, 2).initial_mac();
         assert_eq!(mac(&a, out), mac(&b, inc));
         assert_eq!(mac(&a, inc), mac(&b, out));
         assert_ne!(mac(&a, out), mac(&a, inc));
@@ -498,7 +499,7 @@ mod tests {
     #[test]
     fn every_epoch_and_solo_chunk_has_its_own_key() {
         let epochs = SessionKeys::new(Role::Initiator, &keys()).epochs();
-        let key = |f, i, e| epochs.epoch_key(Direction::Outgoing, f, i, e);
+        let key = |f, i, e| epochs.epoch_key(Direction::Outgoing, FlowId::new(f), i, e);
         let mut macs = vec![
             key(0, 0, 0).initial_mac(),
             key(1, 0, 0).initial_mac(),

@@ -6,7 +6,7 @@ use dibs_core::path::{AckFrame, SeqRange};
 use dibs_scramble::{BUFFER_LEN, Scrambler};
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{
-    self, BASE_OFFSET, Chunk, EmptySegment, Frame, Frames, Open, Share, TcpFields,
+    self, BASE_OFFSET, Chunk, EmptySegment, FlowId, Frame, Frames, Open, Share, TcpFields,
 };
 use dibs_wire::packet::{IpMeta, flags};
 use dibs_wire::{SeqNumber, Tuple};
@@ -78,7 +78,7 @@ fn ack_body() -> Vec<u8> {
 #[expect(clippy::too_many_lines, reason = "a table of frames")]
 fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
     let chunk = Chunk {
-        flow: 7,
+        flow: FlowId::new(7),
         incarnation: 1,
         solo: false,
         ahead: 0,
@@ -108,7 +108,7 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
         ..chunk
     };
     let segment = EmptySegment {
-        flow: 7,
+        flow: FlowId::new(7),
         incarnation: 1,
         seq: SeqNumber::new(0x4142_4344),
         tcp: TcpFields {
@@ -165,14 +165,14 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
         (
             "frame_flow_unknown",
             Frame::FlowUnknown {
-                flow: 7,
+                flow: FlowId::new(7),
                 incarnation: 1,
             },
         ),
         (
             "frame_epoch_broken",
             Frame::EpochBroken {
-                flow: 7,
+                flow: FlowId::new(7),
                 incarnation: 1,
                 epoch: 2,
             },

@@ -176,7 +176,7 @@ fn keys(mut initiator: HandshakeState, message_2: &[u8]) -> Keys {
 
 fn epoch_key(keys: &Keys) -> Vec<u8> {
     let mut purpose = b"flow".to_vec();
-    purpose.extend(FLOW.to_be_bytes());
+    purpose.extend(FLOW.get().to_be_bytes());
     purpose.extend(u32::from(INCARNATION).to_be_bytes());
     purpose.extend(EPOCH.to_be_bytes());
     expand(&keys.epoch, &purpose, 32)

@@ -15,7 +15,7 @@ use dibs_scramble::{Scrambler, initial_buffer};
 use dibs_settings::{Opening, Scheduler};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
-use dibs_wire::frame::{self, BASE_OFFSET, Chunk};
+use dibs_wire::frame::{self, BASE_OFFSET, Chunk, FlowId};
 
 use crate::frames;
 use crate::rules;
@@ -37,7 +37,7 @@ const SOURCE: &str = "192.0.2.1:5300";
 pub(crate) const PATH: u8 = 2;
 pub(crate) const SEQ: u64 = 0x0102_0304;
 /// The stream of the vectors.
-pub(crate) const FLOW: u32 = 7;
+pub(crate) const FLOW: FlowId = FlowId::new(7);
 pub(crate) const INCARNATION: u16 = 1;
 pub(crate) const EPOCH: u32 = 1;
 pub(crate) const SOLO_OFFSET: u64 = BASE_OFFSET + 50;

@@ -3,7 +3,7 @@
 use dibs_core::bump;
 use dibs_core::path::{AckFrame, SeqRange};
 use dibs_wire::checksum::crc32c;
-use dibs_wire::frame::{BASE_OFFSET, Chunk, EmptySegment, Frame, Open, Share, TcpFields};
+use dibs_wire::frame::{BASE_OFFSET, Chunk, EmptySegment, FlowId, Frame, Open, Share, TcpFields};
 use dibs_wire::packet::IpMeta;
 use dibs_wire::{SeqNumber, packet};
 
@@ -140,16 +140,16 @@ impl World {
     }
 
     /// A flow, incarnation and epoch: one of the attacker's, or one that the victim sends.
-    fn chain(&self, input: &mut Input<'_>) -> (u32, u16, u32) {
+    fn chain(&self, input: &mut Input<'_>) -> (FlowId, u16, u32) {
         match input.u8() {
             200..=239 => self.attacker.heard,
             240.. => (
-                input.small_or_any() as u32,
+                FlowId::new(input.small_or_any() as u32),
                 input.small_or_any() as u16,
                 input.small_or_any() as u32,
             ),
             n => (
-                u32::from(n) % CONNS as u32,
+                FlowId::new(u32::from(n) % CONNS as u32),
                 u16::from(n >> 6),
                 u32::from(n >> 4 & 3),
             ),
@@ -191,7 +191,7 @@ impl World {
         let id = self.paths[input.below(3)];
         let bits = input.u8();
         let solo = bits & 1 != 0;
-        let next = &mut self.offsets[chain.0 as usize % CONNS];
+        let next = &mut self.offsets[chain.0.get() as usize % CONNS];
         let offset = offset(input, *next);
         let plain = pattern(input);
         let tcp = fields(input);

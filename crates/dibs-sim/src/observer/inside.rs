@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dibs_core::bump::{Padding, SCRAMBLE, SEAL, SHARE};
 use dibs_core::session::Tap;
-use dibs_wire::frame::{Chunk, Frame, Frames, Open, Share};
+use dibs_wire::frame::{Chunk, FlowId, Frame, Frames, Open, Share};
 
 use super::digest;
 use crate::coverage::{Coverage, Seen};
@@ -72,9 +72,9 @@ pub(super) struct Inside {
     /// The instance of a host's daemon that a session is of.
     instances: HashMap<(u64, usize), u64>,
     /// The bump of each flow: a flow's number is never another one's.
-    flows: HashMap<(usize, u64, u32), u8>,
+    flows: HashMap<(usize, u64, FlowId), u8>,
     /// How far each flow's encrypted stream has been sent, by its incarnation.
-    tops: HashMap<(usize, u64, u32, u16), u64>,
+    tops: HashMap<(usize, u64, FlowId, u16), u64>,
     sets: HashMap<(Ends, u32), [Option<Known>; 3]>,
     /// Sets that are being sent.
     fresh: BTreeSet<(Ends, u32)>,
@@ -188,7 +188,12 @@ impl Inside {
     }
 
     /// The bump of a flow.
-    fn flow(&mut self, (from, own, _): Ends, flow: u32, open: Option<&Open>) -> Result<u8, String> {
+    fn flow(
+        &mut self,
+        (from, own, _): Ends,
+        flow: FlowId,
+        open: Option<&Open>,
+    ) -> Result<u8, String> {
         let key = (from, own, flow);
         if let Some(open) = open {
             let before = self.flows.insert(key, open.bump);

@@ -2,7 +2,9 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{CHUNK, Chunk, EmptySegment, FrameError, MAX_TCP_OPTIONS, Open, SEGMENT, TcpFields};
+use super::{
+    CHUNK, Chunk, EmptySegment, FlowId, FrameError, MAX_TCP_OPTIONS, Open, SEGMENT, TcpFields,
+};
 use crate::bytes::{Reader, Writer};
 use crate::packet::{IpMeta, Tuple};
 use crate::seq::SeqNumber;
@@ -210,7 +212,7 @@ pub(super) fn get_chunk<'a>(r: &mut Reader<'a>, chunk: &mut Chunk<'a>) -> Result
     let inside = !chunk.solo && !chunk.first;
     chunk.detached = !inside && bits & IS_DETACHED != 0;
     chunk.withheld = inside && bits & IS_WITHHELD != 0;
-    chunk.flow = head.u32()?;
+    chunk.flow = FlowId::new(head.u32()?);
     chunk.incarnation = head.u16()?;
     chunk.epoch = head.u32()?;
     chunk.offset = head.u64()?;
@@ -231,7 +233,7 @@ pub(super) fn get_segment<'a>(r: &mut Reader<'a>) -> Result<EmptySegment<'a>, Fr
         return Err(FrameError::UnknownFlags(bits));
     }
     let mut segment = EmptySegment {
-        flow: r.u32()?,
+        flow: FlowId::new(r.u32()?),
         incarnation: r.u16()?,
         seq: SeqNumber::new(r.u32()?),
         tcp: TcpFields::EMPTY,
@@ -255,7 +257,7 @@ impl Chunk<'_> {
             | if self.first { IS_FIRST } else { 0 }
             | if self.detached { IS_DETACHED } else { 0 }
             | if self.withheld { IS_WITHHELD } else { 0 });
-        head.u32(self.flow);
+        head.u32(self.flow.get());
         head.u16(self.incarnation);
         head.u32(self.epoch);
         head.u64(self.offset);
@@ -275,7 +277,7 @@ impl EmptySegment<'_> {
     pub fn encode(&self, w: &mut Writer<'_>) {
         w.u8(SEGMENT);
         w.u8(flag_bits(&self.tcp, self.open.is_some()));
-        w.u32(self.flow);
+        w.u32(self.flow.get());
         w.u16(self.incarnation);
         w.u32(self.seq.raw());
         put_fields(w, &self.tcp);

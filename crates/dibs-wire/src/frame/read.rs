@@ -4,9 +4,9 @@ use core::net::Ipv6Addr;
 
 use super::flow::{get_chunk, get_segment};
 use super::{
-    ACK, CHUNK, CONTROL, Chunk, EPOCH_BROKEN, FLOW_UNKNOWN, FRAGMENT, Frame, FrameError, OPAQUE,
-    PADDING, PATH_ACCEPT, PATH_CHALLENGE, PATH_CONFIRM, PATH_JOIN, PATH_RESPONSE, PING, SEGMENT,
-    SHARE, SHARE_OF_SEGMENTS, Share,
+    ACK, CHUNK, CONTROL, Chunk, EPOCH_BROKEN, FLOW_UNKNOWN, FRAGMENT, FlowId, Frame, FrameError,
+    OPAQUE, PADDING, PATH_ACCEPT, PATH_CHALLENGE, PATH_CONFIRM, PATH_JOIN, PATH_RESPONSE, PING,
+    SEGMENT, SHARE, SHARE_OF_SEGMENTS, Share,
 };
 use crate::bytes::Reader;
 
@@ -93,11 +93,11 @@ impl<'a> Frames<'a> {
                 bytes: block(r)?,
             },
             FLOW_UNKNOWN => Frame::FlowUnknown {
-                flow: r.u32()?,
+                flow: FlowId::new(r.u32()?),
                 incarnation: r.u16()?,
             },
             EPOCH_BROKEN => Frame::EpochBroken {
-                flow: r.u32()?,
+                flow: FlowId::new(r.u32()?),
                 incarnation: r.u16()?,
                 epoch: r.u32()?,
             },

@@ -54,7 +54,7 @@ fn bare() -> TcpFields<'static> {
 fn samples() -> Vec<Frame<'static>> {
     let chunk = |tcp, open, solo: bool, withheld: bool| {
         Frame::Chunk(Chunk {
-            flow: 1,
+            flow: FlowId::new(1),
             incarnation: 2,
             solo,
             ahead: if solo { 70_000 } else { 0 },
@@ -70,7 +70,7 @@ fn samples() -> Vec<Frame<'static>> {
     };
     let segment = |tcp, open| {
         Frame::Segment(EmptySegment {
-            flow: 1,
+            flow: FlowId::new(1),
             incarnation: 2,
             seq: SeqNumber::new(3),
             tcp,
@@ -117,11 +117,11 @@ fn samples() -> Vec<Frame<'static>> {
             bytes: b"engage",
         },
         Frame::FlowUnknown {
-            flow: 1,
+            flow: FlowId::new(1),
             incarnation: 2,
         },
         Frame::EpochBroken {
-            flow: 1,
+            flow: FlowId::new(1),
             incarnation: 2,
             epoch: 3,
         },
@@ -177,7 +177,7 @@ fn lengths_are_as_announced() {
             }
             let mut w = Writer::new(&mut buf);
             EmptySegment {
-                flow: 0,
+                flow: FlowId::new(0),
                 incarnation: 0,
                 seq: SeqNumber::new(0),
                 tcp,

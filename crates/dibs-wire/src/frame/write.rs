@@ -60,7 +60,7 @@ pub fn encode(frame: &Frame<'_>, w: &mut Writer<'_>) {
         }
         Frame::FlowUnknown { flow, incarnation } => {
             w.u8(FLOW_UNKNOWN);
-            w.u32(flow);
+            w.u32(flow.get());
             w.u16(incarnation);
         }
         Frame::EpochBroken {
@@ -69,7 +69,7 @@ pub fn encode(frame: &Frame<'_>, w: &mut Writer<'_>) {
             epoch,
         } => {
             w.u8(EPOCH_BROKEN);
-            w.u32(flow);
+            w.u32(flow.get());
             w.u16(incarnation);
             w.u32(epoch);
         }

@@ -1,7 +1,7 @@
 //! Chunks and empty segments, and the flows that they belong to.
 
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, Chunk, EmptySegment, Frame, Open};
+use dibs_wire::frame::{self, Chunk, EmptySegment, FlowId, Frame, Open};
 use dibs_wire::packet::flags;
 use smallvec::SmallVec;
 
@@ -27,7 +27,7 @@ impl Receiver {
     fn incoming_conn(
         &mut self,
         cx: &mut ReceiveCx<'_>,
-        (flow, incarnation): (u32, u16),
+        (flow, incarnation): (FlowId, u16),
         open: Option<&Open>,
     ) -> Result<Key, bool> {
         let known = cx.flows.by_peers_number(flow);
@@ -53,7 +53,7 @@ impl Receiver {
     fn open_incoming(
         &mut self,
         cx: &mut ReceiveCx<'_>,
-        (flow, incarnation): (u32, u16),
+        (flow, incarnation): (FlowId, u16),
         open: &Open,
     ) -> Result<Key, bool> {
         if cx.shared.bumps.get(open.bump).is_none() {

@@ -5,7 +5,7 @@ use dibs_wire::{SeqNumber, checksum};
 
 use std::net::IpAddr;
 
-use dibs_wire::frame::{self, Chunk, Frame, Open, TcpFields};
+use dibs_wire::frame::{self, Chunk, FlowId, Frame, Open, TcpFields};
 use dibs_wire::packet;
 
 use super::packets::take_packet;
@@ -21,7 +21,7 @@ fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
     let Node { shared, peers, .. } = &mut pair.nodes[1];
     let peer = &mut peers[0];
     let secrets = peer.association.newest_secrets();
-    let (flow, incarnation, epoch) = (7, 0, 1);
+    let (flow, incarnation, epoch) = (FlowId::new(7), 0, 1);
     let key = secrets
         .epoch_key(crate::session::Direction::Incoming, flow, 0, epoch)
         .solo(offset);

@@ -2,7 +2,7 @@
 //! and what is not the attacker's goes on.
 
 use dibs_wire::bytes::Writer;
-use dibs_wire::frame::{self, EmptySegment, Frame, Open, TcpFields};
+use dibs_wire::frame::{self, EmptySegment, FlowId, Frame, Open, TcpFields};
 
 use super::*;
 use crate::node::flows::MAX_CONNS;
@@ -52,7 +52,7 @@ fn segment(flow: u32, open: Option<Open>) -> Vec<u8> {
     };
     let mut bytes = vec![0; frame::segment_len(&tcp, open.as_ref())];
     let segment = EmptySegment {
-        flow,
+        flow: FlowId::new(flow),
         incarnation: 0,
         seq: SeqNumber::new(1),
         tcp,

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use dibs_wire::frame::FlowId;
 use proptest::prelude::*;
 
 use super::*;
@@ -237,7 +238,8 @@ fn a_handshake_gives_both_the_same_session() {
             let at_a = finished.established.unwrap();
             assert_eq!((at_a.session, at_a.role), (at_b.session, Role::Initiator));
             assert_eq!(at_a.hello, b.hello());
-            let epoch = |e: &Established, d| e.epochs.epoch_key(d, 1, 2, 3).initial_mac();
+            let epoch =
+                |e: &Established, d| e.epochs.epoch_key(d, FlowId::new(1), 2, 3).initial_mac();
             use crate::session::Direction::{Incoming, Outgoing};
             assert_eq!(epoch(&at_a, Outgoing), epoch(&at_b, Incoming));
             assert_eq!(epoch(&at_a, Incoming), epoch(&at_b, Outgoing));
