@@ -3,6 +3,7 @@
 use dibs_wire::frame::{self, FlowId, Open, TcpFields};
 
 use crate::flow::fields::OwnedFields;
+use crate::session::PathId;
 use crate::slab::Key;
 
 /// Something that waits to be sent, other than as new data.
@@ -11,7 +12,7 @@ pub struct Delayed {
     /// What it is known by.
     pub key: Key,
     /// The path that lost it; none if it has not been sent.
-    pub lost_by: Option<u8>,
+    pub lost_by: Option<PathId>,
 }
 
 /// Which paths may carry a chunk; fixed when it is made.
@@ -22,12 +23,12 @@ pub enum Placement {
     /// Any path.
     Any,
     /// Only the path of this id: a share (docs/threat-model.md).
-    Only(u8),
+    Only(PathId),
 }
 
 impl Placement {
     /// Whether the path of this id and label may carry it.
-    pub const fn allows(self, id: u8, trusted: bool) -> bool {
+    pub fn allows(self, id: PathId, trusted: bool) -> bool {
         match self {
             Self::TrustedOnly => trusted,
             Self::Any => true,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dibs_core::Time;
 use dibs_core::session::{
-    CLEAR_HEADER_LEN, Config, Direction, EpochSecrets, Hello, Integrity, OVERHEAD, PeerId,
+    CLEAR_HEADER_LEN, Config, Direction, EpochSecrets, Hello, Integrity, OVERHEAD, PathId, PeerId,
     PublicKey, SeededRandom, Sessions, is_handshake,
 };
 use dibs_scramble::{BUFFER_LEN, Scrambler, initial_buffer};
@@ -83,7 +83,7 @@ impl Attacker {
         }
         let received = self.sessions.open(now, &mut datagram).ok()?;
         let opened = received.opened;
-        let memory = &mut self.paths[usize::from(opened.path_id)];
+        let memory = &mut self.paths[opened.path_id.index()];
         memory.seen = memory.seen.max(Some(opened.seq));
         for frame in Frames::new(opened.header) {
             match frame.expect("an honest node sends no malformed frames") {
@@ -123,7 +123,7 @@ impl Attacker {
     ) -> Option<Vec<u8>> {
         let session = self.sessions.sending(now, self.peer)?;
         let next = &mut self.paths[usize::from(path)].next_seq;
-        let seq = *next;
+        let (path, seq) = (PathId::new(path), *next);
         *next = next.saturating_add(1);
         let mut datagram = vec![0; OVERHEAD + header.len() + payload.len()];
         let header_at = CLEAR_HEADER_LEN + payload.len();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::session::{
-    Config, Hello, Integrity, MAX_HELLO, OVERHEAD, Outcome, PeerId, PublicKey, Role, SeededRandom,
-    SessionId, Sessions, is_handshake,
+    Config, Hello, Integrity, MAX_HELLO, OVERHEAD, Outcome, PathId, PeerId, PublicKey, Role,
+    SeededRandom, SessionId, Sessions, is_handshake,
 };
 
 use crate::host;
@@ -271,7 +271,13 @@ impl World {
             return self.garbage(other, &mut sealed);
         };
         session
-            .seal(&mut sealed, path, seq, header.len(), payload_inside)
+            .seal(
+                &mut sealed,
+                PathId::new(path),
+                seq,
+                header.len(),
+                payload_inside,
+            )
             .expect("each number is used once");
         let content = [header, payload].concat();
         self.sealed.insert(sealed.clone(), content);

@@ -19,8 +19,8 @@ use crate::buffer::Buffer;
 use crate::counters::Counter;
 use crate::flow::inject::{Injection, Injector};
 use crate::session::{
-    Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, PeerId, Rate, SeededRandom,
-    Sessions, is_handshake,
+    Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, PathId, PeerId, Rate,
+    SeededRandom, Sessions, is_handshake,
 };
 use crate::time::Time;
 
@@ -251,7 +251,7 @@ impl Node {
             peers,
             ..
         } = self;
-        let expects = |peer: PeerId, id: u8| peers[peer.index()].expects(id, path);
+        let expects = |peer: PeerId, id: PathId| peers[peer.index()].expects(id, path);
         match sessions.open_if(now, datagram, expects) {
             Ok(ref received) => {
                 let index = received.peer.index();

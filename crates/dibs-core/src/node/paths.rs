@@ -17,6 +17,7 @@ pub(super) use self::link::{Link, PROOF_SPACING, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
 use super::shared::Shared;
 use crate::path::TimeoutAction;
+use crate::session::PathId;
 use crate::time::Time;
 
 /// What a flow may send in one round, at most.
@@ -98,12 +99,12 @@ impl PathSet {
     }
 
     /// The place of the path with this id.
-    pub(super) fn position(&self, id: u8) -> Option<usize> {
+    pub(super) fn position(&self, id: PathId) -> Option<usize> {
         self.links.iter().position(|link| link.id == id)
     }
 
     /// The path with this id.
-    pub(super) fn by_id(&mut self, id: u8) -> Option<&mut Link> {
+    pub(super) fn by_id(&mut self, id: PathId) -> Option<&mut Link> {
         self.links.iter_mut().find(|link| link.id == id)
     }
 
@@ -144,18 +145,18 @@ impl PathSet {
     }
 
     /// Whether a path id is one of those that this end gives: the smaller key's are even.
-    pub(super) const fn numbers(&self, id: u8) -> bool {
-        id.is_multiple_of(2) == self.smaller_key
+    pub(super) const fn numbers(&self, id: PathId) -> bool {
+        id.get().is_multiple_of(2) == self.smaller_key
     }
 
     pub(super) fn add(&mut self, link: Link) {
-        let seq = self.next_seq[usize::from(link.id)];
+        let seq = self.next_seq[link.id.index()];
         self.links.push(link.starting_at(seq));
     }
 
     pub(super) fn remove(&mut self, at: usize) -> Link {
         let link = self.links.remove(at);
-        self.next_seq[usize::from(link.id)] = link.path.next_seq();
+        self.next_seq[link.id.index()] = link.path.next_seq();
         link
     }
 
@@ -207,10 +208,10 @@ impl PathSet {
 
     /// The next id of those that this end gives that no path has. They come round: a path is asked for
     /// anew after each long outage.
-    fn free_id(&mut self) -> u8 {
+    fn free_id(&mut self) -> PathId {
         loop {
-            let id = self.next_id;
-            self.next_id = id.wrapping_add(2);
+            let id = PathId::new(self.next_id);
+            self.next_id = self.next_id.wrapping_add(2);
             if self.position(id).is_none() {
                 return id;
             }
@@ -247,7 +248,7 @@ impl PathSet {
     }
 
     /// A path has been proved: what there was between the same places is of no use any more.
-    pub(super) fn supersede(&mut self, id: u8) -> GivenUp {
+    pub(super) fn supersede(&mut self, id: PathId) -> GivenUp {
         let mut given_up = GivenUp::new();
         let Some(link) = self.iter().find(|l| l.id == id) else {
             return given_up;

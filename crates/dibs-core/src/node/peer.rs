@@ -26,7 +26,7 @@ use crate::counters::Counter;
 use crate::flow::fields::{self, OwnedFields};
 use crate::in_flight::InFlight;
 use crate::path::AckFrame;
-use crate::session::{Established, Opened, PeerId, Received, Session, SessionId};
+use crate::session::{Established, Opened, PathId, PeerId, Received, Session, SessionId};
 use crate::time::Time;
 
 /// What became of a segment from the TUN.
@@ -184,7 +184,7 @@ impl Peer {
     }
 
     /// Whether a datagram of path `id` may come by this local path.
-    pub(super) fn expects(&self, id: u8, local: usize) -> bool {
+    pub(super) fn expects(&self, id: PathId, local: usize) -> bool {
         let known = self.paths.iter().find(|l| l.id == id);
         // Somebody may have brought the first question here by another interface. And who has
         // restarted numbers its paths anew; that it has, only what it sends now proves.
@@ -513,7 +513,7 @@ impl Peer {
     }
 
     /// Deals with what a path declared lost.
-    fn take_lost(&mut self, shared: &mut Shared, path: u8, lost: &mut Vec<u64>) {
+    fn take_lost(&mut self, shared: &mut Shared, path: PathId, lost: &mut Vec<u64>) {
         let parts = (&mut self.paths, &mut self.flows, &mut self.in_flight);
         self.retransmit.on_lost(shared, parts, path, lost);
     }

@@ -2,7 +2,9 @@
 
 use core::time::Duration;
 
-use super::keys::{EpochSecrets, HandshakeKeys, Integrity, Role, SessionId, SessionKeys, Suite};
+use super::keys::{
+    EpochSecrets, HandshakeKeys, Integrity, PathId, Role, SessionId, SessionKeys, Suite,
+};
 use super::seal::{self, KeyLimits, OpenError, OpenKeys, Opened, SealError, SealKeys};
 use crate::time::Time;
 
@@ -128,7 +130,7 @@ impl Session {
     pub fn seal(
         &mut self,
         buf: &mut [u8],
-        path_id: u8,
+        path_id: PathId,
         seq: u64,
         header_len: usize,
         payload_inside: bool,
@@ -145,7 +147,7 @@ impl Session {
     pub fn seal_bare(
         &mut self,
         buf: &mut [u8],
-        path_id: u8,
+        path_id: PathId,
         seq: u64,
         header_len: usize,
     ) -> Result<(), SealError> {

@@ -142,6 +142,27 @@ pub enum Direction {
     Incoming,
 }
 
+/// A path's id on the wire: each has numbers of its own for its datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathId(u8);
+
+impl PathId {
+    /// The id as on the wire.
+    pub const fn new(raw: u8) -> Self {
+        Self(raw)
+    }
+
+    /// The id as on the wire.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Its place in a table of all paths.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// The name of a session, the same at both ends; not secret, never on the wire in clear.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(u64);
@@ -330,10 +351,10 @@ impl PhaseKey {
         secret.derive(&[b"phase"])
     }
 
-    fn nonce(&self, path: u8, seq: u64) -> [u8; 12] {
+    fn nonce(&self, path: PathId, seq: u64) -> [u8; 12] {
         // In whole words, as the vector key reads it again at once.
         let [a, b, c, d, tail @ ..] = self.iv;
-        let head = u32::from_be_bytes([a, b, c, d]) ^ u32::from(path);
+        let head = u32::from_be_bytes([a, b, c, d]) ^ u32::from(path.get());
         let tail = u64::from_be_bytes(tail) ^ seq;
         let mut nonce = [0; 12];
         nonce[..4].copy_from_slice(&head.to_be_bytes());
@@ -342,7 +363,13 @@ impl PhaseKey {
     }
 
     /// Encrypts `text` in place and returns the tag over `aad` and it.
-    pub(super) fn seal(&self, path: u8, seq: u64, aad: &[u8], text: &mut [u8]) -> [u8; TAG_LEN] {
+    pub(super) fn seal(
+        &self,
+        path: PathId,
+        seq: u64,
+        aad: &[u8],
+        text: &mut [u8],
+    ) -> [u8; TAG_LEN] {
         let nonce = self.nonce(path, seq);
         match &self.cipher {
             Cipher::Vector(key) => key.seal(&nonce, aad, text),
@@ -359,7 +386,7 @@ impl PhaseKey {
     }
 
     /// Decrypts `text`, whose end is the tag, in place; on failure `text` is lost.
-    pub(super) fn open(&self, path: u8, seq: u64, aad: &[u8], text: &mut [u8]) -> bool {
+    pub(super) fn open(&self, path: PathId, seq: u64, aad: &[u8], text: &mut [u8]) -> bool {
         let nonce = self.nonce(path, seq);
         match &self.cipher {
             Cipher::Vector(key) => text
@@ -375,7 +402,7 @@ impl PhaseKey {
     /// Decrypts `text` into `out` (of the same length); `text` stays as it was.
     pub(super) fn open_to(
         &self,
-        path: u8,
+        path: PathId,
         seq: u64,
         aad: &[u8],
         text: &[u8],
@@ -517,7 +544,7 @@ mod tests {
     #[test]
     fn the_nonce_is_iv_xor_path_and_sequence_number() {
         let key = PhaseKey::new(Suite::Aes256Gcm, &Secret::new([9; 32]));
-        let nonce = key.nonce(0xab, 0x0102_0304_0506_0708);
+        let nonce = key.nonce(PathId::new(0xab), 0x0102_0304_0506_0708);
         let mut expected = key.iv;
         for (n, x) in expected
             .iter_mut()
@@ -541,12 +568,13 @@ mod tests {
             return;
         }
         let plain: Vec<u8> = (0..9000_u32).map(|i| ((i * 37) >> 3) as u8).collect();
+        let (path, other) = (PathId::new(3), PathId::new(2));
         let lengths = [(16, 0), (16, 1440), (1424, 36), (1300, 130), (8900, 40)];
         for (seq, (aad_len, text_len)) in (1 << 40..).zip(lengths) {
             let aad = &plain[..aad_len];
             let datagram = |key: &PhaseKey| {
                 let mut text = plain[..text_len].to_vec();
-                let tag = key.seal(3, seq, aad, &mut text);
+                let tag = key.seal(path, seq, aad, &mut text);
                 text.extend_from_slice(&tag);
                 text
             };
@@ -554,31 +582,34 @@ mod tests {
             assert_eq!(datagram(&vector), sealed, "lengths {aad_len}, {text_len}");
             for key in [&vector, &library] {
                 let mut text = sealed.clone();
-                assert!(key.open(3, seq, aad, &mut text), "opens in place");
+                assert!(key.open(path, seq, aad, &mut text), "opens in place");
                 assert_eq!(text[..text_len], plain[..text_len]);
                 let (text, tag) = sealed.split_at(text_len);
                 let mut out = vec![0; text_len];
                 assert!(
-                    key.open_to(3, seq, aad, text, tag, &mut out),
+                    key.open_to(path, seq, aad, text, tag, &mut out),
                     "opens beside"
                 );
                 assert_eq!(out, plain[..text_len]);
 
-                assert!(!key.open_to(2, seq, aad, text, tag, &mut out), "other path");
                 assert!(
-                    !key.open_to(3, seq + 1, aad, text, tag, &mut out),
+                    !key.open_to(other, seq, aad, text, tag, &mut out),
+                    "other path"
+                );
+                assert!(
+                    !key.open_to(path, seq + 1, aad, text, tag, &mut out),
                     "other number"
                 );
                 assert!(
-                    !key.open_to(3, seq, &aad[1..], text, tag, &mut out),
+                    !key.open_to(path, seq, &aad[1..], text, tag, &mut out),
                     "other header"
                 );
                 assert!(
-                    !key.open_to(3, seq, aad, text, &tag[1..], &mut out),
+                    !key.open_to(path, seq, aad, text, &tag[1..], &mut out),
                     "short tag"
                 );
                 assert!(
-                    !key.open(3, seq, aad, &mut sealed[text_len + 1..].to_vec()),
+                    !key.open(path, seq, aad, &mut sealed[text_len + 1..].to_vec()),
                     "short"
                 );
             }

@@ -32,7 +32,7 @@ pub(crate) use rate_limit::{Bucket, Rate};
 pub use established::{REJECT_AFTER, Session};
 pub use handshake::{Dropped, Established, Outcome};
 pub use keys::{
-    Direction, EpochKey, EpochSecrets, Integrity, Role, Secret, SessionId, Suite, TAG_LEN,
+    Direction, EpochKey, EpochSecrets, Integrity, PathId, Role, Secret, SessionId, Suite, TAG_LEN,
 };
 pub use message::{Hello, HelloTooLong, MAX_HELLO, is_handshake};
 pub use peer::{AddPeerError, PeerId, PeerState};

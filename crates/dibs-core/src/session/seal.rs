@@ -18,7 +18,7 @@
 use siphasher::sip::SipHasher24;
 use thiserror::Error;
 
-use super::keys::{DirectionKeys, PhaseKey, Secret, Suite, TAG_LEN};
+use super::keys::{DirectionKeys, PathId, PhaseKey, Secret, Suite, TAG_LEN};
 use super::replay::ReplayWindow;
 
 /// Bytes before the payload.
@@ -105,7 +105,7 @@ pub enum OpenError {
 /// A datagram opened in place.
 pub struct Opened<'a> {
     /// The path that the sender meant; the caller checks that it came in by that one.
-    pub path_id: u8,
+    pub path_id: PathId,
     /// Sequence number on that path.
     pub seq: u64,
     /// The header block, in clear.
@@ -122,7 +122,7 @@ pub struct Opened<'a> {
 #[derive(Clone, Copy)]
 struct ClearHeader {
     kind: u8,
-    path_id: u8,
+    path_id: PathId,
     shape: u16,
     receiver: u32,
     seq: u64,
@@ -131,10 +131,10 @@ struct ClearHeader {
 impl ClearHeader {
     fn parse(datagram: &[u8]) -> Option<Self> {
         let (header, _) = datagram.split_first_chunk::<CLEAR_HEADER_LEN>()?;
-        let [kind, path_id, s0, s1, r0, r1, r2, r3, seq @ ..] = *header;
+        let [kind, path, s0, s1, r0, r1, r2, r3, seq @ ..] = *header;
         Some(Self {
             kind,
-            path_id,
+            path_id: PathId::new(path),
             shape: u16::from_be_bytes([s0, s1]),
             receiver: u32::from_be_bytes([r0, r1, r2, r3]),
             seq: u64::from_be_bytes(seq),
@@ -143,7 +143,7 @@ impl ClearHeader {
 
     fn emit(&self, datagram: &mut [u8]) {
         datagram[0] = self.kind;
-        datagram[1] = self.path_id;
+        datagram[1] = self.path_id.get();
         datagram[2..4].copy_from_slice(&self.shape.to_be_bytes());
         datagram[4..8].copy_from_slice(&self.receiver.to_be_bytes());
         datagram[8..16].copy_from_slice(&self.seq.to_be_bytes());
@@ -151,7 +151,7 @@ impl ClearHeader {
 }
 
 /// The receiver index of a data datagram and its path; `None` if it is none.
-pub(super) fn receiver_and_path(datagram: &[u8]) -> Option<(u32, u8)> {
+pub(super) fn receiver_and_path(datagram: &[u8]) -> Option<(u32, PathId)> {
     let header = ClearHeader::parse(datagram)?;
     (DATA..=BARE)
         .contains(&header.kind)
@@ -163,24 +163,25 @@ pub(super) fn receiver_and_path(datagram: &[u8]) -> Option<(u32, u8)> {
 struct ShapeMask {
     hasher: SipHasher24,
     /// The four computed last, and of what: a path and a quarter of a sequence number.
-    latest: ((u8, u64), u64),
+    latest: ((PathId, u64), u64),
 }
 
 impl ShapeMask {
     fn new(key: &[u8; 16]) -> Self {
         let hasher = SipHasher24::new_with_key(key);
-        let latest = ((0, 0), Self::hash(&hasher, 0, 0));
+        let first = PathId::new(0);
+        let latest = ((first, 0), Self::hash(&hasher, first, 0));
         Self { hasher, latest }
     }
 
-    fn hash(hasher: &SipHasher24, path_id: u8, quarter: u64) -> u64 {
+    fn hash(hasher: &SipHasher24, path_id: PathId, quarter: u64) -> u64 {
         let mut input = [0; 9];
-        input[0] = path_id;
+        input[0] = path_id.get();
         input[1..].copy_from_slice(&quarter.to_be_bytes());
         hasher.hash(&input)
     }
 
-    fn of(&mut self, path_id: u8, seq: u64) -> u16 {
+    fn of(&mut self, path_id: PathId, seq: u64) -> u16 {
         let of = (path_id, seq / 4);
         if self.latest.0 != of {
             self.latest = (of, Self::hash(&self.hasher, of.0, of.1));
@@ -256,7 +257,7 @@ impl SealKeys {
         &mut self,
         receiver: u32,
         buf: &mut [u8],
-        path_id: u8,
+        path_id: PathId,
         seq: u64,
         header_len: usize,
         payload_inside: bool,
@@ -293,7 +294,7 @@ impl SealKeys {
         &mut self,
         receiver: u32,
         buf: &mut [u8],
-        path_id: u8,
+        path_id: PathId,
         seq: u64,
         header_len: usize,
     ) -> Result<(), SealError> {
@@ -315,8 +316,8 @@ impl SealKeys {
     }
 
     /// Takes `seq` for this datagram; one nonce, one content, whatever the caller does.
-    fn claim(&mut self, path_id: u8, seq: u64) -> Result<(), SealError> {
-        let next = &mut self.next_seq[usize::from(path_id)];
+    fn claim(&mut self, path_id: PathId, seq: u64) -> Result<(), SealError> {
+        let next = &mut self.next_seq[path_id.index()];
         if seq < *next || seq == u64::MAX {
             return Err(SealError::SequenceReused);
         }
@@ -399,7 +400,7 @@ impl OpenKeys {
             return Err(OpenError::Malformed);
         }
         let ClearHeader { path_id, seq, .. } = clear;
-        let window = self.windows[usize::from(path_id)].as_deref();
+        let window = self.windows[path_id.index()].as_deref();
         if window.map_or(seq == u64::MAX, |w| !w.is_new(seq)) {
             return Err(OpenError::Replayed);
         }
@@ -422,7 +423,7 @@ impl OpenKeys {
         if !self.open_text(clear, aad, text) {
             return Err(OpenError::Unauthentic);
         }
-        self.windows[usize::from(path_id)]
+        self.windows[path_id.index()]
             .get_or_insert_default()
             .accept(seq);
 

@@ -7,7 +7,7 @@ use x25519_dalek::{PublicKey, StaticSecret};
 
 use super::cookie::{CookieJar, PublicMacs};
 use super::established::Session;
-use super::keys::{Integrity, Secret, SessionId, Suite};
+use super::keys::{Integrity, PathId, Secret, SessionId, Suite};
 use super::message::Hello;
 use super::peer::{AddPeerError, HandshakePeer, Indices, PeerId, PeerState};
 use super::random::Random;
@@ -160,7 +160,7 @@ impl Sessions {
         &mut self,
         now: Time,
         datagram: &'a mut [u8],
-        admits: impl FnOnce(PeerId, u8) -> bool,
+        admits: impl FnOnce(PeerId, PathId) -> bool,
     ) -> Result<Received<'a>, OpenError> {
         let (index, path) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
         let Self { indices, peers, .. } = self;

@@ -8,8 +8,8 @@ use dibs_core::bump::{self, Padding, Scheme};
 use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{
-    CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PeerId,
-    PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
+    CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PathId,
+    PeerId, PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
 };
 use dibs_scramble::{Scrambler, initial_buffer};
 use dibs_settings::{Opening, Scheduler};
@@ -240,7 +240,7 @@ impl Handshake {
         let End { sessions, peer, .. } = &mut self.initiator;
         let session = sessions.sending(Time::ZERO, *peer).expect("established");
         session
-            .seal(&mut datagram, PATH, seq, block.len(), inside)
+            .seal(&mut datagram, PathId::new(PATH), seq, block.len(), inside)
             .expect("the first datagram of a path");
         datagram
     }
@@ -261,7 +261,7 @@ impl Handshake {
         let End { sessions, peer, .. } = &mut self.initiator;
         let session = sessions.sending(Time::ZERO, *peer).expect("established");
         session
-            .seal_bare(&mut datagram, PATH, SEQ, block.len())
+            .seal_bare(&mut datagram, PathId::new(PATH), SEQ, block.len())
             .expect("both ends agreed to it");
         datagram
     }

@@ -12,7 +12,7 @@ use crate::counters::Counter;
 use crate::node::notice::Event;
 use crate::node::shared::Shared;
 use crate::path::{Path, PathConfig, PathState};
-use crate::session::{MAX_DATAGRAM, OVERHEAD, Random};
+use crate::session::{MAX_DATAGRAM, OVERHEAD, PathId, Random};
 use crate::time::Time;
 
 /// Wait for the answer to the first join or accept; doubled each time.
@@ -104,7 +104,7 @@ struct Roaming {
 /// A path to the peer.
 pub(crate) struct Link {
     /// Its number on the wire.
-    pub(crate) id: u8,
+    pub(crate) id: PathId,
     /// The local path.
     pub(crate) local: usize,
     /// The peer's end.
@@ -148,7 +148,7 @@ impl Link {
     pub(crate) fn join(
         now: Time,
         shared: &mut Shared,
-        id: u8,
+        id: PathId,
         local: usize,
         remote: SocketAddr,
     ) -> Self {
@@ -172,7 +172,7 @@ impl Link {
     pub(crate) fn accept(
         now: Time,
         shared: &mut Shared,
-        id: u8,
+        id: PathId,
         local: usize,
         remote: SocketAddr,
         len: u64,
@@ -195,7 +195,7 @@ impl Link {
     fn new(
         now: Time,
         shared: &Shared,
-        id: u8,
+        id: PathId,
         local: usize,
         remote: SocketAddr,
         stage: Stage,

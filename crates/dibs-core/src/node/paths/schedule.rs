@@ -19,6 +19,7 @@ use crate::flow::queue::TARGET;
 use crate::node::shared::Shared;
 use crate::path::Blocked;
 use crate::preference::Unused;
+use crate::session::PathId;
 use crate::time::Time;
 
 /// A scheduler's answer.
@@ -38,7 +39,7 @@ pub(in crate::node) enum Avoid {
     /// None.
     Nothing,
     /// This one, if there is another: it lost what is to be sent.
-    Link(u8),
+    Link(PathId),
     /// The trusted ones, in any case: those wait for them that need them.
     Trusted,
 }

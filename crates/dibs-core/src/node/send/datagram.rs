@@ -3,7 +3,7 @@
 use dibs_wire::packet::flags;
 
 use crate::node::paths::Link;
-use crate::session::{OVERHEAD, Session};
+use crate::session::{OVERHEAD, PathId, Session};
 use crate::slab::Key;
 use crate::time::Time;
 
@@ -115,7 +115,7 @@ impl Sealer<'_> {
     /// The same for what has its number.
     pub(super) fn seal_numbered(
         &mut self,
-        (path, seq): (u8, u64),
+        (path, seq): (PathId, u64),
         datagram: &mut [u8],
         header: usize,
         seal: Seal,

@@ -21,7 +21,7 @@ use crate::node::flows::FlowTable;
 use crate::node::out::{Out, Source};
 use crate::node::paths::{Avoid, PathSet, Wanted};
 use crate::node::shared::Shared;
-use crate::session::{CLEAR_HEADER_LEN, OVERHEAD, TAG_LEN};
+use crate::session::{CLEAR_HEADER_LEN, OVERHEAD, PathId, TAG_LEN};
 use crate::slab::Key;
 use crate::time::Time;
 
@@ -258,7 +258,7 @@ impl RetransmitQueue {
         &mut self,
         shared: &mut Shared,
         (paths, flows, in_flight): (&mut PathSet, &mut FlowTable, &mut InFlight),
-        path: u8,
+        path: PathId,
         lost: &mut Vec<u64>,
     ) {
         for token in lost.drain(..) {
@@ -302,7 +302,7 @@ impl RetransmitQueue {
 pub(in crate::node) fn lose_share(
     shared: &mut Shared,
     (paths, flows, in_flight): (&mut PathSet, &mut FlowTable, &mut InFlight),
-    id: u8,
+    id: PathId,
     share: Delayed,
 ) {
     match paths.by_id(id) {

@@ -64,7 +64,11 @@ fn forged(like: &[u8], payload: &[u8], frame: &Frame<'_>) -> Vec<u8> {
 /// Hands a datagram to host 1 as one of host 0's on its path.
 fn deliver(pair: &mut Pair, datagram: &[u8]) {
     let links = &pair.nodes[1].peers[0].paths;
-    let path = links.iter().find(|l| l.id == datagram[1]).unwrap().local;
+    let path = links
+        .iter()
+        .find(|l| l.id.get() == datagram[1])
+        .unwrap()
+        .local;
     let mut copy = datagram.to_vec();
     pair.nodes[1].handle_datagram(pair.now, path, addr(0, path), &mut copy);
 }
@@ -198,7 +202,11 @@ fn bare_data_comes_only_from_where_the_peer_is_and_moves_no_endpoint() {
     let elsewhere: SocketAddr = "10.0.2.66:1".parse().unwrap();
     for datagram in &heard {
         let links = &pair.nodes[1].peers[0].paths;
-        let path = links.iter().find(|l| l.id == datagram[1]).unwrap().local;
+        let path = links
+            .iter()
+            .find(|l| l.id.get() == datagram[1])
+            .unwrap()
+            .local;
         let mut copy = datagram.clone();
         pair.nodes[1].handle_datagram(pair.now, path, elsewhere, &mut copy);
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::node::paths::Link;
+use crate::session::PathId;
 
 /// Of the `n`th change.
 fn place(n: u16) -> SocketAddr {
@@ -9,7 +10,7 @@ fn place(n: u16) -> SocketAddr {
 }
 
 /// The ids of the trusted path that both hosts use.
-fn in_use(pair: &Pair) -> [Option<u8>; 2] {
+fn in_use(pair: &Pair) -> [Option<PathId>; 2] {
     [0, 1].map(|host| {
         let mut links = pair.nodes[host].peers[0].paths.iter();
         let active = links.find(|l| l.local == 0 && l.is_active(&pair.nodes[host].shared));

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::session::REJECT_AFTER;
-use crate::session::keys::{Integrity, Secret};
+use crate::session::keys::{Integrity, PathId, Secret};
 use crate::session::message::{INITIATION_LEN, MAX_HELLO};
 use crate::session::peer::{AddPeerError, PeerState};
 use crate::session::random::SeededRandom;
@@ -100,7 +100,9 @@ impl Node {
         let session = self.sessions.sending(now, self.peer)?;
         let mut datagram = vec![0; OVERHEAD + 4];
         self.seq += 1;
-        session.seal(&mut datagram, 0, self.seq, 4, false).unwrap();
+        session
+            .seal(&mut datagram, PathId::new(0), self.seq, 4, false)
+            .unwrap();
         Some(datagram)
     }
 

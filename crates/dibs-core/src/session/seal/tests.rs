@@ -40,7 +40,10 @@ fn datagram(payload: &[u8], header: &[u8]) -> Vec<u8> {
 /// A datagram of `from`, with `seq` as its content.
 fn sealed(from: &mut Session, path: u8, seq: u64) -> Vec<u8> {
     let mut buf = datagram(b"payload", &seq.to_be_bytes());
-    assert_eq!(from.seal(&mut buf, path, seq, 8, false), Ok(()));
+    assert_eq!(
+        from.seal(&mut buf, PathId::new(path), seq, 8, false),
+        Ok(())
+    );
     buf
 }
 
@@ -54,7 +57,7 @@ fn open(to: &mut Session, datagram: &[u8]) -> Result<Vec<u8>, OpenError> {
 fn the_clear_header_has_its_layout_and_nothing_else_shows() {
     let (mut a, _) = pair(Suite::Aes256Gcm, Integrity::On);
     let mut buf = datagram(b"payload", b"header block");
-    a.seal(&mut buf, 3, 0x0102_0304_0506_0708, 12, false)
+    a.seal(&mut buf, PathId::new(3), 0x0102_0304_0506_0708, 12, false)
         .unwrap();
     assert_eq!(buf[..2], [4, 3]);
     assert_eq!(buf[4..16], [0, 0, 0, 0xb, 1, 2, 3, 4, 5, 6, 7, 8]);
@@ -62,7 +65,8 @@ fn the_clear_header_has_its_layout_and_nothing_else_shows() {
     assert_ne!(&buf[23..35], b"header block");
 
     let mut sealed = datagram(b"payload", b"header block");
-    a.seal(&mut sealed, 3, u64::MAX - 1, 12, true).unwrap();
+    a.seal(&mut sealed, PathId::new(3), u64::MAX - 1, 12, true)
+        .unwrap();
     assert_ne!(&sealed[16..23], b"payload");
 }
 
@@ -113,36 +117,36 @@ fn a_sequence_number_is_never_used_twice() {
     let mut buf = datagram(b"", b"");
     for seq in [7, 6, 0, u64::MAX] {
         assert_eq!(
-            a.seal(&mut buf, 0, seq, 0, false),
+            a.seal(&mut buf, PathId::new(0), seq, 0, false),
             Err(SealError::SequenceReused)
         );
     }
-    assert_eq!(a.seal(&mut buf, 1, 7, 0, false), Ok(()));
+    assert_eq!(a.seal(&mut buf, PathId::new(1), 7, 0, false), Ok(()));
 }
 
 #[test]
 fn what_does_not_fit_is_the_callers_error() {
     let (mut a, _) = pair(Suite::Aes256Gcm, Integrity::Off);
     assert_eq!(
-        a.seal(&mut [0; OVERHEAD - 1], 0, 0, 0, false),
+        a.seal(&mut [0; OVERHEAD - 1], PathId::new(0), 0, 0, false),
         Err(SealError::Layout)
     );
     assert_eq!(
-        a.seal(&mut [0; OVERHEAD + 4], 0, 0, 5, false),
+        a.seal(&mut [0; OVERHEAD + 4], PathId::new(0), 0, 5, false),
         Err(SealError::Layout)
     );
     let mut huge = vec![0; OVERHEAD + MAX_HEADER_BLOCK + 1];
     let too_long = MAX_HEADER_BLOCK + 1;
     assert_eq!(
-        a.seal(&mut huge, 0, 0, too_long, false),
+        a.seal(&mut huge, PathId::new(0), 0, too_long, false),
         Err(SealError::Layout)
     );
     assert_eq!(
-        a.seal_bare(&mut [0; CLEAR_HEADER_LEN], 0, 0, 1),
+        a.seal_bare(&mut [0; CLEAR_HEADER_LEN], PathId::new(0), 0, 1),
         Err(SealError::Layout)
     );
     assert_eq!(
-        a.seal(&mut [0; OVERHEAD], 0, 0, 0, false),
+        a.seal(&mut [0; OVERHEAD], PathId::new(0), 0, 0, false),
         Ok(()),
         "no number was used up"
     );
@@ -179,7 +183,10 @@ fn keys_ratchet_by_volume_and_then_sending_stops() {
         assert_eq!(kinds, expected);
         assert!(a.rekey_at() == Time::ZERO, "another session is overdue");
         let mut buf = datagram(b"", b"");
-        assert_eq!(a.seal(&mut buf, 0, 40, 0, false), Err(SealError::Exhausted));
+        assert_eq!(
+            a.seal(&mut buf, PathId::new(0), 40, 0, false),
+            Err(SealError::Exhausted)
+        );
     }
 }
 
@@ -225,7 +232,7 @@ fn a_phase_may_follow_while_the_one_before_last_is_kept() {
 fn bare_datagrams_need_the_agreement_of_both() {
     let bare = |from: &mut Session| {
         let mut buf = [&[0; CLEAR_HEADER_LEN], b"payload".as_slice(), b"head"].concat();
-        from.seal_bare(&mut buf, 0, 9, 4).map(|()| buf)
+        from.seal_bare(&mut buf, PathId::new(0), 9, 4).map(|()| buf)
     };
     let (mut on, mut on_too) = pair(Suite::Aes256Gcm, Integrity::On);
     assert_eq!(bare(&mut on), Err(SealError::IntegrityRequired));
@@ -236,7 +243,7 @@ fn bare_datagrams_need_the_agreement_of_both() {
     for _ in 0..2 {
         let opened = b.open(&mut buf).ok().unwrap();
         assert!(!opened.authenticated && !opened.payload_inside);
-        assert_eq!((opened.path_id, opened.seq), (0, 9));
+        assert_eq!((opened.path_id.get(), opened.seq), (0, 9));
         assert_eq!(
             (opened.header, &*opened.payload),
             (b"head".as_slice(), b"payload".as_slice())
@@ -260,11 +267,11 @@ proptest! {
     ) {
         let (mut a, mut b) = pair(suite, Integrity::On);
         let mut buf = datagram(&payload, &header);
-        a.seal(&mut buf, path, seq, header.len(), payload_inside).unwrap();
+        a.seal(&mut buf, PathId::new(path), seq, header.len(), payload_inside).unwrap();
         let opened = b.open(&mut buf).ok().unwrap();
         prop_assert_eq!(opened.header, header);
         prop_assert_eq!(&*opened.payload, payload);
-        prop_assert_eq!((opened.path_id, opened.seq), (path, seq));
+        prop_assert_eq!((opened.path_id.get(), opened.seq), (path, seq));
         prop_assert!(opened.authenticated && opened.payload_inside == payload_inside);
     }
 
@@ -280,7 +287,7 @@ proptest! {
     ) {
         let (mut a, mut b) = pair(suite, integrity);
         let mut buf = datagram(&payload, &header);
-        a.seal(&mut buf, 1, 77, header.len(), payload_inside).unwrap();
+        a.seal(&mut buf, PathId::new(1), 77, header.len(), payload_inside).unwrap();
         let at = at.index(buf.len());
         let mut forged = buf.clone();
         forged[at] ^= 1_u8 << bit;
@@ -297,7 +304,7 @@ proptest! {
     ) {
         let (mut a, mut b) = pair(Suite::Aes256Gcm, Integrity::On);
         let mut buf = datagram(&[7; 100], &[8; 30]);
-        a.seal(&mut buf, 1, 77, 30, payload_inside).unwrap();
+        a.seal(&mut buf, PathId::new(1), 77, 30, payload_inside).unwrap();
         let whole = buf.len();
         buf.resize(length, 0);
         prop_assert_eq!(b.open(&mut buf).is_ok(), length == whole);

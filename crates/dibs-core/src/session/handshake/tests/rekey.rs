@@ -50,7 +50,7 @@ fn without_a_new_session_sending_stops_at_the_limit_and_says_so_once() {
     assert!(b.not_opened.is_empty());
     let session = a.sessions.sending(at(1), a.peer).unwrap();
     let mut buf = [0; OVERHEAD];
-    let refused = session.seal(&mut buf, 0, 1000, 0, false);
+    let refused = session.seal(&mut buf, PathId::new(0), 1000, 0, false);
     assert_eq!(refused, Err(crate::session::SealError::Exhausted));
     assert!(a.current(at(1)).is_none());
     assert!(a.sessions.poll_exhausted(a.peer));
