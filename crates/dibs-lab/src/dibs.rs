@@ -350,7 +350,12 @@ impl Dibsd {
     pub fn wait_until_joined(&mut self, paths: usize) -> Result<()> {
         let mut last = None;
         let joined = wait_for(HANG, "dibsd's session and paths", || {
-            if !self.is_running() {
+            // One that somebody else started is not known to end.
+            if self
+                .process
+                .as_mut()
+                .is_some_and(|dibsd| !dibsd.is_running())
+            {
                 return Some(Err(anyhow::anyhow!("dibsd ended")));
             }
             match self.is_joined(paths) {
