@@ -5,42 +5,18 @@ use std::hint::black_box;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use dibs_benches::{PAYLOAD, headers};
 use dibs_wire::emit::{Headers, MAX_HEADERS};
-use dibs_wire::packet::{self, IpMeta, Packet, flags};
-use dibs_wire::{SeqNumber, Tuple, virtio};
+use dibs_wire::packet::{self, Packet};
+use dibs_wire::virtio;
 use etherparse::checksum::Sum16BitWords;
 use etherparse::{
     IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, NetSlice, SlicedPacket, TcpHeader,
     TcpOptionElement, TransportSlice,
 };
 
-const PAYLOAD: usize = 64 * 1024 - 512;
 const CALLS: u32 = 20_000;
 const ROUNDS: usize = 200;
-
-fn headers(addresses: [IpAddr; 2]) -> Headers<'static> {
-    let [src, dst] = addresses;
-    Headers {
-        tuple: Tuple {
-            src,
-            dst,
-            sport: 40_000,
-            dport: 80,
-        },
-        meta: IpMeta {
-            tos: 0,
-            ttl: 64,
-            flow_label: 0,
-        },
-        seq: SeqNumber::new(1),
-        ack: SeqNumber::new(5),
-        flags: flags::ACK,
-        window: 1000,
-        urgent: 0,
-        timestamps: Some((1, 1)),
-        options: None,
-    }
-}
 
 /// What a flow takes of a segment: ends, numbers, window, time stamps, where its payload is.
 type Read = (

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dibs_benches::instructions::Instructions;
+use dibs_benches::{PAYLOAD, headers};
 use dibs_io::{Family, PathSocket, RecvBatch};
 use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler};
 use dibs_wire::checksum::crc32c;
-use dibs_wire::emit::{Headers, MAX_HEADERS};
-use dibs_wire::packet::{self, IpMeta, flags};
-use dibs_wire::{SeqNumber, Tuple, virtio};
+use dibs_wire::emit::MAX_HEADERS;
+use dibs_wire::packet;
+use dibs_wire::virtio;
 
-const PAYLOAD: usize = 64 * 1024 - 512;
 /// What a datagram of 1500 bytes has of it, about, and beside it.
 const CHUNK: usize = 1400;
 const BESIDE: usize = 72;
@@ -21,29 +21,6 @@ const TEXT: usize = 40;
 
 fn payload() -> Vec<u8> {
     (0..PAYLOAD).map(|at| ((at * 31) >> 3) as u8).collect()
-}
-
-fn headers() -> Headers<'static> {
-    Headers {
-        tuple: Tuple {
-            src: IpAddr::from([10, 0, 1, 1]),
-            dst: IpAddr::from([10, 0, 1, 2]),
-            sport: 40_000,
-            dport: 80,
-        },
-        meta: IpMeta {
-            tos: 0,
-            ttl: 64,
-            flow_label: 0,
-        },
-        seq: SeqNumber::new(1),
-        ack: SeqNumber::new(5),
-        flags: flags::ACK,
-        window: 1000,
-        urgent: 0,
-        timestamps: Some((1, 1)),
-        options: None,
-    }
 }
 
 fn stages(criterion: &mut Criterion) {
@@ -57,7 +34,7 @@ fn stages(criterion: &mut Criterion) {
         out.copy_from_slice(black_box(&plain))
     });
 
-    let headers = headers();
+    let headers = headers([[10, 0, 1, 1], [10, 0, 1, 2]].map(IpAddr::from));
     let mut frame = vec![0; MAX_HEADERS];
     count.bench(&mut group, "headers", || {
         headers.write(black_box(&mut frame), PAYLOAD, 1448);

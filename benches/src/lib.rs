@@ -4,9 +4,13 @@ pub mod block_cipher;
 pub mod candidates;
 pub mod instructions;
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
+use dibs_wire::emit::Headers;
+use dibs_wire::packet::{IpMeta, flags};
+use dibs_wire::{SeqNumber, Tuple};
 
 /// The message of the papers' Table II, in bytes.
 pub const MESSAGE: usize = 1280;
@@ -17,6 +21,9 @@ pub const SIZES: [(&str, usize); 2] = [("1280B", MESSAGE), ("64KiB", 64 << 10)];
 
 /// The group for one message there and back, as in the papers' Table II.
 pub const BOTH_WAYS: &str = "1280B-both-ways";
+
+/// Bytes of a superpacket's payload.
+pub const PAYLOAD: usize = 64 * 1024 - 512;
 
 /// A group of benchmarks.
 pub type Group<'a> = BenchmarkGroup<'a, WallTime>;
@@ -40,4 +47,28 @@ pub fn group<'a>(criterion: &'a mut Criterion, name: &str, len: usize) -> Group<
 /// A message of `len` bytes in which no byte is like its neighbour.
 pub fn message(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 167 + (i >> 8)) as u8).collect()
+}
+
+/// The headers of a superpacket from the first of these addresses to the second.
+pub fn headers([src, dst]: [IpAddr; 2]) -> Headers<'static> {
+    Headers {
+        tuple: Tuple {
+            src,
+            dst,
+            sport: 40_000,
+            dport: 80,
+        },
+        meta: IpMeta {
+            tos: 0,
+            ttl: 64,
+            flow_label: 0,
+        },
+        seq: SeqNumber::new(1),
+        ack: SeqNumber::new(5),
+        flags: flags::ACK,
+        window: 1000,
+        urgent: 0,
+        timestamps: Some((1, 1)),
+        options: None,
+    }
 }
