@@ -19,8 +19,8 @@ use crate::buffer::Buffer;
 use crate::counters::Counter;
 use crate::flow::inject::{Injection, Injector};
 use crate::session::{
-    Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, PathId, PeerId, Rate,
-    SeededRandom, Sessions, is_handshake,
+    Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, Rate, SeededRandom, Sessions,
+    is_handshake,
 };
 use crate::time::Time;
 
@@ -251,8 +251,14 @@ impl Node {
             peers,
             ..
         } = self;
-        let expects = |peer: PeerId, id: PathId| peers[peer.index()].expects(id, path);
-        match sessions.open_if(now, datagram, expects) {
+        let received = match sessions.peek(datagram) {
+            Ok((peer, id)) if !peers[peer.index()].expects(id, path) => {
+                return shared.count(Counter::WrongPath);
+            }
+            Ok(_) => sessions.open(now, datagram),
+            Err(error) => Err(error),
+        };
+        match received {
             Ok(ref received) => {
                 let index = received.peer.index();
                 peers[index].receive(now, shared, arrival, received);
@@ -264,7 +270,6 @@ impl Node {
                 OpenError::Replayed => Counter::DatagramReplayed,
                 OpenError::Unauthentic => Counter::DatagramUnauthentic,
                 OpenError::BareRefused => Counter::BareRefused,
-                OpenError::WrongPath => Counter::WrongPath,
             }),
         }
     }

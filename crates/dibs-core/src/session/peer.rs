@@ -82,12 +82,17 @@ impl Indices {
     }
 
     /// Whose `index` is.
+    pub(super) fn peer(&self, index: u32) -> Option<PeerId> {
+        self.peers.get(&index).copied()
+    }
+
+    /// The same, among `peers`.
     pub(super) fn owner<'a>(
         &self,
         peers: &'a mut [HandshakePeer],
         index: u32,
     ) -> Option<(PeerId, &'a mut HandshakePeer)> {
-        let id = self.peers.get(&index).copied()?;
+        let id = self.peer(index)?;
         Some((id, &mut peers[id.index()]))
     }
 

@@ -97,9 +97,6 @@ pub enum OpenError {
     /// A bare datagram in a session that did not agree to any.
     #[error("bare datagram in an authenticated session")]
     BareRefused,
-    /// It came by another path than it names.
-    #[error("datagram on a path that it does not belong to")]
-    WrongPath,
 }
 
 /// A datagram opened in place.

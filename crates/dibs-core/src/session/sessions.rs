@@ -139,7 +139,19 @@ impl Sessions {
         self.peers[id.index()].sessions.poll_exhausted()
     }
 
-    /// Authenticates and decrypts a data datagram in place, by whichever session it names.
+    /// Whose a data datagram says that it is, and of which path of that peer: nobody has checked it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn peek(&self, datagram: &[u8]) -> Result<(PeerId, PathId), OpenError> {
+        let (index, path) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
+        let peer = self.indices.peer(index).ok_or(OpenError::UnknownIndex)?;
+        Ok((peer, path))
+    }
+
+    /// Authenticates and decrypts a data datagram in place, by whichever session it names. One that came by another
+    /// path than it is [expected](Self::peek) by is not to be opened: it must not even count as seen, for it may be a
+    /// copy that overtook the true one.
     ///
     /// # Errors
     /// Every error means: drop, count. The bytes of the datagram are void then.
@@ -148,26 +160,9 @@ impl Sessions {
         now: Time,
         datagram: &'a mut [u8],
     ) -> Result<Received<'a>, OpenError> {
-        self.open_if(now, datagram, |_, _| true)
-    }
-
-    /// The same for a datagram of a path by which `admits` expects it. What came elsewhere must
-    /// not even count as seen: it may be a copy that overtook the true one.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_if<'a>(
-        &mut self,
-        now: Time,
-        datagram: &'a mut [u8],
-        admits: impl FnOnce(PeerId, PathId) -> bool,
-    ) -> Result<Received<'a>, OpenError> {
-        let (index, path) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
+        let (index, _) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
         let Self { indices, peers, .. } = self;
         let (id, peer) = indices.owner(peers, index).ok_or(OpenError::UnknownIndex)?;
-        if !admits(id, path) {
-            return Err(OpenError::WrongPath);
-        }
         let session = peer.sessions.find(index).ok_or(OpenError::UnknownIndex)?;
         if session.expires_at() <= now {
             return Err(OpenError::Expired);

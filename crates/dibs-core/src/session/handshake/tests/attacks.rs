@@ -200,17 +200,13 @@ fn a_recording_after_a_real_call_is_refused() {
 }
 
 #[test]
-fn a_copy_by_another_path_does_not_count_as_seen() {
+fn what_is_only_peeked_at_does_not_count_as_seen() {
     let [mut a, mut b] = pair();
     connect(at(0), &mut a, &mut b);
     let data = a.data(at(1)).unwrap();
-    let elsewhere = b
-        .sessions
-        .open_if(at(1), &mut data.clone(), |peer, path| {
-            assert_eq!((peer.index(), path.get()), (0, 0));
-            false
-        })
-        .err();
-    assert_eq!(elsewhere, Some(OpenError::WrongPath));
+    let peeked = b.sessions.peek(&data).unwrap();
+    assert_eq!((peeked.0.index(), peeked.1.get()), (0, 0));
     assert!(b.sessions.open(at(1), &mut data.clone()).is_ok());
+    let again = b.sessions.open(at(1), &mut data.clone()).err();
+    assert_eq!(again, Some(OpenError::Replayed));
 }
