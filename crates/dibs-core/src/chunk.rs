@@ -39,18 +39,18 @@ impl Placement {
 
 /// What chunks have in common that were cut from one segment.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct SegmentMeta {
     /// The connection.
     pub conn: Key,
     /// Where its stream stands.
-    pub strand: Strand,
+    pub chain: ChainId,
     /// TCP header fields but for the flags.
     pub tcp: OwnedFields,
 }
 
 /// What names a chain of a stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Strand {
+pub struct ChainId {
     /// The flow number.
     pub flow: FlowId,
     /// The flow's incarnation.
@@ -59,7 +59,7 @@ pub struct Strand {
     pub epoch: u32,
 }
 
-/// A piece of a stream as it was sent: what its frame says beside its [`Head`], and where its bytes
+/// A piece of a stream as it was sent: what its frame says beside its [`SegmentMeta`], and where its bytes
 /// lie. There are thousands of them: they are kept small.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk {
@@ -73,8 +73,8 @@ pub struct Chunk {
     pub crc: u32,
     /// Number of bytes.
     pub len: u16,
-    /// Its head among those of the batch.
-    pub head: u16,
+    /// Its segment among those of the batch.
+    pub segment: u16,
     /// TCP flags.
     pub flags: u16,
     /// Of a solo one: how far the chain had come when it was cut, in bytes beyond the offset.
@@ -94,19 +94,19 @@ impl Chunk {
     #[inline]
     pub fn frame<'a>(
         &self,
-        strand: Strand,
+        chain: ChainId,
         tcp: TcpFields<'a>,
         open: Option<Open>,
     ) -> frame::Chunk<'a> {
         frame::Chunk {
-            flow: strand.flow,
-            incarnation: strand.incarnation,
+            flow: chain.flow,
+            incarnation: chain.incarnation,
             solo: self.solo,
             ahead: self.ahead,
             first: self.first,
             detached: self.detached,
             withheld: self.withheld,
-            epoch: strand.epoch,
+            epoch: chain.epoch,
             offset: self.offset,
             crc: self.crc,
             tcp: TcpFields {
@@ -118,14 +118,14 @@ impl Chunk {
     }
 
     /// Where it stands.
-    pub const fn origin(&self, head: &Head) -> Origin {
+    pub const fn origin(&self, segment: &SegmentMeta) -> Origin {
         Origin {
-            conn: head.conn,
-            incarnation: head.strand.incarnation,
+            conn: segment.conn,
+            incarnation: segment.chain.incarnation,
             epoch: if self.solo {
                 None
             } else {
-                Some(head.strand.epoch)
+                Some(segment.chain.epoch)
             },
         }
     }
@@ -153,8 +153,8 @@ pub struct ShareOf {
     pub set: u32,
     /// Number of bytes.
     pub len: u16,
-    /// The head of its piece among those of the batch.
-    pub head: u16,
+    /// The segment of its piece among those of the batch.
+    pub segment: u16,
     /// Which share of its set it is.
     pub index: u8,
     /// The piece opens its flow.

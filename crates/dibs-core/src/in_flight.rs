@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Pool};
-use crate::chunk::{Chunk, Content, Fragment, Head, Message, Origin, Placement, ShareOf};
+use crate::chunk::{Chunk, Content, Fragment, Message, Origin, Placement, SegmentMeta, ShareOf};
 use crate::slab::{Key, Slab};
 use crate::stream::rx::HELD_OVERHEAD;
 
@@ -30,7 +30,7 @@ pub struct Pending {
 struct Batch {
     buffer: Buffer,
     chunks: u32,
-    heads: SmallVec<[Head; 1]>,
+    segments: SmallVec<[SegmentMeta; 1]>,
 }
 
 /// All that waits, bounded by the bytes it holds and by what the peer can hold.
@@ -100,7 +100,7 @@ impl InFlight {
         self.batches.insert(Batch {
             buffer,
             chunks: 0,
-            heads: SmallVec::new(),
+            segments: SmallVec::new(),
         })
     }
 
@@ -134,45 +134,45 @@ impl InFlight {
     ///
     /// # Panics
     /// If the batch holds no chunk any more.
-    pub fn add_head(&mut self, batch: Key, head: Head) -> u16 {
+    pub fn add_segment(&mut self, batch: Key, segment: SegmentMeta) -> u16 {
         let batch = self.batches.get_mut(batch).expect("the batch is there");
-        batch.heads.push(head);
-        u16::try_from(batch.heads.len() - 1).expect("a batch has fewer chunks than that")
+        batch.segments.push(segment);
+        u16::try_from(batch.segments.len() - 1).expect("a batch has fewer chunks than that")
     }
 
     /// What a chunk that waits has in common with others.
     ///
     /// # Panics
     /// If the chunk does not wait.
-    pub fn head(&self, chunk: &Chunk) -> &Head {
-        self.head_of(chunk.batch, chunk.head)
+    pub fn segment(&self, chunk: &Chunk) -> &SegmentMeta {
+        self.segment_at(chunk.batch, chunk.segment)
     }
 
     /// What a share that waits has in common with others.
     ///
     /// # Panics
     /// If the share does not wait.
-    pub fn head_of_share(&self, share: &ShareOf) -> &Head {
-        self.head_of(share.batch, share.head)
+    pub fn segment_of_share(&self, share: &ShareOf) -> &SegmentMeta {
+        self.segment_at(share.batch, share.segment)
     }
 
-    fn head_of(&self, batch: Key, head: u16) -> &Head {
+    fn segment_at(&self, batch: Key, segment: u16) -> &SegmentMeta {
         let batch = self.batches.get(batch);
         let batch = batch.expect("a batch lives as long as its chunks");
-        &batch.heads[usize::from(head)]
+        &batch.segments[usize::from(segment)]
     }
 
     /// What anything that waits belongs to, if that is a chain.
     pub fn origin(&self, content: &Content) -> Option<Origin> {
         match content {
-            Content::Chunk(chunk) => Some(chunk.origin(self.head(chunk))),
+            Content::Chunk(chunk) => Some(chunk.origin(self.segment(chunk))),
             Content::Fragment { key, .. } => Some(self.fragment(*key).origin),
             Content::Share(share) => {
-                let Head { conn, strand, .. } = self.head_of_share(share);
+                let SegmentMeta { conn, chain, .. } = self.segment_of_share(share);
                 Some(Origin {
                     conn: *conn,
-                    incarnation: strand.incarnation,
-                    epoch: Some(strand.epoch),
+                    incarnation: chain.incarnation,
+                    epoch: Some(chain.epoch),
                 })
             }
             Content::Control(_) | Content::Opened { .. } => None,
@@ -248,7 +248,7 @@ impl InFlight {
     /// Whether any byte of a connection waits.
     pub fn has(&self, conn: Key) -> bool {
         // A batch lives as long as its chunks, of which others may be another connection's.
-        let of_batch = |(_, batch): (Key, &Batch)| batch.heads.iter().any(|h| h.conn == conn);
+        let of_batch = |(_, batch): (Key, &Batch)| batch.segments.iter().any(|s| s.conn == conn);
         let mut fragments = self.fragments.iter();
         let might =
             self.batches.iter().any(of_batch) || fragments.any(|(_, f)| f.origin.conn == conn);

@@ -3,7 +3,7 @@
 use dibs_wire::frame::{FlowId, TcpFields};
 
 use super::*;
-use crate::chunk::Strand;
+use crate::chunk::ChainId;
 use crate::flow::fields::OwnedFields;
 
 fn control(id: u32) -> Message {
@@ -18,7 +18,7 @@ fn chunk(batch: Key, len: u16) -> Chunk {
         at: 0,
         crc: 0,
         len,
-        head: 0,
+        segment: 0,
         flags: 0,
         solo: false,
         ahead: 0,
@@ -39,15 +39,15 @@ fn who_shares_a_batch_has_nothing_left_when_its_own_chunk_went() {
     let mut waiting = InFlight::default();
     let batch = waiting.add_batch(pool.take());
     let mut add = |conn| {
-        let strand = Strand {
+        let chain = ChainId {
             flow: FlowId::new(1),
             incarnation: 1,
             epoch: 1,
         };
         let tcp = OwnedFields::new(&TcpFields::EMPTY);
-        let head = waiting.add_head(batch, Head { conn, strand, tcp });
+        let segment = waiting.add_segment(batch, SegmentMeta { conn, chain, tcp });
         let chunk = Chunk {
-            head,
+            segment,
             ..chunk(batch, 10)
         };
         waiting.add(Content::Chunk(chunk), Placement::Any)

@@ -33,7 +33,7 @@ mod peer;
 mod protection;
 mod receive;
 mod send;
-mod sets;
+mod share_collector;
 mod shared;
 mod snapshot;
 mod solicit;

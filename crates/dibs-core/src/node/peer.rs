@@ -354,17 +354,17 @@ impl Peer {
             };
             match &pending.content {
                 Content::Chunk(chunk) => {
-                    let head = self.in_flight.head(chunk);
-                    let of = (head.conn, head.strand.incarnation);
+                    let segment = self.in_flight.segment(chunk);
+                    let of = (segment.conn, segment.chain.incarnation);
                     if confirmed != Some(of) {
                         confirmed = Some(of);
                         flows.confirm(of.0, of.1);
                     }
                 }
                 Content::Share(share) if share.opens => {
-                    let head = self.in_flight.head_of_share(share);
-                    let incarnation = head.strand.incarnation;
-                    flows.confirm_share(&shared.bumps, head.conn, incarnation, share.set);
+                    let segment = self.in_flight.segment_of_share(share);
+                    let incarnation = segment.chain.incarnation;
+                    flows.confirm_share(&shared.bumps, segment.conn, incarnation, share.set);
                 }
                 Content::Opened {
                     conn,

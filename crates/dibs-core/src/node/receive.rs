@@ -20,7 +20,7 @@ use super::flows::FlowTable;
 use super::fq::FairQueue;
 use super::hosts::Hosts;
 use super::opaque::Reassembly;
-use super::sets::Sets;
+use super::share_collector::ShareCollector;
 use super::shared::Shared;
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
@@ -56,7 +56,7 @@ pub(super) struct Receiver {
     /// Memory for pieces out of order.
     store: Store,
     /// Shares of what was split, until enough are there.
-    sets: Sets,
+    shares: ShareCollector,
     reassembly: Reassembly,
     /// Connections of which something is held back that could go on, and until when.
     pub(super) held_starts: Vec<(Key, Time)>,
@@ -69,7 +69,7 @@ impl Receiver {
     pub(super) fn new(now: Time) -> Self {
         Self {
             store: Store::new(STORE_LIMIT),
-            sets: Sets::default(),
+            shares: ShareCollector::default(),
             reassembly: Reassembly::default(),
             held_starts: Vec::new(),
             notices: Vec::new(),
@@ -84,7 +84,7 @@ impl Receiver {
 
     /// Sets of shares that are not complete, and their bytes.
     pub(super) fn sets(&self) -> (usize, usize) {
-        self.sets.held()
+        self.shares.held()
     }
 
     /// Wholes of which not all pieces are there, their bytes, and the pieces.
@@ -95,7 +95,7 @@ impl Receiver {
 
     /// The peer restarted: it knows nothing of what it sent, nor of what it was sent.
     pub(super) fn restart(&mut self, flows: &mut FlowTable) {
-        self.sets = Sets::default();
+        self.shares = ShareCollector::default();
         self.reassembly = Reassembly::default();
         self.notices.clear();
         flows.forget_incoming();
@@ -179,7 +179,7 @@ impl Receiver {
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
-        let expiring = [self.reassembly.expires_at(), self.sets.expires_at()];
+        let expiring = [self.reassembly.expires_at(), self.shares.expires_at()];
         let held_starts = self.held_starts.iter().map(|(_, until)| *until);
         let due = expiring.into_iter().flatten().chain(held_starts);
         due.chain([self.sweep_at]).min()
@@ -188,7 +188,7 @@ impl Receiver {
     /// Lets go on what was held back for long enough, and gives up what was held too long.
     pub(super) fn handle_timeout(&mut self, cx: &mut ReceiveCx<'_>) {
         self.reassembly.expire(cx.now, cx.shared);
-        self.sets.expire(cx.now, cx.shared);
+        self.shares.expire(cx.now, cx.shared);
         while let Some(&(key, _)) = { self.held_starts.iter() }.find(|(_, t)| *t <= cx.now) {
             self.release_start(cx, key);
         }

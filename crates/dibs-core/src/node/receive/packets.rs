@@ -14,7 +14,7 @@ use crate::counters::Counter;
 use crate::flow::inject::MAX_PACKET;
 use crate::node::opaque::Assembled;
 use crate::node::protection::Protection;
-use crate::node::sets::Added;
+use crate::node::share_collector::Added;
 
 impl Receiver {
     /// Takes what a datagram brought by the local path `path`, other than a chunk; false if it counts as not received.
@@ -80,13 +80,13 @@ impl Receiver {
         }
         let mut whole = std::mem::take(&mut cx.shared.scratch.joined);
         let number = (share.set, share.index);
-        let added = self.sets.add(cx.now, split, number, bytes, &mut whole);
+        let added = self.shares.add(cx.now, split, number, bytes, &mut whole);
         let taken = match added {
             Added::Partly => true,
             Added::Whole(set) => {
                 let taken = self.take_joined(cx, path, share.bump, &whole);
                 if taken {
-                    self.sets.finish(set);
+                    self.shares.finish(set);
                 }
                 taken
             }

@@ -12,7 +12,7 @@ use super::retransmit::RetransmitQueue;
 use super::run::Run;
 use super::shares::{Shares, share_frame};
 use crate::bump::{Bump, Split};
-use crate::chunk::{Chunk, Content, Head, Placement, ShareOf, Strand};
+use crate::chunk::{ChainId, Chunk, Content, Placement, SegmentMeta, ShareOf};
 use crate::flow::conn::{ConnStats, Outgoing};
 use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Rest;
@@ -107,17 +107,17 @@ impl Piece<'_> {
         self.position.solo.then_some(self.position.offset)
     }
 
-    fn head(&self, conn: Key, out: &Outgoing) -> Head {
-        Head {
+    fn meta(&self, conn: Key, out: &Outgoing) -> SegmentMeta {
+        SegmentMeta {
             conn,
-            strand: strand(out),
+            chain: chain_id(out),
             tcp: OwnedFields::new(&self.tcp),
         }
     }
 
     /// Made where it is written: a copy of what was just written in parts waits for the writes.
     #[inline]
-    fn chunk(&self, batch: Key, at: u32, head: u16) -> Chunk {
+    fn chunk(&self, batch: Key, at: u32, segment: u16) -> Chunk {
         let Position {
             offset,
             solo,
@@ -132,7 +132,7 @@ impl Piece<'_> {
             at,
             crc: 0,
             len: self.bytes.len() as u16,
-            head,
+            segment,
             flags: self.tcp.flags,
             solo,
             ahead,
@@ -153,7 +153,7 @@ impl Cutter<'_, '_, '_> {
         rest: &mut Rest,
     ) -> bool {
         let whole = Whole::new(self, segment, out, rest);
-        let mut head = None;
+        let mut meta = None;
         loop {
             if self.run.pieces == self.run.most {
                 self.run.full = true;
@@ -167,7 +167,7 @@ impl Cutter<'_, '_, '_> {
             stats.retransmissions += u64::from(piece.position.solo);
             if piece.deferred {
                 self.defer(out, &piece);
-            } else if !self.put(out, &piece, &mut head) {
+            } else if !self.put(out, &piece, &mut meta) {
                 // Nothing leaves without protection, and nothing of it is kept; the scrambler is ahead of what left.
                 out.stream.break_chain();
                 self.run.full = true;
@@ -278,10 +278,10 @@ impl Cutter<'_, '_, '_> {
         let mut buffer = self.shared.pool.take_for(len);
         let crc = out.transform(self.bump, piece.solo_at(), piece.bytes, &mut buffer[..len]);
         let batch = self.in_flight.add_batch(buffer);
-        let head = self.in_flight.add_head(batch, piece.head(self.key, out));
+        let segment = self.in_flight.add_segment(batch, piece.meta(self.key, out));
         let chunk = Chunk {
             crc,
-            ..piece.chunk(batch, 0, head)
+            ..piece.chunk(batch, 0, segment)
         };
         let key = self.in_flight.add(Content::Chunk(chunk), piece.placement);
         if let To::Link(_, lost) = &mut self.to {
@@ -290,29 +290,29 @@ impl Cutter<'_, '_, '_> {
         self.run.deferred = true;
     }
 
-    /// Makes the next datagrams of the run of a piece; false if they could not be sealed. `head` is what the pieces of
+    /// Makes the next datagrams of the run of a piece; false if they could not be sealed. `meta` is what the pieces of
     /// the segment before it share.
     #[inline]
     fn put(
         &mut self,
         out: &mut Outgoing,
         piece: &Piece<'_>,
-        head: &mut Option<(u16, u32)>,
+        meta: &mut Option<(u16, u32)>,
     ) -> bool {
-        let number = match *head {
+        let number = match *meta {
             Some((number, epoch)) if epoch == out.stream.epoch() => number,
             _ => {
-                // The batches of a bundle have the same heads.
-                let heads = self.run.batches.iter().map(|batch| {
-                    let head = piece.head(self.key, out);
-                    self.in_flight.add_head(*batch, head)
+                // The batches of a bundle have the same segments.
+                let segments = self.run.batches.iter().map(|batch| {
+                    let meta = piece.meta(self.key, out);
+                    self.in_flight.add_segment(*batch, meta)
                 });
-                heads.last().expect("a run has a batch")
+                segments.last().expect("a run has a batch")
             }
         };
         // An urgent pointer counts from each piece on its own.
         let known = (number, out.stream.epoch());
-        *head = piece.tcp.urgent.is_none().then_some(known);
+        *meta = piece.tcp.urgent.is_none().then_some(known);
         self.run.unused = false;
         let put = match self.to {
             To::Link(..) => self.put_datagram(out, piece, number),
@@ -362,7 +362,7 @@ impl Cutter<'_, '_, '_> {
             crc,
             ..piece.chunk(batch, at, number)
         }
-        .frame(strand(out), piece.tcp, self.open)
+        .frame(chain_id(out), piece.tcp, self.open)
         .encode(&mut Writer::new(block));
         let (block, padding) = behind.split_at_mut(piece.acks);
         if !block.is_empty() {
@@ -409,7 +409,7 @@ impl Cutter<'_, '_, '_> {
             crc,
             ..piece.chunk(run.batches[0], 0, number)
         }
-        .frame(strand(out), piece.tcp, self.open)
+        .frame(chain_id(out), piece.tcp, self.open)
         .encode(&mut Writer::new(block));
         let set = shares.take_set();
         let len = self.shared.split_scratch(*split);
@@ -420,7 +420,7 @@ impl Cutter<'_, '_, '_> {
                 at: (run.at + CLEAR_HEADER_LEN) as u32,
                 set,
                 len: len as u16,
-                head: number,
+                segment: number,
                 index: index as u8,
                 opens: self.open.is_some(),
             };
@@ -473,8 +473,8 @@ impl Cutter<'_, '_, '_> {
 }
 
 /// Where the stream stands.
-fn strand(out: &Outgoing) -> Strand {
-    Strand {
+fn chain_id(out: &Outgoing) -> ChainId {
+    ChainId {
         flow: out.flow,
         incarnation: out.stream.incarnation(),
         epoch: out.stream.epoch(),

@@ -195,12 +195,12 @@ impl RetransmitQueue {
                 Err(self.cut(cx, key, &block, payload))
             }
             Content::Chunk(chunk) => {
-                let head = cx.in_flight.head(chunk);
-                let open = cx.flows.get(head.conn).and_then(Conn::open_frame);
-                let len = frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref());
+                let segment = cx.in_flight.segment(chunk);
+                let open = cx.flows.get(segment.conn).and_then(Conn::open_frame);
+                let len = frame::chunk_len(&segment.tcp.get(), chunk.solo, open.as_ref());
                 let mut block = vec![0; len];
                 chunk
-                    .frame(head.strand, head.tcp.get(), open)
+                    .frame(segment.chain, segment.tcp.get(), open)
                     .encode(&mut Writer::new(&mut block));
                 let payload = (chunk.batch, chunk.at as usize, usize::from(chunk.len));
                 Err(self.cut(cx, key, &block, payload))
@@ -359,19 +359,19 @@ fn postpone(
 
 /// Whether a chunk fits a datagram of this path, and how it stands there.
 pub(super) fn shape(cx: &SendCx<'_>, link: usize, chunk: &Chunk) -> Option<Shape> {
-    let head = cx.in_flight.head(chunk);
-    let open = cx.flows.get(head.conn).and_then(Conn::open_frame);
+    let segment = cx.in_flight.segment(chunk);
+    let open = cx.flows.get(segment.conn).and_then(Conn::open_frame);
     let mut shape = Shape {
         front: CLEAR_HEADER_LEN,
         payload: usize::from(chunk.len),
-        header: frame::chunk_len(&head.tcp.get(), chunk.solo, open.as_ref()),
+        header: frame::chunk_len(&segment.tcp.get(), chunk.solo, open.as_ref()),
         tag: TAG_LEN,
     };
     let mtu = usize::from(cx.paths[link].path.mtu());
     if shape.len() > mtu {
         return None;
     }
-    if is_padded(cx, head.conn) {
+    if is_padded(cx, segment.conn) {
         shape.header += padding(shape.len(), mtu);
     }
     Some(shape)
@@ -424,8 +424,8 @@ pub(super) fn retransmit_chunks(
 
 /// Appends a datagram with a chunk to those in the scratch buffer; false if there are no keys for it.
 fn seal_chunk(cx: &mut SendCx<'_>, link: usize, key: Key, chunk: &Chunk, shape: &Shape) -> bool {
-    let head = cx.in_flight.head(chunk);
-    let conn = cx.flows.get(head.conn).expect("it is not stale");
+    let segment = cx.in_flight.segment(chunk);
+    let conn = cx.flows.get(segment.conn).expect("it is not stale");
     let scratch = &mut cx.shared.scratch.datagrams;
     let start = scratch.len();
     // What the frame leaves is padding.
@@ -435,7 +435,7 @@ fn seal_chunk(cx: &mut SendCx<'_>, link: usize, key: Key, chunk: &Chunk, shape: 
     let from = chunk.at as usize;
     payload.copy_from_slice(&cx.in_flight.batch(chunk.batch)[from..from + shape.payload]);
     chunk
-        .frame(head.strand, head.tcp.get(), conn.open_frame())
+        .frame(segment.chain, segment.tcp.get(), conn.open_frame())
         .encode(&mut Writer::new(&mut block[..shape.header]));
     let seal = match cx.shared.bumps.of(conn.bump).is_sealed() {
         true => Seal::All,

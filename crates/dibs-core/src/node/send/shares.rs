@@ -207,7 +207,7 @@ pub(super) fn retransmit(cx: &mut SendCx<'_>, at: usize, key: Key, share: &Share
 
 /// The header block of a share that is sent again.
 pub(super) fn share_block(cx: &SendCx<'_>, share: &ShareOf) -> [u8; frame::SHARE_LEN] {
-    let conn = cx.in_flight.head_of_share(share).conn;
+    let conn = cx.in_flight.segment_of_share(share).conn;
     let bump = cx.flows.get(conn).expect("it is not stale").bump;
     let split = cx.shared.bumps.of(bump).split();
     let split = split.expect("a share is of what is split");

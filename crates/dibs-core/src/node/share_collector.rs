@@ -1,4 +1,4 @@
-//! Shares of what a peer split over paths, until enough are there.
+//! Collects the shares of what a peer split over paths, until enough are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Sets that are not complete, by number.
 #[derive(Default)]
-pub(super) struct Sets {
+pub(super) struct ShareCollector {
     partial: BTreeMap<u64, Partial>,
     /// The same by age: a peer numbers them as it likes, and late ones come out of turn.
     by_age: BTreeSet<(Time, u64)>,
@@ -40,7 +40,7 @@ struct Partial {
 pub(super) enum Added {
     /// More are needed.
     Partly,
-    /// The whole is there: it counts once [`Sets::finish`] was told.
+    /// The whole is there: it counts once [`ShareCollector::finish`] was told.
     Whole(u64),
     /// Its set needs no more.
     Late,
@@ -50,7 +50,7 @@ pub(super) enum Added {
     Contradiction,
 }
 
-impl Sets {
+impl ShareCollector {
     /// Adds share `index` of the set whose number ends in `set`; the whole, if it is there, is written
     /// to `whole`.
     pub(super) fn add(
@@ -181,85 +181,86 @@ mod tests {
     #[test]
     fn enough_shares_give_the_whole_and_later_ones_nothing() {
         let scheme = Scheme::new(2, 3).unwrap();
-        let mut sets = Sets::default();
+        let mut collector = ShareCollector::default();
         let mut whole = Vec::new();
         let shares = shares(scheme, b"secret");
-        let mut add = |sets: &mut Sets, index: u8| {
+        let mut add = |collector: &mut ShareCollector, index: u8| {
             let share = &shares[usize::from(index)];
-            sets.add(START, &scheme, (5, index), share, &mut whole)
+            collector.add(START, &scheme, (5, index), share, &mut whole)
         };
-        assert_eq!(add(&mut sets, 2), Added::Partly);
-        assert_eq!(add(&mut sets, 2), Added::Partly, "twice the same");
-        assert_eq!(add(&mut sets, 0), Added::Whole(5));
-        assert_eq!(add(&mut sets, 0), Added::Whole(5), "it was not taken");
-        sets.finish(5);
-        assert_eq!(add(&mut sets, 1), Added::Late);
-        assert_eq!(sets.held(), (0, 0));
+        assert_eq!(add(&mut collector, 2), Added::Partly);
+        assert_eq!(add(&mut collector, 2), Added::Partly, "twice the same");
+        assert_eq!(add(&mut collector, 0), Added::Whole(5));
+        assert_eq!(add(&mut collector, 0), Added::Whole(5), "it was not taken");
+        collector.finish(5);
+        assert_eq!(add(&mut collector, 1), Added::Late);
+        assert_eq!(collector.held(), (0, 0));
         assert_eq!(whole, b"secret");
     }
 
     #[test]
     fn shares_of_other_lengths_are_no_shares() {
         let scheme = Scheme::new(2, 2).unwrap();
-        let mut sets = Sets::default();
+        let mut collector = ShareCollector::default();
         let mut whole = Vec::new();
-        sets.add(START, &scheme, (1, 0), b"four", &mut whole);
-        let added = sets.add(START, &scheme, (1, 1), b"seven..", &mut whole);
+        collector.add(START, &scheme, (1, 0), b"four", &mut whole);
+        let added = collector.add(START, &scheme, (1, 1), b"seven..", &mut whole);
         assert_eq!(added, Added::Contradiction);
     }
 
     #[test]
     fn what_is_never_completed_is_bounded_in_bytes_and_time() {
         let scheme = Scheme::new(2, 2).unwrap();
-        let mut sets = Sets::default();
+        let mut collector = ShareCollector::default();
         let mut whole = Vec::new();
         let share = [0; 1400];
         let mut refused = 0;
         for set in 0..40_000 {
-            let added = sets.add(START, &scheme, (set, 0), &share, &mut whole);
+            let added = collector.add(START, &scheme, (set, 0), &share, &mut whole);
             refused += u32::from(added == Added::NoRoom);
-            assert!(sets.held().1 <= MAX_BYTES);
+            assert!(collector.held().1 <= MAX_BYTES);
         }
         assert!(refused > 0);
-        assert_eq!(sets.expires_at(), Some(START + PATIENCE));
+        assert_eq!(collector.expires_at(), Some(START + PATIENCE));
     }
 
     #[test]
     fn a_set_may_wait_while_more_are_done_than_the_window_is_long() {
         let scheme = Scheme::new(2, 2).unwrap();
-        let mut sets = Sets::default();
+        let mut collector = ShareCollector::default();
         let mut whole = Vec::new();
-        let mut add =
-            |sets: &mut Sets, set, index| sets.add(START, &scheme, (set, index), b"x", &mut whole);
-        add(&mut sets, 0, 0);
+        let mut add = |collector: &mut ShareCollector, set, index| {
+            collector.add(START, &scheme, (set, index), b"x", &mut whole)
+        };
+        add(&mut collector, 0, 0);
         for set in 1..=40_000 {
-            add(&mut sets, set, 0);
-            assert_eq!(add(&mut sets, set, 1), Added::Whole(set.into()));
-            sets.finish(set.into());
+            add(&mut collector, set, 0);
+            assert_eq!(add(&mut collector, set, 1), Added::Whole(set.into()));
+            collector.finish(set.into());
         }
-        assert_eq!(add(&mut sets, 0, 1), Added::Late);
-        assert_eq!(sets.give_up(START + PATIENCE), 1);
-        assert_eq!((sets.held(), sets.expires_at()), ((0, 0), None));
+        assert_eq!(add(&mut collector, 0, 1), Added::Late);
+        assert_eq!(collector.give_up(START + PATIENCE), 1);
+        assert_eq!((collector.held(), collector.expires_at()), ((0, 0), None));
     }
 
     /// What is not complete, and since when, by a model that looks through all of it.
     #[test]
     fn each_set_is_given_up_at_its_own_age_whatever_its_number() {
         let scheme = Scheme::new(2, 2).unwrap();
-        let mut sets = Sets::default();
+        let mut collector = ShareCollector::default();
         let mut whole = Vec::new();
         let second = Duration::from_secs(1);
         // A late set with the lowest number of all, again and again; each keeps a share of its own.
         let mut waiting = BTreeMap::new();
         for step in 0..30 {
             let now = START + second * step;
-            let given_up = sets.give_up(now);
+            let given_up = collector.give_up(now);
             let before = waiting.len();
             waiting.retain(|_, since| *since + PATIENCE > now);
             assert_eq!(given_up, before - waiting.len(), "at {now:?}");
             for set in [1000 - step, 2000 + step, 1500] {
                 let index = u8::from(set % 2 == 0);
-                let added = sets.add(now, &scheme, (set, index), b"x", &mut whole);
+                let added = collector.add(now, &scheme, (set, index), b"x", &mut whole);
                 let expected = match step >= 10 && set == 1500 {
                     true => Added::Late,
                     false => Added::Partly,
@@ -269,26 +270,26 @@ mod tests {
                     waiting.entry(set).or_insert(now);
                 }
             }
-            assert_eq!(sets.held().0, waiting.len(), "at {now:?}");
+            assert_eq!(collector.held().0, waiting.len(), "at {now:?}");
             let oldest = waiting.values().min().map(|since| *since + PATIENCE);
-            assert_eq!(sets.expires_at(), oldest, "at {now:?}");
+            assert_eq!(collector.expires_at(), oldest, "at {now:?}");
         }
-        assert!(sets.give_up(START + second * 60) > 0);
-        assert_eq!((sets.held(), sets.expires_at()), ((0, 0), None));
-        assert!(sets.by_age.is_empty());
+        assert!(collector.give_up(START + second * 60) > 0);
+        assert_eq!((collector.held(), collector.expires_at()), ((0, 0), None));
+        assert!(collector.by_age.is_empty());
     }
 
     #[test]
     fn numbers_go_on_beyond_their_low_bits() {
         let scheme = Scheme::new(2, 2).unwrap();
-        let mut sets = Sets {
+        let mut collector = ShareCollector {
             highest: (7 << 32) - 2,
-            ..Sets::default()
+            ..ShareCollector::default()
         };
         let mut whole = Vec::new();
-        sets.add(START, &scheme, (1, 0), b"x", &mut whole);
-        assert!(sets.partial.contains_key(&((7 << 32) + 1)));
-        sets.add(START, &scheme, (u32::MAX, 0), b"x", &mut whole);
-        assert!(sets.partial.contains_key(&((7 << 32) - 1)));
+        collector.add(START, &scheme, (1, 0), b"x", &mut whole);
+        assert!(collector.partial.contains_key(&((7 << 32) + 1)));
+        collector.add(START, &scheme, (u32::MAX, 0), b"x", &mut whole);
+        assert!(collector.partial.contains_key(&((7 << 32) - 1)));
     }
 }
