@@ -1,5 +1,7 @@
 //! A connection: the streams of both directions and what they share.
 
+use std::collections::VecDeque;
+
 use dibs_settings::Scheduler;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
@@ -8,7 +10,6 @@ use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
 use super::ack_floor::AckFloor;
-use super::dropped::DroppedSegment;
 use super::echo_filter::EchoFilter;
 use super::inject::Template;
 use super::queue::Queue;
@@ -67,6 +68,30 @@ impl ByPath {
     }
 }
 
+/// Sets of shares that open a flow, and how many of each were acknowledged: only what is split has any, and only for
+/// a round trip.
+#[derive(Debug, Default)]
+pub struct Opening(Option<Box<Sets>>);
+
+type Sets = VecDeque<(u32, u8)>;
+
+impl Opening {
+    /// One more of this set was; how many of it were.
+    fn count(&mut self, set: u32) -> u8 {
+        let sets = self.0.get_or_insert_default();
+        let at = sets.iter().position(|(known, _)| *known == set);
+        let at = at.unwrap_or_else(|| {
+            if sets.len() == MAX_OPENING {
+                sets.pop_front();
+            }
+            sets.push_back((set, 0));
+            sets.len() - 1
+        });
+        sets[at].1 += 1;
+        sets[at].1
+    }
+}
+
 /// The direction from the local kernel to the peer.
 pub struct Outgoing {
     /// Our number of the flow.
@@ -79,12 +104,10 @@ pub struct Outgoing {
     pub secrets: Option<EpochSecrets>,
     /// The peer has acknowledged an opening of this incarnation.
     pub confirmed: bool,
-    /// Sets of shares that open it, and how many of each were acknowledged.
-    pub opening: Vec<(u32, u8)>,
+    /// Sets of shares that open it.
+    pub opening: Opening,
     /// What waits for a path.
     pub queue: Queue,
-    /// What CoDel dropped of it and TCP has not sent again.
-    pub dropped: Vec<DroppedSegment>,
     /// Bytes until the next chunk that only trusted paths carry; below zero what went too far.
     pub until_trusted: i64,
     /// Bytes that it may still send in this round (deficit round robin).
@@ -106,30 +129,18 @@ impl Outgoing {
     /// The peer is not known to know this incarnation.
     pub fn unconfirm(&mut self) {
         self.confirmed = false;
-        self.opening = Vec::new();
+        self.opening = Opening::default();
     }
 
     /// The peer knows this incarnation.
     pub fn confirm(&mut self) {
         self.confirmed = true;
-        self.opening = Vec::new();
+        self.opening = Opening::default();
     }
 
     /// A share of a set that opens the flow was acknowledged; with `needed` of one set it is open.
     pub fn confirm_share(&mut self, set: u32, needed: u8) {
-        if self.confirmed {
-            return;
-        }
-        let at = self.opening.iter().position(|(known, _)| *known == set);
-        let at = at.unwrap_or_else(|| {
-            if self.opening.len() == MAX_OPENING {
-                self.opening.remove(0);
-            }
-            self.opening.push((set, 0));
-            self.opening.len() - 1
-        });
-        self.opening[at].1 += 1;
-        if self.opening[at].1 >= needed {
+        if !self.confirmed && self.opening.count(set) >= needed {
             self.confirm();
         }
     }
@@ -311,9 +322,8 @@ impl Conn {
                 meta: IpMeta::default(),
                 secrets: None,
                 confirmed: false,
-                opening: Vec::new(),
+                opening: Opening::default(),
                 queue: Queue::default(),
-                dropped: Vec::new(),
                 until_trusted: 0,
                 deficit: 0,
                 scheduled: false,
@@ -425,9 +435,8 @@ impl Conn {
     }
 
     /// Gives back the memory that only a connection under way needs.
-    pub fn shrink(&mut self) {
-        self.out.queue.shrink();
-        self.out.dropped.shrink_to_fit();
+    pub fn shrink(&mut self, now: Time) {
+        self.out.queue.shrink(now);
         if let Some(inc) = &mut self.inc {
             inc.stream.shrink();
         }

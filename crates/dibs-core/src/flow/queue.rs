@@ -125,8 +125,10 @@ pub enum Verdict {
 #[derive(Debug, Default)]
 pub struct Queue {
     items: VecDeque<Waiting>,
-    bytes: usize,
-    memory: usize,
+    /// Below [`LIMIT`].
+    bytes: u32,
+    /// At most [`MAX_PACKETS`] buffers.
+    memory: u32,
     codel: Codel,
 }
 
@@ -144,11 +146,11 @@ impl Queue {
         len: usize,
         mss: usize,
     ) -> Result<(), Full> {
-        if self.bytes + len > LIMIT || self.items.len() >= MAX_PACKETS {
+        if self.bytes() + len > LIMIT || self.items.len() >= MAX_PACKETS {
             return Err(Full(buffer));
         }
-        self.bytes += len;
-        self.memory += buffer.len();
+        self.bytes += len as u32;
+        self.memory += buffer.len() as u32;
         if self.items.capacity() == 0 {
             // Most connections never have more than one packet waiting, and there may be thousands.
             self.items.reserve_exact(1);
@@ -183,7 +185,7 @@ impl Queue {
     /// can do nothing about it.
     fn is_short(&self, turn: usize) -> bool {
         let head = self.items.front().map_or(0, |head| head.rest.mss);
-        self.bytes <= turn.max(2 * head.max(1500))
+        self.bytes() <= turn.max(2 * head.max(1500))
     }
 
     /// Takes `len` payload bytes off the head, which leaves when it is empty.
@@ -193,7 +195,7 @@ impl Queue {
             .front_mut()
             .expect("consumed bytes were at the head");
         head.rest.advance(len);
-        self.bytes -= len;
+        self.bytes -= len as u32;
         if head.rest.left > 0 {
             return None;
         }
@@ -215,31 +217,32 @@ impl Queue {
     /// Takes the packet at the head.
     pub fn pop(&mut self) -> Option<Waiting> {
         let head = self.items.pop_front()?;
-        self.bytes -= head.rest.left;
-        self.memory -= head.buffer.len();
+        self.bytes -= head.rest.left as u32;
+        self.memory -= head.buffer.len() as u32;
         Some(head)
     }
 
     /// Puts back what was taken, or what is left of it.
     pub fn put_back(&mut self, head: Waiting) {
-        self.bytes += head.rest.left;
-        self.memory += head.buffer.len();
+        self.bytes += head.rest.left as u32;
+        self.memory += head.buffer.len() as u32;
         self.items.push_front(head);
     }
 
     /// Payload bytes waiting.
     pub const fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes as usize
     }
 
     /// Gives back the memory for what does not wait.
-    pub fn shrink(&mut self) {
+    pub fn shrink(&mut self, now: Time) {
         self.items.shrink_to_fit();
+        self.codel.shrink(now);
     }
 
     /// Bytes of the buffers that they lie in.
     pub const fn memory(&self) -> usize {
-        self.memory
+        self.memory as usize
     }
 
     /// Whether nothing waits.
@@ -251,11 +254,18 @@ impl Queue {
 /// CoDel's control law (RFC 8289, 5).
 #[derive(Debug, Default)]
 struct Codel {
+    judged: Time,
+    /// None of a queue that did not stand lately: most are never longer than their turn.
+    standing: Option<Box<Standing>>,
+}
+
+/// How a queue stood.
+#[derive(Debug, Default)]
+struct Standing {
     first_above: Option<Time>,
     dropping: Option<Dropping>,
     last_count: u32,
     last_end: Time,
-    judged: Time,
     settled: Time,
 }
 
@@ -274,7 +284,32 @@ impl Codel {
         patience: Patience,
     ) -> Verdict {
         let unseen = now.since(std::mem::replace(&mut self.judged, now));
-        if unseen >= STANDSTILL {
+        let stood_still = unseen >= STANDSTILL;
+        let is_good = sojourn < patience.target || nearly_empty;
+        if self.standing.is_none() && is_good && !(stood_still && sojourn >= STANDSTILL) {
+            return Verdict::Pass;
+        }
+        let standing = self.standing.get_or_insert_default();
+        standing.judge(now, sojourn, (is_good, stood_still), patience)
+    }
+
+    /// Forgets how a queue stood that has long been good.
+    fn shrink(&mut self, now: Time) {
+        if now.since(self.judged) >= STANDSTILL + SETTLING {
+            self.standing = None;
+        }
+    }
+}
+
+impl Standing {
+    fn judge(
+        &mut self,
+        now: Time,
+        sojourn: Duration,
+        (is_good, stood_still): (bool, bool),
+        patience: Patience,
+    ) -> Verdict {
+        if stood_still {
             // The senders are not to blame, and what they sent again is not to be lost once more.
             self.first_above = None;
             self.dropping = None;
@@ -282,7 +317,7 @@ impl Codel {
                 self.settled = now + SETTLING;
             }
         }
-        if sojourn < patience.target || nearly_empty {
+        if is_good {
             self.first_above = None;
             if let Some(d) = self.dropping.take() {
                 self.last_count = d.count;
@@ -402,7 +437,7 @@ mod tests {
         let pushed = queue.push(Time::ZERO, pool.take_for(100), SEQ, 60, 60);
         assert!(pushed.is_ok() && queue.consume(60).is_some());
         assert_eq!(queue.items.capacity(), 1);
-        queue.shrink();
+        queue.shrink(Time::ZERO);
         assert_eq!(queue.items.capacity(), 0);
     }
 

@@ -143,7 +143,7 @@ impl FairQueue {
         self.memory += memory;
         let out = &mut conn.out;
         self.dropped
-            .on_retransmitted(&mut shared.pool, (key, out), seq, len);
+            .on_retransmitted(&mut shared.pool, key, seq, len);
         self.schedule(key, out, quantum);
     }
 
@@ -163,7 +163,7 @@ impl FairQueue {
             pool.give(waiting.buffer);
         }
         self.settle(&held, &out.queue);
-        self.dropped.forget_all(pool, (key, out));
+        self.dropped.forget_all(pool, key);
     }
 
     /// Before something is taken from a queue.
@@ -303,8 +303,7 @@ impl FairQueue {
         while !self.dropped.has_room(&kept) && self.requeue_first(now, shared, conns, patience.turn)
         {
         }
-        let conn = conns.get_mut(key).expect("the caller has it");
-        self.dropped.keep((key, &mut conn.out), kept);
+        self.dropped.keep(key, kept);
         !withholds
     }
 
@@ -334,14 +333,13 @@ impl FairQueue {
         conns: &mut FlowTable,
         quantum: usize,
     ) -> bool {
-        let Some(key) = self.dropped.first() else {
+        let Some((key, kept)) = self.dropped.take_first() else {
             return false;
         };
         let conn = conns.get_mut(key);
         let out = &mut conn
             .expect("what was dropped of it is forgotten with a connection")
             .out;
-        let kept = self.dropped.take_first((key, out));
         self.memory += kept.buffer.len();
         self.backlog += kept.len;
         out.queue.push_front(now, kept.buffer, kept.seq, kept.len);

@@ -214,7 +214,7 @@ impl Receiver {
                 inc.stream.give_up(&mut self.store);
             }
             if silent > SWEEP {
-                conn.shrink();
+                conn.shrink(cx.now);
             }
         }
         for key in cx.flows.which(Conn::is_waiting) {

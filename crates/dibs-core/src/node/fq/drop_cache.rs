@@ -6,13 +6,12 @@
 //! then, so nothing but the timer finds it, and that may have measured an outage as a round trip. So a copy
 //! stays here for as long as TCP takes to find a loss, and goes if TCP has not sent it again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dibs_wire::SeqNumber;
 
 use crate::buffer::Pool;
-use crate::flow::conn::Outgoing;
 use crate::flow::dropped::DroppedSegment;
 use crate::slab::Key;
 use crate::time::Time;
@@ -20,10 +19,15 @@ use crate::time::Time;
 /// Bytes of buffers that are kept, at most; what is due first goes for another one. It has to last for a few
 /// segments of each of a thousand flows: what goes too early TCP sends as well.
 pub(in crate::node) const MAX_DROPPED: usize = 16 << 20;
+/// What is due is kept.
+const DUE: &str = "each that is due is kept";
 
-/// When segments that CoDel dropped should have been sent again, over all connections, which have them.
+/// Segments that CoDel dropped and TCP has not sent again.
 #[derive(Default)]
 pub(super) struct DropCache {
+    /// By connection.
+    dropped: BTreeMap<Key, Vec<DroppedSegment>>,
+    /// When they should have been sent again.
     due: BTreeSet<(Time, Key)>,
     memory: usize,
 }
@@ -32,11 +36,6 @@ impl DropCache {
     /// When the first one is due.
     pub(super) fn first_due(&self) -> Option<Time> {
         self.due.first().map(|(due, _)| *due)
-    }
-
-    /// The connection that has the first one.
-    pub(super) fn first(&self) -> Option<Key> {
-        self.due.first().map(|(_, key)| *key)
     }
 
     /// How many there are.
@@ -57,53 +56,55 @@ impl DropCache {
     }
 
     /// Keeps what was dropped of a connection.
-    pub(super) fn keep(&mut self, (key, out): (Key, &mut Outgoing), mut kept: DroppedSegment) {
+    pub(super) fn keep(&mut self, key: Key, mut kept: DroppedSegment) {
         while !self.due.insert((kept.due, key)) {
             kept.due += Duration::from_nanos(1);
         }
         self.memory += kept.buffer.len();
-        out.dropped.push(kept);
+        self.dropped.entry(key).or_default().push(kept);
     }
 
     /// A segment of the local kernel was queued: what it brings again need not be kept.
     pub(super) fn on_retransmitted(
         &mut self,
         pool: &mut Pool,
-        (key, out): (Key, &mut Outgoing),
+        key: Key,
         seq: SeqNumber,
         len: usize,
     ) {
+        let Some(dropped) = self.dropped.get_mut(&key) else {
+            return;
+        };
         let repaired = |kept: &mut DroppedSegment| kept.is_in(seq, len);
-        for kept in out.dropped.extract_if(.., repaired) {
-            self.take(key, &kept);
+        for kept in dropped.extract_if(.., repaired) {
+            self.due.remove(&(kept.due, key));
+            self.memory -= kept.buffer.len();
             pool.give(kept.buffer);
+        }
+        if dropped.is_empty() {
+            self.dropped.remove(&key);
         }
     }
 
     /// A connection ended, or begins anew.
-    pub(super) fn forget_all(&mut self, pool: &mut Pool, (key, out): (Key, &mut Outgoing)) {
-        for kept in std::mem::take(&mut out.dropped) {
-            self.take(key, &kept);
+    pub(super) fn forget_all(&mut self, pool: &mut Pool, key: Key) {
+        for kept in self.dropped.remove(&key).into_iter().flatten() {
+            self.due.remove(&(kept.due, key));
+            self.memory -= kept.buffer.len();
             pool.give(kept.buffer);
         }
     }
 
-    /// Takes the first one from its connection.
-    ///
-    /// # Panics
-    /// If there is none, or the connection is another one.
-    pub(super) fn take_first(&mut self, (key, out): (Key, &mut Outgoing)) -> DroppedSegment {
-        let due = self.first_due().expect("the caller asked");
-        let at = out.dropped.iter().position(|kept| kept.due == due);
-        let kept = out
-            .dropped
-            .swap_remove(at.expect("each that is due is kept"));
-        self.take(key, &kept);
-        kept
-    }
-
-    fn take(&mut self, conn: Key, kept: &DroppedSegment) {
-        self.due.remove(&(kept.due, conn));
+    /// Takes the first one, and its connection.
+    pub(super) fn take_first(&mut self) -> Option<(Key, DroppedSegment)> {
+        let (due, key) = self.due.pop_first()?;
+        let dropped = self.dropped.get_mut(&key).expect(DUE);
+        let at = dropped.iter().position(|kept| kept.due == due);
+        let kept = dropped.swap_remove(at.expect(DUE));
+        if dropped.is_empty() {
+            self.dropped.remove(&key);
+        }
         self.memory -= kept.buffer.len();
+        Some((key, kept))
     }
 }
