@@ -98,8 +98,9 @@ impl Node {
     pub fn set_flow_schedulers(&mut self, schedulers: Vec<FlowScheduler>) {
         let shared = &mut self.shared;
         shared.policy.flow_schedulers = schedulers;
-        for (_, conn) in self.peers.iter_mut().flat_map(|peer| peer.flows.iter_mut()) {
-            conn.out.scheduler = shared.policy.scheduler_of(&conn.tuple);
+        for peer in &mut self.peers {
+            let scheduler_of = |tuple: &Tuple| shared.policy.scheduler_of(tuple);
+            peer.flows.set_schedulers(scheduler_of);
         }
     }
 

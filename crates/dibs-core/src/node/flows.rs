@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
+use dibs_settings::Scheduler;
 use dibs_wire::Tuple;
-use dibs_wire::frame::FlowId;
+use dibs_wire::frame::{FlowId, Open};
+use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
@@ -18,8 +20,8 @@ use crate::time::Time;
 /// the local kernel knows nothing first. To look at all would let a peer keep us busy.
 pub(super) const MAX_CONNS: usize = 65_536;
 const EVICTION_SAMPLE: usize = 64;
-/// Both tables have each tuple.
-const TUPLE: &str = "a tuple leads to its connection";
+/// Both slabs have each connection.
+const ENDS: &str = "a connection has ends";
 
 /// Seeds the hash tables: what a peer chooses must not make them slow.
 #[derive(Clone)]
@@ -35,6 +37,8 @@ impl BuildHasher for Hashing {
 
 /// What a connection has on whichever bump it is.
 struct Ends {
+    /// As the local host sends.
+    tuple: Tuple,
     /// The bumps that it was on, as far as they are not forgotten.
     lanes: SmallVec<[(u8, Key); 1]>,
     floor: TsvalFloor,
@@ -44,7 +48,9 @@ struct Ends {
 pub(super) struct FlowTable {
     conns: Slab<Conn>,
     ends: Slab<Ends>,
-    by_tuple: HashMap<Tuple, Key, Hashing>,
+    /// By their tuples, which stand there.
+    by_tuple: HashTable<Key>,
+    hashing: Hashing,
     /// By the peer's flow numbers.
     incoming: HashMap<FlowId, Key, Hashing>,
     /// The entry of `incoming` that was used last: the next datagram is likely of the same flow.
@@ -60,7 +66,8 @@ impl FlowTable {
         Self {
             conns: Slab::default(),
             ends: Slab::default(),
-            by_tuple: HashMap::with_hasher(hashing.clone()),
+            by_tuple: HashTable::new(),
+            hashing: hashing.clone(),
             incoming: HashMap::with_hasher(hashing.clone()),
             last_incoming: None,
             outgoing: HashMap::with_hasher(hashing),
@@ -90,16 +97,40 @@ impl FlowTable {
 
     /// The connection of this tuple, as the local host sends, on this bump.
     pub(super) fn find(&self, tuple: Tuple, bump: u8) -> Option<Key> {
-        let ends = self.ends.get(*self.by_tuple.get(&tuple)?)?;
+        let ends = self.ends.get(self.ends_of(&tuple)?)?;
         let lane = ends.lanes.iter().find(|(number, _)| *number == bump);
         lane.map(|(_, key)| *key)
     }
 
-    /// A connection, and the TSval floor that it has on all of its bumps.
-    pub(super) fn with_floor(&mut self, key: Key) -> Option<(&mut Conn, &mut TsvalFloor)> {
+    fn ends_of(&self, tuple: &Tuple) -> Option<Key> {
+        let is = |key: &Key| self.ends.get(*key).is_some_and(|ends| ends.tuple == *tuple);
+        let hash = self.hashing.hash_one(tuple);
+        self.by_tuple.find(hash, is).copied()
+    }
+
+    /// A connection, and what it has on all of its bumps: its addresses, as the local host sends, and the TSval floor.
+    pub(super) fn with_ends(&mut self, key: Key) -> Option<(&mut Conn, Tuple, &mut TsvalFloor)> {
         let conn = self.conns.get_mut(key)?;
         let ends = self.ends.get_mut(conn.ends)?;
-        Some((conn, &mut ends.floor))
+        Some((conn, ends.tuple, &mut ends.floor))
+    }
+
+    /// A connection's addresses, as the local host sends.
+    pub(super) fn tuple_of(&self, conn: &Conn) -> Tuple {
+        self.ends.get(conn.ends).expect(ENDS).tuple
+    }
+
+    /// The frame that opens a connection's outgoing flow, while the peer has not confirmed it.
+    pub(super) fn open_frame(&self, key: Key) -> Option<Open> {
+        let conn = self.conns.get(key)?;
+        conn.open_frame(|| self.tuple_of(conn))
+    }
+
+    /// Chooses anew how the new data of each is shared out.
+    pub(super) fn set_schedulers(&mut self, of: impl Fn(&Tuple) -> Option<Scheduler>) {
+        for (_, conn) in self.conns.iter_mut() {
+            conn.out.scheduler = of(&self.ends.get(conn.ends).expect(ENDS).tuple);
+        }
     }
 
     /// Those of which this holds.
@@ -181,27 +212,36 @@ impl FlowTable {
     pub(super) fn add(&mut self, now: Time, tuple: Tuple, bump: u8) -> Key {
         let flow = FlowId::new(self.next_flow);
         self.next_flow = self.next_flow.wrapping_add(1);
-        let ends = *self.by_tuple.entry(tuple).or_insert_with(|| {
-            self.ends.insert(Ends {
-                lanes: SmallVec::new(),
-                floor: TsvalFloor::default(),
-            })
-        });
-        let key = self.conns.insert(Conn::new(now, ends, (tuple, bump), flow));
-        let ends = self.ends.get_mut(ends).expect(TUPLE);
+        let ends = self.ends_of(&tuple).unwrap_or_else(|| self.add_ends(tuple));
+        let key = self.conns.insert(Conn::new(now, ends, bump, flow));
+        let ends = self.ends.get_mut(ends).expect(ENDS);
         ends.lanes.push((bump, key));
         self.outgoing.insert(flow, key);
+        key
+    }
+
+    fn add_ends(&mut self, tuple: Tuple) -> Key {
+        let key = self.ends.insert(Ends {
+            tuple,
+            lanes: SmallVec::new(),
+            floor: TsvalFloor::default(),
+        });
+        let Self { ends, hashing, .. } = self;
+        let hash_of = |key: &Key| hashing.hash_one(ends.get(*key).expect(ENDS).tuple);
+        self.by_tuple.insert_unique(hash_of(&key), key, hash_of);
         key
     }
 
     /// Forgets a connection.
     pub(super) fn remove(&mut self, key: Key) -> Option<Conn> {
         let conn = self.conns.remove(key)?;
-        let ends = self.ends.get_mut(conn.ends).expect(TUPLE);
+        let ends = self.ends.get_mut(conn.ends).expect(ENDS);
         ends.lanes.retain(|(_, lane)| *lane != key);
         if ends.lanes.is_empty() {
+            let hash = self.hashing.hash_one(ends.tuple);
+            let entry = self.by_tuple.find_entry(hash, |ends| *ends == conn.ends);
+            entry.expect("a tuple leads to its connection").remove();
             self.ends.remove(conn.ends);
-            self.by_tuple.remove(&conn.tuple);
         }
         self.outgoing.remove(&conn.out.flow);
         if let Some(inc) = &conn.inc {

@@ -117,13 +117,14 @@ impl Handover {
             known.until = until;
             return;
         }
-        let conn = flows.get_mut(key).expect("a tuple leads to its connection");
+        let known = flows.with_ends(key);
+        let (conn, tuple, _) = known.expect("a tuple leads to its connection");
         let clamp = conn.sent_end.map(|end| WindowClamp::new(end, window_scale));
         conn.clamp = clamp.map(Box::new);
         self.drains.push(Drain {
             key,
             bump: conn.bump,
-            tuple: conn.tuple,
+            tuple,
             tell_by,
             until,
             told: false,
@@ -151,7 +152,7 @@ impl Handover {
             // Another one asked for it since; nobody is to wait for ever.
             drain.tell(shared, peer);
         }
-        if let Some((conn, floor)) = flows.with_floor(drain.key)
+        if let Some((conn, tuple, floor)) = flows.with_ends(drain.key)
             && let Some(tcp) = conn.clamp.take().and_then(|clamp| clamp.open())
             && let Some(inc) = &conn.inc
         {
@@ -161,7 +162,8 @@ impl Handover {
                 _ => injected,
             };
             let (injector, pool) = (&mut shared.injector, &mut shared.pool);
-            injector.empty_segment(pool, inc.template, seq, &tcp, floor);
+            let template = inc.template(tuple, conn.bump);
+            injector.empty_segment(pool, template, seq, &tcp, floor);
         }
     }
 

@@ -7,12 +7,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use dibs_settings::Opening;
-use dibs_wire::packet::{Opaque, Packet, TCP, flags};
+use dibs_wire::packet::{Opaque, Packet, TCP, Tuple, flags};
 
 use super::inner;
 use super::shared::Shared;
 use crate::counters::Counter;
-use crate::flow::conn::Conn;
 use crate::prefix::Prefix;
 
 /// See the module.
@@ -74,10 +73,10 @@ impl Hosts {
         openings.any(|opening| opening.admits(|addr| shared.is_reachable(addr), to))
     }
 
-    /// Whether a segment of this connection with these flags begins it, which the peer may not.
-    pub(super) fn refuses(&self, shared: &Shared, conn: &Conn, flags: u16) -> bool {
-        let tuple = conn.inc.as_ref().map(|inc| inc.template.tuple);
-        begins(flags) && tuple.is_some_and(|to| !self.may_open(shared, (to.dst, to.dport)))
+    /// Whether a segment of the peer with these flags begins a connection with these addresses, as the local host
+    /// sends, which the peer may not.
+    pub(super) fn refuses(&self, shared: &Shared, tuple: Tuple, flags: u16) -> bool {
+        begins(flags) && !self.may_open(shared, (tuple.src, tuple.sport))
     }
 
     /// Whether a packet that was not cut begins a connection that the peer may not, or may do so for all that can be

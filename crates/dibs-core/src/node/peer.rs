@@ -126,7 +126,7 @@ impl Peer {
         }
         let (receiver, mut cx) = self.receiving(now, shared);
         let key = receiver.conn(&mut cx, segment.tuple, bump);
-        let (conn, floor) = cx.flows.with_floor(key).expect("it was just found");
+        let (conn, _, floor) = cx.flows.with_ends(key).expect("it was just found");
         conn.note_segment(now, segment, session);
         if let Some((_, tsecr)) = segment.timestamps
             && segment.has(flags::ACK)

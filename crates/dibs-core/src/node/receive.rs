@@ -133,13 +133,13 @@ impl Receiver {
 
     /// What the local kernel acknowledges may prove that a gap was filled past us.
     pub(super) fn on_local_ack(&mut self, cx: &mut ReceiveCx<'_>, key: Key, ack: SeqNumber) {
-        let (conn, floor) = cx.flows.with_floor(key).expect("the caller has it");
+        let (conn, tuple, floor) = cx.flows.with_ends(key).expect("the caller has it");
         conn.note_acked(ack);
         let Some(inc) = conn.inc.as_ref().filter(|inc| inc.stream.is_waiting()) else {
             return;
         };
         let offset = inc.offset_of(ack);
-        let (stream, _, mut sink) = incoming(cx.now, cx.shared, key, (conn, floor))
+        let (stream, _, mut sink) = incoming(cx.now, cx.shared, key, (conn, tuple, floor))
             .expect("the connection has an incoming flow");
         if let Some(epoch) = stream.local_ack(offset, &mut self.store, &mut sink) {
             self.report_broken_epoch(cx, key, epoch);
@@ -166,7 +166,7 @@ impl Receiver {
     /// Lets go on what of a connection was held back.
     fn release_start(&mut self, cx: &mut ReceiveCx<'_>, key: Key) {
         self.held_starts.retain(|(held, _)| *held != key);
-        while let Some(conn) = cx.flows.with_floor(key)
+        while let Some(conn) = cx.flows.with_ends(key)
             && let Some((stream, _, mut sink)) = incoming(cx.now, cx.shared, key, conn)
             && stream.holds_back()
         {
@@ -226,7 +226,7 @@ impl Receiver {
 
     /// Gives up the old gaps of a connection whose kernel says by another way, if at all, what it has.
     fn give_up_gaps(&mut self, cx: &mut ReceiveCx<'_>, key: Key) {
-        while let Some(conn) = cx.flows.with_floor(key)
+        while let Some(conn) = cx.flows.with_ends(key)
             && let Some((stream, _, mut sink)) = incoming(cx.now, cx.shared, key, conn)
             && let Some(epoch) =
                 stream.give_up_gaps(cx.now, GAP_PATIENCE, &mut self.store, &mut sink)

@@ -128,7 +128,7 @@ impl Node {
                 .iter()
                 .map(|(_, conn)| ConnSnapshot {
                     peer: index,
-                    tuple: conn.tuple,
+                    tuple: peer.flows.tuple_of(conn),
                     bump: conn.bump,
                     since: conn.since,
                     last_seen: conn.last_seen,

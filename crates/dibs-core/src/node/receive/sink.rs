@@ -2,6 +2,7 @@
 
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::{self, TcpFields};
+use dibs_wire::packet::Tuple;
 use smallvec::SmallVec;
 
 use crate::buffer::Pool;
@@ -21,23 +22,25 @@ pub(super) fn incoming<'a>(
     now: Time,
     shared: &'a mut Shared,
     key: Key,
-    (conn, floor): (&'a mut Conn, &'a mut TsvalFloor),
+    (conn, tuple, floor): (&'a mut Conn, Tuple, &'a mut TsvalFloor),
 ) -> Option<(&'a mut RxStream, IncomingDecoders<'a>, ConnSink<'a>)> {
+    let inc = conn.inc.as_mut()?;
+    let template = inc.template(tuple, conn.bump);
     let Incoming {
         flow,
         incarnation,
-        template,
         base,
         secrets,
         stream,
         top,
         ack_floor,
-    } = conn.inc.as_mut()?;
+        ..
+    } = inc;
     let sink = ConnSink {
         injector: &mut shared.injector,
         pool: &mut shared.pool,
         owner: key.to_u64(),
-        template: *template,
+        template,
         now,
         echo_filter: &mut conn.echo_filter,
         ack_floor,

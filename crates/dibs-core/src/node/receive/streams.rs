@@ -11,7 +11,6 @@ use crate::counters::Counter;
 use crate::flow::ack_floor::AckFloor;
 use crate::flow::conn::Incoming;
 use crate::flow::echo_filter;
-use crate::flow::inject::Template;
 use crate::node::protection::Protection;
 use crate::node::shared::Shared;
 use crate::slab::Key;
@@ -77,11 +76,7 @@ impl Receiver {
         let incoming = Incoming {
             flow,
             incarnation,
-            template: Template {
-                bump: open.bump,
-                tuple: open.tuple,
-                meta: open.meta,
-            },
+            meta: open.meta,
             base: open.base_seq,
             secrets,
             stream: RxStream::default(),
@@ -107,13 +102,13 @@ impl Receiver {
             Ok(key) => key,
             Err(taken) => return taken && protection != Protection::None,
         };
-        let (conn, floor) = cx.flows.with_floor(key).expect("it was just found");
-        if cx.hosts.refuses(cx.shared, conn, chunk.tcp.flags) {
+        let (conn, tuple, floor) = cx.flows.with_ends(key).expect("it was just found");
+        if cx.hosts.refuses(cx.shared, tuple, chunk.tcp.flags) {
             cx.shared.count(Counter::ConnectionRefused);
             return protection != Protection::None;
         }
         let possible = |inc: &Incoming| {
-            inc.template.fits(&chunk.tcp, bytes.len())
+            inc.template(tuple, conn.bump).fits(&chunk.tcp, bytes.len())
                 && chunk.offset.checked_add(bytes.len() as u64 + 1).is_some()
         };
         if !conn.inc.as_ref().is_some_and(possible) {
@@ -146,7 +141,7 @@ impl Receiver {
             tcp: &chunk.tcp,
             bytes,
         };
-        let (stream, decoders, mut sink) = incoming(cx.now, cx.shared, key, (conn, floor))
+        let (stream, decoders, mut sink) = incoming(cx.now, cx.shared, key, (conn, tuple, floor))
             .expect("an incoming flow leads to its connection");
         let held_back = stream.holds_back();
         match stream.chunk(&piece, &decoders, &mut self.store, &mut sink) {
@@ -191,11 +186,11 @@ impl Receiver {
             Err(taken) => return taken,
         };
         let mut tcp = segment.tcp;
-        let (conn, floor) = cx.flows.with_floor(key).expect("it was just found");
+        let (conn, tuple, floor) = cx.flows.with_ends(key).expect("it was just found");
         if tcp.flags & flags::SYN != 0 && before != Some(segment.incarnation) {
             floor.begin(&tcp);
         }
-        if cx.hosts.refuses(cx.shared, conn, tcp.flags) {
+        if cx.hosts.refuses(cx.shared, tuple, tcp.flags) {
             cx.shared.count(Counter::ConnectionRefused);
             return true;
         }
@@ -216,7 +211,8 @@ impl Receiver {
             clamp.limit(&mut tcp);
         }
         let (injector, pool) = (&mut cx.shared.injector, &mut cx.shared.pool);
-        injector.empty_segment(pool, inc.template, segment.seq, &tcp, floor);
+        let template = inc.template(tuple, conn.bump);
+        injector.empty_segment(pool, template, segment.seq, &tcp, floor);
         true
     }
 

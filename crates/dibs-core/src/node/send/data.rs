@@ -31,9 +31,9 @@ const HEAD: &str = "a flow that is scheduled has a head";
 
 /// What new data of a connection is.
 fn kind(conn: &Conn) -> Kind {
-    match conn.open_frame() {
-        Some(_) => Kind::First,
-        None => Kind::New,
+    match conn.is_opening() {
+        true => Kind::First,
+        false => Kind::New,
     }
 }
 
@@ -335,8 +335,8 @@ impl Round<'_> {
         } = cx;
         let (alone, bump, split) = (self.fq.flows() == 1, run.bump, run.carrier.split);
         let links = run.carrier.links.clone();
+        let open = flows.open_frame(key);
         let conn = flows.get_mut(key).expect("its turn was looked at");
-        let open = conn.open_frame();
         let is_bare = sealer.session.integrity() == Integrity::Off && open.is_none();
         let mut cutter = Cutter {
             key,

@@ -9,6 +9,7 @@ use super::context::SendCx;
 use super::datagram::{Asks, pad};
 use super::path_frames::{MAX_ACK, put_ack};
 use crate::chunk::{Content, Placement};
+use crate::flow::conn::Conn;
 use crate::node::empty::EmptyOut;
 use crate::node::flows::FlowTable;
 use crate::node::out::Out;
@@ -24,7 +25,7 @@ pub(super) const MAX_PACK: usize = 1024 - OVERHEAD;
 pub(super) fn carrier(cx: &SendCx<'_>, segments: &VecDeque<EmptyOut>) -> Option<usize> {
     // A connection begins by another path than the preferred one.
     let first = segments.front().and_then(|empty| cx.flows.get(empty.conn));
-    let kind = match first.is_some_and(|conn| conn.open_frame().is_some()) {
+    let kind = match first.is_some_and(Conn::is_opening) {
         true => Kind::First,
         false => Kind::New,
     };
@@ -101,7 +102,8 @@ pub(super) fn pack(
             conn.out.stream.begin_at(head.seq);
         }
         let tcp = head.tcp.get();
-        let open = conn.open_frame();
+        let open = flows.open_frame(head.conn);
+        let conn = flows.get(head.conn).expect("it was just seen");
         let len = frame::segment_len(&tcp, open.as_ref());
         let alone = open.is_some() && !block.is_empty();
         if block.len() + len > room || alone || !fits(conn.bump) {

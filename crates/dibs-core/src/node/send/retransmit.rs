@@ -15,7 +15,6 @@ use super::{control, shares};
 use crate::buffer::Pool;
 use crate::chunk::{Chunk, Content, Delayed, Fragment, Placement};
 use crate::counters::Counter;
-use crate::flow::conn::Conn;
 use crate::in_flight::{InFlight, Pending};
 use crate::node::flows::FlowTable;
 use crate::node::out::{Out, Source};
@@ -196,7 +195,7 @@ impl RetransmitQueue {
             }
             Content::Chunk(chunk) => {
                 let segment = cx.in_flight.segment(chunk);
-                let open = cx.flows.get(segment.conn).and_then(Conn::open_frame);
+                let open = cx.flows.open_frame(segment.conn);
                 let len = frame::chunk_len(&segment.tcp.get(), chunk.solo, open.as_ref());
                 let mut block = vec![0; len];
                 chunk
@@ -360,7 +359,7 @@ fn postpone(
 /// Whether a chunk fits a datagram of this path, and how it stands there.
 pub(super) fn shape(cx: &SendCx<'_>, link: usize, chunk: &Chunk) -> Option<Shape> {
     let segment = cx.in_flight.segment(chunk);
-    let open = cx.flows.get(segment.conn).and_then(Conn::open_frame);
+    let open = cx.flows.open_frame(segment.conn);
     let mut shape = Shape {
         front: CLEAR_HEADER_LEN,
         payload: usize::from(chunk.len),
@@ -435,7 +434,11 @@ fn seal_chunk(cx: &mut SendCx<'_>, link: usize, key: Key, chunk: &Chunk, shape: 
     let from = chunk.at as usize;
     payload.copy_from_slice(&cx.in_flight.batch(chunk.batch)[from..from + shape.payload]);
     chunk
-        .frame(segment.chain, segment.tcp.get(), conn.open_frame())
+        .frame(
+            segment.chain,
+            segment.tcp.get(),
+            cx.flows.open_frame(segment.conn),
+        )
         .encode(&mut Writer::new(&mut block[..shape.header]));
     let seal = match cx.shared.bumps.of(conn.bump).is_sealed() {
         true => Seal::All,
