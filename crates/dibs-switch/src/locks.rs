@@ -45,10 +45,7 @@ pub fn answer(bump: u8, named: &Named, here: Option<Here>) -> (Outcome, u64) {
 
 /// What is known of a connection's lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lock {
-    bump: u8,
-    state: State,
-}
+pub struct Lock(State);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
@@ -56,10 +53,11 @@ enum State {
     #[default]
     Open,
     /// The peer is not on the bump; it is not asked again before.
-    Refused(Time),
+    Refused { bump: u8, until: Time },
     /// The peer is on the bump too; locked from then on.
-    Confirmed(Time),
-    Locked,
+    Confirmed { bump: u8, at: Time },
+    /// Locked on the bump.
+    Locked { bump: u8 },
 }
 
 impl Lock {
@@ -75,25 +73,38 @@ impl Lock {
 
     /// Both ends are on `bump`: this one [answered](answer) so.
     pub fn confirm(&mut self, bump: u8, now: Time) {
-        if self.bump != bump || matches!(self.state, State::Open | State::Refused(_)) {
-            let state = State::Confirmed(now + GRACE);
-            *self = Self { bump, state };
+        if self.bump() != Some(bump) || self.is_unconfirmed() {
+            let at = now + GRACE;
+            self.0 = State::Confirmed { bump, at };
         }
     }
 
     /// The peer says that it is not on `bump`. That undoes no lock: it may have said so before it entered,
     /// and a late word of one bump says nothing of another.
     fn refuse(&mut self, bump: u8, now: Time) {
-        if matches!(self.state, State::Open | State::Refused(_)) {
-            let state = State::Refused(now + ASK_AGAIN);
-            *self = Self { bump, state };
+        if self.is_unconfirmed() {
+            let until = now + ASK_AGAIN;
+            self.0 = State::Refused { bump, until };
+        }
+    }
+
+    fn is_unconfirmed(&self) -> bool {
+        matches!(self.0, State::Open | State::Refused { .. })
+    }
+
+    /// The bump that something is known of.
+    fn bump(&self) -> Option<u8> {
+        match self.0 {
+            State::Open => None,
+            State::Refused { bump, .. } | State::Confirmed { bump, .. } | State::Locked { bump } => {
+                Some(bump)
+            }
         }
     }
 
     /// The kernel has it locked since an earlier run.
     pub fn adopt(&mut self, bump: u8) {
-        let state = State::Locked;
-        *self = Self { bump, state };
+        self.0 = State::Locked { bump };
     }
 
     /// The connection is about to leave its bump, or has ended.
@@ -103,7 +114,10 @@ impl Lock {
 
     /// Where it is locked.
     pub fn locked(&self) -> Option<u8> {
-        (self.state == State::Locked).then_some(self.bump)
+        match self.0 {
+            State::Locked { bump } => Some(bump),
+            _ => None,
+        }
     }
 
     /// Whether a connection that is about to go to a bump, or to plain (0), is to be released before: on a lock for
@@ -123,32 +137,37 @@ impl Lock {
     }
 
     fn is_elsewhere(&self, bump: u8) -> bool {
-        self.state != State::Open && self.bump != bump
+        self.bump().is_some_and(|known| known != bump)
     }
 
     /// Whether the peer should be asked if it is on `bump`.
     pub fn wants_asking(&self, bump: u8, now: Time) -> bool {
-        match self.state {
-            _ if self.bump != bump => true,
+        match self.0 {
+            _ if self.bump() != Some(bump) => true,
             State::Open => true,
-            State::Refused(until) => until <= now,
-            State::Confirmed(_) | State::Locked => false,
+            State::Refused { until, .. } => until <= now,
+            State::Confirmed { .. } | State::Locked { .. } => false,
         }
     }
 
     /// When it is to be locked, if both ends wait for that.
     pub fn due(&self) -> Option<Time> {
-        match self.state {
-            State::Confirmed(at) => Some(at),
+        match self.0 {
+            State::Confirmed { at, .. } => Some(at),
             _ => None,
         }
     }
 
     /// Locks what is due by now and still on its bump, which is returned; forgets what has left since it was confirmed.
     pub fn lock_due(&mut self, now: Time, is_on: impl Fn(u8) -> bool) -> Option<u8> {
-        self.due().filter(|due| *due <= now)?;
-        match is_on(self.bump) {
-            true => self.state = State::Locked,
+        let State::Confirmed { bump, at } = self.0 else {
+            return None;
+        };
+        if at > now {
+            return None;
+        }
+        match is_on(bump) {
+            true => self.adopt(bump),
             false => self.release(),
         }
         self.locked()
@@ -156,7 +175,7 @@ impl Lock {
 
     /// Whether it is for any of these bumps.
     pub fn is_for(&self, bumps: [Option<u8>; 2]) -> bool {
-        bumps.contains(&Some(self.bump))
+        self.bump().is_some() && bumps.contains(&self.bump())
     }
 }
 

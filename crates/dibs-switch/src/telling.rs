@@ -11,9 +11,9 @@ use crate::messages::{Answer, Outcome, Unanswered};
 /// Before a peer is told again.
 pub const TELL_AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether a connection's peer is to be told what stands for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Telling(Option<Due>);
+/// Whether a connection's peer is to be told what stands for it: most are not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Telling(Option<Box<Due>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Due {
@@ -43,24 +43,24 @@ impl Telling {
     }
 
     fn begin(&mut self, version: Option<Version>, at: Time) {
-        let due = self.0.get_or_insert(Due { at, version });
+        let due = { &mut self.0 }.get_or_insert_with(|| Box::new(Due { at, version }));
         due.at = due.at.min(at);
         due.version = due.version.filter(|known| Some(*known) == version);
     }
 
     /// When it is due.
     pub fn due(&self) -> Option<Time> {
-        self.0.map(|due| due.at)
+        self.0.as_ref().map(|due| due.at)
     }
 
     /// What the peer is to be told by now, of what is `known`; it is not due any more, until its
     /// [answer](Self::handle_answer). Behind a choice that waits, and may come to nothing, it waits, too.
     pub fn take_due(&mut self, known: Option<Choice>, now: Time) -> Option<Choice> {
-        let due = self.0.take_if(|due| due.at <= now)?;
+        let mut due = self.0.take_if(|due| due.at <= now)?;
         match known {
             Some(choice) if choice.pending => {
-                let at = now + TELL_AGAIN;
-                self.0 = Some(Due { at, ..due });
+                due.at = now + TELL_AGAIN;
+                self.0 = Some(due);
                 None
             }
             known => known.filter(|choice| due.version.is_none_or(|told| told == choice.version)),
@@ -138,7 +138,7 @@ mod tests {
         let choice = choose(&mut chosen, 1);
         telling.tell_later(chosen.get(), START);
         assert_eq!(telling.take_due(chosen.get(), START), None);
-        let mut other = (telling, chosen.clone());
+        let mut other = (telling.clone(), chosen.clone());
         assert_eq!(telling.take_due(chosen.get(), LATER), Some(choice));
         choose(&mut other.1, 2);
         assert_eq!(other.0.take_due(other.1.get(), LATER), None);
