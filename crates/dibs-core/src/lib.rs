@@ -18,6 +18,7 @@ pub mod flow;
 pub mod in_flight;
 pub mod node;
 pub mod path;
+pub mod path_index;
 pub mod preference;
 pub mod prefix;
 pub mod session;
@@ -25,5 +26,6 @@ pub mod slab;
 pub mod stream;
 pub mod time;
 
+pub use path_index::PathIndex;
 pub use prefix::Prefix;
 pub use time::Time;

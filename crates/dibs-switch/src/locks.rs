@@ -96,9 +96,9 @@ impl Lock {
     fn bump(&self) -> Option<u8> {
         match self.0 {
             State::Open => None,
-            State::Refused { bump, .. } | State::Confirmed { bump, .. } | State::Locked { bump } => {
-                Some(bump)
-            }
+            State::Refused { bump, .. }
+            | State::Confirmed { bump, .. }
+            | State::Locked { bump } => Some(bump),
         }
     }
 

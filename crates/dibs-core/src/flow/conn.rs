@@ -15,6 +15,7 @@ use super::inject::Template;
 use super::queue::Queue;
 use super::window_clamp::WindowClamp;
 use crate::bump::{Bump, Decode};
+use crate::path_index::PathIndex;
 use crate::session::{Direction, EpochKey, EpochSecrets, Session};
 use crate::slab::Key;
 use crate::stream::MAX_WINDOW;
@@ -49,11 +50,11 @@ pub struct PathBytes {
 
 /// [`PathBytes`] by local path.
 #[derive(Clone, Debug, Default)]
-pub struct ByPath(SmallVec<[(usize, PathBytes); 2]>);
+pub struct ByPath(SmallVec<[(PathIndex, PathBytes); 2]>);
 
 impl ByPath {
     /// The counts of a local path.
-    pub fn entry(&mut self, local: usize) -> &mut PathBytes {
+    pub fn entry(&mut self, local: PathIndex) -> &mut PathBytes {
         let at = self.0.iter().position(|(path, _)| *path == local);
         let at = at.unwrap_or_else(|| {
             self.0.push((local, PathBytes::default()));
@@ -64,7 +65,7 @@ impl ByPath {
 
     /// All that carried anything.
     pub fn iter(&self) -> impl Iterator<Item = (usize, PathBytes)> {
-        self.0.iter().copied()
+        self.0.iter().map(|(path, bytes)| (path.get(), *bytes))
     }
 }
 

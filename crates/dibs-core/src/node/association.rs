@@ -12,6 +12,7 @@ use super::paths::PathSet;
 use super::shared::Shared;
 use crate::bump::Bump;
 use crate::counters::Counter;
+use crate::path_index::PathIndex;
 use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
 use crate::stream::rx::STORE_LIMIT;
 use crate::time::Time;
@@ -225,7 +226,7 @@ impl Association {
         &mut self,
         shared: &Shared,
         paths: &PathSet,
-    ) -> Option<(usize, SocketAddr)> {
+    ) -> Option<(PathIndex, SocketAddr)> {
         let count = paths.endpoints().len();
         for step in 0..count {
             let at = (self.next_endpoint + step) % count;

@@ -12,6 +12,7 @@ use super::notice::Event;
 use super::paths::longest;
 use super::solicit;
 use crate::flow::echo_filter::EchoFilter;
+use crate::path_index::PathIndex;
 use crate::preference::Usage;
 use crate::time::Time;
 
@@ -50,6 +51,7 @@ impl Node {
 
     /// The interface of a local path came or went, or its MTU changed.
     pub fn set_path(&mut self, now: Time, path: usize, up: bool, mtu: u16) {
+        let path = PathIndex::new(path);
         let local = &mut self.shared.local[path];
         let (was, resized) = (local.is_usable(), local.mtu != mtu);
         local.up = up;
@@ -66,7 +68,7 @@ impl Node {
         }
     }
 
-    fn on_local_change(&mut self, now: Time, path: usize) {
+    fn on_local_change(&mut self, now: Time, path: PathIndex) {
         for peer in &mut self.peers {
             peer.on_local_change(now, &mut self.shared, path);
         }
@@ -74,6 +76,7 @@ impl Node {
 
     /// What a local path may be used for changed.
     pub fn set_usage(&mut self, now: Time, path: usize, usage: Usage) {
+        let path = PathIndex::new(path);
         let local = &mut self.shared.local[path];
         let was = local.is_usable();
         local.usage = usage;
@@ -114,7 +117,7 @@ impl Node {
 
     /// The addresses of a local path.
     pub fn set_path_addresses(&mut self, path: usize, addresses: Vec<IpAddr>) {
-        self.shared.local[path].addresses = addresses;
+        self.shared.local[PathIndex::new(path)].addresses = addresses;
     }
 
     /// A path to the host `to` has just carried so many bytes of payload a second for others:
@@ -126,7 +129,7 @@ impl Node {
         let rate = bytes_per_second.saturating_add(bytes_per_second / 8);
         let links = route(&mut self.peers, to).map(|peer| peer.paths.iter_mut());
         for link in links.into_iter().flatten() {
-            if link.local == path {
+            if link.local == PathIndex::new(path) {
                 link.path.begin_at(now, rate);
             }
         }
@@ -204,7 +207,7 @@ impl Node {
     /// The system refused a datagram of `size` bytes on a local path (EMSGSIZE).
     pub fn datagram_too_big(&mut self, now: Time, path: usize, size: usize) {
         for peer in &mut self.peers {
-            for link in peer.paths.iter_mut().filter(|l| l.local == path) {
+            for link in peer.paths.iter_mut().filter(|l| l.local.get() == path) {
                 link.path
                     .on_message_too_big(now, size.min(usize::from(u16::MAX)) as u16);
             }

@@ -1,10 +1,12 @@
 //! What a node is told at its start.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::{Index, IndexMut};
 
 use dibs_settings::{Hint, Opening, Role, Scheduler};
 
 use crate::bump::{Bump, Pads};
+use crate::path_index::PathIndex;
 use crate::preference::Usage;
 use crate::prefix::Prefix;
 use crate::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
@@ -22,6 +24,35 @@ pub struct LocalPath {
     pub usage: Usage,
     /// Its addresses here: what peers send to one of them is for this path.
     pub addresses: Vec<IpAddr>,
+}
+
+/// All of them, by index.
+#[derive(Debug)]
+pub(crate) struct LocalPaths(Vec<LocalPath>);
+
+impl LocalPaths {
+    pub(crate) const fn new(paths: Vec<LocalPath>) -> Self {
+        Self(paths)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PathIndex, &LocalPath)> {
+        let indices = (0..).map(PathIndex::new);
+        indices.zip(&self.0)
+    }
+}
+
+impl Index<PathIndex> for LocalPaths {
+    type Output = LocalPath;
+
+    fn index(&self, path: PathIndex) -> &LocalPath {
+        &self.0[path.get()]
+    }
+}
+
+impl IndexMut<PathIndex> for LocalPaths {
+    fn index_mut(&mut self, path: PathIndex) -> &mut LocalPath {
+        &mut self.0[path.get()]
+    }
 }
 
 impl LocalPath {

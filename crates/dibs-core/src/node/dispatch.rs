@@ -18,6 +18,7 @@ use super::shared::{Own, Policy, Shared};
 use crate::buffer::Buffer;
 use crate::counters::Counter;
 use crate::flow::inject::{Injection, Injector};
+use crate::path_index::PathIndex;
 use crate::session::{
     Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, Rate, SeededRandom, Sessions,
     is_handshake,
@@ -45,7 +46,7 @@ pub struct Node {
     pub(super) sessions: Sessions,
     pub(super) peers: Vec<Peer>,
     /// Handshake messages and answers to strangers.
-    pub(super) outbox: VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    pub(super) outbox: VecDeque<(PathIndex, SocketAddr, Vec<u8>)>,
     pub(super) outbox_head: Vec<u8>,
     /// What strangers may still be sent.
     pub(super) cookies: Bucket,
@@ -110,11 +111,13 @@ impl Node {
         for peer in config.peers {
             let id = sessions.add_peer(peer.public, peer.preshared)?;
             let smaller_key = own.as_bytes() < peer.public.as_bytes();
+            let endpoints = peer.endpoints.into_iter();
+            let endpoints = endpoints.map(|(path, to)| (PathIndex::new(path), to));
             peers.push(Peer::new(
                 now,
                 id,
                 Hosts::new(peer.prefixes, peer.accept),
-                PathSet::new(now, peer.endpoints, smaller_key),
+                PathSet::new(now, endpoints.collect(), smaller_key),
                 &shared,
             ));
         }
@@ -223,6 +226,7 @@ impl Node {
         from: SocketAddr,
         datagram: &mut [u8],
     ) {
+        let path = PathIndex::new(path);
         let marked = false;
         self.handle_arrival(now, Arrival { path, from, marked }, datagram);
     }
@@ -235,6 +239,7 @@ impl Node {
         from: SocketAddr,
         datagram: &mut [u8],
     ) {
+        let path = PathIndex::new(path);
         let marked = true;
         self.handle_arrival(now, Arrival { path, from, marked }, datagram);
     }
@@ -274,7 +279,7 @@ impl Node {
         }
     }
 
-    fn handle_handshake(&mut self, now: Time, path: usize, from: SocketAddr, datagram: &[u8]) {
+    fn handle_handshake(&mut self, now: Time, path: PathIndex, from: SocketAddr, datagram: &[u8]) {
         let Self {
             shared,
             sessions,
@@ -400,7 +405,7 @@ impl Node {
             self.outbox_head = bytes;
             let bytes = &self.outbox_head[..];
             return Some(Transmit {
-                path,
+                path: path.get(),
                 to,
                 segment: bytes.len(),
                 ect: false,
@@ -431,7 +436,7 @@ impl Node {
                 Source::Batch(key, len) => &self.peers[index].in_flight.batch(key)[..len],
             };
             return Some(Transmit {
-                path,
+                path: path.get(),
                 to,
                 segment,
                 ect,
@@ -476,7 +481,7 @@ pub(super) fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer
 fn send_call(
     shared: &mut Shared,
     peer: &mut Peer,
-    outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
+    outbox: &mut VecDeque<(PathIndex, SocketAddr, Vec<u8>)>,
     message: &[u8],
 ) {
     if let Some((path, to)) = peer.association.next_call(shared, &peer.paths) {
@@ -487,8 +492,8 @@ fn send_call(
 /// Queues a handshake message, as long as there are not too many.
 fn enqueue(
     shared: &mut Shared,
-    outbox: &mut VecDeque<(usize, SocketAddr, Vec<u8>)>,
-    message: (usize, SocketAddr, Vec<u8>),
+    outbox: &mut VecDeque<(PathIndex, SocketAddr, Vec<u8>)>,
+    message: (PathIndex, SocketAddr, Vec<u8>),
 ) {
     if outbox.len() >= OUTBOX {
         return shared.count(Counter::HandshakeOverload);

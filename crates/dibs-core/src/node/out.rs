@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::paths::Link;
 use crate::buffer::Buffer;
+use crate::path_index::PathIndex;
 use crate::slab::Key;
 
 /// Where the bytes of a send lie.
@@ -18,7 +19,7 @@ pub(crate) enum Source {
 
 /// A send.
 pub(crate) struct Out {
-    pub(crate) path: usize,
+    pub(crate) path: PathIndex,
     pub(crate) to: SocketAddr,
     pub(crate) segment: usize,
     pub(crate) ect: bool,

@@ -17,6 +17,7 @@ pub(super) use self::link::{Link, PROOF_SPACING, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
 use super::shared::Shared;
 use crate::path::TimeoutAction;
+use crate::path_index::PathIndex;
 use crate::session::PathId;
 use crate::time::Time;
 
@@ -39,7 +40,7 @@ pub(super) struct Full;
 pub(super) struct PathSet {
     links: Vec<Link>,
     /// Where the peer is, by local path.
-    endpoints: Vec<(usize, SocketAddr)>,
+    endpoints: Vec<(PathIndex, SocketAddr)>,
     /// Ties between the two ends go our way.
     smaller_key: bool,
     next_id: u8,
@@ -65,7 +66,11 @@ impl IndexMut<usize> for PathSet {
 }
 
 impl PathSet {
-    pub(super) fn new(now: Time, endpoints: Vec<(usize, SocketAddr)>, smaller_key: bool) -> Self {
+    pub(super) fn new(
+        now: Time,
+        endpoints: Vec<(PathIndex, SocketAddr)>,
+        smaller_key: bool,
+    ) -> Self {
         Self {
             links: Vec::new(),
             endpoints,
@@ -128,12 +133,12 @@ impl PathSet {
     }
 
     /// Where the peer is, by local path.
-    pub(super) fn endpoints(&self) -> &[(usize, SocketAddr)] {
+    pub(super) fn endpoints(&self) -> &[(PathIndex, SocketAddr)] {
         &self.endpoints
     }
 
     /// Whether this is where the peer is by this local path; none if nobody has said where that is.
-    pub(super) fn is_endpoint(&self, local: usize, remote: SocketAddr) -> Option<bool> {
+    pub(super) fn is_endpoint(&self, local: PathIndex, remote: SocketAddr) -> Option<bool> {
         let known = self.endpoints.iter().filter(|(l, _)| *l == local);
         known.map(|(_, to)| *to == remote).reduce(|a, b| a || b)
     }
@@ -236,7 +241,7 @@ impl PathSet {
 
     /// Whether a path that the peer opens goes before one that we ask for between the same places:
     /// both ends called.
-    pub(super) fn resolve_crossed(&mut self, local: usize, remote: SocketAddr) -> bool {
+    pub(super) fn resolve_crossed(&mut self, local: PathIndex, remote: SocketAddr) -> bool {
         let ours = |l: &Link| l.local == local && l.remote == remote && l.is_joining();
         let Some(at) = self.links.iter().position(ours) else {
             return true;

@@ -26,6 +26,7 @@ use crate::counters::Counter;
 use crate::flow::fields::{self, OwnedFields};
 use crate::in_flight::InFlight;
 use crate::path::AckFrame;
+use crate::path_index::PathIndex;
 use crate::session::{Established, Opened, PathId, PeerId, Received, Session, SessionId};
 use crate::time::Time;
 
@@ -184,7 +185,7 @@ impl Peer {
     }
 
     /// Whether a datagram of path `id` may come by this local path.
-    pub(super) fn expects(&self, id: PathId, local: usize) -> bool {
+    pub(super) fn expects(&self, id: PathId, local: PathIndex) -> bool {
         let known = self.paths.iter().find(|l| l.id == id);
         // Somebody may have brought the first question here by another interface. And who has
         // restarted numbers its paths anew; that it has, only what it sends now proves.
@@ -443,7 +444,7 @@ impl Peer {
     }
 
     /// A local interface came or went.
-    pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: usize) {
+    pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: PathIndex) {
         self.paths.dial_at_once(now);
         let peer = self.id.index();
         let up = shared.local[local].is_usable();
@@ -519,7 +520,7 @@ impl Peer {
     }
 
     /// Whether anything can be sent by this local path.
-    fn may_use(&self, shared: &Shared, local: usize) -> bool {
+    fn may_use(&self, shared: &Shared, local: PathIndex) -> bool {
         self.association.is_up() && shared.local[local].is_usable()
     }
 

@@ -8,13 +8,14 @@ use dibs_wire::Tuple;
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
-use super::config::LocalPath;
+use super::config::{LocalPath, LocalPaths};
 use super::flow_scheduler::FlowScheduler;
 use super::notice::Events;
 use crate::buffer::{Buffer, Pool};
 use crate::bump::{Bump, Bumps, Pads, Split};
 use crate::counters::{Counter, Counters};
 use crate::flow::inject::Injector;
+use crate::path_index::PathIndex;
 use crate::prefix::Prefix;
 use crate::session::{Random as _, SeededRandom};
 
@@ -81,7 +82,7 @@ pub(crate) struct Shared {
     pub(crate) injector: Injector,
     pub(crate) counters: Counters,
     pub(crate) events: Events,
-    pub(crate) local: Vec<LocalPath>,
+    pub(crate) local: LocalPaths,
     pub(crate) bumps: Arc<Bumps>,
     /// Random bytes for those that split.
     pub(super) pads: Pads,
@@ -111,7 +112,7 @@ impl Shared {
             injector: Injector::default(),
             counters: Counters::default(),
             events: Events::default(),
-            local,
+            local: LocalPaths::new(local),
             bumps: Arc::new(Bumps::new(bumps)),
             pads,
             own,
@@ -131,8 +132,8 @@ impl Shared {
     }
 
     /// How many probes of a local path that stops answering come at one interval, if the user has said.
-    pub(crate) fn probes_of(&self, local: usize) -> Option<u32> {
-        let hint = self.policy.hint.filter(|hint| hint.path == local)?;
+    pub(crate) fn probes_of(&self, local: PathIndex) -> Option<u32> {
+        let hint = self.policy.hint.filter(|hint| local.is_preferred(hint))?;
         Some(hint.weight)
     }
 

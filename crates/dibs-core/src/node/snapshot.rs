@@ -106,7 +106,7 @@ impl Node {
                 .enumerate()
                 .map(|(at, link)| PathSnapshot {
                     peer: index,
-                    local: link.local,
+                    local: link.local.get(),
                     remote: link.remote,
                     trusted: link.trusted,
                     state: link.state_name(&self.shared),

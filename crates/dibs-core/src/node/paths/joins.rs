@@ -12,13 +12,14 @@ use dibs_wire::frame::{Frame, Frames};
 use super::{Full, GivenUp, Link, PathSet};
 use crate::counters::Counter;
 use crate::node::shared::Shared;
+use crate::path_index::PathIndex;
 use crate::session::{OVERHEAD, Opened};
 use crate::time::Time;
 
 /// How a datagram came in.
 #[derive(Clone, Copy)]
 pub(in crate::node) struct Arrival {
-    pub(in crate::node) path: usize,
+    pub(in crate::node) path: PathIndex,
     pub(in crate::node) from: SocketAddr,
     /// A router has marked it for congestion.
     pub(in crate::node) marked: bool,
@@ -189,8 +190,8 @@ impl PathSet {
         if !trusted || !shared.local[path].trusted {
             return None;
         }
-        let of = |at: usize| shared.local[at].addresses.contains(&to);
-        let others = (0..shared.local.len()).any(|at| at != path && of(at));
+        let of = |at: PathIndex| shared.local[at].addresses.contains(&to);
+        let others = shared.local.iter().any(|(at, _)| at != path && of(at));
         let told_apart = match (of(path), others) {
             (true, false) => true,
             (false, true) => false,

@@ -12,6 +12,7 @@ use crate::counters::Counter;
 use crate::node::notice::Event;
 use crate::node::shared::Shared;
 use crate::path::{Path, PathConfig, PathState};
+use crate::path_index::PathIndex;
 use crate::session::{MAX_DATAGRAM, OVERHEAD, PathId, Random};
 use crate::time::Time;
 
@@ -106,7 +107,7 @@ pub(crate) struct Link {
     /// Its number on the wire.
     pub(crate) id: PathId,
     /// The local path.
-    pub(crate) local: usize,
+    pub(crate) local: PathIndex,
     /// The peer's end.
     pub(crate) remote: SocketAddr,
     /// The lower of both ends' labels.
@@ -149,7 +150,7 @@ impl Link {
         now: Time,
         shared: &mut Shared,
         id: PathId,
-        local: usize,
+        local: PathIndex,
         remote: SocketAddr,
     ) -> Self {
         let mut nonce = [0; 8];
@@ -173,7 +174,7 @@ impl Link {
         now: Time,
         shared: &mut Shared,
         id: PathId,
-        local: usize,
+        local: PathIndex,
         remote: SocketAddr,
         len: u64,
         nonce: [u8; 8],
@@ -196,7 +197,7 @@ impl Link {
         now: Time,
         shared: &Shared,
         id: PathId,
-        local: usize,
+        local: PathIndex,
         remote: SocketAddr,
         stage: Stage,
     ) -> Self {
@@ -294,7 +295,7 @@ impl Link {
             self.shown = state;
             shared.events.push(Event::Path {
                 peer,
-                path: self.local,
+                path: self.local.get(),
                 state,
             });
         }

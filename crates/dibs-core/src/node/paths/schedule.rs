@@ -128,7 +128,7 @@ impl PathSet {
         let Some(hint) = shared.policy.hint.filter(|_| kind != Kind::Other) else {
             return all;
         };
-        let is_preferred = |at: usize| self.links[at].local == hint.path;
+        let is_preferred = |at: usize| self.links[at].local.is_preferred(&hint);
         if !all.iter().any(|at| is_preferred(*at)) {
             return all;
         }
@@ -191,7 +191,7 @@ impl PathSet {
         let preferred = shared
             .policy
             .hint
-            .is_some_and(|hint| hint.path == link.local);
+            .is_some_and(|hint| link.local.is_preferred(&hint));
         if !carries(Kind::Other) {
             return Some(match link.path.is_unanswered() {
                 true if preferred => Unused::PreferredUnanswered,

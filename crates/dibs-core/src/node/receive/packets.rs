@@ -15,13 +15,14 @@ use crate::flow::inject::MAX_PACKET;
 use crate::node::opaque::Assembled;
 use crate::node::protection::Protection;
 use crate::node::share_collector::Added;
+use crate::path_index::PathIndex;
 
 impl Receiver {
     /// Takes what a datagram brought by the local path `path`, other than a chunk; false if it counts as not received.
     pub(in crate::node) fn take(
         &mut self,
         cx: &mut ReceiveCx<'_>,
-        path: usize,
+        path: PathIndex,
         frame: &Frame<'_>,
         payload: &[u8],
     ) -> bool {
@@ -40,7 +41,7 @@ impl Receiver {
     fn take_piece(
         &mut self,
         cx: &mut ReceiveCx<'_>,
-        path: usize,
+        path: PathIndex,
         piece: &Frame<'_>,
         protection: Protection,
     ) -> bool {
@@ -65,7 +66,7 @@ impl Receiver {
     fn take_share(
         &mut self,
         cx: &mut ReceiveCx<'_>,
-        path: usize,
+        path: PathIndex,
         share: &Share,
         bytes: &[u8],
     ) -> bool {
@@ -108,7 +109,13 @@ impl Receiver {
     }
 
     /// Takes what shares were put together to: the length of a payload, the payload, a header block.
-    fn take_joined(&mut self, cx: &mut ReceiveCx<'_>, path: usize, bump: u8, whole: &[u8]) -> bool {
+    fn take_joined(
+        &mut self,
+        cx: &mut ReceiveCx<'_>,
+        path: PathIndex,
+        bump: u8,
+        whole: &[u8],
+    ) -> bool {
         let protection = Protection::Split(bump);
         let parts = whole
             .split_first_chunk()

@@ -13,6 +13,7 @@ use crate::flow::conn::Incoming;
 use crate::flow::echo_filter;
 use crate::node::protection::Protection;
 use crate::node::shared::Shared;
+use crate::path_index::PathIndex;
 use crate::slab::Key;
 use crate::stream::rx::{Outcome, Piece, RxStream};
 
@@ -93,7 +94,7 @@ impl Receiver {
     pub(in crate::node) fn take_chunk(
         &mut self,
         cx: &mut ReceiveCx<'_>,
-        path: usize,
+        path: PathIndex,
         chunk: &Chunk<'_>,
         (bytes, protection): (&[u8], Protection),
     ) -> bool {

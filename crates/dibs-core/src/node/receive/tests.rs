@@ -14,6 +14,7 @@ use crate::node::Node;
 use crate::node::protection::Protection;
 use crate::node::shared::Shared;
 use crate::node::tests::{BUMP, Pair, inner, tuple};
+use crate::path_index::PathIndex;
 
 /// Gives host 1 a chunk that restores, and that opens its flow.
 fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
@@ -64,7 +65,12 @@ fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
         open: Some(open),
     };
     let (receiver, mut cx) = peer.receiving(now, shared);
-    assert!(receiver.take_chunk(&mut cx, 0, &chunk, (&bytes, Protection::Authentic)));
+    assert!(receiver.take_chunk(
+        &mut cx,
+        PathIndex::new(0),
+        &chunk,
+        (&bytes, Protection::Authentic)
+    ));
     pair.nodes[1].flush_injections();
 }
 

@@ -68,7 +68,8 @@ fn deliver(pair: &mut Pair, datagram: &[u8]) {
         .iter()
         .find(|l| l.id.get() == datagram[1])
         .unwrap()
-        .local;
+        .local
+        .get();
     let mut copy = datagram.to_vec();
     pair.nodes[1].handle_datagram(pair.now, path, addr(0, path), &mut copy);
 }
@@ -206,7 +207,8 @@ fn bare_data_comes_only_from_where_the_peer_is_and_moves_no_endpoint() {
             .iter()
             .find(|l| l.id.get() == datagram[1])
             .unwrap()
-            .local;
+            .local
+            .get();
         let mut copy = datagram.clone();
         pair.nodes[1].handle_datagram(pair.now, path, elsewhere, &mut copy);
     }

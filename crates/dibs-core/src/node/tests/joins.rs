@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::node::paths::Link;
+use crate::path_index::PathIndex;
 
 /// An address on the first path of who sits on the second.
 fn elsewhere() -> SocketAddr {
@@ -154,12 +155,18 @@ fn a_path_that_is_open_answers_no_question_of_another() {
     pair.run(Duration::from_secs(3));
     assert_eq!(open(&pair), [Some(true), Some(false)]);
     let peer = &mut pair.nodes[0].peers[0];
-    let id = peer.paths.iter().find(|l| l.local == 0).unwrap().id;
+    let id = peer.paths.iter().find(|l| l.local.get() == 0).unwrap().id;
     // Nothing takes the place of the open one.
     let now = pair.now;
     peer.paths.clear();
     pair.nodes[0].set_path(now, 0, false, 1500);
-    let link = Link::join(now, &mut pair.nodes[0].shared, id, 1, addr(1, 1));
+    let link = Link::join(
+        now,
+        &mut pair.nodes[0].shared,
+        id,
+        PathIndex::new(1),
+        addr(1, 1),
+    );
     pair.nodes[0].peers[0].paths.add(link);
     bring(&mut pair, [addr(0, 0); 2]);
     assert_eq!(open(&pair)[1], None);

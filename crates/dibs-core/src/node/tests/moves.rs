@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::node::paths::Link;
+use crate::path_index::PathIndex;
 use crate::session::PathId;
 
 /// Of the `n`th change.
@@ -13,7 +14,7 @@ fn place(n: u16) -> SocketAddr {
 fn in_use(pair: &Pair) -> [Option<PathId>; 2] {
     [0, 1].map(|host| {
         let mut links = pair.nodes[host].peers[0].paths.iter();
-        let active = links.find(|l| l.local == 0 && l.is_active(&pair.nodes[host].shared));
+        let active = links.find(|l| l.local.get() == 0 && l.is_active(&pair.nodes[host].shared));
         active.map(|l| l.id)
     })
 }
@@ -54,7 +55,13 @@ fn a_question_under_the_id_of_another_path_is_asked_under_a_new_one() {
     let at = peer.paths.iter().position(|l| l.id == old).unwrap();
     let given_up = peer.paths.remove(at);
     peer.abandon(&mut pair.nodes[0].shared, [given_up]);
-    let link = Link::join(pair.now, &mut pair.nodes[0].shared, old, 0, addr(1, 0));
+    let link = Link::join(
+        pair.now,
+        &mut pair.nodes[0].shared,
+        old,
+        PathIndex::new(0),
+        addr(1, 0),
+    );
     pair.nodes[0].peers[0].paths.add(link);
     pair.run(Duration::from_secs(30));
     let [a, b] = in_use(&pair);
