@@ -1,15 +1,17 @@
 //! A connection: the streams of both directions and what they share.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use dibs_settings::Scheduler;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
-use dibs_wire::frame::{BASE_OFFSET, FlowId, Open};
+use dibs_wire::frame::{BASE_OFFSET, FlowId, Frame, Open};
 use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
 use super::ack_floor::AckFloor;
+use super::credit::Credit;
 use super::echo_filter::EchoFilter;
 use super::inject::Template;
 use super::queue::Queue;
@@ -25,6 +27,9 @@ use crate::time::Time;
 
 /// Sets of shares that open a flow whose acknowledgements are counted: those that one flight has.
 const MAX_OPENING: usize = 256;
+
+/// How often a peer is told of the same broken epoch.
+const REPORT_SPACING: Duration = Duration::from_millis(20);
 
 /// Counters of a connection that the user sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,17 +109,15 @@ pub struct Outgoing {
     /// Roots of this incarnation's epoch keys.
     pub secrets: Option<EpochSecrets>,
     /// The peer has acknowledged an opening of this incarnation.
-    pub confirmed: bool,
+    confirmed: bool,
     /// Sets of shares that open it.
-    pub opening: Opening,
+    opening: Opening,
     /// What waits for a path.
     pub queue: Queue,
     /// Bytes until the next chunk that only trusted paths carry; below zero what went too far.
     pub until_trusted: i64,
-    /// Bytes that it may still send in this round (deficit round robin).
-    pub deficit: i64,
-    /// It is in one of the rounds.
-    pub scheduled: bool,
+    /// What it may still send in its turn.
+    pub credit: Credit,
     /// How its new data is shared out over the paths; none: as that of most.
     pub scheduler: Option<Scheduler>,
 }
@@ -302,7 +305,7 @@ pub struct Conn {
     /// When the local kernel last sent a byte.
     pub spoke: Option<Time>,
     /// The latest TSval that the local kernel sent.
-    pub tsval: Option<u32>,
+    tsval: Option<u32>,
     /// There was an outage, and what comes may be from before.
     pub echo_filter: Option<Box<EchoFilter>>,
     /// Last packet of either direction.
@@ -314,7 +317,7 @@ pub struct Conn {
     /// Which paths carried it.
     pub by_path: ByPath,
     /// When the peer was last told of a broken epoch, so that it is not told with every datagram.
-    pub reported: Option<(u32, Time)>,
+    reported: Option<(u32, Time)>,
 }
 
 impl Conn {
@@ -332,8 +335,7 @@ impl Conn {
                 opening: Opening::default(),
                 queue: Queue::default(),
                 until_trusted: 0,
-                deficit: 0,
-                scheduled: false,
+                credit: Credit::default(),
                 scheduler: None,
             },
             inc: None,
@@ -403,6 +405,27 @@ impl Conn {
         }
         // The stream's first byte follows the SYN. Whatever opens the flow tells the base.
         self.out.stream.begin_at(segment.seq.add(u32::from(syn)));
+    }
+
+    /// The local kernel sent so many bytes.
+    pub const fn note_payload(&mut self, now: Time, len: usize) {
+        self.stats.bytes_sent += len as u64;
+        self.spoke = Some(now);
+    }
+
+    /// The frame that tells the peer that an epoch cannot be restored, unless it was told just before.
+    pub fn report_broken(&mut self, now: Time, epoch: u32) -> Option<Frame<'static>> {
+        let inc = self.inc.as_ref()?;
+        let told = |(e, at): (u32, Time)| e == epoch && now.since(at) < REPORT_SPACING;
+        if self.reported.is_some_and(told) {
+            return None;
+        }
+        self.reported = Some((epoch, now));
+        Some(Frame::EpochBroken {
+            flow: inc.flow,
+            incarnation: inc.incarnation,
+            epoch,
+        })
     }
 
     /// The local kernel has what lies in front of `ack`.

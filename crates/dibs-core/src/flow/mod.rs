@@ -2,6 +2,7 @@
 
 pub mod ack_floor;
 pub mod conn;
+pub mod credit;
 pub mod dropped;
 pub mod echo_filter;
 pub mod fields;

@@ -149,9 +149,7 @@ impl FairQueue {
 
     /// Something is queued of a flow: it gets its turns.
     fn schedule(&mut self, key: Key, out: &mut Outgoing, quantum: usize) {
-        if !out.scheduled {
-            out.scheduled = true;
-            out.deficit = quantum as i64;
+        if out.credit.begin(quantum) {
             self.lists.push_back(List::New, key);
         }
     }
@@ -196,8 +194,8 @@ impl FairQueue {
                 continue;
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
-            if conn.out.deficit <= 0 {
-                conn.out.deficit += quantum as i64;
+            if conn.out.credit.is_spent() {
+                conn.out.credit.refill(quantum);
                 self.end_turn(list);
                 *passed = 0;
                 continue;
@@ -205,10 +203,12 @@ impl FairQueue {
             if conn.out.queue.is_empty() {
                 // Who comes back at once must not be new again: the others would wait for ever.
                 let stays = list == List::New && self.lists.len_of(List::Old) > 0;
-                conn.out.scheduled = stays;
                 match stays {
                     true => self.end_turn(list),
-                    false => self.lists.pop_front(list),
+                    false => {
+                        conn.out.credit.end();
+                        self.lists.pop_front(list);
+                    }
                 }
                 continue;
             }
@@ -227,7 +227,8 @@ impl FairQueue {
     pub(super) fn trusted_only(&self, conns: &FlowTable) -> Option<(Key, bool)> {
         let key = self.lists.front(List::TrustedOnly)?;
         let conn = conns.get(key);
-        let may = conn.is_some_and(|conn| conn.out.deficit > 0 && !conn.out.queue.is_empty());
+        let may =
+            conn.is_some_and(|conn| !conn.out.credit.is_spent() && !conn.out.queue.is_empty());
         Some((key, may))
     }
 

@@ -168,8 +168,7 @@ impl Peer {
             // TCP fast open: rare, and not worth a stream that begins twice.
             return Taken::Opaque;
         }
-        conn.stats.bytes_sent += segment.payload.len() as u64;
-        conn.spoke = Some(now);
+        conn.note_payload(now, segment.payload.len());
         self.handover.hear(now, key);
         let len = segment.payload.len();
         Taken::Queue(SegmentPayload {

@@ -17,8 +17,6 @@ use crate::path_index::PathIndex;
 use crate::slab::Key;
 use crate::stream::rx::{Outcome, Piece, RxStream};
 
-/// How often a peer is told of the same broken epoch.
-const COMPLAINT_SPACING: std::time::Duration = std::time::Duration::from_millis(20);
 /// Bytes of notices that wait to be sent, at most.
 const MAX_NOTICES: usize = 512;
 
@@ -220,20 +218,9 @@ impl Receiver {
     /// Tells the peer that an epoch cannot be restored, now and then.
     pub(super) fn report_broken_epoch(&mut self, cx: &mut ReceiveCx<'_>, key: Key, epoch: u32) {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
-        let Some(inc) = &conn.inc else { return };
-        if conn
-            .reported
-            .is_some_and(|(e, t)| e == epoch && cx.now.since(t) < COMPLAINT_SPACING)
-        {
-            return;
+        if let Some(broken) = conn.report_broken(cx.now, epoch) {
+            self.notice(cx.shared, &broken);
         }
-        conn.reported = Some((epoch, cx.now));
-        let broken = Frame::EpochBroken {
-            flow: inc.flow,
-            incarnation: inc.incarnation,
-            epoch,
-        };
-        self.notice(cx.shared, &broken);
     }
 
     fn notice(&mut self, shared: &mut Shared, frame: &Frame<'_>) {

@@ -187,7 +187,7 @@ impl Cutter<'_, '_, '_> {
                     false => -(len as i64),
                 };
             }
-            out.deficit -= (piece.shape.len() * self.run.batches.len()) as i64;
+            out.credit.spend(piece.shape.len() * self.run.batches.len());
             rest.advance(len);
             if piece.last || self.run.full {
                 return piece.last;

@@ -363,7 +363,7 @@ impl Round<'_> {
             }
             cutter.shared.pool.give(head.buffer);
             // The next one goes along unless it is another's turn, or CoDel's.
-            let turns = (alone && split.is_none()) || conn.out.deficit > 0;
+            let turns = (alone && split.is_none()) || !conn.out.credit.is_spent();
             if cutter.run.full || !turns || !conn.out.queue.passes(*now, self.patience) {
                 break;
             }
