@@ -3,7 +3,8 @@
 use dibs_config::Level;
 use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
 use dibs_policy::conntrack::Connection;
-use dibs_policy::{Backstop, BumpId, Desired, Ends, Error, Known, Place, Standing, Strength};
+use dibs_policy::{Backstop, Desired, Ends, Error, Known, Place, Standing, Strength};
+use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use nix::libc;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dibs_config::{BuiltIn, BumpConfig, Config};
 use dibs_core::bump::{self, Bump, MAX_NUMBER, Padding, Scheme};
-use dibs_policy::BumpId;
+use dibs_settings::BumpId;
 use dibs_switch::messages::{Body, Outcome};
 
 /// Devices are numbered from here, in the file's order.

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dibs_config::Fail;
-use dibs_policy::BumpId;
 use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
+use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use dibs_switch::marks::{Handed, SeenMark};
 

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use dibs_policy::Place;
 use dibs_policy::conntrack::{Connection, Conntrack};
-use dibs_policy::{BumpId, Place};
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Pair};
 use dibs_switch::marks::SeenMark;
 use dibs_switch::table::Conn;

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use dibs_config::{Claim, Conflict, DaySpan, Level, PortRange, RuleConfig, Selection};
 use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 use dibs_io::LocalTime;
-use dibs_policy::{Binding, BumpId, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
-use dibs_settings::Scheduler;
+use dibs_policy::{Binding, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
+use dibs_settings::{BumpId, Scheduler};
 use ipnet::IpNet;
 
 use crate::live::Live;

@@ -86,8 +86,7 @@ mod tests {
     use dibs_config::Level;
     use dibs_control::{Match, NewRule, Selector, Terms};
     use dibs_io::LocalTime;
-    use dibs_policy::BumpId;
-    use dibs_settings::Scheduler;
+    use dibs_settings::{BumpId, Scheduler};
 
     use super::*;
     use crate::rules::{FIRST_USER_RULE, Narrowed, ROOT, of_user};

@@ -8,9 +8,10 @@ use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
 use dibs_policy::{
-    BumpId, BumpRoute, ClassRule, Counting, Desired, DeviceName, DeviceOwner, Fail, Report,
-    Steering, System,
+    BumpRoute, ClassRule, Counting, Desired, DeviceName, DeviceOwner, Fail, Report, Steering,
+    System,
 };
+use dibs_settings::BumpId;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 

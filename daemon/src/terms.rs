@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use dibs_config::Config;
 use dibs_policy::conntrack::{self, Connection};
-use dibs_policy::{BumpId, Ends, MarkLayout};
+use dibs_policy::{Ends, MarkLayout};
+use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use ipnet::IpNet;
 

@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dibs_policy::BumpId;
 use dibs_policy::conntrack::{self, Connection, Events};
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Pair, Socket};
 use dibs_switch::marks::{Foreign, SeenMark};
 use dibs_switch::table::Conn;

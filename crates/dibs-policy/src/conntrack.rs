@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use dibs_settings::BumpId;
 use netlink_packet_netfilter::conntrack::{
     ConntrackAttribute as Attribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP,
     ProtoTuple, Status, Tuple as TupleAttribute,
@@ -21,7 +22,7 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{AsyncSocket, TokioSocket};
 
 use crate::wire::{Wire, receive};
-use crate::{BumpId, Error, Family, MarkLayout};
+use crate::{Error, Family, MarkLayout};
 
 const CTA_COUNTERS_ORIG: u16 = 9;
 const CTA_COUNTERS_REPLY: u16 = 10;

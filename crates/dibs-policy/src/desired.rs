@@ -3,7 +3,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::{BumpId, DeviceName, Family, MarkLayout, Prefix};
+use dibs_settings::BumpId;
+
+use crate::{DeviceName, Family, MarkLayout, Prefix};
 
 /// The whole of what should be steered on this host. Without bumps: nothing, and nothing is installed.
 #[derive(Clone, Debug, PartialEq, Eq)]

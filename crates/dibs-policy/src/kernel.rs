@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
+use dibs_settings::BumpId;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol,
@@ -24,7 +25,7 @@ use crate::net::{
     Address, Change, Hop, LinkState, NetChange, NetworkState, OWNER, Route, Rule, SYSCTLS,
 };
 use crate::wire::Wire;
-use crate::{BumpId, DeviceName, Error, Family, MarkLayout, Prefix};
+use crate::{DeviceName, Error, Family, MarkLayout, Prefix};
 
 /// The network state of a kernel. There is one besides [`Netlink`] only in tests.
 pub trait Kernel {

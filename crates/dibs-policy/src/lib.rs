@@ -55,7 +55,7 @@ pub use drops::Drops;
 pub use error::Error;
 pub use iptables::{Chain, CountedRule, Jump, Role, Tables};
 pub use kernel::{Kernel, Netlink};
-pub use marks::{BadMask, BumpId, MarkLayout};
+pub use marks::{BadMask, MarkLayout};
 pub use net::{
     Address, Change, Hop, LinkState, NetChange, Network, NetworkState, OWNER, Route, Rule, SYSCTLS,
 };

@@ -3,7 +3,7 @@
 //! From its lowest bit: the bump id (4 bits), OVERRIDE, LOCKED (docs/steering.md). With the default mask
 //! `0x3f000000` the bump id is `0x0f000000`, OVERRIDE `0x10000000`, LOCKED `0x20000000`.
 
-use std::fmt;
+use dibs_settings::BumpId;
 
 /// Where dibs keeps its six bits in fwmark and ctmark. Every shift comes from the mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl MarkLayout {
 
     /// The mark of packets that take `bump`.
     pub fn bump(self, bump: BumpId) -> u32 {
-        u32::from(bump.0) << self.shift()
+        u32::from(bump.get()) << self.shift()
     }
 
     /// The mark of the daemon's own sockets (bump id 15), which are never steered.
@@ -86,28 +86,6 @@ impl MarkLayout {
 impl Default for MarkLayout {
     fn default() -> Self {
         Self { mask: 0x3f00_0000 }
-    }
-}
-
-/// A bump's number in the marks: 1 to 14. 0 is plain, 15 the daemon's own sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BumpId(u8);
-
-impl BumpId {
-    /// The id `id`, if it is one a bump may have.
-    pub fn new(id: u8) -> Option<Self> {
-        (1..=14).contains(&id).then_some(Self(id))
-    }
-
-    /// The number.
-    pub fn get(self) -> u8 {
-        self.0
-    }
-}
-
-impl fmt::Display for BumpId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -158,7 +136,5 @@ mod tests {
         for mask in [0, 0x1f, 0x7f, 0x3e00_0001, u32::MAX, 0xf800_0000] {
             assert_eq!(MarkLayout::new(mask), Err(BadMask(mask)));
         }
-        assert_eq!(BumpId::new(0), None);
-        assert_eq!(BumpId::new(15), None);
     }
 }

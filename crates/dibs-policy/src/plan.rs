@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use dibs_settings::BumpId;
+
 use crate::iptables::{Chain, Role, Tables, install, remove};
 use crate::net::{NetChange, Network, NetworkState};
 use crate::rules;
-use crate::{BumpId, Desired, Family, Invalid, MarkLayout};
+use crate::{Desired, Family, Invalid, MarkLayout};
 
 /// The kernel state that carries out a wish. Printed, it reads as commands.
 #[derive(Clone, Debug, PartialEq, Eq)]

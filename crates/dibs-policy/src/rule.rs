@@ -3,8 +3,10 @@
 //! Two printers make of it what the kernel is told: text for iptables-restore, here, and messages for
 //! nftables ([`nftables`]). What only one of them can say the other leaves out.
 
+use dibs_settings::BumpId;
+
 use crate::desired::{Hours, Ports, Protocol};
-use crate::{BumpId, DeviceName, Family, Prefix};
+use crate::{DeviceName, Family, Prefix};
 
 pub(crate) mod nftables;
 

@@ -2,7 +2,33 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::str::FromStr;
+
+/// A bump's number in marks and in what daemons say to each other: 1 to 14. 0 is plain, 15 the daemon's own sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BumpId(NonZeroU8);
+
+impl BumpId {
+    /// The id `id`, if it is one a bump may have.
+    pub const fn new(id: u8) -> Option<Self> {
+        match NonZeroU8::new(id) {
+            Some(number) if id <= 14 => Some(Self(number)),
+            _ => None,
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u8 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for BumpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// How new data is shared out over the paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -190,5 +216,19 @@ impl fmt::Display for Opening {
             true => Ok(()),
             false => write!(f, "-{}", self.last),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_and_the_daemons_own_mark_are_no_bumps() {
+        for id in [0, 15, u8::MAX] {
+            assert_eq!(BumpId::new(id), None);
+        }
+        assert_eq!(BumpId::new(14).map(BumpId::get), Some(14));
+        assert_eq!(size_of::<Option<BumpId>>(), 1);
     }
 }

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_config::{Config, Level};
-use dibs_policy::{Binding, BumpId, ClassRule, Desired, Prefix};
+use dibs_policy::{Binding, ClassRule, Desired, Prefix};
+use dibs_settings::BumpId;
 use dibs_switch::answering::Here;
 use dibs_switch::conns::Pair;
 use dibs_switch::marks::Hand;

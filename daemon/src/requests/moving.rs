@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use anyhow::bail;
 use dibs_control::{Changed, ConnInfo, ErrorKind, Failure, RuleOrigin, Selector, Skipped};
-use dibs_policy::BumpId;
+use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 
 use super::named::{check_peer, no_session, visible};

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use dibs_config::Level;
 use dibs_control::{ErrorKind, Failure, NewRule, RuleId, RuleMade, RuleOrigin, Selector};
-use dibs_policy::BumpId;
+use dibs_settings::BumpId;
 
 use super::named;
 use crate::caller::{Caller, refused};

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use dibs_core::node::Event;
-use dibs_policy::BumpId;
+use dibs_settings::BumpId;
 
 use crate::clock::wall;
 use crate::daemon::Daemon;

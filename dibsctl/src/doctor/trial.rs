@@ -6,9 +6,10 @@ use std::thread;
 use dibs_io::Tun;
 use dibs_policy::conntrack::Conntrack;
 use dibs_policy::{
-    Backstop, BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Hours, Known,
-    Standing, Steering,
+    Backstop, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Hours, Known, Standing,
+    Steering,
 };
+use dibs_settings::BumpId;
 use nix::sched::{CloneFlags, unshare};
 
 use super::finding::Finding;

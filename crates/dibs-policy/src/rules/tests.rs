@@ -1,7 +1,8 @@
 use std::fmt::Write as _;
 
+use dibs_settings::BumpId;
+
 use super::*;
-use crate::BumpId;
 use crate::nft::{attribute, attributes, text};
 use crate::{ClassRule, DeviceName, Hours, Ports, Protocol};
 

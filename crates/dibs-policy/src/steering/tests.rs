@@ -1,10 +1,11 @@
 mod fake;
 
+use dibs_settings::BumpId;
 use fake::{Fake, State};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Binding, BumpId, BumpRoute, ClassRule, DeviceOwner, Hop};
+use crate::{Binding, BumpRoute, ClassRule, DeviceOwner, Hop};
 
 fn bump(id: u8) -> BumpRoute {
     let (device, owner) = match id {

@@ -6,9 +6,10 @@ use std::process::Command;
 
 use dibs_netns::{HANG, Host};
 use dibs_policy::{
-    BumpId, BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Error, MarkLayout, Report,
-    Steering, Variant,
+    BumpRoute, ClassRule, Desired, DeviceName, DeviceOwner, Error, MarkLayout, Report, Steering,
+    Variant,
 };
+use dibs_settings::BumpId;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 use tun_rs::{DeviceBuilder, SyncDevice};

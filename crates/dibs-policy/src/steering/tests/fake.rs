@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use dibs_settings::BumpId;
+
 use crate::kernel::Kernel;
 use crate::net::{Change, LinkState, NetChange, NetworkState, SYSCTLS};
 use crate::table::Table;
-use crate::{BumpId, Command, CommandRunner, DeviceName, Error, Family, MarkLayout};
+use crate::{Command, CommandRunner, DeviceName, Error, Family, MarkLayout};
 
 /// Chains of one family by table and name; built-in ones are always there.
 pub(super) type Chains = BTreeMap<(Table, String), Vec<String>>;
