@@ -269,7 +269,7 @@ impl PathSet {
     /// The session is new, and is to be used at once, so that the peer confirms it.
     pub(super) fn use_session(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
         if let Some(link) = self.iter_mut().find(|link| link.is_open()) {
-            link.probe = true;
+            link.elicit_ack();
             return GivenUp::new();
         }
         // What was asked by an earlier session may have been for nobody.
@@ -322,13 +322,13 @@ impl PathSet {
         if link.path.poll_timeout().is_some_and(|t| t <= now)
             && link.path.on_timeout(now, lost) == TimeoutAction::Probe
         {
-            link.probe = true;
+            link.elicit_ack();
             if elsewhere {
                 link.path.abandon_unanswered(now, lost);
             }
         }
         if link.is_open() && link.path.wants_ping(now, KEEPALIVE) {
-            link.probe = true;
+            link.elicit_ack();
         }
     }
 }

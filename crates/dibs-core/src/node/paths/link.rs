@@ -40,7 +40,7 @@ const CHALLENGE_LEN: u64 = OVERHEAD as u64 + 9;
 
 /// How far a path has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+enum Stage {
     /// We asked; the peer has not answered.
     Joining { nonce: [u8; 8], retry: Retry },
     /// The peer asked, and has not answered our challenge.
@@ -55,7 +55,7 @@ pub(crate) enum Stage {
 
 /// A repeated question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Retry {
+struct Retry {
     at: Time,
     tries: u32,
     /// When the question was first asked; an answer may be to any of its repetitions.
@@ -112,20 +112,20 @@ pub(crate) struct Link {
     pub(crate) remote: SocketAddr,
     /// The lower of both ends' labels.
     pub(crate) trusted: bool,
-    pub(crate) stage: Stage,
+    stage: Stage,
     pub(crate) path: Path,
     /// Bytes received by it.
     pub(crate) bytes_received: u64,
     /// Frames to be sent by it at once, whatever its state.
     pub(crate) frames: Vec<u8>,
     /// A datagram that asks for an acknowledgement is due.
-    pub(crate) probe: bool,
+    probe: bool,
     /// Shares that it lost: no other path may carry them.
     pub(crate) shares: VecDeque<Delayed>,
     /// The higher, the later it was chosen for something.
-    pub(in crate::node) turn: u64,
+    pub(super) turn: u64,
     /// It had room, but what waited would be there earlier by others.
-    pub(in crate::node) passed_over: bool,
+    pub(super) passed_over: bool,
     /// Chunks that another path was given and this one carries, too.
     pub(crate) copies: VecDeque<Delayed>,
     roaming: Option<Roaming>,
@@ -328,6 +328,21 @@ impl Link {
         if let Stage::Joining { retry, .. } = &mut self.stage {
             retry.begin_again(now);
         }
+    }
+
+    /// The peer is to acknowledge something by it.
+    pub(super) fn elicit_ack(&mut self) {
+        self.probe = true;
+    }
+
+    /// Whether a datagram that asks for an acknowledgement is due; it goes now.
+    pub(crate) fn take_probe(&mut self) -> bool {
+        self.is_open() && std::mem::take(&mut self.probe)
+    }
+
+    /// Whether anything is due by it beside an acknowledgement.
+    pub(crate) fn has_frames(&self) -> bool {
+        !self.frames.is_empty() || (self.is_open() && self.probe)
     }
 
     /// Queues a frame that goes by this path.

@@ -41,8 +41,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
             return send_mtu_probe(cx, at, size);
         }
         let ack = link.is_open() && link.path.ack_due(cx.now) && carrier != Some(at);
-        let probe = link.is_open() && link.probe;
-        if link.frames.is_empty() && !probe && !ack {
+        if !link.has_frames() && !ack {
             continue;
         }
         if !link.spend(OVERHEAD + link.frames.len()) {
@@ -53,8 +52,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
             put_ack(cx.now, link, &mut block);
         }
         let mut asks = Asks::Nothing;
-        if probe {
-            link.probe = false;
+        if link.take_probe() {
             block.push(frame::PING);
             asks = Asks::Ack;
         }
