@@ -9,6 +9,7 @@ use super::notice::Event;
 use super::shared::Shared;
 use crate::chunk::Message;
 use crate::counters::Counter;
+use crate::session::PeerId;
 
 /// Longest message between the daemons, in bytes.
 pub const MAX_CONTROL: usize = 1024;
@@ -92,7 +93,7 @@ impl Messages {
     pub(super) fn receive(
         &mut self,
         shared: &mut Shared,
-        peer: usize,
+        peer: PeerId,
         (id, bytes): (u32, &[u8]),
     ) -> bool {
         if bytes.len() > MAX_CONTROL {
@@ -111,7 +112,7 @@ impl Messages {
         }
         self.seen.push_back(id);
         self.taken += 1;
-        let bytes = bytes.to_vec();
+        let (peer, bytes) = (peer.index(), bytes.to_vec());
         shared.events.push(Event::Control { peer, bytes });
         true
     }

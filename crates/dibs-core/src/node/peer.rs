@@ -306,8 +306,7 @@ impl Peer {
                 return receiver.take(&mut cx, arrival.path, frame, payload);
             }
             Frame::Control { id, bytes } => {
-                let peer = self.id.index();
-                return self.messages.receive(shared, peer, (id, bytes));
+                return self.messages.receive(shared, self.id, (id, bytes));
             }
             Frame::Ack(bytes) => self.take_ack(now, shared, at, bytes),
             Frame::FlowUnknown { flow, incarnation } => self.flows.on_unknown(flow, incarnation),
@@ -326,9 +325,8 @@ impl Peer {
                 self.abandon(shared, given_up);
             }
         }
-        let peer = self.id.index();
         if let Some(link) = self.paths.get_mut(at) {
-            link.note_state(shared, peer);
+            link.note_state(shared, self.id);
         }
         true
     }
@@ -445,7 +443,6 @@ impl Peer {
     /// A local interface came or went.
     pub(crate) fn on_local_change(&mut self, now: Time, shared: &mut Shared, local: PathIndex) {
         self.paths.dial_at_once(now);
-        let peer = self.id.index();
         let up = shared.local[local].is_usable();
         let mut lost = std::mem::take(&mut shared.scratch.lost);
         for at in 0..self.paths.len() {
@@ -460,7 +457,7 @@ impl Peer {
                 link.path.abandon(&mut lost);
             }
             let id = link.id;
-            link.note_state(shared, peer);
+            link.note_state(shared, self.id);
             self.take_lost(shared, id, &mut lost);
         }
         shared.scratch.lost = lost;
@@ -545,7 +542,6 @@ impl Peer {
     /// Does what is due.
     pub(crate) fn handle_timeout(&mut self, now: Time, shared: &mut Shared) {
         self.paths.release(now);
-        let peer = self.id.index();
         for at in 0..self.paths.len() {
             if !self.may_use(shared, self.paths[at].local) {
                 continue;
@@ -555,7 +551,7 @@ impl Peer {
             let id = self.paths[at].id;
             self.take_lost(shared, id, &mut lost);
             shared.scratch.lost = lost;
-            self.paths[at].note_state(shared, peer);
+            self.paths[at].note_state(shared, self.id);
         }
         if now >= self.paths.dials_at() && !self.paths.endpoints().is_empty() {
             if self.association.is_up() {

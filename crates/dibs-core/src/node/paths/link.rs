@@ -13,7 +13,7 @@ use crate::node::notice::Event;
 use crate::node::shared::Shared;
 use crate::path::{Path, PathConfig, PathState};
 use crate::path_index::PathIndex;
-use crate::session::{MAX_DATAGRAM, OVERHEAD, PathId, Random};
+use crate::session::{MAX_DATAGRAM, OVERHEAD, PathId, PeerId, Random};
 use crate::time::Time;
 
 /// Wait for the answer to the first join or accept; doubled each time.
@@ -289,12 +289,12 @@ impl Link {
     }
 
     /// Tells the owner if the state is not what it was told last.
-    pub(crate) fn note_state(&mut self, shared: &mut Shared, peer: usize) {
+    pub(crate) fn note_state(&mut self, shared: &mut Shared, peer: PeerId) {
         let state = self.state_name(shared);
         if state != self.shown {
             self.shown = state;
             shared.events.push(Event::Path {
-                peer,
+                peer: peer.index(),
                 path: self.local.get(),
                 state,
             });
