@@ -33,6 +33,7 @@ pub use self::report::{Environment, Ratio, Report, Table};
 use self::system::{Contestant, Place, System};
 use crate::dibs::Programs;
 use crate::link::LinkSpec;
+use crate::load::Throughput;
 use crate::site::UNTRUSTED;
 
 const GIGABIT: u64 = 1_000_000_000;
@@ -214,6 +215,26 @@ impl Stage<'_> {
         }
     }
 
+    /// A contestant's turns by itself, each of which `said` tells of.
+    fn turns<T>(
+        &self,
+        title: &str,
+        contestant: &Contestant,
+        turn: impl FnMut(&Contestant) -> Result<T>,
+        said: impl Fn(&T) -> String,
+    ) -> Result<Vec<T>> {
+        let mut all = self.rounds(title, std::slice::from_ref(contestant), turn, said)?;
+        Ok(all.remove(0).1)
+    }
+
+    /// A stream to a contestant's server.
+    fn load(&self, contestant: &Contestant) -> Throughput {
+        Throughput::new(contestant.to)
+            .transport(contestant.transport)
+            .congestion(self.congestion)
+            .duration(self.options.duration)
+    }
+
     /// Those of the systems that can be had; why others cannot is noted.
     fn available(&self, systems: &[System], notes: &mut Vec<String>) -> Vec<System> {
         let mut available = Vec::new();
@@ -237,13 +258,15 @@ impl Stage<'_> {
         &self,
         title: &str,
         contestants: &[Contestant],
-        turn: impl Fn(&Contestant) -> Result<T>,
+        mut turn: impl FnMut(&Contestant) -> Result<T>,
         said: impl Fn(&T) -> String,
-    ) -> Result<Vec<Vec<T>>> {
-        let mut all: Vec<Vec<T>> = contestants.iter().map(|_| Vec::new()).collect();
+    ) -> Result<Vec<(String, Vec<T>)>> {
+        let begun = contestants
+            .iter()
+            .map(|one| (one.label.clone(), Vec::new()));
+        let mut all: Vec<(String, Vec<T>)> = begun.collect();
         for round in 1..=self.options.rounds {
-            for (contestant, turns) in contestants.iter().zip(&mut all) {
-                let label = &contestant.label;
+            for (contestant, (label, turns)) in contestants.iter().zip(&mut all) {
                 let turn = turn(contestant).with_context(|| label.clone())?;
                 eprintln!("{title}, round {round}, {label}: {}", said(&turn));
                 turns.push(turn);
@@ -251,12 +274,6 @@ impl Stage<'_> {
         }
         Ok(all)
     }
-}
-
-/// The turns of each, by its label.
-fn labelled<'a, T>(contestants: &'a [Contestant], all: &'a [Vec<T>]) -> Vec<(&'a str, &'a [T])> {
-    let labels = contestants.iter().map(|one| one.label.as_str());
-    labels.zip(all.iter().map(Vec::as_slice)).collect()
 }
 
 fn openvpn_is_missing() -> Option<String> {

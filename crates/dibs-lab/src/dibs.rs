@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 pub use dibs_control::Trust;
-use dibs_control::{PathInfo, PathState, PeerInfo, PeerState, Status};
+use dibs_control::{Changed, PathInfo, PathState, PeerInfo, PeerState, Status};
 use dibs_netns::{HANG, Host, Process, wait_for};
 use nix::sys::signal::Signal;
 use serde::de::DeserializeOwned;
@@ -325,6 +325,32 @@ impl Dibsd {
             let printed = String::from_utf8_lossy(&output.stdout);
             format!("what dibsctl {line} printed: {printed}")
         })
+    }
+
+    /// Moves the connections with this port at an end, `--dport` or `--sport`, to a bump or to plain.
+    ///
+    /// # Errors
+    /// As [`ctl`](Self::ctl).
+    pub fn move_to(&self, (end, port): (&str, u16), bump: &str) -> Result<Changed> {
+        let port = port.to_string();
+        match bump {
+            "plain" => self.ctl(&["disable", end, &port]),
+            bump => self.ctl(&["enable", end, &port, "--bump", bump]),
+        }
+    }
+
+    /// The same of one connection.
+    ///
+    /// # Errors
+    /// As [`ctl`](Self::ctl), or if there is none or more than one.
+    pub fn switch(&self, of: (&str, u16), bump: &str) -> Result<Changed> {
+        let changed = self.move_to(of, bump)?;
+        let moved = changed.connections.len();
+        ensure!(
+            moved == 1,
+            "{moved} connections were switched to {bump} instead of one"
+        );
+        Ok(changed)
     }
 
     /// `dibsctl status`

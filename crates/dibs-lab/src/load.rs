@@ -5,16 +5,19 @@
 
 mod beats;
 mod latency;
+mod nginx;
 mod requests;
 pub(crate) mod sockets;
 mod throughput;
 
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
 pub use beats::{Beats, BeatsReport};
 pub use latency::{Latency, LatencyReport};
+pub use nginx::nginx;
 pub use requests::{Requests, RequestsReport};
 pub use sockets::{Transport, accept, set_congestion};
 pub use throughput::{Throughput, ThroughputReport, Transfer};
@@ -29,4 +32,14 @@ pub fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
         .into_iter()
         .map(|result| result.map_err(|_| anyhow!("a thread panicked"))?)
         .collect()
+}
+
+/// Of times in order: what this share of them does not exceed; zero of none.
+pub fn percentile(times: &[Duration], share: f64) -> Duration {
+    let place = (times.len().saturating_sub(1) as f64 * share).round() as usize;
+    times.get(place).copied().unwrap_or_default()
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }

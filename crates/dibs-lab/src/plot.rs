@@ -1,6 +1,6 @@
 //! Pictures: panels over one axis, as SVG. In a page that sets `--paper`, `--ink` and `--line` they take its colours.
 
-use std::fmt::Write as _;
+use std::fmt;
 
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 70.0;
@@ -62,9 +62,47 @@ pub struct Mark {
     pub length: f64,
 }
 
-impl Plot {
-    /// The picture.
-    pub fn svg(&self) -> String {
+impl Panel {
+    /// One with a single curve, which needs no name.
+    pub fn of(
+        title: &str,
+        color: &'static str,
+        points: impl IntoIterator<Item = (f64, f64)>,
+    ) -> Self {
+        Self {
+            title: title.to_owned(),
+            curves: vec![Curve::new(title, color, points)],
+        }
+    }
+}
+
+impl Curve {
+    /// By places and values.
+    pub fn new(
+        name: &str,
+        color: &'static str,
+        points: impl IntoIterator<Item = (f64, f64)>,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            color,
+            points: points.into_iter().collect(),
+        }
+    }
+}
+
+/// The places in the middle of intervals of this length, with their values.
+pub fn by_interval(
+    every: f64,
+    values: impl IntoIterator<Item = f64>,
+) -> impl Iterator<Item = (f64, f64)> {
+    let middles = (0u32..).map(move |slot| (f64::from(slot) + 0.5) * every);
+    middles.zip(values)
+}
+
+/// As SVG.
+impl fmt::Display for Plot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let panels = self.panels.len() as f64;
         let bottom = TOP + panels * PANEL + (panels - 1.0) * BETWEEN;
         let height = bottom + 45.0;
@@ -74,78 +112,80 @@ impl Plot {
             true => format!("{place:.0}"),
             false => ((place * 100.0).round() / 100.0).to_string(),
         };
-        let mut out = format!(
+        writeln!(
+            f,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
              height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\" style=\"fill:var(--paper,white)\"/>\n"
-        );
+             <rect width=\"100%\" height=\"100%\" fill=\"white\" style=\"fill:var(--paper,white)\"/>"
+        )?;
         for (at, panel) in self.panels.iter().enumerate() {
-            draw(&mut out, panel, TOP + at as f64 * (PANEL + BETWEEN), &x);
+            draw(f, panel, TOP + at as f64 * (PANEL + BETWEEN), &x)?;
         }
         for mark in &self.marks {
             let at = x(mark.at);
             line(
-                &mut out,
+                f,
                 [at, TOP, at, bottom],
                 "stroke=\"#888\" stroke-dasharray=\"4 3\"",
-            );
+            )?;
             let middle = x(mark.at + mark.length / 2.0);
-            text(&mut out, middle, TOP - 12.0, "middle", &mark.label);
-            text(&mut out, at, bottom + 18.0, "middle", &named(mark.at));
+            text(f, [middle, TOP - 12.0], ("middle", INK), &mark.label)?;
+            text(f, [at, bottom + 18.0], ("middle", INK), &named(mark.at))?;
         }
-        text(&mut out, x(end), bottom + 18.0, "middle", &named(end));
-        let middle = x(end / 2.0);
-        text(&mut out, middle, bottom + 36.0, "middle", self.along);
-        out + "</svg>\n"
+        text(f, [x(end), bottom + 18.0], ("middle", INK), &named(end))?;
+        text(
+            f,
+            [x(end / 2.0), bottom + 36.0],
+            ("middle", INK),
+            self.along,
+        )?;
+        writeln!(f, "</svg>")
     }
 }
 
-fn draw(out: &mut String, panel: &Panel, top: f64, x: &impl Fn(f64) -> f64) {
+fn draw(
+    f: &mut fmt::Formatter<'_>,
+    panel: &Panel,
+    top: f64,
+    x: &impl Fn(f64) -> f64,
+) -> fmt::Result {
     let values = panel.curves.iter().flat_map(|curve| &curve.points);
     let highest = values.map(|(_, value)| *value).fold(1.0, f64::max);
+    let is_named = panel.curves.len() > 1;
     // Room for the names above the curves.
-    let names = if panel.curves.len() > 1 {
-        panel.curves.len()
-    } else {
-        0
-    };
+    let names = if is_named { panel.curves.len() } else { 0 };
     let step = round(highest / (1.0 - 0.09 * names as f64) / 5.0);
     let y = |value: f64| top + PANEL - value / (5.0 * step) * PANEL;
     for tick in 0..=5 {
         let value = f64::from(tick) * step;
         let grid = "stroke=\"#ddd\" style=\"stroke:var(--line,#ddd)\"";
-        line(out, [LEFT, y(value), WIDTH - RIGHT, y(value)], grid);
-        text(out, LEFT - 6.0, y(value) + 4.0, "end", &value.to_string());
+        line(f, [LEFT, y(value), WIDTH - RIGHT, y(value)], grid)?;
+        text(
+            f,
+            [LEFT - 6.0, y(value) + 4.0],
+            ("end", INK),
+            &value.to_string(),
+        )?;
     }
-    let (at, middle) = (16.0, top + PANEL / 2.0);
-    let title = &panel.title;
-    writeln!(
-        out,
-        "<text x=\"{at}\" y=\"{middle}\" text-anchor=\"middle\" \
-         transform=\"rotate(-90 {at} {middle})\" {INK}>{title}</text>"
-    )
-    .expect("a string takes it");
+    let middle = top + PANEL / 2.0;
+    let turned = format!("transform=\"rotate(-90 16 {middle})\" {INK}");
+    text(f, [16.0, middle], ("middle", &turned), &panel.title)?;
     for (number, curve) in panel.curves.iter().enumerate() {
-        let points = curve.points.iter();
-        let points = points.map(|(time, value)| format!("{:.1},{:.1}", x(*time), y(*value)));
-        let points: Vec<String> = points.collect();
         let color = curve.color;
-        writeln!(
-            out,
-            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\"{}\"/>",
-            points.join(" ")
-        )
-        .expect("a string takes it");
-        if panel.curves.len() > 1 {
-            let (at, row) = (WIDTH - RIGHT - 8.0, top + 16.0 * (number as f64 + 1.0));
-            let name = &curve.name;
-            writeln!(
-                out,
-                "<text x=\"{at:.1}\" y=\"{row:.1}\" text-anchor=\"end\" fill=\"{color}\">{name}</text>"
-            )
-            .expect("a string takes it");
+        write!(
+            f,
+            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\""
+        )?;
+        for (at, value) in &curve.points {
+            write!(f, "{:.1},{:.1} ", x(*at), y(*value))?;
+        }
+        writeln!(f, "\"/>")?;
+        if is_named {
+            let at = [WIDTH - RIGHT - 8.0, top + 16.0 * (number as f64 + 1.0)];
+            text(f, at, ("end", &format!("fill=\"{color}\"")), &curve.name)?;
         }
     }
+    Ok(())
 }
 
 /// The next of 1, 2, 2.5, 5, 10, 20 and so on.
@@ -155,20 +195,23 @@ fn round(value: f64) -> f64 {
     { steps.into_iter().find(|step| *step >= value) }.unwrap_or(10.0 * power)
 }
 
-fn line(out: &mut String, [x1, y1, x2, y2]: [f64; 4], stroke: &str) {
+fn line(f: &mut fmt::Formatter<'_>, [x1, y1, x2, y2]: [f64; 4], stroke: &str) -> fmt::Result {
     writeln!(
-        out,
+        f,
         "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" {stroke}/>"
     )
-    .expect("a string takes it");
 }
 
-fn text(out: &mut String, x: f64, y: f64, anchor: &str, content: &str) {
+fn text(
+    f: &mut fmt::Formatter<'_>,
+    [x, y]: [f64; 2],
+    (anchor, style): (&str, &str),
+    content: &str,
+) -> fmt::Result {
     writeln!(
-        out,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {INK}>{content}</text>"
+        f,
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {style}>{content}</text>"
     )
-    .expect("a string takes it");
 }
 
 #[cfg(test)]
@@ -184,11 +227,7 @@ mod tests {
 
     #[test]
     fn each_curve_is_drawn_and_named_beside_others() {
-        let curve = |name: &str| Curve {
-            name: name.to_owned(),
-            color: BLUE,
-            points: vec![(0.0, 1.0), (1.0, 2.0)],
-        };
+        let curve = |name: &str| Curve::new(name, BLUE, [(0.0, 1.0), (1.0, 2.0)]);
         let plot = Plot {
             along: "time, s",
             end: 2.0,
@@ -202,7 +241,7 @@ mod tests {
                 length: 1.0,
             }],
         };
-        let svg = plot.svg();
+        let svg = plot.to_string();
         assert_eq!(svg.matches("<polyline").count(), 2);
         for word in ["one", "other", "preferred", "rate"] {
             assert!(svg.contains(&format!(">{word}</text>")), "{word}: {svg}");

@@ -1,6 +1,7 @@
 //! Where demo and benchmark take place: two hosts, a trusted link and one or two untrusted ones.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use dibs_netns::Host;
@@ -50,6 +51,16 @@ impl Site {
         Ok(Self { a, b, links })
     }
 
+    /// Bytes that the first host has sent by each link, headers and all.
+    ///
+    /// # Errors
+    /// If an interface is gone.
+    pub fn sent(&self) -> Result<Vec<u64>> {
+        let interfaces = INTERFACES[..self.links.len()].iter();
+        let sent = interfaces.map(|interface| Ok(self.a.counters(interface)?.tx_bytes));
+        sent.collect()
+    }
+
     /// So many links as paths: `eth`, `wlan`, `lte`.
     pub fn paths(links: usize) -> Vec<PathSpec> {
         let path = |name, number: usize, trust| PathSpec {
@@ -71,4 +82,64 @@ impl Site {
 /// The addresses of a link's two ends, by its place in [`INTERFACES`].
 pub fn addresses(link: usize) -> [IpAddr; 2] {
     [1, 2].map(|end| Ipv4Addr::new(10, 0, link as u8 + 1, end).into())
+}
+
+/// What the first host of a site sends by each link, interval by interval.
+#[derive(Debug)]
+pub struct Sampler<'a> {
+    site: &'a Site,
+    start: Instant,
+    every: Duration,
+    before: Vec<u64>,
+    /// Bytes by link and interval, headers and all.
+    pub bytes: Vec<Vec<u64>>,
+}
+
+impl<'a> Sampler<'a> {
+    /// For intervals of this length, the first of which begins now.
+    ///
+    /// # Errors
+    /// As [`Site::sent`].
+    pub fn new(site: &'a Site, every: Duration) -> Result<Self> {
+        Ok(Self {
+            site,
+            start: Instant::now(),
+            every,
+            before: site.sent()?,
+            bytes: vec![Vec::new(); site.links.len()],
+        })
+    }
+
+    /// How many intervals have passed.
+    pub fn count(&self) -> usize {
+        self.bytes[0].len()
+    }
+
+    /// Waits for an interval's end, again and again until so much time has passed since the start; `each` is told of
+    /// that time after each.
+    ///
+    /// # Errors
+    /// As [`Site::sent`], or those of `each`.
+    pub fn until(
+        &mut self,
+        end: Duration,
+        mut each: impl FnMut(Duration) -> Result<()>,
+    ) -> Result<()> {
+        while self.start.elapsed() < end {
+            let next = self.start + self.every * (self.count() as u32 + 1);
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            let now = self.site.sent()?;
+            for (link, bytes) in self.bytes.iter_mut().enumerate() {
+                bytes.push(now[link] - self.before[link]);
+            }
+            self.before = now;
+            each(self.start.elapsed())?;
+        }
+        Ok(())
+    }
+
+    /// Time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
 }

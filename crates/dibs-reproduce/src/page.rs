@@ -1,66 +1,70 @@
 //! The report as one page of HTML that needs nothing else.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use crate::finding::{Block, Comparison, Finding, Outcome, Record, Verdict};
 use crate::parts::Part;
 
 const STYLE: &str = include_str!("style.css");
-const INFALLIBLE: &str = "a string takes it";
 
 /// The page: what came of each part, or that there is nothing of it yet. `about` says where and when.
 pub fn page(about: &str, parts: &[(&Part, Option<Record>)]) -> String {
-    let mut out = format!(
+    let mut out = String::new();
+    write(&mut out, about, parts).expect("a string takes it");
+    out
+}
+
+fn write(out: &mut String, about: &str, parts: &[(&Part, Option<Record>)]) -> fmt::Result {
+    writeln!(
+        out,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>dibs: the papers on this machine</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <h1>The papers on this machine</h1>\n<p>{}</p>\n",
+         <h1>The papers on this machine</h1>\n<p>{}</p>",
         escaped(about)
-    );
+    )?;
     if parts
         .iter()
         .flat_map(|(_, record)| record)
         .any(|record| record.quick)
     {
-        out += "<p class=\"note\">Shortened runs (<code>--quick</code>): the figures are less steady than those of whole ones.</p>\n";
+        out.push_str("<p class=\"note\">Shortened runs (<code>--quick</code>): the figures are less steady than those of whole ones.</p>\n");
     }
-    summary(&mut out, parts);
+    out.push_str(
+        "<h2>In short</h2>\n<div class=\"wide\"><table class=\"summary\">\n<thead><tr><th>What</th>\
+         <th>The paper</th><th>Here</th><th>Verdict</th></tr></thead>\n<tbody>\n",
+    );
     for (part, record) in parts {
-        section(&mut out, part, record.as_ref());
+        summary(out, part, record.as_ref())?;
     }
-    out + "</body>\n</html>\n"
+    out.push_str("</tbody>\n</table></div>\n");
+    for (part, record) in parts {
+        section(out, part, record.as_ref())?;
+    }
+    writeln!(out, "</body>\n</html>")
 }
 
-/// Every comparison in one table.
-fn summary(out: &mut String, parts: &[(&Part, Option<Record>)]) {
-    *out += "<h2>In short</h2>\n<div class=\"wide\"><table class=\"summary\">\n<thead><tr><th>What</th>\
-             <th>The paper</th><th>Here</th><th>Verdict</th></tr></thead>\n<tbody>\n";
-    for (part, record) in parts {
-        let head = format!(
-            "<tr class=\"part\"><th colspan=\"4\"><a href=\"#{0}\">{1}</a></th></tr>\n",
-            part.name,
-            escaped(part.title)
-        );
-        *out += &head;
-        match record.as_ref().map(|record| &record.outcome) {
-            None => *out += "<tr><td colspan=\"4\">not run yet</td></tr>\n",
-            Some(Outcome::Failed(reason)) => {
-                let reason = escaped(reason);
-                writeln!(
-                    out,
-                    "<tr class=\"failed\"><td colspan=\"4\">failed: {reason}</td></tr>"
-                )
-                .expect(INFALLIBLE);
-            }
-            Some(Outcome::Done(finding)) => {
-                finding.comparisons.iter().for_each(|one| row(out, one));
-            }
+/// Every comparison of a part, as rows of one table.
+fn summary(out: &mut String, part: &Part, record: Option<&Record>) -> fmt::Result {
+    let (name, title) = (part.name, escaped(part.title));
+    writeln!(
+        out,
+        "<tr class=\"part\"><th colspan=\"4\"><a href=\"#{name}\">{title}</a></th></tr>"
+    )?;
+    match record.map(|record| &record.outcome) {
+        None => writeln!(out, "<tr><td colspan=\"4\">not run yet</td></tr>"),
+        Some(Outcome::Failed(reason)) => writeln!(
+            out,
+            "<tr class=\"failed\"><td colspan=\"4\">failed: {}</td></tr>",
+            escaped(reason)
+        ),
+        Some(Outcome::Done(finding)) => {
+            finding.comparisons.iter().try_for_each(|one| row(out, one))
         }
     }
-    *out += "</tbody>\n</table></div>\n";
 }
 
-fn row(out: &mut String, one: &Comparison) {
+fn row(out: &mut String, one: &Comparison) -> fmt::Result {
     let (word, why) = one.verdict.words();
     let class = match one.verdict {
         Verdict::Agrees => "agrees",
@@ -68,110 +72,90 @@ fn row(out: &mut String, one: &Comparison) {
         Verdict::Incomparable(_) | Verdict::New => "other",
     };
     let why = why.map(|why| format!("<br><small>{}</small>", escaped(why)));
+    let cells = cells("td", [&one.of, &one.paper, &one.ours]);
     writeln!(
         out,
-        "<tr><td>{}</td><td>{}</td><td>{}</td><td><span class=\"{class}\">{word}</span>{}</td></tr>",
-        escaped(&one.of),
-        escaped(&one.paper),
-        escaped(&one.ours),
+        "<tr>{cells}<td><span class=\"{class}\">{word}</span>{}</td></tr>",
         why.unwrap_or_default()
     )
-    .expect(INFALLIBLE);
 }
 
-fn section(out: &mut String, part: &Part, record: Option<&Record>) {
+fn section(out: &mut String, part: &Part, record: Option<&Record>) -> fmt::Result {
+    let (name, title, source) = (part.name, escaped(part.title), escaped(part.source));
     writeln!(
         out,
-        "<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"source\">{}</p>",
-        part.name,
-        escaped(part.title),
-        escaped(part.source)
-    )
-    .expect(INFALLIBLE);
+        "<section id=\"{name}\">\n<h2>{title}</h2>\n<p class=\"source\">{source}</p>"
+    )?;
     match record.map(|record| (&record.outcome, record)) {
-        None => *out += "<p>Not run yet.</p>\n",
+        None => writeln!(out, "<p>Not run yet.</p>")?,
         Some((Outcome::Failed(reason), _)) => {
-            writeln!(out, "<p class=\"failed\">Failed: {}</p>", escaped(reason)).expect(INFALLIBLE);
+            writeln!(out, "<p class=\"failed\">Failed: {}</p>", escaped(reason))?;
         }
         Some((Outcome::Done(finding), record)) => {
-            content(out, finding);
+            content(out, finding)?;
             writeln!(
                 out,
-                "<p class=\"source\">Run at {} in {:.0} s by <code>cargo xtask reproduce --only {}{}</code>; all figures in \
-                 <code>{}.json</code>.</p>",
+                "<p class=\"source\">Run at {} in {:.0} s by <code>cargo xtask reproduce --only {name}{}</code>; all figures in \
+                 <code>{name}.json</code>.</p>",
                 escaped(&record.at),
                 record.seconds,
-                part.name,
                 if record.quick { " --quick" } else { "" },
-                part.name
-            )
-            .expect(INFALLIBLE);
+            )?;
         }
     }
-    *out += "</section>\n";
+    writeln!(out, "</section>")
 }
 
-fn content(out: &mut String, finding: &Finding) {
-    writeln!(out, "<p>{}</p>", escaped(&finding.setup)).expect(INFALLIBLE);
+fn content(out: &mut String, finding: &Finding) -> fmt::Result {
+    writeln!(out, "<p>{}</p>", escaped(&finding.setup))?;
     for block in &finding.blocks {
         match block {
-            Block::Text { text } => writeln!(out, "<p>{}</p>", escaped(text)),
-            Block::Figure { caption, svg, .. } => writeln!(
-                out,
-                "<figure>\n{svg}<figcaption>{}</figcaption>\n</figure>",
-                escaped(caption)
-            ),
-            Block::Capture { caption, text } => writeln!(
-                out,
-                "<figure>\n<pre>{}</pre>\n<figcaption>{}</figcaption>\n</figure>",
-                escaped(text),
-                escaped(caption)
-            ),
+            Block::Text { text } => writeln!(out, "<p>{}</p>", escaped(text))?,
+            Block::Figure { caption, svg, .. } => {
+                let caption = escaped(caption);
+                writeln!(
+                    out,
+                    "<figure>\n{svg}<figcaption>{caption}</figcaption>\n</figure>"
+                )?;
+            }
+            Block::Capture { caption, text } => {
+                let (caption, text) = (escaped(caption), escaped(text));
+                writeln!(
+                    out,
+                    "<figure>\n<pre>{text}</pre>\n<figcaption>{caption}</figcaption>\n</figure>"
+                )?;
+            }
             Block::Table {
                 caption,
                 columns,
                 rows,
             } => {
-                table(out, caption, columns, rows);
-                Ok(())
+                let (caption, columns) = (escaped(caption), cells("th", columns));
+                let rows = rows
+                    .iter()
+                    .map(|row| format!("<tr>{}</tr>\n", cells("td", row)));
+                writeln!(
+                    out,
+                    "<div class=\"wide\"><table class=\"figures\">\n<caption>{caption}</caption>\n\
+                     <thead><tr>{columns}</tr></thead>\n<tbody>\n{}</tbody>\n</table></div>",
+                    rows.collect::<String>()
+                )?;
             }
         }
-        .expect(INFALLIBLE);
     }
+    Ok(())
 }
 
-fn table(out: &mut String, caption: &str, columns: &[String], rows: &[Vec<String>]) {
-    let cells = |tag: &str, cells: &[String]| {
-        let cells = cells
-            .iter()
-            .map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
-        cells.collect::<String>()
-    };
-    writeln!(
-        out,
-        "<div class=\"wide\"><table class=\"figures\">\n<caption>{}</caption>\n<thead><tr>{}</tr></thead>\n<tbody>",
-        escaped(caption),
-        cells("th", columns)
-    )
-    .expect(INFALLIBLE);
-    for row in rows {
-        writeln!(out, "<tr>{}</tr>", cells("td", row)).expect(INFALLIBLE);
-    }
-    *out += "</tbody>\n</table></div>\n";
+fn cells<'a>(tag: &str, cells: impl IntoIterator<Item = &'a String>) -> String {
+    let cells = cells.into_iter();
+    let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
+    cells.collect()
 }
 
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            other => out.push(other),
-        }
-    }
-    out
+/// What stands for text in HTML and in SVG.
+pub(crate) fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Lines of a terminal as a picture.
 
-use std::fmt::Write as _;
+use crate::page::escaped;
 
 const WIDTH: usize = 900;
 const LINE: usize = 17;
@@ -12,15 +12,10 @@ pub(crate) fn svg(sections: &[(&str, String)]) -> String {
     let mut y = MARGIN;
     let mut line = |text: &str, style: &str, y: &mut usize| {
         *y += LINE;
-        let text = text
-            .replace('&', "&amp;")
-            .replace('<', "&lt;")
-            .replace('>', "&gt;");
-        writeln!(
-            body,
-            "<text x=\"{MARGIN}\" y=\"{y}\" xml:space=\"preserve\" {style}>{text}</text>"
-        )
-        .expect("a string takes it");
+        let text = escaped(text);
+        body += &format!(
+            "<text x=\"{MARGIN}\" y=\"{y}\" xml:space=\"preserve\" {style}>{text}</text>\n"
+        );
     };
     for (title, text) in sections {
         let bold = "font-family=\"sans-serif\" font-weight=\"600\" fill=\"black\" style=\"fill:var(--ink,black)\"";

@@ -9,6 +9,9 @@ use dibs_netns::{HANG, Host, Process};
 use super::Tunnel;
 
 const DEVICE: &str = "tun99";
+/// What both ends have in common.
+const OPTIONS: &str = "--dev-type tun --proto udp --disable-dco --dh none --data-ciphers AES-256-GCM \
+                       --cert /run/openvpn.crt --key /run/openvpn.key";
 
 /// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they
 /// are 10.98.0.1 and 10.98.0.2.
@@ -30,23 +33,10 @@ pub fn openvpn_as_it_comes(a: (&Host, IpAddr), b: (&Host, IpAddr)) -> Result<Tun
 
 fn connected(a: (&Host, IpAddr), b: (&Host, IpAddr), options: &[&str]) -> Result<Tunnel> {
     let inside = [[10, 98, 0, 1], [10, 98, 0, 2]].map(IpAddr::from);
-    let fingerprints = [certify(a.0)?, certify(b.0)?];
-    let mut far = start(
-        b.0,
-        "--tls-server",
-        [inside[1], inside[0]],
-        None,
-        &fingerprints[0],
-        options,
-    )?;
-    let mut near = start(
-        a.0,
-        "--tls-client",
-        inside,
-        Some(b.1),
-        &fingerprints[1],
-        options,
-    )?;
+    let [of_a, of_b] = [certify(a.0)?, certify(b.0)?];
+    let back = [inside[1], inside[0]];
+    let mut far = start(b.0, "--tls-server", back, None, &of_a, options)?;
+    let mut near = start(a.0, "--tls-client", inside, Some(b.1), &of_b, options)?;
     for process in [&mut far, &mut near] {
         process.wait_for_output("Initialization Sequence Completed", HANG)?;
     }
@@ -83,31 +73,10 @@ fn start(
 ) -> Result<Process> {
     let mut command = host.command("openvpn");
     command.current_dir(Path::new("/"));
-    command.args([
-        "--dev",
-        DEVICE,
-        "--dev-type",
-        "tun",
-        "--proto",
-        "udp",
-        "--disable-dco",
-    ]);
-    command.args(["--ifconfig", &own.to_string(), &peer.to_string(), role]);
-    command.args([
-        "--dh",
-        "none",
-        "--cert",
-        "/run/openvpn.crt",
-        "--key",
-        "/run/openvpn.key",
-    ]);
-    command.args(options);
-    command.args([
-        "--peer-fingerprint",
-        fingerprint,
-        "--data-ciphers",
-        "AES-256-GCM",
-    ]);
+    command.args(["--dev", DEVICE, "--ifconfig"]);
+    command.args([&own.to_string(), &peer.to_string(), role]);
+    command.args(OPTIONS.split(' ')).args(options);
+    command.args(["--peer-fingerprint", fingerprint]);
     if let Some(server) = server {
         command.args(["--remote", &server.to_string(), "1194"]);
     } else {

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use dibs_netns::{HANG, Host, Process, wait_for};
 use x25519_dalek::{PublicKey, StaticSecret};
 
@@ -35,17 +35,9 @@ pub fn build_wireguard_go(directory: &Path) -> Result<PathBuf> {
     if program.exists() {
         return Ok(program);
     }
-    let output = Command::new("go")
-        .args(["install", WIREGUARD_GO])
-        .env("GOBIN", &directory)
-        .output()
-        .context("wireguard-go needs go (Debian package golang-go)")?;
-    if !output.status.success() {
-        bail!(
-            "go install {WIREGUARD_GO}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
+    let mut go = Command::new("go");
+    let built = run(go.args(["install", WIREGUARD_GO]).env("GOBIN", &directory));
+    built.context("wireguard-go needs go (Debian package golang-go)")?;
     std::fs::rename(directory.join("wireguard"), &program)
         .with_context(|| program.display().to_string())?;
     Ok(program)
@@ -62,26 +54,20 @@ pub fn build_boringtun(directory: &Path) -> Result<PathBuf> {
     if program.exists() {
         return Ok(program);
     }
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args([
-            "install",
-            "boringtun-cli",
-            "--locked",
-            "--version",
-            BORINGTUN,
-            "--root",
-        ])
-        .arg(&root)
-        .output()
-        .context("boringtun needs cargo")?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "cargo install boringtun-cli: {}",
-            said.lines().last().unwrap_or_default()
-        );
-    }
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["install", "boringtun-cli", "--locked"]);
+    cargo.args(["--version", BORINGTUN, "--root"]).arg(&root);
+    run(&mut cargo).context("boringtun needs cargo")?;
     Ok(program)
+}
+
+/// Runs a build, of which the last line says what is wrong.
+fn run(build: &mut Command) -> Result<()> {
+    let output = build.output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().last().unwrap_or_default();
+    ensure!(output.status.success(), "{last}");
+    Ok(())
 }
 
 /// A tunnel between hosts `a` and `b`, which reach each other at the given addresses. Inside, they

@@ -131,16 +131,12 @@ fn number(cell: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::columns;
 
     fn table(rate: &str, lost: &str) -> Table {
         Table {
-            title: "One stream".to_owned(),
-            columns: columns(["system", "Gbit/s", "lost", "why"]),
             rows: vec![["seal", rate, lost, "none"].map(str::to_owned).to_vec()],
-            ratios: Vec::new(),
-            notes: Vec::new(),
             turns: json!([rate]),
+            ..Table::new("One stream", &["system", "Gbit/s", "lost", "why"])
         }
     }
 

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 
-use super::report::{Ratio, Table, columns, median};
+use super::report::{Ratio, Table, figures};
 use super::system::{Contestant, Place, System};
-use super::{Stage, labelled, plain_links};
+use super::{Stage, plain_links};
 use crate::load::{Beats, BeatsReport};
 use crate::processor::Processor;
 
@@ -46,35 +46,27 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         format!("{used:.0} % of a processor, p99 {p99:.1} ms")
     };
     let all = stage.rounds(&title, &contestants, |of| turn(stage, of), said)?;
-    let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
-        let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
-        vec![
-            contestant.label.clone(),
-            format!("{:.0}", of(|turn| turn.machine_percent)),
-            format!("{:.0}", of(|turn| turn.programs_percent)),
-            format!("{:.1}", of(mebibytes)),
-            format!("{:.2}", of(|turn| turn.messages.p50_us / 1e3)),
-            format!("{:.2}", of(|turn| turn.messages.p99_us / 1e3)),
-            format!("{:.0}", of(|turn| turn.messages.late as f64)),
-        ]
-    };
-    let turns = labelled(&contestants, &all);
-    Ok(Table {
-        title,
-        columns: columns([
-            "system",
-            "% of a processor, machine",
-            "both programs",
-            "MiB of one",
-            "round trip p50, ms",
-            "p99, ms",
-            "late",
-        ]),
-        rows: contestants.iter().zip(&all).map(row).collect(),
-        ratios: ratios(&turns),
-        notes,
-        turns: serde_json::to_value(&turns)?,
-    })
+    let mut table = Table::of(
+        &title,
+        "system",
+        &all,
+        figures!(turn:
+            "% of a processor, machine", 0, turn.machine_percent;
+            "both programs", 0, turn.programs_percent;
+            "MiB of one", 1, mebibytes(turn);
+            "round trip p50, ms", 2, turn.messages.p50_us / 1e3;
+            "p99, ms", 2, turn.messages.p99_us / 1e3;
+            "late", 0, turn.messages.late as f64;
+        ),
+    )?;
+    for bump in [System::Seal, System::Scramble, System::Share] {
+        let names = (bump.label(), System::WireguardGo.label());
+        let machine = Ratio::beside(&all, "machine", names, |turn| turn.machine_percent);
+        let memory = Ratio::beside(&all, "memory", names, mebibytes);
+        table.ratios.extend(machine.into_iter().chain(memory));
+    }
+    table.notes = notes;
+    Ok(table)
 }
 
 fn mebibytes(turn: &Turn) -> f64 {
@@ -98,16 +90,4 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
         programs_percent: 100.0 * used.as_secs_f64() / took.as_secs_f64(),
         resident_bytes: contestant.resident()?.max(opened),
     })
-}
-
-/// Each bump beside wireguard-go, within rounds.
-fn ratios(turns: &[(&str, &[Turn])]) -> Vec<Ratio> {
-    let machine: fn(&Turn) -> f64 = |turn| turn.machine_percent;
-    let mut ratios = Vec::new();
-    for bump in [System::Seal, System::Scramble, System::Share] {
-        let names = (bump.label(), System::WireguardGo.label());
-        ratios.extend(Ratio::beside(turns, "machine", names, machine));
-        ratios.extend(Ratio::beside(turns, "memory", names, mebibytes));
-    }
-    ratios
 }

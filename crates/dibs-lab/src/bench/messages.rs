@@ -5,22 +5,25 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dibs_netem::Conditions;
+use serde_json::json;
 
 use super::Stage;
-use super::report::{Ratio, Table, columns, median};
+use super::report::{Figure, Ratio, Table, figures, median};
 use super::system::{Contestant, MESSAGES, Place, System};
 use crate::link::LinkSpec;
-use crate::load::{Latency, LatencyReport, Throughput};
+use crate::load::{Latency, LatencyReport};
 use crate::site::UNTRUSTED;
 
 /// Of messages beside a stream, 99 % arrive within so many times what they take without it, and this.
 const MOST_TIMES: f64 = 3.0;
 const MOST_MORE: Duration = Duration::from_millis(10);
 
-/// How a turn went, without a stream and with one.
-type Pair = [LatencyReport; 2];
-
-const COLUMNS: [&str; 4] = ["", "p50, ms", "p99, ms", "highest, ms"];
+/// What is told of messages.
+const TRIPS: &[Figure<'_, LatencyReport>] = figures!(turn:
+    "p50, ms", 1, trip(turn.p50_us);
+    "p99, ms", 1, trip(turn.p99_us);
+    "highest, ms", 1, trip(turn.max_us);
+);
 
 /// Messages on seal over 50 Mbit/s of 20 and of 70 ms, without and with a stream beside them.
 pub(super) fn beside(stage: &Stage<'_>) -> Result<Table> {
@@ -32,49 +35,32 @@ pub(super) fn beside(stage: &Stage<'_>) -> Result<Table> {
     let mut place = Place::new(stage)?;
     let contestant = place.contestant(System::Seal, System::Seal.label(), link)?;
     let title = stage.titled("64-byte messages on seal, links of 50 Mbit/s, 20 and 70 ms");
-    let mut turns: Vec<Pair> = Vec::new();
-    for round in 1..=stage.options.rounds {
-        let alone = messages(stage, &contestant)?;
-        let load = Throughput::new(contestant.to)
-            .congestion(stage.congestion)
-            .endless();
-        let stream = load.start(&contestant.site.a, &contestant.site.b)?;
-        let beside = messages(stage, &contestant);
+    let turn = |of: &Contestant| {
+        let alone = messages(stage, of)?;
+        let stream = stage.load(of).endless().start(&of.site.a, &of.site.b)?;
+        let beside = messages(stage, of);
         stream.stop();
         stream.finish()?;
-        let beside = beside?;
-        eprintln!(
-            "{title}, round {round}: p99 {:.1} ms alone, {:.1} ms beside a stream",
-            trip(alone.p99_us),
-            trip(beside.p99_us)
-        );
-        turns.push([alone, beside]);
-    }
-    let of = |at: usize, value: fn(&LatencyReport) -> f64| {
-        median(turns.iter().map(|pair| trip(value(&pair[at]))))
+        Ok([alone, beside?])
     };
-    let row = |name: &str, at: usize| {
-        let values = [
-            of(at, |r| r.p50_us),
-            of(at, |r| r.p99_us),
-            of(at, |r| r.max_us),
-        ];
-        let values = values.map(|ms| format!("{ms:.1}"));
-        std::iter::once(name.to_owned()).chain(values).collect()
+    let said = |[alone, beside]: &[LatencyReport; 2]| {
+        let (alone, beside) = (trip(alone.p99_us), trip(beside.p99_us));
+        format!("p99 {alone:.1} ms alone, {beside:.1} ms beside a stream")
     };
-    let most = MOST_TIMES * of(0, |r| r.p99_us) + MOST_MORE.as_secs_f64() * 1e3;
+    let turns = stage.turns(&title, &contestant, turn, said)?;
+    let of = |name: &str, at: usize| {
+        let turns = turns.iter().map(|both| both[at].clone());
+        (name.to_owned(), turns.collect())
+    };
+    let both = [of("alone", 0), of("beside a stream", 1)];
+    let [alone, beside] = [&both[0].1, &both[1].1]
+        .map(|turns: &Vec<LatencyReport>| median(turns.iter().map(|turn| trip(turn.p99_us))));
+    let most = MOST_TIMES * alone + MOST_MORE.as_secs_f64() * 1e3;
+    let what = "p99 beside a stream / (3 times p99 alone and 10 ms)";
     Ok(Table {
-        title,
-        columns: columns(COLUMNS),
-        rows: vec![row("alone", 0), row("beside a stream", 1)],
-        ratios: vec![Ratio {
-            what: "p99 beside a stream / (3 times p99 alone and 10 ms)".to_owned(),
-            value: of(1, |r| r.p99_us) / most,
-            least: None,
-            most: Some(1.0),
-        }],
-        notes: Vec::new(),
+        ratios: vec![Ratio::new(what, beside / most).most(1.0)],
         turns: serde_json::to_value(&turns)?,
+        ..Table::of(&title, "", &both, TRIPS)?
     })
 }
 
@@ -92,34 +78,11 @@ pub(super) fn redundant(stage: &Stage<'_>) -> Result<Table> {
         format!("p50 {p50:.1}, p99 {p99:.1} ms")
     };
     let turns = stage.rounds(&title, &contestants, |of| messages(stage, of), said)?;
-    let of = |turns: &[LatencyReport], value: fn(&LatencyReport) -> f64| {
-        median(turns.iter().map(|turn| trip(value(turn))))
-    };
-    let rows = contestants.iter().zip(&turns).map(|(contestant, turns)| {
-        let values = [
-            of(turns, |r| r.p50_us),
-            of(turns, |r| r.p99_us),
-            of(turns, |r| r.max_us),
-        ];
-        let values = values.map(|ms| format!("{ms:.1}"));
-        std::iter::once(contestant.label.clone())
-            .chain(values)
-            .collect()
-    });
-    let rows = rows.collect();
-    let tail = turns[1].iter().map(|turn| turn.p99_us / turn.p50_us);
+    let tail = turns[1].1.iter().map(|turn| turn.p99_us / turn.p50_us);
     Ok(Table {
-        title,
-        columns: columns(COLUMNS),
-        rows,
-        ratios: vec![Ratio {
-            what: "redundant: p99 / p50".to_owned(),
-            value: median(tail),
-            least: None,
-            most: Some(1.3),
-        }],
-        notes: Vec::new(),
-        turns: serde_json::to_value(&turns)?,
+        ratios: vec![Ratio::new("redundant: p99 / p50", median(tail)).most(1.3)],
+        turns: turns.iter().map(|(_, turns)| json!(turns)).collect(),
+        ..Table::of(&title, "", &turns, TRIPS)?
     })
 }
 

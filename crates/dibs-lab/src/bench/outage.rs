@@ -7,10 +7,9 @@ use dibs_netem::Conditions;
 use serde::Serialize;
 
 use super::Stage;
-use super::report::{Ratio, Table, columns, median};
+use super::report::{Ratio, Table, figures, median};
 use super::system::{Contestant, Place, System};
 use crate::link::LinkSpec;
-use crate::load::Throughput;
 use crate::site::{INTERFACES, UNTRUSTED};
 
 /// Each link's rate in Mbit/s and round trip in ms, the trusted one first.
@@ -46,68 +45,54 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         "Seal over links of {}, Mbit/s / ms; one dies for a third of a stream",
         names.join(" + ")
     ));
-    let mut table = Table {
-        title: title.clone(),
-        columns: columns([
-            "the path that dies",
-            "its probe timeout, ms",
-            "longest gap at the receiver, ms",
-            "gap / probe timeout",
-            "Mbit/s in all",
-            "TCP retransmissions",
-            "carried again, MB",
-        ]),
-        rows: Vec::new(),
-        ratios: Vec::new(),
-        notes: vec!["Every byte arrived, in order, in all transfers.".to_owned()],
-        turns: serde_json::Value::Null,
-    };
-    let mut turns: [Vec<Turn>; 2] = Default::default();
-    for round in 1..=stage.options.rounds {
-        for (dies, turns) in turns.iter_mut().enumerate() {
-            let turn = turn(stage, &contestant, dies)?;
-            eprintln!(
-                "{title}, round {round}, {}: {:.0} ms without a byte, probe timeout {:.0} ms",
-                INTERFACES[dies],
-                turn.longest_gap_us as f64 / 1e3,
-                turn.timeout_us as f64 / 1e3
-            );
-            turns.push(turn);
-        }
-    }
-    for ((turns, name), interface) in turns.iter().zip(&names).zip(INTERFACES) {
-        let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
-        let timeouts = of(|turn| turn.longest_gap_us as f64 / turn.timeout_us as f64);
-        table.rows.push(vec![
-            format!("{interface}, {name}"),
-            format!("{:.1}", of(|turn| turn.timeout_us as f64 / 1e3)),
-            format!("{:.1}", of(|turn| turn.longest_gap_us as f64 / 1e3)),
-            format!("{timeouts:.2}"),
-            format!("{:.1}", of(|turn| turn.bits_per_second / 1e6)),
-            format!("{:.0}", of(|turn| turn.retransmissions as f64)),
-            format!("{:.1}", of(|turn| turn.carried_again as f64 / 1e6)),
-        ]);
-        table.ratios.push(Ratio {
-            what: format!("{interface} dies: longest gap / its probe timeout"),
-            value: timeouts,
-            least: None,
-            most: Some(MOST_TIMEOUTS),
+    let turn = |of: &Contestant| Ok([turn(stage, of, 0)?, turn(stage, of, 1)?]);
+    let said = |both: &[Turn; 2]| {
+        let told = both.iter().zip(INTERFACES).map(|(turn, interface)| {
+            let [gap, timeout] = [turn.longest_gap_us, turn.timeout_us].map(|us| us as f64 / 1e3);
+            format!("{interface} {gap:.0} ms without a byte, probe timeout {timeout:.0} ms")
         });
+        told.collect::<Vec<_>>().join("; ")
+    };
+    let all = stage.turns(&title, &contestant, turn, said)?;
+    let by_path = [0, 1].map(|dies| {
+        let turns: Vec<Turn> = all.iter().map(|both| both[dies].clone()).collect();
+        (format!("{}, {}", INTERFACES[dies], names[dies]), turns)
+    });
+    let mut table = Table::of(
+        &title,
+        "the path that dies",
+        &by_path,
+        figures!(turn:
+            "its probe timeout, ms", 1, turn.timeout_us as f64 / 1e3;
+            "longest gap at the receiver, ms", 1, turn.longest_gap_us as f64 / 1e3;
+            "gap / probe timeout", 2, timeouts(turn);
+            "Mbit/s in all", 1, turn.bits_per_second / 1e6;
+            "TCP retransmissions", 0, turn.retransmissions as f64;
+            "carried again, MB", 1, turn.carried_again as f64 / 1e6;
+        ),
+    )?;
+    for ((_, turns), interface) in by_path.iter().zip(INTERFACES) {
+        let what = format!("{interface} dies: longest gap / its probe timeout");
+        let ratio = Ratio::new(what, median(turns.iter().map(timeouts)));
+        table.ratios.push(ratio.most(MOST_TIMEOUTS));
     }
-    table.turns = serde_json::to_value(&turns)?;
+    table.notes = vec!["Every byte arrived, in order, in all transfers.".to_owned()];
+    table.turns = serde_json::to_value(by_path.map(|(_, turns)| turns))?;
     Ok(table)
 }
 
+/// Probe timeouts that the longest gap took.
+fn timeouts(turn: &Turn) -> f64 {
+    turn.longest_gap_us as f64 / turn.timeout_us as f64
+}
+
 fn turn(stage: &Stage<'_>, contestant: &Contestant, dies: usize) -> Result<Turn> {
-    let daemons = contestant.daemons.as_ref();
-    let [daemon, _] = daemons.context("this contestant has daemons")?;
+    let [daemon, _] = contestant.daemons();
     let link = &contestant.site.links[dies];
     let third = stage.options.duration / 3;
     let start = Instant::now();
-    let transfer = Throughput::new(contestant.to)
-        .congestion(stage.congestion)
-        .duration(stage.options.duration)
-        .start(&contestant.site.a, &contestant.site.b)?;
+    let load = stage.load(contestant);
+    let transfer = load.start(&contestant.site.a, &contestant.site.b)?;
     let until = |at: Duration| {
         std::thread::sleep((start + at).saturating_duration_since(Instant::now()));
     };
@@ -120,9 +105,9 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant, dies: usize) -> Result<Turn>
     link.set(|conditions| *conditions = conditions.clone().loss(1.0))?;
     until(2 * third);
     link.set(|conditions| *conditions = conditions.clone().loss(0.0))?;
-    let before = contestant.site.a.counters(INTERFACES[dies])?.tx_bytes;
+    let before = contestant.site.sent()?[dies];
     let report = transfer.finish()?;
-    let carried = contestant.site.a.counters(INTERFACES[dies])?.tx_bytes - before;
+    let carried = contestant.site.sent()?[dies] - before;
     Ok(Turn {
         timeout_us: timeout.as_micros() as u64,
         longest_gap_us: report.longest_gap_us,

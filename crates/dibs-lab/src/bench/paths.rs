@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use dibs_netem::Conditions;
 
 use super::Stage;
-use super::report::{Ratio, Table, columns, median};
+use super::report::{Ratio, Table, median};
 use super::system::{Place, System};
 use super::throughput::{Series, Turn, rounds};
 use crate::link::LinkSpec;
@@ -62,9 +62,9 @@ impl Way {
 
 /// Each pair: TCP by each of the links, kernel MPTCP and seal by both.
 pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
-    let mut table = Table {
-        title: stage.titled("One stream over two emulated links, Mbit/s / round trip in ms"),
-        columns: columns([
+    let mut table = Table::new(
+        &stage.titled("One stream over two emulated links, Mbit/s / round trip in ms"),
+        &[
             "links",
             "best alone",
             "sum",
@@ -76,12 +76,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
             "seal / sum",
             "retransmissions",
             "longest gap, ms",
-        ]),
-        rows: Vec::new(),
-        ratios: Vec::new(),
-        notes: Vec::new(),
-        turns: serde_json::Value::Null,
-    };
+        ],
+    );
     let mut turns = serde_json::Map::new();
     for pair in PAIRS {
         let name = pair.map(Way::name).join(" + ");
@@ -92,16 +88,12 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         let all = measured(stage, &stage.titled(&name), pair)?;
         table.rows.push(row(&name, &all));
         let [best, mptcp, sum] = ratios(&all);
-        let ratio = |what: &str, value, least| Ratio {
-            what: format!("{name}: {what}"),
-            value,
-            least: Some(least),
-            most: None,
-        };
-        table.ratios.push(ratio("seal / best alone", best, 1.0));
+        let ratio = |what: &str, value| Ratio::new(format!("{name}: {what}"), value).least(1.0);
+        table.ratios.push(ratio("seal / best alone", best));
         let more = mptcp.max(sum / 0.95);
-        let words = "seal / MPTCP, or / 0.95 of the sum";
-        table.ratios.push(ratio(words, more, 1.0));
+        table
+            .ratios
+            .push(ratio("seal / MPTCP, or / 0.95 of the sum", more));
         turns.insert(name, serde_json::to_value(&all)?);
     }
     ensure!(!table.rows.is_empty(), "no pair of links has such a name");
@@ -135,11 +127,7 @@ fn measured(stage: &Stage<'_>, title: &str, pair: [Way; 2]) -> Result<[Series; 4
 fn row(name: &str, all: &[Series; 4]) -> Vec<String> {
     let of = |at: usize, value: fn(&Turn) -> f64| median(all[at].turns.iter().map(value));
     let rate = |at| of(at, |turn| turn.bits_per_second / 1e6);
-    let rates = || all[3].turns.iter().map(|turn| turn.bits_per_second / 1e6);
-    let (lowest, highest) = (
-        rates().fold(f64::INFINITY, f64::min),
-        rates().fold(0.0, f64::max),
-    );
+    let (lowest, highest) = all[3].range(1e6);
     let ratios = ratios(all).map(|ratio| format!("{ratio:.2}"));
     let mut row = vec![
         name.to_owned(),

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 
-use super::report::{Ratio, Table, columns, median};
+use super::report::{Ratio, Table, Turns, figures};
 use super::system::{Contestant, Place, System};
-use super::{GIGABIT, Stage, labelled, plain_links};
+use super::{GIGABIT, Stage, plain_links};
 use crate::link::LinkSpec;
-use crate::load::{Latency, LatencyReport, Requests, RequestsReport, Throughput};
+use crate::load::{Latency, LatencyReport, Requests, RequestsReport};
 use crate::processor::Processor;
 
 /// Streams at a time.
@@ -80,40 +80,23 @@ fn streams(
         format!("{one:.2} and {ten:.2} Gbit/s")
     };
     let all = stage.rounds(title, contestants, |of| turn(stage, of), said)?;
-    let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
-        let mut row = vec![contestant.label.clone()];
-        for at in 0..STREAMS.len() {
-            let of =
-                |value: fn(&Turn, usize) -> f64| median(turns.iter().map(|turn| value(turn, at)));
-            row.push(format!(
-                "{:.3}",
-                of(|turn, at| turn.bits_per_second[at] / 1e9)
-            ));
-            row.push(format!("{:.2}", of(|turn, at| turn.processor_seconds[at])));
-            row.push(format!(
-                "{:.0}",
-                of(|turn, at| turn.retransmissions[at] as f64)
-            ));
-        }
-        row
-    };
-    let rate = |turn: &Turn| turn.bits_per_second[0];
-    let turns = labelled(contestants, &all);
+    let table = Table::of(
+        title,
+        "system",
+        &all,
+        figures!(turn:
+            "1 stream, Gbit/s", 3, turn.bits_per_second[0] / 1e9;
+            "processor s / GB", 2, turn.processor_seconds[0];
+            "retransmissions", 0, turn.retransmissions[0] as f64;
+            "10 streams, Gbit/s", 3, turn.bits_per_second[1] / 1e9;
+            "processor s / GB", 2, turn.processor_seconds[1];
+            "retransmissions", 0, turn.retransmissions[1] as f64;
+        ),
+    )?;
     Ok(Table {
-        title: title.to_owned(),
-        columns: columns([
-            "system",
-            "1 stream, Gbit/s",
-            "processor s / GB",
-            "retransmissions",
-            "10 streams, Gbit/s",
-            "processor s / GB",
-            "retransmissions",
-        ]),
-        rows: contestants.iter().zip(&all).map(row).collect(),
-        ratios: ratios(&turns, "one stream", rate),
+        ratios: ratios(&all, "one stream", |turn| turn.bits_per_second[0]),
         notes: notes.to_vec(),
-        turns: serde_json::to_value(&turns)?,
+        ..table
     })
 }
 
@@ -124,11 +107,7 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
         retransmissions: [0; 2],
     };
     for (at, streams) in STREAMS.into_iter().enumerate() {
-        let load = Throughput::new(contestant.to)
-            .transport(contestant.transport)
-            .congestion(stage.congestion)
-            .streams(streams)
-            .duration(stage.options.duration);
+        let load = stage.load(contestant).streams(streams);
         let before = contestant.counts()?;
         let (mut processor, start) = (Processor::new()?, Instant::now());
         let report = load.run(&contestant.site.a, &contestant.site.b)?;
@@ -148,36 +127,25 @@ fn small(stage: &Stage<'_>, contestants: &[Contestant]) -> Result<Table> {
         format!("{kept:.0} and {connecting:.0} requests/s")
     };
     let all = stage.rounds(title, contestants, |of| messages(stage, of), said)?;
-    let row = |(contestant, turns): (&Contestant, &Vec<Small>)| {
-        let of = |value: fn(&Small) -> f64| median(turns.iter().map(value));
-        vec![
-            contestant.label.clone(),
-            // Reported is half of it.
-            format!("{:.0}", of(|small| 2.0 * small.trip.p50_us)),
-            format!("{:.0}", of(|small| 2.0 * small.trip.p99_us)),
-            format!("{:.0}", of(|small| small.kept.per_second)),
-            format!("{:.1}", of(|small| small.kept.p99_us / 1e3)),
-            format!("{:.0}", of(|small| small.connecting.per_second)),
-            format!("{:.1}", of(|small| small.connecting.p99_us / 1e3)),
-        ]
-    };
-    let connecting = |small: &Small| small.connecting.per_second;
-    let turns = labelled(contestants, &all);
+    let table = Table::of(
+        title,
+        "system",
+        &all,
+        // Of a round trip half is reported.
+        figures!(small:
+            "round trip p50, us", 0, 2.0 * small.trip.p50_us;
+            "p99, us", 0, 2.0 * small.trip.p99_us;
+            "16 kept connections, requests/s", 0, small.kept.per_second;
+            "p99, ms", 1, small.kept.p99_us / 1e3;
+            "a new one each, requests/s", 0, small.connecting.per_second;
+            "p99, ms", 1, small.connecting.p99_us / 1e3;
+        ),
+    )?;
     Ok(Table {
-        title: title.to_owned(),
-        columns: columns([
-            "system",
-            "round trip p50, us",
-            "p99, us",
-            "16 kept connections, requests/s",
-            "p99, ms",
-            "a new one each, requests/s",
-            "p99, ms",
-        ]),
-        rows: contestants.iter().zip(&all).map(row).collect(),
-        ratios: ratios(&turns, "a new connection each", connecting),
-        notes: Vec::new(),
-        turns: serde_json::to_value(&turns)?,
+        ratios: ratios(&all, "a new connection each", |small| {
+            small.connecting.per_second
+        }),
+        ..table
     })
 }
 
@@ -199,7 +167,7 @@ fn messages(stage: &Stage<'_>, contestant: &Contestant) -> Result<Small> {
 }
 
 /// Each bump beside each other system, within rounds.
-fn ratios<T>(turns: &[(&str, &[T])], what: &str, value: fn(&T) -> f64) -> Vec<Ratio> {
+fn ratios<T>(turns: &Turns<T>, what: &str, value: fn(&T) -> f64) -> Vec<Ratio> {
     let names = BUMPS
         .into_iter()
         .flat_map(|bump| OTHERS.map(|other| (bump.label(), other.label())));

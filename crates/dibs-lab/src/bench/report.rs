@@ -51,9 +51,69 @@ pub struct Table {
     pub turns: serde_json::Value,
 }
 
-/// The names of a table's columns.
-pub(super) fn columns<const N: usize>(names: [&str; N]) -> Vec<String> {
-    names.map(str::to_owned).to_vec()
+/// A figure: its name, how many decimals are shown, and what it is of a turn.
+pub(super) type Figure<'a, T> = (&'a str, usize, fn(&T) -> f64);
+
+/// Figures of a turn of this name, each by name, decimals and value.
+macro_rules! figures {
+    ($turn:ident: $($name:literal, $decimals:literal, $value:expr;)*) => {
+        &[$(($name, $decimals, |$turn| $value)),*]
+    };
+}
+pub(super) use figures;
+
+/// The turns of systems, by their labels.
+pub(super) type Turns<T> = [(String, Vec<T>)];
+
+impl Table {
+    /// One that has no rows yet.
+    pub(super) fn new(title: &str, columns: &[&str]) -> Self {
+        Self {
+            title: title.to_owned(),
+            columns: columns.iter().map(|&name| name.to_owned()).collect(),
+            rows: Vec::new(),
+            ratios: Vec::new(),
+            notes: Vec::new(),
+            turns: serde_json::Value::Null,
+        }
+    }
+
+    /// A row for each system, with the medians of its turns.
+    pub(super) fn of<T: Serialize>(
+        title: &str,
+        first: &str,
+        turns: &Turns<T>,
+        figures: &[Figure<'_, T>],
+    ) -> Result<Self> {
+        let names = figures.iter().map(|(name, ..)| *name);
+        let mut table = Self::new(title, &Vec::from_iter([first].into_iter().chain(names)));
+        for (label, turns) in turns {
+            let medians = figures.iter().map(|figure| shown(figure, turns));
+            table
+                .rows
+                .push([label.clone()].into_iter().chain(medians).collect());
+        }
+        table.turns = serde_json::to_value(turns)?;
+        Ok(table)
+    }
+
+    /// A row for each figure, with the median of one system's turns.
+    pub(super) fn of_one<T: Serialize>(
+        title: &str,
+        turns: &[T],
+        figures: &[Figure<'_, T>],
+    ) -> Result<Self> {
+        let row = |figure: &Figure<'_, T>| vec![figure.0.to_owned(), shown(figure, turns)];
+        Ok(Self {
+            rows: figures.iter().map(row).collect(),
+            turns: serde_json::to_value(turns)?,
+            ..Self::new(title, &["", "median"])
+        })
+    }
+}
+
+fn shown<T>((_, decimals, value): &Figure<'_, T>, turns: &[T]) -> String {
+    format!("{:.decimals$}", median(turns.iter().map(value)))
 }
 
 /// A comparison.
@@ -113,9 +173,35 @@ impl fmt::Display for Environment {
 }
 
 impl Ratio {
+    /// One without a target.
+    pub(super) fn new(what: impl Into<String>, value: f64) -> Self {
+        Self {
+            what: what.into(),
+            value,
+            least: None,
+            most: None,
+        }
+    }
+
+    /// What it should reach, if anything.
+    pub(super) fn least(self, least: impl Into<Option<f64>>) -> Self {
+        Self {
+            least: least.into(),
+            ..self
+        }
+    }
+
+    /// What it should not exceed, if anything.
+    pub(super) fn most(self, most: impl Into<Option<f64>>) -> Self {
+        Self {
+            most: most.into(),
+            ..self
+        }
+    }
+
     /// One system's value beside another's, by their labels, within rounds; nothing if one of them did not run.
     pub(super) fn beside<T>(
-        turns: &[(&str, &[T])],
+        turns: &Turns<T>,
         what: &str,
         (one, other): (&str, &str),
         value: fn(&T) -> f64,
@@ -124,13 +210,8 @@ impl Ratio {
             let found = turns.iter().find(|(label, _)| *label == name);
             found.map(|(_, turns)| turns.iter().map(value))
         };
-        let pairs = of(one)?.zip(of(other)?);
-        Some(Self {
-            what: format!("{what}: {one} / {other}"),
-            value: median(pairs.map(|(one, other)| one / other)),
-            least: None,
-            most: None,
-        })
+        let ratio = median(of(one)?.zip(of(other)?).map(|(one, other)| one / other));
+        Some(Self::new(format!("{what}: {one} / {other}"), ratio))
     }
 
     fn is_met(&self) -> bool {

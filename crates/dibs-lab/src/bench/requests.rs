@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use dibs_netns::{HANG, Process, wait_until};
+use dibs_netns::HANG;
 use serde::Serialize;
 
-use super::report::{Ratio, Table, columns, median};
+use super::report::{Ratio, Table, Turns, figures};
 use super::system::{Contestant, PORT, Place, System};
-use super::{GIGABIT, Stage, labelled};
+use super::{GIGABIT, Stage};
 use crate::link::LinkSpec;
+use crate::load::nginx;
 
 /// Clients at a time.
 const CLIENTS: usize = 64;
@@ -52,7 +53,10 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let mut place = Place::new(stage)?;
     let links = |_: &str, link: LinkSpec| link.shaped(GIGABIT);
     let contestants = place.contestants(&systems, links)?;
-    let _servers = { contestants.iter().map(serve) }.collect::<Result<Vec<_>>>()?;
+    let answer = format!("default_type text/plain; return 200 \"{BODY}\";");
+    let servers = contestants.iter();
+    let servers = servers.map(|contestant| nginx(&contestant.site.b, PORT, &answer));
+    let _servers = servers.collect::<Result<Vec<_>>>()?;
     let title = format!("nginx asked by wrk, {CLIENTS} connections, links of 1 Gbit/s");
     let turn = |contestant: &Contestant| -> Result<Turn> {
         Ok(Turn {
@@ -65,69 +69,32 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
         format!("{kept:.0} and {connecting:.0} requests/s")
     };
     let all = stage.rounds(&title, &contestants, turn, said)?;
-    let mut rows = Vec::new();
-    for (contestant, turns) in contestants.iter().zip(&all) {
-        let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
-        rows.push(vec![
-            contestant.label.clone(),
-            format!("{:.0}", of(|turn| turn.kept.per_second)),
-            format!("{:.1}", of(|turn| turn.kept.p50_ms)),
-            format!("{:.1}", of(|turn| turn.kept.p99_ms)),
-            format!("{:.0}", of(|turn| turn.connecting.per_second)),
-            format!("{:.1}", of(|turn| turn.connecting.p99_ms)),
-        ]);
+    for (label, turns) in &all {
         let failed = turns
             .iter()
             .map(|turn| turn.kept.failed + turn.connecting.failed);
         let failed: u64 = failed.sum();
         if failed > 0 {
-            notes.push(format!(
-                "{}: {failed} requests failed in all rounds",
-                contestant.label
-            ));
+            notes.push(format!("{label}: {failed} requests failed in all rounds"));
         }
     }
-    let turns = labelled(&contestants, &all);
+    let table = Table::of(
+        &title,
+        "system",
+        &all,
+        figures!(turn:
+            "kept, requests/s", 0, turn.kept.per_second;
+            "p50, ms", 1, turn.kept.p50_ms;
+            "p99, ms", 1, turn.kept.p99_ms;
+            "a new one each, requests/s", 0, turn.connecting.per_second;
+            "p99, ms", 1, turn.connecting.p99_ms;
+        ),
+    )?;
     Ok(Table {
-        title,
-        columns: columns([
-            "system",
-            "kept, requests/s",
-            "p50, ms",
-            "p99, ms",
-            "a new one each, requests/s",
-            "p99, ms",
-        ]),
-        rows,
-        ratios: ratios(&turns),
+        ratios: ratios(&all),
         notes,
-        turns: serde_json::to_value(&turns)?,
+        ..table
     })
-}
-
-/// Starts nginx on the second host; it is gone when dropped.
-fn serve(contestant: &Contestant) -> Result<Process> {
-    let host = &contestant.site.b;
-    // The host's own /run.
-    let configuration = format!(
-        "daemon off; master_process off; user root; worker_processes 1; pid /run/nginx.pid;\n\
-         error_log /run/nginx.log; events {{ worker_connections 1024; }}\n\
-         http {{ access_log off; keepalive_requests 1000000000;\n\
-         client_body_temp_path /run/t1; proxy_temp_path /run/t2; fastcgi_temp_path /run/t3;\n\
-         uwsgi_temp_path /run/t4; scgi_temp_path /run/t5;\n\
-         server {{ listen {PORT} backlog=1024; default_type text/plain; return 200 \"{BODY}\"; }} }}\n"
-    );
-    std::fs::write(host.run_dir().join("nginx.conf"), configuration).context("nginx.conf")?;
-    let mut command = host.command("nginx");
-    command.args(["-c", "/run/nginx.conf", "-e", "/run/nginx.log"]);
-    let mut server = host
-        .spawn(command)
-        .context("nginx is of the Debian package nginx-light")?;
-    wait_until(HANG, "nginx", || {
-        host.is_listening(PORT).unwrap_or(false) || !server.is_running()
-    })?;
-    anyhow::ensure!(server.is_running(), "nginx ended: {}", server.stderr());
-    Ok(server)
 }
 
 fn ask(stage: &Stage<'_>, contestant: &Contestant, header: Option<&str>) -> Result<Asked> {
@@ -186,35 +153,31 @@ fn milliseconds(text: &str) -> Option<f64> {
 }
 
 /// Each bump beside wireguard-go and, for new connections, plain TCP, within rounds.
-fn ratios(turns: &[(&str, &[Turn])]) -> Vec<Ratio> {
-    let kept: fn(&Turn) -> f64 = |turn| turn.kept.per_second;
-    let tail: fn(&Turn) -> f64 = |turn| turn.kept.p99_ms;
-    let connecting: fn(&Turn) -> f64 = |turn| turn.connecting.per_second;
+fn ratios(turns: &Turns<Turn>) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     for (bump, most) in BUMPS {
-        let rows = [
-            (System::WireguardGo, "kept", kept, Some(1.0), None),
-            (System::WireguardGo, "kept, p99", tail, None, Some(most)),
-            (
-                System::WireguardGo,
-                "a new one each",
-                connecting,
-                Some(1.0),
-                None,
-            ),
-            (System::Plain, "a new one each", connecting, None, None),
-        ];
-        ratios.extend(
-            rows.into_iter()
-                .filter_map(|(other, what, value, least, most)| {
-                    let ratio = Ratio::beside(turns, what, (bump.label(), other.label()), value)?;
-                    Some(Ratio {
-                        least,
-                        most,
-                        ..ratio
-                    })
-                }),
+        let mut add = |other: System, what, value: fn(&Turn) -> f64, least, most| {
+            let ratio = Ratio::beside(turns, what, (bump.label(), other.label()), value);
+            ratios.extend(ratio.map(|ratio| ratio.least(least).most(most)));
+        };
+        let wireguard = System::WireguardGo;
+        add(
+            wireguard,
+            "kept",
+            |turn| turn.kept.per_second,
+            Some(1.0),
+            None,
         );
+        add(
+            wireguard,
+            "kept, p99",
+            |turn| turn.kept.p99_ms,
+            None,
+            Some(most),
+        );
+        let connecting: fn(&Turn) -> f64 = |turn| turn.connecting.per_second;
+        add(wireguard, "a new one each", connecting, Some(1.0), None);
+        add(System::Plain, "a new one each", connecting, None, None);
     }
     ratios
 }

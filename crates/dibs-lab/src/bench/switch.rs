@@ -3,15 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_control::Changed;
 use dibs_netem::Conditions;
 use serde::Serialize;
 
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, figures, median};
 use super::system::{Contestant, PORT, Place, System};
 use super::{GIGABIT, Stage};
 use crate::link::LinkSpec;
-use crate::load::Throughput;
 use crate::site::UNTRUSTED;
 
 /// A quarter of a second.
@@ -94,84 +92,45 @@ fn run(
     let title = stage.titled(&format!(
         "Plain, scramble, plain in one connection, {links_named}"
     ));
-    let mut turns = Vec::new();
-    for round in 1..=stage.options.rounds {
-        let turn = turn(stage, third, &contestant)?;
-        eprintln!(
-            "{title}, round {round}: {:.2}, then {:.2} Gbit/s, {} retransmissions",
-            turn.plain_bits_per_second / 1e9,
-            turn.scramble_bits_per_second / 1e9,
-            turn.retransmissions
-        );
-        turns.push(turn);
-    }
-    let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
-    let values: [(&str, f64, usize); 9] = [
-        ("plain, Gbit/s", of(|t| t.plain_bits_per_second / 1e9), 3),
-        (
-            "scramble, Gbit/s",
-            of(|t| t.scramble_bits_per_second / 1e9),
-            3,
+    let said = |turn: &Turn| {
+        let rates = [turn.plain_bits_per_second, turn.scramble_bits_per_second];
+        let ([plain, bumped], again) = (rates.map(|rate| rate / 1e9), turn.retransmissions);
+        format!("{plain:.2}, then {bumped:.2} Gbit/s, {again} retransmissions")
+    };
+    let turns = stage.turns(&title, &contestant, |of| turn(stage, third, of), said)?;
+    let mut table = Table::of_one(
+        &title,
+        &turns,
+        figures!(t:
+            "plain, Gbit/s", 3, t.plain_bits_per_second / 1e9;
+            "scramble, Gbit/s", 3, t.scramble_bits_per_second / 1e9;
+            "longest gap at the receiver, ms", 1, t.longest_gap_us as f64 / 1e3;
+            "lowest quarter second / mean, not switched", 2, t.lowest_quarter_unswitched;
+            "TCP retransmissions, not switched", 0, t.retransmissions_unswitched as f64;
+            "TCP retransmissions", 0, t.retransmissions as f64;
+            "resent by the path layer", 0, t.resent as f64;
+            "enable took, ms", 1, t.enable_us as f64 / 1e3;
+            "disable took, ms", 1, t.disable_us as f64 / 1e3;
         ),
-        (
-            "longest gap at the receiver, ms",
-            of(|t| t.longest_gap_us as f64 / 1e3),
-            1,
-        ),
-        (
-            "lowest quarter second / mean, not switched",
-            of(|t| t.lowest_quarter_unswitched),
-            2,
-        ),
-        (
-            "TCP retransmissions, not switched",
-            of(|t| t.retransmissions_unswitched as f64),
-            0,
-        ),
-        ("TCP retransmissions", of(|t| t.retransmissions as f64), 0),
-        ("resent by the path layer", of(|t| t.resent as f64), 0),
-        ("enable took, ms", of(|t| t.enable_us as f64 / 1e3), 1),
-        ("disable took, ms", of(|t| t.disable_us as f64 / 1e3), 1),
-    ];
-    let rows =
-        values.map(|(name, value, digits)| vec![name.to_owned(), format!("{value:.digits$}")]);
+    )?;
     let worst = turns.iter().map(|turn| turn.retransmissions).max();
-    Ok(Table {
-        title,
-        columns: vec!["".to_owned(), "median".to_owned()],
-        rows: rows.to_vec(),
-        ratios: vec![
-            Ratio {
-                what: "TCP retransmissions, the most of any round".to_owned(),
-                value: worst.unwrap_or(0) as f64,
-                least: None,
-                most: Some(MOST_RETRANSMISSIONS),
-            },
-            Ratio {
-                what: "lowest quarter second / plain mean".to_owned(),
-                value: of(|t| t.lowest_quarter),
-                least: Some(LEAST_QUARTER),
-                most: None,
-            },
-        ],
-        notes: vec![format!(
-            "No connection was lost and every byte was right in {} transfers.",
-            turns.len()
-        )],
-        turns: serde_json::to_value(&turns)?,
-    })
+    let worst = worst.unwrap_or(0) as f64;
+    let quarter = median(turns.iter().map(|turn| turn.lowest_quarter));
+    table.ratios = vec![
+        Ratio::new("TCP retransmissions, the most of any round", worst).most(MOST_RETRANSMISSIONS),
+        Ratio::new("lowest quarter second / plain mean", quarter).least(LEAST_QUARTER),
+    ];
+    let count = turns.len();
+    table.notes = vec![format!(
+        "No connection was lost and every byte was right in {count} transfers."
+    )];
+    Ok(table)
 }
 
 /// Two transfers of three thirds: one as it is, one with a switch after each third.
 fn turn(stage: &Stage<'_>, third: Duration, contestant: &Contestant) -> Result<Turn> {
-    let [daemon, _] = contestant
-        .daemons
-        .as_ref()
-        .expect("this contestant has daemons");
-    let load = Throughput::new(contestant.to)
-        .congestion(stage.congestion)
-        .duration(3 * third)
-        .interval(QUARTER);
+    let [daemon, _] = contestant.daemons();
+    let load = stage.load(contestant).duration(3 * third).interval(QUARTER);
     let (from, to) = (&contestant.site.a, &contestant.site.b);
     let unswitched = load.start(from, to)?.finish()?;
     let (_, lowest_quarter_unswitched) = lowest_quarter(third, &unswitched.intervals)?;
@@ -179,8 +138,7 @@ fn turn(stage: &Stage<'_>, third: Duration, contestant: &Contestant) -> Result<T
     let before = contestant.counts()?;
     let start = Instant::now();
     let transfer = load.start(from, to)?;
-    let port = PORT.to_string();
-    let switch = |at: Duration, words: &[&str]| -> Result<(f64, Duration)> {
+    let switch = |at: Duration, bump: &str| -> Result<(f64, Duration)> {
         std::thread::sleep((start + at).saturating_duration_since(Instant::now()));
         ensure!(
             transfer.is_running(),
@@ -188,16 +146,11 @@ fn turn(stage: &Stage<'_>, third: Duration, contestant: &Contestant) -> Result<T
         );
         let asked = Instant::now();
         let received = transfer.received() as f64;
-        let changed: Changed = daemon.ctl(words)?;
-        let count = changed.connections.len();
-        ensure!(
-            count == 1,
-            "{count} connections were switched instead of one"
-        );
+        daemon.switch(("--dport", PORT), bump)?;
         Ok((received, asked.elapsed()))
     };
-    let (at_enable, enable) = switch(third, &["enable", "--dport", &port, "--bump", "scramble"])?;
-    let (at_disable, disable) = switch(2 * third, &["disable", "--dport", &port])?;
+    let (at_enable, enable) = switch(third, "scramble")?;
+    let (at_disable, disable) = switch(2 * third, "plain")?;
     let report = transfer.finish()?;
     let counts = contestant.since(&before, report.bytes)?;
     let (plain, lowest_quarter) = lowest_quarter(third, &report.intervals)?;

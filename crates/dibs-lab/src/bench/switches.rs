@@ -4,15 +4,13 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_control::Changed;
 use dibs_netem::rng::Rng;
 use serde::Serialize;
 
 use super::Stage;
-use super::report::{Ratio, Table, median};
+use super::report::{Ratio, Table, figures};
 use super::system::{Contestant, PORT, Place, System};
 use crate::link::LinkSpec;
-use crate::load::Throughput;
 
 const RATE: u64 = 500_000_000;
 /// A round is so many turns of other experiments long.
@@ -66,59 +64,44 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     let links = |_: &str, link: LinkSpec| link.shaped(RATE);
     let contestant = place.contestant(System::Idle, "random switches", links)?;
     let title = stage.titled("A stream moved from bump to bump at random, links of 500 Mbit/s");
-    let mut turns = Vec::new();
-    for round in 1..=stage.options.rounds {
-        let turn = turn(stage, round as u64, &contestant)?;
-        eprintln!(
-            "{title}, round {round}: {} switches, longest pause {:.0} ms",
-            turn.switches.len(),
-            turn.longest_gap_us as f64 / 1e3
-        );
-        turns.push(turn);
-    }
-    let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
+    let said = |turn: &Turn| {
+        let (count, pause) = (turn.switches.len(), turn.longest_gap_us as f64 / 1e3);
+        format!("{count} switches, longest pause {pause:.0} ms")
+    };
+    let mut seed = 0;
+    let turn = |of: &Contestant| {
+        seed += 1;
+        turn(stage, seed, of)
+    };
+    let turns = stage.turns(&title, &contestant, turn, said)?;
     let longest = turns.iter().map(|turn| turn.longest_gap_us).max();
     let longest = longest.unwrap_or(0) as f64 / 1e3;
-    let row = |name: &str, value: f64| vec![name.to_owned(), format!("{value:.0}")];
+    let most = MOST_PAUSE.as_secs_f64() * 1e3;
+    let table = Table::of_one(
+        &title,
+        &turns,
+        figures!(turn:
+            "switches", 0, turn.switches.len() as f64;
+            "Mbit/s", 0, turn.bits_per_second / 1e6;
+            "longest pause, ms", 0, turn.longest_gap_us as f64 / 1e3;
+            "TCP retransmissions", 0, turn.retransmissions as f64;
+        ),
+    )?;
     Ok(Table {
-        title,
-        columns: vec![String::new(), "median".to_owned()],
-        rows: vec![
-            row("switches", of(|turn| turn.switches.len() as f64)),
-            row("Mbit/s", of(|turn| turn.bits_per_second / 1e6)),
-            row(
-                "longest pause, ms",
-                of(|turn| turn.longest_gap_us as f64 / 1e3),
-            ),
-            row(
-                "TCP retransmissions",
-                of(|turn| turn.retransmissions as f64),
-            ),
-        ],
-        ratios: vec![Ratio {
-            what: "longest pause of any round, ms".to_owned(),
-            value: longest,
-            least: None,
-            most: Some(MOST_PAUSE.as_secs_f64() * 1e3),
-        }],
+        ratios: vec![Ratio::new("longest pause of any round, ms", longest).most(most)],
         notes: worst(&turns),
-        turns: serde_json::to_value(&turns)?,
+        ..table
     })
 }
 
 fn turn(stage: &Stage<'_>, seed: u64, contestant: &Contestant) -> Result<Turn> {
-    let daemons = contestant.daemons.as_ref();
-    let daemons = daemons.expect("this contestant has daemons");
+    let daemons = contestant.daemons();
     let length = TURNS * stage.options.duration;
-    let load = Throughput::new(contestant.to)
-        .congestion(stage.congestion)
-        .interval(PART)
-        .endless();
+    let load = stage.load(contestant).interval(PART).endless();
     let mut rng = Rng::new(seed);
     let transfer = load.start(&contestant.site.a, &contestant.site.b)?;
     let start = Instant::now();
     let mut switches: Vec<Switch> = Vec::new();
-    let port = PORT.to_string();
     let mut at = LEAST_APART;
     while at < length {
         std::thread::sleep((start + at).saturating_duration_since(Instant::now()));
@@ -129,15 +112,8 @@ fn turn(stage: &Stage<'_>, seed: u64, contestant: &Contestant) -> Result<Turn> {
             _ => (&daemons[1], "--sport"),
         };
         let bump = rng.pick(&BUMPS);
-        let words: &[&str] = match bump {
-            "plain" => &["disable", end, &port],
-            bump => &["enable", end, &port, "--bump", bump],
-        };
-        let changed: Changed = host
-            .ctl(words)
-            .with_context(|| format!("switch {}, to {bump}", switches.len()))?;
-        let moved = changed.connections.len();
-        ensure!(moved == 1, "a switch moved {moved} connections");
+        let switched = host.switch((end, PORT), bump);
+        switched.with_context(|| format!("switch {}, to {bump}", switches.len()))?;
         switches.push(Switch {
             at_seconds: asked.as_secs_f64(),
             by_sender: end == "--dport",

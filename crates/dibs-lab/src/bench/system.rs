@@ -1,6 +1,6 @@
 //! The systems that are compared, each on hosts of its own.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -12,7 +12,7 @@ use crate::lab::Lab;
 use crate::link::LinkSpec;
 use crate::load::Transport;
 use crate::processor::{resident, used_by};
-use crate::site::{INTERFACES, Site, addresses};
+use crate::site::{Site, addresses};
 
 /// Where the servers listen.
 pub(super) const PORT: u16 = 7000;
@@ -156,8 +156,9 @@ impl<'a> Place<'a> {
         let site = Site::new(&mut self.lab, [&names[0], &names[1]], self.links, links)?;
         let [near, far] = addresses(0);
         let hosts = [&site.a, &site.b];
-        let (mut to, mut transport) = (far, Transport::Tcp);
-        let (mut tunnel, mut daemons) = (None, None);
+        let ends = [(&site.a, near), (&site.b, far)];
+        let mut transport = Transport::Tcp;
+        let (mut tunnel, mut daemons): (Option<Tunnel>, _) = (None, None);
         let mut join = |daemon: &str, tables: &str| -> Result<()> {
             let both = Settings { daemon, tables: "" };
             let settings = [Settings { daemon, tables }, both];
@@ -174,23 +175,14 @@ impl<'a> Place<'a> {
             System::WireguardGo => {
                 let program = self.stage.options.wireguard_go.as_ref();
                 let program = program.map_err(|reason| anyhow!("{reason}"))?;
-                let ends: [(_, IpAddr); 2] = [(&site.a, near), (&site.b, far)];
-                let made = baseline::wireguard_go(program, ends[0], ends[1])?;
-                to = made.b;
-                tunnel = Some(made);
+                tunnel = Some(baseline::wireguard_go(program, ends[0], ends[1])?);
             }
             System::Boringtun => {
                 let program = self.stage.options.boringtun.as_ref();
                 let program = program.map_err(|reason| anyhow!("{reason}"))?;
-                let made = baseline::boringtun(program, (&site.a, near), (&site.b, far))?;
-                to = made.b;
-                tunnel = Some(made);
+                tunnel = Some(baseline::boringtun(program, ends[0], ends[1])?);
             }
-            System::OpenVpn => {
-                let made = baseline::openvpn_as_it_comes((&site.a, near), (&site.b, far))?;
-                to = made.b;
-                tunnel = Some(made);
-            }
+            System::OpenVpn => tunnel = Some(baseline::openvpn_as_it_comes(ends[0], ends[1])?),
             System::Scramble => join("", RULE)?,
             System::Seal => {
                 let scheduler = self.stage.options.scheduler.as_ref();
@@ -205,7 +197,7 @@ impl<'a> Place<'a> {
         }
         Ok(Contestant {
             label: label.to_owned(),
-            to: SocketAddr::new(to, PORT),
+            to: SocketAddr::new(tunnel.as_ref().map_or(far, |tunnel| tunnel.b), PORT),
             transport,
             daemons,
             on_bump: matches!(
@@ -219,6 +211,12 @@ impl<'a> Place<'a> {
 }
 
 impl Contestant {
+    /// Its daemons, where it is one of dibs.
+    pub(super) fn daemons(&self) -> &[Dibsd; 2] {
+        let daemons = self.daemons.as_ref();
+        daemons.expect("this contestant has daemons")
+    }
+
     /// The two programs that carry its connections, if that is not the kernel's work.
     fn programs(&self) -> Vec<u32> {
         let daemons = self.daemons.iter().flatten().filter_map(Dibsd::pid);
@@ -242,10 +240,10 @@ impl Contestant {
     }
 
     pub(super) fn counts(&self) -> Result<Counts> {
-        let mut counts = Counts::default();
-        for interface in &INTERFACES[..self.site.links.len()] {
-            counts.links.push(self.site.a.counters(interface)?.tx_bytes);
-        }
+        let mut counts = Counts {
+            links: self.site.sent()?,
+            ..Counts::default()
+        };
         if let Some([daemon, _]) = &self.daemons {
             let status = daemon.status()?;
             counts.datagrams = status.paths.iter().map(|path| path.bytes_sent).sum();

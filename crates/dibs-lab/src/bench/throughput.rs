@@ -4,9 +4,9 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use super::Stage;
-use super::report::{Ratio, Table, columns, median};
+use super::report::{Ratio, Table, median};
 use super::system::Contestant;
-use crate::load::{Throughput, Transport};
+use crate::load::Transport;
 
 /// A turn.
 #[derive(Clone, Debug, Serialize)]
@@ -47,9 +47,9 @@ pub(super) fn table(
         .iter()
         .filter_map(|&(one, other, least)| compare(&all, one, other, least))
         .collect();
-    Ok(Table {
-        title: title.to_owned(),
-        columns: columns([
+    let mut table = Table::new(
+        title,
+        &[
             "system",
             "Gbit/s",
             "lowest to highest",
@@ -57,12 +57,12 @@ pub(super) fn table(
             "resent by the path layer",
             "longest gap, ms",
             "MB by link",
-        ]),
-        rows: all.iter().map(row).collect(),
-        ratios,
-        notes: Vec::new(),
-        turns: serde_json::to_value(&all)?,
-    })
+        ],
+    );
+    table.rows = all.iter().map(row).collect();
+    table.ratios = ratios;
+    table.turns = serde_json::to_value(&all)?;
+    Ok(table)
 }
 
 /// Runs the contestants in turn, round by round.
@@ -73,23 +73,17 @@ pub(super) fn rounds(
 ) -> Result<Vec<Series>> {
     let said = |turn: &Turn| format!("{:.1} Mbit/s", turn.bits_per_second / 1e6);
     let all = stage.rounds(title, contestants, |of| turn(stage, of), said)?;
-    let series = contestants
-        .iter()
-        .zip(all)
-        .map(|(contestant, turns)| Series {
-            system: contestant.label.clone(),
-            turns,
-        });
+    let series = all
+        .into_iter()
+        .map(|(system, turns)| Series { system, turns });
     Ok(series.collect())
 }
 
 fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     let before = contestant.counts()?;
-    let load = Throughput::new(contestant.to)
-        .transport(contestant.transport)
-        .congestion(stage.congestion)
-        .duration(stage.options.duration);
-    let report = load.run(&contestant.site.a, &contestant.site.b)?;
+    let report = stage
+        .load(contestant)
+        .run(&contestant.site.a, &contestant.site.b)?;
     let counts = contestant.since(&before, report.bytes)?;
     if contestant.transport == Transport::Mptcp {
         ensure!(report.subflows == 2, "{} subflows", report.subflows);
@@ -104,11 +98,20 @@ fn turn(stage: &Stage<'_>, contestant: &Contestant) -> Result<Turn> {
     })
 }
 
+impl Series {
+    /// The lowest rate of all turns and the highest, in such units.
+    pub(super) fn range(&self, unit: f64) -> (f64, f64) {
+        let rates = || self.turns.iter().map(|turn| turn.bits_per_second / unit);
+        (
+            rates().fold(f64::INFINITY, f64::min),
+            rates().fold(0.0, f64::max),
+        )
+    }
+}
+
 fn row(series: &Series) -> Vec<String> {
     let of = |value: fn(&Turn) -> f64| median(series.turns.iter().map(value));
-    let rates = || series.turns.iter().map(|turn| turn.bits_per_second / 1e9);
-    let lowest = rates().fold(f64::INFINITY, f64::min);
-    let highest = rates().fold(0.0, f64::max);
+    let (lowest, highest) = series.range(1e9);
     vec![
         series.system.clone(),
         format!("{:.3}", of(|turn| turn.bits_per_second / 1e9)),
@@ -136,27 +139,19 @@ fn compare(all: &[Series], one: &str, other: &str, least: Option<f64>) -> Option
     let find = |name: &str| all.iter().find(|series| series.system == name);
     if other == MEGABYTES {
         let turns = find(one)?.turns.iter();
-        return Some(Ratio {
-            what: format!("{one}, {MEGABYTES}"),
-            value: median(turns.map(|turn| turn.bits_per_second / 8e6)),
-            least,
-            most: None,
-        });
+        let rate = median(turns.map(|turn| turn.bits_per_second / 8e6));
+        return Some(Ratio::new(format!("{one}, {MEGABYTES}"), rate).least(least));
     }
     let others = other.split(" + ").map(find).collect::<Option<Vec<_>>>()?;
     let ratios = find(one)?.turns.iter().enumerate().map(|(round, turn)| {
         let others = others.iter().map(|series| &series.turns[round]);
         turn.bits_per_second / others.map(|turn| turn.bits_per_second).sum::<f64>()
     });
-    Some(Ratio {
-        what: match other.contains(" + ") {
-            true => format!("{one} / ({other})"),
-            false => format!("{one} / {other}"),
-        },
-        value: median(ratios),
-        least,
-        most: None,
-    })
+    let what = match other.contains(" + ") {
+        true => format!("{one} / ({other})"),
+        false => format!("{one} / {other}"),
+    };
+    Some(Ratio::new(what, median(ratios)).least(least))
 }
 
 #[cfg(test)]

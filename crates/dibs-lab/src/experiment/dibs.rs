@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_control::Changed;
 use serde::Serialize;
 
 use crate::baseline::openvpn;
@@ -14,7 +13,7 @@ use crate::dibs::{Programs, Settings};
 use crate::lab::Lab;
 use crate::load::sockets::host_retransmissions;
 use crate::load::{Throughput, ThroughputReport};
-use crate::plot::{BLUE, Curve, Mark, Panel, Plot, RED};
+use crate::plot::{BLUE, Mark, Panel, Plot, RED, by_interval};
 use crate::processor::Processor;
 use crate::site::{Site, addresses};
 
@@ -169,11 +168,7 @@ fn run(programs: &Programs, bumps: &[&str], phase: Duration) -> Result<Run> {
             break;
         };
         ensure!(transfer.is_running(), "the connection broke");
-        let port = PORT.to_string();
-        let words = ["enable", "--dport", &port, "--bump", bump];
-        let changed: Changed = daemons[0].ctl(&words)?;
-        let moved = changed.connections.len();
-        ensure!(moved == 1, "{moved} connections were switched to {bump}");
+        daemons[0].switch(("--dport", PORT), bump)?;
         let took = asked.elapsed();
         switches.push(Switch { at, took, resent });
         eprintln!("{bump} since {:.1} s", at.as_secs_f64());
@@ -249,32 +244,22 @@ impl Run {
         let last = last.map_or(0.0, |phase| phase.at_seconds + phase.command_ms / 1e3);
         let seconds = last + self.phase_seconds;
         let every = self.throughput_every_seconds;
-        let bytes = self.bytes.iter().enumerate();
-        let arrived = bytes
-            .map(|(slot, bytes)| ((slot as f64 + 0.5) * every, *bytes as f64 / every / 1e6))
-            .filter(|(time, _)| *time <= seconds);
-        let panel = |title: &str, color, points| Panel {
-            title: title.to_owned(),
-            curves: vec![Curve {
-                name: title.to_owned(),
-                color,
-                points,
-            }],
-        };
+        let rates = self.bytes.iter().map(|bytes| *bytes as f64 / every / 1e6);
+        let arrived = by_interval(every, rates).filter(|(time, _)| *time <= seconds);
         let mark = |phase: &Phase| Mark {
             at: phase.at_seconds,
             label: phase.bump.clone(),
             length: self.phase_seconds,
         };
-        Plot {
+        let plot = Plot {
             along: "time, s",
             end: seconds,
             panels: vec![
-                panel("throughput, MB/s", BLUE, arrived.collect()),
-                panel("processor, % of one", RED, self.processor.clone()),
+                Panel::of("throughput, MB/s", BLUE, arrived),
+                Panel::of("processor, % of one", RED, self.processor.iter().copied()),
             ],
             marks: self.phases.iter().map(mark).collect(),
-        }
-        .svg()
+        };
+        plot.to_string()
     }
 }

@@ -9,11 +9,11 @@ use dibs_netem::Conditions;
 use serde::Serialize;
 
 use crate::bench::{Environment, median};
-use crate::dibs::{Dibsd, PathSpec, Programs, Settings};
+use crate::dibs::{Dibsd, Programs, Settings};
 use crate::lab::Lab;
 use crate::load::Throughput;
-use crate::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot};
-use crate::site::{INTERFACES, Site, addresses};
+use crate::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot, by_interval};
+use crate::site::{INTERFACES, Sampler, Site, addresses};
 
 const PORT: u16 = 7000;
 /// Any path may carry what is on it, so that the hint alone decides.
@@ -135,7 +135,7 @@ pub struct Outcome {
     /// Between the samples.
     pub every_seconds: f64,
     /// Bytes that each path carried in each interval, headers and all.
-    pub bytes: [Vec<u64>; 2],
+    pub bytes: Vec<Vec<u64>>,
     /// The first path's part of all, without the start.
     pub share_of_first: f64,
     /// The same while the preferred path is out, from a second after its end comes, and from a second after it is
@@ -196,16 +196,8 @@ impl Stage {
             let delay = Duration::from_millis(trips[number]) / 2;
             link.emulated(Conditions::new().rate(rate * 8).delay(delay))
         })?;
-        let near = Settings {
-            daemon: "",
-            tables: RULE,
-        };
-        let far = Settings {
-            daemon: "",
-            tables: "",
-        };
-        let paths: Vec<PathSpec> = Site::paths(2);
-        let daemons = programs.join([&site.a, &site.b], &paths, [near, far])?;
+        let settings = [RULE, ""].map(|tables| Settings { daemon: "", tables });
+        let daemons = programs.join([&site.a, &site.b], &Site::paths(2), settings)?;
         Ok(Self {
             site,
             daemons,
@@ -222,12 +214,6 @@ impl Stage {
             daemon.ctl::<serde_json::Value>(words)?;
         }
         Ok(())
-    }
-
-    /// Bytes that the first host has sent by each link.
-    fn sent(&self) -> Result<[u64; 2]> {
-        let of = |number: usize| self.site.a.counters(INTERFACES[number]);
-        Ok([of(0)?.tx_bytes, of(1)?.tx_bytes])
     }
 
     fn set_outage(&self, link: usize, outage: bool) -> Result<()> {
@@ -248,28 +234,18 @@ fn run(programs: &Programs, congestion: &str, figure: &Figure, span: Duration) -
         stage.prefer(figure.prefer)?;
     }
     let transfer = stage.load(congestion).start(&stage.site.a, &stage.site.b)?;
-    let start = Instant::now();
-    let mut before = stage.sent()?;
-    let mut bytes = [Vec::new(), Vec::new()];
-    let is_out = |at: Duration| {
-        let within = at.as_secs_f64() % PERIOD.as_secs_f64();
-        figure.outages && within >= PERIOD.as_secs_f64() / 2.0
-    };
+    let mut sampler = Sampler::new(&stage.site, EVERY)?;
     let mut out = false;
-    while start.elapsed() < span {
-        let next = start + EVERY * (bytes[0].len() as u32 + 1);
-        std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        let now = stage.sent()?;
-        for path in 0..2 {
-            bytes[path].push(now[path] - before[path]);
-        }
-        before = now;
-        let is_out = is_out(start.elapsed());
+    sampler.until(span, |at| {
+        let within = at.as_secs_f64() % PERIOD.as_secs_f64();
+        let is_out = figure.outages && within >= PERIOD.as_secs_f64() / 2.0;
         if out != is_out {
             out = is_out;
             stage.set_outage(figure.prefer.unwrap_or(0), out)?;
         }
-    }
+        Ok(())
+    })?;
+    let bytes = sampler.bytes;
     ensure!(transfer.is_running(), "the connection broke");
     transfer.stop();
     let report = transfer.finish()?;
@@ -319,8 +295,8 @@ fn recovery(programs: &Programs, congestion: &str, turns: u32) -> Result<Recover
         std::thread::sleep(Duration::from_secs(2) + Duration::from_millis(u64::from(turn) * 17));
         stage.set_outage(1, false)?;
         let back = Instant::now();
-        let [_, before] = stage.sent()?;
-        while stage.sent()?[1] < before + CARRIES {
+        let before = stage.site.sent()?[1];
+        while stage.site.sent()?[1] < before + CARRIES {
             ensure!(back.elapsed() < PATIENCE, "the path does not come back");
             std::thread::sleep(LOOK);
         }
@@ -345,21 +321,16 @@ impl Outcome {
     pub fn svg(&self) -> String {
         let every = self.every_seconds;
         let curve = |path: usize, color| {
-            let bytes = self.bytes[path].iter().enumerate();
-            let points = bytes
-                .map(|(slot, bytes)| ((slot as f64 + 0.5) * every, *bytes as f64 / every / 1e3));
-            Curve {
-                name: NAMES[path].to_owned(),
-                color,
-                points: points.collect(),
-            }
+            let rates = self.bytes[path].iter();
+            let rates = rates.map(|bytes| *bytes as f64 / every / 1e3);
+            Curve::new(NAMES[path], color, by_interval(every, rates))
         };
         let seconds = self.bytes[0].len() as f64 * every;
         let label = match &self.preferred {
             Some(path) => format!("{path} is preferred"),
             None => "no hint".to_owned(),
         };
-        Plot {
+        let plot = Plot {
             along: "time, s",
             end: seconds,
             panels: vec![Panel {
@@ -371,8 +342,8 @@ impl Outcome {
                 label,
                 length: seconds,
             }],
-        }
-        .svg()
+        };
+        plot.to_string()
     }
 }
 

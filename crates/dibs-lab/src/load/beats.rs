@@ -15,9 +15,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 
-use super::join;
-use super::requests::percentile;
 use super::sockets::{PATIENCE, Transport};
+use super::{join, micros, percentile};
 
 /// Bytes of a message.
 const SIZE: usize = 64;
@@ -91,7 +90,7 @@ impl Beats {
         let opened = (0..count).try_for_each(|_| all.connect(address));
         match opened {
             Ok(()) => Ok(all),
-            Err(error) => Err(all.end().err().unwrap_or(error)),
+            Err(error) => Err(all.close().err().unwrap_or(error)),
         }
     }
 
@@ -116,12 +115,15 @@ impl Beats {
         let near = std::mem::take(&mut self.near);
         let speak = move || speak(near, interval, duration);
         let said = join(vec![self.from.thread("speak", speak)?]);
-        self.end()?;
+        self.close()?;
         said?.pop().context("one thread speaks")
     }
 
     /// Closes what is open.
-    fn end(self) -> Result<()> {
+    ///
+    /// # Errors
+    /// If the far end met with something else.
+    pub fn close(self) -> Result<()> {
         self.over.store(true, Ordering::Relaxed);
         join(vec![self.server]).map(drop)
     }
@@ -213,8 +215,8 @@ fn speak(
     times.sort_unstable();
     Ok(BeatsReport {
         count: times.len(),
-        p50_us: percentile(&times, 0.5),
-        p99_us: percentile(&times, 0.99),
+        p50_us: micros(percentile(&times, 0.5)),
+        p99_us: micros(percentile(&times, 0.99)),
         late,
     })
 }

@@ -4,13 +4,14 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use dibs_netns::Host;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::sockets::{Transport, accept};
+use super::{join, micros, percentile};
 
 /// Messages before the measurement, for caches and congestion windows.
 const WARM_UP: usize = 200;
@@ -97,9 +98,9 @@ impl Latency {
             pin(0)?;
             plan.play(near)
         })?;
-        let (trips, answered) = (player.join(), echo.join());
-        let trips = trips.map_err(|_| anyhow!("the ping thread panicked"))??;
-        answered.map_err(|_| anyhow!("the echo thread panicked"))??;
+        let (trips, answered) = (join(vec![player]), join(vec![echo]));
+        let trips = trips?.concat();
+        answered?;
         Ok(self.report(trips))
     }
 
@@ -126,8 +127,8 @@ impl Latency {
 
     fn report(&self, mut trips: Vec<Duration>) -> LatencyReport {
         trips.sort_unstable();
-        let half = |trip: Duration| trip.as_secs_f64() * 1e6 / 2.0;
-        let at = |share: f64| half(trips[((trips.len() - 1) as f64 * share).round() as usize]);
+        let half = |trip: Duration| micros(trip) / 2.0;
+        let at = |share: f64| half(percentile(&trips, share));
         LatencyReport {
             transport: self.transport,
             size: self.size,

@@ -12,8 +12,8 @@ use dibs_netns::Host;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use super::join;
 use super::sockets::{PATIENCE, Transport};
+use super::{join, micros, percentile};
 
 /// Bytes of a request, and of its answer.
 const SIZE: usize = 64;
@@ -160,16 +160,9 @@ fn report(mut times: Vec<Duration>, took: Duration) -> RequestsReport {
     RequestsReport {
         count: times.len(),
         per_second: times.len() as f64 / took.as_secs_f64(),
-        p50_us: percentile(&times, 0.5),
-        p99_us: percentile(&times, 0.99),
+        p50_us: micros(percentile(&times, 0.5)),
+        p99_us: micros(percentile(&times, 0.99)),
     }
-}
-
-/// In us, of times in order.
-pub(super) fn percentile(times: &[Duration], share: f64) -> f64 {
-    let place = (times.len().saturating_sub(1) as f64 * share).round() as usize;
-    let time = times.get(place);
-    time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e6)
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -198,13 +198,12 @@ impl Throughput {
     }
 
     fn send(&self, mut stream: TcpStream, start: Instant, stop: &AtomicBool) -> Result<Sent> {
-        let pattern = pattern();
         let mut bytes = 0;
         while start.elapsed() < self.duration && bytes < self.bytes && !stop.load(Ordering::Relaxed)
         {
             let offset = (bytes % PERIOD as u64) as usize;
             let most = usize::try_from(self.bytes - bytes).map_or(CHUNK, |left| left.min(CHUNK));
-            bytes += stream.write(&pattern[offset..][..most]).context("send")? as u64;
+            bytes += stream.write(&PATTERN[offset..][..most]).context("send")? as u64;
         }
         let (retransmissions, subflows) = match self.transport {
             Transport::Tcp => (retransmissions(&stream)?, 0),
@@ -312,7 +311,6 @@ fn receive(
     interval: Duration,
     total: &AtomicU64,
 ) -> Result<Received> {
-    let pattern = pattern();
     let mut buffer = vec![0; CHUNK];
     let mut seen = Received {
         bytes: 0,
@@ -329,7 +327,7 @@ fn receive(
         let now = start.elapsed();
         let offset = (seen.bytes % PERIOD as u64) as usize;
         ensure!(
-            buffer[..read] == pattern[offset..][..read],
+            buffer[..read] == PATTERN[offset..][..read],
             "the {read} bytes from {} on are not those sent",
             seen.bytes
         );
@@ -347,7 +345,7 @@ fn receive(
 }
 
 /// The stream's first period and a chunk: any chunk of the stream is a slice of it.
-fn pattern() -> Vec<u8> {
+static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let byte = |n: usize| ((n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
     (0..PERIOD + CHUNK).map(|n| byte(n % PERIOD)).collect()
-}
+});

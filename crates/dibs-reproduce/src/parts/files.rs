@@ -155,13 +155,9 @@ fn finding(series: &[(Way, Vec<(u64, f64)>)], turns: usize) -> Finding {
             verdict,
         );
     }
-    let curve = |(way, rates): &(Way, Vec<(u64, f64)>)| Curve {
-        name: way.name().to_owned(),
-        color: way.color(),
-        points: rates
-            .iter()
-            .map(|(size, rate)| (*size as f64, *rate))
-            .collect(),
+    let curve = |(way, rates): &(Way, Vec<(u64, f64)>)| {
+        let points = rates.iter().map(|(size, rate)| (*size as f64, *rate));
+        Curve::new(way.name(), way.color(), points)
     };
     let plot = Plot {
         along: "size of the file, MB",
@@ -172,11 +168,8 @@ fn finding(series: &[(Way, Vec<(u64, f64)>)], turns: usize) -> Finding {
         }],
         marks: Vec::new(),
     };
-    finding.figure(
-        "files",
-        "Rate by size of the file, as in Fig. 18",
-        plot.svg(),
-    );
+    let caption = "Rate by size of the file, as in Fig. 18";
+    finding.figure("files", caption, plot.to_string());
     let columns = series.first().map_or(&[][..], |(_, rates)| rates);
     let columns: Vec<String> = std::iter::once(String::new())
         .chain(columns.iter().map(|(size, _)| format!("{size} MB")))

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_control::Changed;
 use dibs_lab::dibs::{Dibsd, Settings};
-use dibs_lab::plot::{BLUE, Curve, Mark, Panel, Plot, RED};
+use dibs_lab::plot::{BLUE, Mark, Panel, Plot, RED, by_interval};
 use dibs_lab::site::{Site, addresses};
-use dibs_lab::{Conditions, Lab};
+use dibs_lab::{Conditions, Lab, load};
+use dibs_netem::rng::Rng;
 use dibs_netns::Host;
 use serde_json::json;
 
@@ -184,26 +184,15 @@ fn outcome(stage: &Stage, program: &'static Program, span: Duration) -> Result<O
 
 /// Moves all connections each second, until there is an end; returns when they went where.
 fn switch(daemon: &Dibsd, is_over: impl Fn() -> bool) -> Result<Vec<(Duration, &'static str)>> {
-    let port = PORT.to_string();
     let start = Instant::now();
     let mut switches = Vec::new();
-    let (mut now, mut dice) = ("plain", 0u64);
+    // The same in each run.
+    let (mut now, mut rng) = ("plain", Rng::new(1));
     while !is_over() {
         std::thread::sleep(EVERY);
-        // Well mixed, and the same in each run.
-        dice = dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (dice ^ dice >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let others = BUMPS.iter().filter(|bump| **bump != now);
-        let next = others
-            .copied()
-            .nth((mixed >> 32) as usize % 3)
-            .unwrap_or("plain");
-        let words: &[&str] = match next {
-            "plain" => &["disable", "--dport", &port],
-            bump => &["enable", "--dport", &port, "--bump", bump],
-        };
-        let changed: Result<Changed> = daemon.ctl(words);
-        match changed {
+        let others: Vec<&str> = BUMPS.into_iter().filter(|bump| *bump != now).collect();
+        let next = rng.pick(&others);
+        match daemon.move_to(("--dport", PORT), next) {
             Ok(changed) if !changed.connections.is_empty() => {
                 switches.push((start.elapsed(), next));
                 now = next;
@@ -249,7 +238,7 @@ impl Outcome {
         finding.figure(
             &format!("program-{file}"),
             &caption,
-            self.plot(&seconds).svg(),
+            self.plot(&seconds).to_string(),
         );
         json!({"program": name, "failed": failed, "done": done, "seconds": seconds,
                "switches": self.switches.iter().map(|(at, bump)| (at.as_secs_f64(), bump)).collect::<Vec<_>>()})
@@ -269,20 +258,6 @@ impl Outcome {
     }
 
     fn plot(&self, seconds: &[(usize, f64)]) -> Plot {
-        let along = |value: &dyn Fn(&(usize, f64)) -> f64| {
-            let points = seconds.iter().enumerate();
-            points
-                .map(|(at, one)| (at as f64 + 0.5, value(one)))
-                .collect()
-        };
-        let panel = |title: String, color, points| Panel {
-            curves: vec![Curve {
-                name: title.clone(),
-                color,
-                points,
-            }],
-            title,
-        };
         let end = self.span.as_secs_f64();
         let ends = self.switches.iter().skip(1).map(|(at, _)| at.as_secs_f64());
         let ends = ends.chain([end]);
@@ -291,16 +266,15 @@ impl Outcome {
             .iter()
             .zip(ends)
             .filter(|((at, _), _)| at.as_secs_f64() < end);
+        let title = format!("{} a second", self.program.operation);
+        let rates = seconds.iter().map(|(count, _)| *count as f64);
+        let tails = seconds.iter().map(|(_, tail)| *tail);
         Plot {
             along: "time, s",
             end,
             panels: vec![
-                panel(
-                    format!("{} a second", self.program.operation),
-                    BLUE,
-                    along(&|one| one.0 as f64),
-                ),
-                panel("p99, ms".to_owned(), RED, along(&|one| one.1)),
+                Panel::of(&title, BLUE, by_interval(1.0, rates)),
+                Panel::of("p99, ms", RED, by_interval(1.0, tails)),
             ],
             marks: marks
                 .map(|((at, bump), to)| Mark {
@@ -314,12 +288,11 @@ impl Outcome {
     }
 }
 
-/// In ms; 0 of nothing.
+/// In ms, of times in any order.
 fn percentile(took: &[Duration], share: f64) -> f64 {
     let mut took = took.to_vec();
     took.sort_unstable();
-    let place = (took.len().saturating_sub(1) as f64 * share).round() as usize;
-    took.get(place).map_or(0.0, |took| took.as_secs_f64() * 1e3)
+    load::percentile(&took, share).as_secs_f64() * 1e3
 }
 
 /// Whether root is root of the machine, and not of a user namespace that the lab has made for somebody else.

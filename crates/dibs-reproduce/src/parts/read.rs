@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use dibs_eavesdrop::{Attacker, Report, Statistics, text};
-use dibs_lab::plot::{BLUE, Curve, Mark, Panel, Plot};
+use dibs_lab::plot::{BLUE, Mark, Panel, Plot};
 use serde::Serialize;
 use serde_json::json;
 
@@ -47,22 +47,20 @@ const HEADER: u64 = 40;
 
 /// What was recovered of one connection.
 struct Recovered {
-    /// Part of all bytes sent that passed him.
-    passed: f64,
-    /// Part of all bytes sent that he has right.
-    right: f64,
-    /// Part of all bytes sent that he says to be certain of, and of these the wrong ones.
-    certain: f64,
+    gained: Gained,
     statistics: Statistics,
     /// How the recovered text begins.
     sample: Option<String>,
 }
 
-/// Parts of all bytes sent, as in [`Recovered`].
+/// Parts of all bytes sent.
 #[derive(Serialize)]
 struct Gained {
+    /// What passed him.
     passed: f64,
+    /// What he has right.
     right: f64,
+    /// What he says to be certain of.
     certain: f64,
 }
 
@@ -89,8 +87,9 @@ pub(super) fn run(stage: &Stage) -> Result<Finding> {
         for (kind, content) in TEXTS {
             let of = || format!("{} on {}", kind, way.name());
             let got = overhear(&scene, &attacker, way, content, length).with_context(of)?;
-            (least, most) = (least.min(got.right), most.max(got.right));
-            passed = passed.max(got.passed);
+            let gained = got.gained;
+            (least, most) = (least.min(gained.right), most.max(gained.right));
+            passed = passed.max(gained.passed);
             let Statistics {
                 printable,
                 entropy,
@@ -104,12 +103,12 @@ pub(super) fn run(stage: &Stage) -> Result<Finding> {
                 format!("{entropy:.2}"),
                 format!("{chi_square:.0}"),
                 format!("{:.0}", repeated * 100.0),
-                format!("{:.0}", got.passed * 100.0),
-                format!("{:.1}", got.right * 100.0),
-                format!("{:.1}", got.certain * 100.0),
+                format!("{:.0}", gained.passed * 100.0),
+                format!("{:.1}", gained.right * 100.0),
+                format!("{:.1}", gained.certain * 100.0),
             ]);
             data.push(json!({
-                "bump": way.name(), "content": kind, "passed": got.passed, "recovered": got.right, "certain": got.certain,
+                "bump": way.name(), "content": kind, "passed": gained.passed, "recovered": gained.right, "certain": gained.certain,
                 "statistics": got.statistics,
             }));
             if let (Way::Scramble, "English", Some(sample)) = (way, kind, got.sample) {
@@ -179,20 +178,7 @@ fn mislabelled(
     let of = |way: Way| {
         let got = overhear(&scene, attacker, way, english, length)
             .with_context(|| format!("{} by a link with a false label", way.name()))?;
-        let Recovered {
-            passed,
-            right,
-            certain,
-            ..
-        } = got;
-        anyhow::Ok((
-            way.name(),
-            Gained {
-                passed,
-                right,
-                certain,
-            },
-        ))
+        anyhow::Ok((way.name(), got.gained))
     };
     [Way::Scramble, Way::Share, Way::Seal]
         .into_iter()
@@ -237,7 +223,7 @@ fn curve(stage: &Stage, attacker: &Attacker, length: usize) -> Result<Vec<(f64, 
     let point = |share: f64| {
         let scene = Scene::new(&programs, share, Label::True)?;
         let got = overhear(&scene, attacker, Way::Scramble, english, length)?;
-        anyhow::Ok((share, got.right))
+        anyhow::Ok((share, got.gained.right))
     };
     let named = |share: &f64| point(*share).with_context(|| format!("trusted_share {share}"));
     SHARES.iter().map(named).collect()
@@ -248,14 +234,7 @@ fn draw(finding: &mut Finding, curve: &[(f64, f64)]) {
     let plot = Plot {
         along: "trusted_share",
         end: SHARES[SHARES.len() - 1],
-        panels: vec![Panel {
-            title: "recovered, %".to_owned(),
-            curves: vec![Curve {
-                name: "recovered".to_owned(),
-                color: BLUE,
-                points: percent.collect(),
-            }],
-        }],
+        panels: vec![Panel::of("recovered, %", BLUE, percent)],
         marks: { SHARES[1..SHARES.len() - 1].iter() }
             .map(|&at| Mark {
                 at,
@@ -269,7 +248,7 @@ fn draw(finding: &mut Finding, curve: &[(f64, f64)]) {
         "English text on scramble: what is recovered from the untrusted path alone, by the part that only trusted paths \
          carry. What goes by the trusted path is gone for him but for the last 64 bytes of each gap; of the rest he reads \
          what stands in runs that are long enough.",
-        plot.svg(),
+        plot.to_string(),
     );
     let cells =
         |(share, right): &(f64, f64)| vec![share.to_string(), format!("{:.1}", right * 100.0)];
@@ -292,9 +271,11 @@ fn overhear(
     let report = tap(&recording).report(attacker, &[]);
     Ok(match way {
         Way::Plain => Recovered {
-            passed: 1.0,
-            right: report.plain.bytes as f64 / length as f64,
-            certain: report.plain.bytes as f64 / length as f64,
+            gained: Gained {
+                passed: 1.0,
+                right: report.plain.bytes as f64 / length as f64,
+                certain: report.plain.bytes as f64 / length as f64,
+            },
             statistics: report.plain.statistics,
             sample: None,
         },
@@ -312,10 +293,13 @@ fn recovered(report: &Report, content: &[u8], length: usize) -> Recovered {
     let passed = data.map_or(0, |way| {
         way.statistics.bytes.saturating_sub(HEADER * way.datagrams)
     });
+    let part = |bytes: u64| (bytes as f64 / length as f64).min(1.0);
     Recovered {
-        passed: (passed as f64 / length as f64).min(1.0),
-        right: (right as f64 / length as f64).min(1.0),
-        certain: (certain as f64 / length as f64).min(1.0),
+        gained: Gained {
+            passed: part(passed),
+            right: part(right as u64),
+            certain: part(certain),
+        },
         statistics: data.map(|way| way.statistics).unwrap_or_default(),
         sample: longest.map(|piece| {
             let shown = &piece.bytes[..piece.bytes.len().min(SHOWN)];

@@ -1,14 +1,13 @@
 //! What the lines of work give together: a stream that runs gets a bump, and with it a second, unlike path.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use dibs_control::Changed;
 use dibs_lab::dibs::Settings;
 use dibs_lab::load::Throughput;
-use dibs_lab::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot};
-use dibs_lab::site::{INTERFACES, Site, UNTRUSTED, addresses};
+use dibs_lab::plot::{BLUE, Curve, Mark, ORANGE, Panel, Plot, by_interval};
+use dibs_lab::site::{Sampler, Site, UNTRUSTED, addresses};
 use dibs_lab::{Conditions, Lab};
 use serde_json::json;
 
@@ -37,34 +36,16 @@ pub(super) fn run(stage: &Stage) -> Result<Finding> {
         .congestion("cubic")
         .interval(EVERY);
     let transfer = load.start(&site.a, &site.b)?;
-    let port = PORT.to_string();
-    let mut bytes = [Vec::new(), Vec::new()];
     let mut switched = Vec::new();
-    let mut before = sent(&site)?;
-    let start = Instant::now();
-    for (number, phase) in phases.iter().enumerate() {
-        let words: Option<&[&str]> = match number {
-            0 => None,
-            1 => Some(&["enable", "--dport", &port, "--bump", "seal"]),
-            _ => Some(&["disable", "--dport", &port]),
-        };
-        if let Some(words) = words {
-            let changed: Changed = daemons[0].ctl(words)?;
-            let moved = changed.connections.len();
-            ensure!(moved == 1, "{moved} connections were switched");
+    let mut sampler = Sampler::new(&site, EVERY)?;
+    for (bump, phase) in ["plain", "seal", "plain"].into_iter().zip(phases) {
+        if !switched.is_empty() {
+            daemons[0].switch(("--dport", PORT), bump)?;
         }
-        switched.push(bytes[0].len());
-        let end = start.elapsed() + *phase;
-        while start.elapsed() < end {
-            let next = start + EVERY * (bytes[0].len() as u32 + 1);
-            std::thread::sleep(next.saturating_duration_since(Instant::now()));
-            let now = sent(&site)?;
-            for link in 0..2 {
-                bytes[link].push(now[link] - before[link]);
-            }
-            before = now;
-        }
+        switched.push(sampler.count());
+        sampler.until(sampler.elapsed() + phase, |_| Ok(()))?;
     }
+    let bytes = sampler.bytes;
     ensure!(transfer.is_running(), "the connection broke");
     transfer.stop();
     let report = transfer.finish()?;
@@ -103,25 +84,19 @@ pub(super) fn run(stage: &Stage) -> Result<Finding> {
     finding.figure(
         "sum",
         "What each link carried, each 0.25 s, headers included",
-        plot(&bytes, &switched).svg(),
+        plot(&bytes, &switched).to_string(),
     );
     Ok(finding)
 }
 
-fn sent(site: &Site) -> Result<[u64; 2]> {
-    let of = |number: usize| site.a.counters(INTERFACES[number]);
-    Ok([of(0)?.tx_bytes, of(1)?.tx_bytes])
-}
-
-fn plot(bytes: &[Vec<u64>; 2], switched: &[usize]) -> Plot {
+fn plot(bytes: &[Vec<u64>], switched: &[usize]) -> Plot {
     let every = EVERY.as_secs_f64();
     let at = |slot: usize| slot as f64 * every;
     let megabits = |bytes: u64| bytes as f64 * 8.0 / every / 1e6;
     let slots = bytes[0].len();
-    let curve = |name: &str, color, of: &dyn Fn(usize) -> u64| Curve {
-        name: name.to_owned(),
-        color,
-        points: { (0..slots).map(|slot| (at(slot) + every / 2.0, megabits(of(slot)))) }.collect(),
+    let curve = |name: &str, color, of: &dyn Fn(usize) -> u64| {
+        let rates = (0..slots).map(|slot| megabits(of(slot)));
+        Curve::new(name, color, by_interval(every, rates))
     };
     let names = ["plain", "seal", "plain"];
     let ends = switched.iter().skip(1).copied().chain([slots]);

@@ -4,8 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use dibs_lab::load::Transport;
+use anyhow::{Context as _, Result, ensure};
+use dibs_lab::load::{self, Transport};
 use dibs_netns::{HANG, wait_until};
 
 use super::{Operation, Place};
@@ -32,24 +32,7 @@ pub(super) fn nginx(place: &Place<'_>) -> Result<Vec<Operation>> {
     let body = page();
     std::fs::write(directory.join("index.html"), &body).context("the page")?;
     let root = directory.display();
-    let configuration = format!(
-        "daemon off; master_process off; user root; worker_processes 1; pid {root}/pid;\n\
-         error_log {root}/error.log; events {{ worker_connections 512; }}\n\
-         http {{ access_log off; keepalive_requests 1000000000;\n\
-         client_body_temp_path {root}/t1; proxy_temp_path {root}/t2; fastcgi_temp_path {root}/t3;\n\
-         uwsgi_temp_path {root}/t4; scgi_temp_path {root}/t5;\n\
-         server {{ listen {}; root {root}; }} }}\n",
-        place.to
-    );
-    let file = directory.join("nginx.conf");
-    std::fs::write(&file, configuration).context("nginx.conf")?;
-    let mut command = place.server.command("nginx");
-    command
-        .arg("-c")
-        .arg(&file)
-        .arg("-e")
-        .arg(directory.join("error.log"));
-    let _server = place.server.spawn(command)?;
+    let _server = load::nginx(place.server, place.to.port(), &format!("root {root};"))?;
     let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", place.to).into_bytes();
     ask(place, 64, move |_, _| Question {
         request: request.clone(),
@@ -125,11 +108,7 @@ fn ask(
         })
     });
     let threads = threads.collect::<Result<Vec<_>>>()?;
-    let mut all = Vec::new();
-    for thread in threads {
-        all.extend(thread.join().map_err(|_| anyhow!("a client panicked"))??);
-    }
-    Ok(all)
+    Ok(load::join(threads)?.concat())
 }
 
 fn connect(to: SocketAddr) -> Result<TcpStream> {
