@@ -123,7 +123,7 @@ pub(crate) enum Command {
     },
     /// Let go of everything that is installed in the kernel: steered connections go on in plain
     Cleanup,
-    /// Show what dibs does: two hosts on this machine, a file between them, an eavesdropper
+    /// Show what dibs does: two hosts on this machine, a text between them, an eavesdropper
     Demo {
         /// The length of the text, in MiB
         #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=65536))]

@@ -1,4 +1,4 @@
-//! The demonstration: a file on its way over one TCP connection, into which the scrambler is put
+//! The demonstration: a text on its way over one TCP connection, into which the scrambler is put
 //! and taken out again, while somebody listens on the untrusted link.
 
 mod eavesdropper;
@@ -6,14 +6,11 @@ mod screen;
 mod text;
 mod transfer;
 
-use std::fs::File;
-use std::io::{self, Seek as _, Write as _};
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use dibs_control::Changed;
 
 use self::eavesdropper::{InForce, Overheard, study};
 use self::screen::{Sample, Screen};
@@ -36,7 +33,7 @@ const QUEUED: Duration = Duration::from_millis(250);
 /// Runs it with a text of so many MiB, on standard output. Call [`enter`](crate::enter) before.
 ///
 /// # Errors
-/// If anything is not as promised: the connection broke, another file arrived, the eavesdropper
+/// If anything is not as promised: the connection broke, another text arrived, the eavesdropper
 /// could not read before, or could while the bump was in force.
 pub fn run(programs: &Programs, mebibytes: u32) -> Result<()> {
     let size = u64::from(mebibytes) << 20;
@@ -59,16 +56,12 @@ pub fn run(programs: &Programs, mebibytes: u32) -> Result<()> {
         [Settings::default(); 2],
     )?;
     writeln!(out, "A text of {mebibytes} MiB ...")?;
-    let (mut source, target) = (scratch_file(size)?, scratch_file(size)?);
-    let sent = text::write(&source, size).with_context(|| scratch_hint(size))?;
-    source.rewind()?;
-
     let listening = Capture::start_heads(&site.b, UNTRUSTED)?;
     let address = SocketAddr::new(far, PORT);
-    let transfer = Transfer::start(&site.a, source, &site.b, target, address)?;
+    let transfer = Transfer::start(&site.a, &site.b, address, size)?;
     let from = transfer.from;
     let mut show = Show {
-        screen: Screen::new(size)?,
+        screen: Screen::new(size),
         site: &site,
         laptop: &laptop,
         transfer: &transfer,
@@ -80,20 +73,16 @@ pub fn run(programs: &Programs, mebibytes: u32) -> Result<()> {
         .event(&format!("one connection, {from} -> {address}, plain"))?;
     let legs = show.direct()?;
     let [at_enable, at_disable] = legs.links;
-    let at_start = show.began;
-    show.screen.finish();
+    let (screen, at_start) = (show.screen, show.began);
     let received = transfer.finish()?;
     let at_end = links(&site)?;
-    let mut file = received.file;
-    let arrived = text::sum(&mut file)?;
-
     let seconds = received.duration.as_secs_f64();
-    writeln!(
-        out,
-        "Received in {seconds:.1} s, {:.0} Mbit/s on average.\n",
-        size as f64 * 8.0 / seconds / 1e6
-    )?;
-    let overheard = overheard(listening, legs.bump)?;
+    let mean = size as f64 * 8.0 / seconds / 1e6;
+    screen.say(&format!(
+        "Received in {seconds:.1} s, {mean:.0} Mbit/s on average.\n"
+    ))?;
+    let recording = listening.finish().context("the eavesdropper")?;
+    let overheard = study(&recording, legs.bump)?;
     tell(&overheard)?;
     writeln!(out, "\nBytes by link, headers and all:")?;
     for (name, [from, to]) in [
@@ -101,9 +90,10 @@ pub fn run(programs: &Programs, mebibytes: u32) -> Result<()> {
         ("scramble", [at_enable, at_disable]),
         ("plain", [at_disable, at_end]),
     ] {
-        let [eth, wlan] = [0, 1].map(|link| (to[link] - from[link]) / 1_000_000);
+        let [eth, wlan] = since(from, to).map(|bytes| bytes / 1_000_000);
         writeln!(out, "  {name:<8}  eth0 {eth:>5} MB   wlan0 {wlan:>5} MB")?;
     }
+    let [sent, arrived] = received.sums;
     writeln!(
         out,
         "TCP retransmissions: {}\nLongest stall: {:.1} ms\n\
@@ -136,17 +126,19 @@ struct Legs {
 }
 
 impl Show<'_> {
-    /// Puts the bump in after a quarter of the file, and takes it out after three.
+    /// Puts the bump in after a quarter of the text, and takes it out after three.
     fn direct(&mut self) -> Result<Legs> {
         self.watch_until(self.size / 4)?;
         let before = links(self.site)?;
-        let port = PORT.to_string();
-        self.switch(&["enable", "--dport", &port, "--bump", "scramble"])?;
+        self.switch(
+            "scramble",
+            &format!("enable --dport {PORT} --bump scramble"),
+        )?;
         let from = SystemTime::now();
         self.watch_until(self.size / 4 * 3)?;
         let to = SystemTime::now();
         let after = links(self.site)?;
-        self.switch(&["disable", "--dport", &port])?;
+        self.switch("plain", &format!("disable --dport {PORT}"))?;
         self.watch_until(self.size)?;
         Ok(Legs {
             bump: InForce { from, to },
@@ -180,26 +172,16 @@ impl Show<'_> {
         }
     }
 
-    fn switch(&mut self, words: &[&str]) -> Result<()> {
+    fn switch(&mut self, bump: &str, words: &str) -> Result<()> {
         let asked = Instant::now();
-        let changed: Changed = self.laptop.ctl(words)?;
-        let took = asked.elapsed().as_secs_f64() * 1e3;
-        ensure!(
-            changed.connections.len() == 1,
-            "dibsctl {} changed {} connections instead of one",
-            words.join(" "),
-            changed.connections.len()
-        );
-        let line = format!(
-            "laptop# dibsctl {}   [{}, after {took:.0} ms]",
-            words.join(" "),
-            changed.bump
-        );
+        let changed = self.laptop.switch(("--dport", PORT), bump)?;
+        let (bump, took) = (changed.bump, asked.elapsed().as_secs_f64() * 1e3);
+        let line = format!("laptop# dibsctl {words}   [{bump}, after {took:.0} ms]");
         self.screen.event(&line)?;
         for warning in &changed.warnings {
             self.screen.say(&format!("         warning: {warning}"))?;
         }
-        self.bump = changed.bump;
+        self.bump = bump;
         Ok(())
     }
 }
@@ -212,10 +194,6 @@ fn links(site: &Site) -> Result<[u64; 2]> {
 
 fn since(before: [u64; 2], now: [u64; 2]) -> [u64; 2] {
     [now[0] - before[0], now[1] - before[1]]
-}
-
-fn overheard(listening: Capture, bump: InForce) -> Result<Overheard> {
-    study(&listening.finish().context("the eavesdropper")?, bump)
 }
 
 fn tell(overheard: &Overheard) -> Result<()> {
@@ -245,7 +223,7 @@ fn tell(overheard: &Overheard) -> Result<()> {
 
 /// The verdict, which is the exit code.
 fn judge(overheard: &Overheard, same: bool, bump: [[u64; 2]; 2]) -> Result<()> {
-    ensure!(same, "another file arrived than was sent");
+    ensure!(same, "another text arrived than was sent");
     ensure!(
         overheard.readable_before > 0,
         "the eavesdropper could not read the plain text"
@@ -263,26 +241,9 @@ fn judge(overheard: &Overheard, same: bool, bump: [[u64; 2]; 2]) -> Result<()> {
     }
     writeln!(
         io::stdout(),
-        "\nThe file is the same, the connection was one, and nothing on wlan0 was readable under the bump."
+        "\nThe text is the same, the connection was one, and nothing on wlan0 was readable under the bump."
     )?;
     Ok(())
-}
-
-/// A file that is gone when closed, on a disk rather than in memory.
-fn scratch_file(size: u64) -> Result<File> {
-    tempfile::tempfile_in(scratch_directory()).with_context(|| scratch_hint(size))
-}
-
-fn scratch_directory() -> PathBuf {
-    std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
-}
-
-fn scratch_hint(size: u64) -> String {
-    format!(
-        "{} bytes are needed in {}, or where TMPDIR names",
-        2 * size,
-        scratch_directory().display()
-    )
 }
 
 fn hexadecimal(sum: &Sum) -> String {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use dibs_eavesdrop::{Link, Packet, Payload};
 
 use super::text::NEEDLE;
-use crate::capture::{self, Recording};
+use crate::capture::Recording;
 
 /// Payload bytes from which a datagram is one of data rather than of control.
 const DATA: usize = 200;
@@ -39,56 +39,47 @@ pub(super) struct Overheard {
 
 /// Makes sense of a recording of the untrusted link's far end.
 pub(super) fn study(recording: &Recording, bump: InForce) -> Result<Overheard> {
-    let heard: Vec<_> = recording
-        .packets
-        .iter()
-        .filter(|packet| !packet.outgoing)
-        .filter_map(|packet| {
-            let carried = Packet::of(Link::Ethernet, &packet.frame)?;
-            Some((packet, carried.payload))
-        })
-        .collect();
-    let readable = |bytes: &[u8]| bytes.windows(NEEDLE.len()).any(|window| window == NEEDLE);
-    let before = |packet: &capture::Packet| packet.at < bump.from;
-    let during = |packet: &capture::Packet| (bump.from..bump.to).contains(&packet.at);
-    let in_force = || heard.iter().filter(|(packet, _)| during(packet));
-
-    let first_before = heard.iter().find(|(packet, payload)| {
-        before(packet) && matches!(payload, Payload::Tcp(bytes) if readable(bytes))
+    let packets = recording.packets.iter().filter(|packet| !packet.outgoing);
+    let heard = packets.filter_map(|packet| {
+        let carried = Packet::of(Link::Ethernet, &packet.frame)?;
+        Some((packet.at, carried.payload))
     });
-    let first_during = in_force()
-        .find(|(_, payload)| matches!(payload, Payload::Udp(bytes) if bytes.len() >= DATA));
-    let readable_during: Vec<_> = in_force()
-        .filter(|(_, payload)| readable(payload.bytes()))
-        .map(|(packet, _)| packet.at)
-        .collect();
+    let heard: Vec<_> = heard.collect();
+    let is_readable = |payload: &Payload<'_>| {
+        let mut windows = payload.bytes().windows(NEEDLE.len());
+        windows.any(|window| window == NEEDLE)
+    };
+    let readable = || heard.iter().filter(|(_, payload)| is_readable(payload));
+    let before = || readable().filter(|(at, _)| *at < bump.from);
+    let during = |at: &SystemTime| (bump.from..bump.to).contains(at);
+    let readable_during: Vec<_> = readable().map(|(at, _)| *at).filter(during).collect();
+    let data = heard
+        .iter()
+        .filter(|(at, payload)| during(at) && payload.bytes().len() >= DATA);
+    let data: Vec<_> = data.map(|(_, payload)| payload).collect();
+    let first_before = before().find(|(_, payload)| matches!(payload, Payload::Tcp(_)));
+    let (_, first_before) =
+        first_before.context("nothing passed the untrusted link before the bump")?;
+    let first_during = data
+        .iter()
+        .find(|payload| matches!(payload, Payload::Udp(_)));
+    let first_during =
+        first_during.context("no data passed the untrusted link while the bump was in force")?;
     let last = readable_during.last().copied().unwrap_or(bump.from);
     Ok(Overheard {
-        before: first_before
-            .context("nothing passed the untrusted link before the bump")?
-            .1
-            .bytes()
-            .to_vec(),
-        during: first_during
-            .context("no data passed the untrusted link while the bump was in force")?
-            .1
-            .bytes()
-            .to_vec(),
-        readable_before: heard
-            .iter()
-            .filter(|(packet, payload)| before(packet) && readable(payload.bytes()))
-            .count(),
+        before: first_before.bytes().to_vec(),
+        during: first_during.bytes().to_vec(),
+        readable_before: before().count(),
         readable_during: readable_during.len(),
         readable_for: last.duration_since(bump.from).unwrap_or_default(),
-        packets_during: in_force()
-            .filter(|(_, payload)| payload.bytes().len() >= DATA)
-            .count(),
+        packets_during: data.len(),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capture;
 
     fn frame(protocol: u8, header: &[u8], payload: &[u8]) -> Vec<u8> {
         let mut ip = [0; 20];

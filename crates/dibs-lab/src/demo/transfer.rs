@@ -1,7 +1,6 @@
-//! One file over one TCP connection.
+//! The text over one TCP connection.
 
-use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::Read as _;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use dibs_netns::Host;
+use sha2::{Digest as _, Sha256};
 
+use super::text::{self, Sum};
 use crate::load::Transport;
 use crate::load::sockets::{accept, retransmissions};
 
@@ -20,14 +21,14 @@ pub(super) struct Transfer {
     pub(super) from: SocketAddr,
     near: TcpStream,
     received: Arc<AtomicU64>,
-    sender: JoinHandle<Result<()>>,
+    sender: JoinHandle<Result<Sum>>,
     receiver: JoinHandle<Result<Received>>,
 }
 
 /// What came.
 pub(super) struct Received {
-    /// What it was written to.
-    pub(super) file: File,
+    /// The sums of what was sent, and of what came.
+    pub(super) sums: [Sum; 2],
     /// The longest time in which the receiver waited for data.
     pub(super) longest_stall: Duration,
     /// From the first byte to the last.
@@ -37,22 +38,16 @@ pub(super) struct Received {
 }
 
 impl Transfer {
-    /// Sends `source` from one host to another, which writes it to `target`.
-    pub(super) fn start(
-        from: &Host,
-        source: File,
-        to: &Host,
-        target: File,
-        address: SocketAddr,
-    ) -> Result<Self> {
+    /// Sends a text of so many bytes from one host to another.
+    pub(super) fn start(from: &Host, to: &Host, address: SocketAddr, len: u64) -> Result<Self> {
         let listener = Transport::Tcp.listen(to, address)?;
         let near = Transport::Tcp.connect(from, address)?;
         let far = accept(&listener)?;
         let received = Arc::<AtomicU64>::default();
         let total = Arc::clone(&received);
-        let receiver = to.thread("receiver", move || receive(far, target, &total))?;
+        let receiver = to.thread("receiver", move || receive(far, &total))?;
         let stream = near.try_clone()?;
-        let sender = from.thread("sender", move || send(source, stream))?;
+        let sender = from.thread("sender", move || send(stream, len))?;
         Ok(Self {
             from: near.local_addr()?,
             near,
@@ -84,42 +79,43 @@ impl Transfer {
         let panicked = |_| anyhow!("a thread panicked");
         // What went wrong at the receiver is the cause of what the sender complains of.
         let mut received = received.map_err(panicked)??;
-        sent.map_err(panicked)??;
+        received.sums[0] = sent.map_err(panicked)??;
         received.retransmissions = retransmissions(&self.near)?;
         Ok(received)
     }
 }
 
-fn send(mut source: File, mut stream: TcpStream) -> Result<()> {
-    io::copy(&mut source, &mut stream).context("send")?;
-    stream.shutdown(Shutdown::Write).context("shutdown")
+fn send(stream: TcpStream, len: u64) -> Result<Sum> {
+    let sum = text::write(&stream, len).context("send")?;
+    stream.shutdown(Shutdown::Write).context("shutdown")?;
+    Ok(sum)
 }
 
-fn receive(mut stream: TcpStream, mut target: File, total: &AtomicU64) -> Result<Received> {
+fn receive(mut stream: TcpStream, total: &AtomicU64) -> Result<Received> {
     let mut buffer = vec![0; 256 << 10];
     let mut begun = None;
-    let mut longest_stall = Duration::ZERO;
+    let (mut longest_stall, mut sum) = (Duration::ZERO, Sha256::new());
     loop {
         let asked = Instant::now();
         let read = stream.read(&mut buffer).context("receive")?;
         let now = Instant::now();
         // What passes before the first byte is no stall.
-        let begun = match begun {
-            None => *begun.insert(now),
-            Some(begun) => {
-                longest_stall = longest_stall.max(now - asked);
-                begun
-            }
+        let stall = if begun.is_some() {
+            now - asked
+        } else {
+            Duration::ZERO
         };
+        longest_stall = longest_stall.max(stall);
+        let begun = *begun.get_or_insert(now);
         if read == 0 {
             return Ok(Received {
-                file: target,
+                sums: [Sum::default(), sum.finalize().into()],
                 longest_stall,
                 duration: now - begun,
                 retransmissions: 0,
             });
         }
-        target.write_all(&buffer[..read]).context("received file")?;
+        sum.update(&buffer[..read]);
         total.fetch_add(read as u64, Ordering::Relaxed);
     }
 }
