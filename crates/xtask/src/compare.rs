@@ -1,10 +1,10 @@
 //! The programs of another revision, for `bench --compare REV`.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 use crate::{PROGRAMS, release, run};
 
@@ -15,37 +15,27 @@ const OPTION: &str = "--compare";
 /// # Errors
 /// If it is no revision, or cannot be built.
 pub(crate) fn built(options: &[OsString]) -> Result<Vec<OsString>> {
-    let mut options = options.to_vec();
-    let joined = |option: &OsString| {
-        let value = option.to_str()?.strip_prefix(OPTION)?.strip_prefix('=')?;
-        Some(value.to_owned())
-    };
-    let behind = options.iter().position(|option| option == OPTION);
-    let (at, revision) = match options.iter().position(|option| joined(option).is_some()) {
-        Some(at) => (at, joined(&options[at])),
-        None => match behind.map(|at| at + 1) {
-            Some(at) => (
-                at,
-                options
-                    .get(at)
-                    .and_then(|it| it.to_str())
-                    .map(str::to_owned),
-            ),
-            None => return Ok(options),
-        },
-    };
-    // Without a revision the benchmark says what it misses.
-    let Some(revision) = revision else {
-        return Ok(options);
-    };
-    let directory = programs(&revision)?;
-    let mut value = OsString::from(format!("{revision}="));
-    value.push(directory);
-    options[at] = match behind {
-        Some(_) => value,
-        None => [OsStr::new("--compare="), &value].into_iter().collect(),
-    };
-    Ok(options)
+    let mut built = Vec::new();
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
+        built.push(option.clone());
+        let named = option
+            .to_str()
+            .and_then(|option| option.strip_prefix(OPTION));
+        let revision = match named {
+            // Without a revision the benchmark says what it misses.
+            Some("") => options.next().and_then(|next| next.to_str()),
+            Some(value) => value.strip_prefix('='),
+            None => None,
+        };
+        if let Some(revision) = revision {
+            built.pop();
+            let mut value = OsString::from(format!("{OPTION}={revision}="));
+            value.push(programs(revision)?);
+            built.push(value);
+        }
+    }
+    Ok(built)
 }
 
 /// Builds a revision's programs in a checkout below cargo's target directory; returns where they are.
@@ -60,26 +50,17 @@ fn programs(revision: &str) -> Result<OsString> {
     if !tree.join(".git").exists() {
         // What is left of one that was removed by hand.
         run::run(&mut git(&["worktree", "prune"]))?;
-        run::run(
-            git(&["worktree", "add", "--detach", "--force"])
-                .arg(&tree)
-                .arg(&commit),
-        )?;
+        let mut add = git(&["worktree", "add", "--detach", "--force"]);
+        run::run(add.arg(&tree).arg(&commit))?;
     }
     // The same place for all revisions: what they have in common is compiled once.
-    run::run(
-        git(&["-C"])
-            .arg(&tree)
-            .args(["checkout", "--detach", "--force", &commit]),
-    )?;
+    let mut check_out = git(&["checkout", "--detach", "--force", &commit]);
+    run::run(check_out.current_dir(&tree))?;
     let mut build = run::cargo_command(&PROGRAMS);
-    build
-        .arg("--locked")
-        .current_dir(&tree)
-        .env("CARGO_TARGET_DIR", &target);
-    run::run(&mut build)?;
+    build.arg("--locked").env("CARGO_TARGET_DIR", &target);
+    run::run(build.current_dir(&tree))?;
     let kept = place.join(&commit[..12]);
-    std::fs::create_dir_all(&kept).with_context(|| kept.display().to_string())?;
+    run::make_directory(&kept)?;
     for program in ["dibsd", "dibsctl"] {
         copy(&target.join("release").join(program), &kept.join(program))?;
     }
@@ -94,12 +75,9 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 
 fn commit(revision: &str) -> Result<String> {
     let mut command = git(&["rev-parse", "--verify", "--end-of-options"]);
-    command
-        .arg(format!("{revision}^{{commit}}"))
-        .stderr(Stdio::inherit());
-    let output = command.output().context("cannot start git")?;
-    ensure!(output.status.success(), "git knows no revision {revision}");
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    let printed = run::printed(command.arg(format!("{revision}^{{commit}}")));
+    let printed = printed.with_context(|| format!("git knows no revision {revision}"))?;
+    Ok(String::from_utf8(printed)?.trim().to_owned())
 }
 
 fn git(arguments: &[&str]) -> Command {

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::packages;
-use crate::run::{cargo_command, run};
+use crate::run::{cargo_command, run, succeeds};
 
 /// A kind of processor that dibs is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -139,11 +139,8 @@ pub(crate) fn aarch64(seeds: u32) -> Result<()> {
     if !arch.is_native() {
         packages::ensure(&[&[EMULATOR]])?;
     }
-    let tests = PURE.iter().flat_map(|name| ["--package", name]);
-    let tests: Vec<&str> = ["test", "--lib", "--tests", "--no-fail-fast"]
-        .into_iter()
-        .chain(tests)
-        .collect();
+    let mut tests = vec!["test", "--lib", "--tests", "--no-fail-fast"];
+    tests.extend(PURE.iter().flat_map(|name| ["--package", name]));
     run(emulated(&mut cargo_for(arch, &tests)?, arch))?;
     let simulator = ["run", "--release", "--package", "dibs-sim"];
     let mut simulator = cargo_for(arch, &simulator)?;
@@ -158,10 +155,6 @@ fn emulated(command: &mut Command, arch: Arch) -> &mut Command {
     let shouted = arch.rust_target().to_uppercase().replace('-', "_");
     let runner = format!("{} -L /usr/{}-linux-gnu", EMULATOR.0, arch.processor());
     command.env(format!("CARGO_TARGET_{shouted}_RUNNER"), runner)
-}
-
-fn succeeds(command: &mut Command) -> bool {
-    command.output().is_ok_and(|output| output.status.success())
 }
 
 /// As long as it is there, the kernel has QEMU run programs of another processor, in whatever root file system.

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use crate::PROGRAMS;
 use crate::cross::{self, Arch};
 use crate::packages;
-use crate::run::{cargo, run, workspace};
+use crate::run::{cargo, make_directory, run, workspace};
 use tree::Tree;
 
 /// What packages of this version are called after.
@@ -100,8 +100,7 @@ impl Staged {
     fn package(&self, version: &str) -> Result<PathBuf> {
         let arch = self.arch.debian();
         let directory = self.root.join("DEBIAN");
-        fs::create_dir_all(&directory)
-            .with_context(|| format!("cannot make {}", directory.display()))?;
+        make_directory(&directory)?;
         let files = tree::files(&self.root)?;
         for (name, text) in control::members(&self.root, &files, version, arch, &self.depends)? {
             let is_script = text.starts_with("#!");

@@ -27,15 +27,9 @@ const PARTS: [Part; 10] = [
 ];
 
 /// The names of all parts.
-pub(crate) const NAMES: [&str; PARTS.len()] = {
-    let mut names = [""; PARTS.len()];
-    let mut at = 0;
-    while at < names.len() {
-        names[at] = PARTS[at].0;
-        at += 1;
-    }
-    names
-};
+pub(crate) fn names() -> [&'static str; PARTS.len()] {
+    PARTS.map(|(name, _)| name)
+}
 
 /// Runs these parts, or all. One that fails keeps no other from running.
 pub(crate) fn full(names: &[String]) -> Result<()> {
@@ -66,14 +60,11 @@ fn command((name, words): &Part) -> Result<Command> {
             check
         }
         // A thousand live switches between all bumps.
-        SWITCHES => cargo_command(&[
-            "test",
-            "--package",
-            "netns-tests",
-            "bumps::",
-            "--",
-            "--ignored",
-        ]),
+        SWITCHES => {
+            let mut test = cargo_command(&["test", "--package", "netns-tests"]);
+            test.args(["bumps::", "--", "--ignored"]);
+            test
+        }
         _ => {
             let mut own = Command::new(std::env::current_exe().context("this program's place")?);
             own.args(*words);

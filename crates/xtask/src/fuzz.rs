@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::packages;
-use crate::run::{run, workspace};
+use crate::run::{make_directory, run, succeeds, workspace};
 
 /// Every target, as in `fuzz/Cargo.toml` and `dibs_fuzz::TARGETS`.
 pub(crate) const TARGETS: [&str; 6] = [
@@ -42,36 +42,23 @@ struct Outcome {
 pub(crate) fn fuzz(seconds: u32, targets: &[String]) -> Result<()> {
     ensure_tools()?;
     let all = TARGETS.map(String::from);
-    let targets = if targets.is_empty() {
-        &all[..]
-    } else {
-        targets
-    };
+    let targets = if targets.is_empty() { &all } else { targets };
     for target in targets {
         run(cargo_fuzz("build").arg(target))?;
     }
-    let outcomes: Vec<Outcome> = targets
-        .iter()
-        .map(|target| run_one(target, seconds))
-        .collect::<Result<_>>()?;
-    println!(
-        "{:<10} {:>12} {:>9}  result",
-        "target", "executions", "coverage"
-    );
-    for outcome in &outcomes {
-        let Outcome {
-            target,
-            executions,
-            coverage,
-            failed,
-            log,
-        } = outcome;
-        let result = if *failed {
-            format!("FAILED, see {}", log.display())
-        } else {
-            "clean".to_owned()
-        };
+    let outcomes = targets.iter().map(|target| run_one(target, seconds));
+    let outcomes: Vec<Outcome> = outcomes.collect::<Result<_>>()?;
+    let line = |target: &str, executions: &str, coverage: &str, result: &str| {
         println!("{target:<10} {executions:>12} {coverage:>9}  {result}");
+    };
+    line("target", "executions", "coverage", "result");
+    for outcome in &outcomes {
+        let [executions, coverage] = [outcome.executions, outcome.coverage].map(|n| n.to_string());
+        let result = match outcome.failed {
+            true => format!("FAILED, see {}", outcome.log.display()),
+            false => "clean".to_owned(),
+        };
+        line(&outcome.target, &executions, &coverage, &result);
     }
     ensure!(
         outcomes.iter().all(|o| !o.failed),
@@ -87,22 +74,13 @@ fn ensure_tools() -> Result<()> {
         if !succeeds(Command::new("rustup").arg("--version")) {
             bail!("fuzzing needs a nightly compiler, and rustup to find it: https://rustup.rs");
         }
-        run(Command::new("rustup").args([
-            "toolchain",
-            "install",
-            "nightly",
-            "--profile",
-            "minimal",
-        ]))?;
+        let install = "toolchain install nightly --profile minimal";
+        run(Command::new("rustup").args(install.split(' ')))?;
     }
     if !succeeds(Command::new("cargo").args(["fuzz", "--version"])) {
         run(Command::new("cargo").args(["install", "--locked", "cargo-fuzz"]))?;
     }
     Ok(())
-}
-
-fn succeeds(command: &mut Command) -> bool {
-    command.output().is_ok_and(|output| output.status.success())
 }
 
 fn cargo_fuzz(subcommand: &str) -> Command {
@@ -117,7 +95,7 @@ fn run_one(target: &str, seconds: u32) -> Result<Outcome> {
     let fuzz = workspace().join("fuzz");
     let grown = fuzz.join("target/corpus").join(target);
     let log = fuzz.join("target").join(format!("{target}.log"));
-    fs::create_dir_all(&grown).with_context(|| format!("cannot make {}", grown.display()))?;
+    make_directory(&grown)?;
     let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
 
     let mut command = cargo_fuzz("run");
@@ -151,16 +129,10 @@ fn run_one(target: &str, seconds: u32) -> Result<Outcome> {
 fn figures(log: &Path) -> Result<(u64, u64)> {
     let text = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
     let text = String::from_utf8_lossy(&text);
+    let words: Vec<&str> = text.split_whitespace().collect();
     let last = |name: &str| {
-        let mut words = text.split_whitespace().rev();
-        let mut value = None;
-        words.find(|word| {
-            let found = *word == name;
-            if !found {
-                value = word.parse().ok();
-            }
-            found
-        });
+        let at = words.iter().rposition(|word| *word == name);
+        let value = at.and_then(|at| words.get(at + 1)?.parse().ok());
         value.unwrap_or(0)
     };
     Ok((last("stat::number_of_executed_units:"), last("cov:")))

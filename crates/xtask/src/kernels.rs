@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::cross::Arch;
 use crate::packages;
-use crate::run::{cargo_command, run, workspace};
+use crate::run::{cargo_command, printed, run, workspace};
 pub(crate) use image::Image;
 
 /// A kernel, and how it is run.
@@ -86,15 +86,9 @@ impl Kernel {
 }
 
 /// The names of all kernels.
-pub(crate) const NAMES: [&str; KERNELS.len()] = {
-    let mut names = [""; KERNELS.len()];
-    let mut at = 0;
-    while at < names.len() {
-        names[at] = KERNELS[at].name;
-        at += 1;
-    }
-    names
-};
+pub(crate) fn names() -> [&'static str; KERNELS.len()] {
+    KERNELS.map(|kernel| kernel.name)
+}
 
 /// What a kernel made of it.
 struct Outcome {
@@ -192,24 +186,10 @@ impl Programs {
     fn build() -> Result<Self> {
         let mut build = cargo_command(&["build", "--package", "dibsd", "--package", "dibsctl"]);
         run(&mut build)?;
-        let arguments = [
-            "test",
-            "--no-run",
-            "--package",
-            "netns-tests",
-            "--test",
-            "traffic",
-        ];
-        let mut build = cargo_command(&arguments);
-        let output = build.args(["--message-format", "json"]).output();
-        let output = output.context("cannot start cargo")?;
-        ensure!(
-            output.status.success(),
-            "cargo {}: {}",
-            arguments.join(" "),
-            output.status
-        );
-        let text = String::from_utf8_lossy(&output.stdout);
+        let mut build = cargo_command(&["test", "--no-run", "--package", "netns-tests"]);
+        build.args(["--test", "traffic", "--message-format", "json"]);
+        let text = printed(build.stderr(Stdio::inherit()))?;
+        let text = String::from_utf8_lossy(&text);
         let messages = text
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -231,7 +211,7 @@ impl Programs {
              cd {}\n\
              export RUST_BACKTRACE=0 RUST_LIB_BACKTRACE=0\n\
              DIBS_BUILT=1 {tests} --test-threads=1 --color never --exact {names}\n\
-             TMPDIR=/var/tmp {dibsctl} demo --mebibytes {DEMONSTRATION} && echo dibs-demo: ok\n",
+             {dibsctl} demo --mebibytes {DEMONSTRATION} && echo dibs-demo: ok\n",
             workspace().join("netns-tests").display()
         )
     }
@@ -249,23 +229,17 @@ fn boot(kernel: &Kernel, image: &Image, programs: &Programs) -> Result<Outcome> 
         "dibs.modules={} dibs.run={} {}",
         image.modules().display(),
         script.display(),
-        if kernel.is_user_mode {
-            "dibs.iptables=legacy"
-        } else {
-            ""
+        match kernel.is_user_mode {
+            true => "dibs.iptables=legacy",
+            false => "",
         }
     );
     let mut command = if kernel.is_user_mode {
         let mut command = limited(LIMIT);
         command.arg(image.kernel());
-        command.args([
-            "mem=3G",
-            "root=/dev/root",
-            "rootfstype=hostfs",
-            "hostfs=/",
-            "rw",
-        ]);
-        command.args(["con=null", "con0=fd:0,fd:1", "quiet"]);
+        let line =
+            "mem=3G root=/dev/root rootfstype=hostfs hostfs=/ rw con=null con0=fd:0,fd:1 quiet";
+        command.args(line.split(' '));
         command
             .arg(format!("init={}", init.display()))
             .args(told.split(' '));
@@ -343,15 +317,13 @@ fn table(all: &[(&Kernel, Outcome)]) -> String {
             kernel.name,
             outcome.release,
             outcome.tests.len(),
-            if failed.is_empty() {
-                String::new()
-            } else {
-                format!(", not {}", failed.join(", "))
+            match &failed[..] {
+                [] => String::new(),
+                failed => format!(", not {}", failed.join(", ")),
             },
-            if outcome.demonstration {
-                "ok"
-            } else {
-                "failed"
+            match outcome.demonstration {
+                true => "ok",
+                false => "failed",
             },
             outcome.checks.join(" | "),
             outcome.took.as_secs_f64()

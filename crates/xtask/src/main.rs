@@ -39,7 +39,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
-    /// Show what dibs does: a file on its way between two hosts in network namespaces, on one
+    /// Show what dibs does: a text on its way between two hosts in network namespaces, on one
     /// connection that is scrambled and plain again while it runs, and what an eavesdropper sees.
     ///
     /// Installs missing system packages as root on Debian, and names them elsewhere.
@@ -88,7 +88,7 @@ enum Command {
     /// Fetches the kernels, and QEMU, as root on Debian. Takes half an hour.
     Kernels {
         /// Which; all if none is named
-        #[arg(value_parser = clap::builder::PossibleValuesParser::new(kernels::NAMES))]
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(kernels::names()))]
         names: Vec<String>,
     },
     /// Try the package under a running systemd, in a Debian 13 that is booted here: guard, watchdog, reload, crash, upgrade.
@@ -105,7 +105,7 @@ enum Command {
     /// For root on Debian; takes an hour and a half.
     Full {
         /// Which parts; all if none is named
-        #[arg(value_parser = clap::builder::PossibleValuesParser::new(full::NAMES))]
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(full::names()))]
         parts: Vec<String>,
     },
     /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
@@ -186,8 +186,7 @@ fn bench(options: &[OsString]) -> Result<()> {
 
 fn man(directory: &Path) -> Result<()> {
     run::cargo(&PROGRAMS)?;
-    let made = std::fs::create_dir_all(directory);
-    made.with_context(|| format!("cannot make {}", directory.display()))?;
+    run::make_directory(directory)?;
     let mut daemon = process::Command::new(release("dibsd")?);
     run::run(daemon.arg("--man").arg(directory))?;
     let mut control = process::Command::new(release("dibsctl")?);
@@ -208,25 +207,12 @@ fn reproduce(options: &[OsString]) -> Result<()> {
 const PARTS: [&str; 7] = ["codec", "captures", "files", "read", "dibs", "hint", "sum"];
 
 /// The programs as they are installed.
-pub(crate) const PROGRAMS: [&str; 6] = [
-    "build",
-    "--release",
-    "--package",
-    "dibsd",
-    "--package",
-    "dibsctl",
-];
+pub(crate) const PROGRAMS: [&str; 4] = ["build", "--release", "-pdibsd", "-pdibsctl"];
 
 /// Builds these, the benchmark and the experiments. All at once, for cargo chooses the features of what they share by what is built
 /// together.
 fn build_release() -> Result<()> {
-    let lab = [
-        "--package",
-        "dibs-lab",
-        "--package",
-        "dibs-reproduce",
-        "--bins",
-    ];
+    let lab = ["-pdibs-lab", "-pdibs-reproduce", "--bins"];
     run::cargo(&[&PROGRAMS[..], &lab].concat())
 }
 

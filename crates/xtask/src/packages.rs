@@ -1,12 +1,11 @@
 //! The system packages that tests need, and getting them.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
-use crate::run::run;
+use crate::run::{is_root, run};
 
 /// A program, and the Debian package it comes in; further ones that it needs stand behind it.
 pub(crate) type Need = (&'static str, &'static str);
@@ -98,11 +97,6 @@ pub(crate) fn ensure(needed: &[&[Need]]) -> Result<()> {
         .args(["install", "--yes", "--no-install-recommends"])
         .args(list.split(' '));
     run(install.env("DEBIAN_FRONTEND", "noninteractive"))
-}
-
-fn is_root() -> Result<bool> {
-    let own = std::fs::metadata("/proc/self").context("/proc/self")?;
-    Ok(own.uid() == 0)
 }
 
 fn exists(program: &str) -> bool {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -36,6 +37,35 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = status.with_context(|| format!("cannot start: {line}"))?;
     ensure!(status.success(), "{line}: {status}");
     Ok(())
+}
+
+/// Runs a command to its end, and returns what it prints.
+///
+/// # Errors
+/// If it cannot be started or fails; with the command and what it said.
+pub(crate) fn printed(command: &mut Command) -> Result<Vec<u8>> {
+    let line = words(command);
+    let output = command.output();
+    let output = output.with_context(|| format!("cannot start: {line}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{line}: {}\n{said}", output.status);
+    Ok(output.stdout)
+}
+
+/// Whether a command that shows nothing can be run, and does not fail.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// Makes a directory, and those that it is in, where there is none.
+pub(crate) fn make_directory(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
+}
+
+/// Whether this is root's.
+pub(crate) fn is_root() -> Result<bool> {
+    let own = std::fs::metadata("/proc/self").context("/proc/self")?;
+    Ok(own.uid() == 0)
 }
 
 /// Runs tests to their end.
@@ -86,11 +116,15 @@ fn failed_test(line: &str) -> Option<String> {
 
 /// Shows a command that is about to be run; returns it as a line.
 fn shown(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
-    let line = words.join(" ");
+    let line = words(command);
     eprintln!("$ {line}");
     line
+}
+
+fn words(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    words.join(" ")
 }
 
 #[cfg(test)]

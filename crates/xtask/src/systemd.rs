@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cross::Arch;
-use crate::run::{run, workspace};
+use crate::run::{make_directory, run, workspace};
 use crate::{deb, kernels, packages};
 
 /// Whose system and kernel it is.
@@ -37,7 +37,7 @@ pub(crate) fn systemd(arch: Arch) -> Result<()> {
     let directory = workspace().join("target/systemd");
     let system = deb::fresh(&directory, SUITE, arch, TOOLS)?;
     let place = system.join("try");
-    fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
+    make_directory(&place)?;
     fs::copy(&package, place.join("dibs.deb")).context("the package")?;
     fs::copy(&later, place.join("later.deb")).context("the later package")?;
     fs::write(place.join("try.sh"), SCRIPT)?;
@@ -53,7 +53,7 @@ pub(crate) fn systemd(arch: Arch) -> Result<()> {
     let timer = "[Timer]\nOnBootSec=1\n[Install]\nWantedBy=timers.target\n";
     fs::write(units.join("trial.timer"), timer)?;
     let wanted = units.join("timers.target.wants");
-    fs::create_dir_all(&wanted)?;
+    make_directory(&wanted)?;
     std::os::unix::fs::symlink("../trial.timer", wanted.join("trial.timer"))?;
     for stage in STAGES {
         let start = Instant::now();

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
+
+use crate::run::printed;
 
 /// What dibsd runs, and what makes the group where there is no systemd.
 const DEPENDS: &str = "iptables, passwd";
@@ -64,10 +66,7 @@ fn md5sums(root: &Path, files: &[PathBuf]) -> Result<String> {
     let mut command = Command::new("md5sum");
     command.current_dir(root);
     command.args(files.iter().filter(|file| !file.starts_with("etc")));
-    let output = command.output().context("cannot start md5sum")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "md5sum: {said}");
-    Ok(String::from_utf8(output.stdout)?)
+    Ok(String::from_utf8(printed(&mut command)?)?)
 }
 
 /// What programs need of other packages, by the versions of symbols that they are linked to: so the package

@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
-use crate::run::{run, workspace};
+use crate::run::{printed, run, workspace};
 
 /// From below `configs` to below the root. What other programs read is in /etc, where an administrator may
 /// change it; what is dibs's own is in /usr, and changed by a file of the same name in /etc.
@@ -79,22 +79,18 @@ impl<'a> Tree<'a> {
         }
         for (shell, to) in COMPLETIONS {
             let mut command = Command::new(programs.join("dibsctl"));
-            let output = command.args(["completions", shell]).output();
-            let output = output.context("cannot start dibsctl")?;
-            ensure!(
-                output.status.success(),
-                "dibsctl completions {shell} failed"
-            );
-            write(&self.root.join(to), &output.stdout)?;
+            let script = printed(command.args(["completions", shell]))?;
+            write(&self.root.join(to), &script)?;
         }
         let doc = self.root.join("usr/share/doc/dibs");
-        copy(
-            &workspace().join("packaging/deb/copyright"),
-            &doc.join("copyright"),
-        )?;
-        copy(&workspace().join("CHANGELOG.md"), &doc.join("changelog"))?;
+        for (from, to) in [
+            ("packaging/deb/copyright", "copyright"),
+            ("CHANGELOG.md", "changelog"),
+            ("README.md", "README.md"),
+        ] {
+            copy(&workspace().join(from), &doc.join(to))?;
+        }
         compress(&[doc.join("changelog")])?;
-        copy(&workspace().join("README.md"), &doc.join("README.md"))?;
         let documents = workspace().join("docs");
         for file in files(&documents)? {
             copy(&documents.join(&file), &doc.join("docs").join(&file))?;
@@ -163,9 +159,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 fn compress(files: &[PathBuf]) -> Result<()> {
     let mut gzip = Command::new("gzip");
     gzip.args(["-9", "--no-name", "--force"]).args(files);
-    let status = gzip.status().context("cannot start gzip")?;
-    ensure!(status.success(), "gzip: {status}");
-    Ok(())
+    printed(&mut gzip).map(drop)
 }
 
 #[cfg(test)]

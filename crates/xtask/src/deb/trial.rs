@@ -1,7 +1,6 @@
 //! Trying a package on systems that have nothing of dibs yet, nor a running systemd.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::tree;
 use crate::cross::{Arch, Emulation};
 use crate::packages;
-use crate::run::run;
+use crate::run::{is_root, make_directory, run};
 
 /// Debian 12 and 13.
 const SUITES: [&str; 2] = ["bookworm", "trixie"];
@@ -41,9 +40,8 @@ pub(crate) const COMMON: &str = include_str!("../../../../packaging/common.sh");
 
 /// Installs a package on each system, tries it, upgrades it to the later one, removes and purges it.
 pub(super) fn run_all(arch: Arch, package: &Path, later: &Path) -> Result<()> {
-    let uid = fs::metadata("/proc/self").context("/proc/self")?.uid();
     ensure!(
-        uid == 0,
+        is_root()?,
         "only root can set up other systems: sudo cargo xtask deb --try"
     );
     packages::ensure(&[&packages::TRIAL])?;
@@ -74,8 +72,7 @@ pub(super) fn run_all(arch: Arch, package: &Path, later: &Path) -> Result<()> {
 
 /// A root file system in a directory, as the suite has it, with these packages of it; unpacked anew.
 pub(crate) fn fresh(directory: &Path, suite: &str, arch: Arch, tools: &str) -> Result<PathBuf> {
-    fs::create_dir_all(directory)
-        .with_context(|| format!("cannot make {}", directory.display()))?;
+    make_directory(directory)?;
     let archive = directory.join(format!("{suite}-{}.tar", arch.debian()));
     if !archive.exists() {
         let begun = archive.with_extension("new.tar");

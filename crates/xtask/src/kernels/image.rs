@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 use super::{Kernel, place};
 use crate::cross::Arch;
-use crate::run::run;
+use crate::run::{make_directory, printed, run};
 
 /// The package with a shell that needs no library.
 const BUSYBOX: &str = "busybox-static";
@@ -69,12 +69,7 @@ impl Image {
                 )
             }
         };
-        let release = named(&modules, "")?;
-        let release = release
-            .file_name()
-            .context("a release")?
-            .to_string_lossy()
-            .into_owned();
+        let release = name_of(&named(&modules, "")?)?;
         let image = Self {
             arch,
             directory,
@@ -87,10 +82,8 @@ impl Image {
             fs::create_dir_all(base.join("lib"))?;
             std::os::unix::fs::symlink(&image.modules, base.join("lib/modules"))?;
         }
-        run(Command::new("depmod")
-            .arg("--basedir")
-            .arg(&base)
-            .arg(&release))?;
+        let mut depmod = Command::new("depmod");
+        run(depmod.arg("--basedir").arg(&base).arg(&release))?;
         Ok(image)
     }
 
@@ -133,24 +126,14 @@ impl Image {
         for name in ["sh", "mount", "umount", "insmod", "cat", "switch_root"] {
             std::os::unix::fs::symlink("busybox", tree.join("bin").join(name))?;
         }
-        let release = named(&self.modules, "")?;
-        let release = release
-            .file_name()
-            .context("a release")?
-            .to_string_lossy()
-            .into_owned();
+        let release = name_of(&named(&self.modules, "")?)?;
         let base = self.directory.join("depmod");
         let mut order: Vec<String> = Vec::new();
         for module in FOR_THE_ROOT {
             let mut ask = Command::new("modprobe");
             ask.args(["--set-version", &release, "--show-depends", "--dirname"]);
-            let output = ask.arg(&base).arg(module).output().context("modprobe")?;
-            ensure!(
-                output.status.success(),
-                "modprobe --show-depends {module}: {}",
-                output.status
-            );
-            for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let said = printed(ask.arg(&base).arg(module))?;
+            for line in String::from_utf8_lossy(&said).lines() {
                 // "insmod FILE", or "builtin NAME".
                 let Some(file) = line.trim().strip_prefix("insmod ") else {
                     continue;
@@ -178,28 +161,21 @@ impl Image {
 
 /// Copies a module, unpacked where it is packed; returns its name.
 fn plain(file: &Path, to: &Path) -> Result<String> {
-    let name = file
-        .file_name()
-        .context("a module")?
-        .to_string_lossy()
-        .into_owned();
+    let name = name_of(file)?;
     let Some(bare) = name.strip_suffix(".xz") else {
         fs::copy(file, to.join(&name)).with_context(|| file.display().to_string())?;
         return Ok(name);
     };
-    let output = Command::new("xz")
-        .args(["--decompress", "--stdout"])
-        .arg(file)
-        .output();
-    let output = output.context("cannot start xz")?;
-    ensure!(
-        output.status.success(),
-        "xz --decompress {}: {}",
-        file.display(),
-        output.status
-    );
-    fs::write(to.join(bare), output.stdout)?;
+    let mut unpack = Command::new("xz");
+    let unpacked = printed(unpack.args(["--decompress", "--stdout"]).arg(file))?;
+    fs::write(to.join(bare), unpacked)?;
     Ok(bare.to_owned())
+}
+
+/// The last part of a path.
+fn name_of(path: &Path) -> Result<String> {
+    let name = path.file_name().context("a name")?;
+    Ok(name.to_string_lossy().into_owned())
 }
 
 /// The last entry of a directory that begins so.
@@ -227,7 +203,7 @@ impl Apt {
     fn new(suite: &str, arch: Arch, directory: &Path) -> Result<Self> {
         let apt = directory.join("apt");
         for name in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(apt.join(name)).with_context(|| apt.display().to_string())?;
+            make_directory(&apt.join(name))?;
         }
         let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
         let sources = format!(
@@ -236,22 +212,20 @@ impl Apt {
         );
         fs::write(apt.join("sources.list"), sources)?;
         fs::write(apt.join("status"), "")?;
-        let options = vec![
-            format!("APT::Architecture={}", arch.debian()),
-            format!("APT::Architectures={}", arch.debian()),
-            format!(
-                "Dir::Etc::sourcelist={}",
-                apt.join("sources.list").display()
-            ),
+        let (arch, apt) = (arch.debian(), apt.display());
+        let options = [
+            format!("APT::Architecture={arch}"),
+            format!("APT::Architectures={arch}"),
+            format!("Dir::Etc::sourcelist={apt}/sources.list"),
             "Dir::Etc::sourceparts=/dev/null".to_owned(),
-            format!("Dir::State::lists={}", apt.join("lists").display()),
-            format!("Dir::State::status={}", apt.join("status").display()),
-            format!("Dir::Cache={}", apt.join("cache").display()),
+            format!("Dir::State::lists={apt}/lists"),
+            format!("Dir::State::status={apt}/status"),
+            format!("Dir::Cache={apt}/cache"),
             // Root's own directories are not for the user that apt fetches as.
             "APT::Sandbox::User=root".to_owned(),
         ];
         let apt = Self {
-            options,
+            options: options.to_vec(),
             directory: directory.to_owned(),
         };
         run(apt.command("apt-get").args(["-qq", "update"]))?;
@@ -268,12 +242,8 @@ impl Apt {
 
     /// The kernel that this package depends on.
     fn newest(&self, package: &str) -> Result<String> {
-        let output = self
-            .command("apt-cache")
-            .args(["depends", package])
-            .output();
-        let output = output.context("cannot start apt-cache")?;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let said = printed(self.command("apt-cache").args(["depends", package]))?;
+        let said = String::from_utf8_lossy(&said);
         let depends = said
             .lines()
             .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
