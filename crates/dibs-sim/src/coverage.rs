@@ -311,13 +311,6 @@ impl Histogram {
         }
     }
 
-    /// Takes in those of another.
-    pub fn merge(&mut self, other: &Self) {
-        self.runs += other.runs;
-        self.times.add(&other.times);
-        self.within.add(&other.within);
-    }
-
     /// What never happened.
     pub fn missing(&self) -> Vec<&'static str> {
         let missing = |what: &&Seen| self.times.get(**what) == 0;

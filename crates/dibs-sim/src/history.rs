@@ -11,7 +11,7 @@ use dibs_core::bump::{Padding, SCRAMBLE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
 use dibs_netem::Conditions;
 
-use crate::adversary::{ACTS, Tamper};
+use crate::adversary::Tamper;
 use crate::payload::Kind;
 pub use preferences::{Preferences, Wish, calm_usage};
 
@@ -242,106 +242,17 @@ pub fn calm(conditions: &Conditions) -> Conditions {
     }
 }
 
+/// As a test of a regression would have it: operations as they are written there, connections by number.
 impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = &self.setup;
-        for (at, p) in s.paths.iter().enumerate() {
-            writeln!(
-                f,
-                "path {at}: trusted {:?}, IPv{}, MTU {}",
-                p.trusted,
-                if p.v6 { 6 } else { 4 },
-                p.mtu
-            )?;
-            for (host, link) in p.link.iter().enumerate() {
-                writeln!(f, "  from {}: {}", name(host), Shown(link))?;
-            }
-        }
-        writeln!(f, "direct: {}", Shown(&s.direct))?;
-        writeln!(
-            f,
-            "suite {:?}, integrity {:?}, preshared {}, calls {:?}, share {}, hold {}, mtu {:?}, tick {:?}, clock {:?}, follow {}, share {:?}, padding {:?}",
-            s.suite,
-            s.integrity,
-            s.preshared,
-            s.calls,
-            s.trusted_share,
-            s.hold_without_trusted,
-            s.mtu,
-            s.tick,
-            s.clock,
-            s.follow,
-            s.share,
-            s.padding
-        )?;
-        for (host, preferences) in s.preferences.iter().enumerate() {
-            if *preferences != Preferences::default() {
-                writeln!(f, "{} wants {preferences:?}", name(host))?;
-            }
-        }
+        writeln!(f, "{:#?}", self.setup)?;
         let mut conns = 0;
         for (at, op) in &self.ops {
-            write!(f, "{at:?} ")?;
-            match op {
-                Op::Open(plan) => {
-                    writeln!(f, "open {conns}: {plan:?}")?;
-                    conns += 1;
-                }
-                Op::Abort(c, end) => writeln!(f, "abort {c} by end {end}")?,
-                Op::Switch(c, host, bump) => {
-                    writeln!(f, "switch {c} on {} to {}", name(*host), on(*bump))?
-                }
-                Op::Choose(c, host, bump) => {
-                    writeln!(f, "choose {} for {c} at {}", on(*bump), name(*host))?
-                }
-                Op::Cross(c, bumps) => {
-                    writeln!(f, "choose {:?} for {c} at A, B", bumps.map(on))?;
-                }
-                Op::Outbid(c, host, bump, by) => {
-                    writeln!(f, "{} outbids for {c}: to {bump} by {by}", name(*host))?;
-                }
-                Op::Flush(host) => writeln!(f, "marks lost at {}", name(*host))?,
-                Op::Suspend(host, time) => writeln!(f, "{} sleeps for {time:?}", name(*host))?,
-                Op::Unable(host, time) => {
-                    writeln!(f, "{} can carry out nothing for {time:?}", name(*host))?;
-                }
-                Op::Cut(time) => writeln!(f, "all paths cut for {time:?}")?,
-                Op::Tamper(path, host, t) => {
-                    write!(f, "tamper path {path} from {}:", name(*host))?;
-                    for (act, chance) in ACTS.iter().zip(t.chances).filter(|(_, c)| *c > 0.0) {
-                        write!(
-                            f,
-                            " {} {chance}",
-                            act.name().trim_start_matches("adversary: ")
-                        )?;
-                    }
-                    writeln!(f, ", hold {:?}", t.hold)?;
-                }
-                Op::Plain(host, c, forged, again) => writeln!(
-                    f,
-                    "plain packets of {c} to {}: {forged} forged, {again} again",
-                    name(*host)
-                )?,
-                Op::Foreign(host, n) => writeln!(f, "{n} foreign in the TUN of {}", name(*host))?,
-                Op::Restart(host, gap) => writeln!(f, "restart {} after {gap:?}", name(*host))?,
-                Op::Interface(host, path, up) => {
-                    writeln!(f, "interface of path {path} at {} up {up}", name(*host))?;
-                }
-                Op::Outage(path, out) => writeln!(f, "outage of path {path}: {out}")?,
-                Op::Link(path, host, c) => {
-                    writeln!(f, "path {path} from {}: {}", name(*host), Shown(c))?;
-                }
-                Op::Mtu(path, mtu, told) => writeln!(f, "MTU of path {path}: {mtu}, told {told}")?,
-                Op::Opaque(host, len, v6, bump) => writeln!(
-                    f,
-                    "opaque packet of {len} from {} by {}, IPv6 {v6}",
-                    name(*host),
-                    on(*bump)
-                )?,
-                Op::Attack(host, count) => writeln!(f, "{count} forged to {}", name(*host))?,
-                Op::Wish(host, wish) => writeln!(f, "{} wants {wish:?}", name(*host))?,
-                Op::Control(host, len) => writeln!(f, "message of {len} from {}", name(*host))?,
+            if matches!(op, Op::Open(_)) {
+                write!(f, "{conns}: ")?;
+                conns += 1;
             }
+            writeln!(f, "{at:?} {op:?}")?;
         }
         write!(f, "{:?} quiet", self.quiet)
     }
@@ -355,37 +266,4 @@ pub fn on(bump: u8) -> &'static str {
 /// A host's letter.
 pub fn name(host: usize) -> char {
     if host == 0 { 'A' } else { 'B' }
-}
-
-/// Conditions, what is out of the ordinary only.
-struct Shown<'a>(&'a Conditions);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let c = self.0;
-        write!(f, "delay {:?}", c.delay)?;
-        if let Some(rate) = c.rate {
-            write!(f, ", {rate} bit/s")?;
-        }
-        if let Some(queue) = c.queue {
-            write!(f, ", queue {queue}")?;
-        }
-        if !c.jitter.is_zero() {
-            write!(f, ", jitter {:?}", c.jitter)?;
-        }
-        for (name, p) in [
-            ("loss", c.loss),
-            ("reorder", c.reorder),
-            ("duplicate", c.duplicate),
-            ("corrupt", c.corrupt),
-        ] {
-            if p > 0.0 {
-                write!(f, ", {name} {p}")?;
-            }
-        }
-        if c.reorder > 0.0 {
-            write!(f, " by {:?}", c.reorder_by)?;
-        }
-        Ok(())
-    }
 }

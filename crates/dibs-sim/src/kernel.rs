@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use dibs_core::Time;
 use dibs_wire::SeqNumber;
 use dibs_wire::packet::{Tuple, flags};
+use etherparse::{TcpOptionElement, TcpOptionsIterator};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;
@@ -406,15 +407,10 @@ fn instant(now: Time) -> Instant {
 }
 
 /// The window scale among a SYN's options.
-fn scale_of(mut options: &[u8]) -> u8 {
-    loop {
-        match *options {
-            [3, 3, scale, ..] => return scale,
-            [1, ref rest @ ..] => options = rest,
-            [kind, len, ..] if kind > 1 && len >= 2 => {
-                options = options.get(usize::from(len)..).unwrap_or(&[])
-            }
-            _ => return 0,
-        }
-    }
+fn scale_of(options: &[u8]) -> u8 {
+    let scale = TcpOptionsIterator::from_slice(options).find_map(|option| match option {
+        Ok(TcpOptionElement::WindowScale(scale)) => Some(scale),
+        _ => None,
+    });
+    scale.unwrap_or(0)
 }

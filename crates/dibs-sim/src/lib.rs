@@ -23,6 +23,7 @@ pub mod kernel;
 pub mod observer;
 pub mod offload;
 pub mod payload;
+mod queue;
 pub mod steering;
 pub mod world;
 

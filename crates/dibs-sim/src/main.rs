@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     let began = Instant::now();
     let failed = match arguments.bulk {
         true => transfers(&arguments),
-        false => histories(&arguments, began),
+        false => histories(&arguments),
     };
     say(&format!(
         "{} seeds in {:.1} s, {failed} failed",
@@ -79,78 +79,64 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs histories; returns how many failed.
-fn histories(arguments: &Arguments, began: Instant) -> u64 {
+/// Runs each seed, on as many threads as there are jobs, and has `take` take in what came of it; returns how many
+/// failed.
+fn each_seed<T>(
+    arguments: &Arguments,
+    run: impl Fn(u64) -> Result<T, String> + Sync,
+    take: impl FnMut(T) + Send,
+) -> u64 {
     let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
-    let histogram = Mutex::new(Histogram::default());
-    std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs {
-            scope.spawn(|| {
-                let mine = work(arguments, &next, &failed, began);
-                let mut all = histogram.lock().expect("no thread panics with it");
-                all.merge(&mine);
-            });
-        }
-    });
-    if arguments.count > 1 {
-        let histogram = histogram.into_inner().expect("no thread panics with it");
-        say(&format!("{histogram}"));
-        let missing = histogram.missing();
-        if !missing.is_empty() {
-            say(&format!("never: {}", missing.join(", ")));
-        }
-    }
-    failed.into_inner()
-}
-
-/// Runs bulk transfers, and shows them as a table; returns how many failed.
-fn transfers(arguments: &Arguments) -> u64 {
-    let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
-    let table = Mutex::new(Table::default());
-    let one = arguments.count == 1;
+    let (take, began) = (Mutex::new(take), Instant::now());
     let work = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             if at >= arguments.count {
                 return;
             }
-            match dibs_sim::bulk::run(arguments.first + at, one) {
-                Ok(row) => {
-                    row.outcome.course.iter().for_each(|line| say(line));
-                    table.lock().expect("no thread panics with it").add(row);
-                }
+            match run(arguments.first + at) {
+                Ok(outcome) => take.lock().expect("no thread panics with it")(outcome),
                 Err(text) => {
                     failed.fetch_add(1, Ordering::Relaxed);
                     say(&format!("{text}\n"));
                 }
             }
+            if at > 0 && at.is_multiple_of(500) {
+                eprintln!("{at} seeds in {:.1} s", began.elapsed().as_secs_f64());
+            }
         }
     };
     std::thread::scope(|scope| (0..arguments.jobs).for_each(|_| drop(scope.spawn(work))));
-    let table = table.into_inner().expect("no thread panics with it");
-    say(&format!("{table}"));
     failed.into_inner()
 }
 
-fn work(arguments: &Arguments, next: &AtomicU64, failed: &AtomicU64, began: Instant) -> Histogram {
+/// Runs histories; returns how many failed.
+fn histories(arguments: &Arguments) -> u64 {
     let mut histogram = Histogram::default();
-    loop {
-        let at = next.fetch_add(1, Ordering::Relaxed);
-        if at >= arguments.count {
-            return histogram;
-        }
-        match dibs_sim::run(arguments.first + at) {
-            Ok(report) if arguments.count == 1 => say(&format!("{report:#?}")),
-            Ok(report) => histogram.add(&report.coverage),
-            Err(text) => {
-                failed.fetch_add(1, Ordering::Relaxed);
-                say(&format!("{text}\n"));
-            }
-        }
-        if at > 0 && at.is_multiple_of(500) {
-            eprintln!("{at} seeds in {:.1} s", began.elapsed().as_secs_f64());
+    let failed = each_seed(arguments, dibs_sim::run, |report| match arguments.count {
+        1 => say(&format!("{report:#?}")),
+        _ => histogram.add(&report.coverage),
+    });
+    if arguments.count > 1 {
+        say(&format!("{histogram}"));
+        let missing = histogram.missing();
+        if !missing.is_empty() {
+            say(&format!("never: {}", missing.join(", ")));
         }
     }
+    failed
+}
+
+/// Runs bulk transfers, and shows them as a table; returns how many failed.
+fn transfers(arguments: &Arguments) -> u64 {
+    let mut table = Table::default();
+    let run = |seed| dibs_sim::bulk::run(seed, arguments.count == 1);
+    let failed = each_seed(arguments, run, |row| {
+        row.outcome.course.iter().for_each(|line| say(line));
+        table.add(row);
+    });
+    say(&format!("{table}"));
+    failed
 }
 
 /// Prints a line; whoever reads may have gone.

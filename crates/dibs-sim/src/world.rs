@@ -1,6 +1,5 @@
 //! Two hosts, the paths between them, and time that jumps from one event to the next.
 
-mod arrivals;
 mod attacks;
 mod checks;
 mod network;
@@ -28,9 +27,9 @@ use crate::coverage::{Coverage, Seen};
 use crate::history::{History, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
+use crate::queue::Queue;
 use crate::steering::{At, Sockets, Steering};
-use arrivals::Arrivals;
-use network::PlainRoute;
+use network::{Arrival, PlainRoute};
 use preferences::Bucket;
 
 /// Longest time that a transfer may take once nothing disturbs it: TCP's own timeouts have doubled
@@ -150,7 +149,9 @@ pub struct World {
     hosts: [Host; 2],
     links: Vec<Link>,
     plain: PlainRoute,
-    arrivals: Arrivals,
+    arrivals: Queue<Arrival>,
+    /// Of all arrivals.
+    digest: u64,
     conns: Vec<Conn>,
     observer: Observer,
     said: Said,
@@ -273,7 +274,8 @@ impl World {
             seed,
             hosts,
             links,
-            arrivals: Arrivals::default(),
+            arrivals: Queue::default(),
+            digest: 0,
             conns: Vec::new(),
             observer,
             said: Said::default(),
@@ -341,7 +343,7 @@ impl World {
         }
         checks::gather(self);
         Ok(Report {
-            digest: self.arrivals.digest() ^ self.observer.digest,
+            digest: self.digest ^ self.observer.digest,
             took,
             delivered: self.conns.iter().map(Conn::received).sum(),
             retransmitted: self.hosts.iter().map(|h| h.kernel.retransmitted).sum(),
@@ -400,6 +402,7 @@ impl World {
         }
         self.now = at;
         while let Some(arrival) = self.arrivals.take(at) {
+            self.digest = mix(self.digest ^ at.as_nanos()).wrapping_add(arrival.host as u64);
             self.arrive(arrival)?;
         }
         for host in 0..2 {

@@ -1,7 +1,6 @@
 //! A bulk transfer through two nodes: what their kernels, the links and the clock do around them.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use super::receiver::{Receiver, ReceiverStats};
 use super::scenario::{Change, SPAN, Scenario};
 use super::sender::{Sender, SenderStats};
 use super::wire::{Wire, address};
+use crate::queue::Queue;
 
 /// The transfer begins when session and paths stand.
 const START: Time = Time::from_nanos(4_000_000_000);
@@ -100,9 +100,7 @@ pub struct Pair {
     sender: Sender,
     receiver: Receiver,
     wire: Wire,
-    arrivals: BinaryHeap<Reverse<(Time, u64)>>,
-    arriving: BTreeMap<u64, Arrival>,
-    order: u64,
+    arrivals: Queue<Arrival>,
     digest: u64,
     outage: Duration,
     spins: u32,
@@ -195,9 +193,7 @@ impl Pair {
             sender: Sender::new(START, scenario.algorithm, scenario.bytes, rng.fork()),
             receiver: Receiver::new(START),
             wire: Wire::new(&mut rng),
-            arrivals: BinaryHeap::new(),
-            arriving: BTreeMap::new(),
-            order: 0,
+            arrivals: Queue::default(),
             digest: 0,
             outage: scenario.outage(),
             spins: 0,
@@ -277,7 +273,7 @@ impl Pair {
         let began = self.now >= START;
         let nodes = self.nodes.iter().map(Node::poll_timeout);
         let others = [
-            self.arrivals.peek().map(|Reverse((at, _))| *at),
+            self.arrivals.next(),
             self.changes.front().map(|change| START + change.at),
             self.sender.poll_timeout().filter(|_| began),
             self.receiver.poll_timeout(),
@@ -296,11 +292,7 @@ impl Pair {
             let change = self.changes.pop_front().expect("it was just seen");
             self.roads[change.link].conditions = change.becomes.conditions();
         }
-        while let Some(&Reverse((due, order))) = self.arrivals.peek()
-            && due <= now
-        {
-            self.arrivals.pop();
-            let mut a = self.arriving.remove(&order).expect("what is due is there");
+        while let Some(mut a) = self.arrivals.take(now) {
             self.digest = mix(self.digest ^ now.as_nanos()).wrapping_add(a.bytes.len() as u64);
             let from = endpoint(a.path, 1 - a.host);
             self.nodes[a.host].handle_datagram(now, a.path, from, &mut a.bytes);
@@ -395,15 +387,12 @@ impl Pair {
                     continue;
                 };
                 let at = (delivery.at.as_nanos() as u64).next_multiple_of(TICK);
-                self.order += 1;
-                self.arrivals
-                    .push(Reverse((Time::from_nanos(at), self.order)));
                 let arrival = Arrival {
                     host: 1 - host,
                     path: t.path,
                     bytes: datagram.to_vec(),
                 };
-                self.arriving.insert(self.order, arrival);
+                self.arrivals.push(Time::from_nanos(at), arrival);
             }
         }
     }

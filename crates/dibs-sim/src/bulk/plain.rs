@@ -1,7 +1,5 @@
 //! A sender and its receiver with one link between them, and nothing else: what TCP has without dibs.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use dibs_core::Time;
@@ -15,6 +13,7 @@ use super::receiver::Receiver;
 use super::scenario::{Change, Link, SPAN};
 use super::segment::{Ack, Burst, HEADERS, MSS};
 use super::sender::{Sender, SenderStats};
+use crate::queue::Queue;
 
 /// Time for what is under way at the end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,9 +31,7 @@ pub struct Plain {
     emulators: [Emulator; 2],
     conditions: Conditions,
     changes: Vec<Change>,
-    arrivals: BinaryHeap<Reverse<(Time, u64)>>,
-    arriving: BTreeMap<u64, What>,
-    order: u64,
+    arrivals: Queue<What>,
 }
 
 /// What came of a transfer.
@@ -72,9 +69,7 @@ impl Plain {
             emulators: [(); 2].map(|()| Emulator::new(rng.word())),
             conditions: link.conditions(),
             changes,
-            arrivals: BinaryHeap::new(),
-            arriving: BTreeMap::new(),
-            order: 0,
+            arrivals: Queue::default(),
         }
     }
 
@@ -112,7 +107,7 @@ impl Plain {
         self.pump();
         while !self.sender.is_done() {
             let timers = [
-                self.arrivals.peek().map(|Reverse((at, _))| *at),
+                self.arrivals.next(),
                 self.sender.poll_timeout(),
                 self.receiver.poll_timeout(),
                 self.changes.first().map(|c| Time::ZERO + c.at),
@@ -136,11 +131,8 @@ impl Plain {
         {
             self.conditions = self.changes.remove(0).becomes.conditions();
         }
-        while let Some(&Reverse((at, order))) = self.arrivals.peek()
-            && at <= now
-        {
-            self.arrivals.pop();
-            match self.arriving.remove(&order).expect("what is due is there") {
+        while let Some(arrival) = self.arrivals.take(now) {
+            match arrival {
                 What::Ack(ack) => self.sender.handle_ack(now, &ack),
                 What::Data(data) => {
                     let (span, stamps) = ((data.at, data.len, MSS), (data.tsval, data.tsecr));
@@ -189,9 +181,7 @@ impl Plain {
         let Fate::Delivered(d) = self.emulators[host].enter(&self.conditions, now, len) else {
             return;
         };
-        self.order += 1;
-        self.arrivals.push(Reverse((Time::ZERO + d.at, self.order)));
-        self.arriving.insert(self.order, what);
+        self.arrivals.push(Time::ZERO + d.at, what);
     }
 }
 

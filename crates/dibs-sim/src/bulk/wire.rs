@@ -7,6 +7,7 @@ use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::virtio::{self, VirtioHdr};
 use dibs_wire::{SeqNumber, Tuple};
+use etherparse::{TcpOptionElement, TcpOptionsIterator};
 
 use super::segment::{Ack, BLOCKS, Burst, MSS};
 use crate::payload::{Kind, Stream};
@@ -143,18 +144,18 @@ impl Wire {
         let (_, segment) = read(frame, self.tuple.reversed())?;
         let offset = |number: SeqNumber| u64::from(number.distance_from(self.first[0]) as u32);
         let (tsval, tsecr) = segment.timestamps.ok_or("time stamps are gone")?;
-        let edges = |block: &[u8]| {
-            let edge = |at: usize| {
-                let raw = block[at..at + 4].try_into().expect("four bytes");
-                offset(SeqNumber::new(u32::from_be_bytes(raw)))
-            };
-            (edge(0), edge(4))
-        };
-        let blocks = sack(segment.options).unwrap_or_default();
+        let edge = |raw: u32| offset(SeqNumber::new(raw));
+        let mut blocks = Vec::new();
+        for option in TcpOptionsIterator::from_slice(segment.options) {
+            if let Ok(TcpOptionElement::SelectiveAcknowledgement(first, others)) = option {
+                let named = std::iter::once(first).chain(others.into_iter().flatten());
+                blocks.extend(named.map(|(from, to)| (edge(from), edge(to))));
+            }
+        }
         Ok(Ack {
             upto: offset(segment.ack),
             window: u64::from(segment.window) << SCALE,
-            blocks: blocks.chunks_exact(8).map(edges).collect(),
+            blocks,
             tsval,
             tsecr,
         })
@@ -168,17 +169,5 @@ fn read(frame: &[u8], tuple: Tuple) -> Result<(VirtioHdr, packet::Segment<'_>), 
     match packet::parse(bytes) {
         Ok(Packet::Tcp(segment)) if segment.tuple == tuple => Ok((header, segment)),
         other => Err(format!("not a segment of the connection: {other:?}")),
-    }
-}
-
-/// The blocks among a segment's options.
-fn sack(mut options: &[u8]) -> Option<&[u8]> {
-    loop {
-        match *options {
-            [5, len, ..] => return options.get(2..usize::from(len)),
-            [1, ref rest @ ..] => options = rest,
-            [kind, len, ..] if kind > 1 && len >= 2 => options = options.get(usize::from(len)..)?,
-            _ => return None,
-        }
     }
 }

@@ -14,7 +14,6 @@ use dibs_netem::{Cause, Conditions, Emulator, Fate};
 use dibs_switch::conns::Pair;
 use dibs_wire::Tuple;
 
-use super::arrivals::{Arrival, What};
 use super::{World, endpoint};
 use crate::adversary::Put;
 use crate::coverage::Seen;
@@ -58,6 +57,18 @@ const DROPS: [Counter; 25] = [
     Counter::PeerContradiction,
     Counter::AckRefused,
 ];
+
+/// What is under way.
+pub(super) enum What {
+    Datagram(Put),
+    Packet(Vec<u8>),
+}
+
+/// The same, to a host.
+pub(super) struct Arrival {
+    pub(super) host: usize,
+    pub(super) what: What,
+}
 
 /// The connection of a packet, as the host sends that it came to.
 fn receiver(tuple: &Tuple) -> Pair {

@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use dibs_netem::Conditions;
-use dibs_wire::checksum;
-use dibs_wire::packet::TCP;
+use etherparse::{PacketBuilder, TcpHeader};
 
 use super::{World, addresses, attacks};
 use crate::conn::Conn;
@@ -255,41 +254,29 @@ impl World {
 
     /// A TCP segment that is signed (RFC 2385), so that nobody may cut it, of recognisable bytes.
     pub(super) fn opaque_packet(&mut self, host: usize, len: usize, v6: bool) -> Vec<u8> {
-        /// Of TCP, with the option.
-        const HEADER: usize = 40;
         let ends = addresses();
         let (src, dst) = (ends[host][usize::from(v6)], ends[1 - host][usize::from(v6)]);
-        let tcp_len = HEADER + len;
-        let mut p = Vec::new();
-        match (src, dst) {
+        let mut tcp = TcpHeader::new(4096, 8192, 1, 256);
+        (tcp.acknowledgment_number, tcp.ack) = (1, true);
+        // Two bytes of nothing, and the signature.
+        let options = [&[1, 1, 19, 18][..], &[0; 16]].concat();
+        tcp.set_options_raw(&options).expect("whole words");
+        let mut payload = vec![0; len];
+        let (key, kind) = (self.rng.word(), Kind::Marked);
+        Stream { key, kind }.fill(0, &mut payload);
+        let ip = match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                p.extend_from_slice(&[0x45, 0]);
-                p.extend_from_slice(&((20 + tcp_len) as u16).to_be_bytes());
-                p.extend_from_slice(&[0, 0, 0x40, 0, 64, TCP, 0, 0]);
-                p.extend_from_slice(&src.octets());
-                p.extend_from_slice(&dst.octets());
-                let sum = !checksum::fold(checksum::sum(&p));
-                p[10..12].copy_from_slice(&sum.to_be_bytes());
+                PacketBuilder::ipv4(src.octets(), dst.octets(), 64)
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                p.extend_from_slice(&[0x60, 0, 0, 0]);
-                p.extend_from_slice(&(tcp_len as u16).to_be_bytes());
-                p.extend_from_slice(&[TCP, 64]);
-                p.extend_from_slice(&src.octets());
-                p.extend_from_slice(&dst.octets());
+                PacketBuilder::ipv6(src.octets(), dst.octets(), 64)
             }
             _ => unreachable!("both addresses are of the family asked for"),
-        }
-        let at = p.len();
-        // Ports, numbers, a header of 40 bytes, flags, window.
-        p.extend_from_slice(&[0x10, 0, 0x20, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0xa0, 0x10, 1, 0]);
-        // Checksum, urgent pointer, two bytes of nothing, the signature.
-        p.extend_from_slice(&[0, 0, 0, 0, 1, 1, 19, 18]);
-        p.resize(at + tcp_len, 0);
-        let key = self.rng.word();
-        let kind = Kind::Marked;
-        Stream { key, kind }.fill(0, &mut p[at + HEADER..]);
-        p
+        };
+        let mut packet = Vec::new();
+        let written = ip.tcp_header(tcp).write(&mut packet, &payload);
+        written.expect("it is shorter than a packet may be");
+        packet
     }
 
     /// Everything that disturbs comes to an end.
