@@ -1,7 +1,7 @@
 //! A node, its kernel, and a peer with valid keys that says whatever it likes.
 
+mod encounter;
 mod frames;
-mod world;
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::attacker::hello;
 use crate::host::{BUMP, inner, tuple};
 use crate::input::Input;
 use crate::traffic::{self, CONNS};
-use world::{EFFORT, World, encode, place};
+use encounter::{EFFORT, Encounter, encode, place};
 
 /// Operations of one input.
 const OPERATIONS: usize = 64;
@@ -20,16 +20,16 @@ const OPERATIONS: usize = 64;
 /// The first byte sets the scene; operations follow.
 pub fn datagrams(data: &[u8]) {
     let mut input = Input::new(data);
-    let mut world = World::new(input.u8());
+    let mut encounter = Encounter::new(input.u8());
     input.each(OPERATIONS, |input| {
-        world.step(input);
-        world.settle();
-        world.victim.check_bounds(world.now);
-        world.effort <= EFFORT
+        encounter.step(input);
+        encounter.settle();
+        encounter.victim.check_bounds(encounter.now);
+        encounter.effort <= EFFORT
     });
 }
 
-impl World {
+impl Encounter {
     fn step(&mut self, input: &mut Input<'_>) {
         let kind = input.u8();
         if kind >= 250 {

@@ -30,7 +30,7 @@ struct Party {
     answered: HashSet<Vec<u8>>,
 }
 
-struct World {
+struct Parties {
     now: Time,
     wall: Duration,
     rng: SeededRandom,
@@ -48,21 +48,17 @@ struct World {
 /// The first byte sets the scene; operations follow.
 pub fn handshake(data: &[u8]) {
     let mut input = Input::new(data);
-    let mut world = World::new(input.u8());
+    let mut all = Parties::new(input.u8());
     input.each(64, |input| {
-        world.step(input);
+        all.step(input);
         true
     });
 }
 
-impl World {
+impl Parties {
     fn new(scene: u8) -> Self {
-        let integrity = if scene & 1 == 0 {
-            Integrity::On
-        } else {
-            Integrity::Off
-        };
-        let mut world = Self {
+        let integrity = host::integrity(scene);
+        let mut all = Self {
             now: Time::ZERO + Duration::from_secs(1),
             wall: Duration::from_secs(1_000_000),
             rng: SeededRandom::new([scene; 32]),
@@ -74,10 +70,10 @@ impl World {
             begun: HashSet::new(),
         };
         for number in 0..PARTIES {
-            let party = world.party(number, scene & 2 << number != 0);
-            world.parties.push(party);
+            let party = all.party(number, scene & 2 << number != 0);
+            all.parties.push(party);
         }
-        world
+        all
     }
 
     fn party(&mut self, number: usize, other_suite: bool) -> Party {

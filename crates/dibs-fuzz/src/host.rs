@@ -58,6 +58,14 @@ pub(crate) fn preshared() -> Box<Secret> {
     Box::new(Secret::new([3; 32]))
 }
 
+/// What the lowest bit of a scene says.
+pub(crate) fn integrity(scene: u8) -> Integrity {
+    match scene & 1 {
+        0 => Integrity::On,
+        _ => Integrity::Off,
+    }
+}
+
 pub(crate) fn suite(other: bool) -> Suite {
     if other {
         Suite::ChaCha20Poly1305

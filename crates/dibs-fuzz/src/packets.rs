@@ -11,7 +11,7 @@ use dibs_core::{Time, bump};
 use dibs_wire::packet::{self, Packet, flags};
 use dibs_wire::{Tuple, virtio};
 
-use crate::host::{Host, Outputs, addr, tuple};
+use crate::host::{Host, Outputs, addr, integrity, tuple};
 use crate::input::Input;
 use crate::traffic::{self, CONNS, Kernel, content};
 use crate::views;
@@ -78,7 +78,21 @@ struct Link {
     count: u64,
 }
 
-struct World {
+/// A good one.
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            delay: Duration::from_millis(1),
+            loses: 0,
+            delays: 0,
+            repeats: 0,
+            changes: 0,
+            count: 0,
+        }
+    }
+}
+
+struct Network {
     now: Time,
     hosts: [Host; 2],
     kernels: [Kernel; 2],
@@ -109,36 +123,24 @@ struct World {
 /// The first byte sets the scene; operations follow.
 pub fn packets(data: &[u8]) {
     let mut input = Input::new(data);
-    let mut world = World::new(input.u8());
+    let mut network = Network::new(input.u8());
     input.each(OPERATIONS, |input| {
-        world.step(input);
-        world.outputs();
-        world.effort <= EFFORT
+        network.step(input);
+        network.outputs();
+        network.effort <= EFFORT
     });
-    world.finish();
+    network.finish();
 }
 
-impl World {
+impl Network {
     fn new(scene: u8) -> Self {
         let bump = match scene >> 6 {
             2 => bump::SHARE,
             3 => bump::SEAL,
             _ => bump::SCRAMBLE,
         };
-        let integrity = if scene & 1 == 0 {
-            Integrity::On
-        } else {
-            Integrity::Off
-        };
-        let link = Link {
-            delay: Duration::from_millis(1),
-            loses: 0,
-            delays: 0,
-            repeats: 0,
-            changes: 0,
-            count: 0,
-        };
-        let mut world = Self {
+        let integrity = integrity(scene);
+        let mut network = Self {
             now: Time::ZERO + Duration::from_secs(1),
             hosts: [0, 1].map(|n| {
                 let calls = n == 0 || scene & 2 != 0;
@@ -148,7 +150,7 @@ impl World {
             }),
             kernels: [Kernel::new(0), Kernel::new(1)],
             wire: VecDeque::new(),
-            links: [link; 2],
+            links: [Link::default(); 2],
             whole: Default::default(),
             sent: Default::default(),
             got: Default::default(),
@@ -162,13 +164,13 @@ impl World {
             effort: 0,
             restarts: 0,
         };
-        world.run(Duration::from_millis(300));
-        for host in &world.hosts {
+        network.run(Duration::from_millis(300));
+        for host in &network.hosts {
             let paths = host.node.paths();
             let open = paths.iter().filter(|p| p.state == "active").count();
             assert_eq!(open, 2, "{paths:?}");
         }
-        world
+        network
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
@@ -400,16 +402,7 @@ impl World {
 
     /// With the network good again, all that nobody says to have dropped arrives.
     fn finish(&mut self) {
-        for link in &mut self.links {
-            *link = Link {
-                delay: Duration::from_millis(1),
-                loses: 0,
-                delays: 0,
-                repeats: 0,
-                changes: 0,
-                count: 0,
-            };
-        }
+        self.links = [Link::default(); 2];
         for host in &mut self.hosts {
             for path in 0..2 {
                 host.node.set_path(self.now, path, true, crate::host::MTU);

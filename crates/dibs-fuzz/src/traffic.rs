@@ -1,10 +1,13 @@
 //! What a kernel sends into its TUN. Its payload is a function of connection and sequence number, so
 //! that every byte can be told right from wrong wherever, and however often, it comes out.
 
+use std::net::IpAddr;
+
 use dibs_wire::emit::Headers;
 use dibs_wire::packet::{self, IpMeta, Packet, Segment, flags};
 use dibs_wire::virtio;
 use dibs_wire::{SeqNumber, Tuple};
+use etherparse::{IpNumber, PacketBuilder};
 
 use crate::host::tuple;
 use crate::input::Input;
@@ -169,8 +172,9 @@ pub(crate) fn opaque_frame(host: usize, input: &mut Input<'_>) -> Vec<u8> {
     let kind = input.u8();
     let body = input.block();
     let fragment = [packet::TCP, 0, 0, 1, 0, 0, 0, 9];
-    let quoted = ip_header(&tuple.reversed(), packet::TCP, 20);
-    let about_tcp = [&[1 + 2 * u8::from(!ipv6), 0, 0, 0, 0, 0, 0, 0], &quoted[..]].concat();
+    let quoted = ip_packet(&tuple.reversed(), packet::TCP, &[0; 20]);
+    let (quoted, _) = quoted.split_at(quoted.len() - 20);
+    let about_tcp = [&[1 + 2 * u8::from(!ipv6), 0, 0, 0, 0, 0, 0, 0], quoted].concat();
     let (protocol, front) = match (kind, ipv6) {
         (0..=127, true) => (FRAGMENT, &fragment[..]),
         (0..=127, false) => (packet::TCP, &[][..]),
@@ -181,38 +185,29 @@ pub(crate) fn opaque_frame(host: usize, input: &mut Input<'_>) -> Vec<u8> {
         (other, _) => (other, &[][..]),
     };
     let len = len.max(front.len());
+    let mut carried = front.to_vec();
+    carried.resize(len, 0x55);
+    let body = &body[..body.len().min(len - front.len())];
+    carried[front.len()..][..body.len()].copy_from_slice(body);
     let mut frame = vec![0; virtio::LEN];
-    frame.extend(ip_header(&tuple, protocol, len));
+    frame.extend(ip_packet(&tuple, protocol, &carried));
     if kind < 128 && !ipv6 {
         // More fragments follow.
         frame[virtio::LEN + 6] = 0x20;
     }
-    let at = frame.len();
-    frame.extend_from_slice(front);
-    frame.resize(at + len, 0x55);
-    let body = &body[..body.len().min(len - front.len())];
-    frame[at + front.len()..][..body.len()].copy_from_slice(body);
     // It may be TCP after all.
     with_content(frame)
 }
 
-/// The header of an IP packet with `len` bytes behind it.
-pub(crate) fn ip_header(tuple: &Tuple, protocol: u8, len: usize) -> Vec<u8> {
-    match (tuple.src, tuple.dst) {
-        (std::net::IpAddr::V4(src), std::net::IpAddr::V4(dst)) => {
-            let total = ((20 + len) as u16).to_be_bytes();
-            let mut header = vec![0x45, 0, total[0], total[1], 0, 0, 0, 0, 64, protocol, 0, 0];
-            header.extend(src.octets());
-            header.extend(dst.octets());
-            header
-        }
-        (std::net::IpAddr::V6(src), std::net::IpAddr::V6(dst)) => {
-            let len = (len as u16).to_be_bytes();
-            let mut header = vec![0x60, 0, 0, 0, len[0], len[1], protocol, 64];
-            header.extend(src.octets());
-            header.extend(dst.octets());
-            header
-        }
+/// An IP packet that carries this.
+fn ip_packet(tuple: &Tuple, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let ip = match (tuple.src, tuple.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
         _ => unreachable!("both ends are of one family"),
-    }
+    };
+    let mut packet = Vec::new();
+    let written = ip.write(&mut packet, IpNumber(protocol), payload);
+    written.expect("it is shorter than a packet may be");
+    packet
 }

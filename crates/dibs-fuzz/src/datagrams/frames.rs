@@ -7,12 +7,12 @@ use dibs_wire::frame::{BASE_OFFSET, Chunk, EmptySegment, FlowId, Frame, Open, Sh
 use dibs_wire::packet::IpMeta;
 use dibs_wire::{SeqNumber, packet};
 
-use super::world::{EFFORT, MAX_BLOCK, World, encode, place, socket_of};
+use super::encounter::{EFFORT, Encounter, MAX_BLOCK, encode, place, socket_of};
 use crate::host::{BUMP, addr, inner, tuple};
 use crate::input::Input;
 use crate::traffic::{self, CONNS};
 
-impl World {
+impl Encounter {
     /// A header block and payload that may be anything.
     pub(super) fn any_block(&mut self, input: &mut Input<'_>) {
         let (id, kind) = (self.some_path(input), input.u8());

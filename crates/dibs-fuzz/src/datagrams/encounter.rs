@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::session::{Integrity, PublicKey};
+use dibs_core::session::PublicKey;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, BASE_OFFSET, Frame};
 use dibs_wire::packet;
 
 use crate::attacker::Attacker;
-use crate::host::{Host, Outputs, addr, key};
+use crate::host::{Host, Outputs, addr, integrity, key};
 use crate::input::Input;
 use crate::traffic::{CONNS, Kernel};
 
@@ -25,7 +25,7 @@ pub(super) const MAX_BLOCK: usize = 65_507 - dibs_core::session::OVERHEAD;
 /// Datagrams that may be sent again.
 const KEPT: usize = 64;
 
-pub(super) struct World {
+pub(super) struct Encounter {
     pub(super) now: Time,
     pub(super) victim: Host,
     pub(super) kernel: Kernel,
@@ -40,15 +40,11 @@ pub(super) struct World {
     pub(super) effort: usize,
 }
 
-impl World {
+impl Encounter {
     pub(super) fn new(scene: u8) -> Self {
-        let integrity = if scene & 1 == 0 {
-            Integrity::On
-        } else {
-            Integrity::Off
-        };
+        let integrity = integrity(scene);
         let now = Time::ZERO + Duration::from_secs(1);
-        let mut world = Self {
+        let mut encounter = Self {
             now,
             victim: Host::new(1, scene & 2 != 0, integrity, 2),
             kernel: Kernel::new(1),
@@ -63,23 +59,23 @@ impl World {
             effort: 0,
         };
         if scene & 2 == 0 {
-            let call = world.attacker.call(now);
-            world.deliver(0, addr(0, 0), call);
+            let call = encounter.attacker.call(now);
+            encounter.deliver(0, addr(0, 0), call);
         }
-        world.settle();
+        encounter.settle();
         // A call, its answer, the first questions for paths.
         for _ in 0..3 {
-            world.wait(Duration::ZERO);
+            encounter.wait(Duration::ZERO);
         }
         if scene & 8 == 0 {
             for (socket, trusted) in [(0, true), (1, false)] {
-                world.open_path(socket, trusted, scene & 2 != 0);
+                encounter.open_path(socket, trusted, scene & 2 != 0);
             }
-            let paths = world.victim.node.paths();
+            let paths = encounter.victim.node.paths();
             let open = paths.iter().filter(|p| p.state == "active").count();
             assert_eq!(open, 2, "{paths:?}");
         }
-        world
+        encounter
     }
 
     /// Does what an honest peer would do so that a path is open.
