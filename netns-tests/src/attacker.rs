@@ -4,25 +4,19 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
+use dibs_eavesdrop::{Link, Packet, Payload};
 use dibs_lab::Recording;
 use dibs_netns::Host;
-use dibs_wire::{checksum, packet};
+use etherparse::{
+    Icmpv4Type, Icmpv6Type, IpHeaders, LaxSlicedPacket, PacketBuilder, PacketBuilderStep,
+    TcpHeader, TransportSlice, icmpv4::DestUnreachableHeader,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// What an Ethernet header takes.
-const ETHERNET: usize = 14;
-/// What an IPv4 header without options takes.
-const IPV4: usize = 20;
-/// What an IPv6 header takes.
-const IPV6: usize = 40;
-/// What a UDP header takes.
-const UDP: usize = 8;
-/// Its number as a protocol of IP.
-const UDP_PROTOCOL: u8 = 17;
-/// What a TCP header without options takes.
-const TCP: usize = 20;
+/// What an IPv4 header and a UDP header take.
+const HEADERS: usize = 28;
 /// The longest UDP payload of one packet on a link of 1500 bytes.
-const LONGEST: usize = 1500 - IPV4 - UDP;
+const LONGEST: usize = 1500 - HEADERS;
 
 /// An address of another's choice on the datagrams that a host sends.
 #[derive(Debug)]
@@ -51,14 +45,11 @@ impl Attacker {
     /// # Errors
     /// If the system refuses it.
     pub fn send(&self, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> io::Result<()> {
-        let length = u16::try_from(UDP + payload.len()).map_err(io::Error::other)?;
-        let mut udp = from.port().to_be_bytes().to_vec();
-        udp.extend(to.port().to_be_bytes());
-        udp.extend(length.to_be_bytes());
-        // No UDP checksum (RFC 768).
-        udp.extend([0, 0]);
-        udp.extend(payload);
-        self.send_ip(UDP_PROTOCOL, from.into(), to.into(), &udp)
+        let (from, to) = (SocketAddr::from(from), SocketAddr::from(to));
+        let mut packet = Vec::new();
+        let udp = ip(from, to).udp(from.port(), to.port());
+        udp.write(&mut packet, payload).map_err(io::Error::other)?;
+        self.send_packet(to, &packet)
     }
 }
 
@@ -80,24 +71,20 @@ pub struct Segment<'a> {
 }
 
 impl Segment<'_> {
-    fn bytes(&self) -> Vec<u8> {
-        self.with_options(&[])
-    }
-
-    /// The segment, with options of whole words.
-    fn with_options(&self, options: &[u8]) -> Vec<u8> {
-        let mut tcp = Vec::new();
-        tcp.extend(self.from.port().to_be_bytes());
-        tcp.extend(self.to.port().to_be_bytes());
-        tcp.extend(self.seq.to_be_bytes());
-        tcp.extend(self.ack.to_be_bytes());
-        let words = (TCP + options.len()) as u8 / 4;
-        // A window, no checksum yet, no urgent data.
-        tcp.extend([words << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
-        tcp.extend(options);
-        tcp.extend(self.payload);
-        finish(packet::TCP, self.from, self.to, &mut tcp, 16);
-        tcp
+    /// The IP packet with the segment, with options of whole words.
+    fn packet(&self, options: &[u8]) -> Vec<u8> {
+        let (from, to) = (self.from.port(), self.to.port());
+        let mut tcp = TcpHeader::new(from, to, self.seq, 0xffff);
+        tcp.acknowledgment_number = self.ack;
+        let is = |bit: u8| self.flags & bit != 0;
+        (tcp.fin, tcp.syn, tcp.rst) = (is(1), is(2), is(4));
+        (tcp.psh, tcp.ack, tcp.urg) = (is(8), is(16), is(32));
+        tcp.set_options_raw(options).expect("whole words");
+        let mut packet = Vec::new();
+        let built = ip(self.from, self.to).tcp_header(tcp);
+        let written = built.write(&mut packet, self.payload);
+        written.expect("a segment of a test fits a packet");
+        packet
     }
 }
 
@@ -113,9 +100,7 @@ pub fn signed_segment(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u
         payload,
     };
     // The option behind two NOPs.
-    let options = [&[1, 1, 19, 18][..], &[7; 16]].concat();
-    let tcp = segment.with_options(&options);
-    ip(packet::TCP, from, to, &tcp).expect("a segment of a test fits a packet")
+    segment.packet(&[&[1, 1, 19, 18][..], &[7; 16]].concat())
 }
 
 impl Attacker {
@@ -124,7 +109,7 @@ impl Attacker {
     /// # Errors
     /// If the system refuses it.
     pub fn send_segment(&self, segment: &Segment<'_>) -> io::Result<()> {
-        self.send_ip(packet::TCP, segment.from, segment.to, &segment.bytes())
+        self.send_packet(segment.to, &segment.packet(&[]))
     }
 
     /// Sends the sender of a segment the ICMP error that the segment is too long for the way.
@@ -132,113 +117,67 @@ impl Attacker {
     /// # Errors
     /// If the system refuses it.
     pub fn send_too_long(&self, about: &Segment<'_>, by: SocketAddr) -> io::Result<()> {
-        let inner =
-            ip(packet::TCP, about.from, about.to, &about.bytes()).map_err(io::Error::other)?;
-        if about.from.is_ipv4() {
-            // Destination unreachable, fragmentation needed; 600 bytes would do (RFC 1191).
-            let mut icmp = vec![3, 4, 0, 0, 0, 0, 2, 88];
-            icmp.extend(&inner[..IPV4 + 8]);
-            let sum = !checksum::fold(checksum::sum(&icmp));
-            icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-            return self.send_ip(packet::ICMP, by, about.from, &icmp);
-        }
-        // Packet too big; 1300 bytes would do (RFC 4443, 3.2).
-        let mut icmp = vec![2, 0, 0, 0, 0, 0, 5, 20];
-        icmp.extend(&inner);
-        finish(packet::ICMPV6, by, about.from, &mut icmp, 2);
-        self.send_ip(packet::ICMPV6, by, about.from, &icmp)
+        let inner = about.packet(&[]);
+        let (mut packet, to) = (Vec::new(), about.from);
+        let written = if to.is_ipv4() {
+            // 600 bytes would do (RFC 1191).
+            let next_hop_mtu = 600;
+            let too_long = DestUnreachableHeader::FragmentationNeeded { next_hop_mtu };
+            let icmp = ip(by, to).icmpv4(Icmpv4Type::DestinationUnreachable(too_long));
+            icmp.write(&mut packet, &inner[..HEADERS])
+        } else {
+            // RFC 4443, 3.2.
+            let icmp = ip(by, to).icmpv6(Icmpv6Type::PacketTooBig { mtu: 1300 });
+            icmp.write(&mut packet, &inner)
+        };
+        written.map_err(io::Error::other)?;
+        self.send_packet(to, &packet)
     }
 
-    fn send_ip(
-        &self,
-        protocol: u8,
-        from: SocketAddr,
-        to: SocketAddr,
-        payload: &[u8],
-    ) -> io::Result<()> {
-        let packet = ip(protocol, from, to, payload).map_err(io::Error::other)?;
+    fn send_packet(&self, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
         let socket = if to.is_ipv4() {
             &self.socket
         } else {
             &self.ipv6
         };
         let to = SocketAddr::new(to.ip(), 0);
-        socket.send_to(&packet, &to.into()).map(drop)
+        socket.send_to(packet, &to.into()).map(drop)
     }
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
+/// A packet of 64 hops between two addresses.
+fn ip(from: SocketAddr, to: SocketAddr) -> PacketBuilderStep<IpHeaders> {
+    match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
+        (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
+        _ => panic!("one family"),
     }
-}
-
-/// Writes the checksum of what an IP packet carries, pseudo header and all.
-fn finish(protocol: u8, from: SocketAddr, to: SocketAddr, body: &mut [u8], at: usize) {
-    let pseudo = checksum::pseudo_header(from.ip(), to.ip(), protocol, body.len());
-    let sum = !checksum::fold(pseudo + checksum::sum(body));
-    body[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-}
-
-/// An IP packet of 64 hops without options.
-fn ip(protocol: u8, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Result<Vec<u8>> {
-    let mut packet = if from.is_ipv4() {
-        let length = u16::try_from(IPV4 + payload.len())?.to_be_bytes();
-        vec![
-            0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0,
-        ]
-    } else {
-        let length = u16::try_from(payload.len())?.to_be_bytes();
-        vec![0x60, 0, 0, 0, length[0], length[1], protocol, 64]
-    };
-    packet.extend(octets(from.ip()));
-    packet.extend(octets(to.ip()));
-    if from.is_ipv4() {
-        let sum = !checksum::fold(checksum::sum(&packet));
-        packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    }
-    packet.extend(payload);
-    Ok(packet)
 }
 
 /// Where the sender of the last segment with this payload stands: the numbers of its next byte, and
 /// of the byte that it expects.
 pub fn numbers(recording: &Recording, payload: &[u8]) -> Option<(u32, u32)> {
-    let segments = recording.packets.iter().rev().filter_map(|packet| {
-        let header = if packet.frame.get(12..14)? == [0x86, 0xdd] {
-            IPV6
-        } else {
-            IPV4
+    let mut packets = recording.packets.iter().rev();
+    packets.find_map(|packet| {
+        let sliced = LaxSlicedPacket::from_ethernet(&packet.frame).ok()?;
+        let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
+            return None;
         };
-        let segment = packet.frame.get(ETHERNET + header..)?;
-        let at = |at: usize| Some(u32::from_be_bytes(*segment.get(at..at + 4)?.first_chunk()?));
-        let header = usize::from(segment.get(12)? >> 4) * 4;
-        let carried = segment.get(header.max(TCP)..)?;
-        let next = at(4)?.wrapping_add(carried.len() as u32);
-        (carried == payload).then_some((next, at(8)?))
-    });
-    segments.into_iter().next()
+        let next = tcp.sequence_number().wrapping_add(payload.len() as u32);
+        (tcp.payload() == payload).then_some((next, tcp.acknowledgment_number()))
+    })
 }
 
 /// The payloads of the IPv4 UDP datagrams to this address that were recorded, as far as they are
 /// single packets.
 pub fn datagrams(recording: &Recording, to: SocketAddrV4) -> Vec<Vec<u8>> {
-    let packets = recording.packets.iter();
-    let payloads = packets.filter_map(|packet| payload(&packet.frame, to));
-    payloads.map(<[u8]>::to_vec).collect()
-}
-
-fn payload(frame: &[u8], to: SocketAddrV4) -> Option<&[u8]> {
-    let (ethernet, packet) = frame.split_at_checked(ETHERNET)?;
-    let (ip, segment) = packet.split_at_checked(IPV4)?;
-    let (udp, payload) = segment.split_at_checked(UDP)?;
-    let is_ours = ethernet[12..] == [8, 0]
-        && ip[0] == 0x45
-        && ip[9] == 17
-        && ip[16..] == to.ip().octets()
-        && udp[2..4] == to.port().to_be_bytes();
-    let len = usize::from(u16::from_be_bytes([udp[4], udp[5]])).checked_sub(UDP)?;
-    // An offload hands over more than one datagram in a larger packet.
-    (is_ours && len == payload.len() && len <= LONGEST).then_some(payload)
+    let payloads = recording.packets.iter().filter_map(|packet| {
+        let heard = Packet::of(Link::Ethernet, &packet.frame)?;
+        let Payload::Udp(payload) = heard.payload else {
+            return None;
+        };
+        // An offload hands over more than one datagram in a larger packet.
+        (heard.to == to.into() && payload.len() <= LONGEST).then(|| payload.to_vec())
+    });
+    payloads.collect()
 }

@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::time::SystemTime;
 
 use anyhow::{Result, ensure};
+use dibs_eavesdrop::{Link, Payload};
 use dibs_lab::{Capture, Packet, Recording};
 use dibs_netns::Host;
+use etherparse::{IpNumber, LaxSlicedPacket};
 
 use crate::plaintext::Plaintext;
 
@@ -134,14 +136,19 @@ fn packets<'a>(
 
 /// Whether it is a TCP segment over IPv4 with this port at either end.
 fn has_port(packet: &Packet, port: u16) -> bool {
-    // Ethernet, IPv4 without options, TCP.
-    let frame = &packet.frame;
-    let is_tcp = frame.get(12..15) == Some(&[8, 0, 0x45]) && frame.get(23) == Some(&6);
-    let port = port.to_be_bytes();
-    is_tcp
-        && [34..36, 36..38]
-            .map(|at| frame.get(at) == Some(&port))
-            .contains(&true)
+    let heard = dibs_eavesdrop::Packet::of(Link::Ethernet, &packet.frame);
+    heard.is_some_and(|heard| {
+        let is_tcp = matches!(heard.payload, Payload::Tcp(_)) && heard.from.is_ipv4();
+        is_tcp && [heard.from.port(), heard.to.port()].contains(&port)
+    })
+}
+
+/// Whether an Ethernet frame is TCP over IPv4 or IPv6, whole or a piece of it.
+pub fn is_tcp(frame: &[u8]) -> bool {
+    let sliced = LaxSlicedPacket::from_ethernet(frame).ok();
+    let ip = sliced.and_then(|sliced| sliced.net);
+    let carried = ip.as_ref().and_then(|ip| ip.ip_payload_ref());
+    carried.is_some_and(|carried| carried.ip_number == IpNumber::TCP)
 }
 
 /// A packet for people: when it passed, how long it was, and its headers.

@@ -7,13 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use dibs_netns::Process;
 use netns_tests::daemon::wait;
+use netns_tests::eavesdropper::is_tcp;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::connect;
 use netns_tests::{Net, Node, Setup, isolated, kernel};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-
-use crate::require::is_tcp;
 
 /// What `status` says of it.
 fn backstop(node: &Node) -> Result<Value> {

@@ -6,9 +6,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use dibs_lab::{Capture, Packet};
+use dibs_lab::Capture;
 use dibs_netns::{HANG, Host};
 use netns_tests::daemon::{SOON, wait};
+use netns_tests::eavesdropper::is_tcp;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::{SETTLED, Talk, connect, next_plaintext};
 use netns_tests::{Eavesdropper, Net, Setup, isolated};
@@ -289,15 +290,8 @@ fn redirecting(variant: &str) -> Result<()> {
             net.a.counter("tun_forwarded").is_ok_and(|now| now > before)
         })?;
         // Neighbours may still ask for each other.
-        let tcp = |packet: &Packet| {
-            let protocol = match packet.frame.get(12..14) {
-                Some([0x08, 0x00]) => packet.frame.get(23),
-                _ => packet.frame.get(20),
-            };
-            protocol == Some(&6)
-        };
         let heard = ears.finish()?.packets;
-        let heard = heard.iter().filter(|packet| tcp(packet)).count();
+        let heard = heard.iter().filter(|packet| is_tcp(&packet.frame)).count();
         ensure!(heard == 0, "the third host heard {heard} segments");
         Ok(())
     })

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::End;
 use netns_tests::daemon::wait;
+use netns_tests::eavesdropper::is_tcp;
 use netns_tests::topology::{server, server_v6};
 use netns_tests::traffic::Talk;
 use netns_tests::{Net, Setup, isolated};
@@ -78,16 +79,6 @@ fn not_a_byte_is_plain_over_a_whole_life() {
             Ok(())
         })
     });
-}
-
-/// Whether an Ethernet frame is TCP over IPv4 or IPv6 without extension headers.
-pub(crate) fn is_tcp(frame: &[u8]) -> bool {
-    let protocol = match frame.get(12..14) {
-        Some([0x08, 0x00]) => frame.get(23),
-        Some([0x86, 0xdd]) => frame.get(20),
-        _ => None,
-    };
-    protocol == Some(&6)
 }
 
 #[test]

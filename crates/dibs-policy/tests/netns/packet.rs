@@ -1,9 +1,17 @@
 //! As much of IP and TCP as it takes to see what a TUN takes and to give it something.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
+use etherparse::{
+    IpHeaders, LaxNetSlice, LaxSlicedPacket, PacketBuilder, PacketBuilderStep, TcpHeader,
+    TransportSlice,
+};
+
+pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
 pub(crate) const ACK: u8 = 0x10;
+pub(crate) const URG: u8 = 0x20;
 
 /// ICMP's and ICMPv6's "destination unreachable".
 pub(crate) const UNREACHABLE: [u8; 2] = [3, 1];
@@ -19,55 +27,46 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Reads an IP packet without extension headers; `None` for anything else.
+    /// Reads an IP packet; `None` for anything else.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let (protocol, source, destination, body): (_, IpAddr, IpAddr, _) =
-            match bytes.first()? >> 4 {
-                4 => {
-                    let address = |at: usize| -> Option<Ipv4Addr> {
-                        Some(<[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok()?.into())
-                    };
-                    let header = usize::from(bytes[0] & 0xf) * 4;
-                    (
-                        *bytes.get(9)?,
-                        address(12)?.into(),
-                        address(16)?.into(),
-                        bytes.get(header..)?,
-                    )
-                }
-                6 => {
-                    let address = |at: usize| -> Option<Ipv6Addr> {
-                        Some(<[u8; 16]>::try_from(bytes.get(at..at + 16)?).ok()?.into())
-                    };
-                    (
-                        *bytes.get(6)?,
-                        address(8)?.into(),
-                        address(24)?.into(),
-                        bytes.get(40..)?,
-                    )
-                }
-                _ => return None,
-            };
-        let (flags, header) = match protocol {
-            6 => (*body.get(13)?, usize::from(body.get(12)? >> 4) * 4),
-            17 => (0, 8),
-            1 | 58 if UNREACHABLE.contains(body.first()?) => (body[0], 8),
-            _ => return None,
+        let sliced = LaxSlicedPacket::from_ip(bytes).ok()?;
+        let (source, destination): (IpAddr, IpAddr) = match sliced.net? {
+            LaxNetSlice::Ipv4(ip) => {
+                let ip = ip.header();
+                (ip.source_addr().into(), ip.destination_addr().into())
+            }
+            LaxNetSlice::Ipv6(ip) => {
+                let ip = ip.header();
+                (ip.source_addr().into(), ip.destination_addr().into())
+            }
+            LaxNetSlice::Arp(_) => return None,
         };
-        let port = |at: usize| {
-            let ports = if header == 8 && flags > 0 {
-                &[0; 4]
-            } else {
-                body.get(..4)?
-            };
-            Some(u16::from_be_bytes([ports[at], ports[at + 1]]))
+        let unreachable = |kind: &u8| UNREACHABLE.contains(kind);
+        let (protocol, [from, to], flags, payload) = match sliced.transport? {
+            TransportSlice::Tcp(tcp) => {
+                let ports = [tcp.source_port(), tcp.destination_port()];
+                (6, ports, tcp.slice()[13], tcp.payload())
+            }
+            TransportSlice::Udp(udp) => {
+                let ports = [udp.source_port(), udp.destination_port()];
+                (17, ports, 0, udp.payload())
+            }
+            TransportSlice::Icmpv4(icmp) => {
+                let kind = Some(icmp.type_u8()).filter(unreachable)?;
+                (1, [0; 2], kind, icmp.payload())
+            }
+            TransportSlice::Icmpv6(icmp) => {
+                let kind = Some(icmp.type_u8()).filter(unreachable)?;
+                (58, [0; 2], kind, icmp.payload())
+            }
+            _ => return None,
         };
         Some(Self {
             protocol,
-            source: SocketAddr::new(source, port(0)?),
-            destination: SocketAddr::new(destination, port(2)?),
+            source: SocketAddr::new(source, from),
+            destination: SocketAddr::new(destination, to),
             flags,
-            payload: body.get(header..)?.to_vec(),
+            payload: payload.to_vec(),
         })
     }
 }
@@ -79,93 +78,40 @@ pub(crate) fn syn(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
 
 /// A TCP segment without payload.
 pub(crate) fn segment(source: SocketAddr, destination: SocketAddr, flags: u8) -> Vec<u8> {
-    let rest = [0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0];
-    packet(6, source, destination, &rest, 16)
+    let mut tcp = TcpHeader::new(source.port(), destination.port(), 1, 0xffff);
+    let is = |bit: u8| flags & bit != 0;
+    (tcp.fin, tcp.syn, tcp.rst) = (is(FIN), is(SYN), is(RST));
+    (tcp.ack, tcp.urg) = (is(ACK), is(URG));
+    let mut packet = Vec::new();
+    let built = ip(source.ip(), destination.ip()).tcp_header(tcp);
+    built.write(&mut packet, &[]).expect("a short packet");
+    packet
 }
 
 /// A UDP datagram without payload.
 pub(crate) fn datagram(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
-    packet(17, source, destination, &[0, 8, 0, 0], 6)
+    let mut packet = Vec::new();
+    let built = ip(source.ip(), destination.ip()).udp(source.port(), destination.port());
+    built.write(&mut packet, &[]).expect("a short packet");
+    packet
 }
 
 /// An echo request.
 pub(crate) fn echo(source: IpAddr, destination: IpAddr) -> Vec<u8> {
-    let mut body = vec![0, 0, 0, 0, 0, 1, 0, 1];
-    let (protocol, sum) = match (source, destination) {
-        (IpAddr::V4(_), _) => {
-            body[0] = 8;
-            (1, checksum(&body))
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            body[0] = 128;
-            let addresses = [from.octets(), to.octets()].concat();
-            (
-                58,
-                checksum(&[&addresses[..], &[0, 58, 0, 8], &body].concat()),
-            )
-        }
-        _ => panic!("one family"),
+    let (mut packet, ip) = (Vec::new(), ip(source, destination));
+    let written = match source {
+        IpAddr::V4(_) => ip.icmpv4_echo_request(1, 1).write(&mut packet, &[]),
+        IpAddr::V6(_) => ip.icmpv6_echo_request(1, 1).write(&mut packet, &[]),
     };
-    body[2..4].copy_from_slice(&sum);
-    around(protocol, source, destination, &body)
-}
-
-/// A packet whose transport header is both ports, then `rest`, with its checksum at `at`.
-fn packet(
-    protocol: u8,
-    source: SocketAddr,
-    destination: SocketAddr,
-    rest: &[u8],
-    at: usize,
-) -> Vec<u8> {
-    let mut body = [
-        source.port().to_be_bytes(),
-        destination.port().to_be_bytes(),
-    ]
-    .concat();
-    body.extend(rest);
-    let length = (body.len() as u16).to_be_bytes();
-    let addresses = match (source.ip(), destination.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => [from.octets(), to.octets()].concat(),
-        (IpAddr::V6(from), IpAddr::V6(to)) => [from.octets(), to.octets()].concat(),
-        _ => panic!("one family"),
-    };
-    let sum = checksum(&[&addresses[..], &[0, protocol], &length, &body].concat());
-    body[at..at + 2].copy_from_slice(&sum);
-    around(protocol, source.ip(), destination.ip(), &body)
-}
-
-/// The IP packet of a body.
-fn around(protocol: u8, source: IpAddr, destination: IpAddr, body: &[u8]) -> Vec<u8> {
-    let mut packet = match (source, destination) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let total = (20 + body.len() as u16).to_be_bytes();
-            let mut ip = vec![0x45, 0, total[0], total[1], 0, 0, 0, 0, 64, protocol, 0, 0];
-            ip.extend([from.octets(), to.octets()].concat());
-            let sum = checksum(&ip);
-            ip[10..12].copy_from_slice(&sum);
-            ip
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let length = (body.len() as u16).to_be_bytes();
-            let mut ip = vec![0x60, 0, 0, 0, length[0], length[1], protocol, 64];
-            ip.extend([from.octets(), to.octets()].concat());
-            ip
-        }
-        _ => panic!("one family"),
-    };
-    packet.extend(body);
+    written.expect("a short packet");
     packet
 }
 
-/// RFC 1071.
-fn checksum(bytes: &[u8]) -> [u8; 2] {
-    let words = bytes
-        .chunks_exact(2)
-        .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
+/// A packet of 64 hops between two addresses.
+fn ip(from: IpAddr, to: IpAddr) -> PacketBuilderStep<IpHeaders> {
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64),
+        (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64),
+        _ => panic!("one family"),
     }
-    (!(sum as u16)).to_be_bytes()
 }

@@ -11,11 +11,7 @@ use nix::poll::PollFlags;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::lab::{ENDS, Lab, accept, address, bump, connecting, marks, wait_for, wish};
-use crate::packet::{ACK, SYN, segment, syn};
-
-const FIN: u8 = 0x01;
-const RST: u8 = 0x04;
-const URG: u8 = 0x20;
+use crate::packet::{ACK, FIN, RST, SYN, URG, segment, syn};
 
 fn ends(stream: &TcpStream) -> (SocketAddr, SocketAddr) {
     let local = stream.local_addr().expect("an address");
