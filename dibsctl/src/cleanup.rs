@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use dibs_control::{Client, ClientError};
 use dibs_policy::{Backstop, MarkLayout, Steering};
 
+use crate::output::runtime;
+
 /// Where the marks of a daemon that does not run are looked up.
 const CONFIG: &str = "/etc/dibs/dibsd.toml";
 
@@ -22,11 +24,7 @@ pub(crate) fn run(socket: &Path) -> Result<()> {
 
 fn offline(socket: &Path) -> Result<()> {
     let marks = marks()?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start a runtime")?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         Steering::system(None)?.cleanup(marks).await?;
         Backstop::open()?.remove().await
     })?;

@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 use std::time::SystemTime;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use crate::units;
@@ -41,4 +41,10 @@ pub(crate) fn unix_now() -> f64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// What runs the one asynchronous part of a command.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().build().context("start a runtime")
 }

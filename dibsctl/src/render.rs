@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime};
 
 use dibs_config::{Rate, Volume};
 use dibs_control::{
-    BumpInfo, Changed, ConnInfo, Event, Integrity, PathChange, PathInfo, PathState, PathUsage,
-    PeerInfo, PeerState, Preferences, RuleInfo, RuleMade, RuleOrigin, Status, Trust,
+    BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, PathChange, PathInfo, PathState, PathUsage,
+    PeerInfo, Preferences, RuleInfo, RuleMade, RuleOrigin, Status,
 };
 
-use crate::table::Table;
-use crate::units::{age, bytes, count, micros, percent, printable, rate, volume};
+use crate::table::{Table, table};
+use crate::units::{age, bytes, count, micros, percent, printable, rate, volume, word};
 
 pub(crate) fn status(status: &Status, now: f64) -> String {
     let mut text = format!(
@@ -18,10 +18,7 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
         printable(&status.version),
         status.pid,
         age(status.uptime),
-        match status.integrity {
-            Integrity::On => "on",
-            Integrity::Off => "off",
-        }
+        word(status.integrity)
     );
     text += &match &status.backstop.reason {
         Some(reason) => format!(
@@ -46,11 +43,9 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
         .iter()
         .filter(|(_, value)| **value > 0)
         .collect();
-    let counters = Table::new(
-        ["COUNTER", ">VALUE"],
-        counted
-            .iter()
-            .map(|(name, value)| [(*name).clone(), value.to_string()]),
+    let counters = table!(counted, counter:
+        "COUNTER", counter.0.clone();
+        ">VALUE", counter.1.to_string();
     );
     for (table, filled) in [
         (peers(&status.peers, now), !status.peers.is_empty()),
@@ -66,43 +61,26 @@ pub(crate) fn status(status: &Status, now: f64) -> String {
 }
 
 pub(crate) fn conns(conns: &[ConnInfo], now: f64) -> Table {
-    let headers = [
-        ">ID",
-        "LOCAL",
-        "REMOTE",
-        "PEER",
-        "PROCESS",
-        "BUMP",
-        ">SINCE",
-        ">SENT",
-        ">RECEIVED",
-        ">RETRANS",
-        "PATHS (SENT/RECEIVED)",
-    ];
-    let row = |conn: &ConnInfo| {
-        let paths: Vec<_> = conn
-            .paths
-            .iter()
-            .map(|path| {
-                let (sent, received) = (bytes(path.bytes_sent), bytes(path.bytes_received));
-                format!("{} {sent}/{received}", path.name)
-            })
-            .collect();
-        [
-            conn.id.to_string(),
-            conn.local.to_string(),
-            conn.remote.to_string(),
-            conn.peer.clone(),
-            process(conn),
-            conn.bump.clone(),
-            since(conn.since, now),
-            bytes(conn.bytes_sent),
-            bytes(conn.bytes_received),
-            conn.retransmissions.to_string(),
-            paths.join(", "),
-        ]
+    let paths = |conn: &ConnInfo| {
+        let path = |path: &ConnPathInfo| {
+            let (sent, received) = (bytes(path.bytes_sent), bytes(path.bytes_received));
+            format!("{} {sent}/{received}", path.name)
+        };
+        conn.paths.iter().map(path).collect::<Vec<_>>().join(", ")
     };
-    Table::new(headers, conns.iter().map(row))
+    table!(conns, conn:
+        ">ID", conn.id.to_string();
+        "LOCAL", conn.local.to_string();
+        "REMOTE", conn.remote.to_string();
+        "PEER", conn.peer.clone();
+        "PROCESS", process(conn);
+        "BUMP", conn.bump.clone();
+        ">SINCE", since(conn.since, now);
+        ">SENT", bytes(conn.bytes_sent);
+        ">RECEIVED", bytes(conn.bytes_received);
+        ">RETRANS", conn.retransmissions.to_string();
+        "PATHS (SENT/RECEIVED)", paths(conn);
+    )
 }
 
 pub(crate) fn changed(changed: &Changed, now: f64) -> String {
@@ -143,89 +121,51 @@ pub(crate) fn made(made: &RuleMade) -> String {
 }
 
 pub(crate) fn rules(rules: &[RuleInfo]) -> Table {
-    let row = |rule: &RuleInfo| {
-        let origin = match rule.origin {
-            RuleOrigin::Config => "configuration",
-            RuleOrigin::User => "dibsctl",
-        };
-        [
-            rule.id.to_string(),
-            rule_bump(rule),
-            rule_selector(rule),
-            rule.scheduler.clone().unwrap_or_default(),
-            origin.to_owned(),
-        ]
+    let origin = |rule: &RuleInfo| match rule.origin {
+        RuleOrigin::Config => "configuration",
+        RuleOrigin::User => "dibsctl",
     };
-    Table::new(
-        [">ID", "BUMP", "SELECTOR", "SCHEDULER", "MADE BY"],
-        rules.iter().map(row),
+    table!(rules, rule:
+        ">ID", rule.id.to_string();
+        "BUMP", rule_bump(rule);
+        "SELECTOR", rule_selector(rule);
+        "SCHEDULER", rule.scheduler.clone().unwrap_or_default();
+        "MADE BY", origin(rule).to_owned();
     )
 }
 
 pub(crate) fn paths(paths: &[PathInfo]) -> Table {
-    let headers = [
-        "PATH",
-        "PEER",
-        "TRUST",
-        "ROLE",
-        "STATE",
-        "REMOTE",
-        ">RTT",
-        ">LOSS",
-        ">SENT",
-        ">RECEIVED",
-        ">WINDOW",
-        ">IN FLIGHT",
-        ">PACED",
-        ">LIMIT",
-        ">VOLUME",
-        ">MTU",
-        "NOTE",
-    ];
-    let row = |path: &PathInfo| {
-        let trust = match path.trust {
-            Trust::Trusted => "trusted",
-            Trust::Untrusted => "untrusted",
-        };
-        let state = match path.state {
-            PathState::Up => "up",
-            PathState::Validating => "validating",
-            PathState::Down => "down",
-        };
-        let notes: Vec<_> = path
-            .preferred
-            .then_some("preferred")
-            .into_iter()
-            .chain(path.reason.as_deref())
-            // Where it is not up, the reason says why.
-            .chain({ path.unused.as_deref() }.filter(|_| path.state == PathState::Up))
-            .collect();
-        [
-            path.name.clone(),
-            path.peer.clone(),
-            trust.to_owned(),
-            path.role.clone(),
-            state.to_owned(),
-            path.remote
-                .map(|remote| remote.to_string())
-                .unwrap_or_default(),
-            path.srtt_us.map(micros).unwrap_or_default(),
-            percent(path.loss),
-            bytes(path.bytes_sent),
-            bytes(path.bytes_received),
-            bytes(path.cwnd),
-            bytes(path.in_flight),
-            path.pacing_rate.map(rate).unwrap_or_default(),
-            { path.rate_limit }.map_or_else(String::new, |bits| rate(bits / 8)),
-            { path.volume }.map_or_else(String::new, |all| {
-                let used = volume(path.volume_used.unwrap_or_default());
-                format!("{used} of {}", volume(all))
-            }),
-            path.mtu.to_string(),
-            notes.join("; "),
-        ]
+    let limit = |path: &PathInfo| path.rate_limit.map(|bits| rate(bits / 8));
+    let volumes = |path: &PathInfo| {
+        let used = volume(path.volume_used.unwrap_or_default());
+        path.volume.map(|all| format!("{used} of {}", volume(all)))
     };
-    Table::new(headers, paths.iter().map(row))
+    let notes = |path: &PathInfo| {
+        let preferred = path.preferred.then(|| "preferred".to_owned());
+        // Where it is not up, the reason says why.
+        let unused = path.unused.clone().filter(|_| path.state == PathState::Up);
+        let notes = [preferred, path.reason.clone(), unused];
+        Vec::from_iter(notes.into_iter().flatten()).join("; ")
+    };
+    table!(paths, path:
+        "PATH", path.name.clone();
+        "PEER", path.peer.clone();
+        "TRUST", word(path.trust);
+        "ROLE", path.role.clone();
+        "STATE", word(path.state);
+        "REMOTE", path.remote.map(|remote| remote.to_string()).unwrap_or_default();
+        ">RTT", path.srtt_us.map(micros).unwrap_or_default();
+        ">LOSS", percent(path.loss);
+        ">SENT", bytes(path.bytes_sent);
+        ">RECEIVED", bytes(path.bytes_received);
+        ">WINDOW", bytes(path.cwnd);
+        ">IN FLIGHT", bytes(path.in_flight);
+        ">PACED", path.pacing_rate.map(rate).unwrap_or_default();
+        ">LIMIT", limit(path).unwrap_or_default();
+        ">VOLUME", volumes(path).unwrap_or_default();
+        ">MTU", path.mtu.to_string();
+        "NOTE", notes(path);
+    )
 }
 
 /// How new data is shared out.
@@ -283,60 +223,42 @@ fn usage(usage: &PathUsage) -> String {
 }
 
 pub(crate) fn peers(peers: &[PeerInfo], now: f64) -> Table {
-    let headers = [
-        "PEER",
-        "STATE",
-        ">SINCE",
-        ">SENT",
-        ">RECEIVED",
-        ">BUMPED",
-        "ADDRESSES",
-        "NOTE",
-    ];
-    let row = |peer: &PeerInfo| {
-        let state = match peer.state {
-            PeerState::Established => "established",
-            PeerState::Connecting => "connecting",
-            PeerState::Down => "down",
-        };
-        let addresses: Vec<_> = peer.addresses.iter().map(ToString::to_string).collect();
-        [
-            peer.name.clone(),
-            state.to_owned(),
-            peer.since.map(|time| since(time, now)).unwrap_or_default(),
-            bytes(peer.bytes_sent),
-            bytes(peer.bytes_received),
-            peer.connections.to_string(),
-            addresses.join(", "),
-            peer.reason.clone().unwrap_or_default(),
-        ]
+    let addresses = |peer: &PeerInfo| {
+        let addresses = peer.addresses.iter().map(ToString::to_string);
+        addresses.collect::<Vec<_>>().join(", ")
     };
-    Table::new(headers, peers.iter().map(row))
+    table!(peers, peer:
+        "PEER", peer.name.clone();
+        "STATE", word(peer.state);
+        ">SINCE", peer.since.map(|time| since(time, now)).unwrap_or_default();
+        ">SENT", bytes(peer.bytes_sent);
+        ">RECEIVED", bytes(peer.bytes_received);
+        ">BUMPED", peer.connections.to_string();
+        "ADDRESSES", addresses(peer);
+        "NOTE", peer.reason.clone().unwrap_or_default();
+    )
 }
 
 pub(crate) fn bumps(bumps: &[BumpInfo]) -> Table {
-    let row = |bump: &BumpInfo| {
+    let notes = |bump: &BumpInfo| {
         let shares = bump.needed.zip(bump.shares);
-        let notes: Vec<_> = (bump.default.then(|| "default".to_owned()))
-            .into_iter()
-            .chain(shares.map(|(needed, shares)| format!("{needed} of {shares} shares")))
-            .chain(bump.answers.map(|answers| {
-                let what = if answers { "something" } else { "nothing" };
-                format!("{what} comes back by it")
-            }))
-            .chain(bump.reason.clone())
-            .collect();
-        [
-            bump.name.clone(),
-            bump.kind.clone(),
-            bump.device.clone().unwrap_or_default(),
-            bump.connections.to_string(),
-            notes.join("; "),
-        ]
+        let answers = bump
+            .answers
+            .map(|answers| if answers { "something" } else { "nothing" });
+        let notes = [
+            bump.default.then(|| "default".to_owned()),
+            shares.map(|(needed, shares)| format!("{needed} of {shares} shares")),
+            answers.map(|what| format!("{what} comes back by it")),
+            bump.reason.clone(),
+        ];
+        Vec::from_iter(notes.into_iter().flatten()).join("; ")
     };
-    Table::new(
-        ["BUMP", "KIND", "DEVICE", ">CONNECTIONS", "NOTE"],
-        bumps.iter().map(row),
+    table!(bumps, bump:
+        "BUMP", bump.name.clone();
+        "KIND", bump.kind.clone();
+        "DEVICE", bump.device.clone().unwrap_or_default();
+        ">CONNECTIONS", bump.connections.to_string();
+        "NOTE", notes(bump);
     )
 }
 

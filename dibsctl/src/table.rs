@@ -7,9 +7,17 @@ use crate::units::printable;
 /// Columns under headers. A header that starts with `>` has its column flush right; a column
 /// without any content is left out.
 pub(crate) struct Table {
-    headers: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
+    pub(crate) headers: Vec<&'static str>,
+    pub(crate) rows: Vec<Vec<String>>,
 }
+
+/// A table of these things, one a row: each column by its header, and what a thing has there.
+macro_rules! table {
+    ($rows:expr, $row:ident: $($header:literal, $cell:expr;)*) => {
+        $crate::table::Table::new([$($header),*], $rows.iter().map(|$row| [$($cell),*]))
+    };
+}
+pub(crate) use table;
 
 impl Table {
     pub(crate) fn new<const N: usize>(

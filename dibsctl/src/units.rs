@@ -50,6 +50,14 @@ pub(crate) fn age(seconds: u64) -> String {
     }
 }
 
+/// The word that a value is in JSON.
+pub(crate) fn word(value: impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => String::new(),
+    }
+}
+
 /// Text from elsewhere (the name of a process, say) without what terminals obey.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()

@@ -13,11 +13,11 @@ mod trial;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use dibs_config::Config;
 use serde_json::json;
 
-use crate::output::show;
+use crate::output::{runtime, show};
 use crate::units::{count, printable};
 use checks::{
     clock, config, congestion, daemon, firewall, flavours, forwarding, kernel, managers, marks,
@@ -34,11 +34,7 @@ const CONFIG: &str = "/etc/dibs/dibsd.toml";
 /// # Errors
 /// Something would keep dibs from working.
 pub(crate) fn run(file: Option<PathBuf>, socket: &Path, json: bool) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start a runtime")?;
-    let findings = runtime.block_on(examine(file, socket));
+    let findings = runtime()?.block_on(examine(file, socket));
     let number = |outcome| findings.iter().filter(|f| f.outcome == outcome).count();
     let failed = number(Outcome::Failed);
     let answer = json!({

@@ -13,6 +13,7 @@ use dibs_settings::BumpId;
 use nix::sched::{CloneFlags, unshare};
 
 use super::finding::Finding;
+use crate::output::runtime;
 
 /// What the trial came to.
 pub(crate) enum Trial {
@@ -46,10 +47,7 @@ pub(crate) async fn run(root: bool) -> Trial {
     let tried = thread::spawn(|| {
         // Of this thread alone.
         unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| error.to_string())?;
+        let runtime = runtime().map_err(|error| error.to_string())?;
         Ok(runtime.block_on(parts()))
     });
     match tried.join() {

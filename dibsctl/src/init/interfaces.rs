@@ -11,6 +11,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
+use crate::output::runtime;
+
 /// An interface that is not loopback nor dibsd's.
 #[derive(Clone, Debug)]
 pub(crate) struct Interface {
@@ -25,11 +27,7 @@ pub(crate) struct Interface {
 
 /// Lists what there is in this network namespace, by number.
 pub(crate) fn list() -> Result<Vec<Interface>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start a runtime")?;
-    let mut interfaces = runtime.block_on(async {
+    let mut interfaces = runtime()?.block_on(async {
         let (connection, handle, _) = rtnetlink::new_connection().context("open rtnetlink")?;
         tokio::spawn(connection);
         let mut interfaces = Vec::new();

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::interfaces::Interface;
 use crate::output::{show, warn};
-use crate::table::Table;
+use crate::table::{Table, table};
 
 /// What was done, and what the other host needs.
 pub(crate) struct Report {
@@ -83,14 +83,12 @@ impl Report {
         if let Some(old) = &self.old {
             text += &format!("{} is the former one\n", old.display());
         }
-        let paths = self.line.ways.iter().map(|way| {
-            [
-                way.name.clone(),
-                way.trust.as_str().to_owned(),
-                list(&way.addresses),
-            ]
-        });
-        text += &format!("\n{}", Table::new(["PATH", "TRUST", "ADDRESSES"], paths));
+        let paths = table!(self.line.ways, way:
+            "PATH", way.name.clone();
+            "TRUST", way.trust.as_str().to_owned();
+            "ADDRESSES", list(&way.addresses);
+        );
+        text += &format!("\n{paths}");
         if let Some(peer) = &self.peer {
             let by = |(path, to): &(String, SocketAddr)| format!("{to} by {path}");
             let by: Vec<_> = peer.endpoints.iter().map(by).collect();
@@ -119,18 +117,15 @@ impl Report {
 
 /// What paths can be made of.
 pub(crate) fn offer(all: &[Interface]) -> Table {
-    let rows = all.iter().map(|interface| {
-        let unless_named = match interface.is_way_out(all) {
-            true => "untrusted path",
-            false => "no path",
-        };
-        [
-            interface.name.clone(),
-            list(&interface.addresses()),
-            unless_named.to_owned(),
-        ]
-    });
-    Table::new(["INTERFACE", "ADDRESSES", "UNLESS NAMED"], rows)
+    let unless_named = |interface: &Interface| match interface.is_way_out(all) {
+        true => "untrusted path",
+        false => "no path",
+    };
+    table!(all, interface:
+        "INTERFACE", interface.name.clone();
+        "ADDRESSES", list(&interface.addresses());
+        "UNLESS NAMED", unless_named(interface).to_owned();
+    )
 }
 
 fn list(addresses: &[IpAddr]) -> String {

@@ -6,7 +6,8 @@ use ratatui::style::{Color, Modifier, Style, Stylize as _};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
-use super::model::{BUMPS, CONNS, Order, PATHS, View, bump_cells, conn_cells, path_cells};
+use super::model::{Order, View};
+use crate::table::Table as Shown;
 
 /// Columns from which on there is room for everything.
 const WIDE: u16 = 120;
@@ -45,8 +46,11 @@ impl Screen {
         let daemon = Line::from(view.daemon.clone().bold());
         let lines = std::iter::once(daemon).chain(notes);
         frame.render_widget(Paragraph::new(Vec::from_iter(lines)), head);
-        draw_paths(frame, below(paths), view);
-        draw_bumps(frame, below(bumps), view);
+        // Why one is not used stands in a line of its own.
+        let columns: Vec<_> = PATHS.into_iter().enumerate().collect();
+        draw_table(frame, below(paths), &view.paths(), &columns);
+        let columns: Vec<_> = BUMPS.into_iter().enumerate().collect();
+        draw_table(frame, below(bumps), &view.bumps(), &columns);
         self.draw_conns(frame, below(conns), view, wide);
         self.draw_foot(frame, foot, order);
     }
@@ -54,22 +58,13 @@ impl Screen {
     fn draw_conns(&mut self, frame: &mut Frame<'_>, area: Rect, view: &View, wide: bool) {
         let room = usize::from(area.height.saturating_sub(1)).max(1);
         self.offset = self.offset.min(view.connections.len().saturating_sub(room));
+        let mut table = view.connections();
+        table.rows.drain(..self.offset);
+        table.rows.truncate(room);
         // What stands in columns that the narrow screen leaves out: the own end, and the paths.
-        let is_shown = |column: &usize| wide || ![0, 2, 9].contains(column);
-        let columns: Vec<usize> = (0..CONNS.len()).filter(is_shown).collect();
-        let shown = view.connections.iter().skip(self.offset).take(room);
-        let rows: Vec<_> = shown
-            .map(|conn| {
-                let cells = conn_cells(conn);
-                columns
-                    .iter()
-                    .map(|column| cells[*column].clone())
-                    .collect()
-            })
-            .collect();
-        let headers: Vec<_> = columns.iter().map(|column| CONNS[*column]).collect();
-        let widths: Vec<_> = columns.iter().map(|column| CONN_WIDTHS[*column]).collect();
-        draw_table(frame, area, &headers, rows, &widths);
+        let is_shown = |(column, _): &(usize, u16)| wide || ![0, 2, 9].contains(column);
+        let columns: Vec<_> = CONNS.into_iter().enumerate().filter(is_shown).collect();
+        draw_table(frame, area, &table, &columns);
     }
 
     fn draw_foot(&self, frame: &mut Frame<'_>, area: Rect, order: Order) {
@@ -102,33 +97,10 @@ fn notes(view: &View) -> Vec<Line<'static>> {
     all.map(|note| Line::from(note.yellow())).collect()
 }
 
-const PATH_WIDTHS: [Constraint; 7] = [
-    Constraint::Length(12),
-    Constraint::Length(12),
-    Constraint::Length(10),
-    Constraint::Length(8),
-    Constraint::Length(7),
-    Constraint::Length(8),
-    Constraint::Length(8),
-];
-const BUMP_WIDTHS: [Constraint; 4] = [
-    Constraint::Length(12),
-    Constraint::Length(12),
-    Constraint::Length(8),
-    Constraint::Length(8),
-];
-const CONN_WIDTHS: [Constraint; 10] = [
-    Constraint::Length(6),
-    Constraint::Length(14),
-    Constraint::Fill(1),
-    Constraint::Fill(1),
-    Constraint::Length(8),
-    Constraint::Length(8),
-    Constraint::Length(8),
-    Constraint::Length(7),
-    Constraint::Length(6),
-    Constraint::Length(16),
-];
+/// Widths of columns; none takes what is left.
+const PATHS: [u16; 7] = [12, 12, 10, 8, 7, 8, 8];
+const BUMPS: [u16; 4] = [12, 12, 8, 8];
+const CONNS: [u16; 10] = [6, 14, 0, 0, 8, 8, 8, 7, 6, 16];
 
 /// An empty line parts it from what stands above.
 fn below(area: Rect) -> Rect {
@@ -136,44 +108,31 @@ fn below(area: Rect) -> Rect {
     rest
 }
 
-fn draw_paths(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    // Why one is not used stands in a line of its own.
-    let [headers @ .., _] = PATHS;
-    let rows = view.paths.iter().map(|path| path_cells(path).to_vec());
-    draw_table(frame, area, &headers, rows.collect(), &PATH_WIDTHS);
-}
-
-fn draw_bumps(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let rows = view.bumps.iter().map(|bump| bump_cells(bump).to_vec());
-    draw_table(frame, area, &BUMPS, rows.collect(), &BUMP_WIDTHS);
-}
-
 /// As [`crate::table::Table`]: a header that starts with `>` has its column flush right. All rates are in bits a
 /// second, which the last line says.
-fn draw_table(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    headers: &[&str],
-    rows: Vec<Vec<String>>,
-    widths: &[Constraint],
-) {
-    let is_right = |column: usize| headers[column].starts_with('>');
-    let cell = |column: usize, text: &str| {
-        let text = text.strip_suffix("bit/s").unwrap_or(text).trim_end();
-        let text = Line::from(text.to_owned());
-        Cell::from(match is_right(column) {
-            true => text.right_aligned(),
-            false => text,
-        })
+fn draw_table(frame: &mut Frame<'_>, area: Rect, shown: &Shown, columns: &[(usize, u16)]) {
+    let row = |texts: &dyn Fn(usize) -> String| {
+        let cells = columns.iter().map(|(column, _)| {
+            let text = texts(*column);
+            let text = text.strip_suffix("bit/s").unwrap_or(&text).trim_end();
+            let text = Line::from(text.to_owned());
+            Cell::from(match shown.headers[*column].starts_with('>') {
+                true => text.right_aligned(),
+                false => text,
+            })
+        });
+        Row::new(cells)
     };
-    let titles = headers.iter().enumerate();
-    let titles = titles.map(|(column, title)| cell(column, title.trim_start_matches('>')));
-    let header = Row::new(titles);
-    let rows = rows.iter().map(|row| {
-        let cells = row.iter().take(headers.len()).enumerate();
-        Row::new(cells.map(|(column, text)| cell(column, text)))
+    let header = row(&|column| shown.headers[column].trim_start_matches('>').to_owned());
+    let rows = shown
+        .rows
+        .iter()
+        .map(|cells| row(&|column| cells[column].clone()));
+    let widths = columns.iter().map(|(_, width)| match width {
+        0 => Constraint::Fill(1),
+        width => Constraint::Length(*width),
     });
-    let table = Table::new(rows, widths.to_vec())
+    let table = Table::new(rows, widths)
         .header(header.style(Style::new().add_modifier(Modifier::DIM)))
         .column_spacing(1);
     frame.render_widget(table, area);

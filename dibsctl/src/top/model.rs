@@ -9,8 +9,8 @@ use clap::ValueEnum as _;
 use dibs_control::{ConnId, ConnInfo, PathInfo, PathState, Status};
 
 use crate::render::process;
-use crate::table::Table;
-use crate::units::{age, count, micros, percent, printable, rate};
+use crate::table::{Table, table};
+use crate::units::{age, count, micros, percent, printable, rate, word};
 
 /// Bytes a second that a path sends without data: pings, and acknowledgements.
 const IDLE: f64 = 10_000.0;
@@ -244,76 +244,44 @@ pub(super) fn flow(bytes: f64) -> String {
     }
 }
 
-/// A path's cells, in the order of [`PATHS`].
-pub(super) fn path_cells(path: &PathRow) -> [String; 8] {
-    let state = match path.state {
-        PathState::Up => "up",
-        PathState::Validating => "validating",
-        PathState::Down => "down",
-    };
-    [
-        path.name.clone(),
-        path.peer.clone(),
-        state.to_owned(),
-        path.srtt_us.map(micros).unwrap_or_default(),
-        percent(path.loss),
-        flow(path.sent_rate),
-        flow(path.received_rate),
-        path.why.clone().unwrap_or_default(),
-    ]
+impl View {
+    pub(super) fn paths(&self) -> Table {
+        table!(self.paths, path:
+            "PATH", path.name.clone();
+            "PEER", path.peer.clone();
+            "STATE", word(path.state);
+            ">RTT", path.srtt_us.map(micros).unwrap_or_default();
+            ">LOSS", percent(path.loss);
+            ">SENT", flow(path.sent_rate);
+            ">RECEIVED", flow(path.received_rate);
+            "WHY NOT USED", path.why.clone().unwrap_or_default();
+        )
+    }
+
+    pub(super) fn bumps(&self) -> Table {
+        table!(self.bumps, bump:
+            "BUMP", bump.name.clone();
+            ">CONNECTIONS", bump.connections.to_string();
+            ">SENT", flow(bump.sent_rate);
+            ">RECEIVED", flow(bump.received_rate);
+        )
+    }
+
+    pub(super) fn connections(&self) -> Table {
+        table!(self.connections, conn:
+            ">ID", conn.id.to_string();
+            "PROCESS", conn.process.clone();
+            "LOCAL", conn.local.clone();
+            "REMOTE", conn.remote.clone();
+            "BUMP", conn.bump.clone();
+            ">SENT", flow(conn.sent_rate);
+            ">RECEIVED", flow(conn.received_rate);
+            ">RETRANS", conn.retransmissions.to_string();
+            ">SINCE", age(conn.age);
+            "PATHS", conn.paths.join(" ");
+        )
+    }
 }
-
-pub(super) const PATHS: [&str; 8] = [
-    "PATH",
-    "PEER",
-    "STATE",
-    ">RTT",
-    ">LOSS",
-    ">SENT",
-    ">RECEIVED",
-    "WHY NOT USED",
-];
-
-/// A bump's cells, in the order of [`BUMPS`].
-pub(super) fn bump_cells(bump: &BumpRow) -> [String; 4] {
-    [
-        bump.name.clone(),
-        bump.connections.to_string(),
-        flow(bump.sent_rate),
-        flow(bump.received_rate),
-    ]
-}
-
-pub(super) const BUMPS: [&str; 4] = ["BUMP", ">CONNECTIONS", ">SENT", ">RECEIVED"];
-
-/// A connection's cells, in the order of [`CONNS`].
-pub(super) fn conn_cells(conn: &ConnRow) -> [String; 10] {
-    [
-        conn.id.to_string(),
-        conn.process.clone(),
-        conn.local.clone(),
-        conn.remote.clone(),
-        conn.bump.clone(),
-        flow(conn.sent_rate),
-        flow(conn.received_rate),
-        conn.retransmissions.to_string(),
-        age(conn.age),
-        conn.paths.join(" "),
-    ]
-}
-
-pub(super) const CONNS: [&str; 10] = [
-    ">ID",
-    "PROCESS",
-    "LOCAL",
-    "REMOTE",
-    "BUMP",
-    ">SENT",
-    ">RECEIVED",
-    ">RETRANS",
-    ">SINCE",
-    "PATHS",
-];
 
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -321,10 +289,8 @@ impl fmt::Display for View {
         for warning in &self.warnings {
             writeln!(f, "warning: {warning}")?;
         }
-        let paths = Table::new(PATHS, self.paths.iter().map(path_cells));
-        let bumps = Table::new(BUMPS, self.bumps.iter().map(bump_cells));
-        let conns = Table::new(CONNS, self.connections.iter().map(conn_cells));
-        write!(f, "\n{paths}\n{bumps}\n{conns}")
+        let (paths, bumps) = (self.paths(), self.bumps());
+        write!(f, "\n{paths}\n{bumps}\n{}", self.connections())
     }
 }
 
