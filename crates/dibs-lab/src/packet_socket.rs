@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use dibs_wire::virtio;
 use nix::sys::socket::{setsockopt, sockopt};
+use socket2::{Domain, SockFilter, Socket, Type};
 
 /// Frames per system call when sending.
 pub(crate) const BATCH: usize = 64;
@@ -62,9 +63,7 @@ pub(crate) struct Offered {
 
 /// A packet socket bound to one interface.
 #[derive(Debug)]
-pub(crate) struct PacketSocket {
-    fd: OwnedFd,
-}
+pub(crate) struct PacketSocket(Socket);
 
 /// Memory shared with the kernel.
 #[derive(Debug)]
@@ -119,8 +118,8 @@ impl PacketSocket {
             }
             // What we send counts as ours until it is received, by another processor perhaps.
             // Users other than root get what the system lets them have.
-            if setsockopt(&socket.fd, sockopt::SndBufForce, &SENDING).is_err() {
-                setsockopt(&socket.fd, sockopt::SndBuf, &SENDING)?;
+            if setsockopt(&socket.0, sockopt::SndBufForce, &SENDING).is_err() {
+                setsockopt(&socket.0, sockopt::SndBuf, &SENDING)?;
             }
             let slot = (frames.mtu as usize + OVERHEAD)
                 .next_power_of_two()
@@ -152,12 +151,7 @@ impl PacketSocket {
 
     /// One that receives nothing before it is bound.
     fn new(version: libc::tpacket_versions) -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        check(fd)?;
-        // SAFETY: the descriptor is new and nobody else's.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let socket = Self { fd };
+        let socket = Self(Socket::new(Domain::PACKET, Type::RAW, None)?);
         socket.set(libc::PACKET_VERSION, version as libc::c_int)?;
         Ok(socket)
     }
@@ -177,33 +171,16 @@ impl PacketSocket {
 
     /// Whether an Ethernet header stands in front of the IP packets of its interface, and not nothing.
     pub(crate) fn is_ethernet(&self) -> io::Result<bool> {
-        // SAFETY: all zero is a valid sockaddr_ll.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        let mut len = size_of_val(&address) as libc::socklen_t;
-        // SAFETY: the address is writable for the length given.
-        check(unsafe { libc::getsockname(self.raw(), (&raw mut address).cast(), &mut len) })?;
+        let address = self.0.local_addr()?;
+        // SAFETY: what there is room for in it is larger, and all zero behind the address.
+        let address = unsafe { &*address.as_ptr().cast::<libc::sockaddr_ll>() };
         Ok([libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sll_hatype))
     }
 
     /// Has the kernel keep so many bytes of each frame: a filter (bpf(4)) of one instruction, which returns that.
     fn cut(&self, bytes: u32) -> io::Result<()> {
-        let mut all = libc::sock_filter {
-            code: (libc::BPF_RET | libc::BPF_K) as u16,
-            jt: 0,
-            jf: 0,
-            k: bytes,
-        };
-        let filter = libc::sock_fprog {
-            len: 1,
-            filter: &raw mut all,
-        };
-        let len = size_of_val(&filter) as libc::socklen_t;
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
-        // SAFETY: the filter outlives the call, and its instruction does too.
-        check(unsafe {
-            libc::setsockopt(self.raw(), level, option, (&raw const filter).cast(), len)
-        })?;
-        Ok(())
+        let code = (libc::BPF_RET | libc::BPF_K) as u16;
+        self.0.attach_filter(&[SockFilter::new(code, 0, 0, bytes)])
     }
 
     /// Sets an option whose value is an integer or a structure of integers.
@@ -267,13 +244,13 @@ impl PacketSocket {
     }
 
     fn raw(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.0.as_raw_fd()
     }
 }
 
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.0.as_fd()
     }
 }
 
