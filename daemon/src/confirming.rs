@@ -7,11 +7,11 @@ use std::time::Duration;
 use dibs_switch::conns::{Meant, Pair};
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Answer, Body, Named, Outcome};
+use dibs_switch::tracked::Tracked;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::locking::Tracked;
 use crate::switching::asking;
 use crate::switching::asking::ROUND;
 use crate::wakers::Task;
@@ -131,7 +131,7 @@ fn stays_on(daemon: &Daemon, live: &Live, tracked: &Tracked) -> Option<u8> {
     let on = tracked.bump(&live.pair);
     let state = daemon.state.borrow();
     let choice = state.conns.get(&live.pair).choice.of(live.socket);
-    let is_required = state.rules.requirement(live).is_some();
+    let is_required = state.ruling(live).requirement().is_some();
     locks::stays_on(
         on.filter(|_| !live.over && !live.bound),
         choice,

@@ -6,6 +6,7 @@ use dibs_control::{ConnInfo, ConnPathInfo};
 use dibs_core::node::ConnSnapshot;
 use dibs_policy::conntrack::{Connection, LOOKUPS};
 use dibs_policy::sockets::{self, TcpSocket};
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Pair, Socket};
 
 use crate::clock::wall;
@@ -101,18 +102,18 @@ fn live(daemon: &Daemon, socket: TcpSocket) -> Option<Live> {
 /// The bump that a connection is on; 0: plain.
 pub(crate) fn bump_of(daemon: &Daemon, live: &Live) -> u8 {
     let state = daemon.state.borrow();
-    if let Some(rule) = state.rules.requirement(live) {
-        return rule.bump_id().get();
-    }
-    let choice = state.conns.get(&live.pair).choice.of(live.socket);
-    if let Some(choice) = choice.filter(|choice| !choice.pending) {
-        return choice.bump;
-    }
-    if let Some(bump) = marks(&daemon.config).bump_of(live.mark) {
-        return bump.get();
-    }
-    // The kernel applies a rule with the next packet.
-    state.ruled_bump(live).unwrap_or(0)
+    state.ruling(live).is_on(marked(daemon, live))
+}
+
+/// The same, by whatever reason.
+pub(crate) fn stands_on(daemon: &Daemon, live: &Live) -> u8 {
+    let state = daemon.state.borrow();
+    state.ruling(live).stands_on(marked(daemon, live))
+}
+
+fn marked(daemon: &Daemon, live: &Live) -> u8 {
+    let marked = marks(&daemon.config).bump_of(live.mark);
+    marked.map_or(0, BumpId::get)
 }
 
 /// What the user is shown of connections, in the same order.
@@ -176,17 +177,6 @@ pub(crate) fn forget_gone(daemon: &Daemon, lives: &[Live]) {
 pub(crate) fn ends_to_peers(daemon: &Daemon, entry: &Connection) -> impl Iterator<Item = Pair> {
     let to_peer = |pair: &Pair| daemon.peer_of(pair.remote.ip()).is_some();
     ends(entry).into_iter().filter(to_peer)
-}
-
-/// The bump that a connection is on, by whatever reason; 0: plain.
-pub(crate) fn stands_on(daemon: &Daemon, live: &Live) -> u8 {
-    match bump_of(daemon, live) {
-        0 => {
-            let handed = daemon.state.borrow().conns.get(&live.pair).handed();
-            handed.map_or(0, |known| known.bump)
-        }
-        bump => bump,
-    }
 }
 
 /// All connections to peers.

@@ -103,8 +103,8 @@ impl Daemon {
                 .map(|(conn, choice)| SavedChoice { conn, choice })
                 .collect(),
             engaged: engaged
-                .filter(|(state, _)| state.engaged != 0)
-                .map(|(state, peer)| (peer.public_key.to_string(), state.engaged))
+                .map(|(state, peer)| (peer.public_key.to_string(), state.wants.bumps()))
+                .filter(|(_, bumps)| *bumps != 0)
                 .collect(),
             addresses: self.host.addresses().clone(),
             devices: self.bumps.device_names(),

@@ -6,6 +6,7 @@ use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::Pair;
 use dibs_switch::marks::Hand;
 use dibs_switch::messages::Answer;
+use dibs_switch::rules::Fit;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
@@ -67,10 +68,7 @@ pub(crate) async fn follow_changed_rules(daemon: &Daemon, gone: &[Rule], lives: 
 /// rule against the choice.
 pub(crate) async fn enforce(daemon: &Daemon, lives: &[Live]) {
     let required = by_bump(lives, |live| {
-        let state = daemon.state.borrow();
-        let bump = state.rules.requirement(live)?.bump_id().get();
-        let choice = state.conns.get(&live.pair).choice.of(live.socket)?;
-        (choice.bump != bump).then_some(bump)
+        daemon.state.borrow().ruling(live).overruled_by()
     });
     for (bump, lives) in required {
         match switching::choose(daemon, &lives, bump, &Progress::default()).await {
@@ -94,11 +92,7 @@ pub(crate) fn followed_here(daemon: &Daemon, lives: &[Live]) -> BTreeMap<u8, Vec
 
 /// The connections that rules decide over, by the bump of the first rule that matches.
 pub(crate) fn ruled(daemon: &Daemon, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
-    by_bump(lives, |live| {
-        let state = daemon.state.borrow();
-        let chosen = state.conns.get(&live.pair).choice.of(live.socket);
-        state.ruled_bump(live).filter(|_| chosen.is_none())
-    })
+    by_bump(lives, |live| daemon.state.borrow().ruling(live).moves_to())
 }
 
 /// Those of these connections that go on, by the bump that each is meant to be on, if any.
@@ -117,21 +111,14 @@ pub(crate) fn freed(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> Vec<Live> {
     let mut state = daemon.state.borrow_mut();
     let mut freed = Vec::new();
     for live in lives.iter().filter(|live| !live.over) {
-        let chosen = state.conns.get(&live.pair).choice.of(live.socket).is_some();
-        let ruled = state.rules.active().any(|other| other.means(live));
-        if chosen || ruled {
+        let Some(fit) = state.ruling(live).freed_of(rule) else {
             continue;
-        }
-        let handed = state.conns.get(&live.pair).handed();
-        let by_it = handed
-            .is_some_and(|handed| handed.by == Hand::Rule && rule.may_have(live, handed.bump));
-        if by_it {
+        };
+        if fit == Fit::May {
             // Where another rule of the kernel's wants it, the next packet puts it back.
             state.conns.update(&live.pair, |conn| conn.hand_over(None));
         }
-        if by_it || rule.means(live) {
-            freed.push(*live);
-        }
+        freed.push(*live);
     }
     freed
 }

@@ -1,7 +1,7 @@
 //! LOCKED in the kernel: set once both ends are on the bump, cleared before either leaves it, set again
 //! where it got lost.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use dibs_config::Fail;
 use dibs_policy::conntrack::{Connection, Conntrack, LOOKUPS};
 use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
-use dibs_switch::marks::{Handed, SeenMark};
+use dibs_switch::table::Conn;
+use dibs_switch::tracked::{Entry, Mend, Tracked};
 
 use crate::bumps::translated;
 use crate::clock::{instant, now};
@@ -24,50 +25,6 @@ use crate::{backstop, connections, gateway, marking};
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Looks of which one is at all of conntrack, also for what we know nothing of.
 const LOOKS_PER_WHOLE: u32 = 30;
-
-/// What conntrack has of connections on bumps, as this host sends, in their order: there may be thousands, and
-/// a hash table would be twice as large.
-#[derive(Default)]
-pub(crate) struct Tracked(Vec<(Pair, Entry)>);
-
-impl Tracked {
-    /// The last word on each connection counts.
-    fn new(mut found: Vec<(Pair, Entry)>) -> Self {
-        found.reverse();
-        found.sort_by_key(|(pair, _)| *pair);
-        found.dedup_by_key(|(pair, _)| *pair);
-        Self(found)
-    }
-
-    /// The entry of a connection that is on a bump.
-    fn get(&self, pair: &Pair) -> Option<&Entry> {
-        let at = self
-            .0
-            .binary_search_by_key(pair, |(known, _)| *known)
-            .ok()?;
-        Some(&self.0[at].1).filter(|entry| entry.mark.bump != 0)
-    }
-
-    /// The bump that the kernel has a connection on.
-    pub(crate) fn bump(&self, pair: &Pair) -> Option<u8> {
-        self.get(pair).map(|entry| entry.mark.bump)
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &(Pair, Entry)> {
-        self.0.iter()
-    }
-
-    fn into_pairs(self) -> impl Iterator<Item = Pair> {
-        self.0.into_iter().map(|(pair, _)| pair)
-    }
-}
-
-/// Of an entry of conntrack, what there is to look at.
-struct Entry {
-    mark: SeenMark,
-    /// Conntrack saw a RST of it.
-    closed: bool,
-}
 
 /// Whether anything is locked at all: who lets packets out in plain has to take them in plain.
 pub(crate) fn locks(daemon: &Daemon) -> bool {
@@ -90,28 +47,18 @@ pub(crate) async fn adopt_marks(daemon: &Daemon) -> anyhow::Result<()> {
     }
     let mut state = daemon.state.borrow_mut();
     // OVERRIDE that nobody chose: we were killed before we lifted it, see `mark_moved`.
-    for pair in plain.into_pairs() {
-        state.conns.update(&pair, |conn| {
+    for (pair, _) in plain.iter() {
+        state.conns.update(pair, |conn| {
             if conn.choice.get().is_none() {
                 conn.move_to_left(now());
             }
         });
     }
     for live in lives {
-        let Some(&Entry { mark, .. }) = tracked.get(&live.pair) else {
-            continue;
-        };
-        let SeenMark { bump, locked, .. } = mark;
-        if locked {
-            state.conns.update(&live.pair, |conn| conn.lock.adopt(bump));
-        }
-        let choice = state.conns.get(&live.pair).choice.of(live.socket);
-        let chosen = mark.chosen || choice.is_some();
-        if !chosen && let Some(by) = state.hand_of(&live, bump) {
-            let handed = Some(Handed { bump, by });
-            state
-                .conns
-                .update(&live.pair, |conn| conn.hand_over(handed));
+        if let Some(mark) = tracked.mark(&live.pair) {
+            let by = state.ruling(&live).hand_of(mark.bump);
+            let adopt = |conn: &mut Conn| conn.adopt_mark(mark, live.socket, by);
+            state.conns.update(&live.pair, adopt);
         }
     }
     Ok(())
@@ -127,7 +74,7 @@ pub(crate) async fn renumber(daemon: &Daemon, saved: &Saved) -> Result<(), dibs_
         let ours = translated(&devices, number);
         if let (true, Some(id)) = (ours != number, BumpId::new(number)) {
             let tracked = tracked_on(daemon, &[id]).await?;
-            moves.extend(tracked.into_pairs().map(|pair| (pair, ours)));
+            moves.extend(tracked.iter().map(|(pair, _)| (*pair, ours)));
         }
     }
     let mut conntrack = daemon.kernel.conntrack()?;
@@ -206,14 +153,15 @@ pub(crate) async fn tracked_of(
     }
     let mut tracked = got(daemon, pairs).await?;
     let state = daemon.state.borrow();
-    tracked.0.retain(|(_, entry)| {
-        let bump = BumpId::new(entry.mark.bump);
+    tracked.retain_on(|bump| {
+        let bump = BumpId::new(bump);
         bump.is_some_and(|bump| state.installed.contains_key(&bump))
     });
     Ok(tracked)
 }
 
-fn entry(daemon: &Daemon, found: &Connection) -> Entry {
+/// What there is to look at of an entry.
+pub(crate) fn entry(daemon: &Daemon, found: &Connection) -> Entry {
     Entry {
         mark: marking::seen(daemon, found),
         closed: found.was_closed(),
@@ -290,36 +238,27 @@ async fn set_locks(daemon: &Daemon, whole: bool) -> anyhow::Result<()> {
         known.dedup();
         tracked_of(daemon, &known).await?
     };
-    let is_alive = |pair: &Pair| lives.binary_search_by_key(pair, |(pair, _)| *pair).is_ok();
-    let is_on = |pair: &Pair, bump| is_alive(pair) && tracked.bump(pair) == Some(bump);
-    daemon.state.borrow_mut().conns.lock_due(now, is_on);
+    let lives = |pair: &Pair| {
+        let at = lives.binary_search_by_key(pair, |(pair, _)| *pair).ok()?;
+        Some(lives[at].1)
+    };
+    let passes = |pair: &Pair| gateway::passes(daemon, pair);
+    let mends = {
+        let conns = &mut daemon.state.borrow_mut().conns;
+        conns.mend_locks(now, &tracked, lives, passes)
+    };
     let mut conntrack = daemon.kernel.conntrack()?;
-    for (pair, established) in &lives {
-        let Some(Entry { mark, closed }) = tracked.get(pair) else {
-            continue;
-        };
-        if !mark.locked {
-            lock(daemon, &mut conntrack, pair, mark.bump).await?;
-        } else if *established && *closed {
-            // A plain RST that was dropped, but had been seen by conntrack before.
-            conntrack.revive(&tuple(pair)).await?;
+    for (pair, mend) in mends {
+        match mend {
+            Mend::Lock(bump) => lock(daemon, &mut conntrack, &pair, bump).await?,
+            Mend::Revive => drop(conntrack.revive(&tuple(&pair)).await?),
+            Mend::Unlock => {
+                let _turn = daemon.kernel.marking().await;
+                let bit = marks(&daemon.config).locked_bit();
+                conntrack.set_mark(&tuple(&pair), 0, bit).await?;
+            }
         }
     }
-    // Another connection of the same ends is not to inherit it.
-    for (pair, entry) in tracked.iter() {
-        if entry.mark.locked && !is_alive(pair) && !is_alive(&pair.reversed()) {
-            let _turn = daemon.kernel.marking().await;
-            let bit = marks(&daemon.config).locked_bit();
-            conntrack.set_mark(&tuple(pair), 0, bit).await?;
-        }
-    }
-    let locked: Vec<Pair> = daemon.state.borrow().conns.locked().collect();
-    let passing: BTreeSet<Pair> = { locked.into_iter() }
-        .filter(|pair| gateway::may_live(daemon, pair))
-        .collect();
-    let lives = |pair: &Pair| is_alive(pair) || passing.contains(pair);
-    let on = |pair: &Pair| tracked.bump(pair);
-    daemon.state.borrow_mut().conns.sweep_locks(lives, on);
     backstop::note_locks(daemon).await;
     Ok(())
 }

@@ -72,12 +72,7 @@ async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
 /// nothing but a SYN is under way, begin in plain like those after them.
 async fn release_opening(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<()> {
     for live in lives.iter().filter(|live| live.opening) {
-        let waits = {
-            let state = daemon.state.borrow();
-            let rule = state.deciding_rule(live);
-            let preferred = rule.is_some_and(|rule| rule.level == Level::Prefer);
-            preferred && state.conns.get(&live.pair).choice.of(live.socket).is_none()
-        };
+        let waits = daemon.state.borrow().ruling(live).may_begin_plain();
         if waits {
             let _turn = daemon.kernel.marking().await;
             marking::mark_one(daemon, Mark::moved(live.pair, 0)).await?;

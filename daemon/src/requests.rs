@@ -93,7 +93,7 @@ async fn cleanup(daemon: &Daemon) -> anyhow::Result<()> {
         state.rules.suspend();
         state.conns.clear();
         for peer in &mut state.peers {
-            peer.engaged = 0;
+            peer.wants.clear();
         }
     }
     daemon.save()?;

@@ -3,6 +3,7 @@
 use dibs_config::Config;
 use dibs_io::LocalTime;
 use dibs_switch::conns;
+use dibs_switch::rules::Wants;
 
 use crate::bumps::{self, Carried};
 use crate::daemon::{PeerState, Refused, State};
@@ -32,8 +33,9 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
     let peer_state = |peer: &dibs_config::PeerConfig| {
         let engaged = saved.engaged.get(&peer.public_key.to_string());
         let engaged = engaged.copied().unwrap_or(0);
+        let engaged = bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS);
         PeerState {
-            engaged: bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS),
+            wants: Wants::restored(engaged),
             ..PeerState::default()
         }
     };

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use dibs_config::Level;
 use dibs_control::{RuleId, RuleOrigin};
 use dibs_io::LocalTime;
 
-use crate::live::Live;
 use crate::rules::{Displaced, Rule};
 use crate::state_file::SavedRule;
 
@@ -62,21 +60,15 @@ impl RuleBook {
     }
 
     /// Those in force, whatever the time of day.
-    pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> {
+    pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
         let suspended = self.suspended;
         let active = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
         self.rules.iter().filter(active)
     }
 
     /// Those that hold now.
-    pub(crate) fn active(&self) -> impl Iterator<Item = &Rule> {
+    pub(crate) fn active(&self) -> impl Iterator<Item = &Rule> + Clone {
         self.in_force().filter(|rule| rule.holds)
-    }
-
-    /// The one that requires its bump of a connection, if one does.
-    pub(crate) fn requirement(&self, live: &Live) -> Option<&Rule> {
-        self.active()
-            .find(|rule| rule.level == Level::Require && rule.means(live))
     }
 
     /// What there would be with another one, which takes the next number, without those that it displaces.

@@ -9,6 +9,7 @@ use dibs_control::{Match, NewRule, RuleId, RuleInfo, RuleOrigin, Selector};
 use dibs_io::LocalTime;
 use dibs_policy::{Binding, ClassRule, DeviceName, Family, Hours, Ports, Prefix};
 use dibs_settings::{BumpId, Scheduler};
+use dibs_switch::rules::{Fit, Rule as _};
 use ipnet::IpNet;
 
 use crate::live::Live;
@@ -100,27 +101,24 @@ impl Rule {
         all.then_some(uid)
     }
 
+    /// Whether a live connection of this host is meant.
+    pub(crate) fn means(&self, live: &Live) -> bool {
+        self.fit(live) == Fit::Means
+    }
+
     /// Whether a connection of this host is meant. What shows only as it sends is not known of a live
     /// connection, so a rule that names such is left to the kernel.
-    pub fn matches(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> bool {
-        !self.is_the_kernels() && self.may_match(local, remote, uid)
-    }
-
-    /// The same of a live one.
-    pub(crate) fn means(&self, live: &Live) -> bool {
-        self.matches(live.pair.local.into(), live.pair.remote.into(), live.uid)
-    }
-
-    /// Whether the kernel may have put a live connection on this bump for this rule.
-    pub(crate) fn may_have(&self, live: &Live, bump: u8) -> bool {
-        self.is_the_kernels()
-            && self.bump_id().get() == bump
-            && self.may_match(live.pair.local.into(), live.pair.remote.into(), live.uid)
+    pub fn matches(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> Fit {
+        match (self.may_match(local, remote, uid), self.is_the_kernels()) {
+            (false, _) => Fit::Not,
+            (true, true) => Fit::May,
+            (true, false) => Fit::Means,
+        }
     }
 
     /// Whether a connection fits in all that is known of it. One that only passes this host has no `uid`,
     /// and nothing else that a socket has.
-    pub fn may_match(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> bool {
+    fn may_match(&self, local: SocketAddr, remote: SocketAddr, uid: Option<u32>) -> bool {
         let family = match remote.is_ipv4() {
             true => Family::V4,
             false => Family::V6,
@@ -139,7 +137,7 @@ impl Rule {
     }
 
     /// Whether only the kernel can tell which connections are meant.
-    pub fn is_the_kernels(&self) -> bool {
+    fn is_the_kernels(&self) -> bool {
         self.classes.iter().any(ClassRule::shows_only_sending)
     }
 
@@ -198,6 +196,20 @@ impl Rule {
         let before = self.holds;
         self.holds = holds(&self.selection, now);
         before != self.holds
+    }
+}
+
+impl dibs_switch::rules::Rule<Live> for Rule {
+    fn bump(&self) -> u8 {
+        self.bump_id().get()
+    }
+
+    fn level(&self) -> Level {
+        self.level
+    }
+
+    fn fit(&self, live: &Live) -> Fit {
+        self.matches(live.pair.local.into(), live.pair.remote.into(), live.uid)
     }
 }
 

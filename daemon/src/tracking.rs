@@ -8,8 +8,9 @@ use std::time::Duration;
 use dibs_policy::conntrack::{self, Connection, Events};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Pair, Socket};
-use dibs_switch::marks::{Foreign, SeenMark};
+use dibs_switch::marks::Foreign;
 use dibs_switch::table::Conn;
+use dibs_switch::tracked::Mend;
 use tokio::time::sleep;
 
 use crate::clock::now;
@@ -153,14 +154,12 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
 }
 
 /// An entry that was made anew has no LOCKED.
-async fn relock(daemon: &Daemon, entry: &Connection) -> anyhow::Result<()> {
-    let SeenMark { bump, locked, .. } = marking::seen(daemon, entry);
-    if bump == 0 || locked {
-        return Ok(());
-    }
-    for pair in ends(entry) {
-        let locked = daemon.state.borrow().conns.get(&pair).lock.locked();
-        if locked == Some(bump) {
+async fn relock(daemon: &Daemon, found: &Connection) -> anyhow::Result<()> {
+    let entry = locking::entry(daemon, found);
+    for pair in ends(found) {
+        let lock = daemon.state.borrow().conns.get(&pair).lock;
+        let mend = lock.mend(entry, Some(false));
+        if let Some(Mend::Lock(bump)) = mend {
             locking::lock(daemon, &mut *daemon.kernel.conntrack()?, &pair, bump).await?;
         }
     }
@@ -194,12 +193,10 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
     if live.over || !mark.carried {
         return Ok(());
     }
-    let required = daemon
-        .state
-        .borrow()
-        .rules
-        .requirement(&live)
-        .map(|rule| rule.id);
+    let required = {
+        let state = daemon.state.borrow();
+        state.ruling(&live).requirement().map(|rule| rule.id)
+    };
     if let Some(rule) = required {
         // The kernel's own rule puts it back with the next packet.
         tracing::debug!(
@@ -210,7 +207,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
     }
     let foreign = {
         let state = &mut *daemon.state.borrow_mut();
-        let by = state.hand_of(&live, mark.bump);
+        let by = state.ruling(&live).hand_of(mark.bump);
         let handle = |conn: &mut Conn| conn.handle_mark(mark, by, now());
         state.conns.update(&live.pair, handle)
     };

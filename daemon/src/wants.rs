@@ -1,9 +1,10 @@
 //! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
 
-use dibs_switch::marks::Hand;
+use dibs_switch::conns::Pair;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
+use dibs_switch::rules;
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, State};
 use crate::reconcile;
 use crate::rules::Rule;
 use crate::terms::policy_prefix;
@@ -22,8 +23,7 @@ pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
         to.any(|to| to.is_none_or(is_behind))
     };
     let state = daemon.state.borrow();
-    let rules = state.rules.in_force().filter(concerns);
-    rules.fold(0, |bumps, rule| bumps | 1 << rule.bump_id().get())
+    rules::wanted(state.rules.in_force().filter(concerns))
 }
 
 /// Has a peer's daemon make ready what our rules need there; waits until it has.
@@ -57,23 +57,13 @@ pub(crate) async fn answer(daemon: &Daemon, peer: usize, sequence: u64, bumps: u
     let carried = daemon.bumps.mask();
     {
         let mut state = daemon.state.borrow_mut();
-        let known = &mut state.peers[peer];
-        if sequence <= known.want {
-            return Outcome::Older;
+        let State { conns, peers, .. } = &mut *state;
+        let is_of_peer = |pair: &Pair| daemon.peer_of(pair.remote.ip()) == Some(peer);
+        let wants = &mut peers[peer].wants;
+        let known = wants.handle_want(conns, sequence, bumps & carried, is_of_peer);
+        if let Some(outcome) = known {
+            return outcome;
         }
-        known.want = sequence;
-        if known.engaged == bumps & carried {
-            return Outcome::Done;
-        }
-        known.engaged = bumps & carried;
-        // What its rules had put there has nothing left that keeps it there.
-        state.conns.update_all(|pair, conn| {
-            let by_peer = conn.handed().filter(|handed| handed.by == Hand::Peer);
-            let of_peer = || daemon.peer_of(pair.remote.ip()) == Some(peer);
-            if by_peer.is_some_and(|handed| bumps & 1 << handed.bump == 0 && of_peer()) {
-                conn.hand_over(None);
-            }
-        });
     }
     let ready = async {
         daemon.save()?;

@@ -10,6 +10,7 @@ use dibs_control::{Match, NewRule, Selector};
 use dibs_io::LocalTime;
 use dibs_policy::{ClassRule, Desired, Fail, Hours, Plan};
 use dibs_settings::BumpId;
+use dibs_switch::rules::Fit;
 use dibsd::interfaces::{Interface, Inventory};
 use dibsd::rules::{FIRST_USER_RULE, of_file, of_user};
 use dibsd::{bumps, startup, steering, terms};
@@ -160,7 +161,8 @@ fn a_rule_of_the_file_becomes_each_combination() {
     assert_eq!(rule.info().selector["dport"], "80,8000-8001");
 
     let local = "10.0.1.1:40000".parse().unwrap();
-    let matches = |remote: &str, uid| rule.matches(local, remote.parse().unwrap(), Some(uid));
+    let matches =
+        |remote: &str, uid| rule.matches(local, remote.parse().unwrap(), Some(uid)) == Fit::Means;
     assert!(matches("10.0.1.2:8001", 1000));
     assert!(!matches("10.0.1.2:8002", 1000));
     assert!(!matches("10.0.1.3:8001", 1000));
@@ -182,8 +184,8 @@ fn what_only_the_kernel_can_tell_is_left_to_it() {
     assert_eq!(class.matches, ["-m", "length", "--length", "0:99"]);
     let [local, http, other] =
         ["10.0.1.1:40000", "10.0.1.2:80", "10.0.1.2:81"].map(|end| end.parse().unwrap());
-    assert!(!rule.matches(local, http, Some(0)));
-    assert!(rule.may_match(local, http, Some(0)) && !rule.may_match(local, other, Some(0)));
+    assert_eq!(rule.matches(local, http, Some(0)), Fit::May);
+    assert_eq!(rule.matches(local, other, Some(0)), Fit::Not);
 }
 
 #[test]

@@ -25,13 +25,14 @@ use ipnet::IpNet;
 pub use amount::{BadAmount, Rate, Volume};
 pub use bumps::BuiltIn;
 pub use check::{DaySpan, PortRange};
+pub use dibs_settings::Level;
 pub use error::{Error, Invalid};
 pub use keys::{
     KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
     read_private_key,
 };
 pub use match_expr::MatchExpr;
-pub use selection::{Claim, Conflict, Level, Selection};
+pub use selection::{Claim, Conflict, Selection};
 use table::Origin;
 
 /// A configuration whose values were checked one by one and against each other.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dibs_settings::Scheduler;
+use dibs_settings::{Level, Scheduler};
 use ipnet::IpNet;
 
 use crate::check;
@@ -34,29 +34,6 @@ pub struct Selection {
     pub time: Option<DaySpan>,
     /// Further matches of iptables.
     pub match_expr: Option<MatchExpr>,
-}
-
-/// How firmly a rule holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Level {
-    /// By this bump only, both ways, whatever else is chosen.
-    Require,
-    /// By this bump, waiting where its peer has no session, unless a connection's user chose otherwise.
-    #[default]
-    Usual,
-    /// By this bump once there is a session; what begins without one is plain until then.
-    Prefer,
-}
-
-impl Level {
-    /// As the file names it; nothing for the usual one.
-    pub fn key(self) -> Option<&'static str> {
-        match self {
-            Level::Require => Some("require"),
-            Level::Usual => None,
-            Level::Prefer => Some("prefer"),
-        }
-    }
 }
 
 /// A rule, as far as others can stand against it.

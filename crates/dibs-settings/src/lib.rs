@@ -1,4 +1,4 @@
-//! What users say of paths and peers: data alone, which the configuration file names and the node keeps to.
+//! What users say of paths, peers and rules: data alone, which the configuration file names and the node keeps to.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -125,6 +125,29 @@ impl FromStr for Role {
     fn from_str(name: &str) -> Result<Self, UnknownName> {
         let mut all = Self::ALL.into_iter();
         all.find(|one| one.name() == name).ok_or(UnknownName)
+    }
+}
+
+/// How firmly a rule holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Level {
+    /// By this bump only, both ways, whatever else is chosen.
+    Require,
+    /// By this bump, waiting where its peer has no session, unless a connection's user chose otherwise.
+    #[default]
+    Usual,
+    /// By this bump once there is a session; what begins without one is plain until then.
+    Prefer,
+}
+
+impl Level {
+    /// As the file names it; nothing for the usual one.
+    pub fn key(self) -> Option<&'static str> {
+        match self {
+            Self::Require => Some("require"),
+            Self::Usual => None,
+            Self::Prefer => Some("prefer"),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use dibs_core::node::Node;
 use dibs_switch::answering::Following;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
+use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Message, Unanswered};
 use dibs_switch::naming::Query;
 use dibs_switch::table::{self, ConnTable};
@@ -42,6 +43,19 @@ pub struct Mark {
     pub chosen: bool,
     /// Nothing of it comes in but by the bump: LOCKED.
     pub locked: bool,
+}
+
+impl Mark {
+    /// As the daemon sees it.
+    fn seen(self) -> SeenMark {
+        SeenMark {
+            bump: self.bump,
+            chosen: self.chosen,
+            locked: self.locked,
+            carried: true,
+            told: true,
+        }
+    }
 }
 
 /// A question that waits for its answer.
@@ -432,7 +446,7 @@ impl Steering {
             .next_lock()
             .is_some_and(|due| due <= now)
         {
-            locking::set_locks(self, now);
+            locking::set_locks(self, at);
         }
         if self.daemon().look_at.is_some_and(|look| look <= now) {
             locking::ask_confirmations(self, at);

@@ -9,5 +9,7 @@ pub mod marks;
 pub mod messages;
 pub mod naming;
 pub mod plausible;
+pub mod rules;
 pub mod table;
 pub mod telling;
+pub mod tracked;

@@ -11,6 +11,7 @@ use dibs_core::Time;
 
 use crate::conns::{Choice, Socket};
 use crate::messages::{Answer, Named, Outcome};
+use crate::tracked::{Entry, Mend};
 
 /// What both ends sent in plain before they were on the bump has arrived, or is lost.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -173,6 +174,19 @@ impl Lock {
         self.locked()
     }
 
+    /// What is to be done about the entry that conntrack has of it. `lives`: there is a socket of it here, and neither
+    /// end has begun to end it, or one has.
+    pub fn mend(&self, Entry { mark, closed }: Entry, lives: Option<bool>) -> Option<Mend> {
+        match lives {
+            Some(_) if !mark.locked => {
+                let locked = self.locked().filter(|bump| *bump == mark.bump);
+                locked.map(Mend::Lock)
+            }
+            Some(established) => (established && closed).then_some(Mend::Revive),
+            None => mark.locked.then_some(Mend::Unlock),
+        }
+    }
+
     /// Whether it is for any of these bumps.
     pub fn is_for(&self, bumps: [Option<u8>; 2]) -> bool {
         self.bump().is_some() && bumps.contains(&self.bump())
@@ -184,6 +198,7 @@ mod tests {
     use super::*;
     use crate::conns::Chosen;
     use crate::conns::tests::pair;
+    use crate::marks::SeenMark;
     use crate::messages::Unanswered;
 
     const SOCKET: Socket = Socket(77);
@@ -253,6 +268,37 @@ mod tests {
         assert!(!lock.holds_back(1) && !lock.enter(1));
         assert!(lock.enter(2) && lock == Lock::default());
         assert!(!lock.holds_back(2));
+    }
+
+    #[test]
+    fn an_entry_is_locked_by_our_record_revived_while_it_lives_and_unlocked_when_it_has_ended() {
+        let mut lock = Lock::default();
+        lock.adopt(1);
+        let entry = |bump, locked, closed| {
+            let mark = SeenMark {
+                bump,
+                chosen: false,
+                locked,
+                carried: true,
+                told: true,
+            };
+            Entry { mark, closed }
+        };
+        for (entry, lives, mend) in [
+            (entry(1, false, false), Some(true), Some(Mend::Lock(1))),
+            (entry(1, false, true), Some(false), Some(Mend::Lock(1))),
+            (entry(2, false, false), Some(true), None),
+            (entry(1, true, false), Some(true), None),
+            (entry(1, true, true), Some(true), Some(Mend::Revive)),
+            (entry(1, true, true), Some(false), None),
+            (entry(1, true, true), None, Some(Mend::Unlock)),
+            (entry(1, false, false), None, None),
+        ] {
+            assert_eq!(lock.mend(entry, lives), mend, "{entry:?} {lives:?}");
+        }
+        lock.release();
+        assert_eq!(lock.mend(entry(1, false, false), Some(true)), None);
+        assert_eq!(lock.mend(entry(0, false, false), Some(true)), None);
     }
 
     #[test]

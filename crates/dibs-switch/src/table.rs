@@ -12,6 +12,7 @@ use crate::marks::{Foreign, Hand, Handed, NewMark, STRAGGLERS, SeenMark, Written
 use crate::messages::Named;
 use crate::plausible::Implausible;
 use crate::telling::Telling;
+use crate::tracked::{Entry, Mend, Tracked};
 
 /// All connections. Inputs are [`update`](Self::update) and its like, which make and remove entries as they need it;
 /// outputs are [`take_tellings`](Self::take_tellings) and [`lock_due`](Self::lock_due), at
@@ -145,6 +146,17 @@ impl Conn {
                 None | Some(Hand::Peer) => Foreign::Known,
                 Some(Hand::Rule | Hand::Other) => Foreign::News,
             }
+        }
+    }
+
+    /// An earlier run of the daemon left it with this mark. `by`: as of [`handle_mark`](Self::handle_mark).
+    pub fn adopt_mark(&mut self, mark: SeenMark, socket: Socket, by: Option<Hand>) {
+        let SeenMark { bump, .. } = mark;
+        if mark.locked {
+            self.lock.adopt(bump);
+        }
+        if let Some(by) = by.filter(|_| !mark.chosen && self.choice.of(socket).is_none()) {
+            self.handed = Some(Handed { bump, by });
         }
     }
 
@@ -342,15 +354,31 @@ impl ConnTable {
         locked
     }
 
-    /// Forgets locks of what is gone, and of what is not `on` its bump any more, by its mark, nor chosen to be: the
-    /// entry of a choice is made again where it was lost.
-    pub fn sweep_locks(&mut self, lives: impl Fn(&Pair) -> bool, on: impl Fn(&Pair) -> Option<u8>) {
+    /// Brings locks to what is due, and forgets those of what is gone, and of what is not on its bump any more, by its
+    /// mark, nor chosen to be: the entry of a choice is made again where it was lost. What is to be done then about
+    /// what conntrack has. `lives`: see [`Lock::mend`]; what `passes` this host has no socket here.
+    pub fn mend_locks(
+        &mut self,
+        now: Time,
+        tracked: &Tracked,
+        lives: impl Fn(&Pair) -> Option<bool>,
+        passes: impl Fn(&Pair) -> bool,
+    ) -> Vec<(Pair, Mend)> {
+        let is_on = |pair: &Pair, bump| lives(pair).is_some() && tracked.bump(pair) == Some(bump);
+        self.lock_due(now, is_on);
         self.update_all(|pair, conn| {
+            let stays = lives(pair).is_some() || passes(pair) && !conn.ended;
             let chosen = conn.choice.get().map(|choice| choice.bump);
-            if !(lives(pair) && conn.lock.is_for([on(pair), chosen])) {
+            if !(stays && conn.lock.is_for([tracked.bump(pair), chosen])) {
                 conn.lock.release();
             }
         });
+        let mend = |(pair, entry): &(Pair, Entry)| match (lives(pair), lives(&pair.reversed())) {
+            // It is that of the other end, which is ours as well.
+            (None, Some(_)) => None,
+            (lives, _) => Some((*pair, self.get(pair).lock.mend(*entry, lives)?)),
+        };
+        tracked.iter().filter_map(mend).collect()
     }
 
     /// Forgets what was decided for connections that are gone: those that have no socket here, nor pass. Returns those
@@ -393,156 +421,4 @@ impl ConnTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::conns::Version;
-    use crate::conns::tests::pair;
-    use crate::marks::Hand;
-
-    const SOCKET: Socket = Socket(77);
-    const START: Time = Time::from_nanos(1_000_000_000_000);
-
-    fn choose(conns: &mut ConnTable, bump: u8) {
-        conns.update(&pair(), |conn| {
-            let version = conn.choice.propose(SOCKET, bump, 7, 0).version;
-            conn.choice.settle(version);
-        });
-    }
-
-    #[test]
-    fn who_has_nothing_to_say_has_no_entry() {
-        let mut conns = ConnTable::default();
-        assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
-        assert_eq!(conns, ConnTable::default());
-        conns.update(&pair(), |conn| conn.moving = true);
-        assert!(conns != ConnTable::default());
-        conns.update_each([&pair()], |conn| conn.moving = false);
-        assert_eq!(conns, ConnTable::default());
-        let version = Version::default();
-        let told = |conn: &mut Conn| conn.telling.tell(version, START);
-        conns.update(&pair(), told);
-        assert_eq!(conns.take_tellings(START, |_| false), []);
-        assert_eq!(conns.next_telling(), Some(START));
-        assert_eq!(conns.take_tellings(START, |_| true), []);
-        assert_eq!(conns, ConnTable::default());
-    }
-
-    #[test]
-    fn a_name_holds_for_one_socket() {
-        let mut conns = ConnTable::default();
-        assert_eq!(conns.get(&pair()).name(SOCKET), Socket::UNKNOWN);
-        conns.update(&pair(), |conn| conn.learn_name(SOCKET, Socket(5)));
-        assert_eq!(conns.get(&pair()).name(SOCKET), Socket(5));
-        assert_eq!(conns.get(&pair()).name(Socket(78)), Socket::UNKNOWN);
-        conns.sweep(|_| Some(Socket(78)), |_| false);
-        assert_eq!(conns, ConnTable::default());
-    }
-
-    #[test]
-    fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
-        let (mut conn, by_rule) = (Conn::default(), false);
-        conn.handle_followed(Some(3));
-        conn.move_to_left(START);
-        let new = conn.move_to_mark(0, by_rule, START);
-        assert_eq!((new.chosen, new.was), (true, Some(3)));
-        assert_eq!((conn.followed(), conn.has_left()), (None, true));
-        assert!(!conn.may_follow(START) && conn.may_follow(START + STRAGGLERS));
-        let new = conn.move_to_mark(1, by_rule, START);
-        assert_eq!(
-            (new.chosen, new.was, conn.has_left()),
-            (false, Some(0), false)
-        );
-    }
-
-    #[test]
-    fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
-        for (socket, passes, swept) in [
-            (None, false, (vec![pair()], vec![])),
-            (None, true, (vec![], vec![])),
-            (Some(SOCKET), false, (vec![], vec![])),
-            (Some(Socket(78)), false, (vec![], vec![pair()])),
-        ] {
-            let mut conns = ConnTable::default();
-            choose(&mut conns, 1);
-            let (bump, by) = (1, Hand::Other);
-            conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
-            assert_eq!(conns.sweep(|_| socket, |_| passes), swept);
-            let gone = socket.is_none() && !passes;
-            assert_eq!(conns == ConnTable::default(), gone);
-        }
-    }
-
-    #[test]
-    fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
-        for (lives, on, chosen, stays) in [
-            (true, Some(1), None, true),
-            (true, None, Some(1), true),
-            (true, Some(2), Some(3), false),
-            (false, Some(1), Some(1), false),
-        ] {
-            let mut conns = ConnTable::default();
-            conns.update(&pair(), |conn| conn.lock.adopt(1));
-            if let Some(bump) = chosen {
-                choose(&mut conns, bump);
-            }
-            conns.sweep_locks(|_| lives, |_| on);
-            assert_eq!(conns.locked().next().is_some(), stays);
-        }
-    }
-
-    fn seen(bump: u8, chosen: bool) -> SeenMark {
-        SeenMark {
-            bump,
-            chosen,
-            locked: false,
-            carried: true,
-            told: true,
-        }
-    }
-
-    #[test]
-    fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
-        let mut conn = Conn::default();
-        assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
-        assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
-        conn.moving = true;
-        assert!(conn.knows(seen(1, false)) && !conn.knows(seen(1, true)));
-        conn.moving = false;
-        let by = Some(Hand::Other);
-        assert_eq!(conn.handle_mark(seen(1, true), by, START), Foreign::Chosen);
-        assert_eq!(conn.handle_mark(seen(1, false), by, START), Foreign::News);
-        assert!(conn.knows(seen(1, false)) && !conn.knows(seen(0, false)));
-        let untold = SeenMark {
-            told: false,
-            ..seen(0, false)
-        };
-        assert!(conn.knows(untold));
-        assert_eq!(conn.handle_mark(seen(0, false), by, START), Foreign::News);
-        assert_eq!(conn, Conn::default());
-        let by = Some(Hand::Peer);
-        assert_eq!(conn.handle_mark(seen(2, false), by, START), Foreign::Known);
-        conn.move_to_mark(0, false, START);
-        let later = START + STRAGGLERS;
-        let straggles = conn.handle_mark(seen(2, false), by, START);
-        assert_eq!(straggles, Foreign::Straggler);
-        assert_eq!(conn.handle_mark(seen(2, false), by, later), Foreign::Known);
-        let ruled = conn.handle_mark(seen(2, false), Some(Hand::Rule), START);
-        assert_eq!(ruled, Foreign::News);
-    }
-
-    #[test]
-    fn a_choice_outlives_a_mark_that_lost_it() {
-        let mut conns = ConnTable::default();
-        choose(&mut conns, 1);
-        conns.update(&pair(), |conn| {
-            assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
-            assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
-            assert!(!conn.is_chosen_elsewhere(seen(1, true)));
-            assert!(conn.is_chosen_elsewhere(seen(3, true)));
-            conn.note_mark(3, true, START);
-            assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
-            conn.choice.propose(SOCKET, 0, 7, 0);
-            assert!(conn.knows(seen(0, false)), "the peer is asked");
-        });
-    }
-}
+mod tests;

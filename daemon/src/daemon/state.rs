@@ -1,17 +1,15 @@
-//! What changes while the daemon runs, and what follows from it: which rule decides, which bumps are in use,
-//! what is to be steered.
+//! What changes while the daemon runs, and what follows from it: which bumps are in use, what is to be steered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use dibs_config::{Config, Level};
+use dibs_config::Config;
 use dibs_policy::{Binding, ClassRule, Desired, Prefix};
 use dibs_settings::BumpId;
-use dibs_switch::answering::Here;
 use dibs_switch::conns::Pair;
-use dibs_switch::marks::Hand;
 use dibs_switch::plausible::Implausible;
+use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
 
 use crate::live::Live;
@@ -68,10 +66,8 @@ pub(crate) struct PeerState {
     pub(crate) answers: bool,
     /// Its calls are older than its latest by so much, as far as is known, since it last had a session.
     pub(crate) outdated: Option<Duration>,
-    /// Bumps that its rules use, bit n for bump n.
-    pub(crate) engaged: u16,
-    /// Of its latest WANT.
-    pub(crate) want: u64,
+    /// Bumps that its rules use.
+    pub(crate) wants: Wants,
     /// Our numbers of the bumps that are devices, by its numbers of them.
     pub(crate) devices: BTreeMap<u8, u8>,
     /// Sessions that it has been told all in, or is being told.
@@ -79,49 +75,19 @@ pub(crate) struct PeerState {
 }
 
 impl State {
-    /// The rule that decides over a connection for which nothing is chosen, if one does.
-    pub(crate) fn deciding_rule(&self, live: &Live) -> Option<&Rule> {
-        let handed = self.conns.get(&live.pair).handed();
-        let by_rule = handed.filter(|handed| handed.by == Hand::Rule);
-        let means = |rule: &&Rule| match rule.is_the_kernels() {
-            true => by_rule.is_some_and(|handed| rule.may_have(live, handed.bump)),
-            false => rule.means(live),
-        };
-        self.rules
-            .requirement(live)
-            .or_else(|| self.rules.active().find(means))
-    }
-
-    /// What a peer's SWITCH for a connection is judged by.
-    pub(crate) fn here(&self, live: &Live) -> Here {
-        let bump = |rule: Option<&Rule>| rule.map(|rule| rule.bump_id().get());
-        Here {
+    /// A connection, beside the rules that hold.
+    pub(crate) fn ruling<'a>(
+        &'a self,
+        live: &'a Live,
+    ) -> Ruling<'a, impl Iterator<Item = &'a Rule> + Clone, Live> {
+        let peer = &self.peers[live.peer];
+        Ruling {
+            rules: self.rules.active(),
+            live,
             socket: live.socket,
-            bound: live.bound,
-            required: bump(self.rules.requirement(live)),
-            ruled: bump(self.deciding_rule(live)),
-        }
-    }
-
-    /// The bump that a connection is to be on by rules now; none where the rule waits for a session.
-    pub(crate) fn ruled_bump(&self, live: &Live) -> Option<u8> {
-        let rule = self.deciding_rule(live)?;
-        let waits = rule.level == Level::Prefer && !self.peers[live.peer].answers;
-        (!waits).then(|| rule.bump_id().get())
-    }
-
-    /// Who put a connection on a bump for which nothing is chosen; none: a rule that holds now, which
-    /// needs no note.
-    pub(crate) fn hand_of(&self, live: &Live, bump: u8) -> Option<Hand> {
-        let of_bump = |rule: &&Rule| rule.bump_id().get() == bump && rule.means(live);
-        if self.rules.active().any(|rule| of_bump(&rule)) {
-            None
-        } else if self.rules.active().any(|rule| rule.may_have(live, bump)) {
-            Some(Hand::Rule)
-        } else if self.peers[live.peer].engaged & 1 << bump != 0 {
-            Some(Hand::Peer)
-        } else {
-            Some(Hand::Other)
+            known: self.conns.get(&live.pair),
+            wants: peer.wants,
+            answers: peer.answers,
         }
     }
 
@@ -129,7 +95,7 @@ impl State {
     pub(crate) fn in_use(&self) -> BTreeSet<BumpId> {
         let ruled = self.rules.in_force().map(Rule::bump_id);
         let conns = self.conns.iter().flat_map(|(_, conn)| conn.bumps());
-        let engaged = self.peers.iter().flat_map(|peer| bits(peer.engaged));
+        let engaged = self.peers.iter().flat_map(|peer| bits(peer.wants.bumps()));
         let here = ruled.chain(conns.filter_map(BumpId::new));
         here.chain(engaged).collect()
     }

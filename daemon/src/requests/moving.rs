@@ -40,7 +40,7 @@ pub(super) async fn change(
     let peers = daemon.driver.snapshot().await?.peers;
     let (held, matching): (Vec<_>, Vec<_>) = {
         let state = daemon.state.borrow();
-        let tell = |live: &Live| match state.rules.requirement(live) {
+        let tell = |live: &Live| match state.ruling(live).requirement() {
             Some(rule) if rule.bump_id().get() != bump => Some(required_by(rule)),
             _ => sessions::lacks(daemon, &peers[live.peer], live.peer, bump),
         };

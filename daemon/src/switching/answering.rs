@@ -160,7 +160,7 @@ fn judge(
     let judge = |(named, version): (Named, Version)| {
         let live = lives.get(&named.pair.reversed());
         let live = live.filter(|live| live.peer == peer);
-        let here = live.map(|live| state.here(live));
+        let here = live.map(|live| state.ruling(live).here(live.bound));
         let judged = wanted.judge(&mut state.conns, (named, version), here, now());
         match judged {
             Err(Refusal::Implausible(why)) => state.refused.note(why),

@@ -42,7 +42,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 state.since = Some(wall());
                 state.outdated = None;
                 if restarted {
-                    state.want = 0;
+                    state.wants.handle_restart();
                     state.devices.clear();
                 }
             }

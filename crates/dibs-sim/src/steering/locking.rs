@@ -1,12 +1,12 @@
 //! LOCKED in the kernel, by [`dibs_switch::locks`].
 
-use dibs_core::Time;
 use dibs_switch::conns::{Meant, Pair};
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Body, Named, Outcome};
 use dibs_switch::naming::Query;
+use dibs_switch::tracked::{Entry, Tracked};
 
-use super::{About, Ask, At, LOOK_EVERY, Steering, tuple};
+use super::{About, Ask, At, LOOK_EVERY, Mark, Steering, tuple};
 use crate::coverage::Seen;
 
 /// The bump that a connection is on, and is to be on.
@@ -62,26 +62,17 @@ pub(super) fn on_confirm(steering: &mut Steering, at: &At<'_>, bump: u8, conns: 
 }
 
 /// Brings LOCKED in the kernel to what is due.
-pub(super) fn set_locks(steering: &mut Steering, now: Time) {
-    let Steering {
-        daemon: Some(daemon),
-        marks,
-        seen,
-        ..
-    } = steering
-    else {
-        return;
+pub(super) fn set_locks(steering: &mut Steering, at: &At<'_>) {
+    let entry = |(pair, mark): (&Pair, &Mark)| {
+        let (mark, closed) = (mark.seen(), false);
+        (*pair, Entry { mark, closed })
     };
-    let is_on = |pair: &Pair, bump| marks.get(pair).is_some_and(|mark| mark.bump == bump);
-    daemon.conns.lock_due(now, is_on);
-    for (pair, mark) in marks.iter_mut() {
-        if !mark.locked && daemon.conns.get(pair).lock.locked() == Some(mark.bump) {
-            mark.locked = true;
-            seen.note(Seen::Locked);
-        }
+    let tracked = Tracked::new(steering.marks.iter().map(entry).collect());
+    let lives = |pair: &Pair| at.socket(pair).map(|_| true);
+    let conns = &mut steering.daemon().conns;
+    for (pair, _) in conns.mend_locks(at.now, &tracked, lives, |_| false) {
+        note_lock(steering, &pair);
     }
-    let on = |pair: &Pair| marks.get(pair).map(|mark| mark.bump);
-    daemon.conns.sweep_locks(|_| true, on);
 }
 
 /// Lets a connection take what comes otherwise, before it leaves its bump for another or for plain.

@@ -1,0 +1,416 @@
+//! Which rule decides over a connection, and where that has it go; which bumps rules need at the other end.
+
+use dibs_settings::Level;
+
+use crate::answering::Here;
+use crate::conns::{Choice, Pair, Socket};
+use crate::marks::Hand;
+use crate::messages::Outcome;
+use crate::table::{Conn, ConnTable};
+
+/// Whether a rule means a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It does.
+    Means,
+    /// It may: only the kernel can tell, by what the connection sends.
+    May,
+    /// It does not.
+    Not,
+}
+
+/// A rule for connections that are known as `C`.
+pub trait Rule<C> {
+    /// The bump that it puts them on; never 0.
+    fn bump(&self) -> u8;
+    /// How firmly.
+    fn level(&self) -> Level;
+    /// Which.
+    fn fit(&self, live: &C) -> Fit;
+}
+
+/// The bumps that rules need at a peer, bit n for bump n: what a WANT says.
+pub fn wanted<'a, C, R: Rule<C> + 'a>(rules: impl Iterator<Item = &'a R>) -> u16 {
+    rules.fold(0, |bumps, rule| bumps | 1 << rule.bump())
+}
+
+/// A connection, beside the rules that hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Ruling<'a, I, C> {
+    /// In the order in which they are tried.
+    pub rules: I,
+    /// The connection.
+    pub live: &'a C,
+    /// Its socket here.
+    pub socket: Socket,
+    /// What is known of it.
+    pub known: &'a Conn,
+    /// What its peer's rules need here.
+    pub wants: Wants,
+    /// Its peer has a session, and answers.
+    pub answers: bool,
+}
+
+impl<'a, R, I, C> Ruling<'a, I, C>
+where
+    R: Rule<C> + 'a,
+    I: Iterator<Item = &'a R> + Clone,
+{
+    fn find(&self, is_meant: impl Fn(&R, Fit) -> bool) -> Option<&'a R> {
+        let mut rules = self.rules.clone();
+        rules.find(|rule| is_meant(rule, rule.fit(self.live)))
+    }
+
+    fn choice(&self) -> Option<Choice> {
+        self.known.choice.of(self.socket)
+    }
+
+    /// The bump that a rule that only the kernel can follow has it on.
+    fn by_kernel(&self) -> Option<u8> {
+        let handed = self.known.handed();
+        handed.filter(|to| to.by == Hand::Rule).map(|to| to.bump)
+    }
+
+    /// The rule that requires its bump, if one does.
+    pub fn requirement(&self) -> Option<&'a R> {
+        self.find(|rule, fit| fit == Fit::Means && rule.level() == Level::Require)
+    }
+
+    /// The rule that decides where nothing is chosen, if one does.
+    pub fn deciding(&self) -> Option<&'a R> {
+        let by_kernel = self.by_kernel();
+        let decides = |rule: &R, fit| match fit {
+            Fit::Means => true,
+            Fit::May => by_kernel == Some(rule.bump()),
+            Fit::Not => false,
+        };
+        self.requirement().or_else(|| self.find(decides))
+    }
+
+    /// The bump that it is to be on by rules now; none where the rule waits for a session.
+    pub fn bump(&self) -> Option<u8> {
+        let rule = self.deciding()?;
+        let waits = rule.level() == Level::Prefer && !self.answers;
+        (!waits).then(|| rule.bump())
+    }
+
+    /// The bump that rules move it to: nothing is chosen for it.
+    pub fn moves_to(&self) -> Option<u8> {
+        self.bump().filter(|_| self.choice().is_none())
+    }
+
+    /// The bump that is to be chosen for it: the choice for it stands against what a rule requires, and the peer would
+    /// not follow the rule against the choice.
+    pub fn overruled_by(&self) -> Option<u8> {
+        let (bump, choice) = (self.requirement()?.bump(), self.choice()?);
+        (choice.bump != bump).then_some(bump)
+    }
+
+    /// Whether it waits for a session that it is not to wait for, before it has begun.
+    pub fn may_begin_plain(&self) -> bool {
+        let prefers = |rule: &R| rule.level() == Level::Prefer;
+        self.deciding().is_some_and(prefers) && self.choice().is_none()
+    }
+
+    /// Whether nothing keeps it on the bump of a rule that is `gone`: how far that meant it.
+    pub fn freed_of(&self, gone: &R) -> Option<Fit> {
+        let ruled = || self.find(|_, fit| fit == Fit::Means).is_some();
+        let fit = gone.fit(self.live);
+        let had_it = match fit {
+            Fit::Means => true,
+            Fit::May => self.by_kernel() == Some(gone.bump()),
+            Fit::Not => false,
+        };
+        (had_it && self.choice().is_none() && !ruled()).then_some(fit)
+    }
+
+    /// Who put it on a bump where nothing is chosen; none: a rule that holds now, which needs no note.
+    pub fn hand_of(&self, bump: u8) -> Option<Hand> {
+        let has = |how| {
+            self.find(|rule, fit| fit == how && rule.bump() == bump)
+                .is_some()
+        };
+        if has(Fit::Means) {
+            None
+        } else if has(Fit::May) {
+            Some(Hand::Rule)
+        } else if self.wants.needs(bump) {
+            Some(Hand::Peer)
+        } else {
+            Some(Hand::Other)
+        }
+    }
+
+    /// The bump that it is on while its mark says `marked`; 0: plain.
+    pub fn is_on(&self, marked: u8) -> u8 {
+        let settled = || self.choice().filter(|choice| !choice.pending);
+        if let Some(rule) = self.requirement() {
+            rule.bump()
+        } else if let Some(choice) = settled() {
+            choice.bump
+        } else if marked != 0 {
+            marked
+        } else {
+            // The kernel applies a rule with the next packet.
+            self.bump().unwrap_or(0)
+        }
+    }
+
+    /// The same, by whatever reason.
+    pub fn stands_on(&self, marked: u8) -> u8 {
+        match self.is_on(marked) {
+            0 => self.known.handed().map_or(0, |handed| handed.bump),
+            bump => bump,
+        }
+    }
+
+    /// What a peer's SWITCH for it is judged by.
+    pub fn here(&self, bound: bool) -> Here {
+        Here {
+            socket: self.socket,
+            bound,
+            required: self.requirement().map(R::bump),
+            ruled: self.deciding().map(R::bump),
+        }
+    }
+}
+
+/// The bumps that a peer's rules need here, by its latest WANT.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    bumps: u16,
+    sequence: u64,
+}
+
+impl Wants {
+    /// What an earlier run knew.
+    pub fn restored(bumps: u16) -> Self {
+        let sequence = 0;
+        Self { bumps, sequence }
+    }
+
+    /// Bit n for bump n.
+    pub fn bumps(&self) -> u16 {
+        self.bumps
+    }
+
+    /// Whether they need this one.
+    pub fn needs(&self, bump: u8) -> bool {
+        self.bumps & 1 << bump != 0
+    }
+
+    /// The peer's daemon is another one, and numbers its WANTs from the start.
+    pub fn handle_restart(&mut self) {
+        self.sequence = 0;
+    }
+
+    /// Nothing is done for them any more, until the next WANT that says otherwise.
+    pub fn clear(&mut self) {
+        self.bumps = 0;
+    }
+
+    /// A WANT says that they need these, of those that this host carries. What it is answered if nothing is to be done
+    /// for it; otherwise these are to be made ready. What the peer's rules had put on others has nothing left that
+    /// keeps it there.
+    pub fn handle_want(
+        &mut self,
+        conns: &mut ConnTable,
+        sequence: u64,
+        bumps: u16,
+        is_of_peer: impl Fn(&Pair) -> bool,
+    ) -> Option<Outcome> {
+        if sequence <= self.sequence {
+            return Some(Outcome::Older);
+        }
+        self.sequence = sequence;
+        if self.bumps == bumps {
+            return Some(Outcome::Done);
+        }
+        self.bumps = bumps;
+        conns.update_all(|pair, conn| {
+            let by_peer = conn.handed().filter(|handed| handed.by == Hand::Peer);
+            if by_peer.is_some_and(|handed| !self.needs(handed.bump)) && is_of_peer(pair) {
+                conn.hand_over(None);
+            }
+        });
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conns::tests::pair;
+    use crate::marks::Handed;
+
+    const SOCKET: Socket = Socket(77);
+
+    /// Connections are known by a number here: rules mean those of the same parity as their own, or may.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Parity(u8, Level, u8, Fit);
+
+    impl Rule<u8> for Parity {
+        fn bump(&self) -> u8 {
+            self.0
+        }
+
+        fn level(&self) -> Level {
+            self.1
+        }
+
+        fn fit(&self, live: &u8) -> Fit {
+            match live % 2 == self.2 {
+                true => self.3,
+                false => Fit::Not,
+            }
+        }
+    }
+
+    const USUAL: Parity = Parity(1, Level::Usual, 0, Fit::Means);
+    const REQUIRED: Parity = Parity(2, Level::Require, 0, Fit::Means);
+    const PREFERRED: Parity = Parity(3, Level::Prefer, 0, Fit::Means);
+    const KERNELS: Parity = Parity(4, Level::Usual, 0, Fit::May);
+    const OF_OTHERS: Parity = Parity(5, Level::Require, 1, Fit::Means);
+
+    fn beside<'a>(
+        rules: &'a [Parity],
+        known: &'a Conn,
+    ) -> Ruling<'a, std::slice::Iter<'a, Parity>, u8> {
+        Ruling {
+            rules: rules.iter(),
+            live: &0,
+            socket: SOCKET,
+            known,
+            wants: Wants::restored(1 << 6),
+            answers: true,
+        }
+    }
+
+    fn chosen(bump: u8) -> Conn {
+        let mut known = Conn::default();
+        let version = known.choice.propose(SOCKET, bump, 7, 0).version;
+        known.choice.settle(version);
+        known
+    }
+
+    fn handed(bump: u8, by: Hand) -> Conn {
+        let mut known = Conn::default();
+        known.hand_over(Some(Handed { bump, by }));
+        known
+    }
+
+    #[test]
+    fn what_is_required_stands_above_the_first_rule_and_above_choices() {
+        let none = Conn::default();
+        let ruling = beside(&[OF_OTHERS, USUAL, REQUIRED], &none);
+        assert_eq!(ruling.requirement(), Some(&REQUIRED));
+        assert_eq!((ruling.moves_to(), ruling.overruled_by()), (Some(2), None));
+        assert_eq!(beside(&[OF_OTHERS, USUAL], &none).moves_to(), Some(1));
+        for (bump, overruled) in [(0, Some(2)), (1, Some(2)), (2, None)] {
+            let known = chosen(bump);
+            let ruling = beside(&[USUAL, REQUIRED], &known);
+            assert_eq!(
+                (ruling.moves_to(), ruling.overruled_by()),
+                (None, overruled)
+            );
+            assert_eq!(ruling.is_on(bump), 2);
+            let ruling = beside(&[USUAL], &known);
+            assert_eq!((ruling.moves_to(), ruling.overruled_by()), (None, None));
+            assert_eq!(ruling.is_on(0), bump);
+        }
+    }
+
+    #[test]
+    fn what_is_preferred_waits_for_a_session_and_nothing_else_does() {
+        let none = Conn::default();
+        for (rules, with, without) in [
+            (&[PREFERRED, USUAL], Some(3), None),
+            (&[USUAL, PREFERRED], Some(1), Some(1)),
+            (&[PREFERRED, REQUIRED], Some(2), Some(2)),
+        ] {
+            let mut ruling = beside(rules, &none);
+            assert_eq!(ruling.moves_to(), with);
+            ruling.answers = false;
+            assert_eq!(ruling.moves_to(), without);
+            assert_eq!(ruling.may_begin_plain(), without.is_none());
+            // What is there stays, and is not let go by the peer.
+            assert_eq!(ruling.is_on(3), if without == Some(2) { 2 } else { 3 });
+            assert_eq!(ruling.here(false).ruled, with);
+        }
+    }
+
+    #[test]
+    fn what_only_the_kernel_can_tell_decides_where_it_did() {
+        let (none, there) = (Conn::default(), handed(4, Hand::Rule));
+        assert_eq!(beside(&[KERNELS], &none).moves_to(), None);
+        assert_eq!(beside(&[KERNELS, USUAL], &there).moves_to(), Some(4));
+        for elsewhere in [handed(4, Hand::Other), handed(1, Hand::Rule)] {
+            assert_eq!(beside(&[KERNELS, USUAL], &elsewhere).moves_to(), Some(1));
+        }
+    }
+
+    #[test]
+    fn a_connection_is_freed_by_what_alone_kept_it() {
+        let (none, there) = (Conn::default(), handed(4, Hand::Rule));
+        let elsewhere = handed(1, Hand::Rule);
+        for (rules, known, gone, freed) in [
+            (&[][..], &none, USUAL, Some(Fit::Means)),
+            (&[][..], &none, OF_OTHERS, None),
+            (&[PREFERRED][..], &none, USUAL, None),
+            (&[KERNELS][..], &none, USUAL, Some(Fit::Means)),
+            (&[][..], &chosen(1), USUAL, None),
+            (&[][..], &none, KERNELS, None),
+            (&[][..], &there, KERNELS, Some(Fit::May)),
+            (&[][..], &elsewhere, KERNELS, None),
+        ] {
+            let ruling = beside(rules, known);
+            assert_eq!(ruling.freed_of(&gone), freed, "{ruling:?} {gone:?}");
+        }
+    }
+
+    #[test]
+    fn who_put_a_connection_on_a_bump_is_told_by_rules_here_and_at_the_peer() {
+        let none = Conn::default();
+        let ruling = beside(&[USUAL, KERNELS, OF_OTHERS], &none);
+        for (bump, by) in [
+            (1, None),
+            (4, Some(Hand::Rule)),
+            (6, Some(Hand::Peer)),
+            (5, Some(Hand::Other)),
+        ] {
+            assert_eq!(ruling.hand_of(bump), by, "{bump}");
+        }
+    }
+
+    #[test]
+    fn the_latest_want_counts_and_releases_what_it_does_not_name() {
+        let (mut wants, mut conns) = (Wants::default(), ConnTable::default());
+        let want = |wants: &mut Wants, conns: &mut ConnTable, sequence, bumps| {
+            wants.handle_want(conns, sequence, bumps, |_| true)
+        };
+        assert_eq!(want(&mut wants, &mut conns, 2, 1 << 1), None);
+        assert_eq!(
+            want(&mut wants, &mut conns, 2, 0),
+            Some(Outcome::Older),
+            "said again"
+        );
+        assert_eq!(
+            want(&mut wants, &mut conns, 3, 1 << 1),
+            Some(Outcome::Done),
+            "nothing is new"
+        );
+        for (by, stays) in [(Hand::Peer, false), (Hand::Other, true)] {
+            let mut conns = ConnTable::default();
+            let bump = 1;
+            conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
+            let mut wants = wants;
+            assert_eq!(want(&mut wants, &mut conns, 4, 1 << 2), None);
+            assert!(wants.needs(2) && !wants.needs(1));
+            assert_eq!(conns.get(&pair()).handed().is_some(), stays);
+        }
+        wants.handle_restart();
+        assert_eq!(want(&mut wants, &mut conns, 1, 0), None);
+        let rules = [USUAL, KERNELS];
+        assert_eq!(wanted::<u8, _>(rules.iter()), 1 << 1 | 1 << 4);
+    }
+}

@@ -1,0 +1,184 @@
+use super::*;
+use crate::conns::Version;
+use crate::conns::tests::pair;
+use crate::locks::GRACE;
+use crate::marks::Hand;
+
+const SOCKET: Socket = Socket(77);
+const START: Time = Time::from_nanos(1_000_000_000_000);
+
+fn choose(conns: &mut ConnTable, bump: u8) {
+    conns.update(&pair(), |conn| {
+        let version = conn.choice.propose(SOCKET, bump, 7, 0).version;
+        conn.choice.settle(version);
+    });
+}
+
+#[test]
+fn who_has_nothing_to_say_has_no_entry() {
+    let mut conns = ConnTable::default();
+    assert_eq!(conns.update(&pair(), |conn| conn.choice.get()), None);
+    assert_eq!(conns, ConnTable::default());
+    conns.update(&pair(), |conn| conn.moving = true);
+    assert!(conns != ConnTable::default());
+    conns.update_each([&pair()], |conn| conn.moving = false);
+    assert_eq!(conns, ConnTable::default());
+    let version = Version::default();
+    let told = |conn: &mut Conn| conn.telling.tell(version, START);
+    conns.update(&pair(), told);
+    assert_eq!(conns.take_tellings(START, |_| false), []);
+    assert_eq!(conns.next_telling(), Some(START));
+    assert_eq!(conns.take_tellings(START, |_| true), []);
+    assert_eq!(conns, ConnTable::default());
+}
+
+#[test]
+fn a_name_holds_for_one_socket() {
+    let mut conns = ConnTable::default();
+    assert_eq!(conns.get(&pair()).name(SOCKET), Socket::UNKNOWN);
+    conns.update(&pair(), |conn| conn.learn_name(SOCKET, Socket(5)));
+    assert_eq!(conns.get(&pair()).name(SOCKET), Socket(5));
+    assert_eq!(conns.get(&pair()).name(Socket(78)), Socket::UNKNOWN);
+    conns.sweep(|_| Some(Socket(78)), |_| false);
+    assert_eq!(conns, ConnTable::default());
+}
+
+#[test]
+fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
+    let (mut conn, by_rule) = (Conn::default(), false);
+    conn.handle_followed(Some(3));
+    conn.move_to_left(START);
+    let new = conn.move_to_mark(0, by_rule, START);
+    assert_eq!((new.chosen, new.was), (true, Some(3)));
+    assert_eq!((conn.followed(), conn.has_left()), (None, true));
+    assert!(!conn.may_follow(START) && conn.may_follow(START + STRAGGLERS));
+    let new = conn.move_to_mark(1, by_rule, START);
+    assert_eq!(
+        (new.chosen, new.was, conn.has_left()),
+        (false, Some(0), false)
+    );
+}
+
+#[test]
+fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
+    for (socket, passes, swept) in [
+        (None, false, (vec![pair()], vec![])),
+        (None, true, (vec![], vec![])),
+        (Some(SOCKET), false, (vec![], vec![])),
+        (Some(Socket(78)), false, (vec![], vec![pair()])),
+    ] {
+        let mut conns = ConnTable::default();
+        choose(&mut conns, 1);
+        let (bump, by) = (1, Hand::Other);
+        conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
+        assert_eq!(conns.sweep(|_| socket, |_| passes), swept);
+        let gone = socket.is_none() && !passes;
+        assert_eq!(conns == ConnTable::default(), gone);
+    }
+}
+
+#[test]
+fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
+    for (lives, passes, on, chosen, stays) in [
+        (Some(true), false, 1, None, true),
+        (Some(true), false, 0, Some(1), true),
+        (Some(true), false, 2, Some(3), false),
+        (None, false, 1, Some(1), false),
+        (None, true, 1, Some(1), true),
+    ] {
+        let mut conns = ConnTable::default();
+        conns.update(&pair(), |conn| conn.lock.adopt(1));
+        if let Some(bump) = chosen {
+            choose(&mut conns, bump);
+        }
+        let (mark, closed) = (seen(on, false), false);
+        let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
+        let is_it = |other: &Pair| *other == pair();
+        let lives = |other: &Pair| lives.filter(|_| is_it(other));
+        let mends = conns.mend_locks(START, &tracked, lives, |_| passes);
+        assert_eq!(conns.locked().next().is_some(), stays);
+        let locks = stays && on == 1 && !passes;
+        assert_eq!(mends, locks.then_some((pair(), Mend::Lock(1))).as_slice());
+    }
+}
+
+#[test]
+fn what_is_due_is_locked_and_what_has_ended_is_unlocked_unless_its_other_end_is_ours() {
+    let locked = SeenMark {
+        locked: true,
+        ..seen(1, false)
+    };
+    let ours = pair().reversed();
+    for (mark, alive, mend) in [
+        (seen(1, false), vec![pair()], Some(Mend::Lock(1))),
+        (seen(2, false), vec![pair()], None),
+        (locked, vec![pair()], None),
+        (locked, vec![], Some(Mend::Unlock)),
+        (locked, vec![ours], None),
+    ] {
+        let mut conns = ConnTable::default();
+        conns.update(&pair(), |conn| conn.lock.confirm(1, START));
+        let closed = false;
+        let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
+        let lives = |pair: &Pair| alive.contains(pair).then_some(true);
+        let mends = conns.mend_locks(START + GRACE, &tracked, lives, |_| false);
+        let mends: Vec<Mend> = mends.into_iter().map(|(_, mend)| mend).collect();
+        assert_eq!(mends, mend.as_slice(), "{mark:?} {alive:?}");
+    }
+}
+
+fn seen(bump: u8, chosen: bool) -> SeenMark {
+    SeenMark {
+        bump,
+        chosen,
+        locked: false,
+        carried: true,
+        told: true,
+    }
+}
+
+#[test]
+fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
+    let mut conn = Conn::default();
+    assert!(conn.knows(seen(0, false)) && !conn.knows(seen(1, false)));
+    assert!(conn.is_chosen_elsewhere(seen(1, true)) && !conn.knows(seen(1, true)));
+    conn.moving = true;
+    assert!(conn.knows(seen(1, false)) && !conn.knows(seen(1, true)));
+    conn.moving = false;
+    let by = Some(Hand::Other);
+    assert_eq!(conn.handle_mark(seen(1, true), by, START), Foreign::Chosen);
+    assert_eq!(conn.handle_mark(seen(1, false), by, START), Foreign::News);
+    assert!(conn.knows(seen(1, false)) && !conn.knows(seen(0, false)));
+    let untold = SeenMark {
+        told: false,
+        ..seen(0, false)
+    };
+    assert!(conn.knows(untold));
+    assert_eq!(conn.handle_mark(seen(0, false), by, START), Foreign::News);
+    assert_eq!(conn, Conn::default());
+    let by = Some(Hand::Peer);
+    assert_eq!(conn.handle_mark(seen(2, false), by, START), Foreign::Known);
+    conn.move_to_mark(0, false, START);
+    let later = START + STRAGGLERS;
+    let straggles = conn.handle_mark(seen(2, false), by, START);
+    assert_eq!(straggles, Foreign::Straggler);
+    assert_eq!(conn.handle_mark(seen(2, false), by, later), Foreign::Known);
+    let ruled = conn.handle_mark(seen(2, false), Some(Hand::Rule), START);
+    assert_eq!(ruled, Foreign::News);
+}
+
+#[test]
+fn a_choice_outlives_a_mark_that_lost_it() {
+    let mut conns = ConnTable::default();
+    choose(&mut conns, 1);
+    conns.update(&pair(), |conn| {
+        assert!(conn.knows(seen(1, true)) && !conn.knows(seen(0, false)));
+        assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
+        assert!(!conn.is_chosen_elsewhere(seen(1, true)));
+        assert!(conn.is_chosen_elsewhere(seen(3, true)));
+        conn.note_mark(3, true, START);
+        assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
+        conn.choice.propose(SOCKET, 0, 7, 0);
+        assert!(conn.knows(seen(0, false)), "the peer is asked");
+    });
+}

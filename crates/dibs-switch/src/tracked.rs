@@ -1,0 +1,61 @@
+//! What conntrack has of connections on bumps, and what is amiss with it where they are locked.
+
+use crate::conns::Pair;
+use crate::marks::SeenMark;
+
+/// Of an entry of conntrack, what there is to look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its mark.
+    pub mark: SeenMark,
+    /// Conntrack saw a RST of it.
+    pub closed: bool,
+}
+
+/// What is to be done about an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mend {
+    /// It gets LOCKED, as long as it is locked on this bump.
+    Lock(u8),
+    /// Its connection goes on: what had it closed was a plain RST, which was dropped, but after conntrack had seen it.
+    Revive,
+    /// It loses LOCKED: another connection of the same ends is not to inherit it.
+    Unlock,
+}
+
+/// What conntrack has of connections on bumps, as this host sends, in their order: there may be thousands, and
+/// a hash table would be twice as large.
+#[derive(Debug, Default)]
+pub struct Tracked(Vec<(Pair, Entry)>);
+
+impl Tracked {
+    /// The last word on each connection counts.
+    pub fn new(mut found: Vec<(Pair, Entry)>) -> Self {
+        found.reverse();
+        found.sort_by_key(|(pair, _)| *pair);
+        found.dedup_by_key(|(pair, _)| *pair);
+        Self(found)
+    }
+
+    /// The mark of a connection that is on a bump.
+    pub fn mark(&self, pair: &Pair) -> Option<SeenMark> {
+        let at = self.0.binary_search_by_key(pair, |(known, _)| *known);
+        let (_, entry) = self.0[at.ok()?];
+        Some(entry.mark).filter(|mark| mark.bump != 0)
+    }
+
+    /// The bump that the kernel has a connection on.
+    pub fn bump(&self, pair: &Pair) -> Option<u8> {
+        self.mark(pair).map(|mark| mark.bump)
+    }
+
+    /// All of it.
+    pub fn iter(&self) -> impl Iterator<Item = &(Pair, Entry)> {
+        self.0.iter()
+    }
+
+    /// Forgets what is not on one of these bumps.
+    pub fn retain_on(&mut self, carried: impl Fn(u8) -> bool) {
+        self.0.retain(|(_, entry)| carried(entry.mark.bump));
+    }
+}
