@@ -52,7 +52,7 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Table> {
     }
     let busy = format!("MiB with {BUSY} busy connections");
     table.ratios = vec![
-        Ratio::new("KiB an idle connection", each / 1024.0).most(2.0),
+        Ratio::new("KiB an idle connection", each / 1024.0).most(1.6),
         Ratio::new(busy, mib(seen.bytes_busy_most)).most(200.0),
     ];
     table.notes = vec![format!(
