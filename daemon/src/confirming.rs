@@ -129,14 +129,8 @@ pub(crate) async fn on_confirm(
 /// The bump that a connection is on, unless it is about to leave it or not there yet.
 fn stays_on(daemon: &Daemon, live: &Live, tracked: &Tracked) -> Option<u8> {
     let on = tracked.bump(&live.pair);
-    let state = daemon.state.borrow();
-    let choice = state.conns.get(&live.pair).choice.of(live.socket);
-    let is_required = state.ruling(live).requirement().is_some();
-    locks::stays_on(
-        on.filter(|_| !live.over && !live.bound),
-        choice,
-        is_required,
-    )
+    let on = on.filter(|_| !live.over && !live.bound);
+    daemon.state.borrow().ruling(live).stays_on(on)
 }
 
 /// Asks peers to confirm, after each switch and from time to time.

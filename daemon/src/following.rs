@@ -10,12 +10,13 @@ use dibs_switch::rules::Fit;
 
 use crate::daemon::Daemon;
 use crate::live::Live;
+use crate::marking::warn_of;
 use crate::rule_book::Rules;
 use crate::rules::Rule;
 use crate::switching::Progress;
 use crate::switching::asking::{self, Move, ROUND};
 use crate::wakers::Task;
-use crate::{reconcile, switching, wants};
+use crate::{marking, reconcile, switching, wants};
 
 /// Has these rules take the place of all there are. Connections follow them; those
 /// of rules that are `gone` and that nothing else keeps go back to plain.
@@ -56,8 +57,7 @@ pub(crate) async fn replace_rules(
 pub(crate) async fn follow_changed_rules(daemon: &Daemon, gone: &[Rule], lives: &[Live]) {
     enforce(daemon, lives).await;
     for rule in gone {
-        let freed = freed(daemon, rule, lives);
-        follow_rules(daemon, &freed, 0).await;
+        let_go(daemon, rule, lives).await;
     }
     for (bump, lives) in ruled(daemon, lives) {
         follow_rules(daemon, &lives, bump).await;
@@ -106,8 +106,22 @@ fn by_bump(lives: &[Live], bump: impl Fn(&Live) -> Option<u8>) -> BTreeMap<u8, V
     meant
 }
 
+/// Has connections go where they are to be without a rule that does not hold any more: where they were chosen to be,
+/// or, if nothing keeps them, back to plain. How many do that.
+pub(crate) async fn let_go(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> usize {
+    let chosen: Vec<Pair> = {
+        let state = daemon.state.borrow();
+        let is_left = |live: &&Live| !live.over && state.ruling(live).is_left_to_choice(rule);
+        lives.iter().filter(is_left).map(|live| live.pair).collect()
+    };
+    warn_of(&marking::mark_choices(daemon, &chosen).await);
+    let freed = freed(daemon, rule, lives);
+    follow_rules(daemon, &freed, 0).await;
+    freed.len()
+}
+
 /// The connections that nothing keeps on the bump of a rule that does not hold any more.
-pub(crate) fn freed(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> Vec<Live> {
+fn freed(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> Vec<Live> {
     let mut state = daemon.state.borrow_mut();
     let mut freed = Vec::new();
     for live in lives.iter().filter(|live| !live.over) {

@@ -94,6 +94,20 @@ seen! {
     FailedHere = "switch: could not begin",
     /// A rule of the peer's stood against a choice that had been made without it.
     OwnRule = "switch: given up for the peer's rule",
+    /// The users of a host had other rules from then on.
+    RulesChanged = "rules: changed",
+    /// A daemon heard by a WANT that the peer's rules need other bumps.
+    Wanted = "rules: WANT of other bumps",
+    /// A rule moved a connection that was there.
+    RuleMoved = "rules: connection moved",
+    /// A connection left the bump of a rule that was gone.
+    RuleFreed = "rules: connection freed",
+    /// The peer's daemon followed a rule.
+    RuleFollowed = "rules: followed by the peer",
+    /// A choice gave way to what a rule requires.
+    ChoiceOverruled = "rules: choice overruled",
+    /// A choice counted again, once no rule required otherwise.
+    ChoiceLeft = "rules: choice counts again",
     /// A choice was made again above the peer's.
     AskedAgain = "switch: asked again",
     /// A later choice overtook one that waited.

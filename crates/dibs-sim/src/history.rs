@@ -13,6 +13,7 @@ use dibs_netem::Conditions;
 
 use crate::adversary::Tamper;
 use crate::payload::Kind;
+use crate::steering::ruling::Rule;
 pub use preferences::{Preferences, Wish, calm_usage};
 
 /// Two hosts, A and B, as they begin. Arrays of two are by host.
@@ -217,6 +218,9 @@ pub enum Op {
     Attack(usize, usize),
     /// The user of a host would have the paths used otherwise.
     Wish(usize, Wish),
+    /// The users of a host have these rules from now on, in the order in which they are tried. Histories are not drawn
+    /// with it.
+    Rules(usize, Vec<Rule>),
 }
 
 /// A run.

@@ -7,6 +7,7 @@
 mod answering;
 mod asking;
 mod locking;
+pub mod ruling;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
+use dibs_settings::Level;
 use dibs_switch::answering::Following;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
@@ -26,6 +28,7 @@ use dibs_wire::Tuple;
 use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::{Kernel, Way};
+use ruling::{Known, Rule};
 
 /// The bumps that a host carries.
 const CARRIED: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
@@ -107,6 +110,7 @@ struct Daemon {
     leaving: BTreeMap<Pair, Leaving>,
     /// When peers are asked about what is not locked yet.
     look_at: Option<Time>,
+    known: Known,
 }
 
 /// One host's steering.
@@ -117,10 +121,18 @@ pub struct Steering {
     /// Names the other one.
     peer: u64,
     marks: BTreeMap<Pair, Mark>,
-    /// Connections that a `require` rule matches, and its bump.
-    required: BTreeMap<Pair, u8>,
+    /// The kernel's rules, in the order in which they are tried.
+    rules: Vec<Rule>,
+    /// The kernel has been told that the peer has a session, for those that prefer their bump.
+    answers: bool,
+    /// What users want the rules to be, whom no daemon has heard yet.
+    pub wanted_rules: Option<Vec<Rule>>,
     /// The state file.
     saved: Vec<(Pair, Choice)>,
+    /// The same, of rules.
+    saved_rules: Vec<Rule>,
+    /// The same, of what the peer's rules need.
+    saved_wants: u16,
     daemon: Option<Daemon>,
     /// The state file takes nothing until then.
     unable_until: Option<Time>,
@@ -168,6 +180,17 @@ impl<'a> At<'a> {
         conn.lives(host, self.kernel).then(|| conn.socket(host))
     }
 
+    /// All that are alive.
+    fn lives(&self) -> Vec<Meant> {
+        let Sockets(_, numbers, _) = self.sockets;
+        let live = |pair: &Pair| {
+            let (pair, socket) = (*pair, self.socket(pair)?);
+            let speaks = self.kernel.speaks(&tuple(&pair));
+            speaks.then_some(Meant { pair, socket })
+        };
+        numbers.keys().filter_map(live).collect()
+    }
+
     /// Whether a connection is not over.
     fn is_there(&self, conn: &Meant) -> bool {
         self.socket(&conn.pair) == Some(conn.socket)
@@ -193,14 +216,19 @@ impl Steering {
         };
         self.marks.insert(pair, mark);
         if required != 0 {
-            self.required.insert(pair, required);
+            let rule = Rule::requiring(pair, required);
+            for rules in self.all_rules() {
+                rules.push(rule.clone());
+            }
         }
     }
 
     /// The connection is over, and its conntrack entry and the choice for it are swept.
     pub fn forget(&mut self, pair: &Pair) {
         self.marks.remove(pair);
-        self.required.remove(pair);
+        for rules in self.all_rules() {
+            rules.retain(|rule| !rule.is_only_of(pair));
+        }
         self.saved.retain(|(p, _)| p != pair);
         self.highest.remove(pair);
         if let Some(daemon) = &mut self.daemon {
@@ -216,9 +244,23 @@ impl Steering {
         self.marks.get(pair).copied().unwrap_or_default()
     }
 
-    /// The bump that a rule of this host requires.
+    fn all_rules(&mut self) -> impl Iterator<Item = &mut Vec<Rule>> {
+        let known = self.daemon.as_mut().map(|daemon| &mut daemon.known.rules);
+        [&mut self.rules, &mut self.saved_rules]
+            .into_iter()
+            .chain(known)
+    }
+
+    /// The bump that a rule of this host requires, by the kernel.
     pub fn requires(&self, pair: &Pair) -> Option<u8> {
-        self.required.get(pair).copied()
+        let requires = |rule: &&Rule| rule.level == Level::Require && rule.means(pair);
+        self.rules.iter().find(requires).map(|rule| rule.bump)
+    }
+
+    /// The bump that the first of this host's rules has a connection on, by the kernel.
+    pub fn ruled(&self, pair: &Pair) -> Option<u8> {
+        let first = self.rules.iter().find(|rule| rule.means(pair));
+        self.requires(pair).or(first.map(|rule| rule.bump))
     }
 
     /// The choice in force here.
@@ -226,15 +268,6 @@ impl Steering {
         match &self.daemon {
             Some(daemon) => daemon.conns.get(pair).choice.get(),
             None => self.saved.iter().find(|(p, _)| p == pair).map(|(_, c)| *c),
-        }
-    }
-
-    /// Which way a packet of the local kernel takes: OUTPUT's order.
-    pub fn way(&self, pair: &Pair) -> Way {
-        let required = self.requires(pair);
-        match required.unwrap_or_else(|| self.mark(pair).bump) {
-            0 => Way::Plain,
-            bump => Way::Bump(bump),
         }
     }
 
@@ -277,15 +310,23 @@ impl Steering {
         }
     }
 
-    /// All conntrack entries are lost; the daemon puts those of explicit choices back at once, and
-    /// `kept` ones.
+    /// All conntrack entries are lost; the daemon puts those of explicit choices back at once, what it moved by rules,
+    /// and `kept` ones.
     pub fn flush(&mut self, kept: impl Fn(&Pair) -> bool) {
-        for (pair, mark) in &mut self.marks {
-            let required = self.required.contains_key(pair);
-            if !mark.chosen && !required && mark.bump != 0 && !kept(pair) {
-                *mark = Mark::default();
-                self.seen.note(Seen::MarkLost);
-            }
+        let Self { rules, daemon, .. } = &*self;
+        let is_kept = |pair: &Pair| {
+            let marked = |daemon: &Daemon| daemon.conns.get(pair).is_marked();
+            kept(pair)
+                || daemon.as_ref().is_some_and(marked)
+                || rules.iter().any(|rule| rule.means(pair))
+        };
+        let lost: Vec<Pair> = { self.marks.iter() }
+            .filter(|(pair, mark)| !mark.chosen && mark.bump != 0 && !is_kept(pair))
+            .map(|(pair, _)| *pair)
+            .collect();
+        for pair in lost {
+            self.marks.insert(pair, Mark::default());
+            self.seen.note(Seen::MarkLost);
         }
     }
 
@@ -325,14 +366,29 @@ impl Steering {
         for (pair, choice) in &self.saved {
             { &mut daemon.conns }.update(pair, |conn| conn.choice.restore(*choice));
         }
+        daemon.known = Known::restored(&self.saved_rules, self.saved_wants);
+        self.rules.clone_from(&self.saved_rules);
+        self.answers = false;
         // What could not be saved goes back, until the peer tells of it.
         if std::mem::take(&mut self.unsaved) {
             self.highest.clear();
         }
-        // What an earlier run locked.
-        for (pair, mark) in self.marks.iter().filter(|(_, mark)| mark.locked) {
-            daemon.conns.update(pair, |conn| conn.lock.adopt(mark.bump));
+        // What an earlier run left.
+        for (pair, mark) in &self.marks {
+            let socket = at.socket(pair).unwrap_or(Socket::UNKNOWN);
+            let by = daemon.ruling(pair, socket).hand_of(mark.bump);
+            daemon.conns.update(pair, |conn| {
+                if mark.chosen {
+                    conn.note_mark(mark.bump, true, at.now);
+                }
+                match mark.bump {
+                    0 if mark.chosen && conn.choice.get().is_none() => conn.move_to_left(at.now),
+                    0 => {}
+                    _ => conn.adopt_mark(mark.seen(), socket, by),
+                }
+            });
         }
+        daemon.look_at = Some(at.now + LOOK_EVERY);
         self.daemon = Some(daemon);
         // The peer may not have heard of them; it is told with the next session.
         for (pair, _) in self.saved.clone() {
@@ -359,11 +415,14 @@ impl Steering {
             (pair, Choice { pending, ..choice })
         });
         let choices: Vec<_> = choices.collect();
+        let Known { rules, wants, .. } = &self.daemon().known;
+        let (rules, wants) = (rules.clone(), wants.bumps());
         let able = !self.is_unable(now);
         if able {
-            self.saved = choices;
+            (self.saved, self.saved_rules, self.saved_wants) = (choices, rules, wants);
         } else {
-            self.unsaved = self.saved != choices;
+            let known = (&self.saved, &self.saved_rules, self.saved_wants);
+            self.unsaved = known != (&choices, &rules, wants);
             return false;
         }
         self.unsaved = false;
@@ -384,25 +443,34 @@ impl Steering {
         };
         let highest = self.highest.entry(pair).or_default();
         *highest = (*highest).max(choice.version);
+        self.write(at, pair, choice.bump, true);
         if choice.bump != 0 {
-            let mark = self.marks.entry(pair).or_default();
-            (mark.bump, mark.chosen) = (choice.bump, true);
-            self.update(&pair, |conn| conn.lock.enter(choice.bump));
-            locking::note_lock(self, &pair);
-            self.daemon().look_at = Some(at.now);
             // What it acknowledged last went another way: the data path may wait for a word of it.
             at.node.solicit(choice.bump, tuple(&pair));
-            return;
         }
-        self.leave(at, pair);
     }
 
-    /// Takes a connection off the bump.
-    fn leave(&mut self, at: &mut At<'_>, pair: Pair) {
-        locking::unlock(self, &pair);
+    /// Puts a connection on a bump, or on none, by no choice.
+    fn move_to(&mut self, at: &mut At<'_>, pair: Pair, bump: u8) {
+        if bump == 0 {
+            self.update(&pair, |conn| conn.move_to_left(at.now));
+        }
+        self.write(at, pair, bump, false);
+    }
+
+    /// A connection's mark says this bump from now on, by choice if `explicit`.
+    fn write(&mut self, at: &mut At<'_>, pair: Pair, bump: u8, explicit: bool) {
+        let new = self.update(&pair, |conn| {
+            conn.lock.enter(bump);
+            conn.move_to_mark(bump, explicit, at.now)
+        });
         let mark = self.marks.entry(pair).or_default();
-        (mark.bump, mark.chosen) = (0, true);
-        end_drains(at, &pair);
+        (mark.bump, mark.chosen) = (bump, new.chosen);
+        locking::note_lock(self, &pair);
+        self.daemon().look_at = Some(at.now);
+        if bump == 0 {
+            end_drains(at, &pair);
+        }
     }
 
     /// When something is due.
@@ -414,9 +482,12 @@ impl Steering {
         // The connection that the others waited for may have ended.
         let serves = daemon.serving.is_none() && !daemon.waiting.is_empty();
         let serves = serves.then_some(Time::ZERO);
+        let wanted = self.wanted_rules.as_ref().map(|_| Time::ZERO);
         let looks = [
+            wanted,
             daemon.look_at,
             daemon.conns.next_lock(),
+            daemon.next_change(),
             tellings,
             save,
             serves,
@@ -449,8 +520,10 @@ impl Steering {
             locking::set_locks(self, at);
         }
         if self.daemon().look_at.is_some_and(|look| look <= now) {
+            locking::let_follow(self, now);
             locking::ask_confirmations(self, at);
         }
+        ruling::handle_timeout(self, at);
     }
 
     /// That versions in force never go back (docs/simulator.md), and that what is locked is so by both ends' word.

@@ -28,7 +28,7 @@ use crate::history::{History, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::queue::Queue;
-use crate::steering::{At, Sockets, Steering};
+use crate::steering::{At, Sockets, Steering, ruling};
 use network::{Arrival, PlainRoute};
 use preferences::Bucket;
 
@@ -616,7 +616,8 @@ impl World {
                 }
             }
             Event::Drained { bump, tuple, .. } => h.steering.on_drained(at, bump, tuple),
-            Event::PeerUp { .. } => h.steering.on_peer_up(at),
+            Event::PeerUp { restarted, .. } => ruling::on_peer_up(&mut h.steering, at, restarted),
+            Event::PeerDown { .. } => ruling::look_at_session(&mut h.steering, at),
             _ => {}
         }
         self.note_sent(host);

@@ -7,9 +7,11 @@ use dibs_core::Time;
 use dibs_core::bump::{SCRAMBLE, SEAL, SHARE};
 use dibs_core::counters::Counter;
 use dibs_netem::Conditions;
+use dibs_settings::Level;
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
+use dibs_sim::steering::ruling::{Rule, Selected};
 use dibs_sim::{History, Report, World};
 
 /// On no bump.
@@ -831,5 +833,115 @@ fn a_peer_makes_no_choice_that_cannot_be_overruled() {
         // Of the two that were chosen, and no other.
         let chosen = [Seen::SwitchedIn, Seen::SwitchedOut].map(seen);
         assert_eq!(chosen.iter().sum::<u64>(), 2, "{chosen:?}");
+    }
+}
+
+fn rule(level: Level, bump: u8) -> Rule {
+    let meant = Selected::Ports(0..=9_999);
+    Rule { bump, level, meant }
+}
+
+/// A connection that both ends can move, which speaks now and then and stays open.
+fn lingering(bytes: [u64; 2]) -> Plan {
+    Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan(bytes, Order::Both, [false; 2])
+    }
+}
+
+fn ruled(ops: Vec<(Time, Op)>) -> Report {
+    let paths = vec![path(true, clean()), path(false, clean())];
+    let setup = Setup {
+        follow: true,
+        ..setup(paths)
+    };
+    run(setup, with_rest(ops))
+}
+
+/// Rules of both hosts wanted one connection on different bumps. For a moment both had it on one of them, and one
+/// end locked it there, for good: it dropped what the other sent (seed 65000104).
+#[test]
+fn rules_that_contradict_each_other_at_the_two_ends_lock_nothing() {
+    for between in [0, 100, 2000, 5000] {
+        let ops = vec![
+            (at(1000), Op::Open(lingering([3_000_000, 3_000_000]))),
+            (at(1100), Op::Rules(0, vec![rule(Level::Usual, SEAL)])),
+            (
+                at(1100 + between),
+                Op::Rules(1, vec![rule(Level::Usual, SCRAMBLE)]),
+            ),
+        ];
+        let report = ruled(ops);
+        assert_eq!(report.delivered, 6_000_000);
+        assert!(report.coverage.get(Seen::RuleMoved) > 0);
+    }
+}
+
+/// The peer went to where a rule of its own wanted a connection, which a rule here required elsewhere; that rule went,
+/// and the lock stayed (seed 65001464).
+#[test]
+fn what_was_required_stays_locked_to_no_bump_that_the_peer_has_left() {
+    let ops = vec![
+        (at(1000), Op::Open(lingering([300_000, 300_000]))),
+        (at(1000), Op::Rules(0, vec![rule(Level::Require, SEAL)])),
+        (at(1000), Op::Rules(1, vec![rule(Level::Require, SEAL)])),
+        (at(5000), Op::Rules(0, vec![rule(Level::Usual, SCRAMBLE)])),
+        (at(6000), Op::Rules(1, vec![rule(Level::Usual, SEAL)])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 600_000);
+    assert!(report.coverage.get(Seen::Locked) > 0);
+}
+
+/// A rule that does not require its bump was made where plain had been chosen, and stood against the peer's word of
+/// that choice: with the next session one end gave it up, and the other did not (seeds 65000824, 65000953).
+#[test]
+fn a_choice_that_both_ends_know_is_not_given_up_for_a_later_rule() {
+    for (restarted, chooser) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+        let ops = vec![
+            (at(1000), Op::Open(lingering([3000, 3000]))),
+            (at(2000), Op::Choose(0, chooser, PLAIN)),
+            (at(4000), Op::Rules(1, vec![rule(Level::Usual, SEAL)])),
+            (at(6000), Op::Restart(restarted, Duration::from_millis(10))),
+            (at(9000), Op::Choose(0, 0, PLAIN)),
+        ];
+        let report = ruled(ops);
+        assert_eq!(report.delivered, 6000);
+        let [moved, given_up] = [Seen::RuleMoved, Seen::OwnRule].map(|it| report.coverage.get(it));
+        assert_eq!((moved, given_up), (0, 0));
+    }
+}
+
+/// The same of a choice for another bump, when the peer's rule refused plain (seeds 65000540, 65000695).
+#[test]
+fn who_may_not_go_back_to_plain_stays_where_it_was_chosen_to_be() {
+    let ops = vec![
+        (at(1000), Op::Open(lingering([3000, 3000]))),
+        (at(2000), Op::Choose(0, 0, SCRAMBLE)),
+        (at(4000), Op::Rules(1, vec![rule(Level::Usual, SEAL)])),
+        (at(6000), Op::Choose(0, 0, PLAIN)),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 6000);
+    let [refused, given_up] = [Seen::Refused, Seen::OwnRule].map(|it| report.coverage.get(it));
+    assert_eq!((refused, given_up), (1, 0));
+}
+
+/// The peer could not follow what a rule required, against a choice that stood; when the rule went, the kernel had the
+/// connection where that had wanted it, and the daemons said otherwise (seed 65000397).
+#[test]
+fn a_choice_is_in_force_again_once_no_rule_stands_against_it() {
+    let ops = vec![
+        (at(1000), Op::Open(lingering([3000, 3000]))),
+        (at(2000), Op::Choose(0, 0, SCRAMBLE)),
+        (at(4000), Op::Unable(1, Duration::from_secs(2))),
+        (at(4100), Op::Rules(0, vec![rule(Level::Require, SEAL)])),
+        (at(8000), Op::Rules(0, vec![])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 6000);
+    for happened in [Seen::ChoiceOverruled, Seen::Failed, Seen::ChoiceLeft] {
+        assert!(report.coverage.get(happened) > 0, "{happened:?}");
     }
 }

@@ -87,6 +87,8 @@ pub struct Following {
     choice: Option<Choice>,
     handed: Option<Handed>,
     next: Option<Step>,
+    /// It does not follow, but is not to stay locked.
+    refusal: Option<Refusal>,
     failed: bool,
 }
 
@@ -148,11 +150,34 @@ impl Wanted {
         }
         let plausible = conn.choice.check(socket, version, self.hosts);
         plausible.map_err(Refusal::Implausible)?;
-        let own = here.required.or(here.ruled.filter(|_| switch.bump == 0));
-        if let Some(own) = own.filter(|own| *own != switch.bump) {
-            return Err(Refusal::OwnRule(own));
-        }
         let (choice, handed) = (conn.choice.of(socket), conn.handed());
+        // A choice that stands here is above a rule that does not require its bump. What the peer's rules want is not:
+        // the kernel has the connection where ours do with the next packet.
+        let has_it = |choice: Choice| choice.version >= version || choice.bump == switch.bump;
+        let ruled = here.ruled.filter(|_| match switch.explicit {
+            true => switch.bump == 0 && !choice.is_some_and(has_it),
+            false => choice.is_none(),
+        });
+        let own = here.required.or(ruled).filter(|own| *own != switch.bump);
+        let following = Following {
+            pair,
+            is_new: false,
+            switch,
+            version,
+            choice,
+            handed,
+            next: Some(Step::Unlock),
+            refusal: own.map(Refusal::OwnRule),
+            failed: false,
+        };
+        if let Some(refusal) = following.refusal {
+            // The peer goes there all the same: what it sends is not to be dropped for a lock.
+            let leaves = !switch.explicit && !switch.ready && switch.bump != 0;
+            return match leaves && conn.lock.holds_back(switch.bump) {
+                true => Ok(following),
+                false => Err(refusal),
+            };
+        }
         let stands = match (switch.explicit, switch.ready) {
             (false, _) => choice,
             (true, true) => choice.filter(|choice| choice.version > version),
@@ -171,14 +196,8 @@ impl Wanted {
             conn.hand_over((bump != 0).then_some(Handed { bump, by }));
         }
         Ok(Following {
-            pair,
             is_new,
-            switch,
-            version,
-            choice,
-            handed,
-            next: Some(Step::Unlock),
-            failed: false,
+            ..following
         })
     }
 }
@@ -195,9 +214,13 @@ impl Following {
         self.failed |= !done;
         conns.update(&pair, |conn| {
             self.next = match self.next {
-                Some(Step::Unlock) => Some(Step::Drain),
+                Some(Step::Unlock) if self.refusal.is_none() => Some(Step::Drain),
                 Some(Step::Drain) if !self.switch.ready => Some(Step::Save),
-                Some(Step::Save) if done => Some(Step::Mark),
+                // For what was chosen meanwhile the kernel is told otherwise.
+                Some(Step::Save) if done => {
+                    let stands = self.switch.explicit || conn.choice.get().is_none();
+                    stands.then_some(Step::Mark)
+                }
                 Some(Step::Save | Step::Mark) if !done => {
                     self.take_back(conn).then_some(Step::Undo)
                 }
@@ -220,6 +243,9 @@ impl Following {
 
     /// What the peer is told.
     pub fn answer(&self) -> (Outcome, u64) {
+        if let Some(refusal) = self.refusal {
+            return refusal.answer();
+        }
         let outcome = match self.failed {
             true => Outcome::Failed,
             false => Outcome::Done,
@@ -312,6 +338,8 @@ mod tests {
             (chosen(0), 1, required, Refusal::OwnRule(2)),
             (ruled(1), 0, required, Refusal::OwnRule(2)),
             (ruled(0), 0, decided, Refusal::OwnRule(2)),
+            (ruled(1), 0, decided, Refusal::OwnRule(2)),
+            (chosen(0), 1, decided, Refusal::OwnRule(2)),
         ] {
             let mut conns = ConnTable::default();
             let judged = judge(&mut conns, switch, generation, here);
@@ -327,6 +355,48 @@ mod tests {
             let judged = judge(&mut ConnTable::default(), switch, 1, here);
             assert!(judged.is_ok(), "{switch:?}: {judged:?}");
         }
+    }
+
+    #[test]
+    fn a_choice_that_stands_here_is_above_a_rule_that_does_not_require_its_bump() {
+        let decided = Some(Here {
+            ruled: Some(2),
+            ..HERE
+        });
+        let mut conns = ConnTable::default();
+        let judged = judge(&mut conns, chosen(0), 3, Some(HERE));
+        assert!(judged.is_ok());
+        // It is told again; it is made again; and what the peer did not know of is no rule's.
+        for (generation, refusal) in [(3, None), (4, None), (2, Some(Refusal::Older(4)))] {
+            let judged = judge(&mut conns, chosen(0), generation, decided);
+            assert_eq!(judged.err(), refusal, "{generation}");
+        }
+        let judged = judge(&mut conns, ruled(3), 0, decided);
+        assert_eq!(judged.err(), Some(Refusal::Older(4)));
+        let judged = judge(&mut conns, chosen(1), 5, decided);
+        assert!(judged.is_ok());
+        let judged = judge(&mut conns, chosen(0), 6, decided);
+        assert_eq!(judged.err(), Some(Refusal::OwnRule(2)));
+    }
+
+    /// Both ends had it locked on 2, and the peer goes to where a rule of its own wants it.
+    #[test]
+    fn who_does_not_follow_a_rule_of_the_peer_does_not_stay_locked() {
+        let here = Some(Here {
+            required: Some(2),
+            ..HERE
+        });
+        let mut conns = ConnTable::default();
+        conns.update(&pair(), |conn| conn.lock.adopt(2));
+        for switch in [chosen(1), whether(ruled(1)), ruled(0)] {
+            let judged = judge(&mut conns, switch, 1, here);
+            assert_eq!(judged.err(), Some(Refusal::OwnRule(2)), "{switch:?}");
+        }
+        let following = judge(&mut conns, ruled(1), 0, here).expect("it is unlocked");
+        assert!(!following.is_new);
+        let followed = follow(&mut conns, following, None);
+        assert_eq!(followed, (vec![Step::Unlock], Outcome::OwnRule));
+        assert_eq!(conns.get(&pair()).handed(), None);
     }
 
     #[test]
@@ -382,6 +452,17 @@ mod tests {
             let stands = !switch.ready && fails.is_none();
             assert_eq!(conns != ConnTable::default(), stands);
         }
+    }
+
+    #[test]
+    fn what_is_chosen_while_it_falls_silent_for_a_rule_of_the_peer_keeps_its_mark() {
+        let mut conns = ConnTable::default();
+        let following = judge(&mut conns, ruled(1), 0, Some(HERE)).expect("it follows");
+        let judged = judge(&mut conns, chosen(3), 1, Some(HERE));
+        assert!(judged.is_ok());
+        let (steps, outcome) = follow(&mut conns, following, None);
+        assert_eq!(steps, [Step::Unlock, Step::Drain, Step::Save]);
+        assert_eq!(outcome, Outcome::Done);
     }
 
     #[test]

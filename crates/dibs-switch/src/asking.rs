@@ -287,7 +287,10 @@ impl Negotiation {
     /// asked to follow: the peer may have chosen otherwise meanwhile.
     pub fn handle_silent(&mut self, conns: &ConnTable, is_there: bool) -> bool {
         let choice = conns.get(&self.conn.pair).choice.of(self.conn.socket);
-        let stands = !self.explicit || choice.is_some_and(|choice| choice.bump == self.bump);
+        let stands = match self.explicit {
+            true => choice.is_some_and(|choice| choice.bump == self.bump),
+            false => choice.is_none(),
+        };
         self.left = is_there && stands;
         self.handle_look(false);
         self.left
@@ -298,7 +301,10 @@ impl Negotiation {
         let answer = self.answer();
         let conclusion = match self.explicit {
             true => conns.update(&self.conn.pair, |conn| self.conclude_with(conn)),
-            false => Conclusion::InForce,
+            false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
+                Some(_) => Conclusion::Superseded,
+                None => Conclusion::InForce,
+            },
         };
         self.phase = Phase::Concluded(answer, conclusion, None);
         conclusion
@@ -313,11 +319,20 @@ impl Negotiation {
         if !self.explicit {
             let own = own.filter(|_| self.bump == 0).map(Step::GiveIn);
             // What the peer takes no part in goes one way only, as rules allow.
-            return [own.or(Some(Step::Move)), None, None, None];
+            let step = own.or(Some(Step::Move));
+            return [
+                step.filter(|_| conclusion == Conclusion::InForce),
+                None,
+                None,
+                None,
+            ];
         }
-        // The choice that stood was made without a session, and the rule stands against it, too.
-        let gives_in =
-            |own: &u64| { self.before }.is_some_and(|before| u64::from(before.bump) != *own);
+        // The choice that stood was made without a session, and the rule stands against it, too: one that does not
+        // require its bump stands against plain alone.
+        let gives_in = |own: &u64| {
+            let stands_against = |bump| u64::from(bump) != *own && (bump == 0 || self.bump != 0);
+            { self.before }.is_some_and(|before| stands_against(before.bump))
+        };
         [
             matches!(conclusion, Conclusion::BroughtBack(_)).then_some(Step::Save),
             match conclusion {

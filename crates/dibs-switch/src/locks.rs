@@ -2,14 +2,14 @@
 //!
 //! A connection is locked once both ends said that they send it by the bump, and what they sent in plain
 //! before has had time to arrive; it is unlocked before either leaves. One end asks by a CONFIRM message about what
-//! [stays](stays_on) on its bump, [`wants_asking`](Lock::wants_asking), and
+//! [stays](crate::rules::Ruling::stays_on) on its bump, [`wants_asking`](Lock::wants_asking), and
 //! [takes the answer](Lock::handle_answer); the other [answers](answer).
 
 use std::time::Duration;
 
 use dibs_core::Time;
 
-use crate::conns::{Choice, Socket};
+use crate::conns::Socket;
 use crate::messages::{Answer, Named, Outcome};
 use crate::tracked::{Entry, Mend};
 
@@ -18,19 +18,12 @@ pub const GRACE: Duration = Duration::from_secs(1);
 /// Before a peer that is not on the bump is asked again.
 pub const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// The bump that a connection stays on that is `on` one by its mark: none if it is about to leave it, or not there
-/// yet, by its choice. A rule that requires its bump stands above that.
-pub fn stays_on(on: Option<u8>, choice: Option<Choice>, is_required: bool) -> Option<u8> {
-    let is_there = |bump| choice.is_none_or(|choice| !choice.pending && choice.bump == bump);
-    on.filter(|bump| is_required || is_there(*bump))
-}
-
 /// What this host knows of a connection that a CONFIRM names.
 #[derive(Clone, Copy, Debug)]
 pub struct Here {
     /// Its socket.
     pub socket: Socket,
-    /// The bump that it [stays on](stays_on).
+    /// The bump that it [stays on](crate::rules::Ruling::stays_on).
     pub stays_on: Option<u8>,
 }
 
@@ -196,7 +189,6 @@ impl Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conns::Chosen;
     use crate::conns::tests::pair;
     use crate::marks::SeenMark;
     use crate::messages::Unanswered;
@@ -299,19 +291,6 @@ mod tests {
         lock.release();
         assert_eq!(lock.mend(entry(1, false, false), Some(true)), None);
         assert_eq!(lock.mend(entry(0, false, false), Some(true)), None);
-    }
-
-    #[test]
-    fn what_is_about_to_leave_or_not_there_yet_does_not_stay() {
-        let mut chosen = Chosen::default();
-        assert_eq!(stays_on(None, None, false), None);
-        assert_eq!(stays_on(Some(1), None, false), Some(1));
-        let choice = chosen.propose(SOCKET, 1, 7, 0);
-        assert_eq!(stays_on(Some(1), chosen.get(), false), None);
-        assert_eq!(stays_on(Some(1), chosen.get(), true), Some(1));
-        chosen.settle(choice.version);
-        assert_eq!(stays_on(Some(1), chosen.get(), false), Some(1));
-        assert_eq!(stays_on(Some(2), chosen.get(), false), None);
     }
 
     #[test]

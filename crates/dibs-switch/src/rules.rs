@@ -124,6 +124,12 @@ where
         (had_it && self.choice().is_none() && !ruled()).then_some(fit)
     }
 
+    /// Whether its choice counts again, against which a rule stood that is `gone`: the kernel has it where that wanted it.
+    pub fn is_left_to_choice(&self, gone: &R) -> bool {
+        let stood = gone.level() == Level::Require && gone.fit(self.live) == Fit::Means;
+        stood && self.requirement().is_none() && self.choice().is_some()
+    }
+
     /// Who put it on a bump where nothing is chosen; none: a rule that holds now, which needs no note.
     pub fn hand_of(&self, bump: u8) -> Option<Hand> {
         let has = |how| {
@@ -162,6 +168,17 @@ where
             0 => self.known.handed().map_or(0, |handed| handed.bump),
             bump => bump,
         }
+    }
+
+    /// The bump that it stays on whose mark has it `on` one: none if it is about to leave it, or not there yet, by its
+    /// choice; or by a rule, which takes it elsewhere with the next packet.
+    pub fn stays_on(&self, on: Option<u8>) -> Option<u8> {
+        let meant = match (self.requirement(), self.choice()) {
+            (Some(rule), _) => Some(rule.bump()),
+            (None, Some(choice)) => Some(choice.bump).filter(|_| !choice.pending),
+            (None, None) => self.bump().or(on),
+        };
+        on.filter(|on| meant == Some(*on))
     }
 
     /// What a peer's SWITCH for it is judged by.
@@ -340,6 +357,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_about_to_leave_or_not_there_yet_does_not_stay() {
+        let none = Conn::default();
+        let mut asked = Conn::default();
+        asked.choice.propose(SOCKET, 1, 7, 0);
+        for (rules, known, on, stays) in [
+            (&[][..], &none, None, None),
+            (&[][..], &none, Some(1), Some(1)),
+            (&[][..], &asked, Some(1), None),
+            (&[][..], &chosen(1), Some(1), Some(1)),
+            (&[][..], &chosen(1), Some(2), None),
+            // The peer's rule has it there, and ours will not leave it.
+            (&[USUAL][..], &none, Some(2), None),
+            (&[USUAL][..], &chosen(3), Some(3), Some(3)),
+            (&[REQUIRED][..], &asked, Some(2), Some(2)),
+            (&[REQUIRED][..], &chosen(1), Some(1), None),
+        ] {
+            let ruling = beside(rules, known);
+            assert_eq!(ruling.stays_on(on), stays, "{ruling:?} {on:?}");
+        }
+    }
+
+    #[test]
     fn what_only_the_kernel_can_tell_decides_where_it_did() {
         let (none, there) = (Conn::default(), handed(4, Hand::Rule));
         assert_eq!(beside(&[KERNELS], &none).moves_to(), None);
@@ -365,6 +404,24 @@ mod tests {
         ] {
             let ruling = beside(rules, known);
             assert_eq!(ruling.freed_of(&gone), freed, "{ruling:?} {gone:?}");
+        }
+    }
+
+    #[test]
+    fn a_choice_counts_again_once_no_rule_stands_against_it() {
+        for (rules, known, gone, counts) in [
+            (&[USUAL][..], chosen(1), REQUIRED, true),
+            (&[REQUIRED][..], chosen(1), REQUIRED, false),
+            (&[][..], chosen(1), USUAL, false),
+            (&[][..], chosen(1), OF_OTHERS, false),
+            (&[][..], Conn::default(), REQUIRED, false),
+        ] {
+            let ruling = beside(rules, &known);
+            assert_eq!(
+                ruling.is_left_to_choice(&gone),
+                counts,
+                "{ruling:?} {gone:?}"
+            );
         }
     }
 

@@ -227,12 +227,10 @@ pub(super) async fn rule_del(daemon: &Daemon, caller: Caller, id: RuleId) -> any
     daemon.state.borrow_mut().rules.remove(id);
     daemon.save()?;
     reconcile::steer(daemon).await?;
-    let freed = if rule.holds {
-        following::freed(daemon, &rule, &lives)
-    } else {
-        Vec::new()
+    let freed = match rule.holds {
+        true => following::let_go(daemon, &rule, &lives).await,
+        false => 0,
     };
-    following::follow_rules(daemon, &freed, 0).await;
     // The others another rule takes, perhaps to another bump.
     let meant = lives.iter().filter(|live| rule.means(live));
     let meant: Vec<Live> = meant.copied().collect();
@@ -243,7 +241,7 @@ pub(super) async fn rule_del(daemon: &Daemon, caller: Caller, id: RuleId) -> any
     daemon.events.tell_of(
         Audience::of_rule(&rule),
         "rule_deleted",
-        format!("rule {id} is gone, {} connection(s) with it", freed.len()),
+        format!("rule {id} is gone, {freed} connection(s) with it"),
         &[("rule", id.to_string())],
     );
     Ok(())

@@ -1,12 +1,12 @@
 //! What the peer asks for, a driver of [`dibs_switch::answering`], and how a connection falls silent.
 
-use dibs_switch::answering::{Following, Here, Refusal, Step, Wanted};
+use dibs_switch::answering::{Following, Refusal, Step, Wanted};
 use dibs_switch::conns::{Pair, Version};
-use dibs_switch::messages::{Body, Message, Named, Switch};
+use dibs_switch::messages::{Body, Message, Named, Switch, Unanswered};
 use dibs_switch::plausible::Hosts;
 use dibs_wire::Tuple;
 
-use super::{At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, locking, tuple};
+use super::{At, CARRIED, LOOK_EVERY, Steering, Waiter, end_drains, locking, ruling, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
@@ -17,6 +17,13 @@ impl Steering {
         };
         match message.body {
             Body::Answer(outcomes) => {
+                let want = outcomes
+                    .first()
+                    .map_or(Err(Unanswered::Silent), |it| Ok(*it));
+                if ruling::handle_answer(self, at, message.request, want) {
+                    ruling::take_turns(self, at);
+                    return true;
+                }
                 let ask = self.daemon().asks.remove(&message.request);
                 if let Some((ask, outcome)) = ask.zip(outcomes.first()) {
                     self.handle_answer(at, ask, Ok(*outcome));
@@ -29,6 +36,7 @@ impl Steering {
                 self.serve(at);
             }
         }
+        ruling::take_turns(self, at);
         true
     }
 
@@ -47,7 +55,13 @@ impl Steering {
                     let answer = locking::on_confirm(self, at, bump, &conns);
                     self.post(at, request, answer);
                 }
-                Body::Want { .. } | Body::Answer(_) => {}
+                Body::Want {
+                    sequence, bumps, ..
+                } => {
+                    let outcome = ruling::on_want(self, at.now, sequence, bumps);
+                    self.post(at, request, Body::Answer(vec![(outcome, 0)]));
+                }
+                Body::Answer(_) => unreachable!("answers are taken before"),
             }
         }
     }
@@ -59,12 +73,9 @@ impl Steering {
         (named, version): (Named, Version),
     ) {
         let pair = named.pair.reversed();
-        let here = at.socket(&pair).map(|socket| Here {
-            socket,
-            bound: false,
-            required: self.requires(&pair),
-            ruled: None,
-        });
+        let daemon = self.daemon();
+        let here = at.socket(&pair);
+        let here = here.map(|socket| daemon.ruling(&pair, socket).here(false));
         let hosts = Hosts {
             own: self.host,
             peer: self.peer,
@@ -109,10 +120,18 @@ impl Steering {
                 }
                 Step::Drain => self.seen.note(Seen::SwitchedIn),
                 Step::Save => done = self.save(at.now),
-                Step::Mark => self.mark_choice(at, pair),
+                Step::Mark if switch.explicit => self.mark_choice(at, pair),
+                Step::Mark => {
+                    self.seen.note(Seen::RuleFollowed);
+                    self.move_to(at, pair, switch.bump);
+                    if switch.bump != 0 {
+                        at.node.solicit(switch.bump, tuple(&pair));
+                    }
+                }
                 Step::Undo => {
                     self.seen.note(Seen::Failed);
                     self.save(at.now);
+                    self.put_back(at, pair, self.mark(&pair).bump);
                     self.highest.remove(&pair);
                     self.mark_choice(at, pair);
                     end_drains(at, &pair);
@@ -164,5 +183,6 @@ impl Steering {
             }
         }
         self.serve(at);
+        ruling::take_turns(self, at);
     }
 }

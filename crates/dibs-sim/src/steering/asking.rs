@@ -2,25 +2,26 @@
 
 use dibs_switch::asking::{Conclusion, Negotiation, Step};
 use dibs_switch::conns::{Meant, Pair, Socket, Version};
+use dibs_switch::marks::{Hand, Handed};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Message, Named, Switch, Unanswered};
 use dibs_switch::naming::{Next, Query};
 
-use super::{About, Ask, At, Mark, SENDS_WITHIN, Steering, Waiter, end_drains, locking, tuple};
+use super::{About, Ask, At, SENDS_WITHIN, Steering, Waiter, end_drains, locking, tuple};
 use crate::coverage::Seen;
 
 impl Steering {
-    /// A user here moves a connection to a bump, or to plain.
-    pub fn choose(&mut self, at: &mut At<'_>, pair: Pair, socket: Socket, bump: u8) {
-        if self
-            .requires(&pair)
-            .is_some_and(|required| required != bump)
-        {
+    /// Moves a connection to a bump, or to plain, as a user here chose.
+    pub(super) fn choose(&mut self, at: &mut At<'_>, conn: Meant, bump: u8) {
+        let Meant { pair, socket } = conn;
+        let (host, mark) = (self.host, self.mark(&pair));
+        let daemon = self.daemon();
+        let ruling = daemon.ruling(&pair, socket);
+        if ruling.requirement().is_some_and(|rule| rule.bump != bump) {
             return self.seen.note(Seen::RequiredKept);
         }
-        let (host, origin) = (self.host, self.mark(&pair).bump);
-        let conn = Meant { pair, socket };
-        let conns = &mut self.daemon().conns;
-        let Some(negotiation) = Negotiation::choose(conns, conn, bump, origin, host) else {
+        let origin = ruling.stands_on(mark.bump);
+        let Some(negotiation) = Negotiation::choose(&mut daemon.conns, conn, bump, origin, host)
+        else {
             return self.seen.note(Seen::BusyRefused);
         };
         if !self.save(at.now) {
@@ -86,25 +87,25 @@ impl Steering {
                     let is_there = at.is_there(&negotiation.conn());
                     if negotiation.handle_silent(&self.daemon().conns, is_there) {
                         self.seen.note(Seen::LeftFirst);
-                        self.leave(at, pair);
+                        match negotiation.switch(false).explicit {
+                            true => self.write(at, pair, bump, true),
+                            false => self.move_to(at, pair, bump),
+                        }
                     } else {
                         end_drains(at, &pair);
                     }
                 }
                 Step::Conclude => self.conclude(at, &mut negotiation),
-                Step::PutBack(bump) => {
-                    let mark = self.marks.entry(pair).or_default();
-                    (mark.bump, mark.chosen) = (bump, false);
-                }
+                Step::PutBack(bump) => self.put_back(at, pair, bump),
                 Step::Mark => {
                     self.mark_choice(at, pair);
                     negotiation.handle_marked(&mut self.daemon().conns, at.now);
                 }
-                Step::GiveIn(own) => {
-                    let choice = negotiation.stood().expect("rules move nothing here");
-                    self.give_in(at, pair, choice, own);
-                }
-                Step::Move => unreachable!("rules move nothing here"),
+                Step::GiveIn(own) => match negotiation.stood() {
+                    Some(version) => self.give_in(at, pair, version, own),
+                    None => self.follow_peer(at, pair, own),
+                },
+                Step::Move => self.move_to(at, pair, bump),
                 Step::Done => return,
             }
             if negotiation.next() == step {
@@ -204,7 +205,7 @@ impl Steering {
                 }
             }
             About::Confirm(bump) => {
-                let stays_on = locking::stays_on(self, &conn.pair);
+                let stays_on = locking::stays_on(self, &conn.pair, conn.socket);
                 self.update(&conn.pair, |conn| {
                     conn.lock.handle_answer(bump, answer, stays_on, at.now)
                 });
@@ -231,18 +232,26 @@ impl Steering {
         }
         self.seen.note(Seen::OwnRule);
         self.highest.remove(&pair);
-        let mark = Mark {
-            bump: own as u8,
-            ..Mark::default()
-        };
-        self.marks.insert(pair, mark);
-        locking::note_lock(self, &pair);
-        end_drains(at, &pair);
         self.save(at.now);
+        self.follow_peer(at, pair, own);
     }
 
-    /// A new session with the peer: all that concerns it is told.
-    pub fn on_peer_up(&mut self, at: &mut At<'_>) {
+    /// A rule of the peer wants a connection on its bump.
+    fn follow_peer(&mut self, at: &mut At<'_>, pair: Pair, own: u64) {
+        let (bump, by) = (own as u8, Hand::Peer);
+        self.update(&pair, |conn| conn.hand_over(Some(Handed { bump, by })));
+        self.write(at, pair, bump, false);
+    }
+
+    /// Puts a connection where it was, by no choice, unless one has been made for it meanwhile.
+    pub(super) fn put_back(&mut self, at: &mut At<'_>, pair: Pair, bump: u8) {
+        if self.choice(&pair).is_none() {
+            self.write(at, pair, bump, false);
+        }
+    }
+
+    /// The peer, whose session is new, is told what was chosen.
+    pub(super) fn tell_all(&mut self, at: &mut At<'_>) {
         let conns = &mut self.daemon().conns;
         conns.tell_all(at.now, |_| true);
         if conns.next_telling().is_some() {

@@ -1,6 +1,7 @@
 //! LOCKED in the kernel, by [`dibs_switch::locks`].
 
-use dibs_switch::conns::{Meant, Pair};
+use dibs_core::Time;
+use dibs_switch::conns::{Meant, Pair, Socket};
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Body, Named, Outcome};
 use dibs_switch::naming::Query;
@@ -10,20 +11,41 @@ use super::{About, Ask, At, LOOK_EVERY, Mark, Steering, tuple};
 use crate::coverage::Seen;
 
 /// The bump that a connection is on, and is to be on.
-pub(super) fn stays_on(steering: &Steering, pair: &Pair) -> Option<u8> {
+pub(super) fn stays_on(steering: &mut Steering, pair: &Pair, socket: Socket) -> Option<u8> {
     let on = Some(steering.mark(pair).bump).filter(|bump| *bump != 0);
-    let is_required = steering.requires(pair).is_some();
-    locks::stays_on(on, steering.choice(pair), is_required)
+    steering.daemon().ruling(pair, socket).stays_on(on)
 }
 
-/// Asks the peer about connections that are not locked yet; again from time to time. Only about chosen ones: the
-/// daemon puts marks of others back as well when they are lost (`daemon/src/tracking.rs`), which is not modelled, and
-/// locked they would wait for them.
+/// Lets connections that left their bumps a while ago follow again.
+pub(super) fn let_follow(steering: &mut Steering, now: Time) {
+    let conns = &steering.daemon().conns;
+    let left = conns.iter().filter(|(_, conn)| conn.may_follow(now));
+    for pair in left.map(|(pair, _)| *pair).collect::<Vec<_>>() {
+        let chosen = steering.update(&pair, |conn| {
+            conn.take_left();
+            conn.choice.get().is_some()
+        });
+        if !chosen {
+            steering.update(&pair, |conn| conn.note_mark(0, false, now));
+            steering.marks.entry(pair).or_default().chosen = false;
+        }
+    }
+}
+
+/// Asks the peer about connections that are not locked yet; again from time to time. Only about those that are chosen
+/// or ruled here: the daemon puts marks of others back as well when they are lost (`daemon/src/tracking.rs`), which is
+/// not modelled, and locked they would wait for them.
 pub(super) fn ask_confirmations(steering: &mut Steering, at: &mut At<'_>) {
-    let chosen: Vec<_> = steering.daemon().conns.choices().collect();
     steering.daemon().look_at = None;
-    for (pair, choice) in chosen {
-        let Some(bump) = stays_on(steering, &pair) else {
+    for Meant { pair, socket } in at.lives() {
+        let daemon = steering.daemon();
+        let conn = daemon.conns.get(&pair);
+        let ruled = daemon.ruling(&pair, socket).deciding().is_some();
+        let is_known = ruled || conn.choice.get().is_some();
+        if conn.has_left() {
+            daemon.look_at = Some(at.now + LOOK_EVERY);
+        }
+        let Some(bump) = stays_on(steering, &pair, socket).filter(|_| is_known) else {
             continue;
         };
         let daemon = steering.daemon();
@@ -37,7 +59,6 @@ pub(super) fn ask_confirmations(steering: &mut Steering, at: &mut At<'_>) {
         let waits = daemon.asks.values().any(asks);
         let wants = !waits && daemon.conns.get(&pair).lock.wants_asking(bump, at.now);
         if wants && at.kernel.speaks(&tuple(&pair)) {
-            let socket = choice.socket;
             let query = Query::new(Meant { pair, socket });
             steering.ask(at, query, About::Confirm(bump));
         }
@@ -48,9 +69,11 @@ pub(super) fn ask_confirmations(steering: &mut Steering, at: &mut At<'_>) {
 pub(super) fn on_confirm(steering: &mut Steering, at: &At<'_>, bump: u8, conns: &[Named]) -> Body {
     let answer = |named: &Named| {
         let pair = named.pair.reversed();
-        let here = at.socket(&pair).map(|socket| Here {
+        // Before the first packet there is only who listens.
+        let speaks = at.kernel.speaks(&tuple(&pair));
+        let here = at.socket(&pair).filter(|_| speaks).map(|socket| Here {
             socket,
-            stays_on: stays_on(steering, &pair),
+            stays_on: stays_on(steering, &pair, socket),
         });
         let answer = locks::answer(bump, named, here);
         if answer.0 == Outcome::Done {

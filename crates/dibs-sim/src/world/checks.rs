@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
-use dibs_switch::conns::Choice;
+use dibs_switch::conns::{Choice, Pair};
 
 use super::World;
+use crate::conn::Conn;
 use crate::coverage::Seen;
 use crate::history::name;
-use crate::steering::Mark;
+use crate::steering::{Mark, Steering};
 
 /// So long may be held what came behind a gap.
 const HELD: Duration = Duration::from_secs(90);
@@ -63,8 +64,8 @@ pub(super) fn check_agreement(world: &World) -> Result<(), String> {
     let [a, b] = &world.hosts;
     for conn in world.conns.iter().filter(|c| c.lingers) {
         // A rule that requires the bump stands above choices.
-        let ruled = conn.plan.require != [0; 2];
-        if ruled || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
+        let planned = conn.plan.require != [0; 2];
+        if planned || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
             continue;
         }
         let at = |host: usize| {
@@ -72,6 +73,13 @@ pub(super) fn check_agreement(world: &World) -> Result<(), String> {
             (h.steering.choice(pair), h.steering.mark(pair))
         };
         let ends = [at(0), at(1)];
+        let [(_, here), (_, there)] = ends;
+        if (here.locked || there.locked) && here.bump != there.bump {
+            return Err(format!("{:?} is locked to one end: {ends:?}", conn.ports));
+        }
+        if check_ruled(world, conn, ends)? {
+            continue;
+        }
         let said = |(choice, _): (Option<Choice>, Mark)| choice.map(|c| (c.bump, c.version));
         if said(ends[0]) != said(ends[1]) {
             return Err(format!("no agreement on {:?}: {ends:?}", conn.ports));
@@ -101,6 +109,42 @@ pub(super) fn check_agreement(world: &World) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// That a connection is where rules have it, if they decide: whether they do.
+fn check_ruled(
+    world: &World,
+    conn: &Conn,
+    ends: [(Option<Choice>, Mark); 2],
+) -> Result<bool, String> {
+    let of = |what: fn(&Steering, &Pair) -> Option<u8>| {
+        [0, 1].map(|host: usize| what(&world.hosts[host].steering, &conn.pairs[host]))
+    };
+    let required = of(Steering::requires).into_iter().flatten().next();
+    let chosen = ends.iter().any(|(choice, _)| choice.is_some());
+    let wanted = match (required, of(Steering::ruled)) {
+        (Some(bump), _) | (None, [Some(bump), None] | [None, Some(bump)]) => [bump; 2],
+        (None, [Some(first), Some(second)]) => [first, second],
+        (None, [None, None]) => return Ok(false),
+    };
+    if required.is_none() && chosen {
+        return Ok(false);
+    }
+    let first = wanted[0];
+    let locked = wanted == [first; 2];
+    for (host, (choice, mark)) in ends.into_iter().enumerate() {
+        // Of two rules that contradict each other each takes its host's packets as they are sent.
+        let is_there = wanted[0] != wanted[1] || mark.bump == wanted[host];
+        let overrules = choice.is_some_and(|choice| choice.bump != first);
+        if !is_there || mark.locked != locked || overrules {
+            return Err(format!(
+                "rules want {:?} on {wanted:?}, but at {} are {choice:?} {mark:?}",
+                conn.ports,
+                name(host)
+            ));
+        }
+    }
+    Ok(true)
 }
 
 /// Puts together what happened.

@@ -21,6 +21,7 @@ use crate::history::{Setup, name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
+use crate::steering::ruling;
 
 /// Plain packets that somebody on the ordinary route remembers.
 const PLAIN_SEEN: usize = 64;
@@ -250,7 +251,7 @@ impl World {
                 self.last.insert(pair, packet.clone());
             }
             let required = self.required(host, &pair);
-            match self.hosts[host].steering.way(&pair) {
+            match ruling::way(&mut self.hosts[host].steering, &pair) {
                 Way::Bump(bump) if required == 0 || required == bump => {
                     bumped.entry(bump).or_default().push(packet);
                 }

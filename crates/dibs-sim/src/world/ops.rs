@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use dibs_netem::Conditions;
+use dibs_switch::conns::Meant;
 use etherparse::{PacketBuilder, TcpHeader};
 
 use super::{World, addresses, attacks};
@@ -11,7 +12,7 @@ use crate::coverage::Seen;
 use crate::history::{Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
-use crate::steering::{At, Sockets};
+use crate::steering::{At, Sockets, ruling};
 
 impl World {
     #[expect(clippy::too_many_lines, reason = "a table of operations")]
@@ -171,6 +172,7 @@ impl World {
                 self.tun(*host, *bump, &offload::plain_frame(&packet));
             }
             Op::Attack(host, count) => attacks::attack(self, *host, *count)?,
+            Op::Rules(host, rules) => self.hosts[*host].steering.wanted_rules = Some(rules.clone()),
             Op::Wish(host, wish) => self.hosts[*host].wish(now, wish),
             Op::Control(host, len) => {
                 let mut message = vec![0; *len];
@@ -231,11 +233,11 @@ impl World {
         let Some(node) = h.node.as_mut().filter(|_| awake) else {
             return false;
         };
-        let pair = conn.pairs[host];
+        let (pair, socket) = (conn.pairs[host], conn.socket(host));
         let kernel = &h.kernel;
         let sockets = Sockets(&self.conns, &self.by_pair[host], host);
         let at = &mut At::new(now, node, kernel, sockets);
-        h.steering.choose(at, pair, conn.socket(host), bump);
+        ruling::choose(&mut h.steering, at, Meant { pair, socket }, bump);
         self.coverage.note(match bump {
             0 => Seen::ChosenOut,
             _ => Seen::ChosenIn,

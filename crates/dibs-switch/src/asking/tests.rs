@@ -130,7 +130,8 @@ fn who_falls_silent_stays_if_another_choice_has_come() {
     }
     let (mut gone, version) = (asked, asked.version());
     assert!(!gone.handle_silent(&conns, false), "it is over");
-    assert!(ruled.handle_silent(&conns, true), "it is no choice");
+    let unchosen = ruled.handle_silent(&ConnTable::default(), true);
+    assert!(unchosen && !ruled.handle_silent(&conns, true));
     let host = HOST + 1;
     let theirs = Version { host, ..version };
     accept(&mut conns, 3, theirs);
@@ -209,11 +210,12 @@ fn a_rule_of_the_peer_stands_against_what_stood_before_too() {
     assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
     asked.conclude(&mut conns);
     assert_eq!(rest(asked), [Step::Mark], "nothing stood");
-    for (bump, gives_in) in [(3, true), (2, false)] {
+    // One that does not require its bump stands against plain alone.
+    for (bump, next, gives_in) in [(0, 0, true), (3, 1, true), (3, 0, false), (2, 0, false)] {
         let mut first = ask(&mut conns, bump);
         assert_eq!(first.handle_answer(&mut conns, DONE), Ok(()));
         first.conclude(&mut conns);
-        let mut asked = ask(&mut conns, 0);
+        let mut asked = ask(&mut conns, next);
         assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
         asked.conclude(&mut conns);
         assert_eq!(asked.stood(), Some(first.version()));
@@ -310,6 +312,20 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
         ruled.conclude(&mut conns);
         assert_eq!((rest(ruled), conns), (vec![step], ConnTable::default()));
     }
+    // What was chosen meanwhile is above it.
+    let mut conns = named();
+    let mut ruled = Negotiation::by_rule(conn(), 3, HOST);
+    begin(&mut ruled, false);
+    let host = HOST + 1;
+    accept(
+        &mut conns,
+        0,
+        Version {
+            generation: 1,
+            host,
+        },
+    );
+    assert_eq!(conclude(&mut conns, ruled, DONE), Conclusion::Superseded);
     let mut unasked = Negotiation::by_rule(conn(), 3, HOST);
     unasked.handle_unasked();
     assert_eq!(unasked.next(), Step::Conclude);
