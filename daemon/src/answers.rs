@@ -5,6 +5,7 @@
 use std::collections::{HashMap, HashSet};
 
 use dibs_policy::sockets::TcpCounts;
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Pair, Socket};
 
 use crate::live::Live;
@@ -15,7 +16,7 @@ const ATTEMPTS: u8 = 3;
 /// What a user's connection had sent and received when it came to a device.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
-    bump: u8,
+    bump: BumpId,
     socket: Socket,
     /// Acknowledged or not.
     sent: u64,
@@ -35,7 +36,7 @@ pub(crate) struct Answers {
     /// The connections of the last `enable` for each bump, as far as they live.
     arrived: HashMap<Pair, Arrived>,
     /// Bumps that the last connections were taken back from, for nothing came back.
-    silent: HashSet<u8>,
+    silent: HashSet<BumpId>,
 }
 
 /// What came of waiting for an answer by a device.
@@ -53,7 +54,7 @@ impl Answers {
     /// Notes what these connections had sent when they came to `bump`, if they are the last that did.
     pub(crate) fn note_arrived(
         &mut self,
-        bump: u8,
+        bump: BumpId,
         meant: &HashMap<Pair, Socket>,
         counts: &HashMap<Pair, TcpCounts>,
     ) {
@@ -80,7 +81,7 @@ impl Answers {
     }
 
     /// Notes what came of waiting for an answer by the device of `bump`.
-    pub(crate) fn note_heard(&mut self, bump: u8, heard: Heard) {
+    pub(crate) fn note_heard(&mut self, bump: BumpId, heard: Heard) {
         match heard {
             Heard::Nothing => self.silent.insert(bump),
             Heard::Something | Heard::Unasked => self.silent.remove(&bump),
@@ -91,7 +92,7 @@ impl Answers {
     /// nobody knows.
     pub(crate) fn of<'a>(
         &self,
-        bump: u8,
+        bump: BumpId,
         lives: impl Iterator<Item = &'a Live> + Clone,
     ) -> Option<bool> {
         let silent = |live: &Live| {

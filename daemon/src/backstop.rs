@@ -4,7 +4,6 @@ use dibs_config::Level;
 use dibs_control::{BackstopInfo, BackstopState, RuleOrigin};
 use dibs_policy::conntrack::Connection;
 use dibs_policy::{Backstop, Desired, Ends, Error, Known, Place, Standing, Strength};
-use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use nix::libc;
 
@@ -36,9 +35,9 @@ impl State {
         let mut known = Known::default();
         for (pair, conn) in self.conns.iter() {
             let chosen = conn.choice.get().filter(|choice| !choice.pending);
-            match chosen.map(|choice| choice.bump).or(conn.followed()) {
-                Some(0) => known.plain.insert(policy_ends(pair)),
+            match chosen.map_or(conn.followed(), |choice| choice.bump) {
                 Some(_) => known.bumped.insert(policy_ends(pair)),
+                None if chosen.is_some() => known.plain.insert(policy_ends(pair)),
                 None => false,
             };
         }
@@ -169,7 +168,7 @@ pub(crate) async fn note_followed(daemon: &Daemon, entry: &Connection) {
         return;
     };
     let mut backstop = daemon.kernel.backstop().await;
-    let bump = marks(&daemon.config).bump_of(entry.mark).map(BumpId::get);
+    let bump = marks(&daemon.config).bump_of(entry.mark);
     let (was, chosen) = daemon.update(&pair, |conn| {
         (conn.handle_followed(bump), conn.choice.get().is_some())
     });

@@ -11,9 +11,9 @@ use dibs_switch::messages::{Body, Outcome};
 pub(crate) const FIRST_DEVICE: u8 = 8;
 
 /// A number that no bump has.
-pub(crate) const NOBODYS: u8 = MAX_NUMBER + 1;
+pub(crate) const NOBODYS: BumpId = BumpId::new(MAX_NUMBER + 1).expect("there are few of ours");
 
-const _: () = assert!(NOBODYS < FIRST_DEVICE);
+const _: () = assert!(NOBODYS.get() < FIRST_DEVICE);
 
 /// A bump that connections can be put on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,13 +35,13 @@ pub fn carried(config: &Config) -> Vec<Carried> {
     let mut devices = FIRST_DEVICE..;
     let bumps = config.bumps.iter().map(|bump| {
         let built_in = bump.built_in();
-        let number = match built_in {
-            Some(bump) => of_core(bump).number,
-            None => devices.next().expect("there are few devices"),
+        let id = match built_in {
+            Some(bump) => Some(of_core(bump).number),
+            None => devices.next().and_then(BumpId::new),
         };
         let carried = Carried {
             name: bump.name.clone(),
-            id: BumpId::new(number).expect("the configuration bounds the devices"),
+            id: id.expect("the configuration bounds the devices"),
             device: bump.device().map(str::to_owned),
             shares: built_in.and_then(BuiltIn::shares),
             warning: built_in.and_then(BuiltIn::warning),
@@ -75,33 +75,40 @@ fn of_core(bump: BuiltIn) -> Bump {
 /// number that the bump of its name has here.
 pub(crate) fn translation<'a>(
     bumps: &[Carried],
-    devices: impl IntoIterator<Item = (u8, &'a str)>,
-) -> BTreeMap<u8, u8> {
+    devices: impl IntoIterator<Item = (BumpId, &'a str)>,
+) -> BTreeMap<BumpId, BumpId> {
     let own = |name: &str| {
         let mut devices = bumps.iter().filter(|bump| bump.device.is_some());
-        Some(devices.find(|bump| bump.name == name)?.id.get())
+        Some(devices.find(|bump| bump.name == name)?.id)
     };
     let known = devices
         .into_iter()
-        .filter(|(number, _)| *number >= FIRST_DEVICE);
+        .filter(|(number, _)| number.get() >= FIRST_DEVICE);
     known
         .filter_map(|(number, name)| Some((number, own(name)?)))
         .collect()
 }
 
 /// Our number of a bump that has this one elsewhere; [`NOBODYS`] if it has none here.
-pub(crate) fn translated(devices: &BTreeMap<u8, u8>, number: u8) -> u8 {
-    match number {
+pub(crate) fn translated(devices: &BTreeMap<BumpId, BumpId>, number: BumpId) -> BumpId {
+    match number.get() {
         FIRST_DEVICE.. => devices.get(&number).copied().unwrap_or(NOBODYS),
-        own => own,
+        _ => number,
     }
 }
 
 /// The same of many, bit n for number n.
-pub(crate) fn translated_mask(devices: &BTreeMap<u8, u8>, bumps: u16) -> u16 {
-    let named = (1..16).filter(|number| bumps & 1 << number != 0);
-    let ours = named.map(|number| translated(devices, number));
-    ours.fold(0, |all, number| all | 1 << number)
+pub(crate) fn translated_mask(devices: &BTreeMap<BumpId, BumpId>, bumps: u16) -> u16 {
+    mask(of_mask(bumps).map(|number| translated(devices, number)))
+}
+
+/// The bumps of which this has bits, bit n for number n.
+pub(crate) fn of_mask(bumps: u16) -> impl Iterator<Item = BumpId> {
+    BumpId::all().filter(move |bump| bumps & 1 << bump.get() != 0)
+}
+
+fn mask(bumps: impl Iterator<Item = BumpId>) -> u16 {
+    bumps.fold(0, |all, bump| all | 1 << bump.get())
 }
 
 /// The bumps that this daemon carries. They do not change while it runs.
@@ -118,52 +125,58 @@ impl Bumps {
         &self.0
     }
 
-    /// The one of this number.
-    pub(crate) fn get(&self, number: u8) -> Option<&Carried> {
-        self.0.iter().find(|bump| bump.id.get() == number)
+    /// The one of this number, if it is carried.
+    pub(crate) fn get(&self, on: impl Into<Option<BumpId>>) -> Option<&Carried> {
+        let id = on.into()?;
+        self.0.iter().find(|bump| bump.id == id)
     }
 
     /// Their numbers, bit n for number n.
     pub(crate) fn mask(&self) -> u16 {
-        let numbers = self.0.iter().map(|bump| bump.id.get());
-        numbers.fold(0, |all, number| all | 1 << number)
+        mask(self.0.iter().map(|bump| bump.id))
     }
 
-    /// The name of a bump by its number; 0 is "plain".
-    pub(crate) fn name_of(&self, number: u8) -> &str {
-        match self.get(number) {
-            Some(bump) => &bump.name,
-            None if number == 0 => "plain",
-            None => "unknown",
-        }
+    /// The name of a bump, or of none: "plain".
+    pub(crate) fn name_of(&self, on: impl Into<Option<BumpId>>) -> &str {
+        let Some(id) = on.into() else {
+            return "plain";
+        };
+        self.get(id).map_or("unknown", |bump| &bump.name)
     }
 
     /// The device of a bump that is another program's.
-    pub(crate) fn device_of(&self, number: u8) -> Option<&str> {
-        self.get(number)?.device.as_deref()
+    pub(crate) fn device_of(&self, on: impl Into<Option<BumpId>>) -> Option<&str> {
+        self.get(on)?.device.as_deref()
     }
 
-    /// Whether what is on this bump (0: plain) goes by the kernel alone, and not by the data path.
-    pub(crate) fn is_outside(&self, number: u8) -> bool {
-        number == 0 || self.device_of(number).is_some()
+    /// This bump, if what is on it goes by the data path, and not by the kernel alone.
+    pub(crate) fn inside(&self, on: impl Into<Option<BumpId>>) -> Option<BumpId> {
+        on.into().filter(|id| self.device_of(*id).is_none())
+    }
+
+    /// Whether what is on this bump, or on none, goes by the kernel alone, and not by the data path.
+    pub(crate) fn is_outside(&self, on: impl Into<Option<BumpId>>) -> bool {
+        self.inside(on).is_none()
     }
 
     /// Of a bump that the node carries, how it splits, if it does; none if the node does not carry it.
-    pub(crate) fn split_of(&self, number: u8) -> Option<Option<(u8, u8)>> {
-        let bump = self.get(number).filter(|bump| bump.device.is_none())?;
+    pub(crate) fn split_of(&self, id: BumpId) -> Option<Option<(u8, u8)>> {
+        let bump = self.get(id).filter(|bump| bump.device.is_none())?;
         Some(bump.shares)
     }
 
     /// The bumps that are devices, by number.
-    pub(crate) fn device_names(&self) -> BTreeMap<u8, String> {
+    pub(crate) fn device_names(&self) -> BTreeMap<BumpId, String> {
         let devices = self.0.iter().filter(|bump| bump.device.is_some());
-        devices
-            .map(|bump| (bump.id.get(), bump.name.clone()))
-            .collect()
+        devices.map(|bump| (bump.id, bump.name.clone())).collect()
     }
 
     /// What a peer's daemon says, in our numbers of the bumps; `devices` has what is known of its numbers.
-    pub(crate) fn in_our_numbers(&self, devices: &mut BTreeMap<u8, u8>, body: Body) -> Body {
+    pub(crate) fn in_our_numbers(
+        &self,
+        devices: &mut BTreeMap<BumpId, BumpId>,
+        body: Body,
+    ) -> Body {
         match body {
             Body::Want {
                 sequence,
@@ -179,7 +192,7 @@ impl Bumps {
                 }
             }
             Body::Switch { mut switch, conns } => {
-                switch.bump = translated(devices, switch.bump);
+                switch.bump = switch.bump.map(|bump| translated(devices, bump));
                 Body::Switch { switch, conns }
             }
             Body::Confirm { bump, conns } => Body::Confirm {
@@ -187,8 +200,11 @@ impl Bumps {
                 conns,
             },
             Body::Answer(outcomes) => {
-                let ours = |(outcome, value)| match (outcome, u8::try_from(value)) {
-                    (Outcome::OwnRule, Ok(bump)) => (outcome, translated(devices, bump).into()),
+                let number = |value| BumpId::new(u8::try_from(value).ok()?);
+                let ours = |(outcome, value)| match (outcome, number(value)) {
+                    (Outcome::OwnRule, Some(bump)) => {
+                        (outcome, translated(devices, bump).get().into())
+                    }
                     _ => (outcome, value),
                 };
                 Body::Answer(outcomes.into_iter().map(ours).collect())
@@ -233,11 +249,14 @@ mod tests {
             assert!(numbers.contains(&known), "{numbers:?}");
         }
         // Another host, or this one before, has them in another order, and one that is not here.
+        let id = |number| BumpId::new(number).expect("a number of a bump");
         let elsewhere = [(8, "b6"), (9, "other"), (10, "seal"), (3, "b1"), (14, "b0")];
-        let devices = translation(&bumps, elsewhere);
-        assert_eq!(devices, [(8, 14), (14, 8)].into());
-        let ours = [0, 1, 3, 8, 9, 10, 14, 15].map(|number| translated(&devices, number));
-        assert_eq!(ours, [0, 1, 3, 14, NOBODYS, NOBODYS, 8, NOBODYS]);
+        let devices = translation(&bumps, elsewhere.map(|(number, name)| (id(number), name)));
+        assert_eq!(devices, [(id(8), id(14)), (id(14), id(8))].into());
+        let ours = [1, 3, 8, 9, 10, 13, 14].map(|number| translated(&devices, id(number)));
+        let known = [1, 3, 14].map(id);
+        assert_eq!(ours[..3], known);
+        assert_eq!(ours[3..], [NOBODYS, NOBODYS, NOBODYS, id(8)]);
     }
 
     #[test]
@@ -247,11 +266,7 @@ mod tests {
             let all = BuiltIn::usual(paths).map(of_core);
             let numbers = BTreeSet::from_iter(all.iter().map(|bump| bump.number));
             assert_eq!(numbers.len(), all.len(), "each has a number of its own");
-            assert!(
-                numbers
-                    .iter()
-                    .all(|number| (1..=MAX_NUMBER).contains(number))
-            );
+            assert!(numbers.iter().all(|number| number.get() <= MAX_NUMBER));
         }
         let config = config(MAX_PATHS, "");
         let (carried, for_node) = (carried(&config), for_node(&config));
@@ -262,7 +277,7 @@ mod tests {
                 (bump.name(), bump.warning()),
                 (&*carried.name, carried.warning)
             );
-            assert_eq!(of_core(bump).number, carried.id.get());
+            assert_eq!(of_core(bump).number, carried.id);
         }
     }
 

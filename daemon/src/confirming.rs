@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Meant, Pair};
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Answer, Body, Named, Outcome};
@@ -27,7 +28,7 @@ async fn ask_confirmations(daemon: &Daemon) -> anyhow::Result<()> {
     if !locking::locks(daemon) || daemon.state.borrow().installed.is_empty() {
         return Ok(());
     }
-    let mut asking: BTreeMap<(usize, u8), Vec<Meant>> = BTreeMap::new();
+    let mut asking: BTreeMap<(usize, BumpId), Vec<Meant>> = BTreeMap::new();
     {
         let _turn = daemon.kernel.looking().await;
         let pairs = connections::sockets_as(daemon, |live| Some(live.pair)).await?;
@@ -73,9 +74,9 @@ async fn ask_confirmations(daemon: &Daemon) -> anyhow::Result<()> {
 async fn ask_confirmation(
     daemon: &Daemon,
     peer: usize,
-    bump: u8,
+    bump: BumpId,
     conns: &[Meant],
-) -> Vec<(u8, Meant, Answer)> {
+) -> Vec<(BumpId, Meant, Answer)> {
     let mut answers = Vec::new();
     for conns in conns.chunks(ROUND) {
         let body = |named: &[(usize, Named)]| Body::Confirm {
@@ -98,7 +99,7 @@ async fn ask_confirmation(
 pub(crate) async fn on_confirm(
     daemon: &Daemon,
     peer: usize,
-    bump: u8,
+    bump: BumpId,
     conns: Vec<Named>,
 ) -> Vec<(Outcome, u64)> {
     let pairs: Vec<Pair> = conns.iter().map(|named| named.pair.reversed()).collect();
@@ -127,7 +128,7 @@ pub(crate) async fn on_confirm(
 }
 
 /// The bump that a connection is on, unless it is about to leave it or not there yet.
-fn stays_on(daemon: &Daemon, live: &Live, tracked: &Tracked) -> Option<u8> {
+fn stays_on(daemon: &Daemon, live: &Live, tracked: &Tracked) -> Option<BumpId> {
     let on = tracked.bump(&live.pair);
     let on = on.filter(|_| !live.over && !live.bound);
     daemon.state.borrow().ruling(live).stays_on(on)

@@ -99,21 +99,20 @@ fn live(daemon: &Daemon, socket: TcpSocket) -> Option<Live> {
     })
 }
 
-/// The bump that a connection is on; 0: plain.
-pub(crate) fn bump_of(daemon: &Daemon, live: &Live) -> u8 {
+/// The bump that a connection is on, if it is on one.
+pub(crate) fn bump_of(daemon: &Daemon, live: &Live) -> Option<BumpId> {
     let state = daemon.state.borrow();
     state.ruling(live).is_on(marked(daemon, live))
 }
 
 /// The same, by whatever reason.
-pub(crate) fn stands_on(daemon: &Daemon, live: &Live) -> u8 {
+pub(crate) fn stands_on(daemon: &Daemon, live: &Live) -> Option<BumpId> {
     let state = daemon.state.borrow();
     state.ruling(live).stands_on(marked(daemon, live))
 }
 
-fn marked(daemon: &Daemon, live: &Live) -> u8 {
-    let marked = marks(&daemon.config).bump_of(live.mark);
-    marked.map_or(0, BumpId::get)
+fn marked(daemon: &Daemon, live: &Live) -> Option<BumpId> {
+    marks(&daemon.config).bump_of(live.mark)
 }
 
 /// What the user is shown of connections, in the same order.

@@ -107,7 +107,9 @@ impl Daemon {
                 .filter(|(_, bumps)| *bumps != 0)
                 .collect(),
             addresses: self.host.addresses().clone(),
-            devices: self.bumps.device_names(),
+            devices: { self.bumps.device_names().into_iter() }
+                .map(|(bump, name)| (bump.get(), name))
+                .collect(),
             preferences: self.preferences.borrow().wishes().clone(),
             ..Saved::default()
         };

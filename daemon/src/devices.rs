@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use dibs_policy::sockets;
+use dibs_settings::BumpId;
 
 use crate::daemon::Daemon;
 use crate::interfaces::{Interface, Inventory};
@@ -18,7 +19,7 @@ const FORGET_MTUS: &str = "/proc/sys/net/ipv4/route/flush";
 /// bumps has one.
 pub(crate) async fn device_fault(
     daemon: &Daemon,
-    bump: u8,
+    bump: Option<BumpId>,
     addresses: impl Iterator<Item = IpAddr> + Clone,
 ) -> anyhow::Result<Option<String>> {
     let Some(device) = daemon.bumps.device_of(bump) else {
@@ -49,7 +50,7 @@ pub(crate) async fn device_fault(
 /// device goes by them, so they cannot.
 pub(crate) async fn carriers(
     daemon: &Daemon,
-    bump: u8,
+    bump: Option<BumpId>,
     lives: &[Live],
 ) -> anyhow::Result<Vec<Live>> {
     let Some(device) = daemon.bumps.device_of(bump).map(str::to_owned) else {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use dibs_settings::BumpId;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::Pair;
 use dibs_switch::marks::Hand;
@@ -60,7 +61,7 @@ pub(crate) async fn follow_changed_rules(daemon: &Daemon, gone: &[Rule], lives: 
         let_go(daemon, rule, lives).await;
     }
     for (bump, lives) in ruled(daemon, lives) {
-        follow_rules(daemon, &lives, bump).await;
+        follow_rules(daemon, &lives, Some(bump)).await;
     }
 }
 
@@ -71,7 +72,7 @@ pub(crate) async fn enforce(daemon: &Daemon, lives: &[Live]) {
         daemon.state.borrow().ruling(live).overruled_by()
     });
     for (bump, lives) in required {
-        match switching::choose(daemon, &lives, bump, &Progress::default()).await {
+        match switching::choose(daemon, &lives, Some(bump), &Progress::default()).await {
             // What the peer refuses is blocked by the rule.
             Ok(moved) => moved
                 .into_iter()
@@ -83,7 +84,7 @@ pub(crate) async fn enforce(daemon: &Daemon, lives: &[Live]) {
 }
 
 /// The connections that are on a bump by the hand of another program here.
-pub(crate) fn followed_here(daemon: &Daemon, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
+pub(crate) fn followed_here(daemon: &Daemon, lives: &[Live]) -> BTreeMap<BumpId, Vec<Live>> {
     by_bump(lives, |live| {
         let handed = daemon.state.borrow().conns.get(&live.pair).handed()?;
         (handed.by == Hand::Other).then_some(handed.bump)
@@ -91,13 +92,13 @@ pub(crate) fn followed_here(daemon: &Daemon, lives: &[Live]) -> BTreeMap<u8, Vec
 }
 
 /// The connections that rules decide over, by the bump of the first rule that matches.
-pub(crate) fn ruled(daemon: &Daemon, lives: &[Live]) -> BTreeMap<u8, Vec<Live>> {
+pub(crate) fn ruled(daemon: &Daemon, lives: &[Live]) -> BTreeMap<BumpId, Vec<Live>> {
     by_bump(lives, |live| daemon.state.borrow().ruling(live).moves_to())
 }
 
 /// Those of these connections that go on, by the bump that each is meant to be on, if any.
-fn by_bump(lives: &[Live], bump: impl Fn(&Live) -> Option<u8>) -> BTreeMap<u8, Vec<Live>> {
-    let mut meant: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
+fn by_bump(lives: &[Live], bump: impl Fn(&Live) -> Option<BumpId>) -> BTreeMap<BumpId, Vec<Live>> {
+    let mut meant: BTreeMap<BumpId, Vec<Live>> = BTreeMap::new();
     for live in lives.iter().filter(|live| !live.over) {
         if let Some(bump) = bump(live) {
             meant.entry(bump).or_default().push(*live);
@@ -116,7 +117,7 @@ pub(crate) async fn let_go(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> usiz
     };
     warn_of(&marking::mark_choices(daemon, &chosen).await);
     let freed = freed(daemon, rule, lives);
-    follow_rules(daemon, &freed, 0).await;
+    follow_rules(daemon, &freed, None).await;
     freed.len()
 }
 
@@ -138,7 +139,7 @@ fn freed(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> Vec<Live> {
 }
 
 /// Moves connections here and at their peers because rules changed, not by choice.
-pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], bump: u8) {
+pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], bump: Option<BumpId>) {
     let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
     for live in lives.iter().filter(|live| !live.bound) {
         by_peer.entry(live.peer).or_default().push(*live);
@@ -157,7 +158,13 @@ pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], bump: u8) {
 
 /// Up to [`ROUND`] connections of [`follow_rules`]. `ask`: the peer is asked for its
 /// part. Whether it answers.
-async fn follow_some(daemon: &Daemon, peer: usize, lives: &[Live], bump: u8, ask: bool) -> bool {
+async fn follow_some(
+    daemon: &Daemon,
+    peer: usize,
+    lives: &[Live],
+    bump: Option<BumpId>,
+    ask: bool,
+) -> bool {
     let by_rule = |live: &Live| {
         let mut negotiation = Negotiation::by_rule(live.into(), bump, daemon.host_id);
         if !ask {
@@ -171,6 +178,6 @@ async fn follow_some(daemon: &Daemon, peer: usize, lives: &[Live], bump: u8, ask
         .iter()
         .map(|(live, asked)| (live.pair, asked.answer()));
     let answers: Vec<(Pair, Answer)> = answers.collect();
-    tracing::debug!(bump, ?answers, "rules move connections");
+    tracing::debug!(?bump, ?answers, "rules move connections");
     answers.iter().any(|(_, answer)| answer.is_ok())
 }

@@ -9,6 +9,7 @@ use dibs_config::Config;
 use dibs_policy::conntrack::Connection;
 use dibs_policy::sockets::TcpCounts;
 use dibs_policy::{Ends, Error};
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Pair, Socket};
 use nix::libc;
 
@@ -160,7 +161,7 @@ pub(crate) fn has_taken(daemon: &Daemon, live: &Live, choice: Choice) -> bool {
 
 /// A connection that passes has a new entry, by our hand: what was chosen for it stands, and if its
 /// host does not know it any more it says so.
-pub(crate) async fn rename(daemon: &Daemon, pair: &Pair, bump: u8) -> Result<(), Error> {
+pub(crate) async fn rename(daemon: &Daemon, pair: &Pair, bump: BumpId) -> Result<(), Error> {
     for live in passing_of(daemon, std::slice::from_ref(pair)).await? {
         daemon.update(pair, |conn| conn.choice.rename(live.socket));
         if !daemon.bumps.is_outside(bump) {

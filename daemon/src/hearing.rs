@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Pair, Socket};
 
 use crate::answers::Heard;
@@ -23,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Waits until something came back by the device of `bump` of what these connections, which have just come to it,
 /// send and receive; not for those that send nothing.
-pub(crate) async fn hear(daemon: &Daemon, bump: u8, moved: &[Live]) -> anyhow::Result<Heard> {
+pub(crate) async fn hear(daemon: &Daemon, bump: BumpId, moved: &[Live]) -> anyhow::Result<Heard> {
     let mut meant: HashMap<Pair, Socket> =
         moved.iter().map(|live| (live.pair, live.socket)).collect();
     let begin = Instant::now();
@@ -93,7 +94,7 @@ async fn counts_of(
 }
 
 /// What is likely in the way where nothing comes back by the device of `bump`.
-pub(crate) fn nothing_back_by(daemon: &Daemon, bump: u8) -> String {
+pub(crate) fn nothing_back_by(daemon: &Daemon, bump: BumpId) -> String {
     let device = daemon.bumps.device_of(bump).unwrap_or_default();
     format!(
         "nothing came back by device {device} of bump {} within {} s: see whether its program passes packets to the \

@@ -8,6 +8,7 @@ use dibs_config::BuiltIn;
 use dibs_control::{BumpInfo, PathInfo, PathState, PeerInfo, PeerState, Status};
 use dibs_core::node::PathSnapshot;
 use dibs_core::preference::Unused;
+use dibs_settings::BumpId;
 
 use crate::caller::{Caller, is_visible};
 use crate::daemon::Daemon;
@@ -35,7 +36,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
     );
     warnings.extend(daemon.host.own_addresses(&daemon.config));
     for bump in daemon.state.borrow().installed.keys() {
-        if let Some(warning) = daemon.bumps.get(bump.get()).and_then(|bump| bump.warning)
+        if let Some(warning) = daemon.bumps.get(*bump).and_then(|bump| bump.warning)
             && !warnings.iter().any(|known| known == warning)
         {
             warnings.push(warning.to_owned());
@@ -97,17 +98,17 @@ pub(crate) async fn bump_list(daemon: &Daemon) -> anyhow::Result<Vec<BumpInfo>> 
     ))
 }
 
-fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, u8)]) -> Vec<BumpInfo> {
+fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, BumpId)]) -> Vec<BumpInfo> {
     let inventory = daemon.host.inventory();
     let default = daemon.config.daemon.default_bump.as_ref();
-    let on = |number: u8| move |(_, bump): &&(Live, u8)| *bump == number;
+    let on = |number: BumpId| move |(_, bump): &&(Live, BumpId)| *bump == number;
     let info = |bump: &dibs_config::BumpConfig| {
         let carried = daemon
             .bumps
             .all()
             .iter()
             .find(|known| known.name == bump.name);
-        let number = carried.map(|known| known.id.get());
+        let number = carried.map(|known| known.id);
         let connections = number.map_or(0, |number| on_bumps.iter().filter(on(number)).count());
         let device = bump.device();
         let answers = number.filter(|_| device.is_some()).and_then(|number| {
@@ -145,13 +146,13 @@ fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, u8)]) -> Vec<BumpInfo> {
 }
 
 /// Those of all connections that are alive and on bumps, with these. The data path also knows of ended ones, for a while.
-fn on_bumps(daemon: &Daemon, lives: Vec<Live>) -> Vec<(Live, u8)> {
+fn on_bumps(daemon: &Daemon, lives: Vec<Live>) -> Vec<(Live, BumpId)> {
     let lives = lives.into_iter().filter(|live| !live.over);
-    let bumps = lives.map(|live| (live, connections::bump_of(daemon, &live)));
-    bumps.filter(|(_, bump)| *bump != 0).collect()
+    let on = |live| Some((live, connections::bump_of(daemon, &live)?));
+    lives.filter_map(on).collect()
 }
 
-fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, u8)]) -> Vec<PeerInfo> {
+fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -> Vec<PeerInfo> {
     let peers = daemon.config.peers.iter().zip(&snapshot.peers).enumerate();
     peers
         .map(|(index, (peer, seen))| {

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use dibs_control::ConnId;
 use dibs_policy::sockets::TcpCounts;
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Meant, Pair, Socket};
 
 /// A TCP connection of this host, or of a host behind it, to a host behind a peer.
@@ -53,7 +54,7 @@ pub(crate) struct Registry {
 struct Known {
     id: ConnId,
     socket: Socket,
-    bump: u8,
+    bump: Option<BumpId>,
     since: f64,
 }
 
@@ -64,7 +65,7 @@ impl Registry {
     }
 
     /// The number of a connection and since when it is on `bump`.
-    pub(crate) fn note(&mut self, live: &Live, bump: u8, now: f64) -> (ConnId, f64) {
+    pub(crate) fn note(&mut self, live: &Live, bump: Option<BumpId>, now: f64) -> (ConnId, f64) {
         // A socket has no process any more, and another number, once it only waits.
         let same = |known: &Known| known.socket == live.socket || live.over;
         match self.known.get_mut(&live.pair) {

@@ -56,7 +56,7 @@ pub(crate) async fn adopt_marks(daemon: &Daemon) -> anyhow::Result<()> {
     }
     for live in lives {
         if let Some(mark) = tracked.mark(&live.pair) {
-            let by = state.ruling(&live).hand_of(mark.bump);
+            let by = { mark.bump }.and_then(|bump| state.ruling(&live).hand_of(bump));
             let adopt = |conn: &mut Conn| conn.adopt_mark(mark, live.socket, by);
             state.conns.update(&live.pair, adopt);
         }
@@ -70,24 +70,23 @@ pub(crate) async fn renumber(daemon: &Daemon, saved: &Saved) -> Result<(), dibs_
     let layout = marks(&daemon.config);
     let devices = saved.devices(daemon.bumps.all());
     let mut moves = Vec::new();
-    for number in saved.devices.keys().copied() {
-        let ours = translated(&devices, number);
-        if let (true, Some(id)) = (ours != number, BumpId::new(number)) {
-            let tracked = tracked_on(daemon, &[id]).await?;
+    for bump in saved.devices.keys().copied().filter_map(BumpId::new) {
+        let ours = translated(&devices, bump);
+        if ours != bump {
+            let tracked = tracked_on(daemon, &[bump]).await?;
             moves.extend(tracked.iter().map(|(pair, _)| (*pair, ours)));
         }
     }
     let mut conntrack = daemon.kernel.conntrack()?;
-    for (pair, number) in moves {
-        let mark = BumpId::new(number).map_or(0, |id| layout.bump(id));
-        let mask = layout.bump_mask();
+    for (pair, bump) in moves {
+        let (mark, mask) = (layout.bump(bump), layout.bump_mask());
         conntrack.set_mark(&tuple(&pair), mark, mask).await?;
     }
     Ok(())
 }
 
 /// Lets what is about to leave its bump for another or for plain take plain packets.
-pub(crate) async fn unlock_leaving(daemon: &Daemon, pairs: &[Pair], bump: u8) {
+pub(crate) async fn unlock_leaving(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) {
     let holds_back = |pair: &&Pair| daemon.state.borrow().conns.get(pair).lock.holds_back(bump);
     let leaving: Vec<Pair> = pairs.iter().filter(holds_back).copied().collect();
     if leaving.is_empty() {
@@ -153,10 +152,7 @@ pub(crate) async fn tracked_of(
     }
     let mut tracked = got(daemon, pairs).await?;
     let state = daemon.state.borrow();
-    tracked.retain_on(|bump| {
-        let bump = BumpId::new(bump);
-        bump.is_some_and(|bump| state.installed.contains_key(&bump))
-    });
+    tracked.retain_on(|bump| state.installed.contains_key(&bump));
     Ok(tracked)
 }
 
@@ -180,11 +176,11 @@ async fn got(daemon: &Daemon, pairs: &[Pair]) -> Result<Tracked, dibs_policy::Er
     Ok(Tracked::new(tracked))
 }
 
-/// The bumps that the kernel has these connections on; 0: plain.
+/// The bumps that the kernel has these connections on, if any.
 pub(crate) async fn bumps_of(
     daemon: &Daemon,
     pairs: &[Pair],
-) -> Result<Vec<(Pair, u8)>, dibs_policy::Error> {
+) -> Result<Vec<(Pair, Option<BumpId>)>, dibs_policy::Error> {
     let tracked = got(daemon, pairs).await?;
     let bump = |(pair, entry): &(Pair, Entry)| (*pair, entry.mark.bump);
     Ok(tracked.iter().map(bump).collect())
@@ -268,7 +264,7 @@ pub(crate) async fn lock(
     daemon: &Daemon,
     conntrack: &mut Conntrack,
     pair: &Pair,
-    bump: u8,
+    bump: BumpId,
 ) -> Result<(), dibs_policy::Error> {
     let _turn = daemon.kernel.marking().await;
     if daemon.state.borrow().conns.get(pair).lock.locked() != Some(bump) {

@@ -25,14 +25,14 @@ const TOGETHER: usize = 256;
 pub(crate) struct Mark {
     pub(crate) pair: Pair,
     /// 0: none.
-    pub(crate) bump: u8,
+    pub(crate) bump: Option<BumpId>,
     /// By choice.
     pub(crate) explicit: bool,
 }
 
 impl Mark {
-    /// This bump (0: nothing of ours), not by choice.
-    pub(crate) fn moved(pair: Pair, bump: u8) -> Self {
+    /// This bump, or nothing of ours, not by choice.
+    pub(crate) fn moved(pair: Pair, bump: Option<BumpId>) -> Self {
         let explicit = false;
         Self {
             pair,
@@ -42,7 +42,7 @@ impl Mark {
     }
 
     /// This bump, by choice.
-    pub(crate) fn chosen(pair: Pair, bump: u8) -> Self {
+    pub(crate) fn chosen(pair: Pair, bump: Option<BumpId>) -> Self {
         Self {
             explicit: true,
             ..Self::moved(pair, bump)
@@ -74,18 +74,18 @@ fn all_fail(pairs: impl Iterator<Item = Pair>, error: dibs_policy::Error) -> Fai
 /// What a tracked connection's mark says.
 pub(crate) fn seen(daemon: &Daemon, entry: &Connection) -> SeenMark {
     let marks = marks(&daemon.config);
-    let bump = marks.bump_of(entry.mark).map_or(0, BumpId::get);
+    let bump = marks.bump_of(entry.mark);
     SeenMark {
         bump,
         chosen: entry.mark & marks.override_bit() != 0,
         locked: entry.mark & marks.locked_bit() != 0,
-        carried: bump == 0 || daemon.bumps.get(bump).is_some(),
+        carried: bump.is_none() || daemon.bumps.get(bump).is_some(),
         told: entry.mark_told,
     }
 }
 
 /// Notes what a connection's mark says from now on.
-pub(crate) fn note_mark(daemon: &Daemon, pair: &Pair, bump: u8, chosen: bool) {
+pub(crate) fn note_mark(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, chosen: bool) {
     daemon.update(pair, |conn| conn.note_mark(bump, chosen, now()));
 }
 
@@ -103,14 +103,14 @@ pub(crate) async fn overrule(daemon: &Daemon, lives: &[Live]) -> Result<(), dibs
 
 /// As [`mark`], not by choice. What leaves for plain is kept there by OVERRIDE while the far
 /// end's packets may still come by the bump: each end would pull the other back.
-pub(crate) async fn mark_moved(daemon: &Daemon, pairs: &[Pair], bump: u8) -> Failed {
+pub(crate) async fn mark_moved(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) -> Failed {
     let _turn = daemon.kernel.marking().await;
     mark_leaving(daemon, pairs, bump).await
 }
 
 /// The same, in [`marking`](crate::kernel::Kernel::marking)'s turn.
-pub(crate) async fn mark_leaving(daemon: &Daemon, pairs: &[Pair], bump: u8) -> Failed {
-    if bump == 0 {
+pub(crate) async fn mark_leaving(daemon: &Daemon, pairs: &[Pair], bump: Option<BumpId>) -> Failed {
+    if bump.is_none() {
         daemon.update_each(pairs, |conn| conn.move_to_left(now()));
     }
     let moved = pairs.iter().map(|pair| Mark::moved(*pair, bump));
@@ -149,7 +149,7 @@ async fn let_one_follow(daemon: &Daemon, pair: &Pair) -> Result<(), dibs_policy:
     if taken(daemon, &mut conntrack, pair).await?.is_none() {
         let chosen = marks(&daemon.config).override_bit();
         conntrack.set_mark(&tuple(pair), 0, chosen).await?;
-        note_mark(daemon, pair, 0, false);
+        note_mark(daemon, pair, None, false);
     }
     Ok(())
 }
@@ -160,7 +160,7 @@ async fn taken(
     daemon: &Daemon,
     conntrack: &mut Conntrack,
     pair: &Pair,
-) -> Result<Option<u8>, dibs_policy::Error> {
+) -> Result<Option<Option<BumpId>>, dibs_policy::Error> {
     let entry = conntrack.get(&tuple(pair)).await?;
     let mark = entry.map(|entry| seen(daemon, &entry));
     let state = daemon.state.borrow();
@@ -207,7 +207,7 @@ async fn put_some(
 ) -> Failed {
     let mut backstop = daemon.kernel.backstop().await;
     let mut leaving = Vec::new();
-    for mark in marks.iter().filter(|mark| mark.bump == 0) {
+    for mark in marks.iter().filter(|mark| mark.bump.is_none()) {
         if !(looks && matches!(taken(daemon, conntrack, &mark.pair).await, Ok(Some(_)))) {
             let place = match mark.explicit {
                 true => Place::Plain,
@@ -223,8 +223,8 @@ async fn put_some(
     let (mut bumped, mut failed) = (Vec::new(), Failed::new());
     for mark in marks {
         match put_one(daemon, conntrack, mark, looks).await {
-            Ok(0) => {}
-            Ok(_) => bumped.push((mark.pair, Place::Bumped)),
+            Ok(None) => {}
+            Ok(Some(_)) => bumped.push((mark.pair, Place::Bumped)),
             Err(error) => drop(failed.insert(mark.pair, Arc::new(error))),
         }
     }
@@ -249,39 +249,35 @@ async fn put_one(
     conntrack: &mut Conntrack,
     mark: &Mark,
     looks: bool,
-) -> Result<u8, dibs_policy::Error> {
+) -> Result<Option<BumpId>, dibs_policy::Error> {
     let Mark {
         pair,
         bump,
         explicit,
     } = *mark;
     if looks && let Some(other) = taken(daemon, conntrack, &pair).await? {
-        tracing::debug!(?pair, bump, other, "another program has chosen otherwise");
+        tracing::debug!(?pair, ?bump, ?other, "another program has chosen otherwise");
         end_drains(daemon, &pair);
         return Ok(other);
     }
     let new = daemon.update(&pair, |conn| conn.move_to_mark(bump, explicit, now()));
     let tuple = tuple(&pair);
     let layout = marks(&daemon.config);
-    let (value, mask) = layout.whole(BumpId::new(bump), new.chosen, new.locked);
+    let (value, mask) = layout.whole(bump, new.chosen, new.locked);
     let elsewhere = daemon.bumps.device_of(bump).is_none();
-    if elsewhere
-        && new
-            .was
-            .is_some_and(|was| daemon.bumps.device_of(was).is_some())
-    {
+    if elsewhere && daemon.bumps.device_of(new.was).is_some() {
         crate::devices::forget_mtus();
     }
-    if bump == 0 {
+    let Some(id) = bump else {
         let marked = conntrack.set_mark(&tuple, value, mask).await;
         end_drains(daemon, &pair);
         return marked.map(|_| bump);
-    }
+    };
     let installed = !daemon.state.borrow().installed.is_empty();
     let marked = conntrack.set_mark(&tuple, value, mask).await?;
     if !marked && installed {
         if conntrack.adopt(&tuple, value).await? {
-            gateway::rename(daemon, &pair, bump).await?;
+            gateway::rename(daemon, &pair, id).await?;
         } else {
             conntrack.set_mark(&tuple, value, mask).await?;
         }
@@ -296,7 +292,7 @@ async fn put_one(
 pub(crate) fn end_drains(daemon: &Daemon, pair: &Pair) {
     for bump in daemon.bumps.all() {
         // Without the data path nothing is held back.
-        let _ = daemon.driver.end_drain(bump.id.get(), flow_tuple(pair));
+        let _ = daemon.driver.end_drain(bump.id, flow_tuple(pair));
     }
 }
 
@@ -346,14 +342,14 @@ pub(crate) async fn mark_choice(daemon: &Daemon, pair: &Pair) -> Result<(), Mark
 }
 
 /// Puts connections where they were, by no choice, unless one has been made for them meanwhile.
-pub(crate) async fn put_back(daemon: &Daemon, pairs: Vec<(Pair, u8)>) {
+pub(crate) async fn put_back(daemon: &Daemon, pairs: Vec<(Pair, Option<BumpId>)>) {
     if pairs.is_empty() {
         return;
     }
     let _turn = daemon.kernel.marking().await;
     let marks: Vec<Mark> = {
         let conns = &daemon.state.borrow().conns;
-        let unchosen = |(pair, _): &(Pair, u8)| conns.get(pair).choice.get().is_none();
+        let unchosen = |(pair, _): &(Pair, Option<BumpId>)| conns.get(pair).choice.get().is_none();
         let back = pairs.into_iter().filter(unchosen);
         back.map(|(pair, bump)| Mark::moved(pair, bump)).collect()
     };
@@ -376,9 +372,9 @@ async fn forget_choice(daemon: &Daemon, pair: &Pair, choice: Choice) -> Result<(
     daemon.save_or_warn();
     let tuple = tuple(pair);
     let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
-    let (value, mask) = marks(&daemon.config).choice(BumpId::new(choice.bump));
+    let (value, mask) = marks(&daemon.config).choice(choice.bump);
     if entry.is_some_and(|entry| entry.mark & mask == value) {
-        return all_of(write(daemon, &[Mark::moved(*pair, 0)]).await);
+        return all_of(write(daemon, &[Mark::moved(*pair, None)]).await);
     }
     let mut backstop = daemon.kernel.backstop().await;
     let place = (*pair, Place::Elsewhere);
@@ -423,9 +419,7 @@ pub(crate) async fn silence(daemon: &Daemon, lives: impl Iterator<Item = &Live>)
     let drains = lives.flat_map(|live| {
         daemon.bumps.all().iter().map(|bump| {
             let scale = live.counts.window_scale;
-            daemon
-                .driver
-                .drain(bump.id.get(), flow_tuple(&live.pair), scale)
+            daemon.driver.drain(bump.id, flow_tuple(&live.pair), scale)
         })
     });
     // Without the data path nothing is under way.

@@ -59,7 +59,7 @@ async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
         let lives: Vec<Live> = lives.copied().collect();
         if answers[peer] {
             for (bump, lives) in following::ruled(daemon, &lives) {
-                following::follow_rules(daemon, &lives, bump).await;
+                following::follow_rules(daemon, &lives, Some(bump)).await;
             }
         } else {
             release_opening(daemon, &lives).await?;
@@ -75,7 +75,7 @@ async fn release_opening(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<()> 
         let waits = daemon.state.borrow().ruling(live).may_begin_plain();
         if waits {
             let _turn = daemon.kernel.marking().await;
-            marking::mark_one(daemon, Mark::moved(live.pair, 0)).await?;
+            marking::mark_one(daemon, Mark::moved(live.pair, None)).await?;
         }
     }
     Ok(())

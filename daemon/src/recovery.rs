@@ -1,6 +1,8 @@
 //! Connections go on at once after an outage, and not when TCP tries again by itself. How is told in
 //! `dibs_core::node::Node::solicit`.
 
+use dibs_settings::BumpId;
+
 use crate::connections;
 use crate::daemon::Daemon;
 use crate::live::Live;
@@ -31,18 +33,20 @@ pub(crate) async fn recover(daemon: &Daemon, peer: usize) -> anyhow::Result<()> 
 /// The same for a connection that has just come to a bump. What kept its kernel silent was in the way that it left, or
 /// the far end did not carry this bump until now. And what it acknowledged last went by that way as well: without
 /// another word of it the data path holds the start of the chain back for as long as it may.
-pub(crate) fn wake(daemon: &Daemon, live: &Live, bump: u8) {
-    if !daemon.bumps.is_outside(bump) {
+pub(crate) fn wake(daemon: &Daemon, live: &Live, bump: Option<BumpId>) {
+    if let Some(bump) = daemon.bumps.inside(bump) {
         // Without the data path nothing goes on.
         let _ = daemon.driver.solicit(bump, flow_tuple(&live.pair));
     }
 }
 
 /// The connections that the data path carries, with their bumps.
-async fn bumped(daemon: &Daemon) -> anyhow::Result<Vec<(Live, u8)>> {
+async fn bumped(daemon: &Daemon) -> anyhow::Result<Vec<(Live, BumpId)>> {
     let lives = connections::all(daemon).await?.into_iter();
-    let with_bump = lives.map(|live| (live, connections::bump_of(daemon, &live)));
-    let bumped = with_bump
-        .filter(|(live, bump)| !daemon.bumps.is_outside(*bump) && !live.over && !live.bound);
-    Ok(bumped.collect())
+    let lives = lives.filter(|live| !live.over && !live.bound);
+    let inside = |live| {
+        let bump = connections::bump_of(daemon, &live);
+        Some((live, daemon.bumps.inside(bump)?))
+    };
+    Ok(lives.filter_map(inside).collect())
 }

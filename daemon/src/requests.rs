@@ -45,11 +45,11 @@ pub(crate) async fn serve(
             Reply::Conns(conns.into_iter().map(|(_, info)| info).collect())
         }
         Request::Enable { selector, bump } => {
-            let bump = named::bump_for(daemon, bump.as_deref())?.id.get();
+            let bump = Some(named::bump_for(daemon, bump.as_deref())?.id);
             Reply::Changed(moving::change(daemon, caller, &selector, bump, progress).await?)
         }
         Request::Disable { selector } => {
-            Reply::Changed(moving::change(daemon, caller, &selector, 0, progress).await?)
+            Reply::Changed(moving::change(daemon, caller, &selector, None, progress).await?)
         }
         Request::RuleAdd(rule) => Reply::Rule(rules::rule_add(daemon, caller, rule).await?),
         Request::RuleList => {
@@ -80,14 +80,14 @@ async fn cleanup(daemon: &Daemon) -> anyhow::Result<()> {
     let lives = connections::all(daemon).await?;
     let on_bumps: Vec<Live> = lives
         .into_iter()
-        .filter(|live| !live.over && connections::bump_of(daemon, live) != 0)
+        .filter(|live| !live.over && connections::bump_of(daemon, live).is_some())
         .collect();
     let up = sessions::sessions(daemon).await?;
     // Peers whose rules want otherwise keep their part, and answer into nothing.
     let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
     marking::overrule(daemon, &told).await?;
     let progress = Progress::default();
-    switching::choose(daemon, &told, 0, &progress).await?;
+    switching::choose(daemon, &told, None, &progress).await?;
     {
         let mut state = daemon.state.borrow_mut();
         state.rules.suspend();

@@ -21,8 +21,8 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
     // The file may have had them in another order.
     let devices = saved.devices(&carried);
     for saved in &saved.choices {
-        let bump = bumps::translated(&devices, saved.choice.bump);
-        if bump == 0 || carried.iter().any(|carried| carried.id.get() == bump) {
+        let bump = { saved.choice.bump }.map(|bump| bumps::translated(&devices, bump));
+        if bump.is_none_or(|bump| carried.iter().any(|carried| carried.id == bump)) {
             let choice = conns::Choice {
                 bump,
                 ..saved.choice
@@ -33,7 +33,7 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
     let peer_state = |peer: &dibs_config::PeerConfig| {
         let engaged = saved.engaged.get(&peer.public_key.to_string());
         let engaged = engaged.copied().unwrap_or(0);
-        let engaged = bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS);
+        let engaged = bumps::translated_mask(&devices, engaged) & !(1 << bumps::NOBODYS.get());
         PeerState {
             wants: Wants::restored(engaged),
             ..PeerState::default()

@@ -200,8 +200,8 @@ impl Rule {
 }
 
 impl dibs_switch::rules::Rule<Live> for Rule {
-    fn bump(&self) -> u8 {
-        self.bump_id().get()
+    fn bump(&self) -> BumpId {
+        self.bump_id()
     }
 
     fn level(&self) -> Level {

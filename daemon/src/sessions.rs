@@ -5,7 +5,9 @@ use std::time::Duration;
 use dibs_control::PeerState;
 use dibs_core::node::PeerSnapshot;
 use dibs_core::session;
+use dibs_settings::BumpId;
 
+use crate::bumps::of_mask;
 use crate::daemon::Daemon;
 use crate::driver::Gone;
 use crate::wants;
@@ -40,15 +42,16 @@ pub(crate) fn lacks(
     daemon: &Daemon,
     peer: &PeerSnapshot,
     index: usize,
-    bump: u8,
+    bump: Option<BumpId>,
 ) -> Option<String> {
+    let bump = bump?;
     let own = daemon.bumps.split_of(bump)?;
     if peer_state(peer) != PeerState::Established {
         return None;
     }
     let name = daemon.peer_name(index);
     let carried = daemon.bumps.name_of(bump);
-    let Some(theirs) = peer.bumps.iter().find(|other| other.number == bump) else {
+    let Some(theirs) = peer.bumps.iter().find(|other| other.number == bump.get()) else {
         return Some(format!("peer {name} does not carry the bump \"{carried}\""));
     };
     (theirs.shares != own).then(|| {
@@ -72,8 +75,8 @@ pub(crate) async fn tell_lacks(daemon: &Daemon, peer: usize) {
     };
     let wanted = wants::wanted_of(daemon, peer);
     let seen = &snapshot.peers[peer];
-    for bump in (1..16).filter(|bump| wanted & 1 << bump != 0) {
-        if let Some(why) = lacks(daemon, seen, peer, bump) {
+    for bump in of_mask(wanted) {
+        if let Some(why) = lacks(daemon, seen, peer, Some(bump)) {
             let name = daemon.bumps.name_of(bump).to_owned();
             daemon.events.tell("bump_refused", why, &[("bump", name)]);
         }
@@ -85,7 +88,7 @@ pub(crate) async fn tell_lacks(daemon: &Daemon, peer: usize) {
 pub(crate) async fn lacking(
     daemon: &Daemon,
     peer: Option<&str>,
-    bump: u8,
+    bump: BumpId,
 ) -> Result<Option<String>, Gone> {
     let seen = daemon.driver.snapshot().await?.peers;
     let meant = |index: &usize| peer.is_none_or(|name| daemon.peer_name(*index) == name);
@@ -93,7 +96,7 @@ pub(crate) async fn lacking(
         .filter(meant)
         .filter(|index| peer_state(&seen[*index]) == PeerState::Established);
     let mut whys: Vec<_> = meant
-        .map(|index| lacks(daemon, &seen[index], index, bump))
+        .map(|index| lacks(daemon, &seen[index], index, Some(bump)))
         .collect();
     let all = whys.iter().all(Option::is_some);
     Ok(whys.pop().flatten().filter(|_| all))

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use dibs_control::{NewRule, RuleId, Selector};
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Pair};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -127,12 +128,10 @@ impl Saved {
     }
 
     /// Our numbers of the bumps that are devices, by those that the file has for them.
-    pub(crate) fn devices(&self, carried: &[Carried]) -> BTreeMap<u8, u8> {
+    pub(crate) fn devices(&self, carried: &[Carried]) -> BTreeMap<BumpId, BumpId> {
         let named = self.devices.iter();
-        translation(
-            carried,
-            named.map(|(number, name)| (*number, name.as_str())),
-        )
+        let named = named.filter_map(|(number, name)| Some((BumpId::new(*number)?, name.as_str())));
+        translation(carried, named)
     }
 
     /// The text of the file.
@@ -275,7 +274,7 @@ mod tests {
 
     fn saved() -> Saved {
         let choice = Choice {
-            bump: 1,
+            bump: BumpId::new(1),
             socket: Socket(77),
             version: Version {
                 generation: 2,

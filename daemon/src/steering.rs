@@ -103,7 +103,7 @@ impl Steerer {
         }
         let report = self.steering.set(desired).await?;
         while let Some((id, tun)) = self.made.pop_first() {
-            let added = self.driver.add_tun(id.get(), tun).await?;
+            let added = self.driver.add_tun(id, tun).await?;
             added.with_context(|| format!("watch {}", tun_name(id)))?;
             self.open.insert(id);
         }
@@ -127,7 +127,7 @@ impl Steerer {
         for id in self.open.clone() {
             let name = tun_name(id);
             if is_gone(&name)
-                && let Some(tun) = self.driver.remove_tun(id.get()).await?
+                && let Some(tun) = self.driver.remove_tun(id).await?
             {
                 tracing::warn!("device {name} was renamed or moved; making it again");
                 drop(tun);
@@ -176,7 +176,7 @@ impl Steerer {
     /// Closes the TUNs of all bumps but `wanted`.
     async fn close(&mut self, wanted: BTreeSet<BumpId>) -> anyhow::Result<()> {
         for &id in self.open.clone().difference(&wanted) {
-            let tun = self.driver.remove_tun(id.get()).await?;
+            let tun = self.driver.remove_tun(id).await?;
             // Closing takes the kernel milliseconds, which is not the data path's business.
             drop(tun);
             self.open.remove(&id);

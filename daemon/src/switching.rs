@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use dibs_policy::sockets::TcpCounts;
+use dibs_settings::BumpId;
 use dibs_switch::asking::{Conclusion, Negotiation};
 use dibs_switch::conns::Pair;
 use dibs_switch::messages::{Answer, Outcome, Unanswered};
@@ -56,19 +57,19 @@ impl Progress {
     }
 }
 
-/// Moves connections, as a user here chose: to `bump`, or to plain (0). What comes of it for each, in
+/// Moves connections, as a user here chose: to `bump`, or to plain. What comes of it for each, in
 /// the same order.
 pub(crate) async fn choose(
     daemon: &Daemon,
     lives: &[Live],
-    bump: u8,
+    bump: Option<BumpId>,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Moved>> {
     let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
     let mut by_peer: BTreeMap<usize, Vec<Move>> = BTreeMap::new();
     let translated = match bump {
-        0 => HashMap::new(),
-        _ => translated::translated(daemon, lives).await?,
+        None => HashMap::new(),
+        Some(_) => translated::translated(daemon, lives).await?,
     };
     let carriers = devices::carriers(daemon, bump, lives).await?;
     for live in lives {
@@ -130,7 +131,7 @@ pub(crate) async fn choose(
     Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
 }
 
-fn propose(daemon: &Daemon, live: &Live, bump: u8) -> Option<Negotiation> {
+fn propose(daemon: &Daemon, live: &Live, bump: Option<BumpId>) -> Option<Negotiation> {
     let origin = connections::stands_on(daemon, live);
     let conns = &mut daemon.state.borrow_mut().conns;
     Negotiation::choose(conns, live.into(), bump, origin, daemon.host_id)
@@ -142,7 +143,7 @@ async fn move_all(
     daemon: &Daemon,
     peer: usize,
     moves: &mut [Move],
-    bump: u8,
+    bump: Option<BumpId>,
     progress: &Progress,
 ) -> Vec<(Pair, Result<(), String>)> {
     let mut outcomes = Vec::with_capacity(moves.len());
@@ -169,7 +170,7 @@ async fn move_all(
 fn outcome(
     daemon: &Daemon,
     pair: &Pair,
-    bump: u8,
+    bump: Option<BumpId>,
     asked: &Negotiation,
     fault: Option<String>,
 ) -> Result<(), String> {
@@ -187,7 +188,7 @@ fn outcome(
 }
 
 /// Why a choice is not in force, for the user.
-fn refusal(daemon: &Daemon, pair: &Pair, bump: u8, answer: Answer) -> String {
+fn refusal(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, answer: Answer) -> String {
     let outcome = match answer {
         Ok((outcome, _)) => outcome,
         Err(error) => return error.to_string(),
@@ -208,7 +209,7 @@ fn refusal(daemon: &Daemon, pair: &Pair, bump: u8, answer: Answer) -> String {
     why.to_owned()
 }
 
-fn not_carried_by(daemon: &Daemon, pair: &Pair, bump: u8) -> String {
+fn not_carried_by(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>) -> String {
     let peer = daemon.peer_of(pair.remote.ip());
     let peer = peer.map_or("", |peer| daemon.peer_name(peer));
     let bump = daemon.bumps.name_of(bump);
@@ -266,14 +267,17 @@ pub(crate) async fn unacknowledged(
 }
 
 /// Waits until those connections that have something to send are seen on the bump, both ways.
-async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: u8) -> anyhow::Result<()> {
+async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: Option<BumpId>) -> anyhow::Result<()> {
     let start = tokio::time::Instant::now();
     let mut waiting: HashMap<Pair, (u64, u64)> =
         lives.iter().map(|live| (live.pair, moved(live))).collect();
     while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
         tokio::time::sleep(LOOK_EVERY).await;
         let (_, conns) = daemon.driver.conns().await?;
-        for conn in conns.iter().filter(|conn| conn.bump == bump && conn.opened) {
+        for conn in conns
+            .iter()
+            .filter(|conn| Some(conn.bump) == bump && conn.opened)
+        {
             waiting.remove(&pair_of(&conn.tuple));
         }
         if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {

@@ -145,7 +145,7 @@ async fn restore(daemon: &Daemon, pair: Pair, passes: bool) -> anyhow::Result<()
         _ if lives && chosen => marking::mark_choice(daemon, &pair).await?,
         Some(bump) if lives => {
             let _turn = daemon.kernel.marking().await;
-            marking::mark_one(daemon, Mark::moved(pair, bump)).await?;
+            marking::mark_one(daemon, Mark::moved(pair, Some(bump))).await?;
         }
         Some(_) => backstop::forget_followed(daemon, &pair).await,
         None => {}
@@ -207,7 +207,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
     }
     let foreign = {
         let state = &mut *daemon.state.borrow_mut();
-        let by = state.ruling(&live).hand_of(mark.bump);
+        let by = { mark.bump }.and_then(|bump| state.ruling(&live).hand_of(bump));
         let handle = |conn: &mut Conn| conn.handle_mark(mark, by, now());
         state.conns.update(&live.pair, handle)
     };
@@ -220,7 +220,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
             }
         }
         Foreign::Straggler => {
-            all_of(marking::mark_moved(daemon, &[live.pair], 0).await)?;
+            all_of(marking::mark_moved(daemon, &[live.pair], None).await)?;
         }
         Foreign::News => followed_elsewhere(daemon, live, mark.bump),
         Foreign::Known => {}
@@ -229,7 +229,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
 }
 
 /// The user chose with another program: the same as `enable` and `disable`.
-fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
+fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: Option<BumpId>) {
     let daemon = Rc::clone(daemon);
     daemon.update(&live.pair, |conn| conn.move_to_awaited(bump));
     tokio::task::spawn_local(async move {
@@ -247,14 +247,18 @@ fn chosen_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
 
 /// Makes a choice of another program ours, if it still stands once it is its turn: it may have been our
 /// own, and `cleanup` have taken it back.
-async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Vec<Moved>> {
+async fn follow_mark(
+    daemon: &Daemon,
+    live: Live,
+    bump: Option<BumpId>,
+) -> anyhow::Result<Vec<Moved>> {
     let _turn = daemon.users.own_turn().await;
     let marks = marks(&daemon.config);
     let tuple = tuple(&live.pair);
     {
         let _turn = daemon.kernel.marking().await;
         let entry = daemon.kernel.conntrack()?.get(&tuple).await?;
-        let (value, mask) = marks.choice(BumpId::new(bump));
+        let (value, mask) = marks.choice(bump);
         let stands = entry.is_some_and(|entry| entry.mark & mask == value);
         let known = daemon.state.borrow().conns.get(&live.pair).choice.get();
         if !stands || known.is_some_and(|choice| choice.bump == bump) {
@@ -275,7 +279,7 @@ async fn follow_mark(daemon: &Daemon, live: Live, bump: u8) -> anyhow::Result<Ve
 }
 
 /// What neither end knows of is news to the peer.
-fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: u8) {
+fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: Option<BumpId>) {
     daemon.events.tell_of(
         Audience::of(live.uid),
         "marked",

@@ -8,13 +8,13 @@ use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
-use dibs_settings::{Opening, Scheduler};
+use dibs_settings::{BumpId, Opening, Scheduler};
 use dibs_wire::virtio::VirtioHdr;
 use dibs_wire::{Packet, Tuple, packet, virtio};
 
 use crate::views;
 
-pub(crate) const BUMP: u8 = bump::SCRAMBLE;
+pub(crate) const BUMP: BumpId = bump::SCRAMBLE;
 /// Of the two links: 0 is trusted, 1 is not.
 pub(crate) const MTU: u16 = 1500;
 /// Sends, packets and rounds after which a node that still has some is taken to go on for ever.
@@ -93,7 +93,7 @@ pub(crate) struct Host {
     pub(crate) node: Node,
     number: usize,
     /// What its kernel sends by.
-    pub(crate) bump: u8,
+    pub(crate) bump: BumpId,
 }
 
 impl Host {
@@ -166,7 +166,7 @@ impl Host {
         }
         node.flush_injections();
         while let Some(injection) = node.poll_injection() {
-            assert!((1..=3).contains(&injection.bump), "a TUN that there is");
+            assert!(injection.bump <= bump::SEAL, "a TUN that there is");
             self::check_frame(injection.frame(), self.number);
             out.frames.push(injection.frame().to_vec());
             node.recycle(injection);

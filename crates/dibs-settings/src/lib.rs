@@ -18,6 +18,11 @@ impl BumpId {
         }
     }
 
+    /// All of them, from the lowest.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (1..=14).filter_map(Self::new)
+    }
+
     /// The number.
     pub const fn get(self) -> u8 {
         self.0.get()

@@ -10,6 +10,7 @@ use dibs_core::Time;
 use dibs_core::bump::{Padding, SCRAMBLE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
 use dibs_netem::Conditions;
+use dibs_settings::BumpId;
 
 use crate::adversary::Tamper;
 use crate::payload::Kind;
@@ -117,7 +118,7 @@ impl Plan {
             kind: Kind::Marked,
             buffer,
             cubic: true,
-            bump: [SCRAMBLE; 2],
+            bump: [Some(SCRAMBLE); 2],
             pause: Duration::ZERO,
             slow: None,
             rx: 2 * buffer,
@@ -125,7 +126,7 @@ impl Plan {
             keepalive: None,
             urgent: false,
             lingers: false,
-            require: [0; 2],
+            require: [None; 2],
         }
     }
 }
@@ -150,7 +151,7 @@ pub struct Plan {
     /// CUBIC, or no congestion control.
     pub cubic: bool,
     /// The bump that each host's direction is on from the start; 0: plain.
-    pub bump: [u8; 2],
+    pub bump: [Option<BumpId>; 2],
     /// Halfway both ends pause so long.
     pub pause: Duration,
     /// The ends read at most 1000 bytes so often.
@@ -166,7 +167,7 @@ pub struct Plan {
     /// It is kept open until the daemons have agreed on it.
     pub lingers: bool,
     /// The bump that a rule of each host requires, if one does; otherwise 0.
-    pub require: [u8; 2],
+    pub require: [Option<BumpId>; 2],
 }
 
 /// Something that happens. Connections by their place among the openings.
@@ -177,14 +178,14 @@ pub enum Op {
     /// An end (0 client, 1 server) of a connection aborts it.
     Abort(usize, usize),
     /// A host's direction of a connection goes to a bump, or to plain (0), by a mark set by hand.
-    Switch(usize, usize, u8),
+    Switch(usize, usize, Option<BumpId>),
     /// The user of a host moves a connection to a bump, or to plain.
-    Choose(usize, usize, u8),
+    Choose(usize, usize, Option<BumpId>),
     /// The users of both hosts do so at once.
-    Cross(usize, [u8; 2]),
+    Cross(usize, [Option<BumpId>; 2]),
     /// A host's daemon says of a connection that this host (1 for A, 2 for B) has chosen a bump for it, in a version
     /// that nobody can have given. Histories are not drawn with it.
-    Outbid(usize, usize, u8, u64),
+    Outbid(usize, usize, Option<BumpId>, u64),
     /// A host's kernel forgets what it followed.
     Flush(usize),
     /// A daemon dies, and another one starts after a while.
@@ -211,7 +212,7 @@ pub enum Op {
     /// A path's network takes only packets up to this size; the daemons may be told.
     Mtu(usize, u16, bool),
     /// A host sends an opaque packet of so many payload bytes, or IPv6, through a bump.
-    Opaque(usize, usize, bool, u8),
+    Opaque(usize, usize, bool, BumpId),
     /// A host's daemon sends the other a message.
     Control(usize, usize),
     /// Somebody sends a host so many datagrams that he saw or made up.
@@ -263,8 +264,9 @@ impl fmt::Display for History {
 }
 
 /// What a bump is called.
-pub fn on(bump: u8) -> &'static str {
-    ["plain", "scramble", "share", "seal"][usize::from(bump)]
+pub fn on(bump: impl Into<Option<BumpId>>) -> &'static str {
+    let number = bump.into().map_or(0, BumpId::get);
+    ["plain", "scramble", "share", "seal"][usize::from(number)]
 }
 
 /// A host's letter.

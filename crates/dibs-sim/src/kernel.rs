@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
 use dibs_wire::packet::{Tuple, flags};
 use etherparse::{TcpOptionElement, TcpOptionsIterator};
@@ -81,7 +82,7 @@ pub enum Way {
     /// By the ordinary route.
     Plain,
     /// By a bump's TUN.
-    Bump(u8),
+    Bump(BumpId),
 }
 
 /// What a kernel keeps for PAWS (RFC 7323, 5.3), which smoltcp does not do.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::node::Node;
-use dibs_settings::Level;
+use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Following;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
@@ -31,7 +31,7 @@ use crate::kernel::{Kernel, Way};
 use ruling::{Known, Rule};
 
 /// The bumps that a host carries.
-const CARRIED: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
+const CARRIED: [BumpId; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
 /// A connection whose kernel has sent no byte for as long sends nothing now.
 const SENDS_WITHIN: Duration = Duration::from_millis(200);
 /// Before the peer is asked again about what is not locked yet.
@@ -40,8 +40,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// What the kernel knows of a connection (docs/switching.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
-    /// The bump that it is on; 0: plain.
-    pub bump: u8,
+    /// The bump that it is on, if it is on one.
+    pub bump: Option<BumpId>,
     /// A user chose so: OVERRIDE.
     pub chosen: bool,
     /// Nothing of it comes in but by the bump: LOCKED.
@@ -77,7 +77,7 @@ enum About {
     /// A choice that is in force, which the peer may not know of.
     Telling(Choice),
     /// Whether the peer has the connection on this bump, too.
-    Confirm(u8),
+    Confirm(BumpId),
 }
 
 /// What goes on once a connection has fallen silent.
@@ -94,7 +94,7 @@ enum Waiter {
 struct Leaving {
     waiters: Vec<Waiter>,
     /// The bumps by which something of it may still be under way.
-    bumps: BTreeSet<u8>,
+    bumps: BTreeSet<BumpId>,
 }
 
 /// What dies with the daemon.
@@ -208,14 +208,14 @@ impl Steering {
     }
 
     /// A connection is about to be opened: what rules say of it.
-    pub fn open(&mut self, pair: Pair, bump: u8, required: u8) {
+    pub fn open(&mut self, pair: Pair, bump: Option<BumpId>, required: Option<BumpId>) {
         self.forget(&pair);
         let mark = Mark {
-            bump: if required == 0 { bump } else { required },
+            bump: required.or(bump),
             ..Mark::default()
         };
         self.marks.insert(pair, mark);
-        if required != 0 {
+        if let Some(required) = required {
             let rule = Rule::requiring(pair, required);
             for rules in self.all_rules() {
                 rules.push(rule.clone());
@@ -252,13 +252,13 @@ impl Steering {
     }
 
     /// The bump that a rule of this host requires, by the kernel.
-    pub fn requires(&self, pair: &Pair) -> Option<u8> {
+    pub fn requires(&self, pair: &Pair) -> Option<BumpId> {
         let requires = |rule: &&Rule| rule.level == Level::Require && rule.means(pair);
         self.rules.iter().find(requires).map(|rule| rule.bump)
     }
 
     /// The bump that the first of this host's rules has a connection on, by the kernel.
-    pub fn ruled(&self, pair: &Pair) -> Option<u8> {
+    pub fn ruled(&self, pair: &Pair) -> Option<BumpId> {
         let first = self.rules.iter().find(|rule| rule.means(pair));
         self.requires(pair).or(first.map(|rule| rule.bump))
     }
@@ -276,24 +276,24 @@ impl Steering {
         let required = self.requires(pair);
         let mark = self.marks.entry(*pair).or_default();
         let came = match way {
-            Way::Plain => 0,
-            Way::Bump(bump) => bump,
+            Way::Plain => None,
+            Way::Bump(bump) => Some(bump),
         };
-        if mark.locked && mark.bump != 0 && came != mark.bump {
+        if mark.locked && mark.bump.is_some() && came != mark.bump {
             self.seen.note(match way {
                 Way::Plain => Seen::LockedDropped,
                 Way::Bump(_) => Seen::LockedElsewhere,
             });
             return false;
         }
-        if required.is_some_and(|required| came != required) {
+        if required.is_some() && came != required {
             self.seen.note(match way {
                 Way::Plain => Seen::RequiredDropped,
                 Way::Bump(_) => Seen::RequiredElsewhere,
             });
             return false;
         }
-        if came != 0 && follow && mark.bump == 0 && !mark.chosen {
+        if came.is_some() && follow && mark.bump.is_none() && !mark.chosen {
             mark.bump = came;
             self.seen.note(Seen::Followed);
         }
@@ -301,7 +301,7 @@ impl Steering {
     }
 
     /// Somebody sets a mark by hand; what was chosen with the daemon stays.
-    pub fn set_by_hand(&mut self, pair: Pair, bump: u8) {
+    pub fn set_by_hand(&mut self, pair: Pair, bump: Option<BumpId>) {
         let required = self.requires(&pair).is_some();
         let mark = self.marks.entry(pair).or_default();
         if !mark.chosen && !mark.locked && !required && mark.bump != bump {
@@ -321,7 +321,7 @@ impl Steering {
                 || rules.iter().any(|rule| rule.means(pair))
         };
         let lost: Vec<Pair> = { self.marks.iter() }
-            .filter(|(pair, mark)| !mark.chosen && mark.bump != 0 && !is_kept(pair))
+            .filter(|(pair, mark)| !mark.chosen && mark.bump.is_some() && !is_kept(pair))
             .map(|(pair, _)| *pair)
             .collect();
         for pair in lost {
@@ -376,15 +376,15 @@ impl Steering {
         // What an earlier run left.
         for (pair, mark) in &self.marks {
             let socket = at.socket(pair).unwrap_or(Socket::UNKNOWN);
-            let by = daemon.ruling(pair, socket).hand_of(mark.bump);
+            let by = { mark.bump }.and_then(|bump| daemon.ruling(pair, socket).hand_of(bump));
             daemon.conns.update(pair, |conn| {
                 if mark.chosen {
                     conn.note_mark(mark.bump, true, at.now);
                 }
                 match mark.bump {
-                    0 if mark.chosen && conn.choice.get().is_none() => conn.move_to_left(at.now),
-                    0 => {}
-                    _ => conn.adopt_mark(mark.seen(), socket, by),
+                    None if mark.chosen && conn.choice.get().is_none() => conn.move_to_left(at.now),
+                    None => {}
+                    Some(_) => conn.adopt_mark(mark.seen(), socket, by),
                 }
             });
         }
@@ -444,22 +444,22 @@ impl Steering {
         let highest = self.highest.entry(pair).or_default();
         *highest = (*highest).max(choice.version);
         self.write(at, pair, choice.bump, true);
-        if choice.bump != 0 {
+        if let Some(bump) = choice.bump {
             // What it acknowledged last went another way: the data path may wait for a word of it.
-            at.node.solicit(choice.bump, tuple(&pair));
+            at.node.solicit(bump, tuple(&pair));
         }
     }
 
     /// Puts a connection on a bump, or on none, by no choice.
-    fn move_to(&mut self, at: &mut At<'_>, pair: Pair, bump: u8) {
-        if bump == 0 {
+    fn move_to(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>) {
+        if bump.is_none() {
             self.update(&pair, |conn| conn.move_to_left(at.now));
         }
         self.write(at, pair, bump, false);
     }
 
     /// A connection's mark says this bump from now on, by choice if `explicit`.
-    fn write(&mut self, at: &mut At<'_>, pair: Pair, bump: u8, explicit: bool) {
+    fn write(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>, explicit: bool) {
         let new = self.update(&pair, |conn| {
             conn.lock.enter(bump);
             conn.move_to_mark(bump, explicit, at.now)
@@ -468,7 +468,7 @@ impl Steering {
         (mark.bump, mark.chosen) = (bump, new.chosen);
         locking::note_lock(self, &pair);
         self.daemon().look_at = Some(at.now);
-        if bump == 0 {
+        if bump.is_none() {
             end_drains(at, &pair);
         }
     }
@@ -536,7 +536,7 @@ impl Steering {
         };
         for (pair, choice) in daemon.conns.choices() {
             let mark = self.mark(&pair);
-            if mark.locked && daemon.conns.get(&pair).lock.locked() != Some(mark.bump) {
+            if mark.locked && daemon.conns.get(&pair).lock.locked() != mark.bump {
                 return Err(format!(
                     "{pair:?} is locked to where the peer did not say that it was: {mark:?}"
                 ));

@@ -18,7 +18,7 @@ use dibs_netem::{
     Conditions, Emulator,
     rng::{Rng, mix},
 };
-use dibs_settings::Opening;
+use dibs_settings::{BumpId, Opening};
 use dibs_switch::conns::Pair;
 
 use crate::adversary::{Adversary, Tamper};
@@ -88,7 +88,7 @@ struct Host {
     spins: u32,
     steering: Steering,
     /// What the node has put out and nobody has looked at yet.
-    injected: Vec<(u8, Vec<u8>)>,
+    injected: Vec<(BumpId, Vec<u8>)>,
     events: Vec<Event>,
     preferences: Preferences,
     /// By path, where its rate is limited.
@@ -114,7 +114,7 @@ struct Link {
 #[derive(Default)]
 struct Said {
     /// Opaque packets by content, with the bump that each was sent by.
-    opaque: BTreeMap<Vec<u8>, u8>,
+    opaque: BTreeMap<Vec<u8>, BumpId>,
     /// Messages, with the number of times they came.
     controls: BTreeMap<Vec<u8>, u32>,
     /// Messages about switches.

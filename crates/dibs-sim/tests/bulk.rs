@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::bump::{SCRAMBLE, SEAL};
+use dibs_settings::BumpId;
 use dibs_sim::bulk::{Algorithm, Carried, Change, Link, Pair, Plain, Row, Scenario};
 
 /// More than the span takes.
@@ -97,7 +98,7 @@ fn a_timeout_for_nothing_is_taken_back() {
 }
 
 /// Two links without loss, and what dibs gives over the best of them alone.
-fn ratio(algorithm: Algorithm, bump: u8, links: [Link; 2]) -> f64 {
+fn ratio(algorithm: Algorithm, bump: BumpId, links: [Link; 2]) -> f64 {
     let scenario = Scenario {
         bump,
         ..Scenario::steady(algorithm, links.into(), 40_000_000)

@@ -6,7 +6,7 @@ use dibs_core::Time;
 use dibs_core::bump::{SEAL, SHARE};
 use dibs_core::preference::Usage;
 use dibs_netem::Conditions;
-use dibs_settings::Role;
+use dibs_settings::{BumpId, Role};
 use dibs_sim::coverage::Seen;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup, Wish};
 use dibs_sim::{History, Report, World};
@@ -30,9 +30,9 @@ fn paths() -> Vec<PathSetup> {
 }
 
 /// A transfer on a bump, and before it what both users want.
-fn transfer(bump: u8, wishes: &[Wish]) -> Report {
+fn transfer(bump: BumpId, wishes: &[Wish]) -> Report {
     let plan = Plan {
-        bump: [bump; 2],
+        bump: [Some(bump); 2],
         ..Plan::ordinary([300_000, 300_000], Order::Both, 64 << 10)
     };
     let wishes = wishes

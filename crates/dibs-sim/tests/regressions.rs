@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_core::bump::{SCRAMBLE, SEAL, SHARE};
+use dibs_core::bump;
 use dibs_core::counters::Counter;
 use dibs_netem::Conditions;
-use dibs_settings::Level;
+use dibs_settings::{BumpId, Level};
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
 use dibs_sim::history::{Op, Order, PathSetup, Plan, Setup};
@@ -15,7 +15,10 @@ use dibs_sim::steering::ruling::{Rule, Selected};
 use dibs_sim::{History, Report, World};
 
 /// On no bump.
-const PLAIN: u8 = 0;
+const PLAIN: Option<BumpId> = None;
+const SCRAMBLE: Option<BumpId> = Some(bump::SCRAMBLE);
+const SHARE: Option<BumpId> = Some(bump::SHARE);
+const SEAL: Option<BumpId> = Some(bump::SEAL);
 
 fn at(millis: u64) -> Time {
     Time::ZERO + Duration::from_millis(millis)
@@ -836,7 +839,7 @@ fn a_peer_makes_no_choice_that_cannot_be_overruled() {
     }
 }
 
-fn rule(level: Level, bump: u8) -> Rule {
+fn rule(level: Level, bump: BumpId) -> Rule {
     let meant = Selected::Ports(0..=9_999);
     Rule { bump, level, meant }
 }
@@ -866,10 +869,10 @@ fn rules_that_contradict_each_other_at_the_two_ends_lock_nothing() {
     for between in [0, 100, 2000, 5000] {
         let ops = vec![
             (at(1000), Op::Open(lingering([3_000_000, 3_000_000]))),
-            (at(1100), Op::Rules(0, vec![rule(Level::Usual, SEAL)])),
+            (at(1100), Op::Rules(0, vec![rule(Level::Usual, bump::SEAL)])),
             (
                 at(1100 + between),
-                Op::Rules(1, vec![rule(Level::Usual, SCRAMBLE)]),
+                Op::Rules(1, vec![rule(Level::Usual, bump::SCRAMBLE)]),
             ),
         ];
         let report = ruled(ops);
@@ -884,10 +887,19 @@ fn rules_that_contradict_each_other_at_the_two_ends_lock_nothing() {
 fn what_was_required_stays_locked_to_no_bump_that_the_peer_has_left() {
     let ops = vec![
         (at(1000), Op::Open(lingering([300_000, 300_000]))),
-        (at(1000), Op::Rules(0, vec![rule(Level::Require, SEAL)])),
-        (at(1000), Op::Rules(1, vec![rule(Level::Require, SEAL)])),
-        (at(5000), Op::Rules(0, vec![rule(Level::Usual, SCRAMBLE)])),
-        (at(6000), Op::Rules(1, vec![rule(Level::Usual, SEAL)])),
+        (
+            at(1000),
+            Op::Rules(0, vec![rule(Level::Require, bump::SEAL)]),
+        ),
+        (
+            at(1000),
+            Op::Rules(1, vec![rule(Level::Require, bump::SEAL)]),
+        ),
+        (
+            at(5000),
+            Op::Rules(0, vec![rule(Level::Usual, bump::SCRAMBLE)]),
+        ),
+        (at(6000), Op::Rules(1, vec![rule(Level::Usual, bump::SEAL)])),
     ];
     let report = ruled(ops);
     assert_eq!(report.delivered, 600_000);
@@ -902,7 +914,7 @@ fn a_choice_that_both_ends_know_is_not_given_up_for_a_later_rule() {
         let ops = vec![
             (at(1000), Op::Open(lingering([3000, 3000]))),
             (at(2000), Op::Choose(0, chooser, PLAIN)),
-            (at(4000), Op::Rules(1, vec![rule(Level::Usual, SEAL)])),
+            (at(4000), Op::Rules(1, vec![rule(Level::Usual, bump::SEAL)])),
             (at(6000), Op::Restart(restarted, Duration::from_millis(10))),
             (at(9000), Op::Choose(0, 0, PLAIN)),
         ];
@@ -919,7 +931,7 @@ fn who_may_not_go_back_to_plain_stays_where_it_was_chosen_to_be() {
     let ops = vec![
         (at(1000), Op::Open(lingering([3000, 3000]))),
         (at(2000), Op::Choose(0, 0, SCRAMBLE)),
-        (at(4000), Op::Rules(1, vec![rule(Level::Usual, SEAL)])),
+        (at(4000), Op::Rules(1, vec![rule(Level::Usual, bump::SEAL)])),
         (at(6000), Op::Choose(0, 0, PLAIN)),
     ];
     let report = ruled(ops);
@@ -936,7 +948,10 @@ fn a_choice_is_in_force_again_once_no_rule_stands_against_it() {
         (at(1000), Op::Open(lingering([3000, 3000]))),
         (at(2000), Op::Choose(0, 0, SCRAMBLE)),
         (at(4000), Op::Unable(1, Duration::from_secs(2))),
-        (at(4100), Op::Rules(0, vec![rule(Level::Require, SEAL)])),
+        (
+            at(4100),
+            Op::Rules(0, vec![rule(Level::Require, bump::SEAL)]),
+        ),
         (at(8000), Op::Rules(0, vec![])),
     ];
     let report = ruled(ops);

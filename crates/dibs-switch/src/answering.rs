@@ -5,6 +5,7 @@
 //! could not be carried out is taken back. [`Following::next`] says which of it is to be done.
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 
 use crate::conns::{Choice, Pair, Socket, Version};
 use crate::marks::{Hand, Handed};
@@ -31,9 +32,9 @@ pub struct Here {
     /// The socket is bound to a device.
     pub bound: bool,
     /// The bump that a rule requires.
-    pub required: Option<u8>,
+    pub required: Option<BumpId>,
     /// The bump of the rule that decides over it where nothing is chosen.
-    pub ruled: Option<u8>,
+    pub ruled: Option<BumpId>,
 }
 
 /// Why a connection does not follow.
@@ -52,7 +53,7 @@ pub enum Refusal {
     /// Nobody can have made a choice of this version.
     Implausible(Implausible),
     /// A rule wants it on this bump.
-    OwnRule(u8),
+    OwnRule(BumpId),
     /// A later choice stands, of this generation.
     Older(u64),
 }
@@ -67,7 +68,7 @@ impl Refusal {
             Self::NoDevice => (Outcome::NoDevice, 0),
             Self::Bound => (Outcome::Bound, 0),
             Self::Implausible(_) => (Outcome::Failed, 0),
-            Self::OwnRule(bump) => (Outcome::OwnRule, bump.into()),
+            Self::OwnRule(bump) => (Outcome::OwnRule, bump.get().into()),
             Self::Older(generation) => (Outcome::Older, generation),
         }
     }
@@ -145,7 +146,7 @@ impl Wanted {
         here: Here,
     ) -> Result<Following, Refusal> {
         let (switch, socket) = (self.switch, here.socket);
-        if here.bound && switch.bump != 0 {
+        if here.bound && switch.bump.is_some() {
             return Err(Refusal::Bound);
         }
         let plausible = conn.choice.check(socket, version, self.hosts);
@@ -155,10 +156,13 @@ impl Wanted {
         // the kernel has the connection where ours do with the next packet.
         let has_it = |choice: Choice| choice.version >= version || choice.bump == switch.bump;
         let ruled = here.ruled.filter(|_| match switch.explicit {
-            true => switch.bump == 0 && !choice.is_some_and(has_it),
+            true => switch.bump.is_none() && !choice.is_some_and(has_it),
             false => choice.is_none(),
         });
-        let own = here.required.or(ruled).filter(|own| *own != switch.bump);
+        let own = here
+            .required
+            .or(ruled)
+            .filter(|own| Some(*own) != switch.bump);
         let following = Following {
             pair,
             is_new: false,
@@ -172,7 +176,7 @@ impl Wanted {
         };
         if let Some(refusal) = following.refusal {
             // The peer goes there all the same: what it sends is not to be dropped for a lock.
-            let leaves = !switch.explicit && !switch.ready && switch.bump != 0;
+            let leaves = !switch.explicit && !switch.ready && switch.bump.is_some();
             return match leaves && conn.lock.holds_back(switch.bump) {
                 true => Ok(following),
                 false => Err(refusal),
@@ -188,12 +192,12 @@ impl Wanted {
         }
         let was = match switch.explicit {
             true => choice.map(|choice| choice.bump),
-            false => Some(handed.map_or(0, |handed| handed.bump)),
+            false => Some(handed.map(|handed| handed.bump)),
         };
         let is_new = !switch.ready && was != Some(switch.bump);
         if is_new && !switch.explicit {
             let (bump, by) = (switch.bump, Hand::Peer);
-            conn.hand_over((bump != 0).then_some(Handed { bump, by }));
+            conn.hand_over(bump.map(|bump| Handed { bump, by }));
         }
         Ok(Following {
             is_new,
@@ -227,7 +231,7 @@ impl Following {
                 _ => None,
             };
             let moves = matches!(self.next, Some(Step::Save | Step::Mark));
-            conn.arriving = moves && self.switch.bump != 0;
+            conn.arriving = moves && self.switch.bump.is_some();
         });
     }
 
@@ -257,7 +261,7 @@ impl Following {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conns::tests::pair;
+    use crate::conns::tests::{bump, pair};
 
     const SOCKET: Socket = Socket(77);
     const NOW: Time = Time::from_nanos(1_000_000_000_000);
@@ -288,18 +292,18 @@ mod tests {
         wanted.judge(conns, (named, Version { generation, host }), here, NOW)
     }
 
-    fn chosen(bump: u8) -> Switch {
+    fn chosen(number: u8) -> Switch {
         Switch {
-            bump,
+            bump: BumpId::new(number),
             explicit: true,
             ready: false,
         }
     }
 
-    fn ruled(bump: u8) -> Switch {
+    fn ruled(number: u8) -> Switch {
         Switch {
             explicit: false,
-            ..chosen(bump)
+            ..chosen(number)
         }
     }
 
@@ -322,11 +326,11 @@ mod tests {
             ..here
         });
         let required = here.map(|here| Here {
-            required: Some(2),
+            required: BumpId::new(2),
             ..here
         });
         let decided = here.map(|here| Here {
-            ruled: Some(2),
+            ruled: BumpId::new(2),
             ..here
         });
         let far = Refusal::Implausible(Implausible::Generation);
@@ -335,11 +339,11 @@ mod tests {
             (chosen(1), 1, other, Refusal::OtherSocket(Socket(78))),
             (chosen(1), 1, bound, Refusal::Bound),
             (chosen(1), u64::MAX, here, far),
-            (chosen(0), 1, required, Refusal::OwnRule(2)),
-            (ruled(1), 0, required, Refusal::OwnRule(2)),
-            (ruled(0), 0, decided, Refusal::OwnRule(2)),
-            (ruled(1), 0, decided, Refusal::OwnRule(2)),
-            (chosen(0), 1, decided, Refusal::OwnRule(2)),
+            (chosen(0), 1, required, Refusal::OwnRule(bump(2))),
+            (ruled(1), 0, required, Refusal::OwnRule(bump(2))),
+            (ruled(0), 0, decided, Refusal::OwnRule(bump(2))),
+            (ruled(1), 0, decided, Refusal::OwnRule(bump(2))),
+            (chosen(0), 1, decided, Refusal::OwnRule(bump(2))),
         ] {
             let mut conns = ConnTable::default();
             let judged = judge(&mut conns, switch, generation, here);
@@ -360,7 +364,7 @@ mod tests {
     #[test]
     fn a_choice_that_stands_here_is_above_a_rule_that_does_not_require_its_bump() {
         let decided = Some(Here {
-            ruled: Some(2),
+            ruled: BumpId::new(2),
             ..HERE
         });
         let mut conns = ConnTable::default();
@@ -376,21 +380,21 @@ mod tests {
         let judged = judge(&mut conns, chosen(1), 5, decided);
         assert!(judged.is_ok());
         let judged = judge(&mut conns, chosen(0), 6, decided);
-        assert_eq!(judged.err(), Some(Refusal::OwnRule(2)));
+        assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))));
     }
 
     /// Both ends had it locked on 2, and the peer goes to where a rule of its own wants it.
     #[test]
     fn who_does_not_follow_a_rule_of_the_peer_does_not_stay_locked() {
         let here = Some(Here {
-            required: Some(2),
+            required: BumpId::new(2),
             ..HERE
         });
         let mut conns = ConnTable::default();
-        conns.update(&pair(), |conn| conn.lock.adopt(2));
+        conns.update(&pair(), |conn| conn.lock.adopt(bump(2)));
         for switch in [chosen(1), whether(ruled(1)), ruled(0)] {
             let judged = judge(&mut conns, switch, 1, here);
-            assert_eq!(judged.err(), Some(Refusal::OwnRule(2)), "{switch:?}");
+            assert_eq!(judged.err(), Some(Refusal::OwnRule(bump(2))), "{switch:?}");
         }
         let following = judge(&mut conns, ruled(1), 0, here).expect("it is unlocked");
         assert!(!following.is_new);
@@ -426,7 +430,7 @@ mod tests {
             steps.push(step);
             following.handle_done(conns, Some(step) != fails);
             let moves = matches!(following.next(), Some(Step::Save | Step::Mark));
-            let arriving = moves && following.switch.bump != 0;
+            let arriving = moves && following.switch.bump.is_some();
             assert_eq!(conns.get(&pair()).arriving, arriving);
         }
         (steps, following.answer().0)
@@ -485,8 +489,8 @@ mod tests {
         assert_eq!(conns.get(&pair()).choice.get(), stood);
 
         let mut conns = ConnTable::default();
-        for (bump, before) in [(1, None), (3, Some(1)), (0, Some(3))] {
-            let following = judge(&mut conns, ruled(bump), 0, Some(HERE)).expect("it follows");
+        for (number, before) in [(1, None), (3, BumpId::new(1)), (0, BumpId::new(3))] {
+            let following = judge(&mut conns, ruled(number), 0, Some(HERE)).expect("it follows");
             assert!(following.is_new);
             let after = conns.clone();
             follow(&mut conns, following, Some(Mark));

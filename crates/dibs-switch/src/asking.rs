@@ -1,6 +1,7 @@
 //! What a peer is asked for its part in a switch of one connection, who leaves first, and what becomes of it.
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 
 use crate::conns::{Choice, Meant, Socket, Version};
 use crate::messages::{Answer, Outcome, Switch, Unanswered};
@@ -14,8 +15,8 @@ use crate::table::{Conn, ConnTable};
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiation {
     conn: Meant,
-    /// Where it goes; 0 is plain.
-    bump: u8,
+    /// Where it goes; none: to plain.
+    bump: Option<BumpId>,
     /// By choice.
     explicit: bool,
     /// The version that it was asked with last.
@@ -23,7 +24,7 @@ pub struct Negotiation {
     /// What had been chosen before.
     before: Option<Choice>,
     /// The bump that the connection was on, by whatever reason.
-    origin: u8,
+    origin: Option<BumpId>,
     /// It has left there already, and the kernel was told of that: the peer had said that it would follow.
     left: bool,
     phase: Phase,
@@ -74,7 +75,7 @@ pub enum Step {
     /// It is to be [concluded](Negotiation::conclude).
     Conclude,
     /// It is to be on this bump again, by no choice.
-    PutBack(u8),
+    PutBack(Option<BumpId>),
     /// The kernel is to be [told](Negotiation::handle_marked) of the choice that stands.
     Mark,
     /// A rule of the peer wants it on this bump, for which the choice that [stood](Negotiation::stood) is given up.
@@ -97,7 +98,7 @@ pub enum Conclusion {
     TakenBack,
     /// The same, and that was no choice: the kernel, which was told of this one, is to put the connection on this
     /// bump again, by no choice.
-    PutBack(u8),
+    PutBack(Option<BumpId>),
     /// This one is in force, later than what the peer was asked for: it puts the connection back to where
     /// it was, whether the peer had moved it or not. The peer is to be told.
     BroughtBack(Choice),
@@ -109,8 +110,8 @@ impl Negotiation {
     pub fn choose(
         conns: &mut ConnTable,
         conn: Meant,
-        bump: u8,
-        origin: u8,
+        bump: Option<BumpId>,
+        origin: Option<BumpId>,
         host: u64,
     ) -> Option<Self> {
         let before = conns.get(&conn.pair).choice.of(conn.socket);
@@ -129,7 +130,7 @@ impl Negotiation {
     }
 
     /// Moves a connection because rules of `host` changed.
-    pub fn by_rule(conn: Meant, bump: u8, host: u64) -> Self {
+    pub fn by_rule(conn: Meant, bump: Option<BumpId>, host: u64) -> Self {
         let generation = 0;
         Self {
             conn,
@@ -137,7 +138,7 @@ impl Negotiation {
             explicit: false,
             version: Version { generation, host },
             before: None,
-            origin: 0,
+            origin: None,
             left: false,
             phase: Phase::Locked,
         }
@@ -317,7 +318,7 @@ impl Negotiation {
             _ => None,
         };
         if !self.explicit {
-            let own = own.filter(|_| self.bump == 0).map(Step::GiveIn);
+            let own = own.filter(|_| self.bump.is_none()).map(Step::GiveIn);
             // What the peer takes no part in goes one way only, as rules allow.
             let step = own.or(Some(Step::Move));
             return [
@@ -330,7 +331,9 @@ impl Negotiation {
         // The choice that stood was made without a session, and the rule stands against it, too: one that does not
         // require its bump stands against plain alone.
         let gives_in = |own: &u64| {
-            let stands_against = |bump| u64::from(bump) != *own && (bump == 0 || self.bump != 0);
+            let number = |bump: Option<BumpId>| bump.map_or(0, |bump| bump.get().into());
+            let stands_against =
+                |bump| number(bump) != *own && (bump.is_none() || self.bump.is_some());
             { self.before }.is_some_and(|before| stands_against(before.bump))
         };
         [
@@ -357,7 +360,7 @@ impl Negotiation {
         let agreed = match self.answer() {
             Ok((outcome, _)) => outcome == Outcome::Done,
             // The peer's part waits for a session: the choice is sent again then.
-            Err(Unanswered::NoSession) => self.bump == 0,
+            Err(Unanswered::NoSession) => self.bump.is_none(),
             Err(_) => false,
         };
         let known = conn.choice.of(socket);

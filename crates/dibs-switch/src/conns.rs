@@ -6,6 +6,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use dibs_settings::BumpId;
 use serde::{Deserialize, Serialize};
 
 /// An end of a TCP connection. Tables have thousands of them, and those of a [`SocketAddr`] would be half empty.
@@ -110,8 +111,9 @@ pub struct Version {
 /// What was chosen for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
-    /// The bump's number; 0 is plain.
-    pub bump: u8,
+    /// The bump; none: plain.
+    #[serde(with = "number")]
+    pub bump: Option<BumpId>,
     /// The connection's socket here: it does not stand for another one of the same ends.
     pub socket: Socket,
     /// Against other choices.
@@ -161,7 +163,13 @@ impl Chosen {
 
     /// Makes a choice of `host` that is later than what is known here, and later than generation
     /// `above`. It is pending. Returns it.
-    pub fn propose(&mut self, socket: Socket, bump: u8, host: u64, above: u64) -> Choice {
+    pub fn propose(
+        &mut self,
+        socket: Socket,
+        bump: Option<BumpId>,
+        host: u64,
+        above: u64,
+    ) -> Choice {
         let known = self.known.map_or(0, |choice| choice.version.generation);
         let generation = known.max(above).saturating_add(1);
         let choice = Choice {
@@ -203,7 +211,12 @@ impl Chosen {
     }
 
     /// Takes a choice of the other end, if it is later; otherwise gives the one that stays.
-    pub fn accept(&mut self, socket: Socket, bump: u8, version: Version) -> Result<(), Choice> {
+    pub fn accept(
+        &mut self,
+        socket: Socket,
+        bump: Option<BumpId>,
+        version: Version,
+    ) -> Result<(), Choice> {
         match self.of(socket) {
             Some(known) if known.version > version => Err(known),
             // Said again.
@@ -259,12 +272,42 @@ impl Chosen {
     }
 }
 
+/// A bump as a number, 0 for none.
+mod number {
+    use dibs_settings::BumpId;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        bump: &Option<BumpId>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        bump.map_or(0, BumpId::get).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<BumpId>, D::Error> {
+        match u8::deserialize(deserializer)? {
+            0 => Ok(None),
+            number => match BumpId::new(number) {
+                Some(bump) => Ok(Some(bump)),
+                None => Err(serde::de::Error::custom(format!("no bump is {number}"))),
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
     const SOCKET: Socket = Socket(77);
+
+    /// A bump.
+    pub(crate) fn bump(number: u8) -> BumpId {
+        BumpId::new(number).expect("a number of a bump")
+    }
 
     pub(crate) fn pair() -> Pair {
         Pair {
@@ -276,9 +319,9 @@ pub(crate) mod tests {
     #[test]
     fn only_the_choice_that_was_refused_is_given_up() {
         let mut chosen = Chosen::default();
-        let first = chosen.propose(SOCKET, 0, 7, 0);
+        let first = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
         assert!(chosen.settle(first.version));
-        let later = chosen.propose(SOCKET, 1, 7, 0);
+        let later = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         assert!(!chosen.give_up(first.version));
         assert_eq!(chosen.get(), Some(later));
         assert!(chosen.give_up(later.version) && chosen.get().is_none());
@@ -289,25 +332,25 @@ pub(crate) mod tests {
     fn a_choice_does_not_stand_for_the_next_connection_of_the_same_ends() {
         let mut chosen = Chosen::default();
         let (next, version) = (Socket(78), Version::default());
-        let first = chosen.propose(SOCKET, 0, 7, 0);
+        let first = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
         assert_eq!(chosen.of(SOCKET), Some(first));
         assert_eq!(chosen.of(next), None);
-        assert_eq!(chosen.accept(SOCKET, 1, version), Err(first));
-        assert_eq!(chosen.accept(next, 1, version), Ok(()));
-        assert_eq!(chosen.of(next).map(|c| c.bump), Some(1));
+        assert_eq!(chosen.accept(SOCKET, BumpId::new(1), version), Err(first));
+        assert_eq!(chosen.accept(next, BumpId::new(1), version), Ok(()));
+        assert_eq!(chosen.of(next).and_then(|c| c.bump), BumpId::new(1));
     }
 
     #[test]
     fn a_refused_choice_leaves_what_was_before() {
         let mut chosen = Chosen::default();
-        let first = chosen.propose(SOCKET, 1, 7, 0);
+        let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         chosen.take_back(first.version, None);
         assert!(chosen.get().is_none());
 
-        let first = chosen.propose(SOCKET, 1, 7, 0);
+        let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         assert!(chosen.settle(first.version));
         let settled = chosen.get();
-        let second = chosen.propose(SOCKET, 0, 7, 0);
+        let second = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
         assert_eq!(second.version.generation, 2);
         chosen.take_back(second.version, settled);
         assert_eq!(chosen.get(), settled);
@@ -320,14 +363,16 @@ pub(crate) mod tests {
         for earlier in [false, true] {
             let mut chosen = Chosen::default();
             if earlier {
-                let first = chosen.propose(SOCKET, 1, 7, 0);
+                let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
                 chosen.settle(first.version);
             }
             let before = chosen.get();
-            let ours = chosen.propose(SOCKET, 2, 7, 0);
+            let ours = chosen.propose(SOCKET, BumpId::new(2), 7, 0);
             let generation = ours.version.generation;
             let theirs = |host| Version { generation, host };
-            chosen.accept(SOCKET, 0, theirs(8)).expect("it is later");
+            chosen
+                .accept(SOCKET, BumpId::new(0), theirs(8))
+                .expect("it is later");
             // The question about ours goes on: whoever asks deals with it.
             let mut going = chosen.clone();
             assert!(going.refuse(theirs(8), Some(ours)));
@@ -335,9 +380,11 @@ pub(crate) mod tests {
 
             chosen.overtake(ours.version, before);
             let mut later = chosen.clone();
-            later.accept(SOCKET, 3, theirs(9)).expect("later");
+            later
+                .accept(SOCKET, BumpId::new(3), theirs(9))
+                .expect("later");
             assert!(!later.refuse(theirs(8), Some(ours)));
-            assert_eq!(later.get().map(|c| c.bump), Some(3));
+            assert_eq!(later.get().and_then(|c| c.bump), BumpId::new(3));
 
             assert!(chosen.refuse(theirs(8), Some(ours)));
             assert_eq!(chosen.get(), before, "{earlier}");
@@ -347,12 +394,12 @@ pub(crate) mod tests {
     #[test]
     fn a_later_choice_is_not_taken_back() {
         let mut chosen = Chosen::default();
-        let ours = chosen.propose(SOCKET, 1, 7, 0);
+        let ours = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         let theirs = Version {
             generation: 1,
             host: 8,
         };
-        assert_eq!(chosen.accept(SOCKET, 0, theirs), Ok(()));
+        assert_eq!(chosen.accept(SOCKET, BumpId::new(0), theirs), Ok(()));
         chosen.take_back(ours.version, None);
         assert!(!chosen.settle(ours.version));
         assert_eq!(chosen.get().map(|c| c.version), Some(theirs));
@@ -363,12 +410,12 @@ pub(crate) mod tests {
     #[test]
     fn a_choice_that_was_told_back_is_not_taken_back() {
         let mut chosen = Chosen::default();
-        let first = chosen.propose(SOCKET, 1, 7, 0);
+        let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         assert!(chosen.settle(first.version));
         let before = chosen.get();
-        let ours = chosen.propose(SOCKET, 0, 7, 0);
+        let ours = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
         assert!(chosen.get().is_some_and(|choice| choice.pending));
-        assert_eq!(chosen.accept(SOCKET, 0, ours.version), Ok(()));
+        assert_eq!(chosen.accept(SOCKET, BumpId::new(0), ours.version), Ok(()));
         assert!(chosen.get().is_some_and(|choice| !choice.pending));
         chosen.take_back(ours.version, before);
         assert_eq!(chosen.get().map(|c| c.version), Some(ours.version));
@@ -382,16 +429,16 @@ pub(crate) mod tests {
             let mut wire: Vec<(usize, u8, Version)> = Vec::new();
             for (second, bump, deliver) in steps {
                 let from = usize::from(second);
-                let choice = ends[from].propose(SOCKET, bump, from as u64, 0);
+                let choice = ends[from].propose(SOCKET, BumpId::new(bump), from as u64, 0);
                 ends[from].settle(choice.version);
                 wire.push((1 - from, bump, choice.version));
                 if deliver % 2 == 0 {
                     let (to, bump, version) = wire.swap_remove(deliver / 2 % wire.len());
-                    let _ = ends[to].accept(SOCKET, bump, version);
+                    let _ = ends[to].accept(SOCKET, BumpId::new(bump), version);
                 }
             }
             for (to, bump, version) in wire.into_iter().rev() {
-                let _ = ends[to].accept(SOCKET, bump, version);
+                let _ = ends[to].accept(SOCKET, BumpId::new(bump), version);
             }
             prop_assert_eq!(ends[0].get(), ends[1].get());
         }

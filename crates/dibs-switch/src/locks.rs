@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 
 use crate::conns::Socket;
 use crate::messages::{Answer, Named, Outcome};
@@ -24,11 +25,11 @@ pub struct Here {
     /// Its socket.
     pub socket: Socket,
     /// The bump that it [stays on](crate::rules::Ruling::stays_on).
-    pub stays_on: Option<u8>,
+    pub stays_on: Option<BumpId>,
 }
 
 /// Answers a peer that has a connection on `bump` whether it is there at this end, too: then both ends know.
-pub fn answer(bump: u8, named: &Named, here: Option<Here>) -> (Outcome, u64) {
+pub fn answer(bump: BumpId, named: &Named, here: Option<Here>) -> (Outcome, u64) {
     match here {
         None => (Outcome::NoConnection, 0),
         Some(here) if here.socket != named.socket => (Outcome::OtherSocket, here.socket.0.into()),
@@ -47,17 +48,23 @@ enum State {
     #[default]
     Open,
     /// The peer is not on the bump; it is not asked again before.
-    Refused { bump: u8, until: Time },
+    Refused { bump: BumpId, until: Time },
     /// The peer is on the bump too; locked from then on.
-    Confirmed { bump: u8, at: Time },
+    Confirmed { bump: BumpId, at: Time },
     /// Locked on the bump.
-    Locked { bump: u8 },
+    Locked { bump: BumpId },
 }
 
 impl Lock {
     /// What the peer answered that was asked whether it has the connection on `bump`. `stays_on`: where this end has it
     /// by now. Without an answer there is nobody to confirm anything.
-    pub fn handle_answer(&mut self, bump: u8, answer: Answer, stays_on: Option<u8>, now: Time) {
+    pub fn handle_answer(
+        &mut self,
+        bump: BumpId,
+        answer: Answer,
+        stays_on: Option<BumpId>,
+        now: Time,
+    ) {
         match answer {
             Ok((Outcome::Done, _)) if stays_on == Some(bump) => self.confirm(bump, now),
             Ok((Outcome::Done, _)) | Err(_) => {}
@@ -66,7 +73,7 @@ impl Lock {
     }
 
     /// Both ends are on `bump`: this one [answered](answer) so.
-    pub fn confirm(&mut self, bump: u8, now: Time) {
+    pub fn confirm(&mut self, bump: BumpId, now: Time) {
         if self.bump() != Some(bump) || self.is_unconfirmed() {
             let at = now + GRACE;
             self.0 = State::Confirmed { bump, at };
@@ -75,7 +82,7 @@ impl Lock {
 
     /// The peer says that it is not on `bump`. That undoes no lock: it may have said so before it entered,
     /// and a late word of one bump says nothing of another.
-    fn refuse(&mut self, bump: u8, now: Time) {
+    fn refuse(&mut self, bump: BumpId, now: Time) {
         if self.is_unconfirmed() {
             let until = now + ASK_AGAIN;
             self.0 = State::Refused { bump, until };
@@ -87,7 +94,7 @@ impl Lock {
     }
 
     /// The bump that something is known of.
-    fn bump(&self) -> Option<u8> {
+    fn bump(&self) -> Option<BumpId> {
         match self.0 {
             State::Open => None,
             State::Refused { bump, .. }
@@ -97,7 +104,7 @@ impl Lock {
     }
 
     /// The kernel has it locked since an earlier run.
-    pub fn adopt(&mut self, bump: u8) {
+    pub fn adopt(&mut self, bump: BumpId) {
         self.0 = State::Locked { bump };
     }
 
@@ -107,22 +114,22 @@ impl Lock {
     }
 
     /// Where it is locked.
-    pub fn locked(&self) -> Option<u8> {
+    pub fn locked(&self) -> Option<BumpId> {
         match self.0 {
             State::Locked { bump } => Some(bump),
             _ => None,
         }
     }
 
-    /// Whether a connection that is about to go to a bump, or to plain (0), is to be released before: on a lock for
+    /// Whether a connection that is about to go to a bump, or to plain, is to be released before: on a lock for
     /// another one something is known.
-    pub fn holds_back(&self, bump: u8) -> bool {
-        bump == 0 || self.is_elsewhere(bump)
+    pub fn holds_back(&self, bump: Option<BumpId>) -> bool {
+        bump.is_none() || self.is_elsewhere(bump)
     }
 
-    /// The connection is on `bump` from now on: a lock for another one is forgotten, which the peer may have confirmed
+    /// The connection is on this bump, or on none, from now on: a lock for another one is forgotten, which the peer may have confirmed
     /// once more since it was released. Whether there was one.
-    pub fn enter(&mut self, bump: u8) -> bool {
+    pub fn enter(&mut self, bump: Option<BumpId>) -> bool {
         let was_elsewhere = self.is_elsewhere(bump);
         if was_elsewhere {
             self.release();
@@ -130,12 +137,12 @@ impl Lock {
         was_elsewhere
     }
 
-    fn is_elsewhere(&self, bump: u8) -> bool {
-        self.bump().is_some_and(|known| known != bump)
+    fn is_elsewhere(&self, bump: Option<BumpId>) -> bool {
+        self.bump().is_some() && self.bump() != bump
     }
 
     /// Whether the peer should be asked if it is on `bump`.
-    pub fn wants_asking(&self, bump: u8, now: Time) -> bool {
+    pub fn wants_asking(&self, bump: BumpId, now: Time) -> bool {
         match self.0 {
             _ if self.bump() != Some(bump) => true,
             State::Open => true,
@@ -153,7 +160,7 @@ impl Lock {
     }
 
     /// Locks what is due by now and still on its bump, which is returned; forgets what has left since it was confirmed.
-    pub fn lock_due(&mut self, now: Time, is_on: impl Fn(u8) -> bool) -> Option<u8> {
+    pub fn lock_due(&mut self, now: Time, is_on: impl Fn(BumpId) -> bool) -> Option<BumpId> {
         let State::Confirmed { bump, at } = self.0 else {
             return None;
         };
@@ -172,7 +179,7 @@ impl Lock {
     pub fn mend(&self, Entry { mark, closed }: Entry, lives: Option<bool>) -> Option<Mend> {
         match lives {
             Some(_) if !mark.locked => {
-                let locked = self.locked().filter(|bump| *bump == mark.bump);
+                let locked = self.locked().filter(|bump| Some(*bump) == mark.bump);
                 locked.map(Mend::Lock)
             }
             Some(established) => (established && closed).then_some(Mend::Revive),
@@ -181,7 +188,7 @@ impl Lock {
     }
 
     /// Whether it is for any of these bumps.
-    pub fn is_for(&self, bumps: [Option<u8>; 2]) -> bool {
+    pub fn is_for(&self, bumps: [Option<BumpId>; 2]) -> bool {
         self.bump().is_some() && bumps.contains(&self.bump())
     }
 }
@@ -189,49 +196,49 @@ impl Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conns::tests::pair;
+    use crate::conns::tests::{bump, pair};
     use crate::marks::SeenMark;
     use crate::messages::Unanswered;
 
     const SOCKET: Socket = Socket(77);
     const START: Time = Time::from_nanos(1_000_000_000_000);
 
-    fn on(_: u8) -> bool {
+    fn on(_: BumpId) -> bool {
         true
     }
 
     #[test]
     fn a_lock_takes_both_ends_and_a_while() {
         let mut lock = Lock::default();
-        assert!(lock.wants_asking(1, START));
-        lock.confirm(1, START);
-        assert!(!lock.wants_asking(1, START));
+        assert!(lock.wants_asking(bump(1), START));
+        lock.confirm(bump(1), START);
+        assert!(!lock.wants_asking(bump(1), START));
         let due = START + GRACE;
         assert_eq!(lock.due(), Some(due));
         assert_eq!(lock.lock_due(due - Duration::from_nanos(1), on), None);
         assert_eq!(lock.locked(), None);
         // Said again: it does not begin anew.
-        lock.confirm(1, START + GRACE / 2);
-        assert_eq!(lock.lock_due(due, on), Some(1));
-        assert_eq!(lock.locked(), Some(1));
+        lock.confirm(bump(1), START + GRACE / 2);
+        assert_eq!(lock.lock_due(due, on), BumpId::new(1));
+        assert_eq!(lock.locked(), BumpId::new(1));
         assert_eq!(lock.due(), None);
     }
 
     #[test]
     fn what_leaves_in_between_is_not_locked() {
         let mut lock = Lock::default();
-        lock.confirm(1, START);
+        lock.confirm(bump(1), START);
         lock.release();
         assert_eq!(lock.lock_due(START + GRACE, on), None);
         // Nor by the time of an earlier stay.
-        lock.confirm(1, START + GRACE / 2);
+        lock.confirm(bump(1), START + GRACE / 2);
         assert_eq!(lock.lock_due(START + GRACE, on), None);
     }
 
     #[test]
     fn what_left_while_it_was_confirmed_is_not_locked_but_forgotten() {
         let mut lock = Lock::default();
-        lock.confirm(1, START);
+        lock.confirm(bump(1), START);
         assert_eq!(lock.due(), Some(START + GRACE));
         assert_eq!(lock.lock_due(START + GRACE, |_| false), None);
         assert_eq!(lock, Lock::default());
@@ -240,35 +247,39 @@ mod tests {
     #[test]
     fn a_refusal_stands_for_a_while_and_against_no_confirmation() {
         let mut lock = Lock::default();
-        lock.refuse(1, START);
-        assert!(!lock.wants_asking(1, START));
-        assert!(lock.wants_asking(1, START + ASK_AGAIN));
-        lock.confirm(1, START);
-        assert_eq!(lock.lock_due(START + GRACE, on), Some(1));
-        lock.refuse(1, START + GRACE);
-        assert_eq!(lock.locked(), Some(1), "the peer said so before it left");
+        lock.refuse(bump(1), START);
+        assert!(!lock.wants_asking(bump(1), START));
+        assert!(lock.wants_asking(bump(1), START + ASK_AGAIN));
+        lock.confirm(bump(1), START);
+        assert_eq!(lock.lock_due(START + GRACE, on), BumpId::new(1));
+        lock.refuse(bump(1), START + GRACE);
+        assert_eq!(
+            lock.locked(),
+            BumpId::new(1),
+            "the peer said so before it left"
+        );
         // It was asked about another bump before the connection came to this one (seed 630673).
-        lock.refuse(2, START + GRACE);
-        assert_eq!(lock.locked(), Some(1));
+        lock.refuse(bump(2), START + GRACE);
+        assert_eq!(lock.locked(), BumpId::new(1));
     }
 
     #[test]
     fn what_goes_elsewhere_is_released_before_and_is_not_locked_there() {
         let mut lock = Lock::default();
-        lock.confirm(1, START);
-        assert!(lock.holds_back(0) && lock.holds_back(2));
-        assert!(!lock.holds_back(1) && !lock.enter(1));
-        assert!(lock.enter(2) && lock == Lock::default());
-        assert!(!lock.holds_back(2));
+        lock.confirm(bump(1), START);
+        assert!(lock.holds_back(BumpId::new(0)) && lock.holds_back(BumpId::new(2)));
+        assert!(!lock.holds_back(BumpId::new(1)) && !lock.enter(BumpId::new(1)));
+        assert!(lock.enter(BumpId::new(2)) && lock == Lock::default());
+        assert!(!lock.holds_back(BumpId::new(2)));
     }
 
     #[test]
     fn an_entry_is_locked_by_our_record_revived_while_it_lives_and_unlocked_when_it_has_ended() {
         let mut lock = Lock::default();
-        lock.adopt(1);
-        let entry = |bump, locked, closed| {
+        lock.adopt(bump(1));
+        let entry = |number, locked, closed| {
             let mark = SeenMark {
-                bump,
+                bump: BumpId::new(number),
                 chosen: false,
                 locked,
                 carried: true,
@@ -277,8 +288,16 @@ mod tests {
             Entry { mark, closed }
         };
         for (entry, lives, mend) in [
-            (entry(1, false, false), Some(true), Some(Mend::Lock(1))),
-            (entry(1, false, true), Some(false), Some(Mend::Lock(1))),
+            (
+                entry(1, false, false),
+                Some(true),
+                Some(Mend::Lock(bump(1))),
+            ),
+            (
+                entry(1, false, true),
+                Some(false),
+                Some(Mend::Lock(bump(1))),
+            ),
             (entry(2, false, false), Some(true), None),
             (entry(1, true, false), Some(true), None),
             (entry(1, true, true), Some(true), Some(Mend::Revive)),
@@ -302,25 +321,25 @@ mod tests {
         let here = |socket, stays_on| Some(Here { socket, stays_on });
         for (here, outcome) in [
             (None, (Outcome::NoConnection, 0)),
-            (here(Socket(78), Some(1)), (Outcome::OtherSocket, 78)),
-            (here(SOCKET, Some(2)), (Outcome::Older, 0)),
+            (here(Socket(78), BumpId::new(1)), (Outcome::OtherSocket, 78)),
+            (here(SOCKET, BumpId::new(2)), (Outcome::Older, 0)),
             (here(SOCKET, None), (Outcome::Older, 0)),
-            (here(SOCKET, Some(1)), (Outcome::Done, 0)),
+            (here(SOCKET, BumpId::new(1)), (Outcome::Done, 0)),
         ] {
-            assert_eq!(answer(1, &named, here), outcome);
+            assert_eq!(answer(bump(1), &named, here), outcome);
             let mut lock = Lock::default();
-            lock.handle_answer(1, Ok(outcome), Some(1), START);
+            lock.handle_answer(bump(1), Ok(outcome), BumpId::new(1), START);
             let confirmed = outcome.0 == Outcome::Done;
             assert_eq!(lock.due().is_some(), confirmed);
-            assert!(!lock.wants_asking(1, START));
+            assert!(!lock.wants_asking(bump(1), START));
         }
         // It left while the peer was asked; or there was nobody.
         for (answer, stays_on) in [
             (Ok((Outcome::Done, 0)), None),
-            (Err(Unanswered::Silent), Some(1)),
+            (Err(Unanswered::Silent), BumpId::new(1)),
         ] {
             let mut lock = Lock::default();
-            lock.handle_answer(1, answer, stays_on, START);
+            lock.handle_answer(bump(1), answer, stays_on, START);
             assert_eq!(lock, Lock::default());
         }
     }

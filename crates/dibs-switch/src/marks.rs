@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 
 /// What came by a bump after its connection had left it does not pull it back for so long.
 pub const STRAGGLERS: Duration = Duration::from_secs(5);
@@ -10,8 +11,8 @@ pub const STRAGGLERS: Duration = Duration::from_secs(5);
 /// Where such a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handed {
-    /// Never 0.
-    pub bump: u8,
+    /// The bump.
+    pub bump: BumpId,
     /// Who put it there.
     pub by: Hand,
 }
@@ -30,8 +31,8 @@ pub enum Hand {
 /// What we gave a connection's mark last, or took up from another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// 0: none.
-    pub bump: u8,
+    /// Its bump, if it has one.
+    pub bump: Option<BumpId>,
     /// It has OVERRIDE.
     pub chosen: bool,
     /// Since when.
@@ -46,14 +47,14 @@ pub struct NewMark {
     /// It has LOCKED.
     pub locked: bool,
     /// The bump that it had before, as far as is known.
-    pub was: Option<u8>,
+    pub was: Option<BumpId>,
 }
 
 /// What the kernel says that a connection's mark is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenMark {
-    /// 0: none.
-    pub bump: u8,
+    /// Its bump, if it has one.
+    pub bump: Option<BumpId>,
     /// It has OVERRIDE.
     pub chosen: bool,
     /// It has LOCKED.

@@ -40,6 +40,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dibs_core::node::{ControlError, MAX_CONTROL};
+use dibs_settings::BumpId;
 
 use crate::conns::{Pair, Socket, Version};
 
@@ -84,8 +85,8 @@ pub struct Named {
 /// What a SWITCH says of all its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
-    /// The bump that they are on from now on; 0: plain.
-    pub bump: u8,
+    /// The bump that they are on from now on; none: plain.
+    pub bump: Option<BumpId>,
     /// A user's choice, as opposed to a rule's.
     pub explicit: bool,
     /// Only whether the receiver would do it; it gets ready.
@@ -102,7 +103,7 @@ pub enum Body {
         /// Bit n for bump n.
         bumps: u16,
         /// The numbers and names of up to [`MAX_DEVICES`] bumps that are devices.
-        devices: Vec<(u8, String)>,
+        devices: Vec<(BumpId, String)>,
     },
     /// Where connections are from now on.
     Switch {
@@ -113,8 +114,8 @@ pub enum Body {
     },
     /// Which connections are on a bump here.
     Confirm {
-        /// Never 0.
-        bump: u8,
+        /// The bump.
+        bump: BumpId,
         /// Up to [`MAX_ENTRIES`] connections.
         conns: Vec<Named>,
     },
@@ -231,7 +232,7 @@ impl Message {
                 out.push(devices.len() as u8);
                 for (bump, name) in devices {
                     assert!(name.len() <= MAX_NAME, "a name is {MAX_NAME} bytes long");
-                    out.extend([*bump, name.len() as u8]);
+                    out.extend([bump.get(), name.len() as u8]);
                     out.extend(name.as_bytes());
                 }
             }
@@ -239,7 +240,7 @@ impl Message {
                 out[1] = SWITCH;
                 let flag = |flag, set| if set { flag } else { 0 };
                 let flags = flag(EXPLICIT, switch.explicit) | flag(READY, switch.ready);
-                out.extend([switch.bump, flags]);
+                out.extend([switch.bump.map_or(0, BumpId::get), flags]);
                 let host = conns.first().map_or(0, |(_, version)| version.host);
                 out.extend(host.to_be_bytes());
                 out.push(count(conns.len()));
@@ -254,7 +255,7 @@ impl Message {
             }
             Body::Confirm { bump, conns } => {
                 out[1] = CONFIRM;
-                out.extend([*bump, count(conns.len())]);
+                out.extend([bump.get(), count(conns.len())]);
                 conns.iter().for_each(|named| put_named(&mut out, named));
             }
             Body::Answer(outcomes) => {
@@ -284,7 +285,10 @@ impl Message {
                 devices: r.devices()?,
             },
             SWITCH => {
-                let bump = r.u8()?;
+                let bump = match r.u8()? {
+                    0 => None,
+                    number => Some(BumpId::new(number).ok_or(Malformed)?),
+                };
                 let flags = r.u8()?;
                 if flags & !(EXPLICIT | READY) != 0 {
                     return Err(Malformed);
@@ -305,7 +309,7 @@ impl Message {
                 }
             }
             CONFIRM => {
-                let bump = r.u8()?;
+                let bump = BumpId::new(r.u8()?).ok_or(Malformed)?;
                 let conns = (0..r.count()?).map(|_| r.named());
                 Body::Confirm {
                     bump,
@@ -384,13 +388,13 @@ impl Reader<'_> {
         Ok(count)
     }
 
-    fn devices(&mut self) -> Result<Vec<(u8, String)>, Malformed> {
+    fn devices(&mut self) -> Result<Vec<(BumpId, String)>, Malformed> {
         let count = usize::from(self.u8()?);
         if count > MAX_DEVICES {
             return Err(Malformed);
         }
         let device = |_| {
-            let bump = self.u8()?;
+            let bump = BumpId::new(self.u8()?).ok_or(Malformed)?;
             let length = usize::from(self.u8()?);
             let (name, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
             self.0 = rest;
@@ -443,26 +447,31 @@ mod tests {
         let entries = proptest::collection::vec((named(), any::<u64>()), 1..=MAX_ENTRIES);
         let named = proptest::collection::vec(named(), 0..=MAX_ENTRIES);
         let outcomes = proptest::collection::vec((0u8..9, any::<u64>()), 0..=MAX_ENTRIES);
-        let devices = proptest::collection::vec((8u8..15, "[a-z.]{1,32}"), 0..=MAX_DEVICES);
+        let bump = (1u8..15).prop_filter_map("a bump", BumpId::new);
+        let devices = proptest::collection::vec((bump.clone(), "[a-z.]{1,32}"), 0..=MAX_DEVICES);
         prop_oneof![
             (any::<(u64, u16)>(), devices).prop_map(|((sequence, bumps), devices)| Body::Want {
                 sequence,
                 bumps,
                 devices,
             }),
-            (any::<(u8, bool, bool, u64)>(), entries).prop_map(|(switch, entries)| {
-                let (bump, explicit, ready, host) = switch;
-                let version = |generation| Version { generation, host };
-                Body::Switch {
-                    switch: Switch {
-                        bump,
-                        explicit,
-                        ready,
-                    },
-                    conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
-                }
-            }),
-            (any::<u8>(), named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
+            (
+                (0u8..15, any::<bool>(), any::<bool>(), any::<u64>()),
+                entries
+            )
+                .prop_map(|(switch, entries)| {
+                    let (number, explicit, ready, host) = switch;
+                    let version = |generation| Version { generation, host };
+                    Body::Switch {
+                        switch: Switch {
+                            bump: BumpId::new(number),
+                            explicit,
+                            ready,
+                        },
+                        conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
+                    }
+                }),
+            (bump, named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
             outcomes.prop_map(|outcomes| Body::Answer(
                 outcomes
                     .into_iter()
@@ -511,7 +520,7 @@ mod tests {
             request: 9,
             body: Body::Switch {
                 switch: Switch {
-                    bump: 0,
+                    bump: None,
                     explicit: true,
                     ready: false,
                 },

@@ -75,6 +75,8 @@ impl Chosen {
 
 #[cfg(test)]
 mod tests {
+    use dibs_settings::BumpId;
+
     use super::*;
     use crate::conns::Choice;
 
@@ -86,9 +88,9 @@ mod tests {
     }
 
     /// Takes a choice of the other end as a daemon does.
-    fn take(chosen: &mut Chosen, bump: u8, version: Version) -> Result<(), Implausible> {
+    fn take(chosen: &mut Chosen, number: u8, version: Version) -> Result<(), Implausible> {
         chosen.check(SOCKET, version, HOSTS)?;
-        let taken = chosen.accept(SOCKET, bump, version);
+        let taken = chosen.accept(SOCKET, BumpId::new(number), version);
         assert!(taken.is_ok(), "{version:?} is the latest");
         Ok(())
     }
@@ -107,7 +109,7 @@ mod tests {
             let above = version(highest + 1, HOSTS.peer);
             assert_eq!(take(&mut chosen, 0, above), Err(Implausible::Generation));
             assert_eq!(take(&mut chosen, 0, version(highest, HOSTS.peer)), Ok(()));
-            let ours = chosen.propose(SOCKET, 3, HOSTS.own, 0);
+            let ours = chosen.propose(SOCKET, BumpId::new(3), HOSTS.own, 0);
             assert!(ours.version > version(highest, HOSTS.peer));
             // And the peer's own daemon takes it, which knows no more than what it said.
             assert_eq!(ours.version.generation, highest + 1);
@@ -140,7 +142,7 @@ mod tests {
         let saved = |generation, host| {
             let mut chosen = Chosen::default();
             let choice = Choice {
-                bump: 3,
+                bump: BumpId::new(3),
                 socket: SOCKET,
                 version: version(generation, host),
                 pending: false,
@@ -148,8 +150,8 @@ mod tests {
             chosen.restore(choice);
             let found = chosen.make_plausible(7, &[8, 9]);
             let stands = chosen.get().expect("it is not forgotten");
-            assert_eq!((stands.bump, stands.socket), (3, SOCKET));
-            let later = chosen.propose(SOCKET, 0, 7, 0).version;
+            assert_eq!((stands.bump, stands.socket), (BumpId::new(3), SOCKET));
+            let later = chosen.propose(SOCKET, BumpId::new(0), 7, 0).version;
             assert!(later > stands.version && later.generation < u64::MAX);
             (stands.version, found)
         };

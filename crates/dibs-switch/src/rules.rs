@@ -1,6 +1,6 @@
 //! Which rule decides over a connection, and where that has it go; which bumps rules need at the other end.
 
-use dibs_settings::Level;
+use dibs_settings::{BumpId, Level};
 
 use crate::answering::Here;
 use crate::conns::{Choice, Pair, Socket};
@@ -21,8 +21,8 @@ pub enum Fit {
 
 /// A rule for connections that are known as `C`.
 pub trait Rule<C> {
-    /// The bump that it puts them on; never 0.
-    fn bump(&self) -> u8;
+    /// The bump that it puts them on.
+    fn bump(&self) -> BumpId;
     /// How firmly.
     fn level(&self) -> Level;
     /// Which.
@@ -31,7 +31,7 @@ pub trait Rule<C> {
 
 /// The bumps that rules need at a peer, bit n for bump n: what a WANT says.
 pub fn wanted<'a, C, R: Rule<C> + 'a>(rules: impl Iterator<Item = &'a R>) -> u16 {
-    rules.fold(0, |bumps, rule| bumps | 1 << rule.bump())
+    rules.fold(0, |bumps, rule| bumps | 1 << rule.bump().get())
 }
 
 /// A connection, beside the rules that hold.
@@ -66,7 +66,7 @@ where
     }
 
     /// The bump that a rule that only the kernel can follow has it on.
-    fn by_kernel(&self) -> Option<u8> {
+    fn by_kernel(&self) -> Option<BumpId> {
         let handed = self.known.handed();
         handed.filter(|to| to.by == Hand::Rule).map(|to| to.bump)
     }
@@ -88,22 +88,22 @@ where
     }
 
     /// The bump that it is to be on by rules now; none where the rule waits for a session.
-    pub fn bump(&self) -> Option<u8> {
+    pub fn bump(&self) -> Option<BumpId> {
         let rule = self.deciding()?;
         let waits = rule.level() == Level::Prefer && !self.answers;
         (!waits).then(|| rule.bump())
     }
 
     /// The bump that rules move it to: nothing is chosen for it.
-    pub fn moves_to(&self) -> Option<u8> {
+    pub fn moves_to(&self) -> Option<BumpId> {
         self.bump().filter(|_| self.choice().is_none())
     }
 
     /// The bump that is to be chosen for it: the choice for it stands against what a rule requires, and the peer would
     /// not follow the rule against the choice.
-    pub fn overruled_by(&self) -> Option<u8> {
+    pub fn overruled_by(&self) -> Option<BumpId> {
         let (bump, choice) = (self.requirement()?.bump(), self.choice()?);
-        (choice.bump != bump).then_some(bump)
+        (choice.bump != Some(bump)).then_some(bump)
     }
 
     /// Whether it waits for a session that it is not to wait for, before it has begun.
@@ -131,7 +131,7 @@ where
     }
 
     /// Who put it on a bump where nothing is chosen; none: a rule that holds now, which needs no note.
-    pub fn hand_of(&self, bump: u8) -> Option<Hand> {
+    pub fn hand_of(&self, bump: BumpId) -> Option<Hand> {
         let has = |how| {
             self.find(|rule, fit| fit == how && rule.bump() == bump)
                 .is_some()
@@ -147,35 +147,31 @@ where
         }
     }
 
-    /// The bump that it is on while its mark says `marked`; 0: plain.
-    pub fn is_on(&self, marked: u8) -> u8 {
+    /// The bump that it is on while its mark says `marked`, if it is on one.
+    pub fn is_on(&self, marked: Option<BumpId>) -> Option<BumpId> {
         let settled = || self.choice().filter(|choice| !choice.pending);
         if let Some(rule) = self.requirement() {
-            rule.bump()
+            Some(rule.bump())
         } else if let Some(choice) = settled() {
             choice.bump
-        } else if marked != 0 {
-            marked
         } else {
             // The kernel applies a rule with the next packet.
-            self.bump().unwrap_or(0)
+            marked.or_else(|| self.bump())
         }
     }
 
     /// The same, by whatever reason.
-    pub fn stands_on(&self, marked: u8) -> u8 {
-        match self.is_on(marked) {
-            0 => self.known.handed().map_or(0, |handed| handed.bump),
-            bump => bump,
-        }
+    pub fn stands_on(&self, marked: Option<BumpId>) -> Option<BumpId> {
+        let handed = || self.known.handed().map(|handed| handed.bump);
+        self.is_on(marked).or_else(handed)
     }
 
     /// The bump that it stays on whose mark has it `on` one: none if it is about to leave it, or not there yet, by its
     /// choice; or by a rule, which takes it elsewhere with the next packet.
-    pub fn stays_on(&self, on: Option<u8>) -> Option<u8> {
+    pub fn stays_on(&self, on: Option<BumpId>) -> Option<BumpId> {
         let meant = match (self.requirement(), self.choice()) {
             (Some(rule), _) => Some(rule.bump()),
-            (None, Some(choice)) => Some(choice.bump).filter(|_| !choice.pending),
+            (None, Some(choice)) => choice.bump.filter(|_| !choice.pending),
             (None, None) => self.bump().or(on),
         };
         on.filter(|on| meant == Some(*on))
@@ -212,8 +208,8 @@ impl Wants {
     }
 
     /// Whether they need this one.
-    pub fn needs(&self, bump: u8) -> bool {
-        self.bumps & 1 << bump != 0
+    pub fn needs(&self, bump: BumpId) -> bool {
+        self.bumps & 1 << bump.get() != 0
     }
 
     /// The peer's daemon is another one, and numbers its WANTs from the start.
@@ -257,7 +253,7 @@ impl Wants {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conns::tests::pair;
+    use crate::conns::tests::{bump, pair};
     use crate::marks::Handed;
 
     const SOCKET: Socket = Socket(77);
@@ -267,8 +263,8 @@ mod tests {
     struct Parity(u8, Level, u8, Fit);
 
     impl Rule<u8> for Parity {
-        fn bump(&self) -> u8 {
-            self.0
+        fn bump(&self) -> BumpId {
+            bump(self.0)
         }
 
         fn level(&self) -> Level {
@@ -303,15 +299,18 @@ mod tests {
         }
     }
 
-    fn chosen(bump: u8) -> Conn {
+    fn chosen(number: u8) -> Conn {
         let mut known = Conn::default();
-        let version = known.choice.propose(SOCKET, bump, 7, 0).version;
+        let version = known
+            .choice
+            .propose(SOCKET, BumpId::new(number), 7, 0)
+            .version;
         known.choice.settle(version);
         known
     }
 
-    fn handed(bump: u8, by: Hand) -> Conn {
-        let mut known = Conn::default();
+    fn handed(number: u8, by: Hand) -> Conn {
+        let (bump, mut known) = (bump(number), Conn::default());
         known.hand_over(Some(Handed { bump, by }));
         known
     }
@@ -321,19 +320,25 @@ mod tests {
         let none = Conn::default();
         let ruling = beside(&[OF_OTHERS, USUAL, REQUIRED], &none);
         assert_eq!(ruling.requirement(), Some(&REQUIRED));
-        assert_eq!((ruling.moves_to(), ruling.overruled_by()), (Some(2), None));
-        assert_eq!(beside(&[OF_OTHERS, USUAL], &none).moves_to(), Some(1));
-        for (bump, overruled) in [(0, Some(2)), (1, Some(2)), (2, None)] {
-            let known = chosen(bump);
+        assert_eq!(
+            (ruling.moves_to(), ruling.overruled_by()),
+            (BumpId::new(2), None)
+        );
+        assert_eq!(
+            beside(&[OF_OTHERS, USUAL], &none).moves_to(),
+            BumpId::new(1)
+        );
+        for (number, overruled) in [(0, BumpId::new(2)), (1, BumpId::new(2)), (2, None)] {
+            let known = chosen(number);
             let ruling = beside(&[USUAL, REQUIRED], &known);
             assert_eq!(
                 (ruling.moves_to(), ruling.overruled_by()),
                 (None, overruled)
             );
-            assert_eq!(ruling.is_on(bump), 2);
+            assert_eq!(ruling.is_on(BumpId::new(number)), BumpId::new(2));
             let ruling = beside(&[USUAL], &known);
             assert_eq!((ruling.moves_to(), ruling.overruled_by()), (None, None));
-            assert_eq!(ruling.is_on(0), bump);
+            assert_eq!(ruling.is_on(None), BumpId::new(number));
         }
     }
 
@@ -341,9 +346,9 @@ mod tests {
     fn what_is_preferred_waits_for_a_session_and_nothing_else_does() {
         let none = Conn::default();
         for (rules, with, without) in [
-            (&[PREFERRED, USUAL], Some(3), None),
-            (&[USUAL, PREFERRED], Some(1), Some(1)),
-            (&[PREFERRED, REQUIRED], Some(2), Some(2)),
+            (&[PREFERRED, USUAL], BumpId::new(3), None),
+            (&[USUAL, PREFERRED], BumpId::new(1), BumpId::new(1)),
+            (&[PREFERRED, REQUIRED], BumpId::new(2), BumpId::new(2)),
         ] {
             let mut ruling = beside(rules, &none);
             assert_eq!(ruling.moves_to(), with);
@@ -351,7 +356,9 @@ mod tests {
             assert_eq!(ruling.moves_to(), without);
             assert_eq!(ruling.may_begin_plain(), without.is_none());
             // What is there stays, and is not let go by the peer.
-            assert_eq!(ruling.is_on(3), if without == Some(2) { 2 } else { 3 });
+            let stays = without.filter(|_| without == BumpId::new(2));
+            let there = BumpId::new(3);
+            assert_eq!(ruling.is_on(there), stays.or(there));
             assert_eq!(ruling.here(false).ruled, with);
         }
     }
@@ -360,18 +367,18 @@ mod tests {
     fn what_is_about_to_leave_or_not_there_yet_does_not_stay() {
         let none = Conn::default();
         let mut asked = Conn::default();
-        asked.choice.propose(SOCKET, 1, 7, 0);
+        asked.choice.propose(SOCKET, BumpId::new(1), 7, 0);
         for (rules, known, on, stays) in [
             (&[][..], &none, None, None),
-            (&[][..], &none, Some(1), Some(1)),
-            (&[][..], &asked, Some(1), None),
-            (&[][..], &chosen(1), Some(1), Some(1)),
-            (&[][..], &chosen(1), Some(2), None),
+            (&[][..], &none, BumpId::new(1), BumpId::new(1)),
+            (&[][..], &asked, BumpId::new(1), None),
+            (&[][..], &chosen(1), BumpId::new(1), BumpId::new(1)),
+            (&[][..], &chosen(1), BumpId::new(2), None),
             // The peer's rule has it there, and ours will not leave it.
-            (&[USUAL][..], &none, Some(2), None),
-            (&[USUAL][..], &chosen(3), Some(3), Some(3)),
-            (&[REQUIRED][..], &asked, Some(2), Some(2)),
-            (&[REQUIRED][..], &chosen(1), Some(1), None),
+            (&[USUAL][..], &none, BumpId::new(2), None),
+            (&[USUAL][..], &chosen(3), BumpId::new(3), BumpId::new(3)),
+            (&[REQUIRED][..], &asked, BumpId::new(2), BumpId::new(2)),
+            (&[REQUIRED][..], &chosen(1), BumpId::new(1), None),
         ] {
             let ruling = beside(rules, known);
             assert_eq!(ruling.stays_on(on), stays, "{ruling:?} {on:?}");
@@ -382,9 +389,12 @@ mod tests {
     fn what_only_the_kernel_can_tell_decides_where_it_did() {
         let (none, there) = (Conn::default(), handed(4, Hand::Rule));
         assert_eq!(beside(&[KERNELS], &none).moves_to(), None);
-        assert_eq!(beside(&[KERNELS, USUAL], &there).moves_to(), Some(4));
+        assert_eq!(beside(&[KERNELS, USUAL], &there).moves_to(), BumpId::new(4));
         for elsewhere in [handed(4, Hand::Other), handed(1, Hand::Rule)] {
-            assert_eq!(beside(&[KERNELS, USUAL], &elsewhere).moves_to(), Some(1));
+            assert_eq!(
+                beside(&[KERNELS, USUAL], &elsewhere).moves_to(),
+                BumpId::new(1)
+            );
         }
     }
 
@@ -429,13 +439,13 @@ mod tests {
     fn who_put_a_connection_on_a_bump_is_told_by_rules_here_and_at_the_peer() {
         let none = Conn::default();
         let ruling = beside(&[USUAL, KERNELS, OF_OTHERS], &none);
-        for (bump, by) in [
+        for (number, by) in [
             (1, None),
             (4, Some(Hand::Rule)),
             (6, Some(Hand::Peer)),
             (5, Some(Hand::Other)),
         ] {
-            assert_eq!(ruling.hand_of(bump), by, "{bump}");
+            assert_eq!(ruling.hand_of(bump(number)), by, "{number}");
         }
     }
 
@@ -458,11 +468,11 @@ mod tests {
         );
         for (by, stays) in [(Hand::Peer, false), (Hand::Other, true)] {
             let mut conns = ConnTable::default();
-            let bump = 1;
-            conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
+            let handed = Handed { bump: bump(1), by };
+            conns.update(&pair(), |conn| conn.hand_over(Some(handed)));
             let mut wants = wants;
             assert_eq!(want(&mut wants, &mut conns, 4, 1 << 2), None);
-            assert!(wants.needs(2) && !wants.needs(1));
+            assert!(wants.needs(bump(2)) && !wants.needs(bump(1)));
             assert_eq!(conns.get(&pair()).handed().is_some(), stays);
         }
         wants.handle_restart();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 
 use crate::conns::{Choice, Chosen, Meant, Pair, Socket};
 use crate::locks::Lock;
@@ -35,12 +36,12 @@ pub struct Conn {
     handed: Option<Handed>,
     written: Option<Written>,
     /// Another program chose this bump, which is in use, and we have not taken it up yet.
-    awaited: Option<u8>,
+    awaited: Option<BumpId>,
     /// It left its bump for plain, not by choice, a moment ago: its mark says that what still comes by a bump does
     /// not pull it back.
     left: Option<Time>,
     /// The kernel has it on this bump without a choice: by rules, here or at the peer.
-    followed: Option<u8>,
+    followed: Option<BumpId>,
     /// A peer moves it to a bump, and the kernel does not know yet: what it sent before is still to come in plain.
     pub(crate) arriving: bool,
     /// It is on its way because rules changed: its mark is ahead of our record, or behind it.
@@ -74,22 +75,22 @@ impl Conn {
     }
 
     /// Notes what its mark says from now on.
-    pub fn note_mark(&mut self, bump: u8, chosen: bool, at: Time) {
+    pub fn note_mark(&mut self, bump: Option<BumpId>, chosen: bool, at: Time) {
         self.written = Some(Written { bump, chosen, at });
     }
 
-    /// It gets a mark of this bump (0: none), by choice if `explicit`, and what else that is to say.
-    pub fn move_to_mark(&mut self, bump: u8, explicit: bool, now: Time) -> NewMark {
-        if bump != 0 || explicit {
+    /// It gets a mark of this bump, or of none, by choice if `explicit`, and what else that is to say.
+    pub fn move_to_mark(&mut self, bump: Option<BumpId>, explicit: bool, now: Time) -> NewMark {
+        if bump.is_some() || explicit {
             self.left = None;
         }
         let new = NewMark {
             chosen: explicit || self.left.is_some(),
-            locked: self.lock.locked() == Some(bump),
-            was: self.written.map(|mark| mark.bump).or(self.followed),
+            locked: bump.is_some() && self.lock.locked() == bump,
+            was: self.written.map_or(self.followed, |mark| mark.bump),
         };
         self.note_mark(bump, new.chosen, now);
-        if bump == 0 {
+        if bump.is_none() {
             self.followed = None;
         }
         new
@@ -108,11 +109,11 @@ impl Conn {
             (Some(choice), false) => choice.pending,
             // Another choice than these is another program's, and later.
             (Some(choice), true) => mark.bump == choice.bump || written,
-            (None, true) => mark.bump == 0 && self.left.is_some(),
+            (None, true) => mark.bump.is_none() && self.left.is_some(),
             (None, false) if written => true,
             (None, false) => match (mark.bump, self.handed) {
-                (0, handed) => !mark.told || handed.is_none(),
-                (bump, handed) => handed.is_some_and(|handed| handed.bump == bump),
+                (None, handed) => !mark.told || handed.is_none(),
+                (Some(bump), handed) => handed.is_some_and(|handed| handed.bump == bump),
             },
         }
     }
@@ -128,17 +129,20 @@ impl Conn {
     /// It has a mark that our record does not [know](Self::knows). `by`: who puts connections on its bump, where
     /// no rule of ours does.
     pub fn handle_mark(&mut self, mark: SeenMark, by: Option<Hand>, now: Time) -> Foreign {
-        let bump = mark.bump;
-        let has_left = |written: Written| written.bump == 0 && now.since(written.at) < STRAGGLERS;
+        let has_left =
+            |written: Written| written.bump.is_none() && now.since(written.at) < STRAGGLERS;
         let ruled = matches!(by, None | Some(Hand::Rule));
         if mark.chosen {
-            Foreign::Chosen
-        } else if self.choice.get().is_some() {
-            Foreign::Lost
-        } else if bump == 0 {
+            return Foreign::Chosen;
+        }
+        if self.choice.get().is_some() {
+            return Foreign::Lost;
+        }
+        let Some(bump) = mark.bump else {
             self.handed = None;
-            Foreign::News
-        } else if !ruled && self.written.is_some_and(has_left) {
+            return Foreign::News;
+        };
+        if !ruled && self.written.is_some_and(has_left) {
             Foreign::Straggler
         } else {
             self.handed = by.map(|by| Handed { bump, by }).or(self.handed);
@@ -151,7 +155,9 @@ impl Conn {
 
     /// An earlier run of the daemon left it with this mark. `by`: as of [`handle_mark`](Self::handle_mark).
     pub fn adopt_mark(&mut self, mark: SeenMark, socket: Socket, by: Option<Hand>) {
-        let SeenMark { bump, .. } = mark;
+        let Some(bump) = mark.bump else {
+            return;
+        };
         if mark.locked {
             self.lock.adopt(bump);
         }
@@ -181,22 +187,22 @@ impl Conn {
     }
 
     /// Another program chose this bump.
-    pub fn move_to_awaited(&mut self, bump: u8) {
-        self.awaited = Some(bump);
+    pub fn move_to_awaited(&mut self, bump: Option<BumpId>) {
+        self.awaited = bump;
     }
 
     /// What another program chose was taken up, or was not; what it chose since still waits.
-    pub fn end_awaited(&mut self, bump: u8) {
-        self.awaited = self.awaited.filter(|awaited| *awaited != bump);
+    pub fn end_awaited(&mut self, bump: Option<BumpId>) {
+        self.awaited = self.awaited.filter(|awaited| Some(*awaited) != bump);
     }
 
     /// Where the kernel has it without a choice.
-    pub fn followed(&self) -> Option<u8> {
+    pub fn followed(&self) -> Option<BumpId> {
         self.followed
     }
 
     /// The kernel has it there. Where it had it before.
-    pub fn handle_followed(&mut self, bump: Option<u8>) -> Option<u8> {
+    pub fn handle_followed(&mut self, bump: Option<BumpId>) -> Option<BumpId> {
         std::mem::replace(&mut self.followed, bump)
     }
 
@@ -216,9 +222,9 @@ impl Conn {
         choice.filter(|_| !self.arriving)
     }
 
-    /// The bumps that it needs, by number; 0: none.
-    pub fn bumps(&self) -> impl Iterator<Item = u8> {
-        let chosen = self.choice.get().map(|choice| choice.bump);
+    /// The bumps that it needs.
+    pub fn bumps(&self) -> impl Iterator<Item = BumpId> {
+        let chosen = self.choice.get().and_then(|choice| choice.bump);
         let handed = self.handed.map(|handed| handed.bump);
         [chosen, handed, self.awaited].into_iter().flatten()
     }
@@ -345,7 +351,11 @@ impl ConnTable {
     }
 
     /// Locks what is due and still on its bump, and returns it.
-    pub fn lock_due(&mut self, now: Time, is_on: impl Fn(&Pair, u8) -> bool) -> Vec<(Pair, u8)> {
+    pub fn lock_due(
+        &mut self,
+        now: Time,
+        is_on: impl Fn(&Pair, BumpId) -> bool,
+    ) -> Vec<(Pair, BumpId)> {
         let mut locked = Vec::new();
         self.update_all(|pair, conn| {
             let bump = conn.lock.lock_due(now, |bump| is_on(pair, bump));
@@ -368,7 +378,7 @@ impl ConnTable {
         self.lock_due(now, is_on);
         self.update_all(|pair, conn| {
             let stays = lives(pair).is_some() || passes(pair) && !conn.ended;
-            let chosen = conn.choice.get().map(|choice| choice.bump);
+            let chosen = conn.choice.get().and_then(|choice| choice.bump);
             if !(stays && conn.lock.is_for([tracked.bump(pair), chosen])) {
                 conn.lock.release();
             }

@@ -86,6 +86,8 @@ impl Telling {
 
 #[cfg(test)]
 mod tests {
+    use dibs_settings::BumpId;
+
     use super::*;
     use crate::conns::{Chosen, Socket};
 
@@ -95,7 +97,7 @@ mod tests {
 
     /// A choice that is in force.
     fn choose(chosen: &mut Chosen, bump: u8) -> Choice {
-        let version = chosen.propose(SOCKET, bump, 7, 0).version;
+        let version = chosen.propose(SOCKET, BumpId::new(bump), 7, 0).version;
         chosen.settle(version);
         chosen.get().expect("it was just made")
     }
@@ -150,7 +152,7 @@ mod tests {
     fn what_stands_once_a_choice_came_to_nothing_is_told_too() {
         let (mut telling, mut chosen) = (Telling::default(), Chosen::default());
         let before = choose(&mut chosen, 1);
-        let later = chosen.propose(SOCKET, 2, 7, 0);
+        let later = chosen.propose(SOCKET, BumpId::new(2), 7, 0);
         telling.tell_all(START);
         assert_eq!(telling.take_due(chosen.get(), START), None);
         assert_eq!(telling.due(), Some(LATER));

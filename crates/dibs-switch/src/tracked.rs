@@ -1,5 +1,7 @@
 //! What conntrack has of connections on bumps, and what is amiss with it where they are locked.
 
+use dibs_settings::BumpId;
+
 use crate::conns::Pair;
 use crate::marks::SeenMark;
 
@@ -16,7 +18,7 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mend {
     /// It gets LOCKED, as long as it is locked on this bump.
-    Lock(u8),
+    Lock(BumpId),
     /// Its connection goes on: what had it closed was a plain RST, which was dropped, but after conntrack had seen it.
     Revive,
     /// It loses LOCKED: another connection of the same ends is not to inherit it.
@@ -41,12 +43,12 @@ impl Tracked {
     pub fn mark(&self, pair: &Pair) -> Option<SeenMark> {
         let at = self.0.binary_search_by_key(pair, |(known, _)| *known);
         let (_, entry) = self.0[at.ok()?];
-        Some(entry.mark).filter(|mark| mark.bump != 0)
+        Some(entry.mark).filter(|mark| mark.bump.is_some())
     }
 
     /// The bump that the kernel has a connection on.
-    pub fn bump(&self, pair: &Pair) -> Option<u8> {
-        self.mark(pair).map(|mark| mark.bump)
+    pub fn bump(&self, pair: &Pair) -> Option<BumpId> {
+        self.mark(pair)?.bump
     }
 
     /// All of it.
@@ -55,7 +57,8 @@ impl Tracked {
     }
 
     /// Forgets what is not on one of these bumps.
-    pub fn retain_on(&mut self, carried: impl Fn(u8) -> bool) {
-        self.0.retain(|(_, entry)| carried(entry.mark.bump));
+    pub fn retain_on(&mut self, carried: impl Fn(BumpId) -> bool) {
+        self.0
+            .retain(|(_, entry)| entry.mark.bump.is_some_and(&carried));
     }
 }

@@ -12,6 +12,7 @@ use dibs_switch::plausible::Implausible;
 use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
 
+use crate::bumps::of_mask;
 use crate::live::Live;
 use crate::rule_book::RuleBook;
 use crate::rules::Rule;
@@ -69,7 +70,7 @@ pub(crate) struct PeerState {
     /// Bumps that its rules use.
     pub(crate) wants: Wants,
     /// Our numbers of the bumps that are devices, by its numbers of them.
-    pub(crate) devices: BTreeMap<u8, u8>,
+    pub(crate) devices: BTreeMap<BumpId, BumpId>,
     /// Sessions that it has been told all in, or is being told.
     pub(crate) told: u64,
 }
@@ -95,9 +96,11 @@ impl State {
     pub(crate) fn in_use(&self) -> BTreeSet<BumpId> {
         let ruled = self.rules.in_force().map(Rule::bump_id);
         let conns = self.conns.iter().flat_map(|(_, conn)| conn.bumps());
-        let engaged = self.peers.iter().flat_map(|peer| bits(peer.wants.bumps()));
-        let here = ruled.chain(conns.filter_map(BumpId::new));
-        here.chain(engaged).collect()
+        let engaged = self
+            .peers
+            .iter()
+            .flat_map(|peer| of_mask(peer.wants.bumps()));
+        ruled.chain(conns).chain(engaged).collect()
     }
 }
 
@@ -120,7 +123,7 @@ impl State {
         let chosen = self
             .conns
             .iter()
-            .filter_map(|(pair, conn)| Some((*pair, BumpId::new(conn.settled()?.bump)?)));
+            .filter_map(|(pair, conn)| Some((*pair, conn.settled()?.bump?)));
         chosen.take(PINS).collect()
     }
 
@@ -161,10 +164,4 @@ impl State {
     pub(crate) fn pins_are_stale(&self) -> bool {
         self.pins() != self.pinned
     }
-}
-
-fn bits(bumps: u16) -> impl Iterator<Item = BumpId> {
-    (1..15)
-        .filter(move |n| bumps & 1 << n != 0)
-        .filter_map(BumpId::new)
 }

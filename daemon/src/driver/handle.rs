@@ -8,18 +8,18 @@ use dibs_core::Time;
 use dibs_core::node::{ConnSnapshot, ControlError, FlowScheduler, PathSnapshot, PeerSnapshot};
 use dibs_core::preference::Usage;
 use dibs_io::{PathSocket, Tun, Waker};
-use dibs_settings::{Hint, Scheduler};
+use dibs_settings::{BumpId, Hint, Scheduler};
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
 
 pub(super) enum Command {
     AddTun {
-        bump: u8,
+        bump: BumpId,
         tun: Box<Tun>,
         done: oneshot::Sender<io::Result<()>>,
     },
     RemoveTun {
-        bump: u8,
+        bump: BumpId,
         done: oneshot::Sender<Option<Box<Tun>>>,
     },
     SetSocket {
@@ -57,22 +57,22 @@ pub(super) enum Command {
         peer: usize,
     },
     Drain {
-        bump: u8,
+        bump: BumpId,
         tuple: Tuple,
         window_scale: u8,
         done: oneshot::Sender<()>,
     },
     EndDrain {
-        bump: u8,
+        bump: BumpId,
         tuple: Tuple,
     },
     Resume {
-        bump: u8,
+        bump: BumpId,
         tuple: Tuple,
         outstanding: u32,
     },
     Solicit {
-        bump: u8,
+        bump: BumpId,
         tuple: Tuple,
     },
     Snapshot(oneshot::Sender<Snapshot>),
@@ -164,13 +164,13 @@ impl Driver {
     }
 
     /// Reads and writes `tun` for `bump` from now on.
-    pub async fn add_tun(&self, bump: u8, tun: Tun) -> Result<io::Result<()>, Gone> {
+    pub async fn add_tun(&self, bump: BumpId, tun: Tun) -> Result<io::Result<()>, Gone> {
         let tun = Box::new(tun);
         self.ask(|done| Command::AddTun { bump, tun, done }).await
     }
 
     /// Lets go of a bump's TUN and returns it: closing it takes a while.
-    pub async fn remove_tun(&self, bump: u8) -> Result<Option<Box<Tun>>, Gone> {
+    pub async fn remove_tun(&self, bump: BumpId) -> Result<Option<Box<Tun>>, Gone> {
         self.ask(|done| Command::RemoveTun { bump, done }).await
     }
 
@@ -263,7 +263,7 @@ impl Driver {
     /// Returns once nothing that a connection sent by `bump` can be overtaken any more. Its kernel
     /// sends nothing new meanwhile, and goes on after [`end_drain`](Self::end_drain), or by itself
     /// after a moment.
-    pub async fn drain(&self, bump: u8, tuple: Tuple, window_scale: u8) -> Result<(), Gone> {
+    pub async fn drain(&self, bump: BumpId, tuple: Tuple, window_scale: u8) -> Result<(), Gone> {
         self.ask(|done| Command::Drain {
             bump,
             tuple,
@@ -274,13 +274,13 @@ impl Driver {
     }
 
     /// The connection leaves by another way from now on.
-    pub fn end_drain(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
+    pub fn end_drain(&self, bump: BumpId, tuple: Tuple) -> Result<(), Gone> {
         self.send(Command::EndDrain { bump, tuple })
     }
 
     /// Takes up a connection that went on before this daemon started, of which the kernel has
     /// `outstanding` bytes under way.
-    pub fn resume(&self, bump: u8, tuple: Tuple, outstanding: u32) -> Result<(), Gone> {
+    pub fn resume(&self, bump: BumpId, tuple: Tuple, outstanding: u32) -> Result<(), Gone> {
         self.send(Command::Resume {
             bump,
             tuple,
@@ -289,7 +289,7 @@ impl Driver {
     }
 
     /// Has this host's kernel say by `bump` where a connection stands.
-    pub fn solicit(&self, bump: u8, tuple: Tuple) -> Result<(), Gone> {
+    pub fn solicit(&self, bump: BumpId, tuple: Tuple) -> Result<(), Gone> {
         self.send(Command::Solicit { bump, tuple })
     }
 

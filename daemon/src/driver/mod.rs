@@ -23,6 +23,7 @@ use dibs_io::{
     Endpoint, Family, Interest, PathSocket, Poller, RECV_BATCH, RecvBatch, Tun, boottime_ns,
     precise_timers,
 };
+use dibs_settings::BumpId;
 use dibs_wire::Tuple;
 use tokio::sync::oneshot;
 
@@ -57,6 +58,11 @@ const WAKER: u64 = 0;
 const TUNS: u64 = 1 << 8;
 const SOCKETS: u64 = 1 << 16;
 
+/// Where a bump's TUN stands.
+fn place(bump: BumpId) -> usize {
+    bump.get().into()
+}
+
 fn socket_token(path: usize, family: Family) -> u64 {
     SOCKETS + 2 * path as u64 + u64::from(family == Family::V6)
 }
@@ -85,7 +91,7 @@ struct DataPath {
     /// Since 1970: before that an earlier daemon called peers, which refuse older calls.
     earliest: Duration,
     /// Who waits for connections to have nothing under way.
-    drains: Vec<(u8, Tuple, oneshot::Sender<()>)>,
+    drains: Vec<(BumpId, Tuple, oneshot::Sender<()>)>,
     counters: DriverCounters,
     priority: Option<Priority>,
 }
@@ -235,21 +241,21 @@ impl DataPath {
     /// Reads what the kernel has, up to a bound; true if there may be more.
     fn read_tuns(&mut self, now: Time, ready: u16) -> bool {
         let mut more = false;
-        for bump in 0..BUMPS {
-            if ready & 1 << bump != 0 {
+        for bump in BumpId::all() {
+            if ready & 1 << bump.get() != 0 {
                 more |= self.read_tun(now, bump);
             }
         }
         more
     }
 
-    fn read_tun(&mut self, now: Time, bump: usize) -> bool {
+    fn read_tun(&mut self, now: Time, bump: BumpId) -> bool {
         let mut bytes = 0;
         for _ in 0..READS {
             if bytes >= READ_BYTES {
                 break;
             }
-            let Some(tun) = &self.tuns[bump] else {
+            let Some(tun) = &self.tuns[place(bump)] else {
                 return false;
             };
             let mut buffer = match self.spare.take() {
@@ -259,7 +265,7 @@ impl DataPath {
             match tun.recv(&mut buffer) {
                 Ok(len) => {
                     bytes += len;
-                    self.node.handle_tun(now, bump as u8, buffer, len);
+                    self.node.handle_tun(now, bump, buffer, len);
                 }
                 Err(error) => {
                     self.spare = Some(buffer);
@@ -277,12 +283,12 @@ impl DataPath {
     }
 
     /// A TUN that cannot be read would be reported as ready for ever.
-    fn lose_tun(&mut self, bump: usize, error: io::Error) {
-        if let Some(tun) = self.tuns[bump].take() {
+    fn lose_tun(&mut self, bump: BumpId, error: io::Error) {
+        if let Some(tun) = self.tuns[place(bump)].take() {
             // Fails only if the descriptor is not watched.
             let _ = self.poller.remove(&tun);
             self.lost_tuns.push_back(Notice::TunLost {
-                bump: bump as u8,
+                bump,
                 tun: Box::new(tun),
                 error,
             });
@@ -291,13 +297,13 @@ impl DataPath {
 
     fn inject(&mut self) {
         while let Some(injection) = self.node.poll_injection() {
-            match self.tuns.get_mut(usize::from(injection.bump)) {
-                Some(Some(tun)) => {
+            match &mut self.tuns[place(injection.bump)] {
+                Some(tun) => {
                     if tun.send(injection.frame()).is_err() {
                         self.counters.tun_refused += 1;
                     }
                 }
-                _ => self.counters.tun_missing += 1,
+                None => self.counters.tun_missing += 1,
             }
             self.node.recycle(injection);
         }
@@ -369,7 +375,7 @@ impl DataPath {
         }
     }
 
-    fn drained(&mut self, bump: u8, tuple: Tuple) {
+    fn drained(&mut self, bump: BumpId, tuple: Tuple) {
         while let Some(at) = self
             .drains
             .iter()
@@ -395,7 +401,7 @@ impl DataPath {
                     let _ = done.send(added);
                 }
                 Command::RemoveTun { bump, done } => {
-                    let tun = self.tuns[usize::from(bump)].take();
+                    let tun = self.tuns[place(bump)].take();
                     if let Some(tun) = &tun {
                         let _ = self.poller.remove(tun);
                     }
@@ -470,10 +476,10 @@ impl DataPath {
         }
     }
 
-    fn add_tun(&mut self, bump: u8, tun: Tun) -> io::Result<()> {
+    fn add_tun(&mut self, bump: BumpId, tun: Tun) -> io::Result<()> {
         self.poller
-            .add(&tun, TUNS + u64::from(bump), Interest::Read)?;
-        self.tuns[usize::from(bump)] = Some(tun);
+            .add(&tun, TUNS + u64::from(bump.get()), Interest::Read)?;
+        self.tuns[place(bump)] = Some(tun);
         Ok(())
     }
 

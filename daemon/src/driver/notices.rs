@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dibs_core::node::Event;
 use dibs_io::{Tun, Waker};
+use dibs_settings::BumpId;
 use tokio::sync::mpsc;
 
 /// Notices that wait for the main thread, at most. More wait in the node: see `dibs_core::node::Event`.
@@ -19,7 +20,7 @@ pub(crate) enum Notice {
     /// A TUN cannot be read any more.
     TunLost {
         /// Its bump.
-        bump: u8,
+        bump: BumpId,
         /// The device, to be closed where that does not stop packets.
         tun: Box<Tun>,
         /// What the system said.

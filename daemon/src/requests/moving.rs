@@ -28,12 +28,12 @@ fn required_by(rule: &Rule) -> String {
     }
 }
 
-/// `enable` and `disable` (bump 0).
+/// `enable` and `disable` (no bump).
 pub(super) async fn change(
     daemon: &Daemon,
     caller: Caller,
     selector: &Selector,
-    bump: u8,
+    bump: Option<BumpId>,
     progress: &Progress,
 ) -> anyhow::Result<Changed> {
     let matching = selected(daemon, caller, selector).await?;
@@ -41,7 +41,7 @@ pub(super) async fn change(
     let (held, matching): (Vec<_>, Vec<_>) = {
         let state = daemon.state.borrow();
         let tell = |live: &Live| match state.ruling(live).requirement() {
-            Some(rule) if rule.bump_id().get() != bump => Some(required_by(rule)),
+            Some(rule) if Some(rule.bump_id()) != bump => Some(required_by(rule)),
             _ => sessions::lacks(daemon, &peers[live.peer], live.peer, bump),
         };
         let told = matching.into_iter().map(|live| (live, tell(&live)));
@@ -51,7 +51,7 @@ pub(super) async fn change(
     let (able, unable): (Vec<Live>, Vec<Live>) = matching
         .into_iter()
         .map(|(live, _)| live)
-        .partition(|live| up[live.peer] || bump == 0);
+        .partition(|live| up[live.peer] || bump.is_none());
     if able.is_empty() && !unable.is_empty() {
         bail!(no_session(daemon, &unable));
     }
@@ -60,13 +60,13 @@ pub(super) async fn change(
         bail!(refused(format!("{why}: nothing was changed")));
     }
     marking::overrule(daemon, &able).await?;
-    let origins: HashMap<Pair, u8> = able
+    let origins: HashMap<Pair, Option<BumpId>> = able
         .iter()
         .map(|live| (live.pair, connections::stands_on(daemon, live)))
         .collect();
     let moved = switching::choose(daemon, &able, bump, progress).await?;
-    let unasked = match daemon.bumps.device_of(bump) {
-        Some(_) => hear_or_undo(daemon, bump, &moved, &origins, progress).await?,
+    let unasked = match bump.filter(|bump| daemon.bumps.device_of(*bump).is_some()) {
+        Some(bump) => hear_or_undo(daemon, bump, &moved, &origins, progress).await?,
         None => false,
     };
     let no_session = |live: &Live| {
@@ -93,13 +93,17 @@ pub(super) async fn change(
     let infos = connections::describe(daemon, &lives).await?;
     let mut changed = changed(daemon, bump, infos.into_iter().zip(outcomes));
     let without = lives.iter().map(|live| live.peer);
-    let without = without.filter(|peer| bump == 0 && !up[*peer]);
+    let without = without.filter(|peer| bump.is_none() && !up[*peer]);
     let warnings = warnings(daemon, bump, unasked, stuck, without.collect());
     changed.warnings.extend(warnings);
     let uids = changed.connections.iter().map(|info| info.uid);
     daemon.events.tell_of_conns(
         uids,
-        if bump == 0 { "disabled" } else { "enabled" },
+        if bump.is_none() {
+            "disabled"
+        } else {
+            "enabled"
+        },
         |count| format!("{count} connection(s) moved to {}", changed.bump),
         &[("bump", changed.bump.clone())],
     );
@@ -133,7 +137,7 @@ async fn selected(
 /// What became of connections that were to move to a bump.
 fn changed(
     daemon: &Daemon,
-    bump: u8,
+    bump: Option<BumpId>,
     outcomes: impl Iterator<Item = (ConnInfo, Moved)>,
 ) -> Changed {
     let mut changed = Changed {
@@ -163,9 +167,9 @@ fn changed(
 /// where it was, and says so. Whether nobody knows.
 async fn hear_or_undo(
     daemon: &Daemon,
-    bump: u8,
+    bump: BumpId,
     moved: &[Moved],
-    origins: &HashMap<Pair, u8>,
+    origins: &HashMap<Pair, Option<BumpId>>,
     progress: &Progress,
 ) -> anyhow::Result<bool> {
     let moved = moved.iter().filter(|(_, outcome)| outcome.is_ok());
@@ -179,13 +183,13 @@ async fn hear_or_undo(
         Heard::Nothing => {}
     }
     let mut stuck = 0;
-    let mut back: BTreeMap<u8, Vec<Live>> = BTreeMap::new();
+    let mut back: BTreeMap<Option<BumpId>, Vec<Live>> = BTreeMap::new();
     for live in &moved {
-        let origin = origins.get(&live.pair).copied().unwrap_or(0);
+        let origin = origins.get(&live.pair).copied().flatten();
         back.entry(origin).or_default().push(*live);
     }
     // Those that were there before stay.
-    let stayed = back.remove(&bump).unwrap_or_default().len();
+    let stayed = back.remove(&Some(bump)).unwrap_or_default().len();
     for (origin, lives) in back {
         let put_back = switching::choose(daemon, &lives, origin, progress).await;
         let put_back = put_back?.into_iter();
@@ -205,7 +209,7 @@ async fn hear_or_undo(
 /// (`unasked`), how many had nothing acknowledged, and the peers that are to follow later.
 fn warnings(
     daemon: &Daemon,
-    bump: u8,
+    bump: Option<BumpId>,
     unasked: bool,
     stuck: usize,
     without: BTreeSet<usize>,
@@ -218,7 +222,7 @@ fn warnings(
              comes back by its device: \"bump list\" will say"
         ));
     }
-    if let Some(id) = BumpId::new(bump).filter(|_| stuck > 0) {
+    if let Some(id) = bump.filter(|_| stuck > 0) {
         warnings.push(format!(
             "nothing of what {stuck} connection(s) sent by {} has been acknowledged so far: if that \
              stays so, see whether a firewall, here or at the peer, drops what comes in by the bump's \

@@ -87,7 +87,7 @@ async fn rule_of(
         _ => None,
     };
     named::check_peer(daemon, peer)?;
-    if let Some(why) = sessions::lacking(daemon, peer, bump.get()).await? {
+    if let Some(why) = sessions::lacking(daemon, peer, bump).await? {
         bail!(refused(why));
     }
     let id = daemon.state.borrow().rules.next();
@@ -119,14 +119,14 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
             pair.local, pair.remote
         )));
     }
-    let number = rule.bump_id().get();
+    let bump = Some(rule.bump_id());
     let addresses = meant.iter().map(|live| live.pair.local.ip());
     // What requires its bump is to wait where there is no device.
-    let fault = devices::device_fault(daemon, number, addresses).await?;
+    let fault = devices::device_fault(daemon, bump, addresses).await?;
     if let Some(why) = fault.filter(|_| rule.level != Level::Require) {
         bail!(refused(format!("{why}: nothing was changed")));
     }
-    let carriers = devices::carriers(daemon, number, &meant).await?;
+    let carriers = devices::carriers(daemon, bump, &meant).await?;
     if let Some(carrier) = carriers.first() {
         bail!(refused(format!(
             "the rule would put the connection to {} that carries the bump's device into that \
@@ -235,7 +235,7 @@ pub(super) async fn rule_del(daemon: &Daemon, caller: Caller, id: RuleId) -> any
     let meant = lives.iter().filter(|live| rule.means(live));
     let meant: Vec<Live> = meant.copied().collect();
     for (bump, lives) in following::ruled(daemon, &meant) {
-        following::follow_rules(daemon, &lives, bump).await;
+        following::follow_rules(daemon, &lives, Some(bump)).await;
     }
     wants::send_all(daemon).await;
     daemon.events.tell_of(

@@ -123,7 +123,7 @@ async fn wanted(
     conns: &[(Named, Version)],
 ) -> Wanted {
     let bump = switch.bump;
-    let known = bump == 0 || daemon.bumps.get(bump).is_some();
+    let known = bump.is_none_or(|bump| daemon.bumps.get(bump).is_some());
     let addresses = conns.iter().map(|(named, _)| named.pair.remote.ip());
     let fault = match devices::device_fault(daemon, bump, addresses).await {
         Ok(fault) => fault,

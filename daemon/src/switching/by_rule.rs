@@ -11,8 +11,8 @@ use crate::{connections, marking, reconcile};
 /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
 /// peer would take nothing, or answer it by the bump.
 pub(super) async fn follow_peer(daemon: &Daemon, pair: &Pair, own: u64) {
-    let mut numbers = daemon.bumps.all().iter().map(|bump| bump.id.get());
-    let Some(bump) = numbers.find(|bump| u64::from(*bump) == own) else {
+    let mut carried = daemon.bumps.all().iter().map(|bump| bump.id);
+    let Some(bump) = carried.find(|bump| u64::from(bump.get()) == own) else {
         return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
     };
     let by = Hand::Peer;
@@ -20,7 +20,7 @@ pub(super) async fn follow_peer(daemon: &Daemon, pair: &Pair, own: u64) {
     let followed = async {
         reconcile::install(daemon).await?;
         let _turn = daemon.kernel.marking().await;
-        marking::mark_one(daemon, Mark::moved(*pair, bump)).await?;
+        marking::mark_one(daemon, Mark::moved(*pair, Some(bump))).await?;
         anyhow::Ok(())
     };
     if let Err(error) = followed.await {

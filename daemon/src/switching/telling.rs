@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use dibs_switch::conns::{Choice, Meant, Pair, Version};
+use dibs_switch::conns::{Choice, Meant, Pair};
 use dibs_switch::messages::{Switch, Unanswered};
 
 use super::asking::ROUND;
@@ -31,7 +31,7 @@ pub(crate) fn take_due(daemon: &Daemon, only: Option<usize>) -> BTreeMap<usize, 
 
 /// Tells a peer of choices.
 pub(crate) async fn tell_choices(daemon: &Daemon, peer: usize, due: Due) -> Result<(), Unanswered> {
-    let mut chosen: BTreeMap<(u8, u64), Vec<(Meant, Version)>> = BTreeMap::new();
+    let mut chosen = BTreeMap::<_, Vec<_>>::new();
     for (pair, choice) in due {
         let socket = choice.socket;
         let group = chosen.entry((choice.bump, choice.version.host));

@@ -109,15 +109,13 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
     }
 }
 
-async fn restore_tun(daemon: &Daemon, bump: u8, name: &str, error: &std::io::Error) {
+async fn restore_tun(daemon: &Daemon, bump: BumpId, name: &str, error: &std::io::Error) {
     daemon.events.tell(
         "tun_lost",
         format!("device {name} is gone ({error}); making it again"),
         &[("device", name.to_owned())],
     );
-    if let Some(id) = BumpId::new(bump) {
-        daemon.kernel.steerer().await.tun_lost(id);
-    }
+    daemon.kernel.steerer().await.tun_lost(bump);
     if let Err(error) = reconcile::steer(daemon).await {
         tracing::error!("cannot restore {name}: {error:#}");
     }

@@ -99,7 +99,7 @@ async fn forget_ended(daemon: &Daemon) -> anyhow::Result<()> {
     let chosen = all_of(marking::mark_choices(daemon, &taken).await);
     let cleared = {
         let _turn = daemon.kernel.marking().await;
-        let none: Vec<Mark> = gone.iter().map(|pair| Mark::moved(*pair, 0)).collect();
+        let none: Vec<Mark> = gone.iter().map(|pair| Mark::moved(*pair, None)).collect();
         all_of(marking::write(daemon, &none).await)
     };
     let saved = match gone.is_empty() {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use dibs_config::PrivateKey;
+use dibs_core::bump::SCRAMBLE;
 use dibs_netns::Host;
 use dibs_switch::conns::{Pair, Socket};
 use dibs_switch::messages::{Body, MAX_ENTRIES, Message, Named};
@@ -45,7 +46,7 @@ fn with_guests(net: &mut Net) -> Result<(Host, [HostilePeer; 2])> {
 }
 
 /// A question that takes the daemon of `a` as long as one may: of connections that it has to look for.
-fn question(request: u32, bump: u8) -> Vec<u8> {
+fn question(request: u32) -> Vec<u8> {
     let named = |port| Named {
         pair: Pair {
             local: ([10, 0, 3, 3].into(), port).into(),
@@ -54,13 +55,14 @@ fn question(request: u32, bump: u8) -> Vec<u8> {
         socket: Socket::UNKNOWN,
     };
     let conns = (0..MAX_ENTRIES as u16).map(|n| named(30_000 + n)).collect();
+    let bump = SCRAMBLE;
     let body = Body::Confirm { bump, conns };
     Message { request, body }.encode()
 }
 
 /// Asks as much as it gets rid of, and sends and receives; returns how many answers came.
 fn flood(peer: &mut HostilePeer, request: &mut u32) -> Result<usize> {
-    while peer.say(&question(*request, 1))? {
+    while peer.say(&question(*request))? {
         *request = request.wrapping_add(1);
     }
     peer.work()?;
@@ -120,7 +122,7 @@ fn a_peer_that_asks_without_end_holds_up_no_other() {
             }
             for round in 0..10 {
                 let ours = 77 + round;
-                ensure!(few.say(&question(ours, 1))?, "no room for one question");
+                ensure!(few.say(&question(ours))?, "no room for one question");
                 let (mut before, begin) = (0, Instant::now());
                 loop {
                     before += flood(&mut many, &mut request)?;

@@ -17,6 +17,7 @@ mod share;
 use std::fmt;
 use std::sync::Arc;
 
+use dibs_settings::BumpId;
 use dibs_wire::checksum::crc32c;
 pub use scramble::{SCRAMBLE, Scramble, scramble};
 pub use seal::{SEAL, seal};
@@ -31,7 +32,7 @@ pub const MAX_NUMBER: u8 = 6;
 #[derive(Clone, Debug)]
 pub struct Bump {
     /// Names it in marks and on the wire: 1 to [`MAX_NUMBER`], the same at both ends.
-    pub number: u8,
+    pub number: BumpId,
     /// What it does.
     pub method: Method,
 }
@@ -164,16 +165,21 @@ impl Bumps {
         let mut all = Self([const { None }; MAX_NUMBER as usize + 1]);
         for bump in bumps {
             let number = bump.number;
-            assert!((1..=MAX_NUMBER).contains(&number), "no bump is {number}");
-            let before = all.0[usize::from(number)].replace(bump);
+            let place = all.0.get_mut(usize::from(number.get()));
+            let before = place.expect("a number that a node carries").replace(bump);
             assert!(before.is_none(), "two bumps are {number}");
         }
         all
     }
 
-    /// The bump of this number, if the node carries it.
-    pub(crate) fn get(&self, number: u8) -> Option<&Bump> {
+    /// The bump that a peer names by this number, if the node carries it.
+    pub(crate) fn named(&self, number: u8) -> Option<&Bump> {
         self.0.get(usize::from(number))?.as_ref()
+    }
+
+    /// The bump of this number, if the node carries it.
+    pub(crate) fn get(&self, number: BumpId) -> Option<&Bump> {
+        self.named(number.get())
     }
 
     /// All that the node carries.
@@ -182,7 +188,7 @@ impl Bumps {
     }
 
     /// The bump of a connection, which began because the node carries it.
-    pub(crate) fn of(&self, number: u8) -> &Bump {
+    pub(crate) fn of(&self, number: BumpId) -> &Bump {
         self.get(number).expect("a connection's bump is carried")
     }
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use dibs_scramble::{BUFFER_LEN, Descrambler, Scrambler, initial_buffer};
+use dibs_settings::BumpId;
 
 use super::{Bump, Chain, Decode, Encode, Method};
 use crate::session::EpochKey;
 
 /// Number of [`scramble`].
-pub const SCRAMBLE: u8 = 1;
+pub const SCRAMBLE: BumpId = BumpId::new(1).expect("a number of a bump");
 
 /// The papers' scrambler.
 pub fn scramble() -> Bump {

@@ -1,9 +1,11 @@
 //! `seal`: each datagram is encrypted whole (docs/protocol.md, 4).
 
+use dibs_settings::BumpId;
+
 use super::{Bump, Method, Padding};
 
 /// Number of [`seal`].
-pub const SEAL: u8 = 3;
+pub const SEAL: BumpId = BumpId::new(3).expect("a number of a bump");
 
 /// Authenticated encryption.
 pub fn seal(padding: Padding) -> Bump {

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 pub use dibs_share::{InvalidScheme, Pads, Scheme};
 
+use dibs_settings::BumpId;
+
 use super::{Bump, Method, Split};
 
 /// Number of [`share`].
-pub const SHARE: u8 = 2;
+pub const SHARE: BumpId = BumpId::new(2).expect("a number of a bump");
 
 /// Secret sharing over paths.
 pub fn share(scheme: Scheme) -> Bump {

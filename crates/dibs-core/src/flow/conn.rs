@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use dibs_settings::Scheduler;
+use dibs_settings::{BumpId, Scheduler};
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{BASE_OFFSET, FlowId, Frame, Open};
@@ -212,7 +212,7 @@ pub struct Incoming {
 
 impl Incoming {
     /// How the packets look of a connection with these addresses, as the local host sends, on this bump.
-    pub fn template(&self, tuple: Tuple, bump: u8) -> Template {
+    pub fn template(&self, tuple: Tuple, bump: BumpId) -> Template {
         Template {
             bump,
             tuple: tuple.reversed(),
@@ -291,7 +291,7 @@ pub struct Conn {
     /// What it has on whichever bump.
     pub ends: Key,
     /// The bump.
-    pub bump: u8,
+    pub bump: BumpId,
     /// From the local kernel.
     pub out: Outgoing,
     /// To the local kernel, once the peer opened it.
@@ -322,7 +322,7 @@ pub struct Conn {
 
 impl Conn {
     /// A connection of which neither direction has sent anything.
-    pub fn new(now: Time, ends: Key, bump: u8, flow: FlowId) -> Self {
+    pub fn new(now: Time, ends: Key, bump: BumpId, flow: FlowId) -> Self {
         Self {
             ends,
             bump,
@@ -362,7 +362,7 @@ impl Conn {
     pub fn open_frame(&self, tuple: impl FnOnce() -> Tuple) -> Option<Open> {
         let secrets = { self.out.secrets.as_ref() }.filter(|_| !self.out.confirmed)?;
         Some(Open {
-            bump: self.bump,
+            bump: self.bump.get(),
             tuple: tuple(),
             meta: self.out.meta,
             base_seq: self.out.stream.base().unwrap_or_default(),

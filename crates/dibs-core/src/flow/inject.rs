@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use dibs_settings::BumpId;
 use dibs_wire::emit::MAX_HEADERS;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Tuple, flags};
@@ -20,7 +21,7 @@ pub(crate) const MAX_PACKET: usize = 65535;
 #[derive(Debug)]
 pub struct Injection {
     /// The bump whose TUN it goes to.
-    pub bump: u8,
+    pub bump: BumpId,
     buffer: Buffer,
     start: usize,
     end: usize,
@@ -37,7 +38,7 @@ impl Injection {
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     /// The bump.
-    pub bump: u8,
+    pub bump: BumpId,
     /// Addresses and ports.
     pub tuple: Tuple,
     /// IP fields unless a piece says otherwise.
@@ -185,7 +186,7 @@ impl Injector {
     }
 
     /// Adds a whole packet as it is; its checksums are its own.
-    pub fn opaque(&mut self, pool: &mut Pool, bump: u8, packet: &[u8]) {
+    pub fn opaque(&mut self, pool: &mut Pool, bump: BumpId, packet: &[u8]) {
         self.flush();
         let end = virtio::LEN + packet.len();
         let mut buffer = pool.take_for(end);
@@ -235,7 +236,14 @@ impl Injector {
 }
 
 impl Building {
-    fn takes(&self, owner: u64, bump: u8, seq: SeqNumber, tcp: &TcpFields<'_>, len: usize) -> bool {
+    fn takes(
+        &self,
+        owner: u64,
+        bump: BumpId,
+        seq: SeqNumber,
+        tcp: &TcpFields<'_>,
+        len: usize,
+    ) -> bool {
         // SYN, RST, URG and CWR stand on a segment of their own or on a first one.
         let mergeable = tcp.flags & !(flags::PSH | flags::FIN | flags::ACK | flags::ECE) == 0;
         !self.closed

@@ -52,7 +52,7 @@ pub struct CarriedBump {
 impl CarriedBump {
     fn of(bump: &Bump) -> Self {
         Self {
-            number: bump.number,
+            number: bump.number.get(),
             shares: bump.shares(),
         }
     }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use dibs_settings::BumpId;
 use dibs_wire::packet::{self, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
 
@@ -161,7 +162,7 @@ impl Node {
 
     /// Takes a packet read from the TUN of `bump`: virtio header and packet stand in
     /// `buffer[..len]`.
-    pub fn handle_tun(&mut self, now: Time, bump: u8, mut buffer: Buffer, len: usize) {
+    pub fn handle_tun(&mut self, now: Time, bump: BumpId, mut buffer: Buffer, len: usize) {
         let Self {
             shared,
             sessions,

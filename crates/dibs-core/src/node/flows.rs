@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
-use dibs_settings::Scheduler;
+use dibs_settings::{BumpId, Scheduler};
 use dibs_wire::Tuple;
 use dibs_wire::frame::{FlowId, Open};
 use hashbrown::HashTable;
@@ -40,7 +40,7 @@ struct Ends {
     /// As the local host sends.
     tuple: Tuple,
     /// The bumps that it was on, as far as they are not forgotten.
-    lanes: SmallVec<[(u8, Key); 1]>,
+    lanes: SmallVec<[(BumpId, Key); 1]>,
     floor: TsvalFloor,
 }
 
@@ -96,7 +96,7 @@ impl FlowTable {
     }
 
     /// The connection of this tuple, as the local host sends, on this bump.
-    pub(super) fn find(&self, tuple: Tuple, bump: u8) -> Option<Key> {
+    pub(super) fn find(&self, tuple: Tuple, bump: BumpId) -> Option<Key> {
         let ends = self.ends.get(self.ends_of(&tuple)?)?;
         let lane = ends.lanes.iter().find(|(number, _)| *number == bump);
         lane.map(|(_, key)| *key)
@@ -209,7 +209,7 @@ impl FlowTable {
     }
 
     /// Adds a connection that is not [there](Self::find).
-    pub(super) fn add(&mut self, now: Time, tuple: Tuple, bump: u8) -> Key {
+    pub(super) fn add(&mut self, now: Time, tuple: Tuple, bump: BumpId) -> Key {
         let flow = FlowId::new(self.next_flow);
         self.next_flow = self.next_flow.wrapping_add(1);
         let ends = self.ends_of(&tuple).unwrap_or_else(|| self.add_ends(tuple));

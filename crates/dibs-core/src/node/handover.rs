@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use dibs_settings::BumpId;
 use dibs_wire::Tuple;
 
 use super::flows::FlowTable;
@@ -32,7 +33,7 @@ const SETTLED: Duration = Duration::from_millis(10);
 struct Drain {
     key: Key,
     /// Somebody waits for word of it, even once the connection is gone.
-    bump: u8,
+    bump: BumpId,
     tuple: Tuple,
     /// Silent or not, it is told of then.
     tell_by: Time,

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use dibs_settings::BumpId;
 use dibs_wire::Tuple;
 
 /// Something that happened; peers and paths by their index in the configuration.
@@ -56,7 +57,7 @@ pub enum Event {
         /// The peer.
         peer: usize,
         /// The bump.
-        bump: u8,
+        bump: BumpId,
         /// The connection as the local host sends.
         tuple: Tuple,
     },

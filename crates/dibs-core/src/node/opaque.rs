@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use dibs_settings::BumpId;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 use dibs_wire::virtio::{self, VirtioHdr};
@@ -45,7 +46,7 @@ impl OpaqueQueues {
     pub(super) fn take(
         &mut self,
         shared: &mut Shared,
-        bump: u8,
+        bump: BumpId,
         header: VirtioHdr,
         mut buffer: Buffer,
         len: usize,
@@ -77,7 +78,7 @@ impl Default for OpaqueQueues {
 
 /// Opaque packets on their way out.
 pub(super) struct OpaqueQueue {
-    packets: VecDeque<(u8, Box<[u8]>)>,
+    packets: VecDeque<(BumpId, Box<[u8]>)>,
     bytes: usize,
     /// How much of the first one is out, and under which number.
     sent: usize,
@@ -87,7 +88,7 @@ pub(super) struct OpaqueQueue {
 /// What to send next of the first packet.
 pub(super) struct Part<'a> {
     /// Its bump.
-    pub(super) bump: u8,
+    pub(super) bump: BumpId,
     /// All of it.
     pub(super) packet: &'a [u8],
     /// Names the whole.
@@ -109,6 +110,7 @@ impl Part<'_> {
         let whole = frame::OPAQUE_OVERHEAD + packet.len();
         if from == 0 && whole <= room {
             let mut block = vec![0; whole];
+            let bump = bump.get();
             let opaque = Frame::Opaque { bump, packet };
             frame::encode(&opaque, &mut Writer::new(&mut block));
             return (block, packet.len());
@@ -118,7 +120,7 @@ impl Part<'_> {
         let mut bytes = Vec::with_capacity(len + 1);
         let first = from == 0;
         if first {
-            bytes.push(bump);
+            bytes.push(bump.get());
         }
         bytes.extend_from_slice(&packet[from..from + len]);
         let piece = Frame::Fragment {
@@ -147,7 +149,7 @@ impl OpaqueQueue {
     }
 
     /// Appends a packet; false if it does not fit.
-    pub(super) fn push(&mut self, bump: u8, packet: &[u8]) -> bool {
+    pub(super) fn push(&mut self, bump: BumpId, packet: &[u8]) -> bool {
         if self.bytes + packet.len() > QUEUE_LIMIT {
             return false;
         }

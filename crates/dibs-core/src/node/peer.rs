@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use dibs_settings::BumpId;
 use dibs_wire::frame::{Chunk, Frame, Frames};
 use dibs_wire::packet::{Segment, flags};
 use dibs_wire::virtio;
@@ -118,7 +119,7 @@ impl Peer {
         now: Time,
         shared: &mut Shared,
         session: Option<&Session>,
-        bump: u8,
+        bump: BumpId,
         segment: &Segment<'_>,
         gso_size: u16,
     ) -> Taken {

@@ -1,5 +1,7 @@
 //! What protected bytes on their way.
 
+use dibs_settings::BumpId;
+
 use crate::bump::{Bump, Method};
 
 /// What protected the bytes of a chunk, a segment or a packet.
@@ -12,7 +14,7 @@ pub(super) enum Protection {
     /// They were not seen either.
     Encrypted,
     /// They were put together of what several paths carried, for this bump.
-    Split(u8),
+    Split(BumpId),
 }
 
 impl Protection {

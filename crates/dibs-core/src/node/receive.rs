@@ -12,6 +12,7 @@ mod tests;
 
 use std::time::Duration;
 
+use dibs_settings::BumpId;
 use dibs_wire::{SeqNumber, Tuple};
 
 use self::sink::incoming;
@@ -107,7 +108,7 @@ impl Receiver {
     }
 
     /// The connection of this tuple in this bump, made if it is new.
-    pub(super) fn conn(&mut self, cx: &mut ReceiveCx<'_>, tuple: Tuple, bump: u8) -> Key {
+    pub(super) fn conn(&mut self, cx: &mut ReceiveCx<'_>, tuple: Tuple, bump: BumpId) -> Key {
         if let Some(key) = cx.flows.find(tuple, bump) {
             return key;
         }

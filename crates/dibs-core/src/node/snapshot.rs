@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use dibs_settings::BumpId;
 use dibs_wire::Tuple;
 
 use super::association::CarriedBump;
@@ -65,7 +66,7 @@ pub struct ConnSnapshot {
     /// Addresses and ports as the local host sends.
     pub tuple: Tuple,
     /// The bump.
-    pub bump: u8,
+    pub bump: BumpId,
     /// First packet.
     pub since: Time,
     /// Last packet.

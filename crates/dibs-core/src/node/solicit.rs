@@ -8,6 +8,7 @@
 //! is fresh, also where neither daemon knows the connection any more, and its time stamp tells a
 //! new daemon the floor of TSval before anything is injected.
 
+use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{IpMeta, Tuple, flags};
@@ -22,7 +23,7 @@ const TTL: u8 = 64;
 
 /// Injects, by a bump, segments that the local kernel answers with where a connection stands, of which this much is
 /// known here. `tuple` is as the local host sends.
-pub(super) fn solicit(shared: &mut Shared, bump: u8, tuple: Tuple, conn: Option<&Conn>) {
+pub(super) fn solicit(shared: &mut Shared, bump: BumpId, tuple: Tuple, conn: Option<&Conn>) {
     let template = Template {
         bump,
         tuple: tuple.reversed(),

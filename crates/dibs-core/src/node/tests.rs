@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use dibs_settings::{Hint, Opening, Place, Role, Scheduler};
+use dibs_settings::{BumpId, Hint, Opening, Place, Role, Scheduler};
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::{SeqNumber, Tuple, virtio};
@@ -43,7 +43,7 @@ mod schedulers;
 mod sends;
 mod toy;
 
-pub(super) const BUMP: u8 = bump::SCRAMBLE;
+pub(super) const BUMP: BumpId = bump::SCRAMBLE;
 const DELAY: Duration = Duration::from_millis(1);
 /// Of each segment.
 const WINDOW: u16 = 1000;
@@ -62,7 +62,7 @@ type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
 pub(super) struct Pair {
     pub(super) now: Time,
     /// The one that the kernels' segments come by.
-    bump: u8,
+    bump: BumpId,
     pub(super) nodes: [Node; 2],
     wire: VecDeque<InFlight>,
     /// Of both links, each way.

@@ -172,7 +172,7 @@ impl Encounter {
             bump: if kind & 0x30 == 0x30 {
                 input.u8()
             } else {
-                BUMP
+                BUMP.get()
             },
             tuple,
             meta: meta(input),
@@ -254,7 +254,7 @@ impl Encounter {
         for (index, share) in [vec![pad; whole.len()], other].iter().enumerate() {
             let frame = Frame::Share(Share {
                 fleeting: input.u8() == 255,
-                bump: bump::SHARE,
+                bump: bump::SHARE.get(),
                 set,
                 index: index as u8,
                 needed: 2,
@@ -307,7 +307,7 @@ impl Encounter {
             0..=239 => 0,
             n => usize::from(n - 239) * 40,
         };
-        let mut whole = [&[BUMP][..], &packet].concat();
+        let mut whole = [&[BUMP.get()][..], &packet].concat();
         whole.resize(whole.len() + trailing, 7);
         self.pieces(id, number, &[], &whole, size);
     }

@@ -14,7 +14,7 @@ use dibs_netem::{
     Conditions, Emulator, Fate,
     rng::{Rng, mix},
 };
-use dibs_settings::{Opening, Scheduler};
+use dibs_settings::{BumpId, Opening, Scheduler};
 
 use super::plain::clock;
 use super::receiver::{Receiver, ReceiverStats};
@@ -93,7 +93,7 @@ struct Arrival {
 /// Two hosts of which one sends to the other.
 pub struct Pair {
     now: Time,
-    bump: u8,
+    bump: BumpId,
     nodes: [Node; 2],
     roads: Vec<Road>,
     changes: VecDeque<Change>,

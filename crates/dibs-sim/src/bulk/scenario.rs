@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dibs_core::bump::{SCRAMBLE, SEAL};
 use dibs_netem::{Conditions, rng::Rng};
+use dibs_settings::BumpId;
 
 use super::control::Algorithm;
 
@@ -86,7 +87,7 @@ pub struct Scenario {
     /// The sender's controller.
     pub algorithm: Algorithm,
     /// The bump: seal or scramble.
-    pub bump: u8,
+    pub bump: BumpId,
     /// Bytes to send.
     pub bytes: u64,
     /// What changes, in order.

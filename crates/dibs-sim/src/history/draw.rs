@@ -9,6 +9,7 @@ use dibs_netem::{
     Conditions,
     rng::{Rng, mix},
 };
+use dibs_settings::BumpId;
 
 use super::{History, Op, Order, PathSetup, Plan, Setup, preferences};
 use crate::adversary::Tamper;
@@ -52,7 +53,7 @@ impl History {
                 // It is closed once all is acknowledged: each switch to plain closes its window, and
                 // in LAST-ACK smoltcp sends nothing again of what was lost before.
                 keepalive: Some(Duration::from_secs(5)),
-                require: [0; 2],
+                require: [None; 2],
                 ..plan(rng, budget, bumps, conns)
             };
             conns += 1;
@@ -90,7 +91,7 @@ impl History {
 }
 
 /// The bumps that connections may be on: with a path too few, what should be split waits for ever.
-fn bumps(setup: &Setup) -> &'static [u8] {
+fn bumps(setup: &Setup) -> &'static [BumpId] {
     match usize::from(setup.share.0) <= setup.paths.len() {
         true => &[SCRAMBLE, SHARE, SEAL],
         false => &[SCRAMBLE, SEAL],
@@ -98,8 +99,8 @@ fn bumps(setup: &Setup) -> &'static [u8] {
 }
 
 /// A bump, or plain.
-fn anywhere(rng: &mut Rng, bumps: &[u8]) -> u8 {
-    if rng.chance(0.3) { 0 } else { rng.pick(bumps) }
+fn anywhere(rng: &mut Rng, bumps: &[BumpId]) -> Option<BumpId> {
+    (!rng.chance(0.3)).then(|| rng.pick(bumps))
 }
 
 fn setup(rng: &mut Rng) -> Setup {
@@ -190,7 +191,7 @@ fn conditions(rng: &mut Rng) -> Conditions {
 }
 
 /// One of many small connections.
-fn small_plan(rng: &mut Rng, budget: &mut u64, bumps: &[u8], before: usize) -> Plan {
+fn small_plan(rng: &mut Rng, budget: &mut u64, bumps: &[BumpId], before: usize) -> Plan {
     let bytes = [rng.range(1, 3000), rng.range(0, 3000)];
     Plan {
         bytes,
@@ -202,7 +203,7 @@ fn small_plan(rng: &mut Rng, budget: &mut u64, bumps: &[u8], before: usize) -> P
     }
 }
 
-fn plan(rng: &mut Rng, budget: &mut u64, bumps: &[u8], before: usize) -> Plan {
+fn plan(rng: &mut Rng, budget: &mut u64, bumps: &[BumpId], before: usize) -> Plan {
     let mut bytes = [0; 2].map(|_| match rng.below(5) {
         0 => 0,
         1 => rng.range(1, 200),
@@ -211,10 +212,10 @@ fn plan(rng: &mut Rng, budget: &mut u64, bumps: &[u8], before: usize) -> Plan {
     bytes[0] = bytes[0].max(u64::from(bytes[1] == 0));
     *budget = budget.saturating_sub(bytes[0] + bytes[1]);
     let both = rng.chance(0.6);
-    let first = if rng.chance(0.6) { rng.pick(bumps) } else { 0 };
+    let first = rng.chance(0.6).then(|| rng.pick(bumps));
     let other = match first {
-        0 => rng.pick(bumps),
-        _ => anywhere(rng, bumps),
+        None => Some(rng.pick(bumps)),
+        Some(_) => anywhere(rng, bumps),
     };
     let buffer = rng.magnitude(2_000, 1 << 20) as usize;
     let closes = rng.chance(0.25);
@@ -222,14 +223,14 @@ fn plan(rng: &mut Rng, budget: &mut u64, bumps: &[u8], before: usize) -> Plan {
     let client = rng.below(2) as usize;
     let order = rng.pick(&[Order::Both, Order::HalfClose, Order::Reply]);
     let mut bump = [first, if both { first } else { other }];
-    let mut require = [0; 2];
+    let mut require = [None; 2];
     if rng.chance(0.12) {
         // Where only the server requires it, a client that does not know never gets through.
         let required = rng.pick(bumps);
-        require[client] = required;
-        require[1 - client] = if rng.chance(0.7) { required } else { 0 };
+        require[client] = Some(required);
+        require[1 - client] = rng.chance(0.7).then_some(required);
         // Rules for different bumps at both ends go together no more than that.
-        bump = bump.map(|bump| if bump == 0 { 0 } else { required });
+        bump = bump.map(|bump| bump.map(|_| required));
     }
     Plan {
         client,

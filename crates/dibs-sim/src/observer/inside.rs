@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dibs_core::bump::{Padding, SCRAMBLE, SEAL, SHARE};
 use dibs_core::session::Tap;
+use dibs_settings::BumpId;
 use dibs_wire::frame::{Chunk, FlowId, Frame, Frames, Open, Share};
 
 use super::digest;
@@ -72,7 +73,7 @@ pub(super) struct Inside {
     /// The instance of a host's daemon that a session is of.
     instances: HashMap<(u64, usize), u64>,
     /// The bump of each flow: a flow's number is never another one's.
-    flows: HashMap<(usize, u64, FlowId), u8>,
+    flows: HashMap<(usize, u64, FlowId), BumpId>,
     /// How far each flow's encrypted stream has been sent, by its incarnation.
     tops: HashMap<(usize, u64, FlowId, u16), u64>,
     sets: HashMap<(Ends, u32), [Option<Known>; 3]>,
@@ -145,6 +146,7 @@ impl Inside {
                     not_split(bump, "a segment")?;
                 }
                 Frame::Opaque { bump, .. } => {
+                    let bump = named(bump)?;
                     held.sealed |= bump == SEAL;
                     not_split(bump, "an opaque packet")?;
                 }
@@ -193,11 +195,12 @@ impl Inside {
         (from, own, _): Ends,
         flow: FlowId,
         open: Option<&Open>,
-    ) -> Result<u8, String> {
+    ) -> Result<BumpId, String> {
         let key = (from, own, flow);
         if let Some(open) = open {
-            let before = self.flows.insert(key, open.bump);
-            if before.is_some_and(|bump| bump != open.bump) {
+            let bump = named(open.bump)?;
+            let before = self.flows.insert(key, bump);
+            if before.is_some_and(|before| before != bump) {
                 return Err(format!("flow {flow} changed its bump"));
             }
         }
@@ -208,7 +211,7 @@ impl Inside {
     fn take_chunk(
         &mut self,
         passing: Passing,
-        bump: u8,
+        bump: BumpId,
         chunk: &Chunk<'_>,
         inside: bool,
     ) -> Result<(), String> {
@@ -311,7 +314,8 @@ impl Inside {
         if id % 2 == 0 {
             return match bytes.first().filter(|_| at == 0) {
                 Some(bump) => {
-                    not_split(*bump, "a piece of an opaque packet").map(|()| *bump == SEAL)
+                    let bump = named(*bump)?;
+                    not_split(bump, "a piece of an opaque packet").map(|()| bump == SEAL)
                 }
                 None => Ok(false),
             };
@@ -353,7 +357,12 @@ impl Inside {
     }
 }
 
-fn not_split(bump: u8, what: &str) -> Result<(), String> {
+/// The bump that a frame names.
+fn named(bump: u8) -> Result<BumpId, String> {
+    BumpId::new(bump).ok_or_else(|| format!("no bump is {bump}"))
+}
+
+fn not_split(bump: BumpId, what: &str) -> Result<(), String> {
     match bump {
         SHARE => Err(format!("{what} of share that was not split")),
         _ => Ok(()),

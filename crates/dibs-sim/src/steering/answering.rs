@@ -1,5 +1,6 @@
 //! What the peer asks for, a driver of [`dibs_switch::answering`], and how a connection falls silent.
 
+use dibs_settings::BumpId;
 use dibs_switch::answering::{Following, Refusal, Step, Wanted};
 use dibs_switch::conns::{Pair, Version};
 use dibs_switch::messages::{Body, Message, Named, Switch, Unanswered};
@@ -107,7 +108,7 @@ impl Steering {
             let mut done = true;
             match step {
                 Step::Unlock => locking::unlock_leaving(self, &pair, switch.bump),
-                Step::Drain if switch.bump == 0 => {
+                Step::Drain if switch.bump.is_none() => {
                     self.seen.note(match switch.ready {
                         true => Seen::GotReady,
                         false => Seen::SwitchedOut,
@@ -124,8 +125,8 @@ impl Steering {
                 Step::Mark => {
                     self.seen.note(Seen::RuleFollowed);
                     self.move_to(at, pair, switch.bump);
-                    if switch.bump != 0 {
-                        at.node.solicit(switch.bump, tuple(&pair));
+                    if let Some(bump) = switch.bump {
+                        at.node.solicit(bump, tuple(&pair));
                     }
                 }
                 Step::Undo => {
@@ -155,7 +156,7 @@ impl Steering {
     }
 
     /// What a connection sent by a bump has arrived.
-    pub fn on_drained(&mut self, at: &mut At<'_>, bump: u8, tuple: Tuple) {
+    pub fn on_drained(&mut self, at: &mut At<'_>, bump: BumpId, tuple: Tuple) {
         let pair = Pair {
             local: (tuple.src, tuple.sport).into(),
             remote: (tuple.dst, tuple.dport).into(),

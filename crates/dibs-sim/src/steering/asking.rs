@@ -1,5 +1,6 @@
 //! What users choose, what the peer is asked, and what comes of it: a driver of [`dibs_switch::asking`].
 
+use dibs_settings::BumpId;
 use dibs_switch::asking::{Conclusion, Negotiation, Step};
 use dibs_switch::conns::{Meant, Pair, Socket, Version};
 use dibs_switch::marks::{Hand, Handed};
@@ -11,12 +12,15 @@ use crate::coverage::Seen;
 
 impl Steering {
     /// Moves a connection to a bump, or to plain, as a user here chose.
-    pub(super) fn choose(&mut self, at: &mut At<'_>, conn: Meant, bump: u8) {
+    pub(super) fn choose(&mut self, at: &mut At<'_>, conn: Meant, bump: Option<BumpId>) {
         let Meant { pair, socket } = conn;
         let (host, mark) = (self.host, self.mark(&pair));
         let daemon = self.daemon();
         let ruling = daemon.ruling(&pair, socket);
-        if ruling.requirement().is_some_and(|rule| rule.bump != bump) {
+        if ruling
+            .requirement()
+            .is_some_and(|rule| Some(rule.bump) != bump)
+        {
             return self.seen.note(Seen::RequiredKept);
         }
         let origin = ruling.stands_on(mark.bump);
@@ -29,7 +33,7 @@ impl Steering {
             self.save(at.now);
             return self.seen.note(Seen::FailedHere);
         }
-        if bump != origin && bump != 0 && origin != 0 {
+        if bump != origin && bump.is_some() && origin.is_some() {
             self.seen.note(Seen::BumpToBump);
         }
         self.carry_on(at, negotiation);
@@ -37,7 +41,14 @@ impl Steering {
 
     /// This host's daemon is not what it should be, and says that a choice was made, by whomever and as the latest of
     /// all.
-    pub fn outbid(&mut self, at: &mut At<'_>, pair: Pair, socket: Socket, bump: u8, host: u64) {
+    pub fn outbid(
+        &mut self,
+        at: &mut At<'_>,
+        pair: Pair,
+        socket: Socket,
+        bump: Option<BumpId>,
+        host: u64,
+    ) {
         let socket = self.daemon().conns.get(&pair).name(socket);
         let version = Version {
             generation: if host == self.host { u64::MAX } else { 2 },
@@ -69,7 +80,7 @@ impl Steering {
                     let mut spoke = conns.iter().filter(|c| c.tuple == tuple(&pair));
                     let sends =
                         spoke.any(|c| c.spoke.is_some_and(|t| at.now.since(t) < SENDS_WITHIN));
-                    negotiation.handle_look(bump == 0 && sends);
+                    negotiation.handle_look(bump.is_none() && sends);
                 }
                 Step::Save => {
                     let saved = self.save(at.now);
@@ -238,13 +249,14 @@ impl Steering {
 
     /// A rule of the peer wants a connection on its bump.
     fn follow_peer(&mut self, at: &mut At<'_>, pair: Pair, own: u64) {
-        let (bump, by) = (own as u8, Hand::Peer);
+        let bump = BumpId::new(own as u8).expect("a rule's bump");
+        let by = Hand::Peer;
         self.update(&pair, |conn| conn.hand_over(Some(Handed { bump, by })));
-        self.write(at, pair, bump, false);
+        self.write(at, pair, Some(bump), false);
     }
 
     /// Puts a connection where it was, by no choice, unless one has been made for it meanwhile.
-    pub(super) fn put_back(&mut self, at: &mut At<'_>, pair: Pair, bump: u8) {
+    pub(super) fn put_back(&mut self, at: &mut At<'_>, pair: Pair, bump: Option<BumpId>) {
         if self.choice(&pair).is_none() {
             self.write(at, pair, bump, false);
         }

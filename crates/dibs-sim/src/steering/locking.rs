@@ -1,6 +1,7 @@
 //! LOCKED in the kernel, by [`dibs_switch::locks`].
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Meant, Pair, Socket};
 use dibs_switch::locks::{self, Here};
 use dibs_switch::messages::{Body, Named, Outcome};
@@ -11,8 +12,8 @@ use super::{About, Ask, At, LOOK_EVERY, Mark, Steering, tuple};
 use crate::coverage::Seen;
 
 /// The bump that a connection is on, and is to be on.
-pub(super) fn stays_on(steering: &mut Steering, pair: &Pair, socket: Socket) -> Option<u8> {
-    let on = Some(steering.mark(pair).bump).filter(|bump| *bump != 0);
+pub(super) fn stays_on(steering: &mut Steering, pair: &Pair, socket: Socket) -> Option<BumpId> {
+    let on = steering.mark(pair).bump;
     steering.daemon().ruling(pair, socket).stays_on(on)
 }
 
@@ -26,7 +27,7 @@ pub(super) fn let_follow(steering: &mut Steering, now: Time) {
             conn.choice.get().is_some()
         });
         if !chosen {
-            steering.update(&pair, |conn| conn.note_mark(0, false, now));
+            steering.update(&pair, |conn| conn.note_mark(None, false, now));
             steering.marks.entry(pair).or_default().chosen = false;
         }
     }
@@ -66,7 +67,12 @@ pub(super) fn ask_confirmations(steering: &mut Steering, at: &mut At<'_>) {
 }
 
 /// Whether the connections that the peer asks about, by the names of their sockets here, are on the bump.
-pub(super) fn on_confirm(steering: &mut Steering, at: &At<'_>, bump: u8, conns: &[Named]) -> Body {
+pub(super) fn on_confirm(
+    steering: &mut Steering,
+    at: &At<'_>,
+    bump: BumpId,
+    conns: &[Named],
+) -> Body {
     let answer = |named: &Named| {
         let pair = named.pair.reversed();
         // Before the first packet there is only who listens.
@@ -99,7 +105,7 @@ pub(super) fn set_locks(steering: &mut Steering, at: &At<'_>) {
 }
 
 /// Lets a connection take what comes otherwise, before it leaves its bump for another or for plain.
-pub(super) fn unlock_leaving(steering: &mut Steering, pair: &Pair, bump: u8) {
+pub(super) fn unlock_leaving(steering: &mut Steering, pair: &Pair, bump: Option<BumpId>) {
     if steering.daemon().conns.get(pair).lock.holds_back(bump) {
         unlock(steering, pair);
     }
@@ -113,7 +119,7 @@ pub(super) fn unlock(steering: &mut Steering, pair: &Pair) {
 /// The kernel has LOCKED as our record says for the bump that a connection is on.
 pub(super) fn note_lock(steering: &mut Steering, pair: &Pair) {
     let bump = steering.mark(pair).bump;
-    let locked = bump != 0 && steering.daemon().conns.get(pair).lock.locked() == Some(bump);
+    let locked = bump.is_some() && steering.daemon().conns.get(pair).lock.locked() == bump;
     if let Some(mark) = steering.marks.get_mut(pair)
         && std::mem::replace(&mut mark.locked, locked) != locked
     {

@@ -7,7 +7,7 @@ use std::slice;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_settings::Level;
+use dibs_settings::{BumpId, Level};
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Meant, Pair, Socket};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Outcome, Unanswered};
@@ -25,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The bump that it puts connections on.
-    pub bump: u8,
+    pub bump: BumpId,
     /// How firmly.
     pub level: Level,
     /// Which.
@@ -54,7 +54,7 @@ impl Rule {
 
 impl Rule {
     /// What requires a bump of one connection.
-    pub(super) fn requiring(pair: Pair, bump: u8) -> Self {
+    pub(super) fn requiring(pair: Pair, bump: BumpId) -> Self {
         Self {
             bump,
             level: Level::Require,
@@ -69,7 +69,7 @@ impl Rule {
 }
 
 impl rules::Rule<Pair> for Rule {
-    fn bump(&self) -> u8 {
+    fn bump(&self) -> BumpId {
         self.bump
     }
 
@@ -89,7 +89,7 @@ impl rules::Rule<Pair> for Rule {
 #[derive(Clone, Debug)]
 enum Change {
     Rules(Vec<Rule>),
-    Choice(Meant, u8),
+    Choice(Meant, Option<BumpId>),
 }
 
 /// What the daemon knows of rules, its own and the peer's.
@@ -200,7 +200,7 @@ impl Known {
 }
 
 /// A user here moves a connection to a bump, or to plain, once it is his turn.
-pub fn choose(steering: &mut Steering, at: &mut At<'_>, conn: Meant, bump: u8) {
+pub fn choose(steering: &mut Steering, at: &mut At<'_>, conn: Meant, bump: Option<BumpId>) {
     let waiting = &mut steering.daemon().known.waiting;
     waiting.push_back(Change::Choice(conn, bump));
     take_turns(steering, at);
@@ -337,7 +337,7 @@ fn follow_changed_rules(steering: &mut Steering, at: &mut At<'_>, before: Vec<Ru
             }
             let freed = |daemon: &Daemon, conn: &Meant| {
                 let ruling = daemon.ruling(&conn.pair, conn.socket);
-                ruling.freed_of(&rule).map(|_| 0)
+                ruling.freed_of(&rule).map(|_| None)
             };
             move_by_rule(steering, at, freed, Seen::RuleFreed);
         }
@@ -375,21 +375,24 @@ fn enforce(steering: &mut Steering, at: &mut At<'_>) {
             .overruled_by();
         if let Some(bump) = overruled {
             steering.seen.note(Seen::ChoiceOverruled);
-            steering.choose(at, conn, bump);
+            steering.choose(at, conn, Some(bump));
         }
     }
 }
 
 /// Has connections go where rules have them.
 fn follow_rules(steering: &mut Steering, at: &mut At<'_>) {
-    let moved = |daemon: &Daemon, conn: &Meant| daemon.ruling(&conn.pair, conn.socket).moves_to();
+    let moved = |daemon: &Daemon, conn: &Meant| {
+        let ruling = daemon.ruling(&conn.pair, conn.socket);
+        ruling.moves_to().map(Some)
+    };
     move_by_rule(steering, at, moved, Seen::RuleMoved);
 }
 
 fn move_by_rule(
     steering: &mut Steering,
     at: &mut At<'_>,
-    to: impl Fn(&Daemon, &Meant) -> Option<u8>,
+    to: impl Fn(&Daemon, &Meant) -> Option<Option<BumpId>>,
     what: Seen,
 ) {
     let moves = at.lives().into_iter();
@@ -423,15 +426,15 @@ pub fn way(steering: &mut Steering, pair: &Pair) -> Way {
     let mark = steering.marks.entry(*pair).or_default();
     let mut rules = steering.rules.iter().filter(|rule| rule.means(pair));
     if let Some(required) = required {
-        mark.bump = required;
+        mark.bump = Some(required);
     } else if !mark.chosen
         && let Some(rule) = rules.next()
         && (rule.level != Level::Prefer || steering.answers)
     {
-        mark.bump = rule.bump;
+        mark.bump = Some(rule.bump);
     }
     match mark.bump {
-        0 => Way::Plain,
-        bump => Way::Bump(bump),
+        None => Way::Plain,
+        Some(bump) => Way::Bump(bump),
     }
 }

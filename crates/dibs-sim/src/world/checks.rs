@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
+use dibs_settings::BumpId;
 use dibs_switch::conns::{Choice, Pair};
 
 use super::World;
@@ -64,7 +65,7 @@ pub(super) fn check_agreement(world: &World) -> Result<(), String> {
     let [a, b] = &world.hosts;
     for conn in world.conns.iter().filter(|c| c.lingers) {
         // A rule that requires the bump stands above choices.
-        let planned = conn.plan.require != [0; 2];
+        let planned = conn.plan.require != [None; 2];
         if planned || !conn.lives(0, &a.kernel) || !conn.lives(1, &b.kernel) {
             continue;
         }
@@ -98,7 +99,7 @@ pub(super) fn check_agreement(world: &World) -> Result<(), String> {
             let in_force = !choice.pending
                 && mark.chosen
                 && mark.bump == choice.bump
-                && mark.locked == (choice.bump != 0);
+                && mark.locked == (choice.bump.is_some());
             if !in_force {
                 return Err(format!(
                     "what was chosen for {:?} is not in force at {}: {choice:?} {mark:?}",
@@ -117,7 +118,7 @@ fn check_ruled(
     conn: &Conn,
     ends: [(Option<Choice>, Mark); 2],
 ) -> Result<bool, String> {
-    let of = |what: fn(&Steering, &Pair) -> Option<u8>| {
+    let of = |what: fn(&Steering, &Pair) -> Option<BumpId>| {
         [0, 1].map(|host: usize| what(&world.hosts[host].steering, &conn.pairs[host]))
     };
     let required = of(Steering::requires).into_iter().flatten().next();
@@ -134,8 +135,8 @@ fn check_ruled(
     let locked = wanted == [first; 2];
     for (host, (choice, mark)) in ends.into_iter().enumerate() {
         // Of two rules that contradict each other each takes its host's packets as they are sent.
-        let is_there = wanted[0] != wanted[1] || mark.bump == wanted[host];
-        let overrules = choice.is_some_and(|choice| choice.bump != first);
+        let is_there = wanted[0] != wanted[1] || mark.bump == Some(wanted[host]);
+        let overrules = choice.is_some_and(|choice| choice.bump != Some(first));
         if !is_there || mark.locked != locked || overrules {
             return Err(format!(
                 "rules want {:?} on {wanted:?}, but at {} are {choice:?} {mark:?}",
@@ -158,7 +159,7 @@ pub(super) fn gather(world: &mut World) {
     }
     world.coverage.add(world.observer.coverage());
     for conn in &world.conns {
-        let required = conn.plan.require != [0; 2];
+        let required = conn.plan.require != [None; 2];
         for (happened, what) in [
             (!conn.aborted, Seen::Finished),
             (!conn.aborted && required, Seen::RequiredFinished),

@@ -11,6 +11,7 @@ use dibs_core::node::Event;
 use dibs_core::session::Integrity;
 use dibs_netem::rng::{Rng, mix};
 use dibs_netem::{Cause, Conditions, Emulator, Fate};
+use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use dibs_wire::Tuple;
 
@@ -142,7 +143,7 @@ impl World {
             if !self.hosts[host].steering.admits(&pair, Way::Plain, follow) {
                 return Ok(());
             }
-            if self.required(host, &pair) != 0 {
+            if self.required(host, &pair).is_some() {
                 return Err(format!(
                     "{} took a plain packet of a required connection",
                     name(host)
@@ -152,16 +153,16 @@ impl World {
         self.hosts[host].kernel.receive(packet, Way::Plain)
     }
 
-    /// The bump that this host requires by a connection's plan, if any; otherwise 0.
-    fn required(&self, host: usize, pair: &Pair) -> u8 {
+    /// The bump that this host requires by a connection's plan, if any.
+    fn required(&self, host: usize, pair: &Pair) -> Option<BumpId> {
         let conn = self.conn_of(host, pair);
-        conn.map_or(0, |c| self.conns[c].plan.require[host])
+        self.conns[conn?].plan.require[host]
     }
 
     /// Whether what comes by a bump pulls a connection there. Where only one end requires the bump,
     /// it has to.
     fn follows(&self, host: usize, pair: &Pair) -> bool {
-        self.setup.follow || self.required(1 - host, &pair.reversed()) != 0
+        self.setup.follow || self.required(1 - host, &pair.reversed()).is_some()
     }
 
     /// The latest connection of these ends.
@@ -223,7 +224,7 @@ impl World {
             node.recycle(injection);
         }
         // What is encrypted whole, or split, may take any path.
-        let opaque = |(bump, frame): &(u8, Vec<u8>)| {
+        let opaque = |(bump, frame): &(BumpId, Vec<u8>)| {
             *bump == SCRAMBLE && offload::tcp(&frame[dibs_wire::virtio::LEN..]).is_none()
         };
         if !trusted && h.injected[known..].iter().any(opaque) {
@@ -240,7 +241,7 @@ impl World {
 
     /// Sends each packet of a kernel the way that its connection goes on this host.
     pub(super) fn route(&mut self, host: usize, packets: Vec<Vec<u8>>) -> Result<(), String> {
-        let mut bumped: BTreeMap<u8, Vec<Vec<u8>>> = BTreeMap::new();
+        let mut bumped: BTreeMap<BumpId, Vec<Vec<u8>>> = BTreeMap::new();
         for packet in packets {
             let pair = offload::tcp(&packet).map(|s| sender(&s.tuple));
             let Some(pair) = pair else {
@@ -252,10 +253,10 @@ impl World {
             }
             let required = self.required(host, &pair);
             match ruling::way(&mut self.hosts[host].steering, &pair) {
-                Way::Bump(bump) if required == 0 || required == bump => {
+                Way::Bump(bump) if required.is_none_or(|required| required == bump) => {
                     bumped.entry(bump).or_default().push(packet);
                 }
-                Way::Plain if required == 0 => self.send_plain(host, packet),
+                Way::Plain if required.is_none() => self.send_plain(host, packet),
                 way => {
                     return Err(format!(
                         "{} sent a packet of a connection that requires {} by {way:?}",
@@ -277,7 +278,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn tun(&mut self, host: usize, bump: u8, frame: &[u8]) {
+    pub(super) fn tun(&mut self, host: usize, bump: BumpId, frame: &[u8]) {
         if let Some(node) = &mut self.hosts[host].node {
             let mut buffer = node.tun_buffer();
             buffer[..frame.len()].copy_from_slice(frame);
@@ -301,7 +302,7 @@ impl World {
     }
 
     /// What a bump's TUN hands to a kernel.
-    pub(super) fn inject(&mut self, host: usize, bump: u8, frame: &[u8]) -> Result<(), String> {
+    pub(super) fn inject(&mut self, host: usize, bump: BumpId, frame: &[u8]) -> Result<(), String> {
         for packet in offload::segments(frame)? {
             let Some(s) = offload::tcp(&packet) else {
                 if self.said.opaque.get(&packet) != Some(&bump) {

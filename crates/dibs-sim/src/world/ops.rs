@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use dibs_netem::Conditions;
+use dibs_settings::BumpId;
 use dibs_switch::conns::Meant;
 use etherparse::{PacketBuilder, TcpHeader};
 
@@ -61,7 +62,7 @@ impl World {
             Op::Switch(conn, host, bump) => {
                 let pair = self.conns[*conn].pairs[*host];
                 // What the far end requires stalls until it speaks again.
-                let required = self.conns[*conn].plan.require[1 - host] != 0;
+                let required = self.conns[*conn].plan.require[1 - host].is_some();
                 if self.by_pair[*host].get(&pair) == Some(conn) && !required {
                     self.hosts[*host].steering.set_by_hand(pair, *bump);
                 }
@@ -92,7 +93,7 @@ impl World {
                 let (conns, pairs) = (&self.conns, &self.by_pair[*host]);
                 let kept = |pair: &_| {
                     let conn = pairs.get(pair).map(|c| &conns[*c]);
-                    conn.is_some_and(|c| c.plan.require[1 - host] != 0)
+                    conn.is_some_and(|c| c.plan.require[1 - host].is_some())
                 };
                 self.hosts[*host].steering.flush(kept);
             }
@@ -226,7 +227,7 @@ impl World {
     }
 
     /// A user moves a connection, if there is one and a daemon; true if so.
-    fn choose(&mut self, conn: usize, host: usize, bump: u8) -> bool {
+    fn choose(&mut self, conn: usize, host: usize, bump: Option<BumpId>) -> bool {
         let now = self.now;
         let (conn, h) = (&self.conns[conn], &mut self.hosts[host]);
         let awake = h.asleep_until <= now && conn.lives(host, &h.kernel);
@@ -239,8 +240,8 @@ impl World {
         let at = &mut At::new(now, node, kernel, sockets);
         ruling::choose(&mut h.steering, at, Meant { pair, socket }, bump);
         self.coverage.note(match bump {
-            0 => Seen::ChosenOut,
-            _ => Seen::ChosenIn,
+            None => Seen::ChosenOut,
+            Some(_) => Seen::ChosenIn,
         });
         true
     }

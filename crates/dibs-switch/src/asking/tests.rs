@@ -27,14 +27,17 @@ fn choice(conns: &ConnTable) -> Option<Choice> {
 }
 
 /// Takes the peer's choice.
-fn accept(conns: &mut ConnTable, bump: u8, version: Version) {
-    let accepted = conns.update(&pair(), |conn| conn.choice.accept(SOCKET, bump, version));
+fn accept(conns: &mut ConnTable, number: u8, version: Version) {
+    let accepted = conns.update(&pair(), |conn| {
+        conn.choice.accept(SOCKET, BumpId::new(number), version)
+    });
     assert_eq!(accepted, Ok(()));
 }
 
-/// A choice of ours for `bump`, on top of what stands.
-fn ask(conns: &mut ConnTable, bump: u8) -> Negotiation {
-    let mut asked = Negotiation::choose(conns, conn(), bump, 2, HOST).expect("none waits");
+/// A choice of ours for the bump of this number, on top of what stands.
+fn ask(conns: &mut ConnTable, number: u8) -> Negotiation {
+    let mut asked = Negotiation::choose(conns, conn(), BumpId::new(number), BumpId::new(2), HOST)
+        .expect("none waits");
     begin(&mut asked, false);
     asked
 }
@@ -63,7 +66,7 @@ fn conclude(conns: &mut ConnTable, mut asked: Negotiation, answer: Answer) -> Co
     asked.conclude(conns)
 }
 
-fn bump(conns: &ConnTable) -> Option<u8> {
+fn bump(conns: &ConnTable) -> Option<Option<BumpId>> {
     choice(conns).map(|choice| choice.bump)
 }
 
@@ -108,7 +111,7 @@ fn who_left_for_nothing_is_put_back() {
     let mut conns = named();
     let asked = leave(&mut conns);
     let conclusion = conclude(&mut conns, asked, refused);
-    assert_eq!(conclusion, Conclusion::PutBack(2));
+    assert_eq!(conclusion, Conclusion::PutBack(BumpId::new(2)));
     assert_eq!(choice(&conns), None);
     // What was chosen before says itself where it belongs.
     let first = ask(&mut conns, 3);
@@ -116,14 +119,14 @@ fn who_left_for_nothing_is_put_back() {
     let asked = leave(&mut conns);
     let conclusion = conclude(&mut conns, asked, refused);
     assert_eq!(conclusion, Conclusion::TakenBack);
-    assert_eq!(bump(&conns), Some(3));
+    assert_eq!(bump(&conns), Some(BumpId::new(3)));
 }
 
 #[test]
 fn who_falls_silent_stays_if_another_choice_has_come() {
     let mut conns = named();
     let mut asked = ask(&mut conns, 0);
-    let mut ruled = Negotiation::by_rule(conn(), 0, HOST);
+    let mut ruled = Negotiation::by_rule(conn(), BumpId::new(0), HOST);
     for moved in [&mut asked, &mut ruled] {
         moved.handle_look(true);
         assert_eq!(moved.handle_answer(&mut conns, DONE), Ok(()));
@@ -146,7 +149,7 @@ fn who_falls_silent_stays_if_another_choice_has_come() {
     assert_eq!(conclusion, Conclusion::Superseded);
     // Were that choice not to be carried out, nothing of ours would wait for ever.
     let ours = Choice {
-        bump: 0,
+        bump: None,
         socket: SOCKET,
         version,
         pending: true,
@@ -187,7 +190,7 @@ fn a_peer_that_knows_of_a_later_choice_is_asked_once_more() {
         (Step::Conclude, 1)
     );
     // Rules move connections by no version.
-    let mut ruled = Negotiation::by_rule(conn(), 3, HOST);
+    let mut ruled = Negotiation::by_rule(conn(), BumpId::new(3), HOST);
     begin(&mut ruled, false);
     assert_eq!(ruled.handle_answer(&mut conns, older(9)), Ok(()));
     assert_eq!(ruled.next(), Step::Conclude);
@@ -197,7 +200,7 @@ fn a_peer_that_knows_of_a_later_choice_is_asked_once_more() {
 fn nothing_is_chosen_while_the_peer_is_asked() {
     let mut conns = named();
     let asked = ask(&mut conns, 3);
-    assert!(Negotiation::choose(&mut conns, conn(), 0, 2, HOST).is_none());
+    assert!(Negotiation::choose(&mut conns, conn(), None, BumpId::new(2), HOST).is_none());
     asked.withdraw(&mut conns);
     assert_eq!(choice(&conns), None);
 }
@@ -232,7 +235,7 @@ fn who_may_have_followed_is_called_back_by_a_later_choice() {
     let conclusion = conclude(&mut conns, asked, SILENCE);
     let back = choice(&conns).expect("it is chosen to be back");
     assert_eq!(conclusion, Conclusion::BroughtBack(back));
-    assert_eq!((back.bump, back.version.generation), (2, 2));
+    assert_eq!((back.bump, back.version.generation), (BumpId::new(2), 2));
     // It has not named its socket, so it has not followed.
     conns.update(&pair(), |conn| conn.learn_name(Socket(78), Socket(5)));
     let mut asked = ask(&mut conns, 1);
@@ -263,7 +266,7 @@ fn a_question_that_nobody_answered_undoes_no_later_choice() {
         }
         let conclusion = conclude(&mut conns, first, SILENCE);
         assert_eq!(conclusion, Conclusion::Superseded);
-        assert_eq!(bump(&conns), Some(3));
+        assert_eq!(bump(&conns), Some(BumpId::new(3)));
     }
 }
 
@@ -275,7 +278,7 @@ fn a_choice_that_was_told_back_stands_whatever_comes_of_the_question() {
     for answer in [SILENCE, Ok((Outcome::NoConnection, 0))] {
         let conclusion = conclude(&mut conns, asked, answer);
         assert_eq!(conclusion, Conclusion::InForce);
-        assert_eq!(bump(&conns), Some(0));
+        assert_eq!(bump(&conns), Some(BumpId::new(0)));
     }
 }
 
@@ -306,7 +309,7 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
         (0, SILENCE, Step::Move),
     ] {
         let mut conns = ConnTable::default();
-        let mut ruled = Negotiation::by_rule(conn(), bump, HOST);
+        let mut ruled = Negotiation::by_rule(conn(), BumpId::new(bump), HOST);
         begin(&mut ruled, false);
         assert_eq!(ruled.handle_answer(&mut conns, answer), Ok(()));
         ruled.conclude(&mut conns);
@@ -314,7 +317,7 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
     }
     // What was chosen meanwhile is above it.
     let mut conns = named();
-    let mut ruled = Negotiation::by_rule(conn(), 3, HOST);
+    let mut ruled = Negotiation::by_rule(conn(), BumpId::new(3), HOST);
     begin(&mut ruled, false);
     let host = HOST + 1;
     accept(
@@ -326,7 +329,7 @@ fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
         },
     );
     assert_eq!(conclude(&mut conns, ruled, DONE), Conclusion::Superseded);
-    let mut unasked = Negotiation::by_rule(conn(), 3, HOST);
+    let mut unasked = Negotiation::by_rule(conn(), BumpId::new(3), HOST);
     unasked.handle_unasked();
     assert_eq!(unasked.next(), Step::Conclude);
 }

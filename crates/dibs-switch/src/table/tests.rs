@@ -1,15 +1,18 @@
 use super::*;
 use crate::conns::Version;
-use crate::conns::tests::pair;
+use crate::conns::tests::{bump, pair};
 use crate::locks::GRACE;
 use crate::marks::Hand;
 
 const SOCKET: Socket = Socket(77);
 const START: Time = Time::from_nanos(1_000_000_000_000);
 
-fn choose(conns: &mut ConnTable, bump: u8) {
+fn choose(conns: &mut ConnTable, number: u8) {
     conns.update(&pair(), |conn| {
-        let version = conn.choice.propose(SOCKET, bump, 7, 0).version;
+        let version = conn
+            .choice
+            .propose(SOCKET, BumpId::new(number), 7, 0)
+            .version;
         conn.choice.settle(version);
     });
 }
@@ -46,17 +49,14 @@ fn a_name_holds_for_one_socket() {
 #[test]
 fn what_left_a_moment_ago_is_kept_in_plain_until_it_moves_again() {
     let (mut conn, by_rule) = (Conn::default(), false);
-    conn.handle_followed(Some(3));
+    conn.handle_followed(BumpId::new(3));
     conn.move_to_left(START);
-    let new = conn.move_to_mark(0, by_rule, START);
-    assert_eq!((new.chosen, new.was), (true, Some(3)));
+    let new = conn.move_to_mark(None, by_rule, START);
+    assert_eq!((new.chosen, new.was), (true, BumpId::new(3)));
     assert_eq!((conn.followed(), conn.has_left()), (None, true));
     assert!(!conn.may_follow(START) && conn.may_follow(START + STRAGGLERS));
-    let new = conn.move_to_mark(1, by_rule, START);
-    assert_eq!(
-        (new.chosen, new.was, conn.has_left()),
-        (false, Some(0), false)
-    );
+    let new = conn.move_to_mark(BumpId::new(1), by_rule, START);
+    assert_eq!((new.chosen, new.was, conn.has_left()), (false, None, false));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn what_is_gone_is_swept_and_what_has_the_same_ends_is_told() {
     ] {
         let mut conns = ConnTable::default();
         choose(&mut conns, 1);
-        let (bump, by) = (1, Hand::Other);
+        let (bump, by) = (bump(1), Hand::Other);
         conns.update(&pair(), |conn| conn.hand_over(Some(Handed { bump, by })));
         assert_eq!(conns.sweep(|_| socket, |_| passes), swept);
         let gone = socket.is_none() && !passes;
@@ -87,9 +87,9 @@ fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
         (None, true, 1, Some(1), true),
     ] {
         let mut conns = ConnTable::default();
-        conns.update(&pair(), |conn| conn.lock.adopt(1));
-        if let Some(bump) = chosen {
-            choose(&mut conns, bump);
+        conns.update(&pair(), |conn| conn.lock.adopt(bump(1)));
+        if let Some(number) = chosen {
+            choose(&mut conns, number);
         }
         let (mark, closed) = (seen(on, false), false);
         let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
@@ -98,7 +98,10 @@ fn only_what_is_on_its_bump_or_chosen_to_be_stays_locked() {
         let mends = conns.mend_locks(START, &tracked, lives, |_| passes);
         assert_eq!(conns.locked().next().is_some(), stays);
         let locks = stays && on == 1 && !passes;
-        assert_eq!(mends, locks.then_some((pair(), Mend::Lock(1))).as_slice());
+        assert_eq!(
+            mends,
+            locks.then_some((pair(), Mend::Lock(bump(1)))).as_slice()
+        );
     }
 }
 
@@ -110,14 +113,14 @@ fn what_is_due_is_locked_and_what_has_ended_is_unlocked_unless_its_other_end_is_
     };
     let ours = pair().reversed();
     for (mark, alive, mend) in [
-        (seen(1, false), vec![pair()], Some(Mend::Lock(1))),
+        (seen(1, false), vec![pair()], Some(Mend::Lock(bump(1)))),
         (seen(2, false), vec![pair()], None),
         (locked, vec![pair()], None),
         (locked, vec![], Some(Mend::Unlock)),
         (locked, vec![ours], None),
     ] {
         let mut conns = ConnTable::default();
-        conns.update(&pair(), |conn| conn.lock.confirm(1, START));
+        conns.update(&pair(), |conn| conn.lock.confirm(bump(1), START));
         let closed = false;
         let tracked = Tracked::new(vec![(pair(), Entry { mark, closed })]);
         let lives = |pair: &Pair| alive.contains(pair).then_some(true);
@@ -127,9 +130,9 @@ fn what_is_due_is_locked_and_what_has_ended_is_unlocked_unless_its_other_end_is_
     }
 }
 
-fn seen(bump: u8, chosen: bool) -> SeenMark {
+fn seen(number: u8, chosen: bool) -> SeenMark {
     SeenMark {
-        bump,
+        bump: BumpId::new(number),
         chosen,
         locked: false,
         carried: true,
@@ -158,7 +161,7 @@ fn a_mark_that_says_otherwise_than_our_record_is_another_programs() {
     assert_eq!(conn, Conn::default());
     let by = Some(Hand::Peer);
     assert_eq!(conn.handle_mark(seen(2, false), by, START), Foreign::Known);
-    conn.move_to_mark(0, false, START);
+    conn.move_to_mark(None, false, START);
     let later = START + STRAGGLERS;
     let straggles = conn.handle_mark(seen(2, false), by, START);
     assert_eq!(straggles, Foreign::Straggler);
@@ -176,9 +179,9 @@ fn a_choice_outlives_a_mark_that_lost_it() {
         assert_eq!(conn.handle_mark(seen(0, false), None, START), Foreign::Lost);
         assert!(!conn.is_chosen_elsewhere(seen(1, true)));
         assert!(conn.is_chosen_elsewhere(seen(3, true)));
-        conn.note_mark(3, true, START);
+        conn.note_mark(BumpId::new(3), true, START);
         assert!(!conn.is_chosen_elsewhere(seen(3, true)) && conn.knows(seen(3, true)));
-        conn.choice.propose(SOCKET, 0, 7, 0);
+        conn.choice.propose(SOCKET, None, 7, 0);
         assert!(conn.knows(seen(0, false)), "the peer is asked");
     });
 }

@@ -5,7 +5,7 @@ use super::*;
 
 fn template() -> Template {
     Template {
-        bump: 1,
+        bump: crate::bump::SCRAMBLE,
         tuple: Tuple {
             src: "fd00::1".parse().unwrap(),
             dst: "fd00::2".parse().unwrap(),

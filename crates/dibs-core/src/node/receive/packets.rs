@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
+use dibs_settings::BumpId;
 use dibs_wire::frame::{Frame, Frames, Share};
 use dibs_wire::packet::{self, Packet};
 
 use super::{ReceiveCx, Receiver};
-use crate::bump::Bump;
 use crate::counters::Counter;
 use crate::flow::inject::MAX_PACKET;
 use crate::node::opaque::Assembled;
@@ -71,7 +71,8 @@ impl Receiver {
         bytes: &[u8],
     ) -> bool {
         let bumps = Arc::clone(&cx.shared.bumps);
-        let Some(split) = bumps.get(share.bump).and_then(Bump::split) else {
+        let bump = bumps.named(share.bump);
+        let Some((bump, split)) = bump.and_then(|bump| Some((bump.number, bump.split()?))) else {
             cx.shared.count(Counter::BumpUnknown);
             return true;
         };
@@ -85,7 +86,7 @@ impl Receiver {
         let taken = match added {
             Added::Partly => true,
             Added::Whole(set) => {
-                let taken = self.take_joined(cx, path, share.bump, &whole);
+                let taken = self.take_joined(cx, path, bump, &whole);
                 if taken {
                     self.shares.finish(set);
                 }
@@ -113,7 +114,7 @@ impl Receiver {
         &mut self,
         cx: &mut ReceiveCx<'_>,
         path: PathIndex,
-        bump: u8,
+        bump: BumpId,
         whole: &[u8],
     ) -> bool {
         let protection = Protection::Split(bump);
@@ -194,19 +195,21 @@ const fn is_opaque(id: u32) -> bool {
 /// Hands a packet on that was not cut.
 pub(super) fn take_packet(cx: &mut ReceiveCx<'_>, bump: u8, bytes: &[u8], protection: Protection) {
     let refused = match judge(cx, bump, bytes, protection) {
-        Ok(packet) => return cx.shared.injector.opaque(&mut cx.shared.pool, bump, packet),
+        Ok((bump, packet)) => {
+            return cx.shared.injector.opaque(&mut cx.shared.pool, bump, packet);
+        }
         Err(reason) => reason,
     };
     cx.shared.count(refused);
 }
 
-/// The packet that `bytes` begin with, or why it is not to be handed on.
+/// The packet that `bytes` begin with and its bump, or why it is not to be handed on.
 fn judge<'a>(
     cx: &ReceiveCx<'_>,
     bump: u8,
     bytes: &'a [u8],
     protection: Protection,
-) -> Result<&'a [u8], Counter> {
+) -> Result<(BumpId, &'a [u8]), Counter> {
     let packet = packet::parse(bytes).map_err(|_| Counter::FrameMalformed)?;
     let bytes = bytes.get(..packet.own_len());
     let bytes = bytes.filter(|b| b.len() <= MAX_PACKET);
@@ -215,7 +218,7 @@ fn judge<'a>(
         Packet::Tcp(s) => (s.tuple.src, s.tuple.dst),
         Packet::Opaque(o) => (o.src, o.dst),
     };
-    let bump = cx.shared.bumps.get(bump).ok_or(Counter::BumpUnknown)?;
+    let bump = cx.shared.bumps.named(bump).ok_or(Counter::BumpUnknown)?;
     if !protection.satisfies(bump) {
         return Err(Counter::CoverMissing);
     }
@@ -227,6 +230,6 @@ fn judge<'a>(
     }
     match cx.hosts.refuses_whole(cx.shared, &packet) {
         true => Err(Counter::ConnectionRefused),
-        false => Ok(bytes),
+        false => Ok((bump.number, bytes)),
     }
 }

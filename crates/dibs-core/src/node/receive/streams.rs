@@ -54,10 +54,10 @@ impl Receiver {
         (flow, incarnation): (FlowId, u16),
         open: &Open,
     ) -> Result<Key, bool> {
-        if cx.shared.bumps.get(open.bump).is_none() {
+        let Some(bump) = { cx.shared.bumps.named(open.bump) }.map(|bump| bump.number) else {
             cx.shared.count(Counter::BumpUnknown);
             return Err(true);
-        }
+        };
         if !cx
             .hosts
             .may_reach(cx.shared, open.tuple.src, open.tuple.dst)
@@ -71,7 +71,7 @@ impl Receiver {
             self.notice(cx.shared, &Frame::FlowUnknown { flow, incarnation });
             return Err(false);
         };
-        let key = self.conn(cx, open.tuple.reversed(), open.bump);
+        let key = self.conn(cx, open.tuple.reversed(), bump);
         let incoming = Incoming {
             flow,
             incarnation,

@@ -1,5 +1,6 @@
 //! What only a peer that has gone mad, or bad, would say.
 
+use dibs_settings::BumpId;
 use dibs_wire::packet::IpMeta;
 use dibs_wire::{SeqNumber, checksum};
 
@@ -36,7 +37,7 @@ fn solo_chunk(pair: &mut Pair, offset: u64, len: usize) {
         flow_label: 0,
     };
     let open = Open {
-        bump: BUMP,
+        bump: BUMP.get(),
         tuple: tuple(0),
         meta,
         base_seq: SeqNumber::new(1),
@@ -117,7 +118,7 @@ fn a_packet_ends_where_it_says() {
     for more in [0, 1, 67_000] {
         let long = [&packet[..], &vec![1; more]].concat();
         let (_, mut cx) = peers[0].receiving(now, shared);
-        take_packet(&mut cx, BUMP, &long, Protection::Encrypted);
+        take_packet(&mut cx, BUMP.get(), &long, Protection::Encrypted);
         let injection = shared.injector.pop().expect("it is a packet");
         assert_eq!(injection.frame()[dibs_wire::virtio::LEN..], packet);
     }
@@ -125,7 +126,7 @@ fn a_packet_ends_where_it_says() {
     let mut long = vec![0; 40 + 65_535];
     long[..8].copy_from_slice(&[0x60, 0, 0, 0, 0xff, 0xff, 17, 64]);
     let (_, mut cx) = peers[0].receiving(now, shared);
-    take_packet(&mut cx, BUMP, &long, Protection::Encrypted);
+    take_packet(&mut cx, BUMP.get(), &long, Protection::Encrypted);
     assert!(shared.injector.pop().is_none());
     assert_eq!(shared.counters.get(Counter::FrameMalformed), 1);
 }
@@ -153,7 +154,7 @@ fn crumbs_are_refused() {
 /// comes first, and take the place of none.
 #[test]
 fn pieces_with_another_cover_are_of_another_whole() {
-    const SHARE: u8 = crate::bump::SHARE;
+    const SHARE: BumpId = crate::bump::SHARE;
     let split = Protection::Split(SHARE);
     for (first, last) in [
         (Protection::Encrypted, split),
@@ -164,7 +165,19 @@ fn pieces_with_another_cover_are_of_another_whole() {
         let Node { shared, peers, .. } = &mut pair.nodes[1];
         // A fragment of a segment, in two pieces.
         let mut whole = [0; 101];
-        whole[..11].copy_from_slice(&[SHARE, 0x45, 0, 0, 100, 0, 0, 0x20, 0, 64, packet::TCP]);
+        whole[..11].copy_from_slice(&[
+            SHARE.get(),
+            0x45,
+            0,
+            0,
+            100,
+            0,
+            0,
+            0x20,
+            0,
+            64,
+            packet::TCP,
+        ]);
         whole[13..17].copy_from_slice(&[10, 0, 1, 1]);
         whole[17..21].copy_from_slice(&[10, 0, 1, 2]);
         let mut take = |shared: &mut Shared, at: usize, fill: u8, protection: Protection| {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use dibs_settings::BumpId;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, EmptySegment};
 
@@ -89,7 +90,7 @@ pub(super) fn pack(
     session: &Session,
     room: usize,
     block: &mut Vec<u8>,
-    mut fits: impl FnMut(u8) -> bool,
+    mut fits: impl FnMut(BumpId) -> bool,
 ) -> Option<(Key, u16)> {
     while let Some(head) = segments.front() {
         let Some(conn) = flows.get_mut(head.conn) else {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dibs_settings::Role;
+use dibs_settings::{BumpId, Role};
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame, Share};
 
@@ -115,7 +115,7 @@ impl Shares {
     pub(super) fn send_block(
         &mut self,
         cx: &mut SendCx<'_>,
-        (bump, split): (u8, &dyn Split),
+        (bump, split): (BumpId, &dyn Split),
         links: &[usize],
         block: &[u8],
         opened: Option<(Key, u16)>,
@@ -220,13 +220,13 @@ pub(super) fn share_block(cx: &SendCx<'_>, share: &ShareOf) -> [u8; frame::SHARE
 /// The frame behind a share: which it is of its set.
 pub(super) fn share_frame(
     split: &dyn Split,
-    bump: u8,
+    bump: BumpId,
     (set, index): (u32, u8),
     fleeting: bool,
 ) -> Frame<'static> {
     Frame::Share(Share {
         fleeting,
-        bump,
+        bump: bump.get(),
         set,
         index,
         needed: split.needed(),

@@ -61,7 +61,7 @@ fn many_at_once_go_in_datagrams_that_any_path_takes() {
 }
 
 /// Datagrams on the wire for 20 questions of 64 bytes and their answers, on this bump.
-fn asked_and_answered(bump: u8, think: Duration) -> usize {
+fn asked_and_answered(bump: BumpId, think: Duration) -> usize {
     let mut pair = Pair::by_one_path(DELAY);
     pair.bump = bump;
     let seen = Rc::new(RefCell::new(0));

@@ -4,7 +4,7 @@ use super::*;
 
 /// Host 0 sends some by `bump` while `path` carries nothing any more, and then, by a seal that needs no such path,
 /// many times what the peer may have to hold. That arrives, and what waits does once the path is back.
-fn others_go_on(bump: u8, path: usize) {
+fn others_go_on(bump: BumpId, path: usize) {
     let mut pair = Pair::connected();
     pair.bump = bump;
     let data = text(4_000_000);

@@ -83,7 +83,7 @@ fn nothing_but_data_of_an_open_flow_passes_bare() {
     let chunk = chunk_of(header);
     assert!(!chunk.solo && !chunk.first && chunk.open.is_none());
     let open = Open {
-        bump: BUMP,
+        bump: BUMP.get(),
         tuple: tuple(0),
         meta: IpMeta {
             tos: 0,
@@ -130,7 +130,7 @@ fn nothing_but_data_of_an_open_flow_passes_bare() {
             open: None,
         }),
         Frame::Opaque {
-            bump: BUMP,
+            bump: BUMP.get(),
             packet: &[0x45; 40],
         },
         Frame::Fragment {

@@ -81,7 +81,7 @@ fn flows_without_end_leave_room_for_connections_that_exist() {
     let mut block = Vec::new();
     for n in 0..MAX_CONNS + BEYOND {
         let open = Open {
-            bump: BUMP,
+            bump: BUMP.get(),
             tuple: Tuple {
                 sport: n as u16,
                 dport: 1000 + (n >> 16) as u16,

@@ -9,7 +9,7 @@ use super::*;
 type Seen = Rc<RefCell<Vec<(usize, usize, Vec<u8>)>>>;
 
 /// A pair on a bump, and what goes over its wires; `lose` percent of it is lost.
-fn watched(bump: u8, lose: u64) -> (Pair, Seen) {
+fn watched(bump: BumpId, lose: u64) -> (Pair, Seen) {
     let mut pair = Pair::connected();
     pair.bump = bump;
     let seen = Seen::default();

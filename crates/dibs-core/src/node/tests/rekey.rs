@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::*;
 
 /// A pair on a bump, with keys that are soon used up.
-fn limited(bump: u8, limits: KeyLimits) -> Pair {
+fn limited(bump: BumpId, limits: KeyLimits) -> Pair {
     let mut pair = Pair::new();
     pair.bump = bump;
     pair.nodes = [(0, 1), (1, 2)]
@@ -18,14 +18,14 @@ fn is_data(bytes: &[u8]) -> bool {
     matches!(bytes[0], 4..=6)
 }
 
-const ALL: [u8; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
+const ALL: [BumpId; 3] = [bump::SCRAMBLE, bump::SHARE, bump::SEAL];
 
 #[test]
 fn volume_rekeys_under_load_without_a_stall() {
     ALL.into_iter().for_each(rekeys_without_a_stall);
 }
 
-fn rekeys_without_a_stall(bump: u8) {
+fn rekeys_without_a_stall(bump: BumpId) {
     // A share is a datagram too.
     let per_phase = if bump == bump::SHARE { 400 } else { 200 };
     let limits = KeyLimits {
@@ -62,7 +62,7 @@ fn at_the_limit_a_node_stops_and_says_so_and_goes_on_with_new_keys() {
     ALL.into_iter().for_each(stops_and_goes_on);
 }
 
-fn stops_and_goes_on(bump: u8) {
+fn stops_and_goes_on(bump: BumpId) {
     let limits = KeyLimits {
         per_phase: 100,
         phases: 10,

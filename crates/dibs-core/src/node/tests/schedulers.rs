@@ -3,7 +3,7 @@
 use super::bounds::speak;
 use super::*;
 
-const SEAL: u8 = bump::SEAL;
+const SEAL: BumpId = bump::SEAL;
 const CHUNKS: u32 = 40;
 const LEN: usize = 14_000;
 

@@ -54,7 +54,7 @@ impl Split for HalfXor {
 }
 
 /// Its number in marks and on the wire, the same at both ends.
-const HALF_XOR: u8 = 4;
+const HALF_XOR: BumpId = BumpId::new(4).unwrap();
 
 /// Packet-level XOR.
 fn half_xor() -> Bump {
