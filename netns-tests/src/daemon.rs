@@ -18,8 +18,8 @@ use crate::programs;
 /// takes as long.
 pub const SOON: Duration = HANG;
 
-/// Between two looks that start a program each: less would take the processor from those who are
-/// waited for.
+/// At least so long between two looks that start a program each, and as long as that took: less would take the
+/// processor from those who are waited for.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until a condition holds that is asked of a program.
@@ -28,14 +28,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// If that is not [`SOON`], naming `what` was awaited.
 pub fn wait(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + SOON;
-    while !holds() {
+    loop {
+        let look = Instant::now();
+        if holds() {
+            return Ok(());
+        }
         ensure!(
             Instant::now() < deadline,
             "waited {SOON:?} in vain for {what}"
         );
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(PAUSE.max(look.elapsed()));
     }
-    Ok(())
 }
 
 /// Has the daemon be told what systemd says where standard error leads to the journal (systemd.exec(5)).

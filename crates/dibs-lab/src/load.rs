@@ -34,10 +34,10 @@ pub fn join<T>(threads: Vec<JoinHandle<Result<T>>>) -> Result<Vec<T>> {
         .collect()
 }
 
-/// Of times in order: what this share of them does not exceed; zero of none.
-pub fn percentile(times: &[Duration], share: f64) -> Duration {
+/// Of times in order: what this share of them does not exceed, in µs; not a number of none.
+pub fn percentile(times: &[Duration], share: f64) -> f64 {
     let place = (times.len().saturating_sub(1) as f64 * share).round() as usize;
-    times.get(place).copied().unwrap_or_default()
+    times.get(place).copied().map_or(f64::NAN, micros)
 }
 
 fn micros(time: Duration) -> f64 {

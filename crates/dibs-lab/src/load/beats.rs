@@ -16,7 +16,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 
 use super::sockets::{PATIENCE, Transport};
-use super::{join, micros, percentile};
+use super::{join, percentile};
 
 /// Bytes of a message.
 const SIZE: usize = 64;
@@ -215,8 +215,8 @@ fn speak(
     times.sort_unstable();
     Ok(BeatsReport {
         count: times.len(),
-        p50_us: micros(percentile(&times, 0.5)),
-        p99_us: micros(percentile(&times, 0.99)),
+        p50_us: percentile(&times, 0.5),
+        p99_us: percentile(&times, 0.99),
         late,
     })
 }

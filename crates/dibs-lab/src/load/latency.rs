@@ -127,13 +127,12 @@ impl Latency {
 
     fn report(&self, mut trips: Vec<Duration>) -> LatencyReport {
         trips.sort_unstable();
-        let half = |trip: Duration| micros(trip) / 2.0;
-        let at = |share: f64| half(percentile(&trips, share));
+        let at = |share: f64| percentile(&trips, share) / 2.0;
         LatencyReport {
             transport: self.transport,
             size: self.size,
             count: trips.len(),
-            mean_us: half(trips.iter().sum()) / trips.len() as f64,
+            mean_us: micros(trips.iter().sum()) / 2.0 / trips.len() as f64,
             min_us: at(0.0),
             p50_us: at(0.5),
             p90_us: at(0.9),

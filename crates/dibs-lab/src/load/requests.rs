@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use super::sockets::{PATIENCE, Transport};
-use super::{join, micros, percentile};
+use super::{join, percentile};
 
 /// Bytes of a request, and of its answer.
 const SIZE: usize = 64;
@@ -160,8 +160,8 @@ fn report(mut times: Vec<Duration>, took: Duration) -> RequestsReport {
     RequestsReport {
         count: times.len(),
         per_second: times.len() as f64 / took.as_secs_f64(),
-        p50_us: micros(percentile(&times, 0.5)),
-        p99_us: micros(percentile(&times, 0.99)),
+        p50_us: percentile(&times, 0.5),
+        p99_us: percentile(&times, 0.99),
     }
 }
 

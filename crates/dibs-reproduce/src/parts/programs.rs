@@ -292,7 +292,10 @@ impl Outcome {
 fn percentile(took: &[Duration], share: f64) -> f64 {
     let mut took = took.to_vec();
     took.sort_unstable();
-    load::percentile(&took, share).as_secs_f64() * 1e3
+    match took.is_empty() {
+        true => 0.0,
+        false => load::percentile(&took, share) / 1e3,
+    }
 }
 
 /// Whether root is root of the machine, and not of a user namespace that the lab has made for somebody else.
