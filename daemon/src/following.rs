@@ -17,7 +17,7 @@ use crate::rules::Rule;
 use crate::switching::Progress;
 use crate::switching::asking::{self, Move, ROUND};
 use crate::wakers::Task;
-use crate::{marking, reconcile, switching, wants};
+use crate::{connections, marking, reconcile, switching, wants};
 
 /// Has these rules take the place of all there are. Connections follow them; those
 /// of rules that are `gone` and that nothing else keeps go back to plain.
@@ -136,6 +136,28 @@ fn freed(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> Vec<Live> {
         freed.push(*live);
     }
     freed
+}
+
+/// Has connections that rules moved follow them again, whose peers could not do their part.
+pub(crate) async fn follow_again(
+    daemon: &Daemon,
+    moved: Vec<(Pair, Option<BumpId>)>,
+) -> anyhow::Result<()> {
+    // Nobody changes rules meanwhile.
+    let _turn = daemon.users.own_turn().await;
+    let moved: BTreeMap<Pair, Option<BumpId>> = moved.into_iter().collect();
+    let mut meant: BTreeMap<Option<BumpId>, Vec<Live>> = BTreeMap::new();
+    for live in connections::all(daemon).await? {
+        let goes = |went| daemon.state.borrow().ruling(&live).goes_again(went);
+        let went = moved.get(&live.pair).filter(|_| !live.over);
+        if let Some(bump) = went.and_then(|went| goes(*went)) {
+            meant.entry(bump).or_default().push(live);
+        }
+    }
+    for (bump, lives) in meant {
+        follow_rules(daemon, &lives, bump).await;
+    }
+    Ok(())
 }
 
 /// Moves connections here and at their peers because rules changed, not by choice.

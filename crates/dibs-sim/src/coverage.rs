@@ -102,6 +102,8 @@ seen! {
     RuleMoved = "rules: connection moved",
     /// A connection left the bump of a rule that was gone.
     RuleFreed = "rules: connection freed",
+    /// A peer that could not follow a rule was asked again.
+    RuleAgain = "rules: peer asked again",
     /// The peer's daemon followed a rule.
     RuleFollowed = "rules: followed by the peer",
     /// A choice gave way to what a rule requires.

@@ -960,3 +960,44 @@ fn a_choice_is_in_force_again_once_no_rule_stands_against_it() {
         assert!(report.coverage.get(happened) > 0, "{happened:?}");
     }
 }
+
+/// The peer could not do its part when a rule was made, and was not asked again: what the rule required never came.
+#[test]
+fn a_peer_that_could_not_follow_a_rule_is_asked_again() {
+    for level in [Level::Usual, Level::Require] {
+        let ops = vec![
+            (at(1000), Op::Open(lingering([300_000, 300_000]))),
+            (at(1050), Op::Unable(1, Duration::from_secs(4))),
+            (at(1060), Op::Rules(0, vec![rule(level, bump::SEAL)])),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), with_rest(ops));
+        assert_eq!(report.delivered, 600_000);
+        for happened in [Seen::Failed, Seen::RuleAgain, Seen::RuleFollowed] {
+            assert!(report.coverage.get(happened) > 0, "{happened:?}");
+        }
+    }
+}
+
+/// A rule was removed while there was no session: the peer stayed on its bump, and locked (seed 65000370).
+#[test]
+fn a_peer_hears_with_the_next_session_that_a_rule_is_gone() {
+    let plan = Plan {
+        keepalive: None,
+        pause: Duration::from_secs(20),
+        ..lingering([3_000_000, 0])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(plan)),
+        (at(1010), Op::Rules(0, vec![rule(Level::Usual, bump::SEAL)])),
+        (at(6000), Op::Cut(Duration::from_secs(5))),
+        (at(6100), Op::Restart(0, Duration::from_millis(10))),
+        (at(7000), Op::Rules(0, vec![])),
+        (at(20_000), Op::Rules(0, vec![])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 3_000_000);
+    for happened in [Seen::RuleMoved, Seen::RuleFreed, Seen::RuleAgain] {
+        assert!(report.coverage.get(happened) > 0, "{happened:?}");
+    }
+}

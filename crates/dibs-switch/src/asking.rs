@@ -297,14 +297,18 @@ impl Negotiation {
         self.left
     }
 
-    /// Decides what becomes of it.
-    pub fn conclude(&mut self, conns: &mut ConnTable) -> Conclusion {
+    /// Decides what becomes of it. A peer that could not follow a rule is asked [again](crate::telling).
+    pub fn conclude(&mut self, conns: &mut ConnTable, now: Time) -> Conclusion {
         let answer = self.answer();
         let conclusion = match self.explicit {
             true => conns.update(&self.conn.pair, |conn| self.conclude_with(conn)),
             false => match conns.get(&self.conn.pair).choice.of(self.conn.socket) {
                 Some(_) => Conclusion::Superseded,
-                None => Conclusion::InForce,
+                None => {
+                    let note = |conn: &mut Conn| conn.telling.handle_moved(self.bump, answer, now);
+                    conns.update(&self.conn.pair, note);
+                    Conclusion::InForce
+                }
             },
         };
         self.phase = Phase::Concluded(answer, conclusion, None);

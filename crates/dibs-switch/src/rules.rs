@@ -99,6 +99,17 @@ where
         self.bump().filter(|_| self.choice().is_none())
     }
 
+    /// Where it is to go, of which the peer is asked again that could not follow to where it `went`; none: nowhere.
+    pub fn goes_again(&self, went: Option<BumpId>) -> Option<Option<BumpId>> {
+        let handed = || self.known.handed().map(|handed| handed.bump);
+        let stays = || self.deciding().is_none() && handed() == went;
+        match (self.choice(), self.bump()) {
+            (Some(_), _) => None,
+            (None, Some(bump)) => Some(Some(bump)),
+            (None, None) => stays().then_some(went),
+        }
+    }
+
     /// The bump that is to be chosen for it: the choice for it stands against what a rule requires, and the peer would
     /// not follow the rule against the choice.
     pub fn overruled_by(&self) -> Option<BumpId> {
@@ -415,6 +426,35 @@ mod tests {
             let ruling = beside(rules, known);
             assert_eq!(ruling.freed_of(&gone), freed, "{ruling:?} {gone:?}");
         }
+    }
+
+    #[test]
+    fn the_peer_is_asked_again_for_what_rules_want_by_now() {
+        let (none, there) = (Conn::default(), handed(3, Hand::Other));
+        for (rules, known, went, goes) in [
+            (&[USUAL][..], &none, Some(1), Some(Some(1))),
+            (&[REQUIRED], &none, Some(1), Some(Some(2))),
+            (&[USUAL], &none, None, Some(Some(1))),
+            (&[USUAL], &chosen(3), Some(1), None),
+            // It was freed, and is.
+            (&[], &none, None, Some(None)),
+            // The rule is gone by now.
+            (&[], &none, Some(1), None),
+            // Another program moved it.
+            (&[], &there, Some(3), Some(Some(3))),
+            (&[], &there, None, None),
+        ] {
+            let goes = goes.map(|bump: Option<u8>| bump.and_then(BumpId::new));
+            let ruling = beside(rules, known);
+            assert_eq!(
+                ruling.goes_again(went.and_then(BumpId::new)),
+                goes,
+                "{ruling:?}"
+            );
+        }
+        let mut waits = beside(&[PREFERRED], &none);
+        waits.answers = false;
+        assert_eq!(waits.goes_again(None), None);
     }
 
     #[test]

@@ -16,8 +16,8 @@ use crate::telling::Telling;
 use crate::tracked::{Entry, Mend, Tracked};
 
 /// All connections. Inputs are [`update`](Self::update) and its like, which make and remove entries as they need it;
-/// outputs are [`take_tellings`](Self::take_tellings) and [`lock_due`](Self::lock_due), at
-/// [`next_telling`](Self::next_telling) and [`next_lock`](Self::next_lock).
+/// outputs are [`take_tellings`](Self::take_tellings), [`take_moved`](Self::take_moved) and [`lock_due`](Self::lock_due), at
+/// [`next_telling`](Self::next_telling), [`next_moved`](Self::next_moved) and [`next_lock`](Self::next_lock).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnTable(BTreeMap<Pair, Conn>);
 
@@ -28,7 +28,7 @@ pub struct Conn {
     pub choice: Chosen,
     /// Whether it takes nothing in plain.
     pub lock: Lock,
-    /// Whether the peer is still to be told of the choice.
+    /// Whether the peer is still to be told of the choice, or asked again.
     pub telling: Telling,
     /// Its socket here, and how the other end names its own.
     name: Option<(Socket, Socket)>,
@@ -299,10 +299,15 @@ impl ConnTable {
         found
     }
 
-    /// The peer of the connections that are `meant` has a new session: it is told what stands for them.
+    /// The peer of the connections that are `meant` has a new session: it is told what stands for them, and asked
+    /// for what waited for that.
     pub fn tell_all(&mut self, now: Time, meant: impl Fn(&Pair) -> bool) {
         self.update_all(|pair, conn| {
-            if conn.choice.get().is_some() && meant(pair) {
+            if !meant(pair) {
+                return;
+            }
+            conn.telling.handle_session(now);
+            if conn.choice.get().is_some() {
                 conn.telling.tell_all(now);
             }
         });
@@ -327,6 +332,23 @@ impl ConnTable {
             }
         });
         told
+    }
+
+    /// When a peer is to be asked again next for its part where rules moved a connection.
+    pub fn next_moved(&self) -> Option<Time> {
+        { self.0.values() }
+            .filter_map(|conn| conn.telling.moved_due())
+            .min()
+    }
+
+    /// What rules moved, and where, of which peers are to be asked again for their part by now.
+    pub fn take_moved(&mut self, now: Time) -> Vec<(Pair, Option<BumpId>)> {
+        let mut moved = Vec::new();
+        self.update_all(|pair, conn| {
+            let bump = conn.telling.take_moved(conn.choice.get(), now);
+            moved.extend(bump.map(|bump| (*pair, bump)));
+        });
+        moved
     }
 
     /// All that are locked.
@@ -409,6 +431,7 @@ impl ConnTable {
             if socket.is_none() {
                 gone.extend(choice.map(|_| *pair));
                 (conn.choice, conn.handed, conn.written) = (Chosen::default(), None, None);
+                conn.telling = Telling::default();
             } else if choice.is_some_and(|choice| socket != Some(choice.socket)) {
                 taken.push(*pair);
             }
@@ -425,6 +448,7 @@ impl ConnTable {
     pub fn clear(&mut self) {
         self.update_all(|_, conn| {
             (conn.choice, conn.lock) = (Chosen::default(), Lock::default());
+            conn.telling = Telling::default();
             (conn.handed, conn.written, conn.left) = (None, None, None);
         });
     }

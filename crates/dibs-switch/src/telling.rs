@@ -1,9 +1,10 @@
 //! Which choices peers are still to be told: they may not know of them, or have moved connections that they are to
-//! put back.
+//! put back. And what they are to be asked again for that rules here moved, of which they could not do their part.
 
 use std::time::Duration;
 
 use dibs_core::Time;
+use dibs_settings::BumpId;
 
 use crate::conns::{Choice, Version};
 use crate::messages::{Answer, Outcome, Unanswered};
@@ -11,15 +12,30 @@ use crate::messages::{Answer, Outcome, Unanswered};
 /// Before a peer is told again.
 pub const TELL_AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether a connection's peer is to be told what stands for it: most are not.
+/// Whether a connection's peer is to be told what stands for it, or asked again: most are not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Telling(Option<Box<Due>>);
+pub struct Telling(Option<Box<Dues>>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Dues {
+    choice: Option<Due>,
+    moved: Option<Moved>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Due {
     at: Time,
     /// Only of this choice; none: of whatever stands by then.
     version: Option<Version>,
+}
+
+/// Rules moved it, and the peer has not done its part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Moved {
+    /// None: with the next session.
+    at: Option<Time>,
+    /// Where it is to be.
+    bump: Option<BumpId>,
 }
 
 impl Telling {
@@ -43,28 +59,81 @@ impl Telling {
     }
 
     fn begin(&mut self, version: Option<Version>, at: Time) {
-        let due = { &mut self.0 }.get_or_insert_with(|| Box::new(Due { at, version }));
-        due.at = due.at.min(at);
-        due.version = due.version.filter(|known| Some(*known) == version);
+        self.update(|dues| {
+            let due = dues.choice.get_or_insert(Due { at, version });
+            due.at = due.at.min(at);
+            due.version = due.version.filter(|known| Some(*known) == version);
+        });
     }
 
-    /// When it is due.
+    fn update<R>(&mut self, change: impl FnOnce(&mut Dues) -> R) -> R {
+        let mut dues = self.0.take().unwrap_or_default();
+        let changed = change(&mut dues);
+        self.0 = Some(dues).filter(|dues| **dues != Dues::default());
+        changed
+    }
+
+    /// When the peer is to be told.
     pub fn due(&self) -> Option<Time> {
-        self.0.as_ref().map(|due| due.at)
+        self.0.as_ref()?.choice.map(|due| due.at)
+    }
+
+    /// When it is to be asked again for its part where rules moved the connection.
+    pub fn moved_due(&self) -> Option<Time> {
+        self.0.as_ref()?.moved?.at
     }
 
     /// What the peer is to be told by now, of what is `known`; it is not due any more, until its
     /// [answer](Self::handle_answer). Behind a choice that waits, and may come to nothing, it waits, too.
     pub fn take_due(&mut self, known: Option<Choice>, now: Time) -> Option<Choice> {
-        let mut due = self.0.take_if(|due| due.at <= now)?;
-        match known {
-            Some(choice) if choice.pending => {
-                due.at = now + TELL_AGAIN;
-                self.0 = Some(due);
-                None
+        let take = |dues: &mut Dues| {
+            let due = dues.choice.take()?;
+            if known.is_some_and(|choice| choice.pending) {
+                let at = now + TELL_AGAIN;
+                dues.choice = Some(Due { at, ..due });
+                return None;
             }
-            known => known.filter(|choice| due.version.is_none_or(|told| told == choice.version)),
+            known.filter(|choice| due.version.is_none_or(|told| told == choice.version))
+        };
+        self.due().filter(|due| *due <= now)?;
+        self.update(take)
+    }
+
+    /// Where a rule moved the connection, if the peer is to be asked for its part again by now; it is not due any
+    /// more, until its [answer](Self::handle_moved). What is chosen counts instead; behind a choice that waits it waits,
+    /// too.
+    pub fn take_moved(&mut self, known: Option<Choice>, now: Time) -> Option<Option<BumpId>> {
+        let take = |dues: &mut Dues| {
+            let moved = dues.moved.take()?;
+            if known.is_some_and(|choice| choice.pending) {
+                let at = Some(now + TELL_AGAIN);
+                dues.moved = Some(Moved { at, ..moved });
+            }
+            known.is_none().then_some(moved.bump)
+        };
+        self.moved_due().filter(|due| *due <= now)?;
+        self.update(take)
+    }
+
+    /// The peer has a new session: it is asked for what waited for that.
+    pub fn handle_session(&mut self, now: Time) {
+        if let Some(moved) = self.0.as_mut().and_then(|dues| dues.moved.as_mut()) {
+            moved.at = Some(now);
         }
+    }
+
+    /// What the peer answered that was asked for its part because rules moved the connection. To a bump it is asked
+    /// with each session anyway.
+    pub fn handle_moved(&mut self, bump: Option<BumpId>, answer: Answer, now: Time) {
+        let at = match answer {
+            Ok((Outcome::Failed, _))
+            | Err(Unanswered::Silent | Unanswered::Full | Unanswered::NotAsked) => {
+                Some(Some(now + TELL_AGAIN))
+            }
+            Err(Unanswered::NoSession) if bump.is_none() => Some(None),
+            _ => None,
+        };
+        self.update(|dues| dues.moved = at.map(|at| Moved { at, bump }));
     }
 
     /// What the peer answered that was told of a choice. What else it refuses stays as it is there; and without a
@@ -86,8 +155,6 @@ impl Telling {
 
 #[cfg(test)]
 mod tests {
-    use dibs_settings::BumpId;
-
     use super::*;
     use crate::conns::{Chosen, Socket};
 
@@ -145,6 +212,45 @@ mod tests {
         choose(&mut other.1, 2);
         assert_eq!(other.0.take_due(other.1.get(), LATER), None);
         assert_eq!(other.0, Telling::default());
+    }
+
+    #[test]
+    fn a_peer_is_asked_until_it_follows_a_rule() {
+        let (mut telling, mut chosen) = (Telling::default(), Chosen::default());
+        let bump = BumpId::new(1);
+        for again in [
+            Ok((Outcome::Failed, 0)),
+            Err(Unanswered::Silent),
+            Err(Unanswered::Full),
+            Err(Unanswered::NotAsked),
+        ] {
+            telling.handle_moved(bump, again, START);
+            assert_eq!(telling.take_moved(None, START), None);
+            assert_eq!(telling.moved_due(), Some(LATER));
+            assert_eq!(telling.take_moved(None, LATER), Some(bump));
+            assert_eq!(telling, Telling::default(), "it was asked");
+        }
+        for (bump, answer, with_session) in [
+            (bump, Ok((Outcome::Done, 0)), None),
+            (bump, Ok((Outcome::OwnRule, 2)), None),
+            (bump, Err(Unanswered::NoSession), None),
+            (None, Err(Unanswered::NoSession), Some(None)),
+        ] {
+            telling.handle_moved(bump, Err(Unanswered::Silent), START);
+            telling.handle_moved(bump, answer, START);
+            assert_eq!(telling.moved_due(), None);
+            telling.handle_session(LATER);
+            assert_eq!(telling.take_moved(None, LATER), with_session);
+            assert_eq!(telling, Telling::default());
+        }
+        // A choice stands above it, once it is in force.
+        telling.handle_moved(bump, Err(Unanswered::Silent), START);
+        let version = chosen.propose(SOCKET, None, 7, 0).version;
+        assert_eq!(telling.take_moved(chosen.get(), LATER), None);
+        assert_eq!(telling.moved_due(), Some(LATER + TELL_AGAIN));
+        chosen.settle(version);
+        assert_eq!(telling.take_moved(chosen.get(), LATER + TELL_AGAIN), None);
+        assert_eq!(telling, Telling::default());
     }
 
     /// The session was new while the peer was asked, who answered nothing.

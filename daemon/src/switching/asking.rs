@@ -63,8 +63,9 @@ pub(crate) async fn carry_out(daemon: &Daemon, peer: usize, moves: &mut [Move]) 
             Step::Conclude => {
                 let conns = &mut daemon.state.borrow_mut().conns;
                 for (_, negotiation) in &mut turn {
-                    negotiation.conclude(conns);
+                    negotiation.conclude(conns, now());
                 }
+                daemon.wakers.wake(Task::Tell);
             }
             Step::PutBack(bump) => {
                 let back = pairs.into_iter().map(|pair| (pair, bump));

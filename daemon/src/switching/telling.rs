@@ -1,4 +1,5 @@
-//! Telling peers of choices, of many connections at once: which and when [`Telling`](dibs_switch::telling::Telling) says.
+//! Telling peers of choices, of many connections at once, and asking them again: which and when
+//! [`Telling`](dibs_switch::telling::Telling) says.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,6 +10,8 @@ use dibs_switch::messages::{Switch, Unanswered};
 use super::asking::ROUND;
 use crate::clock::{instant, now};
 use crate::daemon::Daemon;
+use crate::following;
+use crate::log::or_warn;
 use crate::switching::{asking, by_rule};
 use crate::wakers::Task;
 
@@ -69,7 +72,14 @@ pub(crate) async fn tell_choices(daemon: &Daemon, peer: usize, due: Due) -> Resu
 /// Tells peers what they are to be told, when it is due; one that does not answer holds up no other.
 pub(crate) async fn keep(daemon: Rc<Daemon>) {
     loop {
-        let due = daemon.state.borrow().conns.next_telling();
+        let due = {
+            let conns = &daemon.state.borrow().conns;
+            conns
+                .next_telling()
+                .into_iter()
+                .chain(conns.next_moved())
+                .min()
+        };
         let told = daemon.wakers.woken(Task::Tell);
         match due {
             None => {
@@ -81,6 +91,13 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
                     continue;
                 }
             }
+        }
+        let moved = daemon.state.borrow_mut().conns.take_moved(now());
+        if !moved.is_empty() {
+            let daemon = Rc::clone(&daemon);
+            tokio::task::spawn_local(async move {
+                or_warn(following::follow_again(&daemon, moved).await);
+            });
         }
         for (peer, due) in take_due(&daemon, None) {
             let daemon = Rc::clone(&daemon);

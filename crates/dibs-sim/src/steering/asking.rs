@@ -226,7 +226,7 @@ impl Steering {
 
     /// Notes what came of a switch of ours.
     fn conclude(&mut self, at: &At<'_>, negotiation: &mut Negotiation) {
-        match negotiation.conclude(&mut self.daemon().conns) {
+        match negotiation.conclude(&mut self.daemon().conns, at.now) {
             Conclusion::InForce => {}
             Conclusion::Superseded => self.seen.note(Seen::Superseded),
             Conclusion::TakenBack => self.seen.note(Seen::Refused),

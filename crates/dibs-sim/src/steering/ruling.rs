@@ -178,9 +178,10 @@ impl Daemon {
             Resync::Want(at) => Some(at),
             Resync::Telling => (!self.tells_any()).then_some(Time::ZERO),
         };
+        let moved = self.conns.next_moved().filter(|_| !self.moves_any());
         let waits = self.known.wantings.values().map(|(_, until)| *until);
         let look = self.known.prefers().then_some(self.known.look_at);
-        waits.chain(resync).chain(look).min()
+        waits.chain(resync).chain(look).chain(moved).min()
     }
 }
 
@@ -230,6 +231,7 @@ pub(super) fn take_turns(steering: &mut Steering, at: &mut At<'_>) {
             None => break,
         }
     }
+    follow_again(steering, at);
     let daemon = steering.daemon();
     match daemon.known.resync {
         Resync::Want(due) if due <= at.now => want(steering, at, Wanting::Session),
@@ -389,6 +391,24 @@ fn follow_rules(steering: &mut Steering, at: &mut At<'_>) {
     move_by_rule(steering, at, moved, Seen::RuleMoved);
 }
 
+/// Has connections that rules moved follow them again, whose peer could not do its part.
+fn follow_again(steering: &mut Steering, at: &mut At<'_>) {
+    if steering.daemon().moves_any() {
+        return;
+    }
+    let moved = steering.daemon().conns.take_moved(at.now);
+    let moved: BTreeMap<Pair, Option<BumpId>> = moved.into_iter().collect();
+    let again = |daemon: &Daemon, conn: &Meant| {
+        let ruling = daemon.ruling(&conn.pair, conn.socket);
+        moved
+            .get(&conn.pair)
+            .and_then(|went| ruling.goes_again(*went))
+    };
+    if !moved.is_empty() {
+        move_by_rule(steering, at, again, Seen::RuleAgain);
+    }
+}
+
 fn move_by_rule(
     steering: &mut Steering,
     at: &mut At<'_>,
@@ -398,7 +418,7 @@ fn move_by_rule(
     let moves = at.lives().into_iter();
     let moves = moves.filter_map(|conn| Some((conn, to(steering.daemon(), &conn)?)));
     for (conn, bump) in moves.collect::<Vec<_>>() {
-        if steering.mark(&conn.pair).bump != bump {
+        if what == Seen::RuleAgain || steering.mark(&conn.pair).bump != bump {
             steering.seen.note(what);
         }
         let negotiation = Negotiation::by_rule(conn, bump, steering.host);

@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::conns::tests::pair;
+use crate::telling::TELL_AGAIN;
 
 const SOCKET: Socket = Socket(77);
 const HOST: u64 = 7;
+const NOW: Time = Time::from_nanos(1_000_000_000_000);
 const DONE: Answer = Ok((Outcome::Done, 0));
 const SILENCE: Answer = Err(Unanswered::Silent);
 
@@ -63,7 +65,7 @@ fn rest(mut asked: Negotiation) -> Vec<Step> {
 fn conclude(conns: &mut ConnTable, mut asked: Negotiation, answer: Answer) -> Conclusion {
     assert_eq!(asked.handle_answer(conns, answer), Ok(()));
     assert_eq!(asked.next(), Step::Conclude);
-    asked.conclude(conns)
+    asked.conclude(conns, NOW)
 }
 
 fn bump(conns: &ConnTable) -> Option<Option<BumpId>> {
@@ -174,7 +176,7 @@ fn a_peer_that_knows_of_a_later_choice_is_asked_once_more() {
         (Step::Conclude, older(1))
     );
     assert_eq!(choice(&unsaved.1), Some(first));
-    let conclusion = unsaved.0.conclude(&mut unsaved.1);
+    let conclusion = unsaved.0.conclude(&mut unsaved.1, NOW);
     assert_eq!(conclusion, Conclusion::TakenBack);
 
     asked.handle_saved(&mut conns, true);
@@ -211,16 +213,16 @@ fn a_rule_of_the_peer_stands_against_what_stood_before_too() {
     let own = Ok((Outcome::OwnRule, 2));
     let mut asked = ask(&mut conns, 0);
     assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
-    asked.conclude(&mut conns);
+    asked.conclude(&mut conns, NOW);
     assert_eq!(rest(asked), [Step::Mark], "nothing stood");
     // One that does not require its bump stands against plain alone.
     for (bump, next, gives_in) in [(0, 0, true), (3, 1, true), (3, 0, false), (2, 0, false)] {
         let mut first = ask(&mut conns, bump);
         assert_eq!(first.handle_answer(&mut conns, DONE), Ok(()));
-        first.conclude(&mut conns);
+        first.conclude(&mut conns, NOW);
         let mut asked = ask(&mut conns, next);
         assert_eq!(asked.handle_answer(&mut conns, own), Ok(()));
-        asked.conclude(&mut conns);
+        asked.conclude(&mut conns, NOW);
         assert_eq!(asked.stood(), Some(first.version()));
         let gives_in = gives_in.then_some(Step::GiveIn(2));
         let expected: Vec<Step> = [Step::Mark].into_iter().chain(gives_in).collect();
@@ -240,7 +242,7 @@ fn who_may_have_followed_is_called_back_by_a_later_choice() {
     conns.update(&pair(), |conn| conn.learn_name(Socket(78), Socket(5)));
     let mut asked = ask(&mut conns, 1);
     assert_eq!(asked.handle_answer(&mut conns, SILENCE), Ok(()));
-    let conclusion = asked.conclude(&mut conns);
+    let conclusion = asked.conclude(&mut conns, NOW);
     assert_eq!(conclusion, Conclusion::TakenBack);
     assert_eq!(choice(&conns), Some(back));
 }
@@ -288,7 +290,7 @@ fn what_came_back_is_saved_then_marked_and_only_then_told() {
     let mut conns = named();
     let mut asked = ask(&mut conns, 3);
     assert_eq!(asked.handle_answer(&mut conns, SILENCE), Ok(()));
-    asked.conclude(&mut conns);
+    asked.conclude(&mut conns, NOW);
     assert_eq!(rest(asked), [Step::Save, Step::Mark]);
     asked.handle_saved(&mut conns, true);
     assert_eq!((asked.next(), conns.next_telling()), (Step::Mark, None));
@@ -302,18 +304,18 @@ fn what_came_back_is_saved_then_marked_and_only_then_told() {
 #[test]
 fn what_rules_move_goes_there_unless_a_rule_of_the_peer_wants_it_back() {
     let own = Ok((Outcome::OwnRule, 2));
-    for (bump, answer, step) in [
-        (0, own, Step::GiveIn(2)),
-        (3, own, Step::Move),
-        (0, DONE, Step::Move),
-        (0, SILENCE, Step::Move),
+    for (bump, answer, step, again) in [
+        (0, own, Step::GiveIn(2), None),
+        (3, own, Step::Move, None),
+        (0, DONE, Step::Move, None),
+        (0, SILENCE, Step::Move, Some(NOW + TELL_AGAIN)),
     ] {
         let mut conns = ConnTable::default();
         let mut ruled = Negotiation::by_rule(conn(), BumpId::new(bump), HOST);
         begin(&mut ruled, false);
         assert_eq!(ruled.handle_answer(&mut conns, answer), Ok(()));
-        ruled.conclude(&mut conns);
-        assert_eq!((rest(ruled), conns), (vec![step], ConnTable::default()));
+        ruled.conclude(&mut conns, NOW);
+        assert_eq!((rest(ruled), conns.next_moved()), (vec![step], again));
     }
     // What was chosen meanwhile is above it.
     let mut conns = named();
