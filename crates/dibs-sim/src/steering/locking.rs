@@ -37,15 +37,15 @@ pub(super) fn let_follow(steering: &mut Steering, now: Time) {
 /// or ruled here: the daemon puts marks of others back as well when they are lost (`daemon/src/tracking.rs`), which is
 /// not modelled, and locked they would wait for them.
 pub(super) fn ask_confirmations(steering: &mut Steering, at: &mut At<'_>) {
-    steering.daemon().look_at = None;
+    let daemon = steering.daemon();
+    // Also of those that have not begun here.
+    let any_left = daemon.conns.iter().any(|(_, conn)| conn.has_left());
+    daemon.look_at = any_left.then_some(at.now + LOOK_EVERY);
     for Meant { pair, socket } in at.lives() {
         let daemon = steering.daemon();
         let conn = daemon.conns.get(&pair);
         let ruled = daemon.ruling(&pair, socket).deciding().is_some();
         let is_known = ruled || conn.choice.get().is_some();
-        if conn.has_left() {
-            daemon.look_at = Some(at.now + LOOK_EVERY);
-        }
         let Some(bump) = stays_on(steering, &pair, socket).filter(|_| is_known) else {
             continue;
         };
