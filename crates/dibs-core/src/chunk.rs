@@ -2,9 +2,9 @@
 
 use dibs_wire::frame::{self, FlowId, Open, TcpFields};
 
-use crate::flow::fields::OwnedFields;
 use crate::session::PathId;
 use crate::slab::Key;
+use crate::tcp_fields::OwnedFields;
 
 /// Something that waits to be sent, other than as new data.
 #[derive(Clone, Copy)]

@@ -24,6 +24,7 @@ pub mod prefix;
 pub mod session;
 pub mod slab;
 pub mod stream;
+pub mod tcp_fields;
 pub mod time;
 
 pub use path_index::PathIndex;

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
+use crate::escaped::escaped;
 use crate::finding::{Block, Comparison, Finding, Outcome, Record, Verdict};
 use crate::parts::Part;
 
@@ -150,12 +151,6 @@ fn cells<'a>(tag: &str, cells: impl IntoIterator<Item = &'a String>) -> String {
     let cells = cells.into_iter();
     let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
     cells.collect()
-}
-
-/// What stands for text in HTML and in SVG.
-pub(crate) fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;");
-    text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

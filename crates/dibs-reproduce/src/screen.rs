@@ -1,6 +1,6 @@
 //! Lines of a terminal as a picture.
 
-use crate::page::escaped;
+use crate::escaped::escaped;
 
 const WIDTH: usize = 900;
 const LINE: usize = 17;

@@ -9,7 +9,7 @@ use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::flags;
 use smallvec::SmallVec;
 
-use super::fields::{forget_sacks, is_behind, timestamps};
+use crate::tcp_fields::{forget_sacks, is_behind, timestamps};
 
 /// The latest acknowledgement that the local kernel was given.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,8 +3,8 @@
 use dibs_wire::SeqNumber;
 use dibs_wire::packet::Segment;
 
-use super::fields;
 use crate::buffer::{Buffer, Pool};
+use crate::tcp_fields;
 use crate::time::Time;
 
 /// A segment that CoDel dropped.
@@ -28,10 +28,10 @@ impl DroppedSegment {
         done: usize,
         len: usize,
     ) -> Self {
-        let tcp = fields::of_segment(segment, segment.meta);
-        let tcp = fields::of_piece(&tcp, done, done + len == segment.payload.len());
+        let tcp = tcp_fields::of_segment(segment, segment.meta);
+        let tcp = tcp_fields::of_piece(&tcp, done, done + len == segment.payload.len());
         let seq = segment.seq.add(done as u32);
-        let headers = fields::headers(segment.tuple, segment.meta, seq, &tcp);
+        let headers = tcp_fields::headers(segment.tuple, segment.meta, seq, &tcp);
         let payload_at = headers.encoded_len();
         let mut buffer = pool.take_for(payload_at + len);
         headers.write(&mut buffer, len, 0);

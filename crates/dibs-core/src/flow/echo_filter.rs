@@ -19,7 +19,7 @@ use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::{Segment, flags};
 use smallvec::SmallVec;
 
-use super::fields::{forget_sacks, timestamps};
+use crate::tcp_fields::{forget_sacks, timestamps};
 use crate::time::Time;
 
 /// Acknowledgements are not kept back for longer.

@@ -10,9 +10,9 @@ use dibs_wire::packet::{IpMeta, Tuple, flags};
 use dibs_wire::{SeqNumber, virtio};
 use smallvec::SmallVec;
 
-use super::fields::{OwnedFields, headers};
 use super::tsval_floor::TsvalFloor;
 use crate::buffer::{Buffer, Pool};
+use crate::tcp_fields::{OwnedFields, headers};
 
 /// Most bytes of an IP packet, superpackets included.
 pub(crate) const MAX_PACKET: usize = 65535;

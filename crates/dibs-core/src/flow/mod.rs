@@ -5,7 +5,6 @@ pub mod conn;
 pub mod credit;
 pub mod dropped;
 pub mod echo_filter;
-pub mod fields;
 pub mod inject;
 pub mod queue;
 pub mod tsval_floor;

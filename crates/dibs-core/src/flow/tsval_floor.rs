@@ -5,7 +5,7 @@
 use dibs_wire::frame::TcpFields;
 use smallvec::SmallVec;
 
-use super::fields::{is_behind, raise_tsval, timestamps};
+use crate::tcp_fields::{is_behind, raise_tsval, timestamps};
 
 /// How far the time stamp of a SYN that is still on its way may lie behind those of its connection: two minutes (RFC
 /// 9293, 3.4.1) of milliseconds. A host that restarted begins as near once in 36,000 times, and connects by then.

@@ -4,7 +4,7 @@ use dibs_wire::frame::{FlowId, TcpFields};
 
 use super::*;
 use crate::chunk::ChainId;
-use crate::flow::fields::OwnedFields;
+use crate::tcp_fields::OwnedFields;
 
 fn control(id: u32) -> Message {
     let bytes = Box::from(*b"x");

@@ -6,8 +6,8 @@ use dibs_wire::SeqNumber;
 use dibs_wire::frame::TcpFields;
 use dibs_wire::packet::flags;
 
-use crate::flow::fields::OwnedFields;
 use crate::slab::Key;
+use crate::tcp_fields::OwnedFields;
 
 /// How many wait, at most.
 const MAX_SEGMENTS: usize = 4096;

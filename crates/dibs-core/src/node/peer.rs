@@ -24,11 +24,11 @@ use super::send::{self, NOT_BARE, RetransmitQueue, Shares, Turn, key_of};
 use super::shared::Shared;
 use crate::chunk::Content;
 use crate::counters::Counter;
-use crate::flow::fields::{self, OwnedFields};
 use crate::in_flight::InFlight;
 use crate::path::AckFrame;
 use crate::path_index::PathIndex;
 use crate::session::{Established, Opened, PathId, PeerId, Received, Session, SessionId};
+use crate::tcp_fields::{self, OwnedFields};
 use crate::time::Time;
 
 /// What became of a segment from the TUN.
@@ -154,7 +154,7 @@ impl Peer {
                 let empty = EmptyOut {
                     conn: key,
                     seq: segment.seq,
-                    tcp: OwnedFields::new(&fields::of_segment(segment, conn.out.meta)),
+                    tcp: OwnedFields::new(&tcp_fields::of_segment(segment, conn.out.meta)),
                 };
                 let waiting = match shared.bumps.of(bump).split() {
                     Some(_) => &mut self.shares.segments,

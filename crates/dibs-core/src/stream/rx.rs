@@ -8,7 +8,7 @@ use dibs_wire::packet::flags;
 use smallvec::SmallVec;
 
 use crate::bump::Decode;
-use crate::flow::fields::OwnedFields;
+use crate::tcp_fields::OwnedFields;
 use crate::time::Time;
 
 mod front;

@@ -14,7 +14,6 @@ use super::shares::{Shares, share_frame};
 use crate::bump::{Bump, Split};
 use crate::chunk::{ChainId, Chunk, Content, Placement, SegmentMeta, ShareOf};
 use crate::flow::conn::{ConnStats, Outgoing};
-use crate::flow::fields::{self, OwnedFields};
 use crate::flow::queue::Rest;
 use crate::in_flight::InFlight;
 use crate::node::paths::{Link, PROOF_SPACING, PathSet};
@@ -22,6 +21,7 @@ use crate::node::shared::Shared;
 use crate::session::CLEAR_HEADER_LEN;
 use crate::slab::Key;
 use crate::stream::tx::Position;
+use crate::tcp_fields::{self, OwnedFields};
 
 /// Cuts what a flow sends into the pieces of a run.
 pub(super) struct Cutter<'a, 'r, 's> {
@@ -67,7 +67,7 @@ impl<'s> Whole<'s> {
         out: &mut Outgoing,
         rest: &Rest,
     ) -> Self {
-        let tcp = fields::of_segment(segment, out.meta);
+        let tcp = tcp_fields::of_segment(segment, out.meta);
         let may_be_bare = cutter.bare && rest.left > 0 && tcp.flags & NOT_BARE == 0;
         let (run, is_split) = (&cutter.run, cutter.run.carrier.split.is_some());
         let tag = if may_be_bare { 0 } else { run.carrier.tag() };
@@ -250,7 +250,7 @@ impl Cutter<'_, '_, '_> {
         let fits = self.run.pieces == 0 || shape.len() <= self.run.stride;
         ((allowed || deferred) && fits).then(|| Piece {
             bytes: &whole.payload[done..done + len],
-            tcp: fields::of_piece(&whole.tcp, done, last),
+            tcp: tcp_fields::of_piece(&whole.tcp, done, last),
             position: Position { offset, ..position },
             placement,
             withheld: rest.withheld > 0 && position.is_inside(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::flow::fields::OwnedFields;
+use crate::tcp_fields::OwnedFields;
 use crate::time::Time;
 
 /// Blocks of memory kept for the next pieces: enough to serve a burst without the allocator, too few

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::held::Store;
 use super::{Epoch, Piece, Sink};
-use crate::flow::fields::OwnedFields;
+use crate::tcp_fields::OwnedFields;
 
 /// Restored solo chunks that wait until what was sent before them is injected.
 ///
