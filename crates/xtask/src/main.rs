@@ -161,8 +161,8 @@ fn test() -> Result<()> {
     // The tests on real traffic start dibsd and dibsctl: cargo builds them for their own tests, before
     // it runs any. A further build for them alone would choose other features, and compile all again.
     let mut tests = run::cargo_command(&["test", "--workspace", "--no-fail-fast"]);
-    // As many as the tests on real traffic have places for: one more than a small machine has processors.
-    tests.env("RUST_TEST_THREADS", "3");
+    // The tests on real traffic wait more than they compute: twice as many as a small machine has processors.
+    tests.env("RUST_TEST_THREADS", "4");
     run::tests(tests.env("DIBS_BUILT", "1"))
 }
 
