@@ -1,0 +1,166 @@
+//! Rules that come and go.
+
+use super::*;
+
+fn rule(level: Level, bump: BumpId) -> Rule {
+    let meant = Selected::Ports(0..=9_999);
+    Rule { bump, level, meant }
+}
+
+/// A connection that both ends can move, which speaks now and then and stays open.
+fn lingering(bytes: [u64; 2]) -> Plan {
+    Plan {
+        lingers: true,
+        keepalive: Some(Duration::from_secs(2)),
+        ..plan(bytes, Order::Both, [false; 2])
+    }
+}
+
+fn ruled(ops: Vec<(Time, Op)>) -> Report {
+    let paths = vec![path(true, clean()), path(false, clean())];
+    let setup = Setup {
+        follow: true,
+        ..setup(paths)
+    };
+    run(setup, with_rest(ops))
+}
+
+/// Rules of both hosts wanted one connection on different bumps. For a moment both had it on one of them, and one
+/// end locked it there, for good: it dropped what the other sent (seed 65000104).
+#[test]
+fn rules_that_contradict_each_other_at_the_two_ends_lock_nothing() {
+    for between in [0, 100, 2000, 5000] {
+        let ops = vec![
+            (at(1000), Op::Open(lingering([3_000_000, 3_000_000]))),
+            (at(1100), Op::Rules(0, vec![rule(Level::Usual, bump::SEAL)])),
+            (
+                at(1100 + between),
+                Op::Rules(1, vec![rule(Level::Usual, bump::SCRAMBLE)]),
+            ),
+        ];
+        let report = ruled(ops);
+        assert_eq!(report.delivered, 6_000_000);
+        assert!(report.coverage.get(Seen::RuleMoved) > 0);
+    }
+}
+
+/// The peer went to where a rule of its own wanted a connection, which a rule here required elsewhere; that rule went,
+/// and the lock stayed (seed 65001464).
+#[test]
+fn what_was_required_stays_locked_to_no_bump_that_the_peer_has_left() {
+    let ops = vec![
+        (at(1000), Op::Open(lingering([300_000, 300_000]))),
+        (
+            at(1000),
+            Op::Rules(0, vec![rule(Level::Require, bump::SEAL)]),
+        ),
+        (
+            at(1000),
+            Op::Rules(1, vec![rule(Level::Require, bump::SEAL)]),
+        ),
+        (
+            at(5000),
+            Op::Rules(0, vec![rule(Level::Usual, bump::SCRAMBLE)]),
+        ),
+        (at(6000), Op::Rules(1, vec![rule(Level::Usual, bump::SEAL)])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 600_000);
+    assert!(report.coverage.get(Seen::Locked) > 0);
+}
+
+/// A rule that does not require its bump was made where plain had been chosen, and stood against the peer's word of
+/// that choice: with the next session one end gave it up, and the other did not (seeds 65000824, 65000953).
+#[test]
+fn a_choice_that_both_ends_know_is_not_given_up_for_a_later_rule() {
+    for (restarted, chooser) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+        let ops = vec![
+            (at(1000), Op::Open(lingering([3000, 3000]))),
+            (at(2000), Op::Choose(0, chooser, PLAIN)),
+            (at(4000), Op::Rules(1, vec![rule(Level::Usual, bump::SEAL)])),
+            (at(6000), Op::Restart(restarted, Duration::from_millis(10))),
+            (at(9000), Op::Choose(0, 0, PLAIN)),
+        ];
+        let report = ruled(ops);
+        assert_eq!(report.delivered, 6000);
+        let [moved, given_up] = [Seen::RuleMoved, Seen::OwnRule].map(|it| report.coverage.get(it));
+        assert_eq!((moved, given_up), (0, 0));
+    }
+}
+
+/// The same of a choice for another bump, when the peer's rule refused plain (seeds 65000540, 65000695).
+#[test]
+fn who_may_not_go_back_to_plain_stays_where_it_was_chosen_to_be() {
+    let ops = vec![
+        (at(1000), Op::Open(lingering([3000, 3000]))),
+        (at(2000), Op::Choose(0, 0, SCRAMBLE)),
+        (at(4000), Op::Rules(1, vec![rule(Level::Usual, bump::SEAL)])),
+        (at(6000), Op::Choose(0, 0, PLAIN)),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 6000);
+    let [refused, given_up] = [Seen::Refused, Seen::OwnRule].map(|it| report.coverage.get(it));
+    assert_eq!((refused, given_up), (1, 0));
+}
+
+/// The peer could not follow what a rule required, against a choice that stood; when the rule went, the kernel had the
+/// connection where that had wanted it, and the daemons said otherwise (seed 65000397).
+#[test]
+fn a_choice_is_in_force_again_once_no_rule_stands_against_it() {
+    let ops = vec![
+        (at(1000), Op::Open(lingering([3000, 3000]))),
+        (at(2000), Op::Choose(0, 0, SCRAMBLE)),
+        (at(4000), Op::Unable(1, Duration::from_secs(2))),
+        (
+            at(4100),
+            Op::Rules(0, vec![rule(Level::Require, bump::SEAL)]),
+        ),
+        (at(8000), Op::Rules(0, vec![])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 6000);
+    for happened in [Seen::ChoiceOverruled, Seen::Failed, Seen::ChoiceLeft] {
+        assert!(report.coverage.get(happened) > 0, "{happened:?}");
+    }
+}
+
+/// The peer could not do its part when a rule was made, and was not asked again: what the rule required never came.
+#[test]
+fn a_peer_that_could_not_follow_a_rule_is_asked_again() {
+    for level in [Level::Usual, Level::Require] {
+        let ops = vec![
+            (at(1000), Op::Open(lingering([300_000, 300_000]))),
+            (at(1050), Op::Unable(1, Duration::from_secs(4))),
+            (at(1060), Op::Rules(0, vec![rule(level, bump::SEAL)])),
+        ];
+        let paths = vec![path(true, clean()), path(false, clean())];
+        let report = run(setup(paths), with_rest(ops));
+        assert_eq!(report.delivered, 600_000);
+        for happened in [Seen::Failed, Seen::RuleAgain, Seen::RuleFollowed] {
+            assert!(report.coverage.get(happened) > 0, "{happened:?}");
+        }
+    }
+}
+
+/// A rule was removed while there was no session: the peer stayed on its bump, and locked (seed 65000370).
+#[test]
+fn a_peer_hears_with_the_next_session_that_a_rule_is_gone() {
+    let plan = Plan {
+        keepalive: None,
+        pause: Duration::from_secs(20),
+        ..lingering([3_000_000, 0])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(plan)),
+        (at(1010), Op::Rules(0, vec![rule(Level::Usual, bump::SEAL)])),
+        (at(6000), Op::Cut(Duration::from_secs(5))),
+        (at(6100), Op::Restart(0, Duration::from_millis(10))),
+        (at(7000), Op::Rules(0, vec![])),
+        (at(20_000), Op::Rules(0, vec![])),
+    ];
+    let report = ruled(ops);
+    assert_eq!(report.delivered, 3_000_000);
+    for happened in [Seen::RuleMoved, Seen::RuleFreed, Seen::RuleAgain] {
+        assert!(report.coverage.get(happened) > 0, "{happened:?}");
+    }
+}
