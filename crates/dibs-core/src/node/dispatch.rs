@@ -258,10 +258,10 @@ impl Node {
             ..
         } = self;
         let received = match sessions.peek(datagram) {
-            Ok((peer, id)) if !peers[peer.index()].expects(id, path) => {
+            Ok(claim) if !peers[claim.peer.index()].expects(claim.path, path) => {
                 return shared.count(Counter::WrongPath);
             }
-            Ok(_) => sessions.open(now, datagram),
+            Ok(claim) => sessions.open_claimed(now, claim, datagram),
             Err(error) => Err(error),
         };
         match received {

@@ -42,7 +42,7 @@ pub use seal::{
     CLEAR_HEADER_LEN, KeyLimits, MAX_DATAGRAM, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened,
     SealError,
 };
-pub use sessions::{Config, Received, Sessions, Transmit};
+pub use sessions::{Claim, Config, Received, Sessions, Transmit};
 #[cfg(feature = "observe")]
 pub use tap::Tap;
 pub use x25519_dalek::{PublicKey, StaticSecret};

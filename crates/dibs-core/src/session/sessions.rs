@@ -25,6 +25,17 @@ pub struct Config {
     pub integrity: Integrity,
 }
 
+/// What a datagram of data says of itself, which nobody has checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// The receiver index.
+    index: u32,
+    /// Whose session has that.
+    pub peer: PeerId,
+    /// A path of that peer.
+    pub path: PathId,
+}
+
 /// A datagram of data, opened.
 pub struct Received<'a> {
     /// From whom.
@@ -139,19 +150,17 @@ impl Sessions {
         self.peers[id.index()].sessions.poll_exhausted()
     }
 
-    /// Whose a data datagram says that it is, and of which path of that peer: nobody has checked it.
+    /// What a data datagram says of itself.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn peek(&self, datagram: &[u8]) -> Result<(PeerId, PathId), OpenError> {
+    pub fn peek(&self, datagram: &[u8]) -> Result<Claim, OpenError> {
         let (index, path) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
         let peer = self.indices.peer(index).ok_or(OpenError::UnknownIndex)?;
-        Ok((peer, path))
+        Ok(Claim { index, peer, path })
     }
 
-    /// Authenticates and decrypts a data datagram in place, by whichever session it names. One that came by another
-    /// path than it is [expected](Self::peek) by is not to be opened: it must not even count as seen, for it may be a
-    /// copy that overtook the true one.
+    /// Authenticates and decrypts a data datagram in place, by whichever path it came.
     ///
     /// # Errors
     /// Every error means: drop, count. The bytes of the datagram are void then.
@@ -160,9 +169,25 @@ impl Sessions {
         now: Time,
         datagram: &'a mut [u8],
     ) -> Result<Received<'a>, OpenError> {
-        let (index, _) = seal::receiver_and_path(datagram).ok_or(OpenError::Malformed)?;
+        self.open_claimed(now, self.peek(datagram)?, datagram)
+    }
+
+    /// The same of one whose [claim](Self::peek) is known. One that came by another path than it claims is not to be
+    /// opened: it must not even count as seen, for it may be a copy that overtook the true one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_claimed<'a>(
+        &mut self,
+        now: Time,
+        claim: Claim,
+        datagram: &'a mut [u8],
+    ) -> Result<Received<'a>, OpenError> {
+        let Claim {
+            index, peer: id, ..
+        } = claim;
         let Self { indices, peers, .. } = self;
-        let (id, peer) = indices.owner(peers, index).ok_or(OpenError::UnknownIndex)?;
+        let peer = &mut peers[id.index()];
         let session = peer.sessions.find(index).ok_or(OpenError::UnknownIndex)?;
         if session.expires_at() <= now {
             return Err(OpenError::Expired);

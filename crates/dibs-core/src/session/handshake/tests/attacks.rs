@@ -204,8 +204,8 @@ fn what_is_only_peeked_at_does_not_count_as_seen() {
     let [mut a, mut b] = pair();
     connect(at(0), &mut a, &mut b);
     let data = a.data(at(1)).unwrap();
-    let peeked = b.sessions.peek(&data).unwrap();
-    assert_eq!((peeked.0.index(), peeked.1.get()), (0, 0));
+    let claim = b.sessions.peek(&data).unwrap();
+    assert_eq!((claim.peer.index(), claim.path.get()), (0, 0));
     assert!(b.sessions.open(at(1), &mut data.clone()).is_ok());
     let again = b.sessions.open(at(1), &mut data.clone()).err();
     assert_eq!(again, Some(OpenError::Replayed));
