@@ -6,9 +6,11 @@ use dibs_settings::BumpId;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::Pair;
 use dibs_switch::marks::Hand;
-use dibs_switch::messages::Answer;
+use dibs_switch::messages::{Answer, Unanswered};
 use dibs_switch::rules::Fit;
+use dibs_switch::table::Conn;
 
+use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::marking::warn_of;
@@ -147,7 +149,17 @@ pub(crate) async fn follow_again(
     let _turn = daemon.users.own_turn().await;
     let moved: BTreeMap<Pair, Option<BumpId>> = moved.into_iter().collect();
     let mut meant: BTreeMap<Option<BumpId>, Vec<Live>> = BTreeMap::new();
-    for live in connections::all(daemon).await? {
+    let lives = connections::all(daemon).await;
+    if lives.is_err() {
+        let later = |conn: &mut Conn, bump| {
+            conn.telling
+                .handle_moved(bump, Err(Unanswered::NotAsked), now());
+        };
+        for (pair, bump) in &moved {
+            daemon.update(pair, |conn| later(conn, *bump));
+        }
+    }
+    for live in lives? {
         let goes = |went| daemon.state.borrow().ruling(&live).goes_again(went);
         let went = moved.get(&live.pair).filter(|_| !live.over);
         if let Some(bump) = went.and_then(|went| goes(*went)) {
