@@ -319,7 +319,7 @@ pub(crate) mod tests {
     #[test]
     fn only_the_choice_that_was_refused_is_given_up() {
         let mut chosen = Chosen::default();
-        let first = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
+        let first = chosen.propose(SOCKET, None, 7, 0);
         assert!(chosen.settle(first.version));
         let later = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         assert!(!chosen.give_up(first.version));
@@ -332,7 +332,7 @@ pub(crate) mod tests {
     fn a_choice_does_not_stand_for_the_next_connection_of_the_same_ends() {
         let mut chosen = Chosen::default();
         let (next, version) = (Socket(78), Version::default());
-        let first = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
+        let first = chosen.propose(SOCKET, None, 7, 0);
         assert_eq!(chosen.of(SOCKET), Some(first));
         assert_eq!(chosen.of(next), None);
         assert_eq!(chosen.accept(SOCKET, BumpId::new(1), version), Err(first));
@@ -350,7 +350,7 @@ pub(crate) mod tests {
         let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         assert!(chosen.settle(first.version));
         let settled = chosen.get();
-        let second = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
+        let second = chosen.propose(SOCKET, None, 7, 0);
         assert_eq!(second.version.generation, 2);
         chosen.take_back(second.version, settled);
         assert_eq!(chosen.get(), settled);
@@ -370,9 +370,7 @@ pub(crate) mod tests {
             let ours = chosen.propose(SOCKET, BumpId::new(2), 7, 0);
             let generation = ours.version.generation;
             let theirs = |host| Version { generation, host };
-            chosen
-                .accept(SOCKET, BumpId::new(0), theirs(8))
-                .expect("it is later");
+            chosen.accept(SOCKET, None, theirs(8)).expect("it is later");
             // The question about ours goes on: whoever asks deals with it.
             let mut going = chosen.clone();
             assert!(going.refuse(theirs(8), Some(ours)));
@@ -399,7 +397,7 @@ pub(crate) mod tests {
             generation: 1,
             host: 8,
         };
-        assert_eq!(chosen.accept(SOCKET, BumpId::new(0), theirs), Ok(()));
+        assert_eq!(chosen.accept(SOCKET, None, theirs), Ok(()));
         chosen.take_back(ours.version, None);
         assert!(!chosen.settle(ours.version));
         assert_eq!(chosen.get().map(|c| c.version), Some(theirs));
@@ -413,9 +411,9 @@ pub(crate) mod tests {
         let first = chosen.propose(SOCKET, BumpId::new(1), 7, 0);
         assert!(chosen.settle(first.version));
         let before = chosen.get();
-        let ours = chosen.propose(SOCKET, BumpId::new(0), 7, 0);
+        let ours = chosen.propose(SOCKET, None, 7, 0);
         assert!(chosen.get().is_some_and(|choice| choice.pending));
-        assert_eq!(chosen.accept(SOCKET, BumpId::new(0), ours.version), Ok(()));
+        assert_eq!(chosen.accept(SOCKET, None, ours.version), Ok(()));
         assert!(chosen.get().is_some_and(|choice| !choice.pending));
         chosen.take_back(ours.version, before);
         assert_eq!(chosen.get().map(|c| c.version), Some(ours.version));

@@ -151,7 +151,7 @@ mod tests {
             let found = chosen.make_plausible(7, &[8, 9]);
             let stands = chosen.get().expect("it is not forgotten");
             assert_eq!((stands.bump, stands.socket), (BumpId::new(3), SOCKET));
-            let later = chosen.propose(SOCKET, BumpId::new(0), 7, 0).version;
+            let later = chosen.propose(SOCKET, None, 7, 0).version;
             assert!(later > stands.version && later.generation < u64::MAX);
             (stands.version, found)
         };

@@ -15,11 +15,13 @@ mod recovery;
 use super::*;
 use crate::bump::{self, Pads};
 use crate::counters::Counter;
+use crate::node::paths::Link;
+use crate::path_index::PathIndex;
 use crate::preference::{Unused, Usage};
 use crate::prefix::Prefix;
 use crate::session::{
-    Integrity, KeyLimits, MAX_DATAGRAM, PublicKey, Secret, SeededRandom, StaticSecret, Suite,
-    is_handshake,
+    Integrity, KeyLimits, MAX_DATAGRAM, PathId, PublicKey, Secret, SeededRandom, StaticSecret,
+    Suite, is_handshake,
 };
 use crate::time::Time;
 
@@ -144,6 +146,14 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
 impl Pair {
     fn new() -> Self {
         Self::with(Integrity::On)
+    }
+
+    /// Host 0 opens a path of this id to the other, by a local one.
+    fn join(&mut self, id: PathId, path: usize) {
+        let Node { shared, peers, .. } = &mut self.nodes[0];
+        let (local, remote) = (PathIndex::new(path), addr(1, path));
+        let link = Link::join(self.now, shared, id, local, remote);
+        peers[0].paths.add(link);
     }
 
     fn with(integrity: Integrity) -> Self {

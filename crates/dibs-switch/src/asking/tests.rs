@@ -128,7 +128,7 @@ fn who_left_for_nothing_is_put_back() {
 fn who_falls_silent_stays_if_another_choice_has_come() {
     let mut conns = named();
     let mut asked = ask(&mut conns, 0);
-    let mut ruled = Negotiation::by_rule(conn(), BumpId::new(0), HOST);
+    let mut ruled = Negotiation::by_rule(conn(), None, HOST);
     for moved in [&mut asked, &mut ruled] {
         moved.handle_look(true);
         assert_eq!(moved.handle_answer(&mut conns, DONE), Ok(()));
@@ -280,7 +280,7 @@ fn a_choice_that_was_told_back_stands_whatever_comes_of_the_question() {
     for answer in [SILENCE, Ok((Outcome::NoConnection, 0))] {
         let conclusion = conclude(&mut conns, asked, answer);
         assert_eq!(conclusion, Conclusion::InForce);
-        assert_eq!(bump(&conns), Some(BumpId::new(0)));
+        assert_eq!(bump(&conns), Some(None));
     }
 }
 

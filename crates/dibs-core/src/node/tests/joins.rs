@@ -4,8 +4,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::node::paths::Link;
-use crate::path_index::PathIndex;
 
 /// An address on the first path of who sits on the second.
 fn elsewhere() -> SocketAddr {
@@ -160,14 +158,7 @@ fn a_path_that_is_open_answers_no_question_of_another() {
     let now = pair.now;
     peer.paths.clear();
     pair.nodes[0].set_path(now, 0, false, 1500);
-    let link = Link::join(
-        now,
-        &mut pair.nodes[0].shared,
-        id,
-        PathIndex::new(1),
-        addr(1, 1),
-    );
-    pair.nodes[0].peers[0].paths.add(link);
+    pair.join(id, 1);
     bring(&mut pair, [addr(0, 0); 2]);
     assert_eq!(open(&pair)[1], None);
     assert!(count(&pair, Counter::PathMisdirected) > 2);

@@ -1,9 +1,6 @@
 //! A host that changes its address on the trusted path: the path does not roam, it is asked for anew.
 
 use super::*;
-use crate::node::paths::Link;
-use crate::path_index::PathIndex;
-use crate::session::PathId;
 
 /// Of the `n`th change.
 fn place(n: u16) -> SocketAddr {
@@ -55,14 +52,7 @@ fn a_question_under_the_id_of_another_path_is_asked_under_a_new_one() {
     let at = peer.paths.iter().position(|l| l.id == old).unwrap();
     let given_up = peer.paths.remove(at);
     peer.abandon(&mut pair.nodes[0].shared, [given_up]);
-    let link = Link::join(
-        pair.now,
-        &mut pair.nodes[0].shared,
-        old,
-        PathIndex::new(0),
-        addr(1, 0),
-    );
-    pair.nodes[0].peers[0].paths.add(link);
+    pair.join(old, 0);
     pair.run(Duration::from_secs(30));
     let [a, b] = in_use(&pair);
     assert!(a.is_some() && a == b && a != Some(old), "{a:?} and {b:?}");

@@ -4,9 +4,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::node::paths::Link;
-use crate::path_index::PathIndex;
-use crate::session::PathId;
 
 const ELSEWHERE: &str = "10.0.2.66:4444";
 
@@ -214,14 +211,7 @@ fn a_peer_numbers_only_its_own_paths() {
     assert_eq!(ours, [vec![true; 2], vec![false; 2]]);
     // Host 0 takes one of the other's.
     let id = PathId::new(100 + u8::from(!pair.nodes[1].peers[0].paths.numbers(PathId::new(100))));
-    let link = Link::join(
-        pair.now,
-        &mut pair.nodes[0].shared,
-        id,
-        PathIndex::new(1),
-        addr(1, 1),
-    );
-    pair.nodes[0].peers[0].paths.add(link);
+    pair.join(id, 1);
     pair.run(Duration::from_secs(1));
     assert!(pair.nodes[1].counters().get(Counter::PathRefused) > 0);
     assert!(pair.nodes[1].peers[0].paths.iter().all(|l| l.id != id));
