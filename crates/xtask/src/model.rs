@@ -342,6 +342,15 @@ mod tests {
     }
 
     #[test]
+    fn the_models_of_the_tree_name_only_what_is_there() {
+        for path in models().unwrap() {
+            let text = fs::read_to_string(&path).unwrap();
+            let refused = Model::parse(&text).err();
+            assert!(refused.is_none(), "{}: {refused:?}", path.display());
+        }
+    }
+
+    #[test]
     fn a_name_that_stands_for_nothing_is_refused() {
         for (from, to) in [
             ("// if leak", "// if leek"),
