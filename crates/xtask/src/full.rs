@@ -13,8 +13,9 @@ type Part = (&'static str, &'static [&'static str]);
 
 const CHECK: &str = "check";
 const SWITCHES: &str = "switches";
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     (CHECK, &[]),
+    ("model", &["model"]),
     ("sim", &["sim", "--seeds", "20000"]),
     ("bulk", &["sim", "--bulk", "--seeds", "300"]),
     (SWITCHES, &[]),

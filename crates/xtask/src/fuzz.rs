@@ -70,15 +70,24 @@ pub(crate) fn fuzz(seconds: u32, targets: &[String]) -> Result<()> {
 /// A nightly compiler, cargo-fuzz, and a C++ compiler for libFuzzer.
 fn ensure_tools() -> Result<()> {
     packages::ensure(&[&packages::FUZZ])?;
+    ensure_nightly()?;
+    if !succeeds(Command::new("cargo").args(["fuzz", "--version"])) {
+        run(Command::new("cargo").args(["install", "--locked", "cargo-fuzz"]))?;
+    }
+    Ok(())
+}
+
+/// A nightly compiler, by rustup.
+///
+/// # Errors
+/// If it cannot be installed.
+pub(crate) fn ensure_nightly() -> Result<()> {
     if !succeeds(Command::new("rustup").args(["run", "nightly", "rustc", "--version"])) {
         if !succeeds(Command::new("rustup").arg("--version")) {
-            bail!("fuzzing needs a nightly compiler, and rustup to find it: https://rustup.rs");
+            bail!("a nightly compiler is needed, and rustup to find it: https://rustup.rs");
         }
         let install = "toolchain install nightly --profile minimal";
         run(Command::new("rustup").args(install.split(' ')))?;
-    }
-    if !succeeds(Command::new("cargo").args(["fuzz", "--version"])) {
-        run(Command::new("cargo").args(["install", "--locked", "cargo-fuzz"]))?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod deb;
 mod full;
 mod fuzz;
 mod kernels;
+mod model;
 mod packages;
 mod run;
 mod systemd;
@@ -99,8 +100,8 @@ enum Command {
         #[arg(long, value_name = "ARCH", value_enum, default_value = "amd64")]
         arch: cross::Arch,
     },
-    /// Run all checks, and what takes longer than a change should wait for: long simulations, fuzzers, 64-bit ARM, packages,
-    /// other kernels, systemd. A table of the outcomes comes at the end.
+    /// Run all checks, and what takes longer than a change should wait for: the protocol's models, long simulations, fuzzers,
+    /// 64-bit ARM, packages, other kernels, systemd. A table of the outcomes comes at the end.
     ///
     /// For root on Debian; takes an hour and a half.
     Full {
@@ -108,6 +109,11 @@ enum Command {
         #[arg(value_parser = clap::builder::PossibleValuesParser::new(full::names()))]
         parts: Vec<String>,
     },
+    /// Have Verifpal look for attacks on the models of the handshake in docs/model, and compare what it finds with what they
+    /// say.
+    ///
+    /// Installs Verifpal into target/tools, and by rustup a nightly compiler to build it. Takes ten minutes.
+    Model,
     /// Repeat one experiment: codec, captures, files, read, dibs, hint, sum or programs.
     ///
     /// The same as `reproduce NAME`.
@@ -150,6 +156,7 @@ fn main() -> Result<()> {
         Command::Kernels { names } => kernels::kernels(&names),
         Command::Systemd { arch } => systemd::systemd(arch),
         Command::Full { parts } => full::full(&parts),
+        Command::Model => model::model(),
         Command::Aarch64 { seeds } => cross::aarch64(seeds),
         Command::Experiment { options } | Command::Reproduce { options } => reproduce(&options),
         Command::Fuzz { seconds, targets } => fuzz::fuzz(seconds, &targets),
