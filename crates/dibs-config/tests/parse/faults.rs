@@ -23,7 +23,7 @@ fn places_and_hints() {
         (
             "gid = 100",
             "colour = 3",
-            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer, scheduler",
+            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, all, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer, scheduler",
         ),
         (
             "gid = 100",
