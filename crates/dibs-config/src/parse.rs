@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::table::{Source, Table, Value, Wrong, meant};
 use crate::{
     BumpConfig, Config, Daemon, Fail, Integrity, Level, MatchExpr, OnTrustedDown, PathConfig,
-    PeerConfig, PortRange, Protocol, RuleConfig, Selection, Trust, usage,
+    PeerConfig, PortRange, Protocol, RuleConfig, STATE_DIR, Selection, Trust, usage,
 };
 
 const SECTIONS: &[&str] = &["daemon", "path", "prefer", "peer", "bump", "rule"];
@@ -157,7 +157,7 @@ fn daemon(
     let mut daemon = Daemon {
         private_key_file: PathBuf::from("/etc/dibs/private.key"),
         control_socket: PathBuf::from("/run/dibs/dibsd.sock"),
-        state_dir: PathBuf::from("/var/lib/dibs"),
+        state_dir: PathBuf::from(STATE_DIR),
         port: 5300,
         mark_mask: 0x3f00_0000,
         table_base: 5200,
