@@ -263,7 +263,7 @@ mod tests {
     fn each_that_is_built_in_is_carried_whatever_the_number_of_paths() {
         for paths in 1..=MAX_PATHS {
             // Panics where shares do not fit.
-            let all = BuiltIn::usual(paths).map(of_core);
+            let all: Vec<_> = BuiltIn::usual(paths).into_iter().map(of_core).collect();
             let numbers = BTreeSet::from_iter(all.iter().map(|bump| bump.number));
             assert_eq!(numbers.len(), all.len(), "each has a number of its own");
             assert!(numbers.iter().all(|number| number.get() <= MAX_NUMBER));

@@ -20,6 +20,7 @@ use crate::bumps::Bumps;
 use crate::driver::Driver;
 use crate::events::Events;
 use crate::host::Host;
+use crate::kept::Kept;
 use crate::kernel::Kernel;
 use crate::live::Registry;
 use crate::log::or_warn;
@@ -46,6 +47,8 @@ pub(crate) struct Daemon {
     pub(crate) kernel: Kernel,
     pub(crate) state: RefCell<State>,
     pub(crate) file: StateFile,
+    /// What is kept for the guard, as last written.
+    pub(crate) kept: tokio::sync::Mutex<Option<Kept>>,
     /// How paths are used.
     pub(crate) preferences: RefCell<Preferences>,
     pub(crate) flow_schedulers: FlowSchedulers,

@@ -53,6 +53,7 @@ pub(crate) async fn replace_rules(
     follow_changed_rules(daemon, gone, lives).await;
     daemon.wakers.wake(Task::Hours);
     daemon.wakers.wake(Task::Sessions);
+    daemon.wakers.wake(Task::Users);
     Ok(())
 }
 

@@ -30,7 +30,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
             .state
             .borrow()
             .rules
-            .in_force()
+            .listed()
             .filter(|rule| caller.sees(rule))
             .filter_map(Rule::warning),
     );

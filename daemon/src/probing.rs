@@ -38,11 +38,14 @@ async fn try_out(
         .collect();
     rule.narrowed = None;
     // All of its classes match the same, but for ports and addresses.
-    let class = rule.kernel_classes(0).next();
+    let Some(class) = rule.kernel_classes(0).next() else {
+        // It waits for its user.
+        return Ok(None);
+    };
     let class = ClassRule {
         source: None,
         destination: None,
-        ..class.expect("a rule has a class")
+        ..class
     };
     let probed = match steering.probe(&class, &families).await {
         Ok(probed) => probed,
@@ -88,7 +91,7 @@ fn place(rule: &Rule) -> String {
 /// # Errors
 /// A rule of the file is refused; a rule of the user is left out, and the log says so. But what one that was
 /// taken once requires is not to go in plain where it can be held: it is kept to the family that takes it.
-pub(crate) async fn probe_all(
+async fn probe_all(
     steering: &mut Steering,
     config: &Config,
     rules: &mut Vec<Rule>,

@@ -4,7 +4,7 @@ use crate::daemon::Daemon;
 use crate::driver::Gone;
 use crate::log::or_warn;
 use crate::wakers::Task;
-use crate::{backstop, marking};
+use crate::{backstop, kept, marking};
 
 /// What [`steer`] did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,8 +22,9 @@ pub(crate) async fn steer(daemon: &Daemon) -> anyhow::Result<Steered> {
     tell_flow_schedulers(daemon)?;
     let done = steer_once(daemon).await;
     daemon.kernel.note_steered(&done);
-    if done.is_err() {
-        daemon.wakers.wake(Task::Repair);
+    match done {
+        Ok(_) => kept::keep(daemon).await,
+        Err(_) => daemon.wakers.wake(Task::Repair),
     }
     done
 }

@@ -10,15 +10,15 @@ use dibs_control::RuleOrigin;
 
 use crate::daemon::Daemon;
 use crate::restoring::of_file;
+use crate::rule_book::Rules;
 use crate::rules::{self, Rule};
 use crate::state_file::SavedRule;
 use crate::tasks::host;
 use crate::{backstop, connections, following, marking, probing, reconcile, startup, wants};
 
 /// SIGHUP: takes the rules of the file as they are now, and puts back what others removed, and what `cleanup`
-/// suspended. A file that cannot be taken changes nothing.
+/// suspended. A file that cannot be taken changes nothing, and leaves suspended what is.
 pub(crate) async fn reload(daemon: &Daemon, file: &Path) {
-    daemon.state.borrow_mut().rules.resume();
     if let Err(error) = take_rules(daemon, file).await {
         tracing::error!("the file is not taken, and rules stay as they are: {error:#}");
     }
@@ -69,7 +69,12 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
             .collect();
         (user_rules, gone)
     };
-    following::replace_rules(daemon, (rules, user_rules), &gone, &lives).await?;
+    let rules = Rules {
+        rules,
+        saved: user_rules,
+        suspended: false,
+    };
+    following::replace_rules(daemon, rules, &gone, &lives).await?;
     tracing::info!("{} rule(s) of the file hold", config.rules.len());
     Ok(())
 }

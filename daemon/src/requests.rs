@@ -54,7 +54,7 @@ pub(crate) async fn serve(
         Request::RuleAdd(rule) => Reply::Rule(rules::rule_add(daemon, caller, rule).await?),
         Request::RuleList => {
             let state = daemon.state.borrow();
-            let seen = state.rules.in_force().filter(|rule| caller.sees(rule));
+            let seen = state.rules.listed().filter(|rule| caller.sees(rule));
             Reply::Rules(seen.map(Rule::info).collect())
         }
         Request::RuleDel { id } => {

@@ -7,9 +7,10 @@ use dibs_switch::rules::Wants;
 
 use crate::bumps::{self, Carried};
 use crate::daemon::{PeerState, Refused, State};
-use crate::rule_book::RuleBook;
+use crate::rule_book::{RuleBook, Rules};
 use crate::rules::{self, Rule};
 use crate::state_file::{Saved, SavedRule};
+use crate::unresolved;
 
 /// What the last run left, and the rules of the file.
 pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<State> {
@@ -17,6 +18,11 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
     let now = dibs_io::local_time();
     let mut rules = of_file(config, &carried, now)?;
     let user_rules = add_saved(config, &carried, &saved.rules, &mut rules);
+    let all = Rules {
+        rules,
+        saved: user_rules,
+        suspended: false,
+    };
     let mut conns = dibs_switch::table::ConnTable::default();
     // The file may have had them in another order.
     let devices = saved.devices(&carried);
@@ -40,7 +46,7 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
         }
     };
     Ok(State {
-        rules: RuleBook::new((rules, user_rules), saved.next_rule, now.utc_offset),
+        rules: RuleBook::new(all, saved.next_rule, now.utc_offset),
         conns,
         refused: Refused::default(),
         peers: config.peers.iter().map(peer_state).collect(),
@@ -49,7 +55,7 @@ pub(crate) fn initial_state(config: &Config, saved: &Saved) -> anyhow::Result<St
     })
 }
 
-/// The rules of a file, in its order.
+/// The rules of a file, in its order. One whose user is not known is [`unresolved`].
 pub(crate) fn of_file(
     config: &Config,
     carried: &[Carried],
@@ -67,8 +73,14 @@ pub(crate) fn of_file(
             let message = format!("this daemon does not know the bump \"{}\"", rule.bump);
             return Err(refuse("bump", message, Some("restart it")));
         };
-        rules::of_file(index as u64 + 1, rule, bump.id, now)
-            .map_err(|message| refuse("user", message, None))
+        let id = index as u64 + 1;
+        let made = match rules::of_file(id, rule, bump.id, now) {
+            Err(why) if rule.selection.user.is_some() => {
+                unresolved::of_file(id, rule, bump.id, now, why)
+            }
+            made => made,
+        };
+        made.map_err(|message| refuse("bump", message, None))
     };
     config.rules.iter().enumerate().map(made).collect()
 }

@@ -11,42 +11,43 @@ use crate::state_file::SavedRule;
 /// Seconds.
 const DAY: u32 = 86_400;
 
-/// Rules, and those of them that users made, as they wrote them.
-pub(crate) type Rules = (Vec<Rule>, Vec<SavedRule>);
+/// Rules of the file and of users.
+pub(crate) struct Rules {
+    /// In the order in which they are tried, once they are in the book.
+    pub(crate) rules: Vec<Rule>,
+    /// Those of users, as they wrote them.
+    pub(crate) saved: Vec<SavedRule>,
+    /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
+    pub(crate) suspended: bool,
+}
 
 /// The rules of the file and of users. Whoever changes them has the kernel and the peers told, and connections follow.
 pub(crate) struct RuleBook {
-    /// In the order in which they are tried.
-    rules: Vec<Rule>,
-    saved: Vec<SavedRule>,
+    now: Rules,
     next: RuleId,
     /// What local time is ahead of UTC, in seconds, as the kernel's rules have it.
     utc_offset: i32,
-    /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
-    suspended: bool,
 }
 
 impl RuleBook {
     /// These rules; the next that a user makes has the number `next`.
-    pub(crate) fn new((mut rules, saved): Rules, next: RuleId, utc_offset: i32) -> Self {
-        rules.sort_by_key(Rule::order);
+    pub(crate) fn new(mut rules: Rules, next: RuleId, utc_offset: i32) -> Self {
+        rules.rules.sort_by_key(Rule::order);
         Self {
-            rules,
-            saved,
+            now: rules,
             next,
             utc_offset,
-            suspended: false,
         }
     }
 
     /// All of them, in the order in which they are tried.
     pub(crate) fn all(&self) -> &[Rule] {
-        &self.rules
+        &self.now.rules
     }
 
     /// Those that users made.
     pub(crate) fn saved(&self) -> &[SavedRule] {
-        &self.saved
+        &self.now.saved
     }
 
     /// The number of the next that a user makes.
@@ -59,11 +60,26 @@ impl RuleBook {
         self.utc_offset
     }
 
+    /// Whether the rules of the file wait for the next start or SIGHUP.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.now.suspended
+    }
+
+    /// Those that users are shown: in force, or waiting until their user is known.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = &Rule> + Clone {
+        let suspended = self.now.suspended;
+        let listed = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
+        self.now.rules.iter().filter(listed)
+    }
+
     /// Those in force, whatever the time of day.
     pub(crate) fn in_force(&self) -> impl Iterator<Item = &Rule> + Clone {
-        let suspended = self.suspended;
-        let active = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
-        self.rules.iter().filter(active)
+        self.listed().filter(|rule| !rule.waits())
+    }
+
+    /// Has those block that would wait until their user is known.
+    pub(crate) fn block(&mut self) {
+        self.now.rules.iter_mut().for_each(Rule::block);
     }
 
     /// Those that hold now.
@@ -75,65 +91,68 @@ impl RuleBook {
     pub(crate) fn with(&mut self, rule: Rule, wanted: SavedRule, displaced: &[Displaced]) -> Rules {
         self.next = rule.id + 1;
         let stays = |id| !displaced.iter().any(|(rule, _)| rule.id == id);
-        let rules = self.rules.iter().filter(|rule| stays(rule.id));
-        let saved = self.saved.iter().filter(|rule| stays(rule.id));
-        (
-            rules.cloned().chain([rule]).collect(),
-            saved.cloned().chain([wanted]).collect(),
-        )
+        let rules = self.now.rules.iter().filter(|rule| stays(rule.id));
+        let saved = self.now.saved.iter().filter(|rule| stays(rule.id));
+        Rules {
+            rules: rules.cloned().chain([rule]).collect(),
+            saved: saved.cloned().chain([wanted]).collect(),
+            suspended: self.now.suspended,
+        }
     }
 
     /// Has these take the place of all there were, which are returned.
-    pub(crate) fn replace(&mut self, (mut rules, saved): Rules) -> Rules {
-        rules.sort_by_key(Rule::order);
-        (
-            std::mem::replace(&mut self.rules, rules),
-            std::mem::replace(&mut self.saved, saved),
-        )
+    pub(crate) fn replace(&mut self, mut rules: Rules) -> Rules {
+        rules.rules.sort_by_key(Rule::order);
+        std::mem::replace(&mut self.now, rules)
     }
 
     /// Keeps these alone, as they are.
     pub(crate) fn keep(&mut self, rules: Vec<Rule>) {
         let known = |saved: &SavedRule| rules.iter().any(|rule| rule.id == saved.id);
-        self.saved.retain(known);
-        self.rules = rules;
+        self.now.saved.retain(known);
+        self.now.rules = rules;
     }
 
     /// Removes one.
     pub(crate) fn remove(&mut self, id: RuleId) {
-        self.rules.retain(|rule| rule.id != id);
-        self.saved.retain(|rule| rule.id != id);
+        self.now.rules.retain(|rule| rule.id != id);
+        self.now.saved.retain(|rule| rule.id != id);
     }
 
     /// Removes what users made, and has the rules of the file wait.
     pub(crate) fn suspend(&mut self) {
-        self.rules.retain(|rule| rule.origin == RuleOrigin::Config);
-        self.saved.clear();
-        self.suspended = true;
-    }
-
-    /// Has the rules of the file wait no more.
-    pub(crate) fn resume(&mut self) {
-        self.suspended = false;
+        self.now
+            .rules
+            .retain(|rule| rule.origin == RuleOrigin::Config);
+        self.now.saved.clear();
+        self.now.suspended = true;
     }
 
     /// Has these hold for both IP versions.
     pub(crate) fn widen(&mut self, ids: &[RuleId]) {
-        let wider = self.rules.iter_mut().filter(|rule| ids.contains(&rule.id));
+        let wider = self
+            .now
+            .rules
+            .iter_mut()
+            .filter(|rule| ids.contains(&rule.id));
         wider.for_each(|rule| rule.narrowed = None);
     }
 
     /// Whether rules begin or end to hold by now, or mean other times of day in UTC.
     pub(crate) fn are_to_turn(&self, now: LocalTime) -> bool {
-        let timed = self.rules.iter().any(|rule| rule.selection.time.is_some());
-        let mut rules = self.rules.iter();
+        let timed = self
+            .now
+            .rules
+            .iter()
+            .any(|rule| rule.selection.time.is_some());
+        let mut rules = self.now.rules.iter();
         rules.any(|rule| rule.clone().turn(now)) || timed && self.utc_offset != now.utc_offset
     }
 
     /// Has rules hold, or no more, that are to from now on; which.
     pub(crate) fn turn(&mut self, now: LocalTime) -> Vec<Rule> {
         self.utc_offset = now.utc_offset;
-        let turned = self.rules.iter_mut().filter_map(|rule| {
+        let turned = self.now.rules.iter_mut().filter_map(|rule| {
             let turned = rule.turn(now);
             turned.then(|| rule.clone())
         });
@@ -142,7 +161,7 @@ impl RuleBook {
 
     /// How long until a rule begins or ends to hold; none names a time of day.
     pub(crate) fn next_turn(&self, now: LocalTime) -> Option<Duration> {
-        let spans = self.rules.iter().filter_map(|rule| rule.selection.time);
+        let spans = self.now.rules.iter().filter_map(|rule| rule.selection.time);
         let until = |minute: u16| match (u32::from(minute) * 60 + DAY - now.second_of_day) % DAY {
             0 => DAY,
             seconds => seconds,

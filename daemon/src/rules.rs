@@ -14,6 +14,7 @@ use ipnet::IpNet;
 
 use crate::live::Live;
 use crate::terms::policy_prefix;
+use crate::unresolved::Unresolved;
 
 /// The kernel's rules that one of the user's may become.
 pub const MAX_CLASSES: usize = 256;
@@ -49,6 +50,8 @@ pub struct Rule {
     pub classes: Vec<ClassRule>,
     /// The family that it is kept to, because the other's iptables does not take it.
     pub narrowed: Option<Narrowed>,
+    /// Its user is not known; none: it names none, or one who is.
+    pub unresolved: Option<Unresolved>,
     /// How new data of these connections is shared out over the paths; none: as that of others.
     pub scheduler: Option<Scheduler>,
 }
@@ -143,9 +146,12 @@ impl Rule {
 
     /// What the kernel is given, with this offset of the local time from UTC in seconds.
     pub fn kernel_classes(&self, offset: i32) -> impl Iterator<Item = ClassRule> {
-        let hours = self.selection.time.map(|span| hours(span, offset));
+        let span = { self.selection.time }.filter(|_| self.unresolved.is_none());
+        let hours = span.map(|span| hours(span, offset));
         let family = self.narrowed.as_ref().map(|narrowed| narrowed.to);
-        let meant = move |class: &&ClassRule| family.is_none_or(|family| class.concerns(family));
+        let waits = self.waits();
+        let meant =
+            move |class: &&ClassRule| !waits && family.is_none_or(|family| class.concerns(family));
         let classes = self.classes.iter().filter(meant);
         classes.map(move |class| ClassRule {
             hours,
@@ -179,8 +185,11 @@ impl Rule {
         }
     }
 
-    /// What the user should hear of it, if it is kept to one family.
+    /// What the user should hear of it, if it is kept to one family, or its user is not known.
     pub fn warning(&self) -> Option<String> {
+        if let Some(unresolved) = &self.unresolved {
+            return Some(unresolved.warning(self.id));
+        }
         let Narrowed { to, why } = self.narrowed.as_ref()?;
         let (id, to) = (self.id, name(*to));
         Some(match self.level {
@@ -194,7 +203,10 @@ impl Rule {
     /// Notes whether it holds now; whether that is news.
     pub fn turn(&mut self, now: LocalTime) -> bool {
         let before = self.holds;
-        self.holds = holds(&self.selection, now);
+        self.holds = match &self.unresolved {
+            Some(unresolved) => !unresolved.waits,
+            None => holds(&self.selection, now),
+        };
         before != self.holds
     }
 }
@@ -264,6 +276,10 @@ pub fn of_file(
     now: LocalTime,
 ) -> Result<Rule, String> {
     let selector = rule.selection.terms().into_iter();
+    let uid = match &rule.selection.user {
+        Some(name) => Some(uid_of(name)?),
+        None => rule.selection.uid,
+    };
     Ok(Rule {
         id,
         bump: rule.bump.clone(),
@@ -275,8 +291,9 @@ pub fn of_file(
             .map(|(key, value)| (key.to_owned(), value))
             .collect(),
         holds: holds(&rule.selection, now),
-        classes: classes(id, &rule.selection, bump, rule.level)?,
+        classes: classes(id, &rule.selection, uid, bump, rule.level)?,
         narrowed: None,
+        unresolved: None,
         selection: rule.selection.clone(),
         scheduler: rule.scheduler,
     })
@@ -364,8 +381,9 @@ pub fn of_user(
             .map(|(key, value)| (key.to_owned(), value))
             .collect(),
         holds: holds(&selection, now),
-        classes: classes(id, &selection, bump, level)?,
+        classes: classes(id, &selection, selection.uid, bump, level)?,
         narrowed: None,
+        unresolved: None,
         selection,
         scheduler,
     })
@@ -438,17 +456,14 @@ pub fn displaced(rule: &Rule, others: &[Rule]) -> Result<Vec<Displaced>, String>
     Ok(weak.iter().filter_map(gives_way).collect())
 }
 
-/// What the kernel is given of a selection.
-fn classes(
+/// What the kernel is given of a selection, whose user has this number.
+pub(crate) fn classes(
     id: RuleId,
     selection: &Selection,
+    uid: Option<u32>,
     bump: BumpId,
     level: Level,
 ) -> Result<Vec<ClassRule>, String> {
-    let uid = match &selection.user {
-        Some(name) => Some(uid_of(name)?),
-        None => selection.uid,
-    };
     let interface = match &selection.interface {
         Some(name) => Some(DeviceName::new(name).map_err(|error| error.to_string())?),
         None => None,
@@ -512,7 +527,8 @@ fn kernel_id(id: RuleId) -> u32 {
     id.try_into().unwrap_or(u32::MAX)
 }
 
-fn uid_of(name: &str) -> Result<u32, String> {
+/// The number of a user. It may take as long as the host's directory of users takes to answer.
+pub(crate) fn uid_of(name: &str) -> Result<u32, String> {
     match nix::unistd::User::from_name(name) {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
         Ok(None) => Err(format!("there is no user \"{name}\"")),

@@ -29,6 +29,7 @@ use crate::tasks::{host, notices, sweep};
 use crate::{
     backstop, confirming, control_socket, gateway, hours, locking, metering, metrics, preferring,
     privileges, probing, reconcile, recovery, reloading, restoring, startup, terms, tracking,
+    unresolved,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -90,6 +91,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         kernel: Kernel::new(Steerer::new(driver.clone())?, Backstop::open()?),
         state: RefCell::new(state),
         file: state_file,
+        kept: Default::default(),
         preferences: RefCell::new(preferences),
         flow_schedulers: Default::default(),
         registry: Default::default(),
@@ -164,6 +166,7 @@ async fn main_loop(
     tokio::task::spawn_local(host::follow(own()));
     tokio::task::spawn_local(sweep::keep(own()));
     tokio::task::spawn_local(hours::keep(own()));
+    tokio::task::spawn_local(unresolved::keep(own()));
     tokio::task::spawn_local(preferring::keep(own()));
     tokio::task::spawn_local(metering::keep(own()));
     tokio::task::spawn_local(tracking::follow(own()));

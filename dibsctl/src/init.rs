@@ -9,11 +9,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use dibs_config::setup::{self, Attachment, Introduction, Meeting, NewPath, Way};
+use dibs_config::setup::{
+    self, Claims, Ground, Introduction, Meeting, Meetings, NewPath, OwnPath, Unmet, Way,
+};
 use dibs_config::{Config, Error, PeerConfig, PublicKey, Trust};
 
 use self::interfaces::Interface;
-use self::report::{Peer, Report};
+use self::report::{ByLine, Peer, Report};
 use crate::output::say;
 
 /// What cannot be found out.
@@ -62,7 +64,7 @@ pub(crate) fn run(wishes: &Wishes, json: bool) -> Result<()> {
 /// Writes a new configuration.
 fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
     let file = &wishes.file;
-    let paths = new_paths(wishes, interfaces)?;
+    let (paths, by_line) = new_paths(wishes, interfaces)?;
     let key_file = file.with_file_name("private.key");
     let named = (key_file != Path::new(USUAL_KEY)).then_some(&*key_file);
     let mut text = setup::configuration(&paths, named);
@@ -90,6 +92,7 @@ fn begin(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         key_file,
         key_made,
         line: introduce(&config, public_key, interfaces),
+        by_line,
         peer,
     })
 }
@@ -144,6 +147,7 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
         key_file,
         key_made,
         line: introduce(&config, public_key, interfaces),
+        by_line: Vec::new(),
         peer,
     })
 }
@@ -158,8 +162,9 @@ fn checked(file: &Path, text: &str) -> Result<Config> {
     })
 }
 
-/// The paths that the user named, those that the other host shows to be trusted, and the other ways out.
-fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<NewPath>> {
+/// The paths that the user named, those that the other host shows to be trusted, and the other ways out; and which are
+/// trusted on the other host's word alone.
+fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>, Vec<ByLine>)> {
     for name in wishes.trusted.iter().chain(&wishes.untrusted) {
         let known = name == NONE || interfaces.iter().any(|interface| interface.name == *name);
         if !known {
@@ -175,10 +180,12 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<NewPath>> 
     }
     let faces_trusted = |interface: &Interface| {
         let ways = wishes.peer.iter().flat_map(|peer| &peer.ways);
-        let mut trusted = ways.filter(|way| way.trust == Trust::Trusted);
-        trusted.any(|way| way.addresses.iter().any(|to| faces(interface, *to)))
+        let trusted = ways.filter(|way| way.trust == Trust::Trusted);
+        let mut addresses = trusted.flat_map(|way| way.addresses.iter().map(move |to| (way, *to)));
+        addresses.find(|(_, to)| faces(interface, *to))
     };
-    let trust = |interface: &Interface| {
+    let mut by_line = Vec::new();
+    let mut trust = |interface: &Interface| {
         let named = |names: &[String]| names.contains(&interface.name);
         if named(&wishes.trusted) {
             return Some(Trust::Trusted);
@@ -186,7 +193,13 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<NewPath>> 
         if named(&wishes.untrusted) {
             return Some(Trust::Untrusted);
         }
-        if wishes.trusted.is_empty() && faces_trusted(interface) {
+        let shown = { faces_trusted(interface) }.filter(|_| wishes.trusted.is_empty());
+        if let Some((way, address)) = shown {
+            by_line.push(ByLine {
+                interface: interface.name.clone(),
+                way: way.name.clone(),
+                address,
+            });
             return Some(Trust::Trusted);
         }
         let offered = wishes.untrusted.is_empty() && interface.is_way_out(interfaces);
@@ -218,7 +231,7 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<NewPath>> 
             ),
         }
     }
-    Ok(paths)
+    Ok((paths, by_line))
 }
 
 fn faces(interface: &Interface, other: IpAddr) -> bool {
@@ -249,37 +262,120 @@ fn meet(
         own_key != Some(other.public_key),
         "this is the line of this host itself: paste the one that `dibsctl init` prints on the other host"
     );
-    let own: Vec<(String, Trust, Vec<Attachment>)> = { config.paths.iter() }
-        .map(|path| {
-            let attachments = interfaces::attachments(path, interfaces);
-            (path.name.clone(), path.trust, attachments)
+    let own: Vec<OwnPath> = { config.paths.iter() }
+        .map(|path| OwnPath {
+            name: path.name.clone(),
+            trust: path.trust,
+            attachments: interfaces::attachments(path, interfaces),
         })
         .collect();
-    let met = setup::meetings(&own, other, |index, endpoint| {
-        interfaces::is_routed(config.paths[index].interface.as_deref(), endpoint)
-    });
+    let is_of_path = |at: &setup::Attachment| own.iter().any(|path| path.attachments.contains(at));
+    let elsewhere = interfaces
+        .iter()
+        .flat_map(|interface| &interface.attachments);
+    let elsewhere: Vec<_> = elsewhere.filter(|at| !is_of_path(at)).copied().collect();
+    let hosts = Meetings {
+        own: &own,
+        elsewhere: &elsewhere,
+        other,
+        routed: |index: usize, endpoint| {
+            interfaces::is_routed(config.paths[index].interface.as_deref(), endpoint)
+        },
+    };
+    let met = hosts.met();
     let is_own = |address| { interfaces.iter() }.any(|i| i.addresses().contains(&address));
-    let addresses = setup::met_addresses(&met, other, is_own);
-    if addresses.is_empty() {
+    let claims = setup::claims(&hosts, &met, is_own);
+    if claims.taken.is_empty() {
+        let left = { claims.left.iter() }.map(|left| format!("{}: {}", left.address, left.refusal));
+        let left: Vec<_> = left.collect();
+        let left = match &left[..] {
+            [] => "it names none".to_owned(),
+            left => left.join("; "),
+        };
         return Err(anyhow!(
-            "the line of {} names no address that connections to it could have, and that is not this host's own: \
-             give its interfaces addresses, and have `dibsctl init` print the line again there",
+            "the line of {} names no address that connections to it could have ({left}): give its interfaces addresses \
+             in a network with a path here, and have `dibsctl init` print the line again there",
             other.name
         ));
     }
     let taken = |name: &str| config.peers.iter().any(|peer| peer.name == name);
     let name = setup::free_name(&other.name, taken);
+    of_no_other_peer(config, other, &claims)
+        .with_context(|| format!("cannot add peer \"{name}\""))?;
+    let addresses: Vec<IpAddr> = claims.taken.iter().map(|taken| taken.address).collect();
     let section = setup::peer_section(&name, other, &met, &addresses);
     let endpoints = { met.iter() }.map(|met| (met.path.clone(), met.endpoint));
+    let mut warnings = warnings(&name, &met);
+    let unmet = hosts.unmet(&met);
+    warnings.extend(
+        unmet
+            .iter()
+            .map(|(path, why)| without_endpoint(&name, other, path, why)),
+    );
+    if { claims.taken.iter() }.any(|taken| taken.ground == Ground::Word) {
+        warnings.push(format!(
+            "no path here leads to {name}: its addresses are in the configuration because its line names them, and may be \
+             a third host's"
+        ));
+    }
     Ok(Met {
         peer: Peer {
             endpoints: endpoints.collect(),
-            warnings: warnings(&name, &met),
+            public_key: other.public_key,
+            claims,
+            warnings,
             name,
         },
         addresses,
         section,
     })
+}
+
+/// Refuses addresses that are another peer's, or in a network behind one.
+fn of_no_other_peer(config: &Config, other: &Introduction, claims: &Claims) -> Result<()> {
+    for taken in &claims.taken {
+        let peers = { config.peers.iter() }.filter(|peer| peer.public_key != other.public_key);
+        for peer in peers {
+            let within = peer
+                .addresses
+                .iter()
+                .find(|net| net.contains(&taken.address));
+            if let Some(net) = within {
+                bail!(
+                    "the line of {} names {}, in {net}, which is peer \"{}\"'s: nothing was changed; if it is right, \
+                     first correct the addresses of that peer",
+                    other.name,
+                    taken.address,
+                    peer.name
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the user should hear of a path by which the other host is not called.
+fn without_endpoint(name: &str, other: &Introduction, path: &OwnPath, why: &Unmet<'_>) -> String {
+    let own = &path.name;
+    match why {
+        Unmet::NoAddress => format!(
+            "path {own} gets no endpoint of {name}: its interface has no address now; write {own} = \"ADDRESS:{}\" \
+             under [peer.endpoints], or {name} calls by it",
+            other.port
+        ),
+        Unmet::Labels(way, endpoint) => format!(
+            "path {own} gets no endpoint of {name}: it is {} here, and {} there, which it reaches, is {}; if the two belong \
+             together, write {own} = \"{endpoint}\" under [peer.endpoints] (the lower label counts)",
+            path.trust.as_str(),
+            way.name,
+            way.trust.as_str()
+        ),
+        Unmet::Unreached => format!(
+            "path {own} gets no endpoint of {name}: no address of {name} is in its network or reached by it; write {own} = \
+             \"ADDRESS:{}\" under [peer.endpoints], or {name} calls by it",
+            other.port
+        ),
+    }
 }
 
 /// What the user should hear of how the hosts meet.

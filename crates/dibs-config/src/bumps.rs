@@ -30,14 +30,30 @@ pub enum BuiltIn {
 }
 
 impl BuiltIn {
+    /// List of all, with nothing set, on a host with two paths.
+    pub const ALL: &'static [Self] = &[
+        Self::Scramble,
+        Self::Share {
+            needed: 2,
+            shares: 2,
+        },
+        Self::Seal { padding: false },
+    ];
+
     /// All of them on a host with so many paths, with nothing set.
-    pub fn usual(paths: usize) -> [Self; 3] {
-        let shares = paths.clamp(2, MAX_SHARES) as u8;
-        let share = Self::Share {
-            needed: shares,
-            shares,
-        };
-        [Self::Scramble, share, Self::Seal { padding: false }]
+    pub fn usual(paths: usize) -> Vec<Self> {
+        let all = Self::ALL.iter();
+        all.map(|bump| match bump {
+            Self::Share { .. } => {
+                let shares = paths.clamp(2, MAX_SHARES) as u8;
+                Self::Share {
+                    needed: shares,
+                    shares,
+                }
+            }
+            Self::Scramble | Self::Seal { .. } => *bump,
+        })
+        .collect()
     }
 
     /// Its name and kind in the file.
@@ -80,8 +96,9 @@ impl BuiltIn {
 
 /// What a `[[bump]]` may say.
 pub(crate) fn keys() -> Vec<&'static str> {
-    let settings = BuiltIn::usual(0).map(BuiltIn::keys).concat();
-    [&["name", "kind", "device"], &settings[..]].concat()
+    let settings = BuiltIn::ALL.iter().flat_map(|bump| bump.keys());
+    let common = ["name", "kind", "device"];
+    common.into_iter().chain(settings.copied()).collect()
 }
 
 /// All that exist without being listed, as they are set, then the devices.
@@ -89,13 +106,21 @@ pub(crate) fn bumps(
     tables: Vec<Table<'_>>,
     paths: &[PathConfig],
 ) -> Result<Vec<BumpConfig>, Error> {
-    let usual = BuiltIn::usual(paths.len());
-    let built_in = |bump: BuiltIn| BumpConfig {
+    bumps_beside(&BuiltIn::usual(paths.len()), tables, paths)
+}
+
+/// The bumps of `usual`, as they are set, then the devices.
+fn bumps_beside(
+    usual: &[BuiltIn],
+    tables: Vec<Table<'_>>,
+    paths: &[PathConfig],
+) -> Result<Vec<BumpConfig>, Error> {
+    let built_in = |bump: &BuiltIn| BumpConfig {
         name: bump.name().to_owned(),
-        kind: BumpKind::BuiltIn(bump),
+        kind: BumpKind::BuiltIn(*bump),
     };
-    let mut bumps = Vec::from(usual.map(built_in));
-    let mut listed = [false; 3];
+    let mut bumps: Vec<BumpConfig> = usual.iter().map(built_in).collect();
+    let mut listed = vec![false; usual.len()];
     for mut table in tables {
         let value = table.require("name")?;
         let name = value.parse(check::name)?;
@@ -112,14 +137,15 @@ pub(crate) fn bumps(
                     let wrong = format!("\"{name}\" is taken by another");
                     return Err(value.error(Wrong::bare(wrong)));
                 }
-                let device = device(table, &bumps, paths)?;
+                let device = device(table, &bumps, usual.len() + MOST_DEVICES, paths)?;
                 bumps.push(BumpConfig {
                     name,
                     kind: BumpKind::Device(device),
                 });
             }
             _ => {
-                let names = usual.map(BuiltIn::name).join(", ");
+                let names: Vec<_> = usual.iter().map(|bump| bump.name()).collect();
+                let names = names.join(", ");
                 return Err(value.error(Wrong::new(
                     format!("\"{name}\" is taken"),
                     format!("{names} exist without being listed, plain is no bump"),
@@ -189,10 +215,11 @@ fn scheme([shares, needed]: [Number<'_>; 2], usual: u8, paths: usize) -> Result<
     Ok(BuiltIn::Share { needed, shares })
 }
 
-/// The device of a `[[bump]]` that is one.
+/// The device of a `[[bump]]` that is one, where there may be so many bumps in all.
 fn device(
     mut table: Table<'_>,
     bumps: &[BumpConfig],
+    most: usize,
     paths: &[PathConfig],
 ) -> Result<String, Error> {
     table.require("kind")?.one_of(&[(DEVICE, ())])?;
@@ -210,7 +237,7 @@ fn device(
         let hint = "a device is a path or a bump, not both";
         return Err(value.error(Wrong::new(wrong, hint)));
     }
-    if bumps.len() == BuiltIn::usual(0).len() + MOST_DEVICES {
+    if bumps.len() == most {
         let wrong = format!("this is one [[bump]] more than the {MOST_DEVICES} that have a mark");
         return Err(value.key_error(wrong, None));
     }
@@ -235,4 +262,48 @@ pub(crate) fn known(value: &Value<'_>, bumps: &[BumpConfig]) -> Result<String, E
         let message = format!("\"{}\" is no known bump", text.escape_debug());
         Err(Wrong::new(message, meant(text, &names)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Source;
+
+    /// Place of a bump in the list of all; a new variant does not compile without one.
+    fn place(bump: BuiltIn) -> usize {
+        match bump {
+            BuiltIn::Scramble => 0,
+            BuiltIn::Share { .. } => 1,
+            BuiltIn::Seal { .. } => 2,
+        }
+    }
+
+    #[test]
+    fn the_list_has_every_bump_once() {
+        let places: Vec<usize> = BuiltIn::ALL.iter().map(|bump| place(*bump)).collect();
+        assert_eq!(places, [0, 1, 2]);
+        assert_eq!(BuiltIn::usual(2), BuiltIn::ALL);
+    }
+
+    #[test]
+    fn one_bump_more_can_be_listed_too() {
+        let mut usual = vec![BuiltIn::Scramble];
+        usual.extend(BuiltIn::ALL);
+        let listed = |text: &str| {
+            let source = Source::new("a.toml", text);
+            let mut root = source.root(&["bump"]).unwrap();
+            let value = root.take("bump").unwrap();
+            let tables = value.tables("[[bump]]", &keys()).unwrap();
+            bumps_beside(&usual, tables, &[])
+        };
+        let seal = "[[bump]]\nname = \"seal\"\nkind = \"seal\"\npadding = true\n";
+        let bumps = listed(seal).unwrap();
+        assert_eq!(
+            bumps[3].built_in(),
+            Some(BuiltIn::Seal { padding: true }),
+            "{bumps:?}"
+        );
+        let twice = listed(&seal.repeat(2)).unwrap_err().to_string();
+        assert!(twice.contains("is listed twice"), "{twice}");
+    }
 }

@@ -308,6 +308,19 @@ pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
     ))
 }
 
+/// The interface of a rule, as iptables and paths under /proc/sys take it.
+pub(crate) fn steered_interface(text: &str) -> Result<String, Wrong> {
+    let name = interface(text)?;
+    let fits = name.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+    if !fits || matches!(name.as_str(), "lo" | "all" | "default") || name.contains(':') {
+        return Err(Wrong::new(
+            format!("\"{name}\" is not an interface that leads to a peer"),
+            "write a name that `ip link` shows, such as \"eth0\"",
+        ));
+    }
+    Ok(name)
+}
+
 /// The device of a bump: an interface of another program's.
 pub(crate) fn device(text: &str) -> Result<String, Wrong> {
     let name = interface(text)?;

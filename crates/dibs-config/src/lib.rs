@@ -197,6 +197,9 @@ pub enum BumpKind {
     Device(String),
 }
 
+/// Where what outlives a start of the host is, unless the file says otherwise.
+const STATE_DIR: &str = "/var/lib/dibs";
+
 /// The kind of bumps that are devices, in the file.
 const DEVICE: &str = "device";
 
@@ -232,6 +235,18 @@ pub fn load(path: &Path) -> Result<Config, Error> {
         reason: error.to_string(),
     })?;
     parse(&name, &text)
+}
+
+/// Directory of [`Daemon::state_dir`], even of a file that is not right: what a line of it names, or else the usual one.
+pub fn state_dir(file: &Path) -> PathBuf {
+    let text = std::fs::read(file).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let mut named = text.lines().filter_map(|line| {
+        let line: toml::Table = toml::from_str(line).ok()?;
+        Some(PathBuf::from(line.get("state_dir")?.as_str()?))
+    });
+    let named = named.find(|directory| directory.is_absolute());
+    named.unwrap_or_else(|| PathBuf::from(STATE_DIR))
 }
 
 /// Whether a `[[path]]` can name this interface.

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::table::{Source, Table, Value, Wrong, meant};
 use crate::{
     BumpConfig, Config, Daemon, Fail, Integrity, Level, MatchExpr, OnTrustedDown, PathConfig,
-    PeerConfig, PortRange, Protocol, RuleConfig, Selection, Trust, usage,
+    PeerConfig, PortRange, Protocol, RuleConfig, STATE_DIR, Selection, Trust, usage,
 };
 
 const SECTIONS: &[&str] = &["daemon", "path", "prefer", "peer", "bump", "rule"];
@@ -51,6 +51,7 @@ const PEER: &[&str] = &[
 const RULE: &[&str] = &[
     "bump",
     "protocol",
+    "all",
     "dport",
     "sport",
     "uid",
@@ -156,7 +157,7 @@ fn daemon(
     let mut daemon = Daemon {
         private_key_file: PathBuf::from("/etc/dibs/private.key"),
         control_socket: PathBuf::from("/run/dibs/dibsd.sock"),
-        state_dir: PathBuf::from("/var/lib/dibs"),
+        state_dir: PathBuf::from(STATE_DIR),
         port: 5300,
         mark_mask: 0x3f00_0000,
         table_base: 5200,
@@ -410,6 +411,7 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
     if let Some(value) = table.take("protocol") {
         value.one_of(&[("tcp", ())])?;
     }
+    let all = table.take("all");
     let uid = table.take("uid").map(|value| number(&value)).transpose()?;
     let user = match table.take("user") {
         Some(value) if uid.is_some() => {
@@ -435,7 +437,7 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
         uid,
         user,
         gid: table.take("gid").map(|value| number(&value)).transpose()?,
-        interface: parsed(table.take("interface"), check::interface)?,
+        interface: parsed(table.take("interface"), check::steered_interface)?,
         dscp: table.take("dscp").map(|value| dscp(&value)).transpose()?,
         time: parsed(table.take("time"), check::day_span)?,
         match_expr: parsed(table.take("match"), MatchExpr::parse)?,
@@ -472,6 +474,7 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
         ));
     }
     let scheduler = usage::scheduler_of_rule(table.take("scheduler"), &selection)?;
+    selects(&table, all, &selection)?;
     Ok(RuleConfig {
         bump,
         protocol: Protocol::Tcp,
@@ -480,6 +483,35 @@ fn rule(mut table: Table<'_>, bumps: &[BumpConfig]) -> Result<RuleConfig, Error>
         level,
         scheduler,
     })
+}
+
+/// Refuses a rule that selects nothing, by neglect or because nothing can match. The command line asks for `--all`
+/// where every connection is meant, and the file for `all = true`.
+fn selects(table: &Table<'_>, all: Option<Value<'_>>, selection: &Selection) -> Result<(), Error> {
+    let is_all = all.as_ref().map_or(Ok(false), Value::boolean)?;
+    if !is_all && selection.terms().is_empty() {
+        return Err(table.error(
+            "[[rule]] names no connections: it has neither ports, addresses nor users".to_owned(),
+            Some(
+                "name them, such as dport = 443, or write all = true for every TCP connection to the peers"
+                    .to_owned(),
+            ),
+        ));
+    }
+    if let (true, Some(all), Some(key)) = (is_all, &all, selection.names_ends()) {
+        return Err(all.key_error(
+            format!("a rule with all = true selects every connection, and {key} does not"),
+            Some("delete one of them".to_owned()),
+        ));
+    }
+    if !selection.can_match() {
+        return Err(table.error(
+            "[[rule]] selects nothing: each source is of another IP version than each destination"
+                .to_owned(),
+            Some("name a source and a destination of one IP version".to_owned()),
+        ));
+    }
+    Ok(())
 }
 
 /// Refuses rules that stand against each other, at the later one.

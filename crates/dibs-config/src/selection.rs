@@ -90,6 +90,26 @@ impl Claim<'_> {
 }
 
 impl Selection {
+    /// The key of a port, an address or a user, if one is named: what the command line has in place of `--all`.
+    pub(crate) fn names_ends(&self) -> Option<&'static str> {
+        let named = [
+            ("dport", !self.dport.is_empty()),
+            ("sport", !self.sport.is_empty()),
+            ("source", !self.source.is_empty()),
+            ("destination", !self.destination.is_empty()),
+            ("uid", self.uid.is_some()),
+            ("user", self.user.is_some()),
+        ];
+        named.iter().find(|(_, is)| *is).map(|(key, _)| *key)
+    }
+
+    /// Whether some source and some destination are of one IP version.
+    pub(crate) fn can_match(&self) -> bool {
+        any(&self.source, &self.destination, |a, b| {
+            a.addr().is_ipv4() == b.addr().is_ipv4()
+        })
+    }
+
     /// The key of something that shows only in packets that this host sends, if it is named: what comes
     /// in cannot be told by it.
     pub fn shows_only_sending(&self) -> Option<&'static str> {

@@ -1,6 +1,7 @@
 //! Setting up two hosts: the line by which a host introduces itself to another, where their paths meet,
 //! and the texts for the configuration file that come of it. Pure: whoever calls knows the host.
 
+mod claims;
 mod line;
 mod meeting;
 mod text;
@@ -9,8 +10,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+pub use claims::{Claims, Ground, Left, Refusal, Taken, claims};
 pub use line::{BadLine, Introduction, Way};
-pub use meeting::{Meeting, meetings, met_addresses};
+pub use meeting::{Meeting, Meetings, OwnPath, Unmet};
 pub use text::{NewPath, configuration, peer_section};
 
 /// An address of this host's, and the network that is reached without a router by its interface.

@@ -169,7 +169,9 @@ fn host_prefix(ip: IpAddr) -> String {
 /// The configuration of a host with these paths to one peer.
 pub fn configuration(paths: &[PathSpec], peer: &Peer<'_>, settings: Settings<'_>) -> String {
     let Settings { daemon, tables } = settings;
-    let mut text = format!("[daemon]\nprivate_key_file = \"/run/dibs/private.key\"\n{daemon}\n");
+    let mut text = format!(
+        "[daemon]\nprivate_key_file = \"/run/dibs/private.key\"\nstate_dir = \"/run/dibs/lib\"\n{daemon}\n"
+    );
     for path in paths {
         let trust = match path.trust {
             Trust::Trusted => "trusted",

@@ -4,8 +4,11 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// IPv4 or IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Family {
     /// IPv4.
     V4,
@@ -53,7 +56,8 @@ impl fmt::Display for Family {
 }
 
 /// A network: an address whose host bits are zero, and its length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Prefix {
     address: IpAddr,
     length: u8,
@@ -148,9 +152,38 @@ impl FromStr for Prefix {
     }
 }
 
+impl TryFrom<String> for Prefix {
+    type Error = BadPrefix;
+
+    fn try_from(text: String) -> Result<Self, BadPrefix> {
+        text.parse()
+    }
+}
+
+impl From<Prefix> for String {
+    fn from(prefix: Prefix) -> Self {
+        prefix.to_string()
+    }
+}
+
 /// The name of a network device, safe as a word of a command and as part of a path under /proc/sys.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct DeviceName(String);
+
+impl TryFrom<String> for DeviceName {
+    type Error = BadDeviceName;
+
+    fn try_from(name: String) -> Result<Self, BadDeviceName> {
+        Self::new(&name)
+    }
+}
+
+impl From<DeviceName> for String {
+    fn from(name: DeviceName) -> Self {
+        name.0
+    }
+}
 
 /// A device name that dibs does not pass on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

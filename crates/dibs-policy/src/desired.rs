@@ -4,11 +4,13 @@ use std::fmt;
 use std::net::IpAddr;
 
 use dibs_settings::BumpId;
+use serde::{Deserialize, Serialize};
 
 use crate::{DeviceName, Family, MarkLayout, Prefix};
 
 /// The whole of what should be steered on this host. Without bumps: nothing, and nothing is installed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Desired {
     /// The field used in fwmark and ctmark.
     pub marks: MarkLayout,
@@ -46,7 +48,8 @@ impl Default for Desired {
 }
 
 /// What becomes of steered packets that cannot leave by their bump's device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Fail {
     /// They are dropped.
     Closed,
@@ -55,9 +58,11 @@ pub enum Fail {
 }
 
 /// How packets marked for one bump leave this host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BumpRoute {
     /// The bump's number in the marks.
+    #[serde(with = "number")]
     pub id: BumpId,
     /// The device its packets leave by.
     pub device: DeviceName,
@@ -72,7 +77,8 @@ pub struct BumpRoute {
 }
 
 /// Who made a bump's device, and may therefore set it up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DeviceOwner {
     /// A TUN of the daemon's: given MTU, qdisc, sysctls, addresses and input filter.
     Ours,
@@ -81,11 +87,13 @@ pub enum DeviceOwner {
 }
 
 /// New and established connections that match are moved to a bump. What is `None` matches everything.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ClassRule {
     /// The number under which the user knows the rule; it stands in the rule's comment.
     pub id: u32,
     /// Where matching connections go.
+    #[serde(with = "number")]
     pub bump: BumpId,
     /// The transport protocol.
     pub protocol: Protocol,
@@ -116,7 +124,8 @@ pub struct ClassRule {
 }
 
 /// How firmly a class rule holds (docs/steering.md).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Binding {
     /// An explicit choice stands above it, and what comes in plain is let in.
     Loose,
@@ -132,7 +141,8 @@ pub enum Binding {
 }
 
 /// Ports `first..=last`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Ports {
     /// Lowest.
     pub first: u16,
@@ -168,7 +178,8 @@ impl fmt::Display for Ports {
 
 /// A part of each day in UTC, in seconds after midnight, from `start` up to, not including, `end`. `end`
 /// below `start` reaches into the next day.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Hours {
     /// Below 86,400.
     pub start: u32,
@@ -217,6 +228,19 @@ impl ClassRule {
         named.all(|of| of == family) && self.family.is_none_or(|of| of == family)
     }
 
+    /// Rule for all TCP of this one's ports and addresses, whatever else this one names: it matches whatever this one does,
+    /// and asks nothing of the host's users or of iptables' modules.
+    pub fn coarse(&self) -> Self {
+        Self {
+            dport: self.dport,
+            sport: self.sport,
+            destination: self.destination,
+            source: self.source,
+            binding: self.binding,
+            ..Self::tcp(self.id, self.bump)
+        }
+    }
+
     /// All TCP connections to the bump's peers.
     pub fn tcp(id: u32, bump: BumpId) -> Self {
         Self {
@@ -240,7 +264,8 @@ impl ClassRule {
 }
 
 /// The transport protocol a class rule is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// TCP.
     Tcp,
@@ -396,6 +421,22 @@ impl Desired {
     /// Every prefix of `family` that some bump reaches, without those inside another.
     pub fn peers(&self, family: Family) -> Vec<Prefix> {
         widest(self.bumps.iter().flat_map(|bump| &bump.peers), family)
+    }
+}
+
+/// Bump by its number.
+mod number {
+    use dibs_settings::BumpId;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(bump: &BumpId, to: S) -> Result<S::Ok, S::Error> {
+        bump.get().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BumpId, D::Error> {
+        let number = u8::deserialize(from)?;
+        let bump = BumpId::new(number);
+        bump.ok_or_else(|| de::Error::custom(format_args!("no bump is {number}")))
     }
 }
 

@@ -4,9 +4,11 @@
 //! `0x3f000000` the bump id is `0x0f000000`, OVERRIDE `0x10000000`, LOCKED `0x20000000`.
 
 use dibs_settings::BumpId;
+use serde::{Deserialize, Serialize};
 
 /// Where dibs keeps its six bits in fwmark and ctmark. Every shift comes from the mask.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
 pub struct MarkLayout {
     mask: u32,
 }
@@ -15,6 +17,20 @@ pub struct MarkLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("mark mask {0:#x} is not six adjacent bits, such as 0x3f000000")]
 pub struct BadMask(pub u32);
+
+impl TryFrom<u32> for MarkLayout {
+    type Error = BadMask;
+
+    fn try_from(mask: u32) -> Result<Self, BadMask> {
+        Self::new(mask)
+    }
+}
+
+impl From<MarkLayout> for u32 {
+    fn from(marks: MarkLayout) -> Self {
+        marks.mask
+    }
+}
 
 impl MarkLayout {
     /// A layout in `mask`, which must be six adjacent bits.

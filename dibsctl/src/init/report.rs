@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::Result;
-use dibs_config::setup::Introduction;
+use dibs_config::PublicKey;
+use dibs_config::setup::{Claims, Introduction};
 use serde_json::json;
 
 use super::interfaces::Interface;
@@ -25,13 +26,27 @@ pub(crate) struct Report {
     pub(crate) key_made: bool,
     /// This host.
     pub(crate) line: Introduction,
+    /// Interfaces that are trusted because the other host's line says so.
+    pub(crate) by_line: Vec<ByLine>,
     /// The other one.
     pub(crate) peer: Option<Peer>,
+}
+
+/// An interface that is trusted because it is in a network with an interface that the other host's line calls trusted.
+pub(crate) struct ByLine {
+    pub(crate) interface: String,
+    /// Name of the other host's interface, as the line says.
+    pub(crate) way: String,
+    /// Address of that one, as the line says.
+    pub(crate) address: IpAddr,
 }
 
 /// The other host, as the configuration has it.
 pub(crate) struct Peer {
     pub(crate) name: String,
+    pub(crate) public_key: PublicKey,
+    /// Addresses that its line names.
+    pub(crate) claims: Claims,
     /// By path.
     pub(crate) endpoints: Vec<(String, SocketAddr)>,
     pub(crate) warnings: Vec<String>,
@@ -54,7 +69,26 @@ impl Report {
         let peer = self.peer.as_ref().map(|peer| {
             let endpoints = peer.endpoints.iter();
             let endpoints = endpoints.map(|(path, to)| json!({ "path": path, "endpoint": to }));
-            json!({ "name": peer.name, "endpoints": endpoints.collect::<Vec<_>>() })
+            let taken = peer.claims.taken.iter();
+            let taken = taken.map(
+                |taken| json!({ "address": taken.address, "because": taken.ground.to_string() }),
+            );
+            let left = peer.claims.left.iter();
+            let left = left.map(|left| {
+                json!({
+                    "address": left.address, "path": left.way, "because": left.refusal.to_string(),
+                })
+            });
+            json!({
+                "name": peer.name,
+                "public_key": peer.public_key.to_string(),
+                "addresses": taken.collect::<Vec<_>>(),
+                "left_out": left.collect::<Vec<_>>(),
+                "endpoints": endpoints.collect::<Vec<_>>(),
+            })
+        });
+        let by_line = self.by_line.iter().map(|by| {
+            json!({ "interface": by.interface, "peer_path": by.way, "peer_address": by.address })
         });
         let warnings = self.peer.as_ref().map_or(&[][..], |peer| &peer.warnings);
         json!({
@@ -65,6 +99,7 @@ impl Report {
             "private_key_made": self.key_made,
             "public_key": self.line.public_key.to_string(),
             "paths": paths.collect::<Vec<_>>(),
+            "trusted_by_line": by_line.collect::<Vec<_>>(),
             "peer": peer,
             "line": self.line.to_string(),
             "warnings": warnings,
@@ -90,13 +125,7 @@ impl Report {
         );
         text += &format!("\n{paths}");
         if let Some(peer) = &self.peer {
-            let by = |(path, to): &(String, SocketAddr)| format!("{to} by {path}");
-            let by: Vec<_> = peer.endpoints.iter().map(by).collect();
-            let by = match &by[..] {
-                [] => "which calls".to_owned(),
-                by => by.join(", "),
-            };
-            text += &format!("\npeer {}: {by}\n", peer.name);
+            text += &peer.text(&self.by_line);
         }
         let when = match &self.peer {
             Some(peer) => format!("on {}, unless it knows this host", peer.name),
@@ -110,6 +139,41 @@ impl Report {
                          sudo systemctl restart dibsd\n";
             }
             (Some(_), false) => {}
+        }
+        text
+    }
+}
+
+impl Peer {
+    /// All that the other host's line decides, to be looked through.
+    fn text(&self, by_line: &[ByLine]) -> String {
+        let by = |(path, to): &(String, SocketAddr)| format!("{to} by {path}");
+        let by: Vec<_> = self.endpoints.iter().map(by).collect();
+        let by = match &by[..] {
+            [] => "it calls".to_owned(),
+            by => format!("called at {}", by.join(", ")),
+        };
+        let name = &self.name;
+        let mut text = format!(
+            "\npeer {name}: {by}\nOf its line, look through:\n  public key {}\n",
+            self.public_key
+        );
+        for taken in &self.claims.taken {
+            text += &format!(
+                "  connections to {} can take a bump ({})\n",
+                taken.address, taken.ground
+            );
+        }
+        for left in &self.claims.left {
+            let (address, way, refusal) = (left.address, &left.way, left.refusal);
+            text += &format!("  left out: {address} of {way} ({refusal})\n");
+        }
+        for by in by_line {
+            let (interface, way, address) = (&by.interface, &by.way, by.address);
+            text += &format!(
+                "  {interface} is TRUSTED because the line says that {way} of {name} is, which has {address} in its \
+                 network. If somebody may listen there, write it anew with --force --trusted INTERFACE\n"
+            );
         }
         text
     }

@@ -15,6 +15,7 @@ mod eavesdrop;
 mod ecn;
 mod experiment;
 mod gateway;
+mod guard;
 mod guides;
 mod hostile;
 mod hosts;

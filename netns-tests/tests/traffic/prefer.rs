@@ -12,11 +12,6 @@ use serde_json::Value;
 /// What is counted of a path while a stream goes on.
 const STREAM: u64 = 4 << 20;
 
-/// Hosts that keep what their paths carried in a directory of their own.
-fn setup() -> Setup {
-    Setup::new().key("state_dir = \"/run/dibs/lib\"")
-}
-
 /// A connection on seal, of which either path may carry all.
 fn sealed(net: &Net) -> Result<Talk> {
     let talk = net.talk(7000)?;
@@ -59,7 +54,7 @@ fn goes_by(one: u64, other: u64) -> Result<()> {
 #[test]
 fn new_data_goes_by_the_preferred_path() {
     isolated(|| {
-        setup().run(|net| {
+        Setup::new().run(|net| {
             let talk = sealed(net)?;
             // The other one's round trip is that of an idle link.
             let made = net.a.ctl(&["path", "prefer", "wlan", "--delta", "1000"])?;
@@ -89,7 +84,7 @@ fn new_data_goes_by_the_preferred_path() {
 #[test]
 fn a_backup_carries_data_once_the_others_are_gone() {
     isolated(|| {
-        setup().run(|net| {
+        Setup::new().run(|net| {
             let talk = sealed(net)?;
             net.a.ctl(&["path", "role", "wlan", "backup"])?;
             let [eth, wlan] = carried(&net.a, &talk)?;
@@ -121,7 +116,7 @@ fn a_backup_carries_data_once_the_others_are_gone() {
 #[test]
 fn a_path_that_is_never_used_sends_nothing() {
     isolated(|| {
-        setup().run(|net| {
+        Setup::new().run(|net| {
             let talk = sealed(net)?;
             net.a.ctl(&["path", "role", "wlan", "never"])?;
             net.a.wait_path("wlan", "down")?;
@@ -148,7 +143,7 @@ fn a_path_that_is_never_used_sends_nothing() {
 #[test]
 fn a_volume_that_is_used_up_stops_its_path() {
     isolated(|| {
-        setup().run(|net| {
+        Setup::new().run(|net| {
             let talk = sealed(net)?;
             let events = net.a.events()?;
             let volume = 16_000_000;
@@ -193,7 +188,7 @@ fn a_volume_that_is_used_up_stops_its_path() {
 #[test]
 fn each_scheduler_carries_a_stream_at_once() {
     isolated(|| {
-        setup().run(|net| {
+        Setup::new().run(|net| {
             let talk = sealed(net)?;
             for name in [
                 "lowest-rtt",
@@ -217,7 +212,7 @@ fn each_scheduler_carries_a_stream_at_once() {
 #[test]
 fn what_was_set_outlives_a_crash_until_it_is_reset() {
     isolated(|| {
-        setup().key("scheduler = \"blest\"").run(|net| {
+        Setup::new().key("scheduler = \"blest\"").run(|net| {
             let of_file = net.a.ctl(&["path", "scheduler"])?;
             ensure!(
                 of_file["scheduler"] == "blest" && of_file["changed"] == false,
@@ -263,7 +258,7 @@ fn what_was_set_outlives_a_crash_until_it_is_reset() {
 #[test]
 fn members_see_how_paths_are_used_and_change_nothing() {
     isolated_with_users(|| {
-        setup().run(|net| {
+        Setup::new().run(|net| {
             let member = net.a.member(1000)?;
             let seen = member.ctl(&["path", "scheduler"])?;
             ensure!(seen["scheduler"] == "balanced", "{seen:#}");

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 
 const RULE: &str = "bump = \"scramble\"\ndport = 7000";
 /// How long somebody tries to connect who is not to succeed.
-const IN_VAIN: Duration = Duration::from_secs(2);
+pub(crate) const IN_VAIN: Duration = Duration::from_secs(2);
 
 /// All rules of the firewall with their handles, and the packets that they counted in all.
 fn firewall(net: &Net) -> Result<(Vec<String>, u64)> {
@@ -130,14 +130,14 @@ fn nothing_enabled_tracks_no_connection() {
 }
 
 /// Runs `dibsd --guard` on `a`, to its end.
-fn guard(net: &Net) -> Result<()> {
+pub(crate) fn guard(net: &Net) -> Result<()> {
     let mut guard = net.a.host.command(programs::built("dibsd"));
     guard.args(["--guard", "--config", "/run/dibs/dibsd.toml"]);
     net.a.host.run_within(SOON, guard).map(drop)
 }
 
 /// Whether `a` gets a connection to this port of `b` within a time.
-fn connects(net: &Net, port: u16, patience: Duration) -> Result<bool> {
+pub(crate) fn connects(net: &Net, port: u16, patience: Duration) -> Result<bool> {
     let _listener = net.b.host.in_ns(|| TcpListener::bind(server(port)))?;
     let connected = net
         .a

@@ -6,6 +6,24 @@ use std::net::{IpAddr, SocketAddr};
 use super::{Attachment, Introduction, Way};
 use crate::Trust;
 
+/// A path of this host.
+#[derive(Clone, Debug)]
+pub struct OwnPath {
+    /// In the configuration.
+    pub name: String,
+    /// Its label here.
+    pub trust: Trust,
+    /// What its interface is attached to.
+    pub attachments: Vec<Attachment>,
+}
+
+impl OwnPath {
+    /// Whether an address is in a network of this path, and another host's.
+    pub(crate) fn faces(&self, other: IpAddr) -> bool {
+        self.attachments.iter().any(|at| at.faces(other))
+    }
+}
+
 /// A path of this host that gets to one of the other's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meeting<'a> {
@@ -19,89 +37,103 @@ pub struct Meeting<'a> {
     pub endpoint: SocketAddr,
 }
 
-/// Finds for each path of this host, by name, label and what its interface is attached to, an address of the
-/// other's to call. An address in the same network comes first. Else it is one of a path with the same label that
-/// nothing here faces, and that `routed` says is reached by the path of that index; private addresses are taken to
-/// be reached only from private ones.
-pub fn meetings<'a>(
-    own: &[(String, Trust, Vec<Attachment>)],
-    other: &'a Introduction,
-    mut routed: impl FnMut(usize, SocketAddr) -> bool,
-) -> Vec<Meeting<'a>> {
-    let mine: BTreeSet<IpAddr> = { own.iter() }
-        .flat_map(|(_, _, attachments)| attachments)
-        .map(|attachment| attachment.address)
-        .collect();
-    let theirs = |way: &'a Way| {
-        let foreign = way
-            .addresses
-            .iter()
-            .filter(|address| !mine.contains(address));
-        foreign.map(move |address| (way, SocketAddr::new(*address, other.port)))
-    };
-    let faced = |attachments: &[Attachment], endpoint: SocketAddr| {
-        attachments.iter().any(|at| at.faces(endpoint.ip()))
-    };
-    let is_faced = |way: &Way| {
-        let mut addresses = way.addresses.iter();
-        addresses.any(|address| {
-            let endpoint = SocketAddr::new(*address, other.port);
-            own.iter().any(|(_, _, at)| faced(at, endpoint))
-        })
-    };
-    let mut found = Vec::new();
-    for (index, (path, trust, attachments)) in own.iter().enumerate() {
-        let in_network = other
-            .ways
-            .iter()
-            .flat_map(theirs)
-            .find(|(_, endpoint)| faced(attachments, *endpoint));
-        let by_router = || {
-            let ways = other.ways.iter();
-            let alike = ways.filter(|way| way.trust == *trust && !is_faced(way));
-            let mut endpoints = alike.flat_map(theirs).filter(|(_, endpoint)| {
-                let from = |at: &Attachment| {
-                    at.address.is_ipv4() == endpoint.is_ipv4()
-                        && (is_private(at.address) || !is_private(endpoint.ip()))
-                };
-                attachments.iter().any(from)
-            });
-            endpoints.find(|(_, endpoint)| routed(index, *endpoint))
-        };
-        found.extend(
-            in_network
-                .or_else(by_router)
-                .map(|(way, endpoint)| Meeting {
-                    path: path.clone(),
-                    trust: *trust,
-                    way,
-                    endpoint,
-                }),
-        );
-    }
-    found
+/// Why a path of this host gets no endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unmet<'a> {
+    /// Its interface has no address.
+    NoAddress,
+    /// It gets to this path of the other's, which has another label.
+    Labels(&'a Way, SocketAddr),
+    /// It gets to none.
+    Unreached,
 }
 
-/// The addresses of the other host that connections take to it: all of the paths that are met, or else of its
-/// trusted ones, but for those that this host has too.
-pub fn met_addresses(
-    met: &[Meeting<'_>],
-    other: &Introduction,
-    is_own: impl Fn(IpAddr) -> bool,
-) -> Vec<IpAddr> {
-    let ways: Vec<&Way> = match met {
-        [] => { other.ways.iter() }
-            .filter(|way| way.trust == Trust::Trusted)
-            .collect(),
-        _ => met.iter().map(|meeting| meeting.way).collect(),
-    };
-    let mut addresses = Vec::new();
-    for address in ways.iter().flat_map(|way| &way.addresses) {
-        if !is_own(*address) && !addresses.contains(address) {
-            addresses.push(*address);
-        }
+/// Paths of this host beside those of another.
+pub struct Meetings<'a, R> {
+    /// Paths here.
+    pub own: &'a [OwnPath],
+    /// What interfaces that are no path are attached to.
+    pub elsewhere: &'a [Attachment],
+    /// The other host, as its line says.
+    pub other: &'a Introduction,
+    /// Whether an endpoint is reached by the path of that index, over a router.
+    pub routed: R,
+}
+
+impl<'a, R: Fn(usize, SocketAddr) -> bool> Meetings<'a, R> {
+    /// Finds for each path an address of the other's to call. An address in the same network comes first. Else it is one
+    /// of a path with the same label that nothing here faces, and that is reached over a router; private addresses are
+    /// taken to be reached only from private ones.
+    pub fn met(&self) -> Vec<Meeting<'a>> {
+        let own = self.own.iter().enumerate();
+        let met = own.filter_map(|(index, path)| {
+            let (way, endpoint) = self
+                .in_network(path)
+                .or_else(|| self.by_router(index, |way| way.trust == path.trust))?;
+            Some(Meeting {
+                path: path.name.clone(),
+                trust: path.trust,
+                way,
+                endpoint,
+            })
+        });
+        met.collect()
     }
-    addresses
+
+    /// Paths that get to none of the other's, and why.
+    pub fn unmet(&self, met: &[Meeting<'a>]) -> Vec<(&'a OwnPath, Unmet<'a>)> {
+        let own = self.own.iter().enumerate();
+        let unmet = own.filter(|(_, path)| !met.iter().any(|met| met.path == path.name));
+        let why = |(index, path): (usize, &'a OwnPath)| {
+            let why = match self.by_router(index, |way| way.trust != path.trust) {
+                _ if path.attachments.is_empty() => Unmet::NoAddress,
+                Some((way, endpoint)) => Unmet::Labels(way, endpoint),
+                None => Unmet::Unreached,
+            };
+            (path, why)
+        };
+        unmet.map(why).collect()
+    }
+
+    /// Addresses of a path of the other's that are not this host's as well.
+    fn endpoints(&self, way: &'a Way) -> impl Iterator<Item = (&'a Way, SocketAddr)> {
+        let mine: BTreeSet<IpAddr> = { self.own.iter() }
+            .flat_map(|path| &path.attachments)
+            .map(|attachment| attachment.address)
+            .collect();
+        let foreign = { way.addresses.iter() }.filter(move |address| !mine.contains(address));
+        let port = self.other.port;
+        foreign.map(move |address| (way, SocketAddr::new(*address, port)))
+    }
+
+    fn in_network(&self, path: &OwnPath) -> Option<(&'a Way, SocketAddr)> {
+        let ways = self.other.ways.iter();
+        let mut endpoints = ways.flat_map(|way| self.endpoints(way));
+        endpoints.find(|(_, endpoint)| path.faces(endpoint.ip()))
+    }
+
+    fn by_router(
+        &self,
+        index: usize,
+        fits: impl Fn(&Way) -> bool,
+    ) -> Option<(&'a Way, SocketAddr)> {
+        let ways = { self.other.ways.iter() }.filter(|way| fits(way) && !self.is_faced(way));
+        let from = |at: &Attachment, to: IpAddr| {
+            at.address.is_ipv4() == to.is_ipv4() && (is_private(at.address) || !is_private(to))
+        };
+        let attachments = &self.own[index].attachments;
+        let mut endpoints = ways.flat_map(|way| self.endpoints(way)).filter(|(_, to)| {
+            !self.elsewhere.iter().any(|at| at.faces(to.ip()))
+                && attachments.iter().any(|at| from(at, to.ip()))
+        });
+        endpoints.find(|(_, endpoint)| (self.routed)(index, *endpoint))
+    }
+
+    /// Whether a path of this host is in a network with one of the other's.
+    fn is_faced(&self, way: &Way) -> bool {
+        let mut addresses = way.addresses.iter();
+        addresses.any(|address| self.own.iter().any(|path| path.faces(*address)))
+    }
 }
 
 /// Whether it is only unique within a site.
@@ -114,11 +146,12 @@ fn is_private(address: IpAddr) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::PrivateKey;
+    use crate::setup::{Claims, claims};
 
-    fn attached(nets: &[&str]) -> Vec<Attachment> {
+    pub(in crate::setup) fn attached(nets: &[&str]) -> Vec<Attachment> {
         let nets = nets.iter().map(|net| net.parse::<ipnet::IpNet>().unwrap());
         nets.map(|net| Attachment {
             address: net.addr(),
@@ -127,11 +160,15 @@ mod tests {
         .collect()
     }
 
-    fn path(name: &str, trust: Trust, nets: &[&str]) -> (String, Trust, Vec<Attachment>) {
-        (name.to_owned(), trust, attached(nets))
+    pub(in crate::setup) fn path(name: &str, trust: Trust, nets: &[&str]) -> OwnPath {
+        OwnPath {
+            name: name.to_owned(),
+            trust,
+            attachments: attached(nets),
+        }
     }
 
-    fn host(ways: &[(&str, Trust, &[&str])]) -> Introduction {
+    pub(in crate::setup) fn host(ways: &[(&str, Trust, &[&str])]) -> Introduction {
         let way = |(name, trust, addresses): &(&str, Trust, &[&str])| Way {
             name: (*name).to_owned(),
             trust: *trust,
@@ -145,9 +182,27 @@ mod tests {
         }
     }
 
+    pub(in crate::setup) fn between<'a, R: Fn(usize, SocketAddr) -> bool>(
+        own: &'a [OwnPath],
+        other: &'a Introduction,
+        routed: R,
+    ) -> Meetings<'a, R> {
+        Meetings {
+            own,
+            elsewhere: &[],
+            other,
+            routed,
+        }
+    }
+
     fn endpoints(met: &[Meeting<'_>]) -> Vec<(String, String)> {
         let endpoint = |met: &Meeting<'_>| (met.path.clone(), met.endpoint.to_string());
         met.iter().map(endpoint).collect()
+    }
+
+    fn taken(claims: &Claims) -> Vec<String> {
+        let taken = claims.taken.iter();
+        taken.map(|taken| taken.address.to_string()).collect()
     }
 
     use Trust::{Trusted, Untrusted};
@@ -163,13 +218,19 @@ mod tests {
             ("wlp2s0", Untrusted, &["10.0.2.2"]),
             ("enp1s0", Trusted, &["10.0.1.2", "fd00:1::2", "192.168.5.5"]),
         ]);
-        let met = meetings(&own, &other, |_, _| false);
+        let meetings = between(&own, &other, |_, _| false);
+        let met = meetings.met();
         let expected = [("eth0", "10.0.1.2:5300"), ("wlan0", "10.0.2.2:5300")];
         let expected = expected.map(|(path, to)| (path.to_owned(), to.to_owned()));
         assert_eq!(endpoints(&met), expected);
-        let addresses = met_addresses(&met, &other, |a| a == IpAddr::from([192, 168, 5, 5]));
-        let addresses: Vec<_> = addresses.iter().map(IpAddr::to_string).collect();
-        assert_eq!(addresses, ["10.0.1.2", "fd00:1::2", "10.0.2.2"]);
+        let [(left, why)] = &meetings.unmet(&met)[..] else {
+            panic!("{:?}", meetings.unmet(&met))
+        };
+        assert_eq!((&*left.name, why), ("wwan0", &Unmet::Unreached));
+        let claims = claims(&meetings, &met, |a| a == IpAddr::from([192, 168, 5, 5]));
+        let mut addresses = taken(&claims);
+        addresses.sort();
+        assert_eq!(addresses, ["10.0.1.2", "10.0.2.2", "fd00:1::2"]);
     }
 
     #[test]
@@ -183,16 +244,17 @@ mod tests {
             ("home0", Untrusted, &["192.168.1.5"]),
             ("wan0", Untrusted, &["2001:db8::7", "198.51.100.7"]),
         ]);
-        let mut asked = Vec::new();
-        let met = meetings(&own, &other, |index, endpoint| {
-            asked.push((index, endpoint.to_string()));
+        let asked = std::cell::RefCell::new(Vec::new());
+        let met = between(&own, &other, |index, endpoint| {
+            asked.borrow_mut().push((index, endpoint.to_string()));
             true
-        });
+        })
+        .met();
         let expected = [("eth0", "10.2.0.7:5300"), ("wan0", "198.51.100.7:5300")];
         let expected = expected.map(|(path, to)| (path.to_owned(), to.to_owned()));
         assert_eq!(endpoints(&met), expected);
         // A private address is not looked for in the internet, nor IPv6 from where there is none.
-        assert_eq!(asked.len(), 2, "{asked:?}");
+        assert_eq!(asked.borrow().len(), 2, "{asked:?}");
     }
 
     #[test]
@@ -205,18 +267,33 @@ mod tests {
             ("virbr0", Untrusted, &["192.168.122.1"]),
             ("eth0", Trusted, &["10.0.1.2"]),
         ]);
-        let met = meetings(&own, &other, |_, _| true);
+        let met = between(&own, &other, |_, _| true).met();
         assert_eq!(met.len(), 1, "{met:?}");
         assert_eq!(met[0].path, "eth0");
     }
 
     #[test]
-    fn a_host_that_only_calls_is_known_by_its_trusted_addresses() {
-        let other = host(&[
-            ("wg0", Trusted, &["10.8.0.2"]),
-            ("eth0", Untrusted, &["192.168.1.5"]),
-        ]);
-        let addresses = met_addresses(&[], &other, |_| false);
-        assert_eq!(addresses, [IpAddr::from([10, 8, 0, 2])]);
+    fn a_path_without_an_endpoint_says_why() {
+        let own = [
+            path("wlan0", Trusted, &["192.168.1.20/24"]),
+            path("lte0", Untrusted, &["100.70.1.2/32"]),
+            path("eth0", Trusted, &[]),
+        ];
+        let other = host(&[("ens3", Trusted, &["203.0.113.5"])]);
+        let meetings = between(&own, &other, |_, _| true);
+        let met = meetings.met();
+        assert_eq!(
+            endpoints(&met),
+            [("wlan0".to_owned(), "203.0.113.5:5300".to_owned())]
+        );
+        let unmet: Vec<_> = { meetings.unmet(&met).into_iter() }
+            .map(|(path, why)| (path.name.as_str(), why))
+            .collect();
+        let endpoint = "203.0.113.5:5300".parse().unwrap();
+        let expected = [
+            ("lte0", Unmet::Labels(&other.ways[0], endpoint)),
+            ("eth0", Unmet::NoAddress),
+        ];
+        assert_eq!(unmet, expected);
     }
 }

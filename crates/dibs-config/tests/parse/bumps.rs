@@ -79,7 +79,7 @@ fn sharing_and_sealing_have_settings() {
 fn each_that_is_built_in_is_known_by_its_name() {
     let kept = "default_bump     = \"scramble\"";
     let all = BuiltIn::usual(2);
-    for built_in in all {
+    for &built_in in &all {
         let (name, keys) = (built_in.name(), built_in.keys());
         let used = contract().replace(kept, &format!("default_bump = \"{name}\""));
         let used = used + &format!("[[rule]]\nbump = \"{name}\"\ndport = 81\n");
@@ -99,7 +99,7 @@ fn each_that_is_built_in_is_known_by_its_name() {
             assert!(fault(&listed(String::new())).message.contains("is taken"));
             continue;
         }
-        for key in all.map(BuiltIn::keys).concat() {
+        for key in all.iter().flat_map(|bump| bump.keys().iter().copied()) {
             let value = if key == "padding" { "true" } else { "2" };
             let set = parse("dibs.toml", &listed(format!("{key} = {value}")));
             assert_eq!(set.is_ok(), keys.contains(&key), "{key} of {name}");

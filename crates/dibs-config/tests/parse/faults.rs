@@ -1,5 +1,7 @@
 //! How a fault is told: the place, a hint, an excerpt.
 
+use std::path::Path;
+
 use super::{fault, refused};
 
 #[test]
@@ -23,7 +25,7 @@ fn places_and_hints() {
         (
             "gid = 100",
             "colour = 3",
-            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer, scheduler",
+            "46:1: unknown key \"colour\" in [[rule]]; hint: known are bump, protocol, all, dport, sport, uid, user, gid, source, destination, interface, dscp, time, match, priority, require, prefer, scheduler",
         ),
         (
             "gid = 100",
@@ -128,4 +130,28 @@ fn toml_faults_have_a_place() {
     ] {
         assert_eq!(fault(text).line, line, "{text}");
     }
+}
+
+#[test]
+fn the_state_directory_of_a_file_with_a_fault_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("dibsd.toml");
+    let found = |text: &[u8]| {
+        std::fs::write(&file, text).unwrap();
+        dibs_config::state_dir(&file)
+    };
+    let (usual, own) = (Path::new("/var/lib/dibs"), Path::new("/srv/dibs"));
+    assert_eq!(dibs_config::state_dir(&file), usual);
+    assert_eq!(
+        found(b"[daemon]\nstate_dir = 7\nstate_dir = \"lib\"\n"),
+        usual
+    );
+    assert_eq!(
+        found(b"[daemon\n  state_dir = \"/srv/dibs\"  # ours\n[[peer\n"),
+        own
+    );
+    assert_eq!(
+        found(b"#state_dir = \"/tmp\"\n\xff\nstate_dir='/srv/dibs'\n"),
+        own
+    );
 }

@@ -134,3 +134,59 @@ fn a_rule_may_have_a_scheduler_where_addresses_and_ports_say_whose() {
         "{wrong}"
     );
 }
+
+#[test]
+fn a_rule_for_every_connection_says_so() {
+    let with = |lines: &str| contract() + "\n[[rule]]\nbump = \"seal\"\n" + lines;
+    let line = with("").lines().count() - 1;
+    for nothing in ["", "all = false", "require = true", "priority = 3"] {
+        assert_eq!(
+            fault(&with(nothing)).to_string(),
+            format!(
+                "dibs.toml:{line}:1: [[rule]] names no connections: it has neither ports, addresses nor users; \
+                 hint: name them, such as dport = 443, or write all = true for every TCP connection to the peers"
+            ),
+            "{nothing}"
+        );
+    }
+    for selects in [
+        "all = true",
+        "all = true\nrequire = true",
+        "all = true\ntime = \"08:00-18:00\"",
+        "all = true\nmatch = \"-m tos --tos 8\"",
+        "all = false\ndport = 22",
+    ] {
+        good(&with(selects));
+    }
+    // What selects in part is taken as it was.
+    for part in ["time = \"08:00-18:00\"", "gid = 7", "dscp = \"EF\""] {
+        good(&with(part));
+    }
+    for (line, key) in [
+        ("dport = 22", "dport"),
+        ("sport = 22", "sport"),
+        ("source = \"10.0.1.1/32\"", "source"),
+        ("destination = \"10.0.1.2/32\"", "destination"),
+        ("uid = 0", "uid"),
+        ("user = \"root\"", "user"),
+    ] {
+        let said = fault(&with(&format!("{line}\nall = true"))).to_string();
+        let expected = format!(
+            ":1: a rule with all = true selects every connection, and {key} does not; hint: delete one of them"
+        );
+        assert!(said.ends_with(&expected), "{said}");
+    }
+    let apart = "source = \"10.0.1.1/32\"\ndestination = \"fd00:1::2/128\"";
+    let said = fault(&with(apart)).to_string();
+    assert!(
+        said.contains("[[rule]] selects nothing: each source"),
+        "{said}"
+    );
+    for name in ["lo", "eth0:1", "@x", "all"] {
+        let said = fault(&with(&format!("interface = \"{name}\""))).to_string();
+        assert!(
+            said.contains("is not an interface that leads to a peer"),
+            "{said}"
+        );
+    }
+}
