@@ -38,6 +38,7 @@ mod reuse;
 mod rules;
 mod saving;
 mod schedulers;
+mod silent;
 mod start;
 mod switching;
 mod told;

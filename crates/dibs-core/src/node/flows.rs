@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 use dibs_settings::{BumpId, Scheduler};
-use dibs_wire::{SeqNumber, Tuple};
 use dibs_wire::frame::{FlowId, Open};
+use dibs_wire::{SeqNumber, Tuple};
 use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;

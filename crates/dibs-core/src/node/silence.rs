@@ -52,12 +52,7 @@ pub(super) enum Heard {
 }
 
 /// Notes a SYN, and the bump that it came by, of a connection of which `call` was known.
-pub(super) fn hear(
-    call: &mut Option<Call>,
-    now: Time,
-    bump: BumpId,
-    seq: SeqNumber,
-) -> Heard {
+pub(super) fn hear(call: &mut Option<Call>, now: Time, bump: BumpId, seq: SeqNumber) -> Heard {
     match call {
         Some(known) if (known.bump, known.seq) == (bump, seq) => {
             match now.since(known.since) >= PATIENCE {
@@ -171,20 +166,11 @@ mod tests {
         assert_eq!(hear(at(0), one), Heard::Early);
         // Another path brings it again.
         assert_eq!(hear(at(20), one), Heard::Early);
-        assert_eq!(
-            hear(at(990), one),
-            Heard::Unanswered { first: true }
-        );
-        assert_eq!(
-            hear(at(3000), one),
-            Heard::Unanswered { first: false }
-        );
+        assert_eq!(hear(at(990), one), Heard::Unanswered { first: true });
+        assert_eq!(hear(at(3000), one), Heard::Unanswered { first: false });
         // Another connection of the same ports has to be repeated too.
         assert_eq!(hear(at(9000), other), Heard::Early);
-        assert_eq!(
-            hear(at(10_000), other),
-            Heard::Unanswered { first: true }
-        );
+        assert_eq!(hear(at(10_000), other), Heard::Unanswered { first: true });
     }
 
     #[test]

@@ -95,7 +95,11 @@ fn a_call_that_is_answered_is_never_in_vain() {
             send(&mut pair, tuple(1), 1, answer);
             wait(&mut pair, pause);
         }
-        assert_eq!(told(&mut pair), Vec::<Vec<SilentPort>>::new(), "{answer:#x}");
+        assert_eq!(
+            told(&mut pair),
+            Vec::<Vec<SilentPort>>::new(),
+            "{answer:#x}"
+        );
         assert_eq!(unanswered(&pair), 0, "{answer:#x}");
     }
 }
