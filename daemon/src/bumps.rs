@@ -199,6 +199,8 @@ impl Bumps {
                 bump: translated(devices, bump),
                 conns,
             },
+            // A device of another program is nobody's whose calls a daemon hears.
+            silent @ Body::Silent { .. } => silent,
             Body::Answer(outcomes) => {
                 let number = |value| BumpId::new(u8::try_from(value).ok()?);
                 let ours = |(outcome, value)| match (outcome, number(value)) {

@@ -106,7 +106,7 @@ pub(crate) async fn on_confirm(
     let (lives, tracked) = match locking::looked_up(daemon, &pairs).await {
         Ok(found) => found,
         Err(error) => {
-            tracing::warn!("{error:#}");
+            daemon.warn_of_peer(peer, &format!("{error:#}"));
             return vec![(Outcome::Failed, 0); pairs.len()];
         }
     };

@@ -11,9 +11,9 @@ use dibs_switch::conns::{Pair, Socket};
 
 use crate::clock::wall;
 use crate::daemon::Daemon;
-use crate::gateway;
 use crate::live::Live;
 use crate::terms::{ends, marks, pair_of, tuple};
+use crate::{gateway, silence};
 
 /// The kernel's TCP states, include/net/tcp_states.h.
 const TIME_WAIT: u8 = 6;
@@ -146,6 +146,7 @@ pub(crate) async fn describe(daemon: &Daemon, lives: &[Live]) -> anyhow::Result<
             bytes_received: on_bumps.iter().map(|conn| conn.stats.bytes_received).sum(),
             retransmissions: live.counts.retransmissions.into(),
             paths: by_path(daemon, on_bumps),
+            reason: silence::reason(daemon, live, bump),
         });
     }
     Ok(infos)

@@ -17,13 +17,14 @@ use dibs_switch::table::Conn;
 
 use crate::answers::Answers;
 use crate::bumps::Bumps;
+use crate::clock::now;
 use crate::driver::Driver;
 use crate::events::Events;
 use crate::host::Host;
 use crate::kept::Kept;
 use crate::kernel::Kernel;
 use crate::live::Registry;
-use crate::log::or_warn;
+use crate::peer_warnings::PeerWarnings;
 use crate::preferences::Preferences;
 use crate::rpc::Rpc;
 use crate::scheduling::FlowSchedulers;
@@ -61,6 +62,7 @@ pub(crate) struct Daemon {
     pub(crate) rpc: Rpc,
     pub(crate) wakers: Wakers,
     pub(crate) events: Events,
+    pub(crate) peer_warnings: PeerWarnings,
 }
 
 impl Daemon {
@@ -81,6 +83,12 @@ impl Daemon {
     /// The name of a peer.
     pub(crate) fn peer_name(&self, peer: usize) -> &str {
         &self.config.peers[peer].name
+    }
+
+    /// Warns of something that a peer causes.
+    pub(crate) fn warn_of_peer(&self, peer: usize, text: &str) {
+        let of = (peer, self.peer_name(peer));
+        self.peer_warnings.warn(now(), of, text);
     }
 
     /// Changes what is known of a connection.
@@ -121,6 +129,6 @@ impl Daemon {
 
     /// As [`save`](Self::save), where nobody waits for it.
     pub(crate) fn save_or_warn(&self) {
-        or_warn(self.save());
+        self.events.note("save", self.save());
     }
 }

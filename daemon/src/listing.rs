@@ -16,7 +16,7 @@ use crate::driver::{Gone, Snapshot};
 use crate::live::Live;
 use crate::rules::Rule;
 use crate::sessions::{outdated, peer_state};
-use crate::{backstop, connections, gateway};
+use crate::{backstop, connections, gateway, silence};
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
     let lives = connections::lives(daemon).await?;
@@ -25,6 +25,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
     let snapshot = daemon.driver.snapshot().await?;
     let mut warnings = daemon.preferences.borrow().warnings(&daemon.config);
     warnings.extend(gateway::faults(&daemon.config));
+    warnings.extend(silence::warnings(daemon));
     warnings.extend(
         daemon
             .state
@@ -60,6 +61,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
     let of_owners = { of_choices.into_iter() }
         .chain(daemon.rpc.counters())
         .chain(daemon.users.counters())
+        .chain(daemon.peer_warnings.counters())
         .chain(dropped.counts);
     counters.extend(of_owners.map(|(name, count)| (name.to_owned(), count)));
     Ok(Status {
@@ -73,6 +75,7 @@ pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<St
         warnings,
         peers: peers_of(daemon, &snapshot, &on_bumps),
         paths: paths_of(daemon, &snapshot),
+        silent_ports: silence::infos(daemon, &snapshot.peers),
         bumps: bump_infos(daemon, &on_bumps),
         connections,
         counters,

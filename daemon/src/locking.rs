@@ -103,10 +103,8 @@ pub(crate) async fn unlock_leaving(daemon: &Daemon, pairs: &[Pair], bump: Option
         }
         Ok::<_, dibs_policy::Error>(())
     };
-    if let Err(error) = cleared.await {
-        // It is cleared with the bump; until then plain packets are lost.
-        tracing::warn!("cannot unlock connections: {error}");
-    }
+    // It is cleared with the bump; until then plain packets are lost.
+    daemon.events.note("unlock connections", cleared.await);
 }
 
 /// What conntrack has of connections to peers on any bump.

@@ -2,16 +2,15 @@
 //!
 //! A scrape is told what `dibsctl status` is, in the format OpenMetrics 1.0. Whoever is on this host may
 //! scrape, so nothing is told of single connections; labels are names out of the configuration and of counters,
-//! and so bounded in number.
+//! and so bounded in number. However many scrape, the daemon is asked once a second at most.
+
+mod server;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use dibs_control::{BackstopState, PathInfo, PathState, PeerState, Status};
 use prometheus_client::encoding::text::encode;
@@ -19,26 +18,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::net::TcpListener;
 
+use self::server::{Answer, Collects, Limits, Server};
 use crate::caller::Caller;
 use crate::daemon::Daemon;
 use crate::listing;
-
-/// Who scrapes is served beside so many others at most; more wait.
-const CLIENTS: usize = 4;
-/// A client has as long for its request, and to read the answer.
-const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// More than any scraper sends.
-const MAX_REQUEST: usize = 8 << 10;
-/// Between two tries to accept while there are no descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
-
-const CONTENT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Listens there; where that cannot be, says so in the log: steering does not depend on it.
 pub(crate) async fn bind(address: SocketAddr) -> Option<TcpListener> {
@@ -56,82 +41,20 @@ pub(crate) async fn bind(address: SocketAddr) -> Option<TcpListener> {
 
 /// Serves scrapes without end. Runs inside a [`tokio::task::LocalSet`].
 pub(crate) async fn serve(daemon: Rc<Daemon>, listener: TcpListener) {
-    let places = Arc::new(Semaphore::new(CLIENTS));
-    loop {
-        let place = Arc::clone(&places).acquire_owned().await;
-        let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, most likely: those in use have to end first.
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        };
-        let daemon = Rc::clone(&daemon);
-        tokio::task::spawn_local(async move {
-            let _place = place;
-            if let Err(error) = client(&daemon, stream).await {
-                tracing::debug!("metrics: {error}");
-            }
-        });
-    }
+    Rc::new(Server::new(daemon, Limits::USUAL))
+        .serve(listener)
+        .await;
 }
 
-async fn client(daemon: &Daemon, mut stream: TcpStream) -> io::Result<()> {
-    let request = timeout(CLIENT_TIMEOUT, request(&mut stream)).await??;
-    let (status, kind, body) = match asked(&request) {
-        Asked::Metrics => match listing::status(daemon, Caller { uid: 0 }).await {
+impl Collects for Rc<Daemon> {
+    async fn collect(&self) -> Answer {
+        match listing::status(self, Caller { uid: 0 }).await {
             Ok(status) => match text(&status) {
-                Ok(text) => ("200 OK", CONTENT, text),
-                Err(error) => ("500 Internal Server Error", PLAIN, format!("{error}\n")),
+                Ok(text) => Answer::metrics(text),
+                Err(error) => Answer::plain("500 Internal Server Error", format!("{error}\n")),
             },
-            Err(why) => ("503 Service Unavailable", PLAIN, format!("{why:#}\n")),
-        },
-        Asked::Elsewhere => ("404 Not Found", PLAIN, "metrics are at /metrics\n".into()),
-        Asked::Otherwise => ("405 Method Not Allowed", PLAIN, "metrics are got\n".into()),
-        Asked::Nonsense => ("400 Bad Request", PLAIN, "this is no request\n".into()),
-    };
-    let length = body.len();
-    let answer = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n{body}"
-    );
-    timeout(CLIENT_TIMEOUT, stream.write_all(answer.as_bytes())).await??;
-    timeout(CLIENT_TIMEOUT, stream.shutdown()).await?
-}
-
-/// What came before the first empty line, as far as there is room for it.
-async fn request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut request = Vec::new();
-    let mut piece = [0; 1024];
-    while request.len() < MAX_REQUEST && !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut piece).await? {
-            0 => break,
-            len => request.extend_from_slice(&piece[..len]),
+            Err(why) => Answer::plain("503 Service Unavailable", format!("{why:#}\n")),
         }
-    }
-    Ok(request)
-}
-
-/// What a request is for.
-#[derive(Debug, PartialEq, Eq)]
-enum Asked {
-    Metrics,
-    Elsewhere,
-    Otherwise,
-    Nonsense,
-}
-
-fn asked(request: &[u8]) -> Asked {
-    let line = request.split(|byte| *byte == b'\r').next();
-    let line = line.and_then(|line| std::str::from_utf8(line).ok());
-    let words: Vec<&str> = line.unwrap_or_default().split(' ').collect();
-    let [method, target, version] = words[..] else {
-        return Asked::Nonsense;
-    };
-    let path = target.split('?').next();
-    match method {
-        _ if !version.starts_with("HTTP/1.") => Asked::Nonsense,
-        "GET" if path == Some("/metrics") => Asked::Metrics,
-        "GET" => Asked::Elsewhere,
-        _ => Asked::Otherwise,
     }
 }
 

@@ -11,13 +11,13 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use dibs_switch::conns::Version;
-use dibs_switch::messages::{Body, Message, Named, Switch};
+use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
 
 use crate::daemon::Daemon;
 use crate::switching::answering;
 use crate::switching::asking::ROUND;
-use crate::{confirming, wants};
+use crate::{confirming, silence, wants};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -131,6 +131,11 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                     let part = outcomes.by_ref().take(count).collect();
                     daemon.rpc.answer(peer, request, part).await;
                 }
+            }
+            Body::Silent { sequence, ports } => {
+                silence::handle_message(&daemon, peer, sequence, ports);
+                let done = vec![(Outcome::Done, 0)];
+                daemon.rpc.answer(peer, request, done).await;
             }
             Body::Answer(_) => unreachable!("answers are taken before"),
             Body::Confirm { bump, conns } => {

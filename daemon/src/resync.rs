@@ -31,7 +31,7 @@ pub(crate) async fn resync(daemon: &Daemon, peer: usize) {
     }
     enforce_all(daemon, peer).await;
     if let Err(error) = recovery::recover(daemon, peer).await {
-        tracing::warn!("connections go on late: {error:#}");
+        daemon.warn_of_peer(peer, &format!("connections go on late: {error:#}"));
     }
 }
 
@@ -61,6 +61,6 @@ async fn enforce_all(daemon: &Daemon, peer: usize) {
                 following::follow_rules(daemon, &lives, Some(bump)).await;
             }
         }
-        Err(error) => tracing::warn!("{error:#}"),
+        Err(error) => daemon.warn_of_peer(peer, &format!("{error:#}")),
     }
 }

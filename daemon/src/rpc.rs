@@ -17,7 +17,7 @@ pub(crate) struct Rpc {
     driver: Driver,
     waiting: RefCell<HashMap<u32, Waiting>>,
     next_request: Cell<u32>,
-    next_want: Cell<u64>,
+    next_sequence: Cell<u64>,
     /// Messages that are none.
     malformed: Cell<u64>,
     /// Answers for which their peer's messages do not make room.
@@ -43,7 +43,7 @@ impl Rpc {
             driver,
             waiting: RefCell::default(),
             next_request: Cell::new(first),
-            next_want: Cell::new(1),
+            next_sequence: Cell::new(1),
             malformed: Cell::default(),
             dropped: Cell::default(),
         }
@@ -68,10 +68,10 @@ impl Rpc {
         answer
     }
 
-    /// The number of the next WANT.
-    pub(crate) fn next_want(&self) -> u64 {
-        let next = self.next_want.get();
-        self.next_want.replace(next + 1)
+    /// The sequence of the next WANT or SILENT.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        let next = self.next_sequence.get();
+        self.next_sequence.replace(next + 1)
     }
 
     /// Answers a request of a peer's daemon.

@@ -28,8 +28,8 @@ use crate::switching::telling;
 use crate::tasks::{host, notices, sweep};
 use crate::{
     backstop, confirming, control_socket, gateway, hours, locking, metering, metrics, preferring,
-    privileges, probing, reconcile, recovery, reloading, restoring, startup, terms, tracking,
-    unresolved,
+    privileges, probing, reconcile, recovery, reloading, restoring, silence, startup, terms,
+    tracking, unresolved,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -99,6 +99,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         users: Default::default(),
         wakers: Default::default(),
         events: Default::default(),
+        peer_warnings: Default::default(),
         config,
         driver,
     });
@@ -173,6 +174,7 @@ async fn main_loop(
     tokio::task::spawn_local(telling::keep(own()));
     tokio::task::spawn_local(confirming::keep(own()));
     tokio::task::spawn_local(locking::keep(own()));
+    tokio::task::spawn_local(silence::keep(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
     loop {

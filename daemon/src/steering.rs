@@ -17,7 +17,7 @@ use nix::net::if_::if_nametoindex;
 
 use crate::bumps::carried;
 use crate::driver::Driver;
-use crate::terms::{marks, policy_prefix, tun_name};
+use crate::terms::{marks, policy_prefix};
 
 /// No real route has a larger MTU, so that a switch never makes a segment too long.
 const TUN_MTU: u16 = 65_535;
@@ -52,7 +52,7 @@ pub fn desired(
     };
     let route = |&id: &BumpId| BumpRoute {
         id,
-        device: DeviceName::new(foreign(id).unwrap_or(&tun_name(id)))
+        device: DeviceName::new(foreign(id).unwrap_or(&id.tun_name()))
             .expect("our names are plain words, the configuration's were checked"),
         owner: match foreign(id) {
             Some(_) => DeviceOwner::Foreign,
@@ -98,13 +98,13 @@ impl Steerer {
         self.made.retain(|id, _| wanted.contains(id));
         for &id in wanted.difference(&self.open) {
             if let Entry::Vacant(place) = self.made.entry(id) {
-                place.insert(Tun::open(&tun_name(id), TUN_MTU)?);
+                place.insert(Tun::open(&id.tun_name(), TUN_MTU)?);
             }
         }
         let report = self.steering.set(desired).await?;
         while let Some((id, tun)) = self.made.pop_first() {
             let added = self.driver.add_tun(id, tun).await?;
-            added.with_context(|| format!("watch {}", tun_name(id)))?;
+            added.with_context(|| format!("watch {}", id.tun_name()))?;
             self.open.insert(id);
         }
         for step in &report.steps {
@@ -123,9 +123,9 @@ impl Steerer {
     /// was deleted the data path has noticed, and tells.
     async fn give_up_renamed(&mut self) -> anyhow::Result<()> {
         let is_gone = |name: &str| if_nametoindex(name) == Err(Errno::ENODEV);
-        self.made.retain(|&id, _| !is_gone(&tun_name(id)));
+        self.made.retain(|&id, _| !is_gone(&id.tun_name()));
         for id in self.open.clone() {
-            let name = tun_name(id);
+            let name = id.tun_name();
             if is_gone(&name)
                 && let Some(tun) = self.driver.remove_tun(id).await?
             {

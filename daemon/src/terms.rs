@@ -9,16 +9,9 @@ use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use ipnet::IpNet;
 
-/// The name of a bump's TUN.
-pub fn tun_name(id: BumpId) -> String {
-    format!("dibs{id}")
-}
-
 /// Whether a device is one of our TUNs.
 pub fn is_our_tun(name: &str) -> bool {
-    (1..=14)
-        .filter_map(BumpId::new)
-        .any(|id| tun_name(id) == name)
+    BumpId::all().any(|id| id.tun_name() == name)
 }
 
 /// The field in the marks: the lowest six bits of the configured run.

@@ -21,6 +21,8 @@ pub(crate) enum Task {
     Repair,
     /// Looks for users whom rules name.
     Users,
+    /// Looks why ports do not answer peers.
+    Silence,
 }
 
 /// One of them for each [`Task`].

@@ -1,5 +1,6 @@
 //! WANT: the bumps that rules need at the other end, said to peers, and made ready for them.
 
+use dibs_policy::Prefix;
 use dibs_switch::conns::Pair;
 use dibs_switch::messages::{Body, Outcome, Unanswered};
 use dibs_switch::rules;
@@ -11,25 +12,27 @@ use crate::terms::policy_prefix;
 
 /// The bumps that our rules put connections of a peer into, bit n for number n.
 pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
-    let addresses = daemon.config.peers[peer].addresses.iter();
-    let behind: Vec<_> = addresses.map(policy_prefix).collect();
-    let is_behind = |to| {
-        behind
-            .iter()
-            .any(|net| net.contains(to) || to.contains(*net))
-    };
     let concerns = |rule: &&Rule| {
         let mut to = rule.classes.iter().map(|class| class.destination);
-        to.any(|to| to.is_none_or(is_behind))
+        to.any(|to| to.is_none_or(|to| leads_to(daemon, peer, to)))
     };
     let state = daemon.state.borrow();
     rules::wanted(state.rules.in_force().filter(concerns))
 }
 
+/// Whether some of these addresses are behind a peer.
+pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: Prefix) -> bool {
+    let mut behind = daemon.config.peers[peer]
+        .addresses
+        .iter()
+        .map(policy_prefix);
+    behind.any(|net| net.contains(to) || to.contains(net))
+}
+
 /// Has a peer's daemon make ready what our rules need there; waits until it has.
 pub(crate) async fn send(daemon: &Daemon, peer: usize) -> Result<(), Unanswered> {
     let want = Body::Want {
-        sequence: daemon.rpc.next_want(),
+        sequence: daemon.rpc.next_sequence(),
         bumps: wanted_of(daemon, peer),
         devices: daemon.bumps.device_names().into_iter().collect(),
     };
@@ -44,8 +47,7 @@ pub(crate) async fn send_all(daemon: &Daemon) {
             // It hears of it as soon as there is a session.
             Ok(()) | Err(Unanswered::NoSession) => {}
             Err(error) => {
-                let name = daemon.peer_name(peer);
-                tracing::warn!(dibs.peer = name, "peer {name}: {error}");
+                daemon.warn_of_peer(peer, &error.to_string());
             }
         }
     });
@@ -73,7 +75,8 @@ pub(crate) async fn answer(daemon: &Daemon, peer: usize, sequence: u64, bumps: u
         Ok(()) if bumps & !carried != 0 => Outcome::NoBump,
         Ok(()) => Outcome::Done,
         Err(error) => {
-            tracing::warn!("cannot make ready for a peer's rules: {error:#}");
+            let why = format!("cannot make ready for its rules: {error:#}");
+            daemon.warn_of_peer(peer, &why);
             Outcome::Failed
         }
     }

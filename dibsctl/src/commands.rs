@@ -61,7 +61,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 priority,
                 scheduler,
             })?;
-            show(json, &made, || render::made(&made))
+            show(json, &made, || render::made(&made))?;
+            if !json {
+                warn(&made.warnings);
+            }
+            Ok(())
         }
         Command::Rule(RuleCommand::List) => {
             let rules = connect()?.rules()?;

@@ -80,6 +80,7 @@ pub(crate) fn conns(conns: &[ConnInfo], now: f64) -> Table {
         ">RECEIVED", bytes(conn.bytes_received);
         ">RETRANS", conn.retransmissions.to_string();
         "PATHS (SENT/RECEIVED)", paths(conn);
+        "NOTE", conn.reason.clone().unwrap_or_default();
     )
 }
 

@@ -1,5 +1,7 @@
 //! The bumps: those that are built in, as each `[[bump]]` sets them, and devices.
 
+use dibs_settings::BumpId;
+
 use crate::check;
 use crate::error::Error;
 use crate::table::{Table, Value, Wrong, meant};
@@ -62,6 +64,15 @@ impl BuiltIn {
             Self::Scramble => "scramble",
             Self::Share { .. } => "share",
             Self::Seal { .. } => "seal",
+        }
+    }
+
+    /// Its number in marks and between daemons.
+    pub const fn number(self) -> BumpId {
+        match self {
+            Self::Scramble => BumpId::SCRAMBLE,
+            Self::Share { .. } => BumpId::SHARE,
+            Self::Seal { .. } => BumpId::SEAL,
         }
     }
 

@@ -36,7 +36,7 @@ enum Answer<'a> {
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum OwnedAnswer {
-    Ok(Reply),
+    Ok(Box<Reply>),
     Error(Failure),
 }
 
@@ -82,7 +82,7 @@ pub fn encode_reply(answer: &Result<Reply, Failure>) -> String {
 /// The answer in a line; the outer error: it is none.
 pub fn decode_reply(line: &str) -> Result<Result<Reply, Failure>, serde_json::Error> {
     Ok(match serde_json::from_str(line)? {
-        OwnedAnswer::Ok(reply) => Ok(reply),
+        OwnedAnswer::Ok(reply) => Ok(*reply),
         OwnedAnswer::Error(failure) => Err(failure),
     })
 }

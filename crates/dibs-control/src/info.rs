@@ -27,6 +27,9 @@ pub struct Status {
     pub peers: Vec<PeerInfo>,
     /// As `path list`.
     pub paths: Vec<PathInfo>,
+    /// Ports that do not answer what comes by a bump, of this host and of peers.
+    #[serde(default)]
+    pub silent_ports: Vec<SilentPortInfo>,
     /// As `bump list`.
     pub bumps: Vec<BumpInfo>,
     /// Live connections to peers, plain ones too.
@@ -38,6 +41,23 @@ pub struct Status {
     pub counted: Option<f64>,
     /// What keeps connections in when others flush the firewall.
     pub backstop: BackstopInfo,
+}
+
+/// A port whose kernel does not answer connections that come by a bump: most likely a firewall drops them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SilentPortInfo {
+    /// The peer that calls, or whose port it is.
+    pub peer: String,
+    /// By this bump.
+    pub bump: String,
+    /// The device that they come out of there.
+    pub device: String,
+    /// The port that they are for.
+    pub port: u16,
+    /// Whether it is a port of this host; else it is the peer's.
+    pub here: bool,
+    /// Connections of a port of this host that got no answer since it fell silent.
+    pub connections: Option<u64>,
 }
 
 /// The table of nftables that is the daemon's own.
@@ -157,6 +177,9 @@ pub struct ConnInfo {
     pub retransmissions: u64,
     /// Where the bytes went.
     pub paths: Vec<ConnPathInfo>,
+    /// Why it does not come about, as far as is known.
+    #[serde(default)]
+    pub reason: Option<String>,
 }
 
 /// A connection's part of a path.
@@ -317,6 +340,9 @@ pub struct RuleMade {
     /// Rules of members of the group that contradicted one of root's, and are gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<RuleInfo>,
+    /// What the user should hear, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 impl From<RuleInfo> for RuleMade {
@@ -324,6 +350,7 @@ impl From<RuleInfo> for RuleMade {
         Self {
             rule,
             displaced: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 }

@@ -167,6 +167,7 @@ mod tests {
             bytes_received: 0,
             retransmissions: 0,
             paths: Vec::new(),
+            reason: None,
         }
     }
 

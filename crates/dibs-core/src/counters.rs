@@ -115,6 +115,10 @@ counters! {
     InnerProtocol = "inner_protocol_refused",
     /// The beginning of a connection to where the peer may open none.
     ConnectionRefused = "connection_refused",
+    /// Connections that a peer tries to open here, and that the local kernel does not answer: a firewall drops them.
+    CallUnanswered = "connection_unanswered",
+    /// Calls that get no answer at ports beyond those that are named.
+    SilentPortUnnamed = "silent_port_unnamed",
     /// A chunk of a flow that was never opened.
     FlowUnknown = "flow_unknown",
     /// A connection forgotten since there were too many; it opens again when it speaks.

@@ -30,6 +30,7 @@ pub(crate) struct Counts {
     pub(crate) others: u64,
     pub(crate) handshakes: u64,
     pub(crate) beyond: u64,
+    pub(crate) further: u64,
 }
 
 /// What someone sees on a path, and recovers.
@@ -43,6 +44,8 @@ pub struct Report {
     pub handshakes: u64,
     /// Datagrams that there was no room for.
     pub beyond: u64,
+    /// Datagrams of directions beyond those that are told apart.
+    pub further: u64,
     /// TCP that passed without a bump.
     pub plain: Plain,
     /// What passed by dibs.
@@ -107,6 +110,7 @@ impl Report {
             others: counts.others,
             handshakes: counts.handshakes,
             beyond: counts.beyond,
+            further: counts.further,
             plain: Plain {
                 bytes,
                 statistics: Statistics::of(plain.iter().map(Vec::as_slice)),

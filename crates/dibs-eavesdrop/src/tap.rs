@@ -11,6 +11,9 @@ use crate::report::{Counts, Direction, Report};
 
 /// Bytes that are kept; more are counted only.
 const MOST: usize = 64 << 20;
+/// Directions that are told apart: each takes up to a minute to read, and whoever sends on the path can make up any
+/// number of them.
+const DIRECTIONS: usize = 64;
 /// Bytes of plain TCP that are kept.
 const PLAIN: usize = 4 << 20;
 
@@ -134,6 +137,10 @@ impl Tap {
                 path: bytes[1],
                 index: number(4..8) as u32,
             };
+            if self.ways.len() == DIRECTIONS && !self.ways.contains_key(&key) {
+                self.counts.further += 1;
+                continue;
+            }
             let way = self.ways.entry(key).or_default();
             way.entry(number(8..16)).or_insert_with(|| {
                 self.kept += bytes.len();
@@ -149,6 +156,36 @@ impl Tap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn made_up_directions_are_counted_beyond_a_number() {
+        let mut tap = Tap::new(5300);
+        let mut datagram = [0; CLEAR + TAG];
+        datagram[0] = 4;
+        let end = |last| SocketAddr::from(([10, 0, 0, last], 5300));
+        for index in 0..1000u32 {
+            datagram[4..8].copy_from_slice(&index.to_be_bytes());
+            let packet = Packet {
+                from: end(1),
+                to: end(2),
+                payload: Payload::Udp(&datagram),
+            };
+            tap.packet(Duration::ZERO, &packet);
+            // What goes on in a direction that is known is kept.
+            datagram[15] = 1;
+            datagram[4..8].fill(0);
+            let packet = Packet {
+                payload: Payload::Udp(&datagram),
+                ..packet
+            };
+            tap.packet(Duration::ZERO, &packet);
+            datagram[15] = 0;
+        }
+        assert_eq!(tap.ways.len(), DIRECTIONS);
+        let kept: Vec<usize> = tap.ways.values().map(BTreeMap::len).collect();
+        assert_eq!((kept[0], kept[1]), (2, 1));
+        assert_eq!(tap.counts.further, 1000 - DIRECTIONS as u64);
+    }
 
     #[test]
     fn of_one_connection_its_segments_count_and_what_its_peer_sends() {

@@ -152,6 +152,37 @@ pub async fn list<U>(mut pick: impl FnMut(TcpSocket) -> Option<U>) -> Result<Vec
     Ok(sockets)
 }
 
+/// The ports of listeners whose queues of connections to be accepted are full: the kernel drops calls to them.
+pub async fn full_listeners() -> Result<HashSet<u16>, Error> {
+    let mut wire = Wire::open(NETLINK_SOCK_DIAG).map_err(Error::netlink("open sock_diag"))?;
+    let mut full = HashSet::new();
+    for (family, socket_id) in [
+        (AF_INET, SocketId::new_v4()),
+        (AF_INET6, SocketId::new_v6()),
+    ] {
+        let query = SockDiagMessage::InetRequest(InetRequest {
+            family,
+            protocol: IPPROTO_TCP,
+            extensions: ExtensionFlags::empty(),
+            states: StateFlags::LISTEN,
+            socket_id,
+        });
+        let found = wire.gather(query, full_listener).await;
+        full.extend(found.map_err(Error::netlink("list listening TCP sockets"))?);
+    }
+    Ok(full)
+}
+
+/// The port of a listener whose queue is full. Of these the kernel gives as queues how many wait, and how many may.
+fn full_listener(answer: SockDiagMessage) -> Option<u16> {
+    let SockDiagMessage::InetResponse(response) = answer else {
+        return None;
+    };
+    let header = &response.header;
+    let full = header.recv_queue > 0 && header.recv_queue >= header.send_queue;
+    full.then_some(header.socket_id.source_port)
+}
+
 fn query(family: u8, socket_id: SocketId) -> SockDiagMessage {
     SockDiagMessage::InetRequest(InetRequest {
         family,

@@ -10,6 +10,13 @@ use std::str::FromStr;
 pub struct BumpId(NonZeroU8);
 
 impl BumpId {
+    /// The number of `scramble`.
+    pub const SCRAMBLE: Self = Self(NonZeroU8::new(1).expect("a number"));
+    /// The number of `share`.
+    pub const SHARE: Self = Self(NonZeroU8::new(2).expect("a number"));
+    /// The number of `seal`.
+    pub const SEAL: Self = Self(NonZeroU8::new(3).expect("a number"));
+
     /// The id `id`, if it is one a bump may have.
     pub const fn new(id: u8) -> Option<Self> {
         match NonZeroU8::new(id) {
@@ -26,6 +33,11 @@ impl BumpId {
     /// The number.
     pub const fn get(self) -> u8 {
         self.0.get()
+    }
+
+    /// The name of its TUN: what comes by the bump comes out of this device.
+    pub fn tun_name(self) -> String {
+        format!("dibs{self}")
     }
 }
 

@@ -10,6 +10,7 @@ pub mod messages;
 pub mod naming;
 pub mod plausible;
 pub mod rules;
+pub mod silence;
 pub mod table;
 pub mod telling;
 pub mod tracked;

@@ -14,6 +14,7 @@
 //! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64; of OwnRule the rule's bump, of
 //!                           OtherSocket the socket)
 //! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
+//! body of kind 5, SILENT  = sequence:64  count:8  count * (bump:8  port:16)
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -26,7 +27,9 @@
 //! way by a bump, and leaves first. The receiver says whether it would follow, and gets ready: what it
 //! sends itself falls silent. CONFIRM says that the sender has connections on a bump, and asks whether the
 //! receiver has them there too; once both know, either may refuse what does not come by the bump. It is
-//! answered as SWITCH is, with generation 0.
+//! answered as SWITCH is, with generation 0. SILENT names all ports of the sender whose kernel does not answer what
+//! the receiver sends there by a bump: mostly a firewall drops it. The highest sequence counts, as with WANT; it is
+//! answered with one outcome.
 //!
 //! A message may be on its way for long, and a connection end meanwhile and another one take its ports.
 //! So an entry names the receiver's socket, by a number that the receiver gave it; 0 where it has not been
@@ -39,16 +42,18 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use dibs_core::node::{ControlError, MAX_CONTROL};
+use dibs_core::node::{ControlError, MAX_CONTROL, MAX_SILENT};
 use dibs_settings::BumpId;
 
 use crate::conns::{Pair, Socket, Version};
+use crate::silence::Port;
 
 const VERSION: u8 = 1;
 const WANT: u8 = 1;
 const SWITCH: u8 = 2;
 const ANSWER: u8 = 3;
 const CONFIRM: u8 = 4;
+const SILENT: u8 = 5;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
 
@@ -62,6 +67,7 @@ const MAX_NAME: usize = 32;
 
 const HEADER: usize = 6;
 const LONGEST_ENTRY: usize = 1 + 2 * 16 + 2 * 2 + 4 + 8;
+const _: () = assert!(HEADER + 8 + 1 + MAX_SILENT * 3 <= MAX_CONTROL);
 const _: () = assert!(HEADER + 11 + MAX_ENTRIES * LONGEST_ENTRY <= MAX_CONTROL);
 
 /// A message, see the [module](self).
@@ -118,6 +124,13 @@ pub enum Body {
         bump: BumpId,
         /// Up to [`MAX_ENTRIES`] connections.
         conns: Vec<Named>,
+    },
+    /// Which ports of the sender do not answer what the receiver sends there.
+    Silent {
+        /// Grows with each SILENT since the sender started.
+        sequence: u64,
+        /// All of them, up to [`MAX_SILENT`].
+        ports: Vec<Port>,
     },
     /// What came of a question.
     Answer(Vec<(Outcome, u64)>),
@@ -258,6 +271,16 @@ impl Message {
                 out.extend([bump.get(), count(conns.len())]);
                 conns.iter().for_each(|named| put_named(&mut out, named));
             }
+            Body::Silent { sequence, ports } => {
+                out[1] = SILENT;
+                out.extend(sequence.to_be_bytes());
+                assert!(ports.len() <= MAX_SILENT, "a node names {MAX_SILENT} ports");
+                out.push(ports.len() as u8);
+                for Port { bump, port } in ports {
+                    out.push(bump.get());
+                    out.extend(port.to_be_bytes());
+                }
+            }
             Body::Answer(outcomes) => {
                 out[1] = ANSWER;
                 out.push(count(outcomes.len()));
@@ -316,6 +339,10 @@ impl Message {
                     conns: conns.collect::<Result<_, _>>()?,
                 }
             }
+            SILENT => Body::Silent {
+                sequence: r.u64()?,
+                ports: r.ports()?,
+            },
             ANSWER => {
                 let outcomes = (0..r.count()?)
                     .map(|_| Ok((Outcome::from_wire(r.u8()?).ok_or(Malformed)?, r.u64()?)));
@@ -405,6 +432,19 @@ impl Reader<'_> {
         (0..count).map(device).collect()
     }
 
+    fn ports(&mut self) -> Result<Vec<Port>, Malformed> {
+        let count = usize::from(self.u8()?);
+        if count > MAX_SILENT {
+            return Err(Malformed);
+        }
+        let port = |_| {
+            let bump = BumpId::new(self.u8()?).ok_or(Malformed)?;
+            let port = self.u16()?;
+            Ok(Port { bump, port })
+        };
+        (0..count).map(port).collect()
+    }
+
     fn named(&mut self) -> Result<Named, Malformed> {
         let (local, remote): (IpAddr, IpAddr) = match self.u8()? {
             4 => (self.take::<4>()?.into(), self.take::<4>()?.into()),
@@ -471,7 +511,18 @@ mod tests {
                         conns: entries.into_iter().map(|(p, g)| (p, version(g))).collect(),
                     }
                 }),
-            (bump, named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
+            (bump.clone(), named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
+            (
+                any::<u64>(),
+                proptest::collection::vec((bump, any::<u16>()), 0..=MAX_SILENT)
+            )
+                .prop_map(|(sequence, ports)| Body::Silent {
+                    sequence,
+                    ports: ports
+                        .into_iter()
+                        .map(|(bump, port)| Port { bump, port })
+                        .collect(),
+                }),
             outcomes.prop_map(|outcomes| Body::Answer(
                 outcomes
                     .into_iter()
@@ -494,7 +545,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=4) {
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=5) {
             let _ = Message::decode(&bytes);
             // Deeper than chance would get.
             let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();
@@ -532,6 +583,27 @@ mod tests {
             &[1, 2, 3, 4, 5, 6, 7, 8, 1, 4],
             &[10, 0, 1, 1, 10, 0, 1, 2, 0x9c, 0x40, 0, 80],
             &[0, 0, 0, 77, 0, 0, 0, 0, 0, 0, 0, 3],
+        ]
+        .concat();
+        assert_eq!(message.encode(), expected);
+    }
+
+    #[test]
+    fn silent_ports_have_these_bytes() {
+        let port = |bump, port| Port {
+            bump: BumpId::new(bump).unwrap(),
+            port,
+        };
+        let message = Message {
+            request: 9,
+            body: Body::Silent {
+                sequence: 4,
+                ports: vec![port(1, 80), port(3, 5432)],
+            },
+        };
+        let expected = [
+            &[1, 5, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 4, 2][..],
+            &[1, 0, 80, 3, 0x15, 0x38],
         ]
         .concat();
         assert_eq!(message.encode(), expected);

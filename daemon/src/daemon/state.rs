@@ -10,6 +10,7 @@ use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use dibs_switch::plausible::Implausible;
 use dibs_switch::rules::{Ruling, Wants};
+use dibs_switch::silence;
 use dibs_switch::table::ConnTable;
 
 use crate::bumps::of_mask;
@@ -73,6 +74,10 @@ pub(crate) struct PeerState {
     pub(crate) devices: BTreeMap<BumpId, BumpId>,
     /// Sessions that it has been told all in, or is being told.
     pub(crate) told: u64,
+    /// Ports of this host that do not answer it.
+    pub(crate) silent_here: silence::Here,
+    /// Ports of it that do not answer this host.
+    pub(crate) silent_there: silence::There,
 }
 
 impl State {

@@ -54,6 +54,7 @@ fn status(paths: Vec<PathInfo>) -> Status {
             reason: None,
         }],
         paths,
+        silent_ports: Vec::new(),
         bumps: vec![BumpInfo {
             name: "seal".to_owned(),
             kind: "seal".to_owned(),
@@ -128,21 +129,4 @@ fn each_series_stands_once() {
         line("dibs_path_sent_bytes_total{path=\"eth\",peer=\"ser\\\"ver\"} 6144"),
         "{text}"
     );
-}
-
-#[test]
-fn requests_are_told_apart() {
-    for (request, expected) in [
-        ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Asked::Metrics),
-        ("GET /metrics?x=1 HTTP/1.0\r\n\r\n", Asked::Metrics),
-        ("GET / HTTP/1.1\r\n\r\n", Asked::Elsewhere),
-        ("POST /metrics HTTP/1.1\r\n\r\n", Asked::Otherwise),
-        ("GET /metrics HTTP/2\r\n\r\n", Asked::Nonsense),
-        ("GET /metrics", Asked::Nonsense),
-        ("", Asked::Nonsense),
-        ("\u{16}\u{3}\u{1}", Asked::Nonsense),
-    ] {
-        assert_eq!(asked(request.as_bytes()), expected, "{request:?}");
-    }
-    assert_eq!(asked(b"\xff\xfe /metrics HTTP/1.1\r\n"), Asked::Nonsense);
 }

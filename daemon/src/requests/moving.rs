@@ -14,7 +14,6 @@ use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::rules::Rule;
 use crate::switching::{Moved, Progress};
-use crate::terms::tun_name;
 use crate::{connections, devices, hearing, marking, sessions, switching};
 
 /// Why a connection cannot leave the bump of a rule.
@@ -228,7 +227,7 @@ fn warnings(
              stays so, see whether a firewall, here or at the peer, drops what comes in by the bump's \
              device ({})",
             name,
-            tun_name(id)
+            id.tun_name()
         ));
     }
     let without = without.into_iter().map(|peer| daemon.peer_name(peer));

@@ -13,7 +13,8 @@ use crate::live::Live;
 use crate::rules::{self, Displaced, Rule};
 use crate::state_file::SavedRule;
 use crate::{
-    backstop, connections, devices, following, probing, reconcile, sessions, translated, wants,
+    backstop, connections, devices, following, probing, reconcile, sessions, silence, translated,
+    wants,
 };
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
@@ -36,6 +37,7 @@ pub(super) async fn rule_add(
     let lives = connections::all(daemon).await?;
     check_meant(daemon, &rule, &lives).await?;
     let (id, info, by) = (rule.id, rule.info(), caller.uid);
+    let warnings = silence::in_the_way(daemon, &rule);
     let audience = Audience::of_rule(&rule);
     let wanted = SavedRule {
         id,
@@ -68,6 +70,7 @@ pub(super) async fn rule_add(
     Ok(RuleMade {
         rule: info,
         displaced: displaced.iter().map(|(rule, _)| rule.info()).collect(),
+        warnings,
     })
 }
 

@@ -10,8 +10,7 @@ use dibs_switch::plausible::Hosts;
 use crate::clock::now;
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::log::or_warn;
-use crate::marking::warn_of;
+use crate::marking::all_of;
 use crate::wakers::Task;
 use crate::{connections, devices, locking, marking, reconcile, recovery};
 
@@ -34,12 +33,12 @@ pub(crate) async fn on_switch(
     let lives = match connections::sockets_of(daemon, &meant).await {
         Ok(lives) => lives,
         Err(error) => {
-            tracing::warn!("{error}");
+            daemon.warn_of_peer(peer, &error.to_string());
             return vec![(Outcome::Failed, 0); conns.len()];
         }
     };
     let mut judged = judge(daemon, peer, &wanted, conns, &lives);
-    let carried_out = carry_out(daemon, &mut judged, switch, &lives).await;
+    let carried_out = carry_out(daemon, peer, &mut judged, switch, &lives).await;
     let outcomes = { judged.iter() }
         .map(|one| one.map_or_else(Refusal::answer, |following| following.answer()));
     let outcomes = outcomes.collect();
@@ -47,7 +46,9 @@ pub(crate) async fn on_switch(
         return outcomes;
     }
     // The peer asks again and again for what it was told.
-    daemon.events.note("follow the peer's switch", carried_out);
+    if let Err(error) = carried_out {
+        daemon.warn_of_peer(peer, &format!("cannot follow its switch: {error:#}"));
+    }
     daemon.wakers.wake(Task::Confirm);
     let name = daemon.peer_name(peer).to_owned();
     let bump = daemon.bumps.name_of(bump).to_owned();
@@ -64,6 +65,7 @@ pub(crate) async fn on_switch(
 /// Has those connections follow that may, all of one SWITCH: so they take the same steps together.
 async fn carry_out(
     daemon: &Daemon,
+    peer: usize,
     judged: &mut [Judged],
     switch: Switch,
     lives: &HashMap<Pair, Live>,
@@ -102,7 +104,7 @@ async fn carry_out(
                 let marked = meant.filter(|live| !failed.contains(&live.pair));
                 marked.for_each(|live| recovery::wake(daemon, live, bump));
             }
-            Step::Undo => undo(daemon, &pairs).await,
+            Step::Undo => undo(daemon, peer, &pairs).await,
         }
         let conns = &mut daemon.state.borrow_mut().conns;
         moving.retain_mut(|following| {
@@ -130,7 +132,7 @@ async fn wanted(
         Err(error) => Some(format!("{error:#}")),
     };
     if let Some(why) = &fault {
-        tracing::warn!("cannot follow the peer's switch: {why}");
+        daemon.warn_of_peer(peer, &format!("cannot follow its switch: {why}"));
     }
     let refusal = match (fault, known) {
         (_, false) => Some(Refusal::NoBump),
@@ -173,13 +175,16 @@ fn judge(
 }
 
 /// Puts connections back to where they were whose switches could not be carried out.
-async fn undo(daemon: &Daemon, pairs: &[Pair]) {
+async fn undo(daemon: &Daemon, peer: usize, pairs: &[Pair]) {
     daemon.save_or_warn();
     // The kernel has not taken the new marks: what it has says where they were.
-    if let Some(back) = or_warn(locking::bumps_of(daemon, pairs).await) {
-        marking::put_back(daemon, back).await;
+    match locking::bumps_of(daemon, pairs).await {
+        Ok(back) => marking::put_back(daemon, back).await,
+        Err(error) => daemon.warn_of_peer(peer, &error.to_string()),
     }
-    warn_of(&marking::mark_choices(daemon, pairs).await);
+    if let Err(error) = all_of(marking::mark_choices(daemon, pairs).await) {
+        daemon.warn_of_peer(peer, &error.to_string());
+    }
     pairs
         .iter()
         .for_each(|pair| marking::end_drains(daemon, pair));

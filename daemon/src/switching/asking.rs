@@ -85,7 +85,7 @@ pub(crate) async fn carry_out(daemon: &Daemon, peer: usize, moves: &mut [Move]) 
                         Some(version) => {
                             by_rule::give_in(daemon, peer, live.pair, version, own).await
                         }
-                        None => by_rule::follow_peer(daemon, &live.pair, own).await,
+                        None => by_rule::follow_peer(daemon, peer, &live.pair, own).await,
                     }
                 }
             }

@@ -10,10 +10,11 @@ use crate::{connections, marking, reconcile};
 
 /// Keeps a connection on the bump that a rule of the peer wants it on: of what we sent in plain the
 /// peer would take nothing, or answer it by the bump.
-pub(super) async fn follow_peer(daemon: &Daemon, pair: &Pair, own: u64) {
+pub(super) async fn follow_peer(daemon: &Daemon, peer: usize, pair: &Pair, own: u64) {
     let mut carried = daemon.bumps.all().iter().map(|bump| bump.id);
     let Some(bump) = carried.find(|bump| u64::from(bump.get()) == own) else {
-        return tracing::warn!("a rule of a peer wants a bump that this host does not carry");
+        let why = "a rule there wants a bump that this host does not carry";
+        return daemon.warn_of_peer(peer, why);
     };
     let by = Hand::Peer;
     daemon.update(pair, |conn| conn.hand_over(Some(Handed { bump, by })));
@@ -24,7 +25,7 @@ pub(super) async fn follow_peer(daemon: &Daemon, pair: &Pair, own: u64) {
         anyhow::Ok(())
     };
     if let Err(error) = followed.await {
-        tracing::warn!("cannot follow a rule of a peer: {error:#}");
+        daemon.warn_of_peer(peer, &format!("cannot follow a rule there: {error:#}"));
     }
 }
 
@@ -34,7 +35,7 @@ pub(super) async fn give_in(daemon: &Daemon, peer: usize, pair: Pair, version: V
         return;
     }
     daemon.save_or_warn();
-    follow_peer(daemon, &pair, own).await;
+    follow_peer(daemon, peer, &pair, own).await;
     let name = daemon.peer_name(peer).to_owned();
     let lives = connections::sockets_of(daemon, &[pair])
         .await

@@ -11,7 +11,7 @@ use crate::driver::{Notice, Notices};
 use crate::questions::Desks;
 use crate::sessions::outdated;
 use crate::wakers::Task;
-use crate::{reconcile, recovery, resync, sessions};
+use crate::{reconcile, recovery, resync, sessions, silence};
 
 /// Follows the data path until it ends.
 pub(crate) async fn follow(daemon: Rc<Daemon>, mut notices: Notices) {
@@ -43,6 +43,8 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 state.outdated = None;
                 if restarted {
                     state.wants.handle_restart();
+                    state.silent_here.handle_restart();
+                    state.silent_there.handle_restart();
                     state.devices.clear();
                 }
             }
@@ -53,13 +55,14 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 format!("the session with peer {name} is established{how}"),
                 &[("peer", name)],
             );
+            silence::tell(daemon, peer);
             let daemon = Rc::clone(daemon);
             tokio::task::spawn_local(async move {
                 // How late it was when we called.
                 daemon.events.note("save", daemon.save());
                 sessions::tell_lacks(&daemon, peer).await;
                 if let Err(error) = recovery::recover(&daemon, peer).await {
-                    tracing::warn!("connections go on late: {error:#}");
+                    daemon.warn_of_peer(peer, &format!("connections go on late: {error:#}"));
                 }
                 resync::resync(&daemon, peer).await;
             });
@@ -103,6 +106,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 &[("path", name), ("peer", peer), ("state", state.to_owned())],
             );
         }
+        Event::SilentPorts { peer, ports } => silence::handle_report(daemon, peer, &ports),
         Event::Control { .. } | Event::Drained { .. } => {
             unreachable!("messages and ends of drains are taken before")
         }

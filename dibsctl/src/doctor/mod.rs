@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use dibs_config::Config;
+use dibs_control::Status;
 use serde_json::json;
 
 use crate::output::{runtime, show};
@@ -69,7 +70,7 @@ async fn examine(file: Option<PathBuf>, socket: &Path) -> Vec<Finding> {
     findings.extend(marks::judge(&host.tables, config.as_ref()));
     findings.extend(routing::judge(host.network.as_ref(), config.as_ref()));
     findings.extend(managers::judge(&host.managers));
-    findings.extend(of_config(&host, config.as_ref(), running.is_ok()).await);
+    findings.extend(of_config(&host, config.as_ref(), running.as_ref().ok()).await);
     findings.push(clock::judge(host.now, host.synchronized));
     findings.push(congestion::judge(host.congestion.as_deref()));
     findings.push(wake::judge(&mut host::wakes()));
@@ -78,7 +79,8 @@ async fn examine(file: Option<PathBuf>, socket: &Path) -> Vec<Finding> {
 }
 
 /// What depends on paths and peers.
-async fn of_config(host: &Host, config: Option<&Config>, running: bool) -> Vec<Finding> {
+async fn of_config(host: &Host, config: Option<&Config>, status: Option<&Status>) -> Vec<Finding> {
+    let running = status.is_some();
     let Some(config) = config else {
         let why = "without a configuration neither paths nor peers are known";
         return vec![Finding::skipped(
@@ -99,7 +101,8 @@ async fn of_config(host: &Host, config: Option<&Config>, running: bool) -> Vec<F
         &host::bind(config),
         running,
     ));
-    findings.extend(firewall::judge(host, config, &ways));
+    let silent = status.map_or(&[][..], |status| &status.silent_ports);
+    findings.extend(firewall::judge(host, config, &ways, silent));
     findings.extend(forwarding::judge(config, host::sysctl));
     findings.extend(translation::judge(&host.translated(config).await));
     findings

@@ -68,7 +68,15 @@ fn rule(text: String, rule: &str) -> Rule {
             "-m" | "--comment" | "--log-prefix" | "--reject-with" => {
                 at += 1;
                 // Matches that tell by their options what they ask.
-                let known = ["comment", "conntrack", "state", "tcp", "udp", "multiport"];
+                let known = [
+                    "addrtype",
+                    "comment",
+                    "conntrack",
+                    "state",
+                    "tcp",
+                    "udp",
+                    "multiport",
+                ];
                 if word != "-m" || known.contains(&value) {
                     continue;
                 }
@@ -94,6 +102,7 @@ fn rule(text: String, rule: &str) -> Rule {
             "-s" => Some(nets(value).map_or(What::Unknown, What::Source)),
             "-d" => Some(nets(value).map_or(What::Unknown, What::Destination)),
             "--dport" | "--dports" => Some(spans(&list()).map_or(What::Unknown, What::Dport)),
+            "--dst-type" => Some(What::AddressType(list())),
             "--ctstate" | "--state" => Some(What::State(
                 list().iter().map(|state| state.to_lowercase()).collect(),
             )),

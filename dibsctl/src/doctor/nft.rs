@@ -161,7 +161,10 @@ fn condition(of: &Value) -> Condition {
             }
         }
         (None, (_, field)) if field == "dport" => spans(right).map(What::Dport),
-        _ if left["ct"]["key"] == "state" => strings().map(What::State),
+        // What comes out of a TUN has no status: it is not translated.
+        _ if left["ct"]["key"] == "state" || left["ct"]["key"] == "status" => {
+            strings().map(What::State)
+        }
         _ => None,
     };
     Condition {

@@ -50,6 +50,8 @@ pub(crate) enum What {
     Destination(Vec<IpNet>),
     /// To a port of these spans.
     Dport(Vec<(u16, u16)>),
+    /// For an address of one of these types, in capitals.
+    AddressType(Vec<String>),
     /// Of a connection in one of these states, in small letters.
     State(Vec<String>),
     /// Something that is not understood here.
@@ -230,6 +232,10 @@ impl Walk<'_> {
             What::Dport(spans) => packet
                 .dport
                 .map(|port| spans.iter().any(|(from, to)| (*from..=*to).contains(&port))),
+            // What is judged comes to this host.
+            What::AddressType(types) => {
+                { packet.inbound }.then(|| types.iter().any(|of| of == "LOCAL"))
+            }
             What::State(states) => Some(states.iter().any(|state| state == packet.state)),
             What::Unknown => None,
         }

@@ -45,6 +45,7 @@ fn write_report(out: &mut String, report: &Report) -> fmt::Result {
         others,
         handshakes,
         beyond,
+        further,
         plain,
         directions,
     } = report;
@@ -63,6 +64,14 @@ fn write_report(out: &mut String, report: &Report) -> fmt::Result {
     if *beyond > 0 {
         let beyond = count(*beyond as usize, "datagram");
         writeln!(out, "{beyond} did not find room and are left out")?;
+    }
+    if *further > 0 {
+        let further = count(*further as usize, "datagram");
+        writeln!(
+            out,
+            "{further} belong to directions beyond the first {} and are left out",
+            directions.len()
+        )?;
     }
     if plain.bytes > 0 {
         writeln!(

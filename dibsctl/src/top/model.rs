@@ -322,6 +322,7 @@ mod tests {
             bytes_received: 0,
             retransmissions: 0,
             paths: ["eth", "wlan"].into_iter().zip(paths).map(by).collect(),
+            reason: None,
         }
     }
 

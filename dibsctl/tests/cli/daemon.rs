@@ -81,6 +81,7 @@ pub(crate) fn conn() -> ConnInfo {
         bytes_received: 1536,
         retransmissions: 2,
         paths: vec![path("eth", 1 << 20), path("wlan", 2 << 20)],
+        reason: None,
     }
 }
 
@@ -206,6 +207,7 @@ pub(crate) fn status() -> Status {
         warnings: vec!["integrity is a fine thing".to_owned()],
         peers: vec![peer()],
         paths: vec![path()],
+        silent_ports: Vec::new(),
         bumps: vec![bump()],
         connections: 5,
         counters: [("replayed".to_owned(), 4), ("silent".to_owned(), 0)].into(),

@@ -7,7 +7,7 @@ use netns_tests::{Node, Setup, isolated};
 use serde_json::Value;
 
 /// What it says, and whether it is content.
-fn examined(node: &Node) -> Result<(Value, bool)> {
+pub(crate) fn examined(node: &Node) -> Result<(Value, bool)> {
     let mut command = node.host.command(built("dibsctl"));
     command.args(["--json", "doctor", "--config", "/run/dibs/dibsd.toml"]);
     let output = node.host.spawn(command)?.output(HANG)?;

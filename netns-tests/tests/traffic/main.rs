@@ -39,6 +39,7 @@ mod reuse;
 mod rules;
 mod saving;
 mod schedulers;
+mod silent;
 mod start;
 mod switching;
 mod told;

@@ -9,7 +9,7 @@ use super::{Bump, Chain, Decode, Encode, Method};
 use crate::session::EpochKey;
 
 /// Number of [`scramble`].
-pub const SCRAMBLE: BumpId = BumpId::new(1).expect("a number of a bump");
+pub const SCRAMBLE: BumpId = BumpId::SCRAMBLE;
 
 /// The papers' scrambler.
 pub fn scramble() -> Bump {

@@ -5,7 +5,7 @@ use dibs_settings::BumpId;
 use super::{Bump, Method, Padding};
 
 /// Number of [`seal`].
-pub const SEAL: BumpId = BumpId::new(3).expect("a number of a bump");
+pub const SEAL: BumpId = BumpId::SEAL;
 
 /// Authenticated encryption.
 pub fn seal(padding: Padding) -> Bump {

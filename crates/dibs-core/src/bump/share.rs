@@ -9,7 +9,7 @@ use dibs_settings::BumpId;
 use super::{Bump, Method, Split};
 
 /// Number of [`share`].
-pub const SHARE: BumpId = BumpId::new(2).expect("a number of a bump");
+pub const SHARE: BumpId = BumpId::SHARE;
 
 /// Secret sharing over paths.
 pub fn share(scheme: Scheme) -> Bump {

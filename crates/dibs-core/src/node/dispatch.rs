@@ -11,6 +11,7 @@ use dibs_wire::virtio::{self, VirtioHdr};
 use super::association;
 use super::config::NodeConfig;
 use super::hosts::Hosts;
+use super::inner;
 use super::notice::Event;
 use super::out::{Out, Source};
 use super::paths::{Arrival, PathSet};
@@ -210,11 +211,18 @@ impl Node {
                 shared.count(Counter::TunRefused);
                 shared.pool.give(buffer);
             }
-            Packet::Opaque(_) if session.is_none() => {
+            Packet::Opaque(packet) => {
+                let is_up = session.is_some();
+                if let Some(tuple) = inner::rejected(&packet) {
+                    let (receiver, mut cx) = peer.receiving(now, shared);
+                    receiver.on_local_rejection(&mut cx, &tuple.reversed());
+                }
+                if is_up {
+                    return peer.opaque.take(shared, bump, header, buffer, len);
+                }
                 shared.count(Counter::TunNoSession);
                 shared.pool.give(buffer);
             }
-            Packet::Opaque(_) => peer.opaque.take(shared, bump, header, buffer, len),
         }
     }
 

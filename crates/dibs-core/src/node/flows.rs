@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 use dibs_settings::{BumpId, Scheduler};
-use dibs_wire::Tuple;
 use dibs_wire::frame::{FlowId, Open};
+use dibs_wire::{SeqNumber, Tuple};
 use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
+use super::silence::{self, Call, Heard};
 use crate::bump::Bumps;
 use crate::flow::conn::{Conn, Incoming, Outgoing};
 use crate::flow::tsval_floor::TsvalFloor;
@@ -42,6 +43,8 @@ struct Ends {
     /// The bumps that it was on, as far as they are not forgotten.
     lanes: SmallVec<[(BumpId, Key); 1]>,
     floor: TsvalFloor,
+    /// The peer's last SYN, while the local kernel has not answered it.
+    call: Option<Call>,
 }
 
 /// See the module. A connection has an entry for each bump that it was on.
@@ -113,6 +116,30 @@ impl FlowTable {
         let conn = self.conns.get_mut(key)?;
         let ends = self.ends.get_mut(conn.ends)?;
         Some((conn, ends.tuple, &mut ends.floor))
+    }
+
+    /// A SYN of the peer goes to the local kernel.
+    pub(super) fn call(&mut self, now: Time, key: Key, bump: BumpId, seq: SeqNumber) -> Heard {
+        match self.ends_mut(key) {
+            Some(ends) => silence::hear(&mut ends.call, now, bump, seq),
+            None => Heard::Early,
+        }
+    }
+
+    /// The local kernel answers, by whichever bump: the one that the peer's SYN came by, if one waited for that.
+    pub(super) fn answer(&mut self, key: Key) -> Option<BumpId> {
+        Some(self.ends_mut(key)?.call.take()?.bump())
+    }
+
+    /// The local host rejects the peer's SYN of this tuple, as the local host sends: the bump that it came by, and
+    /// what that means, if there was one.
+    pub(super) fn reject(&mut self, tuple: &Tuple) -> Option<(BumpId, Heard)> {
+        let call = self.ends.get_mut(self.ends_of(tuple)?)?.call.as_mut()?;
+        Some((call.bump(), call.fail()))
+    }
+
+    fn ends_mut(&mut self, key: Key) -> Option<&mut Ends> {
+        self.ends.get_mut(self.conns.get(key)?.ends)
     }
 
     /// A connection's addresses, as the local host sends.
@@ -225,6 +252,7 @@ impl FlowTable {
             tuple,
             lanes: SmallVec::new(),
             floor: TsvalFloor::default(),
+            call: None,
         });
         let Self { ends, hashing, .. } = self;
         let hash_of = |key: &Key| hashing.hash_one(ends.get(*key).expect(ENDS).tuple);

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use dibs_wire::Tuple;
 use dibs_wire::packet::{ICMP, ICMPV6, Opaque, TCP};
 
 use crate::counters::Counter;
@@ -48,8 +49,8 @@ pub(super) fn may_pass(
         (ICMP, false) | (ICMPV6, true) => quoted_segment(upper, v6),
         _ => None,
     };
-    let (src, dst) = quoted.ok_or(Counter::InnerProtocol)?;
-    match is_receivers(src) && is_senders(dst) {
+    let quoted = quoted.ok_or(Counter::InnerProtocol)?;
+    match is_receivers(quoted.src) && is_senders(quoted.dst) {
         true => Ok(()),
         false => Err(Counter::InnerAddress),
     }
@@ -118,26 +119,64 @@ pub(super) fn behind_extensions(mut next: u8, mut bytes: &[u8]) -> Result<Upper<
     Err(Counter::InnerProtocol)
 }
 
-/// The addresses of the segment that an ICMP error quotes: destination unreachable, source quench, time
-/// exceeded, parameter problem; of ICMPv6 those that RFC 4443 counts as errors.
-fn quoted_segment(message: &[u8], v6: bool) -> Option<(IpAddr, IpAddr)> {
+/// The segment that was to come to this host, as its sender sent it, of which an ICMP error says that it did not:
+/// destination unreachable, but for packets that are too long (RFC 792, type 3 without code 4; RFC 4443, type 1).
+pub(super) fn rejected(packet: &Opaque<'_>) -> Option<Tuple> {
+    let message = packet.bytes.get(packet.upper..)?;
+    let v6 = packet.src.is_ipv6();
+    let rejects = match (packet.protocol, v6) {
+        (ICMP, false) => message.first() == Some(&3) && message.get(1) != Some(&4),
+        (ICMPV6, true) => message.first() == Some(&1),
+        _ => false,
+    };
+    let quoted = quoted_segment(message, v6).filter(|_| rejects && !packet.fragment)?;
+    let [s0, s1, d0, d1] = *quoted.tcp.first_chunk()?;
+    Some(Tuple {
+        src: quoted.src,
+        dst: quoted.dst,
+        sport: u16::from_be_bytes([s0, s1]),
+        dport: u16::from_be_bytes([d0, d1]),
+    })
+}
+
+/// A segment in an ICMP error.
+struct Quoted<'a> {
+    src: IpAddr,
+    dst: IpAddr,
+    /// As much of it as there is.
+    tcp: &'a [u8],
+}
+
+/// The segment that an ICMP error quotes: destination unreachable, source quench, time exceeded, parameter problem;
+/// of ICMPv6 those that RFC 4443 counts as errors.
+fn quoted_segment(message: &[u8], v6: bool) -> Option<Quoted<'_>> {
     let is_error = match (message.first()?, v6) {
         (kind, false) => matches!(kind, 3 | 4 | 11 | 12),
         (kind, true) => *kind < 128,
     };
-    // The quoted packet is cut short, so nothing behind its addresses and its protocol is looked at.
+    // The quoted packet is cut short, so only its addresses and its protocol are sure to be there.
     let quoted = message.get(8..).filter(|_| is_error)?;
     match (quoted.first()? >> 4, v6) {
         (4, false) if quoted.get(9) == Some(&TCP) => {
             let src: [u8; 4] = quoted.get(12..16)?.try_into().ok()?;
             let dst: [u8; 4] = quoted.get(16..20)?.try_into().ok()?;
-            Some((src.into(), dst.into()))
+            let upper = usize::from(quoted[0] & 15) * 4;
+            Some(Quoted {
+                src: src.into(),
+                dst: dst.into(),
+                tcp: quoted.get(upper..).unwrap_or_default(),
+            })
         }
         (6, true) => {
             let src: [u8; 16] = quoted.get(8..24)?.try_into().ok()?;
             let dst: [u8; 16] = quoted.get(24..40)?.try_into().ok()?;
             let upper = behind_extensions(quoted[6], &quoted[40..]).ok()?;
-            (upper.protocol == TCP).then_some((src.into(), dst.into()))
+            let tcp = { upper.fragment.is_none() }.then_some(upper.bytes);
+            (upper.protocol == TCP).then(|| Quoted {
+                src: src.into(),
+                dst: dst.into(),
+                tcp: tcp.unwrap_or_default(),
+            })
         }
         _ => None,
     }

@@ -35,6 +35,7 @@ mod receive;
 mod send;
 mod share_collector;
 mod shared;
+mod silence;
 mod snapshot;
 mod solicit;
 #[cfg(test)]
@@ -46,4 +47,5 @@ pub use dispatch::{Node, Transmit};
 pub use flow_scheduler::FlowScheduler;
 pub use messages::{ControlError, MAX_CONTROL};
 pub use notice::Event;
+pub use silence::{MAX_SILENT, SilentPort};
 pub use snapshot::{ConnSnapshot, PathSnapshot, PeerSnapshot};

@@ -6,6 +6,8 @@ use std::time::Duration;
 use dibs_settings::BumpId;
 use dibs_wire::Tuple;
 
+use super::silence::SilentPort;
+
 /// Something that happened; peers and paths by their index in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -44,6 +46,13 @@ pub enum Event {
         /// What it is now: "active", "suspect", "down", "joining".
         state: &'static str,
     },
+    /// Other ports than before do not answer what the peer sends there: these are all.
+    SilentPorts {
+        /// The peer.
+        peer: usize,
+        /// At most [`MAX_SILENT`](super::MAX_SILENT).
+        ports: Vec<SilentPort>,
+    },
     /// A message of the peer's daemon, once. [`Node::control_done`](super::Node::control_done) makes room for
     /// another one.
     Control {
@@ -64,7 +73,7 @@ pub enum Event {
 }
 
 /// What the owner has not asked for yet. Whoever comes late, or never, loses nothing that matters and finds no
-/// more than a bounded number: of what is said of a peer's session, and of a path, the last stands for all
+/// more than a bounded number: of what is said of a peer's session, its silent ports, and of a path, the last stands for all
 /// before it; messages have a [bound](super::messages::MAX_TAKEN) of their own; and a drain ends once.
 #[derive(Default)]
 pub(crate) struct Events(VecDeque<Event>);
@@ -106,6 +115,7 @@ impl Event {
             ) => peer == of && !restarted,
             (Self::PeerUp { peer, .. } | Self::PeerDown { peer }, Self::PeerDown { peer: of })
             | (Self::Outdated { peer, .. }, Self::Outdated { peer: of, .. })
+            | (Self::SilentPorts { peer, .. }, Self::SilentPorts { peer: of, .. })
             | (Self::KeysExhausted { peer }, Self::KeysExhausted { peer: of }) => peer == of,
             (
                 Self::Path { peer, path, .. },

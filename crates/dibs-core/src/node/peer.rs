@@ -104,6 +104,7 @@ impl Peer {
     ) -> (&'a mut Receiver, ReceiveCx<'a>) {
         let cx = ReceiveCx {
             now,
+            peer: self.id.index(),
             shared,
             hosts: &self.hosts,
             association: &self.association,
@@ -128,6 +129,7 @@ impl Peer {
         }
         let (receiver, mut cx) = self.receiving(now, shared);
         let key = receiver.conn(&mut cx, segment.tuple, bump);
+        receiver.on_local_answer(&mut cx, key, segment.tuple);
         let (conn, _, floor) = cx.flows.with_ends(key).expect("it was just found");
         conn.note_segment(now, segment, session);
         if let Some((_, tsecr)) = segment.timestamps

@@ -20,9 +20,11 @@ use super::association::Association;
 use super::flows::FlowTable;
 use super::fq::FairQueue;
 use super::hosts::Hosts;
+use super::notice::Event;
 use super::opaque::Reassembly;
 use super::share_collector::ShareCollector;
 use super::shared::Shared;
+use super::silence::{Heard, SilentPorts};
 use crate::counters::Counter;
 use crate::flow::conn::Conn;
 use crate::slab::Key;
@@ -45,6 +47,8 @@ const OVERTAKING_PATIENCE: Duration = Duration::from_millis(200);
 /// What a receiver works on beside what it holds.
 pub(super) struct ReceiveCx<'a> {
     pub(super) now: Time,
+    /// Whose it is, by index.
+    pub(super) peer: usize,
     pub(super) shared: &'a mut Shared,
     pub(super) hosts: &'a Hosts,
     pub(super) association: &'a Association,
@@ -61,6 +65,8 @@ pub(super) struct Receiver {
     reassembly: Reassembly,
     /// Connections of which something is held back that could go on, and until when.
     pub(super) held_starts: Vec<(Key, Time)>,
+    /// Ports where the local kernel does not answer the peer.
+    pub(super) silent: SilentPorts,
     /// Frames that tell the peer of flows and epochs; they may be lost.
     pub(super) notices: Vec<u8>,
     sweep_at: Time,
@@ -73,6 +79,7 @@ impl Receiver {
             shares: ShareCollector::default(),
             reassembly: Reassembly::default(),
             held_starts: Vec::new(),
+            silent: SilentPorts::default(),
             notices: Vec::new(),
             sweep_at: now + SWEEP,
         }
@@ -149,6 +156,56 @@ impl Receiver {
         }
     }
 
+    /// The local kernel is given a SYN of the peer for the connection `tuple`, as the local host sends. What answers
+    /// behind a gateway is another host.
+    fn on_call(
+        &mut self,
+        cx: &mut ReceiveCx<'_>,
+        (key, tuple, bump): (Key, Tuple, BumpId),
+        seq: SeqNumber,
+    ) {
+        if cx.shared.own.addresses.contains(&tuple.src) {
+            let heard = cx.flows.call(cx.now, key, bump, seq);
+            self.note_call(cx, (bump, tuple.sport), heard);
+        }
+    }
+
+    /// The local kernel sends something of the connection `tuple`.
+    pub(super) fn on_local_answer(&mut self, cx: &mut ReceiveCx<'_>, key: Key, tuple: Tuple) {
+        if let Some(bump) = cx.flows.answer(key) {
+            self.silent.answered(bump, tuple.sport);
+            self.tell_silence(cx);
+        }
+    }
+
+    /// The local host says that it does not take what the peer sent for the connection `tuple`, as the local host
+    /// sends: a kernel that nobody keeps from answering says so with RST.
+    pub(super) fn on_local_rejection(&mut self, cx: &mut ReceiveCx<'_>, tuple: &Tuple) {
+        if let Some((bump, heard)) = cx.flows.reject(tuple) {
+            self.note_call(cx, (bump, tuple.sport), heard);
+        }
+    }
+
+    fn note_call(&mut self, cx: &mut ReceiveCx<'_>, place: (BumpId, u16), heard: Heard) {
+        let Heard::Unanswered { first } = heard else {
+            return;
+        };
+        if first {
+            cx.shared.count(Counter::CallUnanswered);
+        }
+        if !self.silent.note(cx.now, place, first) {
+            cx.shared.count(Counter::SilentPortUnnamed);
+        }
+        self.tell_silence(cx);
+    }
+
+    fn tell_silence(&mut self, cx: &mut ReceiveCx<'_>) {
+        if let Some(ports) = self.silent.poll_change() {
+            let peer = cx.peer;
+            cx.shared.events.push(Event::SilentPorts { peer, ports });
+        }
+    }
+
     /// Whether one more may be held back.
     fn may_hold_start(&self) -> bool {
         self.held_starts.len() < MAX_HELD_STARTS
@@ -194,6 +251,8 @@ impl Receiver {
             self.release_start(cx, key);
         }
         if cx.now >= self.sweep_at {
+            self.silent.expire(cx.now);
+            self.tell_silence(cx);
             self.sweep_at = cx.now + SWEEP;
             self.sweep(cx);
         }

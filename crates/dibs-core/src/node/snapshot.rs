@@ -7,6 +7,7 @@ use dibs_wire::Tuple;
 
 use super::association::CarriedBump;
 use super::dispatch::Node;
+use super::silence::SilentPort;
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;
@@ -31,6 +32,8 @@ pub struct PeerSnapshot {
     pub unacknowledged: usize,
     /// The bumps that it carries, as it said at the last handshake.
     pub bumps: Vec<CarriedBump>,
+    /// Ports of this host that do not answer it.
+    pub silent: Vec<SilentPort>,
 }
 
 /// A path to a peer.
@@ -94,6 +97,7 @@ impl Node {
                 sets: p.receiver.sets(),
                 unacknowledged: p.in_flight.span(),
                 bumps: p.association.carried().to_vec(),
+                silent: p.receiver.silent.ports(),
             })
             .collect()
     }

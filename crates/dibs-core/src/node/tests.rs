@@ -43,6 +43,7 @@ mod rates;
 mod rekey;
 mod schedulers;
 mod sends;
+mod silence;
 mod toy;
 
 pub(super) const BUMP: BumpId = bump::SCRAMBLE;

@@ -1,7 +1,10 @@
 //! Whether this host's firewall lets through what dibs needs: what comes out of a TUN and goes into it, and
 //! the datagrams of the paths.
 
-use dibs_config::Config;
+mod calls;
+
+use dibs_config::{BumpConfig, Config};
+use dibs_control::SilentPortInfo;
 
 use crate::doctor::finding::Finding;
 use crate::doctor::host::{Host, Way};
@@ -10,30 +13,31 @@ use crate::doctor::{netfilter, nft};
 
 const CHECK: &str = "firewall";
 
-/// The device of most bumps.
-const TUN: &str = "dibs1";
-
-/// By the rules of iptables and nftables.
-pub(crate) fn judge(host: &Host, config: &Config, ways: &[Way]) -> Vec<Finding> {
+/// By the rules of iptables and nftables; `silent` are ports that do not answer, as a running daemon says.
+pub(crate) fn judge(
+    host: &Host,
+    config: &Config,
+    ways: &[Way],
+    silent: &[SilentPortInfo],
+) -> Vec<Finding> {
     if !host.root {
         return vec![Finding::needs_root(CHECK)];
     }
-    let chains = |v6| -> Vec<Chain> {
-        let saved = host.tables.of(v6).flat_map(netfilter::parse);
-        saved.chain(host.nft.iter().flat_map(nft::parse)).collect()
-    };
-    let both = [chains(false), chains(true)];
-    let of = |packet: &Packet| {
-        let address = packet.source.or(packet.destination);
-        let v6 = address.is_some_and(|address| address.is_ipv6());
-        verdict(&both[usize::from(v6)], packet)
-    };
-    let wanted = wanted(config, ways);
-    let mut findings: Vec<Finding> = { wanted.into_iter() }
-        .filter_map(|(subject, what, packet)| told(&subject, &what, &packet, of(&packet)))
-        .collect();
+    let filter = Filter::of(host);
+    let devices = devices(config);
+    let mut findings = of_peers(&filter, config, &devices);
+    findings.extend(of_ways(&filter, config, ways));
+    findings.extend(calls::judge(
+        &filter,
+        (config, &devices),
+        ways,
+        (&host.listening, silent),
+    ));
     if findings.is_empty() {
-        let fine = "it lets through what comes by dibs1 and the datagrams of the paths";
+        let fine = format!(
+            "it lets through what comes by {} and the datagrams of the paths",
+            devices.join(", ")
+        );
         findings.push(Finding::fine(CHECK, fine));
     }
     if host.nft.is_none() {
@@ -46,14 +50,110 @@ pub(crate) fn judge(host: &Host, config: &Config, ways: &[Way]) -> Vec<Finding> 
     findings
 }
 
-/// What has to get through: what it is about, what it is called, and how it looks.
-fn wanted(config: &Config, ways: &[Way]) -> Vec<(String, String, Packet)> {
-    let mut wanted = Vec::new();
+/// The TUNs of the bumps that this host carries: each bump has one, and a firewall tells them apart.
+fn devices(config: &Config) -> Vec<String> {
+    let bumps = config
+        .bumps
+        .iter()
+        .filter(|bump| config.lack(bump).is_none());
+    let built_in = bumps.filter_map(BumpConfig::built_in);
+    built_in.map(|bump| bump.number().tun_name()).collect()
+}
+
+/// The rules of this host.
+struct Filter {
+    /// For IPv4 and for IPv6.
+    chains: [Vec<Chain>; 2],
+}
+
+impl Filter {
+    fn of(host: &Host) -> Self {
+        let chains = |v6| {
+            let saved = host.tables.of(v6).flat_map(netfilter::parse);
+            saved.chain(host.nft.iter().flat_map(nft::parse)).collect()
+        };
+        Self {
+            chains: [chains(false), chains(true)],
+        }
+    }
+
+    fn verdict(&self, packet: &Packet) -> Verdict {
+        let address = packet.source.or(packet.destination);
+        let v6 = address.is_some_and(|address| address.is_ipv6());
+        verdict(&self.chains[usize::from(v6)], packet)
+    }
+
+    /// What becomes of a packet on each of these interfaces: those with the same verdict together.
+    fn verdicts(&self, packet: &Packet, on: &[String]) -> Vec<(Verdict, Vec<String>)> {
+        let mut all: Vec<(Verdict, Vec<String>)> = Vec::new();
+        for interface in on {
+            let packet = Packet {
+                interface: interface.clone(),
+                ..packet.clone()
+            };
+            let verdict = self.verdict(&packet);
+            match all.iter_mut().find(|(known, _)| *known == verdict) {
+                Some((_, interfaces)) => interfaces.push(interface.clone()),
+                None => all.push((verdict, vec![interface.clone()])),
+            }
+        }
+        all
+    }
+
+    /// How to let something in: by the program that makes the rules, as far as it is known by its chains.
+    fn remedy(&self, packet: &Packet, interface: &str) -> String {
+        let made_by = |part: &str| {
+            let mut chains = self.chains.iter().flatten();
+            chains.any(
+                |Chain {
+                     name: (table, chain),
+                     ..
+                 }| table.contains(part) || chain.starts_with(part),
+            )
+        };
+        let port = packet.dport;
+        let chain = if packet.inbound { "INPUT" } else { "OUTPUT" };
+        let option = if packet.inbound { "-i" } else { "-o" };
+        let device = if interface.ends_with('+') {
+            "dibs1"
+        } else {
+            interface
+        };
+        if packet.inbound && made_by("ufw-") {
+            let port = port.map_or_else(String::new, |port| format!(" to any port {port}"));
+            return format!("let it through, for each device: ufw allow in on {device}{port}");
+        }
+        if packet.inbound && made_by("firewalld") {
+            return format!(
+                "let it through, for each device: firewall-cmd --permanent --zone=trusted --add-interface={device}, \
+                 then firewall-cmd --reload"
+            );
+        }
+        let dport = port.filter(|_| packet.state == "new");
+        let dport = dport.map_or_else(String::new, |port| format!(" --dport {port}"));
+        format!(
+            "let it through before that, such as: iptables -I {chain} {option} {interface} -p {}{dport} -j ACCEPT",
+            packet.protocol
+        )
+    }
+}
+
+/// The devices as a rule names them: all of them have one name.
+fn named(some: &[String], all: &[String]) -> String {
+    match some.len() == all.len() && some.len() > 1 {
+        true => "dibs+".to_owned(),
+        false => some.first().cloned().unwrap_or_default(),
+    }
+}
+
+/// What comes by the TUNs, of connections that are there.
+fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding> {
+    let mut findings = Vec::new();
     for peer in &config.peers {
         for net in &peer.addresses {
             let inward = Packet {
                 inbound: true,
-                interface: TUN.to_owned(),
+                interface: String::new(),
                 protocol: "tcp",
                 source: Some(net.addr()),
                 destination: None,
@@ -68,10 +168,25 @@ fn wanted(config: &Config, ways: &[Way]) -> Vec<(String, String, Packet)> {
             };
             let from = format!("what {} sends by a bump", net.addr());
             let to = format!("what goes to {} by a bump", net.addr());
-            wanted.push((peer.name.clone(), from, inward));
-            wanted.push((peer.name.clone(), to, outward));
+            for (what, packet) in [(from, inward), (to, outward)] {
+                findings.extend(
+                    { filter.verdicts(&packet, devices).into_iter() }.filter_map(
+                        |(verdict, on)| {
+                            let what = format!("{what} on {}", on.join(", "));
+                            let advice = filter.remedy(&packet, &named(&on, devices));
+                            told(&peer.name, &what, &packet, verdict, advice)
+                        },
+                    ),
+                );
+            }
         }
     }
+    findings
+}
+
+/// The datagrams of the paths.
+fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
+    let mut findings = Vec::new();
     for way in ways {
         let (Some(interface), Some(remote)) = (&way.interface, way.remote) else {
             continue;
@@ -96,42 +211,38 @@ fn wanted(config: &Config, ways: &[Way]) -> Vec<(String, String, Packet)> {
             state: "new",
             ..inward.clone()
         };
-        let name = way.path.clone();
-        wanted.push((name.clone(), format!("datagrams to {remote}"), outward));
-        wanted.push((name.clone(), format!("datagrams from {remote}"), inward));
-        wanted.push((name, format!("calls from {}", remote.ip()), called));
+        for (what, packet) in [
+            (format!("datagrams to {remote} on {interface}"), outward),
+            (format!("datagrams from {remote} on {interface}"), inward),
+            (format!("calls from {} on {interface}", remote.ip()), called),
+        ] {
+            let advice = filter.remedy(&packet, interface);
+            let verdict = filter.verdict(&packet);
+            findings.extend(told(&way.path, &what, &packet, verdict, advice));
+        }
     }
-    wanted
+    findings
 }
 
 /// What it means that a packet gets through or not.
-fn told(subject: &str, what: &str, packet: &Packet, verdict: Verdict) -> Option<Finding> {
-    let interface = &packet.interface;
-    let option = if packet.inbound { "-i" } else { "-o" };
-    let chain = if packet.inbound { "INPUT" } else { "OUTPUT" };
-    let protocol = packet.protocol;
-    let advice = format!(
-        "let it through before that, such as: iptables -I {chain} {option} {interface} -p {protocol} -j ACCEPT"
-    );
+fn told(
+    subject: &str,
+    what: &str,
+    packet: &Packet,
+    verdict: Verdict,
+    advice: String,
+) -> Option<Finding> {
     let finding = match verdict {
         Verdict::Passes => return None,
         // Whom this host calls need not call it.
-        Verdict::Dropped(by) if packet.state == "new" => Finding::warning(
-            CHECK,
-            format!("{what} on {interface}: dropped by {by}"),
-            advice,
-        ),
-        Verdict::Dropped(by) => Finding::failed(
-            CHECK,
-            format!("{what} on {interface}: dropped by {by}"),
-            advice,
-        ),
+        Verdict::Dropped(by) if packet.state == "new" => {
+            Finding::warning(CHECK, format!("{what}: dropped by {by}"), advice)
+        }
+        Verdict::Dropped(by) => Finding::failed(CHECK, format!("{what}: dropped by {by}"), advice),
         Verdict::Perhaps(_) if packet.state == "new" => return None,
         Verdict::Perhaps(by) => Finding::warning(
             CHECK,
-            format!(
-                "{what} on {interface}: may be dropped by {by}, which doctor does not understand"
-            ),
+            format!("{what}: may be dropped by {by}, which doctor does not understand"),
             "see whether it matches; dibsctl enable says when nothing is acknowledged",
         ),
     };
@@ -144,7 +255,7 @@ mod tests {
     use crate::doctor::finding::Outcome;
     use crate::doctor::host::{Managers, Tables};
 
-    fn outcomes(rules: &str) -> Vec<(Option<String>, Outcome)> {
+    fn found(rules: &str, silent: &[SilentPortInfo]) -> Vec<Finding> {
         let text = "[[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n\
                     [[peer]]\nname = \"server\"\n\
                     public_key = \"Z7di2cstr/9mOBVZdefFsSHj9M56dAUbCXAbv8M28CU=\"\n\
@@ -164,6 +275,7 @@ mod tests {
             now: 0.0,
             synchronized: true,
             congestion: None,
+            listening: [5432, 80].into(),
         };
         let way = Way {
             path: "eth".to_owned(),
@@ -171,8 +283,11 @@ mod tests {
             remote: Some("10.0.1.2:5300".parse().unwrap()),
             ..Way::default()
         };
-        let findings = judge(&host, &config, &[way]);
-        { findings.into_iter() }
+        judge(&host, &config, &[way], silent)
+    }
+
+    fn outcomes(rules: &str) -> Vec<(Option<String>, Outcome)> {
+        { found(rules, &[]).into_iter() }
             .map(|finding| (finding.subject, finding.outcome))
             .collect()
     }
@@ -195,5 +310,87 @@ mod tests {
         assert_eq!(outcomes(usual), [about("eth", Outcome::Warning)]);
         let open = format!("{usual}-A INPUT -p udp -m udp --dport 5300 -j ACCEPT\n");
         assert_eq!(outcomes(&open), [(None, Outcome::Ok)]);
+    }
+
+    /// A rule for an interface of a path lets nobody in by a bump, and one for `dibs1` nobody by another bump.
+    #[test]
+    fn a_port_that_is_open_by_a_path_and_closed_by_a_bump_is_told() {
+        let usual = ":INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT\n\
+                     -A INPUT -p udp -m udp --dport 5300 -j ACCEPT\n\
+                     -A INPUT -i eth0 -p tcp -m tcp --dport 5432 -j ACCEPT\n";
+        let said = found(usual, &[]);
+        assert_eq!(said.len(), 1, "{said:?}");
+        let text = &said[0].found;
+        for part in [
+            "port 5432",
+            "dibs1, dibs2, dibs3",
+            "the policy of INPUT",
+            "eth0",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let advice = said[0].advice.clone().unwrap_or_default();
+        assert!(advice.contains("-i dibs+ -p tcp --dport 5432"), "{advice}");
+        let one = format!("{usual}-A INPUT -i dibs1 -p tcp -j ACCEPT\n");
+        let said = found(&one, &[]);
+        assert!(
+            said.len() == 1 && said[0].found.contains("dibs2, dibs3"),
+            "{said:?}"
+        );
+        let all = format!("{usual}-A INPUT -i dibs+ -p tcp -j ACCEPT\n");
+        let said = found(&all, &[]);
+        assert!(
+            said.len() == 1 && said[0].outcome == Outcome::Ok,
+            "{said:?}"
+        );
+    }
+
+    /// The rules of ufw, shortened, with one for PostgreSQL on an interface.
+    const UFW: &str = ":INPUT DROP [0:0]\n:ufw-before-input - [0:0]\n:ufw-not-local - [0:0]\n\
+                       :ufw-user-input - [0:0]\n:ufw-after-input - [0:0]\n\
+                       :ufw-skip-to-policy-input - [0:0]\n\
+                       -A INPUT -j ufw-before-input\n-A INPUT -j ufw-after-input\n\
+                       -A ufw-before-input -i lo -j ACCEPT\n\
+                       -A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+                       -A ufw-before-input -m conntrack --ctstate INVALID -j DROP\n\
+                       -A ufw-before-input -j ufw-not-local\n\
+                       -A ufw-before-input -j ufw-user-input\n\
+                       -A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN\n\
+                       -A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN\n\
+                       -A ufw-not-local -j DROP\n\
+                       -A ufw-user-input -p udp -m udp --dport 5300 -j ACCEPT\n\
+                       -A ufw-user-input -i eth0 -p tcp -m tcp --dport 5432 -j ACCEPT\n\
+                       -A ufw-after-input -m addrtype --dst-type BROADCAST -j ufw-skip-to-policy-input\n\
+                       -A ufw-skip-to-policy-input -j DROP\n";
+
+    #[test]
+    fn a_port_that_does_not_answer_is_told_with_the_rule() {
+        let silent = |port| SilentPortInfo {
+            peer: "server".to_owned(),
+            bump: "seal".to_owned(),
+            device: "dibs3".to_owned(),
+            port,
+            here: true,
+            connections: Some(2),
+        };
+        let said = found(UFW, &[silent(5432)]);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert_eq!(said[0].outcome, Outcome::Failed);
+        for part in ["port 5432", "dibs3", "the policy of INPUT"] {
+            assert!(said[0].found.contains(part), "{part}: {said:?}");
+        }
+        let advice = said[0].advice.clone().unwrap_or_default();
+        assert!(
+            advice.contains("ufw allow in on dibs3 to any port 5432"),
+            "{advice}"
+        );
+        // Nothing listens at the port, and no rule drops there: something else does.
+        let said = found("", &[silent(22)]);
+        assert!(said[0].found.contains("no rule"), "{said:?}");
+        let elsewhere = SilentPortInfo {
+            here: false,
+            ..silent(5432)
+        };
+        assert_eq!(found("", &[elsewhere])[0].outcome, Outcome::Ok);
     }
 }

@@ -11,6 +11,7 @@ use crate::counters::Counter;
 use crate::flow::ack_floor::AckFloor;
 use crate::flow::conn::Incoming;
 use crate::flow::echo_filter;
+use crate::node::hosts::begins;
 use crate::node::protection::Protection;
 use crate::node::shared::Shared;
 use crate::path_index::PathIndex;
@@ -203,6 +204,7 @@ impl Receiver {
             .as_mut()
             .expect("an incoming flow leads to its connection");
         let mut scratch = SmallVec::new();
+        let bump = conn.bump;
         // An old one is handed on as it is: TCP counts repetitions of the latest.
         inc.ack_floor.hear(&tcp, conn.sent_end);
         echo_filter::adapt(&mut conn.echo_filter, cx.now, &mut tcp, &mut scratch);
@@ -212,6 +214,9 @@ impl Receiver {
         let (injector, pool) = (&mut cx.shared.injector, &mut cx.shared.pool);
         let template = inc.template(tuple, conn.bump);
         injector.empty_segment(pool, template, segment.seq, &tcp, floor);
+        if begins(tcp.flags) {
+            self.on_call(cx, (key, tuple, bump), segment.seq);
+        }
         true
     }
 
