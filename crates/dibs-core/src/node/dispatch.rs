@@ -59,9 +59,9 @@ pub struct Node {
     pub(super) taps: VecDeque<crate::session::Tap>,
 }
 
-/// An owner that does not come back for so long slept, or its host did: as long as any path is in
-/// use, something is due each second.
+/// An owner that does not come back for so long, and comes back so much later than it was to, slept, or its host did.
 const SLEEP: Duration = Duration::from_millis(1500);
+const LATE: Duration = Duration::from_millis(500);
 
 /// Handshake messages that wait to be sent, at most.
 const OUTBOX: usize = 64;
@@ -341,8 +341,8 @@ impl Node {
 
     /// Notes that time goes on, or that it did while we slept.
     fn wake(&mut self, now: Time) {
-        let slept = now.since(std::mem::replace(&mut self.awake, now));
-        if slept < SLEEP {
+        let away = now.since(std::mem::replace(&mut self.awake, now));
+        if away < SLEEP || self.poll_timeout().is_none_or(|due| now.since(due) < LATE) {
             return;
         }
         let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());

@@ -36,6 +36,7 @@ mod flood;
 mod gateway;
 mod handover;
 mod hostile;
+mod idle;
 mod joins;
 mod moves;
 mod paths;
