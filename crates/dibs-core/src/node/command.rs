@@ -79,11 +79,17 @@ impl Node {
         let path = PathIndex::new(path);
         let local = &mut self.shared.local[path];
         let was = local.is_usable();
-        local.usage = usage;
+        let was_spent = std::mem::replace(&mut local.usage, usage).spent;
         let changed = local.is_usable() != was;
-        let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
-        for link in links.filter(|link| link.local == path) {
-            link.path.set_rate_limit(usage.rate);
+        for peer in &mut self.peers {
+            for link in peer.paths.iter_mut().filter(|link| link.local == path) {
+                link.path.set_rate_limit(usage.rate);
+                if usage.spent != was_spent {
+                    // What asks for an acknowledgement tells it to the peer.
+                    link.elicit_ack();
+                    link.note_state(&mut self.shared, peer.id);
+                }
+            }
         }
         if changed {
             self.on_local_change(now, path);

@@ -431,6 +431,11 @@ impl Node {
                 ect,
                 source,
             } = out;
+            let len = match &source {
+                Source::Scratch => self.shared.scratch.datagrams.len(),
+                Source::Once(_, len) | Source::Batch(_, len) => *len,
+            };
+            self.shared.note_carried(path, len as u64);
             let bytes = match source {
                 Source::Scratch => &self.shared.scratch.datagrams[..],
                 Source::Once(buffer, len) => self.shared.keep_once(buffer, len),

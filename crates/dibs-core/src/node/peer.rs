@@ -209,7 +209,7 @@ impl Peer {
             && link.is_open()
         {
             let marked = arrival.marked && opened.authenticated;
-            link.on_taken(now, opened.seq, verdict, marked);
+            link.on_taken(now, shared, opened.seq, verdict, marked);
         }
     }
 
@@ -311,6 +311,7 @@ impl Peer {
                 epoch,
             } => self.flows.on_broken(flow, incarnation, epoch),
             Frame::Ping
+            | Frame::PingSpent
             | Frame::PathJoin { .. }
             | Frame::PathAccept { .. }
             | Frame::PathConfirm { .. }

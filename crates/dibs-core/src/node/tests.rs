@@ -44,6 +44,7 @@ mod rates;
 mod rekey;
 mod schedulers;
 mod sends;
+mod spent;
 mod toy;
 
 pub(super) const BUMP: BumpId = bump::SCRAMBLE;

@@ -67,6 +67,7 @@ impl PathSet {
                     link.on_source(now, shared, opened.seq, (from, may_ask), len);
                 }
                 link.bytes_received += len;
+                shared.note_carried(path, len);
                 return Ok(());
             }
         };
@@ -162,6 +163,10 @@ impl PathSet {
                     Some(false) => None,
                     None => Some(Counter::PeerContradiction),
                 }
+            }
+            Frame::Ping | Frame::PingSpent => {
+                link.on_ping(*frame == Frame::PingSpent);
+                None
             }
             _ => None,
         };

@@ -151,6 +151,8 @@ pub(crate) struct Link {
     roaming: Option<Roaming>,
     /// The peer has another address of ours by this trusted path, which is to be asked for anew.
     moved: bool,
+    /// The peer wants nothing of connections by it.
+    spent_there: bool,
     /// The highest number of an authentic datagram.
     highest: u64,
     /// Bytes that may be sent before the path is open, if the peer asked for it.
@@ -243,6 +245,7 @@ impl Link {
             copies: VecDeque::new(),
             roaming: None,
             moved: false,
+            spent_there: false,
             highest: 0,
             credit: 0,
             answered: None,
@@ -310,11 +313,34 @@ impl Link {
         self.is_open() && self.path.state() == PathState::Down
     }
 
-    /// Whether new data may go by it.
-    pub(crate) fn is_active(&self, shared: &Shared) -> bool {
+    /// Whether the peer answers by it.
+    pub(crate) fn is_alive(&self, shared: &Shared) -> bool {
         self.is_open()
             && shared.local[self.local].is_usable()
             && self.path.state() == PathState::Active
+    }
+
+    /// Whether new data may go by it.
+    pub(crate) fn is_active(&self, shared: &Shared) -> bool {
+        self.is_alive(shared) && !shared.local[self.local].usage.spent && !self.spent_there
+    }
+
+    /// Whether the peer asked for nothing of connections to go by it.
+    pub(super) const fn is_spent_there(&self) -> bool {
+        self.spent_there
+    }
+
+    /// The type of the frame that asks by it for an acknowledgement.
+    pub(in crate::node) fn ping(&self, shared: &Shared) -> u8 {
+        match shared.local[self.local].usage.spent {
+            true => frame::PING_SPENT,
+            false => frame::PING,
+        }
+    }
+
+    /// The peer asks for an acknowledgement, and says whether its volume is used up there.
+    pub(super) fn on_ping(&mut self, spent_there: bool) {
+        self.spent_there = spent_there;
     }
 
     /// What the user is shown.
@@ -322,7 +348,8 @@ impl Link {
         if !self.is_open() {
             return "joining";
         }
-        if !shared.local[self.local].is_usable() {
+        let local = &shared.local[self.local];
+        if !local.is_usable() || local.usage.spent {
             return "down";
         }
         match self.path.state() {
@@ -491,10 +518,19 @@ impl Link {
     }
 
     /// A datagram of it was taken, which a router may have marked for congestion.
-    pub(crate) fn on_taken(&mut self, now: Time, seq: u64, verdict: Verdict, marked: bool) {
+    pub(crate) fn on_taken(
+        &mut self,
+        now: Time,
+        shared: &Shared,
+        seq: u64,
+        verdict: Verdict,
+        marked: bool,
+    ) {
         self.path.on_received(now, seq, verdict.eliciting);
         if verdict.used {
             self.path.on_used(now);
+            // The peer does not know that it is not to.
+            self.probe |= shared.local[self.local].usage.spent;
         }
         if marked {
             self.path.on_marked();
