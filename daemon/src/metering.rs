@@ -66,7 +66,7 @@ pub(crate) fn tell(daemon: &Daemon, turn: &Turn) {
     };
     let text = match turn.now {
         Stage::Spent => format!(
-            "path {name} has used up its volume of {volume}: it carries nothing until the month ends"
+            "path {name} has used up its volume of {volume}: it carries no data until the month ends"
         ),
         Stage::Near if turn.before == Stage::Free => {
             format!("path {name} has used 90 % of its volume of {volume}")

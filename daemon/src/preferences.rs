@@ -274,7 +274,7 @@ impl Preferences {
         self.now.paths.iter().any(|path| path.volume.is_some())
     }
 
-    /// What forbids that a path carries anything, if something does.
+    /// What forbids that a path carries data, if something does.
     pub(crate) fn forbids(&self, path: usize) -> Option<Unused> {
         let Usage { role, spent, .. } = self.node_usage(path);
         match (role, spent) {
@@ -310,12 +310,9 @@ impl Preferences {
         self.volumes.judge(limits)
     }
 
-    /// Adds what sockets have carried by now; which paths have used another part of their volume by that.
+    /// Adds what sessions have carried by now; which paths have used another part of their volume by that.
     pub(crate) fn count_carried(&mut self, config: &Config, snapshot: &Snapshot) -> Vec<Turn> {
-        let totals: Vec<u64> = { snapshot.sockets.iter() }
-            .map(|socket| socket.bytes_sent.saturating_add(socket.bytes_received))
-            .collect();
-        self.count(config, &totals, Month::now())
+        self.count(config, &snapshot.carried, Month::now())
     }
 
     /// What paths carried, to be kept.

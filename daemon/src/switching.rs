@@ -18,7 +18,7 @@ use dibs_switch::messages::{Answer, Outcome, Unanswered};
 
 use crate::daemon::Daemon;
 use crate::live::Live;
-use crate::terms::pair_of;
+use crate::terms::{flow_tuple, pair_of};
 use crate::wakers::Task;
 use crate::{connections, devices, marking, reconcile, recovery, translated};
 
@@ -114,14 +114,14 @@ pub(crate) async fn choose(
     daemon.save()?;
     // What came back for want of an answer, too.
     daemon.wakers.wake(Task::Confirm);
-    if !daemon.bumps.is_outside(bump) {
+    if let Some(bump) = daemon.bumps.inside(bump) {
         let moved: Vec<&Live> = lives
             .iter()
             .filter(|live| outcomes.get(&live.pair) == Some(&Ok(())))
             .collect();
         moved
             .iter()
-            .for_each(|live| recovery::wake(daemon, live, bump));
+            .for_each(|live| recovery::wake(daemon, live, Some(bump)));
         wait_seen(daemon, &moved, bump).await?;
     }
     let outcome = |live: &Live| {
@@ -267,25 +267,21 @@ pub(crate) async fn unacknowledged(
 }
 
 /// Waits until those connections that have something to send are seen on the bump, both ways.
-async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: Option<BumpId>) -> anyhow::Result<()> {
+async fn wait_seen(daemon: &Daemon, lives: &[&Live], bump: BumpId) -> anyhow::Result<()> {
     let start = tokio::time::Instant::now();
     let mut waiting: HashMap<Pair, (u64, u64)> =
         lives.iter().map(|live| (live.pair, moved(live))).collect();
     while !waiting.is_empty() && start.elapsed() < SEEN_WITHIN {
         tokio::time::sleep(LOOK_EVERY).await;
-        let (_, conns) = daemon.driver.conns().await?;
-        for conn in conns
-            .iter()
-            .filter(|conn| Some(conn.bump) == bump && conn.opened)
-        {
-            waiting.remove(&pair_of(&conn.tuple));
+        let tuples = waiting.keys().map(flow_tuple).collect();
+        for tuple in daemon.driver.opened(bump, tuples).await? {
+            waiting.remove(&pair_of(&tuple));
         }
         if start.elapsed() >= IDLE_AFTER && !waiting.is_empty() {
-            let now = connections::sockets(daemon).await?;
-            let now: HashMap<Pair, (u64, u64)> =
-                now.iter().map(|live| (live.pair, moved(live))).collect();
+            let pairs: Vec<Pair> = waiting.keys().copied().collect();
+            let now = connections::sockets_of(daemon, &pairs).await?;
             // What moved nothing so far is idle, or ended.
-            waiting.retain(|pair, before| now.get(pair).is_some_and(|after| after != before));
+            waiting.retain(|pair, before| now.get(pair).is_some_and(|live| moved(live) != *before));
         }
     }
     Ok(())

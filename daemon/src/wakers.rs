@@ -25,9 +25,14 @@ pub(crate) enum Task {
     Silence,
 }
 
+impl Task {
+    /// Number of tasks: the last one stands here.
+    const COUNT: usize = Self::Silence as usize + 1;
+}
+
 /// One of them for each [`Task`].
 #[derive(Default)]
-pub(crate) struct Wakers([Notify; 8]);
+pub(crate) struct Wakers([Notify; Task::COUNT]);
 
 impl Wakers {
     /// Wakes the task, now or as soon as it waits.

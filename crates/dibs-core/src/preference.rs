@@ -9,7 +9,7 @@ pub struct Usage {
     pub role: Role,
     /// Bytes of UDP payload a second that it sends at most.
     pub rate: Option<u64>,
-    /// Its volume for this while is used up: as if its interface were down.
+    /// Its volume for this while is used up: it carries nothing of connections, in either direction.
     pub spent: bool,
 }
 
@@ -20,6 +20,8 @@ pub enum Unused {
     Never,
     /// Its volume is used up.
     Spent,
+    /// The peer says that its volume is used up there.
+    SpentThere,
     /// Its interface is down.
     InterfaceDown,
     /// The peer has not answered yet.
@@ -44,6 +46,7 @@ impl Unused {
         match self {
             Self::Never => "its role is never",
             Self::Spent => "its volume is used up",
+            Self::SpentThere => "its volume is used up at the peer",
             Self::InterfaceDown => "its interface is down",
             Self::Joining => "the peer has not answered yet",
             Self::Unanswered => "the peer does not answer by it",

@@ -25,6 +25,8 @@ const PADDING: u8 = 0x00;
 pub const PING: u8 = 0x01;
 /// Type of [`Frame::Ack`]; a 16-bit length and that many bytes follow.
 pub const ACK: u8 = 0x02;
+/// Type of [`Frame::PingSpent`], which is nothing but its type.
+pub const PING_SPENT: u8 = 0x03;
 const CHUNK: u8 = 0x10;
 const SEGMENT: u8 = 0x11;
 const OPAQUE: u8 = 0x12;
@@ -197,6 +199,9 @@ pub struct Share {
 pub enum Frame<'a> {
     /// Asks for an acknowledgement.
     Ping,
+    /// The same, and asks the peer to send nothing of connections by this path: its volume is used up here. That holds
+    /// until a [`Ping`](Self::Ping) comes by it.
+    PingSpent,
     /// Received ranges of this path, encoded by the path layer.
     Ack(&'a [u8]),
     /// The payload's description.

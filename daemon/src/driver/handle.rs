@@ -77,6 +77,11 @@ pub(super) enum Command {
     },
     Snapshot(oneshot::Sender<Snapshot>),
     Conns(oneshot::Sender<(Time, Vec<ConnSnapshot>)>),
+    Opened {
+        bump: BumpId,
+        tuples: Vec<Tuple>,
+        done: oneshot::Sender<Vec<Tuple>>,
+    },
     Ping(oneshot::Sender<()>),
     Stop,
 }
@@ -92,6 +97,9 @@ pub struct Snapshot {
     pub paths: Vec<PathSnapshot>,
     /// By index of the configuration's paths.
     pub sockets: Vec<SocketSnapshot>,
+    /// Bytes of UDP payload that sessions with all peers sent and opened since the start, by index of the
+    /// configuration's paths.
+    pub carried: Vec<u64>,
     /// All counters by name.
     pub counters: Vec<(&'static str, u64)>,
 }
@@ -105,10 +113,6 @@ pub struct SocketSnapshot {
     pub gso_v4: bool,
     /// Runs go out as one over IPv6.
     pub gso_v6: bool,
-    /// Of UDP payload, by this path to all peers since the start.
-    pub bytes_sent: u64,
-    /// The same, received.
-    pub bytes_received: u64,
     /// Errors of the system.
     pub errors: u64,
     /// Sends dropped.
@@ -301,6 +305,12 @@ impl Driver {
     /// All connections on bumps, and the moment.
     pub async fn conns(&self) -> Result<(Time, Vec<ConnSnapshot>), Gone> {
         self.ask(Command::Conns).await
+    }
+
+    /// Those of these connections whose peer has sent something by `bump`.
+    pub async fn opened(&self, bump: BumpId, tuples: Vec<Tuple>) -> Result<Vec<Tuple>, Gone> {
+        self.ask(|done| Command::Opened { bump, tuples, done })
+            .await
     }
 
     /// Returns once the data path has taken the command: it lives.

@@ -215,12 +215,11 @@ impl DataPath {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => return self.paths[index].note_error("receive", &error, now),
             }
-            let (mut runs, mut datagrams, mut bytes) = (0, 0, 0);
+            let (mut runs, mut datagrams) = (0, 0);
             for mut run in self.batch.iter_mut() {
                 let (from, marked) = (unscoped(run.remote), run.marked);
                 let node = &mut self.node;
                 for datagram in run.datagrams() {
-                    bytes += datagram.len() as u64;
                     match marked {
                         false => node.handle_datagram(now, index, from, datagram),
                         true => node.handle_marked_datagram(now, index, from, datagram),
@@ -229,7 +228,6 @@ impl DataPath {
                 }
                 runs += 1;
             }
-            self.paths[index].bytes_received += bytes;
             // What is complete goes on while it is in the cache.
             self.inject();
             if runs < RECV_BATCH && datagrams < MORE_COME_BEHIND {
@@ -468,6 +466,14 @@ impl DataPath {
                 Command::Conns(done) => {
                     let _ = done.send((now, self.node.conns()));
                 }
+                Command::Opened {
+                    bump,
+                    mut tuples,
+                    done,
+                } => {
+                    tuples.retain(|tuple| self.node.is_opened(bump, *tuple));
+                    let _ = done.send(tuples);
+                }
                 Command::Ping(done) => {
                     let _ = done.send(());
                 }
@@ -510,6 +516,7 @@ impl DataPath {
             peers: self.node.peers(now),
             paths: self.node.paths(),
             sockets: self.paths.iter().map(PathIo::snapshot).collect(),
+            carried: self.node.carried().to_vec(),
             counters,
         }
     }

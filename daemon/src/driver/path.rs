@@ -33,9 +33,6 @@ pub(super) struct PathIo {
     /// Buffers of sends that went out meanwhile.
     free: Vec<Vec<u8>>,
     logged: Option<Time>,
-    /// Of UDP payload.
-    bytes_sent: u64,
-    pub(super) bytes_received: u64,
     errors: u64,
     dropped: u64,
 }
@@ -80,7 +77,6 @@ impl PathIo {
                 break;
             };
             let SendOutcome { sent, stop } = socket.send(to, bytes, segment);
-            self.bytes_sent += sent as u64;
             bytes = &bytes[sent..];
             match stop {
                 None => break,
@@ -128,7 +124,6 @@ impl PathIo {
             let before = pending.bytes.len();
             let SendOutcome { sent, stop } =
                 socket.send(pending.to, &pending.bytes, pending.segment);
-            self.bytes_sent += sent as u64;
             match stop {
                 Some(Stop::Blocked) => {
                     pending.bytes.drain(..sent);
@@ -167,8 +162,6 @@ impl PathIo {
             open: socket.is_some(),
             gso_v4: socket.is_some_and(|socket| socket.offloads(Family::V4)),
             gso_v6: socket.is_some_and(|socket| socket.offloads(Family::V6)),
-            bytes_sent: self.bytes_sent,
-            bytes_received: self.bytes_received,
             errors: self.errors,
             dropped: self.dropped,
             overflowed: socket.map_or(0, |socket| socket.counters().overflowed),

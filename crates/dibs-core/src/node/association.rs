@@ -191,7 +191,7 @@ impl Association {
         paths: &PathSet,
         state: PeerState,
     ) -> bool {
-        let answered = paths.active(shared).next().is_some();
+        let answered = paths.iter().any(|link| link.is_alive(shared));
         if answered {
             self.silent_since = None;
         }

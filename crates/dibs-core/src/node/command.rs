@@ -9,7 +9,7 @@ use super::dispatch::{Node, route};
 use super::flow_scheduler::FlowScheduler;
 use super::messages::{ControlError, MAX_CONTROL};
 use super::notice::Event;
-use super::paths::longest;
+use super::paths::{Link, longest};
 use super::solicit;
 use crate::flow::echo_filter::EchoFilter;
 use crate::path_index::PathIndex;
@@ -79,11 +79,17 @@ impl Node {
         let path = PathIndex::new(path);
         let local = &mut self.shared.local[path];
         let was = local.is_usable();
-        local.usage = usage;
+        let was_spent = std::mem::replace(&mut local.usage, usage).spent;
         let changed = local.is_usable() != was;
-        let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
-        for link in links.filter(|link| link.local == path) {
-            link.path.set_rate_limit(usage.rate);
+        for peer in &mut self.peers {
+            for link in peer.paths.iter_mut().filter(|link| link.local == path) {
+                link.path.set_rate_limit(usage.rate);
+                if usage.spent != was_spent {
+                    // What asks for an acknowledgement tells it to the peer.
+                    link.elicit_ack();
+                    link.note_state(&mut self.shared, peer.id);
+                }
+            }
         }
         if changed {
             self.on_local_change(now, path);
@@ -115,9 +121,19 @@ impl Node {
         }
     }
 
-    /// The addresses of a local path.
+    /// The addresses of a local path. If they are others than before, peers are told at once where its datagrams come
+    /// from now.
     pub fn set_path_addresses(&mut self, path: usize, addresses: Vec<IpAddr>) {
-        self.shared.local[PathIndex::new(path)].addresses = addresses;
+        let path = PathIndex::new(path);
+        let before = &mut self.shared.local[path].addresses;
+        if *before == addresses {
+            return;
+        }
+        *before = addresses;
+        let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
+        links
+            .filter(|link| link.local == path)
+            .for_each(Link::elicit_ack);
     }
 
     /// A path to the host `to` has just carried so many bytes of payload a second for others:

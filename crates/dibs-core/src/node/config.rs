@@ -58,7 +58,7 @@ impl IndexMut<PathIndex> for LocalPaths {
 impl LocalPath {
     /// Whether anything may be sent by it.
     pub fn is_usable(&self) -> bool {
-        self.up && self.usage.role != Role::Never && !self.usage.spent
+        self.up && self.usage.role != Role::Never
     }
 }
 

@@ -60,9 +60,9 @@ pub struct Node {
     pub(super) taps: VecDeque<crate::session::Tap>,
 }
 
-/// An owner that does not come back for so long slept, or its host did: as long as any path is in
-/// use, something is due each second.
+/// An owner that does not come back for so long, and comes back so much later than it was to, slept, or its host did.
 const SLEEP: Duration = Duration::from_millis(1500);
+const LATE: Duration = Duration::from_millis(500);
 
 /// Handshake messages that wait to be sent, at most.
 const OUTBOX: usize = 64;
@@ -349,8 +349,8 @@ impl Node {
 
     /// Notes that time goes on, or that it did while we slept.
     fn wake(&mut self, now: Time) {
-        let slept = now.since(std::mem::replace(&mut self.awake, now));
-        if slept < SLEEP {
+        let away = now.since(std::mem::replace(&mut self.awake, now));
+        if away < SLEEP || self.poll_timeout().is_none_or(|due| now.since(due) < LATE) {
             return;
         }
         let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
@@ -439,6 +439,11 @@ impl Node {
                 ect,
                 source,
             } = out;
+            let len = match &source {
+                Source::Scratch => self.shared.scratch.datagrams.len(),
+                Source::Once(_, len) | Source::Batch(_, len) => *len,
+            };
+            self.shared.note_carried(path, len as u64);
             let bytes = match source {
                 Source::Scratch => &self.shared.scratch.datagrams[..],
                 Source::Once(buffer, len) => self.shared.keep_once(buffer, len),

@@ -13,10 +13,10 @@ use std::ops::{Index, IndexMut};
 use std::time::Duration;
 
 pub(super) use self::joins::{Arrival, is_joining};
-pub(super) use self::link::{Link, PROOF_SPACING, longest};
+pub(super) use self::link::{Link, PROOF_SPACING, Verdict, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
 use super::shared::Shared;
-use crate::path::TimeoutAction;
+use crate::path::{PathState, TimeoutAction};
 use crate::path_index::PathIndex;
 use crate::session::PathId;
 use crate::time::Time;
@@ -25,8 +25,13 @@ use crate::time::Time;
 const MAX_QUANTUM: usize = 16 * 1024;
 /// The wait before a path that could not be had is asked for again.
 const REDIAL: Duration = Duration::from_secs(1);
-/// An idle path is asked whether it is still there.
-pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
+/// A path by which nothing goes is asked whether it is still there: after the first of these, and then after as long
+/// as it has been unused, up to the second. A router that translates addresses forgets a path by which nothing went
+/// for 30 s.
+const KEEPALIVE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(20)];
+/// The end that did not ask for the path leaves that to the one that did, and asks only where that one is late: both
+/// at once would cost twice as much.
+const KEEPALIVE_OF_ACCEPTING: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(22)];
 /// Paths to a peer, those included that are being opened.
 pub(super) const MAX_LINKS: usize = 16;
 
@@ -193,22 +198,36 @@ impl PathSet {
         let mut given_up = GivenUp::new();
         for at in 0..self.endpoints.len() {
             let (local, remote) = self.endpoints[at];
-            let known = self.iter().any(|l| l.local == local && !l.is_lost());
-            if known || !shared.local[local].is_usable() {
+            if !shared.local[local].is_usable() {
                 continue;
             }
             // What nobody answered is asked anew: its id may be that of a path that the peer has still.
-            let unanswered = |l: &Link| l.local == local && l.is_joining();
-            if let Some(at) = self.links.iter().position(unanswered) {
-                given_up.push(self.remove(at));
-            }
-            if let Ok(instead) = self.make_room() {
+            let unanswered = |l: &Link| l.local == local && l.is_joining() && l.is_lost();
+            let unanswered = self.links.iter().position(unanswered);
+            let unanswered = unanswered.map(|at| self.remove(at));
+            if !self.iter().any(|l| l.local == local && self.suffices(l))
+                && let Ok(instead) = self.make_room()
+            {
                 given_up.extend(instead);
                 let id = self.free_id();
-                self.add(Link::join(now, shared, id, local, remote));
+                let mut link = Link::join(now, shared, id, local, remote);
+                if let Some(before) = &unanswered {
+                    link = link.instead_of(before);
+                }
+                let of_local = self.links.iter_mut().filter(|l| l.local == local);
+                of_local.for_each(Link::on_asked_anew);
+                self.add(link);
             }
+            given_up.extend(unanswered);
         }
         given_up
+    }
+
+    /// Whether no other path is to be asked for where this one is: not if it is lost, nor if it keeps silent and leads
+    /// to where the peer is not any more.
+    fn suffices(&self, link: &Link) -> bool {
+        let answers = !link.is_open() || link.path.state() == PathState::Active;
+        !link.is_lost() && (answers || self.is_endpoint(link.local, link.remote) == Some(true))
     }
 
     /// The next id of those that this end gives that no path has. They come round: a path is asked for
@@ -259,7 +278,7 @@ impl PathSet {
             return given_up;
         };
         let (local, remote) = (link.local, link.remote);
-        let older = |l: &Link| l.id != id && l.local == local && l.remote == remote;
+        let older = |l: &Link| l.id != id && l.is_of(local, remote);
         while let Some(at) = self.links.iter().position(older) {
             given_up.push(self.remove(at));
         }
@@ -292,11 +311,27 @@ impl PathSet {
                 l.timer(),
                 l.path.poll_timeout(),
                 l.path.next_ack_time(),
-                l.path.next_ping(KEEPALIVE),
+                l.path.next_ping(self.keepalive(l.id)),
             ]
         });
         let dial = (!self.endpoints.is_empty()).then_some(self.redial_at);
         links.chain([self.paced_until, dial]).flatten().min()
+    }
+
+    /// How long the path with this id may be idle before it is asked whether it is still there.
+    const fn keepalive(&self, id: PathId) -> [Duration; 2] {
+        match self.numbers(id) {
+            true => KEEPALIVE,
+            false => KEEPALIVE_OF_ACCEPTING,
+        }
+    }
+
+    /// A path has failed: asks those that are idle, by which others may be carried now, whether they are still there.
+    pub(super) fn ask_idle(&mut self, now: Time) {
+        let open = self.links.iter_mut().filter(|link| link.is_open());
+        for link in open.filter(|link| link.path.is_idle(now, KEEPALIVE[0])) {
+            link.elicit_ack();
+        }
     }
 
     /// Data need not wait for a pacer any more.
@@ -317,8 +352,10 @@ impl PathSet {
         let others = || self.iter().enumerate().filter(|(other, _)| *other != at);
         let answers = |other: &Link| other.is_active(shared) && !other.path.is_unanswered();
         let elsewhere = others().any(|(_, other)| answers(other));
+        let keepalive = self.keepalive(self.links[at].id);
         let link = &mut self.links[at];
         link.on_timer(now, shared);
+        let was = link.path.state();
         if link.path.poll_timeout().is_some_and(|t| t <= now)
             && link.path.on_timeout(now, lost) == TimeoutAction::Probe
         {
@@ -327,8 +364,11 @@ impl PathSet {
                 link.path.abandon_unanswered(now, lost);
             }
         }
-        if link.is_open() && link.path.wants_ping(now, KEEPALIVE) {
+        if link.is_open() && link.path.wants_ping(now, keepalive) {
             link.elicit_ack();
+        }
+        if was == PathState::Active && link.path.state() == PathState::Suspect {
+            self.ask_idle(now);
         }
     }
 }

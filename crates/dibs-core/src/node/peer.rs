@@ -17,7 +17,7 @@ use super::messages::Messages;
 use super::notice::Event;
 use super::opaque::OpaqueQueues;
 use super::out::Out;
-use super::paths::{Arrival, Link, PathSet, is_joining};
+use super::paths::{Arrival, Link, PathSet, Verdict, is_joining};
 use super::protection::Protection;
 use super::receive::{ReceiveCx, Receiver};
 use super::send::{self, NOT_BARE, RetransmitQueue, Shares, Turn, key_of};
@@ -39,14 +39,6 @@ pub(crate) enum Taken {
     Queue(SegmentPayload),
     /// Not to be cut: as it is.
     Opaque,
-}
-
-/// What the frames of a datagram come to.
-struct Verdict {
-    /// Its content was taken, so it may be acknowledged.
-    taken: bool,
-    /// It asks for that.
-    eliciting: bool,
 }
 
 /// What the node knows of a peer.
@@ -213,13 +205,13 @@ impl Peer {
         if let Err(given_up) = self.paths.admit(now, shared, arrival, opened) {
             return self.abandon(shared, given_up);
         }
-        if let Some(Verdict { taken, eliciting }) = self.take_frames(now, shared, arrival, opened)
-            && taken
+        if let Some(verdict) = self.take_frames(now, shared, arrival, opened)
+            && verdict.taken
             && let Some(link) = self.paths.by_id(opened.path_id)
             && link.is_open()
         {
             let marked = arrival.marked && opened.authenticated;
-            link.on_taken(now, opened.seq, eliciting, marked);
+            link.on_taken(now, shared, opened.seq, verdict, marked);
         }
     }
 
@@ -238,6 +230,7 @@ impl Peer {
         let mut verdict = Verdict {
             taken: true,
             eliciting: false,
+            used: false,
         };
         let protection = match (opened.authenticated, opened.payload_inside) {
             (false, _) => Protection::None,
@@ -265,6 +258,7 @@ impl Peer {
                 }
             }
             verdict.eliciting |= other.as_ref().is_none_or(Frame::is_ack_eliciting);
+            verdict.used |= other.as_ref().is_none_or(is_of_connection);
             // A path that was proved may have taken the place of others.
             let at = self.paths.position(opened.path_id)?;
             if !self.paths[at].is_open() && !other.as_ref().is_some_and(is_joining) {
@@ -319,6 +313,7 @@ impl Peer {
                 epoch,
             } => self.flows.on_broken(flow, incarnation, epoch),
             Frame::Ping
+            | Frame::PingSpent
             | Frame::PathJoin { .. }
             | Frame::PathAccept { .. }
             | Frame::PathConfirm { .. }
@@ -464,6 +459,9 @@ impl Peer {
             self.take_lost(shared, id, &mut lost);
         }
         shared.scratch.lost = lost;
+        if !up {
+            self.paths.ask_idle(now);
+        }
     }
 
     /// What paths carried that were given up goes by the others.
@@ -575,6 +573,18 @@ impl Peer {
         self.handover
             .handle_timeout(now, shared, self.id, flows, paths, &self.in_flight);
     }
+}
+
+/// Whether a frame, other than a chunk, carries something of a connection's.
+const fn is_of_connection(frame: &Frame<'_>) -> bool {
+    matches!(
+        frame,
+        Frame::Chunk(_)
+            | Frame::Share(_)
+            | Frame::Segment(_)
+            | Frame::Opaque { .. }
+            | Frame::Fragment { .. }
+    )
 }
 
 /// What may come without authentication: data of the scramble bump in the midst of an epoch of a

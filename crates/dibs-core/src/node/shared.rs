@@ -83,6 +83,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) events: Events,
     pub(crate) local: LocalPaths,
+    /// Bytes of UDP payload that sessions sent and opened, by local path.
+    carried: Vec<u64>,
     pub(crate) bumps: Arc<Bumps>,
     /// Random bytes for those that split.
     pub(super) pads: Pads,
@@ -112,6 +114,7 @@ impl Shared {
             injector: Injector::default(),
             counters: Counters::default(),
             events: Events::default(),
+            carried: vec![0; local.len()],
             local: LocalPaths::new(local),
             bumps: Arc::new(Bumps::new(bumps)),
             pads,
@@ -129,6 +132,16 @@ impl Shared {
 
     pub(crate) fn count(&mut self, counter: Counter) {
         self.counters.count(counter);
+    }
+
+    /// A session sent so many bytes by a local path, or opened them.
+    pub(super) fn note_carried(&mut self, local: PathIndex, bytes: u64) {
+        self.carried[local.get()] += bytes;
+    }
+
+    /// See [`Node::carried`](super::Node::carried).
+    pub(super) fn carried(&self) -> &[u64] {
+        &self.carried
     }
 
     /// How many probes of a local path that stops answering come at one interval, if the user has said.

@@ -6,7 +6,7 @@ use dibs_settings::BumpId;
 use dibs_wire::Tuple;
 
 use super::association::CarriedBump;
-use super::dispatch::Node;
+use super::dispatch::{Node, route};
 use super::silence::SilentPort;
 use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
@@ -85,13 +85,18 @@ pub struct ConnSnapshot {
 }
 
 impl Node {
+    /// Bytes of UDP payload by local path that sessions sent, or opened: neither handshakes nor what strangers send.
+    pub fn carried(&self) -> &[u64] {
+        self.shared.carried()
+    }
+
     /// All peers, by index.
     pub fn peers(&self, now: Time) -> Vec<PeerSnapshot> {
         self.peers
             .iter()
             .map(|p| PeerSnapshot {
                 state: self.sessions.state(now, p.id),
-                reachable: p.paths.iter().any(|l| l.is_active(&self.shared)),
+                reachable: p.paths.iter().any(|l| l.is_alive(&self.shared)),
                 conns: p.flows.len(),
                 held: p.receiver.held(),
                 sets: p.receiver.sets(),
@@ -145,6 +150,16 @@ impl Node {
                 .collect::<Vec<_>>()
         };
         self.peers.iter().enumerate().flat_map(of_peer).collect()
+    }
+
+    /// Whether the peer has opened its direction of a connection on `bump`; `tuple` is as the local host sends.
+    pub fn is_opened(&mut self, bump: BumpId, tuple: Tuple) -> bool {
+        let Some(peer) = route(&mut self.peers, tuple.dst) else {
+            return false;
+        };
+        let conn = peer.flows.find(tuple, bump);
+        conn.and_then(|key| peer.flows.get(key))
+            .is_some_and(|conn| conn.inc.is_some())
     }
 
     /// All counters.

@@ -36,6 +36,7 @@ mod flood;
 mod gateway;
 mod handover;
 mod hostile;
+mod idle;
 mod joins;
 mod moves;
 mod paths;
@@ -44,6 +45,7 @@ mod rekey;
 mod schedulers;
 mod sends;
 mod silence;
+mod spent;
 mod toy;
 
 pub(super) const BUMP: BumpId = bump::SCRAMBLE;

@@ -148,6 +148,8 @@ pub struct Path {
     window_filled: bool,
     /// Last time that something went either way.
     busy_at: Time,
+    /// Last time that something other than what keeps the path alive did, or it began.
+    used_at: Time,
     /// When anything of the peer's came by it last, or it began.
     heard_at: Time,
     /// Bytes a second that the user lets it have.
@@ -191,6 +193,7 @@ impl Path {
             usual_flight: 0,
             window_filled: false,
             busy_at: now,
+            used_at: now,
             heard_at: now,
             rate_limit: u64::MAX,
             slept_until: None,
@@ -348,8 +351,8 @@ impl Path {
 
     /// Records a datagram as sent and returns its number, which [`Self::next_seq`] told before.
     ///
-    /// `token` comes back when it is acknowledged or lost. One that is not ack-eliciting is neither
-    /// in flight nor paced, and its token never comes back.
+    /// `token` comes back when it is acknowledged or lost; zero is of what carries nothing of a connection's. One
+    /// that is not ack-eliciting is neither in flight nor paced, and its token never comes back.
     pub fn on_sent(&mut self, now: Time, bytes: u16, token: u64, ack_eliciting: bool) -> u64 {
         self.record(now, bytes, token, ack_eliciting, false)
     }
@@ -379,6 +382,9 @@ impl Path {
                 self.liveness.on_first_in_flight(now);
             }
             self.busy_at = now;
+            if token != 0 {
+                self.used_at = now;
+            }
             sent.fate = Fate::Waiting;
             let unused = self.pacer.is_full(now) && !self.window_filled;
             if unused {
@@ -470,6 +476,11 @@ impl Path {
         self.received.on_received(now, seq, ack_eliciting);
     }
 
+    /// What the peer sent by it was more than what keeps the path alive.
+    pub fn on_used(&mut self, now: Time) {
+        self.used_at = now;
+    }
+
     /// A datagram of the peer's that was taken had been marked for congestion (CE).
     pub fn on_marked(&mut self) {
         self.ecn.on_marked();
@@ -530,16 +541,24 @@ impl Path {
         self.waiting == 0 && now.since(self.heard_at) > patience
     }
 
-    /// Whether the path, having been idle for `interval`, should be asked if it is still there.
+    /// Whether the path should be asked if it is still there: nothing has gone either way for the first of `interval`,
+    /// or for as long as it had been unused before, up to the second.
     ///
     /// With an ack-eliciting datagram in flight the probe timeout sees to that.
-    pub fn wants_ping(&self, now: Time, interval: Duration) -> bool {
+    pub fn wants_ping(&self, now: Time, interval: [Duration; 2]) -> bool {
         self.next_ping(interval).is_some_and(|t| t <= now)
     }
 
     /// When [`Self::wants_ping`] becomes true if nothing else happens.
-    pub fn next_ping(&self, interval: Duration) -> Option<Time> {
-        (self.liveness.is_active() && self.waiting == 0).then(|| self.busy_at + interval)
+    pub fn next_ping(&self, [least, most]: [Duration; 2]) -> Option<Time> {
+        let unused = self.busy_at.since(self.used_at);
+        (self.liveness.is_active() && self.waiting == 0)
+            .then(|| self.busy_at + unused.clamp(least, most))
+    }
+
+    /// Whether nothing has gone either way for so long, and nothing is under way: nobody knows whether it works still.
+    pub fn is_idle(&self, now: Time, span: Duration) -> bool {
+        self.waiting == 0 && now.since(self.busy_at) >= span
     }
 
     /// Size of the probe to send now, as UDP payload. It goes whatever the budget.

@@ -47,6 +47,8 @@ pub(super) struct Mtud {
     raise_after: Duration,
     /// While a single probe is out: what `fails` becomes if it is lost.
     known: Option<u16>,
+    /// A datagram that needs more than half of what passes has arrived since the last search.
+    in_use: bool,
     /// Reports of loss of large datagrams in a row, and the least size that they concern.
     suspicious: u8,
     suspicious_size: u16,
@@ -64,6 +66,7 @@ impl Mtud {
             search: Search::Complete { again: Time::ZERO },
             raise_after: RETRY_AFTER,
             known: None,
+            in_use: false,
             suspicious: 0,
             suspicious_size: u16::MAX,
         };
@@ -87,10 +90,7 @@ impl Mtud {
 
     /// Size of the probe to send now.
     pub(super) fn poll(&mut self, now: Time) -> Option<u16> {
-        if let Search::Complete { again } = self.search
-            && now >= again
-            && self.current < self.max
-        {
+        if self.due_at().is_some_and(|again| now >= again) {
             let known = self.fails;
             self.restart();
             if self.raise_after < RAISE_AFTER {
@@ -104,10 +104,12 @@ impl Mtud {
         }
     }
 
-    /// When [`Self::poll`] has something again.
+    /// When [`Self::poll`] has something again. A path that carries nothing is searched no more once the single probes
+    /// are through: a search is of some kilobytes, and would be most of what such a path costs.
     pub(super) fn due_at(&self) -> Option<Time> {
+        let wanted = self.in_use || self.raise_after < RAISE_AFTER;
         match self.search {
-            Search::Complete { again } if self.current < self.max => Some(again),
+            Search::Complete { again } if self.current < self.max && wanted => Some(again),
             _ => None,
         }
     }
@@ -164,6 +166,7 @@ impl Mtud {
 
     /// A datagram of `size` that was no probe was acknowledged.
     pub(super) fn on_acked(&mut self, size: u16) {
+        self.in_use |= size > self.current / 2;
         if size >= self.suspicious_size {
             self.trust();
         }
@@ -206,6 +209,7 @@ impl Mtud {
     fn restart(&mut self) {
         self.fails = self.max.saturating_add(1);
         self.known = None;
+        self.in_use = false;
         self.search = if self.current < self.max {
             Search::Wanted {
                 size: self.max,
@@ -300,12 +304,16 @@ mod tests {
             assert_eq!(m.current(), found);
         }
         for _ in 0..2 {
+            assert_eq!(m.due_at(), None, "nothing large has gone by it");
+            m.on_acked(found);
             assert_eq!(m.due_at(), Some(now + RAISE_AFTER));
             now += RAISE_AFTER;
             assert!(run(&mut m, now, 1400) > 3, "a search");
             assert!((1385..=1400).contains(&m.current()));
         }
         now += RAISE_AFTER;
+        assert_eq!(run(&mut m, now, 1472), 0);
+        m.on_acked(found);
         assert_eq!(run(&mut m, now, 1472), 1);
         assert_eq!((m.current(), m.due_at()), (1472, None));
         // Another interface is another matter.

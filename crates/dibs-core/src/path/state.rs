@@ -29,9 +29,10 @@ const DOWN_SILENCE: Duration = Duration::from_secs(5);
 const SUSPECT_PROBE: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
 
 /// Spacing of the probes of a path that is down: this part of its silence, within these bounds. What
-/// it takes to notice that the path is back stays small beside the outage.
+/// it takes to notice that the path is back stays small beside the outage, and a path that is down for
+/// days costs no more than one that is idle.
 const DOWN_PROBE_SHARE: u32 = 64;
-const DOWN_PROBE: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+const DOWN_PROBE: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(6)];
 
 /// Doublings of the probe timeout, at most.
 const MAX_BACKOFF: u32 = 6;

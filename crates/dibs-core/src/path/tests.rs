@@ -281,11 +281,13 @@ fn a_dead_path_goes_down_and_comes_back() {
     );
     let later = probes(100 * S);
     assert!(
-        (9..=11).contains(&later),
-        "one a second, not {later} in ten"
+        (5..=6).contains(&later),
+        "one in a 64th of two minutes, not {later} in ten seconds"
     );
+    let in_the_end = probes(3600 * S);
+    assert!((1..=2).contains(&in_the_end), "{in_the_end} in ten seconds");
     w.ab.down = false;
-    time_to(&mut w, 0.9, 20 * MS, S + 200 * MS);
+    time_to(&mut w, 0.9, 20 * MS, 6 * S + 200 * MS);
 }
 
 #[test]
@@ -328,9 +330,35 @@ fn idle_needs_no_timer_and_wants_a_ping() {
     assert_eq!(w.untold(), 0, "all is acknowledged");
     assert_eq!(w.a.stats().in_flight, 0);
     assert_eq!(w.a.poll_timeout(), None);
-    assert!(!w.a.wants_ping(w.now, S));
-    let at = w.a.next_ping(S).unwrap();
-    assert!(at > w.now && at <= w.now + S && w.a.wants_ping(at, S));
+    let keepalive = [S, 20 * S];
+    assert!(!w.a.wants_ping(w.now, keepalive));
+    let at = w.a.next_ping(keepalive).unwrap();
+    assert!(at > w.now && at <= w.now + S && w.a.wants_ping(at, keepalive));
+}
+
+#[test]
+fn the_longer_a_path_is_unused_the_less_often_it_is_asked() {
+    let mut w = warm(20 * MBIT, 20 * MS, 50 * MS);
+    w.demand = Some(0);
+    w.run(S / 2);
+    let keepalive = [S, 20 * S];
+    let at = w.a.next_ping(keepalive).unwrap();
+    w.run(at.since(w.now));
+    for wait in [1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0] {
+        w.ping();
+        w.run(S / 10);
+        let at = w.a.next_ping(keepalive).unwrap();
+        let next = at.since(w.now).as_secs_f64();
+        assert!((0.8 * wait..1.1 * wait).contains(&next), "{wait}: {next}");
+        w.run(at.since(w.now));
+    }
+    // What carries something again is in use.
+    w.demand = None;
+    w.run(S);
+    w.demand = Some(0);
+    w.run(S / 2);
+    let at = w.a.next_ping(keepalive).unwrap();
+    assert!(at <= w.now + S, "{:?}", at.since(w.now));
 }
 
 #[test]

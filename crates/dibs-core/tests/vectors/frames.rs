@@ -123,6 +123,7 @@ fn frames<'a>(ack: &'a [u8]) -> Vec<(&'static str, Frame<'a>)> {
     let (nonce, challenge) = (*b"nonce-01", *b"challeng");
     vec![
         ("frame_ping", Frame::Ping),
+        ("frame_ping_spent", Frame::PingSpent),
         ("frame_ack", Frame::Ack(ack)),
         ("frame_chunk", Frame::Chunk(chunk)),
         ("frame_chunk_solo", Frame::Chunk(solo)),

@@ -73,7 +73,8 @@ impl Encounter {
                 needed: 2,
                 shares: 2 + input.u8() % 2,
             }),
-            0 => Frame::Ping,
+            0 if trusted => Frame::Ping,
+            0 => Frame::PingSpent,
             1 => Frame::Ack(input.block()),
             2 | 3 => {
                 let offset = offset(input, BASE_OFFSET);

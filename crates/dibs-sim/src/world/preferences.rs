@@ -37,10 +37,10 @@ pub(super) type Reasons = Vec<Vec<Option<Unused>>>;
 
 /// Whether a path of which this is said could carry something.
 fn is_active(reason: &Option<Unused>) -> bool {
-    use Unused::{InterfaceDown, Joining, Never, Spent, Unanswered};
+    use Unused::{InterfaceDown, Joining, Never, Spent, SpentThere, Unanswered};
     !matches!(
         reason,
-        Some(Never | Spent | InterfaceDown | Joining | Unanswered)
+        Some(Never | Spent | SpentThere | InterfaceDown | Joining | Unanswered)
     )
 }
 
@@ -116,7 +116,7 @@ impl Host {
         shares: u8,
     ) -> Result<Vec<Seen>, String> {
         let Usage { role, rate, spent } = self.preferences.usage(path);
-        if role == Role::Never || spent {
+        if role == Role::Never || spent && held.payload {
             return Err(format!(
                 "a datagram of {len} bytes by path {path} of {who}, which carries nothing: role {role}, spent {spent}"
             ));

@@ -6,7 +6,7 @@ use super::flow::{get_chunk, get_segment};
 use super::{
     ACK, CHUNK, CONTROL, Chunk, EPOCH_BROKEN, FLOW_UNKNOWN, FRAGMENT, FlowId, Frame, FrameError,
     OPAQUE, PADDING, PATH_ACCEPT, PATH_CHALLENGE, PATH_CONFIRM, PATH_JOIN, PATH_RESPONSE, PING,
-    SEGMENT, SHARE, SHARE_OF_SEGMENTS, Share,
+    PING_SPENT, SEGMENT, SHARE, SHARE_OF_SEGMENTS, Share,
 };
 use crate::bytes::Reader;
 
@@ -55,6 +55,7 @@ impl<'a> Frames<'a> {
         }
         Ok(match kind {
             PING => Frame::Ping,
+            PING_SPENT => Frame::PingSpent,
             ACK => Frame::Ack(block(r)?),
             CHUNK => {
                 let mut chunk = Chunk::EMPTY;

@@ -79,6 +79,7 @@ fn samples() -> Vec<Frame<'static>> {
     };
     vec![
         Frame::Ping,
+        Frame::PingSpent,
         Frame::Ack(&[1, 2, 3]),
         chunk(fields(), Some(open(false)), true, false),
         chunk(bare(), None, false, false),

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use super::{
     ACK, CONTROL, EPOCH_BROKEN, FLOW_UNKNOWN, FRAGMENT, Frame, OPAQUE, PATH_ACCEPT, PATH_CHALLENGE,
-    PATH_CONFIRM, PATH_JOIN, PATH_RESPONSE, PING, SHARE, SHARE_OF_SEGMENTS,
+    PATH_CONFIRM, PATH_JOIN, PATH_RESPONSE, PING, PING_SPENT, SHARE, SHARE_OF_SEGMENTS,
 };
 use crate::bytes::Writer;
 
@@ -19,6 +19,7 @@ pub fn encode(frame: &Frame<'_>, w: &mut Writer<'_>) {
     };
     match *frame {
         Frame::Ping => w.u8(PING),
+        Frame::PingSpent => w.u8(PING_SPENT),
         Frame::Ack(ranges) => {
             w.u8(ACK);
             put_bytes(w, ranges);

@@ -61,11 +61,13 @@ impl PathSet {
                 Counter::BareRefused
             }
             Some(at) => {
+                let may_ask = self.may_ask_from(shared, arrival);
                 let link = &mut self[at];
                 if opened.authenticated {
-                    link.on_source(now, shared, opened.seq, from, len);
+                    link.on_source(now, shared, opened.seq, (from, may_ask), len);
                 }
                 link.bytes_received += len;
+                shared.note_carried(path, len);
                 return Ok(());
             }
         };
@@ -149,14 +151,22 @@ impl PathSet {
                 Some(Counter::PathNotValidated)
             }
             Frame::PathChallenge { challenge } => {
-                link.push_frame(shared, &Frame::PathResponse { challenge });
+                if link.on_challenge(shared, challenge) {
+                    self.dial_at_once(now);
+                }
                 None
             }
             Frame::PathResponse { challenge } => {
-                Some(match link.on_response(arrival.from, challenge) {
-                    true => Counter::EndpointMoved,
-                    false => Counter::PeerContradiction,
-                })
+                match link.on_response(arrival.from, challenge) {
+                    Some(true) => Some(Counter::EndpointMoved),
+                    // The peer asks for the path anew.
+                    Some(false) => None,
+                    None => Some(Counter::PeerContradiction),
+                }
+            }
+            Frame::Ping | Frame::PingSpent => {
+                link.on_ping(*frame == Frame::PingSpent);
+                None
             }
             _ => None,
         };

@@ -19,6 +19,10 @@ use crate::time::Time;
 /// Wait for the answer to the first join or accept; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const MAX_RETRY: Duration = Duration::from_secs(1);
+/// A path that has been asked for in vain for long is asked for less often: after this part of that time, and after so
+/// long at most.
+const RETRY_SHARE: u32 = 64;
+const LONGEST_RETRY: Duration = Duration::from_secs(6);
 /// What is believed of a first round trip, which measures with all repetitions of the question.
 const LONGEST_TRIP: Duration = Duration::from_secs(1);
 /// Times that an accept is repeated before the peer has to ask again.
@@ -60,6 +64,8 @@ struct Retry {
     tries: u32,
     /// When the question was first asked; an answer may be to any of its repetitions.
     first: Option<Time>,
+    /// Since when it, or one like it, has not been answered.
+    since: Time,
 }
 
 impl Retry {
@@ -68,6 +74,7 @@ impl Retry {
             at: now,
             tries: 0,
             first: None,
+            since: now,
         }
     }
 
@@ -75,6 +82,7 @@ impl Retry {
     fn begin_again(&mut self, now: Time) {
         self.at = now;
         self.tries = 0;
+        self.since = now;
     }
 
     /// The longest that the answer can have taken. Too short a time would take each of the
@@ -86,10 +94,22 @@ impl Retry {
 
     fn next(&mut self, now: Time) {
         let wait = FIRST_RETRY * (1 << self.tries.min(8));
-        self.at = now + wait.min(MAX_RETRY);
+        let asked = now.since(self.since) / RETRY_SHARE;
+        self.at = now + wait.min(asked.clamp(MAX_RETRY, LONGEST_RETRY));
         self.tries += 1;
         self.first.get_or_insert(now);
     }
+}
+
+/// What the frames of a datagram come to.
+#[derive(Clone, Copy)]
+pub(in crate::node) struct Verdict {
+    /// Its content was taken, so it may be acknowledged.
+    pub(in crate::node) taken: bool,
+    /// It asks for that.
+    pub(in crate::node) eliciting: bool,
+    /// It carries something of a connection's.
+    pub(in crate::node) used: bool,
 }
 
 /// An address that a path's datagrams began to come from.
@@ -129,6 +149,10 @@ pub(crate) struct Link {
     /// Chunks that another path was given and this one carries, too.
     pub(crate) copies: VecDeque<Delayed>,
     roaming: Option<Roaming>,
+    /// The peer has another address of ours by this trusted path, which is to be asked for anew.
+    moved: bool,
+    /// The peer wants nothing of connections by it.
+    spent_there: bool,
     /// The highest number of an authentic datagram.
     highest: u64,
     /// Bytes that may be sent before the path is open, if the peer asked for it.
@@ -220,6 +244,8 @@ impl Link {
             passed_over: false,
             copies: VecDeque::new(),
             roaming: None,
+            moved: false,
+            spent_there: false,
             highest: 0,
             credit: 0,
             answered: None,
@@ -240,6 +266,16 @@ impl Link {
         }
     }
 
+    /// The same, of a path that is asked for in the place of `other`, which nobody answered.
+    pub(super) fn instead_of(mut self, other: &Self) -> Self {
+        if let (Stage::Joining { retry, .. }, Stage::Joining { retry: before, .. }) =
+            (&mut self.stage, other.stage)
+        {
+            retry.since = before.since;
+        }
+        self
+    }
+
     /// Whether the peer asked for it and has not proved itself.
     pub(crate) const fn is_accepting(&self) -> bool {
         matches!(self.stage, Stage::Accepting { .. })
@@ -257,8 +293,19 @@ impl Link {
         match self.stage {
             Stage::Joining { retry, .. } => retry.tries >= JOINS,
             Stage::Accepting { retry, .. } => retry.tries >= ACCEPTS,
-            Stage::Open => self.is_down(),
+            Stage::Open => self.is_down() || self.moved,
         }
+    }
+
+    /// Whether it joins these places, or is of a peer that was seen there since.
+    pub(super) fn is_of(&self, local: PathIndex, remote: SocketAddr) -> bool {
+        let seen_there = self.roaming.is_some_and(|roaming| roaming.to == remote);
+        self.local == local && (self.remote == remote || seen_there)
+    }
+
+    /// Another path is asked for in its place; if it is not answered, that is not done again before the peer says so.
+    pub(super) fn on_asked_anew(&mut self) {
+        self.moved = false;
     }
 
     /// Whether it was open, and the peer has been silent on it for seconds.
@@ -266,11 +313,34 @@ impl Link {
         self.is_open() && self.path.state() == PathState::Down
     }
 
-    /// Whether new data may go by it.
-    pub(crate) fn is_active(&self, shared: &Shared) -> bool {
+    /// Whether the peer answers by it.
+    pub(crate) fn is_alive(&self, shared: &Shared) -> bool {
         self.is_open()
             && shared.local[self.local].is_usable()
             && self.path.state() == PathState::Active
+    }
+
+    /// Whether new data may go by it.
+    pub(crate) fn is_active(&self, shared: &Shared) -> bool {
+        self.is_alive(shared) && !shared.local[self.local].usage.spent && !self.spent_there
+    }
+
+    /// Whether the peer asked for nothing of connections to go by it.
+    pub(super) const fn is_spent_there(&self) -> bool {
+        self.spent_there
+    }
+
+    /// The type of the frame that asks by it for an acknowledgement.
+    pub(in crate::node) fn ping(&self, shared: &Shared) -> u8 {
+        match shared.local[self.local].usage.spent {
+            true => frame::PING_SPENT,
+            false => frame::PING,
+        }
+    }
+
+    /// The peer asks for an acknowledgement, and says whether its volume is used up there.
+    pub(super) fn on_ping(&mut self, spent_there: bool) {
+        self.spent_there = spent_there;
     }
 
     /// What the user is shown.
@@ -278,7 +348,8 @@ impl Link {
         if !self.is_open() {
             return "joining";
         }
-        if !shared.local[self.local].is_usable() {
+        let local = &shared.local[self.local];
+        if !local.is_usable() || local.usage.spent {
             return "down";
         }
         match self.path.state() {
@@ -318,6 +389,7 @@ impl Link {
         match &mut self.stage {
             Stage::Joining { retry, .. } | Stage::Accepting { retry, .. } => {
                 retry.at = retry.at.min(now);
+                retry.since = now;
             }
             Stage::Open => {}
         }
@@ -331,7 +403,7 @@ impl Link {
     }
 
     /// The peer is to acknowledge something by it.
-    pub(super) fn elicit_ack(&mut self) {
+    pub(in crate::node) fn elicit_ack(&mut self) {
         self.probe = true;
     }
 
@@ -446,13 +518,25 @@ impl Link {
     }
 
     /// A datagram of it was taken, which a router may have marked for congestion.
-    pub(crate) fn on_taken(&mut self, now: Time, seq: u64, eliciting: bool, marked: bool) {
-        self.path.on_received(now, seq, eliciting);
+    pub(crate) fn on_taken(
+        &mut self,
+        now: Time,
+        shared: &Shared,
+        seq: u64,
+        verdict: Verdict,
+        marked: bool,
+    ) {
+        self.path.on_received(now, seq, verdict.eliciting);
+        if verdict.used {
+            self.path.on_used(now);
+            // The peer does not know that it is not to.
+            self.probe |= shared.local[self.local].usage.spent;
+        }
         if marked {
             self.path.on_marked();
         }
         // It is there again: an answer to a question of ours makes it ours to use.
-        self.probe |= eliciting && self.path.state() != PathState::Active;
+        self.probe |= verdict.eliciting && self.path.state() != PathState::Active;
     }
 
     /// Data came although the peer has not answered our challenge: it did, and the answer was lost.
@@ -511,13 +595,14 @@ impl Link {
     }
 
     /// An authentic datagram came from `from`. If that is not where the peer was, and nothing newer
-    /// came from there, the new place is challenged; the old one is kept meanwhile (docs/protocol.md, 7).
+    /// came from there, the new place is challenged; the old one is kept meanwhile (docs/protocol.md, 7). A trusted path
+    /// does not roam: there the challenge tells the peer to ask for it anew, if it `may_ask` from there.
     pub(crate) fn on_source(
         &mut self,
         now: Time,
         shared: &mut Shared,
         seq: u64,
-        from: SocketAddr,
+        (from, may_ask): (SocketAddr, bool),
         len: u64,
     ) {
         let newest = seq >= self.highest;
@@ -531,8 +616,7 @@ impl Link {
         if from == self.remote || !newest || !self.is_open() {
             return;
         }
-        // Trusted paths do not roam.
-        if self.trusted {
+        if self.trusted && !may_ask {
             return;
         }
         if let Some(roaming) = self.roaming.as_mut().filter(|r| r.to == from) {
@@ -583,15 +667,22 @@ impl Link {
         Some((roaming.to, roaming.challenge))
     }
 
-    /// The new place answered: it is where the peer is now.
-    pub(crate) fn on_response(&mut self, from: SocketAddr, challenge: [u8; 8]) -> bool {
-        match self.roaming {
-            Some(roaming) if roaming.challenge == challenge && roaming.to == from => {
-                self.remote = from;
-                self.roaming = None;
-                true
-            }
-            _ => false,
+    /// The peer asks whether we are where this came; true if the path is to be asked for anew.
+    pub(super) fn on_challenge(&mut self, shared: &mut Shared, challenge: [u8; 8]) -> bool {
+        self.push_frame(shared, &Frame::PathResponse { challenge });
+        self.moved |= self.trusted && self.is_open();
+        self.moved
+    }
+
+    /// The new place answered: it is where the peer is now (true), unless the path is trusted. None if that is no
+    /// answer to a question of ours.
+    pub(crate) fn on_response(&mut self, from: SocketAddr, challenge: [u8; 8]) -> Option<bool> {
+        self.roaming
+            .filter(|roaming| roaming.challenge == challenge && roaming.to == from)?;
+        if !self.trusted {
+            self.remote = from;
+            self.roaming = None;
         }
+        Some(!self.trusted)
     }
 }

@@ -53,6 +53,8 @@ pub(in crate::node) enum Kind {
     New,
     /// What was sent before, or nobody's data: by any path.
     Other,
+    /// A message of the daemons: by any path, though its volume is used up if there is no other.
+    Message,
 }
 
 /// What is to be sent.
@@ -113,7 +115,11 @@ impl PathSet {
     ) -> SmallVec<[usize; 8]> {
         let allowed = |at: &usize| {
             let link = &self.links[*at];
-            placement.allows(link.id, link.trusted) && link.is_active(shared)
+            let goes = match kind {
+                Kind::Message => link.is_alive(shared),
+                Kind::First | Kind::New | Kind::Other => link.is_active(shared),
+            };
+            placement.allows(link.id, link.trusted) && goes
         };
         let mut all: SmallVec<[usize; 8]> = (0..self.links.len()).filter(allowed).collect();
         // A path that keeps silent may have died: what is given to it would perhaps wait until that is known.
@@ -121,11 +127,16 @@ impl PathSet {
         if all.iter().any(|at| answers(*at)) {
             all.retain(|at| answers(*at));
         }
+        let has_volume = |at: usize| self.links[at].is_active(shared);
+        if all.iter().any(|at| has_volume(*at)) {
+            all.retain(|at| has_volume(*at));
+        }
         let is_backup = |at: usize| shared.local[self.links[at].local].usage.role == Role::Backup;
         if all.iter().any(|at| !is_backup(*at)) {
             all.retain(|at| !is_backup(*at));
         }
-        let Some(hint) = shared.policy.hint.filter(|_| kind != Kind::Other) else {
+        let is_hinted = matches!(kind, Kind::First | Kind::New);
+        let Some(hint) = shared.policy.hint.filter(|_| is_hinted) else {
             return all;
         };
         let is_preferred = |at: usize| self.links[at].local.is_preferred(&hint);
@@ -184,8 +195,11 @@ impl PathSet {
         if !link.is_open() {
             return Some(Unused::Joining);
         }
-        if !link.is_active(shared) {
+        if !link.is_alive(shared) {
             return Some(Unused::Unanswered);
+        }
+        if link.is_spent_there() {
+            return Some(Unused::SpentThere);
         }
         let carries = |kind| self.carriers(shared, Placement::Any, kind).contains(&at);
         let preferred = shared

@@ -19,7 +19,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, messages: &mut Messages) -> Option<Out> 
     }
     let at = cx
         .paths
-        .quickest(cx.shared, Placement::TrustedOnly, Kind::Other)?;
+        .quickest(cx.shared, Placement::TrustedOnly, Kind::Message)?;
     let key = cx.in_flight.add_message(messages.pop()?);
     transmit(cx, at, key)
 }

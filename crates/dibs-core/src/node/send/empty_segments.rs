@@ -70,7 +70,7 @@ pub(super) fn send(
         && block.len() < MAX_PACK
         && cx.paths[at].path.wants_proof(cx.now)
     {
-        block.push(frame::PING);
+        block.push(cx.paths[at].ping(cx.shared));
         asks = Asks::Ack;
     }
     if padded {

@@ -53,7 +53,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
         }
         let mut asks = Asks::Nothing;
         if link.take_probe() {
-            block.push(frame::PING);
+            block.push(link.ping(cx.shared));
             asks = Asks::Ack;
         }
         if block.is_empty() {
@@ -71,11 +71,12 @@ pub(super) fn send(cx: &mut SendCx<'_>, carrier: Option<usize>) -> Option<Out> {
 fn send_mtu_probe(cx: &mut SendCx<'_>, at: usize, size: u16) -> Option<Out> {
     let link = &mut cx.paths[at];
     let len = usize::from(size);
+    let ping = link.ping(cx.shared);
     let datagram = &mut cx.shared.scratch.datagrams;
     datagram.clear();
     // A ping, and padding, which is zero.
     datagram.resize(len, 0);
-    datagram[CLEAR_HEADER_LEN] = frame::PING;
+    datagram[CLEAR_HEADER_LEN] = ping;
     let number = (link.id, link.path.on_mtu_probe_sent(cx.now, size));
     let sealed = cx
         .sealer

@@ -18,7 +18,7 @@ use crate::counters::Counter;
 use crate::in_flight::{InFlight, Pending};
 use crate::node::flows::FlowTable;
 use crate::node::out::{Out, Source};
-use crate::node::paths::{Avoid, PathSet, Wanted};
+use crate::node::paths::{Avoid, Kind, PathSet, Wanted};
 use crate::node::shared::Shared;
 use crate::session::{CLEAR_HEADER_LEN, OVERHEAD, PathId, TAG_LEN};
 use crate::slab::Key;
@@ -150,7 +150,11 @@ impl RetransmitQueue {
             };
             let wanted = overhead + content.payload_len();
             let avoid = lost_by.map_or(Avoid::Nothing, Avoid::Link);
-            let (link, budget) = cx.choose(&Wanted::alone(placement, wanted, avoid))?;
+            let mut wanted = Wanted::alone(placement, wanted, avoid);
+            if matches!(content, Content::Control(_)) {
+                wanted.kind = Kind::Message;
+            }
+            let (link, budget) = cx.choose(&wanted)?;
             let out = match &content {
                 Content::Chunk(chunk) if shape(cx, link, chunk).is_some() => {
                     retransmit_chunks(cx, (link, budget), queue, at)

@@ -16,6 +16,84 @@ fn in_use(pair: &Pair) -> [Option<PathId>; 2] {
     })
 }
 
+/// What keeps its word in seconds and not at once leaves what only the trusted path carries waiting. Host 0 moves while
+/// `sender` has a stream under way; the stream has to go on.
+#[test]
+fn a_trusted_path_carries_again_within_a_second_and_a_half() {
+    for (sender, delay) in [(0, 1), (1, 1), (0, 50), (1, 50)] {
+        let mut pair = Pair::far_apart(Duration::from_millis(delay));
+        let data = text(100_000);
+        let mut at = 0;
+        let mut part = |pair: &mut Pair| {
+            pair.send(sender, 1 + at as u32, &data[at..at + 500], 0, at as u32);
+            at += 500;
+            at
+        };
+        for n in 0..4 {
+            for _ in 0..20 {
+                part(&mut pair);
+                pair.run(Duration::from_millis(50));
+            }
+            let old = in_use(&pair);
+            pair.moved = Some(place(n));
+            let sent = part(&mut pair);
+            pair.run(Duration::from_millis(1500));
+            let [a, b] = in_use(&pair);
+            assert!(
+                a.is_some() && a == b && a != old[0],
+                "{sender} {delay} {n}: {a:?} {b:?}"
+            );
+            pair.assert_stream(1 - sender, &data[..sent]);
+            for node in &pair.nodes {
+                assert_eq!(
+                    node.paths().len(),
+                    2,
+                    "the old one goes: {:?}",
+                    node.paths()
+                );
+            }
+        }
+        let challenged = pair.nodes[1].counters().get(Counter::EndpointChallenged);
+        assert!(challenged > 0 && challenged < 40, "{challenged}");
+        assert_eq!(pair.nodes[1].counters().get(Counter::EndpointMoved), 0);
+    }
+}
+
+/// The local address is another one: nobody waits until something is due.
+#[test]
+fn a_new_address_is_told_at_once() {
+    let mut pair = Pair::connected();
+    pair.run(Duration::from_secs(60));
+    let old = in_use(&pair);
+    pair.moved = Some(place(0));
+    pair.nodes[0].set_path_addresses(0, vec![place(0).ip()]);
+    pair.run(Duration::from_millis(100));
+    let [a, b] = in_use(&pair);
+    assert!(a.is_some() && a == b && a != old[0], "{a:?} {b:?}");
+}
+
+/// Host 1 was told where host 0 is: from elsewhere it takes no question, and asks none.
+#[test]
+fn a_trusted_path_does_not_leave_a_configured_endpoint() {
+    let mut pair = Pair::new();
+    let mut b = config(1, Integrity::On);
+    b.peers[0].endpoints = vec![(0, addr(0, 0)), (1, addr(0, 1))];
+    pair.nodes[1] = Node::new(Time::ZERO, b, [2; 32]).unwrap();
+    pair.run(Duration::from_secs(3));
+    pair.assert_open();
+    pair.moved = Some(place(0));
+    pair.run(Duration::from_secs(60));
+    assert_eq!(in_use(&pair), [None, None]);
+    let counters = pair.nodes[1].counters();
+    assert_eq!(counters.get(Counter::EndpointChallenged), 0);
+    assert!(
+        pair.nodes[1].peers[0]
+            .paths
+            .iter()
+            .all(|l| l.remote != place(0))
+    );
+}
+
 /// More often than there are ids, and than paths to a peer may be.
 #[test]
 fn a_host_may_move_as_often_as_it_likes() {

@@ -146,9 +146,14 @@ fn a_copied_question_for_a_path_brings_at_most_three_times_its_length() {
 }
 
 #[test]
-fn a_peer_that_moved_is_found_and_a_trusted_path_stays() {
+fn a_peer_that_moved_is_found_and_a_trusted_path_is_asked_for_anew() {
     for path in [1, 0] {
         let mut pair = Pair::connected();
+        let open = |pair: &Pair| {
+            let mut links = pair.nodes[1].peers[0].paths.iter();
+            links.find(|l| l.local.get() == path).map(|l| l.id)
+        };
+        let before = open(&pair);
         let heard = Rc::new(RefCell::new(Vec::new()));
         let tap = heard.clone();
         pair.filter = Box::new(move |host, at, bytes| {
@@ -165,14 +170,10 @@ fn a_peer_that_moved_is_found_and_a_trusted_path_stays() {
                 pair.nodes[1].handle_datagram(pair.now, path, moved, &mut datagram);
             }
         }
-        let (expected, count) = if path == 1 {
-            (moved, 1)
-        } else {
-            (addr(0, 0), 0)
-        };
-        assert_eq!(remote(&pair, path), expected);
+        assert_eq!(remote(&pair, path), moved);
         let counted = pair.nodes[1].counters().get(Counter::EndpointMoved);
-        assert_eq!(counted, count);
+        assert_eq!(counted, path as u64, "what is trusted does not roam");
+        assert_eq!(open(&pair) == before, path == 1, "it is another path");
     }
 }
 

@@ -116,11 +116,14 @@ fn what_the_kernel_answers_tells_a_new_daemon_the_floor_of_tsval() {
 #[test]
 fn paths_that_were_away_are_back_within_half_a_second() {
     let mut pair = Pair::connected();
+    pair.bump = bump::SHARE;
     let out = std::rc::Rc::new(std::cell::Cell::new(true));
     for outage in [1, 15, 40] {
         let is_out = out.clone();
         out.set(true);
         pair.filter = Box::new(move |_, _, _| !is_out.get());
+        // Both paths are in use.
+        pair.send(0, 1 + outage as u32 * 10, b"shared out", 0, 1);
         pair.run(Duration::from_secs(outage));
         assert!(pair.nodes[0].paths().iter().all(|p| p.state != "active"));
         out.set(false);

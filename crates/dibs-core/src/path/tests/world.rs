@@ -141,6 +141,14 @@ enum Event {
     WakeB,
 }
 
+/// What A sends.
+#[derive(Clone, Copy)]
+enum What {
+    Data,
+    Ping,
+    MtuProbe,
+}
+
 /// What was told of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
@@ -171,7 +179,7 @@ pub(in crate::path) struct World {
     pub(in crate::path) arrived: u64,
     pub(in crate::path) acked: u64,
     pub(in crate::path) lost: u64,
-    /// By token. Each arrives once, and is lost once, before that if at all.
+    /// By token; the first is of pings, of which nothing is told. Each arrives once, and is lost once, before that if at all.
     told: Vec<Told>,
     offered: u64,
     wake_a: Option<Time>,
@@ -205,7 +213,7 @@ impl World {
             arrived: 0,
             acked: 0,
             lost: 0,
-            told: Vec::new(),
+            told: vec![Told::Arrived],
             offered: 0,
             wake_a: None,
             wake_b: None,
@@ -277,11 +285,11 @@ impl World {
     fn take_tokens(&mut self) {
         self.acked += self.acked_tokens.len() as u64;
         self.lost += self.lost_tokens.len() as u64;
-        for token in self.lost_tokens.drain(..) {
+        for token in self.lost_tokens.drain(..).filter(|t| *t != 0) {
             let told = std::mem::replace(&mut self.told[token as usize], Told::Lost);
             assert_eq!(told, Told::Nothing, "token {token}");
         }
-        for token in self.acked_tokens.drain(..) {
+        for token in self.acked_tokens.drain(..).filter(|t| *t != 0) {
             let told = std::mem::replace(&mut self.told[token as usize], Told::Arrived);
             assert_ne!(told, Told::Arrived, "token {token}");
         }
@@ -292,14 +300,16 @@ impl World {
         self.told.iter().filter(|t| **t == Told::Nothing).count()
     }
 
-    fn send_a(&mut self, bytes: u16, probe: bool) {
+    fn send_a(&mut self, bytes: u16, what: What) {
         let ect = self.a.is_ect();
-        let seq = if probe {
-            self.a.on_mtu_probe_sent(self.now, bytes)
-        } else {
-            self.told.push(Told::Nothing);
-            self.a
-                .on_sent(self.now, bytes, self.told.len() as u64 - 1, true)
+        let seq = match what {
+            What::MtuProbe => self.a.on_mtu_probe_sent(self.now, bytes),
+            What::Ping => self.a.on_sent(self.now, bytes, 0, true),
+            What::Data => {
+                self.told.push(Told::Nothing);
+                self.a
+                    .on_sent(self.now, bytes, self.told.len() as u64 - 1, true)
+            }
         };
         if let Some((t, marked)) = self.ab.send(self.now, bytes + OVERHEAD, ect) {
             let grid = self.lump.as_nanos() as u64;
@@ -323,7 +333,13 @@ impl World {
 
     /// A sends one datagram, whatever its budget.
     pub(in crate::path) fn send_one(&mut self) {
-        self.send_a(PING, false);
+        self.send_a(PING, What::Data);
+        self.serve_a();
+    }
+
+    /// A asks whether the path is still there.
+    pub(in crate::path) fn ping(&mut self) {
+        self.send_a(PING, What::Ping);
         self.serve_a();
     }
 
@@ -344,11 +360,11 @@ impl World {
             let action = self.a.on_timeout(now, &mut self.lost_tokens);
             self.take_tokens();
             if action == TimeoutAction::Probe {
-                self.send_a(PING, false);
+                self.send_a(PING, What::Data);
             }
         }
         if let Some(size) = self.a.poll_mtu_probe(now) {
-            self.send_a(size, true);
+            self.send_a(size, What::MtuProbe);
         }
         let mtu = self.a.mtu();
         while self.wanted() >= usize::from(mtu) {
@@ -358,7 +374,7 @@ impl World {
                 break;
             }
             for _ in 0..budget.min(wanted) / usize::from(mtu) {
-                self.send_a(mtu, false);
+                self.send_a(mtu, What::Data);
                 self.offered += u64::from(mtu);
             }
         }

@@ -1,0 +1,203 @@
+//! A path that carries nothing: what it costs, and whether it is there when it is needed.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::*;
+
+/// Bytes of IPv4 and UDP headers.
+const HEADERS: u64 = 28;
+/// What an idle path may cost a day, on the wire and both ways.
+const A_DAY: u64 = 3_000_000;
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What went by a path.
+#[derive(Default)]
+struct Seen {
+    /// Bytes on the wire by local path that host 0 sent or received.
+    bytes: [u64; 2],
+    /// When host 0 sent something by it last, and the longest time between.
+    last: [Option<Time>; 2],
+    pause: [Duration; 2],
+}
+
+/// Counts what goes by the paths; `passes` says what arrives of host, path, length.
+fn count(
+    pair: &mut Pair,
+    passes: impl Fn(usize, usize, usize) -> bool + 'static,
+) -> Rc<RefCell<Seen>> {
+    let seen = Rc::new(RefCell::new(Seen::default()));
+    let tap = seen.clone();
+    pair.filter = Box::new(move |host, path, bytes| {
+        let arrives = passes(host, path, bytes.len());
+        if host == 0 || arrives {
+            tap.borrow_mut().bytes[path] += bytes.len() as u64 + HEADERS;
+        }
+        arrives
+    });
+    seen
+}
+
+/// Runs for an hour, and returns what each path cost, as bytes a day.
+fn an_hour(pair: &mut Pair, seen: &RefCell<Seen>) -> [u64; 2] {
+    *seen.borrow_mut() = Seen::default();
+    let end = pair.now + HOUR;
+    let mut before = [0; 2];
+    while pair.now < end {
+        pair.run(SECOND / 4);
+        let mut seen = seen.borrow_mut();
+        for path in 0..2 {
+            if std::mem::replace(&mut before[path], pair.sent[0][path]) != pair.sent[0][path] {
+                let last = seen.last[path].replace(pair.now);
+                let pause = last.map_or(Duration::ZERO, |last| pair.now.since(last));
+                seen.pause[path] = seen.pause[path].max(pause);
+            }
+        }
+    }
+    seen.borrow().bytes.map(|bytes| bytes * 24)
+}
+
+#[test]
+fn a_path_that_carries_nothing_costs_little_and_is_not_forgotten_on_its_way() {
+    let mut pair = Pair::connected();
+    let seen = count(&mut pair, |_, _, _| true);
+    let costs = an_hour(&mut pair, &seen);
+    eprintln!("XX idle {costs:?}");
+    for path in [0, 1] {
+        assert!(costs[path] <= A_DAY, "{costs:?} bytes a day");
+        let pause = seen.borrow().pause[path];
+        assert!(
+            pause < 25 * SECOND,
+            "a translator forgets after 30 s: {pause:?}"
+        );
+    }
+    pair.assert_open();
+}
+
+/// It is a backup, with a smaller MTU than its interface says, while another path carries data.
+#[test]
+fn a_backup_costs_as_little_while_another_path_is_in_use() {
+    let mut pair = Pair::connected();
+    pair.bump = bump::SEAL;
+    for host in 0..2 {
+        let usage = Usage {
+            role: Role::Backup,
+            ..Usage::default()
+        };
+        pair.nodes[host].set_usage(pair.now, 1, usage);
+    }
+    let seen = count(&mut pair, |_, path, len| path == 0 || len <= 1400);
+    pair.run(1300 * SECOND);
+    *seen.borrow_mut() = Seen::default();
+    let data = text(1_000_000);
+    for (i, part) in data.chunks(1000).enumerate() {
+        pair.send(0, 1 + i as u32 * 1000, part, 0, i as u32);
+        pair.run(SECOND);
+        pair.send_ack(1, 1 + (i + 1) as u32 * 1000);
+        pair.run(SECOND);
+    }
+    pair.assert_stream(1, &data);
+    let a_day = seen.borrow().bytes[1] * 86_400 / 2000;
+    eprintln!("XX backup {a_day}");
+    assert!(a_day <= A_DAY, "{a_day} bytes a day");
+}
+
+#[test]
+fn a_path_that_is_down_or_was_never_there_costs_as_little() {
+    for opened in [true, false] {
+        let mut pair = Pair::new();
+        if opened {
+            pair.run(3 * SECOND);
+        }
+        let seen = count(&mut pair, |_, path, _| path != 1);
+        pair.run(HOUR);
+        let costs = an_hour(&mut pair, &seen);
+        eprintln!("XX down {opened} {costs:?}");
+        assert!(costs[1] <= A_DAY, "{opened}: {costs:?} bytes a day");
+        // It is back within a small part of that.
+        pair.filter = Box::new(|_, _, _| true);
+        pair.run(8 * SECOND);
+        pair.assert_open();
+    }
+}
+
+/// Both ends use only the first path, for so long; then it dies in the midst of a stream.
+#[test]
+fn what_is_idle_takes_over_within_a_second() {
+    for delay in [1, 20, 100].map(Duration::from_millis) {
+        for to in [0, 1] {
+            let mut pair = Pair::far_apart(delay);
+            pair.bump = bump::SEAL;
+            for host in 0..2 {
+                let usage = Usage {
+                    role: Role::Backup,
+                    ..Usage::default()
+                };
+                pair.nodes[host].set_usage(pair.now, 1, usage);
+            }
+            let data = text(200_000);
+            let mut at = 0;
+            let mut part = |pair: &mut Pair| {
+                pair.send(1 - to, 1 + at as u32, &data[at..at + 1000], 0, at as u32);
+                at += 1000;
+                at
+            };
+            for _ in 0..95 {
+                part(&mut pair);
+                pair.run(SECOND / 2);
+            }
+            pair.filter = Box::new(|_, path, _| path == 1);
+            let mut sent = 0;
+            for _ in 0..10 {
+                sent = part(&mut pair);
+                pair.run(SECOND / 10);
+            }
+            let sent_at_once = sent - 1000 * (2 * delay.as_millis() as usize / 100 + 1);
+            let end = pair
+                .received(to)
+                .iter()
+                .map(|s| s.0 as usize + s.1.len())
+                .max();
+            assert!(
+                end.unwrap() > sent_at_once,
+                "{delay:?} {to}: {end:?} of {sent}"
+            );
+            pair.run(SECOND);
+            pair.assert_stream(to, &data[..sent]);
+        }
+    }
+}
+
+#[test]
+fn others_are_asked_at_once_when_one_falls_silent() {
+    let mut pair = Pair::connected();
+    pair.run(60 * SECOND);
+    let before = pair.sent[0][1];
+    // What only the trusted path may carry.
+    pair.filter = Box::new(|_, path, _| path == 1);
+    pair.send(0, 1, b"word", 0, 1);
+    pair.run(SECOND / 2);
+    assert!(pair.sent[0][1] > before, "the other one is asked");
+
+    let mut pair = Pair::connected();
+    pair.run(60 * SECOND);
+    let before = pair.sent[0][1];
+    let now = pair.now;
+    pair.nodes[0].set_path(now, 0, false, 1500);
+    pair.run(SECOND / 10);
+    assert!(pair.sent[0][1] > before, "and where an interface goes down");
+}
+
+/// Who comes late because nothing was due has not slept.
+#[test]
+fn a_host_with_nothing_to_do_is_not_asleep() {
+    let mut pair = Pair::connected();
+    let now = pair.now;
+    // The other end's word stays out.
+    pair.filter = Box::new(|host, _, _| host == 0);
+    pair.run(60 * SECOND);
+    let paths = pair.nodes[0].paths();
+    let down = paths.iter().filter(|path| path.state == "down").count();
+    assert_eq!(down, 2, "since {now:?}: {paths:?}");
+}
