@@ -4,7 +4,6 @@
 //! each, tables, pictures and captures. [`Plan::run`] runs the parts one after the other, keeps what came of each as JSON,
 //! and writes the [page](page::page) anew after each, so that a run that is cut short leaves a report of what was done.
 
-mod escaped;
 mod finding;
 mod page;
 mod parts;

@@ -1,8 +1,7 @@
 //! The report as one page of HTML that needs nothing else.
 
-use std::fmt::{self, Write as _};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::escaped::escaped;
 use crate::finding::{Block, Comparison, Finding, Outcome, Record, Verdict};
 use crate::parts::Part;
 
@@ -10,147 +9,106 @@ const STYLE: &str = include_str!("style.css");
 
 /// The page: what came of each part, or that there is nothing of it yet. `about` says where and when.
 pub fn page(about: &str, parts: &[(&Part, Option<Record>)]) -> String {
-    let mut out = String::new();
-    write(&mut out, about, parts).expect("a string takes it");
-    out
-}
-
-fn write(out: &mut String, about: &str, parts: &[(&Part, Option<Record>)]) -> fmt::Result {
-    writeln!(
-        out,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>dibs: the papers on this machine</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <h1>The papers on this machine</h1>\n<p>{}</p>",
-        escaped(about)
-    )?;
-    if parts
-        .iter()
-        .flat_map(|(_, record)| record)
-        .any(|record| record.quick)
-    {
-        out.push_str("<p class=\"note\">Shortened runs (<code>--quick</code>): the figures are less steady than those of whole ones.</p>\n");
-    }
-    out.push_str(
-        "<h2>In short</h2>\n<div class=\"wide\"><table class=\"summary\">\n<thead><tr><th>What</th>\
-         <th>The paper</th><th>Here</th><th>Verdict</th></tr></thead>\n<tbody>\n",
-    );
-    for (part, record) in parts {
-        summary(out, part, record.as_ref())?;
-    }
-    out.push_str("</tbody>\n</table></div>\n");
-    for (part, record) in parts {
-        section(out, part, record.as_ref())?;
-    }
-    writeln!(out, "</body>\n</html>")
+    let is_quick = { parts.iter() }.any(|(_, record)| record.as_ref().is_some_and(|r| r.quick));
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "dibs: the papers on this machine" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { "The papers on this machine" }
+                p { (about) }
+                @if is_quick {
+                    p.note {
+                        "Shortened runs (" code { "--quick" } "): the figures are less steady than those of whole ones."
+                    }
+                }
+                h2 { "In short" }
+                div.wide {
+                    table.summary {
+                        thead { tr { th { "What" } th { "The paper" } th { "Here" } th { "Verdict" } } }
+                        tbody { @for (part, record) in parts { (summary(part, record.as_ref())) } }
+                    }
+                }
+                @for (part, record) in parts { (section(part, record.as_ref())) }
+            }
+        }
+    };
+    page.into_string()
 }
 
 /// Every comparison of a part, as rows of one table.
-fn summary(out: &mut String, part: &Part, record: Option<&Record>) -> fmt::Result {
-    let (name, title) = (part.name, escaped(part.title));
-    writeln!(
-        out,
-        "<tr class=\"part\"><th colspan=\"4\"><a href=\"#{name}\">{title}</a></th></tr>"
-    )?;
-    match record.map(|record| &record.outcome) {
-        None => writeln!(out, "<tr><td colspan=\"4\">not run yet</td></tr>"),
-        Some(Outcome::Failed(reason)) => writeln!(
-            out,
-            "<tr class=\"failed\"><td colspan=\"4\">failed: {}</td></tr>",
-            escaped(reason)
-        ),
-        Some(Outcome::Done(finding)) => {
-            finding.comparisons.iter().try_for_each(|one| row(out, one))
+fn summary(part: &Part, record: Option<&Record>) -> Markup {
+    html! {
+        tr.part { th colspan="4" { a href={ "#" (part.name) } { (part.title) } } }
+        @match record.map(|record| &record.outcome) {
+            None => tr { td colspan="4" { "not run yet" } },
+            Some(Outcome::Failed(reason)) => tr.failed { td colspan="4" { "failed: " (reason) } },
+            Some(Outcome::Done(finding)) => { @for one in &finding.comparisons { (row(one)) } },
         }
     }
 }
 
-fn row(out: &mut String, one: &Comparison) -> fmt::Result {
+fn row(one: &Comparison) -> Markup {
     let (word, why) = one.verdict.words();
     let class = match one.verdict {
         Verdict::Agrees => "agrees",
         Verdict::Differs(_) => "differs",
         Verdict::Incomparable(_) | Verdict::New => "other",
     };
-    let why = why.map(|why| format!("<br><small>{}</small>", escaped(why)));
-    let cells = cells("td", [&one.of, &one.paper, &one.ours]);
-    writeln!(
-        out,
-        "<tr>{cells}<td><span class=\"{class}\">{word}</span>{}</td></tr>",
-        why.unwrap_or_default()
-    )
-}
-
-fn section(out: &mut String, part: &Part, record: Option<&Record>) -> fmt::Result {
-    let (name, title, source) = (part.name, escaped(part.title), escaped(part.source));
-    writeln!(
-        out,
-        "<section id=\"{name}\">\n<h2>{title}</h2>\n<p class=\"source\">{source}</p>"
-    )?;
-    match record.map(|record| (&record.outcome, record)) {
-        None => writeln!(out, "<p>Not run yet.</p>")?,
-        Some((Outcome::Failed(reason), _)) => {
-            writeln!(out, "<p class=\"failed\">Failed: {}</p>", escaped(reason))?;
-        }
-        Some((Outcome::Done(finding), record)) => {
-            content(out, finding)?;
-            writeln!(
-                out,
-                "<p class=\"source\">Run at {} in {:.0} s by <code>cargo xtask reproduce --only {name}{}</code>; all figures in \
-                 <code>{name}.json</code>.</p>",
-                escaped(&record.at),
-                record.seconds,
-                if record.quick { " --quick" } else { "" },
-            )?;
+    html! {
+        tr {
+            td { (one.of) } td { (one.paper) } td { (one.ours) }
+            td { span class=(class) { (word) } @if let Some(why) = why { br; small { (why) } } }
         }
     }
-    writeln!(out, "</section>")
 }
 
-fn content(out: &mut String, finding: &Finding) -> fmt::Result {
-    writeln!(out, "<p>{}</p>", escaped(&finding.setup))?;
-    for block in &finding.blocks {
-        match block {
-            Block::Text { text } => writeln!(out, "<p>{}</p>", escaped(text))?,
-            Block::Figure { caption, svg, .. } => {
-                let caption = escaped(caption);
-                writeln!(
-                    out,
-                    "<figure>\n{svg}<figcaption>{caption}</figcaption>\n</figure>"
-                )?;
-            }
-            Block::Capture { caption, text } => {
-                let (caption, text) = (escaped(caption), escaped(text));
-                writeln!(
-                    out,
-                    "<figure>\n<pre>{text}</pre>\n<figcaption>{caption}</figcaption>\n</figure>"
-                )?;
-            }
-            Block::Table {
-                caption,
-                columns,
-                rows,
-            } => {
-                let (caption, columns) = (escaped(caption), cells("th", columns));
-                let rows = rows
-                    .iter()
-                    .map(|row| format!("<tr>{}</tr>\n", cells("td", row)));
-                writeln!(
-                    out,
-                    "<div class=\"wide\"><table class=\"figures\">\n<caption>{caption}</caption>\n\
-                     <thead><tr>{columns}</tr></thead>\n<tbody>\n{}</tbody>\n</table></div>",
-                    rows.collect::<String>()
-                )?;
+fn section(part: &Part, record: Option<&Record>) -> Markup {
+    html! {
+        section id=(part.name) {
+            h2 { (part.title) }
+            p.source { (part.source) }
+            @match record.map(|record| (&record.outcome, record)) {
+                None => p { "Not run yet." },
+                Some((Outcome::Failed(reason), _)) => p.failed { "Failed: " (reason) },
+                Some((Outcome::Done(finding), record)) => {
+                    (content(finding))
+                    p.source {
+                        "Run at " (record.at) " in " (format!("{:.0}", record.seconds)) " s by "
+                        code { "cargo xtask reproduce --only " (part.name) @if record.quick { " --quick" } }
+                        "; all figures in " code { (part.name) ".json" } "."
+                    }
+                },
             }
         }
     }
-    Ok(())
 }
 
-fn cells<'a>(tag: &str, cells: impl IntoIterator<Item = &'a String>) -> String {
-    let cells = cells.into_iter();
-    let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
-    cells.collect()
+fn content(finding: &Finding) -> Markup {
+    html! {
+        p { (finding.setup) }
+        @for block in &finding.blocks {
+            @match block {
+                Block::Text { text } => p { (text) },
+                Block::Figure { caption, svg, .. } => figure {
+                    (PreEscaped(svg)) figcaption { (caption) }
+                },
+                Block::Capture { caption, text } => figure { pre { (text) } figcaption { (caption) } },
+                Block::Table { caption, columns, rows } => div.wide {
+                    table.figures {
+                        caption { (caption) }
+                        thead { tr { @for name in columns { th { (name) } } } }
+                        tbody { @for row in rows { tr { @for cell in row { td { (cell) } } } } }
+                    }
+                },
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Lines of a terminal as a picture.
 
-use crate::escaped::escaped;
+use maud::html;
 
 const WIDTH: usize = 900;
 const LINE: usize = 17;
@@ -8,30 +8,32 @@ const MARGIN: usize = 14;
 
 /// The sections one below the other, each with a title.
 pub(crate) fn svg(sections: &[(&str, String)]) -> String {
-    let mut body = String::new();
     let mut y = MARGIN;
-    let mut line = |text: &str, style: &str, y: &mut usize| {
-        *y += LINE;
-        let text = escaped(text);
-        body += &format!(
-            "<text x=\"{MARGIN}\" y=\"{y}\" xml:space=\"preserve\" {style}>{text}</text>\n"
-        );
-    };
+    let mut lines = Vec::new();
     for (title, text) in sections {
-        let bold = "font-family=\"sans-serif\" font-weight=\"600\" fill=\"black\" style=\"fill:var(--ink,black)\"";
-        line(title, bold, &mut y);
-        for one in text.lines() {
-            let plain = "font-family=\"monospace\" fill=\"#333\" style=\"fill:var(--ink,#333)\"";
-            line(one, plain, &mut y);
+        for (at, line) in std::iter::once(*title).chain(text.lines()).enumerate() {
+            y += LINE;
+            lines.push((y, at == 0, line));
         }
         y += LINE / 2;
     }
     let height = y + MARGIN;
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
-         font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\" style=\"fill:var(--paper,white)\"/>\n\
-         {body}</svg>\n"
-    )
+    let picture = html! {
+        svg xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (WIDTH) " " (height) } width=(WIDTH) height=(height)
+            font-size="13" {
+            rect width="100%" height="100%" fill="white" style="fill:var(--paper,white)" {}
+            @for (y, is_title, line) in lines {
+                @if is_title {
+                    text x=(MARGIN) y=(y) xml:space="preserve" font-family="sans-serif" font-weight="600" fill="black"
+                        style="fill:var(--ink,black)" { (line) }
+                } @else {
+                    text x=(MARGIN) y=(y) xml:space="preserve" font-family="monospace" fill="#333"
+                        style="fill:var(--ink,#333)" { (line) }
+                }
+            }
+        }
+    };
+    picture.into_string()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Bulk transfers: tens of megabytes by one connection, from a sender that reacts as a Linux kernel does.
 //!
 //! The histories of the [`World`](crate::World) move little, by smoltcp. Here a [`Sender`](sender::Sender) with CUBIC and
-//! HyStart, or BBR, sends superpackets into the TUN of a node, and a [`Receiver`](receiver::Receiver) acknowledges what comes
+//! HyStart sends superpackets into the TUN of a node, and a [`Receiver`](receiver::Receiver) acknowledges what comes
 //! out of the other one's, over two links that a [`Scenario`] draws and changes. The same sender over each link alone
 //! ([`plain`]) says what TCP would have had without dibs.
 //!
@@ -9,10 +9,7 @@
 //! modelled is what a sender makes of delays, losses and order. Linux's own behaviour is taken where it departs from
 //! the RFCs.
 
-mod bbr;
-pub mod control;
 mod cubic;
-mod delivery;
 mod event;
 pub mod pair;
 pub mod plain;
@@ -26,10 +23,9 @@ pub mod segment;
 pub mod sender;
 mod wire;
 
-pub use control::Algorithm;
 pub use pair::{Outcome, Pair};
 pub use plain::{Carried, Plain};
-pub use report::{Row, Table};
+pub use report::{HEADING, Row};
 pub use scenario::{Change, Link, Scenario};
 
 /// Runs the scenario of a seed; `watches`: its course is noted.

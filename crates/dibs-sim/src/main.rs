@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use dibs_sim::bulk::Table;
+use dibs_sim::bulk::HEADING;
 use dibs_sim::coverage::Histogram;
 
 const USAGE: &str = "usage: dibs-sim [--bulk] [--seeds N] [--seed S] [--jobs J]
@@ -127,16 +127,14 @@ fn histories(arguments: &Arguments) -> u64 {
     failed
 }
 
-/// Runs bulk transfers, and shows them as a table; returns how many failed.
+/// Runs bulk transfers, and shows each as a row; returns how many failed.
 fn transfers(arguments: &Arguments) -> u64 {
-    let mut table = Table::default();
+    say(HEADING);
     let run = |seed| dibs_sim::bulk::run(seed, arguments.count == 1);
-    let failed = each_seed(arguments, run, |row| {
+    each_seed(arguments, run, |row| {
         row.outcome.course.iter().for_each(|line| say(line));
-        table.add(row);
-    });
-    say(&format!("{table}"));
-    failed
+        say(&format!("{row}"));
+    })
 }
 
 /// Prints a line; whoever reads may have gone.

@@ -37,32 +37,14 @@ impl Window {
     }
 }
 
-/// The delivery rate that an acknowledgement shows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rate {
-    /// Segments, in the time.
-    pub(super) delivered: u64,
-    pub(super) interval: Duration,
-    /// What had been delivered when its first one was sent.
-    pub(super) prior: u64,
-    pub(super) app_limited: bool,
-}
-
 /// What an acknowledgement means to a controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) now: Time,
     pub(super) state: State,
-    /// Segments newly delivered, and newly marked as lost.
+    /// Segments newly delivered.
     pub(super) delivered: u64,
-    pub(super) lost: u64,
-    /// Delivered in all.
-    pub(super) total: u64,
-    pub(super) in_flight: u64,
-    /// Before this acknowledgement.
-    pub(super) prior_in_flight: u64,
     pub(super) rtt: Option<Duration>,
-    pub(super) rate: Option<Rate>,
     /// The first segment not acknowledged, and the next new one.
     pub(super) una: u64,
     pub(super) next: u64,

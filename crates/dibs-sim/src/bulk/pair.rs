@@ -60,12 +60,8 @@ pub struct Outcome {
     pub sender: SenderStats,
     /// What the receiver saw.
     pub receiver: ReceiverStats,
-    /// Segments that CoDel dropped at the sender's node, and those of them that went after all.
-    pub codel: [u64; 2],
     /// Datagrams that paths of the sender's node declared lost, and those of them that arrived.
     pub path_losses: [u64; 2],
-    /// Most bytes that the receiver's node held out of order.
-    pub held: usize,
     /// All datagrams and when they arrived, as one number.
     pub digest: u64,
     /// How it went, if that was asked for.
@@ -104,7 +100,6 @@ pub struct Pair {
     digest: u64,
     outage: Duration,
     spins: u32,
-    held: usize,
     look_at: Time,
     watches: bool,
     seen: Seen,
@@ -190,14 +185,13 @@ impl Pair {
             nodes: [0, 1].map(|host| node(scenario, host)),
             roads,
             changes: scenario.changes.iter().cloned().collect(),
-            sender: Sender::new(START, scenario.algorithm, scenario.bytes, rng.fork()),
+            sender: Sender::new(START, scenario.bytes),
             receiver: Receiver::new(START),
             wire: Wire::new(&mut rng),
             arrivals: Queue::default(),
             digest: 0,
             outage: scenario.outage(),
             spins: 0,
-            held: 0,
             look_at: START,
             watches,
             seen: Seen::default(),
@@ -240,7 +234,6 @@ impl Pair {
         if receiver.beyond > 0 {
             return Err(format!("{} bytes beyond the window", receiver.beyond));
         }
-        let counted = |counter| self.nodes[0].counters().get(counter);
         let paths = self.nodes[0].paths();
         let sum = |of: fn(&PathSnapshot) -> u64| paths.iter().map(of).sum();
         Ok(Outcome {
@@ -248,9 +241,7 @@ impl Pair {
             took,
             sender: self.sender.stats(),
             receiver,
-            codel: [Counter::CodelDropped, Counter::CodelReturned].map(counted),
             path_losses: [sum(|p| p.stats.lost), sum(|p| p.stats.spurious)],
-            held: self.held,
             digest: self.digest,
             course: std::mem::take(&mut self.course),
         })
@@ -437,15 +428,14 @@ impl Pair {
                 }
             }
         }
-        let held = self.nodes[1].peers(self.now)[0].held;
-        self.held = self.held.max(held);
         if self.watches {
-            self.note(held);
+            self.note();
         }
         Ok(())
     }
 
-    fn note(&mut self, held: usize) {
+    fn note(&mut self) {
+        let held = self.nodes[1].peers(self.now)[0].held;
         let (read, again) = (self.receiver.read(), self.sender.stats().again);
         let dropped = self.nodes[0].counters().get(Counter::CodelDropped);
         let rate = (read - self.seen.read) as f64 * 8e-6 / LOOK_EVERY.as_secs_f64();

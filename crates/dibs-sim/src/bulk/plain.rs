@@ -8,7 +8,6 @@ use dibs_netem::{
     rng::{Rng, mix},
 };
 
-use super::control::Algorithm;
 use super::receiver::Receiver;
 use super::scenario::{Change, Link, SPAN};
 use super::segment::{Ack, Burst, HEADERS, MSS};
@@ -54,17 +53,11 @@ impl Carried {
 
 impl Plain {
     /// A sender of so many bytes, over a link that changes.
-    pub fn new(
-        seed: u64,
-        algorithm: Algorithm,
-        link: &Link,
-        changes: Vec<Change>,
-        bytes: u64,
-    ) -> Self {
+    pub fn new(seed: u64, link: &Link, changes: Vec<Change>, bytes: u64) -> Self {
         let mut rng = Rng::new(mix(seed ^ 0x91a1));
         Self {
             now: Time::ZERO,
-            sender: Sender::new(Time::ZERO, algorithm, bytes, rng.fork()),
+            sender: Sender::new(Time::ZERO, bytes),
             receiver: Receiver::new(Time::ZERO),
             emulators: [(); 2].map(|()| Emulator::new(rng.word())),
             conditions: link.conditions(),

@@ -7,8 +7,6 @@ use dibs_core::bump::{SCRAMBLE, SEAL};
 use dibs_netem::{Conditions, rng::Rng};
 use dibs_settings::BumpId;
 
-use super::control::Algorithm;
-
 /// A run takes so much virtual time at most; what is under way then still has to arrive.
 pub const SPAN: Duration = Duration::from_secs(10);
 
@@ -84,8 +82,6 @@ pub struct Scenario {
     pub seed: u64,
     /// The links.
     pub links: Vec<Link>,
-    /// The sender's controller.
-    pub algorithm: Algorithm,
     /// The bump: seal or scramble.
     pub bump: BumpId,
     /// Bytes to send.
@@ -96,11 +92,10 @@ pub struct Scenario {
 
 impl Scenario {
     /// A transfer over links that stay as they are.
-    pub fn steady(algorithm: Algorithm, links: Vec<Link>, bytes: u64) -> Self {
+    pub fn steady(links: Vec<Link>, bytes: u64) -> Self {
         Self {
             seed: 1,
             links,
-            algorithm,
             bump: SEAL,
             bytes,
             changes: Vec::new(),
@@ -111,7 +106,6 @@ impl Scenario {
     pub fn random(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
         let links = vec![link(rng, true), link(rng, false)];
-        let algorithm = rng.pick(&[Algorithm::Cubic, Algorithm::Bbr]);
         let bump = rng.pick(&[SEAL, SCRAMBLE]);
         let bytes = rng.magnitude(10_000_000, 60_000_000);
         let changes = match rng.below(5) {
@@ -123,7 +117,6 @@ impl Scenario {
         Self {
             seed,
             links,
-            algorithm,
             bump,
             bytes,
             changes,

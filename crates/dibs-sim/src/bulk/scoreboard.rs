@@ -1,5 +1,5 @@
 //! What a sender has under way, segment by segment, and what of it the receiver has: SACK's scoreboard
-//! (RFC 6675) with the times that RACK (RFC 8985) and delivery rates need.
+//! (RFC 6675) with the times that RACK (RFC 8985) needs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use super::segment::{Ack, BLOCKS, MSS};
 pub(super) struct Packet {
     /// When it was sent last.
     pub(super) sent: Time,
-    /// What had been delivered when it was sent.
-    pub(super) before: Snapshot,
+    /// Segments that had been delivered when it was sent.
+    pub(super) delivered: u64,
     sacked: bool,
     lost: bool,
     /// Sent again since it was lost.
@@ -23,19 +23,6 @@ pub(super) struct Packet {
     ever_again: bool,
     /// RACK looks at it. What was marked is off its list until it is sent again, as in Linux.
     listed: bool,
-}
-
-/// The connection's delivery at a moment (draft-cheng-iccrg-delivery-rate-estimation).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Snapshot {
-    /// Segments delivered so far.
-    pub(super) delivered: u64,
-    /// When the last of them was.
-    pub(super) delivered_at: Time,
-    /// When the one was sent that was acknowledged last.
-    pub(super) first_sent: Time,
-    /// There was nothing more to send.
-    pub(super) app_limited: bool,
 }
 
 /// What one acknowledgement told.
@@ -120,12 +107,12 @@ impl Board {
         self.packets.front().map(|p| p.sent)
     }
 
-    /// A new segment is sent.
-    pub(super) fn send_new(&mut self, now: Time, before: Snapshot) {
+    /// A new segment is sent, when so many had been delivered.
+    pub(super) fn send_new(&mut self, now: Time, delivered: u64) {
         self.order.push_back((now, self.next()));
         self.packets.push_back(Packet {
             sent: now,
-            before,
+            delivered,
             sacked: false,
             lost: false,
             again: false,
@@ -150,10 +137,10 @@ impl Board {
     }
 
     /// A segment is sent again.
-    pub(super) fn send_again(&mut self, now: Time, number: u64, before: Snapshot) {
+    pub(super) fn send_again(&mut self, now: Time, number: u64, delivered: u64) {
         let p = &mut self.packets[(number - self.base) as usize];
         p.sent = now;
-        p.before = before;
+        p.delivered = delivered;
         p.ever_again = true;
         p.listed = true;
         if !p.again {
@@ -248,7 +235,7 @@ impl Board {
         self.fack = self.fack.max(end);
     }
 
-    /// RACK's clock (RFC 8985, 6.2, step 1 and 2), and the segment that a rate is taken of.
+    /// RACK's clock (RFC 8985, 6.2, step 1 and 2), and the segment sent last of those delivered.
     fn note_delivered(
         &mut self,
         number: u64,

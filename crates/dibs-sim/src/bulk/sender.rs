@@ -5,10 +5,8 @@ mod losses;
 use std::time::Duration;
 
 use dibs_core::Time;
-use dibs_netem::rng::Rng;
 
-use super::control::{Algorithm, Control};
-use super::delivery::Delivery;
+use super::cubic::Cubic;
 use super::event::{Event, INITIAL_WINDOW, NO_THRESHOLD, State, Window};
 use super::recovery::{Recovery, Signs};
 use super::rtt::Rtt;
@@ -33,8 +31,6 @@ pub struct SenderStats {
     pub timeouts: u64,
     /// Losses that turned out to be none.
     pub undone: u64,
-    /// The window, in segments, at which the start ended; zero if it did not.
-    pub started: u64,
 }
 
 /// When what is due.
@@ -54,7 +50,7 @@ pub(super) struct Timers {
 #[derive(Debug)]
 pub struct Sender {
     board: Board,
-    control: Control,
+    cubic: Cubic,
     window: Window,
     rtt: Rtt,
     recovery: Recovery,
@@ -67,15 +63,14 @@ pub struct Sender {
     edge: u64,
     /// TSval of the latest acknowledgement.
     echo: u32,
-    delivery: Delivery,
+    /// Segments that the receiver has.
+    delivered: u64,
     /// The window kept it from sending.
     limited: bool,
     /// Most segments out in the round that ends when `usage_end` is acknowledged.
     usage: u64,
     usage_end: u64,
     timers: Timers,
-    /// The next segment may leave: pacing.
-    paced_until: Time,
     /// A probe of the tail is due.
     probe: bool,
     /// When the probe is acknowledged, and whether it was sent again.
@@ -83,11 +78,11 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A sender of so many bytes, rounded up to whole segments. `rng`: where BBR begins its cycle.
-    pub fn new(now: Time, algorithm: Algorithm, bytes: u64, rng: Rng) -> Self {
+    /// A sender of so many bytes, rounded up to whole segments.
+    pub fn new(now: Time, bytes: u64) -> Self {
         Self {
             board: Board::default(),
-            control: Control::new(algorithm, now, rng),
+            cubic: Cubic::new(now),
             window: Window {
                 cwnd: INITIAL_WINDOW,
                 ssthresh: NO_THRESHOLD,
@@ -101,12 +96,11 @@ impl Sender {
             una: 0,
             edge: FIRST_WINDOW,
             echo: 0,
-            delivery: Delivery::new(now),
+            delivered: 0,
             limited: true,
             usage: 0,
             usage_end: 0,
             timers: Timers::default(),
-            paced_until: now,
             probe: false,
             probed: None,
         }
@@ -153,7 +147,7 @@ impl Sender {
             self.recovery.state,
             self.rtt.smoothed(),
             self.edge.saturating_sub(self.board.next() * MSS),
-            self.control.describe()
+            self.cubic.describe()
         )
     }
 
@@ -167,13 +161,12 @@ impl Sender {
         let opened = ack.upto >= self.una && ack.upto + ack.window > self.edge;
         self.edge = self.edge.max(ack.upto + ack.window);
         self.una = self.una.max(ack.upto);
-        let in_flight = self.board.in_flight();
-        let delivered = self.delivery.total();
         let least = self.rtt.least().unwrap_or_default();
         let prior_head = self.board.head_sent();
         let news = self.board.take(ack, now, least, self.recovery.high);
         let rtt = self.take_rtt(now, &news, ack, prior_head);
-        self.delivery.count(now, &news);
+        let delivered = news.acked + news.sacked;
+        self.delivered += delivered;
         let signs = Signs {
             advanced,
             opened,
@@ -181,35 +174,22 @@ impl Sender {
             echo: ack.tsecr,
             news,
         };
-        let marked = self.recover(now, &signs);
-        let rate = self.delivery.rate(now, &news, self.rtt.least());
+        let lost = self.recover(now, &signs);
         let event = Event {
             now,
             state: self.recovery.state,
-            delivered: self.delivery.total() - delivered,
-            lost: marked,
-            total: self.delivery.total(),
-            in_flight: self.board.in_flight(),
-            prior_in_flight: in_flight,
+            delivered,
             rtt,
-            rate,
             una: self.una / MSS,
             next: self.board.next(),
             may_grow: match self.recovery.reorders() {
-                true => news.acked + news.sacked > 0,
+                true => delivered > 0,
                 false => news.acked > 0,
             },
         };
         self.window.limits = self.is_limited();
-        self.reduce(event.delivered, event.lost, advanced);
-        self.control.on_ack(&event, &mut self.window);
-        if self.stats.started == 0 && self.window.ssthresh < NO_THRESHOLD {
-            self.stats.started = self.window.cwnd;
-        }
-        if let Control::Bbr(bbr) = &mut self.control {
-            let until = std::mem::take(&mut bbr.app_limited_until);
-            self.delivery.raise_limit(until);
-        }
+        self.reduce(delivered, lost, advanced);
+        self.cubic.on_ack(&event, &mut self.window);
         if self.board.out() == 0 {
             self.timers = Timers::default();
         }
@@ -232,15 +212,12 @@ impl Sender {
 
     /// When it wants to work next, acknowledgements aside.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let paces = self.control.pacing().is_some() && self.wants_to_send();
-        let paced = paces.then_some(self.paced_until);
         let Timers {
             timeout,
             probe,
             reorder,
         } = self.timers;
-        let timers = [timeout, probe, reorder, paced];
-        timers.into_iter().flatten().min()
+        [timeout, probe, reorder].into_iter().flatten().min()
     }
 
     /// The next superpacket, if one may leave; `clock`: milliseconds for its time stamp.
@@ -248,13 +225,8 @@ impl Sender {
         if self.probe {
             return self.send_probe(now, clock);
         }
-        if self.control.pacing().is_some() && now < self.paced_until {
-            return None;
-        }
         let room = self.window.cwnd.saturating_sub(self.board.in_flight());
-        let smoothed = self.rtt.smoothed();
-        let least = self.rtt.least().unwrap_or_default();
-        let most = self.control.burst(&self.window, smoothed, least).min(room);
+        let most = self.most_at_once().min(room);
         if most > 0
             && self.recovery.state >= State::Recovery
             && let Some((first, count)) = self.board.next_lost(most)
@@ -269,11 +241,22 @@ impl Sender {
         Some(self.send_new(now, clock, count))
     }
 
-    fn wants_to_send(&self) -> bool {
-        let room = self.window.cwnd > self.board.in_flight();
-        let again =
-            self.recovery.state >= State::Recovery && self.board.lost() > self.board.again();
-        room && (again || self.available() > 0)
+    /// Segments of a superpacket: about a millisecond, and more where the round trip is short (`tcp_tso_autosize`).
+    fn most_at_once(&self) -> u64 {
+        const MOST: u64 = 65_000;
+        let cwnd = self.window.cwnd;
+        let gain = if cwnd < self.window.ssthresh / 2 {
+            2.0
+        } else {
+            1.2
+        };
+        let rate = gain * (cwnd * MSS) as f64 / self.rtt.smoothed().as_secs_f64().max(1e-4);
+        let least = self.rtt.least().unwrap_or_default();
+        let near = MOST
+            .checked_shr((least.as_micros() >> 9) as u32)
+            .unwrap_or(0);
+        let bytes = ((rate / 1024.0) as u64 + near).min(MOST);
+        (bytes / MSS).max(2)
     }
 
     /// New segments that the buffer and the receiver have room for.
@@ -289,14 +272,13 @@ impl Sender {
     fn send_new(&mut self, now: Time, clock: u32, count: u64) -> Burst {
         let first = self.board.next();
         if self.board.out() == 0 {
-            self.delivery.begin(now);
             self.timers.timeout = Some(now + self.rtt.timeout());
         }
         for _ in 0..count {
-            self.board.send_new(now, self.delivery.snapshot());
+            self.board.send_new(now, self.delivered);
         }
         self.arm_probe(now);
-        self.burst(now, clock, first, count)
+        self.burst(clock, first, count)
     }
 
     fn send_again(&mut self, now: Time, clock: u32, first: u64, count: u64) -> Burst {
@@ -304,11 +286,11 @@ impl Sender {
             self.timers.timeout = Some(now + self.rtt.timeout());
         }
         for number in first..first + count {
-            self.board.send_again(now, number, self.delivery.snapshot());
+            self.board.send_again(now, number, self.delivered);
         }
         self.recovery.note_again(clock, count);
         self.stats.again += count;
-        self.burst(now, clock, first, count)
+        self.burst(clock, first, count)
     }
 
     /// A new segment if there is one, or the last one again (RFC 8985, 7.3).
@@ -328,17 +310,11 @@ impl Sender {
         Some(burst)
     }
 
-    fn burst(&mut self, now: Time, clock: u32, first: u64, count: u64) -> Burst {
+    fn burst(&mut self, clock: u32, first: u64, count: u64) -> Burst {
         self.recovery.note_sent(count);
         self.stats.segments += count;
         let at = (first * MSS).max(self.una);
         let len = (first + count) * MSS - at;
-        if let Some(rate) = self.control.pacing() {
-            // What left late is made up for by half of the pause (`tcp_update_skb_after_send`).
-            let pause = Duration::from_secs_f64(len as f64 / rate);
-            let late = now.since(self.paced_until).min(pause / 2);
-            self.paced_until = now + (pause - late);
-        }
         Burst {
             at,
             len,
@@ -355,12 +331,6 @@ impl Sender {
             self.limited = limits;
             self.usage = self.board.out();
             self.usage_end = self.board.next();
-        }
-        let buffer = self.board.next() < self.una / MSS + SEND_BUFFER;
-        let waits = self.board.next() < self.limit && buffer;
-        if room > 0 && !waits && self.board.lost() <= self.board.again() {
-            self.delivery
-                .set_limit((self.delivery.total() + self.board.in_flight()).max(1));
         }
     }
 

@@ -126,12 +126,11 @@ impl Sender {
         self.recovery.prior_threshold = self.window.ssthresh;
         self.window.prior = self.window.cwnd;
         self.recovery.prr = (0, 0, self.window.cwnd.max(1));
-        self.window.ssthresh = self.control.on_loss(&mut self.window);
+        self.window.ssthresh = self.cubic.reduce(self.window.cwnd);
     }
 
     fn end_reduction(&mut self) {
-        let rules = self.control.rules_losses();
-        if !rules && self.window.ssthresh < NO_THRESHOLD && self.recovery.undoable {
+        if self.window.ssthresh < NO_THRESHOLD && self.recovery.undoable {
             self.window.cwnd = self.window.ssthresh;
         }
         self.recovery.state = State::Open;
@@ -140,8 +139,7 @@ impl Sender {
 
     /// The window while it is reduced (RFC 6937; `tcp_cwnd_reduction`).
     pub(super) fn reduce(&mut self, delivered: u64, lost: u64, advanced: bool) {
-        let reduces = self.recovery.state == State::Recovery && !self.control.rules_losses();
-        if !reduces || delivered == 0 {
+        if self.recovery.state != State::Recovery || delivered == 0 {
             return;
         }
         let in_flight = self.board.in_flight();
@@ -176,10 +174,10 @@ impl Sender {
         let Some((_, newest)) = signs.news.newest else {
             return;
         };
-        if signs.repeated && newest.before.delivered >= r.steps_round {
+        if signs.repeated && newest.delivered >= r.steps_round {
             r.steps = (r.steps + 1).min(255);
             r.steps_kept = WIDE_FOR;
-            r.steps_round = self.delivery.total();
+            r.steps_round = self.delivered;
         } else if r.steps_kept == 0 {
             r.steps = 1;
         }
@@ -195,9 +193,7 @@ impl Sender {
         } else if self.una() > end * MSS {
             self.probed = None;
             self.begin_reduction();
-            if !self.control.rules_losses() {
-                self.window.cwnd = self.window.ssthresh;
-            }
+            self.window.cwnd = self.window.ssthresh;
         } else if !signs.advanced && !signs.opened && signs.news.sacked == 0 {
             self.probed = None;
         }
@@ -225,10 +221,10 @@ impl Sender {
         if state <= State::Disorder || self.una() >= self.recovery.high * MSS {
             self.recovery.prior_threshold = self.window.ssthresh;
             self.window.prior = self.window.cwnd;
-            self.window.ssthresh = self.control.on_loss(&mut self.window);
+            self.window.ssthresh = self.cubic.reduce(self.window.cwnd);
             self.begin_undo();
         }
-        self.control.on_timeout(now);
+        self.cubic.reset(now);
         self.window.cwnd = self.board.in_flight() + 1;
         self.recovery.state = State::Loss;
         self.recovery.high = self.board.next();
@@ -262,7 +258,7 @@ impl Sender {
         if unmark {
             self.board.unmark();
         }
-        self.window.cwnd = self.control.on_undo(&self.window);
+        self.window.cwnd = self.window.cwnd.max(self.window.prior);
         self.window.ssthresh = self.window.ssthresh.max(self.recovery.prior_threshold);
         self.recovery.undoable = false;
         self.recovery.again_since = None;
