@@ -149,32 +149,30 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
             book.is_suspended(),
         )
     };
-    let (mut gone, mut resolved) = (Vec::new(), Vec::new());
+    let (mut gone, mut resolved, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for rule in &mut rules {
         let name = { rule.selection.user.as_ref() }.filter(|_| rule.unresolved.is_some());
         let Some(&uid) = name.and_then(|name| known.get(name)) else {
             continue;
         };
-        let before = rule.clone();
-        match resolved_rule(daemon, before.clone(), uid).await? {
+        match resolved_rule(daemon, rule.clone(), uid).await? {
             Ok(now) => {
-                *rule = now;
+                let before = std::mem::replace(rule, now);
                 resolved.push((rule.id, Audience::of_rule(rule)));
                 gone.extend(before.holds.then_some(before));
             }
-            Err(why) => {
-                let lacks = rule.unresolved.as_mut();
-                lacks.expect("it was found to be unresolved").why = why;
-            }
+            Err(why) => refused.push(format!("rule {}: {why}", rule.id)),
         }
     }
-    let lives = connections::all(daemon).await?;
-    let rules = Rules {
-        rules,
-        saved,
-        suspended,
-    };
-    following::replace_rules(daemon, rules, &gone, &lives).await?;
+    if !resolved.is_empty() {
+        let lives = connections::all(daemon).await?;
+        let rules = Rules {
+            rules,
+            saved,
+            suspended,
+        };
+        following::replace_rules(daemon, rules, &gone, &lives).await?;
+    }
     for (id, audience) in resolved {
         daemon.events.tell_of(
             audience,
@@ -183,6 +181,7 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
             &[("rule", id.to_string())],
         );
     }
+    anyhow::ensure!(refused.is_empty(), "{}", refused.join("; "));
     Ok(())
 }
 

@@ -5,7 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use dibs_config::{Config, Trust};
+use dibs_config::setup::{Introduction, Way};
+use dibs_config::{Config, PrivateKey, Trust};
 use serde_json::Value;
 
 use crate::Run;
@@ -242,4 +243,93 @@ fn bad_input_is_named_and_changes_nothing() {
         "{}",
         wrong.err
     );
+}
+
+/// A line of a host with these paths: name, label and addresses.
+fn crafted(name: &str, ways: &[(&str, Trust, &[&str])]) -> String {
+    let way = |(name, trust, addresses): &(&str, Trust, &[&str])| Way {
+        name: (*name).to_owned(),
+        trust: *trust,
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+    };
+    let host = Introduction {
+        name: name.to_owned(),
+        public_key: PrivateKey::generate().public(),
+        port: 5300,
+        ways: ways.iter().map(way).collect(),
+    };
+    host.to_string()
+}
+
+#[test]
+fn all_that_a_line_decides_is_printed() {
+    let host = Host::new(2);
+    let foreign = ["10.0.1.1", "8.8.8.8", "10.0.2.2"];
+    let line = crafted("a", &[("lan7", Trust::Trusted, &foreign)]);
+    let said = init!(host, "--peer", &line).good();
+    let key = &line.split("key=").nth(1).unwrap()[..44];
+    for part in [
+        &format!("public key {key}"),
+        "called at 10.0.1.1:5300 by eth0",
+        "connections to 10.0.1.1 can take a bump (in the network of path eth0)",
+        "left out: 8.8.8.8 of lan7 (no path here that leads there is in its network)",
+        "left out: 10.0.2.2 of lan7 (this host has it)",
+        "eth0 is TRUSTED because the line says that lan7 of a is, which has 10.0.1.1 in its network",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let peer = &host.config().peers[0];
+    assert_eq!(peer.addresses, ["10.0.1.1/32".parse().unwrap()]);
+    // Who names what is trusted leaves nothing of it to the line.
+    let args = ["--peer", &line, "--trusted", "wlan0", "--force", "--json"];
+    let Some(run) = host.try_init(&args) else {
+        return;
+    };
+    let answer: Value = serde_json::from_str(&run.good()).unwrap();
+    assert_eq!(answer["trusted_by_line"], Value::Array(Vec::new()));
+    let left = answer["peer"]["left_out"].as_array().unwrap();
+    assert_eq!(left.len(), 2, "{answer:#}");
+    let trusted: Vec<_> = { host.config().paths.iter() }
+        .filter(|path| path.trust == Trust::Trusted)
+        .map(|path| path.name.clone())
+        .collect();
+    assert_eq!(trusted, ["wlan0"]);
+}
+
+#[test]
+fn a_path_without_an_endpoint_is_warned_of() {
+    let host = Host::new(1);
+    let ways: [(&str, Trust, &[&str]); 1] = [("ens3", Trust::Trusted, &["10.0.1.2"])];
+    let line = crafted("b", &ways);
+    let joined = init!(host, "--trusted", "eth0", "--peer", &line);
+    let warned = "warning: path wlan0 gets no endpoint of b: no address of b is in its network or reached by it; \
+                  write wlan0 = \"ADDRESS:5300\" under [peer.endpoints], or b calls by it";
+    assert!(joined.err.contains(warned), "{}", joined.err);
+    assert_eq!(joined.code, 0);
+}
+
+#[test]
+fn addresses_of_another_peer_are_refused() {
+    let host = Host::new(1);
+    let first = crafted("b", &[("eth0", Trust::Trusted, &["10.0.1.2"])]);
+    init!(host, "--trusted", "eth0", "--peer", &first).good();
+    // Behind the first peer there is a part of the network.
+    let text = fs::read_to_string(host.file()).unwrap();
+    let wider = text.replacen("\"10.0.1.2/32\"", "\"10.0.1.2/32\", \"10.0.1.128/25\"", 1);
+    assert_ne!(text, wider);
+    fs::write(host.file(), &wider).unwrap();
+    for address in ["10.0.1.2", "10.0.1.200"] {
+        let second = crafted("c", &[("eth0", Trust::Trusted, &[address])]);
+        let refused = init!(host, "--peer", &second).failed();
+        assert!(refused.contains("cannot add peer \"c\""), "{refused}");
+        assert!(
+            refused.contains(&format!("names {address}, in "))
+                && refused.contains("which is peer \"b\"'s"),
+            "{refused}"
+        );
+        assert_eq!(fs::read_to_string(host.file()).unwrap(), wider);
+    }
+    let beside = crafted("c", &[("eth0", Trust::Trusted, &["10.0.1.3"])]);
+    init!(host, "--peer", &beside).good();
+    assert_eq!(host.config().peers.len(), 2);
 }
