@@ -1,6 +1,7 @@
 //! Amounts as people write them: `20 Mbit` a second, `10 GB`. Units are powers of 1000.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 
 /// What a path sends at most.
@@ -54,8 +55,8 @@ impl Rate {
     }
 
     /// Bytes a second.
-    pub fn bytes(self) -> u64 {
-        self.0 / 8
+    pub fn bytes(self) -> NonZeroU64 {
+        NonZeroU64::new(self.0 / 8).expect("it is 64 kbit at least")
     }
 }
 
@@ -169,7 +170,7 @@ mod tests {
             (10_000_000_000, "10 GB".to_owned())
         );
         assert_eq!("1.5 TB".parse::<Volume>().unwrap().to_string(), "1.5 TB");
-        assert_eq!("20 Mbit".parse::<Rate>().unwrap().bytes(), 2_500_000);
+        assert_eq!("20 Mbit".parse::<Rate>().unwrap().bytes().get(), 2_500_000);
     }
 
     #[test]

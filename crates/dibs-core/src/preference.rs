@@ -1,5 +1,7 @@
 //! What a path may be used for, and why it is not used.
 
+use core::num::NonZeroU64;
+
 use dibs_settings::Role;
 
 /// What a local path may be used for.
@@ -8,7 +10,7 @@ pub struct Usage {
     /// What it is for.
     pub role: Role,
     /// Bytes of UDP payload a second that it sends at most.
-    pub rate: Option<u64>,
+    pub rate: Option<NonZeroU64>,
     /// Its volume for this while is used up: it carries nothing of connections, in either direction.
     pub spent: bool,
 }

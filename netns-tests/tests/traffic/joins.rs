@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use dibs_lab::Capture;
 use netns_tests::attacker::{Attacker, datagrams};
 use netns_tests::daemon::{Node, wait};
+use netns_tests::traffic::SETTLED;
 use netns_tests::{Net, Setup, isolated};
 use nix::sys::signal::Signal;
 
@@ -91,6 +92,40 @@ fn a_trusted_path_opens_by_an_address_that_came_later() {
             net.wait_established()?;
             ensure!(net.a.path("eth")?["remote"] == "10.0.1.22:5300");
             Ok(())
+        })
+    });
+}
+
+/// A home router gets another port, and another address, in the midst of a stream on scramble: the far end says at once
+/// that it sees the host elsewhere, and the host asks for the path anew.
+#[test]
+fn a_trusted_path_is_asked_for_anew_from_where_the_host_is_seen() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            without_endpoints(&net.b)?;
+            start(net)?;
+            net.wait_established()?;
+            let talk = net.bumped()?;
+            net.a.host.run("ip address add 10.0.1.77/24 dev eth0")?;
+            for (n, place) in [(1, "10.0.1.1:7001"), (2, "10.0.1.77:7002")] {
+                let rule = "POSTROUTING -o eth0 -p udp --dport 5300 -j SNAT --to-source";
+                net.a.host.shell(&format!(
+                    "iptables -t nat -F; iptables -t nat -A {rule} {place}"
+                ))?;
+                net.a.host.run("conntrack -D -p udp")?;
+                talk.advance(SETTLED)?;
+                wait("the path to lead to the new place", || {
+                    let path = net.b.path("eth");
+                    path.is_ok_and(|path| path["remote"] == place && path["state"] == "up")
+                })?;
+                ensure!(
+                    net.b.counter("endpoint_challenged")? >= n,
+                    "it was not told"
+                );
+                ensure!(net.b.counter("endpoint_moved")? == 0, "it roamed");
+                ensure!(net.a.path("eth")?["trust"] == "trusted");
+            }
+            talk.finish()
         })
     });
 }

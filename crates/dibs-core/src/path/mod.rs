@@ -36,6 +36,7 @@ pub use state::PathState;
 
 use crate::time::Time;
 use bbr::Bbr;
+use core::num::NonZeroU64;
 use core::time::Duration;
 use ecn::Ecn;
 use loss::LossDetector;
@@ -248,8 +249,8 @@ impl Path {
     }
 
     /// Lets go so many bytes a second at most, whatever the path would carry.
-    pub fn set_rate_limit(&mut self, limit: Option<u64>) {
-        self.rate_limit = limit.map_or(u64::MAX, |limit| limit.max(1));
+    pub fn set_rate_limit(&mut self, limit: Option<NonZeroU64>) {
+        self.rate_limit = limit.map_or(u64::MAX, NonZeroU64::get);
         self.update_pacing();
     }
 

@@ -38,7 +38,8 @@ impl Pacer {
     /// Sets the rate in bytes a second, not zero.
     pub(super) fn set_rate(&mut self, rate: u64, mtu: u64) {
         self.rate = rate;
-        self.per_byte = (1_000_000_000 << SCALE) / rate;
+        // Upwards: a rate beyond what the scale tells apart is no reason to divide by zero.
+        self.per_byte = (1_000_000_000u64 << SCALE).div_ceil(rate);
         let in_a_tick = rate / 1000;
         // Two datagrams may be longer than that: on loopback, for one.
         self.quantum = in_a_tick.min(MAX_QUANTUM).max(2 * mtu);
@@ -121,6 +122,18 @@ mod tests {
                 (2 * MTU..=MAX_QUANTUM + 1).contains(&burst),
                 "{rate}: {burst}"
             );
+        }
+    }
+
+    #[test]
+    fn no_rate_is_too_high() {
+        let now = Time::from_nanos(1_000_000_000);
+        for rate in [1 << 49, 1 << 50, 1 << 51, u64::MAX] {
+            let mut p = Pacer::new(now, rate, MTU);
+            p.on_sent(now, p.quantum());
+            let later = now + Duration::from_millis(1);
+            assert!(p.credit(later) >= p.quantum(), "{rate}");
+            assert!(p.ready_at(p.quantum()) <= later, "{rate}");
         }
     }
 

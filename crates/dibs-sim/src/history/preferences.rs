@@ -2,6 +2,7 @@
 //! happens, and put into it: what else a seed draws does not depend on it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 
 use dibs_core::node::FlowScheduler;
@@ -61,7 +62,7 @@ impl Preferences {
 }
 
 /// Least rate that a path is limited to in the end, in bytes a second: transfers are to end in time.
-const LEAST_RATE: u64 = 250_000;
+const LEAST_RATE: NonZeroU64 = NonZeroU64::new(250_000).unwrap();
 
 /// What a path is used for once nothing disturbs any more.
 pub fn calm_usage(usage: Usage) -> Usage {
@@ -140,7 +141,8 @@ fn usage(rng: &mut Rng) -> Usage {
             60..85 => Role::Backup,
             _ => Role::Never,
         },
-        rate: rng.chance(0.25).then(|| rng.magnitude(20_000, 5_000_000)),
+        rate: { rng.chance(0.25).then(|| rng.magnitude(20_000, 5_000_000)) }
+            .and_then(NonZeroU64::new),
         spent: rng.chance(0.06),
     }
 }

@@ -151,7 +151,7 @@ impl Host {
             return Ok(Vec::new());
         }
         if let Some(rate) = rate {
-            let beyond = self.sent_of_limit[path].add(now, len, rate);
+            let beyond = self.sent_of_limit[path].add(now, len, rate.get());
             if beyond > BURST {
                 return Err(format!(
                     "{beyond} bytes beyond {rate} a second by path {path} of {who}"

@@ -1,6 +1,8 @@
 //! Which path new data takes: the schedulers, roles and the hint.
 
 use super::bounds::speak;
+use core::num::NonZeroU64;
+
 use super::*;
 
 const SEAL: BumpId = bump::SEAL;
@@ -139,7 +141,7 @@ fn a_limited_path_sends_no_more_than_it_may() {
     let mut pair = Pair::by_one_path(DELAY);
     pair.bump = SEAL;
     let limit = Usage {
-        rate: Some(100_000),
+        rate: NonZeroU64::new(100_000),
         ..Usage::default()
     };
     pair.nodes[0].set_usage(pair.now, 0, limit);
