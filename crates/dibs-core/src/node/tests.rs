@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use dibs_settings::{BumpId, Hint, Opening, Place, Role, Scheduler};
+use dibs_settings::{BumpId, Handshake, Hint, Opening, Place, Role, Scheduler};
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::{SeqNumber, Tuple, virtio};
@@ -44,6 +44,7 @@ mod rekey;
 mod schedulers;
 mod sends;
 mod toy;
+mod untrusted;
 
 pub(super) const BUMP: BumpId = bump::SCRAMBLE;
 const DELAY: Duration = Duration::from_millis(1);
@@ -104,6 +105,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
         private: Box::new(keys[host].clone()),
         suite: Suite::for_this_cpu(),
         integrity,
+        handshake: Handshake::Chained,
         paths: vec![
             LocalPath {
                 trusted: true,

@@ -9,12 +9,13 @@ fn call(to: &Node) -> Vec<u8> {
         private: Box::new(StaticSecret::from([77; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: Handshake::Trusted,
     };
     let mut stranger = Sessions::new(config, Time::ZERO, &mut rng);
     let id = stranger.add_peer(*to.sessions.public_key(), None).unwrap();
     let wall = Duration::from_secs(1);
     let hello = Hello::default();
-    stranger.initiate(Time::ZERO, wall, id, &hello, &mut rng)
+    stranger.initiate(Time::ZERO, wall, id, true, &hello, &mut rng)
 }
 
 #[test]

@@ -9,6 +9,7 @@ fn stranger(to: &Node, seed: u8) -> Node {
         private: Box::new(StaticSecret::from([seed; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: Handshake::Trusted,
     };
     let mut sessions = Sessions::new(config, Time::ZERO, &mut rng);
     let peer = sessions.add_peer(*to.sessions.public_key(), None).unwrap();
