@@ -214,7 +214,15 @@ pub fn strangers_calls(to: &daemon::Node, number: usize) -> Result<Vec<Vec<u8>>>
     let peer = sessions.add_peer(public_key(to)?, None)?;
     let wall = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let hello = session::Hello::default();
-    let calls =
-        (0..number).map(|_| sessions.initiate(Time::ZERO, wall, peer, true, &hello, &mut rng));
+    let calls = (0..number).map(|_| {
+        sessions.initiate(
+            Time::ZERO,
+            wall,
+            peer,
+            session::Way::new(true),
+            &hello,
+            &mut rng,
+        )
+    });
     Ok(calls.collect())
 }

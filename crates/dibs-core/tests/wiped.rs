@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use dibs_core::Time;
 use dibs_core::session::{
     Arrived, Config, Dropped, Hello, Integrity, PeerId, PublicKey, Random, Secret, SeededRandom,
-    Sessions, StaticSecret, Suite,
+    Sessions, StaticSecret, Suite, Way,
 };
 use dibs_settings::Handshake;
 
@@ -162,7 +162,14 @@ impl End {
     fn call(&mut self, number: usize) -> Vec<u8> {
         let (wall, hello) = (Duration::from_secs(1_700_000_000), Hello::default());
         let peer = self.peers[number];
-        { &mut self.sessions }.initiate(Time::ZERO, wall, peer, false, &hello, &mut self.rng)
+        { &mut self.sessions }.initiate(
+            Time::ZERO,
+            wall,
+            peer,
+            Way::new(false),
+            &hello,
+            &mut self.rng,
+        )
     }
 
     /// Takes a handshake datagram; returns the answer, and why there is none.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dibs_core::Time;
 use dibs_core::session::{
     Arrived, CLEAR_HEADER_LEN, Config, Direction, EpochSecrets, Hello, Integrity, OVERHEAD, PathId,
-    PeerId, PublicKey, SeededRandom, Sessions, is_handshake,
+    PeerId, PublicKey, SeededRandom, Sessions, Way, is_handshake,
 };
 use dibs_scramble::{BUFFER_LEN, Scrambler, initial_buffer};
 use dibs_settings::Handshake;
@@ -66,8 +66,14 @@ impl Attacker {
 
     /// A first handshake message.
     pub(crate) fn call(&mut self, now: Time) -> Vec<u8> {
-        self.sessions
-            .initiate(now, wall(now), self.peer, true, &self.hello, &mut self.rng)
+        self.sessions.initiate(
+            now,
+            wall(now),
+            self.peer,
+            Way::new(true),
+            &self.hello,
+            &mut self.rng,
+        )
     }
 
     /// Takes what the other end sent, and answers a call.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::session::{
     Arrived, Config, Hello, Integrity, MAX_HELLO, OVERHEAD, Outcome, PathId, PeerId, PublicKey,
-    Role, SeededRandom, SessionId, Sessions, is_handshake,
+    Role, SeededRandom, SessionId, Sessions, Way, is_handshake,
 };
 use dibs_settings::Handshake;
 
@@ -152,10 +152,14 @@ impl Parties {
         let (now, wall) = (self.now, self.wall);
         let party = &mut self.parties[who];
         let peer = party.peers[peer % party.peers.len()];
-        let message =
-            party
-                .sessions
-                .initiate(now, wall, peer, trusted, &party.hello, &mut self.rng);
+        let message = party.sessions.initiate(
+            now,
+            wall,
+            peer,
+            Way::new(trusted),
+            &party.hello,
+            &mut self.rng,
+        );
         self.remember(who, message);
     }
 

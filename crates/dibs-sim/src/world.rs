@@ -18,7 +18,7 @@ use dibs_netem::{
     Conditions, Emulator,
     rng::{Rng, mix},
 };
-use dibs_settings::{BumpId, Handshake, Opening};
+use dibs_settings::{BumpId, Opening};
 use dibs_switch::conns::Pair;
 
 use crate::adversary::{Adversary, Tamper};
@@ -497,7 +497,7 @@ impl World {
             private: Box::new(StaticSecret::from(private(self.seed, host))),
             suite: self.setup.suite[host],
             integrity: self.setup.integrity,
-            handshake: Handshake::Chained,
+            handshake: self.setup.handshake,
             paths: paths.collect(),
             peers: vec![peer],
             addresses: addresses()[host].to_vec(),

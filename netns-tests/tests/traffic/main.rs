@@ -16,6 +16,7 @@ mod ecn;
 mod experiment;
 mod gateway;
 mod guides;
+mod handshakes;
 mod hostile;
 mod hosts;
 mod init;

@@ -22,7 +22,7 @@ use crate::flow::inject::{Injection, Injector};
 use crate::path_index::PathIndex;
 use crate::session::{
     Arrived, Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, Rate, SeededRandom,
-    Sessions, is_handshake,
+    Sessions, Way, is_handshake,
 };
 use crate::time::Time;
 
@@ -443,9 +443,15 @@ impl Node {
         let any = sessions.may_go_by_untrusted(*id)
             && Association::is_past_trusted(now, shared, paths, since);
         let place = association.next_call(shared, paths, any);
-        let trusted = place.is_none_or(|(local, _)| shared.local[local].trusted);
+        let way = match place {
+            Some(place) => Way {
+                trusted: shared.local[place.0].trusted,
+                round_trip: paths.round_trip(place),
+            },
+            None => Way::new(true),
+        };
         let hello = association::hello(shared);
-        let message = sessions.initiate(now, wall, *id, trusted, &hello, &mut shared.rng);
+        let message = sessions.initiate(now, wall, *id, way, &hello, &mut shared.rng);
         if let Some((path, to)) = place {
             enqueue(shared, outbox, (path, to, message));
         }

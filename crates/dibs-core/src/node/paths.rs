@@ -149,6 +149,13 @@ impl PathSet {
         self.endpoints.iter().copied().chain(proved)
     }
 
+    /// The round trip to a place, if a path leads there.
+    pub(super) fn round_trip(&self, (local, remote): Place) -> Option<Duration> {
+        let mut open = self.iter().filter(|link| link.is_open());
+        let link = open.find(|link| link.local == local && link.remote == remote)?;
+        Some(link.path.srtt())
+    }
+
     /// Whether the peer is there, by this local path, as far as is known.
     pub(super) fn is_place(&self, place: Place) -> bool {
         let proved = self.iter().filter(|link| link.is_open());

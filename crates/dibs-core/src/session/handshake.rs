@@ -3,19 +3,16 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
-use std::sync::Arc;
-
-use dibs_settings::Handshake;
 use thiserror::Error;
 
-use super::chain::ChainSecret;
 use super::cookie::{self, COOKIE_LIFETIME, Mac, NONCE_LEN};
 use super::established::{Agreement, Session};
-use super::keys::{EpochSecrets, HandshakeKeys, KeyOrigin, Role, Secret, SessionId, Suite};
+use super::keys::{EpochSecrets, Role, SessionId, Suite};
 use super::message::{self, Answer, Call, Hello, Message, Prologue, Timestamp, VERSION};
 use super::noise::Noise;
-use super::peer::{CONFIRMATION, HandshakePeer, Initiation, PeerId, SentInitiation};
+use super::peer::{Initiation, PeerId, SentInitiation};
 use super::random::{self, Random};
+use super::secured::{chain_secret, origin, set_psk};
 use super::sessions::{Config, Sessions};
 use crate::time::Time;
 
@@ -33,13 +30,6 @@ const INITIATOR_REKEY: Duration = Duration::from_secs(120);
 /// Age at which its responder does, if the initiator has not.
 const RESPONDER_REKEY: Duration = Duration::from_secs(150);
 const REKEY_JITTER: Duration = Duration::from_secs(10);
-
-/// For how long after our first message 1 the smaller public key makes us ignore the peer's.
-/// Later ones show that ours do not get through.
-const TIE_BREAK: Duration = Duration::from_secs(2);
-/// For how long the peer's calls go before ours. No longer, for they may be recordings: who
-/// restarted does not remember which timestamps it has seen.
-const YIELDING: Duration = Duration::from_secs(5);
 
 /// A call that is older than the latest by less is one that was overtaken, or cures itself as soon.
 const OUTDATED: Duration = Duration::from_secs(10);
@@ -121,6 +111,25 @@ impl From<Dropped> for Outcome {
     }
 }
 
+/// How a call goes out.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// How this end labels the path.
+    pub trusted: bool,
+    /// The path's round trip, as far as it is known.
+    pub round_trip: Option<Duration>,
+}
+
+impl Way {
+    /// By a path of that label of which nothing more is known.
+    pub const fn new(trusted: bool) -> Self {
+        Self {
+            trusted,
+            round_trip: None,
+        }
+    }
+}
+
 /// How a handshake datagram came in.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived {
@@ -158,7 +167,7 @@ pub struct Established {
 }
 
 impl Sessions {
-    /// Calls a peer: returns the message 1 to send, by a path that this end calls `trusted` or not.
+    /// Calls a peer: returns the message 1 to send.
     ///
     /// The call goes on, by [`handle_timeout`](Self::handle_timeout), until a session is
     /// confirmed. `wall` is the time since the Unix epoch.
@@ -167,7 +176,7 @@ impl Sessions {
         now: Time,
         wall: Duration,
         id: PeerId,
-        trusted: bool,
+        way: Way,
         hello: &Hello,
         rng: &mut dyn Random,
     ) -> Vec<u8> {
@@ -185,7 +194,9 @@ impl Sessions {
             self.indices.free(unanswered.local_index);
         }
         let backoff = FIRST_RETRY * (1 << initiation.attempts.min(8));
-        let longest = match peer.answered_within[usize::from(trusted)] {
+        let trusted = way.trusted;
+        let answered = peer.answered_within[usize::from(trusted)];
+        let longest = match answered.or(way.round_trip) {
             Some(time) => (2 * time).clamp(NEAR_RETRY, FAR_RETRY),
             None => FAR_RETRY,
         };
@@ -316,31 +327,6 @@ impl Sessions {
         }
     }
 
-    /// Why keys are not agreed by a path that is `trusted` or not, with such secrets in them.
-    fn refusal(
-        &self,
-        trusted: bool,
-        peer: &HandshakePeer,
-        used: Option<&ChainSecret>,
-    ) -> Option<Dropped> {
-        let secured = peer.has_psk || used.is_some_and(ChainSecret::is_sound);
-        match self.config.handshake {
-            _ if trusted => None,
-            Handshake::Trusted => Some(Dropped::Untrusted),
-            Handshake::Chained if !secured => Some(Dropped::Unsecured),
-            Handshake::Chained | Handshake::Any => None,
-        }
-    }
-
-    /// What comes of a handshake that is refused for that.
-    fn refused(&mut self, now: Time, id: PeerId, reason: Dropped) -> Outcome {
-        let tells = reason == Dropped::Unsecured && self.tell_unsecured(now, id);
-        Outcome {
-            unsecured: tells.then_some(id),
-            ..Outcome::from(reason)
-        }
-    }
-
     fn on_initiation(
         &mut self,
         now: Time,
@@ -390,21 +376,8 @@ impl Sessions {
             return Ok(self.refused(now, id, reason));
         }
         let peer = &mut self.peers[id.index()];
-        if let Some(ours) = &mut peer.initiation {
-            let age = now.since(ours.started);
-            let ours_stands = ours.sent.is_some() && age < TIE_BREAK;
-            if ours_stands && self.public.as_bytes() < remote.as_bytes() {
-                ours.repeat_now(now);
-                return Err(Dropped::Crossed);
-            }
-            // The peer's goes first; ours is taken up again if nothing comes of it.
-            if age < YIELDING {
-                if let Some(sent) = ours.sent.take() {
-                    self.indices.free(sent.local_index);
-                }
-                ours.retry_at = ours.retry_at.max(now + CONFIRMATION);
-            }
-        }
+        let smaller = self.public.as_bytes() < remote.as_bytes();
+        peer.give_way(now, smaller, &mut self.indices)?;
 
         set_psk(&mut noise, &peer.psk, used.as_deref());
         let number = used.as_ref().and_then(|used| {
@@ -542,29 +515,6 @@ impl Sessions {
         peer.cookie = Some((now, cookie.ok_or(Dropped::Unauthentic)?));
         Ok(id)
     }
-}
-
-/// Sets the preshared key of a handshake that has such a secret in it.
-fn set_psk(noise: &mut Noise, preshared: &Secret, used: Option<&ChainSecret>) {
-    match used {
-        Some(used) => noise.set_psk(&used.mixed_with(preshared)),
-        None => noise.set_psk(preshared),
-    }
-}
-
-/// What keys rest on that were agreed by a path that both ends call `trusted` or not.
-fn origin(trusted: bool, has_psk: bool, used: Option<&ChainSecret>) -> KeyOrigin {
-    match used {
-        _ if trusted => KeyOrigin::Trusted,
-        Some(used) if used.is_sound() => KeyOrigin::Chained,
-        _ if has_psk => KeyOrigin::Preshared,
-        _ => KeyOrigin::Untrusted,
-    }
-}
-
-/// What a handshake leaves for later ones.
-fn chain_secret(keys: &HandshakeKeys, origin: KeyOrigin) -> Arc<ChainSecret> {
-    ChainSecret::new(keys, origin != KeyOrigin::Untrusted)
 }
 
 fn established(peer: PeerId, session: &Session, hello: Hello) -> Established {

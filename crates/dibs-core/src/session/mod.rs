@@ -25,6 +25,7 @@ mod random;
 mod rate_limit;
 mod replay;
 mod seal;
+mod secured;
 mod sessions;
 #[cfg(feature = "observe")]
 mod tap;
@@ -32,7 +33,7 @@ mod tap;
 pub(crate) use rate_limit::{Bucket, Rate};
 
 pub use established::{REJECT_AFTER, Session};
-pub use handshake::{Arrived, Dropped, Established, Outcome};
+pub use handshake::{Arrived, Dropped, Established, Outcome, Way};
 pub use keys::{
     Direction, EpochKey, EpochSecrets, Integrity, KeyOrigin, PathId, Role, Secret, SessionId,
     Suite, TAG_LEN,

@@ -10,6 +10,7 @@ use x25519_dalek::PublicKey;
 use super::chain::{Chain, ChainSecret, Moment};
 use super::cookie::{Mac, PublicMacs};
 use super::established::Session;
+use super::handshake::Dropped;
 use super::keys::{KeyOrigin, Role, Secret};
 use super::message::Timestamp;
 use super::noise::Noise;
@@ -22,6 +23,12 @@ use crate::time::Time;
 const PREVIOUS_SESSIONS: usize = 3;
 /// How long we wait for the confirmation of a session before calling again ourselves.
 pub(super) const CONFIRMATION: Duration = Duration::from_secs(1);
+/// For how long after our first message 1 the smaller public key makes us ignore the peer's.
+/// Later ones show that ours do not get through.
+const TIE_BREAK: Duration = Duration::from_secs(2);
+/// For how long the peer's calls go before ours. No longer, for they may be recordings: who
+/// restarted does not remember which timestamps it has seen.
+const YIELDING: Duration = Duration::from_secs(5);
 /// Age at which a session whose handshake went by an untrusted path is followed by one by a trusted path, if there is
 /// one again. The responder leaves it to the initiator for a while.
 const INITIATOR_RENEWAL: Duration = Duration::from_secs(5);
@@ -368,6 +375,32 @@ impl HandshakePeer {
             Some(_) => None,
             None => self.sessions.renewal_at(),
         }
+    }
+
+    /// Gives way to a call of the peer, unless our own stands: the one of the `smaller` public key does, for a while.
+    pub(super) fn give_way(
+        &mut self,
+        now: Time,
+        smaller: bool,
+        indices: &mut Indices,
+    ) -> Result<(), Dropped> {
+        let Some(ours) = &mut self.initiation else {
+            return Ok(());
+        };
+        let age = now.since(ours.started);
+        let ours_stands = ours.sent.is_some() && age < TIE_BREAK;
+        if ours_stands && smaller {
+            ours.repeat_now(now);
+            return Err(Dropped::Crossed);
+        }
+        // The peer's goes first; ours is taken up again if nothing comes of it.
+        if age < YIELDING {
+            if let Some(sent) = ours.sent.take() {
+                indices.free(sent.local_index);
+            }
+            ours.retry_at = ours.retry_at.max(now + CONFIRMATION);
+        }
+        Ok(())
     }
 
     /// Ends our call, if there is one.

@@ -8,6 +8,7 @@ use dibs_core::preference::Usage;
 use dibs_core::session::{
     Arrived, CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity,
     OVERHEAD, PathId, PeerId, PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
+    Way,
 };
 use dibs_scramble::{Scrambler, initial_buffer};
 use dibs_settings::{self, Opening, Scheduler};
@@ -103,7 +104,7 @@ impl End {
     fn call(&mut self, trusted: bool) -> Vec<u8> {
         let hello = hello(0x1111_1111_1111_1111);
         let (now, script) = (Time::ZERO, &mut self.script);
-        { &mut self.sessions }.initiate(now, WALL, self.peer, trusted, &hello, script)
+        { &mut self.sessions }.initiate(now, WALL, self.peer, Way::new(trusted), &hello, script)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keys that are agreed by untrusted paths, while no trusted one answers, or where there is none.
 
 use super::*;
-use crate::session::{Config as SessionConfig, Hello, KeyOrigin, Sessions};
+use crate::session::{Config as SessionConfig, Hello, KeyOrigin, Sessions, Way};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -237,7 +237,7 @@ fn a_flood_by_one_path_leaves_the_other_its_budget() {
         let public = *pair.nodes[1].sessions.public_key();
         let to = stranger.add_peer(public, None).unwrap();
         let hello = Hello::default();
-        let call = stranger.initiate(Time::ZERO, SECOND, to, false, &hello, &mut rng);
+        let call = stranger.initiate(Time::ZERO, SECOND, to, Way::new(false), &hello, &mut rng);
         for tick in 0..8000u32 {
             for burst in 0..4 {
                 let port = 1024 + (tick % 30_000) as u16;
@@ -253,4 +253,25 @@ fn a_flood_by_one_path_leaves_the_other_its_budget() {
         let unread = 4 * 8000 - count(Counter::HandshakeUnknownPeer);
         assert_eq!(cookies, unread, "the peer itself was read at once");
     }
+}
+
+/// Messages of the daemons keep to the trusted path as long as that carries anything, and go by others only then.
+#[test]
+fn messages_go_by_untrusted_paths_only_while_there_is_no_other() {
+    let mut pair = connected(ANY);
+    let by_untrusted = |pair: &mut Pair| {
+        let before = pair.sent[0][1];
+        for _ in 0..10 {
+            pair.nodes[0].send_control(pair.now, 0, &[7; 1000]).unwrap();
+        }
+        pair.run(SECOND);
+        pair.sent[0][1] - before
+    };
+    assert!(by_untrusted(&mut pair) < 1000);
+    pair.cut_trusted();
+    pair.run(2 * SECOND);
+    assert!(by_untrusted(&mut pair) > 10_000);
+    pair.mend();
+    pair.run(10 * SECOND);
+    assert!(by_untrusted(&mut pair) < 1000);
 }

@@ -78,7 +78,7 @@ impl Node {
     /// The same when its clock says `wall`.
     fn initiate_at(&mut self, now: Time, wall: Duration) -> Vec<u8> {
         let (hello, rng) = (self.hello(), &mut self.rng);
-        { &mut self.sessions }.initiate(now, wall, self.peer, self.trusted, &hello, rng)
+        { &mut self.sessions }.initiate(now, wall, self.peer, Way::new(self.trusted), &hello, rng)
     }
 
     fn handle(&mut self, now: Time, source: SocketAddr, datagram: &[u8]) -> Outcome {
@@ -288,7 +288,8 @@ fn hellos_of_any_allowed_length_fit() {
     for length in [0, 1, MAX_HELLO] {
         let [mut a, mut b] = pair();
         let hello = Hello::new(vec![9; length]).unwrap();
-        let first = { &mut a.sessions }.initiate(at(0), WALL, a.peer, true, &hello, &mut a.rng);
+        let first =
+            { &mut a.sessions }.initiate(at(0), WALL, a.peer, Way::new(true), &hello, &mut a.rng);
         assert_eq!(first.len(), INITIATION_LEN);
         let arrived = Arrived {
             path: 0,
@@ -432,7 +433,7 @@ fn strangers_and_disagreements_are_refused_by_name() {
     };
     let mut stranger = Sessions::new(config, Time::ZERO, &mut rng);
     let to_b = stranger.add_peer(*b.sessions.public_key(), None).unwrap();
-    let call = stranger.initiate(at(0), WALL, to_b, true, &a.hello(), &mut rng);
+    let call = stranger.initiate(at(0), WALL, to_b, Way::new(true), &a.hello(), &mut rng);
     assert_eq!(
         b.handle(at(0), a.source(), &call).dropped,
         Some(Dropped::UnknownPeer)
