@@ -205,7 +205,7 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
         && ways().any(|(path, _)| !trusted(path) && up(path));
     if callable.peek().is_none() {
         return Some(match (waits, any) {
-            (true, _) => UNSECURED.to_owned(),
+            (true, _) => format!("it has no endpoint on a trusted path, and {UNSECURED}"),
             (false, true) => "it has no endpoint, so it has to call".to_owned(),
             (false, false) => "it has no endpoint on a trusted path, so it has to call".to_owned(),
         });
@@ -215,10 +215,10 @@ fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<Str
         .map(|(path, to)| format!("{to} by {path}"))
         .collect();
     Some(match (called.is_empty(), waits) {
-        (true, true) => UNSECURED.to_owned(),
+        (true, true) => format!("no trusted path to it is up on this host, and {UNSECURED}"),
         (true, false) if any => "no path to it is up on this host".to_owned(),
         (true, false) => "no trusted path to it is up on this host".to_owned(),
-        (false, true) => format!("nobody answers at {}; {UNSECURED}", called.join(", ")),
+        (false, true) => format!("nobody answers at {}, and {UNSECURED}", called.join(", ")),
         (false, false) => format!("nobody answers at {}", called.join(", ")),
     })
 }

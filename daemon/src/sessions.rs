@@ -30,10 +30,10 @@ pub(crate) fn outdated(behind: Duration) -> String {
     )
 }
 
-/// Why no keys are agreed with a peer that only untrusted paths lead to, and what helps.
-pub(crate) const UNSECURED: &str = "no trusted path to it works, and nothing secures a handshake by another one: there is \
-     no earlier session to follow, and no preshared key; repair the trusted path, or at both ends give the peer a \
-     preshared_key_file, or set handshake = \"any\" in [daemon]";
+/// Why no keys are agreed with a peer by an untrusted path, and what helps.
+pub(crate) const UNSECURED: &str = "nothing secures a handshake by an untrusted path: there is no earlier session to \
+     follow, and no preshared key; repair the trusted path, or at both ends give the peer a preshared_key_file, or set \
+     handshake = \"any\" in [daemon]";
 
 /// What the user hears of the keys of a session.
 pub(crate) const fn key_origin(keys: session::KeyOrigin) -> KeyOrigin {

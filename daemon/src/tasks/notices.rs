@@ -87,7 +87,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             let name = daemon.peer_name(peer).to_owned();
             daemon.events.tell(
                 "handshake_unsecured",
-                format!("no keys are agreed with peer {name}: {UNSECURED}"),
+                format!("no keys are agreed with peer {name}: nobody answers by a trusted path, and {UNSECURED}"),
                 &[("peer", name)],
             );
         }

@@ -12,7 +12,7 @@ fn said_of_peer(node: &Node, key: &str) -> Result<String> {
     Ok(said.as_str().unwrap_or_default().to_owned())
 }
 
-/// Both daemons start while the trusted link swallows everything, though its interfaces are up.
+/// Both daemons start while the trusted link is down.
 fn start_without_the_trusted_link(net: &mut Net) -> Result<()> {
     net.eth.down(End::Far)?;
     net.a.start()?;
@@ -52,7 +52,7 @@ fn chained_waits_for_the_trusted_link_and_says_why() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
             start_without_the_trusted_link(net)?;
-            let why = "nothing secures a handshake by another one";
+            let why = "nothing secures a handshake by an untrusted path";
             wait("the reason", || {
                 said_of_peer(&net.a, "reason").is_ok_and(|said| said.contains(why))
             })?;

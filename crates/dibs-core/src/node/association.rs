@@ -118,6 +118,7 @@ pub(super) struct Association {
     call_again: bool,
     /// Since when there has been no session, and no way to call for one: a trusted path would be needed.
     stranded_since: Option<Time>,
+    stranded: bool,
     /// Since when no path has been active.
     silent_since: Option<Time>,
     recall_at: Time,
@@ -136,6 +137,7 @@ impl Association {
             called: None,
             call_again: false,
             stranded_since: None,
+            stranded: false,
             silent_since: None,
             recall_at: now,
             store: 0,
@@ -228,9 +230,9 @@ impl Association {
         is_long || !places.any(|(local, _)| shared.local[local].trusted)
     }
 
-    /// Whether there has been no session for a while although an untrusted path leads to the peer, which must not be
-    /// called by such, for nothing would secure that.
-    pub(super) fn is_stranded(
+    /// True once, when there has been no session for a while although an untrusted path leads to the peer, which must not
+    /// be called by such, because nothing would secure that.
+    pub(super) fn poll_stranded(
         &mut self,
         now: Time,
         shared: &Shared,
@@ -244,9 +246,12 @@ impl Association {
                 .any(|(local, _)| !shared.local[local].trusted && shared.local[local].is_usable());
         if !strands {
             self.stranded_since = None;
+            self.stranded = false;
             return false;
         }
-        now.since(*self.stranded_since.get_or_insert(now)) >= TRUSTED_ALONE
+        let since = *self.stranded_since.get_or_insert(now);
+        let is_long = now.since(since) >= TRUSTED_ALONE;
+        is_long && !std::mem::replace(&mut self.stranded, is_long)
     }
 
     /// When [`wants_call`](Self::wants_call) may change, beside what paths say.

@@ -407,7 +407,7 @@ impl Node {
                 association, paths, ..
             } = peer;
             let wants = association.wants_call(now, shared, paths, allowed);
-            if association.is_stranded(now, shared, paths, allowed)
+            if association.poll_stranded(now, shared, paths, allowed)
                 && sessions.tell_unsecured(now, peer.id)
             {
                 let peer = peer.id.index();

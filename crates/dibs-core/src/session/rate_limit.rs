@@ -210,4 +210,20 @@ mod tests {
         assert!((0..4).all(|_| limiter.admit_proved(at(0), 0, net)));
         assert!(!limiter.admit_proved(at(0), 0, same));
     }
+
+    #[test]
+    fn each_path_has_a_budget_of_its_own() {
+        let mut limiter = limiter();
+        let source: SocketAddr = "192.0.2.1:1".parse().unwrap();
+        while limiter.admit_anyone(at(0), 3) {}
+        while limiter.admit_proved(at(0), 3, source) {}
+        while limiter.admit_answer(at(0), 3) {
+            limiter.note_forgery(at(0), 3);
+        }
+        for other in [0, 7] {
+            assert!(limiter.admit_anyone(at(0), other));
+            assert!(limiter.admit_proved(at(0), other, source));
+            assert!(limiter.admit_answer(at(0), other));
+        }
+    }
 }

@@ -36,6 +36,8 @@ struct Node {
     rng: SeededRandom,
     seq: u64,
     under_load: bool,
+    /// Its peer is known to be where datagrams come from.
+    knows_place: bool,
     /// How it labels the only path.
     trusted: bool,
     established: Vec<Established>,
@@ -52,6 +54,7 @@ impl Node {
             rng,
             seq: 0,
             under_load: false,
+            knows_place: false,
             trusted: true,
             established: Vec::new(),
             dropped: Vec::new(),
@@ -87,7 +90,7 @@ impl Node {
             path: 0,
             trusted: self.trusted,
             from: source,
-            peer_there: None,
+            peer_there: self.knows_place.then_some(self.peer),
             under_load: self.under_load,
         };
         let outcome = self
