@@ -13,7 +13,7 @@ use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, StaticSecret, Suite};
 use dibs_core::stream::rx::{Decoders, Piece, RxStream, Sink, Store};
 use dibs_core::{Prefix, Time};
-use dibs_settings::{Opening, Scheduler};
+use dibs_settings::{Handshake, Opening, Scheduler};
 use dibs_wire::checksum::crc32c;
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::frame::{BASE_OFFSET, TcpFields};
@@ -52,6 +52,7 @@ impl Wire {
                 private: Box::new(keys[host].clone()),
                 suite: Suite::for_this_cpu(),
                 integrity,
+                handshake: Handshake::Chained,
                 paths: (0..paths)
                     .map(|p| LocalPath {
                         trusted: p == 0,

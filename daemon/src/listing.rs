@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use dibs_config::BuiltIn;
 use dibs_control::{BumpInfo, PathInfo, PathState, PeerInfo, PeerState, Status};
-use dibs_core::node::PathSnapshot;
+use dibs_core::node::{PathSnapshot, PeerSnapshot};
 use dibs_core::preference::Unused;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Handshake};
 
 use crate::caller::{Caller, is_visible};
 use crate::daemon::Daemon;
 use crate::driver::{Gone, Snapshot};
 use crate::live::Live;
 use crate::rules::Rule;
-use crate::sessions::{outdated, peer_state};
+use crate::sessions::{UNSECURED, key_origin, outdated, peer_state};
 use crate::{backstop, connections, gateway, silence};
 
 pub(crate) async fn status(daemon: &Daemon, caller: Caller) -> anyhow::Result<Status> {
@@ -177,14 +177,15 @@ fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -
                     .iter()
                     .filter(|(live, _)| live.peer == index)
                     .count() as u64,
-                reason: peer_reason(daemon, index, state),
+                keys: seen.keys.map(key_origin),
+                reason: peer_reason(daemon, index, seen),
             }
         })
         .collect()
 }
 
-fn peer_reason(daemon: &Daemon, index: usize, state: PeerState) -> Option<String> {
-    if state == PeerState::Established {
+fn peer_reason(daemon: &Daemon, index: usize, seen: &PeerSnapshot) -> Option<String> {
+    if peer_state(seen) == PeerState::Established {
         return None;
     }
     if let Some(behind) = daemon.state.borrow().peers[index].outdated {
@@ -195,26 +196,33 @@ fn peer_reason(daemon: &Daemon, index: usize, state: PeerState) -> Option<String
         let path = daemon.config.paths.iter().find(|path| path.name == name);
         path.is_some_and(|path| path.trust == dibs_config::Trust::Trusted)
     };
-    let mut callable = peer
-        .endpoints
-        .iter()
-        .filter(|(path, _)| trusted(path))
-        .peekable();
-    if callable.peek().is_none() {
-        return Some("it has no endpoint on a trusted path, so it has to call".to_owned());
-    }
+    let any = seen.by_untrusted;
+    let ways = || peer.endpoints.iter();
+    let mut callable = ways().filter(|(path, _)| any || trusted(path)).peekable();
     let up = |name: &str| {
         let path = { daemon.config.paths.iter() }.position(|path| path.name == name);
         path.is_some_and(|path| daemon.host.lack_of_path(&daemon.config, path).is_none())
     };
+    let waits = daemon.config.daemon.handshake == Handshake::Chained
+        && !any
+        && ways().any(|(path, _)| !trusted(path) && up(path));
+    if callable.peek().is_none() {
+        return Some(match (waits, any) {
+            (true, _) => format!("it has no endpoint on a trusted path, and {UNSECURED}"),
+            (false, true) => "it has no endpoint, so it has to call".to_owned(),
+            (false, false) => "it has no endpoint on a trusted path, so it has to call".to_owned(),
+        });
+    }
     let called: Vec<String> = callable
         .filter(|(path, _)| up(path))
         .map(|(path, to)| format!("{to} by {path}"))
         .collect();
-    Some(if called.is_empty() {
-        "no trusted path to it is up on this host".to_owned()
-    } else {
-        format!("nobody answers at {}", called.join(", "))
+    Some(match (called.is_empty(), waits) {
+        (true, true) => format!("no trusted path to it is up on this host, and {UNSECURED}"),
+        (true, false) if any => "no path to it is up on this host".to_owned(),
+        (true, false) => "no trusted path to it is up on this host".to_owned(),
+        (false, true) => format!("nobody answers at {}, and {UNSECURED}", called.join(", ")),
+        (false, false) => format!("nobody answers at {}", called.join(", ")),
     })
 }
 

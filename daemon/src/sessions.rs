@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dibs_control::PeerState;
+use dibs_control::{KeyOrigin, PeerState};
 use dibs_core::node::PeerSnapshot;
 use dibs_core::session;
 use dibs_settings::BumpId;
@@ -28,6 +28,21 @@ pub(crate) fn outdated(behind: Duration) -> String {
          right, or restart dibsd here, which then remembers no latest call; otherwise somebody repeats old ones",
         behind.as_secs()
     )
+}
+
+/// Why no keys are agreed with a peer by an untrusted path, and what helps.
+pub(crate) const UNSECURED: &str = "nothing secures a handshake by an untrusted path: there is no earlier session to \
+     follow, and no preshared key; repair the trusted path, or at both ends give the peer a preshared_key_file, or set \
+     handshake = \"any\" in [daemon]";
+
+/// What the user hears of the keys of a session.
+pub(crate) const fn key_origin(keys: session::KeyOrigin) -> KeyOrigin {
+    match keys {
+        session::KeyOrigin::Trusted => KeyOrigin::Trusted,
+        session::KeyOrigin::Chained => KeyOrigin::Chained,
+        session::KeyOrigin::Preshared => KeyOrigin::Preshared,
+        session::KeyOrigin::Untrusted => KeyOrigin::Untrusted,
+    }
 }
 
 /// Which peers have a session and answer, by index.

@@ -99,6 +99,7 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
             dibs_config::Integrity::On => Integrity::On,
             dibs_config::Integrity::Off => Integrity::Off,
         },
+        handshake: config.daemon.handshake,
         paths: config.paths.iter().map(local).collect(),
         peers,
         addresses: inventory.host_addresses(is_our_tun),

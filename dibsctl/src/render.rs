@@ -231,6 +231,7 @@ pub(crate) fn peers(peers: &[PeerInfo], now: f64) -> Table {
     table!(peers, peer:
         "PEER", peer.name.clone();
         "STATE", word(peer.state);
+        "KEYS", peer.keys.map(word).unwrap_or_default();
         ">SINCE", peer.since.map(|time| since(time, now)).unwrap_or_default();
         ">SENT", bytes(peer.bytes_sent);
         ">RECEIVED", bytes(peer.bytes_received);

@@ -12,7 +12,7 @@ use dibs_core::preference::Usage;
 use dibs_core::session::{self, Integrity, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
 use dibs_netns::Host;
-use dibs_settings::{Opening, Scheduler};
+use dibs_settings::{Handshake, Opening, Scheduler};
 use dibs_wire::virtio;
 
 use crate::daemon::SOON;
@@ -80,6 +80,7 @@ impl HostilePeer {
             private,
             suite: Suite::for_this_cpu(),
             integrity: Integrity::On,
+            handshake: Handshake::Chained,
             paths: vec![LocalPath {
                 trusted: true,
                 mtu: 1500,
@@ -207,11 +208,21 @@ pub fn strangers_calls(to: &daemon::Node, number: usize) -> Result<Vec<Vec<u8>>>
         private: Box::new(StaticSecret::from([77; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: Handshake::Any,
     };
     let mut sessions = session::Sessions::new(config, Time::ZERO, &mut rng);
     let peer = sessions.add_peer(public_key(to)?, None)?;
     let wall = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let hello = session::Hello::default();
-    let calls = (0..number).map(|_| sessions.initiate(Time::ZERO, wall, peer, &hello, &mut rng));
+    let calls = (0..number).map(|_| {
+        sessions.initiate(
+            Time::ZERO,
+            wall,
+            peer,
+            session::Way::new(true),
+            &hello,
+            &mut rng,
+        )
+    });
     Ok(calls.collect())
 }

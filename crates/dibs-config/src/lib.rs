@@ -19,7 +19,7 @@ mod usage;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use dibs_settings::{Opening, Role, Scheduler};
+use dibs_settings::{Handshake, Opening, Role, Scheduler};
 use ipnet::IpNet;
 
 pub use amount::{BadAmount, Rate, Volume};
@@ -40,7 +40,7 @@ use table::Origin;
 pub struct Config {
     /// Section `[daemon]`.
     pub daemon: Daemon,
-    /// Each `[[path]]`, in order of the file; at least one is trusted.
+    /// Each `[[path]]`, in order of the file. Without a trusted one, `seal` and `share` alone are carried.
     pub paths: Vec<PathConfig>,
     /// Section `[prefer]`; none: the scheduler alone chooses.
     pub prefer: Option<Prefer>,
@@ -72,6 +72,8 @@ pub struct Daemon {
     pub fail: Fail,
     /// `on`
     pub integrity: Integrity,
+    /// `chained`, or `any` if no path is trusted.
+    pub handshake: Handshake,
     /// `balanced`
     pub scheduler: Scheduler,
     /// 0.05; the least part, 0 to 1, of each chained flow's bytes that goes by trusted paths.
@@ -265,12 +267,14 @@ impl Config {
         self.bumps.iter().find(|bump| bump.name == name)
     }
 
-    /// Refuses a file that uses, as the default or in a rule, a bump that it has too few paths for.
+    /// Refuses a file that uses, as the default or in a rule, a bump that it has too few paths, or no trusted one, for.
     pub fn check_carried(&self) -> Result<(), Error> {
         for (key, bump) in self.bumps_used() {
             if let Some(lack) = self.lack(bump) {
                 let message = format!("the bump \"{}\" {lack}", bump.name);
-                return Err(self.refuse(&key, message, None));
+                let hint = (!self.has_trusted())
+                    .then(|| "without a trusted path, write \"seal\"".to_owned());
+                return Err(self.refuse(&key, message, hint));
             }
         }
         Ok(())
@@ -278,9 +282,51 @@ impl Config {
 
     /// What this file lacks for a bump to be carried.
     pub fn lack(&self, bump: &BumpConfig) -> Option<String> {
-        let (_, least) = bump.built_in()?.shares()?;
+        let built_in = bump.built_in()?;
+        if built_in == BuiltIn::Scramble && !self.has_trusted() {
+            return Some("needs a trusted path, and the file has none".to_owned());
+        }
+        let (_, least) = built_in.shares()?;
         let few = self.paths.len() < least.into();
         few.then(|| format!("needs {least} paths at least"))
+    }
+
+    /// Whether a path is trusted.
+    pub fn has_trusted(&self) -> bool {
+        self.paths.iter().any(|path| path.trust == Trust::Trusted)
+    }
+
+    /// Refuses a file by which no keys could be agreed with some peer.
+    fn check_handshake(&self) -> Result<(), Error> {
+        if self.has_trusted() {
+            return Ok(());
+        }
+        let hint = "leave handshake out: without a trusted path it is \"any\"";
+        let refuse = |message: String, hint: String| {
+            Err(self.refuse("daemon.handshake", message, Some(hint)))
+        };
+        match self.daemon.handshake {
+            Handshake::Any => Ok(()),
+            Handshake::Trusted => {
+                let message = "handshake \"trusted\" agrees no keys, for no path is trusted";
+                refuse(message.to_owned(), hint.to_owned())
+            }
+            Handshake::Chained => {
+                let mut peers = self.peers.iter();
+                let Some(peer) = peers.find(|peer| peer.preshared_key_file.is_none()) else {
+                    return Ok(());
+                };
+                let message = format!(
+                    "handshake \"chained\" agrees no keys with peer \"{}\": no path is trusted, and it has no \
+                     preshared_key_file",
+                    peer.name
+                );
+                refuse(
+                    message,
+                    format!("{hint}; or give the peer a preshared_key_file"),
+                )
+            }
+        }
     }
 
     /// The default and each rule's, by the key that names it.
@@ -306,10 +352,16 @@ impl Config {
         let mut warnings = Vec::new();
         let trusted = self.paths.iter().enumerate();
         let mut trusted = trusted.filter(|(_, path)| path.trust == Trust::Trusted);
-        if trusted.all(|(index, _)| role(index) == Role::Never) {
+        if !self.has_trusted() {
             warnings.push(
-                "every trusted path has the role never: keys cannot be agreed, and nothing that \
-                 needs a trusted path is carried"
+                "no path is trusted: scramble is not carried, and whoever records the paths and can one day break \
+                 Curve25519 reads what was sent to peers without a preshared_key_file"
+                    .to_owned(),
+            );
+        } else if trusted.all(|(index, _)| role(index) == Role::Never) {
+            warnings.push(
+                "every trusted path has the role never: nothing that needs a trusted path is carried, and the first \
+                 keys can be agreed only with a preshared_key_file, or handshake = \"any\""
                     .to_owned(),
             );
         }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dibs_settings::{Opening, Place, Role, Scheduler};
+use dibs_settings::{Handshake, Opening, Place, Role, Scheduler};
 use ipnet::IpNet;
 
 use crate::bumps;
@@ -24,6 +24,7 @@ const DAEMON: &[&str] = &[
     "table_base",
     "fail",
     "integrity",
+    "handshake",
     "scheduler",
     "trusted_share",
     "on_trusted_down",
@@ -79,7 +80,7 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
     let source = Source::new(name, text);
     let mut root = source.root(SECTIONS)?;
 
-    let (daemon, default_bump, gateway) = daemon(root.take("daemon"))?;
+    let (daemon, handshake, [default_bump, gateway]) = daemon(root.take("daemon"))?;
     let paths = paths(tables(&mut root, "path", "[[path]]", PATH)?)?;
     let prefer = root.take("prefer");
     let prefer = prefer
@@ -101,7 +102,13 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
         .map(|table| rule(table, &bumps))
         .collect::<Result<_, _>>()?;
 
+    let has_trusted = paths.iter().any(|path| path.trust == Trust::Trusted);
+    let handshake = handshake.unwrap_or(match has_trusted {
+        true => Handshake::Chained,
+        false => Handshake::Any,
+    });
     let daemon = Daemon {
+        handshake,
         default_bump,
         gateway,
         ..daemon
@@ -115,13 +122,12 @@ pub(crate) fn config(name: &str, text: &str) -> Result<Config, Error> {
         rules,
         origin: source.into_origin(),
     };
-    if !config.paths.iter().any(|path| path.trust == Trust::Trusted) {
-        return Err(config.refuse(
-            "path.0.trust",
-            "no path is trusted, and keys are agreed over a trusted one".to_owned(),
-            Some("write trust = \"trusted\" in the [[path]] that nobody listens to".to_owned()),
-        ));
+    if config.paths.is_empty() {
+        let hint = "write a [[path]] with name, interface and trust";
+        let message = "no path is listed, and nothing would be carried".to_owned();
+        return Err(config.refuse("path.0.trust", message, Some(hint.to_owned())));
     }
+    config.check_handshake()?;
     let never = |path: &PathConfig| path.usage.role == Role::Never;
     if config.paths.iter().all(never) {
         return Err(config.refuse(
@@ -150,10 +156,11 @@ fn tables<'a>(
         .map_or(Ok(Vec::new()), |value| value.tables(title, known))
 }
 
-/// The section, and its default bump and networks, to be checked once bumps and peers are known.
+/// The section; by which paths keys are agreed, if it says that; and its default bump and networks, to be checked once
+/// bumps and peers are known.
 fn daemon(
     section: Option<Value<'_>>,
-) -> Result<(Daemon, Option<Value<'_>>, Option<Value<'_>>), Error> {
+) -> Result<(Daemon, Option<Handshake>, [Option<Value<'_>>; 2]), Error> {
     let mut daemon = Daemon {
         private_key_file: PathBuf::from("/etc/dibs/private.key"),
         control_socket: PathBuf::from("/run/dibs/dibsd.sock"),
@@ -163,6 +170,7 @@ fn daemon(
         table_base: 5200,
         fail: Fail::Closed,
         integrity: Integrity::On,
+        handshake: Handshake::Chained,
         scheduler: Scheduler::default(),
         trusted_share: 0.05,
         on_trusted_down: OnTrustedDown::Hold,
@@ -171,7 +179,7 @@ fn daemon(
         metrics: None,
     };
     let Some(section) = section else {
-        return Ok((daemon, None, None));
+        return Ok((daemon, None, [None, None]));
     };
     let mut table = section.table("[daemon]", DAEMON)?;
     if let Some(value) = table.take("private_key_file") {
@@ -199,6 +207,11 @@ fn daemon(
     if let Some(value) = table.take("integrity") {
         daemon.integrity = value.one_of(&[("on", Integrity::On), ("off", Integrity::Off)])?;
     }
+    let handshake = table.take("handshake").map(|value| {
+        let words = Handshake::ALL.map(|one| (one.name(), one));
+        value.one_of(&words)
+    });
+    let handshake = handshake.transpose()?;
     if let Some(value) = table.take("scheduler") {
         daemon.scheduler = usage::scheduler(&value)?;
     }
@@ -215,7 +228,7 @@ fn daemon(
         daemon.metrics = Some(value.parse(check::loopback)?);
     }
     let default_bump = table.take("default_bump");
-    Ok((daemon, default_bump, table.take("gateway")))
+    Ok((daemon, handshake, [default_bump, table.take("gateway")]))
 }
 
 /// The networks that this host forwards for: none may be behind a peer too, for what comes from there

@@ -132,8 +132,25 @@ pub struct PeerInfo {
     pub bytes_received: u64,
     /// Live connections that are on a bump.
     pub connections: u64,
+    /// What the keys of the session rest on; none: there is no session.
+    #[serde(default)]
+    pub keys: Option<KeyOrigin>,
     /// Why the state is not "established".
     pub reason: Option<String>,
+}
+
+/// What the keys of a session rest on beside the static keys of both ends. See [`PeerInfo::keys`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyOrigin {
+    /// They were agreed by a trusted path.
+    Trusted,
+    /// By an untrusted one, with the secret of an earlier handshake in them.
+    Chained,
+    /// By an untrusted one, with the preshared key in them.
+    Preshared,
+    /// By an untrusted one.
+    Untrusted,
 }
 
 /// See [`PeerInfo::state`].

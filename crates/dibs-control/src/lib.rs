@@ -26,8 +26,8 @@ pub use codec::{
 };
 pub use info::{
     BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, Integrity,
-    PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin, SilentPortInfo,
-    Skipped, Status, Trust,
+    KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin,
+    SilentPortInfo, Skipped, Status, Trust,
 };
 pub use preferences::{Limit, PathChange, PathUsage, Preferences, Preferred};
 pub use selector::{Match, Selector, Terms};

@@ -43,8 +43,11 @@ counters! {
     CodelMarked = "codel_marked",
     /// An opaque packet that found its queue full.
     OpaqueQueueFull = "opaque_queue_full",
-    /// A handshake message that came in by an untrusted path.
+    /// A handshake message that came in by an untrusted path, where `handshake = "trusted"`.
     HandshakeUntrusted = "handshake_untrusted_path",
+    /// A handshake by an untrusted path with neither a secret of an earlier one nor a preshared key in it, where
+    /// `handshake = "chained"`.
+    HandshakeUnsecured = "handshake_unsecured",
     /// A handshake message came by a path that carries nothing.
     HandshakeUnused = "handshake_unused_path",
     /// Not a handshake message, or of another version or suite.

@@ -202,7 +202,7 @@ impl InFlight {
     /// Adds a message that has been sent once.
     pub fn add_message(&mut self, message: Message) -> Key {
         let key = self.messages.insert(message);
-        self.add(Content::Control(key), Placement::TrustedOnly)
+        self.add(Content::Control(key), Placement::Any)
     }
 
     /// Adds a fragment that has been sent once.

@@ -4,16 +4,16 @@
 use core::time::Duration;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;
-use std::net::SocketAddr;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock};
 
 use dibs_core::Time;
 use dibs_core::session::{
-    Config, Dropped, Hello, Integrity, PeerId, PublicKey, Random, Secret, SeededRandom, Sessions,
-    StaticSecret, Suite,
+    Arrived, Config, Dropped, Hello, Integrity, PeerId, PublicKey, Random, Secret, SeededRandom,
+    Sessions, StaticSecret, Suite, Way,
 };
+use dibs_settings::Handshake;
 
 /// The system's, looking at what is given back to it.
 struct Watching;
@@ -144,6 +144,7 @@ impl End {
             private: private(own),
             suite: Suite::ChaCha20Poly1305,
             integrity: Integrity::On,
+            handshake: Handshake::Any,
         };
         let mut sessions = Sessions::new(config, Time::ZERO, &mut rng);
         let add = |other: &u8| {
@@ -161,15 +162,28 @@ impl End {
     fn call(&mut self, number: usize) -> Vec<u8> {
         let (wall, hello) = (Duration::from_secs(1_700_000_000), Hello::default());
         let peer = self.peers[number];
-        { &mut self.sessions }.initiate(Time::ZERO, wall, peer, &hello, &mut self.rng)
+        { &mut self.sessions }.initiate(
+            Time::ZERO,
+            wall,
+            peer,
+            Way::new(false),
+            &hello,
+            &mut self.rng,
+        )
     }
 
     /// Takes a handshake datagram; returns the answer, and why there is none.
     fn take(&mut self, datagram: &[u8]) -> (Option<Vec<u8>>, Option<Dropped>) {
-        let from: SocketAddr = "192.0.2.1:5300".parse().unwrap();
+        let arrived = Arrived {
+            path: 0,
+            trusted: false,
+            from: "192.0.2.1:5300".parse().unwrap(),
+            peer_there: None,
+            under_load: false,
+        };
         let (now, rng) = (Time::ZERO, &mut self.rng);
         let hello = |_| Hello::default();
-        let outcome = { &mut self.sessions }.handle(now, from, false, datagram, hello, rng);
+        let outcome = { &mut self.sessions }.handle(now, arrived, datagram, hello, rng);
         (outcome.reply, outcome.dropped)
     }
 }

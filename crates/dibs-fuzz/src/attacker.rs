@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use dibs_core::Time;
 use dibs_core::session::{
-    CLEAR_HEADER_LEN, Config, Direction, EpochSecrets, Hello, Integrity, OVERHEAD, PathId, PeerId,
-    PublicKey, SeededRandom, Sessions, is_handshake,
+    Arrived, CLEAR_HEADER_LEN, Config, Direction, EpochSecrets, Hello, Integrity, OVERHEAD, PathId,
+    PeerId, PublicKey, SeededRandom, Sessions, Way, is_handshake,
 };
 use dibs_scramble::{BUFFER_LEN, Scrambler, initial_buffer};
+use dibs_settings::Handshake;
 use dibs_wire::frame::{FlowId, Frame, Frames};
 
 use crate::host::{self, wall};
@@ -45,6 +46,7 @@ impl Attacker {
             private: Box::new(host::key(0)),
             suite: host::suite(other_suite),
             integrity,
+            handshake: Handshake::Any,
         };
         let mut sessions = Sessions::new(config, now, &mut rng);
         let peer = sessions
@@ -64,18 +66,30 @@ impl Attacker {
 
     /// A first handshake message.
     pub(crate) fn call(&mut self, now: Time) -> Vec<u8> {
-        self.sessions
-            .initiate(now, wall(now), self.peer, &self.hello, &mut self.rng)
+        self.sessions.initiate(
+            now,
+            wall(now),
+            self.peer,
+            Way::new(true),
+            &self.hello,
+            &mut self.rng,
+        )
     }
 
     /// Takes what the other end sent, and answers a call.
     pub(crate) fn take(&mut self, now: Time, mut datagram: Vec<u8>) -> Option<Vec<u8>> {
         if is_handshake(&datagram) {
-            let from = host::addr(1, 0);
+            let arrived = Arrived {
+                path: 0,
+                trusted: true,
+                from: host::addr(1, 0),
+                peer_there: None,
+                under_load: false,
+            };
             let hello = self.hello.clone();
-            let outcome =
-                self.sessions
-                    .handle(now, from, false, &datagram, |_| hello, &mut self.rng);
+            let outcome = self
+                .sessions
+                .handle(now, arrived, &datagram, |_| hello, &mut self.rng);
             if let Some(established) = outcome.established {
                 self.epochs = Some(established.epochs);
             }

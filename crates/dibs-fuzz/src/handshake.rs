@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use dibs_core::Time;
 use dibs_core::session::{
-    Config, Hello, Integrity, MAX_HELLO, OVERHEAD, Outcome, PathId, PeerId, PublicKey, Role,
-    SeededRandom, SessionId, Sessions, is_handshake,
+    Arrived, Config, Hello, Integrity, MAX_HELLO, OVERHEAD, Outcome, PathId, PeerId, PublicKey,
+    Role, SeededRandom, SessionId, Sessions, Way, is_handshake,
 };
+use dibs_settings::Handshake;
 
 use crate::host;
 use crate::input::Input;
@@ -81,6 +82,7 @@ impl Parties {
             private: Box::new(host::key(number)),
             suite: host::suite(other_suite),
             integrity: self.integrity,
+            handshake: Handshake::Any,
         };
         let mut sessions = Sessions::new(config, self.now, &mut self.rng);
         // The stranger calls both; they know only each other.
@@ -142,31 +144,37 @@ impl Parties {
             Ok(hello) => self.parties[who].hello = hello,
             Err(_) => assert!(len > MAX_HELLO),
         }
+        let trusted = input.flag();
+        self.call_peer(who, peer, trusted);
+    }
+
+    fn call_peer(&mut self, who: usize, peer: usize, trusted: bool) {
         let (now, wall) = (self.now, self.wall);
         let party = &mut self.parties[who];
         let peer = party.peers[peer % party.peers.len()];
-        let message = party
-            .sessions
-            .initiate(now, wall, peer, &party.hello, &mut self.rng);
+        let message = party.sessions.initiate(
+            now,
+            wall,
+            peer,
+            Way::new(trusted),
+            &party.hello,
+            &mut self.rng,
+        );
         self.remember(who, message);
     }
 
     fn timeouts(&mut self, who: usize) {
         let party = &mut self.parties[who];
-        let hello = party.hello.clone();
-        let due =
-            party
-                .sessions
-                .handle_timeout(self.now, self.wall, |_| hello.clone(), &mut self.rng);
-        let next = party.sessions.poll_timeout();
+        let due = party.sessions.handle_timeout(self.now);
+        for peer in due {
+            self.call_peer(who, peer.index(), true);
+        }
+        let next = self.parties[who].sessions.poll_timeout();
         assert!(
             next.is_none_or(|t| t > self.now),
             "{next:?} is still due at {:?}",
             self.now
         );
-        for call in due {
-            self.remember(who, call.datagram);
-        }
     }
 
     fn remember(&mut self, who: usize, message: Vec<u8>) {
@@ -207,14 +215,20 @@ impl Parties {
         self.hand(to, from, &bytes);
     }
 
-    /// `from`: the lower bits are the address, the upper one whether the receiver is under load.
+    /// `from`: the lower bits are the address and the path, the upper ones its label and whether the receiver is under
+    /// load.
     fn hand(&mut self, to: usize, from: u8, bytes: &[u8]) {
-        let under_load = from & 0x80 != 0;
-        let address = SocketAddr::from(([10, 9, 8, from & 3], 5300));
+        let arrived = Arrived {
+            path: usize::from(from >> 2 & 1),
+            trusted: from & 0x40 == 0,
+            from: SocketAddr::from(([10, 9, 8, from & 3], 5300)),
+            peer_there: None,
+            under_load: from & 0x80 != 0,
+        };
         let (now, party) = (self.now, &mut self.parties[to]);
         let hello = party.hello.clone();
         let sessions = &mut party.sessions;
-        let outcome = sessions.handle(now, address, under_load, bytes, |_| hello, &mut self.rng);
+        let outcome = sessions.handle(now, arrived, bytes, |_| hello, &mut self.rng);
         self.check(to, bytes, &outcome);
         if let Some(reply) = outcome.reply {
             self.remember(to, reply);

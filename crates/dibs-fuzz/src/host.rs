@@ -8,7 +8,7 @@ use dibs_core::node::{Event, LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{Integrity, PublicKey, Secret, StaticSecret, Suite};
 use dibs_core::{Prefix, Time};
-use dibs_settings::{BumpId, Opening, Scheduler};
+use dibs_settings::{BumpId, Handshake, Opening, Scheduler};
 use dibs_wire::virtio::VirtioHdr;
 use dibs_wire::{Packet, Tuple, packet, virtio};
 
@@ -113,6 +113,7 @@ impl Host {
             private: Box::new(key(number)),
             suite: suite(seed & 1 != 0),
             integrity,
+            handshake: Handshake::Chained,
             paths: paths.to_vec(),
             peers: vec![PeerConfig {
                 public: PublicKey::from(&key(other)),

@@ -101,6 +101,31 @@ impl FromStr for Scheduler {
     }
 }
 
+/// The paths by which keys may be agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handshake {
+    /// Those that both ends call trusted.
+    Trusted,
+    /// Any, if a secret of an earlier handshake or a preshared key is in it; without those trusted ones.
+    Chained,
+    /// Any.
+    Any,
+}
+
+impl Handshake {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Trusted, Self::Chained, Self::Any];
+
+    /// As the configuration names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted",
+            Self::Chained => "chained",
+            Self::Any => "any",
+        }
+    }
+}
+
 /// What a path is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {

@@ -10,7 +10,7 @@ use dibs_core::Time;
 use dibs_core::bump::{Padding, SCRAMBLE};
 use dibs_core::session::{Integrity, KeyLimits, Suite};
 use dibs_netem::Conditions;
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Handshake};
 
 use crate::adversary::Tamper;
 use crate::payload::Kind;
@@ -32,6 +32,8 @@ pub struct Setup {
     pub keys: KeyLimits,
     /// There is a preshared key.
     pub preshared: bool,
+    /// By which paths keys may be agreed.
+    pub handshake: Handshake,
     /// Who knows where the other is.
     pub calls: [bool; 2],
     /// Least share by trusted paths.
@@ -90,6 +92,7 @@ impl Setup {
             integrity: Integrity::On,
             keys: KeyLimits::default(),
             preshared: true,
+            handshake: Handshake::Chained,
             calls: [true, false],
             trusted_share: 0.05,
             hold_without_trusted: true,

@@ -7,7 +7,7 @@
 //!
 //! - delivered bytes are sent bytes, and every transfer comes to its end;
 //! - no path shows plaintext, a key, or a nonce with two contents, and an untrusted one no start of an
-//!   epoch, no solo chunk, no opaque packet of a chain and no handshake;
+//!   epoch, no solo chunk, no opaque packet of a chain, and no handshake unless the user allows that;
 //! - each share takes a path of its own, and what is to be encrypted is: copies are opened;
 //! - what goes into a TUN is what a kernel accepts, its time stamps included;
 //! - honest ends never find fault with each other, and afterwards nothing is left over.

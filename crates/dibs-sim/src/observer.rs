@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use dibs_core::session::{Tap, is_handshake};
 use dibs_netem::rng::mix;
+use dibs_settings::Handshake;
 
 use crate::coverage::Coverage;
 use crate::history::Setup;
@@ -28,6 +29,8 @@ pub struct Observer {
     pub digest: u64,
     /// Datagrams seen.
     pub datagrams: u64,
+    /// The user lets keys be agreed by untrusted paths, too.
+    handshake_anywhere: bool,
     /// Bytes seen on trusted and untrusted paths.
     pub bytes: [u64; 2],
 }
@@ -40,6 +43,7 @@ impl Observer {
     pub fn new(setup: &Setup) -> Self {
         Self {
             lax: !setup.hold_without_trusted,
+            handshake_anywhere: setup.handshake != Handshake::Trusted,
             inside: Inside::new(setup),
             ..Self::default()
         }
@@ -108,7 +112,7 @@ impl Observer {
         self.datagrams += 1;
         self.bytes[usize::from(!trusted)] += datagram.len() as u64;
         if is_handshake(datagram) {
-            return match label {
+            return match label || self.handshake_anywhere {
                 true => Ok(Held::default()),
                 false => Err(format!("a handshake message on untrusted path {path}")),
             };
@@ -219,6 +223,7 @@ mod tests {
     fn new(hold_without_trusted: bool) -> Observer {
         Observer::new(&Setup {
             hold_without_trusted,
+            handshake: Handshake::Trusted,
             ..Setup::ordinary(Vec::new())
         })
     }

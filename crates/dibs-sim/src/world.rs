@@ -497,6 +497,7 @@ impl World {
             private: Box::new(StaticSecret::from(private(self.seed, host))),
             suite: self.setup.suite[host],
             integrity: self.setup.integrity,
+            handshake: self.setup.handshake,
             paths: paths.collect(),
             peers: vec![peer],
             addresses: addresses()[host].to_vec(),

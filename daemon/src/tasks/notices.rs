@@ -9,7 +9,7 @@ use crate::clock::wall;
 use crate::daemon::Daemon;
 use crate::driver::{Notice, Notices};
 use crate::questions::Desks;
-use crate::sessions::outdated;
+use crate::sessions::{UNSECURED, outdated};
 use crate::wakers::Task;
 use crate::{reconcile, recovery, resync, sessions, silence};
 
@@ -85,6 +85,14 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
             if news {
                 tracing::warn!("peer {}: {}", daemon.peer_name(peer), outdated(behind));
             }
+        }
+        Event::Unsecured { peer } => {
+            let name = daemon.peer_name(peer).to_owned();
+            daemon.events.tell(
+                "handshake_unsecured",
+                format!("no keys are agreed with peer {name}: nobody answers by a trusted path, and {UNSECURED}"),
+                &[("peer", name)],
+            );
         }
         Event::KeysExhausted { peer } => {
             let name = daemon.peer_name(peer).to_owned();

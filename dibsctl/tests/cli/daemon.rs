@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 
 use dibs_control::{
     BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Failure, Integrity,
-    PathInfo, PathState, PathUsage, PeerInfo, PeerState, Preferences, Preferred, Reply, Request,
-    RuleInfo, RuleOrigin, Skipped, Status, Trust, decode_request, encode_reply,
+    KeyOrigin, PathInfo, PathState, PathUsage, PeerInfo, PeerState, Preferences, Preferred, Reply,
+    Request, RuleInfo, RuleOrigin, Skipped, Status, Trust, decode_request, encode_reply,
 };
 use tempfile::TempDir;
 
@@ -152,6 +152,7 @@ pub(crate) fn peer() -> PeerInfo {
         bytes_sent: 1,
         bytes_received: 2,
         connections: 1,
+        keys: Some(KeyOrigin::Chained),
         reason: None,
     }
 }

@@ -220,8 +220,8 @@ impl Flood {
 }
 
 /// A connection and a new session stand a flood on a link; returns what became of the messages.
-fn under_flood(interface: &'static str, number: u8, counters: &[&str]) -> Result<()> {
-    Setup::new().attacked(interface).run(|net| {
+fn under_flood(setup: Setup, interface: &'static str, number: u8, counters: &[&str]) -> Result<()> {
+    setup.attacked(interface).run(|net| {
         let talk = net.bumped()?;
         let calls = strangers_calls(&net.b, 64)?;
         let before = count(&net.b, counters)?;
@@ -249,13 +249,25 @@ fn under_flood(interface: &'static str, number: u8, counters: &[&str]) -> Result
 
 #[test]
 fn a_flood_on_the_untrusted_link() {
-    isolated(|| under_flood("wlan0", 2, &["handshake_untrusted_path"]));
+    isolated(|| {
+        let counters = ["handshake_cookie_demanded", "handshake_overload"];
+        under_flood(Setup::new(), "wlan0", 2, &counters)
+    });
+}
+
+#[test]
+fn a_flood_on_the_untrusted_link_where_no_keys_are_agreed() {
+    isolated(|| {
+        let setup = Setup::new().key("handshake = \"trusted\"");
+        under_flood(setup, "wlan0", 2, &["handshake_untrusted_path"])
+    });
 }
 
 #[test]
 fn a_flood_on_the_trusted_link() {
     isolated(|| {
         under_flood(
+            Setup::new(),
             "eth0",
             1,
             &["handshake_cookie_demanded", "handshake_overload"],

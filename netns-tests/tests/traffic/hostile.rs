@@ -188,7 +188,7 @@ fn random_datagrams() {
         let counters = [
             "datagram_unknown_index",
             "datagram_malformed",
-            "handshake_untrusted_path",
+            "handshake_wrong_mac1",
             "handshake_malformed",
         ];
         attack(client(), &counters, Fate::Delivered, |_, number| {

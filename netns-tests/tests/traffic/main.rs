@@ -17,6 +17,7 @@ mod experiment;
 mod gateway;
 mod guard;
 mod guides;
+mod handshakes;
 mod hostile;
 mod hosts;
 mod init;

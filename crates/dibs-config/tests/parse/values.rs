@@ -113,9 +113,9 @@ fn each_value_is_checked() {
         ),
         ("\"wlan0\"", "\"eth0\"", "is that of path \"eth\" too"),
         (
-            "trust = \"trusted\"",
-            "trust = \"untrusted\"",
-            "no path is trusted",
+            "integrity        = \"on\"",
+            "handshake = \"none\"",
+            "handshake cannot be \"none\"",
         ),
         // peer
         (KEY, "c2hvcnQ=", "base64 of 32 bytes"),

@@ -87,7 +87,7 @@ fn the_contract_is_read() {
 }
 
 #[test]
-fn all_but_a_trusted_path_may_be_left_out() {
+fn all_but_a_path_may_be_left_out() {
     let config = good("[[path]]\nname = \"eth\"\ninterface = \"eth0\"\ntrust = \"trusted\"\n");
     let shown = good(&contract()).daemon;
     assert_eq!(
@@ -98,6 +98,69 @@ fn all_but_a_trusted_path_may_be_left_out() {
         }
     );
     assert!(config.peers.is_empty() && config.rules.is_empty() && config.warnings().is_empty());
+}
+
+#[test]
+fn by_which_paths_keys_are_agreed_follows_from_the_paths_unless_it_is_said() {
+    use dibs_settings::Handshake;
+    let mode = |text: &str| good(text).daemon.handshake;
+    assert_eq!(mode(&contract()), Handshake::Chained);
+    let says = |handshake: &str| {
+        let line = format!("[daemon]\nhandshake = \"{handshake}\"");
+        contract().replace("[daemon]", &line)
+    };
+    for one in Handshake::ALL {
+        assert_eq!(mode(&says(one.name())), one);
+    }
+}
+
+#[test]
+fn a_file_without_a_trusted_path_carries_no_scramble() {
+    use dibs_settings::Handshake;
+    let untrusted = |text: &str| text.replace("\"trusted\"", "\"untrusted\"");
+    let text = untrusted(&contract());
+    let config = good(&text);
+    assert_eq!(config.daemon.handshake, Handshake::Any);
+    let lack = config.lack(config.bump("scramble").unwrap()).unwrap();
+    assert!(lack.contains("needs a trusted path"), "{lack}");
+    for carried in ["seal", "share", "vpn"] {
+        assert_eq!(
+            config.lack(config.bump(carried).unwrap()),
+            None,
+            "{carried}"
+        );
+    }
+    let found = config.check_carried().unwrap_err().to_string();
+    let expected = "dibs.toml:13:20: the bump \"scramble\" needs a trusted path, and the file has none; hint: \
+                    without a trusted path, write \"seal\"";
+    assert_eq!(found, expected);
+
+    let sealed = good(&text.replace("\"scramble\"", "\"seal\""));
+    assert!(sealed.check_carried().is_ok());
+    let warnings = sealed.warnings();
+    assert!(
+        warnings.len() == 1 && warnings[0].starts_with("no path is trusted"),
+        "{warnings:?}"
+    );
+
+    let with = |handshake: &str, text: &str| {
+        let line = format!("[daemon]\nhandshake = \"{handshake}\"");
+        text.replace("[daemon]", &line)
+    };
+    let found = fault(&with("trusted", &text)).to_string();
+    assert!(
+        found.contains(":3:13: handshake \"trusted\" agrees no keys"),
+        "{found}"
+    );
+    // The peer of the contract has a preshared key.
+    assert_eq!(
+        good(&with("chained", &text)).daemon.handshake,
+        Handshake::Chained
+    );
+    let without = text.replace("preshared_key_file = \"/etc/dibs/psk\"\n", "");
+    assert_eq!(good(&without).daemon.handshake, Handshake::Any);
+    let found = fault(&with("chained", &without)).to_string();
+    assert!(found.contains("no keys with peer \"server\""), "{found}");
 }
 
 #[test]

@@ -4,15 +4,15 @@
 //! carries and holds, and [`News`] of it.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::config::LocalPath;
-use super::paths::PathSet;
+use super::paths::{PathSet, Place};
 use super::shared::Shared;
 use crate::bump::Bump;
 use crate::counters::Counter;
-use crate::path_index::PathIndex;
 use crate::session::{EpochSecrets, Established, Hello, PeerState, Role, SessionId};
 use crate::stream::rx::STORE_LIMIT;
 use crate::time::Time;
@@ -21,6 +21,8 @@ use crate::time::Time;
 const STORE_BELIEVED: usize = 256 << 20;
 /// Sessions whose epoch secrets are kept, for flows opened under them.
 const SECRETS_KEPT: usize = 4;
+/// A peer that has not answered by trusted paths for so long is called by others, too, if the user allows that.
+const TRUSTED_ALONE: Duration = Duration::from_secs(5);
 /// Silence on all paths after which the peer is called anew, and how often.
 const PATIENCE: Duration = Duration::from_millis(400);
 const RECALL: Duration = Duration::from_millis(500);
@@ -111,9 +113,12 @@ pub(super) struct Association {
     unconfirmed: VecDeque<Unconfirmed>,
     /// Those of each session that still counts, with the instance of the peer; newest last.
     secrets: VecDeque<(u64, EpochSecrets)>,
-    next_endpoint: usize,
-    /// The endpoint that was called last.
-    called: usize,
+    /// Where the peer was called last, and whether it is to be called there once more.
+    called: Option<Place>,
+    call_again: bool,
+    /// Since when there has been no session, and no way to call for one: a trusted path would be needed.
+    stranded_since: Option<Time>,
+    stranded: bool,
     /// Since when no path has been active.
     silent_since: Option<Time>,
     recall_at: Time,
@@ -129,8 +134,10 @@ impl Association {
             up: false,
             unconfirmed: VecDeque::new(),
             secrets: VecDeque::new(),
-            next_endpoint: 0,
-            called: 0,
+            called: None,
+            call_again: false,
+            stranded_since: None,
+            stranded: false,
             silent_since: None,
             recall_at: now,
             store: 0,
@@ -183,13 +190,13 @@ impl Association {
     }
 
     /// Whether a session should be asked for: there is none, or nobody has answered by it for a
-    /// while on any path, as after a restart of the peer.
+    /// while on any path, as after a restart of the peer. `any` says whether untrusted paths may be called by.
     pub(super) fn wants_call(
         &mut self,
         now: Time,
         shared: &Shared,
         paths: &PathSet,
-        state: PeerState,
+        (state, any): (PeerState, bool),
     ) -> bool {
         let answered = paths.iter().any(|link| link.is_alive(shared));
         if answered {
@@ -207,7 +214,44 @@ impl Association {
             PeerState::Connecting => false,
         };
         let mut endpoints = paths.endpoints().iter();
-        due && endpoints.any(|(local, _)| is_callable(&shared.local[*local]))
+        due && endpoints.any(|(local, _)| is_callable(&shared.local[*local], any))
+    }
+
+    /// Whether the peer should be called by untrusted paths, too, if the user allows that: it has been called for a
+    /// while, or no trusted path leads to it.
+    pub(super) fn is_past_trusted(
+        now: Time,
+        shared: &Shared,
+        paths: &PathSet,
+        calling_since: Option<Time>,
+    ) -> bool {
+        let is_long = calling_since.is_some_and(|since| now.since(since) >= TRUSTED_ALONE);
+        let mut places = paths.places();
+        is_long || !places.any(|(local, _)| shared.local[local].trusted)
+    }
+
+    /// True once, when there has been no session for a while although an untrusted path leads to the peer, which must not
+    /// be called by such, because nothing would secure that.
+    pub(super) fn poll_stranded(
+        &mut self,
+        now: Time,
+        shared: &Shared,
+        paths: &PathSet,
+        (state, any): (PeerState, bool),
+    ) -> bool {
+        let mut places = paths.places();
+        let strands = state != PeerState::Established
+            && !any
+            && places
+                .any(|(local, _)| !shared.local[local].trusted && shared.local[local].is_usable());
+        if !strands {
+            self.stranded_since = None;
+            self.stranded = false;
+            return false;
+        }
+        let since = *self.stranded_since.get_or_insert(now);
+        let is_long = now.since(since) >= TRUSTED_ALONE;
+        is_long && !std::mem::replace(&mut self.stranded, is_long)
     }
 
     /// When [`wants_call`](Self::wants_call) may change, beside what paths say.
@@ -220,31 +264,27 @@ impl Association {
         std::mem::take(&mut self.up)
     }
 
-    /// The trusted endpoint to send the next handshake message to; without any, where the peer
-    /// has proved to be.
+    /// The next place to send a handshake message to, of all those in turn where the peer may be; by untrusted paths
+    /// only if `any` path will do.
     pub(super) fn next_call(
         &mut self,
         shared: &Shared,
         paths: &PathSet,
-    ) -> Option<(PathIndex, SocketAddr)> {
-        let count = paths.endpoints().len();
-        for step in 0..count {
-            let at = (self.next_endpoint + step) % count;
-            let (local, to) = paths.endpoints()[at];
-            if is_callable(&shared.local[local]) {
-                self.called = at;
-                self.next_endpoint = at + 1;
-                return Some((local, to));
-            }
-        }
-        let mut proved = paths.iter().filter(|l| l.is_open());
-        let there = proved.find(|l| is_callable(&shared.local[l.local]))?;
-        Some((there.local, there.remote))
+        any: bool,
+    ) -> Option<Place> {
+        let places = paths.places();
+        let places = places.filter(|(local, _)| is_callable(&shared.local[*local], any));
+        let places: SmallVec<[Place; 8]> = places.collect();
+        let last = places.iter().position(|at| Some(*at) == self.called);
+        let again = std::mem::take(&mut self.call_again);
+        let next = last.map_or(0, |at| at + usize::from(!again));
+        self.called = places.get(next).or(places.first()).copied();
+        self.called
     }
 
-    /// The endpoint that was called last gave a cookie, which is of use only there.
+    /// Where the peer was called last it gave a cookie, which is of use only there.
     pub(super) fn call_there_again(&mut self) {
-        self.next_endpoint = self.called;
+        self.call_again = true;
     }
 
     /// A session came about.
@@ -325,7 +365,7 @@ impl Association {
     }
 }
 
-/// Whether a handshake may go by this local path.
-fn is_callable(local: &LocalPath) -> bool {
-    local.is_usable() && local.trusted
+/// Whether a handshake may go by this local path, or by `any`.
+fn is_callable(local: &LocalPath, any: bool) -> bool {
+    local.is_usable() && (any || local.trusted)
 }

@@ -17,7 +17,7 @@ use crate::preference::Usage;
 use crate::time::Time;
 
 impl Node {
-    /// Sends a message to the peer's daemon, reliably, once, by a trusted path. Messages may arrive
+    /// Sends a message to the peer's daemon, reliably, once, by a trusted path if there is one. Messages may arrive
     /// in another order.
     ///
     /// # Errors

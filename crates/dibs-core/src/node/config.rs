@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Index, IndexMut};
 
-use dibs_settings::{Hint, Opening, Role, Scheduler};
+use dibs_settings::{Handshake, Hint, Opening, Role, Scheduler};
 
 use crate::bump::{Bump, Pads};
 use crate::path_index::PathIndex;
@@ -84,6 +84,8 @@ pub struct NodeConfig {
     pub suite: Suite,
     /// Whether bare datagrams are agreed to (docs/protocol.md, 9).
     pub integrity: Integrity,
+    /// By which paths keys may be agreed.
+    pub handshake: Handshake,
     /// The local paths.
     pub paths: Vec<LocalPath>,
     /// The bumps that are carried, of different numbers.

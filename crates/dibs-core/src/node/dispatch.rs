@@ -8,7 +8,7 @@ use dibs_settings::BumpId;
 use dibs_wire::packet::{self, Packet};
 use dibs_wire::virtio::{self, VirtioHdr};
 
-use super::association;
+use super::association::{self, Association};
 use super::config::NodeConfig;
 use super::hosts::Hosts;
 use super::inner;
@@ -22,8 +22,8 @@ use crate::counters::Counter;
 use crate::flow::inject::{Injection, Injector};
 use crate::path_index::PathIndex;
 use crate::session::{
-    Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, Rate, SeededRandom, Sessions,
-    is_handshake,
+    Arrived, Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, Rate, SeededRandom,
+    Sessions, Way, is_handshake,
 };
 use crate::time::Time;
 
@@ -48,10 +48,10 @@ pub struct Node {
     pub(super) sessions: Sessions,
     pub(super) peers: Vec<Peer>,
     /// Handshake messages and answers to strangers.
-    pub(super) outbox: VecDeque<(PathIndex, SocketAddr, Vec<u8>)>,
+    pub(super) outbox: Outbox,
     pub(super) outbox_head: Vec<u8>,
-    /// What strangers may still be sent.
-    pub(super) cookies: Bucket,
+    /// What strangers may still be sent, by local path.
+    pub(super) cookies: Vec<Bucket>,
     /// The peer that is asked first for something to send.
     pub(super) turn: usize,
     /// When we were last called.
@@ -64,7 +64,10 @@ pub struct Node {
 const SLEEP: Duration = Duration::from_millis(1500);
 const LATE: Duration = Duration::from_millis(500);
 
-/// Handshake messages that wait to be sent, at most.
+/// Handshake messages that wait to be sent, by which path and where to.
+type Outbox = VecDeque<(PathIndex, SocketAddr, Vec<u8>)>;
+
+/// Handshake messages that wait to be sent by one path, at most.
 const OUTBOX: usize = 64;
 /// Taps of sessions that nobody has asked for yet, at most.
 #[cfg(feature = "observe")]
@@ -92,8 +95,10 @@ impl Node {
             private: config.private,
             suite: config.suite,
             integrity: config.integrity,
+            handshake: config.handshake,
         };
         let mut sessions = Sessions::new(session_config, now, &mut rng);
+        let cookies = vec![Bucket::default(); config.paths.len()];
         let own = Own {
             addresses: config.addresses,
             reachable: config.reachable,
@@ -135,7 +140,7 @@ impl Node {
             peers,
             outbox: VecDeque::new(),
             outbox_head: Vec::new(),
-            cookies: Bucket::default(),
+            cookies,
             turn: 0,
             awake: now,
             #[cfg(feature = "observe")]
@@ -299,22 +304,29 @@ impl Node {
             taps,
             ..
         } = self;
-        // Keys are agreed over trusted paths only (docs/protocol.md, 2).
-        if !shared.local[path].trusted {
+        let trusted = shared.local[path].trusted;
+        if !trusted && !sessions.reads_untrusted() {
             return shared.count(Counter::HandshakeUntrusted);
         }
         // The answer would leave by it.
         if !shared.local[path].is_usable() {
             return shared.count(Counter::HandshakeUnused);
         }
-        let under_load = outbox.len() > OUTBOX / 4;
+        let mut at_place = peers.iter().filter(|p| p.paths.is_place((path, from)));
+        let arrived = Arrived {
+            path: path.get(),
+            trusted,
+            from,
+            peer_there: at_place.next().map(|peer| peer.id),
+            under_load: waiting(outbox, path) > OUTBOX / 4,
+        };
         let own = association::hello(shared);
         let hello = |_| own.clone();
-        let outcome = sessions.handle(now, from, under_load, datagram, hello, &mut shared.rng);
+        let outcome = sessions.handle(now, arrived, datagram, hello, &mut shared.rng);
         let stranger = || !peers.iter().any(|peer| peer.paths.is_at(from.ip()));
         if outcome.dropped == Some(Dropped::CookieDemanded)
             && stranger()
-            && !cookies.take(now, COOKIES)
+            && !cookies[path.get()].take(now, COOKIES)
         {
             return shared.count(Counter::HandshakeOverload);
         }
@@ -327,6 +339,10 @@ impl Node {
         if let Some((peer, behind)) = outcome.outdated {
             let peer = peer.index();
             shared.events.push(Event::Outdated { peer, behind });
+        }
+        if let Some(peer) = outcome.unsecured {
+            let peer = peer.index();
+            shared.events.push(Event::Unsecured { peer });
         }
         if let Some(reason) = outcome.dropped {
             shared.count(counter_of(reason));
@@ -363,21 +379,29 @@ impl Node {
             .peers
             .iter()
             .filter_map(|peer| peer.poll_timeout(&self.shared));
-        peers.chain(self.sessions.poll_timeout()).min()
+        let renewals = self.peers.iter().filter_map(|peer| self.renewal_at(peer));
+        let all = peers.chain(renewals);
+        all.chain(self.sessions.poll_timeout()).min()
+    }
+
+    /// When keys that were agreed by an untrusted path are to be agreed anew by a trusted one.
+    fn renewal_at(&self, peer: &Peer) -> Option<Time> {
+        let has_trusted = peer.paths.has_trusted(&self.shared);
+        has_trusted.then(|| self.sessions.renewal_at(peer.id))?
     }
 
     /// Does what is due. `wall` is the time since the Unix epoch.
     pub fn handle_timeout(&mut self, now: Time, wall: Duration) {
         self.wake(now);
-        let Self {
-            shared,
-            sessions,
-            peers,
-            outbox,
-            ..
-        } = self;
-        let hello = association::hello(shared);
-        for peer in peers.iter_mut() {
+        for index in 0..self.peers.len() {
+            let renews = self.renewal_at(&self.peers[index]);
+            let Self {
+                shared,
+                sessions,
+                peers,
+                ..
+            } = self;
+            let peer = &mut peers[index];
             if sessions.poll_exhausted(peer.id) {
                 let peer = peer.id.index();
                 shared.events.push(Event::KeysExhausted { peer });
@@ -386,19 +410,58 @@ impl Node {
             if sessions.sending(now, peer.id).is_none() {
                 peer.on_down(shared);
             }
-            if peer.association.wants_call(now, shared, &peer.paths, state) {
-                let message = sessions.initiate(now, wall, peer.id, &hello, &mut shared.rng);
-                send_call(shared, peer, outbox, &message);
+            let allowed = (state, sessions.may_go_by_untrusted(peer.id));
+            let Peer {
+                association, paths, ..
+            } = peer;
+            let wants = association.wants_call(now, shared, paths, allowed);
+            if association.poll_stranded(now, shared, paths, allowed)
+                && sessions.tell_unsecured(now, peer.id)
+            {
+                let peer = peer.id.index();
+                shared.events.push(Event::Unsecured { peer });
             }
-            peer.handle_timeout(now, shared);
+            if wants || renews.is_some_and(|at| at <= now) {
+                self.call(now, wall, index);
+            }
+            self.peers[index].handle_timeout(now, &mut self.shared);
         }
-        for call in sessions.handle_timeout(now, wall, |_| hello.clone(), &mut shared.rng) {
-            send_call(
-                shared,
-                &mut peers[call.peer.index()],
-                outbox,
-                &call.datagram,
-            );
+        for peer in self.sessions.handle_timeout(now) {
+            self.call(now, wall, peer.index());
+        }
+    }
+
+    /// Calls a peer, at the next place where it may be. Where that is by no path now, the call waits like one that is
+    /// not answered.
+    fn call(&mut self, now: Time, wall: Duration, index: usize) {
+        let Self {
+            shared,
+            sessions,
+            peers,
+            outbox,
+            ..
+        } = self;
+        let Peer {
+            id,
+            association,
+            paths,
+            ..
+        } = &mut peers[index];
+        let since = sessions.calling_since(*id);
+        let any = sessions.may_go_by_untrusted(*id)
+            && Association::is_past_trusted(now, shared, paths, since);
+        let place = association.next_call(shared, paths, any);
+        let way = match place {
+            Some(place) => Way {
+                trusted: shared.local[place.0].trusted,
+                round_trip: paths.round_trip(place),
+            },
+            None => Way::new(true),
+        };
+        let hello = association::hello(shared);
+        let message = sessions.initiate(now, wall, *id, way, &hello, &mut shared.rng);
+        if let Some((path, to)) = place {
+            enqueue(shared, outbox, (path, to, message));
         }
     }
 
@@ -491,25 +554,14 @@ pub(super) fn route(peers: &mut [Peer], destination: IpAddr) -> Option<&mut Peer
     best.map(|(_, peer)| peer)
 }
 
-/// Queues a first handshake message to each trusted endpoint in turn.
-fn send_call(
-    shared: &mut Shared,
-    peer: &mut Peer,
-    outbox: &mut VecDeque<(PathIndex, SocketAddr, Vec<u8>)>,
-    message: &[u8],
-) {
-    if let Some((path, to)) = peer.association.next_call(shared, &peer.paths) {
-        enqueue(shared, outbox, (path, to, message.to_vec()));
-    }
+/// How many handshake messages wait for a path.
+fn waiting(outbox: &Outbox, path: PathIndex) -> usize {
+    outbox.iter().filter(|(by, ..)| *by == path).count()
 }
 
 /// Queues a handshake message, as long as there are not too many.
-fn enqueue(
-    shared: &mut Shared,
-    outbox: &mut VecDeque<(PathIndex, SocketAddr, Vec<u8>)>,
-    message: (PathIndex, SocketAddr, Vec<u8>),
-) {
-    if outbox.len() >= OUTBOX {
+fn enqueue(shared: &mut Shared, outbox: &mut Outbox, message: (PathIndex, SocketAddr, Vec<u8>)) {
+    if waiting(outbox, message.0) >= OUTBOX {
         return shared.count(Counter::HandshakeOverload);
     }
     outbox.push_back(message);
@@ -523,6 +575,8 @@ const fn counter_of(reason: Dropped) -> Counter {
         Dropped::CookieDemanded => Counter::HandshakeCookie,
         Dropped::Unauthentic => Counter::HandshakeUnauthentic,
         Dropped::UnknownPeer => Counter::HandshakeUnknownPeer,
+        Dropped::Untrusted => Counter::HandshakeUntrusted,
+        Dropped::Unsecured => Counter::HandshakeUnsecured,
         Dropped::Replayed => Counter::HandshakeReplayed,
         Dropped::Crossed => Counter::HandshakeCrossed,
         Dropped::UnknownIndex => Counter::HandshakeUnknownIndex,

@@ -31,6 +31,12 @@ pub enum Event {
         /// Between the two calls, by the peer's clock.
         behind: Duration,
     },
+    /// No keys are agreed with a peer: a handshake by an untrusted path has neither a secret of an earlier one nor a
+    /// preshared key in it, and one of these is wanted. Told from time to time.
+    Unsecured {
+        /// The peer.
+        peer: usize,
+    },
     /// The keys of the session with a peer have sealed all that they may: nothing is sent until
     /// there is another session.
     KeysExhausted {
@@ -116,6 +122,7 @@ impl Event {
             (Self::PeerUp { peer, .. } | Self::PeerDown { peer }, Self::PeerDown { peer: of })
             | (Self::Outdated { peer, .. }, Self::Outdated { peer: of, .. })
             | (Self::SilentPorts { peer, .. }, Self::SilentPorts { peer: of, .. })
+            | (Self::Unsecured { peer }, Self::Unsecured { peer: of })
             | (Self::KeysExhausted { peer }, Self::KeysExhausted { peer: of }) => peer == of,
             (
                 Self::Path { peer, path, .. },

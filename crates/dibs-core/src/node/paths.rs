@@ -35,6 +35,9 @@ const KEEPALIVE_OF_ACCEPTING: [Duration; 2] = [Duration::from_secs(1), Duration:
 /// Paths to a peer, those included that are being opened.
 pub(super) const MAX_LINKS: usize = 16;
 
+/// Where a peer is: by which local path, and its address there.
+pub(super) type Place = (PathIndex, SocketAddr);
+
 /// Paths that were given up.
 pub(super) type GivenUp = Vec<Link>;
 
@@ -140,6 +143,29 @@ impl PathSet {
     /// Where the peer is, by local path.
     pub(super) fn endpoints(&self) -> &[(PathIndex, SocketAddr)] {
         &self.endpoints
+    }
+
+    /// Where the peer may be called: at its endpoints, and by local paths that have none where it has proved to be.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+        let has_endpoint = |local| self.endpoints.iter().any(|(of, _)| *of == local);
+        let proved = self.iter().filter(|link| link.is_open());
+        let proved = proved.filter(move |link| !has_endpoint(link.local));
+        let proved = proved.map(|link| (link.local, link.remote));
+        self.endpoints.iter().copied().chain(proved)
+    }
+
+    /// The round trip to a place, if a path leads there.
+    pub(super) fn round_trip(&self, (local, remote): Place) -> Option<Duration> {
+        let mut open = self.iter().filter(|link| link.is_open());
+        let link = open.find(|link| link.local == local && link.remote == remote)?;
+        Some(link.path.srtt())
+    }
+
+    /// Whether the peer is there, by this local path, as far as is known.
+    pub(super) fn is_place(&self, place: Place) -> bool {
+        let proved = self.iter().filter(|link| link.is_open());
+        let mut proved = proved.map(|link| (link.local, link.remote));
+        self.endpoints.contains(&place) || proved.any(|there| there == place)
     }
 
     /// Whether this is where the peer is by this local path; none if nobody has said where that is.
@@ -287,8 +313,11 @@ impl PathSet {
 
     /// The session is new, and is to be used at once, so that the peer confirms it.
     pub(super) fn use_session(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
-        if let Some(link) = self.iter_mut().find(|link| link.is_open()) {
-            link.elicit_ack();
+        // By one that carries something, if there is such a one: the peer is to hear of it.
+        let active = self.links.iter().position(|link| link.is_active(shared));
+        let open = || self.links.iter().position(Link::is_open);
+        if let Some(at) = active.or_else(open) {
+            self.links[at].elicit_ack();
             return GivenUp::new();
         }
         // What was asked by an earlier session may have been for nobody.

@@ -94,6 +94,7 @@ impl Turn<'_> {
             .or_else(|| empty_segments::send(cx, segments, self.notices))
             .or_else(|| shares.send_segments(cx))
             .or_else(|| control::send(cx, self.messages))
+            .or_else(|| lost.send_messages(cx))
             .or_else(|| lost.send_trusted(cx))
             .or_else(|| lost.send_any(cx))
             .or_else(|| lost.send_shares(cx))

@@ -12,7 +12,7 @@ use crate::counters::Counters;
 use crate::flow::conn::{ByPath, ConnStats};
 use crate::path::PathStats;
 use crate::preference::Unused;
-use crate::session::PeerState;
+use crate::session::{KeyOrigin, PeerState};
 use crate::time::Time;
 
 /// A peer.
@@ -20,6 +20,10 @@ use crate::time::Time;
 pub struct PeerSnapshot {
     /// Its session.
     pub state: PeerState,
+    /// What the keys of the session rest on, if there is one to send by.
+    pub keys: Option<KeyOrigin>,
+    /// Keys can be agreed with it by untrusted paths, too, as things are.
+    pub by_untrusted: bool,
     /// At least one path to it carries data.
     pub reachable: bool,
     /// Connections known.
@@ -97,6 +101,8 @@ impl Node {
             .map(|p| PeerSnapshot {
                 state: self.sessions.state(now, p.id),
                 reachable: p.paths.iter().any(|l| l.is_alive(&self.shared)),
+                keys: self.sessions.origin(now, p.id),
+                by_untrusted: self.sessions.may_go_by_untrusted(p.id),
                 conns: p.flows.len(),
                 held: p.receiver.held(),
                 sets: p.receiver.sets(),

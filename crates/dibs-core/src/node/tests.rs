@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use dibs_settings::{BumpId, Hint, Opening, Place, Role, Scheduler};
+use dibs_settings::{BumpId, Handshake, Hint, Opening, Place, Role, Scheduler};
 use dibs_wire::emit::{Headers, MAX_HEADERS};
 use dibs_wire::packet::{self, IpMeta, Packet, flags};
 use dibs_wire::{SeqNumber, Tuple, virtio};
@@ -47,6 +47,7 @@ mod sends;
 mod silence;
 mod spent;
 mod toy;
+mod untrusted;
 
 pub(super) const BUMP: BumpId = bump::SCRAMBLE;
 const DELAY: Duration = Duration::from_millis(1);
@@ -107,6 +108,7 @@ fn config(host: usize, integrity: Integrity) -> NodeConfig {
         private: Box::new(keys[host].clone()),
         suite: Suite::for_this_cpu(),
         integrity,
+        handshake: Handshake::Chained,
         paths: vec![
             LocalPath {
                 trusted: true,
@@ -181,6 +183,19 @@ impl Pair {
     /// With both paths open.
     pub(super) fn connected() -> Self {
         Self::far_apart(DELAY)
+    }
+
+    /// The same of hosts that agree on keys by such paths.
+    fn agreeing(handshake: Handshake) -> Self {
+        let mut pair = Self::new();
+        for (host, node) in pair.nodes.iter_mut().enumerate() {
+            let config = NodeConfig {
+                handshake,
+                ..config(host, Integrity::On)
+            };
+            *node = Node::new(Time::ZERO, config, [host as u8 + 1; 32]).unwrap();
+        }
+        pair
     }
 
     /// The same with so much delay each way.
@@ -653,7 +668,8 @@ fn bare_data_passes_only_where_it_was_agreed() {
 
 #[test]
 fn strangers_and_garbage_are_counted_and_harmless() {
-    let mut pair = Pair::connected();
+    let mut pair = Pair::agreeing(Handshake::Trusted);
+    pair.run(Duration::from_secs(3));
     let from: SocketAddr = "10.9.9.9:1".parse().unwrap();
     for len in [0, 1, 15, 16, 40, 1400] {
         for kind in 0..8u8 {

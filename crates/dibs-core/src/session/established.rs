@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::keys::{
-    EpochSecrets, HandshakeKeys, Integrity, PathId, Role, SessionId, SessionKeys, Suite,
+    EpochSecrets, HandshakeKeys, Integrity, KeyOrigin, PathId, Role, SessionId, SessionKeys, Suite,
 };
 use super::seal::{self, KeyLimits, OpenError, OpenKeys, Opened, SealError, SealKeys};
 use crate::time::Time;
@@ -17,6 +17,7 @@ pub(super) struct Agreement {
     pub(super) role: Role,
     pub(super) suite: Suite,
     pub(super) integrity: Integrity,
+    pub(super) origin: KeyOrigin,
     pub(super) local_index: u32,
     pub(super) remote_index: u32,
 }
@@ -68,6 +69,11 @@ impl Session {
         self.agreement.integrity
     }
 
+    /// What its keys rest on.
+    pub const fn origin(&self) -> KeyOrigin {
+        self.agreement.origin
+    }
+
     /// The AEAD in use.
     pub const fn suite(&self) -> Suite {
         self.agreement.suite
@@ -76,6 +82,11 @@ impl Session {
     /// The receiver index that the peer writes.
     pub const fn local_index(&self) -> u32 {
         self.agreement.local_index
+    }
+
+    /// When its handshake ended here.
+    pub(super) const fn created(&self) -> Time {
+        self.created
     }
 
     /// When the session may no longer be used.

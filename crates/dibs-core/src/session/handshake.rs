@@ -3,16 +3,16 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
-
 use thiserror::Error;
 
 use super::cookie::{self, COOKIE_LIFETIME, Mac, NONCE_LEN};
 use super::established::{Agreement, Session};
 use super::keys::{EpochSecrets, Role, SessionId, Suite};
-use super::message::{self, Hello, Message, Prologue, Timestamp, VERSION};
+use super::message::{self, Answer, Call, Hello, Message, Prologue, Timestamp, VERSION};
 use super::noise::Noise;
-use super::peer::{CONFIRMATION, Initiation, PeerId, SentInitiation};
+use super::peer::{Initiation, PeerId, SentInitiation};
 use super::random::{self, Random};
+use super::secured::{chain_secret, origin, set_psk};
 use super::sessions::{Config, Sessions};
 use crate::time::Time;
 
@@ -30,13 +30,6 @@ const INITIATOR_REKEY: Duration = Duration::from_secs(120);
 /// Age at which its responder does, if the initiator has not.
 const RESPONDER_REKEY: Duration = Duration::from_secs(150);
 const REKEY_JITTER: Duration = Duration::from_secs(10);
-
-/// For how long after our first message 1 the smaller public key makes us ignore the peer's.
-/// Later ones show that ours do not get through.
-const TIE_BREAK: Duration = Duration::from_secs(2);
-/// For how long the peer's calls go before ours. No longer, for they may be recordings: who
-/// restarted does not remember which timestamps it has seen.
-const YIELDING: Duration = Duration::from_secs(5);
 
 /// A call that is older than the latest by less is one that was overtaken, or cures itself as soon.
 const OUTDATED: Duration = Duration::from_secs(10);
@@ -74,6 +67,12 @@ pub enum Dropped {
     /// Not newer than the latest message 1 of this peer.
     #[error("replayed handshake message")]
     Replayed,
+    /// By a path that an end calls untrusted, where only trusted ones are taken.
+    #[error("handshake by an untrusted path")]
+    Untrusted,
+    /// The same with neither a secret of an earlier handshake nor a preshared key in it, where one of these is wanted.
+    #[error("nothing secures the handshake by an untrusted path")]
+    Unsecured,
     /// Both called at once, and our own call stands.
     #[error("crossed by our own handshake message")]
     Crossed,
@@ -97,6 +96,8 @@ pub struct Outcome {
     /// A message 1 of a peer, its own by all that is known, is older than its latest by so much: it was
     /// recorded then, or the peer's clock was set back. Told from time to time.
     pub outdated: Option<(PeerId, Duration)>,
+    /// A handshake with this peer came to nothing, for [nothing secures it](Dropped::Unsecured). Told from time to time.
+    pub unsecured: Option<PeerId>,
     /// Why nothing else came of it.
     pub dropped: Option<Dropped>,
 }
@@ -108,6 +109,40 @@ impl From<Dropped> for Outcome {
             ..Self::default()
         }
     }
+}
+
+/// How a call goes out.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// How this end labels the path.
+    pub trusted: bool,
+    /// The path's round trip, as far as it is known.
+    pub round_trip: Option<Duration>,
+}
+
+impl Way {
+    /// By a path of that label of which nothing more is known.
+    pub const fn new(trusted: bool) -> Self {
+        Self {
+            trusted,
+            round_trip: None,
+        }
+    }
+}
+
+/// How a handshake datagram came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived {
+    /// The local path, by its index.
+    pub path: usize,
+    /// How this end labels it.
+    pub trusted: bool,
+    /// Its sender's address, which may be anybody's.
+    pub from: SocketAddr,
+    /// The peer that is there, by that path, as far as is known.
+    pub peer_there: Option<PeerId>,
+    /// Everybody is to prove their address first, as in a flood.
+    pub under_load: bool,
 }
 
 /// A session that came about.
@@ -141,6 +176,7 @@ impl Sessions {
         now: Time,
         wall: Duration,
         id: PeerId,
+        way: Way,
         hello: &Hello,
         rng: &mut dyn Random,
     ) -> Vec<u8> {
@@ -158,7 +194,9 @@ impl Sessions {
             self.indices.free(unanswered.local_index);
         }
         let backoff = FIRST_RETRY * (1 << initiation.attempts.min(8));
-        let longest = match peer.answered_within {
+        let trusted = way.trusted;
+        let answered = peer.answered_within[usize::from(trusted)];
+        let longest = match answered.or(way.round_trip) {
             Some(time) => (2 * time).clamp(NEAR_RETRY, FAR_RETRY),
             None => FAR_RETRY,
         };
@@ -171,24 +209,25 @@ impl Sessions {
             private,
             suite,
             integrity,
+            ..
         } = &self.config;
         let prologue = Prologue::new(*suite, *integrity, local_index);
         let ephemeral = random::secret(rng);
-        let mut noise = Noise::initiator(
-            private,
-            &peer.public,
-            &peer.psk,
-            &prologue.bytes(),
-            ephemeral,
-        );
+        let mut noise = Noise::initiator(private, &peer.public, &prologue.bytes(), ephemeral);
+        let (began, named) = peer.chain.name();
+        let call = Call {
+            timestamp: Timestamp::new(self.last_wall),
+            hello: hello.clone(),
+            trusted,
+            named: named.iter().map(|secret| secret.id()).collect(),
+        };
         let cookie = peer
             .cookie
             .filter(|(came, _)| now.since(*came) < COOKIE_LIFETIME);
         let mut mac1 = Mac::default();
         let datagram = message::emit_initiation(
             prologue,
-            Timestamp::new(self.last_wall),
-            hello,
+            &call,
             |payload, out| noise.write(payload, out),
             |message| {
                 mac1 = peer.macs.mac1(message);
@@ -200,19 +239,19 @@ impl Sessions {
             at: now,
             local_index,
             noise,
+            trusted,
+            named,
+            began,
             mac1,
         });
         datagram
     }
 
-    /// Takes a handshake datagram that came from `source`. `under_load` asks everybody to prove
-    /// their address first, as a flood does by itself; `hello_for` is what we say to a peer that
-    /// calls.
+    /// Takes a handshake datagram. `hello_for` is what we say to a peer that calls.
     pub fn handle(
         &mut self,
         now: Time,
-        source: SocketAddr,
-        under_load: bool,
+        arrived: Arrived,
         datagram: &[u8],
         hello_for: impl FnOnce(PeerId) -> Hello,
         rng: &mut dyn Random,
@@ -222,20 +261,24 @@ impl Sessions {
                 if let Err(reason) = self.check_initiation(&message) {
                     return reason.into();
                 }
-                if under_load || !self.limiter.admit_anyone(now) {
+                let Arrived { path, from, .. } = arrived;
+                if arrived.under_load || !self.limiter.admit_anyone(now, path) {
                     let (text, mac2) = (message.before_mac2, message.mac2);
-                    if !self.jar.verify(now, source, text, mac2, rng) {
-                        return self.demand_cookie(now, source, &message, rng);
+                    if !self.jar.verify(now, from, text, mac2, rng) {
+                        return self.demand_cookie(now, from, &message, rng);
                     }
-                    if !self.limiter.admit_proved(now, source) {
+                    let own = |id: PeerId| self.peers[id.index()].admit_own(now);
+                    if !self.limiter.admit_proved(now, path, from)
+                        && !arrived.peer_there.is_some_and(own)
+                    {
                         return Dropped::Overload.into();
                     }
                 }
-                self.on_initiation(now, &message, hello_for, rng)
+                self.on_initiation(now, arrived.trusted, &message, hello_for, rng)
                     .unwrap_or_else(Outcome::from)
             }
             Some(Message::Response(message)) => self
-                .on_response(now, &message, rng)
+                .on_response(now, arrived, &message, rng)
                 .unwrap_or_else(Outcome::from),
             Some(Message::CookieReply(message)) => match self.on_cookie_reply(now, &message) {
                 Ok(peer) => Outcome {
@@ -287,6 +330,7 @@ impl Sessions {
     fn on_initiation(
         &mut self,
         now: Time,
+        trusted: bool,
         message: &message::Initiation<'_>,
         hello_for: impl FnOnce(PeerId) -> Hello,
         rng: &mut dyn Random,
@@ -303,8 +347,12 @@ impl Sessions {
         let id = self.peer_by_key(&remote).ok_or(Dropped::UnknownPeer)?;
         let peer = &mut self.peers[id.index()];
 
-        let (timestamp, hello) =
-            message::parse_initiation_payload(&payload).ok_or(Dropped::Malformed)?;
+        let Call {
+            timestamp,
+            hello,
+            trusted: by_their_label,
+            named,
+        } = message::parse_initiation_payload(&payload).ok_or(Dropped::Malformed)?;
         if let Some(latest) = peer.latest.filter(|latest| *latest >= timestamp) {
             let behind = latest.since(timestamp);
             let known = peer
@@ -321,28 +369,30 @@ impl Sessions {
         }
         peer.latest = Some(timestamp);
 
-        if let Some(ours) = &mut peer.initiation {
-            let age = now.since(ours.started);
-            let ours_stands = ours.sent.is_some() && age < TIE_BREAK;
-            if ours_stands && self.public.as_bytes() < remote.as_bytes() {
-                ours.repeat_now(now);
-                return Err(Dropped::Crossed);
-            }
-            // The peer's goes first; ours is taken up again if nothing comes of it.
-            if age < YIELDING {
-                if let Some(sent) = ours.sent.take() {
-                    self.indices.free(sent.local_index);
-                }
-                ours.retry_at = ours.retry_at.max(now + CONFIRMATION);
-            }
+        let trusted_here = trusted;
+        let trusted = trusted_here && by_their_label;
+        let used = peer.chain.take_named(&named);
+        if let Some(reason) = self.refusal(trusted, &self.peers[id.index()], used.as_deref()) {
+            return Ok(self.refused(now, id, reason));
         }
+        let peer = &mut self.peers[id.index()];
+        let smaller = self.public.as_bytes() < remote.as_bytes();
+        peer.give_way(now, smaller, &mut self.indices)?;
 
-        noise.set_psk(&peer.psk);
+        set_psk(&mut noise, &peer.psk, used.as_deref());
+        let number = used.as_ref().and_then(|used| {
+            let at = named.iter().position(|id| *id == used.id())?;
+            Some(at as u8 + 1)
+        });
         let local_index = self.indices.allocate(id, rng);
         let reply = message::emit_response(
             message.prologue.sender,
-            local_index,
-            &hello_for(id),
+            number.unwrap_or(0),
+            &Answer {
+                sender: local_index,
+                trusted: trusted_here,
+                hello: hello_for(id),
+            },
             |payload, out| noise.write(payload, out),
             |message| peer.macs.mac1(message),
         );
@@ -350,12 +400,16 @@ impl Sessions {
             role: Role::Responder,
             suite,
             integrity: self.config.integrity,
+            origin: origin(trusted, peer.has_psk, used.as_deref()),
             local_index,
             remote_index: message.prologue.sender,
         };
         let rekey_at = now + (RESPONDER_REKEY - random::jitter(rng, REKEY_JITTER));
-        let session = Session::new(now, rekey_at, agreement, &noise.finish(), self.limits);
+        let keys = noise.finish();
+        let session = Session::new(now, rekey_at, agreement, &keys, self.limits);
         let established = established(id, &session, hello);
+        let left = chain_secret(&keys, agreement.origin);
+        peer.chain.on_answered(left, session.id());
         peer.sessions
             .install_answered(now, session, &mut self.indices);
         Ok(Outcome {
@@ -368,6 +422,7 @@ impl Sessions {
     fn on_response(
         &mut self,
         now: Time,
+        arrived: Arrived,
         message: &message::Response<'_>,
         rng: &mut dyn Random,
     ) -> Result<Outcome, Dropped> {
@@ -381,38 +436,61 @@ impl Sessions {
         let (id, peer) = indices
             .owner(peers, message.receiver)
             .ok_or(Dropped::UnknownIndex)?;
-        let sent = peer
-            .awaiting(message.receiver)
-            .ok_or(Dropped::UnknownIndex)?;
+        let psk = &*peer.psk;
+        let call = peer.initiation.as_mut();
+        let sent = call.and_then(|call| call.awaiting(message.receiver));
+        let sent = sent.ok_or(Dropped::UnknownIndex)?;
         if !macs.verify_mac1(message.before_mac1, message.mac1) {
             return Err(Dropped::Mac1);
         }
-        if !limiter.admit_answer(now) {
+        if !limiter.admit_answer(now, arrived.path) {
             return Err(Dropped::Overload);
         }
+        // What the answer says in clear of the secret that is in it shows as wrong by the key that follows from it.
+        let used = match message.used.checked_sub(1) {
+            None => None,
+            Some(at) => Some(sent.named.get(usize::from(at)).ok_or(Dropped::Malformed)?),
+        };
+        let used = used.cloned();
+        set_psk(&mut sent.noise, psk, used.as_deref());
         let Ok(payload) = sent.noise.read(message.noise) else {
-            limiter.note_forgery(now);
+            limiter.note_forgery(now, arrived.path);
             return Err(Dropped::Unauthentic);
         };
-        let (remote_index, hello) =
-            message::parse_response_payload(&payload).ok_or(Dropped::Malformed)?;
+        let answer = message::parse_response_payload(&payload).ok_or(Dropped::Malformed)?;
+        let trusted = sent.trusted && arrived.trusted && answer.trusted;
+        let peer = &self.peers[id.index()];
+        let refused = self.refusal(trusted, peer, used.as_deref());
+        let peer = &mut self.peers[id.index()];
+        if let Some(reason) = refused {
+            // It is answered, and cannot be answered once more; the call goes on.
+            let sent = peer.initiation.as_mut().and_then(|call| call.sent.take());
+            let sent = sent.expect("the answered message was found there");
+            self.indices.free(sent.local_index);
+            return Ok(self.refused(now, id, reason));
+        }
         let sent = peer
             .initiation
             .take()
             .and_then(|initiation| initiation.sent);
         let sent = sent.expect("the answered message was found there");
-        peer.answered_within = Some(now.since(sent.at));
+        peer.answered_within[usize::from(sent.trusted)] = Some(now.since(sent.at));
 
         let agreement = Agreement {
             role: Role::Initiator,
             suite: self.config.suite,
             integrity: self.config.integrity,
+            origin: origin(trusted, peer.has_psk, used.as_deref()),
             local_index: sent.local_index,
-            remote_index,
+            remote_index: answer.sender,
         };
         let rekey_at = now + (INITIATOR_REKEY - random::jitter(rng, REKEY_JITTER));
-        let session = Session::new(now, rekey_at, agreement, &sent.noise.finish(), self.limits);
-        let established = established(id, &session, hello);
+        let keys = sent.noise.finish();
+        let session = Session::new(now, rekey_at, agreement, &keys, self.limits);
+        let established = established(id, &session, answer.hello);
+        let left = chain_secret(&keys, agreement.origin);
+        let used = used.map(|used| used.id());
+        peer.chain.on_finished(sent.began, used, left, session.id());
         peer.sessions.install_initiated(session, &mut self.indices);
         Ok(Outcome {
             established: Some(established),

@@ -133,6 +133,19 @@ pub enum Role {
     Responder,
 }
 
+/// What the keys of a session rest on beside the static keys of both ends, the strongest first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum KeyOrigin {
+    /// Their handshake went by a path that both ends call trusted.
+    Trusted,
+    /// It had a secret of an earlier handshake in it, which can be told of the first one in this list too.
+    Chained,
+    /// It had the preshared key in it.
+    Preshared,
+    /// None of these.
+    Untrusted,
+}
+
 /// A direction, seen from here: what is `Outgoing` at one end is `Incoming` at the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Direction {

@@ -3,11 +3,12 @@
 //! ```text
 //! message 1, always 1200 bytes, so that no answer is larger than what asked for it:
 //!    0  type 1, version u8, suite u8, integrity u8, sender index u32     (the prologue)
-//!    8  Noise message 1; payload: timestamp 12, length u16, hello, zeros
+//!    8  Noise message 1; payload: timestamp 12, length u16, hello, zeros up to 1038, label u8, number of chain ids
+//!       u8, chain ids 8 each, zeros
 //! 1168  mac1 16, mac2 16
 //! message 2:
-//!    0  type 2, zeros 3, receiver index u32
-//!    8  Noise message 2; payload: sender index u32, hello
+//!    0  type 2, chain id used u8, zeros 2, receiver index u32
+//!    8  Noise message 2; payload: sender index u32, label u8, hello
 //!   -16 mac1 16
 //! cookie reply:
 //!    0  type 3, zeros 3, receiver index u32, nonce 24, sealed cookie 32
@@ -18,6 +19,7 @@ use core::time::Duration;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+use super::chain::{CHAIN_ID_LEN, ChainId, MOST_NAMED};
 use super::cookie::{MAC_LEN, Mac, NONCE_LEN, SEALED_COOKIE_LEN};
 use super::keys::{Integrity, Suite};
 use super::noise::{MESSAGE_1_OVERHEAD, MESSAGE_2_OVERHEAD};
@@ -35,15 +37,20 @@ pub(super) const INITIATION_LEN: usize = 1200;
 const INITIATION_NOISE_END: usize = INITIATION_LEN - 2 * MAC_LEN;
 const INITIATION_PAYLOAD: usize = INITIATION_NOISE_END - PROLOGUE_LEN - MESSAGE_1_OVERHEAD;
 const TIMESTAMP_LEN: usize = 12;
+/// Where the label stands, behind the longest hello.
+const LABEL_AT: usize = TIMESTAMP_LEN + 2 + MAX_HELLO;
+const NAMES_LEN: usize = 2 + MOST_NAMED * CHAIN_ID_LEN;
 const RESPONSE_HEADER: usize = 8;
+/// The payload of message 2 in front of the hello.
+const RESPONSE_FIXED: usize = 5;
 const COOKIE_REPLY_LEN: usize = 8 + NONCE_LEN + SEALED_COOKIE_LEN;
 
 /// The longest [`Hello`], in bytes.
 pub const MAX_HELLO: usize = 1024;
 
-const _: () = assert!(TIMESTAMP_LEN + 2 + MAX_HELLO <= INITIATION_PAYLOAD);
+const _: () = assert!(LABEL_AT + NAMES_LEN == INITIATION_PAYLOAD);
 const _: () = assert!(
-    RESPONSE_HEADER + MESSAGE_2_OVERHEAD + 4 + MAX_HELLO + MAC_LEN <= INITIATION_LEN,
+    RESPONSE_HEADER + MESSAGE_2_OVERHEAD + RESPONSE_FIXED + MAX_HELLO + MAC_LEN <= INITIATION_LEN,
     "no answer larger than its request"
 );
 
@@ -165,6 +172,8 @@ pub(super) struct Initiation<'a> {
 
 pub(super) struct Response<'a> {
     pub(super) receiver: u32,
+    /// Which of the chain ids that message 1 named is in it, counted from 1; 0: none.
+    pub(super) used: u8,
     pub(super) noise: &'a [u8],
     pub(super) before_mac1: &'a [u8],
     pub(super) mac1: &'a Mac,
@@ -200,11 +209,14 @@ impl<'a> Message<'a> {
                     mac2,
                 }))
             }
-            (RESPONSE, [0, 0, 0]) if datagram.len() <= INITIATION_LEN => {
+            (RESPONSE, [used, 0, 0])
+                if usize::from(used) <= MOST_NAMED && datagram.len() <= INITIATION_LEN =>
+            {
                 let (before_mac1, mac1) = datagram.split_last_chunk()?;
                 let noise = before_mac1.get(RESPONSE_HEADER..)?;
                 Some(Self::Response(Response {
                     receiver: index,
+                    used,
                     noise,
                     before_mac1,
                     mac1,
@@ -224,20 +236,52 @@ impl<'a> Message<'a> {
     }
 }
 
+/// What the payload of message 1 says.
+pub(super) struct Call {
+    pub(super) timestamp: Timestamp,
+    pub(super) hello: Hello,
+    /// How the initiator labels the path that it calls by.
+    pub(super) trusted: bool,
+    /// The secrets of earlier handshakes that it holds.
+    pub(super) named: Vec<ChainId>,
+}
+
+/// What the payload of message 2 says.
+pub(super) struct Answer {
+    /// The responder's index.
+    pub(super) sender: u32,
+    /// How the responder labels the path that message 1 came by.
+    pub(super) trusted: bool,
+    pub(super) hello: Hello,
+}
+
+/// A label on the wire.
+const fn label(byte: u8) -> Option<bool> {
+    match byte {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
+}
+
 /// Builds message 1. `noise` writes the Noise message with the payload it is given; `macs`
 /// gives mac1 of what comes before it, and then mac2 of what comes before that.
 pub(super) fn emit_initiation(
     prologue: Prologue,
-    timestamp: Timestamp,
-    hello: &Hello,
+    call: &Call,
     noise: impl FnOnce(&[u8], &mut [u8]),
     mac1: impl FnOnce(&[u8]) -> Mac,
     mac2: impl FnOnce(&[u8]) -> Mac,
 ) -> Vec<u8> {
     let mut payload = Zeroizing::new(Vec::with_capacity(INITIATION_PAYLOAD));
-    payload.extend_from_slice(&timestamp.0);
-    payload.extend_from_slice(&(hello.0.len() as u16).to_be_bytes());
-    payload.extend_from_slice(&hello.0);
+    payload.extend_from_slice(&call.timestamp.0);
+    payload.extend_from_slice(&(call.hello.0.len() as u16).to_be_bytes());
+    payload.extend_from_slice(&call.hello.0);
+    payload.resize(LABEL_AT, 0);
+    payload.extend_from_slice(&[call.trusted.into(), call.named.len() as u8]);
+    for id in &call.named {
+        payload.extend_from_slice(id.as_bytes());
+    }
     payload.resize(INITIATION_PAYLOAD, 0);
 
     let mut out = vec![0; INITIATION_NOISE_END];
@@ -251,27 +295,37 @@ pub(super) fn emit_initiation(
 }
 
 /// The payload of message 1.
-pub(super) fn parse_initiation_payload(payload: &[u8]) -> Option<(Timestamp, Hello)> {
-    let (timestamp, rest) = payload.split_first_chunk()?;
+pub(super) fn parse_initiation_payload(payload: &[u8]) -> Option<Call> {
+    let (said, names) = payload.split_at_checked(LABEL_AT)?;
+    let (timestamp, rest) = said.split_first_chunk()?;
     let (length, rest) = rest.split_first_chunk()?;
     let hello = rest.get(..usize::from(u16::from_be_bytes(*length)))?;
-    Some((Timestamp(*timestamp), Hello::new(hello.to_vec()).ok()?))
+    let ([trusted, count], ids) = names.split_first_chunk()?;
+    let ids = ids.as_chunks().0.get(..usize::from(*count))?;
+    Some(Call {
+        timestamp: Timestamp(*timestamp),
+        hello: Hello::new(hello.to_vec()).ok()?,
+        trusted: label(*trusted)?,
+        named: ids.iter().copied().map(ChainId::new).collect(),
+    })
 }
 
 /// Builds message 2, as [`emit_initiation`] does message 1.
 pub(super) fn emit_response(
     receiver: u32,
-    sender: u32,
-    hello: &Hello,
+    used: u8,
+    answer: &Answer,
     noise: impl FnOnce(&[u8], &mut [u8]),
     mac1: impl FnOnce(&[u8]) -> Mac,
 ) -> Vec<u8> {
-    let mut payload = Zeroizing::new(Vec::with_capacity(4 + hello.0.len()));
-    payload.extend_from_slice(&sender.to_be_bytes());
-    payload.extend_from_slice(&hello.0);
+    let hello = &answer.hello.0;
+    let mut payload = Zeroizing::new(Vec::with_capacity(RESPONSE_FIXED + hello.len()));
+    payload.extend_from_slice(&answer.sender.to_be_bytes());
+    payload.push(answer.trusted.into());
+    payload.extend_from_slice(hello);
 
     let mut out = vec![0; RESPONSE_HEADER + MESSAGE_2_OVERHEAD + payload.len()];
-    out[0] = RESPONSE;
+    out[..2].copy_from_slice(&[RESPONSE, used]);
     out[4..8].copy_from_slice(&receiver.to_be_bytes());
     noise(&payload, &mut out[RESPONSE_HEADER..]);
     let mac1 = mac1(&out);
@@ -279,13 +333,15 @@ pub(super) fn emit_response(
     out
 }
 
-/// The payload of message 2: the responder's index and hello.
-pub(super) fn parse_response_payload(payload: &[u8]) -> Option<(u32, Hello)> {
-    let (sender, hello) = payload.split_first_chunk()?;
-    Some((
-        u32::from_be_bytes(*sender),
-        Hello::new(hello.to_vec()).ok()?,
-    ))
+/// The payload of message 2.
+pub(super) fn parse_response_payload(payload: &[u8]) -> Option<Answer> {
+    let (sender, rest) = payload.split_first_chunk()?;
+    let (trusted, hello) = rest.split_first()?;
+    Some(Answer {
+        sender: u32::from_be_bytes(*sender),
+        trusted: label(*trusted)?,
+        hello: Hello::new(hello.to_vec()).ok()?,
+    })
 }
 
 /// Builds a cookie reply.

@@ -1,7 +1,8 @@
 //! The session with a peer: handshake, keys, replay windows, rekey.
 //!
 //! [`Sessions`] holds all of a node's. Its methods are of four kinds:
-//! - commands: [`add_peer`](Sessions::add_peer), [`initiate`](Sessions::initiate);
+//! - commands: [`add_peer`](Sessions::add_peer), [`initiate`](Sessions::initiate), to be called for each peer that
+//!   [`handle_timeout`](Sessions::handle_timeout) returns, too;
 //! - input: [`handle`](Sessions::handle) for the handshake datagrams (types 1 to 3, see
 //!   [`is_handshake`]), [`open`](Sessions::open) for data (types 4 to 6),
 //!   [`handle_timeout`](Sessions::handle_timeout);
@@ -11,6 +12,7 @@
 //! Who sent message 1 has to send some datagram as soon as its session is established: the
 //! other end sends nothing under it before that datagram has come.
 
+mod chain;
 mod cookie;
 mod established;
 mod handshake;
@@ -23,6 +25,7 @@ mod random;
 mod rate_limit;
 mod replay;
 mod seal;
+mod secured;
 mod sessions;
 #[cfg(feature = "observe")]
 mod tap;
@@ -30,9 +33,10 @@ mod tap;
 pub(crate) use rate_limit::{Bucket, Rate};
 
 pub use established::{REJECT_AFTER, Session};
-pub use handshake::{Dropped, Established, Outcome};
+pub use handshake::{Arrived, Dropped, Established, Outcome, Way};
 pub use keys::{
-    Direction, EpochKey, EpochSecrets, Integrity, PathId, Role, Secret, SessionId, Suite, TAG_LEN,
+    Direction, EpochKey, EpochSecrets, Integrity, KeyOrigin, PathId, Role, Secret, SessionId,
+    Suite, TAG_LEN,
 };
 pub use message::{Hello, HelloTooLong, MAX_HELLO, is_handshake};
 pub use peer::{AddPeerError, PeerId, PeerState};
@@ -42,7 +46,7 @@ pub use seal::{
     CLEAR_HEADER_LEN, KeyLimits, MAX_DATAGRAM, MAX_HEADER_BLOCK, OVERHEAD, OpenError, Opened,
     SealError,
 };
-pub use sessions::{Claim, Config, Received, Sessions, Transmit};
+pub use sessions::{Claim, Config, Received, Sessions};
 #[cfg(feature = "observe")]
 pub use tap::Tap;
 pub use x25519_dalek::{PublicKey, StaticSecret};

@@ -35,16 +35,13 @@ impl Noise {
     pub(super) fn initiator(
         local: &StaticSecret,
         remote: &PublicKey,
-        psk: &Secret,
         prologue: &[u8],
         ephemeral: Secret,
     ) -> Self {
         let state = builder(local, prologue, ephemeral)
             .and_then(|b| b.remote_public_key(remote.as_bytes()))
             .and_then(Builder::build_initiator);
-        let mut noise = Self::boxed(state);
-        noise.set_psk(psk);
-        noise
+        Self::boxed(state)
     }
 
     pub(super) fn responder(local: &StaticSecret, prologue: &[u8], ephemeral: Secret) -> Self {
@@ -58,7 +55,7 @@ impl Noise {
         ))
     }
 
-    /// Sets the preshared key: the responder's once message 1 has named the initiator.
+    /// Sets the preshared key, before message 2 is written or read: only then it is known which one that is.
     pub(super) fn set_psk(&mut self, psk: &Secret) {
         let set = self.0.set_psk(usize::from(PSK_POSITION), psk.as_bytes());
         set.expect("32 bytes at a position of the pattern");
@@ -188,7 +185,7 @@ mod tests {
             let psk = Secret::new([seed + 2; 32]);
             let ephemeral = |n| Secret::new([seed + n; 32]);
             let (local, remote) = (key(0), PublicKey::from(&key(1)));
-            let mut initiator = Noise::initiator(&local, &remote, &psk, b"dibs", ephemeral(3));
+            let mut initiator = Noise::initiator(&local, &remote, b"dibs", ephemeral(3));
             let mut responder = Noise::responder(&key(1), b"dibs", ephemeral(4));
             let mut message = vec![0; MESSAGE_1_OVERHEAD];
             initiator.write(&[], &mut message);
@@ -196,6 +193,7 @@ mod tests {
             responder.set_psk(&psk);
             let mut message = vec![0; MESSAGE_2_OVERHEAD];
             responder.write(&[], &mut message);
+            initiator.set_psk(&psk);
             initiator.read(&message).unwrap();
             [initiator, responder]
         };
@@ -226,7 +224,6 @@ mod tests {
         let mut initiator = Noise::initiator(
             &static_secret("e61ef9919cde45dd5f82166404bd08e38bceb5dfdfded0a34c8df7ed542214d1"),
             &PublicKey::from(remote),
-            &psk,
             &prologue,
             secret("893e28b9dc6ca8d611ab664754b8ceb7bac5117349a4439a6b0569da977c464a"),
         );
@@ -251,6 +248,7 @@ mod tests {
         assert_eq!(*responder.read(&message).unwrap(), payload);
 
         responder.set_psk(&psk);
+        initiator.set_psk(&psk);
         let payload = hex("4d757272617920526f746862617264");
         let mut message = vec![0; payload.len() + MESSAGE_2_OVERHEAD];
         responder.write(&payload, &mut message);

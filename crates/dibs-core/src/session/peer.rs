@@ -2,16 +2,20 @@
 
 use core::time::Duration;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use thiserror::Error;
 use x25519_dalek::PublicKey;
 
+use super::chain::{Chain, ChainSecret, Moment};
 use super::cookie::{Mac, PublicMacs};
 use super::established::Session;
-use super::keys::Secret;
+use super::handshake::Dropped;
+use super::keys::{KeyOrigin, Role, Secret};
 use super::message::Timestamp;
 use super::noise::Noise;
 use super::random::Random;
+use super::rate_limit::{Bucket, Rate};
 use crate::time::Time;
 
 /// Sessions kept to receive late datagrams by. Calls of both ends for age and for volume can make as many
@@ -19,6 +23,23 @@ use crate::time::Time;
 const PREVIOUS_SESSIONS: usize = 3;
 /// How long we wait for the confirmation of a session before calling again ourselves.
 pub(super) const CONFIRMATION: Duration = Duration::from_secs(1);
+/// For how long after our first message 1 the smaller public key makes us ignore the peer's.
+/// Later ones show that ours do not get through.
+const TIE_BREAK: Duration = Duration::from_secs(2);
+/// For how long the peer's calls go before ours. No longer, for they may be recordings: who
+/// restarted does not remember which timestamps it has seen.
+const YIELDING: Duration = Duration::from_secs(5);
+/// Age at which a session whose handshake went by an untrusted path is followed by one by a trusted path, if there is
+/// one again. The responder leaves it to the initiator for a while.
+const INITIATOR_RENEWAL: Duration = Duration::from_secs(5);
+const RESPONDER_RENEWAL: Duration = Duration::from_secs(10);
+/// Reading a message 1 of a peer from where it is, whoever else sends from there.
+const OWN: Rate = Rate {
+    burst: 4,
+    each: Duration::from_secs(1),
+};
+/// Between two times that the owner is told that nothing secures a handshake.
+const TELL_UNSECURED: Duration = Duration::from_secs(60);
 
 /// A peer of this node, as long as the node runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -213,6 +234,24 @@ impl PeerSessions {
         sessions.map(Session::expires_at).min()
     }
 
+    /// What the keys of the current session rest on.
+    pub(super) fn origin(&self, now: Time) -> Option<KeyOrigin> {
+        let current = self.current.as_ref();
+        let usable = current.filter(|session| session.may_send(now));
+        usable.map(Session::origin)
+    }
+
+    /// When the current session should be followed by one whose handshake goes by a trusted path.
+    fn renewal_at(&self) -> Option<Time> {
+        let current = self.current.as_ref();
+        let session = current.filter(|session| session.origin() != KeyOrigin::Trusted)?;
+        let age = match session.role() {
+            Role::Initiator => INITIATOR_RENEWAL,
+            Role::Responder => RESPONDER_RENEWAL,
+        };
+        Some(session.created() + age)
+    }
+
     /// When the current session should be followed by another.
     pub(super) fn rekey_at(&self) -> Option<Time> {
         self.current.as_ref().map(Session::rekey_at)
@@ -232,6 +271,11 @@ pub(super) struct Initiation {
 }
 
 impl Initiation {
+    /// The message 1 that carried `index`, if it may still be answered.
+    pub(super) fn awaiting(&mut self, index: u32) -> Option<&mut SentInitiation> {
+        self.sent.as_mut().filter(|sent| sent.local_index == index)
+    }
+
     /// The peer called, too: it is there, and may not have been when our message 1 was sent. If it was,
     /// that costs less than a round trip, for the answer to the first one is worthless then. Once only: the
     /// peer's may be a recording.
@@ -247,6 +291,11 @@ pub(super) struct SentInitiation {
     pub(super) at: Time,
     pub(super) local_index: u32,
     pub(super) noise: Noise,
+    /// We call the path trusted that it went by.
+    pub(super) trusted: bool,
+    /// The secrets that it named, and when.
+    pub(super) named: Vec<Arc<ChainSecret>>,
+    pub(super) began: Moment,
     /// What a cookie reply is tied to.
     pub(super) mac1: Mac,
 }
@@ -254,7 +303,10 @@ pub(super) struct SentInitiation {
 /// All that is kept about one peer.
 pub(super) struct HandshakePeer {
     pub(super) public: PublicKey,
+    /// The preshared key; zeros if there is none.
     pub(super) psk: Box<Secret>,
+    pub(super) has_psk: bool,
+    pub(super) chain: Chain,
     pub(super) macs: PublicMacs,
     /// The peer's latest cookie, and when it came.
     pub(super) cookie: Option<(Time, Mac)>,
@@ -262,22 +314,31 @@ pub(super) struct HandshakePeer {
     pub(super) latest: Option<Timestamp>,
     /// When it was told the last time that a message 1 of the peer was too old.
     pub(super) outdated: Option<Time>,
-    /// How long its latest answer took.
-    pub(super) answered_within: Option<Duration>,
+    /// When the owner was told the last time that nothing secures a handshake by an untrusted path.
+    unsecured: Option<Time>,
+    /// How long its latest answer took, by a path that we call untrusted, and by a trusted one.
+    pub(super) answered_within: [Option<Duration>; 2],
+    /// What is read of its calls from where it is, beyond what is read of others.
+    own: Bucket,
     pub(super) initiation: Option<Initiation>,
     pub(super) sessions: PeerSessions,
 }
 
 impl HandshakePeer {
-    pub(super) fn new(public: PublicKey, psk: Box<Secret>) -> Self {
+    pub(super) fn new(public: PublicKey, psk: Option<Box<Secret>>) -> Self {
+        let has_psk = psk.is_some();
         Self {
             public,
-            psk,
+            psk: psk.unwrap_or_else(|| Box::new(Secret::new([0; 32]))),
+            has_psk,
+            chain: Chain::default(),
             macs: PublicMacs::new(&public),
             cookie: None,
             latest: None,
             outdated: None,
-            answered_within: None,
+            unsecured: None,
+            answered_within: [None; 2],
+            own: Bucket::default(),
             initiation: None,
             sessions: PeerSessions::default(),
         }
@@ -285,8 +346,61 @@ impl HandshakePeer {
 
     /// Our message 1 that carried `index`, if it may still be answered.
     pub(super) fn awaiting(&mut self, index: u32) -> Option<&mut SentInitiation> {
-        let sent = self.initiation.as_mut()?.sent.as_mut();
-        sent.filter(|sent| sent.local_index == index)
+        self.initiation.as_mut()?.awaiting(index)
+    }
+
+    /// Whether a handshake with what is held now has a secret in it that nobody knows who records untrusted paths.
+    pub(super) fn is_secured(&self) -> bool {
+        self.has_psk || self.chain.has_sound()
+    }
+
+    /// Whether one more message 1 from where the peer is may be read.
+    pub(super) fn admit_own(&mut self, now: Time) -> bool {
+        self.own.take(now, OWN)
+    }
+
+    /// Whether the owner is to be told that nothing secures a handshake by an untrusted path.
+    pub(super) fn tell_unsecured(&mut self, now: Time) -> bool {
+        let known = |told| now.since(told) < TELL_UNSECURED;
+        let tells = !self.unsecured.is_some_and(known);
+        if tells {
+            self.unsecured = Some(now);
+        }
+        tells
+    }
+
+    /// When a call by a trusted path should follow a handshake by an untrusted one, if there is no call under way.
+    pub(super) fn renewal_at(&self) -> Option<Time> {
+        match self.initiation {
+            Some(_) => None,
+            None => self.sessions.renewal_at(),
+        }
+    }
+
+    /// Gives way to a call of the peer, unless our own stands: the one of the `smaller` public key does, for a while.
+    pub(super) fn give_way(
+        &mut self,
+        now: Time,
+        smaller: bool,
+        indices: &mut Indices,
+    ) -> Result<(), Dropped> {
+        let Some(ours) = &mut self.initiation else {
+            return Ok(());
+        };
+        let age = now.since(ours.started);
+        let ours_stands = ours.sent.is_some() && age < TIE_BREAK;
+        if ours_stands && smaller {
+            ours.repeat_now(now);
+            return Err(Dropped::Crossed);
+        }
+        // The peer's goes first; ours is taken up again if nothing comes of it.
+        if age < YIELDING {
+            if let Some(sent) = ours.sent.take() {
+                indices.free(sent.local_index);
+            }
+            ours.retry_at = ours.retry_at.max(now + CONFIRMATION);
+        }
+        Ok(())
     }
 
     /// Ends our call, if there is one.

@@ -1,6 +1,7 @@
 //! How much Diffie-Hellman strangers may make us do. A first message with a valid mac1 costs its
 //! forger next to nothing; so beyond a rate that peers never reach only proved addresses are
-//! heard, each with a rate of its own (WireGuard, 5.3). The state does not grow.
+//! heard, each with a rate of its own (WireGuard, 5.3). Each local path has a budget of its own, so that a flood by one
+//! leaves the others theirs. The state is as large as the number of local paths says.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -58,11 +59,27 @@ impl Bucket {
     }
 }
 
-/// Says which handshake messages are worth their cost.
-pub(super) struct HandshakeLimiter {
+/// What may be read by one local path.
+struct Budget {
     anyone: Bucket,
     proved: Box<[[Bucket; PORTS]; ADDRESSES]>,
     forgeries: Bucket,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self {
+            anyone: Bucket::default(),
+            proved: Box::new([[Bucket::default(); PORTS]; ADDRESSES]),
+            forgeries: Bucket::default(),
+        }
+    }
+}
+
+/// Says which handshake messages are worth their cost.
+pub(super) struct HandshakeLimiter {
+    /// By local path, as far as any has been heard of.
+    budgets: Vec<Budget>,
     class_key: [u8; 16],
 }
 
@@ -74,20 +91,25 @@ impl HandshakeLimiter {
             .split_first_chunk()
             .expect("16 of 32 bytes");
         Self {
-            anyone: Bucket::default(),
-            proved: Box::new([[Bucket::default(); PORTS]; ADDRESSES]),
-            forgeries: Bucket::default(),
+            budgets: Vec::new(),
             class_key: *class_key,
         }
     }
 
+    fn of(&mut self, path: usize) -> &mut Budget {
+        if self.budgets.len() <= path {
+            self.budgets.resize_with(path + 1, Budget::default);
+        }
+        &mut self.budgets[path]
+    }
+
     /// Whether a first message may be read without proof of its address.
-    pub(super) fn admit_anyone(&mut self, now: Time) -> bool {
-        self.anyone.take(now, ANYONE)
+    pub(super) fn admit_anyone(&mut self, now: Time, path: usize) -> bool {
+        self.of(path).anyone.take(now, ANYONE)
     }
 
     /// Whether one more first message of an address and port may be read that were proved.
-    pub(super) fn admit_proved(&mut self, now: Time, source: SocketAddr) -> bool {
+    pub(super) fn admit_proved(&mut self, now: Time, path: usize, source: SocketAddr) -> bool {
         // Who has an IPv6 address has 2^64 of them.
         let network = match source.ip().to_canonical() {
             IpAddr::V4(ip) => u64::from(ip.to_bits()),
@@ -97,18 +119,18 @@ impl HandshakeLimiter {
         let mut end = [0; 10];
         end[..8].copy_from_slice(&network.to_be_bytes());
         end[8..].copy_from_slice(&source.port().to_be_bytes());
-        let ports = &mut self.proved[hash(&end[..8]) % ADDRESSES];
-        ports[hash(&end) % PORTS].take(now, PROVED)
+        let (address, port) = (hash(&end[..8]) % ADDRESSES, hash(&end) % PORTS);
+        self.of(path).proved[address][port].take(now, PROVED)
     }
 
     /// Whether an answer may be read, which may turn out forged.
-    pub(super) fn admit_answer(&self, now: Time) -> bool {
-        self.forgeries.has(now, FORGERIES)
+    pub(super) fn admit_answer(&mut self, now: Time, path: usize) -> bool {
+        self.of(path).forgeries.has(now, FORGERIES)
     }
 
     /// An answer was forged.
-    pub(super) fn note_forgery(&mut self, now: Time) {
-        self.forgeries.take(now, FORGERIES);
+    pub(super) fn note_forgery(&mut self, now: Time, path: usize) {
+        self.of(path).forgeries.take(now, FORGERIES);
     }
 }
 
@@ -129,7 +151,7 @@ mod tests {
     fn strangers_have_a_burst_and_then_a_rate() {
         let mut limiter = limiter();
         let admitted = |limiter: &mut HandshakeLimiter, now| {
-            (0..1000).filter(|_| limiter.admit_anyone(now)).count()
+            (0..1000).filter(|_| limiter.admit_anyone(now, 0)).count()
         };
         assert_eq!(admitted(&mut limiter, at(0)), 32);
         assert_eq!(admitted(&mut limiter, at(19)), 0);
@@ -146,20 +168,20 @@ mod tests {
         let mut limiter = limiter();
         let greedy: SocketAddr = "192.0.2.1:1".parse().unwrap();
         let admitted = (0..1000)
-            .filter(|_| limiter.admit_proved(at(0), greedy))
+            .filter(|_| limiter.admit_proved(at(0), 0, greedy))
             .count();
         assert_eq!(admitted, 4);
         // Nor can all its ports.
         let from = |port| SocketAddr::from((greedy.ip(), port));
-        let all = (1..=u16::MAX).filter(|port| limiter.admit_proved(at(0), from(*port)));
+        let all = (1..=u16::MAX).filter(|port| limiter.admit_proved(at(0), 0, from(*port)));
         assert_eq!(all.count(), 15 * 4);
         let others = (2..=255u8).filter(|host| {
             let from = SocketAddr::from(([192, 0, 2, *host], 1));
-            limiter.admit_proved(at(0), from)
+            limiter.admit_proved(at(0), 0, from)
         });
         assert!(others.count() > 240);
-        assert!(!limiter.admit_proved(at(999), greedy));
-        assert!(limiter.admit_proved(at(1000), greedy));
+        assert!(!limiter.admit_proved(at(999), 0, greedy));
+        assert!(limiter.admit_proved(at(1000), 0, greedy));
     }
 
     /// Several hosts have one address, behind a NAT, and one of them calls without end.
@@ -171,9 +193,10 @@ mod tests {
                 true => "2001:db8::1".parse().unwrap(),
             };
             let mut limiter = limiter();
-            while limiter.admit_proved(at(0), (address, 5300).into()) {}
+            while limiter.admit_proved(at(0), 0, (address, 5300).into()) {}
             let others = 20_000..20_100;
-            let heard = others.filter(|port| limiter.admit_proved(at(0), (address, *port).into()));
+            let heard =
+                others.filter(|port| limiter.admit_proved(at(0), 0, (address, *port).into()));
             let heard = heard.count();
             assert!(heard > 40, "{heard} of 100 others");
         }
@@ -184,7 +207,23 @@ mod tests {
         let mut limiter = limiter();
         let net: SocketAddr = "[2001:db8::1]:1".parse().unwrap();
         let same: SocketAddr = "[2001:db8::ffff:2]:1".parse().unwrap();
-        assert!((0..4).all(|_| limiter.admit_proved(at(0), net)));
-        assert!(!limiter.admit_proved(at(0), same));
+        assert!((0..4).all(|_| limiter.admit_proved(at(0), 0, net)));
+        assert!(!limiter.admit_proved(at(0), 0, same));
+    }
+
+    #[test]
+    fn each_path_has_a_budget_of_its_own() {
+        let mut limiter = limiter();
+        let source: SocketAddr = "192.0.2.1:1".parse().unwrap();
+        while limiter.admit_anyone(at(0), 3) {}
+        while limiter.admit_proved(at(0), 3, source) {}
+        while limiter.admit_answer(at(0), 3) {
+            limiter.note_forgery(at(0), 3);
+        }
+        for other in [0, 7] {
+            assert!(limiter.admit_anyone(at(0), other));
+            assert!(limiter.admit_proved(at(0), other, source));
+            assert!(limiter.admit_answer(at(0), other));
+        }
     }
 }

@@ -3,12 +3,12 @@
 use core::time::Duration;
 use std::collections::BTreeMap;
 
+use dibs_settings::Handshake;
 use x25519_dalek::{PublicKey, StaticSecret};
 
 use super::cookie::{CookieJar, PublicMacs};
 use super::established::Session;
-use super::keys::{Integrity, PathId, Secret, SessionId, Suite};
-use super::message::Hello;
+use super::keys::{Integrity, KeyOrigin, PathId, Secret, SessionId, Suite};
 use super::peer::{AddPeerError, HandshakePeer, Indices, PeerId, PeerState};
 use super::random::Random;
 use super::rate_limit::HandshakeLimiter;
@@ -23,6 +23,8 @@ pub struct Config {
     pub suite: Suite,
     /// Has to be the same at both ends.
     pub integrity: Integrity,
+    /// By which paths keys may be agreed.
+    pub handshake: Handshake,
 }
 
 /// What a datagram of data says of itself, which nobody has checked.
@@ -46,14 +48,6 @@ pub struct Received<'a> {
     pub confirmed: bool,
     /// The datagram.
     pub opened: Opened<'a>,
-}
-
-/// A message 1 to be sent to a peer.
-pub struct Transmit {
-    /// To whom.
-    pub peer: PeerId,
-    /// The whole datagram.
-    pub datagram: Vec<u8>,
 }
 
 /// All sessions and handshakes of a node; the [module](super) says how to drive it.
@@ -117,7 +111,6 @@ impl Sessions {
             return Err(AddPeerError::DuplicateKey);
         }
         let id = PeerId::from_index(self.peers.len() as u32);
-        let psk = psk.unwrap_or_else(|| Box::new(Secret::new([0; 32])));
         self.peers.push(HandshakePeer::new(public, psk));
         self.by_key.insert(public.to_bytes(), id);
         Ok(id)
@@ -138,6 +131,44 @@ impl Sessions {
         } else {
             PeerState::Down
         }
+    }
+
+    /// What the keys of the session to send by rest on.
+    pub fn origin(&self, now: Time, id: PeerId) -> Option<KeyOrigin> {
+        self.peers[id.index()].sessions.origin(now)
+    }
+
+    /// Whether a handshake with a peer by an untrusted path can be agreed to as things are, if the peer holds what we
+    /// hold.
+    pub fn may_go_by_untrusted(&self, id: PeerId) -> bool {
+        match self.config.handshake {
+            Handshake::Trusted => false,
+            Handshake::Chained => self.peers[id.index()].is_secured(),
+            Handshake::Any => true,
+        }
+    }
+
+    /// Whether handshakes that come by untrusted paths are read at all.
+    pub fn reads_untrusted(&self) -> bool {
+        self.config.handshake != Handshake::Trusted
+    }
+
+    /// Whether the owner is to be told that [nothing secures](super::Dropped::Unsecured) a handshake with a peer: true from
+    /// time to time.
+    pub fn tell_unsecured(&mut self, now: Time, id: PeerId) -> bool {
+        let is_wanted = self.config.handshake == Handshake::Chained;
+        is_wanted && self.peers[id.index()].tell_unsecured(now)
+    }
+
+    /// Since when a peer has been called, if it is.
+    pub fn calling_since(&self, id: PeerId) -> Option<Time> {
+        let initiation = self.peers[id.index()].initiation.as_ref()?;
+        Some(initiation.started)
+    }
+
+    /// When a peer should be called by a trusted path, if there is one: the handshake of its session went by another.
+    pub fn renewal_at(&self, id: PeerId) -> Option<Time> {
+        self.peers[id.index()].renewal_at()
     }
 
     /// The session to send to a peer by.
@@ -194,6 +225,9 @@ impl Sessions {
         }
         let name = session.id();
         let opened = session.open(datagram)?;
+        if opened.authenticated {
+            peer.chain.on_used(name);
+        }
         let confirmed = opened.authenticated && peer.sessions.confirm(index, indices);
         if confirmed {
             peer.stop_calling(indices);
@@ -212,26 +246,16 @@ impl Sessions {
         due.min()
     }
 
-    /// Drops expired sessions, and returns the message 1 of every call and rekey that is due.
-    pub fn handle_timeout(
-        &mut self,
-        now: Time,
-        wall: Duration,
-        mut hello_for: impl FnMut(PeerId) -> Hello,
-        rng: &mut dyn Random,
-    ) -> Vec<Transmit> {
-        let mut transmits = Vec::new();
-        for index in 0..self.peers.len() {
-            let peer = &mut self.peers[index];
+    /// Drops expired sessions, and returns the peers to [call](Self::initiate): again, or for a new session.
+    pub fn handle_timeout(&mut self, now: Time) -> Vec<PeerId> {
+        let mut due = Vec::new();
+        for (index, peer) in self.peers.iter_mut().enumerate() {
             // Asked first, so that a host that slept through a session's end calls again.
-            let due = peer.call_due(now);
-            peer.sessions.expire(now, &mut self.indices);
-            if due {
-                let peer = PeerId::from_index(index as u32);
-                let datagram = self.initiate(now, wall, peer, &hello_for(peer), rng);
-                transmits.push(Transmit { peer, datagram });
+            if peer.call_due(now) {
+                due.push(PeerId::from_index(index as u32));
             }
+            peer.sessions.expire(now, &mut self.indices);
         }
-        transmits
+        due
     }
 }

@@ -11,8 +11,8 @@ use snow::{Builder, HandshakeState};
 
 use crate::session::{
     EPOCH, FLOW, INCARNATION, INITIATOR, INITIATOR_EPHEMERAL, PATH, PRESHARED, RESPONDER,
-    RESPONDER_EPHEMERAL, RESPONDER_INDEX, SEQ, SOLO_OFFSET, cookie, handshake, header_block,
-    plaintext, public,
+    RESPONDER_EPHEMERAL, RESPONDER_INDEX, SEQ, SOLO_OFFSET, chained, cookie, handshake,
+    header_block, plaintext, public,
 };
 use crate::{Vector, unhex};
 
@@ -92,20 +92,25 @@ impl Random for Scripted {
     }
 }
 
-fn noise<'a>(own: &'a [u8; 32], ephemeral: [u8; 32], prologue: &'a [u8]) -> Builder<'a> {
+fn noise<'a>(
+    own: &'a [u8; 32],
+    ephemeral: [u8; 32],
+    prologue: &'a [u8],
+    psk: &'a [u8; 32],
+) -> Builder<'a> {
     let pattern = "Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s".parse();
     let pattern = pattern.expect("a pattern of Noise");
     Builder::with_resolver(pattern, Box::new(Scripted(ephemeral)))
         .prologue(prologue)
         .and_then(|b| b.local_private_key(own))
-        .and_then(|b| b.psk(2, &PRESHARED))
+        .and_then(|b| b.psk(2, psk))
         .expect("every part once")
 }
 
 /// The hello in a message 1 to the responder.
 pub(crate) fn hello_of(message: &[u8]) -> Vec<u8> {
     assert_eq!((message.len(), message[0], message[1]), (1200, 1, 1));
-    let mut responder = noise(&RESPONDER, RESPONDER_EPHEMERAL, &message[..8])
+    let mut responder = noise(&RESPONDER, RESPONDER_EPHEMERAL, &message[..8], &PRESHARED)
         .build_responder()
         .expect("complete");
     let mut payload = vec![0; 1200];
@@ -118,21 +123,34 @@ pub(crate) fn hello_of(message: &[u8]) -> Vec<u8> {
 
 /// Message 1 as the initiator of the vectors writes it, and its state.
 fn message_1(suite: Suite, integrity: Integrity) -> (Vec<u8>, HandshakeState) {
-    let mut message = vec![1, 1, suite as u8, integrity as u8, 0x0a, 0x0b, 0x0c, 0x0d];
+    let start = vec![1, 1, suite as u8, integrity as u8, 0x0a, 0x0b, 0x0c, 0x0d];
+    first_message(start, 0, (1, None), &PRESHARED)
+}
+
+/// Message 1 of which this is the start, `nanos` later, with the label of its path and the secret that it names.
+fn first_message(
+    mut message: Vec<u8>,
+    nanos: u32,
+    (label, named): (u8, Option<&[u8]>),
+    psk: &[u8; 32],
+) -> (Vec<u8>, HandshakeState) {
     let remote = public(RESPONDER);
-    let mut initiator = noise(&INITIATOR, INITIATOR_EPHEMERAL, &message.clone())
+    let mut initiator = noise(&INITIATOR, INITIATOR_EPHEMERAL, &message.clone(), psk)
         .remote_public_key(remote.as_bytes())
         .expect("32 bytes")
         .build_initiator()
         .expect("complete");
     let mut payload = 1_700_000_000u64.to_be_bytes().to_vec();
-    payload.extend(123_456_789u32.to_be_bytes());
+    payload.extend((123_456_789u32 + nanos).to_be_bytes());
     payload.extend([0, 23]);
     payload.push(1);
     payload.extend([0x11; 8]);
     payload.extend(32_768u32.to_be_bytes());
     // Three bumps: scramble, share with two of two, seal.
     payload.extend([3, 1, 0, 0, 2, 2, 2, 3, 0, 0]);
+    payload.resize(1038, 0);
+    payload.extend([label, u8::from(named.is_some())]);
+    payload.extend(named.unwrap_or_default());
     payload.resize(1168 - 8 - 96, 0);
     message.resize(1168, 0);
     initiator
@@ -150,28 +168,64 @@ struct Keys {
     shape: [u8; 16],
     epoch: Vec<u8>,
     session: Vec<u8>,
+    /// What the handshake leaves for later ones, and its name.
+    chain: Vec<u8>,
+    chain_id: Vec<u8>,
 }
 
 /// The keys of a handshake whose other half is `message_2`.
-fn keys(mut initiator: HandshakeState, message_2: &[u8]) -> Keys {
+fn keys(initiator: HandshakeState, message_2: &[u8]) -> Keys {
+    let start = [2, 0, 0, 0, 0x0a, 0x0b, 0x0c, 0x0d];
+    keys_of(initiator, message_2, start, (RESPONDER_INDEX, 1))
+}
+
+/// The same of one that begins and says so.
+fn keys_of(
+    mut initiator: HandshakeState,
+    message_2: &[u8],
+    start: [u8; 8],
+    (index, label): (u32, u8),
+) -> Keys {
     let (body, sent_mac1) = message_2.split_at(message_2.len() - 16);
     assert_eq!(sent_mac1, mac1(public(INITIATOR).as_bytes(), body));
-    assert_eq!(body[..8], [2, 0, 0, 0, 0x0a, 0x0b, 0x0c, 0x0d]);
+    assert_eq!(body[..8], start);
     let mut payload = vec![0; body.len()];
     let length = initiator
         .read_message(&body[8..], &mut payload)
         .expect("the responder's answer");
-    assert_eq!(payload[..4], RESPONDER_INDEX.to_be_bytes());
-    assert_eq!(length, 4 + 23, "its index and its hello");
+    assert_eq!(payload[..4], index.to_be_bytes());
+    assert_eq!(payload[4], label);
+    assert_eq!(length, 5 + 23, "its index, its label and its hello");
     let hash = initiator.get_handshake_hash().to_vec();
-    let (to_responder, _) = initiator.dangerously_get_raw_split();
+    let (to_responder, to_initiator) = initiator.dangerously_get_raw_split();
+    let left = extract(&hash, &[to_responder, to_initiator].concat());
     let secret = extract(&hash, &to_responder);
     Keys {
         datagram: expand(&secret, b"datagram", 32),
         shape: expand(&secret, b"shape", 16).try_into().expect("16 bytes"),
         epoch: expand(&secret, b"epoch", 32),
         session: expand(&extract(&hash, &[]), b"session id", 8),
+        chain: expand(&left, b"chain", 32),
+        chain_id: expand(&left, b"chain id", 8),
     }
+}
+
+/// The preshared key of a handshake that has the secret of the first one in it.
+fn chained_psk(first: &Keys) -> [u8; 32] {
+    let mixed = expand(&extract(&PRESHARED, &first.chain), b"chained psk", 32);
+    mixed.try_into().expect("32 bytes")
+}
+
+/// The handshake after the first one, by an untrusted path: message 1, and the name of the session.
+fn chained_handshake(first: &Keys) -> (Vec<u8>, Vec<u8>) {
+    let agreed = (Suite::Aes256Gcm, Integrity::On);
+    let start = vec![1, 1, 1, 0, 0x0a, 0x0b, 0x0c, 0x0e];
+    let psk = chained_psk(first);
+    let (message_1, state) = first_message(start, 1, (0, Some(&first.chain_id)), &psk);
+    let answer = [2, 1, 0, 0, 0x0a, 0x0b, 0x0c, 0x0e];
+    let index = RESPONDER_INDEX + 1;
+    let keys = keys_of(state, &chained(agreed).message_2, answer, (index, 0));
+    (message_1, keys.session)
 }
 
 fn epoch_key(keys: &Keys) -> Vec<u8> {
@@ -271,7 +325,10 @@ pub(crate) fn vectors() -> Vec<Vector> {
     bare.extend(scrambled_3);
     bare.extend(block_3);
 
+    let (chained_message_1, chained_session) = chained_handshake(&keys);
     vec![
+        ("chained_message_1", chained_message_1),
+        ("chained_session_id", chained_session),
         ("mac1_of_message_1", message_1[1168..1184].to_vec()),
         ("message_1", message_1),
         ("shape_masks", masks),
@@ -306,6 +363,9 @@ pub(crate) fn steps() -> Vec<Vector> {
         ("mac1_key", mac1_key(public(RESPONDER).as_bytes())),
         ("cookie", made_cookie()),
         ("shape_key", keys.shape.to_vec()),
+        ("chained_psk", chained_psk(&keys).to_vec()),
+        ("chain", keys.chain),
+        ("chain_id", keys.chain_id),
     ]
 }
 

@@ -1,18 +1,17 @@
 //! Vectors of handshake, keys and datagrams, from two [`Sessions`] with scripted randomness.
 
 use core::time::Duration;
-use std::net::SocketAddr;
-
 use dibs_core::Time;
 use dibs_core::bump::{self, Padding, Scheme};
 use dibs_core::node::{LocalPath, Node, NodeConfig, PeerConfig};
 use dibs_core::preference::Usage;
 use dibs_core::session::{
-    CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity, OVERHEAD, PathId,
-    PeerId, PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
+    Arrived, CLEAR_HEADER_LEN, Config, Direction, Dropped, EpochSecrets, Hello, Integrity,
+    OVERHEAD, PathId, PeerId, PublicKey, Random, Secret, SessionId, Sessions, StaticSecret, Suite,
+    Way,
 };
 use dibs_scramble::{Scrambler, initial_buffer};
-use dibs_settings::{Opening, Scheduler};
+use dibs_settings::{self, Opening, Scheduler};
 use dibs_wire::bytes::Writer;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{self, BASE_OFFSET, Chunk, FlowId};
@@ -84,6 +83,7 @@ impl End {
             private: Box::new(StaticSecret::from(own)),
             suite: agreed.0,
             integrity: agreed.1,
+            handshake: dibs_settings::Handshake::Chained,
         };
         let mut cookies = Script {
             key: COOKIE_SECRET,
@@ -100,10 +100,22 @@ impl End {
         }
     }
 
-    fn call(&mut self) -> Vec<u8> {
+    /// A call by a path that is trusted, or not.
+    fn call(&mut self, trusted: bool) -> Vec<u8> {
         let hello = hello(0x1111_1111_1111_1111);
         let (now, script) = (Time::ZERO, &mut self.script);
-        self.sessions.initiate(now, WALL, self.peer, &hello, script)
+        { &mut self.sessions }.initiate(now, WALL, self.peer, Way::new(trusted), &hello, script)
+    }
+}
+
+/// By a path that is trusted, or not.
+fn arrived(trusted: bool, under_load: bool) -> Arrived {
+    Arrived {
+        path: 0,
+        trusted,
+        from: SOURCE.parse().expect("an address"),
+        peer_there: None,
+        under_load,
     }
 }
 
@@ -126,16 +138,29 @@ pub(crate) struct Handshake {
     pub(crate) session: SessionId,
     pub(crate) epochs: EpochSecrets,
     initiator: End,
+    responder: End,
 }
 
 pub(crate) fn handshake(agreed: Agreed) -> Handshake {
-    let (mut initiator, mut responder) = ends(agreed);
-    let source: SocketAddr = SOURCE.parse().expect("an address");
-    let message_1 = initiator.call();
+    let (initiator, responder) = ends(agreed);
+    handshake_between(initiator, responder, true)
+}
+
+/// The handshake after that one, by an untrusted path.
+pub(crate) fn chained(agreed: Agreed) -> Handshake {
+    let Handshake {
+        initiator,
+        responder,
+        ..
+    } = handshake(agreed);
+    handshake_between(initiator, responder, false)
+}
+
+fn handshake_between(mut initiator: End, mut responder: End, trusted: bool) -> Handshake {
+    let message_1 = initiator.call(trusted);
     let answer = responder.sessions.handle(
         Time::ZERO,
-        source,
-        false,
+        arrived(trusted, false),
         &message_1,
         |_| hello(0x2222_2222_2222_2222),
         &mut responder.script,
@@ -143,8 +168,7 @@ pub(crate) fn handshake(agreed: Agreed) -> Handshake {
     let message_2 = answer.reply.expect("a good message 1 is answered");
     let outcome = initiator.sessions.handle(
         Time::ZERO,
-        source,
-        false,
+        arrived(trusted, false),
         &message_2,
         |_| panic!("message 2 is answered by data"),
         &mut initiator.script,
@@ -156,29 +180,33 @@ pub(crate) fn handshake(agreed: Agreed) -> Handshake {
         session: established.session,
         epochs: established.epochs,
         initiator,
+        responder,
     }
 }
 
 /// Message 1, the cookie that it is answered with under load, and message 1 with the proof.
 pub(crate) fn cookie() -> [Vec<u8>; 3] {
     let (mut initiator, mut responder) = ends((Suite::Aes256Gcm, Integrity::On));
-    let source: SocketAddr = SOURCE.parse().expect("an address");
-    let message_1 = initiator.call();
+    let message_1 = initiator.call(true);
     let mut answer = |message: &[u8]| {
         let hello = |_| hello(0);
         let (end, now) = (&mut responder, Time::ZERO);
         end.sessions
-            .handle(now, source, true, message, hello, &mut end.script)
+            .handle(now, arrived(true, true), message, hello, &mut end.script)
     };
     let outcome = answer(&message_1);
     assert_eq!(outcome.dropped, Some(Dropped::CookieDemanded));
     let reply = outcome.reply.expect("the cookie");
     let (end, hello) = (&mut initiator, |_| panic!("a cookie is not answered"));
-    let taken = end
-        .sessions
-        .handle(Time::ZERO, source, false, &reply, hello, &mut end.script);
+    let taken = end.sessions.handle(
+        Time::ZERO,
+        arrived(true, false),
+        &reply,
+        hello,
+        &mut end.script,
+    );
     assert_eq!(taken.dropped, None);
-    let again = initiator.call();
+    let again = initiator.call(true);
     assert!(answer(&again).established.is_some(), "the proof holds");
     [message_1, reply, again]
 }
@@ -269,6 +297,7 @@ impl Handshake {
 
 pub(crate) fn vectors() -> Vec<Vector> {
     let mut aes = handshake((Suite::Aes256Gcm, Integrity::On));
+    let chained = chained((Suite::Aes256Gcm, Integrity::On));
     let scrambled = aes.scrambled();
     let epoch = aes
         .epochs
@@ -309,6 +338,12 @@ pub(crate) fn vectors() -> Vec<Vector> {
             again[again.len() - 16..].to_vec(),
         ),
         ("session_id", aes.session.as_u64().to_be_bytes().to_vec()),
+        ("chained_message_1", chained.message_1),
+        ("chained_message_2", chained.message_2),
+        (
+            "chained_session_id",
+            chained.session.as_u64().to_be_bytes().to_vec(),
+        ),
         ("epoch_key", epoch.secret().as_bytes().to_vec()),
         ("epoch_mac", epoch.initial_mac().to_vec()),
         ("solo_key", solo.secret().as_bytes().to_vec()),
@@ -342,6 +377,7 @@ fn a_node_says_hello_as_documented() {
         private: Box::new(StaticSecret::from(INITIATOR)),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: dibs_settings::Handshake::Chained,
         paths: vec![LocalPath {
             trusted: true,
             mtu: 1500,

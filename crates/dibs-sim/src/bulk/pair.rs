@@ -14,7 +14,7 @@ use dibs_netem::{
     Conditions, Emulator, Fate,
     rng::{Rng, mix},
 };
-use dibs_settings::{BumpId, Opening, Scheduler};
+use dibs_settings::{BumpId, Handshake, Opening, Scheduler};
 
 use super::plain::clock;
 use super::receiver::{Receiver, ReceiverStats};
@@ -141,6 +141,7 @@ fn node(scenario: &Scenario, host: usize) -> Node {
         private: Box::new(private(host)),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: Handshake::Chained,
         peers: vec![PeerConfig {
             public: PublicKey::from(&private(1 - host)),
             preshared: None,

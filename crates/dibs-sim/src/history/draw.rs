@@ -9,7 +9,7 @@ use dibs_netem::{
     Conditions,
     rng::{Rng, mix},
 };
-use dibs_settings::BumpId;
+use dibs_settings::{BumpId, Handshake};
 
 use super::{History, Op, Order, PathSetup, Plan, Setup, preferences};
 use crate::adversary::Tamper;
@@ -19,7 +19,12 @@ impl History {
     /// The history of a seed.
     pub fn random(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
-        let setup = setup(rng);
+        // By dice of its own, so that all else that a seed draws is as without it.
+        let handshake = Handshake::ALL[mix(seed) as usize % Handshake::ALL.len()];
+        let setup = Setup {
+            handshake,
+            ..setup(rng)
+        };
         let long = rng.chance(0.04);
         let span = if long {
             Duration::from_secs(rng.range(130, 400))
@@ -166,6 +171,7 @@ fn setup(rng: &mut Rng) -> Setup {
         padding,
         preferences: Default::default(),
         marks: true,
+        handshake: Handshake::Chained,
     }
 }
 

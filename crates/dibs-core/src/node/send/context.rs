@@ -1,6 +1,7 @@
 //! What all steps of a turn work on.
 
 use super::datagram::{Asks, Seal, Sealer};
+use crate::chunk::Placement;
 use crate::in_flight::InFlight;
 use crate::node::flows::FlowTable;
 use crate::node::out::{Out, Source};
@@ -42,6 +43,15 @@ impl SendCx<'_> {
                 None
             }
             Choice::Nobody => None,
+        }
+    }
+
+    /// Who carries the daemons' messages: trusted paths, or any as long as none of those carries anything. They are
+    /// encrypted whole, so this is no matter of secrecy: a trusted path is not so easily cut.
+    pub(super) fn message_placement(&self) -> Placement {
+        match self.paths.has_trusted(self.shared) {
+            true => Placement::TrustedOnly,
+            false => Placement::Any,
         }
     }
 

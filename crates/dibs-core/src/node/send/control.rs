@@ -1,11 +1,11 @@
-//! Messages between the daemons: reliable, by trusted paths.
+//! Messages between the daemons: reliable, by trusted paths if there are any.
 
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
 use super::context::SendCx;
 use super::datagram::Asks;
-use crate::chunk::{Content, Message, Placement};
+use crate::chunk::{Content, Message};
 use crate::in_flight::Pending;
 use crate::node::messages::Messages;
 use crate::node::out::Out;
@@ -19,7 +19,7 @@ pub(super) fn send(cx: &mut SendCx<'_>, messages: &mut Messages) -> Option<Out> 
     }
     let at = cx
         .paths
-        .quickest(cx.shared, Placement::TrustedOnly, Kind::Message)?;
+        .quickest(cx.shared, cx.message_placement(), Kind::Message)?;
     let key = cx.in_flight.add_message(messages.pop()?);
     transmit(cx, at, key)
 }

@@ -65,7 +65,7 @@ fn send_by(cx: &mut SendCx<'_>, at: usize) -> Option<Out> {
         let first = copies.iter().take(MAX_SEGMENTS).map(|copy| copy.key);
         let keys: SmallVec<[Key; MAX_SEGMENTS]> = first.collect();
         let before = copies.len();
-        out = retransmit_chunks(cx, carrier, &mut copies, 0);
+        out = retransmit_chunks(cx, carrier, &mut copies);
         for key in &keys[..before - copies.len()] {
             cx.shared.count(Counter::ChunkCopied);
             if let Some(pending) = cx.in_flight.get_mut(*key) {

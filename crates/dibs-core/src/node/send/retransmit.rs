@@ -38,6 +38,8 @@ pub(in crate::node) struct RetransmitQueue {
     any: VecDeque<Delayed>,
     /// Messages between the daemons that were lost more than once, and when the next one is sent again.
     messages: VecDeque<Delayed>,
+    /// Those that are to be sent again now.
+    messages_due: VecDeque<Delayed>,
     messages_at: Time,
     /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.
     postponed: Option<Key>,
@@ -51,6 +53,7 @@ impl RetransmitQueue {
         self.trusted.clear();
         self.any.clear();
         self.messages.clear();
+        self.messages_due.clear();
     }
 
     /// Whether no more may wait for a trusted path that need not: beyond that trust wins over speed.
@@ -82,9 +85,17 @@ impl RetransmitQueue {
         {
             self.messages_at = now + MESSAGE_SPACING;
             if postpone(flows, in_flight, pool, &mut message) {
-                self.trusted.push_back(message);
+                self.messages_due.push_back(message);
             }
         }
+    }
+
+    /// Sends messages of the daemons again that were lost.
+    pub(super) fn send_messages(&mut self, cx: &mut SendCx<'_>) -> Option<Out> {
+        let mut queue = std::mem::take(&mut self.messages_due);
+        let out = self.send(cx, cx.message_placement(), &mut queue);
+        self.messages_due = queue;
+        out
     }
 
     /// Sends what was lost, or left out of a run, and only trusted paths may carry.
@@ -127,19 +138,13 @@ impl RetransmitQueue {
         placement: Placement,
         queue: &mut VecDeque<Delayed>,
     ) -> Option<Out> {
-        let mut at = 0;
-        while let Some(&Delayed { key, lost_by }) = queue.get(at) {
+        while let Some(&Delayed { key, lost_by }) = queue.front() {
             let Some(pending) = cx.in_flight.get(key) else {
-                queue.remove(at);
+                queue.pop_front();
                 continue;
             };
-            if matches!(pending.content, Content::Control(_)) && placement == Placement::Any {
-                // That untrusted paths may carry data says nothing of the daemons' own words.
-                at += 1;
-                continue;
-            }
             if is_stale(cx.flows, cx.in_flight, pending) {
-                queue.remove(at);
+                queue.pop_front();
                 cx.in_flight.remove(key, &mut cx.shared.pool);
                 continue;
             }
@@ -157,17 +162,17 @@ impl RetransmitQueue {
             let (link, budget) = cx.choose(&wanted)?;
             let out = match &content {
                 Content::Chunk(chunk) if shape(cx, link, chunk).is_some() => {
-                    retransmit_chunks(cx, (link, budget), queue, at)
+                    retransmit_chunks(cx, (link, budget), queue)
                 }
                 content => {
-                    queue.remove(at);
+                    queue.pop_front();
                     if lost_by.is_some() {
                         cx.shared.count(Counter::ChunkResent);
                     }
                     self.send_alone(cx, link, key, content)
                         .unwrap_or_else(|pieces| {
                             let pieces = pieces.into_iter().map(|key| Delayed { key, lost_by });
-                            pieces.rev().for_each(|piece| queue.insert(at, piece));
+                            pieces.rev().for_each(|piece| queue.push_front(piece));
                             None
                         })
                 }
@@ -290,9 +295,10 @@ impl RetransmitQueue {
             let delayed = Delayed { key, lost_by };
             let was_repeated = pending.sent > 2;
             match pending.placement {
-                _ if was_repeated && matches!(pending.content, Content::Control(_)) => {
-                    self.messages.push_back(delayed);
-                }
+                _ if matches!(pending.content, Content::Control(_)) => match was_repeated {
+                    true => self.messages.push_back(delayed),
+                    false => self.messages_due.push_back(delayed),
+                },
                 Placement::TrustedOnly => self.trusted.push_back(delayed),
                 Placement::Any => self.any.push_back(delayed),
                 Placement::Only(id) => lose_share(shared, (paths, flows, in_flight), id, delayed),
@@ -386,17 +392,16 @@ fn is_padded(cx: &SendCx<'_>, conn: Key) -> bool {
     conn.is_some_and(|conn| cx.shared.bumps.of(conn.bump).is_padded())
 }
 
-/// Encodes the chunk at `queue[at]` anew, and those behind it that can go in the same send. They leave the queue.
+/// Encodes the first chunk of a queue anew, and those behind it that can go in the same send. They leave the queue.
 pub(super) fn retransmit_chunks(
     cx: &mut SendCx<'_>,
     (link, budget): (usize, usize),
     queue: &mut VecDeque<Delayed>,
-    at: usize,
 ) -> Option<Out> {
     cx.shared.scratch.datagrams.clear();
     let (mut pieces, mut stride) = (0, 0);
     while pieces < MAX_SEGMENTS
-        && let Some(&Delayed { key, lost_by }) = queue.get(at)
+        && let Some(&Delayed { key, lost_by }) = queue.front()
         && let Some(pending) = cx.in_flight.get(key)
         && let Content::Chunk(chunk) = pending.content
         && !is_stale(cx.flows, cx.in_flight, pending)
@@ -412,7 +417,7 @@ pub(super) fn retransmit_chunks(
             cx.shared.scratch.datagrams.truncate(start);
             break;
         }
-        queue.remove(at);
+        queue.pop_front();
         if lost_by.is_some() {
             cx.shared.count(Counter::ChunkResent);
         }

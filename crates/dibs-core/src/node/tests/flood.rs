@@ -1,7 +1,7 @@
 //! First handshake messages of strangers, from addresses that are not theirs.
 
 use super::*;
-use crate::session::{Config as SessionConfig, Hello, Sessions};
+use crate::session::{Config as SessionConfig, Hello, Sessions, Way};
 
 fn call(to: &Node) -> Vec<u8> {
     let mut rng = SeededRandom::new([8; 32]);
@@ -9,12 +9,13 @@ fn call(to: &Node) -> Vec<u8> {
         private: Box::new(StaticSecret::from([77; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: Handshake::Trusted,
     };
     let mut stranger = Sessions::new(config, Time::ZERO, &mut rng);
     let id = stranger.add_peer(*to.sessions.public_key(), None).unwrap();
     let wall = Duration::from_secs(1);
     let hello = Hello::default();
-    stranger.initiate(Time::ZERO, wall, id, &hello, &mut rng)
+    stranger.initiate(Time::ZERO, wall, id, Way::new(true), &hello, &mut rng)
 }
 
 #[test]

@@ -317,7 +317,7 @@ fn first_words_and_the_bulk_take_different_paths_though_they_are_sent_at_once() 
 #[test]
 fn nobody_is_called_or_answered_by_a_path_that_carries_nothing() {
     for host in [0, 1] {
-        let mut pair = Pair::new();
+        let mut pair = Pair::agreeing(Handshake::Trusted);
         let never = Usage {
             role: Role::Never,
             ..Usage::default()

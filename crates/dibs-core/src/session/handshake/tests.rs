@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
 
+use dibs_settings::Handshake;
 use dibs_wire::frame::FlowId;
 use proptest::prelude::*;
 
 use super::*;
 use crate::session::REJECT_AFTER;
-use crate::session::keys::{Integrity, PathId, Secret};
+use crate::session::keys::{Integrity, KeyOrigin, PathId, Secret};
 use crate::session::message::{INITIATION_LEN, MAX_HELLO};
 use crate::session::peer::{AddPeerError, PeerState};
 use crate::session::random::SeededRandom;
@@ -14,6 +15,7 @@ use crate::session::seal::{KeyLimits, OVERHEAD};
 use x25519_dalek::{PublicKey, StaticSecret};
 
 mod attacks;
+mod chain;
 mod rekey;
 
 const WALL: Duration = Duration::from_secs(1_700_000_000);
@@ -34,6 +36,10 @@ struct Node {
     rng: SeededRandom,
     seq: u64,
     under_load: bool,
+    /// Its peer is known to be where datagrams come from.
+    knows_place: bool,
+    /// How it labels the only path.
+    trusted: bool,
     established: Vec<Established>,
     dropped: Vec<Dropped>,
     not_opened: Vec<OpenError>,
@@ -48,6 +54,8 @@ impl Node {
             rng,
             seq: 0,
             under_load: false,
+            knows_place: false,
+            trusted: true,
             established: Vec::new(),
             dropped: Vec::new(),
             not_opened: Vec::new(),
@@ -67,17 +75,27 @@ impl Node {
     }
 
     fn initiate(&mut self, now: Time) -> Vec<u8> {
-        let hello = self.hello();
-        self.sessions
-            .initiate(now, Self::wall(now), self.peer, &hello, &mut self.rng)
+        self.initiate_at(now, Self::wall(now))
+    }
+
+    /// The same when its clock says `wall`.
+    fn initiate_at(&mut self, now: Time, wall: Duration) -> Vec<u8> {
+        let (hello, rng) = (self.hello(), &mut self.rng);
+        { &mut self.sessions }.initiate(now, wall, self.peer, Way::new(self.trusted), &hello, rng)
     }
 
     fn handle(&mut self, now: Time, source: SocketAddr, datagram: &[u8]) -> Outcome {
         let hello = self.hello();
-        let load = self.under_load;
+        let arrived = Arrived {
+            path: 0,
+            trusted: self.trusted,
+            from: source,
+            peer_there: self.knows_place.then_some(self.peer),
+            under_load: self.under_load,
+        };
         let outcome = self
             .sessions
-            .handle(now, source, load, datagram, |_| hello, &mut self.rng);
+            .handle(now, arrived, datagram, |_| hello, &mut self.rng);
         let reply = outcome.reply.as_ref().map_or(0, Vec::len);
         assert!(
             reply <= datagram.len(),
@@ -87,12 +105,8 @@ impl Node {
     }
 
     fn timeout(&mut self, now: Time) -> Vec<Vec<u8>> {
-        let hello = self.hello();
-        let rng = &mut self.rng;
-        let sent = self
-            .sessions
-            .handle_timeout(now, Self::wall(now), |_| hello.clone(), rng);
-        sent.into_iter().map(|transmit| transmit.datagram).collect()
+        let due = self.sessions.handle_timeout(now);
+        due.iter().map(|_| self.initiate(now)).collect()
     }
 
     /// A datagram of data, if there is a session to send it by.
@@ -138,6 +152,7 @@ struct Options {
     integrity: [Integrity; 2],
     psk: [Option<u8>; 2],
     limits: KeyLimits,
+    handshake: [Handshake; 2],
     seed: u8,
 }
 
@@ -148,6 +163,7 @@ impl Default for Options {
             integrity: [Integrity::On; 2],
             psk: [None; 2],
             limits: KeyLimits::default(),
+            handshake: [Handshake::Trusted; 2],
             seed: 1,
         }
     }
@@ -168,6 +184,7 @@ fn pair_with(options: &Options) -> [Node; 2] {
             private: Box::new(private),
             suite: options.suite,
             integrity,
+            handshake: options.handshake[this],
         };
         let mut sessions =
             Sessions::new(config, Time::ZERO, &mut rng).with_key_limits(options.limits);
@@ -274,12 +291,19 @@ fn hellos_of_any_allowed_length_fit() {
     for length in [0, 1, MAX_HELLO] {
         let [mut a, mut b] = pair();
         let hello = Hello::new(vec![9; length]).unwrap();
-        let first = a.sessions.initiate(at(0), WALL, a.peer, &hello, &mut a.rng);
+        let first =
+            { &mut a.sessions }.initiate(at(0), WALL, a.peer, Way::new(true), &hello, &mut a.rng);
         assert_eq!(first.len(), INITIATION_LEN);
-        let source = a.source();
-        let outcome =
-            b.sessions
-                .handle(at(0), source, false, &first, |_| hello.clone(), &mut b.rng);
+        let arrived = Arrived {
+            path: 0,
+            trusted: true,
+            from: a.source(),
+            peer_there: None,
+            under_load: false,
+        };
+        let outcome = b
+            .sessions
+            .handle(at(0), arrived, &first, |_| hello.clone(), &mut b.rng);
         assert_eq!(outcome.established.unwrap().hello, hello);
         let reply = outcome.reply.unwrap();
         assert!(reply.len() <= first.len());
@@ -310,26 +334,19 @@ fn replayed_messages_are_refused() {
 fn a_clock_set_back_does_not_lock_us_out() {
     let [mut a, mut b] = pair();
     connect(at(0), &mut a, &mut b);
-    let hello = a.hello();
-    let earlier = WALL - Duration::from_secs(3600);
-    let first = a
-        .sessions
-        .initiate(at(1), earlier, a.peer, &hello, &mut a.rng);
+    let first = a.initiate_at(at(1), WALL - Duration::from_secs(3600));
     assert!(b.handle(at(1), a.source(), &first).established.is_some());
 }
 
 /// The other end restarted, so nothing but the clock says that its call is later.
 #[test]
 fn a_clock_set_back_over_a_restart_is_told_of() {
-    let [a, mut b] = pair();
-    let hello = a.hello();
+    let [_, mut b] = pair();
     let mut call = |seconds: u64, back: u64| {
         let wall = WALL + Duration::from_secs(seconds) - Duration::from_secs(back);
         // Of another instance each time.
         let [mut a, _] = pair();
-        let first = a
-            .sessions
-            .initiate(at(seconds), wall, a.peer, &hello, &mut a.rng);
+        let first = a.initiate_at(at(seconds), wall);
         b.handle(at(seconds), a.source(), &first)
     };
     assert!(call(0, 0).established.is_some());
@@ -415,10 +432,11 @@ fn strangers_and_disagreements_are_refused_by_name() {
         private: Box::new(StaticSecret::from([33; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: Handshake::Trusted,
     };
     let mut stranger = Sessions::new(config, Time::ZERO, &mut rng);
     let to_b = stranger.add_peer(*b.sessions.public_key(), None).unwrap();
-    let call = stranger.initiate(at(0), WALL, to_b, &a.hello(), &mut rng);
+    let call = stranger.initiate(at(0), WALL, to_b, Way::new(true), &a.hello(), &mut rng);
     assert_eq!(
         b.handle(at(0), a.source(), &call).dropped,
         Some(Dropped::UnknownPeer)

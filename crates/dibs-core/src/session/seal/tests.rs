@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::session::established::{Agreement, Session};
-use crate::session::keys::{HandshakeKeys, Integrity, Role};
+use crate::session::keys::{HandshakeKeys, Integrity, KeyOrigin, Role};
 use crate::time::Time;
 
 const SUITES: [Suite; 2] = [Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
@@ -22,6 +22,7 @@ fn pair_within(suite: Suite, integrity: Integrity, limits: KeyLimits) -> (Sessio
             role,
             suite,
             integrity,
+            origin: KeyOrigin::Trusted,
             local_index,
             remote_index,
         };

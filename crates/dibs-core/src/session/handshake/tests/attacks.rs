@@ -9,6 +9,7 @@ fn stranger(to: &Node, seed: u8) -> Node {
         private: Box::new(StaticSecret::from([seed; 32])),
         suite: Suite::Aes256Gcm,
         integrity: Integrity::On,
+        handshake: Handshake::Trusted,
     };
     let mut sessions = Sessions::new(config, Time::ZERO, &mut rng);
     let peer = sessions.add_peer(*to.sessions.public_key(), None).unwrap();
@@ -109,6 +110,40 @@ fn a_proved_address_is_read_at_a_bounded_rate_too() {
     }
     let expected = [(Dropped::UnknownPeer, 4), (Dropped::Overload, 96)];
     assert_eq!(drops, BTreeMap::from(expected));
+}
+
+/// Somebody behind the peer's address calls from all of its ports, with proof of each.
+#[test]
+fn many_ports_of_its_address_keep_no_peer_out_where_it_is_known_to_be() {
+    let [mut a, mut b] = pair();
+    connect(at(0), &mut a, &mut b);
+    let mut flooder = stranger(&b, 77);
+    b.under_load = true;
+    let mut refused = 0;
+    for port in 6000..6400 {
+        let from = SocketAddr::new(a.source().ip(), port);
+        let first = flooder.initiate(at(1));
+        let cookie = b.handle(at(1), from, &first).reply.unwrap();
+        flooder.handle(at(1), b.source(), &cookie);
+        let again = flooder.initiate(at(1));
+        let dropped = b.handle(at(1), from, &again).dropped.unwrap();
+        refused += u32::from(dropped == Dropped::Overload);
+    }
+    assert!(refused >= 400 - 64, "{refused} of 400 are too many");
+
+    let first = a.initiate(at(1));
+    let cookie = b.handle(at(1), a.source(), &first).reply.unwrap();
+    a.handle(at(1), b.source(), &cookie);
+    let unknown = a.initiate(at(1));
+    let outcome = b.handle(at(1), a.source(), &unknown);
+    assert_eq!(outcome.dropped, Some(Dropped::Overload));
+    b.knows_place = true;
+    let calls: Vec<_> = (0..10).map(|_| a.initiate(at(1))).collect();
+    let heard = calls.iter().filter(|call| {
+        let outcome = b.handle(at(1), a.source(), call);
+        outcome.established.is_some()
+    });
+    assert_eq!(heard.count(), 4, "it has a budget, too");
 }
 
 #[test]
