@@ -296,6 +296,7 @@ fn rules_that_gave_way_are_named() {
     let made = dibs_control::RuleMade {
         rule: rule(),
         displaced: vec![displaced],
+        warnings: Vec::new(),
     };
     let args = ["rule", "add", "--dport", "80", "--bump", "scramble"];
     let reply = || Ok(Reply::Rule(made.clone()));
@@ -312,6 +313,20 @@ fn rules_that_gave_way_are_named() {
         (&made["id"], &made["displaced"][0]["id"]),
         (&3.into(), &2.into())
     );
+}
+
+#[test]
+fn a_new_rule_tells_what_is_in_its_way() {
+    let made = dibs_control::RuleMade {
+        rule: rule(),
+        displaced: Vec::new(),
+        warnings: vec!["port 80 gets no answer".to_owned()],
+    };
+    let args = ["rule", "add", "--dport", "80", "--bump", "scramble"];
+    let (run, _) = Daemon::answering(Ok(Reply::Rule(made))).run(&args);
+    assert_eq!(run.code, 0, "{}", run.err);
+    assert_eq!(run.out, "rule 3: dport 80 -> scramble\n");
+    assert_eq!(run.err, "warning: port 80 gets no answer\n");
 }
 
 #[test]

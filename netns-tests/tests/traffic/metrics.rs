@@ -47,7 +47,7 @@ fn a_scrape_tells_of_paths_and_connections() {
             let other = net.b.host.run("curl --silent http://10.0.1.1:9477/metrics");
             ensure!(other.is_err(), "{other:?}");
             // Who says nothing keeps nobody out.
-            let silent = "for i in 1 2 3; do socat -u TCP:127.0.0.1:9477 /dev/null & all=\"$all $!\"; \
+            let silent = "for i in $(seq 20); do socat -u TCP:127.0.0.1:9477 /dev/null & all=\"$all $!\"; \
                           done; curl --silent --fail http://127.0.0.1:9477/metrics; kill $all";
             ensure!(net.a.host.shell(silent)?.ends_with("# EOF\n"));
             talk.finish()?;
