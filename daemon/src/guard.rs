@@ -22,7 +22,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     privileges::ensure_descriptors()?;
-    privileges::restrict()?;
+    privileges::restrict([])?;
     // A daemon that runs guards already, and says so.
     let saved = StateFile::open(&config.daemon.control_socket)?.load()?;
     // Addresses go on TUNs, which come with the daemon.

@@ -46,7 +46,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     }
     dibs_io::give_back_large_blocks();
     privileges::ensure_descriptors()?;
-    privileges::restrict()?;
+    privileges::restrict(config.listens_at())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -120,7 +120,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         .context("cannot take up connections")?;
     // Not before the TUNs are there and the kernel steers: peers send at once what they kept, and it
     // would be acknowledged and lost.
-    daemon.host.follow_links(&daemon.config, true).await?;
+    daemon.host.follow_links(&daemon.config).await?;
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
     if let Some(address) = daemon.config.daemon.metrics

@@ -250,6 +250,12 @@ impl Config {
         self.bumps.iter().find(|bump| bump.name == name)
     }
 
+    /// The ports that the daemon listens at: that of the paths, and that of the metrics.
+    pub fn listens_at(&self) -> impl Iterator<Item = u16> {
+        let metrics = self.daemon.metrics.map(|address| address.port());
+        std::iter::once(self.daemon.port).chain(metrics)
+    }
+
     /// Refuses a file that uses, as the default or in a rule, a bump that it has too few paths for.
     pub fn check_carried(&self) -> Result<(), Error> {
         for (key, bump) in self.bumps_used() {

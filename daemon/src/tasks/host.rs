@@ -53,7 +53,7 @@ async fn follow_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
 /// Looks at the interfaces again, and tells the data path what is new. Whether the host's addresses are.
 pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> {
     let before = daemon.host.refresh().await?;
-    daemon.host.follow_links(&daemon.config, false).await?;
+    daemon.host.follow_links(&daemon.config).await?;
     devices::tell_devices(daemon, &before);
     warn_of_own_addresses(daemon);
     let old = daemon.host.addresses().clone();

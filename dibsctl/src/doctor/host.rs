@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use dibs_config::{Config, KeyFileError};
 use dibs_control::{Client, ClientError, Status};
+use dibs_policy::sockets::{self, Process};
 use dibs_policy::{Command, CommandRunner as _, System, translation};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
@@ -245,20 +246,22 @@ pub(crate) fn open_tun() -> io::Result<File> {
     options.read(true).write(true).open("/dev/net/tun")
 }
 
-/// Whether the daemon's port is free.
-pub(crate) fn bind(config: &Config) -> io::Result<()> {
+/// Who has the daemon's port; none: it is free. As far as it can be seen: the list may be empty.
+pub(crate) fn port_holders(config: &Config) -> Option<Vec<Process>> {
     let port = config.daemon.port;
     for any in [
         IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         Ipv6Addr::UNSPECIFIED.into(),
     ] {
         match std::net::UdpSocket::bind((any, port)) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Some(sockets::of_udp_port(port));
+            }
             // Without one of the two IP versions there is nobody else in it either.
             _ => {}
         }
     }
-    Ok(())
+    None
 }
 
 /// How much later than asked for this process was woken, several times.

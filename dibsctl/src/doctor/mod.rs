@@ -96,7 +96,7 @@ async fn of_config(host: &Host, config: Option<&Config>, running: bool) -> Vec<F
     }
     findings.extend(paths::port(
         config.daemon.port,
-        &host::bind(config),
+        &host::port_holders(config),
         running,
     ));
     findings.extend(firewall::judge(host, config, &ways));
