@@ -27,6 +27,8 @@ const MAX_QUANTUM: usize = 16 * 1024;
 const REDIAL: Duration = Duration::from_secs(1);
 /// An idle path is asked whether it is still there.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(1);
+/// Times that a join is repeated before another endpoint of the peer on the same local path has its turn.
+const JOINS_IN_TURN: u32 = 4;
 /// Paths to a peer, those included that are being opened.
 pub(super) const MAX_LINKS: usize = 16;
 
@@ -187,21 +189,56 @@ impl PathSet {
         self.redial_at = now + REDIAL;
     }
 
-    /// Asks for a path over every endpoint that has none.
+    /// Replaces where the peer is. What was asked for where it is not any more, and what led there and is not answered,
+    /// is given up.
+    pub(super) fn set_endpoints(
+        &mut self,
+        now: Time,
+        endpoints: Vec<(PathIndex, SocketAddr)>,
+    ) -> GivenUp {
+        let mut given_up = GivenUp::new();
+        if self.endpoints == endpoints {
+            return given_up;
+        }
+        let is_former = |l: &Link, known: &[_]| {
+            let place = (l.local, l.remote);
+            let has_left = known.contains(&place) && !endpoints.contains(&place);
+            has_left && (l.is_joining() || l.is_lost())
+        };
+        let of_former = |set: &Self| {
+            let mut links = set.links.iter();
+            links.position(|link| is_former(link, &set.endpoints))
+        };
+        while let Some(at) = of_former(self) {
+            given_up.push(self.remove(at));
+        }
+        self.endpoints = endpoints;
+        self.dial_at_once(now);
+        given_up
+    }
+
+    /// Asks for a path over every local one that has an endpoint and no path. Of several endpoints each has its turn.
     pub(super) fn dial(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
         self.put_off_dialling(now);
         let mut given_up = GivenUp::new();
         for at in 0..self.endpoints.len() {
-            let (local, remote) = self.endpoints[at];
-            let known = self.iter().any(|l| l.local == local && !l.is_lost());
+            let (local, _) = self.endpoints[at];
+            let of_local = |(other, _): &&(PathIndex, SocketAddr)| *other == local;
+            if self.endpoints[..at].iter().any(|other| of_local(&other)) {
+                continue;
+            }
+            let several = self.endpoints.iter().filter(of_local).count() > 1;
+            let is_lost = |l: &Link| l.is_lost() || several && l.has_asked(JOINS_IN_TURN);
+            let known = self.iter().any(|l| l.local == local && !is_lost(l));
             if known || !shared.local[local].is_usable() {
                 continue;
             }
             // What nobody answered is asked anew: its id may be that of a path that the peer has still.
             let unanswered = |l: &Link| l.local == local && l.is_joining();
-            if let Some(at) = self.links.iter().position(unanswered) {
-                given_up.push(self.remove(at));
-            }
+            let asked = self.links.iter().position(unanswered);
+            let asked = asked.map(|at| self.remove(at));
+            let remote = self.endpoint_after(local, asked.as_ref().map(|link| link.remote));
+            given_up.extend(asked);
             if let Ok(instead) = self.make_room() {
                 given_up.extend(instead);
                 let id = self.free_id();
@@ -209,6 +246,16 @@ impl PathSet {
             }
         }
         given_up
+    }
+
+    /// The endpoint whose turn it is after this one of the same local path, which has some.
+    fn endpoint_after(&self, local: PathIndex, asked: Option<SocketAddr>) -> SocketAddr {
+        let of_local = || self.endpoints.iter().filter(|(other, _)| *other == local);
+        let next = of_local()
+            .skip_while(|(_, to)| Some(*to) != asked)
+            .nth(1)
+            .or_else(|| of_local().next());
+        next.expect("the caller found one").1
     }
 
     /// The next id of those that this end gives that no path has. They come round: a path is asked for
