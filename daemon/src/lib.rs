@@ -15,6 +15,7 @@ mod conntracks;
 mod control_socket;
 mod daemon;
 mod devices;
+mod directory;
 mod driver;
 mod events;
 mod following;

@@ -27,8 +27,9 @@ use crate::steering::Steerer;
 use crate::switching::telling;
 use crate::tasks::{host, notices, sweep};
 use crate::{
-    backstop, confirming, control_socket, gateway, hours, locking, metering, metrics, preferring,
-    privileges, probing, reconcile, recovery, reloading, restoring, startup, terms, tracking,
+    backstop, confirming, control_socket, directory, gateway, hours, locking, metering, metrics,
+    preferring, privileges, probing, reconcile, recovery, reloading, restoring, startup, terms,
+    tracking,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -51,7 +52,10 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    tokio::task::LocalSet::new().block_on(&runtime, serve(file, config))
+    let ended = tokio::task::LocalSet::new().block_on(&runtime, serve(file, config));
+    // What the directory of users, which may be away for minutes, was asked for serves nobody any more.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
@@ -66,7 +70,8 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         start_data_path(&config, &inventory, &preferences, state_file.earliest())?;
     let host_id =
         terms::host_id(&dibs_config::read_private_key(&config.daemon.private_key_file)?.public());
-    let mut state = restoring::initial_state(&config, &saved)?;
+    let (file_says, left) = (config.clone(), saved.clone());
+    let mut state = directory::ask(move || restoring::initial_state(&file_says, &left)).await??;
     let peers: Vec<u64> = { config.peers.iter() }
         .map(|peer| terms::host_id(&peer.public_key))
         .collect();
@@ -156,11 +161,12 @@ async fn main_loop(
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
+    let hang_up = signal(SignalKind::hangup())?;
     let own = || Rc::clone(daemon);
     tokio::task::spawn_local(control_socket::serve(own(), listener));
     tokio::task::spawn_local(watchdog(own()));
     let mut data_path = tokio::task::spawn_local(notices::follow(own(), notices));
+    tokio::task::spawn_local(reloading::keep(own(), file.to_owned(), hang_up));
     tokio::task::spawn_local(host::follow(own()));
     tokio::task::spawn_local(sweep::keep(own()));
     tokio::task::spawn_local(hours::keep(own()));
@@ -172,13 +178,10 @@ async fn main_loop(
     tokio::task::spawn_local(locking::keep(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hang_up.recv() => reloading::reload(daemon, file).await,
-            _ = &mut data_path => return Err(anyhow!("the data path has ended")),
-        }
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        _ = &mut data_path => Err(anyhow!("the data path has ended")),
     }
 }
 

@@ -9,6 +9,7 @@ mod bumps;
 mod config;
 mod crash;
 mod device;
+mod directory;
 mod disagreement;
 mod doctor;
 mod eavesdrop;
