@@ -19,6 +19,7 @@ use crate::answers::Answers;
 use crate::bumps::Bumps;
 use crate::clock::now;
 use crate::driver::Driver;
+use crate::endpoints::Endpoints;
 use crate::events::Events;
 use crate::host::Host;
 use crate::kept::Kept;
@@ -44,6 +45,7 @@ pub(crate) struct Daemon {
     pub(crate) bumps: Bumps,
     /// The data path.
     pub(crate) driver: Driver,
+    pub(crate) endpoints: Endpoints,
     pub(crate) host: Host,
     pub(crate) kernel: Kernel,
     pub(crate) state: RefCell<State>,

@@ -15,6 +15,7 @@ use dibs_policy::{
     Strength,
 };
 
+use crate::interfaces::{Interfaces, Inventory};
 use crate::kept::Kept;
 use crate::restoring::initial_state;
 use crate::state_file::{Saved, StateFile};
@@ -26,13 +27,21 @@ use crate::{privileges, startup};
 /// It could not; the message is one clear sentence.
 pub fn run(file: &Path) -> anyhow::Result<()> {
     privileges::ensure_descriptors()?;
-    privileges::restrict()?;
+    privileges::restrict([])?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(guard(file))
+}
+
+async fn guard(file: &Path) -> anyhow::Result<()> {
     let Wanted {
         mut wish,
         known,
         alone: _alone,
     } = match startup::load(file) {
-        Ok(config) => of_file(&config)?,
+        Ok(config) => of_file(&config, &interfaces().await)?,
         Err(error) => of_last_run(file, error)?,
     };
     if wish.fail == Fail::Open {
@@ -43,36 +52,39 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         tracing::info!("nothing is to be blocked: no rule and no choice puts anything on a bump");
         return Ok(());
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
-    runtime.block_on(async {
-        let mut steering = Steering::system(None)?;
-        settle(&mut steering, &mut wish).await;
-        let steered = steering.set(&wish).await.context("cannot steer");
-        let mut backstop = Backstop::open()?;
-        let backed = backstop.set(&wish, &known).await;
-        match (&backed, backstop.standing()) {
-            (Ok(_), Standing::Stands(Strength::Lasting)) => {}
-            (Ok(_), _) => tracing::info!("the table of nftables goes with this process"),
-            (Err(error), _) => {
-                tracing::error!("{error}: what flushes the firewall lets plain packets go");
-            }
+    let mut steering = Steering::system(None)?;
+    settle(&mut steering, &mut wish).await;
+    let steered = steering.set(&wish).await.context("cannot steer");
+    let mut backstop = Backstop::open()?;
+    let backed = backstop.set(&wish, &known).await;
+    match (&backed, backstop.standing()) {
+        (Ok(_), Standing::Stands(Strength::Lasting)) => {}
+        (Ok(_), _) => tracing::info!("the table of nftables goes with this process"),
+        (Err(error), _) => {
+            tracing::error!("{error}: what flushes the firewall lets plain packets go");
         }
-        match (steered, backstop.standing()) {
-            (Ok(_), _) => {
-                steering.clear_others().await?;
-            }
-            (Err(error), Standing::Stands(Strength::Lasting)) => {
-                tracing::error!(
-                    "{error:#}: the table of nftables alone blocks, and no rule with a match"
-                );
-            }
-            (Err(error), _) => return Err(error),
+    }
+    match (steered, backstop.standing()) {
+        (Ok(_), _) => {
+            steering.clear_others().await?;
         }
-        tracing::info!("blocked until the daemon runs");
-        Ok(())
+        (Err(error), Standing::Stands(Strength::Lasting)) => {
+            tracing::error!(
+                "{error:#}: the table of nftables alone blocks, and no rule with a match"
+            );
+        }
+        (Err(error), _) => return Err(error),
+    }
+    tracing::info!("blocked until the daemon runs");
+    Ok(())
+}
+
+/// Interfaces as they are now. If the kernel does not list them, rules name them as the file does.
+async fn interfaces() -> Inventory {
+    let listed = async { Interfaces::open()?.list().await };
+    listed.await.unwrap_or_else(|error| {
+        tracing::error!("{error:#}: other names of interfaces are not known");
+        Inventory::default()
     })
 }
 
@@ -85,7 +97,7 @@ struct Wanted {
 }
 
 /// By the rules of the file, and the choices and rules of users that are saved.
-fn of_file(config: &Config) -> anyhow::Result<Wanted> {
+fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Wanted> {
     let alone = StateFile::open(&config.daemon.control_socket)?;
     let saved = alone.load().unwrap_or_else(|error| {
         tracing::error!("{error:#}: rules and choices of users are not blocked");
@@ -105,7 +117,7 @@ fn of_file(config: &Config) -> anyhow::Result<Wanted> {
         }
     }
     Ok(Wanted {
-        wish: state.wish(config, &[], None),
+        wish: state.wish(config, inventory, &[], None),
         known: state.known(),
         alone,
     })

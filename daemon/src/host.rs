@@ -103,12 +103,9 @@ impl Host {
     }
 
     /// Opens the sockets of paths that are not there and tells the data path what is new; see [`Links::follow`].
-    pub(crate) async fn follow_links(&self, config: &Config, starting: bool) -> anyhow::Result<()> {
+    pub(crate) async fn follow_links(&self, config: &Config) -> anyhow::Result<()> {
         let inventory = || self.inventory.borrow().clone();
-        let links = &self.links;
-        links
-            .follow(config, &self.driver, inventory, starting)
-            .await
+        self.links.follow(config, &self.driver, inventory).await
     }
 
     /// Why this host cannot use a path, by index, if so.

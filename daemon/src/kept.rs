@@ -12,6 +12,7 @@ use dibs_policy::{ClassRule, Desired};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::{Daemon, State};
+use crate::interfaces::Inventory;
 use crate::steering::desired;
 use crate::terms::policy_prefix;
 use crate::volumes::write;
@@ -33,11 +34,11 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// Wishes of the file's rules alone: those of users, and choices, do not outlive a start of the host.
-    fn of(config: &Config, state: &State) -> Self {
+    fn of(config: &Config, inventory: &Inventory, state: &State) -> Self {
         let offset = state.rules.utc_offset();
         let of_file = { state.rules.in_force() }.filter(|rule| rule.origin == RuleOrigin::Config);
         let rules: Vec<ClassRule> = of_file
-            .flat_map(|rule| rule.kernel_classes(offset))
+            .flat_map(|rule| rule.classes_here(offset, inventory))
             .collect();
         let bumps: BTreeSet<_> = rules.iter().map(|rule| rule.bump).collect();
         let peers = config.peers.iter().flat_map(|peer| &peer.addresses);
@@ -46,7 +47,7 @@ impl Kept {
             control_socket: config.daemon.control_socket.clone(),
             wish: Desired {
                 sessions: peers.map(|net| (policy_prefix(net), false)).collect(),
-                ..desired(config, rules.into_iter(), &bumps, &[])
+                ..desired(config, inventory, rules.into_iter(), &bumps, &[])
             },
         }
     }
@@ -91,7 +92,7 @@ pub(crate) async fn keep(daemon: &Daemon) {
         let state = daemon.state.borrow();
         match state.rules.is_suspended() {
             true => return,
-            false => Kept::of(&daemon.config, &state),
+            false => Kept::of(&daemon.config, &daemon.host.inventory(), &state),
         }
     };
     if known.as_ref() == Some(&now) {
@@ -145,7 +146,7 @@ mod tests {
     fn kept() -> Kept {
         let config = dibs_config::parse("dibs.toml", RULES).unwrap();
         let state = initial_state(&config, &Saved::default()).unwrap();
-        Kept::of(&config, &state)
+        Kept::of(&config, &Inventory::default(), &state)
     }
 
     #[test]

@@ -1,17 +1,16 @@
 //! The sockets of the paths: each follows its interface, and one that cannot be opened is tried again.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashSet};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use dibs_config::{Config, PathConfig};
-use dibs_policy::sockets::processes;
+use dibs_policy::sockets;
 use tokio::sync::Mutex;
 
 use crate::driver::Driver;
-use crate::interfaces::{Inventory, LEAST_MTU};
+use crate::interfaces::{Interface, Inventory, LEAST_MTU};
 use crate::startup::{is_awaited, open_socket};
 
 /// A path's socket, and what the data path was told of its interface.
@@ -26,6 +25,8 @@ struct Link {
 enum Socket {
     /// Bound to the interface of this number; none if it is bound to an address alone.
     Open(Option<u32>),
+    /// Nobody has tried to open one.
+    Untried,
     /// There is none until its interface or its address comes.
     Awaited,
     /// There is none, for the system refused it.
@@ -35,7 +36,7 @@ enum Socket {
 impl Default for Link {
     fn default() -> Self {
         Self {
-            socket: Socket::Awaited,
+            socket: Socket::Untried,
             told: None,
         }
     }
@@ -49,7 +50,7 @@ impl Link {
             // comes back is the one that it is bound to, and a second socket there would be refused.
             Socket::Open(Some(bound)) => interface.is_some_and(|interface| interface != bound),
             Socket::Open(None) => false,
-            Socket::Awaited | Socket::Refused(_) => interface.is_some(),
+            Socket::Untried | Socket::Awaited | Socket::Refused(_) => interface.is_some(),
         }
     }
 
@@ -64,7 +65,7 @@ impl Link {
         match &self.socket {
             _ if !up => Some("its interface is missing, down, or without the address".to_owned()),
             Socket::Refused(why) => Some(format!("its socket cannot be opened: {why}")),
-            Socket::Awaited => Some("its socket is not open yet".to_owned()),
+            Socket::Untried | Socket::Awaited => Some("its socket is not open yet".to_owned()),
             Socket::Open(_) => None,
         }
     }
@@ -85,23 +86,22 @@ impl Links {
         }
     }
 
-    /// Opens the sockets that are not there and tells the data path what is new, at the start too: then a
-    /// socket that the system refuses although its interface is there is a fault of the configuration.
+    /// Opens the sockets that are not there and tells the data path what is new. A path whose socket the system
+    /// refuses waits, at the start too: any local user may have taken the port.
     pub(crate) async fn follow(
         &self,
         config: &Config,
         driver: &Driver,
         inventory: impl Fn() -> Inventory,
-        starting: bool,
     ) -> anyhow::Result<()> {
         let _turn = self.turn.lock().await;
         let inventory = inventory();
         for (index, path) in config.paths.iter().enumerate() {
-            let interface = inventory.of_path(path).map(|found| found.index);
+            let interface = inventory.of_path(path);
             let before = self.links.borrow()[index].clone();
-            let due = before.is_due(interface);
+            let due = before.is_due(interface.map(|found| found.index));
             let socket = match due {
-                true => open(config, driver, index, interface, &before.socket, starting).await?,
+                true => open(config, driver, index, interface, &before.socket).await?,
                 false => before.socket,
             };
             let opened = due && matches!(socket, Socket::Open(_));
@@ -143,33 +143,31 @@ async fn open(
     config: &Config,
     driver: &Driver,
     index: usize,
-    interface: Option<u32>,
+    interface: Option<&Interface>,
     before: &Socket,
-    starting: bool,
 ) -> anyhow::Result<Socket> {
     let path = &config.paths[index];
     let name = &path.name;
-    Ok(match open_socket(config, path) {
+    let device = interface.map(|found| found.name.as_str());
+    Ok(match open_socket(config, path, device) {
         Ok(socket) => {
             let set = driver.set_socket(index, socket).await?;
             set.with_context(|| format!("cannot watch path {name}"))?;
-            Socket::Open(interface.filter(|_| path.interface.is_some()))
+            let bound = interface.filter(|_| path.interface.is_some());
+            Socket::Open(bound.map(|found| found.index))
         }
         Err(error) if is_awaited(&error) => {
-            if !matches!(before, Socket::Awaited) || starting {
+            if !matches!(before, Socket::Awaited) {
                 tracing::warn!(dibs.path = name, "path {name} is not there yet: {error}");
             }
             Socket::Awaited
         }
         Err(error) => {
             let holders = match error.error.kind() {
-                ErrorKind::AddrInUse => holders(config.daemon.port),
+                ErrorKind::AddrInUse => holders(config.daemon.port).await,
                 _ => String::new(),
             };
             let why = format!("{error}{holders}");
-            if starting {
-                return Err(anyhow!("cannot open path {name}: {why}"));
-            }
             if !matches!(before, Socket::Refused(known) if *known == why) {
                 tracing::warn!(
                     dibs.path = name,
@@ -181,26 +179,16 @@ async fn open(
     })
 }
 
-/// Which other processes have this UDP port here, for a message; nothing if that cannot be seen.
-fn holders(port: u16) -> String {
-    let end = format!(":{port:04X}");
-    let tables = ["udp", "udp6"].map(|name| std::fs::read_to_string(format!("/proc/net/{name}")));
-    let inodes: HashSet<u64> = { tables.iter().flatten() }
-        .flat_map(|table| table.lines())
-        .filter_map(|line| {
-            // `sl local rem st queues tr:when retrnsmt uid timeout inode`
-            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-            let inode = fields.get(9)?.parse().ok()?;
-            fields[1].ends_with(&end).then_some(inode)
-        })
-        .collect();
-    let holders: BTreeSet<String> = { processes(&inodes).into_values() }
-        .filter(|holder| holder.pid != std::process::id())
-        .map(|holder| format!("{} (pid {})", holder.name.escape_default(), holder.pid))
-        .collect();
-    match holders.len() {
-        0 => String::new(),
-        _ => format!(": {} has it", Vec::from_iter(holders).join(", ")),
+/// The other processes that have this UDP port here, for a message; nothing if that cannot be seen.
+async fn holders(port: u16) -> String {
+    // It reads all of /proc.
+    let held = tokio::task::spawn_blocking(move || sockets::of_udp_port(port)).await;
+    let mut held = held.unwrap_or_default();
+    held.retain(|holder| holder.pid != std::process::id());
+    let named: Vec<String> = held.iter().map(ToString::to_string).collect();
+    match named.is_empty() {
+        true => String::new(),
+        false => format!(": {} has it", named.join(", ")),
     }
 }
 
@@ -219,7 +207,11 @@ mod tests {
         assert!(bound.is_due(Some(6)));
         // An address that goes to another interface takes its socket with it.
         assert!(!link(Socket::Open(None)).is_due(Some(6)));
-        for missing in [Socket::Awaited, Socket::Refused("why".to_owned())] {
+        for missing in [
+            Socket::Untried,
+            Socket::Awaited,
+            Socket::Refused("why".to_owned()),
+        ] {
             let missing = link(missing);
             assert!(missing.is_due(Some(5)) && !missing.is_due(None));
         }

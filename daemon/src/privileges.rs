@@ -37,8 +37,9 @@ pub(crate) fn ensure_descriptors() -> anyhow::Result<()> {
 }
 
 /// Gives up every capability that steering does not need, for this process and the programs that it
-/// runs, and keeps keys out of core dumps. To be called before there is a second thread.
-pub(crate) fn restrict() -> anyhow::Result<()> {
+/// runs, and keeps keys out of core dumps. What is needed to listen at these ports is kept, because an interface may
+/// come at any time. To be called before there is a second thread.
+pub(crate) fn restrict(ports: impl IntoIterator<Item = u16>) -> anyhow::Result<()> {
     // The data path may go before others, and says so itself where it may not.
     let is_allowed = setrlimit(Resource::RLIMIT_NICE, NICEST, NICEST).is_ok();
     setrlimit(Resource::RLIMIT_CORE, 0, 0).context("cannot forbid core dumps")?;
@@ -47,6 +48,10 @@ pub(crate) fn restrict() -> anyhow::Result<()> {
     let mut needed: CapsHashSet = NEEDED.into_iter().collect();
     if !is_allowed {
         needed.insert(Capability::CAP_SYS_NICE);
+    }
+    let first_free = first_unprivileged_port();
+    if { ports.into_iter() }.any(|port| u32::from(port) < first_free) {
+        needed.insert(Capability::CAP_NET_BIND_SERVICE);
     }
     let keep = |set: CapSet| -> anyhow::Result<CapsHashSet> {
         let held = caps::read(None, set).context("cannot read capabilities")?;
@@ -66,4 +71,11 @@ pub(crate) fn restrict() -> anyhow::Result<()> {
         caps::set(None, set, &keep(set)?).context("cannot give up capabilities")?;
     }
     Ok(())
+}
+
+/// The lowest port of this network namespace that takes no capability to listen at (ip(7)).
+fn first_unprivileged_port() -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    let port = text.ok().and_then(|text| text.trim().parse().ok());
+    port.unwrap_or(1024)
 }

@@ -2,11 +2,13 @@
 //!
 //! Of the file only its rules are read anew; whatever else changed in it takes a restart, and is named in the log.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::bail;
 use dibs_config::{Config, Level};
 use dibs_control::RuleOrigin;
+use tokio::signal::unix::Signal;
 
 use crate::daemon::Daemon;
 use crate::restoring::of_file;
@@ -14,11 +16,20 @@ use crate::rule_book::Rules;
 use crate::rules::{self, Rule};
 use crate::state_file::SavedRule;
 use crate::tasks::host;
-use crate::{backstop, connections, following, marking, probing, reconcile, startup, wants};
+use crate::{
+    backstop, connections, directory, following, marking, probing, reconcile, startup, wants,
+};
+
+/// Reloads at each signal, one after the other: what a reload waits for holds up nothing else.
+pub(crate) async fn keep(daemon: Rc<Daemon>, file: PathBuf, mut signal: Signal) {
+    while signal.recv().await.is_some() {
+        reload(&daemon, &file).await;
+    }
+}
 
 /// SIGHUP: takes the rules of the file as they are now, and puts back what others removed, and what `cleanup`
 /// suspended. A file that cannot be taken changes nothing, and leaves suspended what is.
-pub(crate) async fn reload(daemon: &Daemon, file: &Path) {
+async fn reload(daemon: &Daemon, file: &Path) {
     if let Err(error) = take_rules(daemon, file).await {
         tracing::error!("the file is not taken, and rules stay as they are: {error:#}");
     }
@@ -41,8 +52,11 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
         tracing::warn!("{warning}");
     }
     warn_of_other_changes(daemon, &config);
+    let (file_says, carried) = (config.clone(), daemon.bumps.all().to_vec());
+    let now = dibs_io::local_time();
+    let rules = directory::ask(move || of_file(&file_says, &carried, now)).await??;
     let _turn = daemon.users.own_turn().await;
-    let mut rules = probed(daemon, &config).await?;
+    let mut rules = probed(daemon, &config, rules).await?;
     let lives = connections::all(daemon).await?;
     let (user_rules, gone) = {
         let state = daemon.state.borrow();
@@ -80,8 +94,11 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
 }
 
 /// The rules of a file, as the kernel takes them.
-async fn probed(daemon: &Daemon, config: &Config) -> anyhow::Result<Vec<Rule>> {
-    let mut rules = of_file(config, daemon.bumps.all(), dibs_io::local_time())?;
+async fn probed(
+    daemon: &Daemon,
+    config: &Config,
+    mut rules: Vec<Rule>,
+) -> anyhow::Result<Vec<Rule>> {
     for (index, rule) in rules.iter_mut().enumerate() {
         let is_required = rule.level == Level::Require;
         if let (true, Some((why, hint))) = (is_required, daemon.config.excludes_require()) {

@@ -17,6 +17,7 @@ use tokio::time::{interval, timeout};
 use crate::bumps::Bumps;
 use crate::daemon::Daemon;
 use crate::driver::{self, Driver, Notices};
+use crate::endpoints::Endpoints;
 use crate::host::Host;
 use crate::interfaces::{Interfaces, Inventory};
 use crate::kernel::Kernel;
@@ -25,11 +26,11 @@ use crate::rpc::Rpc;
 use crate::state_file::{self, StateFile};
 use crate::steering::Steerer;
 use crate::switching::telling;
-use crate::tasks::{host, notices, sweep};
+use crate::tasks::{host, names, notices, sweep};
 use crate::{
-    backstop, confirming, control_socket, gateway, hours, locking, metering, metrics, preferring,
-    privileges, probing, reconcile, recovery, reloading, restoring, silence, startup, terms,
-    tracking, unresolved,
+    backstop, confirming, control_socket, directory, gateway, hours, locking, metering, metrics,
+    preferring, privileges, probing, reconcile, recovery, reloading, restoring, silence, startup,
+    terms, tracking, unresolved,
 };
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -47,12 +48,15 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     }
     dibs_io::give_back_large_blocks();
     privileges::ensure_descriptors()?;
-    privileges::restrict()?;
+    privileges::restrict(config.listens_at())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    tokio::task::LocalSet::new().block_on(&runtime, serve(file, config))
+    let ended = tokio::task::LocalSet::new().block_on(&runtime, serve(file, config));
+    // A resolver may take minutes over a name, and nobody waits for it any more.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
@@ -67,7 +71,8 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         start_data_path(&config, &inventory, &preferences, state_file.earliest())?;
     let host_id =
         terms::host_id(&dibs_config::read_private_key(&config.daemon.private_key_file)?.public());
-    let mut state = restoring::initial_state(&config, &saved)?;
+    let (file_says, left) = (config.clone(), saved.clone());
+    let mut state = directory::ask(move || restoring::initial_state(&file_says, &left)).await??;
     let peers: Vec<u64> = { config.peers.iter() }
         .map(|peer| terms::host_id(&peer.public_key))
         .collect();
@@ -86,6 +91,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         host_id,
         started: Instant::now(),
         bumps: Bumps::of(&config),
+        endpoints: Endpoints::of(&config),
         rpc: Rpc::new(driver.clone(), u32::from_ne_bytes(seed)),
         host: Host::new(driver.clone(), interfaces, inventory, &config),
         kernel: Kernel::new(Steerer::new(driver.clone())?, Backstop::open()?),
@@ -123,7 +129,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         .context("cannot take up connections")?;
     // Not before the TUNs are there and the kernel steers: peers send at once what they kept, and it
     // would be acknowledged and lost.
-    daemon.host.follow_links(&daemon.config, true).await?;
+    daemon.host.follow_links(&daemon.config).await?;
     let socket = daemon.config.daemon.control_socket.clone();
     let listener = control_socket::bind(&socket)?;
     if let Some(address) = daemon.config.daemon.metrics
@@ -159,12 +165,14 @@ async fn main_loop(
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
+    let hang_up = signal(SignalKind::hangup())?;
     let own = || Rc::clone(daemon);
     tokio::task::spawn_local(control_socket::serve(own(), listener));
     tokio::task::spawn_local(watchdog(own()));
     let mut data_path = tokio::task::spawn_local(notices::follow(own(), notices));
+    tokio::task::spawn_local(reloading::keep(own(), file.to_owned(), hang_up));
     tokio::task::spawn_local(host::follow(own()));
+    tokio::task::spawn_local(names::keep(own()));
     tokio::task::spawn_local(sweep::keep(own()));
     tokio::task::spawn_local(hours::keep(own()));
     tokio::task::spawn_local(unresolved::keep(own()));
@@ -177,13 +185,10 @@ async fn main_loop(
     tokio::task::spawn_local(silence::keep(own()));
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).context("cannot tell systemd")?;
     tracing::info!("ready");
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hang_up.recv() => reloading::reload(daemon, file).await,
-            _ = &mut data_path => return Err(anyhow!("the data path has ended")),
-        }
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        _ = &mut data_path => Err(anyhow!("the data path has ended")),
     }
 }
 

@@ -23,11 +23,13 @@ pub(crate) enum Task {
     Users,
     /// Looks why ports do not answer peers.
     Silence,
+    /// Looks up the names of endpoints.
+    Names,
 }
 
 impl Task {
     /// Number of tasks: the last one stands here.
-    const COUNT: usize = Self::Silence as usize + 1;
+    const COUNT: usize = Self::Names as usize + 1;
 }
 
 /// One of them for each [`Task`].

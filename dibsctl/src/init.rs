@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use dibs_config::setup::{
     self, Claims, Ground, Introduction, Meeting, Meetings, NewPath, OwnPath, Unmet, Way,
 };
-use dibs_config::{Config, Error, PeerConfig, PublicKey, Trust};
+use dibs_config::{Config, Endpoint, Error, PeerConfig, PublicKey, Trust};
 
 use self::interfaces::Interface;
 use self::report::{ByLine, Peer, Report};
@@ -117,8 +117,11 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
             let mut met = meet(&config, other, interfaces, Some(public_key))?;
             let same = |peer: &&PeerConfig| peer.public_key == other.public_key;
             if let Some(there) = config.peers.iter().find(same) {
+                let endpoints = met.peer.endpoints.iter();
+                let endpoints = endpoints.map(|(path, to)| (path.clone(), Endpoint::from(*to)));
                 ensure!(
-                    there.addresses == met.prefixes() && there.endpoints == met.peer.endpoints,
+                    there.addresses == met.prefixes()
+                        && endpoints.eq(there.endpoints.iter().cloned()),
                     "{shown} has this host already, as peer \"{}\" with other addresses or endpoints: delete \
                      that [[peer]], and repeat this, or change it there",
                     there.name
@@ -166,7 +169,7 @@ fn checked(file: &Path, text: &str) -> Result<Config> {
 /// trusted on the other host's word alone.
 fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>, Vec<ByLine>)> {
     for name in wishes.trusted.iter().chain(&wishes.untrusted) {
-        let known = name == NONE || interfaces.iter().any(|interface| interface.name == *name);
+        let known = name == NONE || interfaces.iter().any(|interface| interface.is_called(name));
         if !known {
             say(&report::offer(interfaces).to_string());
             bail!(
@@ -186,7 +189,7 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<(Vec<NewPath>,
     };
     let mut by_line = Vec::new();
     let mut trust = |interface: &Interface| {
-        let named = |names: &[String]| names.contains(&interface.name);
+        let named = |names: &[String]| names.iter().any(|name| interface.is_called(name));
         if named(&wishes.trusted) {
             return Some(Trust::Trusted);
         }
@@ -279,7 +282,7 @@ fn meet(
         elsewhere: &elsewhere,
         other,
         routed: |index: usize, endpoint| {
-            interfaces::is_routed(config.paths[index].interface.as_deref(), endpoint)
+            interfaces::is_routed(&config.paths[index], interfaces, endpoint)
         },
     };
     let met = hosts.met();

@@ -188,6 +188,32 @@ impl Node {
         Ok(said)
     }
 
+    /// Answer of `dibsctl doctor`, whatever it finds.
+    ///
+    /// # Errors
+    /// If that is no answer, or its exit status says something else.
+    pub fn doctor(&self) -> Result<Value> {
+        let mut command = self.host.command(programs::built("dibsctl"));
+        command.args(["--json", "doctor", "--config", "/run/dibs/dibsd.toml"]);
+        let output = self.host.spawn(command)?.output(SOON)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let answer: Value = serde_json::from_slice(&output.stdout).context(said)?;
+        let content = output.status.code() == Some(0);
+        ensure!(answer["ok"] == content, "{}: {answer:#}", output.status);
+        Ok(answer)
+    }
+
+    /// Checks of this name in the answer of `dibsctl doctor`, one after the other.
+    ///
+    /// # Errors
+    /// As [`doctor`](Self::doctor).
+    pub fn diagnosis(&self, check: &str) -> Result<String> {
+        let answer = self.doctor()?;
+        let checks = answer["checks"].as_array().into_iter().flatten();
+        let of_it = checks.filter(|found| found["check"] == check);
+        Ok(of_it.map(ToString::to_string).collect())
+    }
+
     /// Adds lines to the configuration that the next daemon reads.
     ///
     /// # Errors

@@ -135,6 +135,9 @@ pub struct PeerInfo {
     /// What the keys of the session rest on; none: there is no session.
     #[serde(default)]
     pub keys: Option<KeyOrigin>,
+    /// Places where it listens, as the configuration says it.
+    #[serde(default)]
+    pub endpoints: Vec<EndpointInfo>,
     /// Why the state is not "established".
     pub reason: Option<String>,
 }
@@ -151,6 +154,19 @@ pub enum KeyOrigin {
     Preshared,
     /// By an untrusted one.
     Untrusted,
+}
+
+/// Place where a peer listens, seen from one of this host's paths.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointInfo {
+    /// The name of the path.
+    pub path: String,
+    /// An address or a name, with the port.
+    pub endpoint: String,
+    /// Addresses that it stands for now, as far as the path can reach them.
+    pub addresses: Vec<SocketAddr>,
+    /// Reason why a name does not serve, or may be out of date.
+    pub fault: Option<String>,
 }
 
 /// See [`PeerInfo::state`].

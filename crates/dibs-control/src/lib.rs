@@ -25,8 +25,8 @@ pub use codec::{
     encode_reply, encode_request,
 };
 pub use info::{
-    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, Integrity,
-    KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin,
+    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, EndpointInfo, Event,
+    Integrity, KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin,
     SilentPortInfo, Skipped, Status, Trust,
 };
 pub use preferences::{Limit, PathChange, PathUsage, Preferences, Preferred};

@@ -1,6 +1,7 @@
-//! The TCP sockets of this host (sock_diag) and the processes that hold them (/proc).
+//! The TCP sockets of this host (sock_diag) and the processes that hold sockets (/proc).
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use netlink_packet_sock_diag::SockDiagMessage;
@@ -72,6 +73,13 @@ pub struct Process {
     pub pid: u32,
     /// Its name as in /proc/PID/comm.
     pub name: String,
+}
+
+impl fmt::Display for Process {
+    /// `name (pid 7)`, the name without control characters.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", self.name.escape_default(), self.pid)
+    }
 }
 
 /// The connected TCP sockets of these connections, given as (local, remote); those that there are not are
@@ -278,6 +286,29 @@ pub fn processes(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
     found
 }
 
+/// The processes that hold a UDP port of this network namespace, by pid. Reads all of /proc, as [`processes`] does.
+pub fn of_udp_port(port: u16) -> Vec<Process> {
+    let tables = ["udp", "udp6"].map(|name| std::fs::read_to_string(format!("/proc/net/{name}")));
+    let inodes: HashSet<u64> = { tables.iter().flatten() }
+        .flat_map(|table| udp_inodes(table, port))
+        .collect();
+    let mut holders = Vec::from_iter(processes(&inodes).into_values());
+    holders.sort_by_key(|holder| holder.pid);
+    holders.dedup();
+    holders
+}
+
+/// The inodes of the sockets at a port, in a table like /proc/net/udp: after a line of headers,
+/// `sl local remote state queues timer retransmits uid timeout inode`.
+fn udp_inodes(table: &str, port: u16) -> impl Iterator<Item = u64> {
+    let end = format!(":{port:04X}");
+    table.lines().filter_map(move |line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let inode = fields.get(9)?.parse().ok()?;
+        fields[1].ends_with(&end).then_some(inode)
+    })
+}
+
 /// The inodes of the sockets of the processes that serve a TUN or TAP device. Reads all of /proc, as
 /// [`processes`] does.
 pub fn of_tun(device: &str) -> HashSet<u64> {
@@ -311,4 +342,20 @@ fn socket_inode(path: &std::path::Path) -> Option<u64> {
         .strip_suffix(']')?
         .parse()
         .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sockets_of_a_port_are_found() {
+        let table = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            1: 0101000A:14B4 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4711 2 0 0\n\
+            2: 00000000:14B5 00000000:14B4 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0 0\n";
+        let of = |port| Vec::from_iter(udp_inodes(table, port));
+        assert_eq!(of(5300), [4711]);
+        assert_eq!(of(5301), [4712]);
+        assert!(of(0).is_empty());
+    }
 }

@@ -52,6 +52,7 @@ fn status(paths: Vec<PathInfo>) -> Status {
             bytes_received: 2,
             connections: 1,
             keys: None,
+            endpoints: Vec::new(),
             reason: None,
         }],
         paths,

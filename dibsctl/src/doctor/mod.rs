@@ -98,7 +98,7 @@ async fn of_config(host: &Host, config: Option<&Config>, status: Option<&Status>
     }
     findings.extend(paths::port(
         config.daemon.port,
-        &host::bind(config),
+        &host::port_holders(config),
         running,
     ));
     let silent = status.map_or(&[][..], |status| &status.silent_ports);

@@ -366,24 +366,53 @@ fn too_few_descriptors_to_start() {
     });
 }
 
+/// Any user may take the port while the daemon is away.
 #[test]
-fn who_has_the_port_is_named() {
+fn a_path_waits_for_its_port_and_names_who_has_it() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
             let mut other = net.a.host.command("socat");
-            other.args(["UDP4-RECVFROM:5300,bind=10.0.1.1", "STDOUT"]);
+            other.args(["-u", "UDP4-RECV:5300,bind=10.0.1.1", "STDOUT"]);
             let other = net.a.host.spawn(other)?;
             wait("the port to be taken", || {
-                net.a
-                    .host
-                    .run("ss -Hlun")
-                    .is_ok_and(|said| said.contains(":5300"))
+                let said = net.a.host.run("ss -Hlun");
+                said.is_ok_and(|said| said.contains(":5300"))
             })?;
-            net.a.spawn()?;
-            let said = net.a.refusal()?;
-            ensure!(said.contains("socat (pid "), "{said}");
+            let holder = format!("socat (pid {})", other.id());
+            let said = net.a.diagnosis("port")?;
+            ensure!(said.contains(&holder), "{said}");
+            net.b.start()?;
+            net.a.start()?;
+            net.a.wait_path("eth", "down")?;
+            let reason = net.a.path("eth")?["reason"].to_string();
+            ensure!(reason.contains(&holder), "{reason}");
+            ensure!(net.a.log().contains(&holder), "{}", net.a.log());
+            let said = net.a.diagnosis("udp")?;
+            ensure!(said.contains(&holder), "{said}");
             drop(other);
-            net.start()
+            net.wait_established()
+        })
+    });
+}
+
+/// The daemon has given up what it does not need by then, also when an interface comes later.
+#[test]
+fn ports_that_take_a_capability() {
+    isolated(|| {
+        Setup::new().without_daemons().run(|net| {
+            for node in [&net.a, &net.b] {
+                let config = std::fs::read_to_string(node.directory().join("dibsd.toml"))?;
+                let config = config.replace(":5300\"", ":443\"");
+                node.configure(&config.replacen("[daemon]", "[daemon]\nport = 443", 1))?;
+            }
+            net.a.host.run("ip link set wlan0 name later")?;
+            net.b.start()?;
+            net.a.start()?;
+            net.a.wait_path("eth", "up")?;
+            net.a.host.run("ip link set later name wlan0")?;
+            net.a.host.run("ip link set wlan0 up")?;
+            net.wait_established()?;
+            net.bumped()?.finish()
         })
     });
 }

@@ -1,20 +1,13 @@
 //! `dibsctl doctor` on hosts that something is wrong with, on purpose, and on hosts where nothing is.
 
-use anyhow::{Context as _, Result, ensure};
-use dibs_netns::HANG;
-use netns_tests::programs::built;
+use anyhow::{Result, ensure};
 use netns_tests::{Node, Setup, isolated};
 use serde_json::Value;
 
 /// What it says, and whether it is content.
 pub(crate) fn examined(node: &Node) -> Result<(Value, bool)> {
-    let mut command = node.host.command(built("dibsctl"));
-    command.args(["--json", "doctor", "--config", "/run/dibs/dibsd.toml"]);
-    let output = node.host.spawn(command)?.output(HANG)?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let answer: Value = serde_json::from_slice(&output.stdout).context(said)?;
-    let content = output.status.code() == Some(0);
-    ensure!(answer["ok"] == content, "{}: {answer:#}", output.status);
+    let answer = node.doctor()?;
+    let content = answer["ok"] == true;
     Ok((answer, content))
 }
 

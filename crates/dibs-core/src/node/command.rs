@@ -1,6 +1,6 @@
 //! What the owner asks for.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use dibs_settings::{BumpId, Hint, Scheduler};
 use dibs_wire::Tuple;
@@ -134,6 +134,18 @@ impl Node {
         links
             .filter(|link| link.local == path)
             .for_each(Link::elicit_ack);
+    }
+
+    /// Replaces the endpoints of a peer, by index of our local path.
+    pub fn set_endpoints(&mut self, now: Time, peer: usize, endpoints: Vec<(usize, SocketAddr)>) {
+        let Self { shared, peers, .. } = self;
+        let Some(peer) = peers.get_mut(peer) else {
+            return;
+        };
+        let endpoints = endpoints.into_iter();
+        let endpoints = endpoints.map(|(path, to)| (PathIndex::new(path), to));
+        let given_up = peer.paths.set_endpoints(now, endpoints.collect());
+        peer.abandon(shared, given_up);
     }
 
     /// A path to the host `to` has just carried so many bytes of payload a second for others:

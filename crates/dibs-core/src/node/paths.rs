@@ -32,6 +32,8 @@ const KEEPALIVE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(20
 /// The end that did not ask for the path leaves that to the one that did, and asks only where that one is late: both
 /// at once would cost twice as much.
 const KEEPALIVE_OF_ACCEPTING: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(22)];
+/// Times that a join is repeated before another endpoint of the peer on the same local path has its turn.
+const JOINS_IN_TURN: u32 = 4;
 /// Paths to a peer, those included that are being opened.
 pub(super) const MAX_LINKS: usize = 16;
 
@@ -218,22 +220,57 @@ impl PathSet {
         self.redial_at = now + REDIAL;
     }
 
-    /// Asks for a path over every endpoint that has none.
+    /// Replaces the endpoints. Paths that lead to a former one, and are asked for or not answered, are given up.
+    pub(super) fn set_endpoints(
+        &mut self,
+        now: Time,
+        endpoints: Vec<(PathIndex, SocketAddr)>,
+    ) -> GivenUp {
+        let mut given_up = GivenUp::new();
+        if self.endpoints == endpoints {
+            return given_up;
+        }
+        let is_former = |l: &Link, known: &[_]| {
+            let place = (l.local, l.remote);
+            let has_left = known.contains(&place) && !endpoints.contains(&place);
+            has_left && (l.is_joining() || l.is_lost())
+        };
+        let of_former = |set: &Self| {
+            let mut links = set.links.iter();
+            links.position(|link| is_former(link, &set.endpoints))
+        };
+        while let Some(at) = of_former(self) {
+            given_up.push(self.remove(at));
+        }
+        self.endpoints = endpoints;
+        self.dial_at_once(now);
+        given_up
+    }
+
+    /// Asks for a path over every local one that has an endpoint and no path. Of several endpoints each has its turn.
     pub(super) fn dial(&mut self, now: Time, shared: &mut Shared) -> GivenUp {
         self.put_off_dialling(now);
         let mut given_up = GivenUp::new();
         for at in 0..self.endpoints.len() {
-            let (local, remote) = self.endpoints[at];
-            if !shared.local[local].is_usable() {
+            let (local, _) = self.endpoints[at];
+            let of_local = |(other, _): &&(PathIndex, SocketAddr)| *other == local;
+            let had_turn = self.endpoints[..at].iter().any(|other| of_local(&other));
+            if had_turn || !shared.local[local].is_usable() {
                 continue;
             }
+            let several = self.endpoints.iter().filter(of_local).count() > 1;
             // What nobody answered is asked anew: its id may be that of a path that the peer has still.
-            let unanswered = |l: &Link| l.local == local && l.is_joining() && l.is_lost();
+            let unanswered = |l: &Link| {
+                let had_turn = several && l.has_asked(JOINS_IN_TURN);
+                l.local == local && l.is_joining() && (l.is_lost() || had_turn)
+            };
             let unanswered = self.links.iter().position(unanswered);
             let unanswered = unanswered.map(|at| self.remove(at));
             if !self.iter().any(|l| l.local == local && self.suffices(l))
                 && let Ok(instead) = self.make_room()
             {
+                let asked = unanswered.as_ref().map(|link| link.remote);
+                let remote = self.endpoint_after(local, asked);
                 given_up.extend(instead);
                 let id = self.free_id();
                 let mut link = Link::join(now, shared, id, local, remote);
@@ -254,6 +291,16 @@ impl PathSet {
     fn suffices(&self, link: &Link) -> bool {
         let answers = !link.is_open() || link.path.state() == PathState::Active;
         !link.is_lost() && (answers || self.is_endpoint(link.local, link.remote) == Some(true))
+    }
+
+    /// The endpoint whose turn it is after this one of the same local path, which has some.
+    fn endpoint_after(&self, local: PathIndex, asked: Option<SocketAddr>) -> SocketAddr {
+        let of_local = || self.endpoints.iter().filter(|(other, _)| *other == local);
+        let next = of_local()
+            .skip_while(|(_, to)| Some(*to) != asked)
+            .nth(1)
+            .or_else(|| of_local().next());
+        next.expect("the caller found one").1
     }
 
     /// The next id of those that this end gives that no path has. They come round: a path is asked for

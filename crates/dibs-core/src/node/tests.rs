@@ -31,6 +31,7 @@ mod away;
 mod bare;
 mod bumps;
 mod drop_cache;
+mod endpoints;
 mod fair;
 mod flood;
 mod gateway;
@@ -82,6 +83,8 @@ pub(super) struct Pair {
     sent: [[u64; 2]; 2],
     /// Where host 0 is on the first path, if not where it was at first.
     moved: Option<SocketAddr>,
+    /// The only place where host 1 is on the first path, if not wherever it is called.
+    listens: Option<SocketAddr>,
     /// Calls that each host sent datagrams with.
     sends: [usize; 2],
     /// The longest datagram that the paths take, and the payload of the segments that a superpacket stands for.
@@ -174,6 +177,7 @@ impl Pair {
             filter: Box::new(|_, _, _| true),
             sent: [[0; 2]; 2],
             moved: None,
+            listens: None,
             sends: [0; 2],
             longest: 1472,
             mss: 1400,
@@ -230,7 +234,9 @@ impl Pair {
                 self.sends[host] += 1;
                 let moved = self.moved.filter(|_| t.path == 0);
                 let from = moved.filter(|_| host == 0);
-                let lands = host == 0 || moved.is_none_or(|at| at == t.to);
+                let listens = self.listens.filter(|_| t.path == 0);
+                let place = [listens, moved][host];
+                let lands = place.is_none_or(|at| at == t.to);
                 for datagram in t.bytes.chunks(t.segment) {
                     assert!(datagram.len() <= self.longest, "a datagram fits the MTU");
                     self.sent[host][t.path] += datagram.len() as u64;
@@ -239,7 +245,9 @@ impl Pair {
                             due: self.now + self.delay,
                             to: 1 - host,
                             path: t.path,
-                            from: from.unwrap_or(addr(host, t.path)),
+                            from: from
+                                .or(listens.filter(|_| host == 1))
+                                .unwrap_or(addr(host, t.path)),
                             bytes: datagram.to_vec(),
                         });
                     }

@@ -1,6 +1,6 @@
 //! Whether the paths are there, lead to the peer, and let UDP through.
 
-use std::io;
+use dibs_policy::sockets::Process;
 
 use crate::doctor::finding::Finding;
 use crate::doctor::host::{Answer, Way};
@@ -38,6 +38,11 @@ fn on_interface(way: &Way, interface: &str) -> Option<Finding> {
 }
 
 fn reached(way: &Way) -> Finding {
+    if let Some(why) = &way.unresolved {
+        let advice =
+            "see that the name is right and that this host's resolver answers (getent ahosts NAME)";
+        return Finding::failed("path", why, advice);
+    }
     let Some(remote) = way.remote else {
         return Finding::fine("path", "it is there, and waits for the peer to call");
     };
@@ -71,18 +76,23 @@ fn reached(way: &Way) -> Finding {
 }
 
 /// Whether the daemon's port is its own.
-pub(crate) fn port(port: u16, bound: &io::Result<()>, running: bool) -> Option<Finding> {
+pub(crate) fn port(port: u16, holders: &Option<Vec<Process>>, running: bool) -> Option<Finding> {
     if running {
         return None;
     }
-    Some(match bound {
-        Ok(()) => Finding::fine("port", format!("UDP port {port} is free")),
-        Err(error) => Finding::failed(
-            "port",
-            format!("UDP port {port}: {error}"),
-            "stop who has it (ss -ulpn shows), or set another port in [daemon] at both ends",
-        ),
-    })
+    let Some(holders) = holders else {
+        return Some(Finding::fine("port", format!("UDP port {port} is free")));
+    };
+    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    let who = match named.is_empty() {
+        true => "another program".to_owned(),
+        false => named.join(", "),
+    };
+    Some(Finding::failed(
+        "port",
+        format!("{who} has UDP port {port}"),
+        "stop that program (ss -ulpn shows it), or set another port in [daemon] at both ends",
+    ))
 }
 
 #[cfg(test)]
@@ -187,6 +197,16 @@ mod tests {
             ),
             (
                 Way {
+                    remote: None,
+                    bound: None,
+                    unresolved: Some("the name home cannot be resolved: no answer".to_owned()),
+                    ..good()
+                },
+                Outcome::Failed,
+                "resolved",
+            ),
+            (
+                Way {
                     known: false,
                     link: None,
                     ..good()
@@ -204,9 +224,17 @@ mod tests {
 
     #[test]
     fn a_port_of_others() {
-        let taken = Err(io::Error::from(io::ErrorKind::AddrInUse));
-        assert_eq!(port(5300, &taken, false).unwrap().outcome, Outcome::Failed);
-        assert_eq!(port(5300, &Ok(()), false).unwrap().outcome, Outcome::Ok);
+        let socat = Process {
+            pid: 7,
+            name: "socat".to_owned(),
+        };
+        let taken = Some(vec![socat]);
+        let finding = port(5300, &taken, false).unwrap();
+        assert_eq!(finding.outcome, Outcome::Failed);
+        assert_eq!(finding.found, "socat (pid 7) has UDP port 5300");
+        let unseen = port(5300, &Some(Vec::new()), false).unwrap();
+        assert_eq!(unseen.found, "another program has UDP port 5300");
+        assert_eq!(port(5300, &None, false).unwrap().outcome, Outcome::Ok);
         assert_eq!(port(5300, &taken, true), None);
     }
 }

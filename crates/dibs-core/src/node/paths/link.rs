@@ -286,6 +286,11 @@ impl Link {
         matches!(self.stage, Stage::Joining { .. })
     }
 
+    /// True if we asked for it so many times and were not answered.
+    pub(crate) fn has_asked(&self, times: u32) -> bool {
+        matches!(self.stage, Stage::Joining { retry, .. } if retry.tries >= times)
+    }
+
     /// Whether another path over the same interface is worth asking for: the peer has stopped
     /// asking for this one, or does not answer by it, perhaps for it knows nothing of it, or knows
     /// another by its id.
