@@ -51,8 +51,8 @@ impl Path {
         self.waiting -= news.settled;
         self.count.spurious += news.spurious;
         if news.any {
-            self.heard_at = now;
-            self.busy_at = now;
+            self.last.heard = now;
+            self.last.busy = now;
             if self.state() != PathState::Unvalidated {
                 self.revive(now);
             }

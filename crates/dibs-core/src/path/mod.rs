@@ -147,17 +147,23 @@ pub struct Path {
     usual_flight: u64,
     /// The window has been full since the last datagram was sent.
     window_filled: bool,
-    /// Last time that something went either way.
-    busy_at: Time,
-    /// Last time that something other than what keeps the path alive did, or it began.
-    used_at: Time,
-    /// When anything of the peer's came by it last, or it began.
-    heard_at: Time,
+    last: Last,
     /// Bytes a second that the user lets it have.
     rate_limit: u64,
     /// This host slept until then.
     slept_until: Option<Time>,
     count: Counters,
+}
+
+/// When something happened last, or the path began.
+#[derive(Debug)]
+struct Last {
+    /// Something went either way.
+    busy: Time,
+    /// Something did that was more than what keeps the path alive.
+    used: Time,
+    /// Something came of the peer's.
+    heard: Time,
 }
 
 #[derive(Debug, Default)]
@@ -193,9 +199,11 @@ impl Path {
             waiting: 0,
             usual_flight: 0,
             window_filled: false,
-            busy_at: now,
-            used_at: now,
-            heard_at: now,
+            last: Last {
+                busy: now,
+                used: now,
+                heard: now,
+            },
             rate_limit: u64::MAX,
             slept_until: None,
             count: Counters::default(),
@@ -382,9 +390,9 @@ impl Path {
             if self.waiting == 0 {
                 self.liveness.on_first_in_flight(now);
             }
-            self.busy_at = now;
+            self.last.busy = now;
             if token != 0 {
-                self.used_at = now;
+                self.last.used = now;
             }
             sent.fate = Fate::Waiting;
             let unused = self.pacer.is_full(now) && !self.window_filled;
@@ -472,14 +480,14 @@ impl Path {
 
     /// A datagram with this number has come in and its content was taken.
     pub fn on_received(&mut self, now: Time, seq: u64, ack_eliciting: bool) {
-        self.heard_at = now;
-        self.busy_at = now;
+        self.last.heard = now;
+        self.last.busy = now;
         self.received.on_received(now, seq, ack_eliciting);
     }
 
     /// What the peer sent by it was more than what keeps the path alive.
     pub fn on_used(&mut self, now: Time) {
-        self.used_at = now;
+        self.last.used = now;
     }
 
     /// A datagram of the peer's that was taken had been marked for congestion (CE).
@@ -539,7 +547,7 @@ impl Path {
     /// acknowledgements, which ask for none, would go by a path that is dead until it is next asked.
     pub fn wants_proof(&self, now: Time) -> bool {
         let patience = self.rtt.smoothed().max(LEAST_PATIENCE);
-        self.waiting == 0 && now.since(self.heard_at) > patience
+        self.waiting == 0 && now.since(self.last.heard) > patience
     }
 
     /// Whether the path should be asked if it is still there: nothing has gone either way for the first of `interval`,
@@ -552,14 +560,14 @@ impl Path {
 
     /// When [`Self::wants_ping`] becomes true if nothing else happens.
     pub fn next_ping(&self, [least, most]: [Duration; 2]) -> Option<Time> {
-        let unused = self.busy_at.since(self.used_at);
+        let unused = self.last.busy.since(self.last.used);
         (self.liveness.is_active() && self.waiting == 0)
-            .then(|| self.busy_at + unused.clamp(least, most))
+            .then(|| self.last.busy + unused.clamp(least, most))
     }
 
     /// Whether nothing has gone either way for so long, and nothing is under way: nobody knows whether it works still.
     pub fn is_idle(&self, now: Time, span: Duration) -> bool {
-        self.waiting == 0 && now.since(self.busy_at) >= span
+        self.waiting == 0 && now.since(self.last.busy) >= span
     }
 
     /// Size of the probe to send now, as UDP payload. It goes whatever the budget.

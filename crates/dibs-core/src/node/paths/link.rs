@@ -1,4 +1,6 @@
-//! The paths to a peer: joining, validation, roaming.
+//! A path to a peer: joining and validation; [`moves`] has what comes of a peer that is seen elsewhere.
+
+mod moves;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -7,13 +9,14 @@ use std::time::Duration;
 use dibs_wire::bytes::Writer;
 use dibs_wire::frame::{self, Frame};
 
+use self::moves::Roaming;
 use crate::chunk::Delayed;
 use crate::counters::Counter;
 use crate::node::notice::Event;
 use crate::node::shared::Shared;
 use crate::path::{Path, PathConfig, PathState};
 use crate::path_index::PathIndex;
-use crate::session::{MAX_DATAGRAM, OVERHEAD, PathId, PeerId, Random};
+use crate::session::{MAX_DATAGRAM, PathId, PeerId, Random};
 use crate::time::Time;
 
 /// Wait for the answer to the first join or accept; doubled each time.
@@ -39,9 +42,6 @@ const BARE_AHEAD: u64 = 4 * PROOF_SPACING;
 const AMPLIFICATION: u64 = 3;
 /// Bytes of frames that wait for a datagram of their path, at most.
 const MAX_FRAMES: usize = 512;
-/// A datagram with a challenge.
-const CHALLENGE_LEN: u64 = OVERHEAD as u64 + 9;
-
 /// How far a path has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -110,16 +110,6 @@ pub(in crate::node) struct Verdict {
     pub(in crate::node) eliciting: bool,
     /// It carries something of a connection's.
     pub(in crate::node) used: bool,
-}
-
-/// An address that a path's datagrams began to come from.
-#[derive(Clone, Copy, Debug)]
-struct Roaming {
-    to: SocketAddr,
-    challenge: [u8; 8],
-    retry: Retry,
-    /// Bytes that may be sent there.
-    credit: u64,
 }
 
 /// A path to the peer.
@@ -599,95 +589,9 @@ impl Link {
         }
     }
 
-    /// An authentic datagram came from `from`. If that is not where the peer was, and nothing newer
-    /// came from there, the new place is challenged; the old one is kept meanwhile (docs/protocol.md, 7). A trusted path
-    /// does not roam: there the challenge tells the peer to ask for it anew, if it `may_ask` from there.
-    pub(crate) fn on_source(
-        &mut self,
-        now: Time,
-        shared: &mut Shared,
-        seq: u64,
-        (from, may_ask): (SocketAddr, bool),
-        len: u64,
-    ) {
-        let newest = seq >= self.highest;
-        self.highest = self.highest.max(seq);
-        if newest && from != self.remote {
-            self.ask_anew(now, shared, from);
-        }
-        if self.is_accepting() && from == self.remote {
-            self.credit += AMPLIFICATION * len;
-        }
-        if from == self.remote || !newest || !self.is_open() {
-            return;
-        }
-        if self.trusted && !may_ask {
-            return;
-        }
-        if let Some(roaming) = self.roaming.as_mut().filter(|r| r.to == from) {
-            roaming.credit += AMPLIFICATION * len;
-            return;
-        }
-        shared.count(Counter::EndpointChallenged);
-        let mut challenge = [0; 8];
-        shared.rng.fill(&mut challenge);
-        self.roaming = Some(Roaming {
-            to: from,
-            challenge,
-            retry: Retry::new(now),
-            credit: AMPLIFICATION * len,
-        });
-    }
-
-    /// Where the peer asked from at first, it has not proved to be: what it is to prove itself with
-    /// goes to `from`, too, and only an answer from there counts. Otherwise whoever sends its answer
-    /// from elsewhere would open the path to there.
-    fn ask_anew(&mut self, now: Time, shared: &mut Shared, from: SocketAddr) {
-        if let Stage::Accepting {
-            challenge, retry, ..
-        } = &mut self.stage
-        {
-            shared.rng.fill(challenge);
-            *retry = Retry::new(now);
-            self.frames.clear();
-            self.remote = from;
-            self.credit = 0;
-        }
-    }
-
     /// Whether a bare datagram may be one of the peer's: it comes from where the peer is, and its
     /// number is one that may have been sent. A forged one must not acknowledge a far future.
     pub(crate) fn expects_bare(&self, seq: u64, from: SocketAddr) -> bool {
         from == self.remote && seq <= self.highest.saturating_add(BARE_AHEAD)
-    }
-
-    /// A challenge to send to a place that is not proved yet.
-    pub(crate) fn poll_challenge(&mut self, now: Time) -> Option<(SocketAddr, [u8; 8])> {
-        let roaming = self.roaming.as_mut()?;
-        if roaming.retry.at > now || roaming.retry.tries >= 3 {
-            return None;
-        }
-        roaming.retry.next(now);
-        roaming.credit = roaming.credit.checked_sub(CHALLENGE_LEN)?;
-        Some((roaming.to, roaming.challenge))
-    }
-
-    /// The peer asks whether we are where this came; true if the path is to be asked for anew.
-    pub(super) fn on_challenge(&mut self, shared: &mut Shared, challenge: [u8; 8]) -> bool {
-        self.push_frame(shared, &Frame::PathResponse { challenge });
-        self.moved |= self.trusted && self.is_open();
-        self.moved
-    }
-
-    /// The new place answered: it is where the peer is now (true), unless the path is trusted. None if that is no
-    /// answer to a question of ours.
-    pub(crate) fn on_response(&mut self, from: SocketAddr, challenge: [u8; 8]) -> Option<bool> {
-        self.roaming
-            .filter(|roaming| roaming.challenge == challenge && roaming.to == from)?;
-        if !self.trusted {
-            self.remote = from;
-            self.roaming = None;
-        }
-        Some(!self.trusted)
     }
 }
