@@ -7,7 +7,6 @@ use std::time::Duration;
 use dibs_core::Time;
 use dibs_core::bump::SCRAMBLE;
 use dibs_core::counters::Counter;
-use dibs_core::node::Event;
 use dibs_core::session::Integrity;
 use dibs_netem::rng::{Rng, mix};
 use dibs_netem::{Cause, Conditions, Emulator, Fate};
