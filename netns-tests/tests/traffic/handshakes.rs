@@ -14,7 +14,7 @@ fn said_of_peer(node: &Node, key: &str) -> Result<String> {
 
 /// Both daemons start while the trusted link is down.
 fn start_without_the_trusted_link(net: &mut Net) -> Result<()> {
-    net.eth.down(End::Far)?;
+    net.eth.down(End::B)?;
     net.a.start()?;
     net.b.start()
 }
@@ -39,7 +39,7 @@ fn any_path_will_do_if_the_user_says_so() {
             net.wait_bump(7000, "seal")?;
             talk.advance(1 << 20)?;
             // By the trusted link as soon as it is there.
-            net.eth.up(End::Far)?;
+            net.eth.up(End::B)?;
             wait_keys(net, "trusted")?;
             talk.advance(1 << 20)?;
             talk.finish()
@@ -58,11 +58,11 @@ fn chained_waits_for_the_trusted_link_and_says_why() {
             })?;
             wait("the reason in the log", || net.a.log().contains(why))?;
             ensure!(said_of_peer(&net.a, "keys")?.is_empty());
-            net.eth.up(End::Far)?;
+            net.eth.up(End::B)?;
             wait_keys(net, "trusted")?;
 
             // The daemons' messages go by the other link once this one is gone.
-            net.eth.down(End::Far)?;
+            net.eth.down(End::B)?;
             net.a.wait_path("eth", "down")?;
             let talk = net.talk(7000)?;
             net.a.put_on("seal", "--dport", 7000)?;
