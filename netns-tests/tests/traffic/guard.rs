@@ -212,8 +212,10 @@ fn a_usual_rule_waits_for_its_user_and_says_so() {
                     rules[0]["active"] == true
                 })?;
                 ensure!(warned(net)?.is_empty(), "{:?}", warned(net)?);
-                let saved = net.a.host.run("iptables-save -t mangle")?;
-                ensure!(saved.contains(&format!("--uid-owner {LATE}")), "{saved}");
+                wait("the rule to be in the kernel", || {
+                    let saved = net.a.host.run("iptables-save -t mangle");
+                    saved.is_ok_and(|saved| saved.contains(&format!("--uid-owner {LATE}")))
+                })?;
                 talk.advance(256 << 10)?;
                 talk.finish()
             })
