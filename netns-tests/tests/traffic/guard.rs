@@ -47,7 +47,7 @@ fn blocked(net: &Net, ports: &[u16]) -> Result<Vec<u16>> {
     Ok(blocked)
 }
 
-/// What `status` of `a` warns of rules.
+/// Warnings of `status` of `a` about rules.
 fn warned(net: &Net) -> Result<Vec<String>> {
     let status = net.a.ctl(&["status"])?;
     let warnings = status["warnings"].as_array().context("warnings")?;
