@@ -50,7 +50,7 @@ pub(crate) struct Daemon {
     pub(crate) kernel: Kernel,
     pub(crate) state: RefCell<State>,
     pub(crate) file: StateFile,
-    /// What is kept for the guard, as last written.
+    /// Wishes kept for the guard, as last written.
     pub(crate) kept: tokio::sync::Mutex<Option<Kept>>,
     /// How paths are used.
     pub(crate) preferences: RefCell<Preferences>,

@@ -88,7 +88,7 @@ async fn interfaces() -> Inventory {
     })
 }
 
-/// What is to be blocked.
+/// Wishes to carry out.
 struct Wanted {
     wish: Desired,
     known: Known,
@@ -96,7 +96,7 @@ struct Wanted {
     alone: StateFile,
 }
 
-/// By the rules of the file, and the choices and rules of users that are saved.
+/// Wishes of the file's rules, and of the choices and rules of users that are saved.
 fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Wanted> {
     let alone = StateFile::open(&config.daemon.control_socket)?;
     let saved = alone.load().unwrap_or_else(|error| {
@@ -123,7 +123,7 @@ fn of_file(config: &Config, inventory: &Inventory) -> anyhow::Result<Wanted> {
     })
 }
 
-/// By what was carried out last, as the file cannot be read.
+/// Wishes that were carried out last, as the file cannot be read.
 fn of_last_run(file: &Path, error: dibs_config::Error) -> anyhow::Result<Wanted> {
     let directory = dibs_config::state_dir(file);
     let kept = Kept::read(&directory)?;
@@ -188,7 +188,7 @@ async fn settle(steering: &mut Steering, wish: &mut Desired) {
     wish.rules = rules;
 }
 
-/// What holds a rule of which iptables said this: the rule, where it is taken; where it is not, all TCP of its ports and
+/// Rules that hold one of which iptables said this: the rule, where it is taken; where it is not, all TCP of its ports and
 /// addresses, if anything is blocked by it without a session. Where the daemon would make do with one IP version, so does
 /// this.
 fn held(rule: &ClassRule, answer: &Result<Probed, String>) -> Vec<ClassRule> {

@@ -17,7 +17,7 @@ use crate::steering::desired;
 use crate::terms::policy_prefix;
 use crate::volumes::write;
 
-/// In the configured directory.
+/// Name in the configured directory.
 const FILE: &str = "wishes.json";
 /// Form of the file; others are refused.
 const VERSION: u32 = 1;
@@ -27,7 +27,7 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kept {
     version: u32,
-    /// Where the daemon serves: two do not steer one host.
+    /// Socket of the daemon that carried them out: two daemons do not steer one host.
     pub(crate) control_socket: PathBuf,
     pub(crate) wish: Desired,
 }

@@ -13,9 +13,9 @@ const DAY: u32 = 86_400;
 
 /// Rules of the file and of users.
 pub(crate) struct Rules {
-    /// In the order in which they are tried, once they are in the book.
+    /// All of them, in the order in which they are tried once they are in the book.
     pub(crate) rules: Vec<Rule>,
-    /// Those of users, as they wrote them.
+    /// Rules of users, as they wrote them.
     pub(crate) saved: Vec<SavedRule>,
     /// The rules of the file wait for the next start or SIGHUP: the user had everything removed.
     pub(crate) suspended: bool,
@@ -60,12 +60,12 @@ impl RuleBook {
         self.utc_offset
     }
 
-    /// Whether the rules of the file wait for the next start or SIGHUP.
+    /// True if the rules of the file wait for the next start or SIGHUP.
     pub(crate) fn is_suspended(&self) -> bool {
         self.now.suspended
     }
 
-    /// Those that users are shown: in force, or waiting until their user is known.
+    /// Rules that users are shown: in force, or waiting until their user is known.
     pub(crate) fn listed(&self) -> impl Iterator<Item = &Rule> + Clone {
         let suspended = self.now.suspended;
         let listed = move |rule: &&Rule| !(suspended && rule.origin == RuleOrigin::Config);
@@ -77,7 +77,7 @@ impl RuleBook {
         self.listed().filter(|rule| !rule.waits())
     }
 
-    /// Has those block that would wait until their user is known.
+    /// Has rules block that would wait until their user is known.
     pub(crate) fn block(&mut self) {
         self.now.rules.iter_mut().for_each(Rule::block);
     }

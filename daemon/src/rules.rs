@@ -203,7 +203,7 @@ impl Rule {
         }
     }
 
-    /// What the user should hear of it, if it is kept to one family, or its user is not known.
+    /// Sentence for the user, if it is kept to one family, or its user is not known.
     pub fn warning(&self) -> Option<String> {
         if let Some(unresolved) = &self.unresolved {
             return Some(unresolved.warning(self.id));
@@ -474,7 +474,7 @@ pub fn displaced(rule: &Rule, others: &[Rule]) -> Result<Vec<Displaced>, String>
     Ok(weak.iter().filter_map(gives_way).collect())
 }
 
-/// What the kernel is given of a selection, whose user has this number.
+/// Rules for the kernel that a selection becomes, whose user has this number.
 pub(crate) fn classes(
     id: RuleId,
     selection: &Selection,

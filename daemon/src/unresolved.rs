@@ -22,10 +22,10 @@ use crate::{backstop, connections, following, probing};
 /// Between two looks for a user.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// What there is of a rule whose user is not known.
+/// State of a rule whose user is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unresolved {
-    /// In one clause.
+    /// Reason in one clause.
     pub why: String,
     /// Nothing is steered by it until the user is known.
     pub waits: bool,
@@ -79,13 +79,13 @@ pub(crate) fn of_file(
 }
 
 impl Rule {
-    /// Whether nothing is steered by it, as its user is not known.
+    /// True if nothing is steered by it, as its user is not known.
     pub fn waits(&self) -> bool {
         self.unresolved.as_ref().is_some_and(|rule| rule.waits)
     }
 
-    /// Has a rule that puts connections on its bump without a session hold of every user's, where it would wait: nothing is
-    /// carried before the daemon runs, so this blocks.
+    /// Makes it hold of every user's connections where it would wait, unless it leaves them in plain without a session: as
+    /// nothing is carried before the daemon runs, this blocks.
     pub(crate) fn block(&mut self) {
         let blocks = self.level != Level::Prefer;
         if let Some(unresolved) = self.unresolved.as_mut().filter(|_| blocks) {

@@ -357,7 +357,7 @@ fn of_no_other_peer(config: &Config, other: &Introduction, claims: &Claims) -> R
     Ok(())
 }
 
-/// What the user should hear of a path by which the other host is not called.
+/// Warning of a path by which the other host is not called.
 fn without_endpoint(name: &str, other: &Introduction, path: &OwnPath, why: &Unmet<'_>) -> String {
     let own = &path.name;
     match why {

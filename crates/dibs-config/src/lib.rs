@@ -201,7 +201,7 @@ pub enum BumpKind {
     Device(String),
 }
 
-/// Where what outlives a start of the host is, unless the file says otherwise.
+/// Directory for what outlives a start of the host, unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/dibs";
 
 /// The kind of bumps that are devices, in the file.

@@ -103,7 +103,7 @@ impl Selection {
         named.iter().find(|(_, is)| *is).map(|(key, _)| *key)
     }
 
-    /// Whether some source and some destination are of one IP version.
+    /// True if some source and some destination are of one IP version.
     pub(crate) fn can_match(&self) -> bool {
         any(&self.source, &self.destination, |a, b| {
             a.addr().is_ipv4() == b.addr().is_ipv4()

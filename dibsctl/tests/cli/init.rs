@@ -265,12 +265,17 @@ fn crafted(name: &str, ways: &[(&str, Trust, &[&str])]) -> String {
 fn all_that_a_line_decides_is_printed() {
     let host = Host::new(2);
     let foreign = ["10.0.1.1", "8.8.8.8", "10.0.2.2"];
-    let line = crafted("a", &[("lan7", Trust::Trusted, &foreign)]);
+    let ways: [(&str, Trust, &[&str]); 2] = [
+        ("lan7", Trust::Trusted, &foreign),
+        ("wlan7", Trust::Untrusted, &["10.0.2.1"]),
+    ];
+    let line = crafted("a", &ways);
     let said = init!(host, "--peer", &line).good();
     let key = &line.split("key=").nth(1).unwrap()[..44];
     for part in [
         &format!("public key {key}"),
-        "called at 10.0.1.1:5300 by eth0",
+        "10.0.1.1:5300 by eth0",
+        "10.0.2.1:5300 by wlan0",
         "connections to 10.0.1.1 can take a bump (in the network of path eth0)",
         "left out: 8.8.8.8 of lan7 (no path here that leads there is in its network)",
         "left out: 10.0.2.2 of lan7 (this host has it)",
@@ -279,7 +284,8 @@ fn all_that_a_line_decides_is_printed() {
         assert!(said.contains(part), "{part}: {said}");
     }
     let peer = &host.config().peers[0];
-    assert_eq!(peer.addresses, ["10.0.1.1/32".parse().unwrap()]);
+    let addresses = ["10.0.1.1/32", "10.0.2.1/32"].map(|net| net.parse().unwrap());
+    assert_eq!(peer.addresses, addresses);
     // Who names what is trusted leaves nothing of it to the line.
     let args = ["--peer", &line, "--trusted", "wlan0", "--force", "--json"];
     let Some(run) = host.try_init(&args) else {
@@ -289,9 +295,10 @@ fn all_that_a_line_decides_is_printed() {
     assert_eq!(answer["trusted_by_line"], Value::Array(Vec::new()));
     let left = answer["peer"]["left_out"].as_array().unwrap();
     assert_eq!(left.len(), 2, "{answer:#}");
-    let trusted: Vec<_> = { host.config().paths.iter() }
+    let config = host.config();
+    let trusted: Vec<_> = { config.paths.iter() }
         .filter(|path| path.trust == Trust::Trusted)
-        .map(|path| path.name.clone())
+        .map(|path| &*path.name)
         .collect();
     assert_eq!(trusted, ["wlan0"]);
 }
@@ -312,7 +319,16 @@ fn a_path_without_an_endpoint_is_warned_of() {
 fn addresses_of_another_peer_are_refused() {
     let host = Host::new(1);
     let first = crafted("b", &[("eth0", Trust::Trusted, &["10.0.1.2"])]);
-    init!(host, "--trusted", "eth0", "--peer", &first).good();
+    init!(
+        host,
+        "--trusted",
+        "eth0",
+        "--untrusted",
+        "none",
+        "--peer",
+        &first
+    )
+    .good();
     // Behind the first peer there is a part of the network.
     let text = fs::read_to_string(host.file()).unwrap();
     let wider = text.replacen("\"10.0.1.2/32\"", "\"10.0.1.2/32\", \"10.0.1.128/25\"", 1);

@@ -47,7 +47,7 @@ fn blocked(net: &Net, ports: &[u16]) -> Result<Vec<u16>> {
     Ok(blocked)
 }
 
-/// What `status` of `a` warns of rules.
+/// Warnings of `status` of `a` about rules.
 fn warned(net: &Net) -> Result<Vec<String>> {
     let status = net.a.ctl(&["status"])?;
     let warnings = status["warnings"].as_array().context("warnings")?;
@@ -212,8 +212,10 @@ fn a_usual_rule_waits_for_its_user_and_says_so() {
                     rules[0]["active"] == true
                 })?;
                 ensure!(warned(net)?.is_empty(), "{:?}", warned(net)?);
-                let saved = net.a.host.run("iptables-save -t mangle")?;
-                ensure!(saved.contains(&format!("--uid-owner {LATE}")), "{saved}");
+                wait("the rule to be in the kernel", || {
+                    let saved = net.a.host.run("iptables-save -t mangle");
+                    saved.is_ok_and(|saved| saved.contains(&format!("--uid-owner {LATE}")))
+                })?;
                 talk.advance(256 << 10)?;
                 talk.finish()
             })

@@ -12,51 +12,51 @@ use crate::Trust;
 /// Reason for taking an address to be the other host's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ground {
-    /// It is in the network of this path.
+    /// Membership in the network of this path.
     Network(String),
-    /// This path calls it, over a router.
+    /// Call of this path, over a router.
     Called(String),
-    /// Nothing here leads to the other host, which trusts the path that has it.
+    /// Word of the line alone: no path here leads to the other host, which trusts the path that has the address.
     Word,
 }
 
 /// Reason for leaving an address out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// This host has it.
+    /// Address of this host.
     Own,
-    /// It is in a network of this host that is no path: a third host's.
+    /// Network of this host that is no path: a third host's address.
     Elsewhere,
-    /// No path here that leads to the one that has it is in its network.
+    /// No path here in its network, of those that lead to the path that has it.
     Unfaced,
 }
 
 /// Address that connections to the other host have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// As the line says.
+    /// Address as the line has it.
     pub address: IpAddr,
-    /// Why it counts.
+    /// Reason for counting it.
     pub ground: Ground,
 }
 
 /// Address that the line names, and that does not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// As the line says.
+    /// Address as the line has it.
     pub address: IpAddr,
     /// Name of the path that has it, as the line says.
     pub way: String,
-    /// Why it does not count.
+    /// Reason for leaving it out.
     pub refusal: Refusal,
 }
 
 /// Addresses of a line, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
-    /// Those that count, in the order of the line.
+    /// Addresses that count, in the order of the line.
     pub taken: Vec<Taken>,
-    /// The others.
+    /// Other addresses of the line.
     pub left: Vec<Left>,
 }
 

@@ -9,16 +9,16 @@ use crate::Trust;
 /// A path of this host.
 #[derive(Clone, Debug)]
 pub struct OwnPath {
-    /// In the configuration.
+    /// Name in the configuration.
     pub name: String,
     /// Its label here.
     pub trust: Trust,
-    /// What its interface is attached to.
+    /// Networks of its interface.
     pub attachments: Vec<Attachment>,
 }
 
 impl OwnPath {
-    /// Whether an address is in a network of this path, and another host's.
+    /// True if an address is in a network of this path, and another host's.
     pub(crate) fn faces(&self, other: IpAddr) -> bool {
         self.attachments.iter().any(|at| at.faces(other))
     }
@@ -37,14 +37,14 @@ pub struct Meeting<'a> {
     pub endpoint: SocketAddr,
 }
 
-/// Why a path of this host gets no endpoint.
+/// Reason for a path of this host to get no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unmet<'a> {
-    /// Its interface has no address.
+    /// No address of its interface.
     NoAddress,
-    /// It gets to this path of the other's, which has another label.
+    /// Another label of the path of the other host that it gets to, at this endpoint.
     Labels(&'a Way, SocketAddr),
-    /// It gets to none.
+    /// No path of the other host that it gets to.
     Unreached,
 }
 
@@ -52,11 +52,11 @@ pub enum Unmet<'a> {
 pub struct Meetings<'a, R> {
     /// Paths here.
     pub own: &'a [OwnPath],
-    /// What interfaces that are no path are attached to.
+    /// Networks of interfaces that are no path.
     pub elsewhere: &'a [Attachment],
     /// The other host, as its line says.
     pub other: &'a Introduction,
-    /// Whether an endpoint is reached by the path of that index, over a router.
+    /// Answer whether the path of that index reaches an endpoint over a router.
     pub routed: R,
 }
 
@@ -129,7 +129,7 @@ impl<'a, R: Fn(usize, SocketAddr) -> bool> Meetings<'a, R> {
         endpoints.find(|(_, endpoint)| (self.routed)(index, *endpoint))
     }
 
-    /// Whether a path of this host is in a network with one of the other's.
+    /// True if a path of this host is in a network with this one of the other host.
     fn is_faced(&self, way: &Way) -> bool {
         let mut addresses = way.addresses.iter();
         addresses.any(|address| self.own.iter().any(|path| path.faces(*address)))
