@@ -89,6 +89,11 @@ impl Endpoints {
         }
     }
 
+    /// True if none of them is a name.
+    pub(crate) fn are_addresses(&self) -> bool {
+        self.named.borrow().is_empty()
+    }
+
     /// Takes note of which peers are silent on which paths, by index of both.
     pub(crate) fn note_silence(&self, now: Instant, is_silent: impl Fn(usize, usize) -> bool) {
         for named in self.named.borrow_mut().iter_mut() {

@@ -17,6 +17,9 @@ const PREFIX: &str = "failed to lookup address information: ";
 
 /// Looks names up when that is due, until the data path ends.
 pub(crate) async fn keep(daemon: Rc<Daemon>) {
+    if daemon.endpoints.are_addresses() {
+        return;
+    }
     while look(&daemon).await.is_ok() {
         let now = Instant::now();
         match daemon.endpoints.due(now) {
