@@ -199,6 +199,7 @@ impl Bumps {
                 bump: translated(devices, bump),
                 conns,
             },
+            Body::Knock(conns) => Body::Knock(conns),
             Body::Answer(outcomes) => {
                 let number = |value| BumpId::new(u8::try_from(value).ok()?);
                 let ours = |(outcome, value)| match (outcome, number(value)) {

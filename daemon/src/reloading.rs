@@ -69,7 +69,8 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
             .collect();
         (user_rules, gone)
     };
-    following::replace_rules(daemon, (rules, user_rules), &gone, &lives).await?;
+    let gone = gone.as_slice().into();
+    following::replace_rules(daemon, (rules, user_rules), gone, &lives).await?;
     tracing::info!("{} rule(s) of the file hold", config.rules.len());
     Ok(())
 }

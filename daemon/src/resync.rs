@@ -58,7 +58,7 @@ async fn enforce_all(daemon: &Daemon, peer: usize) {
             following::enforce(daemon, &lives).await;
             let ruled = following::ruled(daemon, &lives).into_iter();
             for (bump, lives) in ruled.chain(following::followed_here(daemon, &lives)) {
-                following::follow_rules(daemon, &lives, Some(bump)).await;
+                following::follow_rules(daemon, &lives, Some(bump).into()).await;
             }
         }
         Err(error) => tracing::warn!("{error:#}"),

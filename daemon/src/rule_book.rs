@@ -99,10 +99,11 @@ impl RuleBook {
         self.rules = rules;
     }
 
-    /// Removes one.
-    pub(crate) fn remove(&mut self, id: RuleId) {
-        self.rules.retain(|rule| rule.id != id);
-        self.saved.retain(|rule| rule.id != id);
+    /// What there would be without one.
+    pub(crate) fn without(&self, id: RuleId) -> Rules {
+        let rules = self.rules.iter().filter(|rule| rule.id != id);
+        let saved = self.saved.iter().filter(|rule| rule.id != id);
+        (rules.cloned().collect(), saved.cloned().collect())
     }
 
     /// Removes what users made, and has the rules of the file wait.

@@ -14,6 +14,7 @@
 //! body of kind 3, ANSWER  = count:8  count * (outcome:8  generation:64; of OwnRule the rule's bump, of
 //!                           OtherSocket the socket)
 //! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
+//! body of kind 5, KNOCK   = count:8  count * (entry without generation  seq:32  ack:32)
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -26,7 +27,9 @@
 //! way by a bump, and leaves first. The receiver says whether it would follow, and gets ready: what it
 //! sends itself falls silent. CONFIRM says that the sender has connections on a bump, and asks whether the
 //! receiver has them there too; once both know, either may refuse what does not come by the bump. It is
-//! answered as SWITCH is, with generation 0.
+//! answered as SWITCH is, with generation 0. KNOCK says that the sender sends an acknowledgement of these numbers
+//! in plain, and asks whether it arrives; the number beside the answer Done has the numbers of the receiver's own
+//! ([`crate::knock`]).
 //!
 //! A message may be on its way for long, and a connection end meanwhile and another one take its ports.
 //! So an entry names the receiver's socket, by a number that the receiver gave it; 0 where it has not been
@@ -43,12 +46,14 @@ use dibs_core::node::{ControlError, MAX_CONTROL};
 use dibs_settings::BumpId;
 
 use crate::conns::{Pair, Socket, Version};
+use crate::knock::Numbers;
 
 const VERSION: u8 = 1;
 const WANT: u8 = 1;
 const SWITCH: u8 = 2;
 const ANSWER: u8 = 3;
 const CONFIRM: u8 = 4;
+const KNOCK: u8 = 5;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
 
@@ -119,13 +124,18 @@ pub enum Body {
         /// Up to [`MAX_ENTRIES`] connections.
         conns: Vec<Named>,
     },
+    /// Acknowledgements that the sender sends in plain.
+    Knock(
+        /// Up to [`MAX_ENTRIES`] connections, with the numbers of each acknowledgement.
+        Vec<(Named, Numbers)>,
+    ),
     /// What came of a question.
     Answer(Vec<(Outcome, u64)>),
 }
 
 /// What came of a SWITCH for one connection. Beside it stands the generation known afterwards; of
 /// [`OwnRule`](Outcome::OwnRule) the bump that the rule wants, of [`OtherSocket`](Outcome::OtherSocket)
-/// the socket.
+/// the socket, and of a KNOCK that is [`Done`](Outcome::Done) the [numbers](Numbers::to_wire) of the answerer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
@@ -147,6 +157,8 @@ pub enum Outcome {
     OtherSocket = 7,
     /// The bump's device is not there, or not ready.
     NoDevice = 8,
+    /// An acknowledgement that was sent in plain did not arrive.
+    NotHeard = 9,
 }
 
 impl Outcome {
@@ -162,6 +174,7 @@ impl Outcome {
             Failed,
             OtherSocket,
             NoDevice,
+            NotHeard,
         ];
         all.into_iter().find(|outcome| *outcome as u8 == byte)
     }
@@ -258,6 +271,14 @@ impl Message {
                 out.extend([bump.get(), count(conns.len())]);
                 conns.iter().for_each(|named| put_named(&mut out, named));
             }
+            Body::Knock(conns) => {
+                out[1] = KNOCK;
+                out.push(count(conns.len()));
+                for (named, numbers) in conns {
+                    put_named(&mut out, named);
+                    out.extend(numbers.to_wire().to_be_bytes());
+                }
+            }
             Body::Answer(outcomes) => {
                 out[1] = ANSWER;
                 out.push(count(outcomes.len()));
@@ -315,6 +336,10 @@ impl Message {
                     bump,
                     conns: conns.collect::<Result<_, _>>()?,
                 }
+            }
+            KNOCK => {
+                let conns = (0..r.count()?).map(|_| Ok((r.named()?, Numbers::from_wire(r.u64()?))));
+                Body::Knock(conns.collect::<Result<_, _>>()?)
             }
             ANSWER => {
                 let outcomes = (0..r.count()?)
@@ -445,8 +470,9 @@ mod tests {
 
     fn body() -> impl Strategy<Value = Body> {
         let entries = proptest::collection::vec((named(), any::<u64>()), 1..=MAX_ENTRIES);
+        let knocks = proptest::collection::vec((named(), any::<u64>()), 0..=MAX_ENTRIES);
         let named = proptest::collection::vec(named(), 0..=MAX_ENTRIES);
-        let outcomes = proptest::collection::vec((0u8..9, any::<u64>()), 0..=MAX_ENTRIES);
+        let outcomes = proptest::collection::vec((0u8..10, any::<u64>()), 0..=MAX_ENTRIES);
         let bump = (1u8..15).prop_filter_map("a bump", BumpId::new);
         let devices = proptest::collection::vec((bump.clone(), "[a-z.]{1,32}"), 0..=MAX_DEVICES);
         prop_oneof![
@@ -472,6 +498,10 @@ mod tests {
                     }
                 }),
             (bump, named).prop_map(|(bump, conns)| Body::Confirm { bump, conns }),
+            knocks.prop_map(|knocks| {
+                let knocks = knocks.into_iter();
+                Body::Knock(knocks.map(|(n, w)| (n, Numbers::from_wire(w))).collect())
+            }),
             outcomes.prop_map(|outcomes| Body::Answer(
                 outcomes
                     .into_iter()
@@ -494,7 +524,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=4) {
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>, kind in 1u8..=5) {
             let _ = Message::decode(&bytes);
             // Deeper than chance would get.
             let mut bytes = [&[VERSION, kind, 0, 0, 0, 9], bytes.as_slice()].concat();

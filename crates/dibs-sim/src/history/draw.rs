@@ -11,7 +11,7 @@ use dibs_netem::{
 };
 use dibs_settings::BumpId;
 
-use super::{History, Op, Order, PathSetup, Plan, Setup, preferences};
+use super::{History, Leaving, Op, Order, PathSetup, Plan, Setup, preferences};
 use crate::adversary::Tamper;
 use crate::payload::Kind;
 
@@ -86,6 +86,12 @@ impl History {
         let quiet = at + Duration::from_millis(rng.range(0, 2000));
         let mut history = Self { setup, ops, quiet };
         preferences::add(&mut Rng::new(mix(seed ^ 0x9a7b5)), &mut history);
+        history.setup.leaving = Rng::new(mix(seed ^ 0x1eaf)).pick(&[
+            Leaving::Forced,
+            Leaving::Proved,
+            Leaving::Firewalled,
+            Leaving::Firewalled,
+        ]);
         history
     }
 }
@@ -166,6 +172,7 @@ fn setup(rng: &mut Rng) -> Setup {
         padding,
         preferences: Default::default(),
         marks: true,
+        leaving: Leaving::Forced,
     }
 }
 
