@@ -71,8 +71,6 @@ pub(crate) struct PeerState {
     pub(crate) wants: Wants,
     /// Our numbers of the bumps that are devices, by its numbers of them.
     pub(crate) devices: BTreeMap<BumpId, BumpId>,
-    /// Sessions that it has been told all in, or is being told.
-    pub(crate) told: u64,
 }
 
 impl State {
