@@ -1,5 +1,6 @@
 //! Peers are asked whether connections that are on a bump here are on it there too: those are locked.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,15 +21,17 @@ use crate::{connections, locking};
 
 /// Between two looks that nothing gave cause for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Connections that peers are asked about at one look; the others wait for the next.
-const MOST_ASKED: usize = 512;
 
-/// Asks peers about connections that are on a bump here, and notes which are there too.
-async fn ask_confirmations(daemon: &Daemon) -> anyhow::Result<()> {
+/// Peers that are being asked. True: a look passed over one meanwhile.
+type Busy = Rc<RefCell<BTreeMap<usize, bool>>>;
+
+/// Has peers asked about connections that are on a bump here. Each is asked by a task of its own, so that one that does
+/// not answer holds up no other; one that is still being asked waits for the next look.
+async fn ask_confirmations(daemon: &Rc<Daemon>, busy: &Busy) -> anyhow::Result<()> {
     if !locking::locks(daemon) || daemon.state.borrow().installed.is_empty() {
         return Ok(());
     }
-    let mut asking: BTreeMap<(usize, BumpId), Vec<Meant>> = BTreeMap::new();
+    let mut asking: BTreeMap<usize, BTreeMap<BumpId, Vec<Meant>>> = BTreeMap::new();
     {
         let _turn = daemon.kernel.looking().await;
         let pairs = connections::sockets_as(daemon, |live| Some(live.pair)).await?;
@@ -40,58 +43,76 @@ async fn ask_confirmations(daemon: &Daemon) -> anyhow::Result<()> {
             let wants = state.conns.get(&live.pair).lock.wants_asking(bump, now);
             wants.then(|| (live.peer, bump, Meant::from(&live)))
         };
-        let mut wanting = connections::sockets_as(daemon, wants_asking).await?;
-        wanting.truncate(MOST_ASKED);
-        for (peer, bump, conn) in wanting {
-            asking.entry((peer, bump)).or_default().push(conn);
+        for (peer, bump, conn) in connections::sockets_as(daemon, wants_asking).await? {
+            let of_peer = asking.entry(peer).or_default();
+            of_peer.entry(bump).or_default().push(conn);
         }
     }
-    let asked = asking
-        .iter()
-        .map(|((peer, bump), conns)| ask_confirmation(daemon, *peer, *bump, conns));
-    let answers = futures_util::future::join_all(asked).await.concat();
-    let confirmed = { answers.iter() }
-        .filter(|(.., answer)| matches!(answer, Ok((Outcome::Done, _))))
-        .map(|(_, conn, _)| conn.pair);
-    // It may have left while the peer was asked.
-    let confirmed: Vec<Pair> = confirmed.collect();
-    let (lives, tracked) = match confirmed.is_empty() {
-        true => Default::default(),
-        false => locking::looked_up(daemon, &confirmed).await?,
-    };
-    for (bump, Meant { pair, socket }, answer) in answers {
-        let live = lives.get(&pair).filter(|live| live.socket == socket);
-        let stays_on = live.and_then(|live| stays_on(daemon, live, &tracked));
-        daemon.update(&pair, |conn| {
-            conn.lock.handle_answer(bump, answer, stays_on, now());
+    for (peer, asked) in asking {
+        if let Some(passed_over) = busy.borrow_mut().get_mut(&peer) {
+            *passed_over = true;
+            continue;
+        }
+        busy.borrow_mut().insert(peer, false);
+        let (daemon, busy) = (Rc::clone(daemon), Rc::clone(busy));
+        tokio::task::spawn_local(async move {
+            for (bump, conns) in asked {
+                let confirmed = ask_confirmation(&daemon, peer, bump, &conns).await;
+                daemon.events.note("lock what peers confirmed", confirmed);
+            }
+            if busy.borrow_mut().remove(&peer) == Some(true) {
+                daemon.wakers.wake(Task::Confirm);
+            }
         });
     }
-    daemon.wakers.wake(Task::Lock);
     Ok(())
 }
 
-/// Asks one peer, until it does not answer.
+/// Asks one peer, until it does not answer, and notes which connections are on the bump there, too.
 async fn ask_confirmation(
     daemon: &Daemon,
     peer: usize,
     bump: BumpId,
     conns: &[Meant],
-) -> Vec<(BumpId, Meant, Answer)> {
-    let mut answers = Vec::new();
+) -> anyhow::Result<()> {
     for conns in conns.chunks(ROUND) {
         let body = |named: &[(usize, Named)]| Body::Confirm {
             bump,
             conns: named.iter().map(|(_, named)| *named).collect(),
         };
-        let some = asking::ask_about(daemon, peer, conns, body).await;
-        let answers_none = some.iter().any(Result::is_err);
-        let some = conns.iter().zip(some);
-        answers.extend(some.map(|(conn, answer)| (bump, *conn, answer)));
+        let answers = asking::ask_about(daemon, peer, conns, body).await;
+        let answers_none = answers.iter().any(Result::is_err);
+        note_answers(daemon, bump, conns.iter().zip(answers)).await?;
         if answers_none {
             break;
         }
     }
-    answers
+    Ok(())
+}
+
+/// Notes what a peer answered that was asked whether it has connections on `bump`.
+async fn note_answers(
+    daemon: &Daemon,
+    bump: BumpId,
+    answers: impl Iterator<Item = (&Meant, Answer)> + Clone,
+) -> anyhow::Result<()> {
+    let confirmed = answers.clone();
+    let confirmed = confirmed.filter(|(_, answer)| matches!(answer, Ok((Outcome::Done, _))));
+    // It may have left while the peer was asked.
+    let confirmed: Vec<Pair> = confirmed.map(|(conn, _)| conn.pair).collect();
+    let (lives, tracked) = match confirmed.is_empty() {
+        true => Default::default(),
+        false => locking::looked_up(daemon, &confirmed).await?,
+    };
+    for (Meant { pair, socket }, answer) in answers {
+        let live = lives.get(pair).filter(|live| live.socket == *socket);
+        let stays_on = live.and_then(|live| stays_on(daemon, live, &tracked));
+        daemon.update(pair, |conn| {
+            conn.lock.handle_answer(bump, answer, stays_on, now());
+        });
+    }
+    daemon.wakers.wake(Task::Lock);
+    Ok(())
 }
 
 /// Answers whether connections are on a bump here; those that are, the peer just said, are so at both
@@ -136,11 +157,13 @@ fn stays_on(daemon: &Daemon, live: &Live, tracked: &Tracked) -> Option<BumpId> {
 
 /// Asks peers to confirm, after each switch and from time to time.
 pub(crate) async fn keep(daemon: Rc<Daemon>) {
+    let busy = Busy::default();
     loop {
         let woken = daemon.wakers.woken(Task::Confirm);
         let _ = tokio::time::timeout(LOOK_EVERY, woken).await;
-        daemon
-            .events
-            .note("ask peers to confirm", ask_confirmations(&daemon).await);
+        daemon.events.note(
+            "ask peers to confirm",
+            ask_confirmations(&daemon, &busy).await,
+        );
     }
 }

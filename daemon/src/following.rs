@@ -1,10 +1,11 @@
 //! What stands beside single choices: what rules want, and what other programs did to marks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use dibs_settings::BumpId;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::Pair;
+use dibs_switch::knock::Refusal;
 use dibs_switch::marks::Hand;
 use dibs_switch::messages::{Answer, Unanswered};
 use dibs_switch::rules::Fit;
@@ -12,29 +13,53 @@ use dibs_switch::table::Conn;
 
 use crate::clock::now;
 use crate::daemon::Daemon;
+use crate::events::Audience;
 use crate::live::Live;
+use crate::log::or_warn;
 use crate::marking::warn_of;
 use crate::rule_book::Rules;
 use crate::rules::Rule;
-use crate::switching::Progress;
+use crate::subflows::{self, Refused};
 use crate::switching::asking::{self, Move, ROUND};
+use crate::switching::{Goal, Progress};
 use crate::wakers::Task;
-use crate::{connections, marking, reconcile, switching, wants};
+use crate::{connections, knocking, marking, reconcile, switching, wants};
+
+/// Connections that nothing but plain not carrying them keeps on their bumps, and why.
+pub(crate) type Kept = HashMap<Pair, Refusal>;
+
+/// Rules that do not hold any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gone<'a> {
+    /// Those that held.
+    pub(crate) rules: &'a [Rule],
+    /// What they had on their bumps goes to plain whether that carries it or not.
+    pub(crate) force: bool,
+}
+
+impl<'a> From<&'a [Rule]> for Gone<'a> {
+    /// What plain does not carry stays.
+    fn from(rules: &'a [Rule]) -> Self {
+        let force = false;
+        Self { rules, force }
+    }
+}
 
 /// Has these rules take the place of all there are. Connections follow them; those
-/// of rules that are `gone` and that nothing else keeps go back to plain.
+/// of rules that are `gone` and that nothing else keeps go back to plain. How many do that, and those that stay.
 ///
 /// # Errors
 /// The kernel does not take them, or they cannot be saved: what was there before stands again.
 pub(crate) async fn replace_rules(
     daemon: &Daemon,
     rules: Rules,
-    gone: &[Rule],
+    gone: Gone<'_>,
     lives: &[Live],
-) -> anyhow::Result<()> {
+) -> anyhow::Result<(usize, Kept)> {
+    let wanted = wants::wanted(daemon);
     let before = daemon.state.borrow_mut().rules.replace(rules);
-    // Peers first: what comes to them by a bump finds it there.
-    wants::send_all(daemon).await;
+    // Peers first: what comes to them by a bump finds it there, and what leaves one does not lose it before.
+    wants::send_all_beside(daemon, &wanted).await;
     let carried_out = async {
         daemon.save()?;
         reconcile::steer(daemon).await
@@ -50,22 +75,34 @@ pub(crate) async fn replace_rules(
         wants::send_all(daemon).await;
         return Err(error);
     }
-    follow_changed_rules(daemon, gone, lives).await;
+    let followed = follow_changed_rules(daemon, gone, lives).await;
+    if wants::wanted(daemon) != wanted {
+        wants::send_all(daemon).await;
+    }
     daemon.wakers.wake(Task::Hours);
     daemon.wakers.wake(Task::Sessions);
     daemon.wakers.wake(Task::Users);
-    Ok(())
+    Ok(followed)
 }
 
-/// Has connections follow the rules as they are by now; of those that held and are `gone`, back to plain.
-pub(crate) async fn follow_changed_rules(daemon: &Daemon, gone: &[Rule], lives: &[Live]) {
+/// Has connections follow the rules as they are by now; of those that are `gone`, back to plain. How many do that, and
+/// those that stay.
+pub(crate) async fn follow_changed_rules(
+    daemon: &Daemon,
+    gone: Gone<'_>,
+    lives: &[Live],
+) -> (usize, Kept) {
     enforce(daemon, lives).await;
-    for rule in gone {
-        let_go(daemon, rule, lives).await;
+    let (mut freed, mut kept) = (0, Kept::new());
+    for rule in gone.rules {
+        let (of_rule, stay) = let_go(daemon, rule, lives, gone.force).await;
+        freed += of_rule;
+        kept.extend(stay);
     }
     for (bump, lives) in ruled(daemon, lives) {
-        follow_rules(daemon, &lives, Some(bump)).await;
+        follow_rules(daemon, &lives, Some(bump).into()).await;
     }
+    (freed, kept)
 }
 
 /// Where a choice stands against what a rule requires, chooses that: the peer would not follow the
@@ -75,7 +112,7 @@ pub(crate) async fn enforce(daemon: &Daemon, lives: &[Live]) {
         daemon.state.borrow().ruling(live).overruled_by()
     });
     for (bump, lives) in required {
-        match switching::choose(daemon, &lives, Some(bump), &Progress::default()).await {
+        match switching::choose(daemon, &lives, Some(bump).into(), &Progress::default()).await {
             // What the peer refuses is blocked by the rule.
             Ok(moved) => moved
                 .into_iter()
@@ -111,8 +148,8 @@ fn by_bump(lives: &[Live], bump: impl Fn(&Live) -> Option<BumpId>) -> BTreeMap<B
 }
 
 /// Has connections go where they are to be without a rule that does not hold any more: where they were chosen to be,
-/// or, if nothing keeps them, back to plain. How many do that.
-pub(crate) async fn let_go(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> usize {
+/// or, if nothing keeps them, back to plain. How many do that, and those that stay.
+async fn let_go(daemon: &Daemon, rule: &Rule, lives: &[Live], force: bool) -> (usize, Kept) {
     let chosen: Vec<Pair> = {
         let state = daemon.state.borrow();
         let is_left = |live: &&Live| !live.over && state.ruling(live).is_left_to_choice(rule);
@@ -120,8 +157,21 @@ pub(crate) async fn let_go(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> usiz
     };
     warn_of(&marking::mark_choices(daemon, &chosen).await);
     let freed = freed(daemon, rule, lives);
-    follow_rules(daemon, &freed, None).await;
-    freed.len()
+    let bump = None;
+    let kept = follow_rules(daemon, &freed, Goal { bump, force }).await;
+    if let Some(why) = kept.values().next() {
+        let (count, id) = (kept.len(), rule.id);
+        daemon.events.tell_of(
+            Audience::of_rule(rule),
+            "kept",
+            format!(
+                "{count} connection(s) of rule {id}, which holds no more, stay on {}: {why}",
+                rule.bump
+            ),
+            &[("rule", id.to_string()), ("bump", rule.bump.clone())],
+        );
+    }
+    (freed.len() - kept.len(), kept)
 }
 
 /// The connections that nothing keeps on the bump of a rule that does not hold any more.
@@ -168,19 +218,27 @@ pub(crate) async fn follow_again(
         }
     }
     for (bump, lives) in meant {
-        follow_rules(daemon, &lives, bump).await;
+        follow_rules(daemon, &lives, bump.into()).await;
     }
     Ok(())
 }
 
-/// Moves connections here and at their peers because rules changed, not by choice.
-pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], bump: Option<BumpId>) {
-    let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
-    for live in lives.iter().filter(|live| !live.bound) {
-        by_peer.entry(live.peer).or_default().push(*live);
-    }
-    let moving: Vec<Pair> = by_peer.values().flatten().map(|live| live.pair).collect();
+/// Moves connections here and at their peers because rules changed, not by choice. Those that stay on their bumps,
+/// because plain does not carry them.
+pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], goal: Goal) -> Kept {
+    let bump = goal.bump;
+    let mut lives: Vec<Live> = steerable(daemon, lives, bump).await;
+    let moving: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
     daemon.update_each(&moving, |conn| conn.moving = true);
+    let kept = match bump.is_none() && !goal.force {
+        true => keep_uncarried(daemon, &lives).await,
+        false => Kept::new(),
+    };
+    lives.retain(|live| !kept.contains_key(&live.pair));
+    let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
+    for live in lives {
+        by_peer.entry(live.peer).or_default().push(live);
+    }
     for (peer, lives) in by_peer {
         let mut answers = true;
         for lives in lives.chunks(ROUND) {
@@ -189,6 +247,45 @@ pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], bump: Option<B
     }
     daemon.update_each(&moving, |conn| conn.moving = false);
     daemon.wakers.wake(Task::Confirm);
+    kept
+}
+
+/// Those of these connections that can be steered there: of an MPTCP connection all subflows or none.
+async fn steerable(daemon: &Daemon, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
+    let mut refused = match bump {
+        None => Refused::new(),
+        Some(_) => or_warn(subflows::out_of_reach(daemon, lives).await).unwrap_or_default(),
+    };
+    let bound = lives.iter().filter(|live| live.bound);
+    let why = |live: &Live| (live.pair, "its socket is bound to a device".to_owned());
+    refused.extend(bound.map(why));
+    subflows::spread(lives, &mut refused);
+    for (pair, why) in &refused {
+        tracing::debug!(?pair, "rules do not move a connection: {why}");
+    }
+    let is_able = |live: &&Live| !refused.contains_key(&live.pair);
+    lives.iter().filter(is_able).copied().collect()
+}
+
+/// Has those of these connections stay on their bumps that plain does not carry, as far as anybody can say.
+async fn keep_uncarried(daemon: &Daemon, lives: &[Live]) -> Kept {
+    let refusals = knocking::refusals(daemon, lives).await;
+    let refusals = refusals.unwrap_or_else(|error| {
+        tracing::warn!("cannot find out whether plain carries connections: {error:#}");
+        { lives.iter() }
+            .map(|live| (live.pair, Refusal::Unknown))
+            .collect()
+    });
+    let refusals = subflows::spread_refusals(lives, refusals);
+    for live in lives {
+        let on = connections::stands_on(daemon, live);
+        if let Some((why, bump)) = refusals.get(&live.pair).zip(on) {
+            let keep = |conn: &mut Conn| conn.keep_on(bump, why.answer(), now());
+            daemon.update(&live.pair, keep);
+        }
+    }
+    daemon.wakers.wake(Task::Tell);
+    refusals
 }
 
 /// Up to [`ROUND`] connections of [`follow_rules`]. `ask`: the peer is asked for its

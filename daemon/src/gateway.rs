@@ -101,6 +101,7 @@ pub(crate) fn passing(daemon: &Daemon, entry: &Connection) -> Option<Live> {
         uid: None,
         inode: 0,
         bound: false,
+        mptcp: None,
         over: matches!(state, TIME_WAIT | CLOSE),
         established: state == ESTABLISHED,
         opening: state == SYN_SENT,

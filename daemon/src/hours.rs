@@ -10,7 +10,7 @@ use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::rules::Rule;
 use crate::wakers::Task;
-use crate::{connections, following, reconcile};
+use crate::{connections, following, reconcile, wants};
 
 /// A clock that was set, or another time zone, is noticed after this.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -50,6 +50,10 @@ async fn turn_rules(daemon: &Daemon, now: LocalTime) -> anyhow::Result<()> {
         );
     }
     let gone: Vec<Rule> = turned.into_iter().filter(|rule| !rule.holds).collect();
-    following::follow_changed_rules(daemon, &gone, &lives).await;
+    let wanted = wants::wanted(daemon);
+    following::follow_changed_rules(daemon, gone.as_slice().into(), &lives).await;
+    if wants::wanted(daemon) != wanted {
+        wants::send_all(daemon).await;
+    }
     Ok(())
 }

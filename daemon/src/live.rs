@@ -23,6 +23,8 @@ pub struct Live {
     pub inode: u64,
     /// The socket is bound to a device.
     pub bound: bool,
+    /// The connection of MPTCP that it is a subflow of.
+    pub mptcp: Option<u32>,
     /// Only waits for stray packets.
     pub over: bool,
     /// Neither end has begun to end it.

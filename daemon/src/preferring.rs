@@ -59,7 +59,7 @@ async fn look_at_sessions(daemon: &Daemon) -> anyhow::Result<()> {
         let lives: Vec<Live> = lives.copied().collect();
         if answers[peer] {
             for (bump, lives) in following::ruled(daemon, &lives) {
-                following::follow_rules(daemon, &lives, Some(bump)).await;
+                following::follow_rules(daemon, &lives, Some(bump).into()).await;
             }
         } else {
             release_opening(daemon, &lives).await?;

@@ -175,7 +175,7 @@ pub(crate) async fn widen_rules(daemon: &Daemon) -> anyhow::Result<()> {
         );
     }
     let lives = connections::all(daemon).await?;
-    following::follow_changed_rules(daemon, &[], &lives).await;
+    following::follow_changed_rules(daemon, [].as_slice().into(), &lives).await;
     Ok(())
 }
 

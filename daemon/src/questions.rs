@@ -11,13 +11,14 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use dibs_switch::conns::Version;
+use dibs_switch::knock::Numbers;
 use dibs_switch::messages::{Body, Message, Named, Outcome, Switch};
 use tokio::sync::Notify;
 
 use crate::daemon::Daemon;
 use crate::switching::answering;
 use crate::switching::asking::ROUND;
-use crate::{confirming, silence, wants};
+use crate::{confirming, knocking, silence, wants};
 
 /// A question of a peer's daemon.
 struct Asked {
@@ -89,23 +90,50 @@ impl Desk {
         }
     }
 
+    /// The next question, if it waits, and is one like these.
+    fn next_like(&self, daemon: &Daemon, is_like: impl Fn(&Body) -> bool) -> Option<Asked> {
+        let is_like = |asked: &mut Asked| is_like(&asked.question);
+        let asked = self.waiting.borrow_mut().pop_front_if(is_like)?;
+        daemon.driver.control_done(self.peer);
+        Some(asked)
+    }
+
     /// The next question, if it waits, and is a SWITCH that says this.
     fn next_switch(&self, daemon: &Daemon, wanted: Switch) -> Option<(u32, Vec<(Named, Version)>)> {
-        let same = |asked: &mut Asked| match &asked.question {
-            Body::Switch { switch, .. } => *switch == wanted,
-            _ => false,
-        };
-        let asked = self.waiting.borrow_mut().pop_front_if(same)?;
-        daemon.driver.control_done(self.peer);
+        let same = |body: &Body| matches!(body, Body::Switch { switch, .. } if *switch == wanted);
+        let asked = self.next_like(daemon, same)?;
         match asked.question {
             Body::Switch { conns, .. } => Some((asked.request, conns)),
             _ => unreachable!("it was just seen to be a SWITCH"),
         }
     }
+
+    /// The next question, if it waits, and is a KNOCK.
+    fn next_knock(&self, daemon: &Daemon) -> Option<(u32, Vec<(Named, Numbers)>)> {
+        let asked = self.next_like(daemon, |body| matches!(body, Body::Knock(_)))?;
+        match asked.question {
+            Body::Knock(conns) => Some((asked.request, conns)),
+            _ => unreachable!("it was just seen to be a KNOCK"),
+        }
+    }
 }
 
-/// Deals with a peer's questions one after the other; SWITCHes that say the same of many connections, and came
-/// together, at once.
+/// Answers questions that were dealt with at once, by their numbers and how many connections each was about.
+async fn answer_parts(
+    daemon: &Daemon,
+    peer: usize,
+    parts: Vec<(u32, usize)>,
+    outcomes: Vec<(Outcome, u64)>,
+) {
+    let mut outcomes = outcomes.into_iter();
+    for (request, count) in parts {
+        let part = outcomes.by_ref().take(count).collect();
+        daemon.rpc.answer(peer, request, part).await;
+    }
+}
+
+/// Deals with a peer's questions one after the other; at once with SWITCHes that say the same of many connections and
+/// came together, and with KNOCKs that did.
 async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
     let peer = desk.peer;
     loop {
@@ -126,11 +154,18 @@ async fn answer_peer(daemon: Rc<Daemon>, desk: Rc<Desk>) {
                     conns.extend(more);
                 }
                 let outcomes = answering::on_switch(&daemon, peer, switch, conns).await;
-                let mut outcomes = outcomes.into_iter();
-                for (request, count) in parts {
-                    let part = outcomes.by_ref().take(count).collect();
-                    daemon.rpc.answer(peer, request, part).await;
+                answer_parts(&daemon, peer, parts, outcomes).await;
+            }
+            Body::Knock(mut conns) => {
+                let mut parts = vec![(request, conns.len())];
+                while conns.len() < ROUND
+                    && let Some((request, more)) = desk.next_knock(&daemon)
+                {
+                    parts.push((request, more.len()));
+                    conns.extend(more);
                 }
+                let outcomes = knocking::on_knock(&daemon, peer, conns).await;
+                answer_parts(&daemon, peer, parts, outcomes).await;
             }
             Body::Silent { sequence, ports } => {
                 silence::handle_message(&daemon, peer, sequence, ports);

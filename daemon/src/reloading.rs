@@ -88,7 +88,7 @@ async fn take_rules(daemon: &Daemon, file: &Path) -> anyhow::Result<()> {
         saved: user_rules,
         suspended: false,
     };
-    following::replace_rules(daemon, rules, &gone, &lives).await?;
+    following::replace_rules(daemon, rules, gone.as_slice().into(), &lives).await?;
     tracing::info!("{} rule(s) of the file hold", config.rules.len());
     Ok(())
 }

@@ -3,12 +3,12 @@
 use anyhow::bail;
 use dibs_control::{ErrorKind, Failure, Reply, Request};
 
-use crate::caller::Caller;
+use crate::caller::{Caller, refused};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::rules::Rule;
-use crate::switching::Progress;
-use crate::{connections, listing, marking, reconcile, sessions, switching, wants};
+use crate::switching::{Goal, Progress};
+use crate::{connections, knocking, listing, marking, reconcile, sessions, switching, wants};
 
 mod moving;
 mod named;
@@ -27,14 +27,14 @@ pub(crate) async fn serve(
         | Request::Disable { .. }
         | Request::RuleAdd(_)
         | Request::RuleDel { .. } => true,
-        Request::Cleanup if !caller.is_root() => {
+        Request::Cleanup | Request::ForceCleanup if !caller.is_root() => {
             bail!(Failure::new(ErrorKind::Denied, "only root may clean up"));
         }
         Request::PathChange(_) if !caller.is_root() => {
             let why = "only root may change how paths are used, for that concerns everybody";
             bail!(Failure::new(ErrorKind::Denied, why));
         }
-        Request::Cleanup | Request::PathChange(_) => true,
+        Request::Cleanup | Request::ForceCleanup | Request::PathChange(_) => true,
         _ => false,
     };
     let _turn = daemon.users.admit(caller, changes).await?;
@@ -46,10 +46,12 @@ pub(crate) async fn serve(
         }
         Request::Enable { selector, bump } => {
             let bump = Some(named::bump_for(daemon, bump.as_deref())?.id);
-            Reply::Changed(moving::change(daemon, caller, &selector, bump, progress).await?)
+            let changed = moving::change(daemon, caller, &selector, bump.into(), progress);
+            Reply::Changed(changed.await?)
         }
-        Request::Disable { selector } => {
-            Reply::Changed(moving::change(daemon, caller, &selector, None, progress).await?)
+        Request::Disable { selector, force } => {
+            let goal = Goal { bump: None, force };
+            Reply::Changed(moving::change(daemon, caller, &selector, goal, progress).await?)
         }
         Request::RuleAdd(rule) => Reply::Rule(rules::rule_add(daemon, caller, rule).await?),
         Request::RuleList => {
@@ -57,9 +59,8 @@ pub(crate) async fn serve(
             let seen = state.rules.listed().filter(|rule| caller.sees(rule));
             Reply::Rules(seen.map(Rule::info).collect())
         }
-        Request::RuleDel { id } => {
-            rules::rule_del(daemon, caller, id).await?;
-            Reply::Done
+        Request::RuleDel { id, force } => {
+            Reply::RuleGone(rules::rule_del(daemon, caller, id, force).await?)
         }
         Request::PathList => Reply::Paths(listing::path_list(daemon).await?),
         Request::PathPreferences => {
@@ -69,14 +70,16 @@ pub(crate) async fn serve(
         Request::PeerList => Reply::Peers(listing::peer_list(daemon).await?),
         Request::BumpList => Reply::Bumps(listing::bump_list(daemon).await?),
         Request::Events => Reply::Following,
-        Request::Cleanup => {
-            cleanup(daemon).await?;
+        Request::Cleanup | Request::ForceCleanup => {
+            cleanup(daemon, request == Request::ForceCleanup).await?;
             Reply::Done
         }
     })
 }
 
-async fn cleanup(daemon: &Daemon) -> anyhow::Result<()> {
+/// Takes all connections to plain, and everything out of the kernel; what plain does not carry breaks by that, which
+/// takes `force`.
+async fn cleanup(daemon: &Daemon, force: bool) -> anyhow::Result<()> {
     let lives = connections::all(daemon).await?;
     let on_bumps: Vec<Live> = lives
         .into_iter()
@@ -85,9 +88,25 @@ async fn cleanup(daemon: &Daemon) -> anyhow::Result<()> {
     let up = sessions::sessions(daemon).await?;
     // Peers whose rules want otherwise keep their part, and answer into nothing.
     let told: Vec<Live> = on_bumps.into_iter().filter(|live| up[live.peer]).collect();
+    if !force {
+        let stuck = knocking::refusals(daemon, &told).await?;
+        if let Some((pair, why)) = stuck.iter().next() {
+            bail!(refused(format!(
+                "{} connection(s) would break, so nothing was changed: of the one from {} to {}, {why}; \"cleanup \
+                 --force\" removes everything all the same",
+                stuck.len(),
+                pair.local,
+                pair.remote
+            )));
+        }
+    }
     marking::overrule(daemon, &told).await?;
     let progress = Progress::default();
-    switching::choose(daemon, &told, None, &progress).await?;
+    let goal = Goal {
+        bump: None,
+        force: true,
+    };
+    switching::choose(daemon, &told, goal, &progress).await?;
     {
         let mut state = daemon.state.borrow_mut();
         state.rules.suspend();

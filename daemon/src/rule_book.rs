@@ -113,10 +113,15 @@ impl RuleBook {
         self.now.rules = rules;
     }
 
-    /// Removes one.
-    pub(crate) fn remove(&mut self, id: RuleId) {
-        self.now.rules.retain(|rule| rule.id != id);
-        self.now.saved.retain(|rule| rule.id != id);
+    /// What there would be without one.
+    pub(crate) fn without(&self, id: RuleId) -> Rules {
+        let rules = self.now.rules.iter().filter(|rule| rule.id != id);
+        let saved = self.now.saved.iter().filter(|rule| rule.id != id);
+        Rules {
+            rules: rules.cloned().collect(),
+            saved: saved.cloned().collect(),
+            suspended: self.now.suspended,
+        }
     }
 
     /// Removes what users made, and has the rules of the file wait.

@@ -1,6 +1,9 @@
 //! Moving live connections: what users here choose. What peers ask for is in [`answering`], what a rule of theirs
 //! implies in [`by_rule`], what the kernel is told in [`marking`](crate::marking), and what peers are asked in [`asking`].
 //!
+//! Nothing leaves its bump for plain unless plain was just seen to carry it, or the user wants that all the same
+//! ([`knocking`]).
+//!
 //! Into a bump: TUN and chains first, then the peer, whose packets may come by the bump from then on,
 //! then our own mark. Back to plain: each end falls silent before it leaves, or TCP would take what is
 //! overtaken for lost. Its kernel falls silent by the acknowledgements that it gets by the bump, so whoever
@@ -18,9 +21,10 @@ use dibs_switch::messages::{Answer, Outcome, Unanswered};
 
 use crate::daemon::Daemon;
 use crate::live::Live;
+use crate::subflows::{self, Refused};
 use crate::terms::{flow_tuple, pair_of};
 use crate::wakers::Task;
-use crate::{connections, devices, marking, reconcile, recovery, translated};
+use crate::{connections, devices, knocking, marking, reconcile, recovery, translated};
 
 pub(crate) mod answering;
 pub(crate) mod asking;
@@ -57,37 +61,44 @@ impl Progress {
     }
 }
 
-/// Moves connections, as a user here chose: to `bump`, or to plain. What comes of it for each, in
-/// the same order.
+/// Where connections are to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Goal {
+    /// None: to plain.
+    pub(crate) bump: Option<BumpId>,
+    /// To plain whether that carries them or not.
+    pub(crate) force: bool,
+}
+
+impl From<Option<BumpId>> for Goal {
+    /// To plain only where that carries them.
+    fn from(bump: Option<BumpId>) -> Self {
+        let force = false;
+        Self { bump, force }
+    }
+}
+
+/// Moves connections, as a user here chose. What comes of it for each, in the same order.
 pub(crate) async fn choose(
     daemon: &Daemon,
     lives: &[Live],
-    bump: Option<BumpId>,
+    goal: Goal,
     progress: &Progress,
 ) -> anyhow::Result<Vec<Moved>> {
+    let bump = goal.bump;
     let mut outcomes: HashMap<Pair, Result<(), String>> = HashMap::new();
     let mut by_peer: BTreeMap<usize, Vec<Move>> = BTreeMap::new();
-    let translated = match bump {
-        None => HashMap::new(),
-        Some(_) => translated::translated(daemon, lives).await?,
-    };
-    let carriers = devices::carriers(daemon, bump, lives).await?;
-    for live in lives {
-        let why: &str = if let Some(why) = translated.get(&live.pair) {
-            why
-        } else if carriers.iter().any(|carrier| carrier.pair == live.pair) {
-            "what goes by this bump's device goes by this connection"
-        } else if live.bound {
-            "its socket is bound to a device and cannot be steered"
-        } else if let Some(negotiation) = propose(daemon, live, bump) {
+    let refused = refused_here(daemon, lives, goal).await?;
+    for live in lives
+        .iter()
+        .filter(|live| !refused.contains_key(&live.pair))
+    {
+        if let Some(negotiation) = propose(daemon, live, bump) {
             let moves = by_peer.entry(live.peer).or_default();
             moves.push((*live, negotiation));
-            continue;
-        } else {
-            "it is being moved already"
-        };
-        outcomes.insert(live.pair, Err(why.to_owned()));
+        }
     }
+    outcomes.extend(refused.into_iter().map(|(pair, why)| (pair, Err(why))));
     progress.of.set(by_peer.values().map(Vec::len).sum());
     let prepared = async {
         daemon.save()?;
@@ -129,6 +140,51 @@ pub(crate) async fn choose(
         outcomes.get(&live.pair).cloned().unwrap_or_else(missing)
     };
     Ok(lives.iter().map(|live| (*live, outcome(live))).collect())
+}
+
+/// Why connections cannot move, as far as this host knows, or finds out before it asks the peer to follow.
+async fn refused_here(daemon: &Daemon, lives: &[Live], goal: Goal) -> anyhow::Result<Refused> {
+    let bump = goal.bump;
+    let translated = match bump {
+        None => HashMap::new(),
+        Some(_) => translated::translated(daemon, lives).await?,
+    };
+    let carriers = devices::carriers(daemon, bump, lives).await?;
+    let stuck: HashMap<Pair, String> = match goal {
+        Goal {
+            bump: None,
+            force: false,
+        } => { knocking::refusals(daemon, lives).await?.into_iter() }
+            .map(|(pair, why)| (pair, format!("{why} (--force moves it all the same)")))
+            .collect(),
+        _ => HashMap::new(),
+    };
+    let mut refused = match bump {
+        None => Refused::new(),
+        Some(_) => subflows::out_of_reach(daemon, lives).await?,
+    };
+    for live in lives {
+        let why: &str = if let Some(why) = translated.get(&live.pair).or(stuck.get(&live.pair)) {
+            why
+        } else if carriers.iter().any(|carrier| carrier.pair == live.pair) {
+            "what goes by this bump's device goes by this connection"
+        } else if live.bound {
+            "its socket is bound to a device and cannot be steered"
+        } else if is_moving(daemon, live) {
+            "it is being moved already"
+        } else {
+            continue;
+        };
+        refused.insert(live.pair, why.to_owned());
+    }
+    subflows::spread(lives, &mut refused);
+    Ok(refused)
+}
+
+fn is_moving(daemon: &Daemon, live: &Live) -> bool {
+    let state = daemon.state.borrow();
+    let choice = state.conns.get(&live.pair).choice.of(live.socket);
+    choice.is_some_and(|choice| choice.pending)
 }
 
 fn propose(daemon: &Daemon, live: &Live, bump: Option<BumpId>) -> Option<Negotiation> {
@@ -204,7 +260,7 @@ fn refusal(daemon: &Daemon, pair: &Pair, bump: Option<BumpId>, answer: Answer) -
             "the device of this bump at the peer is not there or not ready; see its log"
         }
         Outcome::Bound => "its socket at the peer is bound to a device and cannot be steered",
-        Outcome::Failed => "the peer's daemon could not; see its log",
+        Outcome::Failed | Outcome::NotHeard => "the peer's daemon could not; see its log",
     };
     why.to_owned()
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dibs_policy::conntrack::{self, Connection, Events};
 use dibs_settings::BumpId;
 use dibs_switch::conns::{Pair, Socket};
-use dibs_switch::marks::Foreign;
+use dibs_switch::marks::{Foreign, Hand, Handed};
 use dibs_switch::table::Conn;
 use dibs_switch::tracked::Mend;
 use tokio::time::sleep;
@@ -18,7 +18,7 @@ use crate::daemon::Daemon;
 use crate::events::Audience;
 use crate::live::Live;
 use crate::log::or_warn;
-use crate::marking::{Mark, all_of};
+use crate::marking::{Mark, MarkError, all_of};
 use crate::switching::{Moved, Progress};
 use crate::terms::{ends, marks, tuple};
 use crate::{backstop, connections, following, gateway, locking, marking, reconcile, switching};
@@ -205,8 +205,12 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         );
         return Ok(());
     }
+    let mut was = None;
     let foreign = {
         let state = &mut *daemon.state.borrow_mut();
+        if mark.bump.is_none() {
+            was = state.ruling(&live).stands_on(None);
+        }
         let by = { mark.bump }.and_then(|bump| state.ruling(&live).hand_of(bump));
         let handle = |conn: &mut Conn| conn.handle_mark(mark, by, now());
         state.conns.update(&live.pair, handle)
@@ -222,7 +226,7 @@ async fn note_update(daemon: &Rc<Daemon>, entry: &Connection) -> anyhow::Result<
         Foreign::Straggler => {
             all_of(marking::mark_moved(daemon, &[live.pair], None).await)?;
         }
-        Foreign::News => followed_elsewhere(daemon, live, mark.bump),
+        Foreign::News => followed_elsewhere(daemon, live, was, mark.bump),
         Foreign::Known => {}
     }
     Ok(())
@@ -275,11 +279,33 @@ async fn follow_mark(
         ),
         &[("bump", daemon.bumps.name_of(bump).to_owned())],
     );
-    switching::choose(daemon, &[live], bump, &Progress::default()).await
+    if bump.is_none() {
+        put_back(daemon, &live).await?;
+    }
+    switching::choose(daemon, &[live], bump.into(), &Progress::default()).await
 }
 
-/// What neither end knows of is news to the peer.
-fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: Option<BumpId>) {
+/// Puts a connection back on its bump that another program took to plain: it leaves again only if plain carries it.
+async fn put_back(daemon: &Daemon, live: &Live) -> Result<(), MarkError> {
+    let (on, chosen) = {
+        let state = daemon.state.borrow();
+        let choice = state.conns.get(&live.pair).choice.of(live.socket);
+        // The mark as we know it says plain by now.
+        (state.ruling(live).stands_on(None), choice.is_some())
+    };
+    if daemon.bumps.inside(on).is_none() {
+        return Ok(());
+    }
+    let _turn = daemon.kernel.marking().await;
+    let mark = match chosen {
+        true => Mark::chosen(live.pair, on),
+        false => Mark::moved(live.pair, on),
+    };
+    all_of(marking::write(daemon, &[mark]).await)
+}
+
+/// What neither end knows of is news to the peer. `was`: the bump that another program took the connection from.
+fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, was: Option<BumpId>, bump: Option<BumpId>) {
     daemon.events.tell_of(
         Audience::of(live.uid),
         "marked",
@@ -291,7 +317,12 @@ fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, bump: Option<BumpId>) {
     );
     let daemon = Rc::clone(daemon);
     tokio::task::spawn_local(async move {
+        if let Some(was) = daemon.bumps.inside(was) {
+            let (bump, by) = (was, Hand::Kept);
+            daemon.update(&live.pair, |conn| conn.hand_over(Some(Handed { bump, by })));
+            or_warn(put_back(&daemon, &live).await);
+        }
         or_warn(reconcile::install(&daemon).await);
-        following::follow_rules(&daemon, &[live], bump).await;
+        following::follow_rules(&daemon, &[live], bump.into()).await;
     });
 }

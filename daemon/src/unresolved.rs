@@ -171,7 +171,7 @@ async fn resolve_rules(daemon: &Daemon) -> anyhow::Result<()> {
             saved,
             suspended,
         };
-        following::replace_rules(daemon, rules, &gone, &lives).await?;
+        following::replace_rules(daemon, rules, gone.as_slice().into(), &lives).await?;
     }
     for (id, audience) in resolved {
         daemon.events.tell_of(

@@ -10,14 +10,24 @@ use crate::reconcile;
 use crate::rules::Rule;
 use crate::terms::policy_prefix;
 
-/// The bumps that our rules put connections of a peer into, bit n for number n.
+/// The bumps that our rules put connections of a peer into, and those that some stay on because plain does not carry
+/// them; bit n for number n.
 pub(crate) fn wanted_of(daemon: &Daemon, peer: usize) -> u16 {
     let concerns = |rule: &&Rule| {
         let mut to = rule.classes.iter().map(|class| class.destination);
         to.any(|to| to.is_none_or(|to| leads_to(daemon, peer, to)))
     };
     let state = daemon.state.borrow();
-    rules::wanted(state.rules.in_force().filter(concerns))
+    let is_of_peer = |pair: &Pair| daemon.peer_of(pair.remote.ip()) == Some(peer);
+    let kept = state.conns.kept().filter(|(pair, _)| is_of_peer(pair));
+    let kept = kept.fold(0, |bumps, (_, bump)| bumps | 1 << bump.get());
+    rules::wanted(state.rules.in_force().filter(concerns)) | kept
+}
+
+/// The same for all peers, by index.
+pub(crate) fn wanted(daemon: &Daemon) -> Vec<u16> {
+    let peers = 0..daemon.config.peers.len();
+    peers.map(|peer| wanted_of(daemon, peer)).collect()
 }
 
 /// Whether some of these addresses are behind a peer.
@@ -31,9 +41,13 @@ pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: Prefix) -> bool {
 
 /// Has a peer's daemon make ready what our rules need there; waits until it has.
 pub(crate) async fn send(daemon: &Daemon, peer: usize) -> Result<(), Unanswered> {
+    send_beside(daemon, peer, 0).await
+}
+
+async fn send_beside(daemon: &Daemon, peer: usize, more: u16) -> Result<(), Unanswered> {
     let want = Body::Want {
         sequence: daemon.rpc.next_sequence(),
-        bumps: wanted_of(daemon, peer),
+        bumps: wanted_of(daemon, peer) | more,
         devices: daemon.bumps.device_names().into_iter().collect(),
     };
     daemon.rpc.ask(peer, want).await.map(drop)
@@ -41,9 +55,15 @@ pub(crate) async fn send(daemon: &Daemon, peer: usize) -> Result<(), Unanswered>
 
 /// As [`send`], to all peers with a session at once.
 pub(crate) async fn send_all(daemon: &Daemon) {
-    let peers = 0..daemon.config.peers.len();
-    let asked = peers.map(|peer| async move {
-        match send(daemon, peer).await {
+    let none = vec![0; daemon.config.peers.len()];
+    send_all_beside(daemon, &none).await;
+}
+
+/// The same, with bumps that each is to keep ready as well for now.
+pub(crate) async fn send_all_beside(daemon: &Daemon, more: &[u16]) {
+    let peers = more.iter().enumerate();
+    let asked = peers.map(|(peer, more)| async move {
+        match send_beside(daemon, peer, *more).await {
             // It hears of it as soon as there is a session.
             Ok(()) | Err(Unanswered::NoSession) => {}
             Err(error) => {

@@ -56,12 +56,15 @@ pub(crate) enum Command {
     },
     /// Take the live connections that match back to plain, now
     #[command(
-        override_usage = "dibsctl disable SELECTOR...",
+        override_usage = "dibsctl disable SELECTOR... [--force]",
         group(selectors().args(SELECTOR))
     )]
     Disable {
         #[command(flatten)]
         selector: SelectorArgs,
+        /// Move connections that plain does not carry as well: they break
+        #[arg(long)]
+        force: bool,
     },
     /// Rules for connections to come; they apply to established ones at once
     #[command(subcommand)]
@@ -102,7 +105,11 @@ pub(crate) enum Command {
         config: Option<PathBuf>,
     },
     /// Let go of everything that is installed in the kernel: steered connections go on in plain
-    Cleanup,
+    Cleanup {
+        /// Let go also if connections break, because plain does not carry them
+        #[arg(long)]
+        force: bool,
+    },
     /// Show what dibs does: two hosts on this machine, a text between them, an eavesdropper
     Demo(Demo),
     /// Print a new private key
@@ -171,6 +178,9 @@ pub(crate) enum RuleCommand {
     Del {
         /// As `rule list` shows it
         id: RuleId,
+        /// Move connections of the rule that plain does not carry as well: they break
+        #[arg(long)]
+        force: bool,
     },
 }
 

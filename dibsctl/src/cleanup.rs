@@ -13,10 +13,10 @@ use crate::output::runtime;
 /// Where the marks of a daemon that does not run are looked up.
 const CONFIG: &str = "/etc/dibs/dibsd.toml";
 
-/// Has the daemon let go; where none runs, what it left is removed from here.
-pub(crate) fn run(socket: &Path) -> Result<()> {
+/// Has the daemon let go, whatever breaks if `force`; where none runs, what it left is removed from here.
+pub(crate) fn run(socket: &Path, force: bool) -> Result<()> {
     match Client::connect(socket) {
-        Ok(mut client) => Ok(client.cleanup()?),
+        Ok(mut client) => Ok(client.cleanup(force)?),
         Err(ClientError::NotRunning { .. }) => offline(socket),
         Err(error) => Err(error.into()),
     }

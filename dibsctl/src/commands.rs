@@ -32,9 +32,18 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let changed = telling(connect()?, |client| client.enable(selector.into(), bump))?;
             show_changed(json, &changed, now)
         }
-        Command::Disable { selector } => {
-            let changed = telling(connect()?, |client| client.disable(selector.into()))?;
-            show_changed(json, &changed, now)
+        Command::Disable { selector, force } => {
+            let changed = telling(connect()?, |client| client.disable(selector.into(), force))?;
+            show_changed(json, &changed, now)?;
+            // A user who expects plain, and reads the exit status alone, is not to be wrong about any of them.
+            match &changed.skipped[..] {
+                [first, ..] => bail!(
+                    "{} stayed: {}",
+                    units::count(changed.skipped.len(), "connection"),
+                    first.reason
+                ),
+                [] => Ok(()),
+            }
         }
         Command::Rule(RuleCommand::Add {
             class,
@@ -69,11 +78,17 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let rules = connect()?.rules()?;
             show_list(json, &rules, "rule", || render::rules(&rules))
         }
-        Command::Rule(RuleCommand::Del { id }) => {
-            connect()?.delete_rule(id)?;
-            show(json, &serde_json::json!({ "id": id }), || {
-                format!("rule {id} is deleted\n")
-            })
+        Command::Rule(RuleCommand::Del { id, force }) => {
+            let gone = connect()?.delete_rule(id, force)?;
+            show(json, &gone, || render::gone(&gone))?;
+            match &gone.kept[..] {
+                [first, ..] => bail!(
+                    "rule {id} is deleted, and {} of it stay on the bump: {} (\"disable --force\" moves them all the same)",
+                    units::count(gone.kept.len(), "connection"),
+                    first.reason
+                ),
+                [] => Ok(()),
+            }
         }
         Command::Path(command) => path(json, connect()?, command),
         Command::Peer(PeerCommand::List) => {
@@ -90,8 +105,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Command::Check { file } => check::run(&file, json),
         Command::Eavesdrop(_) => program::eavesdrop(),
         Command::Doctor { config } => doctor::run(config, &args.socket, json),
-        Command::Cleanup => {
-            cleanup::run(&args.socket)?;
+        Command::Cleanup { force } => {
+            cleanup::run(&args.socket, force)?;
             show(json, &serde_json::json!({}), || {
                 "nothing of dibs is left in the kernel\n".into()
             })

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use dibs_config::{Rate, Volume};
 use dibs_control::{
     BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, PathChange, PathInfo, PathState, PathUsage,
-    PeerInfo, Preferences, RuleInfo, RuleMade, RuleOrigin, Status,
+    PeerInfo, Preferences, RuleGone, RuleInfo, RuleMade, RuleOrigin, Skipped, Status,
 };
 
 use crate::table::{Table, table};
@@ -74,7 +74,10 @@ pub(crate) fn conns(conns: &[ConnInfo], now: f64) -> Table {
         "REMOTE", conn.remote.to_string();
         "PEER", conn.peer.clone();
         "PROCESS", process(conn);
-        "BUMP", conn.bump.clone();
+        "BUMP", match conn.mptcp {
+            Some(token) => format!("{} (MPTCP {token:08x})", conn.bump),
+            None => conn.bump.clone(),
+        };
         ">SINCE", since(conn.since, now);
         ">SENT", bytes(conn.bytes_sent);
         ">RECEIVED", bytes(conn.bytes_received);
@@ -90,16 +93,29 @@ pub(crate) fn changed(changed: &Changed, now: f64) -> String {
     if !changed.connections.is_empty() {
         text += &conns(&changed.connections, now).to_string();
     }
-    for skipped in &changed.skipped {
-        let (local, remote, reason) = (skipped.local, skipped.remote, printable(&skipped.reason));
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "skipped {}: {local} to {remote}: {reason}",
-            skipped.id
-        );
-    }
+    write_skipped(&mut text, "skipped", &changed.skipped);
     text
+}
+
+/// A rule that was deleted, and connections that stay on its bump.
+pub(crate) fn gone(gone: &RuleGone) -> String {
+    let mut text = format!("rule {} is deleted\n", gone.id);
+    write_skipped(&mut text, "kept", &gone.kept);
+    text
+}
+
+fn write_skipped(text: &mut String, what: &str, skipped: &[Skipped]) {
+    for Skipped {
+        id,
+        local,
+        remote,
+        reason,
+    } in skipped
+    {
+        let reason = printable(reason);
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{what} {id}: {local} to {remote}: {reason}");
+    }
 }
 
 /// `dport 80 uid 1000 -> scramble`

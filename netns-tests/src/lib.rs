@@ -26,6 +26,7 @@ pub mod kernel;
 pub mod member;
 pub mod plaintext;
 pub mod programs;
+pub mod routed;
 pub mod topology;
 pub mod traffic;
 pub mod vpn;

@@ -10,7 +10,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::codec::{LineBuffer, MAX_REPLY, decode_reply, encode_request};
 use crate::{
     BumpInfo, Changed, ConnInfo, Event, Failure, NewRule, PathChange, PathInfo, PeerInfo,
-    Preferences, Reply, Request, RuleId, RuleInfo, RuleMade, Selector, Status,
+    Preferences, Reply, Request, RuleGone, RuleId, RuleInfo, RuleMade, Selector, Status,
 };
 
 /// How long the daemon has for an answer. `enable` waits for the peer, so this is longer than the
@@ -155,8 +155,8 @@ impl Client {
     }
 
     /// [`Request::Disable`]
-    pub fn disable(&mut self, selector: Selector) -> Result<Changed, ClientError> {
-        self.change(&Request::Disable { selector })
+    pub fn disable(&mut self, selector: Selector, force: bool) -> Result<Changed, ClientError> {
+        self.change(&Request::Disable { selector, force })
     }
 
     /// [`Request::RuleAdd`]
@@ -176,8 +176,11 @@ impl Client {
     }
 
     /// [`Request::RuleDel`]
-    pub fn delete_rule(&mut self, id: RuleId) -> Result<(), ClientError> {
-        self.done(&Request::RuleDel { id })
+    pub fn delete_rule(&mut self, id: RuleId, force: bool) -> Result<RuleGone, ClientError> {
+        match self.request(&Request::RuleDel { id, force })? {
+            Reply::RuleGone(gone) => Ok(gone),
+            other => Err(self.unexpected(&other)),
+        }
     }
 
     /// [`Request::PathList`]
@@ -214,9 +217,12 @@ impl Client {
         }
     }
 
-    /// [`Request::Cleanup`]
-    pub fn cleanup(&mut self) -> Result<(), ClientError> {
-        self.done(&Request::Cleanup)
+    /// [`Request::Cleanup`], or [`Request::ForceCleanup`]
+    pub fn cleanup(&mut self, force: bool) -> Result<(), ClientError> {
+        self.done(&match force {
+            true => Request::ForceCleanup,
+            false => Request::Cleanup,
+        })
     }
 
     /// [`Request::Events`]: returns once the daemon follows, so that nothing after is missed.

@@ -173,8 +173,20 @@ mod tests {
             (
                 Request::Disable {
                     selector: Selector::Conn(3),
+                    force: false,
                 },
                 r#"{"version":1,"request":{"disable":{"selector":{"conn":3}}}}"#,
+            ),
+            (
+                Request::Disable {
+                    selector: Selector::Conn(3),
+                    force: true,
+                },
+                r#"{"version":1,"request":{"disable":{"selector":{"conn":3},"force":true}}}"#,
+            ),
+            (
+                Request::ForceCleanup,
+                r#"{"version":1,"request":"force_cleanup"}"#,
             ),
             (
                 Request::RuleAdd(NewRule {
@@ -204,7 +216,10 @@ mod tests {
                 r#"{"version":1,"request":{"rule_add":{"selector":{"match":{"dport":80}},"bump":"seal","require":false,"scheduler":"redundant"}}}"#,
             ),
             (
-                Request::RuleDel { id: 9 },
+                Request::RuleDel {
+                    id: 9,
+                    force: false,
+                },
                 r#"{"version":1,"request":{"rule_del":{"id":9}}}"#,
             ),
             (

@@ -200,6 +200,9 @@ pub struct ConnInfo {
     pub pid: Option<u32>,
     /// Owner of the socket.
     pub uid: Option<u32>,
+    /// The connection of MPTCP that it is a subflow of: all of those move together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mptcp: Option<u32>,
     /// When it took the bump; for a plain one, when it was first seen.
     pub since: f64,
     /// On the bump.
@@ -376,6 +379,16 @@ pub struct RuleMade {
     /// What the user should hear, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+/// What `rule del` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleGone {
+    /// The rule that is gone.
+    pub id: RuleId,
+    /// Connections that stay on its bump, because plain does not carry them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<Skipped>,
 }
 
 impl From<RuleInfo> for RuleMade {

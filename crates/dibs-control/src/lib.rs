@@ -26,8 +26,8 @@ pub use codec::{
 };
 pub use info::{
     BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, EndpointInfo, Event,
-    Integrity, KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin,
-    SilentPortInfo, Skipped, Status, Trust,
+    Integrity, KeyOrigin, PathInfo, PathState, PeerInfo, PeerState, RuleGone, RuleInfo, RuleMade,
+    RuleOrigin, SilentPortInfo, Skipped, Status, Trust,
 };
 pub use preferences::{Limit, PathChange, PathUsage, Preferences, Preferred};
 pub use selector::{Match, Selector, Terms};
@@ -62,16 +62,22 @@ pub enum Request {
     Disable {
         /// Which.
         selector: Selector,
+        /// Also those that plain does not carry.
+        #[serde(default, skip_serializing_if = "is_default")]
+        force: bool,
     },
     /// Makes a rule for connections to come, applied to the established ones at once. Answered by
     /// [`Reply::Rule`].
     RuleAdd(NewRule),
     /// Answered by [`Reply::Rules`].
     RuleList,
-    /// Deletes a rule that `RuleAdd` made. Answered by [`Reply::Done`].
+    /// Deletes a rule that `RuleAdd` made. Answered by [`Reply::RuleGone`].
     RuleDel {
         /// Which.
         id: RuleId,
+        /// Its connections go to plain also where plain does not carry them.
+        #[serde(default, skip_serializing_if = "is_default")]
+        force: bool,
     },
     /// Answered by [`Reply::Paths`].
     PathList,
@@ -85,8 +91,11 @@ pub enum Request {
     BumpList,
     /// Answered by [`Reply::Following`], then [`Reply::Event`] without end.
     Events,
-    /// Lets go of everything that is installed in the kernel. Answered by [`Reply::Done`].
+    /// Lets go of everything that is installed in the kernel, if that breaks no connection. Answered by
+    /// [`Reply::Done`].
     Cleanup,
+    /// The same, whatever breaks. Answered by [`Reply::Done`].
+    ForceCleanup,
 }
 
 /// A rule as its user wants it.
@@ -175,7 +184,7 @@ impl Request {
             ));
         }
         let (Request::Enable { selector, .. }
-        | Request::Disable { selector }
+        | Request::Disable { selector, .. }
         | Request::RuleAdd(NewRule { selector, .. })) = self
         else {
             return Ok(());
@@ -221,6 +230,8 @@ pub enum Reply {
     Changed(Changed),
     /// To [`Request::RuleAdd`].
     Rule(RuleMade),
+    /// To [`Request::RuleDel`].
+    RuleGone(RuleGone),
     /// To [`Request::RuleList`].
     Rules(Vec<RuleInfo>),
     /// To [`Request::PathList`].

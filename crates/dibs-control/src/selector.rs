@@ -162,6 +162,7 @@ mod tests {
             process: None,
             pid: Some(42),
             uid: None,
+            mptcp: None,
             since: 0.0,
             bytes_sent: 0,
             bytes_received: 0,

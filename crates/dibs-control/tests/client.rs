@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dibs_control::{
     Changed, Client, ClientError, ErrorKind, Event, Failure, Match, NewRule, Reply, Request,
-    Selector, decode_request, encode_reply,
+    RuleGone, Selector, decode_request, encode_reply,
 };
 use tempfile::TempDir;
 
@@ -69,16 +69,26 @@ fn event(text: &str) -> Event {
 #[test]
 fn one_connection_carries_several_requests() {
     let fake = Fake::new(|mut stream| {
-        for expected in [Request::RuleDel { id: 4 }, Request::Cleanup] {
+        let gone = RuleGone {
+            id: 4,
+            kept: Vec::new(),
+        };
+        let (id, force) = (4, true);
+        for (expected, reply) in [
+            (Request::RuleDel { id, force }, Reply::RuleGone(gone)),
+            (Request::Cleanup, Reply::Done),
+            (Request::ForceCleanup, Reply::Done),
+        ] {
             assert_eq!(decode_request(&read_line(&stream)), Ok(expected));
             stream
-                .write_all(encode_reply(&Ok(Reply::Done)).as_bytes())
+                .write_all(encode_reply(&Ok(reply)).as_bytes())
                 .unwrap();
         }
     });
     let mut client = fake.client();
-    client.delete_rule(4).unwrap();
-    client.cleanup().unwrap();
+    assert_eq!(client.delete_rule(4, true).unwrap().id, 4);
+    client.cleanup(false).unwrap();
+    client.cleanup(true).unwrap();
     fake.end();
 }
 

@@ -6,12 +6,15 @@
 //! kernel refuses an offload, the data at hand goes out without it, in the same call. A
 //! [`Poller`] waits for them, for [`Waker`]s and for a deadline in nanoseconds.
 //!
+//! A [`PacketSender`] sends whole packets by the ordinary route, and a [`PacketEar`] hears some as they come in.
+//!
 //! Nothing here locks, and after the set-up nothing allocates.
 
 mod clock;
 mod fallback;
 mod memory;
 mod netlink;
+mod packets;
 mod poll;
 mod priority;
 mod tun;
@@ -19,6 +22,7 @@ mod udp;
 
 pub use clock::{LocalTime, boottime_ns, is_clock_synchronized, local_time};
 pub use memory::give_back_large_blocks;
+pub use packets::{PacketEar, PacketSender};
 pub use poll::{Event, Interest, Poller, Waker, precise_timers};
 pub use priority::{niceness, set_niceness};
 pub use tun::{FRAME_MAX, Tun, TunCounters};

@@ -13,6 +13,7 @@ use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
 };
 use nix::net::if_::if_nameindex;
+use rtnetlink::packet_core::Nla as _;
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
 use crate::Error;
@@ -20,6 +21,11 @@ use crate::wire::Wire;
 
 /// INET_DIAG_NOCOOKIE: whichever socket has these ends.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
+
+/// INET_DIAG_ULP_INFO, INET_ULP_INFO_MPTCP in that, and MPTCP_SUBFLOW_ATTR_TOKEN_LOC in that.
+const ULP_INFO: u16 = 19;
+const ULP_INFO_MPTCP: u16 = 3;
+const SUBFLOW_TOKEN_LOC: u16 = 2;
 
 /// Single lookups that are quicker than to list all sockets.
 const LOOKUPS: usize = 256;
@@ -41,6 +47,8 @@ pub struct TcpSocket {
     pub inode: u64,
     /// Index of the device it is bound to: such a socket cannot be steered (docs/switching.md). 0: none.
     pub bound_device: u32,
+    /// The connection of MPTCP that it is a subflow of, by the kernel's number for that (RFC 8684, 3.2: the token).
+    pub mptcp: Option<u32>,
     /// What TCP counts, if the kernel told.
     pub counts: Option<TcpCounts>,
 }
@@ -247,7 +255,40 @@ fn socket(response: &InetResponse) -> TcpSocket {
         cookie: cookie(id.cookie),
         inode: u64::from(header.inode),
         bound_device: id.interface_id,
+        mptcp: response.nlas.iter().find_map(|nla| match nla {
+            Nla::Other(other) if other.kind() == ULP_INFO => {
+                let mut value = vec![0; other.value_len()];
+                other.emit_value(&mut value);
+                token(&value)
+            }
+            _ => None,
+        }),
         counts,
+    }
+}
+
+/// The token in what the kernel tells of a socket's upper layer (include/uapi/linux/inet_diag.h, mptcp.h), which it
+/// tells to who may administrate the network.
+fn token(ulp_info: &[u8]) -> Option<u32> {
+    let of_mptcp = attribute(ulp_info, ULP_INFO_MPTCP)?;
+    let local = attribute(of_mptcp, SUBFLOW_TOKEN_LOC)?;
+    Some(u32::from_ne_bytes(local.try_into().ok()?))
+}
+
+/// The value of a netlink attribute among others.
+fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    /// NLA_F_NESTED and NLA_F_NET_BYTEORDER stand above the type.
+    const TYPE: u16 = 0x3fff;
+    loop {
+        let ([length, found], _) = attributes.split_first_chunk::<4>().map(|(head, rest)| {
+            let half = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
+            ([half(0), half(2)], rest)
+        })?;
+        let value = attributes.get(4..usize::from(length))?;
+        if found & TYPE == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(usize::from(length).next_multiple_of(4)..)?;
     }
 }
 
@@ -357,5 +398,26 @@ mod tests {
         assert_eq!(of(5300), [4711]);
         assert_eq!(of(5301), [4712]);
         assert!(of(0).is_empty());
+    }
+
+    fn nla(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = 4 + value.len() as u16;
+        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn the_token_of_mptcp_is_found_among_other_attributes() {
+        let (remote, local) = (nla(1, &7u32.to_ne_bytes()), nla(2, &9u32.to_ne_bytes()));
+        let of_mptcp = nla(0x8000 | ULP_INFO_MPTCP, &[remote, local].concat());
+        let info = [nla(1, b"mptcp\0"), of_mptcp].concat();
+        assert_eq!(token(&info), Some(9));
+        assert_eq!(token(&nla(1, b"tls\0")), None);
+        for length in 0..info.len() {
+            let _ = token(&info[..length]);
+        }
+        assert_eq!(token(&[0; 64]), None, "a length of nothing");
     }
 }

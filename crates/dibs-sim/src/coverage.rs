@@ -94,6 +94,12 @@ seen! {
     FailedHere = "switch: could not begin",
     /// A rule of the peer's stood against a choice that had been made without it.
     OwnRule = "switch: given up for the peer's rule",
+    /// Plain was seen to carry a connection, before it went there.
+    PlainProved = "switch: plain proved",
+    /// Plain was not seen to carry a connection, which stayed on its bump.
+    PlainRefused = "switch: plain refused",
+    /// A firewall on the ordinary route dropped what it did not know.
+    FirewallDropped = "plain: dropped by a firewall",
     /// The users of a host had other rules from then on.
     RulesChanged = "rules: changed",
     /// A daemon heard by a WANT that the peer's rules need other bumps.

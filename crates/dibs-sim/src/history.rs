@@ -56,6 +56,20 @@ pub struct Setup {
     pub preferences: [Preferences; 2],
     /// Routers mark a datagram for congestion now and then, whatever their queues hold.
     pub marks: bool,
+    /// How connections leave their bumps for plain.
+    pub leaving: Leaving,
+}
+
+/// How connections leave their bumps for plain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// Users force it.
+    Forced,
+    /// Only if plain carries them, as it does.
+    Proved,
+    /// Only if plain carries them; on the ordinary route there is a firewall that lets nothing pass of connections whose
+    /// beginning it has not seen.
+    Firewalled,
 }
 
 /// A path.
@@ -104,6 +118,7 @@ impl Setup {
             padding: Padding::None,
             preferences: Default::default(),
             marks: false,
+            leaving: Leaving::Forced,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod answering;
 mod asking;
+mod knocking;
 mod locking;
 pub mod ruling;
 
@@ -19,6 +20,7 @@ use dibs_settings::{BumpId, Level};
 use dibs_switch::answering::Following;
 use dibs_switch::asking::Negotiation;
 use dibs_switch::conns::{Choice, Meant, Pair, Socket, Version};
+use dibs_switch::knock::Numbers;
 use dibs_switch::marks::SeenMark;
 use dibs_switch::messages::{Message, Unanswered};
 use dibs_switch::naming::Query;
@@ -28,6 +30,7 @@ use dibs_wire::Tuple;
 use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
 use crate::kernel::{Kernel, Way};
+use knocking::Knocking;
 use ruling::{Known, Rule};
 
 /// The bumps that a host carries.
@@ -78,6 +81,8 @@ enum About {
     Telling(Choice),
     /// Whether the peer has the connection on this bump, too.
     Confirm(BumpId),
+    /// Whether the peer hears an acknowledgement of these numbers in plain.
+    Knock(Numbers),
 }
 
 /// What goes on once a connection has fallen silent.
@@ -108,6 +113,7 @@ struct Daemon {
     serving: Option<Pair>,
     asks: BTreeMap<u32, Ask>,
     leaving: BTreeMap<Pair, Leaving>,
+    knocking: Knocking,
     /// When peers are asked about what is not locked yet.
     look_at: Option<Time>,
     known: Known,
@@ -140,6 +146,10 @@ pub struct Steering {
     unsaved: bool,
     /// Messages sent, so that the world knows them.
     pub sent: Vec<Vec<u8>>,
+    /// Users want connections in plain whether that carries them or not.
+    pub forces: bool,
+    /// Packets that the daemon sends by the ordinary route.
+    pub knocks: Vec<Vec<u8>>,
     /// What happened.
     pub seen: Coverage,
     /// The highest version that was in force, by connection.
@@ -235,6 +245,7 @@ impl Steering {
             daemon.conns.forget(pair);
             daemon.asks.retain(|_, ask| ask.query.conn().pair != *pair);
             daemon.leaving.remove(pair);
+            daemon.knocking.forget(pair);
             daemon.serving = daemon.serving.filter(|p| p != pair);
         }
     }
@@ -491,6 +502,7 @@ impl Steering {
             tellings,
             save,
             serves,
+            daemon.knocking.next(),
         ];
         asks.chain(looks.into_iter().flatten()).min()
     }
@@ -511,6 +523,7 @@ impl Steering {
         }
         self.tell_due(at);
         self.serve(at);
+        self.go_on_knocking(at);
         if self
             .daemon()
             .conns

@@ -24,7 +24,7 @@ use dibs_switch::conns::Pair;
 use crate::adversary::{Adversary, Tamper};
 use crate::conn::Conn;
 use crate::coverage::{Coverage, Seen};
-use crate::history::{History, Preferences, Setup, name};
+use crate::history::{History, Leaving, Preferences, Setup, name};
 use crate::kernel::Kernel;
 use crate::observer::{self, Observer};
 use crate::queue::Queue;
@@ -257,7 +257,11 @@ impl World {
             mtu: setup.paths.iter().map(|p| p.mtu).collect(),
             instances: 0,
             spins: 0,
-            steering: Steering::new(host as u64 + 1, 2 - host as u64),
+            steering: {
+                let mut steering = Steering::new(host as u64 + 1, 2 - host as u64);
+                steering.forces = setup.leaving == Leaving::Forced;
+                steering
+            },
             injected: Vec::new(),
             events: Vec::new(),
             preferences: setup.preferences[host].clone(),
@@ -625,10 +629,13 @@ impl World {
         Ok(())
     }
 
-    /// Learns what a host's daemon has said.
+    /// Learns what a host's daemon has said, and sends what it sends in plain.
     fn note_sent(&mut self, host: usize) {
-        let sent = &mut self.hosts[host].steering.sent;
-        self.said.switches.extend(sent.drain(..));
+        let steering = &mut self.hosts[host].steering;
+        self.said.switches.extend(steering.sent.drain(..));
+        for packet in std::mem::take(&mut steering.knocks) {
+            self.send_plain(host, packet);
+        }
     }
 }
 

@@ -26,6 +26,8 @@ pub enum Hand {
     Rule,
     /// Another program.
     Other,
+    /// Nobody: it was to go to plain, and plain does not carry it.
+    Kept,
 }
 
 /// What we gave a connection's mark last, or took up from another program.

@@ -15,6 +15,7 @@
 //!                           OtherSocket the socket)
 //! body of kind 4, CONFIRM = bump:8  count:8  count * (entry without generation)
 //! body of kind 5, SILENT  = sequence:64  count:8  count * (bump:8  port:16)
+//! body of kind 6, KNOCK   = count:8  count * (entry without generation  seq:32  ack:32)
 //! ```
 //!
 //! WANT says which bumps (bit n for bump n) the sender's rules put connections of this peer into, so
@@ -29,7 +30,9 @@
 //! receiver has them there too; once both know, either may refuse what does not come by the bump. It is
 //! answered as SWITCH is, with generation 0. SILENT names all ports of the sender whose kernel does not answer what
 //! the receiver sends there by a bump: mostly a firewall drops it. The highest sequence counts, as with WANT; it is
-//! answered with one outcome.
+//! answered with one outcome. KNOCK says that the sender sends an acknowledgement of these numbers
+//! in plain, and asks whether it arrives; the number beside the answer Done has the numbers of the receiver's own
+//! ([`crate::knock`]).
 //!
 //! A message may be on its way for long, and a connection end meanwhile and another one take its ports.
 //! So an entry names the receiver's socket, by a number that the receiver gave it; 0 where it has not been
@@ -46,6 +49,7 @@ use dibs_core::node::{ControlError, MAX_CONTROL, MAX_SILENT};
 use dibs_settings::BumpId;
 
 use crate::conns::{Pair, Socket, Version};
+use crate::knock::Numbers;
 use crate::silence::Port;
 
 const VERSION: u8 = 1;
@@ -54,6 +58,7 @@ const SWITCH: u8 = 2;
 const ANSWER: u8 = 3;
 const CONFIRM: u8 = 4;
 const SILENT: u8 = 5;
+const KNOCK: u8 = 6;
 const EXPLICIT: u8 = 1;
 const READY: u8 = 2;
 
@@ -132,13 +137,18 @@ pub enum Body {
         /// All of them, up to [`MAX_SILENT`].
         ports: Vec<Port>,
     },
+    /// Acknowledgements that the sender sends in plain.
+    Knock(
+        /// Up to [`MAX_ENTRIES`] connections, with the numbers of each acknowledgement.
+        Vec<(Named, Numbers)>,
+    ),
     /// What came of a question.
     Answer(Vec<(Outcome, u64)>),
 }
 
 /// What came of a SWITCH for one connection. Beside it stands the generation known afterwards; of
 /// [`OwnRule`](Outcome::OwnRule) the bump that the rule wants, of [`OtherSocket`](Outcome::OtherSocket)
-/// the socket.
+/// the socket, and of a KNOCK that is [`Done`](Outcome::Done) the [numbers](Numbers::to_wire) of the answerer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
@@ -160,6 +170,8 @@ pub enum Outcome {
     OtherSocket = 7,
     /// The bump's device is not there, or not ready.
     NoDevice = 8,
+    /// An acknowledgement that was sent in plain did not arrive.
+    NotHeard = 9,
 }
 
 impl Outcome {
@@ -175,6 +187,7 @@ impl Outcome {
             Failed,
             OtherSocket,
             NoDevice,
+            NotHeard,
         ];
         all.into_iter().find(|outcome| *outcome as u8 == byte)
     }
@@ -281,6 +294,14 @@ impl Message {
                     out.extend(port.to_be_bytes());
                 }
             }
+            Body::Knock(conns) => {
+                out[1] = KNOCK;
+                out.push(count(conns.len()));
+                for (named, numbers) in conns {
+                    put_named(&mut out, named);
+                    out.extend(numbers.to_wire().to_be_bytes());
+                }
+            }
             Body::Answer(outcomes) => {
                 out[1] = ANSWER;
                 out.push(count(outcomes.len()));
@@ -343,6 +364,10 @@ impl Message {
                 sequence: r.u64()?,
                 ports: r.ports()?,
             },
+            KNOCK => {
+                let conns = (0..r.count()?).map(|_| Ok((r.named()?, Numbers::from_wire(r.u64()?))));
+                Body::Knock(conns.collect::<Result<_, _>>()?)
+            }
             ANSWER => {
                 let outcomes = (0..r.count()?)
                     .map(|_| Ok((Outcome::from_wire(r.u8()?).ok_or(Malformed)?, r.u64()?)));
@@ -485,8 +510,9 @@ mod tests {
 
     fn body() -> impl Strategy<Value = Body> {
         let entries = proptest::collection::vec((named(), any::<u64>()), 1..=MAX_ENTRIES);
+        let knocks = proptest::collection::vec((named(), any::<u64>()), 0..=MAX_ENTRIES);
         let named = proptest::collection::vec(named(), 0..=MAX_ENTRIES);
-        let outcomes = proptest::collection::vec((0u8..9, any::<u64>()), 0..=MAX_ENTRIES);
+        let outcomes = proptest::collection::vec((0u8..10, any::<u64>()), 0..=MAX_ENTRIES);
         let bump = (1u8..15).prop_filter_map("a bump", BumpId::new);
         let devices = proptest::collection::vec((bump.clone(), "[a-z.]{1,32}"), 0..=MAX_DEVICES);
         prop_oneof![
@@ -523,6 +549,10 @@ mod tests {
                         .map(|(bump, port)| Port { bump, port })
                         .collect(),
                 }),
+            knocks.prop_map(|knocks| {
+                let knocks = knocks.into_iter();
+                Body::Knock(knocks.map(|(n, w)| (n, Numbers::from_wire(w))).collect())
+            }),
             outcomes.prop_map(|outcomes| Body::Answer(
                 outcomes
                     .into_iter()

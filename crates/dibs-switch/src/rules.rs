@@ -101,7 +101,11 @@ where
 
     /// Where it is to go, of which the peer is asked again that could not follow to where it `went`; none: nowhere.
     pub fn goes_again(&self, went: Option<BumpId>) -> Option<Option<BumpId>> {
-        let handed = || self.known.handed().map(|handed| handed.bump);
+        // What plain did not carry is to go there still.
+        let handed = || {
+            let handed = self.known.handed().filter(|to| to.by != Hand::Kept);
+            handed.map(|handed| handed.bump)
+        };
         let stays = || self.deciding().is_none() && handed() == went;
         match (self.choice(), self.bump()) {
             (Some(_), _) => None,

@@ -10,7 +10,7 @@ use dibs_settings::BumpId;
 use crate::conns::{Choice, Chosen, Meant, Pair, Socket};
 use crate::locks::Lock;
 use crate::marks::{Foreign, Hand, Handed, NewMark, STRAGGLERS, SeenMark, Written};
-use crate::messages::Named;
+use crate::messages::{Answer, Named};
 use crate::plausible::Implausible;
 use crate::telling::Telling;
 use crate::tracked::{Entry, Mend, Tracked};
@@ -74,6 +74,14 @@ impl Conn {
         self.handed = to;
     }
 
+    /// It was to go to plain by rules, and stays on this bump: of the peer, which was to say whether plain carries it, it
+    /// is known so much. It is asked [again](crate::telling) where that was no word about plain.
+    pub fn keep_on(&mut self, bump: BumpId, answer: Answer, now: Time) {
+        let by = Hand::Kept;
+        self.handed = self.handed.or(Some(Handed { bump, by }));
+        self.telling.handle_moved(None, answer, now);
+    }
+
     /// Notes what its mark says from now on.
     pub fn note_mark(&mut self, bump: Option<BumpId>, chosen: bool, at: Time) {
         self.written = Some(Written { bump, chosen, at });
@@ -93,6 +101,8 @@ impl Conn {
         if bump.is_none() {
             self.followed = None;
         }
+        let is_left = |to: &Handed| to.by == Hand::Kept && Some(to.bump) != bump;
+        self.handed = self.handed.filter(|to| !is_left(to));
         new
     }
 
@@ -148,7 +158,7 @@ impl Conn {
             self.handed = by.map(|by| Handed { bump, by }).or(self.handed);
             match by {
                 None | Some(Hand::Peer) => Foreign::Known,
-                Some(Hand::Rule | Hand::Other) => Foreign::News,
+                Some(Hand::Rule | Hand::Other | Hand::Kept) => Foreign::News,
             }
         }
     }
@@ -250,6 +260,14 @@ impl ConnTable {
     /// All choices, ordered.
     pub fn choices(&self) -> impl Iterator<Item = (Pair, Choice)> {
         { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
+    }
+
+    /// Those that are on a bump only because plain does not carry them, and that bump.
+    pub fn kept(&self) -> impl Iterator<Item = (&Pair, BumpId)> {
+        self.0.iter().filter_map(|(pair, conn)| {
+            let kept = conn.handed.filter(|handed| handed.by == Hand::Kept)?;
+            Some((pair, kept.bump))
+        })
     }
 
     /// How a question names a connection.

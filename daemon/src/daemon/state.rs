@@ -73,8 +73,6 @@ pub(crate) struct PeerState {
     pub(crate) wants: Wants,
     /// Our numbers of the bumps that are devices, by its numbers of them.
     pub(crate) devices: BTreeMap<BumpId, BumpId>,
-    /// Sessions that it has been told all in, or is being told.
-    pub(crate) told: u64,
     /// Ports of this host that do not answer it.
     pub(crate) silent_here: silence::Here,
     /// Ports of it that do not answer this host.

@@ -13,8 +13,9 @@ use crate::caller::{Caller, refused};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::rules::Rule;
-use crate::switching::{Moved, Progress};
-use crate::{connections, devices, hearing, marking, sessions, switching};
+use crate::subflows::Refused;
+use crate::switching::{Goal, Moved, Progress};
+use crate::{connections, devices, hearing, marking, sessions, subflows, switching};
 
 /// Why a connection cannot leave the bump of a rule.
 fn required_by(rule: &Rule) -> String {
@@ -32,9 +33,10 @@ pub(super) async fn change(
     daemon: &Daemon,
     caller: Caller,
     selector: &Selector,
-    bump: Option<BumpId>,
+    goal: Goal,
     progress: &Progress,
 ) -> anyhow::Result<Changed> {
+    let bump = goal.bump;
     let matching = selected(daemon, caller, selector).await?;
     let peers = daemon.driver.snapshot().await?.peers;
     let (held, matching): (Vec<_>, Vec<_>) = {
@@ -43,7 +45,11 @@ pub(super) async fn change(
             Some(rule) if Some(rule.bump_id()) != bump => Some(required_by(rule)),
             _ => sessions::lacks(daemon, &peers[live.peer], live.peer, bump),
         };
-        let told = matching.into_iter().map(|live| (live, tell(&live)));
+        let told = { matching.iter() }.filter_map(|live| Some((live.pair, tell(live)?)));
+        let mut refused: Refused = told.collect();
+        subflows::spread(&matching, &mut refused);
+        let told = matching.into_iter();
+        let told = told.map(|live| (live, refused.get(&live.pair).cloned()));
         told.partition(|(_, why)| why.is_some())
     };
     let up = sessions::sessions(daemon).await?;
@@ -63,7 +69,8 @@ pub(super) async fn change(
         .iter()
         .map(|live| (live.pair, connections::stands_on(daemon, live)))
         .collect();
-    let moved = switching::choose(daemon, &able, bump, progress).await?;
+    let mut moved = switching::choose(daemon, &able, goal, progress).await?;
+    put_torn_back(daemon, &mut moved, &origins, progress).await?;
     let unasked = match bump.filter(|bump| daemon.bumps.device_of(*bump).is_some()) {
         Some(bump) => hear_or_undo(daemon, bump, &moved, &origins, progress).await?,
         None => false,
@@ -118,12 +125,14 @@ async fn selected(
     if let Selector::Match(wanted) = selector {
         check_peer(daemon, wanted.peer.as_deref())?;
     }
-    let matching: Vec<Live> = visible(daemon, caller)
-        .await?
-        .into_iter()
-        .filter(|(_, info)| selector.matches(info))
-        .map(|(live, _)| live)
+    let (lives, infos): (Vec<Live>, Vec<ConnInfo>) =
+        visible(daemon, caller).await?.into_iter().unzip();
+    let found = lives.iter().zip(&infos);
+    let found: HashSet<Pair> = { found.filter(|(_, info)| selector.matches(info)) }
+        .map(|(live, _)| live.pair)
         .collect();
+    let matching = subflows::united(&lives, |live| found.contains(&live.pair));
+    let matching: Vec<Live> = matching.into_iter().copied().collect();
     if matching.is_empty() {
         bail!(Failure::new(
             ErrorKind::NoMatch,
@@ -131,6 +140,29 @@ async fn selected(
         ));
     }
     Ok(matching)
+}
+
+/// Puts subflows of MPTCP connections back to where they were of which others could not move.
+async fn put_torn_back(
+    daemon: &Daemon,
+    moved: &mut [Moved],
+    origins: &HashMap<Pair, Option<BumpId>>,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    for (live, why) in subflows::torn(moved) {
+        let bump = origins.get(&live.pair).copied().flatten();
+        // It was in plain a moment ago.
+        let back = Goal { bump, force: true };
+        let put_back = switching::choose(daemon, &[live], back, progress).await?;
+        let stuck = put_back.into_iter().find_map(|(_, outcome)| outcome.err());
+        let outcome = match stuck {
+            None => why,
+            Some(stuck) => format!("{why}; and it could not go back: {stuck}"),
+        };
+        let known = moved.iter_mut().find(|(known, _)| known.pair == live.pair);
+        known.expect("it was just found there").1 = Err(outcome);
+    }
+    Ok(())
 }
 
 /// What became of connections that were to move to a bump.
@@ -190,7 +222,7 @@ async fn hear_or_undo(
     // Those that were there before stay.
     let stayed = back.remove(&Some(bump)).unwrap_or_default().len();
     for (origin, lives) in back {
-        let put_back = switching::choose(daemon, &lives, origin, progress).await;
+        let put_back = switching::choose(daemon, &lives, origin.into(), progress).await;
         let put_back = put_back?.into_iter();
         stuck += put_back.filter(|(_, outcome)| outcome.is_err()).count();
     }

@@ -1,20 +1,22 @@
 //! Rules that users make and delete while the daemon runs.
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use dibs_config::Level;
-use dibs_control::{ErrorKind, Failure, NewRule, RuleId, RuleMade, RuleOrigin, Selector};
+use dibs_control::{
+    ErrorKind, Failure, NewRule, RuleGone, RuleId, RuleMade, RuleOrigin, Selector, Skipped,
+};
 use dibs_settings::BumpId;
 
 use super::named;
 use crate::caller::{Caller, refused};
 use crate::daemon::Daemon;
 use crate::events::Audience;
+use crate::following::Gone;
 use crate::live::Live;
 use crate::rules::{self, Displaced, Rule};
 use crate::state_file::SavedRule;
 use crate::{
-    backstop, connections, devices, following, probing, reconcile, sessions, silence, translated,
-    wants,
+    backstop, connections, devices, following, probing, sessions, silence, subflows, translated,
 };
 
 /// Rules of a member of the group, of which every packet to a peer may have to be compared with each.
@@ -53,8 +55,14 @@ pub(super) async fn rule_add(
         .filter(|(rule, _)| rule.holds)
         .map(|(rule, _)| rule.clone())
         .collect();
-    let replaced = following::replace_rules(daemon, rules, &gone, &lives);
-    replaced.await?;
+    let gone = gone.as_slice().into();
+    let (_, kept) = following::replace_rules(daemon, rules, gone, &lives).await?;
+    if let Some(why) = kept.values().next() {
+        tracing::warn!(
+            "{} connection(s) of displaced rules stay on their bumps: {why}",
+            kept.len()
+        );
+    }
     if let Some(warning) = bump.warning {
         tracing::warn!("{warning}");
     }
@@ -122,6 +130,9 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
             pair.local, pair.remote
         )));
     }
+    if rule.level != Level::Require {
+        check_united(daemon, rule, lives, &meant).await?;
+    }
     let bump = Some(rule.bump_id());
     let addresses = meant.iter().map(|live| live.pair.local.ip());
     // What requires its bump is to wait where there is no device.
@@ -143,6 +154,32 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
              was changed"
         )).into()),
         None => Ok(()),
+    }
+}
+
+/// Refuses a rule that would move some subflows of an MPTCP connection, and others not.
+async fn check_united(
+    daemon: &Daemon,
+    rule: &Rule,
+    lives: &[Live],
+    meant: &[Live],
+) -> anyhow::Result<()> {
+    let beyond = subflows::out_of_reach(daemon, meant).await?;
+    if let Some((pair, why)) = beyond.iter().next() {
+        bail!(refused(format!(
+            "the connection {} to {} cannot follow the rule: {why}",
+            pair.local, pair.remote
+        )));
+    }
+    let is_left_out = |live: &&&Live| !live.over && !rule.means(live);
+    let united = subflows::united(lives, |live| !live.over && rule.means(live));
+    match united.iter().find(is_left_out) {
+        None => Ok(()),
+        Some(Live { pair, .. }) => bail!(refused(format!(
+            "the rule would leave the subflow {} to {} of an MPTCP connection in plain of which it means others: have \
+             it mean all of them",
+            pair.local, pair.remote
+        ))),
     }
 }
 
@@ -202,7 +239,14 @@ fn may_have_more(daemon: &Daemon, caller: Caller) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) async fn rule_del(daemon: &Daemon, caller: Caller, id: RuleId) -> anyhow::Result<()> {
+/// Deletes a rule. The caller of this has its turn to change things. `force`: its connections go to plain whether that
+/// carries them or not.
+pub(super) async fn rule_del(
+    daemon: &Daemon,
+    caller: Caller,
+    id: RuleId,
+    force: bool,
+) -> anyhow::Result<RuleGone> {
     let found = {
         let state = daemon.state.borrow();
         let mut rules = state.rules.all().iter();
@@ -227,25 +271,29 @@ pub(super) async fn rule_del(daemon: &Daemon, caller: Caller, id: RuleId) -> any
         ));
     }
     let lives = connections::all(daemon).await?;
-    daemon.state.borrow_mut().rules.remove(id);
-    daemon.save()?;
-    reconcile::steer(daemon).await?;
-    let freed = match rule.holds {
-        true => following::let_go(daemon, &rule, &lives).await,
-        false => 0,
-    };
-    // The others another rule takes, perhaps to another bump.
-    let meant = lives.iter().filter(|live| rule.means(live));
-    let meant: Vec<Live> = meant.copied().collect();
-    for (bump, lives) in following::ruled(daemon, &meant) {
-        following::follow_rules(daemon, &lives, Some(bump)).await;
-    }
-    wants::send_all(daemon).await;
+    let rules = daemon.state.borrow().rules.without(id);
+    let held = if rule.holds { &[rule.clone()][..] } else { &[] };
+    let gone = Gone { rules: held, force };
+    let replaced = following::replace_rules(daemon, rules, gone, &lives).await;
+    let (freed, kept) = replaced.with_context(|| format!("rule {id} stays as it was"))?;
     daemon.events.tell_of(
         Audience::of_rule(&rule),
         "rule_deleted",
         format!("rule {id} is gone, {freed} connection(s) with it"),
         &[("rule", id.to_string())],
     );
-    Ok(())
+    let stay: Vec<Live> = { lives.into_iter() }
+        .filter(|live| kept.contains_key(&live.pair))
+        .collect();
+    let infos = connections::describe(daemon, &stay).await?;
+    let skipped = infos.into_iter().zip(&stay).map(|(info, live)| Skipped {
+        id: info.id,
+        local: info.local,
+        remote: info.remote,
+        reason: kept[&live.pair].to_string(),
+    });
+    Ok(RuleGone {
+        id,
+        kept: skipped.collect(),
+    })
 }

@@ -9,17 +9,18 @@ use crate::clock::wall;
 use crate::daemon::Daemon;
 use crate::driver::{Notice, Notices};
 use crate::questions::Desks;
+use crate::resync::Resyncs;
 use crate::sessions::{UNSECURED, outdated};
 use crate::wakers::Task;
-use crate::{reconcile, recovery, resync, sessions, silence};
+use crate::{reconcile, silence};
 
 /// Follows the data path until it ends.
 pub(crate) async fn follow(daemon: Rc<Daemon>, mut notices: Notices) {
-    let desks = Desks::open(&daemon);
+    let (desks, resyncs) = (Desks::open(&daemon), Resyncs::open(&daemon));
     while let Some(notice) = notices.next().await {
         match notice {
             Notice::Node(Event::Control { peer, bytes }) => desks.take(&daemon, peer, &bytes),
-            Notice::Node(event) => note(&daemon, event),
+            Notice::Node(event) => note(&daemon, &resyncs, event),
             Notice::TunLost { bump, tun, error } => {
                 let name = tun.name().to_owned();
                 // Closed first, so that the name is free.
@@ -33,7 +34,7 @@ pub(crate) async fn follow(daemon: Rc<Daemon>, mut notices: Notices) {
     }
 }
 
-fn note(daemon: &Rc<Daemon>, event: Event) {
+fn note(daemon: &Rc<Daemon>, resyncs: &Resyncs, event: Event) {
     daemon.wakers.wake(Task::Sessions);
     daemon.wakers.wake(Task::Names);
     match event {
@@ -57,16 +58,7 @@ fn note(daemon: &Rc<Daemon>, event: Event) {
                 &[("peer", name)],
             );
             silence::tell(daemon, peer);
-            let daemon = Rc::clone(daemon);
-            tokio::task::spawn_local(async move {
-                // How late it was when we called.
-                daemon.events.note("save", daemon.save());
-                sessions::tell_lacks(&daemon, peer).await;
-                if let Err(error) = recovery::recover(&daemon, peer).await {
-                    daemon.warn_of_peer(peer, &format!("connections go on late: {error:#}"));
-                }
-                resync::resync(&daemon, peer).await;
-            });
+            resyncs.begin(peer);
         }
         Event::PeerDown { peer } => {
             daemon.state.borrow_mut().peers[peer].since = None;

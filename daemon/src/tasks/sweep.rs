@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use crate::daemon::Daemon;
 use crate::live::Live;
 use crate::marking::{Mark, all_of};
-use crate::{connections, gateway, marking, probing, reconcile};
+use crate::{connections, gateway, marking, probing, reconcile, wants};
 
 /// Between two looks for connections that ended.
 const EVERY: Duration = Duration::from_secs(2);
@@ -59,8 +59,12 @@ pub(crate) async fn keep(daemon: Rc<Daemon>) {
 }
 
 async fn sweep_once(daemon: &Daemon) -> anyhow::Result<()> {
+    let kept = daemon.state.borrow().conns.kept().count();
     // That one of these fails is no reason to leave out the others.
     let forgotten = forget_ended(daemon).await;
+    if daemon.state.borrow().conns.kept().count() < kept {
+        wants::send_all(daemon).await;
+    }
     let followed = marking::let_follow(daemon).await;
     let retired = reconcile::retire(daemon).await;
     forgotten.and(followed.map_err(Into::into)).and(retired)

@@ -317,6 +317,7 @@ mod tests {
             process: Some("curl".to_owned()),
             pid: Some(7),
             uid: None,
+            mptcp: None,
             since: 90.0,
             bytes_sent: sent,
             bytes_received: 0,

@@ -77,6 +77,7 @@ pub(crate) fn conn() -> ConnInfo {
         process: Some("curl\u{1b}[2J".to_owned()),
         pid: Some(42),
         uid: Some(1000),
+        mptcp: None,
         since: 0.0,
         bytes_sent: 3 << 20,
         bytes_received: 1536,

@@ -237,7 +237,22 @@ fn selectors_are_asked_as_given() {
         );
         let daemon = Daemon::answering(Ok(Reply::Changed(changed())));
         let (run, asked) = daemon.run(&[&["disable"], args].concat());
-        assert_eq!((run.code, asked), (0, Request::Disable { selector }));
+        let force = false;
+        let expected = Request::Disable { selector, force };
+        assert_eq!((run.code, asked), (1, expected), "one was skipped");
+        assert!(run.err.contains("stayed: "), "{}", run.err);
+        let skipped = Vec::new();
+        let all = Changed {
+            skipped,
+            ..changed()
+        };
+        let args = [&["disable"], args, &["--force"]].concat();
+        let (run, asked) = Daemon::answering(Ok(Reply::Changed(all))).run(&args);
+        assert!(
+            matches!(asked, Request::Disable { force: true, .. }),
+            "{asked:?}"
+        );
+        assert_eq!(run.code, 0, "{}", run.err);
     }
 }
 
@@ -414,13 +429,25 @@ fn rules_are_made_and_deleted() {
     };
     assert_eq!(asked.selector, Selector::All);
 
-    let (run, asked) = Daemon::answering(Ok(Reply::Done)).run(&["rule", "del", "3"]);
+    let (id, mut force) = (3, false);
+    let kept = Vec::new();
+    let mut gone = dibs_control::RuleGone { id, kept };
+    let reply = Ok(Reply::RuleGone(gone.clone()));
+    let (run, asked) = Daemon::answering(reply.clone()).run(&["rule", "del", "3"]);
     assert_eq!(
         (run.good().as_str(), asked),
-        ("rule 3 is deleted\n", Request::RuleDel { id: 3 })
+        ("rule 3 is deleted\n", Request::RuleDel { id, force })
     );
-    let (run, _) = Daemon::answering(Ok(Reply::Done)).run(&["rule", "del", "3", "--json"]);
+    let (run, _) = Daemon::answering(reply).run(&["rule", "del", "3", "--json"]);
     assert_eq!(json(&run.good())["id"], 3);
+
+    gone.kept = changed().skipped;
+    let reply = Ok(Reply::RuleGone(gone));
+    let (run, asked) = Daemon::answering(reply).run(&["rule", "del", "3", "--force"]);
+    force = true;
+    assert_eq!((run.code, asked), (1, Request::RuleDel { id, force }));
+    let told = run.out.contains("\nkept ") && run.err.contains("stay on the bump");
+    assert!(told, "{} {}", run.out, run.err);
 }
 
 #[test]
@@ -452,6 +479,8 @@ fn cleanup_is_asked_of_a_running_daemon() {
     let (run, asked) = Daemon::answering(Ok(Reply::Done)).run(&["cleanup"]);
     assert_eq!(asked, Request::Cleanup);
     assert_eq!(run.good(), "nothing of dibs is left in the kernel\n");
+    let (_, asked) = Daemon::answering(Ok(Reply::Done)).run(&["cleanup", "--force"]);
+    assert_eq!(asked, Request::ForceCleanup);
 }
 
 fn event(text: &str) -> Event {

@@ -98,3 +98,35 @@ fn what_could_not_be_saved_is_saved_later() {
         })
     });
 }
+
+/// The rule was gone until the next start, which found it in the file.
+#[test]
+fn a_rule_that_cannot_be_forgotten_stays_as_it_was() {
+    isolated(|| {
+        Setup::new().run(|net| {
+            let talk = net.talk(7000)?;
+            let made = net
+                .a
+                .ctl(&["rule", "add", "--dport", "7000", "--bump", "seal"])?;
+            let id = made["id"].to_string();
+            net.wait_bump(7000, "seal")?;
+            net.a.spoil_state()?;
+            let said = net.a.refused(&["rule", "del", &id])?;
+            ensure!(
+                said.contains(&format!("rule {id} stays as it was")),
+                "{said}"
+            );
+            let rules = net.a.ctl(&["rule", "list"])?;
+            ensure!(rules[0]["id"].to_string() == id, "{rules}");
+            talk.advance(SETTLED)?;
+            net.wait_bump(7000, "seal")?;
+            let later = net.talk(7000)?;
+            net.wait_bump(7000, "seal")?;
+            net.a.mend_state()?;
+            net.a.ctl(&["rule", "del", &id])?;
+            net.wait_bump(7000, "plain")?;
+            talk.finish()?;
+            later.finish()
+        })
+    });
+}

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use dibs_settings::BumpId;
-use dibs_wire::Tuple;
+use dibs_wire::{SeqNumber, Tuple};
 
 use super::association::CarriedBump;
 use super::dispatch::{Node, route};
@@ -82,6 +82,8 @@ pub struct ConnSnapshot {
     pub spoke: Option<Time>,
     /// The peer opened its direction.
     pub opened: bool,
+    /// Behind what the local kernel has sent by the bump, and what it has acknowledged, if it has done both.
+    pub stands: Option<(SeqNumber, SeqNumber)>,
     /// Counters.
     pub stats: ConnStats,
     /// Payload bytes by local path.
@@ -150,6 +152,7 @@ impl Node {
                     last_seen: conn.last_seen,
                     spoke: conn.spoke,
                     opened: conn.inc.is_some(),
+                    stands: conn.sent_end.zip(conn.acked),
                     stats: conn.stats,
                     by_path: conn.by_path.clone(),
                 })

@@ -2,6 +2,7 @@
 //! nothing of the host is touched.
 
 mod allocations;
+mod packets;
 mod tun;
 mod udp;
 

@@ -56,6 +56,11 @@ impl Steering {
                     let answer = locking::on_confirm(self, at, bump, &conns);
                     self.post(at, request, answer);
                 }
+                Body::Knock(conns) => {
+                    for conn in conns {
+                        self.on_knock(at, request, conn);
+                    }
+                }
                 Body::Want {
                     sequence, bumps, ..
                 } => {

@@ -7,6 +7,7 @@ use dibs_switch::marks::{Hand, Handed};
 use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Message, Named, Switch, Unanswered};
 use dibs_switch::naming::{Next, Query};
 
+use super::knocking::Cause;
 use super::{About, Ask, At, SENDS_WITHIN, Steering, Waiter, end_drains, locking, tuple};
 use crate::coverage::Seen;
 
@@ -14,7 +15,7 @@ impl Steering {
     /// Moves a connection to a bump, or to plain, as a user here chose.
     pub(super) fn choose(&mut self, at: &mut At<'_>, conn: Meant, bump: Option<BumpId>) {
         let Meant { pair, socket } = conn;
-        let (host, mark) = (self.host, self.mark(&pair));
+        let (mark, forces) = (self.mark(&pair), self.forces);
         let daemon = self.daemon();
         let ruling = daemon.ruling(&pair, socket);
         if ruling
@@ -24,6 +25,21 @@ impl Steering {
             return self.seen.note(Seen::RequiredKept);
         }
         let origin = ruling.stands_on(mark.bump);
+        if daemon.knocking.asks(&pair) {
+            return self.seen.note(Seen::BusyRefused);
+        }
+        if bump.is_none() && origin.is_some() && !forces {
+            return self.knock(at, conn, Cause::Choice);
+        }
+        self.choose_proved(at, conn, bump);
+    }
+
+    /// The same, where plain carries the connection if it is to go there.
+    pub(super) fn choose_proved(&mut self, at: &mut At<'_>, conn: Meant, bump: Option<BumpId>) {
+        let Meant { pair, socket } = conn;
+        let (host, mark) = (self.host, self.mark(&pair));
+        let daemon = self.daemon();
+        let origin = daemon.ruling(&pair, socket).stands_on(mark.bump);
         let Some(negotiation) = Negotiation::choose(&mut daemon.conns, conn, bump, origin, host)
         else {
             return self.seen.note(Seen::BusyRefused);
@@ -150,6 +166,7 @@ impl Steering {
                 let conns = vec![named];
                 Body::Confirm { bump, conns }
             }
+            About::Knock(numbers) => Body::Knock(vec![(named, numbers)]),
         };
         let until = at.now + ANSWER_TIMEOUT;
         let ask = Ask {
@@ -221,6 +238,7 @@ impl Steering {
                     conn.lock.handle_answer(bump, answer, stays_on, at.now)
                 });
             }
+            About::Knock(_) => self.handle_knocked(at, &conn.pair, answer),
         }
     }
 

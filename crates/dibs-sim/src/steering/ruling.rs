@@ -14,6 +14,7 @@ use dibs_switch::messages::{ANSWER_TIMEOUT, Answer, Body, Outcome, Unanswered};
 use dibs_switch::rules::{self, Fit, Ruling, Wants};
 use dibs_switch::telling::TELL_AGAIN;
 
+use super::knocking::Cause;
 use super::{About, At, Daemon, Steering, Waiter};
 use crate::coverage::Seen;
 use crate::kernel::Way;
@@ -155,7 +156,8 @@ impl Daemon {
         let mut asks = self.asks.values();
         let mut wantings = self.known.wantings.values();
         let mut waiters = self.leaving.values().flat_map(|leaving| &leaving.waiters);
-        asks.any(|ask| matches!(ask.about, About::Switch(_)))
+        self.knocking.asks_any()
+            || asks.any(|ask| matches!(ask.about, About::Switch(_)))
             || wantings.any(|(wanting, _)| matches!(wanting, Wanting::Change(_)))
             || waiters.any(|waiter| matches!(waiter, Waiter::Us(_)))
     }
@@ -274,14 +276,17 @@ fn change_rules(steering: &mut Steering, at: &mut At<'_>, mut rules: Vec<Rule>) 
 /// Has the peer's daemon make ready what our rules need there.
 fn want(steering: &mut Steering, at: &mut At<'_>, wanting: Wanting) {
     let request = steering.next_request();
-    let known = &mut steering.daemon().known;
+    let Daemon { known, conns, .. } = steering.daemon();
+    let kept = conns
+        .kept()
+        .fold(0, |bumps, (_, bump)| bumps | 1 << bump.get());
     if matches!(wanting, Wanting::Session) {
         known.resync = Resync::Over;
     }
     known.sequence += 1;
     let body = Body::Want {
         sequence: known.sequence,
-        bumps: rules::wanted(known.rules.iter()),
+        bumps: rules::wanted(known.rules.iter()) | kept,
         devices: Vec::new(),
     };
     known
@@ -420,6 +425,13 @@ fn move_by_rule(
     for (conn, bump) in moves.collect::<Vec<_>>() {
         if what == Seen::RuleAgain || steering.mark(&conn.pair).bump != bump {
             steering.seen.note(what);
+        }
+        let leaves = bump.is_none() && steering.mark(&conn.pair).bump.is_some();
+        if leaves && !steering.forces {
+            if !steering.daemon().knocking.asks(&conn.pair) {
+                steering.knock(at, conn, Cause::Rule);
+            }
+            continue;
         }
         let negotiation = Negotiation::by_rule(conn, bump, steering.host);
         steering.carry_on(at, negotiation);

@@ -1,6 +1,6 @@
 //! Between the hosts: the paths with who sits on them, and the ordinary route.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,15 +13,16 @@ use dibs_netem::{Cause, Conditions, Emulator, Fate};
 use dibs_settings::BumpId;
 use dibs_switch::conns::Pair;
 use dibs_wire::Tuple;
+use dibs_wire::packet::flags;
 
 use super::{World, endpoint};
 use crate::adversary::Put;
 use crate::coverage::Seen;
-use crate::history::{Setup, name, on};
+use crate::history::{Leaving, Setup, name, on};
 use crate::kernel::Way;
 use crate::observer::Held;
 use crate::offload;
-use crate::steering::ruling;
+use crate::steering::{At, Sockets, ruling};
 
 /// Plain packets that somebody on the ordinary route remembers.
 const PLAIN_SEEN: usize = 64;
@@ -90,6 +91,8 @@ pub(super) struct PlainRoute {
     /// By sending host.
     emulators: [Emulator; 2],
     conditions: Conditions,
+    /// The connections that a firewall has seen begin, as host 0 sends, if there is one.
+    known: Option<BTreeSet<Pair>>,
     /// The latest packets, with the host that they went to.
     seen: VecDeque<(usize, Vec<u8>)>,
 }
@@ -99,8 +102,25 @@ impl PlainRoute {
         Self {
             emulators: [(); 2].map(|()| Emulator::new(rng.word())),
             conditions: setup.direct.clone(),
+            known: (setup.leaving == Leaving::Firewalled).then(BTreeSet::new),
             seen: VecDeque::new(),
         }
+    }
+
+    /// Whether a firewall lets a packet of `host` pass.
+    fn passes(&mut self, host: usize, packet: &[u8]) -> bool {
+        let segment = self.known.as_mut().zip(offload::tcp(packet));
+        let Some((known, segment)) = segment else {
+            return true;
+        };
+        let pair = match host {
+            0 => sender(&segment.tuple),
+            _ => receiver(&segment.tuple),
+        };
+        if segment.has(flags::SYN) {
+            known.insert(pair);
+        }
+        known.contains(&pair)
     }
 
     /// When a packet of `host` arrives, if it does.
@@ -137,6 +157,7 @@ impl World {
     }
 
     pub(super) fn arrive_plain(&mut self, host: usize, packet: Vec<u8>) -> Result<(), String> {
+        self.hear_plain(host, &packet);
         if let Some(s) = offload::tcp(&packet) {
             let pair = receiver(&s.tuple);
             let follow = self.follows(host, &pair);
@@ -151,6 +172,19 @@ impl World {
             }
         }
         self.hosts[host].kernel.receive(packet, Way::Plain)
+    }
+
+    /// The daemon hears what comes in, before the kernel drops any of it.
+    fn hear_plain(&mut self, host: usize, packet: &[u8]) {
+        let now = self.now;
+        let Self { hosts, conns, .. } = self;
+        let sockets = Sockets(conns, &self.by_pair[host], host);
+        let h = &mut hosts[host];
+        if let Some(node) = &mut h.node {
+            let at = &mut At::new(now, node, &h.kernel, sockets);
+            h.steering.on_plain(at, packet);
+        }
+        self.note_sent(host);
     }
 
     /// The bump that this host requires by a connection's plan, if any.
@@ -253,7 +287,15 @@ impl World {
                 Way::Bump(bump) if required.is_none_or(|required| required == bump) => {
                     bumped.entry(bump).or_default().push(packet);
                 }
-                Way::Plain if required.is_none() => self.send_plain(host, packet),
+                Way::Plain if required.is_none() => {
+                    let has_data = offload::tcp(&packet).is_some_and(|s| !s.payload.is_empty());
+                    if !self.send_plain(host, packet) && has_data {
+                        return Err(format!(
+                            "{} sent data in plain that plain does not carry",
+                            name(host)
+                        ));
+                    }
+                }
                 way => {
                     return Err(format!(
                         "{} sent a packet of a connection that requires {} by {way:?}",
@@ -283,11 +325,17 @@ impl World {
         }
     }
 
-    fn send_plain(&mut self, host: usize, packet: Vec<u8>) {
+    /// Sends a packet by the ordinary route. False if a firewall drops it.
+    pub(super) fn send_plain(&mut self, host: usize, packet: Vec<u8>) -> bool {
         let now = self.now.since(Time::ZERO);
+        if !self.plain.passes(host, &packet) {
+            self.coverage.note(Seen::FirewallDropped);
+            return false;
+        }
         if let Some(at) = self.plain.send(host, now, &packet) {
             self.schedule(1 - host, at, What::Packet(packet));
         }
+        true
     }
 
     pub(super) fn schedule(&mut self, host: usize, at: Duration, what: What) {

@@ -10,7 +10,7 @@ use etherparse::{PacketBuilder, TcpHeader};
 use super::{World, addresses, attacks};
 use crate::conn::Conn;
 use crate::coverage::Seen;
-use crate::history::{Op, calm};
+use crate::history::{Leaving, Op, calm};
 use crate::offload;
 use crate::payload::{Kind, Stream};
 use crate::steering::{At, Sockets, ruling};
@@ -63,7 +63,9 @@ impl World {
                 let pair = self.conns[*conn].pairs[*host];
                 // What the far end requires stalls until it speaks again.
                 let required = self.conns[*conn].plan.require[1 - host].is_some();
-                if self.by_pair[*host].get(&pair) == Some(conn) && !required {
+                // Who sets a mark by hand does not look whether plain carries the connection.
+                let may_be = bump.is_some() || self.setup.leaving != Leaving::Firewalled;
+                if self.by_pair[*host].get(&pair) == Some(conn) && !required && may_be {
                     self.hosts[*host].steering.set_by_hand(pair, *bump);
                 }
             }
@@ -91,9 +93,10 @@ impl World {
                 // What the far end requires and this one only followed stalls until the far end
                 // speaks again.
                 let (conns, pairs) = (&self.conns, &self.by_pair[*host]);
+                let firewall = self.setup.leaving == Leaving::Firewalled;
                 let kept = |pair: &_| {
                     let conn = pairs.get(pair).map(|c| &conns[*c]);
-                    conn.is_some_and(|c| c.plan.require[1 - host].is_some())
+                    firewall || conn.is_some_and(|c| c.plan.require[1 - host].is_some())
                 };
                 self.hosts[*host].steering.flush(kept);
             }

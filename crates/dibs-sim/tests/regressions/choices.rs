@@ -358,3 +358,52 @@ fn a_peer_makes_no_choice_that_cannot_be_overruled() {
         assert_eq!(chosen.iter().sum::<u64>(), 2, "{chosen:?}");
     }
 }
+
+/// A connection that began on its bump, behind a firewall that never saw it: a choice and a mark of plain used to break
+/// it.
+#[test]
+fn what_plain_does_not_carry_stays_on_its_bump() {
+    let walled = Setup {
+        leaving: Leaving::Firewalled,
+        follow: true,
+        ..setup(vec![path(true, clean())])
+    };
+    let lingers = |bump| Plan {
+        lingers: true,
+        ..plan([300_000, 300_000], Order::Both, bump)
+    };
+    for by in [0, 1] {
+        let ops = vec![
+            (at(1000), Op::Open(lingers([true; 2]))),
+            (at(1000), Op::Open(lingers([false; 2]))),
+            (at(1020), Op::Choose(1, by, SCRAMBLE)),
+            (at(1500), Op::Choose(0, by, PLAIN)),
+            (at(1500), Op::Choose(1, by, PLAIN)),
+        ];
+        let report = run(walled.clone(), with_rest(ops));
+        assert_eq!(report.delivered, 1_200_000);
+        let seen = |seen| report.coverage.get(seen);
+        assert_eq!((seen(Seen::PlainRefused), seen(Seen::PlainProved)), (1, 1));
+    }
+}
+
+/// The same where plain carries all, with losses on the way.
+#[test]
+fn what_plain_carries_goes_there() {
+    let open = Setup {
+        leaving: Leaving::Proved,
+        direct: clean().loss(0.2),
+        follow: true,
+        ..setup(vec![path(true, clean())])
+    };
+    let lingers = Plan {
+        lingers: true,
+        ..plan([30_000, 30_000], Order::Both, [true; 2])
+    };
+    let ops = vec![
+        (at(1000), Op::Open(lingers)),
+        (at(1500), Op::Choose(0, 0, PLAIN)),
+    ];
+    let report = run(open, with_rest(ops));
+    assert_eq!(report.coverage.get(Seen::PlainProved), 1);
+}

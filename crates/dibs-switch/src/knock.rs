@@ -1,0 +1,437 @@
+//! Proof that plain carries a connection, before the connection leaves its bump for plain (docs/switching.md).
+//!
+//! Each end sends an acknowledgement in plain, by the ordinary route, and says its numbers by a KNOCK message or by
+//! the answer to that. An end that sees these numbers arrive as that very connection has heard the other end. A router
+//! or a firewall that does not know the connection, or has lost track of its numbers, drops or translates the
+//! acknowledgement: then the connection stays on its bump.
+
+use std::time::Duration;
+
+use dibs_core::Time;
+use dibs_wire::emit::Headers;
+use dibs_wire::packet::{self, IpMeta, Packet, Tuple, flags};
+use dibs_wire::{SeqNumber, emit, virtio};
+
+use crate::conns::Pair;
+use crate::messages::{Answer, Outcome, Unanswered};
+
+/// Time for an acknowledgement to arrive.
+pub const WITHIN: Duration = Duration::from_secs(2);
+/// Time before the first repetition; each later one waits twice as long.
+const REPEAT_AFTER: Duration = Duration::from_millis(20);
+/// Acknowledgements that an end sends at most.
+const MOST_SENT: u32 = 7;
+/// Acknowledgements that the end that is asked sends once it has heard the other.
+const LEAST_SENT: u32 = 3;
+/// Acknowledgements that are kept while the numbers of the other end are not known yet.
+const MOST_HEARD: usize = 8;
+/// The number beside the answer of an end that has the connection in plain already, and sends no acknowledgement.
+const IN_PLAIN: u64 = 0;
+/// Hop limit of an acknowledgement.
+const TTL: u8 = 64;
+/// Window of an acknowledgement. No kernel takes it, as the acknowledgement is an old one.
+const WINDOW: u16 = 512;
+
+/// The numbers of an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Numbers {
+    seq: u32,
+    ack: u32,
+}
+
+impl Numbers {
+    /// Numbers of an end that has sent up to `sent_end` and acknowledged `acked`.
+    ///
+    /// The acknowledgement is one byte behind the latest. So a reset that a stranger answers with has a number outside
+    /// the window of the kernel here, and ends nothing (RFC 5961, 3.2).
+    pub fn of(sent_end: SeqNumber, acked: SeqNumber) -> Self {
+        Self {
+            seq: sent_end.raw(),
+            ack: acked.add(u32::MAX).raw(),
+        }
+    }
+
+    /// The numbers in a message.
+    pub fn to_wire(self) -> u64 {
+        u64::from(self.seq) << 32 | u64::from(self.ack)
+    }
+
+    /// The numbers out of a message.
+    pub fn from_wire(wire: u64) -> Self {
+        Self {
+            seq: (wire >> 32) as u32,
+            ack: wire as u32,
+        }
+    }
+}
+
+/// The acknowledgement as a packet of this host.
+pub fn packet(pair: &Pair, numbers: Numbers) -> Vec<u8> {
+    let headers = Headers {
+        tuple: Tuple {
+            src: pair.local.ip(),
+            dst: pair.remote.ip(),
+            sport: pair.local.port(),
+            dport: pair.remote.port(),
+        },
+        meta: IpMeta {
+            ttl: TTL,
+            ..IpMeta::default()
+        },
+        seq: SeqNumber::new(numbers.seq),
+        ack: SeqNumber::new(numbers.ack),
+        flags: flags::ACK,
+        window: WINDOW,
+        urgent: 0,
+        timestamps: None,
+        options: None,
+    };
+    let mut bytes = vec![0; headers.encoded_len()];
+    headers.write(&mut bytes, 0, 0);
+    let (header, packet) = bytes.split_at_mut(virtio::LEN);
+    let header = virtio::VirtioHdr::decode(header.first_chunk().expect("a header was written"));
+    let completed = header.is_ok_and(|header| emit::complete_checksum(&header, packet));
+    assert!(completed, "the offsets are those that were just written");
+    packet.to_vec()
+}
+
+/// The connection, as this host sends, and the numbers of an acknowledgement without data that came in.
+pub fn read(bytes: &[u8]) -> Option<(Pair, Numbers)> {
+    let Ok(Packet::Tcp(segment)) = packet::parse(bytes) else {
+        return None;
+    };
+    let pair = Pair {
+        local: (segment.tuple.dst, segment.tuple.dport).into(),
+        remote: (segment.tuple.src, segment.tuple.sport).into(),
+    };
+    let numbers = Numbers {
+        seq: segment.seq.raw(),
+        ack: segment.ack.raw(),
+    };
+    let is_empty = segment.flags == flags::ACK && segment.payload.is_empty();
+    is_empty.then_some((pair, numbers))
+}
+
+/// One end's part in a knock: what it sends when, and what it has heard.
+///
+/// [`poll_send`](Self::poll_send) says what is to be sent by now, and [`due`](Self::due) when there is more to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Knock {
+    /// When it began, or began to send again.
+    since: Time,
+    /// What this end sends; none if it is in plain already, and has nothing to prove.
+    own: Option<Numbers>,
+    /// Acknowledgements sent since then.
+    sent: u32,
+    /// The latest numbers that arrived.
+    heard: Vec<Numbers>,
+    role: Role,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It asks, and this is the other end's word.
+    Asks(Option<Answer>),
+    /// It is asked, by an end that sends these numbers.
+    Answers { expected: Numbers, has_heard: bool },
+}
+
+impl Knock {
+    /// The part of the end that asks.
+    pub fn ask(now: Time, own: Numbers) -> Self {
+        Self {
+            since: now,
+            own: Some(own),
+            sent: 0,
+            heard: Vec::new(),
+            role: Role::Asks(None),
+        }
+    }
+
+    /// The part of the end that is asked, by an end that sends the numbers `expected`; `own`: unless it is in plain
+    /// already.
+    pub fn answer(now: Time, own: Option<Numbers>, expected: Numbers) -> Self {
+        let has_heard = false;
+        Self {
+            since: now,
+            own,
+            sent: 0,
+            heard: Vec::new(),
+            role: Role::Answers {
+                expected,
+                has_heard,
+            },
+        }
+    }
+
+    /// An acknowledgement of the connection came in, in plain.
+    pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
+        match &mut self.role {
+            Role::Answers {
+                expected,
+                has_heard,
+            } if *expected == numbers && !*has_heard => {
+                *has_heard = true;
+                // What was sent before may have met a firewall that knew nothing of the connection yet.
+                (self.since, self.sent) = (now, 0);
+            }
+            Role::Asks(_) if !self.heard.contains(&numbers) => {
+                if self.heard.len() == MOST_HEARD {
+                    self.heard.remove(0);
+                }
+                self.heard.push(numbers);
+            }
+            _ => {}
+        }
+    }
+
+    /// The other end answered, or did not.
+    pub fn handle_answer(&mut self, answer: Answer) {
+        if let Role::Asks(known) = &mut self.role {
+            *known = Some(answer);
+        }
+    }
+
+    /// What came of it at the end that asked, once that is known.
+    pub fn outcome(&self, now: Time) -> Option<Answer> {
+        let Role::Asks(answer) = self.role else {
+            return None;
+        };
+        match answer? {
+            Ok((Outcome::Done, wire)) if wire != IN_PLAIN && !self.has_heard(wire) => {
+                (now >= self.end()).then_some(Ok((Outcome::NotHeard, 0)))
+            }
+            answer => Some(answer),
+        }
+    }
+
+    fn has_heard(&self, wire: u64) -> bool {
+        self.heard.contains(&Numbers::from_wire(wire))
+    }
+
+    /// What the end that was asked answers, once that is known.
+    pub fn reply(&self, now: Time) -> Option<(Outcome, u64)> {
+        match self.role {
+            Role::Answers {
+                has_heard: true, ..
+            } => Some((Outcome::Done, self.own.map_or(IN_PLAIN, Numbers::to_wire))),
+            _ => (now >= self.end()).then_some((Outcome::NotHeard, 0)),
+        }
+    }
+
+    /// When it gives up.
+    fn end(&self) -> Time {
+        match self.role {
+            // The other end needs that long to give up, and its word as long again.
+            Role::Asks(_) => self.since + 2 * WITHIN,
+            Role::Answers { .. } => self.since + WITHIN,
+        }
+    }
+
+    /// When the next acknowledgement is to be sent, if there is one.
+    fn next_send(&self) -> Option<Time> {
+        self.own?;
+        let most = match self.role {
+            Role::Asks(None) => MOST_SENT,
+            Role::Asks(Some(_)) => 0,
+            Role::Answers { has_heard, .. } => match has_heard {
+                true => LEAST_SENT,
+                false => MOST_SENT,
+            },
+        };
+        let waits = REPEAT_AFTER * ((1 << self.sent) - 1);
+        (self.sent < most).then(|| self.since + waits)
+    }
+
+    /// The numbers of an acknowledgement that is to be sent now, if one is.
+    pub fn poll_send(&mut self, now: Time) -> Option<Numbers> {
+        self.next_send().filter(|due| *due <= now)?;
+        self.sent += 1;
+        self.own
+    }
+
+    /// When there is something to do, unless something arrives before: to send, or to give up.
+    pub fn due(&self) -> Option<Time> {
+        let gives_up = match self.role {
+            Role::Asks(Some(Ok((Outcome::Done, _)))) => Some(self.end()),
+            Role::Answers {
+                has_heard: false, ..
+            } => Some(self.end()),
+            Role::Asks(_) | Role::Answers { .. } => None,
+        };
+        self.next_send().into_iter().chain(gives_up).min()
+    }
+}
+
+/// Why a connection stays on its bump that was to go to plain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The kernel here does not say which numbers the connection has.
+    #[error(
+        "its kernel did not say where it stands, so nobody can find out whether plain carries it"
+    )]
+    Unknown,
+    /// The peer answered so, or not at all.
+    #[error("{}", words(*.0))]
+    Peer(Answer),
+}
+
+impl Refusal {
+    /// The peer's answer, as it decides whether and when the peer is asked again.
+    pub fn answer(self) -> Answer {
+        match self {
+            Self::Unknown => Err(Unanswered::NotAsked),
+            Self::Peer(answer) => answer,
+        }
+    }
+}
+
+fn words(answer: Answer) -> &'static str {
+    match answer {
+        Ok((Outcome::NotHeard, _)) => {
+            "plain does not carry it: a router or firewall on the way translates it, does not know it, or has lost \
+             track of it"
+        }
+        Ok((Outcome::NoConnection | Outcome::OtherSocket, _)) => {
+            "the peer has no such connection, or knows it by other addresses"
+        }
+        Ok(_) => "the peer's daemon could not find out whether plain carries it; see its log",
+        Err(Unanswered::NoSession) => {
+            "there is no session with the peer, so nobody can say whether plain carries it"
+        }
+        Err(_) => "the peer's daemon did not say whether plain carries it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conns::tests::pair;
+
+    const START: Time = Time::from_nanos(1_000_000_000_000);
+    const OURS: Numbers = Numbers { seq: 5, ack: 9 };
+    const THEIRS: Numbers = Numbers { seq: 10, ack: 4 };
+
+    #[test]
+    fn a_packet_says_its_numbers_to_the_other_end() {
+        let numbers = Numbers::of(SeqNumber::new(7), SeqNumber::new(0));
+        assert_eq!(
+            numbers,
+            Numbers {
+                seq: 7,
+                ack: u32::MAX
+            }
+        );
+        assert_eq!(Numbers::from_wire(numbers.to_wire()), numbers);
+        let bytes = packet(&pair(), numbers);
+        assert_eq!(read(&bytes), Some((pair().reversed(), numbers)));
+        let mut data = bytes.clone();
+        data[33] |= 0x08;
+        assert_eq!(read(&data), None, "it has another flag");
+        assert_eq!(read(&bytes[..39]), None);
+    }
+
+    /// Sends as two ends do over a way that lets through what `passes` says of the time since the start and the
+    /// sender; the word of the end that is asked takes 10 ms. What came of it, and when.
+    fn run(passes: impl Fn(Duration, bool) -> bool) -> (Answer, Duration) {
+        let (mut asks, mut answers) = (
+            Knock::ask(START, OURS),
+            Knock::answer(START, Some(THEIRS), OURS),
+        );
+        let (mut now, mut word) = (START, None);
+        loop {
+            while let Some(numbers) = asks.poll_send(now) {
+                if passes(now.since(START), true) {
+                    answers.handle_heard(numbers, now);
+                }
+            }
+            while let Some(numbers) = answers.poll_send(now) {
+                if passes(now.since(START), false) {
+                    asks.handle_heard(numbers, now);
+                }
+            }
+            if word.is_none() {
+                word = answers.reply(now).map(|reply| (reply, now));
+            }
+            if let Some((reply, at)) = word
+                && now >= at + Duration::from_millis(10)
+            {
+                asks.handle_answer(Ok(reply));
+            }
+            if let Some(answer) = asks.outcome(now) {
+                return (answer, now.since(START));
+            }
+            assert!(asks.due().is_none_or(|due| due > now) && now < START + 5 * WITHIN);
+            now += Duration::from_millis(1);
+        }
+    }
+
+    #[test]
+    fn both_ends_have_to_hear_the_other() {
+        let done = Ok((Outcome::Done, THEIRS.to_wire()));
+        let not_heard = Ok((Outcome::NotHeard, 0));
+        let (answer, took) = run(|_, _| true);
+        assert_eq!((answer, took), (done, Duration::from_millis(10)));
+        // The first ones are lost.
+        let (answer, took) = run(|at, _| at >= Duration::from_millis(300));
+        assert!(answer == done && took < WITHIN, "{answer:?} {took:?}");
+        // A firewall lets the answers pass once it has seen a question, or the other way round.
+        for first in [true, false] {
+            let opened = std::cell::Cell::new(false);
+            let (answer, _) = run(|at, asks| {
+                let opens = asks == first && at >= Duration::from_millis(100);
+                opened.set(opened.get() || opens);
+                opened.get()
+            });
+            assert_eq!(answer, done, "{first}");
+        }
+        for deaf in [true, false] {
+            let (answer, took) = run(|_, asks| asks != deaf);
+            assert_eq!(answer, not_heard);
+            assert!(took >= WITHIN, "{took:?}");
+        }
+    }
+
+    #[test]
+    fn other_numbers_prove_nothing() {
+        let mut answers = Knock::answer(START, Some(THEIRS), OURS);
+        answers.handle_heard(THEIRS, START);
+        assert_eq!(answers.reply(START), None);
+        assert_eq!(answers.reply(START + WITHIN), Some((Outcome::NotHeard, 0)));
+        let mut asks = Knock::ask(START, OURS);
+        for ack in 0..100 {
+            asks.handle_heard(Numbers { seq: 0, ack }, START);
+        }
+        assert_eq!(asks.heard.len(), MOST_HEARD);
+        asks.handle_answer(Ok((Outcome::Done, THEIRS.to_wire())));
+        assert_eq!(asks.outcome(START), None);
+        asks.handle_heard(THEIRS, START);
+        assert!(asks.outcome(START).is_some());
+    }
+
+    #[test]
+    fn an_end_in_plain_has_only_to_hear() {
+        let mut answers = Knock::answer(START, None, OURS);
+        assert_eq!(
+            (answers.poll_send(START), answers.reply(START)),
+            (None, None)
+        );
+        answers.handle_heard(OURS, START);
+        let reply = answers.reply(START).expect("it has heard");
+        assert_eq!((reply, answers.due()), ((Outcome::Done, IN_PLAIN), None));
+        let mut asks = Knock::ask(START, OURS);
+        asks.handle_answer(Ok(reply));
+        assert_eq!(asks.outcome(START), Some(Ok(reply)));
+    }
+
+    #[test]
+    fn a_refusal_ends_it_at_once() {
+        for answer in [Ok((Outcome::NoConnection, 0)), Err(Unanswered::NoSession)] {
+            let mut asks = Knock::ask(START, OURS);
+            assert_eq!(asks.poll_send(START), Some(OURS));
+            asks.handle_answer(answer);
+            assert_eq!(asks.outcome(START), Some(answer));
+            assert_eq!(asks.poll_send(START + WITHIN), None);
+        }
+    }
+}

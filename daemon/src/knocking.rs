@@ -1,0 +1,357 @@
+//! Finds out whether plain carries connections, before they leave their bumps for plain: a driver of
+//! [`dibs_switch::knock`], here and for peers that ask.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use dibs_core::Time;
+use dibs_io::{PacketEar, PacketSender};
+use dibs_settings::BumpId;
+use dibs_switch::conns::{Meant, Pair};
+use dibs_switch::knock::{self, Knock, Numbers, Refusal};
+use dibs_switch::messages::{Body, Named, Outcome, Unanswered};
+use nix::net::if_::if_nametoindex;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::clock::{instant, now};
+use crate::daemon::Daemon;
+use crate::live::Live;
+use crate::switching::asking::{self, ROUND};
+use crate::terms::{flow_tuple, marks, pair_of};
+use crate::{connections, locking};
+
+/// Time for the kernel to say where a connection stands. It says so twice a second at most.
+const TOLD_WITHIN: Duration = Duration::from_millis(1500);
+/// Time before the kernel is asked again.
+const SOLICIT_EVERY: Duration = Duration::from_millis(600);
+/// Between two looks at what it said.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The knocks of some connections that go on together.
+type Knocks = BTreeMap<Pair, Knock>;
+
+/// Of these connections those that cannot leave their bumps for plain, and why. Those that are on no bump, and those
+/// on another program's device, are not looked at.
+pub(crate) async fn refusals(
+    daemon: &Daemon,
+    lives: &[Live],
+) -> anyhow::Result<HashMap<Pair, Refusal>> {
+    let mut by_peer: BTreeMap<usize, Vec<Live>> = BTreeMap::new();
+    for live in lives.iter().filter(|live| !live.over) {
+        let on = connections::stands_on(daemon, live);
+        if daemon.bumps.inside(on).is_some() {
+            by_peer.entry(live.peer).or_default().push(*live);
+        }
+    }
+    let asked = by_peer.iter().map(async |(peer, lives)| {
+        let mut refused = Vec::new();
+        let mut answers_none = false;
+        for lives in lives.chunks(ROUND) {
+            if answers_none {
+                let why = Refusal::Peer(Err(Unanswered::NotAsked));
+                refused.extend(lives.iter().map(|live| (live.pair, why)));
+                continue;
+            }
+            let some = knock(daemon, *peer, lives).await?;
+            let is_silent =
+                |(_, why): &(Pair, Refusal)| *why == Refusal::Peer(Err(Unanswered::Silent));
+            answers_none = some.len() == lives.len() && some.iter().all(is_silent);
+            refused.extend(some);
+        }
+        anyhow::Ok(refused)
+    });
+    let asked = futures_util::future::try_join_all(asked).await?;
+    Ok(asked.into_iter().flatten().collect())
+}
+
+/// Knocks at one peer, for up to [`ROUND`] connections; those that plain does not carry.
+async fn knock(
+    daemon: &Daemon,
+    peer: usize,
+    lives: &[Live],
+) -> anyhow::Result<Vec<(Pair, Refusal)>> {
+    let pairs: Vec<Pair> = lives.iter().map(|live| live.pair).collect();
+    let numbers = numbers_of(daemon, &pairs).await?;
+    let unknown = pairs.iter().filter(|pair| !numbers.contains_key(pair));
+    let mut refused: Vec<(Pair, Refusal)> = unknown.map(|pair| (*pair, Refusal::Unknown)).collect();
+    let known = lives.iter().filter(|live| numbers.contains_key(&live.pair));
+    let meant: Vec<Meant> = known.map(Meant::from).collect();
+    if meant.is_empty() {
+        return Ok(refused);
+    }
+    let plain = Plain::open(daemon, meant.iter().map(|conn| &conn.pair))?;
+    let begin = now();
+    let start = |conn: &Meant| (conn.pair, Knock::ask(begin, numbers[&conn.pair]));
+    let mut knocks: Knocks = meant.iter().map(start).collect();
+    let body = |named: &[(usize, Named)]| {
+        let numbers = |index: usize| numbers[&meant[index].pair];
+        let conns = named.iter().map(|(index, named)| (*named, numbers(*index)));
+        Body::Knock(conns.collect())
+    };
+    let mut asked = std::pin::pin!(asking::ask_about(daemon, peer, &meant, body));
+    let mut is_answered = false;
+    loop {
+        plain.send_due(&mut knocks);
+        let at = now();
+        if knocks.values().all(|knock| knock.outcome(at).is_some()) {
+            break;
+        }
+        tokio::select! {
+            answers = &mut asked, if !is_answered => {
+                is_answered = true;
+                for (conn, answer) in meant.iter().zip(answers) {
+                    let knock = knocks.get_mut(&conn.pair);
+                    knock.expect("each that is asked about knocks").handle_answer(answer);
+                }
+            }
+            () = plain.hear_until_due(&mut knocks) => {}
+        }
+    }
+    let at = now();
+    for (pair, knock) in knocks {
+        match knock.outcome(at) {
+            Some(Ok((Outcome::Done, _))) | None => {}
+            Some(answer) => refused.push((pair, Refusal::Peer(answer))),
+        }
+    }
+    Ok(refused)
+}
+
+/// Answers a peer that knocks: whether the acknowledgements arrive that it sends in plain. This host sends its own.
+pub(crate) async fn on_knock(
+    daemon: &Rc<Daemon>,
+    peer: usize,
+    conns: Vec<(Named, Numbers)>,
+) -> Vec<(Outcome, u64)> {
+    let answered = async {
+        let pairs: Vec<Pair> = { conns.iter() }
+            .map(|(named, _)| named.pair.reversed())
+            .collect();
+        let (lives, tracked) = locking::looked_up(daemon, &pairs).await?;
+        let mut outcomes: Vec<Option<(Outcome, u64)>> = vec![None; conns.len()];
+        let mut meant: BTreeMap<Pair, Numbers> = BTreeMap::new();
+        for (index, ((named, theirs), pair)) in conns.iter().zip(&pairs).enumerate() {
+            match lives.get(pair).filter(|live| live.peer == peer) {
+                None => outcomes[index] = Some((Outcome::NoConnection, 0)),
+                Some(live) if live.socket != named.socket => {
+                    outcomes[index] = Some((Outcome::OtherSocket, live.socket.0.into()));
+                }
+                Some(_) => drop(meant.insert(*pair, *theirs)),
+            }
+        }
+        let is_bumped = |pair: &Pair| tracked.bump(pair).is_some();
+        let replies = reply(daemon, &meant, is_bumped).await?;
+        let outcomes = outcomes.into_iter().zip(&pairs);
+        let failed = (Outcome::Failed, 0);
+        let reply = |pair: &Pair| replies.get(pair).copied().unwrap_or(failed);
+        anyhow::Ok(
+            outcomes
+                .map(|(known, pair)| known.unwrap_or_else(|| reply(pair)))
+                .collect(),
+        )
+    };
+    match answered.await {
+        Ok(outcomes) => outcomes,
+        Err(error) => {
+            tracing::warn!("cannot find out whether plain carries connections: {error:#}");
+            vec![(Outcome::Failed, 0); conns.len()]
+        }
+    }
+}
+
+/// What a peer is answered that sends these acknowledgements; none for those of which the kernel here does not say
+/// where they stand.
+async fn reply(
+    daemon: &Rc<Daemon>,
+    meant: &BTreeMap<Pair, Numbers>,
+    is_bumped: impl Fn(&Pair) -> bool,
+) -> anyhow::Result<HashMap<Pair, (Outcome, u64)>> {
+    let mut replies = HashMap::new();
+    if meant.is_empty() {
+        return Ok(replies);
+    }
+    let plain = Plain::open(daemon, meant.keys())?;
+    let bumped: Vec<Pair> = meant
+        .keys()
+        .filter(|pair| is_bumped(pair))
+        .copied()
+        .collect();
+    let numbers = numbers_of(daemon, &bumped).await?;
+    let begin = now();
+    let mut knocks = Knocks::new();
+    for (pair, theirs) in meant {
+        let own = numbers.get(pair).copied();
+        // What is in plain here already has to be heard, and not to be proved.
+        if own.is_some() || !is_bumped(pair) {
+            knocks.insert(*pair, Knock::answer(begin, own, *theirs));
+        }
+    }
+    loop {
+        plain.send_due(&mut knocks);
+        let at = now();
+        if knocks.values().all(|knock| knock.reply(at).is_some()) {
+            break;
+        }
+        plain.hear_until_due(&mut knocks).await;
+    }
+    let at = now();
+    replies.extend({ knocks.iter() }.filter_map(|(pair, knock)| Some((*pair, knock.reply(at)?))));
+    // The answer is not to wait for the last repetitions.
+    tokio::task::spawn_local(async move {
+        while knocks.values().any(|knock| knock.due().is_some()) {
+            plain.hear_until_due(&mut knocks).await;
+            plain.send_due(&mut knocks);
+        }
+    });
+    Ok(replies)
+}
+
+/// Where connections that are on bumps stand, as far as the data path knows or the kernel says.
+async fn numbers_of(daemon: &Daemon, pairs: &[Pair]) -> anyhow::Result<HashMap<Pair, Numbers>> {
+    let begin = Instant::now();
+    let mut solicited: Option<Instant> = None;
+    let bumps: Vec<BumpId> = {
+        let state = daemon.state.borrow();
+        let installed = state.installed.keys().copied();
+        installed.filter_map(|id| daemon.bumps.inside(id)).collect()
+    };
+    loop {
+        let mut known: HashMap<Pair, (Time, Numbers)> = HashMap::new();
+        let (_, conns) = daemon.driver.conns().await?;
+        for conn in conns {
+            let Some((sent_end, acked)) = conn.stands else {
+                continue;
+            };
+            let found = (conn.last_seen, Numbers::of(sent_end, acked));
+            let latest = known.entry(pair_of(&conn.tuple)).or_insert(found);
+            *latest = (*latest).max(found);
+        }
+        let unknown: Vec<&Pair> = { pairs.iter() }
+            .filter(|pair| !known.contains_key(pair))
+            .collect();
+        if unknown.is_empty() || begin.elapsed() >= TOLD_WITHIN {
+            let numbers = { pairs.iter() }.filter_map(|pair| Some((*pair, known.get(pair)?.1)));
+            return Ok(numbers.collect());
+        }
+        if solicited.is_none_or(|at| at.elapsed() >= SOLICIT_EVERY) {
+            solicited = Some(Instant::now());
+            for pair in unknown {
+                for bump in &bumps {
+                    daemon.driver.solicit(*bump, flow_tuple(pair))?;
+                }
+            }
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// An ear whose packets the runtime tells of.
+#[allow(unsafe_code)]
+fn watched(ear: PacketEar) -> io::Result<AsyncFd<PacketEar>> {
+    // SAFETY: the descriptor is the ear's own from its making to its end, and the ear is the AsyncFd's from here on.
+    unsafe { AsyncFd::register(ear) }.map_err(Into::into)
+}
+
+/// What sends acknowledgements in plain, and hears them.
+struct Plain {
+    senders: Vec<(bool, PacketSender)>,
+    ears: Vec<AsyncFd<PacketEar>>,
+    /// Interfaces that are bumps: what comes in by them came by no ordinary route.
+    bumps: BTreeSet<u32>,
+}
+
+impl Plain {
+    fn open<'a>(
+        daemon: &Daemon,
+        pairs: impl Iterator<Item = &'a Pair> + Clone,
+    ) -> anyhow::Result<Self> {
+        let own = marks(&daemon.config).own();
+        let mut sources: BTreeMap<bool, BTreeSet<IpAddr>> = BTreeMap::new();
+        for pair in pairs {
+            let remote = pair.remote.ip();
+            sources.entry(remote.is_ipv4()).or_default().insert(remote);
+        }
+        let (mut senders, mut ears) = (Vec::new(), Vec::new());
+        for (is_v4, sources) in sources {
+            senders.push((is_v4, PacketSender::open(is_v4, own)?));
+            let ear = PacketEar::open(is_v4, &Vec::from_iter(sources))?;
+            ears.push(watched(ear).context("cannot wait for a packet socket")?);
+        }
+        let index = |name: String| if_nametoindex(name.as_str()).ok();
+        let name = |id: BumpId| match daemon.bumps.device_of(id) {
+            Some(device) => device.to_owned(),
+            None => id.tun_name(),
+        };
+        let bumps = daemon.bumps.all().iter().map(|bump| name(bump.id));
+        Ok(Self {
+            senders,
+            ears,
+            bumps: bumps.filter_map(index).collect(),
+        })
+    }
+
+    /// Sends what is due.
+    fn send_due(&self, knocks: &mut Knocks) {
+        let now = now();
+        for (pair, knock) in knocks {
+            while let Some(own) = knock.poll_send(now) {
+                let (from, to) = (pair.local.ip(), pair.remote.ip());
+                let sender = self
+                    .senders
+                    .iter()
+                    .find(|(is_v4, _)| *is_v4 == to.is_ipv4());
+                let (_, sender) = sender.expect("there is one for each IP version that is meant");
+                // What cannot be sent is not heard.
+                if let Err(error) = sender.send(from, to, &knock::packet(pair, own)) {
+                    tracing::debug!("cannot send an acknowledgement in plain to {to}: {error}");
+                }
+            }
+        }
+    }
+
+    /// Hands over what arrives, until something is due or arrived.
+    async fn hear_until_due(&self, knocks: &mut Knocks) {
+        let due = knocks.values().filter_map(Knock::due).min();
+        let timer = async {
+            match due {
+                Some(due) => sleep_until(instant(due)).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ears = self.ears.iter().map(|ear| Box::pin(self.heard(ear)));
+        tokio::select! {
+            () = timer => {}
+            ((pair, numbers), ..) = futures_util::future::select_all(ears) => {
+                if let Some(knock) = knocks.get_mut(&pair) {
+                    knock.handle_heard(numbers, now());
+                }
+            }
+        }
+    }
+
+    async fn heard(&self, ear: &AsyncFd<PacketEar>) -> (Pair, Numbers) {
+        loop {
+            // Only without a runtime there is none.
+            let Ok(mut ready) = ear.readable().await else {
+                return std::future::pending().await;
+            };
+            match ready.try_io(|ear| ear.get_ref().hear()) {
+                Ok(Ok((bytes, interface))) if !self.bumps.contains(&interface) => {
+                    if let Some(heard) = knock::read(&bytes) {
+                        return heard;
+                    }
+                }
+                // The network of an interface went down.
+                Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
+                    tracing::debug!("cannot hear what arrives in plain: {error}");
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+}

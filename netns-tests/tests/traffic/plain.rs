@@ -1,0 +1,153 @@
+//! Connections that plain does not carry stay on their bumps.
+
+use anyhow::{Result, ensure};
+use netns_tests::daemon::wait;
+use netns_tests::isolated;
+use netns_tests::routed::{Routed, Router, exchange};
+
+/// Bytes of an exchange: little enough for one window of a firewall that follows the numbers.
+const FEW: usize = 10_000;
+
+/// Adds a rule for a port of `b` on `a`; its number.
+fn add_rule(net: &Routed, port: &str) -> Result<String> {
+    let made = net
+        .a
+        .ctl(&["rule", "add", "--dport", port, "--bump", "seal"])?;
+    Ok(made["id"].to_string())
+}
+
+/// `disable` said "2 connections now on plain", and the connections were dead.
+fn stays(router: Router) -> Result<()> {
+    Routed::run(router, |net| {
+        let id = add_rule(net, "7000")?;
+        let mut conn = net.connect(7000)?;
+        exchange(&mut conn, FEW)?;
+        net.a.wait_bump(7000, "seal")?;
+        let mut check = |net: &Routed, what: &str| -> Result<()> {
+            exchange(&mut conn, FEW)?;
+            for node in [&net.a, &net.b] {
+                let on = node.bumps(7000)?;
+                ensure!(on == ["seal"], "{what} on {}: {on:?}", node.host.name());
+            }
+            Ok(())
+        };
+        for (node, end) in [(&net.a, "--dport"), (&net.b, "--sport")] {
+            let said = node.refused(&["disable", end, "7000"])?;
+            ensure!(
+                said.contains("plain does not carry it") && said.contains("--force"),
+                "{said}"
+            );
+            check(net, "disabled")?;
+        }
+        let said = net.a.refused(&["cleanup"])?;
+        ensure!(said.contains("would break"), "{said}");
+        check(net, "cleaned up")?;
+        let said = net.a.refused(&["rule", "del", &id])?;
+        ensure!(
+            said.contains("is deleted") && said.contains("stay"),
+            "{said}"
+        );
+        let rules = net.a.ctl(&["rule", "list"])?;
+        ensure!(rules.as_array().is_some_and(Vec::is_empty), "{rules}");
+        check(net, "without its rule")?;
+        // The state of it outlives the daemons.
+        for _ in 0..2 {
+            net.a.stop(nix::sys::signal::Signal::SIGKILL)?;
+            net.a.start()?;
+            net.a.wait_until_joined(1)?;
+            check(net, "with another daemon")?;
+        }
+        let said = net.a.refused(&["disable", "--dport", "7000"])?;
+        ensure!(said.contains("plain does not carry it"), "{said}");
+        check(net, "disabled again")?;
+        net.a.ctl(&["disable", "--dport", "7000", "--force"])?;
+        net.a.wait_bump(7000, "plain")
+    })
+}
+
+#[test]
+fn a_connection_that_a_router_translates_stays() {
+    isolated(|| stays(Router::Nat));
+}
+
+#[test]
+fn a_connection_that_a_firewall_has_not_seen_begin_stays() {
+    isolated(|| stays(Router::Firewall));
+}
+
+/// Of two connections plain carries the one that a firewall has seen begin.
+#[test]
+fn a_connection_that_a_firewall_knows_goes_to_plain() {
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            let mut known = net.connect(7000)?;
+            exchange(&mut known, FEW)?;
+            let id = add_rule(net, "7000")?;
+            net.a.wait_bump(7000, "seal")?;
+            let mut unknown = net.connect(7000)?;
+            exchange(&mut unknown, FEW)?;
+            exchange(&mut known, FEW)?;
+            wait("both on seal", || {
+                net.b.bumps(7000).is_ok_and(|on| on == ["seal", "seal"])
+            })?;
+            let said = net.a.refused(&["rule", "del", &id])?;
+            ensure!(said.contains("1 connection of it stay"), "{said}");
+            let mut on = net.a.bumps(7000)?;
+            on.sort();
+            ensure!(on == ["plain", "seal"], "{on:?}");
+            exchange(&mut known, FEW)?;
+            exchange(&mut unknown, FEW)?;
+            // And by choice.
+            net.a.enable(7000)?;
+            exchange(&mut known, FEW)?;
+            let said = net.a.refused(&["disable", "--dport", "7000"])?;
+            ensure!(said.contains("1 connection stayed"), "{said}");
+            exchange(&mut known, FEW)?;
+            exchange(&mut unknown, FEW)
+        })
+    });
+}
+
+/// Another program takes a connection to plain by its mark, which breaks it unless that is undone at once.
+#[test]
+fn a_mark_of_another_program_moves_nothing_that_plain_does_not_carry() {
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            add_rule(net, "7000")?;
+            let mut conn = net.connect(7000)?;
+            exchange(&mut conn, FEW)?;
+            net.a.wait_bump(7000, "seal")?;
+            let mark = "conntrack -U -p tcp -s 10.0.5.1 -d 10.0.9.2 --dport 7000 --mark 0x10000000";
+            net.a.host.run(mark)?;
+            wait("the mark to be undone", || {
+                net.a.log().contains("what another program chose is undone")
+            })?;
+            exchange(&mut conn, FEW)?;
+            net.a.wait_bump(7000, "seal")
+        })
+    });
+}
+
+/// There is nobody to ask whether plain carries it; the firewall does know it.
+#[test]
+fn while_the_peer_does_not_answer_nothing_goes_to_plain() {
+    isolated(|| {
+        Routed::run(Router::Firewall, |net| {
+            let mut conn = net.connect(7000)?;
+            exchange(&mut conn, FEW)?;
+            net.a.enable(7000)?;
+            exchange(&mut conn, FEW)?;
+            net.b.stop(nix::sys::signal::Signal::SIGKILL)?;
+            let said = net.a.refused(&["disable", "--dport", "7000"])?;
+            ensure!(said.contains("--force"), "{said}");
+            net.b.start()?;
+            net.a.wait_until_joined(1)?;
+            exchange(&mut conn, FEW)?;
+            ensure!(net.a.bumps(7000)? == ["seal"]);
+            net.a.disable(7000)?;
+            exchange(&mut conn, FEW)?;
+            ensure!(net.a.bumps(7000)? == ["plain"]);
+            Ok(())
+        })
+    });
+}
