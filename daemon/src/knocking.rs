@@ -307,8 +307,10 @@ impl Plain {
                     .find(|(is_v4, _)| *is_v4 == to.is_ipv4());
                 let (_, sender) = sender.expect("there is one for each IP version that is meant");
                 // What cannot be sent is not heard.
-                if let Err(error) = sender.send(from, to, &knock::packet(pair, own)) {
-                    tracing::debug!("cannot send an acknowledgement in plain to {to}: {error}");
+                for packet in knock::packets(pair, own) {
+                    if let Err(error) = sender.send(from, to, &packet) {
+                        tracing::debug!("cannot send an acknowledgement in plain to {to}: {error}");
+                    }
                 }
             }
         }

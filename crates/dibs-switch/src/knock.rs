@@ -27,6 +27,9 @@ const LEAST_SENT: u32 = 3;
 const MOST_HEARD: usize = 8;
 /// The number beside the answer of an end that has the connection in plain already, and sends no acknowledgement.
 const IN_PLAIN: u64 = 0;
+/// How far the acknowledgement in front of another one is behind that. Linux's conntrack takes what is up to 66,000 bytes
+/// behind what it has seen (MAXACKWINDOW).
+const BEHIND: u32 = 64_000;
 /// Hop limit of an acknowledgement.
 const TTL: u8 = 64;
 /// Window of an acknowledgement. No kernel takes it, as the acknowledgement is an old one.
@@ -65,8 +68,17 @@ impl Numbers {
     }
 }
 
+/// What this host sends for an acknowledgement: one that acknowledges less in front of it.
+///
+/// A firewall that follows the numbers drops what acknowledges bytes that it has not seen, as they went by the bump. The
+/// one in front tells it what this end has sent, so that it lets the other end's acknowledgement of that pass.
+pub fn packets(pair: &Pair, numbers: Numbers) -> [Vec<u8>; 2] {
+    let ack = numbers.ack.wrapping_sub(BEHIND);
+    [Numbers { ack, ..numbers }, numbers].map(|numbers| packet(pair, numbers))
+}
+
 /// The acknowledgement as a packet of this host.
-pub fn packet(pair: &Pair, numbers: Numbers) -> Vec<u8> {
+fn packet(pair: &Pair, numbers: Numbers) -> Vec<u8> {
     let headers = Headers {
         tuple: Tuple {
             src: pair.local.ip(),
@@ -329,6 +341,14 @@ mod tests {
         data[33] |= 0x08;
         assert_eq!(read(&data), None, "it has another flag");
         assert_eq!(read(&bytes[..39]), None);
+    }
+
+    #[test]
+    fn one_that_acknowledges_less_goes_in_front() {
+        let sent = packets(&pair(), OURS).map(|bytes| read(&bytes).expect("it is one"));
+        let [(_, first), (_, second)] = sent;
+        assert_eq!((second, first.seq), (OURS, OURS.seq));
+        assert_eq!(first.ack, OURS.ack.wrapping_sub(BEHIND));
     }
 
     /// Sends as two ends do over a way that lets through what `passes` says of the time since the start and the

@@ -125,7 +125,7 @@ impl Steering {
         let of_answers = answers.iter_mut().map(|(pair, (_, knock))| (pair, knock));
         for (pair, knock) in of_asks.chain(of_answers) {
             while let Some(numbers) = knock.poll_send(now) {
-                sent.push(knock::packet(pair, numbers));
+                sent.extend(knock::packets(pair, numbers));
             }
         }
         let mut replies = Vec::new();
