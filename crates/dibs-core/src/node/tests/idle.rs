@@ -63,7 +63,6 @@ fn a_path_that_carries_nothing_costs_little_and_is_not_forgotten_on_its_way() {
     let mut pair = Pair::connected();
     let seen = count(&mut pair, |_, _, _| true);
     let costs = an_hour(&mut pair, &seen);
-    eprintln!("XX idle {costs:?}");
     for path in [0, 1] {
         assert!(costs[path] <= A_DAY, "{costs:?} bytes a day");
         let pause = seen.borrow().pause[path];
@@ -99,7 +98,6 @@ fn a_backup_costs_as_little_while_another_path_is_in_use() {
     }
     pair.assert_stream(1, &data);
     let a_day = seen.borrow().bytes[1] * 86_400 / 2000;
-    eprintln!("XX backup {a_day}");
     assert!(a_day <= A_DAY, "{a_day} bytes a day");
 }
 
@@ -113,7 +111,6 @@ fn a_path_that_is_down_or_was_never_there_costs_as_little() {
         let seen = count(&mut pair, |_, path, _| path != 1);
         pair.run(HOUR);
         let costs = an_hour(&mut pair, &seen);
-        eprintln!("XX down {opened} {costs:?}");
         assert!(costs[1] <= A_DAY, "{opened}: {costs:?} bytes a day");
         // It is back within a small part of that.
         pair.filter = Box::new(|_, _, _| true);
@@ -189,7 +186,7 @@ fn others_are_asked_at_once_when_one_falls_silent() {
     assert!(pair.sent[0][1] > before, "and where an interface goes down");
 }
 
-/// Who comes late because nothing was due has not slept.
+/// An owner that comes late because nothing was due has not slept.
 #[test]
 fn a_host_with_nothing_to_do_is_not_asleep() {
     let mut pair = Pair::connected();
