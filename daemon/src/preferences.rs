@@ -274,7 +274,7 @@ impl Preferences {
         self.now.paths.iter().any(|path| path.volume.is_some())
     }
 
-    /// What forbids that a path carries data, if something does.
+    /// Reason that a path may carry no data, if there is one.
     pub(crate) fn forbids(&self, path: usize) -> Option<Unused> {
         let Usage { role, spent, .. } = self.node_usage(path);
         match (role, spent) {

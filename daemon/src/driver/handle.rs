@@ -320,7 +320,7 @@ impl Driver {
         self.ask(Command::Conns).await
     }
 
-    /// Those of these connections whose peer has sent something by `bump`.
+    /// Connections among these whose peer has sent something by `bump`.
     pub async fn opened(&self, bump: BumpId, tuples: Vec<Tuple>) -> Result<Vec<Tuple>, Gone> {
         self.ask(|done| Command::Opened { bump, tuples, done })
             .await

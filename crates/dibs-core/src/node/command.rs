@@ -85,7 +85,7 @@ impl Node {
             for link in peer.paths.iter_mut().filter(|link| link.local == path) {
                 link.path.set_rate_limit(usage.rate);
                 if usage.spent != was_spent {
-                    // What asks for an acknowledgement tells it to the peer.
+                    // The ping tells it to the peer.
                     link.elicit_ack();
                     link.note_state(&mut self.shared, peer.id);
                 }

@@ -286,8 +286,8 @@ impl PathSet {
         given_up
     }
 
-    /// Whether no other path is to be asked for where this one is: not if it is lost, nor if it keeps silent and leads
-    /// to where the peer is not any more.
+    /// True if this path makes another one over its interface unnecessary: it is not lost, and it answers or leads to
+    /// an endpoint of the peer.
     fn suffices(&self, link: &Link) -> bool {
         let answers = !link.is_open() || link.path.state() == PathState::Active;
         !link.is_lost() && (answers || self.is_endpoint(link.local, link.remote) == Some(true))

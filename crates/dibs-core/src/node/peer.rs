@@ -575,7 +575,7 @@ impl Peer {
     }
 }
 
-/// Whether a frame, other than a chunk, carries something of a connection's.
+/// True for a frame, other than a chunk, that carries something of a connection's.
 const fn is_of_connection(frame: &Frame<'_>) -> bool {
     matches!(
         frame,

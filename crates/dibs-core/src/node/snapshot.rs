@@ -161,7 +161,7 @@ impl Node {
         self.peers.iter().enumerate().flat_map(of_peer).collect()
     }
 
-    /// Whether the peer has opened its direction of a connection on `bump`; `tuple` is as the local host sends.
+    /// True if the peer has opened its direction of a connection on `bump`; `tuple` is as the local host sends.
     pub fn is_opened(&mut self, bump: BumpId, tuple: Tuple) -> bool {
         let Some(peer) = route(&mut self.peers, tuple.dst) else {
             return false;

@@ -485,7 +485,7 @@ impl Path {
         self.received.on_received(now, seq, ack_eliciting);
     }
 
-    /// What the peer sent by it was more than what keeps the path alive.
+    /// The peer has sent something by it that was more than what keeps the path alive.
     pub fn on_used(&mut self, now: Time) {
         self.last.used = now;
     }
@@ -550,7 +550,7 @@ impl Path {
         self.waiting == 0 && now.since(self.last.heard) > patience
     }
 
-    /// Whether the path should be asked if it is still there: nothing has gone either way for the first of `interval`,
+    /// True if the path should be asked if it is still there: nothing has gone either way for the first of `interval`,
     /// or for as long as it had been unused before, up to the second.
     ///
     /// With an ack-eliciting datagram in flight the probe timeout sees to that.
@@ -565,7 +565,7 @@ impl Path {
             .then(|| self.last.busy + unused.clamp(least, most))
     }
 
-    /// Whether nothing has gone either way for so long, and nothing is under way: nobody knows whether it works still.
+    /// True if nothing has gone either way for so long, and nothing is under way: nobody knows whether it still works.
     pub fn is_idle(&self, now: Time, span: Duration) -> bool {
         self.waiting == 0 && now.since(self.last.busy) >= span
     }

@@ -101,14 +101,14 @@ impl Retry {
     }
 }
 
-/// What the frames of a datagram come to.
+/// Outcome of the frames of a datagram.
 #[derive(Clone, Copy)]
 pub(in crate::node) struct Verdict {
-    /// Its content was taken, so it may be acknowledged.
+    /// The content was taken, so the datagram may be acknowledged.
     pub(in crate::node) taken: bool,
-    /// It asks for that.
+    /// The peer asks for an acknowledgement.
     pub(in crate::node) eliciting: bool,
-    /// It carries something of a connection's.
+    /// Something of a connection's was in it.
     pub(in crate::node) used: bool,
 }
 
@@ -292,7 +292,7 @@ impl Link {
         }
     }
 
-    /// Whether it joins these places, or is of a peer that was seen there since.
+    /// True if the path joins these places, or its peer was seen there since.
     pub(super) fn is_of(&self, local: PathIndex, remote: SocketAddr) -> bool {
         let seen_there = self.roaming.is_some_and(|roaming| roaming.to == remote);
         self.local == local && (self.remote == remote || seen_there)
@@ -308,7 +308,7 @@ impl Link {
         self.is_open() && self.path.state() == PathState::Down
     }
 
-    /// Whether the peer answers by it.
+    /// True if the peer answers by this path.
     pub(crate) fn is_alive(&self, shared: &Shared) -> bool {
         self.is_open()
             && shared.local[self.local].is_usable()
@@ -320,7 +320,7 @@ impl Link {
         self.is_alive(shared) && !shared.local[self.local].usage.spent && !self.spent_there
     }
 
-    /// Whether the peer asked for nothing of connections to go by it.
+    /// True if the peer wants nothing of connections by this path.
     pub(super) const fn is_spent_there(&self) -> bool {
         self.spent_there
     }

@@ -7,12 +7,12 @@ use super::*;
 
 /// Bytes of IPv4 and UDP headers.
 const HEADERS: u64 = 28;
-/// What an idle path may cost a day, on the wire and both ways.
+/// Bytes that an idle path may cost a day, on the wire and both ways.
 const A_DAY: u64 = 3_000_000;
 const HOUR: Duration = Duration::from_secs(3600);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What went by a path.
+/// Traffic of the paths.
 #[derive(Default)]
 struct Seen {
     /// Bytes on the wire by local path that host 0 sent or received.
@@ -74,7 +74,7 @@ fn a_path_that_carries_nothing_costs_little_and_is_not_forgotten_on_its_way() {
     pair.assert_open();
 }
 
-/// It is a backup, with a smaller MTU than its interface says, while another path carries data.
+/// The backup has a smaller MTU than its interface says, and another path carries data.
 #[test]
 fn a_backup_costs_as_little_while_another_path_is_in_use() {
     let mut pair = Pair::connected();
@@ -186,7 +186,7 @@ fn others_are_asked_at_once_when_one_falls_silent() {
     assert!(pair.sent[0][1] > before, "and where an interface goes down");
 }
 
-/// Who comes late because nothing was due has not slept.
+/// An owner that comes late because nothing was due has not slept.
 #[test]
 fn a_host_with_nothing_to_do_is_not_asleep() {
     let mut pair = Pair::connected();

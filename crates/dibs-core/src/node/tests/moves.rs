@@ -16,8 +16,8 @@ fn in_use(pair: &Pair) -> [Option<PathId>; 2] {
     })
 }
 
-/// What keeps its word in seconds and not at once leaves what only the trusted path carries waiting. Host 0 moves while
-/// `sender` has a stream under way; the stream has to go on.
+/// Host 0 moves while `sender` has a stream under way on scramble, which needs the trusted path: it was there again only
+/// after 5 s, when the old path counted as down.
 #[test]
 fn a_trusted_path_carries_again_within_a_second_and_a_half() {
     for (sender, delay) in [(0, 1), (1, 1), (0, 50), (1, 50)] {

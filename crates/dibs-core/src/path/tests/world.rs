@@ -141,7 +141,7 @@ enum Event {
     WakeB,
 }
 
-/// What A sends.
+/// Kinds of datagrams that A sends.
 #[derive(Clone, Copy)]
 enum What {
     Data,
