@@ -106,7 +106,11 @@ fn refusals_are_passed_on() {
 fn an_impossible_request_is_not_sent() {
     let fake = Fake::new(|stream| assert_eq!(read_line(&stream), ""));
     let mut client = fake.client();
-    assert!(client.disable(Selector::Match(Match::default())).is_err());
+    assert!(
+        client
+            .disable(Selector::Match(Match::default()), false)
+            .is_err()
+    );
     assert!(
         client
             .add_rule(NewRule::new(Selector::Conn(1), "scramble"))
@@ -213,7 +217,7 @@ fn a_daemon_that_tells_of_progress_has_longer() {
     client.on_progress(|done, of| {
         assert_eq!((TOLD.fetch_add(1, Ordering::Relaxed) + 1, 6), (done, of));
     });
-    assert_eq!(client.disable(Selector::All).unwrap().bump, "plain");
+    assert_eq!(client.disable(Selector::All, false).unwrap().bump, "plain");
     assert_eq!(TOLD.load(Ordering::Relaxed), 6);
     fake.end();
 }
