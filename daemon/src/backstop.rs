@@ -104,7 +104,12 @@ pub(crate) fn tell_standing(daemon: &Daemon, before: &Standing, now: &Standing) 
 pub(crate) async fn unbacked(daemon: &Daemon, added: Option<&Rule>) -> Option<String> {
     let wish = {
         let state = daemon.state.borrow();
-        state.wish(&daemon.config, &daemon.host.addresses(), added)
+        state.wish(
+            &daemon.config,
+            &daemon.host.inventory(),
+            &daemon.host.addresses(),
+            added,
+        )
     };
     daemon.kernel.unbacked(&daemon.config, &wish).await
 }

@@ -18,6 +18,7 @@ use dibs_switch::table::Conn;
 use crate::answers::Answers;
 use crate::bumps::Bumps;
 use crate::driver::Driver;
+use crate::endpoints::Endpoints;
 use crate::events::Events;
 use crate::host::Host;
 use crate::kernel::Kernel;
@@ -42,6 +43,7 @@ pub(crate) struct Daemon {
     pub(crate) bumps: Bumps,
     /// The data path.
     pub(crate) driver: Driver,
+    pub(crate) endpoints: Endpoints,
     pub(crate) host: Host,
     pub(crate) kernel: Kernel,
     pub(crate) state: RefCell<State>,

@@ -26,7 +26,7 @@ pub(crate) async fn device_fault(
         return Ok(None);
     };
     let inventory = daemon.host.look().await?;
-    let why = match of_name(&inventory, device) {
+    let why = match inventory.named(device) {
         None => Some("is not there: start what makes it".to_owned()),
         Some(interface) if !interface.up => {
             Some("is down, or nothing serves it: start what does".to_owned())
@@ -35,7 +35,7 @@ pub(crate) async fn device_fault(
             let v4 = addresses.clone().any(|address| address.is_ipv4());
             let v6 = addresses.clone().any(|address| address.is_ipv6());
             let v4 = if v4 { no_ipv4(interface) } else { None };
-            v4.or_else(|| if v6 { no_ipv6(device) } else { None })
+            v4.or_else(|| if v6 { no_ipv6(&interface.name) } else { None })
         }
     };
     Ok(why.map(|why| {
@@ -53,11 +53,12 @@ pub(crate) async fn carriers(
     bump: Option<BumpId>,
     lives: &[Live],
 ) -> anyhow::Result<Vec<Live>> {
-    let Some(device) = daemon.bumps.device_of(bump).map(str::to_owned) else {
+    let Some(device) = daemon.bumps.device_of(bump) else {
         return Ok(Vec::new());
     };
+    let device = daemon.host.inventory().device_name(device);
     // It reads all of /proc.
-    let look = move || sockets::of_tun(&device);
+    let look = move || sockets::of_tun(device.as_str());
     let inodes: HashSet<u64> = tokio::task::spawn_blocking(look).await?;
     let carries = |live: &&Live| inodes.contains(&live.inode);
     Ok(lives.iter().filter(carries).copied().collect())
@@ -67,7 +68,9 @@ pub(crate) async fn carriers(
 pub(crate) fn tell_devices(daemon: &Daemon, before: &Inventory) {
     let now = &*daemon.host.inventory();
     let is_up = |inventory: &Inventory, device: &str| {
-        of_name(inventory, device).is_some_and(|interface| interface.up)
+        inventory
+            .named(device)
+            .is_some_and(|interface| interface.up)
     };
     for bump in daemon.bumps.all() {
         let Some(device) = &bump.device else { continue };
@@ -98,10 +101,6 @@ pub(crate) fn forget_mtus() {
     if let Err(error) = std::fs::write(FORGET_MTUS, "1") {
         tracing::warn!("{FORGET_MTUS}: {error}: segments stay short for ten minutes");
     }
-}
-
-fn of_name<'a>(inventory: &'a Inventory, device: &str) -> Option<&'a Interface> {
-    inventory.0.iter().find(|found| found.name == device)
 }
 
 /// Why the kernel drops what comes in by a device over IPv4 from a peer, to which another route leads.

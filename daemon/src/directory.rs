@@ -6,22 +6,23 @@ use anyhow::Context as _;
 use sd_notify::NotifyState;
 use tokio::time::timeout;
 
-/// Between two words of what is waited for.
-const SAY_EVERY: Duration = Duration::from_secs(5);
-/// How much longer than it would systemd lets a start take, each time.
+/// Time before the log first says what is waited for, and between two such words.
+const SAY_AFTER: Duration = Duration::from_secs(2);
+const SAY_EVERY: Duration = Duration::from_secs(10);
+/// Time that systemd gives a start in addition, each time.
 const EXTENSION: Duration = Duration::from_secs(30);
 
 /// Runs what asks the directory away from the calling thread, and says so while that takes long.
 ///
 /// # Errors
-/// It panicked.
+/// The lookup panicked.
 pub(crate) async fn ask<T: Send + 'static>(
     look_up: impl FnOnce() -> T + Send + 'static,
 ) -> anyhow::Result<T> {
     let mut asked = tokio::task::spawn_blocking(look_up);
-    let mut waited = Duration::ZERO;
+    let (mut waited, mut patience) = (Duration::ZERO, SAY_AFTER);
     loop {
-        match timeout(SAY_EVERY, &mut asked).await {
+        match timeout(patience, &mut asked).await {
             Ok(answer) => {
                 if !waited.is_zero() {
                     tracing::info!("the host's directory of users has answered");
@@ -29,8 +30,9 @@ pub(crate) async fn ask<T: Send + 'static>(
                 }
                 return answer.context("cannot look up the users of rules");
             }
-            Err(_) => waited += SAY_EVERY,
+            Err(_) => waited += patience,
         }
+        patience = SAY_EVERY;
         let what = format!(
             "the users that rules name are being looked up for {} s: see that what \"passwd\" of \
              /etc/nsswitch.conf names answers (getent passwd USER)",

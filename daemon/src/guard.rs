@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use dibs_config::Fail;
 use dibs_policy::{Backstop, Standing, Steering, Strength};
 
+use crate::interfaces::{Interfaces, Inventory};
 use crate::restoring::initial_state;
 use crate::state_file::StateFile;
 use crate::{privileges, probing, startup};
@@ -27,7 +28,8 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
     let saved = StateFile::open(&config.daemon.control_socket)?.load()?;
     // Addresses go on TUNs, which come with the daemon.
     let mut state = initial_state(&config, &saved)?;
-    if state.wish(&config, &[], None).bumps.is_empty() {
+    let inventory = Inventory::default();
+    if state.wish(&config, &inventory, &[], None).bumps.is_empty() {
         tracing::info!("nothing is to be blocked: no rule and no choice puts anything on a bump");
         return Ok(());
     }
@@ -40,7 +42,8 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         let mut rules = state.rules.all().to_vec();
         probing::probe_all(&mut steering, &config, &mut rules).await?;
         state.rules.keep(rules);
-        let wish = state.wish(&config, &[], None);
+        let inventory = Interfaces::open()?.list().await?;
+        let wish = state.wish(&config, &inventory, &[], None);
         steering.set(&wish).await.context("cannot steer")?;
         let mut backstop = Backstop::open()?;
         match backstop.set(&wish, &state.known()).await {

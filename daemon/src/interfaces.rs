@@ -1,15 +1,17 @@
 //! The host's interfaces and addresses, as the kernel lists them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
 
 use anyhow::Context as _;
 use dibs_config::{Config, PathConfig};
 use dibs_core::path::MIN_MTU;
+use dibs_policy::DeviceName;
 use futures_util::TryStreamExt as _;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, Prop};
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub struct Interface {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// Other names that the kernel knows it by (ip-link(8), `altname`).
+    pub altnames: Vec<String>,
     /// Set up, with a carrier.
     pub up: bool,
     /// MTU in bytes, as far as a datagram can be.
@@ -37,14 +41,31 @@ const DEFAULT_MTU: u16 = 1500;
 pub const LEAST_MTU: u16 = MIN_MTU + 28;
 
 impl Inventory {
+    /// The interface that the kernel knows by this name, its own or an alternative one.
+    pub fn named(&self, name: &str) -> Option<&Interface> {
+        let is_called = |interface: &&Interface| {
+            interface.name == name || interface.altnames.iter().any(|other| other == name)
+        };
+        self.0.iter().find(is_called)
+    }
+
+    /// An interface of the file as rules of the kernel have to name it: by its own name. One that is not there may
+    /// come by the name of the file; if that is too long for a rule, by one that no interface has.
+    pub fn device_name(&self, name: &str) -> DeviceName {
+        let found = self.named(name).map(|interface| interface.name.as_str());
+        DeviceName::new(found.unwrap_or(name)).unwrap_or_else(|_| nobodys_name(name))
+    }
+
     /// The interface of a configured path: the one that it names, or the one with its address.
     pub fn of_path(&self, path: &PathConfig) -> Option<&Interface> {
-        let fits = |interface: &&Interface| match (&path.interface, path.address) {
-            (Some(name), _) => interface.name == *name,
-            (None, Some(address)) => interface.addresses.contains(&address),
-            (None, None) => false,
-        };
-        self.0.iter().find(fits)
+        match (&path.interface, path.address) {
+            (Some(name), _) => self.named(name),
+            (None, Some(address)) => {
+                let mut all = self.0.iter();
+                all.find(|interface| interface.addresses.contains(&address))
+            }
+            (None, None) => None,
+        }
     }
 
     /// Whether a path can be used, and its MTU.
@@ -73,11 +94,39 @@ impl Inventory {
         }
     }
 
+    /// IP versions, 4 and 6, by which a path can reach peers; both until that is known.
+    pub fn path_versions(&self, path: &PathConfig) -> [bool; 2] {
+        let addresses = self.path_addresses(path);
+        let versions = [IpAddr::is_ipv4, IpAddr::is_ipv6];
+        // Every interface has a link-local address of IPv6.
+        let has = versions.map(|is| addresses.iter().any(|to| is(to) && is_routable(*to)));
+        let local = versions.map(|is| addresses.iter().any(is));
+        match (has, local) {
+            ([false, false], [false, false]) => [true; 2],
+            ([false, false], local) => local,
+            (has, _) => has,
+        }
+    }
+
     /// The addresses of the paths' interfaces, which peers may open connections to if nothing else is said.
     pub fn reachable(&self, paths: &[PathConfig]) -> Vec<IpAddr> {
         let interfaces = paths.iter().filter_map(|path| self.of_path(path));
         let addresses = interfaces.flat_map(|interface| interface.addresses.iter().copied());
         sorted(addresses.filter(|address| is_routable(*address)))
+    }
+
+    /// The networks that this host is in, but by the interfaces `ours`: what interfaces have addresses that lead to
+    /// others, whether they are up, and those addresses.
+    pub fn networks(&self, ours: impl Fn(&str) -> bool) -> Vec<(&str, bool, Vec<IpAddr>)> {
+        let interfaces = self.0.iter().filter(|interface| !ours(&interface.name));
+        let networks = interfaces.map(|interface| {
+            let addresses = interface.addresses.iter().copied();
+            let addresses = sorted(addresses.filter(|address| is_routable(*address)));
+            (interface.name.as_str(), interface.up, addresses)
+        });
+        networks
+            .filter(|(_, _, addresses)| !addresses.is_empty())
+            .collect()
     }
 
     /// The addresses that connections of this host may use, but for those of the interfaces `ours`.
@@ -86,6 +135,14 @@ impl Inventory {
         let addresses = interfaces.flat_map(|interface| interface.addresses.iter().copied());
         sorted(addresses.filter(|address| is_routable(*address)))
     }
+}
+
+/// For rules of the kernel, in place of a name that they cannot have: another for each.
+pub fn nobodys_name(name: &str) -> DeviceName {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    let name = format!("absent-{:08x}", hasher.finish() as u32);
+    DeviceName::new(&name).expect("15 letters, digits and a hyphen")
 }
 
 /// Each of these once, in order.
@@ -121,7 +178,7 @@ pub(crate) fn own_addresses(config: &Config, inventory: &Inventory) -> Vec<Strin
             ));
         }
         for (path, endpoint) in &peer.endpoints {
-            if is_own(endpoint.ip()) {
+            if endpoint.address().is_some_and(|to| is_own(to.ip())) {
                 faults.push(format!(
                     "peer {name}: {endpoint}, its endpoint on path {path}, is an address of this host: \
                      name the peer's own"
@@ -162,6 +219,7 @@ impl Interfaces {
             let mut interface = Interface {
                 index: link.header.index,
                 name: String::new(),
+                altnames: Vec::new(),
                 up: link
                     .header
                     .flags
@@ -172,6 +230,13 @@ impl Interfaces {
             for attribute in link.attributes {
                 match attribute {
                     LinkAttribute::IfName(name) => interface.name = name,
+                    LinkAttribute::PropList(all) => {
+                        let names = all.into_iter().filter_map(|property| match property {
+                            Prop::AltIfName(name) => Some(name),
+                            _ => None,
+                        });
+                        interface.altnames.extend(names);
+                    }
                     LinkAttribute::Mtu(mtu) => interface.mtu = mtu.try_into().unwrap_or(u16::MAX),
                     _ => {}
                 }
@@ -207,6 +272,7 @@ mod tests {
         Interface {
             index: 1,
             name: name.to_owned(),
+            altnames: Vec::new(),
             up,
             mtu: 1400,
             addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
@@ -251,6 +317,47 @@ mod tests {
             narrow.path_state(&path(Some("eth0"), None)),
             (false, LEAST_MTU - 1)
         );
+    }
+
+    #[test]
+    fn another_network_shows_in_addresses_and_their_interfaces() {
+        let host = |addresses: &[&str], up, more: Option<&str>| {
+            let mut inventory = Inventory(vec![interface("eth0", up, addresses)]);
+            // As containers have them, which come and go.
+            inventory
+                .0
+                .extend(more.map(|name| interface(name, true, &["fe80::9"])));
+            inventory
+        };
+        let before = host(&["10.0.1.1", "fe80::1"], true, None);
+        let is_same = |now: &Inventory| before.networks(|_| false) == now.networks(|_| false);
+        assert!(is_same(&host(
+            &["fe80::1", "10.0.1.1"],
+            true,
+            Some("veth1")
+        )));
+        assert!(!is_same(&host(&["10.0.1.1"], false, None)));
+        assert!(!is_same(&host(&["10.0.1.2"], true, None)));
+        assert!(!is_same(&host(&[], true, None)));
+    }
+
+    #[test]
+    fn an_interface_goes_by_other_names_too() {
+        let long = "enx0123456789ab-of-the-uplink";
+        let mut inventory = Inventory(vec![interface("eth0", true, &["10.0.1.1"])]);
+        let rule = |inventory: &Inventory, name| inventory.device_name(name).as_str().to_owned();
+        assert_eq!(rule(&inventory, "enxuplink"), "enxuplink");
+        assert_eq!(rule(&inventory, "eth0"), "eth0");
+        // No interface has a name of a rule that cannot be.
+        let absent = rule(&inventory, long);
+        assert!(absent.len() <= 15 && absent != rule(&inventory, "another-long-name-of-it"));
+        assert!(inventory.of_path(&path(Some(long), None)).is_none());
+
+        inventory.0[0].altnames = vec!["enxuplink".to_owned(), long.to_owned()];
+        for name in ["eth0", "enxuplink", long] {
+            assert_eq!(rule(&inventory, name), "eth0");
+            assert_eq!(inventory.path_state(&path(Some(name), None)), (true, 1400));
+        }
     }
 
     #[test]

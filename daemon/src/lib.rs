@@ -17,6 +17,7 @@ mod daemon;
 mod devices;
 mod directory;
 mod driver;
+mod endpoints;
 mod events;
 mod following;
 mod fresh;

@@ -10,7 +10,7 @@ use dibs_policy::sockets;
 use tokio::sync::Mutex;
 
 use crate::driver::Driver;
-use crate::interfaces::{Inventory, LEAST_MTU};
+use crate::interfaces::{Interface, Inventory, LEAST_MTU};
 use crate::startup::{is_awaited, open_socket};
 
 /// A path's socket, and what the data path was told of its interface.
@@ -97,9 +97,9 @@ impl Links {
         let _turn = self.turn.lock().await;
         let inventory = inventory();
         for (index, path) in config.paths.iter().enumerate() {
-            let interface = inventory.of_path(path).map(|found| found.index);
+            let interface = inventory.of_path(path);
             let before = self.links.borrow()[index].clone();
-            let due = before.is_due(interface);
+            let due = before.is_due(interface.map(|found| found.index));
             let socket = match due {
                 true => open(config, driver, index, interface, &before.socket).await?,
                 false => before.socket,
@@ -143,16 +143,18 @@ async fn open(
     config: &Config,
     driver: &Driver,
     index: usize,
-    interface: Option<u32>,
+    interface: Option<&Interface>,
     before: &Socket,
 ) -> anyhow::Result<Socket> {
     let path = &config.paths[index];
     let name = &path.name;
-    Ok(match open_socket(config, path) {
+    let device = interface.map(|found| found.name.as_str());
+    Ok(match open_socket(config, path, device) {
         Ok(socket) => {
             let set = driver.set_socket(index, socket).await?;
             set.with_context(|| format!("cannot watch path {name}"))?;
-            Socket::Open(interface.filter(|_| path.interface.is_some()))
+            let bound = interface.filter(|_| path.interface.is_some());
+            Socket::Open(bound.map(|found| found.index))
         }
         Err(error) if is_awaited(&error) => {
             if !matches!(before, Socket::Awaited) {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use dibs_config::BuiltIn;
-use dibs_control::{BumpInfo, PathInfo, PathState, PeerInfo, PeerState, Status};
+use dibs_control::{BumpInfo, EndpointInfo, PathInfo, PathState, PeerInfo, PeerState, Status};
 use dibs_core::node::PathSnapshot;
 use dibs_core::preference::Unused;
 use dibs_settings::BumpId;
@@ -121,8 +121,9 @@ fn bump_infos(daemon: &Daemon, on_bumps: &[(Live, BumpId)]) -> Vec<BumpInfo> {
         let shares = bump.built_in().filter(|_| carried.is_some());
         let shares = shares.and_then(BuiltIn::shares);
         let is_up = |device: &str| {
-            let found = inventory.0.iter().find(|found| found.name == device);
-            found.is_some_and(|interface| interface.up)
+            inventory
+                .named(device)
+                .is_some_and(|interface| interface.up)
         };
         BumpInfo {
             name: bump.name.clone(),
@@ -174,6 +175,7 @@ fn peers_of(daemon: &Daemon, snapshot: &Snapshot, on_bumps: &[(Live, BumpId)]) -
                     .iter()
                     .filter(|(live, _)| live.peer == index)
                     .count() as u64,
+                endpoints: endpoints_of(daemon, index),
                 reason: peer_reason(daemon, index, state),
             }
         })
@@ -187,52 +189,68 @@ fn peer_reason(daemon: &Daemon, index: usize, state: PeerState) -> Option<String
     if let Some(behind) = daemon.state.borrow().peers[index].outdated {
         return Some(outdated(behind));
     }
-    let peer = &daemon.config.peers[index];
+    let endpoints = endpoints_of(daemon, index);
     let trusted = |name: &str| {
         let path = daemon.config.paths.iter().find(|path| path.name == name);
         path.is_some_and(|path| path.trust == dibs_config::Trust::Trusted)
     };
-    let mut callable = peer
-        .endpoints
-        .iter()
-        .filter(|(path, _)| trusted(path))
-        .peekable();
-    if callable.peek().is_none() {
+    let callable: Vec<&EndpointInfo> = { endpoints.iter() }
+        .filter(|endpoint| trusted(&endpoint.path))
+        .collect();
+    if callable.is_empty() {
         return Some("it has no endpoint on a trusted path, so it has to call".to_owned());
     }
     let up = |name: &str| {
         let path = { daemon.config.paths.iter() }.position(|path| path.name == name);
         path.is_some_and(|path| daemon.host.lack_of_path(&daemon.config, path).is_none())
     };
-    let called: Vec<String> = callable
-        .filter(|(path, _)| up(path))
-        .map(|(path, to)| format!("{to} by {path}"))
+    let (up, down): (Vec<&EndpointInfo>, Vec<&EndpointInfo>) = callable
+        .into_iter()
+        .partition(|endpoint| up(&endpoint.path));
+    let called: Vec<String> = { up.iter() }
+        .flat_map(|endpoint| {
+            let path = &endpoint.path;
+            let addresses = endpoint.addresses.iter();
+            addresses.map(move |to| format!("{to} by {path}"))
+        })
         .collect();
-    Some(if called.is_empty() {
-        "no trusted path to it is up on this host".to_owned()
-    } else {
-        format!("nobody answers at {}", called.join(", "))
-    })
+    let nobody = match called.is_empty() {
+        true if up.is_empty() => Some("no trusted path to it is up on this host".to_owned()),
+        true => None,
+        false => Some(format!("nobody answers at {}", called.join(", "))),
+    };
+    let faults = up.into_iter().chain(down).filter_map(|endpoint| {
+        let (path, fault) = (&endpoint.path, endpoint.fault.as_ref()?);
+        Some(format!("path {path}: {fault}"))
+    });
+    Some(Vec::from_iter(nobody.into_iter().chain(faults)).join("; "))
+}
+
+fn endpoints_of(daemon: &Daemon, peer: usize) -> Vec<EndpointInfo> {
+    let inventory = daemon.host.inventory();
+    daemon.endpoints.infos(&daemon.config, &inventory, peer)
 }
 
 /// Each path of the file, to each peer that it leads to.
 fn paths_of(daemon: &Daemon, snapshot: &Snapshot) -> Vec<PathInfo> {
     let mut infos = Vec::new();
+    let peers = 0..daemon.config.peers.len();
+    let peers: Vec<Vec<EndpointInfo>> = peers.map(|peer| endpoints_of(daemon, peer)).collect();
     for (local, path) in daemon.config.paths.iter().enumerate() {
-        for (index, peer) in daemon.config.peers.iter().enumerate() {
+        for (index, endpoints) in peers.iter().enumerate() {
             let seen =
                 { snapshot.paths.iter() }.filter(|seen| seen.local == local && seen.peer == index);
             let mut seen = one_each(seen, |seen| (seen.remote, seen.state))
                 .into_iter()
                 .peekable();
-            let endpoint = peer.endpoints.iter().find(|(name, _)| *name == path.name);
-            if seen.peek().is_none() && endpoint.is_some() {
-                infos.push(absent_path(
-                    daemon,
-                    local,
-                    index,
-                    endpoint.map(|(_, to)| *to),
-                ));
+            let mut endpoints = endpoints
+                .iter()
+                .filter(|endpoint| endpoint.path == path.name);
+            if seen.peek().is_none()
+                && let Some(endpoint) = endpoints.next()
+            {
+                let remote = endpoint.addresses.first();
+                infos.push(absent_path(daemon, local, index, remote.copied()));
             }
             infos.extend(seen.map(|seen| path_info(daemon, seen, snapshot)));
         }
@@ -242,7 +260,9 @@ fn paths_of(daemon: &Daemon, snapshot: &Snapshot) -> Vec<PathInfo> {
 
 fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<SocketAddr>) -> PathInfo {
     let path = &daemon.config.paths[local];
-    let (_, mtu) = daemon.host.inventory().path_state(path);
+    let inventory = daemon.host.inventory();
+    let (_, mtu) = inventory.path_state(path);
+    let bound = inventory.of_path(path).map(|found| found.name.clone());
     let lack = daemon.host.lack_of_path(&daemon.config, local);
     let forbidden = daemon.preferences.borrow().forbids(local);
     let unused = match (forbidden, &lack) {
@@ -255,7 +275,7 @@ fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<Socket
         peer: daemon.peer_name(peer).to_owned(),
         trust: trust(path.trust == dibs_config::Trust::Trusted),
         state: PathState::Down,
-        interface: path.interface.clone(),
+        interface: { path.interface.clone() }.map(|name| bound.unwrap_or(name)),
         remote,
         srtt_us: None,
         min_rtt_us: None,
@@ -279,7 +299,9 @@ fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<Socket
         unused: Some(unused.reason().to_owned()),
         reason: match forbidden {
             Some(why) => Some(why.reason().to_owned()),
-            None => lack.or_else(|| Some("there is no session with the peer".to_owned())),
+            None => lack
+                .or_else(|| fault_of(daemon, peer, local))
+                .or_else(|| Some("there is no session with the peer".to_owned())),
         },
     };
     daemon
@@ -287,6 +309,14 @@ fn absent_path(daemon: &Daemon, local: usize, peer: usize, remote: Option<Socket
         .borrow()
         .describe(&daemon.config, local, &mut info);
     info
+}
+
+/// Fault of the name that leads to a peer by a path, by index of both.
+fn fault_of(daemon: &Daemon, peer: usize, path: usize) -> Option<String> {
+    let inventory = daemon.host.inventory();
+    daemon
+        .endpoints
+        .fault(&daemon.config, &inventory, peer, path)
 }
 
 fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathInfo {
@@ -336,7 +366,12 @@ fn path_info(daemon: &Daemon, seen: &PathSnapshot, snapshot: &Snapshot) -> PathI
             false => socket.gso_v6,
         },
         unused: seen.unused.map(|why| why.reason().to_owned()),
-        reason: reason.map(str::to_owned),
+        reason: match fault_of(daemon, seen.peer, seen.local) {
+            Some(fault) if state == PathState::Down => {
+                Some(Vec::from_iter(reason.into_iter().chain([fault.as_str()])).join("; "))
+            }
+            _ => reason.map(str::to_owned),
+        },
         ..absent_path(daemon, seen.local, seen.peer, Some(seen.remote))
     }
 }

@@ -44,7 +44,12 @@ async fn steer_once(daemon: &Daemon) -> anyhow::Result<Steered> {
         let fresh = state.installed.is_empty() && !state.in_use().is_empty();
         let settled = !state.pins_are_stale() && state.is_installed();
         (
-            state.wish(&daemon.config, &daemon.host.addresses(), None),
+            state.wish(
+                &daemon.config,
+                &daemon.host.inventory(),
+                &daemon.host.addresses(),
+                None,
+            ),
             state.pins(),
             fresh,
             settled,

@@ -12,11 +12,15 @@ use dibs_settings::{BumpId, Scheduler};
 use dibs_switch::rules::{Fit, Rule as _};
 use ipnet::IpNet;
 
+use crate::interfaces::{Inventory, nobodys_name};
 use crate::live::Live;
 use crate::terms::policy_prefix;
 
 /// The kernel's rules that one of the user's may become.
 pub const MAX_CLASSES: usize = 256;
+
+/// Bytes of an interface's own name.
+const LONGEST_NAME: usize = 15;
 
 /// Its uid.
 pub const ROOT: u32 = 0;
@@ -151,6 +155,20 @@ impl Rule {
             hours,
             family,
             ..class.clone()
+        })
+    }
+
+    /// The same with interfaces as the kernel's rules have to name them on this host.
+    pub fn classes_here(
+        &self,
+        offset: i32,
+        inventory: &Inventory,
+    ) -> impl Iterator<Item = ClassRule> {
+        let interface = self.selection.interface.as_deref();
+        let interface = interface.map(|name| inventory.device_name(name));
+        self.kernel_classes(offset).map(move |class| ClassRule {
+            interface: interface.clone(),
+            ..class
         })
     }
 
@@ -450,6 +468,8 @@ fn classes(
         None => selection.uid,
     };
     let interface = match &selection.interface {
+        // An alternative name may be longer than any of its own: see `Inventory::device_name`.
+        Some(name) if name.len() > LONGEST_NAME => Some(nobodys_name(name)),
         Some(name) => Some(DeviceName::new(name).map_err(|error| error.to_string())?),
         None => None,
     };

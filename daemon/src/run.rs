@@ -17,6 +17,7 @@ use tokio::time::{interval, timeout};
 use crate::bumps::Bumps;
 use crate::daemon::Daemon;
 use crate::driver::{self, Driver, Notices};
+use crate::endpoints::Endpoints;
 use crate::host::Host;
 use crate::interfaces::{Interfaces, Inventory};
 use crate::kernel::Kernel;
@@ -25,7 +26,7 @@ use crate::rpc::Rpc;
 use crate::state_file::{self, StateFile};
 use crate::steering::Steerer;
 use crate::switching::telling;
-use crate::tasks::{host, notices, sweep};
+use crate::tasks::{host, names, notices, sweep};
 use crate::{
     backstop, confirming, control_socket, directory, gateway, hours, locking, metering, metrics,
     preferring, privileges, probing, reconcile, recovery, reloading, restoring, startup, terms,
@@ -53,7 +54,7 @@ pub fn run(file: &Path) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     let ended = tokio::task::LocalSet::new().block_on(&runtime, serve(file, config));
-    // What the directory of users, which may be away for minutes, was asked for serves nobody any more.
+    // A resolver may take minutes over a name, and nobody waits for it any more.
     runtime.shutdown_background();
     ended
 }
@@ -90,6 +91,7 @@ async fn serve(file: &Path, config: Config) -> anyhow::Result<()> {
         host_id,
         started: Instant::now(),
         bumps: Bumps::of(&config),
+        endpoints: Endpoints::of(&config),
         rpc: Rpc::new(driver.clone(), u32::from_ne_bytes(seed)),
         host: Host::new(driver.clone(), interfaces, inventory, &config),
         kernel: Kernel::new(Steerer::new(driver.clone())?, Backstop::open()?),
@@ -168,6 +170,7 @@ async fn main_loop(
     let mut data_path = tokio::task::spawn_local(notices::follow(own(), notices));
     tokio::task::spawn_local(reloading::keep(own(), file.to_owned(), hang_up));
     tokio::task::spawn_local(host::follow(own()));
+    tokio::task::spawn_local(names::keep(own()));
     tokio::task::spawn_local(sweep::keep(own()));
     tokio::task::spawn_local(hours::keep(own()));
     tokio::task::spawn_local(preferring::keep(own()));

@@ -14,8 +14,8 @@ use nix::libc;
 
 use crate::driver::MAX_PATHS;
 use crate::interfaces::Inventory;
-use crate::terms::{core_prefix, is_our_tun, marks, unscoped};
-use crate::{bumps, rules};
+use crate::terms::{core_prefix, is_our_tun, marks};
+use crate::{bumps, endpoints, rules};
 
 /// Reads the file, and refuses what this version does not carry.
 pub fn load(file: &Path) -> Result<Config, dibs_config::Error> {
@@ -58,12 +58,8 @@ pub fn check(config: &Config) -> Result<(), dibs_config::Error> {
 /// What the node is told; reads the key files.
 pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<NodeConfig> {
     let key = dibs_config::read_private_key(&config.daemon.private_key_file)?;
-    let path_index = |name: &String| {
-        let found = config.paths.iter().position(|path| path.name == *name);
-        found.expect("the configuration was checked: endpoints name paths")
-    };
     let mut peers = Vec::with_capacity(config.peers.len());
-    for peer in &config.peers {
+    for (index, peer) in config.peers.iter().enumerate() {
         let preshared = match &peer.preshared_key_file {
             Some(file) => {
                 let key = dibs_config::read_preshared_key(file)
@@ -77,11 +73,8 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
             preshared,
             accept: peer.accept.clone(),
             prefixes: peer.addresses.iter().map(core_prefix).collect(),
-            endpoints: peer
-                .endpoints
-                .iter()
-                .map(|(path, to)| (path_index(path), unscoped(*to)))
-                .collect(),
+            // Names are looked up later, and keep nobody waiting.
+            endpoints: endpoints::addresses(config, index),
         });
     }
     let local = |path: &dibs_config::PathConfig| LocalPath {
@@ -113,14 +106,18 @@ pub fn node_config(config: &Config, inventory: &Inventory) -> anyhow::Result<Nod
     })
 }
 
-/// Opens the socket of a path.
+/// Opens the socket of a path, on the interface of this name where the path is bound to one.
 pub fn open_socket(
     config: &Config,
     path: &dibs_config::PathConfig,
+    interface: Option<&str>,
 ) -> Result<PathSocket, SetupError> {
     let mark = marks(config).own();
     let port = config.daemon.port;
-    PathSocket::open(path.interface.as_deref(), path.address, port, mark)
+    let name = path.interface.as_deref();
+    // The file may have a name that is too long for the kernel here.
+    let name = name.map(|name| interface.unwrap_or(name));
+    PathSocket::open(name, path.address, port, mark)
 }
 
 /// Whether a socket was refused for want of its interface or address, which may come.

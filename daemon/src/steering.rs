@@ -8,8 +8,7 @@ use anyhow::Context as _;
 use dibs_config::Config;
 use dibs_io::Tun;
 use dibs_policy::{
-    BumpRoute, ClassRule, Counting, Desired, DeviceName, DeviceOwner, Fail, Report, Steering,
-    System,
+    BumpRoute, ClassRule, Counting, Desired, DeviceOwner, Fail, Report, Steering, System,
 };
 use dibs_settings::BumpId;
 use nix::errno::Errno;
@@ -17,6 +16,7 @@ use nix::net::if_::if_nametoindex;
 
 use crate::bumps::carried;
 use crate::driver::Driver;
+use crate::interfaces::Inventory;
 use crate::terms::{marks, policy_prefix, tun_name};
 
 /// No real route has a larger MTU, so that a switch never makes a segment too long.
@@ -36,6 +36,7 @@ pub struct Steerer {
 /// The wish that follows from the configuration, the rules, and the bumps in use.
 pub fn desired(
     config: &Config,
+    inventory: &Inventory,
     rules: impl Iterator<Item = ClassRule>,
     in_use: &BTreeSet<BumpId>,
     addresses: &[IpAddr],
@@ -52,8 +53,7 @@ pub fn desired(
     };
     let route = |&id: &BumpId| BumpRoute {
         id,
-        device: DeviceName::new(foreign(id).unwrap_or(&tun_name(id)))
-            .expect("our names are plain words, the configuration's were checked"),
+        device: inventory.device_name(foreign(id).unwrap_or(&tun_name(id))),
         owner: match foreign(id) {
             Some(_) => DeviceOwner::Foreign,
             None => DeviceOwner::Ours,

@@ -19,11 +19,13 @@ pub(crate) enum Task {
     Volumes,
     /// Tries again what the kernel did not take.
     Repair,
+    /// Looks up the names of endpoints.
+    Names,
 }
 
 /// One of them for each [`Task`].
 #[derive(Default)]
-pub(crate) struct Wakers([Notify; 7]);
+pub(crate) struct Wakers([Notify; 8]);
 
 impl Wakers {
     /// Wakes the task, now or as soon as it waits.

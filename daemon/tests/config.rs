@@ -42,6 +42,7 @@ fn inventory() -> Inventory {
     let interface = |index, name: &str, up, addresses: &[&str]| Interface {
         index,
         name: name.to_owned(),
+        altnames: Vec::new(),
         up,
         mtu: 1500,
         addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
@@ -333,12 +334,14 @@ fn nothing_in_use_is_nothing_installed() {
     let rule = of_file(1, &config.rules[0], scramble(), morning()).unwrap();
     let addresses = inventory().host_addresses(terms::is_our_tun);
     let classes = || rule.classes.iter().cloned();
-    let idle = steering::desired(&config, classes(), &BTreeSet::new(), &addresses);
+    let host = inventory();
+    let idle = steering::desired(&config, &host, classes(), &BTreeSet::new(), &addresses);
     assert!(Plan::new(&idle).unwrap().is_empty());
     assert_eq!(idle, Desired::default());
 
     let used = steering::desired(
         &config,
+        &host,
         classes(),
         &BTreeSet::from([scramble()]),
         &addresses,
@@ -355,7 +358,7 @@ fn settings_reach_the_kernel() {
     let more = "fail = \"open\"\ntable_base = 7000\nmark_mask = 0xff00";
     let config = config(more, "");
     let used = BTreeSet::from([scramble()]);
-    let wish = steering::desired(&config, std::iter::empty(), &used, &[]);
+    let wish = steering::desired(&config, &inventory(), std::iter::empty(), &used, &[]);
     assert_eq!(wish.fail, Fail::Open);
     assert_eq!(wish.table_base, 7000);
     // Of a longer run the lowest six bits.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use dibs_config::setup::{self, Attachment, Introduction, Meeting, NewPath, Way};
-use dibs_config::{Config, Error, PeerConfig, PublicKey, Trust};
+use dibs_config::{Config, Endpoint, Error, PeerConfig, PublicKey, Trust};
 
 use self::interfaces::Interface;
 use self::report::{Peer, Report};
@@ -114,8 +114,11 @@ fn extend(wishes: &Wishes, interfaces: &[Interface]) -> Result<Report> {
             let mut met = meet(&config, other, interfaces, Some(public_key))?;
             let same = |peer: &&PeerConfig| peer.public_key == other.public_key;
             if let Some(there) = config.peers.iter().find(same) {
+                let endpoints = met.peer.endpoints.iter();
+                let endpoints = endpoints.map(|(path, to)| (path.clone(), Endpoint::from(*to)));
                 ensure!(
-                    there.addresses == met.prefixes() && there.endpoints == met.peer.endpoints,
+                    there.addresses == met.prefixes()
+                        && endpoints.eq(there.endpoints.iter().cloned()),
                     "{shown} has this host already, as peer \"{}\" with other addresses or endpoints: delete \
                      that [[peer]], and repeat this, or change it there",
                     there.name
@@ -161,7 +164,7 @@ fn checked(file: &Path, text: &str) -> Result<Config> {
 /// The paths that the user named, those that the other host shows to be trusted, and the other ways out.
 fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<NewPath>> {
     for name in wishes.trusted.iter().chain(&wishes.untrusted) {
-        let known = name == NONE || interfaces.iter().any(|interface| interface.name == *name);
+        let known = name == NONE || interfaces.iter().any(|interface| interface.is_called(name));
         if !known {
             say(&report::offer(interfaces).to_string());
             bail!(
@@ -179,7 +182,7 @@ fn new_paths(wishes: &Wishes, interfaces: &[Interface]) -> Result<Vec<NewPath>> 
         trusted.any(|way| way.addresses.iter().any(|to| faces(interface, *to)))
     };
     let trust = |interface: &Interface| {
-        let named = |names: &[String]| names.contains(&interface.name);
+        let named = |names: &[String]| names.iter().any(|name| interface.is_called(name));
         if named(&wishes.trusted) {
             return Some(Trust::Trusted);
         }
@@ -256,7 +259,7 @@ fn meet(
         })
         .collect();
     let met = setup::meetings(&own, other, |index, endpoint| {
-        interfaces::is_routed(config.paths[index].interface.as_deref(), endpoint)
+        interfaces::is_routed(&config.paths[index], interfaces, endpoint)
     });
     let is_own = |address| { interfaces.iter() }.any(|i| i.addresses().contains(&address));
     let addresses = setup::met_addresses(&met, other, is_own);

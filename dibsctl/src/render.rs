@@ -227,6 +227,17 @@ pub(crate) fn peers(peers: &[PeerInfo], now: f64) -> Table {
         let addresses = peer.addresses.iter().map(ToString::to_string);
         addresses.collect::<Vec<_>>().join(", ")
     };
+    // Where there is no session, the reason says what is wrong with its endpoints.
+    let notes = |peer: &PeerInfo| match &peer.reason {
+        Some(reason) => reason.clone(),
+        None => {
+            let faults = peer.endpoints.iter().filter_map(|endpoint| {
+                let (path, fault) = (&endpoint.path, endpoint.fault.as_ref()?);
+                Some(format!("path {path}: {fault}"))
+            });
+            faults.collect::<Vec<_>>().join("; ")
+        }
+    };
     table!(peers, peer:
         "PEER", peer.name.clone();
         "STATE", word(peer.state);
@@ -235,7 +246,7 @@ pub(crate) fn peers(peers: &[PeerInfo], now: f64) -> Table {
         ">RECEIVED", bytes(peer.bytes_received);
         ">BUMPED", peer.connections.to_string();
         "ADDRESSES", addresses(peer);
-        "NOTE", peer.reason.clone().unwrap_or_default();
+        "NOTE", notes(peer);
     )
 }
 

@@ -188,7 +188,7 @@ impl Node {
         Ok(said)
     }
 
-    /// What `dibsctl doctor` says, whatever it finds.
+    /// Answer of `dibsctl doctor`, whatever it finds.
     ///
     /// # Errors
     /// If that is no answer, or its exit status says something else.
@@ -203,7 +203,7 @@ impl Node {
         Ok(answer)
     }
 
-    /// What `dibsctl doctor` says of one thing, all checks of this name together.
+    /// Checks of this name in the answer of `dibsctl doctor`, one after the other.
     ///
     /// # Errors
     /// As [`doctor`](Self::doctor).

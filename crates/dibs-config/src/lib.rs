@@ -7,6 +7,7 @@
 mod amount;
 mod bumps;
 mod check;
+mod endpoint;
 mod error;
 mod keys;
 mod match_expr;
@@ -26,6 +27,7 @@ pub use amount::{BadAmount, Rate, Volume};
 pub use bumps::BuiltIn;
 pub use check::{DaySpan, PortRange};
 pub use dibs_settings::Level;
+pub use endpoint::Endpoint;
 pub use error::{Error, Invalid};
 pub use keys::{
     KeyError, KeyFileError, PresharedKey, PrivateKey, PublicKey, read_preshared_key,
@@ -172,8 +174,8 @@ pub struct PeerConfig {
     /// The hosts behind this peer, host bits zero. No two peers have the same prefix; where one
     /// prefix contains another, the longest decides.
     pub addresses: Vec<IpNet>,
-    /// Where the peer listens, by name of a local path. A missing path waits to be called.
-    pub endpoints: Vec<(String, SocketAddr)>,
+    /// Endpoints of the peer, by name of a local path. A missing path waits to be called.
+    pub endpoints: Vec<(String, Endpoint)>,
     /// What the peer may open here: at the addresses of the paths' interfaces and the networks behind this host
     /// if nothing is said, and nothing if the list is empty.
     pub accept: Vec<Opening>,

@@ -7,11 +7,12 @@ use ipnet::IpNet;
 
 use crate::bumps;
 use crate::check;
+use crate::endpoint;
 use crate::error::Error;
 use crate::table::{Source, Table, Value, Wrong, meant};
 use crate::{
-    BumpConfig, Config, Daemon, Fail, Integrity, Level, MatchExpr, OnTrustedDown, PathConfig,
-    PeerConfig, PortRange, Protocol, RuleConfig, Selection, Trust, usage,
+    BumpConfig, Config, Daemon, Endpoint, Fail, Integrity, Level, MatchExpr, OnTrustedDown,
+    PathConfig, PeerConfig, PortRange, Protocol, RuleConfig, Selection, Trust, usage,
 };
 
 const SECTIONS: &[&str] = &["daemon", "path", "prefer", "peer", "bump", "rule"];
@@ -378,10 +379,7 @@ fn opening(value: &Value<'_>) -> Result<Opening, Error> {
     })
 }
 
-fn endpoints(
-    table: Table<'_>,
-    paths: &[PathConfig],
-) -> Result<Vec<(String, std::net::SocketAddr)>, Error> {
+fn endpoints(table: Table<'_>, paths: &[PathConfig]) -> Result<Vec<(String, Endpoint)>, Error> {
     let mut endpoints = Vec::new();
     for value in table.rest() {
         let Some(path) = paths.iter().find(|path| path.name == value.key()) else {
@@ -389,10 +387,10 @@ fn endpoints(
             let message = format!("there is no path \"{}\"", value.key().escape_debug());
             return Err(value.key_error(message, Some(meant(value.key(), &names))));
         };
-        let endpoint = value.parse(check::endpoint)?;
-        if path
-            .address
-            .is_some_and(|address| address.is_ipv4() != endpoint.is_ipv4())
+        let endpoint = value.parse(endpoint::endpoint)?;
+        // Of a name, the resolver says which it is.
+        if let (Some(own), Some(its)) = (path.address, endpoint.address())
+            && own.is_ipv4() != its.is_ipv4()
         {
             return Err(value.error(Wrong::bare(format!(
                 "is {endpoint}, which the address of path \"{}\" cannot reach: one is IPv4, the \

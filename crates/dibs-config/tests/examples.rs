@@ -73,7 +73,7 @@ fn commented_keys_are_right_and_show_the_defaults() {
 fn the_two_hosts_belong_together() {
     let (a, b) = (example("host-a.toml"), example("host-b.toml"));
     assert_eq!(a.daemon.port, b.daemon.port);
-    let eth = |config: &Config| config.peers[0].endpoints[0].1;
+    let eth = |config: &Config| config.peers[0].endpoints[0].1.address().unwrap();
     assert!(
         a.peers[0]
             .addresses

@@ -112,8 +112,24 @@ pub struct PeerInfo {
     pub bytes_received: u64,
     /// Live connections that are on a bump.
     pub connections: u64,
+    /// Places where it listens, as the configuration says it.
+    #[serde(default)]
+    pub endpoints: Vec<EndpointInfo>,
     /// Why the state is not "established".
     pub reason: Option<String>,
+}
+
+/// Place where a peer listens, seen from one of this host's paths.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointInfo {
+    /// The name of the path.
+    pub path: String,
+    /// An address or a name, with the port.
+    pub endpoint: String,
+    /// Addresses that it stands for now, as far as the path can reach them.
+    pub addresses: Vec<SocketAddr>,
+    /// Reason why a name does not serve, or may be out of date.
+    pub fault: Option<String>,
 }
 
 /// See [`PeerInfo::state`].

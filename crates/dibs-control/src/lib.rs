@@ -25,9 +25,9 @@ pub use codec::{
     encode_reply, encode_request,
 };
 pub use info::{
-    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Event, Integrity,
-    PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin, Skipped, Status,
-    Trust,
+    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, EndpointInfo, Event,
+    Integrity, PathInfo, PathState, PeerInfo, PeerState, RuleInfo, RuleMade, RuleOrigin, Skipped,
+    Status, Trust,
 };
 pub use preferences::{Limit, PathChange, PathUsage, Preferences, Preferred};
 pub use selector::{Match, Selector, Terms};

@@ -13,6 +13,7 @@ use dibs_switch::rules::{Ruling, Wants};
 use dibs_switch::table::ConnTable;
 
 use crate::bumps::of_mask;
+use crate::interfaces::Inventory;
 use crate::live::Live;
 use crate::rule_book::RuleBook;
 use crate::rules::Rule;
@@ -127,10 +128,11 @@ impl State {
         chosen.take(PINS).collect()
     }
 
-    /// What is to be steered now, with these addresses of this host, and a rule more.
+    /// Steering that is wanted now, with these interfaces and addresses of this host, and a rule more.
     pub(crate) fn wish(
         &self,
         config: &Config,
+        inventory: &Inventory,
         addresses: &[IpAddr],
         added: Option<&Rule>,
     ) -> Desired {
@@ -141,8 +143,8 @@ impl State {
         let pins = pins.iter().map(|(pair, bump)| pin(pair, *bump));
         let offset = self.rules.utc_offset();
         let rules = self.rules.in_force().chain(added);
-        let rules = rules.flat_map(move |rule| rule.kernel_classes(offset));
-        let wish = desired(config, pins.chain(rules), &bumps, addresses);
+        let rules = rules.flat_map(move |rule| rule.classes_here(offset, inventory));
+        let wish = desired(config, inventory, pins.chain(rules), &bumps, addresses);
         let peers = config.peers.iter().zip(&self.peers);
         let sessions = peers.flat_map(|(peer, state)| {
             let net = |net| (policy_prefix(net), state.answers);

@@ -1,7 +1,7 @@
 //! The main thread's end of the data path.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Sender;
 
 use dibs_core::Time;
@@ -36,6 +36,10 @@ pub(super) enum Command {
     SetUsage {
         path: usize,
         usage: Usage,
+    },
+    SetEndpoints {
+        peer: usize,
+        endpoints: Vec<(usize, SocketAddr)>,
     },
     SetScheduler(Scheduler),
     SetFlowSchedulers(Vec<FlowScheduler>),
@@ -204,6 +208,15 @@ impl Driver {
     /// What a local path may be used for changed.
     pub fn set_usage(&self, path: usize, usage: Usage) -> Result<(), Gone> {
         self.send(Command::SetUsage { path, usage })
+    }
+
+    /// A peer listens there from now on, by index of the local path.
+    pub fn set_endpoints(
+        &self,
+        peer: usize,
+        endpoints: Vec<(usize, SocketAddr)>,
+    ) -> Result<(), Gone> {
+        self.send(Command::SetEndpoints { peer, endpoints })
     }
 
     /// New data is shared out by this scheduler from now on.

@@ -424,6 +424,9 @@ impl DataPath {
                     }
                 }
                 Command::SetUsage { path, usage } => self.node.set_usage(now, path, usage),
+                Command::SetEndpoints { peer, endpoints } => {
+                    self.node.set_endpoints(now, peer, endpoints);
+                }
                 Command::SetScheduler(scheduler) => self.node.set_scheduler(scheduler),
                 Command::SetFlowSchedulers(schedulers) => {
                     self.node.set_flow_schedulers(schedulers);

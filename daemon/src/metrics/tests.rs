@@ -51,6 +51,7 @@ fn status(paths: Vec<PathInfo>) -> Status {
             bytes_sent: 1,
             bytes_received: 2,
             connections: 1,
+            endpoints: Vec::new(),
             reason: None,
         }],
         paths,

@@ -6,10 +6,13 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use dibs_config::BumpConfig;
 use dibs_policy::{Standing, Watch};
 use tokio::time::sleep;
 
 use crate::daemon::Daemon;
+use crate::interfaces::Inventory;
+use crate::terms::is_our_tun;
 use crate::wakers::Task;
 use crate::{connections, devices, reconcile};
 
@@ -50,10 +53,16 @@ async fn follow_once(daemon: &Daemon) -> anyhow::Result<Infallible> {
     }
 }
 
-/// Looks at the interfaces again, and tells the data path what is new. Whether the host's addresses are.
+/// Looks at the interfaces again, and tells the data path what is new. Whether the host's addresses are, or other
+/// interfaces go by names of the file.
 pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> {
     let before = daemon.host.refresh().await?;
     daemon.host.follow_links(&daemon.config).await?;
+    if before.networks(is_our_tun) != daemon.host.inventory().networks(is_our_tun) {
+        daemon.endpoints.note_network();
+        daemon.wakers.wake(Task::Names);
+    }
+    let renamed = named_otherwise(daemon, &before);
     devices::tell_devices(daemon, &before);
     warn_of_own_addresses(daemon);
     let old = daemon.host.addresses().clone();
@@ -61,7 +70,17 @@ pub(crate) async fn refresh_interfaces(daemon: &Daemon) -> anyhow::Result<bool> 
     if changed && !daemon.state.borrow().installed.is_empty() {
         daemon.save()?;
     }
-    Ok(changed)
+    Ok(changed || renamed)
+}
+
+/// True if rules of the kernel have to name interfaces otherwise than before.
+fn named_otherwise(daemon: &Daemon, before: &Inventory) -> bool {
+    let (state, now) = (daemon.state.borrow(), daemon.host.inventory());
+    let rules = state.rules.all().iter();
+    let of_rules = rules.filter_map(|rule| rule.selection.interface.as_deref());
+    let devices = daemon.config.bumps.iter().filter_map(BumpConfig::device);
+    let mut names = of_rules.chain(devices);
+    names.any(|name| before.device_name(name) != now.device_name(name))
 }
 
 /// Warns of addresses that the file gives to peers and this host has.

@@ -35,6 +35,7 @@ pub(crate) async fn follow(daemon: Rc<Daemon>, mut notices: Notices) {
 
 fn note(daemon: &Rc<Daemon>, event: Event) {
     daemon.wakers.wake(Task::Sessions);
+    daemon.wakers.wake(Task::Names);
     match event {
         Event::PeerUp { peer, restarted } => {
             {

@@ -6,13 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dibs_config::{Config, KeyFileError};
+use dibs_config::{Config, Endpoint, KeyFileError};
 use dibs_control::{Client, ClientError, Status};
 use dibs_policy::sockets::{self, Process};
 use dibs_policy::{Command, CommandRunner as _, System, translation};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
+use tokio::net::lookup_host;
 
+/// A resolver that takes longer over a name does not serve.
+const RESOLVED_WITHIN: Duration = Duration::from_secs(5);
 /// Who does not say within this time that nobody is at home may be there.
 const REFUSED_WITHIN: Duration = Duration::from_millis(300);
 
@@ -94,8 +97,10 @@ pub(crate) struct Way {
     pub(crate) link: Option<Link>,
     /// Whether interfaces could be read at all.
     pub(crate) known: bool,
-    /// Where the peer listens; none: it calls.
+    /// Address at which the peer listens; none: the peer calls, or nobody knows.
     pub(crate) remote: Option<SocketAddr>,
+    /// Reason why the name of the endpoint has no address.
+    pub(crate) unresolved: Option<String>,
     /// How it is reached by this path, or why not.
     pub(crate) bound: Option<Result<Hop, String>>,
     /// How it is reached by who does not care.
@@ -163,13 +168,50 @@ impl Host {
         let mut ways = Vec::new();
         for path in &config.paths {
             let endpoints = config.peers.iter().flat_map(|peer| &peer.endpoints);
-            let to: Vec<_> = { endpoints.filter(|(name, _)| *name == path.name) }
-                .map(|(_, to)| Some(*to))
-                .collect();
-            let to = if to.is_empty() { vec![None] } else { to };
-            for remote in to {
-                ways.push(self.way(path, remote, running).await);
+            let mut endpoints = endpoints.filter(|(name, _)| *name == path.name).peekable();
+            if endpoints.peek().is_none() {
+                ways.push(self.way(path, None, running).await);
             }
+            for (_, endpoint) in endpoints {
+                match endpoint {
+                    Endpoint::Address(to) => ways.push(self.way(path, Some(*to), running).await),
+                    Endpoint::Name { host, port } => {
+                        ways.extend(self.named(path, (host, *port), running).await);
+                    }
+                }
+            }
+        }
+        ways
+    }
+
+    /// A path to an endpoint that is a name: to those of its addresses to which it leads, or to the first.
+    async fn named(
+        &self,
+        path: &dibs_config::PathConfig,
+        (name, port): (&str, u16),
+        running: bool,
+    ) -> Vec<Way> {
+        let found = match tokio::time::timeout(RESOLVED_WITHIN, lookup_host((name, port))).await {
+            Ok(Ok(found)) => found.collect(),
+            failed => {
+                let why = match failed {
+                    Ok(Err(error)) => error.to_string(),
+                    _ => format!("no answer within {} s", RESOLVED_WITHIN.as_secs()),
+                };
+                let mut way = self.way(path, None, running).await;
+                way.unresolved = Some(format!("the name {name} cannot be resolved: {why}"));
+                return vec![way];
+            }
+        };
+        let mut ways = Vec::new();
+        let found: Vec<SocketAddr> = found;
+        for to in found {
+            ways.push(self.way(path, Some(to), running).await);
+        }
+        let leads = |way: &Way| matches!(way.bound, Some(Ok(_)));
+        match ways.iter().any(leads) {
+            true => ways.retain(leads),
+            false => ways.truncate(1),
         }
         ways
     }
@@ -180,12 +222,16 @@ impl Host {
         remote: Option<SocketAddr>,
         running: bool,
     ) -> Way {
-        let interface = path.interface.as_deref();
         let links = self.network.as_ref().map(|network| &network.links);
+        let interface = path.interface.as_deref();
+        let found = links.and_then(|links| link_named(links, interface?));
+        // The file may have another name of it, and /proc its own alone.
+        let own_name = found.and_then(|link| link["ifname"].as_str());
+        let interface = own_name.or(interface);
         let mut way = Way {
             path: path.name.clone(),
-            interface: path.interface.clone(),
-            link: links.and_then(|links| link(links, interface?)),
+            interface: interface.map(str::to_owned),
+            link: found.and_then(link),
             known: links.is_some(),
             remote,
             rp_filter: interface.and_then(rp_filter),
@@ -246,7 +292,7 @@ pub(crate) fn open_tun() -> io::Result<File> {
     options.read(true).write(true).open("/dev/net/tun")
 }
 
-/// Who has the daemon's port; none: it is free. As far as it can be seen: the list may be empty.
+/// Processes that have the daemon's port, as far as they can be seen; none: the port is free.
 pub(crate) fn port_holders(config: &Config) -> Option<Vec<Process>> {
     let port = config.daemon.port;
     for any in [
@@ -354,8 +400,16 @@ async fn ip(arguments: &[&str]) -> Result<Value, String> {
     serde_json::from_str(&text).map_err(|error| error.to_string())
 }
 
-fn link(links: &Value, name: &str) -> Option<Link> {
-    let link = { links.as_array()?.iter() }.find(|link| link["ifname"] == name)?;
+/// The interface of this name, its own or an alternative one.
+fn link_named<'a>(links: &'a Value, name: &str) -> Option<&'a Value> {
+    let is_called = |link: &&Value| {
+        let others = link["altnames"].as_array().into_iter().flatten();
+        link["ifname"] == name || others.into_iter().any(|other| other == name)
+    };
+    links.as_array()?.iter().find(is_called)
+}
+
+fn link(link: &Value) -> Option<Link> {
     let flag = |name: &str| {
         let flags = link["flags"].as_array();
         flags.is_some_and(|flags| flags.iter().any(|flag| flag == name))

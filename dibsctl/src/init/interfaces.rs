@@ -9,7 +9,9 @@ use futures_util::TryStreamExt;
 use ipnet::IpNet;
 use nix::sys::socket::{setsockopt, sockopt};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::link::{
+    InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, Prop,
+};
 
 use crate::output::runtime;
 
@@ -18,6 +20,8 @@ use crate::output::runtime;
 pub(crate) struct Interface {
     index: u32,
     pub(crate) name: String,
+    /// Other names that the kernel knows it by.
+    altnames: Vec<String>,
     /// Which interface it is a port of.
     controller: Option<u32>,
     kind: Option<InfoKind>,
@@ -61,6 +65,7 @@ fn interface(link: LinkMessage) -> Option<Interface> {
     let mut interface = Interface {
         index: link.header.index,
         name: String::new(),
+        altnames: Vec::new(),
         controller: None,
         kind: None,
         attachments: Vec::new(),
@@ -68,6 +73,13 @@ fn interface(link: LinkMessage) -> Option<Interface> {
     for attribute in link.attributes {
         match attribute {
             LinkAttribute::IfName(name) => interface.name = name,
+            LinkAttribute::PropList(all) => {
+                let names = all.into_iter().filter_map(|property| match property {
+                    Prop::AltIfName(name) => Some(name),
+                    _ => None,
+                });
+                interface.altnames.extend(names);
+            }
             LinkAttribute::Controller(index) => interface.controller = Some(index),
             LinkAttribute::LinkInfo(infos) => {
                 interface.kind = infos.into_iter().find_map(|info| match info {
@@ -111,6 +123,11 @@ fn attachment(message: &AddressMessage) -> Option<Attachment> {
 }
 
 impl Interface {
+    /// True if this is its name, its own or an alternative one.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.altnames.iter().any(|other| other == name)
+    }
+
     /// Its addresses.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         let attachments = self.attachments.iter();
@@ -155,7 +172,7 @@ impl Interface {
 /// What a path of the configuration is attached to now.
 pub(crate) fn attachments(path: &PathConfig, all: &[Interface]) -> Vec<Attachment> {
     let named = |interface: &&Interface| match &path.interface {
-        Some(name) => interface.name == *name,
+        Some(name) => interface.is_called(name),
         None => true,
     };
     let attachments = all.iter().filter(named).flat_map(|i| &i.attachments);
@@ -163,8 +180,12 @@ pub(crate) fn attachments(path: &PathConfig, all: &[Interface]) -> Vec<Attachmen
     attachments.filter(fits).copied().collect()
 }
 
-/// Whether there is a route to an endpoint by an interface. Sends nothing.
-pub(crate) fn is_routed(interface: Option<&str>, endpoint: SocketAddr) -> bool {
+/// True if there is a route to an endpoint by the interface of a path. Sends nothing.
+pub(crate) fn is_routed(path: &PathConfig, all: &[Interface], endpoint: SocketAddr) -> bool {
+    let interface = path.interface.as_deref().map(|name| {
+        let found = all.iter().find(|interface| interface.is_called(name));
+        found.map_or(name, |interface| &interface.name)
+    });
     let any = match endpoint {
         SocketAddr::V4(_) => "0.0.0.0:0",
         SocketAddr::V6(_) => "[::]:0",
@@ -184,6 +205,7 @@ mod tests {
         Interface {
             index,
             name: format!("if{index}"),
+            altnames: Vec::new(),
             controller,
             kind,
             attachments: vec![Attachment {

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use dibs_control::{
-    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, Failure, Integrity,
-    PathInfo, PathState, PathUsage, PeerInfo, PeerState, Preferences, Preferred, Reply, Request,
-    RuleInfo, RuleOrigin, Skipped, Status, Trust, decode_request, encode_reply,
+    BackstopInfo, BackstopState, BumpInfo, Changed, ConnInfo, ConnPathInfo, EndpointInfo, Failure,
+    Integrity, PathInfo, PathState, PathUsage, PeerInfo, PeerState, Preferences, Preferred, Reply,
+    Request, RuleInfo, RuleOrigin, Skipped, Status, Trust, decode_request, encode_reply,
 };
 use tempfile::TempDir;
 
@@ -151,6 +151,12 @@ pub(crate) fn peer() -> PeerInfo {
         bytes_sent: 1,
         bytes_received: 2,
         connections: 1,
+        endpoints: vec![EndpointInfo {
+            path: "eth".to_owned(),
+            endpoint: "home.example.net:5300".to_owned(),
+            addresses: vec!["10.0.1.2:5300".parse().unwrap()],
+            fault: None,
+        }],
         reason: None,
     }
 }

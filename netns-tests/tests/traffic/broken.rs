@@ -372,7 +372,7 @@ fn a_path_waits_for_its_port_and_names_who_has_it() {
     isolated(|| {
         Setup::new().without_daemons().run(|net| {
             let mut other = net.a.host.command("socat");
-            other.args(["UDP4-RECVFROM:5300,bind=10.0.1.1", "STDOUT"]);
+            other.args(["-u", "UDP4-RECV:5300,bind=10.0.1.1", "STDOUT"]);
             let other = net.a.host.spawn(other)?;
             wait("the port to be taken", || {
                 let said = net.a.host.run("ss -Hlun");
@@ -383,8 +383,7 @@ fn a_path_waits_for_its_port_and_names_who_has_it() {
             ensure!(said.contains(&holder), "{said}");
             net.b.start()?;
             net.a.start()?;
-            // The other path is not kept from its own.
-            net.a.wait_path("wlan", "down")?;
+            net.a.wait_path("eth", "down")?;
             let reason = net.a.path("eth")?["reason"].to_string();
             ensure!(reason.contains(&holder), "{reason}");
             ensure!(net.a.log().contains(&holder), "{}", net.a.log());

@@ -28,6 +28,7 @@ mod locked;
 mod many;
 mod members;
 mod metrics;
+mod names;
 mod orphans;
 mod others;
 mod policy;

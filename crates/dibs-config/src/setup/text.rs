@@ -176,7 +176,7 @@ mod tests {
             (b.public_key, c.public_key),
             (other.public_key, third.public_key)
         );
-        assert_eq!(b.endpoints, [("eth0.7".to_owned(), met[0].endpoint)]);
+        assert_eq!(b.endpoints, [("eth0.7".to_owned(), met[0].endpoint.into())]);
         let prefixes: Vec<_> = b.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(prefixes, ["fd00::2/128", "10.0.1.2/32"]);
         assert!(c.endpoints.is_empty());

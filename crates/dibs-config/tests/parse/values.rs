@@ -149,9 +149,10 @@ fn each_value_is_checked() {
         ),
         (
             "\"10.0.2.2:5300\"",
-            "\"server:5300\"",
+            "\"ser ver:5300\"",
             "not an address with port",
         ),
+        ("\"10.0.2.2:5300\"", "\"server\"", "\"server\" has no port"),
         // bump
         (
             "name = \"vpn\"",

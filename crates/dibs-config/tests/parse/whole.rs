@@ -1,7 +1,7 @@
 //! Whole files: what is read of them, left out, warned of, and refused.
 
 use dibs_config::BuiltIn;
-use dibs_config::{Fail, Integrity, Level, OnTrustedDown, Trust, load, parse};
+use dibs_config::{Endpoint, Fail, Integrity, Level, OnTrustedDown, Trust, load, parse};
 use dibs_settings::Scheduler;
 
 use super::{KEY, contract, fault, good};
@@ -48,7 +48,7 @@ fn the_contract_is_read() {
         ("server", KEY)
     );
     assert_eq!(peer.addresses, ["10.0.1.2/32".parse().unwrap()]);
-    let endpoint = |path: &str, at: &str| (path.to_owned(), at.parse().unwrap());
+    let endpoint = |path: &str, at: &str| (path.to_owned(), Endpoint::Address(at.parse().unwrap()));
     assert_eq!(
         peer.endpoints,
         [

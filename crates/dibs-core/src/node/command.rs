@@ -120,7 +120,7 @@ impl Node {
         self.shared.local[PathIndex::new(path)].addresses = addresses;
     }
 
-    /// Where a peer listens from now on, by index of our local path: what was said before holds no longer.
+    /// Replaces the endpoints of a peer, by index of our local path.
     pub fn set_endpoints(&mut self, now: Time, peer: usize, endpoints: Vec<(usize, SocketAddr)>) {
         let Self { shared, peers, .. } = self;
         let Some(peer) = peers.get_mut(peer) else {

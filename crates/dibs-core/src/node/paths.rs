@@ -189,8 +189,7 @@ impl PathSet {
         self.redial_at = now + REDIAL;
     }
 
-    /// Replaces where the peer is. What was asked for where it is not any more, and what led there and is not answered,
-    /// is given up.
+    /// Replaces the endpoints. Paths that lead to a former one, and are asked for or not answered, are given up.
     pub(super) fn set_endpoints(
         &mut self,
         now: Time,

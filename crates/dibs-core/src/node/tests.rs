@@ -79,7 +79,7 @@ pub(super) struct Pair {
     sent: [[u64; 2]; 2],
     /// Where host 0 is on the first path, if not where it was at first.
     moved: Option<SocketAddr>,
-    /// Where alone host 1 is on the first path, if not wherever it is called.
+    /// The only place where host 1 is on the first path, if not wherever it is called.
     listens: Option<SocketAddr>,
     /// Calls that each host sent datagrams with.
     sends: [usize; 2],

@@ -57,6 +57,14 @@ pub(crate) fn judge(status: &Result<Status, ClientError>) -> Vec<Finding> {
         };
         finding.about(&peer.name)
     }));
+    findings.extend({ status.peers.iter() }.flat_map(|peer| {
+        peer.endpoints.iter().filter_map(|endpoint| {
+            let fault = endpoint.fault.as_deref()?;
+            let advice = "see that the name is right and that this host's resolver answers (getent ahosts NAME)";
+            let finding = Finding::warning("endpoint", fault, advice);
+            Some(finding.about(format!("{} to {}", endpoint.path, peer.name)))
+        })
+    }));
     findings.extend(status.paths.iter().map(|path| {
         let why = path.reason.clone().unwrap_or_default();
         let finding = match (path.state, path.srtt_us) {

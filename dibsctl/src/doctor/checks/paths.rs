@@ -38,6 +38,11 @@ fn on_interface(way: &Way, interface: &str) -> Option<Finding> {
 }
 
 fn reached(way: &Way) -> Finding {
+    if let Some(why) = &way.unresolved {
+        let advice =
+            "see that the name is right and that this host's resolver answers (getent ahosts NAME)";
+        return Finding::failed("path", why, advice);
+    }
     let Some(remote) = way.remote else {
         return Finding::fine("path", "it is there, and waits for the peer to call");
     };
@@ -189,6 +194,16 @@ mod tests {
                 },
                 Outcome::Ok,
                 "call",
+            ),
+            (
+                Way {
+                    remote: None,
+                    bound: None,
+                    unresolved: Some("the name home cannot be resolved: no answer".to_owned()),
+                    ..good()
+                },
+                Outcome::Failed,
+                "resolved",
             ),
             (
                 Way {

@@ -250,7 +250,7 @@ impl Link {
         matches!(self.stage, Stage::Joining { .. })
     }
 
-    /// Whether we asked for it so many times and were not answered.
+    /// True if we asked for it so many times and were not answered.
     pub(crate) fn has_asked(&self, times: u32) -> bool {
         matches!(self.stage, Stage::Joining { retry, .. } if retry.tries >= times)
     }

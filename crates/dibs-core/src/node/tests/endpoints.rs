@@ -23,14 +23,14 @@ fn endpoints(first: &[SocketAddr]) -> Vec<(usize, SocketAddr)> {
     first.chain([(1, addr(1, 1))]).collect()
 }
 
-/// Where the trusted paths of host 0 lead, each with its state.
+/// Places to which the trusted paths of host 0 lead, each with its state.
 fn trusted(pair: &Pair) -> Vec<(SocketAddr, &'static str)> {
     let paths = pair.nodes[0].paths();
     let trusted = paths.iter().filter(|path| path.local == 0);
     trusted.map(|path| (path.remote, path.state)).collect()
 }
 
-/// As IPv4 and IPv6 addresses of one name, of which one leads nowhere.
+/// Like IPv4 and IPv6 addresses of one name, of which one leads nowhere.
 #[test]
 fn of_several_endpoints_each_has_its_turn() {
     let there = addr(1, 0);
