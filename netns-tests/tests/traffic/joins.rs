@@ -107,11 +107,14 @@ fn a_trusted_path_is_asked_for_anew_from_where_the_host_is_seen() {
             net.wait_established()?;
             let talk = net.bumped()?;
             net.a.host.run("ip address add 10.0.1.77/24 dev eth0")?;
+            // As with a router: nothing gets in but by the translation.
+            let drop = "PREROUTING -i eth0 -p udp --dport 5300 -j DROP";
+            net.a.host.run(&format!("iptables -t raw -I {drop}"))?;
             for (n, place) in [(1, "10.0.1.1:7001"), (2, "10.0.1.77:7002")] {
                 let rule = "POSTROUTING -o eth0 -p udp --dport 5300 -j SNAT --to-source";
-                net.a.host.shell(&format!(
-                    "iptables -t nat -F; iptables -t nat -A {rule} {place}"
-                ))?;
+                net.a
+                    .host
+                    .run(&format!("iptables -t nat -I {rule} {place}"))?;
                 net.a.host.run("conntrack -D -p udp")?;
                 talk.advance(SETTLED)?;
                 wait("the path to lead to the new place", || {
