@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use dibs_config::{BadAmount, Rate, Volume};
 use dibs_control::{ConnId, Limit, Match, RuleId, Selector, Terms};
 use dibs_settings::{Role, Scheduler};
+use dibsctl::options::{Demo, Eavesdrop, SOCKET};
 use ipnet::IpNet;
 
 use crate::init::Wishes;
@@ -24,7 +25,7 @@ pub(crate) struct Args {
         global = true,
         display_order = 99,
         value_name = "PATH",
-        default_value = "/run/dibs/dibsd.sock"
+        default_value = SOCKET
     )]
     pub(crate) socket: PathBuf,
     /// Print JSON, with keys that stay
@@ -90,28 +91,7 @@ pub(crate) enum Command {
     #[command(
         override_usage = "dibsctl eavesdrop (--pcap <FILE> | --path <NAME> [--conn <ID>]) [OPTIONS]"
     )]
-    Eavesdrop {
-        /// A capture, pcap or pcapng
-        #[arg(long, value_name = "FILE", required_unless_present = "path")]
-        pcap: Option<PathBuf>,
-        /// A path of the running daemon; listening takes root
-        #[arg(long, value_name = "NAME", conflicts_with = "pcap")]
-        path: Option<String>,
-        /// Only what can be of this connection: its own segments while it is plain, and the datagrams of its peer, which
-        /// do not tell connections apart
-        #[arg(long, value_name = "ID", requires = "path")]
-        conn: Option<ConnId>,
-        /// How long to listen on the path
-        #[arg(long, value_name = "SECONDS", default_value_t = 10, conflicts_with = "pcap",
-            value_parser = clap::value_parser!(u32).range(1..=3600))]
-        seconds: u32,
-        /// UDP port of dibs
-        #[arg(long, value_name = "PORT", default_value_t = 5300, value_parser = clap::value_parser!(u16).range(1..))]
-        port: u16,
-        /// A file that he knows to have passed
-        #[arg(long, value_name = "FILE")]
-        known: Option<PathBuf>,
-    },
+    Eavesdrop(Eavesdrop),
     /// Say what would keep dibs from working on this host, and what to do about it
     ///
     /// It changes nothing, whether dibsd runs or not. Who is not root is told what only root may look at. The exit
@@ -124,11 +104,7 @@ pub(crate) enum Command {
     /// Let go of everything that is installed in the kernel: steered connections go on in plain
     Cleanup,
     /// Show what dibs does: two hosts on this machine, a text between them, an eavesdropper
-    Demo {
-        /// The length of the text, in MiB
-        #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=65536))]
-        mebibytes: u32,
-    },
+    Demo(Demo),
     /// Print a new private key
     Genkey,
     /// Print the public key of the private key on stdin

@@ -6,15 +6,13 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
 use dibs_control::{Changed, Client, ClientError, Match, NewRule, PathChange, Selector};
-use dibs_lab::dibs::Programs;
 use serde::Serialize;
 
 use crate::args::{Args, BumpCommand, Command, ConnCommand, PathCommand, PeerCommand, RuleCommand};
 use crate::output::{show, unix_now, warn};
 use crate::table::Table;
-use crate::{check, cleanup, doctor, eavesdrop, init, keys, render, top, units};
+use crate::{check, cleanup, doctor, init, keys, program, render, top, units};
 
-#[expect(clippy::too_many_lines, reason = "a table of commands")]
 pub(crate) fn run(args: Args) -> Result<()> {
     let json = args.json;
     let connect = || Client::connect(&args.socket);
@@ -86,23 +84,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Command::Top(options) => top::run(&options, &args.socket, json),
         Command::Init(wishes) => init::run(&wishes, json),
         Command::Check { file } => check::run(&file, json),
-        Command::Eavesdrop {
-            pcap,
-            path,
-            conn,
-            seconds,
-            port,
-            known,
-        } => {
-            let heard = match (pcap, path) {
-                (Some(file), _) => eavesdrop::of_file(&file, port)?,
-                (None, Some(path)) => {
-                    eavesdrop::of_path(&mut connect()?, (&path, conn), seconds, port)?
-                }
-                (None, None) => unreachable!("the command line asks for one of both"),
-            };
-            eavesdrop::show_what_is_read(&heard, known.as_deref(), json)
-        }
+        Command::Eavesdrop(_) => program::eavesdrop(),
         Command::Doctor { config } => doctor::run(config, &args.socket, json),
         Command::Cleanup => {
             cleanup::run(&args.socket)?;
@@ -110,13 +92,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 "nothing of dibs is left in the kernel\n".into()
             })
         }
-        Command::Demo { mebibytes } => {
-            // In another mount namespace our own place may have another name.
-            let programs = Programs::find()?;
-            // Before anything starts a thread.
-            dibs_netns::enter()?;
-            dibs_lab::demo::run(&programs, mebibytes)
-        }
+        Command::Demo(demo) => program::demo(&demo),
         Command::Genkey => keys::genkey(),
         Command::Pubkey => keys::pubkey(),
         Command::Genpsk => keys::genpsk(),

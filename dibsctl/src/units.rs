@@ -1,12 +1,12 @@
 //! Numbers that people read.
 
 /// `1 path`, `2 paths`
-pub(crate) fn count(number: usize, noun: &str) -> String {
+pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// `512 B`, `1.5 KiB`
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     scaled(
         bytes as f64,
         1024.0,
@@ -15,12 +15,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// `512 B`, `1.5 GB`: as volumes are agreed on.
-pub(crate) fn volume(bytes: u64) -> String {
+pub fn volume(bytes: u64) -> String {
     scaled(bytes as f64, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
 /// Bytes per second as `1.5 Mbit/s`.
-pub(crate) fn rate(bytes: u64) -> String {
+pub fn rate(bytes: u64) -> String {
     scaled(
         bytes as f64 * 8.0,
         1000.0,
@@ -29,18 +29,18 @@ pub(crate) fn rate(bytes: u64) -> String {
 }
 
 /// Microseconds as `27 us`, `1.5 ms`.
-pub(crate) fn micros(micros: u64) -> String {
+pub fn micros(micros: u64) -> String {
     scaled(micros as f64, 1000.0, &["us", "ms", "s"])
 }
 
 /// A part of one as `0.1 %`.
-pub(crate) fn percent(part: f64) -> String {
+pub fn percent(part: f64) -> String {
     let text = format!("{:.2}", part * 100.0);
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 /// Seconds as `42s`, `3m12s`, `5h3m`, `2d5h`.
-pub(crate) fn age(seconds: u64) -> String {
+pub fn age(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match () {
         () if days > 0 => format!("{days}d{}h", hours % 24),
@@ -51,7 +51,7 @@ pub(crate) fn age(seconds: u64) -> String {
 }
 
 /// The word that a value is in JSON.
-pub(crate) fn word(value: impl serde::Serialize) -> String {
+pub fn word(value: impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         _ => String::new(),
@@ -59,7 +59,7 @@ pub(crate) fn word(value: impl serde::Serialize) -> String {
 }
 
 /// Text from elsewhere (the name of a process, say) without what terminals obey.
-pub(crate) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .collect()

@@ -71,7 +71,7 @@ fn stage(arch: Arch) -> Result<Staged> {
     let tree = Tree::new(&root);
     let strip = arch.tool("strip");
     let mut programs = Vec::new();
-    for name in ["dibsd", "dibsctl"] {
+    for name in ["dibsd", "dibsctl", "dibs-eavesdrop", "dibs-demo"] {
         let file = tree.program(&built.join(name), &strip)?;
         programs.push(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
     }

@@ -3,10 +3,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{dibsctl, run, run_with_input};
+use crate::{Run, dibsctl, run, run_with_input};
 
 const GOOD: &str = "[daemon]\ndefault_bump = \"scramble\"\n[[path]]\nname = \"eth\"\n\
                     interface = \"eth0\"\ntrust = \"trusted\"\n";
@@ -229,6 +230,41 @@ fn completions_know_the_commands() {
             "{shell}"
         );
     }
+}
+
+/// Commands that are programs of their own say what is missing, and the command line reaches them.
+#[test]
+fn commands_of_their_own_are_programs_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let alone = directory.path().join("dibsctl");
+    std::fs::copy(env!("CARGO_BIN_EXE_dibsctl"), &alone).unwrap();
+    let run = |words: &[&str]| Run::of(Command::new(&alone).args(words).output().unwrap());
+    for (words, program) in [
+        (&["demo"][..], "dibs-demo"),
+        (&["eavesdrop", "--path", "eth0"], "dibs-eavesdrop"),
+    ] {
+        let said = run(words).failed();
+        let missing = alone.with_file_name(program);
+        assert!(
+            said.starts_with(&format!("{} does not exist", missing.display())),
+            "{said}"
+        );
+        assert!(said.contains("package dibs"), "{said}");
+    }
+    let program = alone.with_file_name("dibs-eavesdrop");
+    std::os::unix::fs::symlink("/bin/echo", &program).unwrap();
+    let words = [
+        "--socket",
+        "eavesdrop",
+        "eavesdrop",
+        "--path",
+        "eth0",
+        "--json",
+    ];
+    assert_eq!(
+        run(&words).good(),
+        "--socket eavesdrop --path eth0 --json\n"
+    );
 }
 
 #[test]

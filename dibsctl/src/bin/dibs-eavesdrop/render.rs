@@ -3,9 +3,9 @@
 use std::fmt::{self, Display, Write as _};
 
 use dibs_eavesdrop::{Direction, How, Kind, Piece, Report, Statistics, hex, text};
+use dibsctl::units::{bytes, count, percent};
 
-use super::Connection;
-use crate::units::{bytes, count, percent};
+use crate::hearing::Connection;
 
 /// Lines of the packets that are shown.
 const LINES: usize = 6;

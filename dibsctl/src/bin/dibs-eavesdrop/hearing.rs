@@ -1,7 +1,4 @@
-//! `eavesdrop`: what someone on a path sees, and what he can read of it.
-
-mod capture;
-mod render;
+//! Frames that pass a path or stand in a capture, and the answer to what can be read of them.
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
@@ -14,10 +11,12 @@ use dibs_eavesdrop::{Attacker, Only, Report, Tap};
 use dibs_lab::capture::overhear;
 use serde::Serialize;
 
-use crate::output::{say, show, warn};
+use crate::{capture, render};
+
+use dibsctl::output::{say, show, warn};
 
 /// What was heard, and what to say of it.
-pub(crate) struct Heard {
+pub(super) struct Heard {
     tap: Tap,
     connection: Option<Connection>,
     warnings: Vec<String>,
@@ -25,16 +24,16 @@ pub(crate) struct Heard {
 
 /// The one connection that was asked for.
 #[derive(Serialize)]
-struct Connection {
-    id: ConnId,
-    local: SocketAddr,
-    remote: SocketAddr,
+pub(super) struct Connection {
+    pub(super) id: ConnId,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
     /// At the end.
-    bump: String,
+    pub(super) bump: String,
     /// Of its bytes on a bump those that went by this path in the time, both ways.
-    bytes_by_path: u64,
+    pub(super) bytes_by_path: u64,
     /// By all paths.
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -46,7 +45,7 @@ struct Answer<'a> {
 }
 
 /// Takes a capture file; `port` is that of dibs' datagrams.
-pub(crate) fn of_file(file: &Path, port: u16) -> Result<Heard> {
+pub(super) fn of_file(file: &Path, port: u16) -> Result<Heard> {
     let mut tap = Tap::new(port);
     let cut = capture::read(file, |at, link, frame| tap.frame(at, link, frame))?;
     Ok(Heard {
@@ -57,7 +56,7 @@ pub(crate) fn of_file(file: &Path, port: u16) -> Result<Heard> {
 }
 
 /// Listens for so many seconds where a path of the daemon's leaves this host; to all, or to one connection.
-pub(crate) fn of_path(
+pub(super) fn of_path(
     client: &mut Client,
     (name, conn): (&str, Option<ConnId>),
     seconds: u32,
@@ -148,7 +147,7 @@ impl Connection {
 }
 
 /// Says what can be read; `known` is a file that the eavesdropper knows to have passed.
-pub(crate) fn show_what_is_read(heard: &Heard, known: Option<&Path>, json: bool) -> Result<()> {
+pub(super) fn show_what_is_read(heard: &Heard, known: Option<&Path>, json: bool) -> Result<()> {
     let known = match known {
         Some(known) => std::fs::read(known)
             .with_context(|| format!("cannot read what is known, {}", known.display()))?,
