@@ -11,7 +11,7 @@ use aws_lc_rs::aead::{
 };
 use criterion::Criterion;
 use des::{Des, TdesEde3};
-use dibs_benches::{BOTH_WAYS, Group, MESSAGE, SIZES, block_cipher, candidates, group, message};
+use dibs_benches::{BOTH_WAYS, Group, MESSAGE, SIZES, block_cipher, group, message};
 use dibs_scramble::{
     BUFFER_LEN, Descrambler, Kernel, Scrambler,
     reference::{Revised, Straightforward},
@@ -31,7 +31,7 @@ fn main() {
         aead(&mut group, "aes-128-gcm", &AES_128_GCM, len);
         aead(&mut group, "aes-256-gcm", &AES_256_GCM, len);
         aead(&mut group, "chacha20-poly1305", &CHACHA20_POLY1305, len);
-        other_candidates(&mut group, len);
+        xor_sharing(&mut group, len);
         group.finish();
     }
     both_ways(&mut criterion);
@@ -185,7 +185,7 @@ fn sharing(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn other_candidates(group: &mut Group<'_>, len: usize) {
+fn xor_sharing(group: &mut Group<'_>, len: usize) {
     let src = message(len);
     let (mut first, mut second) = (vec![0; len], vec![0; len]);
     let (mut pads, mut pad) = (Pads::new(&[0x5a; SEED_LEN]), vec![0; len]);
@@ -196,14 +196,6 @@ fn other_candidates(group: &mut Group<'_>, len: usize) {
             both.split(black_box(&src), &pad, &mut [&mut first, &mut second]);
             black_box((&mut first, &mut second));
         });
-    });
-    group.bench_function("packet-xor", |b| {
-        b.iter(|| {
-            candidates::packet_xor(black_box(&src), black_box(&first), black_box(&mut second))
-        });
-    });
-    group.bench_function("block-chain", |b| {
-        b.iter(|| candidates::chain(black_box(&src), black_box(&mut second)));
     });
 }
 

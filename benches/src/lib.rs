@@ -1,7 +1,6 @@
 //! What the benchmarks share.
 
 pub mod block_cipher;
-pub mod candidates;
 pub mod instructions;
 
 use std::net::IpAddr;

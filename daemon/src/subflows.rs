@@ -14,7 +14,7 @@ use crate::live::Live;
 pub(crate) type Refused = HashMap<Pair, String>;
 
 /// Those of `all` that are meant, or are subflows of a connection of which one is.
-pub(crate) fn united<'a>(all: &'a [Live], meant: impl Fn(&Live) -> bool) -> Vec<&'a Live> {
+pub(crate) fn united(all: &[Live], meant: impl Fn(&Live) -> bool) -> Vec<&Live> {
     let is_meant = |live: &&Live| meant(live);
     let tokens: BTreeSet<u32> = { all.iter().filter(is_meant) }
         .filter_map(|live| live.mptcp)

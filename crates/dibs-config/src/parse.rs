@@ -159,9 +159,9 @@ fn tables<'a>(
 
 /// The section; by which paths keys are agreed, if it says that; and its default bump and networks, to be checked once
 /// bumps and peers are known.
-fn daemon(
-    section: Option<Value<'_>>,
-) -> Result<(Daemon, Option<Handshake>, [Option<Value<'_>>; 2]), Error> {
+type DaemonSection<'a> = (Daemon, Option<Handshake>, [Option<Value<'a>>; 2]);
+
+fn daemon(section: Option<Value<'_>>) -> Result<DaemonSection<'_>, Error> {
     let mut daemon = Daemon {
         private_key_file: PathBuf::from("/etc/dibs/private.key"),
         control_socket: PathBuf::from("/run/dibs/dibsd.sock"),

@@ -160,26 +160,22 @@ mod tests {
     #[test]
     fn made_up_directions_are_counted_beyond_a_number() {
         let mut tap = Tap::new(5300);
-        let mut datagram = [0; CLEAR + TAG];
-        datagram[0] = 4;
         let end = |last| SocketAddr::from(([10, 0, 0, last], 5300));
-        for index in 0..1000u32 {
-            datagram[4..8].copy_from_slice(&index.to_be_bytes());
+        let mut hear = |receiver: u32, sequence| {
+            let mut datagram = [0; CLEAR + TAG];
+            (datagram[0], datagram[15]) = (4, sequence);
+            datagram[4..8].copy_from_slice(&receiver.to_be_bytes());
             let packet = Packet {
                 from: end(1),
                 to: end(2),
                 payload: Payload::Udp(&datagram),
             };
             tap.packet(Duration::ZERO, &packet);
-            // What goes on in a direction that is known is kept.
-            datagram[15] = 1;
-            datagram[4..8].fill(0);
-            let packet = Packet {
-                payload: Payload::Udp(&datagram),
-                ..packet
-            };
-            tap.packet(Duration::ZERO, &packet);
-            datagram[15] = 0;
+        };
+        for receiver in 0..1000 {
+            hear(receiver, 0);
+            // A direction that is known goes on.
+            hear(0, 1);
         }
         assert_eq!(tap.ways.len(), DIRECTIONS);
         let kept: Vec<usize> = tap.ways.values().map(BTreeMap::len).collect();

@@ -1,9 +1,6 @@
 //! Recording what passes an interface: the eavesdropper of the tests.
 
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -228,40 +225,5 @@ impl Recording {
                 .windows(needle.len())
                 .any(|window| window == needle)
         })
-    }
-
-    /// Bytes of all frames.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Writes a pcap file (libpcap-savefile(5), microseconds, Ethernet).
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn write_pcap(&self, path: &Path) -> Result<()> {
-        self.try_write_pcap(path)
-            .with_context(|| path.display().to_string())
-    }
-
-    fn try_write_pcap(&self, path: &Path) -> std::io::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
-        // Magic, version 2.4, two reserved words, longest packet, link type Ethernet.
-        file.write_all(&0xa1b2_c3d4u32.to_ne_bytes())?;
-        for half in [2u16, 4] {
-            file.write_all(&half.to_ne_bytes())?;
-        }
-        for word in [0u32, 0, 1 << 18, 1] {
-            file.write_all(&word.to_ne_bytes())?;
-        }
-        for packet in &self.packets {
-            let at = packet.at.duration_since(UNIX_EPOCH).unwrap_or_default();
-            let len = packet.frame.len() as u32;
-            for word in [at.as_secs() as u32, at.subsec_micros(), len, len] {
-                file.write_all(&word.to_ne_bytes())?;
-            }
-            file.write_all(&packet.frame)?;
-        }
-        file.flush()
     }
 }

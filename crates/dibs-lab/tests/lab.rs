@@ -284,12 +284,6 @@ fn a_capture_sees_both_directions() {
                     .any(|packet| packet.outgoing == outgoing)
             );
         }
-
-        let file = std::env::temp_dir().join(format!("dibs-lab-{}.pcap", std::process::id()));
-        recording.write_pcap(&file)?;
-        let size = std::fs::metadata(&file)?.len() as usize;
-        std::fs::remove_file(&file)?;
-        assert_eq!(size, 24 + recording.packets.len() * 16 + recording.bytes());
         Ok(())
     });
 }

@@ -16,9 +16,6 @@ struct Arguments {
     /// Only these parts, beside what the report has of the others
     #[arg(value_name = "PART", value_parser = names())]
     parts: Vec<String>,
-    /// The same
-    #[arg(long, value_name = "PART", value_parser = names())]
-    only: Vec<String>,
     /// Shorter runs, of less steady figures
     #[arg(long)]
     quick: bool,
@@ -37,7 +34,6 @@ fn names() -> PossibleValuesParser {
 fn main() -> Result<()> {
     let Arguments {
         parts,
-        only,
         quick,
         resume,
         output,
@@ -50,7 +46,7 @@ fn main() -> Result<()> {
     };
     let plan = Plan {
         parts: &PARTS,
-        only: [parts, only].concat(),
+        only: parts,
         resume,
         output,
     };

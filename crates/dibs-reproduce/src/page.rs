@@ -80,7 +80,7 @@ fn section(part: &Part, record: Option<&Record>) -> Markup {
                     (content(finding))
                     p.source {
                         "Run at " (record.at) " in " (format!("{:.0}", record.seconds)) " s by "
-                        code { "cargo xtask reproduce --only " (part.name) @if record.quick { " --quick" } }
+                        code { "cargo xtask reproduce " (part.name) @if record.quick { " --quick" } }
                         "; all figures in " code { (part.name) ".json" } "."
                     }
                 },
@@ -202,7 +202,7 @@ mod tests {
             "<td>seal</td><td>91</td>",
             "<svg></svg>",
             "<pre>&lt;?0&lt;</pre>",
-            "--only good --quick</code>",
+            "reproduce good --quick</code>",
         ] {
             assert!(page.contains(piece), "{piece}: {page}");
         }

@@ -105,11 +105,6 @@ impl<'a> Writer<'a> {
         self.at == 0
     }
 
-    /// Bytes that still fit.
-    pub const fn remaining(&self) -> usize {
-        self.buf.len() - self.at
-    }
-
     /// A writer of the next `N` bytes: fields together cost one check of the length.
     #[inline]
     pub fn part<const N: usize>(&mut self) -> Writer<'_> {

@@ -46,14 +46,6 @@ impl Arch {
         std::env::consts::ARCH == self.processor()
     }
 
-    /// A program of the toolchain for it.
-    pub(crate) fn tool(self, name: &str) -> String {
-        match self.is_native() {
-            true => name.to_owned(),
-            false => format!("{}-linux-gnu-{name}", self.processor()),
-        }
-    }
-
     /// What emulates a machine with such a processor, and the package it comes in.
     pub(crate) fn machine(self) -> packages::Need {
         match self {

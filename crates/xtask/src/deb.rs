@@ -1,41 +1,45 @@
-//! `cargo xtask deb`: packages for Debian, and a trial of them on fresh systems.
+//! `cargo xtask deb`: packages for Debian by cargo-deb, and a trial of them on fresh systems. `daemon/Cargo.toml` lists what is
+//! in them.
 
-mod control;
-mod tree;
 mod trial;
 
 pub(crate) use trial::{COMMON, fresh};
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::PROGRAMS;
 use crate::cross::{self, Arch};
 use crate::packages;
-use crate::run::{cargo, make_directory, run, workspace};
-use tree::Tree;
+use crate::run::{cargo, make_directory, printed, run, workspace};
+use crate::{PROGRAMS, man, release};
 
 /// What packages of this version are called after.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The version of cargo-deb.
+const CARGO_DEB: &str = "3.8.0";
+/// Shells, and the names under which they look for completions of `dibsctl`.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "dibsctl"),
+    ("zsh", "_dibsctl"),
+    ("fish", "dibsctl.fish"),
+];
 
 /// Makes the packages; then, on request, tries the one for this processor.
 pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
-    packages::ensure(&[&packages::DEB])?;
     let all = match architectures {
         [] if is_tried => Arch::ALL.into_iter().filter(|a| a.is_native()).collect(),
         [] => Arch::ALL.to_vec(),
         some => some.to_vec(),
     };
-    for arch in &all {
-        let staged = stage(*arch)?;
-        let package = staged.package(VERSION)?;
+    for arch in all {
+        build(arch)?;
+        let package = package(arch, VERSION)?;
         println!("{}", package.display());
         if is_tried && arch.is_native() {
-            trial::run_all(*arch, &package, &staged.later()?)?;
+            trial::run_all(arch, &package, &later(arch)?)?;
         }
     }
     Ok(())
@@ -43,80 +47,99 @@ pub(crate) fn deb(architectures: &[Arch], is_tried: bool) -> Result<()> {
 
 /// The package for such a processor, and a later one to upgrade to.
 pub(crate) fn to_try(arch: Arch) -> Result<(PathBuf, PathBuf)> {
+    build(arch)?;
+    Ok((package(arch, VERSION)?, later(arch)?))
+}
+
+/// The same package, called a later version.
+fn later(arch: Arch) -> Result<PathBuf> {
+    package(arch, &format!("{VERSION}+later"))
+}
+
+/// Builds the programs, and has those for this processor write the manual and the completions.
+fn build(arch: Arch) -> Result<()> {
     packages::ensure(&[&packages::DEB])?;
-    let staged = stage(arch)?;
-    Ok((staged.package(VERSION)?, staged.later()?))
-}
-
-/// What goes into a package, as it will be below `/`.
-struct Staged {
-    arch: Arch,
-    root: PathBuf,
-    depends: String,
-}
-
-fn stage(arch: Arch) -> Result<Staged> {
     let target = workspace().join("target");
-    // These write the manual and the completions, whatever the package is for.
-    cargo(&PROGRAMS)?;
-    let native = target.join("release");
-    let built = match arch.is_native() {
-        true => native.clone(),
-        false => cross_build(arch, &target)?,
-    };
-    let root = target.join("debian").join(arch.debian());
-    if root.exists() {
-        fs::remove_dir_all(&root).with_context(|| format!("cannot empty {}", root.display()))?;
+    let [pages, completions] = ["man", "completions"].map(|name| target.join(name));
+    if pages.exists() {
+        // It may have pages of commands that are gone.
+        fs::remove_dir_all(&pages).with_context(|| format!("cannot empty {}", pages.display()))?;
     }
-    let tree = Tree::new(&root);
-    let strip = arch.tool("strip");
-    let mut programs = Vec::new();
-    for name in ["dibsd", "dibsctl", "dibs-eavesdrop", "dibs-demo"] {
-        let file = tree.program(&built.join(name), &strip)?;
-        programs.push(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
+    man(&pages)?;
+    make_directory(&completions)?;
+    for (shell, name) in COMPLETIONS {
+        let script = printed(Command::new(release("dibsctl")?).args(["completions", shell]))?;
+        let file = completions.join(name);
+        fs::write(&file, script).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    tree.documents(&native)?;
-    tree.configuration()?;
-    Ok(Staged {
-        arch,
-        root,
-        depends: control::depends(&programs)?,
-    })
+    match arch.is_native() {
+        true => Ok(()),
+        false => run(&mut cross::cargo_for(arch, &PROGRAMS)?),
+    }
 }
 
-/// Builds for another processor; returns where the programs are.
-fn cross_build(arch: Arch, target: &Path) -> Result<PathBuf> {
-    run(&mut cross::cargo_for(arch, &PROGRAMS)?)?;
-    Ok(target.join(arch.rust_target()).join("release"))
+/// Makes `dibs_VERSION_ARCH.deb` of what was built.
+fn package(arch: Arch, version: &str) -> Result<PathBuf> {
+    let tool = workspace().join(format!("target/tools/cargo-deb-{CARGO_DEB}"));
+    if !tool.join("bin/cargo-deb").exists() {
+        let root = tool.display().to_string();
+        cargo(&[
+            "install",
+            "cargo-deb",
+            "--locked",
+            "--version",
+            CARGO_DEB,
+            "--root",
+            &root,
+        ])?;
+    }
+    let name = format!("dibs_{version}_{}.deb", arch.debian());
+    let file = workspace().join("target/debian").join(name);
+    let mut command = Command::new(tool.join("bin/cargo-deb"));
+    command.current_dir(workspace());
+    command.args([
+        "--no-build",
+        "--strip",
+        "--package=dibsd",
+        "--deb-version",
+        version,
+        "--output",
+    ]);
+    command.arg(&file);
+    if !arch.is_native() {
+        command.args(["--target", &arch.rust_target()]);
+    }
+    run(&mut command)?;
+    Ok(file)
 }
 
-impl Staged {
-    /// The same, called a later version.
-    fn later(&self) -> Result<PathBuf> {
-        self.package(&format!("{VERSION}+later"))
-    }
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
 
-    /// Makes `dibs_VERSION_ARCH.deb` of it.
-    fn package(&self, version: &str) -> Result<PathBuf> {
-        let arch = self.arch.debian();
-        let directory = self.root.join("DEBIAN");
-        make_directory(&directory)?;
-        let files = tree::files(&self.root)?;
-        for (name, text) in control::members(&self.root, &files, version, arch, &self.depends)? {
-            let is_script = text.starts_with("#!");
-            let file = directory.join(name);
-            tree::write(&file, text.as_bytes())?;
-            if is_script {
-                fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+    use super::*;
+
+    /// A package has each file of `configs`: none is forgotten.
+    #[test]
+    fn all_of_configs_is_packaged() {
+        let manifest = include_str!("../../../daemon/Cargo.toml");
+        let mut directories = vec![workspace().join("configs")];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    directories.push(path);
+                    continue;
+                }
+                let below = path.strip_prefix(workspace()).unwrap();
+                let named = |path: &Path| manifest.contains(&format!("\"../{}", path.display()));
+                let examples = below.with_file_name("*.toml");
+                assert!(
+                    named(below) || (below.extension() == examples.extension() && named(&examples)),
+                    "{}",
+                    below.display()
+                );
             }
         }
-        tree::open(&self.root)?;
-        let package = self
-            .root
-            .with_file_name(format!("dibs_{version}_{arch}.deb"));
-        run(Command::new("dpkg-deb")
-            .args(["--root-owner-group", "-Zxz", "--build"])
-            .args([&self.root, &package]))?;
-        Ok(package)
     }
 }

@@ -53,11 +53,7 @@ pub(crate) const KERNELS: [Need; 4] = [
     ("xz", "xz-utils"),
 ];
 /// What making a package takes beside a compiler.
-pub(crate) const DEB: [Need; 3] = [
-    ("dpkg-deb", "dpkg"),
-    ("gzip", "gzip"),
-    ("strip", "binutils"),
-];
+pub(crate) const DEB: [Need; 2] = [("dpkg-shlibdeps", "dpkg-dev"), ("strip", "binutils")];
 /// What trying one takes.
 pub(crate) const TRIAL: [Need; 2] = [("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")];
 /// Where system programs live; an ordinary user's PATH may lack it.

@@ -117,7 +117,7 @@ fn a_rule_that_cannot_be_forgotten_stays_as_it_was() {
                 "{said}"
             );
             let rules = net.a.ctl(&["rule", "list"])?;
-            ensure!(rules[0]["id"].to_string() == id, "{rules}");
+            ensure!(rules[0]["id"] == id.parse::<u64>()?, "{rules}");
             talk.advance(SETTLED)?;
             net.wait_bump(7000, "seal")?;
             let later = net.talk(7000)?;

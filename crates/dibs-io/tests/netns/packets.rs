@@ -46,7 +46,7 @@ fn acknowledgements_are_heard_and_nothing_else() {
     isolated(|| {
         let (a, b) = two_hosts()?;
         for ends in [["10.0.1.1", "10.0.1.2"], ["fd00:1::1", "fd00:1::2"]] {
-            let ends = ends.map(|end| end.parse().expect("an address"));
+            let ends: [IpAddr; 2] = ends.map(|end| end.parse().expect("an address"));
             let [from, to] = ends;
             let is_v4 = from.is_ipv4();
             let sender = a.in_ns(|| PacketSender::open(is_v4, 0x0f00_0000))?;

@@ -13,6 +13,8 @@ use serde::Serialize;
 use super::sockets::{Transport, accept};
 use super::{join, micros, percentile};
 
+/// Bytes of a message.
+const SIZE: usize = 64;
 /// Messages before the measurement, for caches and congestion windows.
 const WARM_UP: usize = 200;
 
@@ -23,7 +25,6 @@ pub struct Latency {
     to: SocketAddr,
     transport: Transport,
     duration: Duration,
-    size: usize,
 }
 
 /// Half of each round trip, as sockperf reports it, in microseconds.
@@ -31,8 +32,6 @@ pub struct Latency {
 pub struct LatencyReport {
     /// The transport.
     pub transport: Transport,
-    /// Bytes per message.
-    pub size: usize,
     /// Round trips.
     pub count: usize,
     /// The mean.
@@ -58,7 +57,6 @@ impl Latency {
             to,
             transport: Transport::Tcp,
             duration: Duration::from_secs(2),
-            size: 64,
         }
     }
 
@@ -74,12 +72,6 @@ impl Latency {
         self
     }
 
-    /// Bytes per message.
-    pub fn size(mut self, size: usize) -> Self {
-        self.size = size;
-        self
-    }
-
     /// Plays between two hosts.
     ///
     /// # Errors
@@ -88,10 +80,9 @@ impl Latency {
         let listener = self.transport.listen(to, self.to)?;
         let near = self.transport.connect(from, self.to)?;
         let far = accept(&listener)?;
-        let size = self.size;
         let echo = to.thread("echo", move || {
             pin(1)?;
-            answer(far, size)
+            answer(far)
         })?;
         let plan = self.clone();
         let player = from.thread("ping", move || {
@@ -106,7 +97,7 @@ impl Latency {
 
     fn play(&self, mut stream: TcpStream) -> Result<Vec<Duration>> {
         stream.set_nodelay(true)?;
-        let mut message = vec![0x5a; self.size];
+        let mut message = [0x5a; SIZE];
         let mut trips = Vec::new();
         let mut end = None;
         for n in 0.. {
@@ -130,7 +121,6 @@ impl Latency {
         let at = |share: f64| percentile(&trips, share) / 2.0;
         LatencyReport {
             transport: self.transport,
-            size: self.size,
             count: trips.len(),
             mean_us: micros(trips.iter().sum()) / 2.0 / trips.len() as f64,
             min_us: at(0.0),
@@ -157,9 +147,9 @@ fn pin(place: usize) -> Result<()> {
 }
 
 /// Returns each message until the connection ends.
-fn answer(mut stream: TcpStream, size: usize) -> Result<()> {
+fn answer(mut stream: TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
-    let mut message = vec![0; size];
+    let mut message = [0; SIZE];
     loop {
         match stream.read_exact(&mut message) {
             Ok(()) => stream.write_all(&message).context("pong")?,

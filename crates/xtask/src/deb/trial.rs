@@ -6,7 +6,6 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::tree;
 use crate::cross::{Arch, Emulation};
 use crate::packages;
 use crate::run::{is_root, make_directory, run};
@@ -47,8 +46,9 @@ pub(super) fn run_all(arch: Arch, package: &Path, later: &Path) -> Result<()> {
     packages::ensure(&[&packages::TRIAL])?;
     for suite in SUITES {
         let system = fresh(&package.with_file_name("try"), suite, arch, TOOLS)?;
-        tree::write(&system.join("try/try.sh"), SCRIPT.as_bytes())?;
-        tree::write(&system.join("try/common.sh"), COMMON.as_bytes())?;
+        make_directory(&system.join("try"))?;
+        fs::write(system.join("try/try.sh"), SCRIPT)?;
+        fs::write(system.join("try/common.sh"), COMMON)?;
         for (file, name) in [(package, "dibs.deb"), (later, "later.deb")] {
             fs::copy(file, system.join("try").join(name)).context("the package")?;
         }

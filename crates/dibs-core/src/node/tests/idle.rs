@@ -47,8 +47,8 @@ fn an_hour(pair: &mut Pair, seen: &RefCell<Seen>) -> [u64; 2] {
     while pair.now < end {
         pair.run(SECOND / 4);
         let mut seen = seen.borrow_mut();
-        for path in 0..2 {
-            if std::mem::replace(&mut before[path], pair.sent[0][path]) != pair.sent[0][path] {
+        for (path, before) in before.iter_mut().enumerate() {
+            if std::mem::replace(before, pair.sent[0][path]) != pair.sent[0][path] {
                 let last = seen.last[path].replace(pair.now);
                 let pause = last.map_or(Duration::ZERO, |last| pair.now.since(last));
                 seen.pause[path] = seen.pause[path].max(pause);
