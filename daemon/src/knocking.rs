@@ -194,13 +194,14 @@ async fn reply(
     loop {
         plain.send_due(&mut knocks);
         let at = now();
-        if knocks.values().all(|knock| knock.reply(at).is_some()) {
+        replies.extend(
+            { knocks.iter_mut() }.filter_map(|(pair, knock)| Some((*pair, knock.reply(at)?))),
+        );
+        if replies.len() == knocks.len() {
             break;
         }
         plain.hear_until_due(&mut knocks).await;
     }
-    let at = now();
-    replies.extend({ knocks.iter() }.filter_map(|(pair, knock)| Some((*pair, knock.reply(at)?))));
     // The answer is not to wait for the last repetitions.
     tokio::task::spawn_local(async move {
         while knocks.values().any(|knock| knock.due().is_some()) {

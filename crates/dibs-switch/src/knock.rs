@@ -145,7 +145,18 @@ enum Role {
     /// It asks, and this is the other end's word.
     Asks(Option<Answer>),
     /// It is asked, by an end that sends these numbers.
-    Answers { expected: Numbers, has_heard: bool },
+    Answers { expected: Numbers, word: Word },
+}
+
+/// What the end that is asked has to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    /// Nothing yet.
+    Waits,
+    /// It has heard the other.
+    Heard,
+    /// It gave up.
+    GaveUp,
 }
 
 impl Knock {
@@ -163,27 +174,21 @@ impl Knock {
     /// The part of the end that is asked, by an end that sends the numbers `expected`; `own`: unless it is in plain
     /// already.
     pub fn answer(now: Time, own: Option<Numbers>, expected: Numbers) -> Self {
-        let has_heard = false;
+        let word = Word::Waits;
         Self {
             since: now,
             own,
             sent: 0,
             heard: Vec::new(),
-            role: Role::Answers {
-                expected,
-                has_heard,
-            },
+            role: Role::Answers { expected, word },
         }
     }
 
     /// An acknowledgement of the connection came in, in plain.
     pub fn handle_heard(&mut self, numbers: Numbers, now: Time) {
         match &mut self.role {
-            Role::Answers {
-                expected,
-                has_heard,
-            } if *expected == numbers && !*has_heard => {
-                *has_heard = true;
+            Role::Answers { expected, word } if *expected == numbers && *word == Word::Waits => {
+                *word = Word::Heard;
                 // What was sent before may have met a firewall that knew nothing of the connection yet.
                 (self.since, self.sent) = (now, 0);
             }
@@ -222,12 +227,18 @@ impl Knock {
     }
 
     /// What the end that was asked answers, once that is known.
-    pub fn reply(&self, now: Time) -> Option<(Outcome, u64)> {
-        match self.role {
-            Role::Answers {
-                has_heard: true, ..
-            } => Some((Outcome::Done, self.own.map_or(IN_PLAIN, Numbers::to_wire))),
-            _ => (now >= self.end()).then_some((Outcome::NotHeard, 0)),
+    pub fn reply(&mut self, now: Time) -> Option<(Outcome, u64)> {
+        let end = self.end();
+        let Role::Answers { word, .. } = &mut self.role else {
+            return None;
+        };
+        if *word == Word::Waits && now >= end {
+            *word = Word::GaveUp;
+        }
+        match word {
+            Word::Waits => None,
+            Word::Heard => Some((Outcome::Done, self.own.map_or(IN_PLAIN, Numbers::to_wire))),
+            Word::GaveUp => Some((Outcome::NotHeard, 0)),
         }
     }
 
@@ -246,9 +257,10 @@ impl Knock {
         let most = match self.role {
             Role::Asks(None) => MOST_SENT,
             Role::Asks(Some(_)) => 0,
-            Role::Answers { has_heard, .. } => match has_heard {
-                true => LEAST_SENT,
-                false => MOST_SENT,
+            Role::Answers { word, .. } => match word {
+                Word::Waits => MOST_SENT,
+                Word::Heard => LEAST_SENT,
+                Word::GaveUp => 0,
             },
         };
         let waits = REPEAT_AFTER * ((1 << self.sent) - 1);
@@ -267,7 +279,7 @@ impl Knock {
         let gives_up = match self.role {
             Role::Asks(Some(Ok((Outcome::Done, _)))) => Some(self.end()),
             Role::Answers {
-                has_heard: false, ..
+                word: Word::Waits, ..
             } => Some(self.end()),
             Role::Asks(_) | Role::Answers { .. } => None,
         };
@@ -418,6 +430,7 @@ mod tests {
         answers.handle_heard(THEIRS, START);
         assert_eq!(answers.reply(START), None);
         assert_eq!(answers.reply(START + WITHIN), Some((Outcome::NotHeard, 0)));
+        assert_eq!(answers.due(), None, "nothing is left to do");
         let mut asks = Knock::ask(START, OURS);
         for ack in 0..100 {
             asks.handle_heard(Numbers { seq: 0, ack }, START);
