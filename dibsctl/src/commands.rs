@@ -45,51 +45,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 [] => Ok(()),
             }
         }
-        Command::Rule(RuleCommand::Add {
-            class,
-            terms,
-            bump,
-            require,
-            prefer,
-            priority,
-            scheduler,
-        }) => {
-            // With terms alone the rest is all connections.
-            let selector = match Selector::from(class) {
-                Selector::Match(none) if none == Match::default() => Selector::All,
-                selector => selector,
-            };
-            let made = connect()?.add_rule(NewRule {
-                selector,
-                terms: (*terms).into(),
-                bump,
-                require,
-                prefer,
-                priority,
-                scheduler,
-            })?;
-            show(json, &made, || render::made(&made))?;
-            if !json {
-                warn(&made.warnings);
-            }
-            Ok(())
-        }
-        Command::Rule(RuleCommand::List) => {
-            let rules = connect()?.rules()?;
-            show_list(json, &rules, "rule", || render::rules(&rules))
-        }
-        Command::Rule(RuleCommand::Del { id, force }) => {
-            let gone = connect()?.delete_rule(id, force)?;
-            show(json, &gone, || render::gone(&gone))?;
-            match &gone.kept[..] {
-                [first, ..] => bail!(
-                    "rule {id} is deleted, and {} of it stay on the bump: {} (\"disable --force\" moves them all the same)",
-                    units::count(gone.kept.len(), "connection"),
-                    first.reason
-                ),
-                [] => Ok(()),
-            }
-        }
+        Command::Rule(command) => rule(json, connect()?, command),
         Command::Path(command) => path(json, connect()?, command),
         Command::Peer(PeerCommand::List) => {
             let peers = connect()?.peers()?;
@@ -137,6 +93,57 @@ fn show_list<T: Serialize>(
             human().to_string()
         }
     })
+}
+
+/// Shows, makes or deletes rules.
+fn rule(json: bool, mut client: Client, command: RuleCommand) -> Result<()> {
+    match command {
+        RuleCommand::Add {
+            class,
+            terms,
+            bump,
+            require,
+            prefer,
+            priority,
+            scheduler,
+        } => {
+            // With terms alone the rest is all connections.
+            let selector = match Selector::from(class) {
+                Selector::Match(none) if none == Match::default() => Selector::All,
+                selector => selector,
+            };
+            let made = client.add_rule(NewRule {
+                selector,
+                terms: (*terms).into(),
+                bump,
+                require,
+                prefer,
+                priority,
+                scheduler,
+            })?;
+            show(json, &made, || render::made(&made))?;
+            if !json {
+                warn(&made.warnings);
+            }
+            Ok(())
+        }
+        RuleCommand::List => {
+            let rules = client.rules()?;
+            show_list(json, &rules, "rule", || render::rules(&rules))
+        }
+        RuleCommand::Del { id, force } => {
+            let gone = client.delete_rule(id, force)?;
+            show(json, &gone, || render::gone(&gone))?;
+            match &gone.kept[..] {
+                [first, ..] => bail!(
+                    "rule {id} is deleted, and {} of it stay on the bump: {} (\"disable --force\" moves them all the same)",
+                    units::count(gone.kept.len(), "connection"),
+                    first.reason
+                ),
+                [] => Ok(()),
+            }
+        }
+    }
 }
 
 /// Shows the paths, or changes how they are used.
