@@ -12,8 +12,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// IPPROTO_MPTCP.
 const MPTCP: i32 = 262;
 
-/// An MPTCP connection from `a` to a port of `b`.
-fn connect(net: &Net, to: SocketAddr) -> Result<(TcpStream, TcpStream)> {
+/// An MPTCP connection from `a` to a port of `b`, and who listens there: without that no other subflow comes about.
+fn connect(net: &Net, to: SocketAddr) -> Result<((TcpStream, TcpStream), Socket)> {
     let socket = || Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::from(MPTCP)));
     let listener = net.b.host.in_ns(|| -> std::io::Result<Socket> {
         let listener = socket()?;
@@ -28,7 +28,7 @@ fn connect(net: &Net, to: SocketAddr) -> Result<(TcpStream, TcpStream)> {
         Ok(near)
     })?;
     let (far, _) = listener.accept()?;
-    Ok((near.into(), far.into()))
+    Ok(((near.into(), far.into()), listener))
 }
 
 /// The subflows on `a`, with their bumps, once there are so many of one connection.
@@ -58,7 +58,7 @@ fn subflows_move_together_or_stay() {
             net.b
                 .host
                 .run("ip mptcp endpoint add 10.0.1.2 port 7001 signal")?;
-            let mut conn = connect(net, server(7000))?;
+            let (mut conn, _listener) = connect(net, server(7000))?;
             netns_tests::routed::exchange(&mut conn, 10_000)?;
             ensure!(subflows(net, 2)? == ["plain", "plain"]);
             // Only one of them is named.
