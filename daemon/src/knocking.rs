@@ -258,6 +258,9 @@ fn watched(ear: PacketEar) -> io::Result<AsyncFd<PacketEar>> {
     unsafe { AsyncFd::register(ear) }.map_err(Into::into)
 }
 
+/// Addresses that acknowledgements come from, and their ports (source, destination).
+type Heard = (BTreeSet<IpAddr>, BTreeSet<(u16, u16)>);
+
 /// What sends acknowledgements in plain, and hears them.
 struct Plain {
     senders: Vec<(bool, PacketSender)>,
@@ -272,15 +275,17 @@ impl Plain {
         pairs: impl Iterator<Item = &'a Pair> + Clone,
     ) -> anyhow::Result<Self> {
         let own = marks(&daemon.config).own();
-        let mut sources: BTreeMap<bool, BTreeSet<IpAddr>> = BTreeMap::new();
-        for pair in pairs {
-            let remote = pair.remote.ip();
-            sources.entry(remote.is_ipv4()).or_default().insert(remote);
+        let mut heard: BTreeMap<bool, Heard> = BTreeMap::new();
+        for Pair { local, remote } in pairs {
+            let (sources, ports) = heard.entry(remote.ip().is_ipv4()).or_default();
+            sources.insert(remote.ip());
+            ports.insert((remote.port(), local.port()));
         }
         let (mut senders, mut ears) = (Vec::new(), Vec::new());
-        for (is_v4, sources) in sources {
+        for (is_v4, (sources, ports)) in heard {
             senders.push((is_v4, PacketSender::open(is_v4, own)?));
-            let ear = PacketEar::open(is_v4, &Vec::from_iter(sources))?;
+            let (sources, ports) = (Vec::from_iter(sources), Vec::from_iter(ports));
+            let ear = PacketEar::open(is_v4, &sources, &ports)?;
             ears.push(watched(ear).context("cannot wait for a packet socket")?);
         }
         let index = |name: String| if_nametoindex(name.as_str()).ok();

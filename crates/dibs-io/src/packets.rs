@@ -6,7 +6,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use nix::sys::socket::{ControlMessage, LinkAddr, MsgFlags, SockaddrStorage, recvfrom, sendmsg};
+use nix::sys::socket::{
+    ControlMessage, LinkAddr, MsgFlags, SockaddrStorage, recvfrom, sendmsg, setsockopt, sockopt,
+};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
 use crate::SetupError;
@@ -15,6 +17,10 @@ use crate::SetupError;
 const LONGEST: usize = 40 + 60;
 /// Hosts that the kernel compares a packet's source with before it hands the packet over; with more the reader does.
 const MOST_SOURCES: usize = 16;
+/// Connections whose ports the kernel compares with those of a packet; with more the reader does.
+const MOST_PORTS: usize = 512;
+/// Bytes of packets that wait to be heard: some thousands, as the kernel counts 700 bytes for each.
+const RECEIVE_BUFFER: usize = 4 << 20;
 
 /// A socket that sends whole packets of one IP version by the ordinary route.
 #[derive(Debug)]
@@ -75,15 +81,19 @@ pub struct PacketEar {
 }
 
 impl PacketEar {
-    /// Hears from now on what comes from these hosts.
-    pub fn open(is_v4: bool, sources: &[IpAddr]) -> Result<Self, SetupError> {
+    /// Hears from now on what comes from these hosts, and from and to these ports (source, destination).
+    pub fn open(is_v4: bool, sources: &[IpAddr], ports: &[(u16, u16)]) -> Result<Self, SetupError> {
         let at = |operation| SetupError::at(operation, "a packet socket");
         let kind = Type::DGRAM.nonblocking().cloexec();
         // Nothing comes in before it is bound, so nothing passes by the filter.
         let socket = Socket::new(Domain::PACKET, kind, None).map_err(at("socket"))?;
         socket
-            .attach_filter(&filter(is_v4, sources))
+            .attach_filter(&filter(is_v4, sources, ports))
             .map_err(at("SO_ATTACH_FILTER"))?;
+        // Beyond the system's limit with CAP_NET_ADMIN, up to it without.
+        setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)
+            .or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER))
+            .map_err(|errno| at("SO_RCVBUF")(errno.into()))?;
         bind(&socket, is_v4).map_err(at("bind"))?;
         Ok(Self { socket })
     }
@@ -135,13 +145,14 @@ fn bind(socket: &Socket, is_v4: bool) -> io::Result<()> {
 }
 
 /// A program of classic BPF (bpf(4)) that takes TCP segments with ACK alone that are as long as their headers, from
-/// these hosts. Offsets count from the IP header.
-fn filter(is_v4: bool, sources: &[IpAddr]) -> Vec<SockFilter> {
+/// these hosts and of these ports. Offsets count from the IP header.
+fn filter(is_v4: bool, sources: &[IpAddr], ports: &[(u16, u16)]) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;
     const LOAD_WORD: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
     const IF_GREATER: u16 = 0x25;
+    const SKIP: u16 = 0x05;
     const RETURN: u16 = 0x06;
     let jump = |code, value, if_so, if_not| SockFilter::new(code, if_so, if_not, value);
     let op = |code, value| SockFilter::new(code, 0, 0, value);
@@ -167,6 +178,16 @@ fn filter(is_v4: bool, sources: &[IpAddr]) -> Vec<SockFilter> {
         refuse(),
     ]);
     program.extend(is(LOAD_BYTE, tcp + 13, 0x10));
+    if ports.len() <= MOST_PORTS {
+        program.push(op(LOAD_WORD, tcp));
+        for (index, (from, to)) in ports.iter().enumerate() {
+            // To behind the refusal that follows the last of them.
+            let behind = 2 * (ports.len() - index - 1) + 1;
+            let word = u32::from(*from) << 16 | u32::from(*to);
+            program.extend([jump(IF_EQUAL, word, 0, 1), op(SKIP, behind as u32)]);
+        }
+        program.push(refuse());
+    }
     let last_word = |source: &IpAddr| match source {
         IpAddr::V4(source) => source.to_bits(),
         IpAddr::V6(source) => source.to_bits() as u32,

@@ -54,9 +54,19 @@ fn acknowledgements_are_heard_and_nothing_else() {
                 .map(|last| IpAddr::from([10, 0, 9, last]))
                 .collect();
             let others = [to, IpAddr::from([10, 0, 9, 9])];
-            let ears = [&[from][..], &[from, to], &many, &others];
-            let ears = ears.map(|sources| b.in_ns(|| PacketEar::open(is_v4, sources)));
-            let [one, two, any, none] = ears.map(|ear| ear.expect("an ear"));
+            let port = [(40_000, 80)];
+            let some_ports: Vec<(u16, u16)> = (0..300).map(|port| (40_000, port)).collect();
+            let many_ports: Vec<(u16, u16)> = (0..600).map(|port| (1, port)).collect();
+            let ears = [
+                (&[from][..], &port[..]),
+                (&[from, to], &some_ports),
+                (&many, &many_ports),
+                (&others, &port),
+                (&[from], &[(80, 40_000), (40_000, 81)]),
+            ];
+            let ears =
+                ears.map(|(sources, ports)| b.in_ns(|| PacketEar::open(is_v4, sources, ports)));
+            let [one, two, any, none, no_port] = ears.map(|ear| ear.expect("an ear"));
             let ack = segment(ends, flags::ACK, 0);
             for other in [
                 segment(ends, flags::ACK, 500),
@@ -80,8 +90,12 @@ fn acknowledgements_are_heard_and_nothing_else() {
                 let more = ear.hear().expect_err("nothing else");
                 assert_eq!(more.kind(), ErrorKind::WouldBlock);
             }
-            let more = none.hear().expect_err("it is of no host that was named");
-            assert_eq!(more.kind(), ErrorKind::WouldBlock);
+            for deaf in [none, no_port] {
+                let more = deaf
+                    .hear()
+                    .expect_err("it is of no host or port that was named");
+                assert_eq!(more.kind(), ErrorKind::WouldBlock);
+            }
             // A gateway sends in the names of others.
             let stranger = match is_v4 {
                 true => "10.0.1.77".parse()?,
