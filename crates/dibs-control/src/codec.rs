@@ -223,6 +223,10 @@ mod tests {
                 r#"{"version":1,"request":{"rule_del":{"id":9}}}"#,
             ),
             (
+                Request::RuleDel { id: 9, force: true },
+                r#"{"version":1,"request":{"rule_del":{"id":9,"force":true}}}"#,
+            ),
+            (
                 Request::PathChange(PathChange::Prefer {
                     path: "wlan".to_owned(),
                     weight: None,
@@ -270,7 +274,7 @@ mod tests {
             r#"{"version":1,"request":"dance"}"#,
             r#"{"version":1,"request":"status","more":1}"#,
             r#"{"version":1,"request":{"rule_del":{"id":-1}}}"#,
-            r#"{"version":1,"request":{"rule_del":{"id":1,"force":true}}}"#,
+            r#"{"version":1,"request":{"rule_del":{"id":1,"more":true}}}"#,
             r#"{"version":1,"request":{"disable":{"selector":{"match":{}}}}}"#,
             r#"{"version":1,"request":{"disable":{"selector":{"match":{"dprot":80}}}}}"#,
             r#"{"version":1,"request":{"disable":{"selector":{"match":{"dst":"10.0.0.0/33"}}}}}"#,

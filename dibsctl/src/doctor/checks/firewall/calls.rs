@@ -50,6 +50,20 @@ fn call(peer: &PeerConfig, port: u16) -> Packet {
     }
 }
 
+/// Verdicts on a call at each device but those where all that the peer sends is dropped: that is told as it is, and
+/// what lets that in lets calls in.
+fn verdicts(filter: &Filter, call: &Packet, devices: &[String]) -> Vec<(Verdict, Vec<String>)> {
+    let any = Packet {
+        dport: None,
+        state: "established",
+        ..call.clone()
+    };
+    let judged = filter.verdicts(&any, devices).into_iter();
+    let others = judged.filter(|(verdict, _)| !matches!(verdict, Verdict::Dropped(_)));
+    let others: Vec<String> = others.flat_map(|(_, on)| on).collect();
+    filter.verdicts(call, &others)
+}
+
 fn of_silent(filter: &Filter, peer: &PeerConfig, silent: &SilentPortInfo) -> Finding {
     let SilentPortInfo {
         bump, device, port, ..
@@ -94,7 +108,7 @@ fn of_listeners(
         let Some(path) = open.flat_map(|(_, on)| on).next() else {
             continue;
         };
-        for (verdict, on) in filter.verdicts(&packet, devices) {
+        for (verdict, on) in verdicts(filter, &packet, devices) {
             let Verdict::Dropped(by) = verdict else {
                 continue;
             };
