@@ -17,10 +17,11 @@ use crate::messages::{Answer, Outcome, Unanswered};
 
 /// Time for an acknowledgement to arrive.
 pub const WITHIN: Duration = Duration::from_secs(2);
-/// Time before the first repetition; each later one waits twice as long.
+/// Time before the first repetition; each later one waits twice as long, up to 16 times as long. The other end may begin
+/// to listen late, because it deals with one question at a time.
 const REPEAT_AFTER: Duration = Duration::from_millis(20);
-/// Acknowledgements that an end sends at most.
-const MOST_SENT: u32 = 7;
+const DOUBLINGS: u32 = 4;
+const LONGEST_WAIT: Duration = Duration::from_millis(320);
 /// Acknowledgements that the end that is asked sends once it has heard the other.
 const LEAST_SENT: u32 = 3;
 /// Acknowledgements that are kept while the numbers of the other end are not known yet.
@@ -255,16 +256,17 @@ impl Knock {
     fn next_send(&self) -> Option<Time> {
         self.own?;
         let most = match self.role {
-            Role::Asks(None) => MOST_SENT,
+            Role::Asks(None) => u32::MAX,
             Role::Asks(Some(_)) => 0,
             Role::Answers { word, .. } => match word {
-                Word::Waits => MOST_SENT,
+                Word::Waits => u32::MAX,
                 Word::Heard => LEAST_SENT,
                 Word::GaveUp => 0,
             },
         };
-        let waits = REPEAT_AFTER * ((1 << self.sent) - 1);
-        (self.sent < most).then(|| self.since + waits)
+        let doubled = REPEAT_AFTER * ((1 << self.sent.min(DOUBLINGS)) - 1);
+        let at = self.since + doubled + LONGEST_WAIT * self.sent.saturating_sub(DOUBLINGS);
+        (self.sent < most && at < self.end()).then_some(at)
     }
 
     /// The numbers of an acknowledgement that is to be sent now, if one is.
