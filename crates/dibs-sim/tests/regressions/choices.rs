@@ -11,6 +11,7 @@ fn a_choice_that_the_peer_told_back_stays() {
         calls: [true; 2],
         ..setup(vec![path(true, clean()), path(false, clean())])
     };
+    let deaf = clean().loss(1.0);
     // A closes first and is left in TIME-WAIT; B is gone once it has read everything.
     let answer = Plan {
         client: 1,
@@ -20,10 +21,13 @@ fn a_choice_that_the_peer_told_back_stays() {
     let ops = vec![
         (at(1000), Op::Open(answer)),
         (at(1500), Op::Choose(0, 0, SCRAMBLE)),
-        (at(1600), Op::Choose(0, 0, PLAIN)),
-        (at(1601), Op::Interface(0, 0, false)),
+        (at(2900), Op::Choose(0, 0, PLAIN)),
+        // B hears the question, and its last packet is acknowledged.
+        (at(2901), Op::Link(0, 1, deaf.clone())),
+        (at(2901), Op::Link(1, 1, deaf)),
         (at(3500), Op::Restart(1, Duration::from_millis(10))),
-        (at(3600), Op::Interface(0, 0, true)),
+        (at(3600), Op::Link(0, 1, clean())),
+        (at(3600), Op::Link(1, 1, clean())),
     ];
     let report = run(lax, ops);
     assert_eq!(report.delivered, 20_000);
@@ -104,7 +108,9 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
             (at(2001), Op::Restart(0, Duration::from_millis(1))),
             (at(2002), Op::Link(0, 0, clean())),
             (at(away), Op::Link(0, 1, deaf.clone())),
+            (at(away), Op::Link(1, 1, deaf.clone())),
             (at(away + 17_000), Op::Link(0, 1, clean())),
+            (at(away + 17_000), Op::Link(1, 1, clean())),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);
@@ -242,8 +248,10 @@ fn a_choice_that_another_one_hid_is_told_again() {
             (at(1100), Op::Restart(1, Duration::from_millis(1))),
             // The session comes, and what is said by it gets nowhere.
             (at(away), Op::Outage(0, true)),
+            (at(away), Op::Outage(1, true)),
             (at(1200), Op::Cross(0, [SEAL; 2])),
             (at(18_000), Op::Outage(0, false)),
+            (at(18_000), Op::Outage(1, false)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);
