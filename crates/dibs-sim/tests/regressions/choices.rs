@@ -120,7 +120,7 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
     assert!(late > 0, "no answer was late");
 }
 
-/// A word about a connection waited for the trusted path, until that connection had ended and another one
+/// A word about a connection waited for a path, until that connection had ended and another one
 /// had taken its ports: at one end that one went in plain, while the other end required the bump.
 #[test]
 fn a_late_word_moves_no_later_connection_of_the_same_ends() {
@@ -134,17 +134,20 @@ fn a_late_word_moves_no_later_connection_of_the_same_ends() {
         };
         let ops = vec![
             (at(1000), Op::Open(first)),
-            (at(1200), Op::Interface(0, 0, false)),
+            (at(10_500), Op::Interface(0, 0, false)),
+            (at(10_500), Op::Interface(0, 1, false)),
             // It is left in TIME-WAIT where it was closed first.
-            (at(1500), Op::Choose(0, 0, PLAIN)),
-            (at(20_000), Op::Open(second)),
-            (at(21_000), Op::Interface(0, 0, true)),
+            (at(10_500), Op::Choose(0, 0, PLAIN)),
+            (at(11_500), Op::Open(second)),
+            (at(12_000), Op::Interface(0, 0, true)),
+            (at(12_000), Op::Interface(0, 1, true)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);
         assert_eq!(report.delivered, 304);
         assert_eq!(report.coverage.get(Seen::ChosenOut), 1, "nothing was said");
         assert_eq!(report.coverage.get(Seen::PortsAgain), 1);
+        assert_eq!(report.coverage.get(Seen::SocketNamed), 1, "it was not late");
         assert_eq!(report.coverage.get(Seen::SwitchedOut), 0);
     }
 }
@@ -223,9 +226,15 @@ fn a_choice_that_is_taken_back_leaves_none_that_the_peer_refuses() {
             (at(2500 + later), Op::Choose(0, 1, SCRAMBLE)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
-        let report = run(setup(paths), ops);
+        let setup = Setup {
+            handshake: Handshake::Trusted,
+            ..setup(paths)
+        };
+        let report = run(setup, ops);
         assert_eq!(report.delivered, 60_000);
-        assert!(report.coverage.get(Seen::OwnRule) > 0);
+        for happened in [Seen::NoSession, Seen::OwnRule] {
+            assert!(report.coverage.get(happened) > 0, "{happened:?}");
+        }
     }
 }
 
