@@ -278,6 +278,16 @@ impl Conn {
         !self.removed && socket(end) != State::Closed
     }
 
+    /// Whether a user of a host finds it there: an end that only listens has no connection yet.
+    pub fn is_found(&self, host: usize, kernel: &Kernel) -> bool {
+        let end = &self.ends[usize::from(self.ends[0].host != host)];
+        let listens = kernel
+            .sockets
+            .get::<tcp::Socket<'_>>(end.socket)
+            .is_listening();
+        self.lives(host, kernel) && !listens
+    }
+
     /// How a host's kernel numbers its socket.
     pub fn socket(&self, host: usize) -> Socket {
         Socket(2 * self.number + host as u32 + 1)

@@ -233,7 +233,7 @@ impl World {
     fn choose(&mut self, conn: usize, host: usize, bump: Option<BumpId>) -> bool {
         let now = self.now;
         let (conn, h) = (&self.conns[conn], &mut self.hosts[host]);
-        let awake = h.asleep_until <= now && conn.lives(host, &h.kernel);
+        let awake = h.asleep_until <= now && conn.is_found(host, &h.kernel);
         let Some(node) = h.node.as_mut().filter(|_| awake) else {
             return false;
         };

@@ -11,6 +11,7 @@ fn a_choice_that_the_peer_told_back_stays() {
         calls: [true; 2],
         ..setup(vec![path(true, clean()), path(false, clean())])
     };
+    let deaf = clean().loss(1.0);
     // A closes first and is left in TIME-WAIT; B is gone once it has read everything.
     let answer = Plan {
         client: 1,
@@ -20,10 +21,13 @@ fn a_choice_that_the_peer_told_back_stays() {
     let ops = vec![
         (at(1000), Op::Open(answer)),
         (at(1500), Op::Choose(0, 0, SCRAMBLE)),
-        (at(1600), Op::Choose(0, 0, PLAIN)),
-        (at(1601), Op::Interface(0, 0, false)),
+        (at(2900), Op::Choose(0, 0, PLAIN)),
+        // B hears the question, and its last packet is acknowledged.
+        (at(2901), Op::Link(0, 1, deaf.clone())),
+        (at(2901), Op::Link(1, 1, deaf)),
         (at(3500), Op::Restart(1, Duration::from_millis(10))),
-        (at(3600), Op::Interface(0, 0, true)),
+        (at(3600), Op::Link(0, 1, clean())),
+        (at(3600), Op::Link(1, 1, clean())),
     ];
     let report = run(lax, ops);
     assert_eq!(report.delivered, 20_000);
@@ -104,7 +108,9 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
             (at(2001), Op::Restart(0, Duration::from_millis(1))),
             (at(2002), Op::Link(0, 0, clean())),
             (at(away), Op::Link(0, 1, deaf.clone())),
+            (at(away), Op::Link(1, 1, deaf.clone())),
             (at(away + 17_000), Op::Link(0, 1, clean())),
+            (at(away + 17_000), Op::Link(1, 1, clean())),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);
@@ -114,7 +120,7 @@ fn what_a_new_session_is_told_is_told_until_there_is_an_answer() {
     assert!(late > 0, "no answer was late");
 }
 
-/// A word about a connection waited for the trusted path, until that connection had ended and another one
+/// A word about a connection waited for a path, until that connection had ended and another one
 /// had taken its ports: at one end that one went in plain, while the other end required the bump.
 #[test]
 fn a_late_word_moves_no_later_connection_of_the_same_ends() {
@@ -128,17 +134,20 @@ fn a_late_word_moves_no_later_connection_of_the_same_ends() {
         };
         let ops = vec![
             (at(1000), Op::Open(first)),
-            (at(1200), Op::Interface(0, 0, false)),
+            (at(10_500), Op::Interface(0, 0, false)),
+            (at(10_500), Op::Interface(0, 1, false)),
             // It is left in TIME-WAIT where it was closed first.
-            (at(1500), Op::Choose(0, 0, PLAIN)),
-            (at(20_000), Op::Open(second)),
-            (at(21_000), Op::Interface(0, 0, true)),
+            (at(10_500), Op::Choose(0, 0, PLAIN)),
+            (at(11_500), Op::Open(second)),
+            (at(12_000), Op::Interface(0, 0, true)),
+            (at(12_000), Op::Interface(0, 1, true)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);
         assert_eq!(report.delivered, 304);
         assert_eq!(report.coverage.get(Seen::ChosenOut), 1, "nothing was said");
         assert_eq!(report.coverage.get(Seen::PortsAgain), 1);
+        assert_eq!(report.coverage.get(Seen::SocketNamed), 1, "it was not late");
         assert_eq!(report.coverage.get(Seen::SwitchedOut), 0);
     }
 }
@@ -217,9 +226,15 @@ fn a_choice_that_is_taken_back_leaves_none_that_the_peer_refuses() {
             (at(2500 + later), Op::Choose(0, 1, SCRAMBLE)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
-        let report = run(setup(paths), ops);
+        let setup = Setup {
+            handshake: Handshake::Trusted,
+            ..setup(paths)
+        };
+        let report = run(setup, ops);
         assert_eq!(report.delivered, 60_000);
-        assert!(report.coverage.get(Seen::OwnRule) > 0);
+        for happened in [Seen::NoSession, Seen::OwnRule] {
+            assert!(report.coverage.get(happened) > 0, "{happened:?}");
+        }
     }
 }
 
@@ -242,8 +257,10 @@ fn a_choice_that_another_one_hid_is_told_again() {
             (at(1100), Op::Restart(1, Duration::from_millis(1))),
             // The session comes, and what is said by it gets nowhere.
             (at(away), Op::Outage(0, true)),
+            (at(away), Op::Outage(1, true)),
             (at(1200), Op::Cross(0, [SEAL; 2])),
             (at(18_000), Op::Outage(0, false)),
+            (at(18_000), Op::Outage(1, false)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
         let report = run(setup(paths), ops);

@@ -72,10 +72,10 @@ fn who_forwards_old_datagrams_shuts_no_path() {
     }
 }
 
-/// Where untrusted paths may carry data while no trusted one is there, they took lost messages of
-/// the daemons, too.
+/// A message of the daemons was lost where the only trusted path carried nothing any more, and untrusted ones may carry
+/// data: it arrives once.
 #[test]
-fn the_daemons_words_wait_for_a_trusted_path() {
+fn a_word_that_a_dead_trusted_path_lost_arrives_once() {
     let paths = vec![path(true, clean()), path(false, clean())];
     let lax = Setup {
         hold_without_trusted: false,
