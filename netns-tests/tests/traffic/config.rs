@@ -79,9 +79,9 @@ fn an_unknown_bump() {
 #[test]
 fn no_trusted_path() {
     isolated(|| {
-        let changed = "trust = \"untrusted\" # both";
-        let mark = "\"untrusted\" # both";
-        refused("trust = \"trusted\"", changed, mark, &["hint: ", "trusted"])
+        let changed = "trust = \"untrusted\"";
+        let words = ["scramble", "needs a trusted path", "hint: ", "seal"];
+        refused("trust = \"trusted\"", changed, "\"scramble\"", &words)
     });
 }
 

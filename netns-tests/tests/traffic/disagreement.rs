@@ -19,13 +19,18 @@ fn is_on(net: &Net, bumps: [&str; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Asks for plain while the peer's daemon stands still.
+/// Asks for plain while the peer's daemon stands still: as long as plain is to carry it, and come what may.
 fn disable_in_vain(net: &mut Net) -> Result<()> {
     net.b.suspend()?;
-    let refusal = net.a.refused(&["disable", "--dport", "7000"]);
+    let disable = ["disable", "--dport", "7000"];
+    let refusals =
+        [&[][..], &["--force"]].map(|more| net.a.refused(&[&disable[..], more].concat()));
     net.b.go_on()?;
-    let refusal = refusal?;
-    ensure!(refusal.contains("did not answer"), "{refusal}");
+    let why = ["did not say whether plain carries it", "did not answer"];
+    for (refusal, why) in refusals.into_iter().zip(why) {
+        let refusal = refusal?;
+        ensure!(refusal.contains(why), "{refusal}");
+    }
     Ok(())
 }
 
@@ -73,7 +78,10 @@ fn a_choice_without_a_session_gives_in_to_the_peers_rule() {
             net.a.stop(Signal::SIGKILL)?;
             net.b.stop(Signal::SIGTERM)?;
             net.b.start()?;
-            net.b.switch("disable", "--sport", 7000)?;
+            let disable = ["disable", "--sport", "7000"];
+            let refusal = net.b.refused(&disable)?;
+            ensure!(refusal.contains("no session with the peer"), "{refusal}");
+            net.b.ctl(&[&disable[..], &["--force"]].concat())?;
             let bumps = net.b.bumps(7000)?;
             ensure!(bumps == ["plain"], "{bumps:?}");
             net.a.start()?;

@@ -3,6 +3,8 @@
 use anyhow::{Context as _, Result, ensure};
 use dibs_lab::End;
 use netns_tests::daemon::{Node, wait};
+use netns_tests::topology::server;
+use netns_tests::traffic::{Talk, connect};
 use netns_tests::{Net, Setup, isolated};
 
 /// What `peer list --json` says of the only peer.
@@ -31,10 +33,12 @@ fn any_path_will_do_if_the_user_says_so() {
     isolated(|| {
         let setup = Setup::new().key("handshake = \"any\"").without_daemons();
         setup.run(|net| {
+            // By the link that goes down then.
+            let ends = connect(&net.a.host, &net.b.host, server(7000))?;
             start_without_the_trusted_link(net)?;
             wait_keys(net, "untrusted")?;
             net.a.wait_path("wlan", "up")?;
-            let talk = net.talk(7000)?;
+            let talk = Talk::over(&net.a.host, &net.b.host, ends)?;
             net.a.put_on("seal", "--dport", 7000)?;
             net.wait_bump(7000, "seal")?;
             talk.advance(1 << 20)?;
@@ -62,9 +66,9 @@ fn chained_waits_for_the_trusted_link_and_says_why() {
             wait_keys(net, "trusted")?;
 
             // The daemons' messages go by the other link once this one is gone.
+            let talk = net.talk(7000)?;
             net.eth.down(End::B)?;
             net.a.wait_path("eth", "down")?;
-            let talk = net.talk(7000)?;
             net.a.put_on("seal", "--dport", 7000)?;
             net.wait_bump(7000, "seal")
                 .context("messages by the other link")?;

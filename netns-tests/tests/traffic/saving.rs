@@ -65,7 +65,7 @@ fn what_a_peer_could_not_carry_out_it_does_once_it_can() {
             net.b.start()?;
             net.wait_established()?;
             wait("the choice to be told", || {
-                net.b.log().contains("cannot follow the peer's switch")
+                net.b.log().contains("cannot follow its switch")
             })?;
             net.b.mend_state()?;
             wait("the choice to be carried out", || {
