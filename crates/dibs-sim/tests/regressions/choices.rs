@@ -226,11 +226,7 @@ fn a_choice_that_is_taken_back_leaves_none_that_the_peer_refuses() {
             (at(2500 + later), Op::Choose(0, 1, SCRAMBLE)),
         ];
         let paths = vec![path(true, clean()), path(false, clean())];
-        let setup = Setup {
-            handshake: Handshake::Trusted,
-            ..setup(paths)
-        };
-        let report = run(setup, ops);
+        let report = run(setup(paths), ops);
         assert_eq!(report.delivered, 60_000);
         for happened in [Seen::NoSession, Seen::OwnRule] {
             assert!(report.coverage.get(happened) > 0, "{happened:?}");

@@ -12,7 +12,7 @@ use dibs_core::Time;
 use dibs_core::bump;
 use dibs_core::counters::Counter;
 use dibs_netem::Conditions;
-use dibs_settings::{BumpId, Handshake, Level};
+use dibs_settings::{BumpId, Level};
 use dibs_sim::adversary::Tamper;
 use dibs_sim::coverage::Seen;
 use dibs_sim::history::{Leaving, Op, Order, PathSetup, Plan, Setup};
