@@ -71,3 +71,9 @@ fn shares_leave_a_backup_alone_while_there_are_paths_enough() {
         assert_eq!(used > 100, bump == SHARE, "{used}");
     }
 }
+
+/// Copies were given to a backup while no other path answered, and went by it after one did.
+#[test]
+fn a_backup_sends_no_copies_once_another_path_answers() {
+    dibs_sim::run(90_014_972).unwrap_or_else(|fault| panic!("{fault}"));
+}

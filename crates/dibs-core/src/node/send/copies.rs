@@ -53,7 +53,8 @@ fn send_by(cx: &mut SendCx<'_>, at: usize) -> Option<Out> {
     let placement = Placement::Only(link.id);
     let mut out = None;
     while let Some(Delayed { key, .. }) = copies.front() {
-        // A copy that this path does not take whole is not worth pieces.
+        // A copy that this path does not take whole is not worth pieces, and by a path that the user keeps for when the
+        // others are gone none goes once one of them is back.
         let Some(shape) = shape_of(cx, at, *key) else {
             copies.pop_front();
             continue;
@@ -80,6 +81,10 @@ fn send_by(cx: &mut SendCx<'_>, at: usize) -> Option<Out> {
 
 fn shape_of(cx: &SendCx<'_>, at: usize, key: Key) -> Option<Shape> {
     let pending = cx.in_flight.get(key)?;
+    let mut carriers = cx.paths.carriers(cx.shared, pending.placement, Kind::New).into_iter();
+    if !carriers.any(|carrier| carrier == at) {
+        return None;
+    }
     match &pending.content {
         Content::Chunk(chunk) if !is_stale(cx.flows, cx.in_flight, pending) => shape(cx, at, chunk),
         _ => None,
