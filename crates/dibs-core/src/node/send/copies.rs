@@ -81,8 +81,8 @@ fn send_by(cx: &mut SendCx<'_>, at: usize) -> Option<Out> {
 
 fn shape_of(cx: &SendCx<'_>, at: usize, key: Key) -> Option<Shape> {
     let pending = cx.in_flight.get(key)?;
-    let mut carriers = cx.paths.carriers(cx.shared, pending.placement, Kind::New).into_iter();
-    if !carriers.any(|carrier| carrier == at) {
+    let carriers = cx.paths.carriers(cx.shared, pending.placement, Kind::New);
+    if !carriers.contains(&at) {
         return None;
     }
     match &pending.content {
