@@ -31,14 +31,14 @@ pub(crate) type Kept = HashMap<Pair, Refusal>;
 /// Rules that do not hold any more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gone<'a> {
-    /// Those that held.
+    /// Rules that held.
     pub(crate) rules: &'a [Rule],
-    /// What they had on their bumps goes to plain whether that carries it or not.
+    /// Their connections go to plain whether that carries them or not.
     pub(crate) force: bool,
 }
 
 impl<'a> From<&'a [Rule]> for Gone<'a> {
-    /// What plain does not carry stays.
+    /// Connections that plain does not carry stay.
     fn from(rules: &'a [Rule]) -> Self {
         let force = false;
         Self { rules, force }
@@ -250,7 +250,7 @@ pub(crate) async fn follow_rules(daemon: &Daemon, lives: &[Live], goal: Goal) ->
     kept
 }
 
-/// Those of these connections that can be steered there: of an MPTCP connection all subflows or none.
+/// Connections of these that can be steered there: of an MPTCP connection all subflows or none.
 async fn steerable(daemon: &Daemon, lives: &[Live], bump: Option<BumpId>) -> Vec<Live> {
     let mut refused = match bump {
         None => Refused::new(),

@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The knocks of some connections that go on together.
 type Knocks = BTreeMap<Pair, Knock>;
 
-/// Of these connections those that cannot leave their bumps for plain, and why. Those that are on no bump, and those
+/// Connections of these that cannot leave their bumps for plain, and why. Those that are on no bump, and those
 /// on another program's device, are not looked at.
 pub(crate) async fn refusals(
     daemon: &Daemon,
@@ -164,7 +164,7 @@ pub(crate) async fn on_knock(
     }
 }
 
-/// What a peer is answered that sends these acknowledgements; none for those of which the kernel here does not say
+/// Answers to a peer that sends these acknowledgements; none for those of which the kernel here does not say
 /// where they stand.
 async fn reply(
     daemon: &Rc<Daemon>,
@@ -212,7 +212,7 @@ async fn reply(
     Ok(replies)
 }
 
-/// Where connections that are on bumps stand, as far as the data path knows or the kernel says.
+/// Numbers of connections that are on bumps, as far as the data path knows or the kernel says.
 async fn numbers_of(daemon: &Daemon, pairs: &[Pair]) -> anyhow::Result<HashMap<Pair, Numbers>> {
     let begin = Instant::now();
     let mut solicited: Option<Instant> = None;
@@ -261,7 +261,7 @@ fn watched(ear: PacketEar) -> io::Result<AsyncFd<PacketEar>> {
 /// Addresses that acknowledgements come from, and their ports (source, destination).
 type Heard = (BTreeSet<IpAddr>, BTreeSet<(u16, u16)>);
 
-/// What sends acknowledgements in plain, and hears them.
+/// Sockets that send acknowledgements in plain, and hear them.
 struct Plain {
     senders: Vec<(bool, PacketSender)>,
     ears: Vec<AsyncFd<PacketEar>>,

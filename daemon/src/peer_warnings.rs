@@ -17,7 +17,7 @@ pub(crate) struct PeerWarnings {
     left_out: Cell<u64>,
 }
 
-/// What one peer may still cause.
+/// Warnings that one peer may still cause.
 #[derive(Clone, Copy, Default)]
 struct Bucket {
     /// When all of the burst may be logged again.
@@ -39,7 +39,7 @@ impl PeerWarnings {
         }
     }
 
-    /// Whether another one is logged, and how many were left out before it.
+    /// True if another one is logged, and how many were left out before it.
     fn admit(&self, now: Time, peer: usize) -> Option<u64> {
         let mut peers = self.peers.borrow_mut();
         if peers.len() <= peer {

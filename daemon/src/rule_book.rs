@@ -113,7 +113,7 @@ impl RuleBook {
         self.now.rules = rules;
     }
 
-    /// What there would be without one.
+    /// Rules that there would be without one.
     pub(crate) fn without(&self, id: RuleId) -> Rules {
         let rules = self.now.rules.iter().filter(|rule| rule.id != id);
         let saved = self.now.saved.iter().filter(|rule| rule.id != id);

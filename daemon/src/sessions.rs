@@ -35,7 +35,7 @@ pub(crate) const UNSECURED: &str = "nothing secures a handshake by an untrusted 
      follow, and no preshared key; repair the trusted path, or at both ends give the peer a preshared_key_file, or set \
      handshake = \"any\" in [daemon]";
 
-/// What the user hears of the keys of a session.
+/// Origin of a session's keys, as the user hears of it.
 pub(crate) const fn key_origin(keys: session::KeyOrigin) -> KeyOrigin {
     match keys {
         session::KeyOrigin::Trusted => KeyOrigin::Trusted,

@@ -13,7 +13,7 @@ use crate::live::Live;
 /// Why connections cannot move.
 pub(crate) type Refused = HashMap<Pair, String>;
 
-/// Those of `all` that are meant, or are subflows of a connection of which one is.
+/// Connections of `all` that are meant, or are subflows of a connection of which one is.
 pub(crate) fn united(all: &[Live], meant: impl Fn(&Live) -> bool) -> Vec<&Live> {
     let is_meant = |live: &&Live| meant(live);
     let tokens: BTreeSet<u32> = { all.iter().filter(is_meant) }
@@ -83,7 +83,7 @@ pub(crate) async fn out_of_reach(daemon: &Daemon, lives: &[Live]) -> anyhow::Res
     Ok(lives.iter().filter_map(why).collect())
 }
 
-/// Those connections that moved while another subflow of the same connection did not, by what the peer or the kernel
+/// Connections that moved while another subflow of the same connection did not, by what the peer or the kernel
 /// said.
 pub(crate) fn torn(moved: &[(Live, Result<(), String>)]) -> Vec<(Live, String)> {
     let mut refused = Refused::new();

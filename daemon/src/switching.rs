@@ -61,7 +61,7 @@ impl Progress {
     }
 }
 
-/// Where connections are to go.
+/// Goal of connections that move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Goal {
     /// None: to plain.

@@ -48,7 +48,7 @@ impl Unresolved {
 /// Rule of the file, the `id`th, whose user is not known, and why.
 ///
 /// # Errors
-/// It cannot be for another reason.
+/// The rule cannot be, for another reason.
 pub(crate) fn of_file(
     id: RuleId,
     rule: &RuleConfig,

@@ -30,7 +30,7 @@ pub(crate) fn wanted(daemon: &Daemon) -> Vec<u16> {
     peers.map(|peer| wanted_of(daemon, peer)).collect()
 }
 
-/// Whether some of these addresses are behind a peer.
+/// True if some of these addresses are behind a peer.
 pub(crate) fn leads_to(daemon: &Daemon, peer: usize, to: Prefix) -> bool {
     let mut behind = daemon.config.peers[peer]
         .addresses

@@ -53,7 +53,7 @@ impl Routed {
     /// Makes the hosts, starts the daemons, runs the test, and prints what can be seen on the hosts if it fails.
     ///
     /// # Errors
-    /// Those of the test, and of the system.
+    /// Failures of the test, and of the system.
     pub fn run(router: Router, test: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         programs::check()?;
         let mut net = Self::new(router)?;

@@ -299,7 +299,7 @@ impl Config {
         few.then(|| format!("needs {least} paths at least"))
     }
 
-    /// Whether a path is trusted.
+    /// True if a path is trusted.
     pub fn has_trusted(&self) -> bool {
         self.paths.iter().any(|path| path.trust == Trust::Trusted)
     }

@@ -21,7 +21,7 @@ pub struct Status {
     pub uptime: u64,
     /// Whether scrambled data is authenticated.
     pub integrity: Integrity,
-    /// What the user should hear, one sentence each.
+    /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
     /// As `peer list`.
     pub peers: Vec<PeerInfo>,
@@ -54,7 +54,7 @@ pub struct SilentPortInfo {
     pub device: String,
     /// The port that they are for.
     pub port: u16,
-    /// Whether it is a port of this host; else it is the peer's.
+    /// True if it is a port of this host; else it is the peer's.
     pub here: bool,
     /// Connections of a port of this host that got no answer since it fell silent.
     pub connections: Option<u64>,
@@ -132,7 +132,7 @@ pub struct PeerInfo {
     pub bytes_received: u64,
     /// Live connections that are on a bump.
     pub connections: u64,
-    /// What the keys of the session rest on; none: there is no session.
+    /// Origin of the session's keys; none: there is no session.
     #[serde(default)]
     pub keys: Option<KeyOrigin>,
     /// Places where it listens, as the configuration says it.
@@ -142,7 +142,7 @@ pub struct PeerInfo {
     pub reason: Option<String>,
 }
 
-/// What the keys of a session rest on beside the static keys of both ends. See [`PeerInfo::keys`].
+/// Origin of a session's keys, beside the static keys of both ends. See [`PeerInfo::keys`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeyOrigin {
@@ -381,7 +381,7 @@ pub struct RuleMade {
     pub warnings: Vec<String>,
 }
 
-/// What `rule del` did.
+/// Result of `rule del`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleGone {
     /// The rule that is gone.

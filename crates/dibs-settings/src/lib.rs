@@ -104,7 +104,7 @@ impl FromStr for Scheduler {
 /// The paths by which keys may be agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handshake {
-    /// Those that both ends call trusted.
+    /// Paths that both ends call trusted.
     Trusted,
     /// Any, if a secret of an earlier handshake or a preshared key is in it; without those trusted ones.
     Chained,

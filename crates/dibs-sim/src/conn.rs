@@ -278,7 +278,7 @@ impl Conn {
         !self.removed && socket(end) != State::Closed
     }
 
-    /// Whether a user of a host finds it there: an end that only listens has no connection yet.
+    /// True if a user of a host finds it there: an end that only listens has no connection yet.
     pub fn is_found(&self, host: usize, kernel: &Kernel) -> bool {
         let end = &self.ends[usize::from(self.ends[0].host != host)];
         let listens = kernel

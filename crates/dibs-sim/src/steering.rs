@@ -81,7 +81,7 @@ enum About {
     Telling(Choice),
     /// Whether the peer has the connection on this bump, too.
     Confirm(BumpId),
-    /// Whether the peer hears an acknowledgement of these numbers in plain.
+    /// True if the peer hears an acknowledgement of these numbers in plain.
     Knock(Numbers),
 }
 

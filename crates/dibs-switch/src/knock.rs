@@ -69,7 +69,7 @@ impl Numbers {
     }
 }
 
-/// What this host sends for an acknowledgement: one that acknowledges less in front of it.
+/// Packets that this host sends for an acknowledgement: one that acknowledges less in front of it.
 ///
 /// A firewall that follows the numbers drops what acknowledges bytes that it has not seen, as they went by the bump. The
 /// one in front tells it what this end has sent, so that it lets the other end's acknowledgement of that pass.
@@ -132,7 +132,7 @@ pub fn read(bytes: &[u8]) -> Option<(Pair, Numbers)> {
 pub struct Knock {
     /// When it began, or began to send again.
     since: Time,
-    /// What this end sends; none if it is in plain already, and has nothing to prove.
+    /// Numbers that this end sends; none if it is in plain already, and has nothing to prove.
     own: Option<Numbers>,
     /// Acknowledgements sent since then.
     sent: u32,
@@ -143,20 +143,20 @@ pub struct Knock {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// It asks, and this is the other end's word.
+    /// The end that asks, with the other end's word.
     Asks(Option<Answer>),
-    /// It is asked, by an end that sends these numbers.
+    /// The end that is asked, by an end that sends these numbers.
     Answers { expected: Numbers, word: Word },
 }
 
-/// What the end that is asked has to say.
+/// Word of the end that is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     /// Nothing yet.
     Waits,
-    /// It has heard the other.
+    /// The other end was heard.
     Heard,
-    /// It gave up.
+    /// Nothing was heard in time.
     GaveUp,
 }
 
@@ -210,7 +210,7 @@ impl Knock {
         }
     }
 
-    /// What came of it at the end that asked, once that is known.
+    /// Outcome at the end that asked, once that is known.
     pub fn outcome(&self, now: Time) -> Option<Answer> {
         let Role::Asks(answer) = self.role else {
             return None;
@@ -227,7 +227,7 @@ impl Knock {
         self.heard.contains(&Numbers::from_wire(wire))
     }
 
-    /// What the end that was asked answers, once that is known.
+    /// Answer of the end that was asked, once that is known.
     pub fn reply(&mut self, now: Time) -> Option<(Outcome, u64)> {
         let end = self.end();
         let Role::Answers { word, .. } = &mut self.role else {

@@ -130,7 +130,7 @@ pub enum Body {
         /// Up to [`MAX_ENTRIES`] connections.
         conns: Vec<Named>,
     },
-    /// Which ports of the sender do not answer what the receiver sends there.
+    /// Ports of the sender that do not answer what the receiver sends there.
     Silent {
         /// Grows with each SILENT since the sender started.
         sequence: u64,

@@ -37,11 +37,11 @@ impl Change {
 pub struct Here {
     /// As the node says.
     reported: BTreeSet<Port>,
-    /// Those of them where a listener had no room when they were reported.
+    /// Ports of them where a listener had no room when they were reported.
     busy: BTreeSet<Port>,
     /// The others.
     silent: BTreeSet<Port>,
-    /// Those that the peer knows of.
+    /// Ports that the peer knows of.
     told: BTreeSet<Port>,
     /// The peer is being told.
     telling: bool,
@@ -53,7 +53,7 @@ impl Here {
         self.reported = ports.collect();
     }
 
-    /// Whether one is reported of which nobody has looked yet why it is silent.
+    /// True if one is reported of which nobody has looked yet why it is silent.
     pub fn has_news(&self) -> bool {
         let mut reported = self.reported.iter();
         reported.any(|port| !self.silent.contains(port) && !self.busy.contains(port))
@@ -84,7 +84,7 @@ impl Here {
         self.told.clear();
     }
 
-    /// Whether the peer is to be told, and nobody does so yet: whoever asks does from now on.
+    /// True if the peer is to be told, and nobody does so yet: whoever asks does from now on.
     pub fn begin_telling(&mut self) -> bool {
         let begins = !self.telling && self.told != self.silent;
         self.telling |= begins;
@@ -138,7 +138,7 @@ impl There {
         self.ports.iter().copied()
     }
 
-    /// Whether one is.
+    /// True if one is.
     pub fn contains(&self, port: Port) -> bool {
         self.ports.contains(&port)
     }

@@ -262,7 +262,7 @@ impl ConnTable {
         { self.0.iter() }.filter_map(|(pair, conn)| Some((*pair, conn.choice.get()?)))
     }
 
-    /// Those that are on a bump only because plain does not carry them, and that bump.
+    /// Connections that are on a bump only because plain does not carry them, and that bump.
     pub fn kept(&self) -> impl Iterator<Item = (&Pair, BumpId)> {
         self.0.iter().filter_map(|(pair, conn)| {
             let kept = conn.handed.filter(|handed| handed.by == Hand::Kept)?;

@@ -70,7 +70,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Those of the daemon.
+    /// Metrics of the daemon.
     pub(super) const USUAL: Self = Self {
         fresh: Duration::from_secs(1),
         request: Duration::from_secs(2),
@@ -82,7 +82,7 @@ impl Limits {
 pub(super) struct Server<C> {
     source: C,
     limits: Limits,
-    /// What was collected last, and when. Whoever comes while that is done waits for it.
+    /// Metrics that were collected last, and when. Whoever comes while that is done waits for it.
     collected: Mutex<Option<(Instant, Rc<Answer>)>>,
     clients: RefCell<VecDeque<Rc<Client>>>,
     left: Notify,
@@ -91,7 +91,7 @@ pub(super) struct Server<C> {
 /// A connected client.
 #[derive(Default)]
 struct Client {
-    /// It waits for metrics.
+    /// The client waits for metrics.
     waits: Cell<bool>,
     evicted: Notify,
 }
@@ -195,7 +195,7 @@ impl<C: Collects + 'static> Server<C> {
     }
 }
 
-/// What came before the first empty line, as far as there is room for it.
+/// Request up to the first empty line, as far as there is room for it.
 async fn request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut request = Vec::new();
     let mut piece = [0; 1024];

@@ -7,7 +7,7 @@ use netns_tests::topology::server;
 use netns_tests::traffic::{Talk, connect};
 use netns_tests::{Net, Setup, isolated};
 
-/// What `peer list --json` says of the only peer.
+/// Value of `peer list --json` for the only peer.
 fn said_of_peer(node: &Node, key: &str) -> Result<String> {
     let peers = node.ctl(&["peer", "list"])?;
     let said = &peers[0][key];

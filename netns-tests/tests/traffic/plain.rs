@@ -75,7 +75,7 @@ fn a_connection_that_a_firewall_has_not_seen_begin_stays() {
     isolated(|| stays(Router::Firewall));
 }
 
-/// Of two connections plain carries the one that a firewall has seen begin.
+/// Plain carries the one of two connections that a firewall has seen begin.
 #[test]
 fn a_connection_that_a_firewall_knows_goes_to_plain() {
     isolated(|| {

@@ -62,7 +62,7 @@ struct Firewall {
     made: &'static str,
     opened: &'static str,
     named: &'static str,
-    /// It says that it rejects, so programs give up at once.
+    /// The firewall says that it rejects, so programs give up at once.
     rejects: bool,
 }
 

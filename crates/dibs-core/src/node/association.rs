@@ -217,7 +217,7 @@ impl Association {
         due && endpoints.any(|(local, _)| is_callable(&shared.local[*local], any))
     }
 
-    /// Whether the peer should be called by untrusted paths, too, if the user allows that: it has been called for a
+    /// True if the peer should be called by untrusted paths, too, if the user allows that: it has been called for a
     /// while, or no trusted path leads to it.
     pub(super) fn is_past_trusted(
         now: Time,
@@ -365,7 +365,7 @@ impl Association {
     }
 }
 
-/// Whether a handshake may go by this local path, or by `any`.
+/// True if a handshake may go by this local path, or by `any`.
 fn is_callable(local: &LocalPath, any: bool) -> bool {
     local.is_usable() && (any || local.trusted)
 }

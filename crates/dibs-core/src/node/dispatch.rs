@@ -50,7 +50,7 @@ pub struct Node {
     /// Handshake messages and answers to strangers.
     pub(super) outbox: Outbox,
     pub(super) outbox_head: Vec<u8>,
-    /// What strangers may still be sent, by local path.
+    /// Budget of answers to strangers, by local path.
     pub(super) cookies: Vec<Bucket>,
     /// The peer that is asked first for something to send.
     pub(super) turn: usize,

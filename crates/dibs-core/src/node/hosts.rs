@@ -120,7 +120,7 @@ fn is_unicast(addr: IpAddr) -> bool {
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// Whether a segment with these flags begins a connection.
+/// True if a segment with these flags begins a connection.
 pub(super) const fn begins(tcp: u16) -> bool {
     tcp & (flags::SYN | flags::ACK) == flags::SYN
 }

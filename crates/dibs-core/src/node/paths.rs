@@ -37,7 +37,7 @@ const JOINS_IN_TURN: u32 = 4;
 /// Paths to a peer, those included that are being opened.
 pub(super) const MAX_LINKS: usize = 16;
 
-/// Where a peer is: by which local path, and its address there.
+/// Place of a peer: the local path that leads there, and the peer's address.
 pub(super) type Place = (PathIndex, SocketAddr);
 
 /// Paths that were given up.
@@ -147,7 +147,7 @@ impl PathSet {
         &self.endpoints
     }
 
-    /// Where the peer may be called: at its endpoints, and by local paths that have none where it has proved to be.
+    /// Places where the peer may be called: at its endpoints, and by local paths that have none where it has proved to be.
     pub(super) fn places(&self) -> impl Iterator<Item = Place> {
         let has_endpoint = |local| self.endpoints.iter().any(|(of, _)| *of == local);
         let proved = self.iter().filter(|link| link.is_open());
@@ -163,7 +163,7 @@ impl PathSet {
         Some(link.path.srtt())
     }
 
-    /// Whether the peer is there, by this local path, as far as is known.
+    /// True if the peer is there, by this local path, as far as is known.
     pub(super) fn is_place(&self, place: Place) -> bool {
         let proved = self.iter().filter(|link| link.is_open());
         let mut proved = proved.map(|link| (link.local, link.remote));

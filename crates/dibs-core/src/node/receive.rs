@@ -47,7 +47,7 @@ const OVERTAKING_PATIENCE: Duration = Duration::from_millis(200);
 /// What a receiver works on beside what it holds.
 pub(super) struct ReceiveCx<'a> {
     pub(super) now: Time,
-    /// Whose it is, by index.
+    /// Index of the peer.
     pub(super) peer: usize,
     pub(super) shared: &'a mut Shared,
     pub(super) hosts: &'a Hosts,

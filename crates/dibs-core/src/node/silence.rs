@@ -78,7 +78,7 @@ impl Call {
         self.bump
     }
 
-    /// It gets no answer.
+    /// Notes that the call gets no answer.
     pub(super) fn fail(&mut self) -> Heard {
         let first = !std::mem::replace(&mut self.counted, true);
         Heard::Unanswered { first }

@@ -20,7 +20,7 @@ use crate::time::Time;
 pub struct PeerSnapshot {
     /// Its session.
     pub state: PeerState,
-    /// What the keys of the session rest on, if there is one to send by.
+    /// Origin of the session's keys, if there is a session to send by.
     pub keys: Option<KeyOrigin>,
     /// Keys can be agreed with it by untrusted paths, too, as things are.
     pub by_untrusted: bool,

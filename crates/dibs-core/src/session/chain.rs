@@ -131,7 +131,7 @@ impl Chain {
         Some(secret)
     }
 
-    /// Whether a handshake that names what is held now has a sound secret in it if the peer holds it, too.
+    /// True if a handshake that names what is held now has a sound secret in it if the peer holds it, too.
     pub(super) fn has_sound(&self) -> bool {
         let mut common = self.entries.iter().filter(|e| e.known != Known::Here);
         common.any(|entry| entry.secret.sound)

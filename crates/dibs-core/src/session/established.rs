@@ -69,7 +69,7 @@ impl Session {
         self.agreement.integrity
     }
 
-    /// What its keys rest on.
+    /// Origin of its keys.
     pub const fn origin(&self) -> KeyOrigin {
         self.agreement.origin
     }

@@ -133,14 +133,14 @@ pub enum Role {
     Responder,
 }
 
-/// What the keys of a session rest on beside the static keys of both ends, the strongest first.
+/// Origin of a session's keys, beside the static keys of both ends; the strongest first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum KeyOrigin {
     /// Their handshake went by a path that both ends call trusted.
     Trusted,
-    /// It had a secret of an earlier handshake in it, which can be told of the first one in this list too.
+    /// A secret of an earlier handshake is in them. Keys of the first kind may have one too.
     Chained,
-    /// It had the preshared key in it.
+    /// The preshared key is in them.
     Preshared,
     /// None of these.
     Untrusted,

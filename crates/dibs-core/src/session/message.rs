@@ -37,7 +37,7 @@ pub(super) const INITIATION_LEN: usize = 1200;
 const INITIATION_NOISE_END: usize = INITIATION_LEN - 2 * MAC_LEN;
 const INITIATION_PAYLOAD: usize = INITIATION_NOISE_END - PROLOGUE_LEN - MESSAGE_1_OVERHEAD;
 const TIMESTAMP_LEN: usize = 12;
-/// Where the label stands, behind the longest hello.
+/// Offset of the label, behind the longest hello.
 const LABEL_AT: usize = TIMESTAMP_LEN + 2 + MAX_HELLO;
 const NAMES_LEN: usize = 2 + MOST_NAMED * CHAIN_ID_LEN;
 const RESPONSE_HEADER: usize = 8;
@@ -172,7 +172,7 @@ pub(super) struct Initiation<'a> {
 
 pub(super) struct Response<'a> {
     pub(super) receiver: u32,
-    /// Which of the chain ids that message 1 named is in it, counted from 1; 0: none.
+    /// Number of the chain id in message 1 whose secret is in it, counted from 1; 0: none.
     pub(super) used: u8,
     pub(super) noise: &'a [u8],
     pub(super) before_mac1: &'a [u8],
@@ -236,7 +236,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What the payload of message 1 says.
+/// Content of message 1's payload.
 pub(super) struct Call {
     pub(super) timestamp: Timestamp,
     pub(super) hello: Hello,
@@ -246,7 +246,7 @@ pub(super) struct Call {
     pub(super) named: Vec<ChainId>,
 }
 
-/// What the payload of message 2 says.
+/// Content of message 2's payload.
 pub(super) struct Answer {
     /// The responder's index.
     pub(super) sender: u32,

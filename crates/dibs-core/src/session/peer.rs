@@ -234,7 +234,7 @@ impl PeerSessions {
         sessions.map(Session::expires_at).min()
     }
 
-    /// What the keys of the current session rest on.
+    /// Origin of the current session's keys.
     pub(super) fn origin(&self, now: Time) -> Option<KeyOrigin> {
         let current = self.current.as_ref();
         let usable = current.filter(|session| session.may_send(now));
@@ -318,7 +318,7 @@ pub(super) struct HandshakePeer {
     unsecured: Option<Time>,
     /// How long its latest answer took, by a path that we call untrusted, and by a trusted one.
     pub(super) answered_within: [Option<Duration>; 2],
-    /// What is read of its calls from where it is, beyond what is read of others.
+    /// Budget of its calls from where it is, beyond that of others.
     own: Bucket,
     pub(super) initiation: Option<Initiation>,
     pub(super) sessions: PeerSessions,
@@ -349,17 +349,17 @@ impl HandshakePeer {
         self.initiation.as_mut()?.awaiting(index)
     }
 
-    /// Whether a handshake with what is held now has a secret in it that nobody knows who records untrusted paths.
+    /// True if a handshake with what is held now has a secret in it that nobody knows who records untrusted paths.
     pub(super) fn is_secured(&self) -> bool {
         self.has_psk || self.chain.has_sound()
     }
 
-    /// Whether one more message 1 from where the peer is may be read.
+    /// True if one more message 1 from where the peer is may be read.
     pub(super) fn admit_own(&mut self, now: Time) -> bool {
         self.own.take(now, OWN)
     }
 
-    /// Whether the owner is to be told that nothing secures a handshake by an untrusted path.
+    /// True if the owner is to be told that nothing secures a handshake by an untrusted path.
     pub(super) fn tell_unsecured(&mut self, now: Time) -> bool {
         let known = |told| now.since(told) < TELL_UNSECURED;
         let tells = !self.unsecured.is_some_and(known);

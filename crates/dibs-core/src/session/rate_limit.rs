@@ -59,7 +59,7 @@ impl Bucket {
     }
 }
 
-/// What may be read by one local path.
+/// Budgets of one local path.
 struct Budget {
     anyone: Bucket,
     proved: Box<[[Bucket; PORTS]; ADDRESSES]>,

@@ -30,7 +30,7 @@ impl Sessions {
         }
     }
 
-    /// What comes of a handshake that is refused for that.
+    /// Outcome of a handshake that is refused for that.
     pub(super) fn refused(&mut self, now: Time, id: PeerId, reason: Dropped) -> Outcome {
         let tells = reason == Dropped::Unsecured && self.tell_unsecured(now, id);
         Outcome {
@@ -48,7 +48,7 @@ pub(super) fn set_psk(noise: &mut Noise, preshared: &Secret, used: Option<&Chain
     }
 }
 
-/// What keys rest on that were agreed by a path that both ends call `trusted` or not.
+/// Origin of keys that were agreed by a path that both ends call `trusted`, or not.
 pub(super) fn origin(trusted: bool, has_psk: bool, used: Option<&ChainSecret>) -> KeyOrigin {
     match used {
         _ if trusted => KeyOrigin::Trusted,
@@ -58,7 +58,7 @@ pub(super) fn origin(trusted: bool, has_psk: bool, used: Option<&ChainSecret>) -
     }
 }
 
-/// What a handshake leaves for later ones.
+/// Secret that a handshake leaves for later ones.
 pub(super) fn chain_secret(keys: &HandshakeKeys, origin: KeyOrigin) -> Arc<ChainSecret> {
     ChainSecret::new(keys, origin != KeyOrigin::Untrusted)
 }

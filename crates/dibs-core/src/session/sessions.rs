@@ -133,12 +133,12 @@ impl Sessions {
         }
     }
 
-    /// What the keys of the session to send by rest on.
+    /// Origin of the keys of the session to send by.
     pub fn origin(&self, now: Time, id: PeerId) -> Option<KeyOrigin> {
         self.peers[id.index()].sessions.origin(now)
     }
 
-    /// Whether a handshake with a peer by an untrusted path can be agreed to as things are, if the peer holds what we
+    /// True if a handshake with a peer by an untrusted path can be agreed to as things are, if the peer holds what we
     /// hold.
     pub fn may_go_by_untrusted(&self, id: PeerId) -> bool {
         match self.config.handshake {
@@ -148,7 +148,7 @@ impl Sessions {
         }
     }
 
-    /// Whether handshakes that come by untrusted paths are read at all.
+    /// True if handshakes that come by untrusted paths are read at all.
     pub fn reads_untrusted(&self) -> bool {
         self.config.handshake != Handshake::Trusted
     }

@@ -168,7 +168,7 @@ struct Keys {
     shape: [u8; 16],
     epoch: Vec<u8>,
     session: Vec<u8>,
-    /// What the handshake leaves for later ones, and its name.
+    /// Secret that the handshake leaves for later ones, and its name.
     chain: Vec<u8>,
     chain_id: Vec<u8>,
 }

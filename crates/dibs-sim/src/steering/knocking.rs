@@ -22,22 +22,22 @@ pub(super) enum Cause {
     Rule,
 }
 
-/// What is under way.
+/// Knocks under way.
 #[derive(Debug, Default)]
 pub(super) struct Knocking {
-    /// Of connections that are to go to plain.
+    /// Connections that are to go to plain.
     asks: BTreeMap<Pair, (Meant, Cause, Knock)>,
     /// For the peer, with the questions that are not answered yet.
     answers: BTreeMap<Pair, (Option<u32>, Knock)>,
 }
 
 impl Knocking {
-    /// Whether a connection is looked at here.
+    /// True if a connection is looked at here.
     pub(super) fn asks(&self, pair: &Pair) -> bool {
         self.asks.contains_key(pair)
     }
 
-    /// Whether any is.
+    /// True if any is.
     pub(super) fn asks_any(&self) -> bool {
         !self.asks.is_empty()
     }
@@ -172,7 +172,7 @@ impl Steering {
     }
 }
 
-/// Where a connection stands, as far as the data path knows.
+/// Numbers of a connection, as far as the data path knows them.
 fn numbers(at: &At<'_>, pair: &Pair) -> Option<Numbers> {
     let tuple: Tuple = tuple(pair);
     let conns = at.node.conns();

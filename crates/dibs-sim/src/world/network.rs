@@ -107,7 +107,7 @@ impl PlainRoute {
         }
     }
 
-    /// Whether a firewall lets a packet of `host` pass.
+    /// True if a firewall lets a packet of `host` pass.
     fn passes(&mut self, host: usize, packet: &[u8]) -> bool {
         let segment = self.known.as_mut().zip(offload::tcp(packet));
         let Some((known, segment)) = segment else {

@@ -83,7 +83,7 @@ impl Filter {
         verdict(&self.chains[usize::from(v6)], packet)
     }
 
-    /// What becomes of a packet on each of these interfaces: those with the same verdict together.
+    /// Verdict on a packet on each of these interfaces: those with the same verdict together.
     fn verdicts(&self, packet: &Packet, on: &[String]) -> Vec<(Verdict, Vec<String>)> {
         let mut all: Vec<(Verdict, Vec<String>)> = Vec::new();
         for interface in on {
@@ -146,7 +146,7 @@ fn named(some: &[String], all: &[String]) -> String {
     }
 }
 
-/// What comes by the TUNs, of connections that are there.
+/// Packets that come by the TUNs, of connections that are there.
 fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for peer in &config.peers {

@@ -315,7 +315,7 @@ impl Link {
             && self.path.state() == PathState::Active
     }
 
-    /// Whether new data may go by it.
+    /// True if new data may go by it.
     pub(crate) fn is_active(&self, shared: &Shared) -> bool {
         self.is_alive(shared) && !shared.local[self.local].usage.spent && !self.spent_there
     }

@@ -46,7 +46,7 @@ impl SendCx<'_> {
         }
     }
 
-    /// Who carries the daemons' messages: trusted paths, or any as long as none of those carries anything. They are
+    /// Placement of the daemons' messages: trusted paths, or any as long as none of those carries anything. They are
     /// encrypted whole, so this is no matter of secrecy: a trusted path is not so easily cut.
     pub(super) fn message_placement(&self) -> Placement {
         match self.paths.has_trusted(self.shared) {

@@ -38,7 +38,7 @@ pub(in crate::node) struct RetransmitQueue {
     any: VecDeque<Delayed>,
     /// Messages between the daemons that were lost more than once, and when the next one is sent again.
     messages: VecDeque<Delayed>,
-    /// Those that are to be sent again now.
+    /// Messages that are to be sent again now.
     messages_due: VecDeque<Delayed>,
     messages_at: Time,
     /// The oldest of what waits for an acknowledgement when what waits for a path was put behind it last.

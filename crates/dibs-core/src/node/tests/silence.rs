@@ -44,7 +44,7 @@ fn send(pair: &mut Pair, tuple: Tuple, seq: u32, flags: u16) {
     node.handle_tun(pair.now, pair.bump, buffer, len);
 }
 
-/// What host 1 was told of its ports since it was asked last.
+/// News of host 1's ports since it was asked last.
 fn told(pair: &mut Pair) -> Vec<Vec<SilentPort>> {
     let events = std::mem::take(&mut pair.events[1]).into_iter();
     let ports = events.filter_map(|event| match event {
@@ -83,7 +83,7 @@ fn a_call_that_is_repeated_in_vain_is_told_until_one_is_answered() {
     assert!(told(&mut pair).is_empty() && pair.nodes[0].peers(pair.now)[0].silent.is_empty());
 }
 
-/// What a kernel answers may get lost on its way, and whoever calls then calls again.
+/// A kernel's answer may get lost on its way, and whoever calls then calls again.
 #[test]
 fn a_call_that_is_answered_is_never_in_vain() {
     for answer in [flags::SYN | flags::ACK, flags::RST | flags::ACK, flags::ACK] {

@@ -63,12 +63,12 @@ impl Pair {
         self.filter = Box::new(|_, _, _| true);
     }
 
-    /// What the keys rest on, at both ends.
+    /// Origin of the keys, at both ends.
     fn keys(&self) -> [Option<KeyOrigin>; 2] {
         [0, 1].map(|host| self.nodes[host].peers(self.now)[0].keys)
     }
 
-    /// Whether a segment and a message of the daemons pass both ways within a second.
+    /// True if a segment and a message of the daemons pass both ways within a second.
     fn passes(&mut self, seq: u32) -> bool {
         self.injected = Default::default();
         self.events = Default::default();
