@@ -1,7 +1,7 @@
 //! `dibsd --guard`: what has to be on a bump is blocked before there is a network and before the daemon
 //! runs. The daemon then finds everything as it would have made it, and adds its TUNs.
 //!
-//! What cannot be found out is blocked more coarsely: all TCP of a rule's ports and addresses where its user is not known or
+//! Rules that cannot be resolved are blocked more coarsely: all TCP of a rule's ports and addresses where its user is not known or
 //! iptables does not take it, and what was carried out last where the file cannot be read.
 
 use std::collections::BTreeMap;

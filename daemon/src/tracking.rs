@@ -304,7 +304,7 @@ async fn put_back(daemon: &Daemon, live: &Live) -> Result<(), MarkError> {
     all_of(marking::write(daemon, &[mark]).await)
 }
 
-/// What neither end knows of is news to the peer. `was`: the bump that another program took the connection from.
+/// Tells the peer of a move that neither end knows of. `was`: the bump that another program took the connection from.
 fn followed_elsewhere(daemon: &Rc<Daemon>, live: Live, was: Option<BumpId>, bump: Option<BumpId>) {
     daemon.events.tell_of(
         Audience::of(live.uid),

@@ -1,6 +1,6 @@
 //! Rules for users who are not known yet, as where the host asks a directory for them that the network has to be up for.
 //!
-//! What such a rule requires is required of all TCP of its ports and addresses, whoever sends it: nothing that it may mean
+//! The bump of such a rule is required of all TCP of its ports and addresses, whoever sends it: nothing that it may mean
 //! leaves in plain. A rule that requires nothing waits. Both are resolved as soon as the user is known.
 
 use std::collections::{BTreeMap, BTreeSet};

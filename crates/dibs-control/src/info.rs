@@ -376,7 +376,7 @@ pub struct RuleMade {
     /// Rules of members of the group that contradicted one of root's, and are gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<RuleInfo>,
-    /// What the user should hear, one sentence each.
+    /// Warnings for the user, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -420,7 +420,7 @@ pub struct Changed {
     pub connections: Vec<ConnInfo>,
     /// Those that match, and could not be.
     pub skipped: Vec<Skipped>,
-    /// What the user should hear, one sentence each.
+    /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
 }
 

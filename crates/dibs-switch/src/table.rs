@@ -74,8 +74,8 @@ impl Conn {
         self.handed = to;
     }
 
-    /// It was to go to plain by rules, and stays on this bump: of the peer, which was to say whether plain carries it, it
-    /// is known so much. It is asked [again](crate::telling) where that was no word about plain.
+    /// Notes that the connection was to go to plain by rules, and stays on this bump, because of this answer of the peer.
+    /// The peer is asked [again](crate::telling) if the answer said nothing about plain.
     pub fn keep_on(&mut self, bump: BumpId, answer: Answer, now: Time) {
         let by = Hand::Kept;
         self.handed = self.handed.or(Some(Handed { bump, by }));

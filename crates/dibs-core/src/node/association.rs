@@ -113,7 +113,7 @@ pub(super) struct Association {
     unconfirmed: VecDeque<Unconfirmed>,
     /// Those of each session that still counts, with the instance of the peer; newest last.
     secrets: VecDeque<(u64, EpochSecrets)>,
-    /// Where the peer was called last, and whether it is to be called there once more.
+    /// Place where the peer was called last, and whether it is to be called there once more.
     called: Option<Place>,
     call_again: bool,
     /// Since when there has been no session, and no way to call for one: a trusted path would be needed.
@@ -282,7 +282,7 @@ impl Association {
         self.called
     }
 
-    /// Where the peer was called last it gave a cookie, which is of use only there.
+    /// Notes that the place that was called last gave a cookie, which is of use only there.
     pub(super) fn call_there_again(&mut self) {
         self.call_again = true;
     }

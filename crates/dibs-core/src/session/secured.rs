@@ -1,4 +1,4 @@
-//! What secures a handshake beside the static keys of both ends, and whether that will do (docs/protocol.md, 2, "Which
+//! Secrets in a handshake beside the static keys of both ends, and whether they will do (docs/protocol.md, 2, "Which
 //! paths").
 
 use std::sync::Arc;

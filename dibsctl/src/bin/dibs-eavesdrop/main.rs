@@ -18,7 +18,7 @@ use dibsctl::options::{Eavesdrop, SOCKET};
 struct Args {
     #[command(flatten)]
     options: Eavesdrop,
-    /// Where dibsd listens
+    /// Control socket of dibsd
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
     /// Print JSON, with keys that stay

@@ -39,6 +39,17 @@ fn count(
     seen
 }
 
+/// Has both ends keep the second path as a backup.
+fn spare_second(pair: &mut Pair) {
+    for host in 0..2 {
+        let usage = Usage {
+            role: Role::Backup,
+            ..Usage::default()
+        };
+        pair.nodes[host].set_usage(pair.now, 1, usage);
+    }
+}
+
 /// Runs for an hour, and returns what each path cost, as bytes a day.
 fn an_hour(pair: &mut Pair, seen: &RefCell<Seen>) -> [u64; 2] {
     *seen.borrow_mut() = Seen::default();
@@ -79,13 +90,7 @@ fn a_path_that_carries_nothing_costs_little_and_is_not_forgotten_on_its_way() {
 fn a_backup_costs_as_little_while_another_path_is_in_use() {
     let mut pair = Pair::connected();
     pair.bump = bump::SEAL;
-    for host in 0..2 {
-        let usage = Usage {
-            role: Role::Backup,
-            ..Usage::default()
-        };
-        pair.nodes[host].set_usage(pair.now, 1, usage);
-    }
+    spare_second(&mut pair);
     let seen = count(&mut pair, |_, path, len| path == 0 || len <= 1400);
     pair.run(1300 * SECOND);
     *seen.borrow_mut() = Seen::default();
@@ -126,13 +131,7 @@ fn what_is_idle_takes_over_within_a_second() {
         for to in [0, 1] {
             let mut pair = Pair::far_apart(delay);
             pair.bump = bump::SEAL;
-            for host in 0..2 {
-                let usage = Usage {
-                    role: Role::Backup,
-                    ..Usage::default()
-                };
-                pair.nodes[host].set_usage(pair.now, 1, usage);
-            }
+            spare_second(&mut pair);
             let data = text(200_000);
             let mut at = 0;
             let mut part = |pair: &mut Pair| {

@@ -64,8 +64,8 @@ impl Link {
         });
     }
 
-    /// Where the peer asked from at first, it has not proved to be: what it is to prove itself with
-    /// goes to `from`, too, and only an answer from there counts. Otherwise whoever sends its answer
+    /// Proof of the peer's place, asked for anew: the peer has not proved to be where it asked from at first. So the
+    /// challenge goes to `from`, too, and only an answer from there counts. Otherwise whoever sends its answer
     /// from elsewhere would open the path to there.
     fn ask_anew(&mut self, now: Time, shared: &mut Shared, from: SocketAddr) {
         if let Stage::Accepting {
