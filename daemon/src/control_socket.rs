@@ -275,8 +275,9 @@ fn is_timeout(done: &std::io::Result<()>) -> bool {
     kind == Some(std::io::ErrorKind::TimedOut)
 }
 
-/// Does what is asked for, and tells how far it is while it takes long. What has begun goes on, whether the
-/// client listens or not.
+/// Does what is asked for, and tells how far it is while it takes long: also that it goes on where no more was done, for
+/// on a busy host a change waits for many programs, each of which has its time. What has begun goes on, whether the client
+/// listens or not.
 async fn serve_telling(
     daemon: &impl Serves,
     caller: Caller,
@@ -289,12 +290,10 @@ async fn serve_telling(
         if let Ok(reply) = tokio::time::timeout(TELL_EVERY, &mut serving).await {
             return reply;
         }
-        if let Some((done, of)) = progress.news() {
-            let (done, of) = (done as u64, of as u64);
-            let line = encode_reply(&Ok(Reply::Progress { done, of }));
-            // The kernel takes so little whole, or not at all.
-            let _ = stream.try_write(line.as_bytes());
-        }
+        let (done, of) = progress.counts();
+        let line = encode_reply(&Ok(Reply::Progress { done, of }));
+        // The kernel takes so little whole, or not at all.
+        let _ = stream.try_write(line.as_bytes());
     }
 }
 

@@ -50,14 +50,12 @@ pub(crate) type Moved = (Live, Result<(), String>);
 pub(crate) struct Progress {
     of: Cell<usize>,
     done: Cell<usize>,
-    told: Cell<usize>,
 }
 
 impl Progress {
-    /// So many are dealt with, of so many; none if they are not more than it said the last time.
-    pub(crate) fn news(&self) -> Option<(usize, usize)> {
-        let (done, of) = (self.done.get(), self.of.get());
-        (done > self.told.replace(done)).then_some((done, of))
+    /// Number of connections that were dealt with, and of all.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.done.get() as u64, self.of.get() as u64)
     }
 }
 

@@ -13,8 +13,7 @@ use crate::{
     Preferences, Reply, Request, RuleGone, RuleId, RuleInfo, RuleMade, Selector, Status,
 };
 
-/// How long the daemon has for an answer. `enable` waits for the peer, so this is longer than the
-/// daemon's own patience with it.
+/// How long the daemon may say nothing. While it deals with a request it says each second that it does.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why there is no answer.
@@ -110,7 +109,7 @@ impl Client {
         self.on_progress = Some(tell);
     }
 
-    /// Asks, and waits for the answer, as long as the daemon tells of progress.
+    /// Asks, and waits for the answer, as long as the daemon says that it is at it.
     pub fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
         request.check()?;
         let sent = self.stream.write_all(encode_request(request).as_bytes());
@@ -120,7 +119,7 @@ impl Client {
         loop {
             match self.answer(Some(Instant::now() + self.timeout))? {
                 Reply::Progress { done, of } => {
-                    if let Some(tell) = self.on_progress {
+                    if let Some(tell) = self.on_progress.filter(|_| of > 0) {
                         tell(done, of);
                     }
                 }

@@ -9,11 +9,11 @@ pub fn niceness() -> i32 {
     unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
 }
 
-/// Sets it. Below what it is takes CAP_SYS_NICE, or RLIMIT_NICE that allows it.
+/// Sets that of a thread, 0 for the calling one. Below what it is takes CAP_SYS_NICE, or RLIMIT_NICE that allows it.
 #[allow(unsafe_code)]
-pub fn set_niceness(nice: i32) -> io::Result<()> {
+pub fn set_niceness(thread: u32, nice: i32) -> io::Result<()> {
     // SAFETY: no pointers.
-    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) } {
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

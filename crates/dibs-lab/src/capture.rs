@@ -113,7 +113,7 @@ impl Capture {
         let reader = Arc::clone(&shared);
         let thread = host.thread("capture", move || {
             // What it misses a test cannot do without. Users other than root have it run as others do.
-            let _ = dibs_io::set_niceness(-20);
+            let _ = dibs_io::set_niceness(0, -20);
             reader.record(blocks, &stopped)
         })?;
         Ok(Self {

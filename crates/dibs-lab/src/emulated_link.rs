@@ -147,7 +147,7 @@ impl Wire {
         let worker = Arc::clone(&shared);
         let thread = middle.thread("link", move || {
             // It is the network, which runs before all programs. Users other than root have it run as one of them.
-            let _ = dibs_io::set_niceness(-20);
+            let _ = dibs_io::set_niceness(0, -20);
             let mut one = CpuSet::new();
             if one.set(processor()).is_ok() {
                 let _ = sched_setaffinity(Pid::from_raw(0), &one);

@@ -18,9 +18,11 @@ const NEVER: Duration = Duration::from_secs(1000);
 const SHORT: Duration = Duration::from_millis(50);
 
 /// Answers all requests, and takes clients for whom it is told.
+#[derive(Default)]
 struct Fake {
     uid: Cell<u32>,
     answer: Cell<usize>,
+    takes: Duration,
     events: Events,
     turned_away: TurnedAway,
 }
@@ -33,6 +35,7 @@ impl Serves for Fake {
     }
 
     async fn serve(&self, _: Caller, _: Request, _: &Progress) -> Result<Reply, Failure> {
+        tokio::time::sleep(self.takes).await;
         match self.answer.get() {
             0 => Ok(Reply::Done),
             length => Err(Failure::new(ErrorKind::Failed, "x".repeat(length))),
@@ -71,9 +74,7 @@ fn serving<F: Future<Output = ()>>(idle: Duration, body: impl FnOnce(Socket) -> 
     let socket = Socket {
         fake: Rc::new(Fake {
             uid: Cell::new(1000),
-            answer: Cell::new(0),
-            events: Events::default(),
-            turned_away: TurnedAway::default(),
+            ..Fake::default()
         }),
         _directory: directory,
         path,
@@ -146,6 +147,23 @@ impl Client {
             }
         }
     }
+}
+
+/// A change that waits for programs of a busy host, and moves no connection meanwhile.
+#[tokio::test(start_paused = true)]
+async fn what_takes_longer_than_a_client_waits_is_told_to_go_on() {
+    let fake = Fake {
+        takes: 2 * dibs_control::TIMEOUT,
+        ..Fake::default()
+    };
+    let (client, served) = UnixStream::pair().expect("a pair of sockets");
+    let caller = Caller { uid: 0 };
+    let reply = serve_telling(&fake, caller, Request::Status, &served).await;
+    assert_eq!(reply, Ok(Reply::Done));
+    let mut said = vec![0; 1 << 16];
+    let length = client.try_read(&mut said).expect("something was said");
+    let lines = said[..length].split_inclusive(|byte| *byte == b'\n');
+    assert_eq!(lines.count(), 39, "one each second");
 }
 
 /// Lets the other side go on.

@@ -80,7 +80,7 @@ impl Priority {
         self.before = spent;
         let starves = self.starved >= LOOKS;
         match self.until {
-            None if starves => match set_niceness(BOOST_NICE) {
+            None if starves => match set_both(BOOST_NICE) {
                 Ok(()) => {
                     self.taken += 1;
                     self.until = Some(now + HOLD);
@@ -96,12 +96,20 @@ impl Priority {
             Some(_) if starves => self.until = Some(now + HOLD),
             Some(until) if until <= now => {
                 // Anybody may be nicer than before.
-                let _ = set_niceness(0);
+                let _ = set_both(0);
                 self.until = None;
             }
             _ => {}
         }
     }
+}
+
+/// Sets the niceness of this thread, and of the main one, for itself and for the programs that it starts: beside this thread
+/// iptables would not come to its end on a busy host.
+fn set_both(nice: i32) -> io::Result<()> {
+    let main = std::process::id();
+    set_niceness(0, nice)?;
+    set_niceness(main, nice)
 }
 
 /// Others had the processor about as long as it had, and it wanted much.
