@@ -415,7 +415,7 @@ impl DataPath {
                     mtu,
                     addresses,
                 } => {
-                    self.node.set_path_addresses(path, addresses);
+                    self.node.set_path_addresses(now, path, addresses);
                     self.node.set_path(now, path, up, mtu);
                     if let Some(socket) = &mut self.paths[path].socket {
                         socket.retry_offloads();

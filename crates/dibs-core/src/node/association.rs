@@ -198,7 +198,8 @@ impl Association {
         paths: &PathSet,
         (state, any): (PeerState, bool),
     ) -> bool {
-        let answered = paths.iter().any(|link| link.is_alive(shared));
+        let is_up = state == PeerState::Established;
+        let answered = !is_up || paths.iter().any(|link| link.is_alive(shared));
         if answered {
             self.silent_since = None;
         }
@@ -265,13 +266,13 @@ impl Association {
     }
 
     /// The next place to send a handshake message to, of all those in turn where the peer may be; by untrusted paths
-    /// only if `any` path will do.
+    /// only if `any` path will do. And how many there are, and how many of them on one path at most.
     pub(super) fn next_call(
         &mut self,
         shared: &Shared,
         paths: &PathSet,
         any: bool,
-    ) -> Option<Place> {
+    ) -> Option<(Place, (u32, u32))> {
         let places = paths.places();
         let places = places.filter(|(local, _)| is_callable(&shared.local[*local], any));
         let places: SmallVec<[Place; 8]> = places.collect();
@@ -279,7 +280,9 @@ impl Association {
         let again = std::mem::take(&mut self.call_again);
         let next = last.map_or(0, |at| at + usize::from(!again));
         self.called = places.get(next).or(places.first()).copied();
-        self.called
+        let on_path = |of: &Place| places.iter().filter(|at| at.0 == of.0).count();
+        let on_one = places.iter().map(on_path).max()?;
+        Some((self.called?, (places.len() as u32, on_one as u32)))
     }
 
     /// Notes that the place that was called last gave a cookie, which is of use only there.

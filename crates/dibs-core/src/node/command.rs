@@ -14,6 +14,7 @@ use super::solicit;
 use crate::flow::echo_filter::EchoFilter;
 use crate::path_index::PathIndex;
 use crate::preference::Usage;
+use crate::session::Hurry;
 use crate::time::Time;
 
 impl Node {
@@ -72,6 +73,16 @@ impl Node {
         for peer in &mut self.peers {
             peer.on_local_change(now, &mut self.shared, path);
         }
+        if self.shared.local[path].is_usable() {
+            self.hurry(now);
+        }
+    }
+
+    /// Peers that do not answer may be within reach of this host as it stands now.
+    fn hurry(&mut self, now: Time) {
+        for peer in &self.peers {
+            self.sessions.hurry(now, peer.id, Hurry::Reachable);
+        }
     }
 
     /// What a local path may be used for changed.
@@ -123,7 +134,7 @@ impl Node {
 
     /// The addresses of a local path. If they are others than before, peers are told at once where its datagrams come
     /// from now.
-    pub fn set_path_addresses(&mut self, path: usize, addresses: Vec<IpAddr>) {
+    pub fn set_path_addresses(&mut self, now: Time, path: usize, addresses: Vec<IpAddr>) {
         let path = PathIndex::new(path);
         let before = &mut self.shared.local[path].addresses;
         if *before == addresses {
@@ -134,6 +145,7 @@ impl Node {
         links
             .filter(|link| link.local == path)
             .for_each(Link::elicit_ack);
+        self.hurry(now);
     }
 
     /// Replaces the endpoints of a peer, by index of our local path.
@@ -144,8 +156,13 @@ impl Node {
         };
         let endpoints = endpoints.into_iter();
         let endpoints = endpoints.map(|(path, to)| (PathIndex::new(path), to));
-        let given_up = peer.paths.set_endpoints(now, endpoints.collect());
+        let endpoints: Vec<_> = endpoints.collect();
+        if peer.paths.endpoints() == endpoints {
+            return;
+        }
+        let given_up = peer.paths.set_endpoints(now, endpoints);
         peer.abandon(shared, given_up);
+        self.sessions.hurry(now, peer.id, Hurry::Reachable);
     }
 
     /// A path to the host `to` has just carried so many bytes of payload a second for others:

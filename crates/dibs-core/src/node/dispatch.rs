@@ -22,8 +22,8 @@ use crate::counters::Counter;
 use crate::flow::inject::{Injection, Injector};
 use crate::path_index::PathIndex;
 use crate::session::{
-    Arrived, Bucket, Config as SessionConfig, Dropped, KeyLimits, OpenError, Rate, SeededRandom,
-    Sessions, Way, is_handshake,
+    Arrived, Bucket, Config as SessionConfig, Dropped, Hurry, KeyLimits, OpenError, Rate,
+    SeededRandom, Sessions, Way, is_handshake,
 };
 use crate::time::Time;
 
@@ -197,6 +197,7 @@ impl Node {
             shared.count(Counter::TunNoPeer);
             return shared.pool.give(buffer);
         };
+        sessions.hurry(now, peer.id, Hurry::Wanted);
         let session = sessions.sending(now, peer.id).map(|session| &*session);
         match parsed {
             Packet::Tcp(segment) => {
@@ -280,6 +281,9 @@ impl Node {
         match received {
             Ok(ref received) => {
                 let index = received.peer.index();
+                if received.opened.authenticated {
+                    sessions.hurry(now, received.peer, Hurry::Reachable);
+                }
                 peers[index].receive(now, shared, arrival, received);
             }
             Err(error) => shared.count(match error {
@@ -414,7 +418,9 @@ impl Node {
             let Peer {
                 association, paths, ..
             } = peer;
-            let wants = association.wants_call(now, shared, paths, allowed);
+            // A call that has begun goes on by itself.
+            let wants = association.wants_call(now, shared, paths, allowed)
+                && sessions.calling_since(peer.id).is_none();
             if association.poll_stranded(now, shared, paths, allowed)
                 && sessions.tell_unsecured(now, peer.id)
             {
@@ -450,17 +456,18 @@ impl Node {
         let since = sessions.calling_since(*id);
         let any = sessions.may_go_by_untrusted(*id)
             && Association::is_past_trusted(now, shared, paths, since);
-        let place = association.next_call(shared, paths, any);
-        let way = match place {
-            Some(place) => Way {
+        let called = association.next_call(shared, paths, any);
+        let way = match called {
+            Some((place, turns)) => Way {
                 trusted: shared.local[place.0].trusted,
                 round_trip: paths.round_trip(place),
+                turns,
             },
             None => Way::new(true),
         };
         let hello = association::hello(shared);
         let message = sessions.initiate(now, wall, *id, way, &hello, &mut shared.rng);
-        if let Some((path, to)) = place {
+        if let Some(((path, to), _)) = called {
             enqueue(shared, outbox, (path, to, message));
         }
     }

@@ -227,9 +227,6 @@ impl PathSet {
         endpoints: Vec<(PathIndex, SocketAddr)>,
     ) -> GivenUp {
         let mut given_up = GivenUp::new();
-        if self.endpoints == endpoints {
-            return given_up;
-        }
         let is_former = |l: &Link, known: &[_]| {
             let place = (l.local, l.remote);
             let has_left = known.contains(&place) && !endpoints.contains(&place);

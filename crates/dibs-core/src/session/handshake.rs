@@ -18,12 +18,19 @@ use crate::time::Time;
 
 /// Wait for an answer to the first message 1; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
-/// The longest such wait, if the peer is known to answer in half of it: it is called often, so that it is
-/// found soon after an outage.
+/// The longest such wait at first, if the peer is known to answer in half of it.
 const NEAR_RETRY: Duration = Duration::from_millis(500);
 /// The longest if it is not. An answer counts only until the next message 1, so this has to be more than any
 /// round trip.
-const FAR_RETRY: Duration = Duration::from_secs(2);
+pub(super) const FAR_RETRY: Duration = Duration::from_secs(2);
+/// A peer that has not answered for long is called less often by each path: after this part of that time, and after so
+/// long at most with what is added at random. One that is back is found within a small part of its absence, and one that is
+/// gone costs a path less than 3 MB a day.
+const RETRY_SHARE: u32 = 32;
+const LONGEST_RETRY: Duration = Duration::from_secs(37);
+const LONGEST_JITTER: Duration = Duration::from_secs(3);
+/// The same part of the time since there was [cause to hurry](Sessions::hurry).
+const HURRIED_SHARE: u32 = 2;
 
 /// Age at which the initiator of a session begins the next one.
 const INITIATOR_REKEY: Duration = Duration::from_secs(120);
@@ -118,6 +125,8 @@ pub struct Way {
     pub trusted: bool,
     /// The path's round trip, as far as it is known.
     pub round_trip: Option<Duration>,
+    /// Number of places that are called in turn, and how many of them are on one path at most.
+    pub turns: (u32, u32),
 }
 
 impl Way {
@@ -126,6 +135,7 @@ impl Way {
         Self {
             trusted,
             round_trip: None,
+            turns: (1, 1),
         }
     }
 }
@@ -185,6 +195,7 @@ impl Sessions {
 
         let initiation = peer.initiation.get_or_insert(Initiation {
             started: now,
+            hurried: now,
             attempts: 0,
             repeated: false,
             retry_at: now,
@@ -200,8 +211,13 @@ impl Sessions {
             Some(time) => (2 * time).clamp(NEAR_RETRY, FAR_RETRY),
             None => FAR_RETRY,
         };
-        let backoff = backoff.min(longest);
-        initiation.retry_at = now + backoff + random::jitter(rng, backoff / 4);
+        let silence = now.since(initiation.started) / RETRY_SHARE;
+        let hurry = now.since(initiation.hurried) / HURRIED_SHARE;
+        let (places, on_one_path) = way.turns;
+        let patience = silence.min(hurry).min(LONGEST_RETRY) * on_one_path / places;
+        let backoff = backoff.min(longest.max(patience));
+        let jitter = random::jitter(rng, (backoff / 4).min(LONGEST_JITTER));
+        initiation.retry_at = now + backoff + jitter;
         initiation.attempts += 1;
 
         let local_index = self.indices.allocate(id, rng);

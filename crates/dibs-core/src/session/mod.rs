@@ -39,7 +39,7 @@ pub use keys::{
     Suite, TAG_LEN,
 };
 pub use message::{Hello, HelloTooLong, MAX_HELLO, is_handshake};
-pub use peer::{AddPeerError, PeerId, PeerState};
+pub use peer::{AddPeerError, Hurry, PeerId, PeerState};
 pub use random::{Random, SeededRandom};
 pub use replay::{REPLAY_WINDOW, ReplayWindow};
 pub use seal::{

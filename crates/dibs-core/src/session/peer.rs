@@ -10,7 +10,7 @@ use x25519_dalek::PublicKey;
 use super::chain::{Chain, ChainSecret, Moment};
 use super::cookie::{Mac, PublicMacs};
 use super::established::Session;
-use super::handshake::Dropped;
+use super::handshake::{Dropped, FAR_RETRY};
 use super::keys::{KeyOrigin, Role, Secret};
 use super::message::Timestamp;
 use super::noise::Noise;
@@ -37,6 +37,11 @@ const RESPONDER_RENEWAL: Duration = Duration::from_secs(10);
 const OWN: Rate = Rate {
     burst: 4,
     each: Duration::from_secs(1),
+};
+/// Calls that are made early, as there is cause to: connections may ask for a peer all day that is gone.
+const EARLY: Rate = Rate {
+    burst: 16,
+    each: Duration::from_secs(300),
 };
 /// Between two times that the owner is told that nothing secures a handshake.
 const TELL_UNSECURED: Duration = Duration::from_secs(60);
@@ -65,6 +70,15 @@ pub enum AddPeerError {
     /// Another peer has this key.
     #[error("another peer has the same public key")]
     DuplicateKey,
+}
+
+/// Cause to call a peer early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hurry {
+    /// A local connection has data for it.
+    Wanted,
+    /// It may be within reach again: a path, an address or an endpoint changed, or something of its came.
+    Reachable,
 }
 
 /// How far we are with a peer.
@@ -262,6 +276,8 @@ impl PeerSessions {
 pub(super) struct Initiation {
     /// When the first message 1 of this call was sent.
     pub(super) started: Time,
+    /// When there was cause to hurry the last time.
+    pub(super) hurried: Time,
     pub(super) attempts: u32,
     /// It was repeated early, since the peer called too.
     pub(super) repeated: bool,
@@ -320,6 +336,8 @@ pub(super) struct HandshakePeer {
     pub(super) answered_within: [Option<Duration>; 2],
     /// Budget of its calls from where it is, beyond that of others.
     own: Bucket,
+    /// Budgets of our own calls to it that are made early, by [`Hurry`].
+    early: [Bucket; 2],
     pub(super) initiation: Option<Initiation>,
     pub(super) sessions: PeerSessions,
 }
@@ -339,6 +357,7 @@ impl HandshakePeer {
             unsecured: None,
             answered_within: [None; 2],
             own: Bucket::default(),
+            early: [Bucket::default(); 2],
             initiation: None,
             sessions: PeerSessions::default(),
         }
@@ -357,6 +376,17 @@ impl HandshakePeer {
     /// True if one more message 1 from where the peer is may be read.
     pub(super) fn admit_own(&mut self, now: Time) -> bool {
         self.own.take(now, OWN)
+    }
+
+    /// Has a call that waits go on at once, and be repeated for a while as often as one that has just begun.
+    pub(super) fn hurry(&mut self, now: Time, cause: Hurry) {
+        let waits = |call: &&mut Initiation| call.retry_at > now + FAR_RETRY;
+        if let Some(call) = self.initiation.as_mut().filter(waits)
+            && self.early[cause as usize].take(now, EARLY)
+        {
+            call.hurried = now;
+            call.retry_at = now;
+        }
     }
 
     /// True if the owner is to be told that nothing secures a handshake by an untrusted path.

@@ -9,7 +9,7 @@ use x25519_dalek::{PublicKey, StaticSecret};
 use super::cookie::{CookieJar, PublicMacs};
 use super::established::Session;
 use super::keys::{Integrity, KeyOrigin, PathId, Secret, SessionId, Suite};
-use super::peer::{AddPeerError, HandshakePeer, Indices, PeerId, PeerState};
+use super::peer::{AddPeerError, HandshakePeer, Hurry, Indices, PeerId, PeerState};
 use super::random::Random;
 use super::rate_limit::HandshakeLimiter;
 use super::seal::{self, KeyLimits, OpenError, Opened};
@@ -164,6 +164,12 @@ impl Sessions {
     pub fn calling_since(&self, id: PeerId) -> Option<Time> {
         let initiation = self.peers[id.index()].initiation.as_ref()?;
         Some(initiation.started)
+    }
+
+    /// Calls a peer at once that has been called in vain for so long that the next call would have to wait, within a
+    /// budget.
+    pub fn hurry(&mut self, now: Time, id: PeerId, cause: Hurry) {
+        self.peers[id.index()].hurry(now, cause);
     }
 
     /// When a peer should be called by a trusted path, if there is one: the handshake of its session went by another.

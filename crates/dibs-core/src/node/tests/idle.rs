@@ -197,3 +197,146 @@ fn a_host_with_nothing_to_do_is_not_asleep() {
     let down = paths.iter().filter(|path| path.state == "down").count();
     assert_eq!(down, 2, "since {now:?}: {paths:?}");
 }
+
+/// Has nothing arrive, as where the peer is switched off.
+fn switch_off(pair: &mut Pair) -> Rc<RefCell<Seen>> {
+    count(pair, |_, _, _| false)
+}
+
+/// Has all arrive but the calls of one host: the other is to find it.
+fn switch_on(pair: &mut Pair, silent: usize) {
+    const CALL: usize = 1200;
+    pair.filter = Box::new(move |host, _, bytes| host != silent || bytes.len() != CALL);
+}
+
+/// Time until a path of host 0 carries data again.
+fn back_after(pair: &mut Pair) -> Duration {
+    let from = pair.now;
+    let is_back = |pair: &Pair| {
+        let is_up = pair.nodes[0].peers[0].association.is_up();
+        is_up
+            && pair.nodes[0]
+                .paths()
+                .iter()
+                .any(|path| path.state == "active")
+    };
+    while !is_back(pair) && pair.now.since(from) < HOUR {
+        pair.run(SECOND / 10);
+    }
+    pair.now.since(from)
+}
+
+#[test]
+fn a_peer_that_is_switched_off_costs_little() {
+    for one_path in [false, true] {
+        let mut pair = Pair::connected();
+        if one_path {
+            let now = pair.now;
+            pair.nodes[0].set_path(now, 1, false, 1500);
+        }
+        let seen = switch_off(&mut pair);
+        pair.run(24 * HOUR);
+        let costs = seen.borrow().bytes;
+        assert!(
+            costs.iter().all(|bytes| *bytes <= A_DAY),
+            "{costs:?} bytes a day"
+        );
+        assert!(costs[0] > A_DAY / 4, "it is still looked for: {costs:?}");
+    }
+}
+
+/// Connections that ask for the peer all day cost more, within bounds.
+#[test]
+fn connections_that_ask_for_a_peer_all_day_cost_little_more() {
+    let mut pair = Pair::connected();
+    let seen = switch_off(&mut pair);
+    for second in 0..8640 {
+        pair.send_ack(0, second);
+        pair.run(10 * SECOND);
+    }
+    let costs = seen.borrow().bytes;
+    assert!(
+        costs.iter().all(|bytes| *bytes <= 3 * A_DAY),
+        "{costs:?} bytes a day"
+    );
+}
+
+#[test]
+fn a_peer_that_is_back_is_found_within_a_small_part_of_its_absence() {
+    for one_path in [false, true] {
+        for minutes in [1, 10, 60, 600] {
+            let mut pair = Pair::connected();
+            if one_path {
+                let now = pair.now;
+                pair.nodes[0].set_path(now, 1, false, 1500);
+            }
+            switch_off(&mut pair);
+            let absence = minutes * 60 * SECOND;
+            pair.run(absence);
+            switch_on(&mut pair, 1);
+            let took = back_after(&mut pair);
+            let bound = (absence / 20).clamp(2 * SECOND, 40 * SECOND) + SECOND;
+            assert!(took <= bound, "{took:?} after {absence:?}");
+        }
+    }
+}
+
+/// What tells that a peer may be within reach has it called at once.
+#[test]
+fn a_peer_is_called_at_once_where_there_is_cause() {
+    type Cause = fn(&mut Pair);
+    let causes: [(&str, Cause); 5] = [
+        ("an interface", |pair| {
+            let now = pair.now;
+            pair.nodes[0].set_path(now, 0, true, 1500);
+        }),
+        ("an address", |pair| {
+            let now = pair.now;
+            pair.nodes[0].set_path_addresses(now, 1, vec![addr(0, 1).ip(), addr(9, 1).ip()]);
+        }),
+        ("an endpoint", |pair| {
+            let now = pair.now;
+            let endpoints = vec![(1, addr(1, 1))];
+            pair.nodes[0].set_endpoints(now, 0, endpoints);
+        }),
+        ("data", |pair| pair.send(0, 1, b"word", 0, 1)),
+        ("a call of the peer", |pair| {
+            switch_on(pair, 0);
+            let mut config = config(1, Integrity::On);
+            config.peers[0].endpoints = vec![(0, addr(0, 0))];
+            pair.nodes[1] = Node::new(pair.now, config, [3; 32]).unwrap();
+        }),
+    ];
+    for (cause, happens) in causes {
+        let mut pair = Pair::connected();
+        let now = pair.now;
+        pair.nodes[0].set_path(now, 0, cause != "an interface", 1500);
+        switch_off(&mut pair);
+        pair.run(HOUR);
+        switch_on(&mut pair, 1);
+        // Not just when a call was due anyhow.
+        let before = pair.sent[0];
+        pair.run(5 * SECOND);
+        assert_eq!(pair.sent[0], before, "{cause}: no call was due");
+        happens(&mut pair);
+        let took = back_after(&mut pair);
+        assert!(took <= 2 * SECOND, "{cause}: {took:?}");
+    }
+}
+
+/// A datagram of the peer does so too, while the session lasts.
+#[test]
+fn a_peer_that_is_heard_is_called_at_once() {
+    let mut pair = Pair::connected();
+    switch_off(&mut pair);
+    pair.run(170 * SECOND);
+    let calls = |pair: &Pair| {
+        pair.nodes[0]
+            .sessions
+            .calling_since(pair.nodes[0].peers[0].id)
+    };
+    assert!(calls(&pair).is_some());
+    switch_on(&mut pair, 1);
+    pair.run(5 * SECOND);
+    assert!(calls(&pair).is_none(), "there is a new session");
+}

@@ -103,7 +103,7 @@ fn where_addresses_are_translated_only_the_endpoint_opens_a_trusted_path() {
     assert_eq!(open(&pair), [None, Some(false)], "an untrusted one opens");
     assert!(count(&pair, Counter::PathMisdirected) > 2);
     // The first path gets the address that the peer writes to.
-    pair.nodes[1].set_path_addresses(0, vec![addr(1, 0).ip()]);
+    pair.nodes[1].set_path_addresses(pair.now, 0, vec![addr(1, 0).ip()]);
     pair.run(Duration::from_secs(5));
     assert_eq!(open(&pair), [Some(true), Some(false)]);
 

@@ -66,7 +66,7 @@ fn a_new_address_is_told_at_once() {
     pair.run(Duration::from_secs(60));
     let old = in_use(&pair);
     pair.moved = Some(place(0));
-    pair.nodes[0].set_path_addresses(0, vec![place(0).ip()]);
+    pair.nodes[0].set_path_addresses(pair.now, 0, vec![place(0).ip()]);
     pair.run(Duration::from_millis(100));
     let [a, b] = in_use(&pair);
     assert!(a.is_some() && a == b && a != old[0], "{a:?} {b:?}");
