@@ -88,9 +88,11 @@ fn place(rule: &Rule) -> String {
 
 /// As [`try_out`], for all rules that the daemon starts with.
 ///
+/// A rule of the file that is refused is [not resolved](crate::unresolved); a rule of the user is left out, and the log says so.
+/// But what one that was taken once requires is not to go in plain where it can be held: it is kept to the family that takes it.
+///
 /// # Errors
-/// A rule of the file is refused; a rule of the user is left out, and the log says so. But what one that was
-/// taken once requires is not to go in plain where it can be held: it is kept to the family that takes it.
+/// The kernel cannot be asked.
 async fn probe_all(
     steering: &mut Steering,
     config: &Config,
@@ -104,7 +106,11 @@ async fn probe_all(
                 kept.push(rule);
             }
             Some(why) if rule.origin == RuleOrigin::Config => {
-                return Err(config.refuse(&place(&rule), why, None).into());
+                rule.hold_coarsely(why, true, dibs_io::local_time());
+                let warning = rule.warning().unwrap_or_default();
+                let at_its_place = config.refuse(&place(&rule), warning, None);
+                tracing::error!("{at_its_place}");
+                kept.push(rule);
             }
             Some(_) if rule.narrowed.is_some() => {
                 tell_narrowed(&rule);

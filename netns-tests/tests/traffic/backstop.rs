@@ -314,23 +314,43 @@ fn what_a_saved_rule_requires_is_kept_where_it_can_be_and_told() {
     });
 }
 
+/// A daemon that does not start would block no less, and carry nothing.
 #[test]
-fn what_is_required_is_not_begun_for_one_ip_version_alone() {
+fn what_one_ip_version_does_not_take_is_required_of_all_until_it_does() {
     isolated(|| {
-        let rule = "bump = \"seal\"\ndport = 7000\nuid = 0\nrequire = true";
+        let rule = "bump = \"seal\"\ndport = [7000, 7001]\nuid = 0\nrequire = true";
         Setup::new().rule(rule).without_daemons().run(|net| {
             lacks(&net.a)?;
-            net.a.spawn()?;
-            let said = net.a.refusal()?;
-            let line = line_of(&net.a, "uid")?;
+            net.start()?;
+            let warnings = warned(net);
+            let [warning] = &warnings[..] else {
+                anyhow::bail!("{warnings:?}");
+            };
             for part in [
-                format!("dibsd.toml:{line}:"),
-                "it requires its bump over IPv6 too".to_owned(),
+                "rule 1 requires its bump of every user's connections",
+                "it requires its bump over IPv6 too, and ip6tables refuses it: Couldn't load",
             ] {
-                ensure!(said.contains(&part), "no {part:?}: {said}");
+                ensure!(warning.contains(part), "no {part:?}: {warning}");
+            }
+            let place = format!("dibsd.toml:{}:", line_of(&net.a, "uid")?);
+            ensure!(net.a.log().contains(&place), "{}", net.a.log());
+            let ears = net.eavesdrop()?;
+            let conns = |to| connect(&net.a.host, &net.b.host, to);
+            let _v4 = conns(server(7000))?;
+            let _v6 = conns(server_v6(7001))?;
+            net.a.wait_bump(7000, "seal")?;
+            net.a.wait_bump(7001, "seal")?;
+            let heard = ears.finish()?;
+            for recording in [&heard.eth, &heard.wlan] {
+                let mut packets = recording.packets.iter();
+                ensure!(!packets.any(|packet| is_tcp(&packet.frame)), "in plain");
             }
             gains(&net.a)?;
-            net.start()
+            wait("the rule to hold as it is", || warned(net).is_empty())?;
+            let saved = net.a.host.run("ip6tables-save -t mangle")?;
+            ensure!(saved.contains("--uid-owner 0"), "{saved}");
+            ensure!(net.a.bumps(7001)? == ["seal"]);
+            Ok(())
         })
     });
 }

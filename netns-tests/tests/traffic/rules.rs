@@ -292,19 +292,22 @@ fn rules_that_cannot_be_are_refused_by_name_and_leave_nothing() {
             );
             Ok(())
         })?;
-        // In the file they stand at a line.
+        // Those of the file wait, and stand at a line.
         Setup::new()
             .rule("bump = \"seal\"\ndport = 80\nmatch = \"-m set --match-set nowhere dst\"")
             .without_daemons()
             .run(|net| {
-                net.a.spawn()?;
-                let said = net.a.refusal()?;
+                net.a.start()?;
                 let file = std::fs::read_to_string(net.a.directory().join("dibsd.toml"))?;
                 let line = file.lines().position(|line| line.starts_with("match"));
                 let place = format!("dibsd.toml:{}:9: ", line.context("the rule")? + 1);
-                for part in [place.as_str(), "iptables refuses it: Set nowhere"] {
-                    ensure!(said.contains(part), "no {part:?}: {said}");
-                }
+                let why = "rule 1 waits, as the kernel does not take it yet: iptables refuses it: Set nowhere";
+                let log = net.a.log();
+                ensure!(log.contains(&place) && log.contains(why), "{log}");
+                let status = net.a.ctl(&["status"])?;
+                ensure!(status["warnings"].to_string().contains(why), "{status}");
+                let rules = net.a.ctl(&["rule", "list"])?;
+                ensure!(rules[0]["active"] == false, "{rules}");
                 let left = kernel::state(&net.a.host)?;
                 ensure!(left.iter().all(|line| !line.contains("DIBS")), "{left:#?}");
                 Ok(())
