@@ -130,9 +130,7 @@ async fn check_meant(daemon: &Daemon, rule: &Rule, lives: &[Live]) -> anyhow::Re
             pair.local, pair.remote
         )));
     }
-    if rule.level != Level::Require {
-        check_united(daemon, rule, lives, &meant).await?;
-    }
+    check_united(daemon, rule, lives, &meant).await?;
     let bump = Some(rule.bump_id());
     let addresses = meant.iter().map(|live| live.pair.local.ip());
     // What requires its bump is to wait where there is no device.

@@ -100,9 +100,11 @@ fn subflows_move_together_or_stay() {
                 "{whys:?}"
             );
             ensure!(subflows(net, 3)? == ["plain"; 3]);
-            let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
-            let said = net.a.refused(&rule)?;
-            ensure!(said.contains("MPTCP"), "{said}");
+            for more in [&[][..], &["--require"]] {
+                let rule = ["rule", "add", "--dport", "7000", "--bump", "scramble"];
+                let said = net.a.refused(&[&rule[..], more].concat())?;
+                ensure!(said.contains("MPTCP"), "{said}");
+            }
             ensure!(subflows(net, 3)? == ["plain"; 3]);
             netns_tests::routed::exchange(&mut conn, 100_000)
         })
