@@ -1,6 +1,5 @@
 //! Reading this host. Nothing here judges, and nothing changes the host.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -40,8 +39,6 @@ pub(crate) struct Host {
     pub(crate) synchronized: bool,
     /// What TCP uses.
     pub(crate) congestion: Option<String>,
-    /// TCP ports at which something listens that other hosts may reach.
-    pub(crate) listening: BTreeSet<u16>,
 }
 
 /// What each kind of iptables says; none: it is not there, or may not be read.
@@ -163,10 +160,6 @@ impl Host {
             now: crate::output::unix_now(),
             synchronized: dibs_io::is_clock_synchronized(),
             congestion,
-            listening: ["/proc/net/tcp", "/proc/net/tcp6"]
-                .into_iter()
-                .flat_map(|file| listening(&read(file)))
-                .collect(),
         }
     }
 
@@ -273,35 +266,6 @@ impl Host {
             }
         }
         found
-    }
-}
-
-/// The ports of the listeners in a table of TCP sockets, as the kernel shows it (proc_pid_net(5)), but for those of
-/// loopback addresses.
-fn listening(table: &str) -> Vec<u16> {
-    const LISTEN: &str = "0A";
-    let port = |line: &str| {
-        let mut words = line.split_whitespace().skip(1);
-        let (address, port) = words.next()?.split_once(':')?;
-        let listens = words.nth(1)? == LISTEN && !address_of(address)?.is_loopback();
-        u16::from_str_radix(port, 16).ok().filter(|_| listens)
-    };
-    table.lines().filter_map(port).collect()
-}
-
-/// An address in such a table: words of 32 bits as they stand in memory.
-fn address_of(text: &str) -> Option<IpAddr> {
-    let word = |at: usize| {
-        let word = u32::from_str_radix(text.get(at..at + 8)?, 16).ok()?;
-        Some(word.to_ne_bytes())
-    };
-    match text.len() {
-        8 => Some(word(0)?.into()),
-        32 => {
-            let bytes = [word(0)?, word(8)?, word(16)?, word(24)?].concat();
-            Some(<[u8; 16]>::try_from(bytes).ok()?.into())
-        }
-        _ => None,
     }
 }
 

@@ -1,7 +1,6 @@
-//! Filter rules as far as a doctor understands them, and what becomes of a packet in them.
+//! Filter rules as far as a doctor understands them, and the one that drops a packet for certain.
 //!
-//! What a rule asks beyond that may hold or not: so there are three answers, and [`Verdict::Perhaps`] names
-//! the rule that may drop.
+//! What a rule asks beyond that may hold or not: such a rule is never named.
 
 use std::net::IpAddr;
 
@@ -97,63 +96,23 @@ pub(crate) struct Chain {
     pub(crate) rules: Vec<Rule>,
 }
 
-/// What becomes of a packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It gets through.
-    Passes,
-    /// It may be dropped by this.
-    Perhaps(String),
-    /// It is dropped by this.
-    Dropped(String),
-}
-
 /// Longer than any chain of jumps that the kernel takes.
 const DEPTH: usize = 32;
 
-/// What becomes of a packet in all chains that the kernel calls for it.
-pub(crate) fn verdict(chains: &[Chain], packet: &Packet) -> Verdict {
+/// Rule, or policy, that drops a packet for certain in a chain that the kernel calls for it.
+pub(crate) fn dropped_by(chains: &[Chain], packet: &Packet) -> Option<String> {
     let hooks = match packet.inbound {
         true => ["prerouting", "input"],
         false => ["output", "postrouting"],
     };
-    let mut all = Verdict::Passes;
-    for chain in chains {
-        if !{ chain.hook.as_ref() }.is_some_and(|hook| hooks.contains(&hook.as_str())) {
-            continue;
-        }
-        let mut walk = Walk {
-            chains,
-            packet,
-            uncertain: false,
-            perhaps: None,
-        };
-        let end = walk.through(chain, DEPTH);
-        let dropped = match end {
-            End::Dropped(text) => Some(text),
-            End::Accepted => None,
-            End::Fell => { chain.drops }.then(|| format!("the policy of {}", chain.name.1)),
-        };
-        match (dropped, walk.uncertain, walk.perhaps) {
-            (Some(text), false, _) => return Verdict::Dropped(text),
-            (Some(text), true, _) | (None, _, Some(text)) => {
-                if all == Verdict::Passes {
-                    all = Verdict::Perhaps(text);
-                }
-            }
-            (None, _, None) => {}
-        }
-    }
-    all
-}
-
-struct Walk<'a> {
-    chains: &'a [Chain],
-    packet: &'a Packet,
-    /// Whether an earlier rule may have decided otherwise.
-    uncertain: bool,
-    /// The first rule that may have dropped it.
-    perhaps: Option<String>,
+    let is_called =
+        |chain: &&Chain| { chain.hook.as_ref() }.is_some_and(|hook| hooks.contains(&hook.as_str()));
+    let mut called = chains.iter().filter(is_called);
+    called.find_map(|chain| match through(chains, packet, chain, DEPTH) {
+        End::Dropped(text) => Some(text),
+        End::Accepted => None,
+        End::Fell => { chain.drops }.then(|| format!("the policy of {}", chain.name.1)),
+    })
 }
 
 /// How a chain ends.
@@ -163,41 +122,39 @@ enum End {
     Fell,
 }
 
-impl Walk<'_> {
-    fn through(&mut self, chain: &Chain, depth: usize) -> End {
-        for rule in &chain.rules {
-            let Some(certain) = self.matches(rule) else {
-                continue;
-            };
-            let end = match &rule.target {
-                Target::Nothing => continue,
-                Target::Accept => End::Accepted,
-                Target::Drop => End::Dropped(rule.text.clone()),
-                Target::Return => End::Fell,
-                Target::Jump(to) => {
-                    let name = (&chain.name.0, to);
-                    let to = { self.chains.iter() }.find(|c| (&c.name.0, &c.name.1) == name);
-                    match to.filter(|_| depth > 0) {
-                        Some(to) => match self.through(to, depth - 1) {
-                            End::Fell => continue,
-                            end => end,
-                        },
-                        None => continue,
-                    }
+/// End of a packet in a chain. What a rule does that may match is left out if it drops; else the packet is taken to pass.
+fn through(chains: &[Chain], packet: &Packet, chain: &Chain, depth: usize) -> End {
+    for rule in &chain.rules {
+        let Some(certain) = packet.matches(rule) else {
+            continue;
+        };
+        let end = match &rule.target {
+            Target::Nothing => continue,
+            Target::Accept => End::Accepted,
+            Target::Drop => End::Dropped(rule.text.clone()),
+            Target::Return => End::Fell,
+            Target::Jump(to) => {
+                let name = (&chain.name.0, to);
+                let to = chains.iter().find(|c| (&c.name.0, &c.name.1) == name);
+                match to.filter(|_| depth > 0) {
+                    Some(to) => match through(chains, packet, to, depth - 1) {
+                        End::Fell => continue,
+                        end => end,
+                    },
+                    None => continue,
                 }
-            };
-            if certain {
-                return end;
             }
-            if let End::Dropped(text) = end {
-                self.perhaps.get_or_insert(text);
-            } else {
-                self.uncertain = true;
-            }
+        };
+        match end {
+            end if certain => return end,
+            End::Dropped(_) => {}
+            End::Accepted | End::Fell => return End::Accepted,
         }
-        End::Fell
     }
+    End::Fell
+}
 
+impl Packet {
     /// Whether all conditions hold for certain, or may; `None` if one does not.
     fn matches(&self, rule: &Rule) -> Option<bool> {
         let mut certain = true;
@@ -212,7 +169,7 @@ impl Walk<'_> {
     }
 
     fn holds(&self, what: &What) -> Option<bool> {
-        let packet = self.packet;
+        let packet = self;
         let named = |names: &[String], inbound| {
             let fits = |name: &String| match name.strip_suffix(['+', '*']) {
                 Some(start) => packet.interface.starts_with(start),

@@ -1,14 +1,12 @@
 //! Whether this host's firewall lets through what dibs needs: what comes out of a TUN and goes into it, and
 //! the datagrams of the paths.
 
-mod calls;
-
 use dibs_config::{BumpConfig, Config};
 use dibs_control::SilentPortInfo;
 
 use crate::doctor::finding::Finding;
 use crate::doctor::host::{Host, Way};
-use crate::doctor::rules::{Chain, Packet, Verdict, verdict};
+use crate::doctor::rules::{Chain, Packet, dropped_by};
 use crate::doctor::{netfilter, nft};
 
 const CHECK: &str = "firewall";
@@ -27,12 +25,7 @@ pub(crate) fn judge(
     let devices = devices(config);
     let mut findings = of_peers(&filter, config, &devices);
     findings.extend(of_ways(&filter, config, ways));
-    findings.extend(calls::judge(
-        &filter,
-        (config, &devices),
-        ways,
-        (&host.listening, silent),
-    ));
+    findings.extend(of_silent(&filter, config, silent));
     if findings.is_empty() {
         let fine = format!(
             "it lets through what comes by {} and the datagrams of the paths",
@@ -77,24 +70,25 @@ impl Filter {
         }
     }
 
-    fn verdict(&self, packet: &Packet) -> Verdict {
+    /// The rule that drops a packet.
+    fn dropped_by(&self, packet: &Packet) -> Option<String> {
         let address = packet.source.or(packet.destination);
         let v6 = address.is_some_and(|address| address.is_ipv6());
-        verdict(&self.chains[usize::from(v6)], packet)
+        dropped_by(&self.chains[usize::from(v6)], packet)
     }
 
-    /// Verdict on a packet on each of these interfaces: those with the same verdict together.
-    fn verdicts(&self, packet: &Packet, on: &[String]) -> Vec<(Verdict, Vec<String>)> {
-        let mut all: Vec<(Verdict, Vec<String>)> = Vec::new();
+    /// The rule that drops a packet on each of these interfaces: those with the same one together.
+    fn dropped_on(&self, packet: &Packet, on: &[String]) -> Vec<(Option<String>, Vec<String>)> {
+        let mut all: Vec<(Option<String>, Vec<String>)> = Vec::new();
         for interface in on {
             let packet = Packet {
                 interface: interface.clone(),
                 ..packet.clone()
             };
-            let verdict = self.verdict(&packet);
-            match all.iter_mut().find(|(known, _)| *known == verdict) {
+            let by = self.dropped_by(&packet);
+            match all.iter_mut().find(|(known, _)| *known == by) {
                 Some((_, interfaces)) => interfaces.push(interface.clone()),
-                None => all.push((verdict, vec![interface.clone()])),
+                None => all.push((by, vec![interface.clone()])),
             }
         }
         all
@@ -169,15 +163,11 @@ fn of_peers(filter: &Filter, config: &Config, devices: &[String]) -> Vec<Finding
             let from = format!("what {} sends by a bump", net.addr());
             let to = format!("what goes to {} by a bump", net.addr());
             for (what, packet) in [(from, inward), (to, outward)] {
-                findings.extend(
-                    { filter.verdicts(&packet, devices).into_iter() }.filter_map(
-                        |(verdict, on)| {
-                            let what = format!("{what} on {}", on.join(", "));
-                            let advice = filter.remedy(&packet, &named(&on, devices));
-                            told(&peer.name, &what, &packet, verdict, advice)
-                        },
-                    ),
-                );
+                for (by, on) in filter.dropped_on(&packet, devices) {
+                    let what = format!("{what} on {}", on.join(", "));
+                    let advice = filter.remedy(&packet, &named(&on, devices));
+                    findings.extend(by.map(|by| told(&peer.name, &what, &packet, by, advice)));
+                }
             }
         }
     }
@@ -217,36 +207,60 @@ fn of_ways(filter: &Filter, config: &Config, ways: &[Way]) -> Vec<Finding> {
             (format!("calls from {} on {interface}", remote.ip()), called),
         ] {
             let advice = filter.remedy(&packet, interface);
-            let verdict = filter.verdict(&packet);
-            findings.extend(told(&way.path, &what, &packet, verdict, advice));
+            let by = filter.dropped_by(&packet);
+            findings.extend(by.map(|by| told(&way.path, &what, &packet, by, advice)));
         }
     }
     findings
 }
 
-/// What it means that a packet gets through or not.
-fn told(
-    subject: &str,
-    what: &str,
-    packet: &Packet,
-    verdict: Verdict,
-    advice: String,
-) -> Option<Finding> {
-    let finding = match verdict {
-        Verdict::Passes => return None,
+/// Ports that do not answer connections that come by a bump.
+fn of_silent(filter: &Filter, config: &Config, silent: &[SilentPortInfo]) -> Vec<Finding> {
+    let here = silent.iter().filter(|at| at.here);
+    let judged = here.map(|at| {
+        let SilentPortInfo {
+            peer: name,
+            bump,
+            device,
+            port,
+            ..
+        } = at;
+        let peer = config.peers.iter().find(|peer| peer.name == *name);
+        let packet = Packet {
+            inbound: true,
+            interface: device.clone(),
+            protocol: "tcp",
+            source: peer.and_then(|peer| Some(peer.addresses.first()?.addr())),
+            destination: None,
+            dport: Some(*port),
+            state: "new",
+        };
+        let what =
+            format!("connections of {name} to port {port} by {bump} get no answer, on {device}");
+        let (found, advice) = match filter.dropped_by(&packet) {
+            Some(by) => (
+                format!("{what}: dropped by {by}"),
+                filter.remedy(&packet, device),
+            ),
+            None => (
+                format!("{what}, though no rule that doctor understands drops them"),
+                format!("see whether they arrive: tcpdump -i {device} tcp port {port}"),
+            ),
+        };
+        Finding::failed(CHECK, found, advice).about(name)
+    });
+    judged.collect()
+}
+
+/// What it means that a packet is dropped.
+fn told(subject: &str, what: &str, packet: &Packet, by: String, advice: String) -> Finding {
+    let found = format!("{what}: dropped by {by}");
+    let finding = match packet.state {
         // Whom this host calls need not call it.
-        Verdict::Dropped(by) if packet.state == "new" => {
-            Finding::warning(CHECK, format!("{what}: dropped by {by}"), advice)
-        }
-        Verdict::Dropped(by) => Finding::failed(CHECK, format!("{what}: dropped by {by}"), advice),
-        Verdict::Perhaps(_) if packet.state == "new" => return None,
-        Verdict::Perhaps(by) => Finding::warning(
-            CHECK,
-            format!("{what}: may be dropped by {by}, which doctor does not understand"),
-            "see whether it matches; dibsctl enable says when nothing is acknowledged",
-        ),
+        "new" => Finding::warning(CHECK, found, advice),
+        _ => Finding::failed(CHECK, found, advice),
     };
-    Some(finding.about(subject))
+    finding.about(subject)
 }
 
 #[cfg(test)]
@@ -275,7 +289,6 @@ mod tests {
             now: 0.0,
             synchronized: true,
             congestion: None,
-            listening: [5432, 80].into(),
         };
         let way = Way {
             path: "eth".to_owned(),
@@ -310,35 +323,6 @@ mod tests {
         assert_eq!(outcomes(usual), [about("eth", Outcome::Warning)]);
         let open = format!("{usual}-A INPUT -p udp -m udp --dport 5300 -j ACCEPT\n");
         assert_eq!(outcomes(&open), [(None, Outcome::Ok)]);
-    }
-
-    /// A rule for an interface of a path lets nobody in by a bump, and one for `dibs1` nobody by another bump. With one
-    /// path nothing comes by `dibs2`, the device of share.
-    #[test]
-    fn a_port_that_is_open_by_a_path_and_closed_by_a_bump_is_told() {
-        let usual = ":INPUT DROP [0:0]\n-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT\n\
-                     -A INPUT -p udp -m udp --dport 5300 -j ACCEPT\n\
-                     -A INPUT -i eth0 -p tcp -m tcp --dport 5432 -j ACCEPT\n";
-        let said = found(usual, &[]);
-        assert_eq!(said.len(), 1, "{said:?}");
-        let text = &said[0].found;
-        for part in ["port 5432", "dibs1, dibs3", "the policy of INPUT", "eth0"] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-        let advice = said[0].advice.clone().unwrap_or_default();
-        assert!(advice.contains("-i dibs+ -p tcp --dport 5432"), "{advice}");
-        let one = format!("{usual}-A INPUT -i dibs1 -p tcp -j ACCEPT\n");
-        let said = found(&one, &[]);
-        assert!(
-            said.len() == 1 && said[0].found.contains("arrive on dibs3 and"),
-            "{said:?}"
-        );
-        let all = format!("{usual}-A INPUT -i dibs+ -p tcp -j ACCEPT\n");
-        let said = found(&all, &[]);
-        assert!(
-            said.len() == 1 && said[0].outcome == Outcome::Ok,
-            "{said:?}"
-        );
     }
 
     /// The rules of ufw, shortened, with one for PostgreSQL on an interface.
