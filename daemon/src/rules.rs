@@ -82,6 +82,7 @@ impl Rule {
             origin: self.origin,
             selector: self.selector.clone(),
             scheduler: self.scheduler.map(|scheduler| scheduler.to_string()),
+            note: self.warning(),
         }
     }
 

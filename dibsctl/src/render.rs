@@ -148,6 +148,7 @@ pub(crate) fn rules(rules: &[RuleInfo]) -> Table {
         "SELECTOR", rule_selector(rule);
         "SCHEDULER", rule.scheduler.clone().unwrap_or_default();
         "MADE BY", origin(rule).to_owned();
+        "NOTE", rule.note.clone().unwrap_or_default();
     )
 }
 

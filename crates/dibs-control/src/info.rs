@@ -365,6 +365,9 @@ pub struct RuleInfo {
     /// How new data of these connections is shared out over the paths; none: as that of others.
     #[serde(default)]
     pub scheduler: Option<String>,
+    /// Sentence for the user, if it does not hold as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// What `rule add` did.

@@ -190,6 +190,7 @@ pub(crate) fn rule() -> RuleInfo {
         origin: RuleOrigin::User,
         selector: [("dport".to_owned(), "80".to_owned())].into(),
         scheduler: None,
+        note: None,
     }
 }
 

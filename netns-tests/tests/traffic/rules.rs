@@ -308,6 +308,7 @@ fn rules_that_cannot_be_are_refused_by_name_and_leave_nothing() {
                 ensure!(status["warnings"].to_string().contains(why), "{status}");
                 let rules = net.a.ctl(&["rule", "list"])?;
                 ensure!(rules[0]["active"] == false, "{rules}");
+                ensure!(rules[0]["note"].to_string().contains(why), "{rules}");
                 let left = kernel::state(&net.a.host)?;
                 ensure!(left.iter().all(|line| !line.contains("DIBS")), "{left:#?}");
                 Ok(())
