@@ -339,6 +339,7 @@ impl Node {
         }
         if let Some(peer) = outcome.cookie_from {
             peers[peer.index()].association.call_there_again();
+            sessions.hurry(now, peer, Hurry::Reachable);
         }
         if let Some((peer, behind)) = outcome.outdated {
             let peer = peer.index();
