@@ -346,9 +346,11 @@ fn what_one_ip_version_does_not_take_is_required_of_all_until_it_does() {
                 ensure!(!packets.any(|packet| is_tcp(&packet.frame)), "in plain");
             }
             gains(&net.a)?;
-            wait("the rule to hold as it is", || warned(net).is_empty())?;
-            let saved = net.a.host.run("ip6tables-save -t mangle")?;
-            ensure!(saved.contains("--uid-owner 0"), "{saved}");
+            wait("the rule to hold as it is", || {
+                let saved = net.a.host.run("ip6tables-save -t mangle");
+                saved.is_ok_and(|saved| saved.contains("--uid-owner 0"))
+            })?;
+            ensure!(warned(net).is_empty(), "{:?}", warned(net));
             ensure!(net.a.bumps(7001)? == ["seal"]);
             Ok(())
         })
