@@ -1,19 +1,22 @@
 //! Which path carries the next bytes.
 //!
-//! Trust comes first: what a placement does not allow is no candidate. Then what the user says of his paths: roles,
-//! and for new data the hint. Of those that are left a scheduler chooses, one module each.
+//! Trust comes first: what a placement does not allow is no candidate. Then what the user says of their paths: roles,
+//! and for new data the hint. Each path that is left makes an [`Offer`], and a scheduler, one module each, chooses among
+//! those: a pure function of numbers.
 
 mod balanced;
 mod blest;
 mod lowest_rtt;
 mod round_robin;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
 use dibs_settings::{Role, Scheduler};
 use smallvec::SmallVec;
 
-use super::{Link, PathSet};
+use super::{Link, MAX_LINKS, PathSet};
 use crate::chunk::Placement;
 use crate::flow::queue::TARGET;
 use crate::node::shared::Shared;
@@ -88,19 +91,78 @@ impl Wanted {
     }
 }
 
-/// A path that may carry it.
-struct Candidate {
-    /// Index among the links.
-    link: usize,
-    trusted: bool,
-    /// It lost what is to be sent.
-    avoided: bool,
-    /// It is for what others have no room for.
-    secondary: bool,
+/// Offer of a path that may carry it: the numbers that schedulers compare.
+#[derive(Clone, Copy, Debug)]
+struct Offer {
+    /// Smoothed round trip.
+    srtt: Duration,
+    /// Bytes that may be in flight, and those that are.
+    cwnd: u64,
+    in_flight: u64,
+    /// Bytes of the longest datagram.
+    mtu: u16,
+    /// Bytes a second that it is expected to deliver.
+    rate: u64,
     /// Bytes that it takes now; none if it is busy.
     budget: usize,
+    /// Time until it would deliver what is wanted; of a busy one, all that waits.
+    delivery: Duration,
+    /// Time until the acknowledgement of that would be here, by the quickest path.
+    acknowledgement: Duration,
+    /// Its turn: the higher, the later it was chosen for something.
+    turn: u64,
+    /// Trusted, and quicker than a processor sends.
+    is_ample: bool,
+    /// It lost what is to be sent.
+    is_avoided: bool,
+    /// It is for what others have no room for.
+    is_secondary: bool,
+    /// It has kept silent for a probe timeout.
+    is_unanswered: bool,
 }
 
+/// A scheduler's answer about offers, by their index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pick {
+    /// This one carries it.
+    Take(usize),
+    /// This one has room, but what waits would be there earlier by others, which have none.
+    PassOver(usize),
+    /// None has room.
+    Wait,
+}
+
+/// The first by some order of the offers with room, behind them those that others should go before.
+fn first<K: Ord>(offers: &[Offer], key: impl Fn(&Offer) -> K) -> Option<usize> {
+    let ready = offers.iter().enumerate().filter(|(_, one)| one.budget > 0);
+    let first = ready.min_by_key(|(_, one)| (one.is_avoided, one.is_secondary, key(one)));
+    first.map(|(at, _)| at)
+}
+
+/// Choice of a scheduler among offers.
+fn pick(scheduler: Scheduler, offers: &[Offer], wanted: &Wanted) -> Pick {
+    let choose = match scheduler {
+        // What goes by all paths goes first by the one that delivers it first.
+        Scheduler::Balanced | Scheduler::Redundant => balanced::choose,
+        Scheduler::LowestRtt => lowest_rtt::choose,
+        Scheduler::RoundRobin => round_robin::choose,
+        Scheduler::Blest => blest::choose,
+    };
+    choose(offers, wanted)
+}
+
+/// Indices of links, at most as many as there are.
+type Indices = SmallVec<[usize; MAX_LINKS]>;
+
+/// Keeps the links that are such, if there are any.
+fn prefer(all: &mut Indices, is_such: impl Fn(usize) -> bool) {
+    if all.iter().any(|at| is_such(*at)) {
+        all.retain(|at| is_such(*at));
+    }
+}
+
+/// Bytes a second of a path that is not the limit: more than a processor sends.
+const PLENTY: u64 = 2_000_000_000;
 /// The most that deliveries by one path may be later than by another for a flow to have both: for more, a sender
 /// would need a window that it has not soon.
 const FAR: Duration = Duration::from_millis(100);
@@ -112,7 +174,7 @@ impl PathSet {
         shared: &Shared,
         placement: Placement,
         kind: Kind,
-    ) -> SmallVec<[usize; 8]> {
+    ) -> Indices {
         let allowed = |at: &usize| {
             let link = &self.links[*at];
             let goes = match kind {
@@ -121,38 +183,24 @@ impl PathSet {
             };
             placement.allows(link.id, link.trusted) && goes
         };
-        let mut all: SmallVec<[usize; 8]> = (0..self.links.len()).filter(allowed).collect();
+        let mut all: Indices = (0..self.links.len()).filter(allowed).collect();
         // A path that keeps silent may have died: what is given to it would perhaps wait until that is known.
         let answers = |at: usize| !self.links[at].path.is_unanswered();
-        if all.iter().any(|at| answers(*at)) {
-            all.retain(|at| answers(*at));
-        }
-        let has_volume = |at: usize| self.links[at].is_active(shared);
-        if all.iter().any(|at| has_volume(*at)) {
-            all.retain(|at| has_volume(*at));
-        }
-        let is_backup = |at: usize| shared.local[self.links[at].local].usage.role == Role::Backup;
-        if all.iter().any(|at| !is_backup(*at)) {
-            all.retain(|at| !is_backup(*at));
-        }
+        prefer(&mut all, answers);
+        prefer(&mut all, |at| self.links[at].is_active(shared));
+        let role = |at: usize| shared.local[self.links[at].local].usage.role;
+        prefer(&mut all, |at| role(at) != Role::Backup);
         let is_hinted = matches!(kind, Kind::First | Kind::New);
         let Some(hint) = shared.policy.hint.filter(|_| is_hinted) else {
             return all;
         };
         let is_preferred = |at: usize| self.links[at].local.is_preferred(&hint);
-        if !all.iter().any(|at| is_preferred(*at)) {
-            return all;
-        }
-        let answers = |at: usize| !self.links[at].path.is_unanswered();
         if kind == Kind::First || !all.iter().any(|at| is_preferred(*at) && answers(*at)) {
-            if !all.iter().all(|at| is_preferred(*at)) {
-                all.retain(|at| !is_preferred(*at));
-            }
-        } else if all
-            .iter()
+            prefer(&mut all, |at| !is_preferred(at));
+        } else if { all.iter() }
             .any(|at| is_preferred(*at) && self.is_near(shared, &self.links[*at]))
         {
-            all.retain(|at| is_preferred(*at));
+            prefer(&mut all, is_preferred);
         }
         all
     }
@@ -243,46 +291,70 @@ impl PathSet {
         now: Time,
         wanted: &Wanted,
     ) -> Choice {
-        let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
+        let back = self.active(shared).map(|link| link.path.min_rtt()).min();
+        let back = back.unwrap_or_default() / 2;
+        let mut carriers = self.carriers(shared, wanted.placement, wanted.kind);
+        if wanted.avoid == Avoid::Trusted {
+            carriers.retain(|at| !self.links[*at].trusted);
+        }
+        if carriers.is_empty() {
+            return Choice::Nobody;
+        }
+        let mut offers: SmallVec<[Offer; MAX_LINKS]> = SmallVec::new();
         let mut release: Option<Time> = None;
-        for at in self.carriers(shared, wanted.placement, wanted.kind) {
-            let link = &self.links[at];
-            if wanted.avoid == Avoid::Trusted && link.trusted {
-                continue;
-            }
-            let budget = link.path.budget(now, wanted.bytes);
-            if budget == 0
+        for at in &carriers {
+            let link = &self.links[*at];
+            let offer = Offer::of(link, shared, now, wanted, back);
+            if offer.budget == 0
                 && let Blocked::Pacing(t) = link.path.blocked_until(now, wanted.bytes)
             {
                 release = Some(release.map_or(t, |r| r.min(t)));
             }
-            candidates.push(Candidate {
-                link: at,
-                trusted: link.trusted,
-                avoided: wanted.avoid == Avoid::Link(link.id),
-                secondary: shared.local[link.local].usage.role == Role::Secondary,
-                budget,
-            });
+            offers.push(offer);
         }
-        if candidates.is_empty() {
-            return Choice::Nobody;
-        }
-        let chosen = match wanted.scheduler {
-            // What goes by all paths goes first by the one that delivers it first.
-            Scheduler::Balanced | Scheduler::Redundant => {
-                balanced::choose(&mut self.links, shared, now, wanted, &candidates)
+        match pick(wanted.scheduler, &offers, wanted) {
+            Pick::Take(at) => {
+                let turn = self.links.iter().map(|link| link.turn).max().unwrap_or(0);
+                let link = &mut self.links[carriers[at]];
+                link.turn = turn + 1;
+                link.passed_over = false;
+                Choice::Send {
+                    link: carriers[at],
+                    budget: offers[at].budget,
+                }
             }
-            Scheduler::LowestRtt => lowest_rtt::choose(&self.links, &candidates),
-            Scheduler::RoundRobin => round_robin::choose(&self.links, &candidates),
-            Scheduler::Blest => blest::choose(&mut self.links, wanted, &candidates),
+            Pick::PassOver(at) => {
+                self.links[carriers[at]].passed_over = true;
+                Choice::Wait(release)
+            }
+            Pick::Wait => Choice::Wait(release),
+        }
+    }
+}
+
+impl Offer {
+    fn of(link: &Link, shared: &Shared, now: Time, wanted: &Wanted, back: Duration) -> Self {
+        let path = &link.path;
+        let budget = path.budget(now, wanted.bytes);
+        let awaited = match budget {
+            0 => wanted.backlog.max(wanted.bytes),
+            _ => wanted.bytes,
         };
-        let Some(Candidate { link, budget, .. }) = chosen else {
-            return Choice::Wait(release);
-        };
-        let (link, budget) = (*link, *budget);
-        let turn = self.links.iter().map(|link| link.turn).max().unwrap_or(0);
-        self.links[link].turn = turn + 1;
-        self.links[link].passed_over = false;
-        Choice::Send { link, budget }
+        let delivery = path.predict_delivery(now, awaited).since(now);
+        Self {
+            srtt: path.srtt(),
+            cwnd: path.cwnd(),
+            in_flight: path.in_flight(),
+            mtu: path.mtu(),
+            rate: path.expected_rate(),
+            budget,
+            delivery,
+            acknowledgement: delivery + back,
+            turn: link.turn,
+            is_ample: link.trusted && path.most_rate() >= PLENTY,
+            is_avoided: wanted.avoid == Avoid::Link(link.id),
+            is_secondary: shared.local[link.local].usage.role == Role::Secondary,
+            is_unanswered: path.is_unanswered(),
+        }
     }
 }
