@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use dibs_settings::{BumpId, Scheduler};
+use dibs_settings::BumpId;
 use dibs_wire::SeqNumber;
 use dibs_wire::checksum::crc32c;
 use dibs_wire::frame::{BASE_OFFSET, FlowId, Frame, Open};
@@ -11,10 +11,10 @@ use dibs_wire::packet::{IpMeta, Segment, Tuple, flags};
 use smallvec::SmallVec;
 
 use super::ack_floor::AckFloor;
-use super::credit::Credit;
 use super::echo_filter::EchoFilter;
 use super::inject::Template;
 use super::queue::Queue;
+use super::schedule::FlowSchedule;
 use super::window_clamp::WindowClamp;
 use crate::bump::{Bump, Decode};
 use crate::path_index::PathIndex;
@@ -114,12 +114,8 @@ pub struct Outgoing {
     opening: Opening,
     /// What waits for a path.
     pub queue: Queue,
-    /// Bytes until the next chunk that only trusted paths carry; below zero what went too far.
-    pub until_trusted: i64,
-    /// What it may still send in its turn.
-    pub credit: Credit,
-    /// How its new data is shared out over the paths; none: as that of most.
-    pub scheduler: Option<Scheduler>,
+    /// Its turns, and how its new data is shared out over the paths.
+    pub schedule: FlowSchedule,
 }
 
 impl Outgoing {
@@ -334,9 +330,7 @@ impl Conn {
                 confirmed: false,
                 opening: Opening::default(),
                 queue: Queue::default(),
-                until_trusted: 0,
-                credit: Credit::default(),
-                scheduler: None,
+                schedule: FlowSchedule::default(),
             },
             inc: None,
             acked: None,

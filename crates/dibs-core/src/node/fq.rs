@@ -149,7 +149,7 @@ impl FairQueue {
 
     /// Something is queued of a flow: it gets its turns.
     fn schedule(&mut self, key: Key, out: &mut Outgoing, quantum: usize) {
-        if out.credit.begin(quantum) {
+        if out.schedule.begin(quantum) {
             self.lists.push_back(List::New, key);
         }
     }
@@ -194,8 +194,8 @@ impl FairQueue {
                 continue;
             };
             // Also of one that has nothing more for now: what it sent too much of is not forgotten.
-            if conn.out.credit.is_spent() {
-                conn.out.credit.refill(quantum);
+            if conn.out.schedule.is_spent() {
+                conn.out.schedule.refill(quantum);
                 self.end_turn(list);
                 *passed = 0;
                 continue;
@@ -206,7 +206,7 @@ impl FairQueue {
                 match stays {
                     true => self.end_turn(list),
                     false => {
-                        conn.out.credit.end();
+                        conn.out.schedule.end();
                         self.lists.pop_front(list);
                     }
                 }
@@ -228,7 +228,7 @@ impl FairQueue {
         let key = self.lists.front(List::TrustedOnly)?;
         let conn = conns.get(key);
         let may =
-            conn.is_some_and(|conn| !conn.out.credit.is_spent() && !conn.out.queue.is_empty());
+            conn.is_some_and(|conn| !conn.out.schedule.is_spent() && !conn.out.queue.is_empty());
         Some((key, may))
     }
 

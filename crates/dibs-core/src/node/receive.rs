@@ -125,7 +125,7 @@ impl Receiver {
         }
         let key = cx.flows.add(cx.now, tuple, bump);
         let conn = cx.flows.get_mut(key).expect("it was just added");
-        conn.out.scheduler = cx.shared.policy.scheduler_of(&tuple);
+        conn.out.schedule.own = cx.shared.policy.scheduler_of(&tuple);
         key
     }
 

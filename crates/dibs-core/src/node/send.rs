@@ -15,6 +15,7 @@ mod datagram;
 mod empty_segments;
 mod opaque;
 mod path_frames;
+mod plan;
 mod retransmit;
 mod run;
 mod shares;

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::carrier::SHARE_OVERHEAD;
 use super::datagram::{Asks, MAX_SHORTFALL, NOT_BARE, Seal, Sealer, Shape, padding};
 use super::path_frames::{MAX_ACK, put_ack};
+use super::plan::Plan;
 use super::retransmit::RetransmitQueue;
 use super::run::Run;
 use super::shares::{Shares, share_frame};
@@ -32,8 +33,8 @@ pub(super) struct Cutter<'a, 'r, 's> {
     pub(super) in_flight: &'a mut InFlight,
     pub(super) to: To<'a>,
     pub(super) bump: &'a Bump,
-    /// With a chain, how many bytes at the start of an epoch are for trusted paths.
-    pub(super) guarded: Option<u64>,
+    /// Plan of the first piece, by which the path was chosen.
+    pub(super) head: Option<Plan>,
     /// Chained bytes go without a tag.
     pub(super) bare: bool,
     pub(super) open: Option<Open>,
@@ -89,8 +90,7 @@ impl<'s> Whole<'s> {
 struct Piece<'s> {
     bytes: &'s [u8],
     tcp: TcpFields<'s>,
-    position: Position,
-    placement: Placement,
+    plan: Plan,
     withheld: bool,
     /// The segment ends with it.
     last: bool,
@@ -104,7 +104,8 @@ struct Piece<'s> {
 
 impl Piece<'_> {
     fn solo_at(&self) -> Option<u64> {
-        self.position.solo.then_some(self.position.offset)
+        let Position { solo, offset, .. } = self.plan.position;
+        solo.then_some(offset)
     }
 
     fn meta(&self, conn: Key, out: &Outgoing) -> SegmentMeta {
@@ -125,7 +126,7 @@ impl Piece<'_> {
             first,
             detached,
             ..
-        } = self.position;
+        } = self.plan.position;
         Chunk {
             offset,
             batch,
@@ -159,12 +160,12 @@ impl Cutter<'_, '_, '_> {
                 self.run.full = true;
                 return false;
             }
-            let due = self.guarded.is_some() && out.until_trusted <= 0;
-            let Some(piece) = self.plan(out, &whole, rest, due) else {
+            let Some(piece) = self.piece(out, &whole, rest) else {
                 self.run.full = true;
                 return false;
             };
-            stats.retransmissions += u64::from(piece.position.solo);
+            let Position { offset, solo, .. } = piece.plan.position;
+            stats.retransmissions += u64::from(solo);
             if piece.deferred {
                 self.defer(out, &piece);
             } else if !self.put(out, &piece, &mut meta) {
@@ -176,18 +177,16 @@ impl Cutter<'_, '_, '_> {
             let len = piece.bytes.len();
             let fin = piece.last && whole.tcp.flags & flags::FIN != 0;
             let numbers = len as u64 + u64::from(fin);
-            out.stream
-                .advance(piece.position.offset, numbers, piece.position.solo);
+            out.stream.advance(offset, numbers, solo);
             if piece.deferred || matches!(&self.to, To::Link(link, _) if link.trusted) {
                 stats.bytes_trusted += len as u64;
             }
-            if self.guarded.is_some() {
-                out.until_trusted += match due {
-                    true => next_trusted(self.shared, len),
-                    false => -(len as i64),
-                };
+            if self.bump.chain().is_some() {
+                let next = || next_trusted(self.shared, len);
+                out.schedule.on_chunk(len, next);
             }
-            out.credit.spend(piece.shape.len() * self.run.batches.len());
+            out.schedule
+                .spend(piece.shape.len() * self.run.batches.len());
             rest.advance(len);
             if piece.last || self.run.full {
                 return piece.last;
@@ -197,25 +196,23 @@ impl Cutter<'_, '_, '_> {
 
     /// The next piece of a segment; none if it does not fit the run.
     #[inline]
-    fn plan<'s>(
+    fn piece<'s>(
         &mut self,
         out: &mut Outgoing,
         whole: &Whole<'s>,
         rest: &Rest,
-        due: bool,
     ) -> Option<Piece<'s>> {
         let total = whole.payload.len();
         let done = total - rest.left;
-        let offset = whole.base + done as u64;
-        let position = out.stream.position(offset, rest.left.max(1));
-        let guarded = self
-            .guarded
-            .is_some_and(|bytes| position.solo || out.stream.is_guarded(offset, bytes));
-        let placement = match due || guarded {
-            true => Placement::TrustedOnly,
-            false => Placement::Any,
-        };
-        let allowed = self.run.allowed || placement == Placement::Any;
+        let at = (whole.base + done as u64, rest.left);
+        let is_full = matches!(&self.to, To::Link(_, lost) if lost.is_full());
+        let plan = self.head.take();
+        let plan = plan.unwrap_or_else(|| Plan::of(out, self.bump, at, is_full));
+        if plan.is_strict && !self.run.allowed {
+            return None;
+        }
+        let deferred = plan.placement == Placement::TrustedOnly && !self.run.allowed;
+        let position = &plan.position;
         let bare = whole.may_be_bare && position.is_inside() && self.may_be_bare();
         let carrier = &self.run.carrier;
         let front = carrier.front();
@@ -233,7 +230,7 @@ impl Cutter<'_, '_, '_> {
             header: frame,
             tag,
         };
-        let acks = match last && out.queue.is_empty() && allowed && !bare {
+        let acks = match last && out.queue.is_empty() && !deferred && !bare {
             true => self.acknowledge(shape.len()),
             false => 0,
         };
@@ -245,14 +242,12 @@ impl Cutter<'_, '_, '_> {
         if short <= self.run.stride / MAX_SHORTFALL {
             shape.header += short;
         }
-        let deferred = !allowed && !guarded && self.may_defer();
         // The datagrams of one send are equally long, but for the last.
         let fits = self.run.pieces == 0 || shape.len() <= self.run.stride;
-        ((allowed || deferred) && fits).then(|| Piece {
+        fits.then(|| Piece {
             bytes: &whole.payload[done..done + len],
             tcp: tcp_fields::of_piece(&whole.tcp, done, last),
-            position: Position { offset, ..position },
-            placement,
+            plan,
             withheld: rest.withheld > 0 && position.is_inside(),
             last,
             deferred,
@@ -267,11 +262,6 @@ impl Cutter<'_, '_, '_> {
         matches!(&self.to, To::Link(link, _) if !link.path.next_seq().is_multiple_of(PROOF_SPACING))
     }
 
-    /// Whether a piece may wait for a trusted path while others go on.
-    fn may_defer(&self) -> bool {
-        matches!(&self.to, To::Link(_, lost) if !lost.is_full())
-    }
-
     /// Keeps a piece for a trusted path, to go when that has room; the others need not wait for it.
     fn defer(&mut self, out: &mut Outgoing, piece: &Piece<'_>) {
         let len = piece.bytes.len();
@@ -283,7 +273,9 @@ impl Cutter<'_, '_, '_> {
             crc,
             ..piece.chunk(batch, 0, segment)
         };
-        let key = self.in_flight.add(Content::Chunk(chunk), piece.placement);
+        let key = self
+            .in_flight
+            .add(Content::Chunk(chunk), piece.plan.placement);
         if let To::Link(_, lost) = &mut self.to {
             lost.defer(key);
         }
@@ -344,7 +336,7 @@ impl Cutter<'_, '_, '_> {
         };
         // Before the pass over the bytes, which does not wait for it to be written.
         let content = Content::Chunk(piece.chunk(batch, at, number));
-        let pending = self.in_flight.add(content, piece.placement);
+        let pending = self.in_flight.add(content, piece.plan.placement);
         let range = run.at..run.at + shape.len();
         let kept = self.in_flight.batch_mut(batch);
         let scratch = &mut self.shared.scratch.datagrams;

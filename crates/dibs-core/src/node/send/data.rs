@@ -10,10 +10,11 @@ use super::context::SendCx;
 use super::copies;
 use super::cutter::{Cutter, To};
 use super::datagram::MAX_SEGMENTS;
+use super::plan::Plan;
 use super::retransmit::RetransmitQueue;
 use super::run::Run;
 use super::shares::Shares;
-use crate::bump::{Bump, Chain};
+use crate::bump::Bump;
 use crate::chunk::Placement;
 use crate::flow::conn::Conn;
 use crate::flow::queue::Patience;
@@ -39,7 +40,7 @@ fn kind(conn: &Conn) -> Kind {
 
 /// How new data of a connection is shared out over the paths.
 fn scheduler(conn: &Conn, shared: &Shared) -> Scheduler {
-    conn.out.scheduler.unwrap_or(shared.policy.scheduler)
+    conn.out.schedule.own.unwrap_or(shared.policy.scheduler)
 }
 
 /// Opens a flow whose head was queued before the peer restarted.
@@ -155,7 +156,7 @@ impl Round<'_> {
     fn send_run(&mut self, cx: &mut SendCx<'_>, key: Key, list: List) -> Result<Out, Unsent> {
         let bumps = Arc::clone(&cx.shared.bumps);
         let bump = bumps.of(cx.flows.get(key).expect("the caller has it").bump);
-        let mut carrier = self.place(cx, key, bump)?;
+        let mut placed = self.place(cx, key, bump)?;
         // Only what can go is judged: waiting for a path is no congestion.
         if self.judge(cx, key) {
             // A segment is missing now, so what follows stands elsewhere.
@@ -163,30 +164,30 @@ impl Round<'_> {
             if conn.out.queue.is_empty() {
                 return Err(Unsent::Over);
             }
-            carrier = self.place(cx, key, bump)?;
+            placed = self.place(cx, key, bump)?;
         }
-        self.fill_run(cx, key, list, (carrier, bump))
+        self.fill_run(cx, key, list, placed, bump)
             .ok_or(Unsent::Over)
     }
 
-    /// What carries what stands at the head of a flow's queue.
+    /// The plan of what stands at the head of a flow's queue, and what carries it.
     fn place<'b>(
         &mut self,
         cx: &mut SendCx<'_>,
         key: Key,
         bump: &'b Bump,
-    ) -> Result<Carrier<'b>, Unsent> {
+    ) -> Result<(Plan, Carrier<'b>), Unsent> {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
-        let head = conn.out.queue.head().expect(HEAD);
-        let left = head.rest.left;
+        let left = conn.out.queue.head().expect(HEAD).rest.left;
         if let Some(split) = bump.split() {
             let bundle = self.shares.bundle_for(cx, split, left + MAX_OVERHEAD);
             let bundle = bundle.ok_or(Unsent::Over)?;
             open(cx, key);
-            return Ok(bundle);
+            return Ok((self.plan(cx, key, bump), bundle));
         }
         open(cx, key);
-        let strict = self.is_strict(cx, key);
+        let plan = self.plan(cx, key, bump);
+        let strict = plan.is_strict;
         let conn = cx.flows.get(key).expect("the caller has it");
         let chained = bump.chain().is_some();
         let wanted = Wanted {
@@ -202,7 +203,7 @@ impl Round<'_> {
             under_way: conn.under_way() * self.fq.flows().max(1),
         };
         match self.choose(cx, wanted, chained) {
-            Choice::Send { link, budget } => Ok(Carrier::link(cx.paths, link, budget)),
+            Choice::Send { link, budget } => Ok((plan, Carrier::link(cx.paths, link, budget))),
             Choice::Wait(at) => {
                 *self.held_by_trust |= strict;
                 cx.paths.wait_until(at);
@@ -220,19 +221,10 @@ impl Round<'_> {
         }
     }
 
-    /// Whether only a trusted path may carry what stands at the head of a flow's queue.
-    fn is_strict(&self, cx: &mut SendCx<'_>, key: Key) -> bool {
+    /// The plan of what stands at the head of a flow's queue.
+    fn plan(&self, cx: &mut SendCx<'_>, key: Key, bump: &Bump) -> Plan {
         let conn = cx.flows.get_mut(key).expect("the caller has it");
-        let head = conn.out.queue.head().expect(HEAD);
-        let stream = &mut conn.out.stream;
-        let offset = head.offset(stream);
-        let position = stream.position(offset, head.rest.left.max(1));
-        // A chunk that is due for a trusted path can wait for it while others go on, up to a bound.
-        let chain = cx.shared.bumps.of(conn.bump).chain();
-        chain.is_some_and(|chain| {
-            let due = conn.out.until_trusted <= 0 && self.lost.is_full();
-            position.solo || stream.is_guarded(offset, chain.guarded()) || due
-        })
+        Plan::of_head(&mut conn.out, bump, self.lost.is_full()).expect(HEAD)
     }
 
     /// The scheduler under the rules of trust.
@@ -258,7 +250,8 @@ impl Round<'_> {
         cx: &mut SendCx<'_>,
         key: Key,
         list: List,
-        (carrier, bump): (Carrier<'_>, &Bump),
+        (plan, carrier): (Plan, Carrier<'_>),
+        bump: &Bump,
     ) -> Option<Out> {
         let conn = cx.flows.get(key).expect("the caller has it");
         let alike = (kind(conn), scheduler(conn, cx.shared));
@@ -268,14 +261,14 @@ impl Round<'_> {
         let first = cx.in_flight.next_key();
         let mut run = Run::new(cx, carrier, bump, wanted);
         let mut last = key;
-        self.fill(cx, &mut run, key);
+        self.fill(cx, &mut run, key, plan);
         while run.pieces > 0
             && !run.full
             && let Some(list) = list
-            && let Some(next) = self.joins(cx, &run, list, alike)
+            && let Some((next, plan)) = self.joins(cx, &run, list, alike)
             && next != last
         {
-            self.fill(cx, &mut run, next);
+            self.fill(cx, &mut run, next, plan);
             last = next;
         }
         if run.pieces > 0 && is_redundant {
@@ -305,14 +298,14 @@ impl Round<'_> {
         wanted
     }
 
-    /// The flow whose turn it is next, if what it has to send may go along in a run.
+    /// The flow whose turn it is next, and the plan of what it has to send, if that may go along in a run.
     fn joins(
         &mut self,
         cx: &mut SendCx<'_>,
         run: &Run<'_>,
         list: List,
         (of_kind, by): (Kind, Scheduler),
-    ) -> Option<Key> {
+    ) -> Option<(Key, Plan)> {
         let key = self.next_flow(cx, list, &mut 0)?;
         let conn = cx.flows.get_mut(key).expect("it was just seen");
         let fits = conn.bump == run.bump.number
@@ -320,11 +313,15 @@ impl Round<'_> {
             && (cx.shared.policy.hint.is_none() || kind(conn) == of_kind)
             && conn.out.secrets.is_some()
             && conn.out.queue.passes(cx.now, self.patience);
-        (fits && (run.allowed || !self.is_strict(cx, key))).then_some(key)
+        if !fits {
+            return None;
+        }
+        let plan = self.plan(cx, key, run.bump);
+        (run.allowed || !plan.is_strict).then_some((key, plan))
     }
 
     /// Takes from a flow's queue into a run what it may send now.
-    fn fill(&mut self, cx: &mut SendCx<'_>, run: &mut Run<'_>, key: Key) {
+    fn fill(&mut self, cx: &mut SendCx<'_>, run: &mut Run<'_>, key: Key, head: Plan) {
         let SendCx {
             now,
             shared,
@@ -343,7 +340,7 @@ impl Round<'_> {
             run,
             shared,
             in_flight,
-            guarded: bump.chain().map(Chain::guarded),
+            head: Some(head),
             bare: is_bare && bump.chain().is_some(),
             sealer,
             bump,
@@ -363,7 +360,7 @@ impl Round<'_> {
             }
             cutter.shared.pool.give(head.buffer);
             // The next one goes along unless it is another's turn, or CoDel's.
-            let turns = (alone && split.is_none()) || !conn.out.credit.is_spent();
+            let turns = (alone && split.is_none()) || !conn.out.schedule.is_spent();
             if cutter.run.full || !turns || !conn.out.queue.passes(*now, self.patience) {
                 break;
             }
