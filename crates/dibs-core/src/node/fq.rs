@@ -2,9 +2,8 @@
 //!
 //! Inputs: [`enqueue`](FairQueue::enqueue) with a segment of the local kernel, [`handle_timeout`](FairQueue::handle_timeout)
 //! when [`poll_timeout`](FairQueue::poll_timeout) has come. Whoever sends asks [`next_flow`](FairQueue::next_flow) for the
-//! flow whose turn it is, [`judge`](FairQueue::judge)s its head, and takes from its queue between
-//! [`watch`](FairQueue::watch) and [`settle`](FairQueue::settle). The queues themselves lie in the connections; only here
-//! are they counted.
+//! flow whose turn it is, [`judge`](FairQueue::judge)s its head, and takes from its queue in [`take`](FairQueue::take).
+//! The queues themselves lie in the connections; only here are they counted.
 
 mod drop_cache;
 mod drr;
@@ -25,7 +24,7 @@ use crate::buffer::{Buffer, MIDDLE_LEN, Pool};
 use crate::counters::Counter;
 use crate::flow::conn::Outgoing;
 use crate::flow::dropped::DroppedSegment;
-use crate::flow::queue::{Full, INTERVAL, Patience, Queue, Verdict};
+use crate::flow::queue::{Full, INTERVAL, Patience, Verdict};
 use crate::slab::Key;
 use crate::time::Time;
 
@@ -49,12 +48,6 @@ pub(crate) struct SegmentPayload {
     pub(super) end: usize,
     /// Payload bytes of one of the segments that it stands for.
     pub(super) mss: usize,
-}
-
-/// How much a queue held before something was taken from it.
-pub(super) struct Held {
-    bytes: usize,
-    memory: usize,
 }
 
 /// See the module.
@@ -156,26 +149,25 @@ impl FairQueue {
 
     /// Nothing that waits of a connection is of use any more.
     pub(super) fn forget(&mut self, pool: &mut Pool, key: Key, out: &mut Outgoing) {
-        let held = self.watch(&out.queue);
-        while let Some(waiting) = out.queue.pop() {
-            pool.give(waiting.buffer);
-        }
-        self.settle(&held, &out.queue);
+        self.take(out, |out| {
+            while let Some(waiting) = out.queue.pop() {
+                pool.give(waiting.buffer);
+            }
+        });
         self.dropped.forget_all(pool, key);
     }
 
-    /// Before something is taken from a queue.
-    pub(super) const fn watch(&self, queue: &Queue) -> Held {
-        Held {
-            bytes: queue.bytes(),
-            memory: queue.memory(),
-        }
-    }
-
-    /// After that.
-    pub(super) const fn settle(&mut self, before: &Held, queue: &Queue) {
-        self.backlog -= before.bytes - queue.bytes();
-        self.memory -= before.memory - queue.memory();
+    /// Lets `take` take from a flow's queue. What is gone then counts no more.
+    pub(super) fn take<T>(
+        &mut self,
+        out: &mut Outgoing,
+        take: impl FnOnce(&mut Outgoing) -> T,
+    ) -> T {
+        let (bytes, memory) = (out.queue.bytes(), out.queue.memory());
+        let taken = take(out);
+        self.backlog -= bytes - out.queue.bytes();
+        self.memory -= memory - out.queue.memory();
+        taken
     }
 
     /// The flow whose turn it is, which is then the first of its list; none but `passed` ones are left otherwise.
@@ -295,11 +287,9 @@ impl FairQueue {
             head.rest.withheld = len;
         } else {
             conn.out.stream.note_drop();
-            let held = self.watch(&conn.out.queue);
-            if let Some(buffer) = conn.out.queue.consume(len) {
+            if let Some(buffer) = self.take(&mut conn.out, |out| out.queue.consume(len)) {
                 shared.pool.give(buffer);
             }
-            self.settle(&held, &conn.out.queue);
         }
         while !self.dropped.has_room(&kept) && self.requeue_first(now, shared, conns, patience.turn)
         {

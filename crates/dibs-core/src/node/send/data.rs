@@ -351,24 +351,25 @@ impl Round<'_> {
                 None => To::Link(&mut paths[links[0]], self.lost),
             },
         };
-        let held = self.fq.watch(&conn.out.queue);
-        while let Some(mut head) = conn.out.queue.pop() {
-            let segment = parsed(&head.buffer);
-            if !cutter.cut(&mut conn.out, &mut conn.stats, &segment, &mut head.rest) {
-                conn.out.queue.put_back(head);
-                break;
+        let stats = &mut conn.stats;
+        let sent = self.fq.take(&mut conn.out, |out| {
+            while let Some(mut head) = out.queue.pop() {
+                let segment = parsed(&head.buffer);
+                if !cutter.cut(out, stats, &segment, &mut head.rest) {
+                    out.queue.put_back(head);
+                    break;
+                }
+                cutter.shared.pool.give(head.buffer);
+                // The next one goes along unless it is another's turn, or CoDel's.
+                let turns = (alone && split.is_none()) || !out.schedule.is_spent();
+                if cutter.run.full || !turns || !out.queue.passes(*now, self.patience) {
+                    break;
+                }
             }
-            cutter.shared.pool.give(head.buffer);
-            // The next one goes along unless it is another's turn, or CoDel's.
-            let turns = (alone && split.is_none()) || !conn.out.schedule.is_spent();
-            if cutter.run.full || !turns || !conn.out.queue.passes(*now, self.patience) {
-                break;
-            }
-        }
-        let sent = cutter.sent;
+            cutter.sent
+        });
         for link in links {
             conn.by_path.entry(paths[link].local).sent += sent;
         }
-        self.fq.settle(&held, &conn.out.queue);
     }
 }
