@@ -10,6 +10,7 @@ use dibs_wire::virtio::{self, VirtioHdr};
 
 use super::association::{self, Association};
 use super::config::NodeConfig;
+use super::deadline::{Deadline, Reason};
 use super::hosts::Hosts;
 use super::inner;
 use super::notice::Event;
@@ -366,22 +367,25 @@ impl Node {
     /// Notes that time goes on, or that it did while we slept.
     fn wake(&mut self, now: Time) {
         let away = now.since(std::mem::replace(&mut self.awake, now));
-        if away < SLEEP || self.poll_timeout().is_none_or(|due| now.since(due) < LATE) {
+        if away < SLEEP
+            || self
+                .poll_timeout()
+                .is_none_or(|due| now.since(due.at) < LATE)
+        {
             return;
         }
         let links = self.peers.iter_mut().flat_map(|peer| peer.paths.iter_mut());
         links.for_each(|link| link.path.on_sleep(now));
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due next.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        let peers = self
-            .peers
-            .iter()
-            .filter_map(|peer| peer.poll_timeout(&self.shared));
-        let renewals = self.peers.iter().filter_map(|peer| self.renewal_at(peer));
-        let all = peers.chain(renewals);
-        all.chain(self.sessions.poll_timeout()).min()
+    /// Deadline of the next [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Deadline> {
+        let of_peers = self.peers.iter().flat_map(|peer| {
+            let renewal = Reason::Renewal.at(self.renewal_at(peer));
+            [renewal, peer.poll_timeout(&self.shared)]
+        });
+        let handshake = Reason::Handshake.at(self.sessions.poll_timeout());
+        of_peers.flatten().chain(handshake).min()
     }
 
     /// When keys that were agreed by an untrusted path are to be agreed anew by a trusted one.

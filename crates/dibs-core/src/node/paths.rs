@@ -15,6 +15,7 @@ use std::time::Duration;
 pub(super) use self::joins::{Arrival, is_joining};
 pub(super) use self::link::{Link, PROOF_SPACING, Verdict, longest};
 pub(super) use self::schedule::{Avoid, Choice, Kind, Wanted};
+use super::deadline::{Deadline, Reason};
 use super::shared::Shared;
 use crate::path::{PathState, TimeoutAction};
 use crate::path_index::PathIndex;
@@ -379,8 +380,8 @@ impl PathSet {
         }
     }
 
-    /// When something is due: of the paths only if there is a session.
-    pub(super) fn poll_timeout(&self, shared: &Shared, has_session: bool) -> Option<Time> {
+    /// Deadline of what is due first: of the paths only if there is a session.
+    pub(super) fn poll_timeout(&self, shared: &Shared, has_session: bool) -> Option<Deadline> {
         let usable = |link: &&Link| has_session && shared.local[link.local].is_usable();
         let links = self.iter().filter(usable).flat_map(|l| {
             [
@@ -391,7 +392,12 @@ impl PathSet {
             ]
         });
         let dial = (!self.endpoints.is_empty()).then_some(self.redial_at);
-        links.chain([self.paced_until, dial]).flatten().min()
+        let due = [
+            Reason::Path.at(links.flatten().min()),
+            Reason::Pacer.at(self.paced_until),
+            Reason::Dial.at(dial),
+        ];
+        due.into_iter().flatten().min()
     }
 
     /// How long the path with this id may be idle before it is asked whether it is still there.

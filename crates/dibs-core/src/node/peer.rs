@@ -8,6 +8,7 @@ use dibs_wire::packet::{Segment, flags};
 use dibs_wire::virtio;
 
 use super::association::{Association, News};
+use super::deadline::{Deadline, Reason};
 use super::empty::EmptyOut;
 use super::flows::FlowTable;
 use super::fq::{FairQueue, SegmentPayload};
@@ -521,21 +522,22 @@ impl Peer {
         self.association.is_up() && shared.local[local].is_usable()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
-    pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Time> {
+    /// Deadline of the next [`handle_timeout`](Self::handle_timeout).
+    pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Deadline> {
         let Self {
             paths,
             flows,
             in_flight,
             ..
         } = self;
+        let drain = self.handover.poll_timeout(shared, flows, paths, in_flight);
         let due = [
             paths.poll_timeout(shared, self.association.is_up()),
-            self.association.poll_timeout(),
-            self.receiver.poll_timeout(),
-            self.handover.poll_timeout(shared, flows, paths, in_flight),
-            self.fq.poll_timeout(),
-            self.retransmit.poll_timeout(),
+            Reason::Call.at(self.association.poll_timeout()),
+            Reason::Receiver.at(self.receiver.poll_timeout()),
+            Reason::Handover.at(drain),
+            Reason::Dropped.at(self.fq.poll_timeout()),
+            Reason::Message.at(self.retransmit.poll_timeout()),
         ];
         due.into_iter().flatten().min()
     }
